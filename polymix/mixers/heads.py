@@ -1,0 +1,57 @@
+"""The projections that softmax, qt, poly_sa and linear_floor share: queries, keys and values of several heads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polymix.errors import check_divides, check_int
+from polymix.structured.channel import Dense
+from polymix.structured.cost import Op, linear_op
+
+
+def head_count(heads: int | None, dim: int) -> int:
+    """`heads`, or one for every 64 channels (at least one) when it is None; an error if it does not divide dim."""
+    if heads is None:
+        heads = max(1, dim // 64)
+        heads = next(h for h in range(heads, 0, -1) if dim % h == 0)
+    check_int("heads", heads, 1)
+    check_divides("heads", heads, "dim", dim)
+    return heads
+
+
+class Heads(nn.Module):
+    """Q = X W_q + b_q, likewise K and V, as (B, N, heads, d); one product where all three read the same tokens."""
+
+    def __init__(self, dim: int, heads: int, bias: bool, **kw: Any) -> None:
+        super().__init__()
+        self.dim, self.heads = dim, heads
+        self.qkv = Dense(dim, 3 * dim, bias, **kw)
+
+    def forward(self, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if context is x:
+            parts = self.qkv(x).chunk(3, dim=-1)
+        else:
+            weight, bias = self.qkv.weight, self.qkv.bias
+            b_q, b_kv = (None, None) if bias is None else (bias[: self.dim], bias[self.dim :])
+            parts = (
+                F.linear(x, weight[: self.dim], b_q),
+                *F.linear(context, weight[self.dim :], b_kv).chunk(2, dim=-1),
+            )
+        q, k, v = (part.unflatten(-1, (self.heads, -1)) for part in parts)
+        return q, k, v
+
+    def op(self, n: int) -> Op:
+        return linear_op(n, self.qkv)
+
+    def letters(self, proj: nn.Linear | None) -> dict[str, Tensor | None]:
+        """W_q, W_k, W_v, W_o as they act on row tokens, and their biases."""
+        weight, bias = self.qkv.weight.chunk(3), self.qkv.bias
+        b_q, b_k, b_v = (None, None, None) if bias is None else bias.chunk(3)
+        letters: dict[str, Any] = {"W_" + name: w.t() for name, w in zip("qkv", weight, strict=True)}
+        letters.update(b_q=b_q, b_k=b_k, b_v=b_v)
+        if proj is not None:
+            letters.update(W_o=proj.weight.t(), b_o=proj.bias)
+        return letters

@@ -1,0 +1,51 @@
+"""The floor: attention's projections and nothing else, so what any mixer at least costs and must beat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, TokenMixer
+from polymix.mixers.checks import Call
+from polymix.mixers.heads import Heads
+from polymix.mixers.registry import register
+from polymix.structured.channel import Dense, init_
+from polymix.structured.cost import Op, linear_op
+
+
+class LinearFloorMixer(TokenMixer):
+    """Y = (Q + K + V) W_o: the linear layers of attention, of the same size, without the attention (PL-020, "No-SA").
+
+    No token sees another. Shapes: (B, N, D) -> (B, N, D). Cost: 4 N D² multiply-adds.
+    """
+
+    name = "linear_floor"
+    capabilities = Capabilities()
+    config: LinearFloorConfig
+
+    def __init__(self, config: LinearFloorConfig, dim: int, **kw: Any) -> None:
+        super().__init__(config, dim)
+        self.qkv = Heads(dim, 1, config.bias, **kw)
+        self.proj = Dense(dim, dim, config.bias, **kw)
+        init_(self.proj.weight, dim, INIT_STD * 3**-0.5)
+
+    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+        q, k, v = self.qkv(x, context)
+        mixed: Tensor = self.proj((q + k + v).flatten(-2))
+        return mixed
+
+    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+        return self.qkv.letters(self.proj)
+
+    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+        return [self.qkv.op(n), linear_op(n, self.proj)]
+
+
+@register(LinearFloorMixer)
+@dataclass(frozen=True, kw_only=True)
+class LinearFloorConfig(MixerConfig):
+    """No options beyond those that every mixer has."""
+
+    name: ClassVar[str] = "linear_floor"

@@ -1,0 +1,96 @@
+"""Poly-NL, the non-local block as a third-order polynomial."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from polymix.errors import check_choice, check_divides, check_int
+from polymix.mixers.base import Capabilities, MixerConfig, TokenMixer
+from polymix.mixers.checks import Call
+from polymix.mixers.registry import register
+from polymix.ops.pooled import mean_over_tokens
+from polymix.structured.channel import Dense
+from polymix.structured.cost import Op, linear_op
+
+
+class PolyNlMixer(TokenMixer):
+    """Y = (Ψ(X W_1 ⊙ X W_2) ⊙ X) W_3,  Z = αX + βY, Ψ the mean over positions spread back (Poly-NL, Eq. 9).
+
+    `reduction` r > 1 puts the block between a bottleneck X W_in (D -> D/r) and an expansion Y W_out (PL-037). `order`
+    2 drops W_2 (PL-016); "2+3" adds ProdPoly's second-order term X W_p ⊙ X to Y (PL-017). α starts at 0 and β at 1,
+    since a host's residual connection already carries X; set α to 1 where there is none.
+
+    Shapes: (B, N, D) or (B, D, H, W), returned alike. Cost: 3 N D² multiply-adds at r = 1, 2 N D²/r + 3 N (D/r)²
+    beyond. Padding masks; permutation-equivariant. Source: PL-006 … PL-008, PL-016, PL-017, PL-037.
+    """
+
+    name = "poly_nl"
+    capabilities = Capabilities(masks=frozenset({"padding"}))
+    config: PolyNlConfig
+
+    def __init__(self, config: PolyNlConfig, dim: int, **kw: Any) -> None:
+        super().__init__(config, dim)
+        check_divides("reduction", config.reduction, "dim", dim)
+        inner, bias = dim // config.reduction, config.bias
+        self.parts = {2: ("W_1",), 3: ("W_1", "W_2"), "2+3": ("W_1", "W_2", "W_p")}[config.order]
+        self.into = Dense(dim, inner, bias, **kw) if config.reduction > 1 else None
+        self.product = Dense(inner, len(self.parts) * inner, bias, **kw)  # W_1, W_2, W_p read the same tokens
+        self.proj = Dense(inner, inner, bias, **kw)
+        self.out = Dense(inner, dim, bias, **kw) if config.reduction > 1 else None
+        self.alpha = nn.Parameter(torch.zeros((), **kw))
+        self.beta = nn.Parameter(torch.ones((), **kw))
+
+    def forward(self, x: Tensor, *args: Any, **kw: Any) -> Tensor:
+        if isinstance(x, Tensor) and x.ndim == 4:  # a feature map (B, D, H, W)
+            y = super().forward(x.flatten(2).transpose(1, 2), *args, **kw)
+            return y.transpose(1, 2).unflatten(2, x.shape[2:])
+        return super().forward(x, *args, **kw)
+
+    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+        inner = x if self.into is None else self.into(x)
+        product = dict(zip(self.parts, self.product(inner).chunk(len(self.parts), dim=-1), strict=True))
+        pair = product["W_1"] * product["W_2"] if "W_2" in product else product["W_1"]
+        pooled = mean_over_tokens(pair, call.mask).to(inner.dtype)
+        y = self.proj(pooled * inner)
+        if "W_p" in product:
+            y = y + product["W_p"] * inner
+        if self.out is not None:
+            y = self.out(y)
+        return self.alpha * x + self.beta * y
+
+    def no_weight_decay(self) -> set[str]:
+        return {"alpha", "beta"}
+
+    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+        count = len(self.parts)
+        weights = dict(zip(self.parts, (w.t() for w in self.product.weight.chunk(count)), strict=True))
+        bias = (None,) * count if self.product.bias is None else self.product.bias.chunk(count)
+        biases = {name.replace("W", "b"): b for name, b in zip(self.parts, bias, strict=True)}
+        letters: dict[str, Any] = {"W_2": None, "b_2": None, **weights, **biases}
+        letters.update(W_3=self.proj.weight.t(), b_3=self.proj.bias, alpha=self.alpha, beta=self.beta)
+        for name, layer in (("in", self.into), ("out", self.out)):
+            if layer is not None:
+                letters |= {f"W_{name}": layer.weight.t(), f"b_{name}": layer.bias}
+        return letters
+
+    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+        layers = (self.into, self.product, self.proj, self.out)
+        return [linear_op(n, layer) for layer in layers if layer is not None]
+
+
+@register(PolyNlMixer)
+@dataclass(frozen=True, kw_only=True)
+class PolyNlConfig(MixerConfig):
+    """Options of Poly-NL. reduction: bottleneck factor, 1 for none. order: 3, 2, or "2+3" for both."""
+
+    name: ClassVar[str] = "poly_nl"
+    reduction: int = 1
+    order: int | str = 3
+
+    def check(self) -> None:
+        check_int("reduction", self.reduction, 1)
+        check_choice("order", self.order, (3, 2, "2+3"))

@@ -1,0 +1,152 @@
+"""Poly-SA, multi-head self-attention as a third-order polynomial."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polymix.errors import OptionError, check_choice, check_int
+from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, TokenMixer
+from polymix.mixers.checks import Call, check_grid
+from polymix.mixers.heads import Heads, head_count
+from polymix.mixers.registry import register
+from polymix.ops.common import SIGMAS
+from polymix.ops.pooled import poly_sa
+from polymix.structured.channel import Dense
+from polymix.structured.cost import Op, linear_op
+from polymix.structured.token import DepthwiseConv
+
+# Output spread at init relative to q when p_1 = 1 and p_2 = 1/N: what W_o's init makes up for.
+_GAIN = {"softmax": lambda d: d, "sigmoid": lambda d: 2.0, "tanh": lambda d: 8.0, "identity": lambda d: 8.0}
+
+
+class PolySaMixer(TokenMixer):
+    """Y = Q ⊙ p_1 σ(p_2ᵀ(K ⊙ V)) a head, heads joined by W_o (Poly-SA, Eq. 18).
+
+    p_1, p_2 ∈ ℝᴺ are learned weights of the positions, one pair a head; σ is a softmax over the head's channels, or
+    `sigma`. The positions belong to `grid`; another length is served by resampling them, linearly in 1-D and
+    bicubically on a 2-D grid, prefix tokens kept apart. p_2 is stored as N · p_2 and resampled so: its sum, and with
+    it the scale of the pooled vector, does not change with the length. `positions="mean"` is Eq. 16: p_1 = 1,
+    p_2 = 1/N, any length, padding masks. `head_mixing="depthwise"` puts a 3×3 depthwise convolution in the place of
+    W_o (PL-018).
+
+    Shapes: (B, N, D) -> (B, N, D). Cost: 4 N D² multiply-adds, 3 N D² + 9 N D with head_mixing. Source: PL-013 …
+    PL-015, PL-018.
+    """
+
+    name = "poly_sa"
+    capabilities = Capabilities(masks=frozenset({"padding"}), grids=(1, 2))
+    config: PolySaConfig
+
+    def __init__(self, config: PolySaConfig, dim: int, **kw: Any) -> None:
+        super().__init__(config, dim)
+        self.heads = head_count(config.heads, dim)
+        self.qkv = Heads(dim, self.heads, config.bias, **kw)
+        p, gain = config.num_prefix_tokens, INIT_STD * _GAIN[config.sigma](dim // self.heads)
+        self.proj: Dense | DepthwiseConv
+        if config.head_mixing == "depthwise":
+            self.proj = DepthwiseConv(dim, (3, 3), num_prefix_tokens=p, bias=config.bias, **kw)
+        else:
+            self.proj = Dense(dim, dim, config.bias, **kw)
+        with torch.no_grad():
+            self.proj.weight *= gain
+        self.learned = config.positions == "learned"
+        if self.learned:
+            assert config.grid is not None
+            size = p + torch.Size(config.grid).numel()
+            self.p_1 = nn.Parameter(torch.ones(self.heads, size, **kw))
+            self.p_2 = nn.Parameter(torch.ones(self.heads, size, **kw))  # N · p_2
+        self.capabilities = Capabilities(
+            masks=frozenset() if self.learned else frozenset({"padding"}),
+            grids=() if config.grid is None else (len(config.grid),),
+            any_length=self.learned or config.head_mixing is None,
+        )
+
+    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+        q, k, v = self.qkv(x, x)
+        p_1, p_2 = self._positions(call.grid, x.shape[1])
+        y = poly_sa(q, k, v, p_1, p_2, kind=self.config.sigma, mask=call.mask).flatten(-2)
+        if isinstance(self.proj, DepthwiseConv):
+            assert call.grid is not None
+            return self.proj(y, call.grid, call.mask)
+        mixed: Tensor = self.proj(y)
+        return mixed
+
+    def _positions(self, grid: tuple[int, ...] | None, n: int) -> tuple[Tensor | None, Tensor | None]:
+        """p_1 and p_2 (heads, N) for this grid."""
+        if not self.learned:
+            return None, None
+        assert grid is not None and self.config.grid is not None
+        p_1, p_2 = (resample(p, self.config.grid, grid, self.config.num_prefix_tokens) for p in (self.p_1, self.p_2))
+        return p_1, p_2 / n
+
+    def no_weight_decay(self) -> set[str]:
+        return {"p_1", "p_2"} if self.learned else set()
+
+    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+        grid = check_grid(self, grid, n - self.config.num_prefix_tokens)
+        letters = self.qkv.letters(self.proj if isinstance(self.proj, Dense) else None)
+        if isinstance(self.proj, DepthwiseConv):
+            assert grid is not None
+            letters |= {"W_o": self.proj.dense(grid), "b_o": self.proj.bias}
+        p_1, p_2 = self._positions(grid, n)
+        ones = self.qkv.qkv.weight.new_ones(self.heads, n)
+        return {**letters, "p_1": ones if p_1 is None else p_1, "p_2": ones / n if p_2 is None else p_2}
+
+    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+        if isinstance(self.proj, Dense):
+            return [self.qkv.op(n), linear_op(n, self.proj)]
+        grid = check_grid(self, grid, n - self.config.num_prefix_tokens)
+        assert grid is not None
+        return [self.qkv.op(n), self.proj.op(grid)]
+
+
+def resample(p: Tensor, old: tuple[int, ...], new: tuple[int, ...], prefix: int) -> Tensor:
+    """Position weights (heads, prefix + ∏ old) -> (heads, prefix + ∏ new): linear in 1-D, bicubic in 2-D."""
+    if tuple(old) == tuple(new):
+        return p
+    first, rest = p[:, :prefix], p[:, prefix:].unflatten(1, old).unsqueeze(0)
+    mode = "linear" if len(old) == 1 else "bicubic"
+    rest = F.interpolate(rest, size=tuple(new), mode=mode, align_corners=False)
+    return torch.cat((first, rest[0].flatten(1)), dim=1)
+
+
+@register(PolySaMixer)
+@dataclass(frozen=True, kw_only=True)
+class PolySaConfig(MixerConfig):
+    """Options of Poly-SA.
+
+    heads: None takes one for every 64 channels. grid: (N,) or (H, W) that the positions belong to. sigma: "softmax"
+    (over a head's channels), "sigmoid", "tanh", "identity". positions: "learned" or "mean". head_mixing: None (W_o) or
+    "depthwise" (3×3, on a 2-D grid). num_prefix_tokens: tokens in front of the grid (class token, registers).
+    """
+
+    name: ClassVar[str] = "poly_sa"
+    heads: int | None = None
+    grid: tuple[int, ...] | None = None
+    sigma: str = "softmax"
+    positions: str = "learned"
+    head_mixing: str | None = None
+    num_prefix_tokens: int = 0
+
+    def check(self) -> None:
+        check_choice("sigma", self.sigma, SIGMAS)
+        check_choice("positions", self.positions, ("learned", "mean"))
+        check_choice("head_mixing", self.head_mixing, (None, "depthwise"))
+        check_int("num_prefix_tokens", self.num_prefix_tokens, 0)
+        placed = self.positions == "learned" or self.head_mixing is not None
+        axes = 0 if self.grid is None else len(self.grid)
+        if placed and axes not in ((2,) if self.head_mixing else (1, 2)):
+            allowed = "(H, W)" if self.head_mixing else "(N,) or (H, W)"
+            cure = 'Pass grid=, or positions="mean" without head_mixing, which needs none.'
+            raise OptionError("grid", self.grid, allowed, cure)
+        if not placed and (self.grid is not None or self.num_prefix_tokens):
+            cure = "Leave them out: this form treats all positions alike."
+            got = f"grid={self.grid}, num_prefix_tokens={self.num_prefix_tokens}"
+            raise OptionError("positions", f'"mean" with {got}', "positions that play a part", cure)
+
+

@@ -1,0 +1,259 @@
+"""PoM, the Polynomial Mixer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from polymix.errors import OptionError, ShapeError, check_choice, check_divides, check_int
+from polymix.mixers.base import Capabilities, MixerConfig, TokenMixer
+from polymix.mixers.checks import Call
+from polymix.mixers.registry import register
+from polymix.ops.common import ACTIVATIONS, GATES, accumulator, rotary_angles, rotate
+from polymix.ops.pom import PomState, divide, polynomial, pom_reduce, pooled_polynomial
+from polymix.ops.visibility import positions
+from polymix.structured.channel import linear
+from polymix.structured.cost import Op, linear_op
+
+_AXES = {"1d": 1, "2d": 2}
+_MASKS = frozenset({"padding", "arbitrary", "block_causal", "segments"})
+
+
+class PomMixer(TokenMixer):
+    """A polynomial of every token, pooled, and asked by a gate (PoM, Eq. 1, 2 and 4).
+
+        H_i = reduce_j Σ_{p=1..k} α_p ⊙ h(W_h x_j + b_h)^p        over the context tokens j that i sees
+        PoM = W_o [σ(W_s x_i + b_s) ⊙ H_i] + b_o
+
+    W_h, W_s: D -> D_inner = expand · D, α: D_inner × k, h `activation`, σ `gate`. The reduction is a mean (as in the
+    authors' code; it survives a change of length) or the printed sum. Who sees whom: everything, causal, block-causal,
+    padding, any boolean mask, packed segments, a separate context; a query that sees nothing gets zeros before b_o.
+    `rotary` turns the terms by the context position and the gate by the query position.
+
+    Shapes: (B, N, D) -> (B, N, D). Cost: 3 N D D_inner multiply-adds, less the groups' share; only an arbitrary mask
+    (B, N, M) adds N M D_inner. State: D_inner sums and one count. Permutation-equivariant without rotary.
+    Source: PM-001 … PM-028.
+    """
+
+    name = "pom"
+    capabilities = Capabilities(causal=True, cross=True, masks=_MASKS, recurrent=True, grids=(2,))
+    config: PomConfig
+
+    def __init__(self, config: PomConfig, dim: int, **kw: Any) -> None:
+        super().__init__(config, dim)
+        self.inner = config.inner(dim)
+        gates = config.selection_heads or self.inner
+        self.poly = linear(dim, self.inner, config.groups, config.bias, **kw)  # W_h
+        self.gate = linear(dim, gates, 1, config.bias, **kw)  # W_s
+        self.proj = linear(self.inner, dim, 1, config.bias, **kw)  # W_o
+        self.alpha = nn.Parameter(torch.empty(self.inner, config.degree, **kw))
+        nn.init.normal_(self.alpha, std=config.degree**-0.5)
+        flat = config.rotary == "2d"
+        self.capabilities = Capabilities(
+            causal=True, cross=not flat, masks=_MASKS - {"segments"} if flat else _MASKS, recurrent=not flat,
+            grids=(2,) if flat else (),
+        )  # fmt: skip
+
+    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+        if self.config.rotary == "2d" and call.grid is None:
+            raise ShapeError("grid", None, "grid=(H, W) in the call", 'rotary="2d" needs to know rows and columns.')
+        padding = call.mask if call.mask is not None and call.mask.ndim == 2 else None
+        h = self._activated(context, padding)
+        if self.config.rotary is None and not call.causal and call.segments is None and padding is call.mask:
+            total = pooled_polynomial(h, self.alpha)[:, None]
+            count = torch.full((1, 1), h.shape[1], device=h.device) if padding is None else padding.sum(1, keepdim=True)
+            return self._ask(x, total, count, None)
+        asks, tells = self._turns(x, context, call, padding)
+        terms = self._terms(h, tells)
+        total, count = pom_reduce(
+            terms, queries=x.shape[1], mask=call.mask, causal=call.causal, segments=call.segments
+        )
+        return self._ask(x, total, count, asks)
+
+    def scan(self, x: Tensor, state: PomState | None, mask: Tensor | None) -> tuple[Tensor, PomState]:
+        h = self._activated(x, mask)
+        turns = None
+        if self.config.rotary is not None:
+            place = positions(x.shape[1], mask, None, x.device)
+            turns = place if state is None else place + state.count[:, None]
+        total, count = pom_reduce(self._terms(h, turns), queries=x.shape[1], mask=mask, causal=1, state=state)
+        return self._ask(x, total, count, turns), PomState(total[:, -1], count[:, -1].expand(x.shape[0]))
+
+    def _activated(self, context: Tensor, padding: Tensor | None) -> Tensor:
+        """h(W_h x_j + b_h), zero at padding: a polynomial without constant term stays zero there."""
+        h = ACTIVATIONS[self.config.activation](self.poly(context))
+        return h if padding is None else h.masked_fill(~padding.unsqueeze(-1), 0.0)
+
+    def _terms(self, h: Tensor, place: Tensor | None) -> Tensor:
+        terms = polynomial(h, self.alpha.to(h.dtype))
+        return terms if place is None else self._rotated(terms, place, None)
+
+    def _rotated(self, features: Tensor, place: Tensor, heads: int | None) -> Tensor:
+        axes = _AXES[self.config.rotary or "1d"]
+        return rotate(features, rotary_angles(place, features.shape[-1], axes=axes, heads=heads), axes=axes)
+
+    def _turns(
+        self, x: Tensor, context: Tensor, call: Call, padding: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Positions of the queries and of the context tokens; None without rotary."""
+        if self.config.rotary is None:
+            return None, None
+        if call.grid is not None:
+            rows, columns = (torch.arange(size, device=x.device) for size in call.grid)
+            place = torch.cartesian_prod(rows, columns)  # (N, 2)
+            return place, place
+        if call.cross:
+            ask, tell = call.segments if isinstance(call.segments, tuple) else (None, None)
+            return (
+                positions(x.shape[1], None, ask, x.device),
+                positions(context.shape[1], padding, tell, x.device),
+            )
+        assert not isinstance(call.segments, tuple)
+        place = positions(x.shape[1], padding, call.segments, x.device)
+        return place, place
+
+    def _ask(self, x: Tensor, total: Tensor, count: Tensor, place: Tensor | None) -> Tensor:
+        """W_o [gate ⊙ H] for total (B, N or 1, D_inner) over count (B or 1, N or 1) tokens."""
+        gate = GATES[self.config.gate](self.gate(x))
+        if place is not None:
+            gate = self._rotated(gate, place, self.config.selection_heads)
+        mean = divide(total, count, self.config.reduction).to(gate.dtype)
+        heads = gate.shape[-1]
+        y = (gate.unsqueeze(-1) * mean.unflatten(-1, (heads, -1))).flatten(-2) if heads != self.inner else gate * mean
+        mixed: Tensor = self.proj(y)
+        return mixed
+
+    def check_state(self, state: Any, x: Tensor) -> str | None:
+        shape = (x.shape[0], self.inner)
+        if isinstance(state, PomState) and tuple(state.total.shape) == shape and state.count.shape == x.shape[:1]:
+            return None
+        return f"a PomState with total {shape} in {accumulator(x.dtype)}"
+
+    def no_weight_decay(self) -> set[str]:
+        return {"alpha"}
+
+    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+        return {
+            "W_h": self.poly.dense(), "W_s": self.gate.dense(), "W_o": self.proj.dense(), "alpha": self.alpha,
+            "b_h": self.poly.bias, "b_s": self.gate.bias, "b_o": self.proj.bias,
+        }  # fmt: skip
+
+    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+        return [linear_op(n, layer) for layer in (self.poly, self.gate, self.proj)]
+
+    def crossover(self) -> float:
+        """Tokens from which PoM needs fewer multiplications than attention, as printed (Eq. 11)."""
+        d, inner, k = self.dim, self.inner, self.config.degree
+        return (inner * (3 * d + k + 1) - 4 * d * d) / (2 * d)
+
+    @classmethod
+    def from_reference(
+        cls,
+        state_dict: Mapping[str, Tensor],
+        *,
+        degree: int,
+        expand: int,
+        n_groups: int = 1,
+        n_sel_heads: int = 1,
+        rotary: str | None = None,
+    ) -> PomMixer:
+        """A mixer with the weights, and the outputs, of a state dict saved by the PoM authors' code.
+
+        The authors' module takes a mean, a hard sigmoid and a clamped leaky ReLU; 0 and 1 selection heads both mean
+        one gate a channel. Biases that it lacks are zeros here. `rotary` is for the state dict of their rotary
+        variant, whose tables are recomputed. Raises OptionError for keys or shapes that do not fit the arguments.
+        """
+        weights = {key: value for key, value in state_dict.items() if not key.startswith(("freqs_", "row_", "col_"))}
+        grouped = n_groups > 1
+        wanted = {"po_coeff", "ag_proj.weight"}
+        wanted |= {"po_proj.weight", "se_proj.weight", "se_proj.bias"} if grouped else {"qc_proj.weight", "se_bias"}
+        optional = {"ag_proj.bias"} | ({"po_proj.bias"} if grouped else set())
+        if not wanted <= weights.keys() <= wanted | optional:
+            odd = sorted((wanted - weights.keys()) | (weights.keys() - wanted - optional))
+            raise OptionError("state_dict", f"keys {sorted(weights)}", f"{sorted(wanted)}, and perhaps {sorted(optional)}",
+                              f"Look at {', '.join(odd)}, and at n_groups={n_groups}.")  # fmt: skip
+        dim, inner = weights["ag_proj.weight"].shape
+        config = PomConfig(
+            degree=degree, expand=expand, activation="clamped_leaky_relu", gate="hardsigmoid", groups=n_groups,
+            selection_heads=n_sel_heads if n_sel_heads > 1 else None, rotary=rotary,
+        )  # fmt: skip
+        like = weights["ag_proj.weight"]
+        mixer = cls(config, dim, device=like.device, dtype=like.dtype)
+        split = mixer.inner
+        new = {
+            "poly.weight": weights["po_proj.weight"] if grouped else weights["qc_proj.weight"][:split],
+            "gate.weight": weights["se_proj.weight"] if grouped else weights["qc_proj.weight"][split:],
+            "gate.bias": weights["se_proj.bias"] if grouped else weights["se_bias"],
+            "proj.weight": like,
+            "alpha": weights["po_coeff"],
+            "poly.bias": weights.get("po_proj.bias", like.new_zeros(inner)),
+            "proj.bias": weights.get("ag_proj.bias", like.new_zeros(dim)),
+        }
+        new["poly.weight"] = new["poly.weight"].reshape(mixer.poly.weight.shape) if grouped else new["poly.weight"]
+        for key, value in mixer.state_dict().items():
+            if new[key].shape != value.shape:
+                raise OptionError("state_dict", f"{key} of shape {tuple(new[key].shape)}", str(tuple(value.shape)),
+                                  "Check degree, expand, n_groups and n_sel_heads.")  # fmt: skip
+        mixer.load_state_dict(new)
+        return mixer
+
+
+@register(PomMixer)
+@dataclass(frozen=True, kw_only=True)
+class PomConfig(MixerConfig):
+    """Options of PoM.
+
+    Args:
+        degree: k. expand: D_inner / dim.
+        activation: h, "gelu", "relu", "identity" or "clamped_leaky_relu" (clamp(leaky_relu(x, 0.01), -0.1, 6)).
+        gate: σ, "sigmoid", "hardsigmoid" or "identity".
+        reduction: "mean", or "sum" as the paper prints it.
+        selection_heads: None for one gate a channel, or the number of scalar gates, each for D_inner / it channels.
+        groups: blocks of W_h, each reading its own share of the channels.
+        rotary: None, "1d" (positions count real tokens) or "2d" (pass grid=(H, W) in the call).
+    """
+
+    name: ClassVar[str] = "pom"
+    degree: int = 2
+    expand: float = 2
+    activation: str = "gelu"
+    gate: str = "sigmoid"
+    reduction: str = "mean"
+    selection_heads: int | None = None
+    groups: int = 1
+    rotary: str | None = None
+
+    def check(self) -> None:
+        check_int("degree", self.degree, 1)
+        check_choice("activation", self.activation, ACTIVATIONS)
+        check_choice("gate", self.gate, GATES)
+        check_choice("reduction", self.reduction, ("mean", "sum"))
+        check_int("groups", self.groups, 1)
+        check_choice("rotary", self.rotary, (None, *_AXES))
+        if self.selection_heads is not None:
+            check_int("selection_heads", self.selection_heads, 1)
+        if isinstance(self.expand, bool) or not isinstance(self.expand, (int, float)) or self.expand <= 0:
+            raise OptionError("expand", repr(self.expand), "a positive number", "Pass expand=2, say.")
+
+    def inner(self, dim: int) -> int:
+        """D_inner for `dim` channels, after the checks that depend on it."""
+        inner = round(self.expand * dim)
+        if inner < 1 or abs(inner - self.expand * dim) > 1e-6:
+            raise OptionError("expand", self.expand, f"a factor that makes expand · {dim} whole", "")
+        check_divides("groups", self.groups, "dim", dim)
+        check_divides("groups", self.groups, "expand · dim", inner)
+        if self.selection_heads is not None:
+            check_divides("selection_heads", self.selection_heads, "expand · dim", inner)
+        if self.rotary is not None:
+            pairs = 2 * _AXES[self.rotary]
+            for name, width in (("expand · dim", inner), ("selection_heads", self.selection_heads or inner)):
+                if width % pairs:
+                    raise OptionError("rotary", f"{self.rotary!r} with {name}={width}", f"a multiple of {pairs}", "")
+        return inner
+
+
+PoM = PomMixer

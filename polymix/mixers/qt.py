@@ -1,0 +1,109 @@
+"""QT, quadratic-Taylor attention (QT-ViT)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from polymix.errors import check_choice
+from polymix.mixers.base import Capabilities, MixerConfig, TokenMixer
+from polymix.mixers.checks import Call
+from polymix.mixers.heads import Heads, head_count
+from polymix.mixers.registry import register
+from polymix.ops.common import accumulator
+from polymix.ops.qt import QtState, feature_size, qt_attention, qt_causal
+from polymix.structured.channel import Dense
+from polymix.structured.cost import Op, linear_op
+
+
+class QtMixer(TokenMixer):
+    """Attention whose exp(s), s = q·k/√d, is cut to 1 + s + s²/2, so that it takes linear time.
+
+        Y = φ(Q)(φ(K)ᵀV) / (φ(Q) Σ_j φ(k_j)) a head, heads joined by W_o
+        full     ⟨φ(q), φ(k)⟩ = 1 + s + s²/2                              F = 1 + d + d(d+1)/2 features
+        compact  φ(x) = [α x_i², β (4/d)^¼ x_i, γ], α, β, γ learned a head   F = 2d + 1
+
+    `order` cuts the expansion after s⁰, s¹ or s². Full order 2 is at least ½ everywhere. The compact similarity
+    cannot fall below zero while β² ≤ |αγ| (it is then a sum of squares); beyond that, and at order 1, it can, so the
+    denominator is never let below 0.001 × the number of tokens seen.
+
+    Shapes: (B, N, D) -> (B, N, D), d = D / heads. Cost: 4 N D² + 2 N F (d + 1) heads multiply-adds. State: F (d + 1)
+    numbers a head. Bidirectional, causal (chunked), recurrent, padding masks, cross. Source: QT-001 … QT-017 (QT-ViT;
+    the paper writes K_r and K̃_r for φ).
+    """
+
+    name = "qt"
+    capabilities = Capabilities(causal=True, cross=True, masks=frozenset({"padding"}), recurrent=True)
+    config: QtConfig
+
+    def __init__(self, config: QtConfig, dim: int, **kw: Any) -> None:
+        super().__init__(config, dim)
+        self.heads = head_count(config.heads, dim)
+        self.qkv = Heads(dim, self.heads, config.bias, **kw)
+        self.proj = Dense(dim, dim, config.bias, **kw)
+        compact = config.form == "compact"
+        self.scale = nn.Parameter(torch.ones(3, self.heads, 1, 1, **kw)) if compact else None  # α, β, γ
+
+    @property
+    def _form(self) -> dict[str, Any]:
+        return {"form": self.config.form, "order": self.config.order, "scale": self.scale}
+
+    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+        if call.causal:
+            return self.scan(x, None, call.mask)[0]
+        q, k, v = (part.transpose(1, 2) for part in self.qkv(x, context))
+        y = qt_attention(q, k, v, mask=call.mask, **self._form)
+        return self._join(y)
+
+    def _join(self, y: Tensor) -> Tensor:
+        joined: Tensor = self.proj(y.transpose(1, 2).flatten(-2))
+        return joined
+
+    def scan(self, x: Tensor, state: QtState | None, mask: Tensor | None) -> tuple[Tensor, QtState]:
+        q, k, v = (part.transpose(1, 2) for part in self.qkv(x, x))
+        y, state = qt_causal(q, k, v, mask=mask, state=state, **self._form)
+        return self._join(y), state
+
+    def check_state(self, state: Any, x: Tensor) -> str | None:
+        d = self.dim // self.heads
+        shape = (x.shape[0], self.heads, feature_size(d, self.config.form, self.config.order), d + 1)
+        if isinstance(state, QtState) and tuple(state.moments.shape) == shape and state.count.shape == x.shape[:1]:
+            return None
+        return f"a QtState with moments {shape} in {accumulator(x.dtype)}"
+
+    def no_weight_decay(self) -> set[str]:
+        return set() if self.scale is None else {"scale"}
+
+    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+        letters = self.qkv.letters(self.proj)
+        scale = (None, None, None) if self.scale is None else self.scale[:, :, 0, 0].unbind()
+        return {**letters, **dict(zip(("alpha", "beta", "gamma"), scale, strict=True))}
+
+    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+        d = self.dim // self.heads
+        features = feature_size(d, self.config.form, self.config.order)
+        pool = Op("matmul", (self.heads, features, n, d + 1))
+        ask = Op("matmul", (self.heads, n, features, d + 1))
+        return [self.qkv.op(n), pool, ask, linear_op(n, self.proj)]
+
+
+@register(QtMixer)
+@dataclass(frozen=True, kw_only=True)
+class QtConfig(MixerConfig):
+    """Options of QT.
+
+    heads: None takes one for every 64 channels. form: "compact" (learned, O(N d²)) or "full" (exact, O(N d³)).
+    order: 2, or 1 or 0 for a shorter expansion.
+    """
+
+    name: ClassVar[str] = "qt"
+    heads: int | None = None
+    form: str = "compact"
+    order: int = 2
+
+    def check(self) -> None:
+        check_choice("form", self.form, ("compact", "full"))
+        check_choice("order", self.order, (0, 1, 2))

@@ -1,0 +1,70 @@
+"""Softmax attention, the yardstick: PyTorch's fused kernel behind the contract of a mixer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from polymix.mixers.base import Capabilities, MixerConfig, TokenMixer
+from polymix.mixers.checks import Call
+from polymix.mixers.heads import Heads, head_count
+from polymix.mixers.registry import register
+from polymix.ops.visibility import dense_mask
+from polymix.structured.channel import Dense
+from polymix.structured.cost import Op, linear_op
+
+
+class SoftmaxMixer(TokenMixer):
+    """Y = softmax(Q Kᵀ / √d) V a head, heads joined by W_o (Vaswani et al. 2017), through PyTorch's fused kernel.
+
+    Shapes: (B, N, D) -> (B, N, D), d = D / heads. Cost: 4 N D² + 2 N² D multiply-adds. A query that sees nothing
+    gets zeros before W_o. Not recurrent: its cache would grow with N.
+    """
+
+    name = "softmax"
+    capabilities = Capabilities(
+        causal=True, cross=True, masks=frozenset({"padding", "arbitrary", "block_causal", "segments"})
+    )
+    config: SoftmaxConfig
+
+    def __init__(self, config: SoftmaxConfig, dim: int, **kw: Any) -> None:
+        super().__init__(config, dim)
+        self.heads = head_count(config.heads, dim)
+        self.qkv = Heads(dim, self.heads, config.bias, **kw)
+        self.proj = Dense(dim, dim, config.bias, **kw)
+
+    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+        q, k, v = (part.transpose(1, 2) for part in self.qkv(x, context))
+        if call.causal == 1 and call.mask is None and call.segments is None:
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            visible = dense_mask(x.shape[1], context.shape[1], call.mask, call.causal, call.segments, x.device)
+            hidden = None
+            if visible is not None:
+                visible = visible.unsqueeze(1)  # (B or 1, 1, N or 1, M)
+                empty = ~visible.any(-1, keepdim=True)
+                visible, hidden = visible | empty, empty  # softmax over nothing is NaN in some kernels: see all, then zero
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
+            if hidden is not None:
+                y = y.masked_fill(hidden, 0.0)
+        mixed: Tensor = self.proj(y.transpose(1, 2).flatten(-2))
+        return mixed
+
+    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+        return self.qkv.letters(self.proj)
+
+    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+        attention = Op("attention", (self.heads, n, n, self.dim // self.heads))
+        return [self.qkv.op(n), attention, linear_op(n, self.proj)]
+
+
+@register(SoftmaxMixer)
+@dataclass(frozen=True, kw_only=True)
+class SoftmaxConfig(MixerConfig):
+    """Options of softmax attention. heads: None takes one for every 64 channels."""
+
+    name: ClassVar[str] = "softmax"
+    heads: int | None = None

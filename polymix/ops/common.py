@@ -1,0 +1,62 @@
+"""What several ops share: accumulator types, activations, rotary positions."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """float32 at least: the type in which sums over tokens are kept."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def clamped_leaky_relu(x: Tensor) -> Tensor:
+    """clamp(leaky_relu(x, 0.01), -0.1, 6), the activation of the PoM authors' code."""
+    return F.leaky_relu(x, 0.01).clamp(-0.1, 6.0)
+
+
+def identity(x: Tensor) -> Tensor:
+    return x
+
+
+ACTIVATIONS = {
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "identity": identity,
+    "clamped_leaky_relu": clamped_leaky_relu,
+}
+GATES = {"sigmoid": torch.sigmoid, "hardsigmoid": F.hardsigmoid, "identity": identity}
+SIGMAS = {"softmax": None, "sigmoid": torch.sigmoid, "tanh": torch.tanh, "identity": identity}
+
+
+def sigma(x: Tensor, kind: str) -> Tensor:
+    """The normalisation σ of Poly-SA over the last axis (one head's channels)."""
+    function = SIGMAS[kind]
+    return x.softmax(-1) if function is None else function(x)
+
+
+def rotary_angles(position: Tensor, width: int, *, axes: int, heads: int | None, base: float = 1e4) -> Tensor:
+    """Angles (…, width / 2) by which the pairs of `width` features turn at a position.
+
+    axes=1: pair k turns by position · base^(-k / (width/2)). axes=2: `position` is (…, 2); the first half of the
+    features turns by the row, the second by the column, each with width/4 frequencies. A gate of `heads` scalars
+    borrows the frequencies of the channels that it gates (as the PoM authors do): base^(-k / heads) in 1-D,
+    base^(-4k / heads) in 2-D. Kept in float64 so that a position of a million is as exact as the first.
+    """
+    pairs = width // (2 * axes)
+    exponent = torch.arange(pairs, dtype=torch.float64, device=position.device)
+    exponent = exponent / (pairs if heads is None or axes == 2 else heads)
+    angles = position.to(torch.float64).unsqueeze(-1) * base**-exponent
+    return angles if axes == 1 else angles.flatten(-2)
+
+
+def rotate(x: Tensor, angles: Tensor, *, axes: int) -> Tensor:
+    """Turn the pairs (k, k + width/2) of x (…, width), within each half of the features when axes = 2."""
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    halves = x.unflatten(-1, (axes, 2, -1))  # (…, axis, first or second of the pair, pair)
+    first, second = halves.unbind(-2)
+    cos, sin = cos.unflatten(-1, (axes, -1)), sin.unflatten(-1, (axes, -1))
+    turned = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-2)
+    return turned.flatten(-3)

@@ -1,0 +1,90 @@
+"""Who sees whom, without an N×N object: boolean masks, causality, blocks of K and packed segments as index ranges.
+
+Everywhere True means "takes part", `causal` is 0 (everything), 1 (causal) or K (block-causal with blocks of K tokens,
+PoM Eq. 7), and positions count real tokens only, so that padding on either side changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+Segments = Tensor | tuple[Tensor, Tensor]
+
+
+def positions(n: int, mask: Tensor | None, segments: Tensor | None, device: torch.device) -> Tensor:
+    """Index of each token among the real tokens of its own segment: (N,), or (B, N) with a mask or segments."""
+    if segments is not None:
+        ranges = visible_ranges(segments, mask, causal=1)
+        return ranges.position
+    if mask is not None:
+        return (mask.cumsum(1) - 1).clamp_min(0)
+    return torch.arange(n, device=device)
+
+
+def dense_mask(
+    n: int, m: int, mask: Tensor | None, causal: int, segments: Segments | None, device: torch.device
+) -> Tensor | None:
+    """The same visibility as one boolean tensor that broadcasts to (B, M, N); None where everything is seen."""
+    visible = None
+    if mask is not None:
+        visible = mask if mask.ndim == 3 else mask[:, None, :]
+    if segments is not None:
+        rows, columns = segments if isinstance(segments, tuple) else (segments, segments)
+        same = rows[:, :, None] == columns[:, None, :]
+        visible = same if visible is None else visible & same
+    if causal:
+        padding = mask if mask is not None and mask.ndim == 2 else None
+        ids = segments if isinstance(segments, Tensor) else None
+        if causal > 1:
+            block = positions(n, padding, ids, device) // causal
+        else:
+            block = torch.arange(n, device=device)
+        past = block[..., None, :] <= block[..., :, None]
+        past = past if past.ndim == 3 else past[None]
+        visible = past if visible is None else visible & past
+    return visible
+
+
+class Ranges(NamedTuple):
+    """Token i of the sorted sequence sees the sorted tokens start[i] … stop[i] - 1."""
+
+    order: Tensor  # (B, N) stable sort by segment
+    start: Tensor  # (B, M)
+    stop: Tensor  # (B, M)
+    position: Tensor  # (B, N) in the original order
+
+
+def visible_ranges(segments: Tensor, mask: Tensor | None, causal: int) -> Ranges:
+    """Index ranges for packed segments (B, N), each causal, block-causal or open in itself. O(N log N)."""
+    batch, n = segments.shape
+    order = segments.argsort(dim=1, stable=True)
+    ids = segments.gather(1, order).contiguous()
+    start = torch.searchsorted(ids, ids)
+    real = torch.ones_like(ids) if mask is None else mask.gather(1, order).to(ids.dtype)
+    real = real.to(torch.int64)
+    before = real.cumsum(1) - real  # real tokens in front of each, over all segments
+    position = (before + real - 1 - before.gather(1, start)).clamp_min(0)
+    if causal:
+        step = position // causal if causal > 1 else torch.arange(n, device=ids.device).expand(batch, n) - start
+        key = (start * (n + 1) + step).contiguous()  # never falls: segments ascend, and steps within each
+        stop = torch.searchsorted(key, key, right=True)
+    else:
+        stop = torch.searchsorted(ids, ids, right=True)
+    return Ranges(order, start, stop, torch.empty_like(position).scatter_(1, order, position))
+
+
+def cross_ranges(rows: Tensor, columns: Tensor) -> Ranges:
+    """Ranges of the context (B, N) by id for the queries (B, M): each query sees the context of its own id."""
+    order = columns.argsort(dim=1, stable=True)
+    ids = columns.gather(1, order).contiguous()
+    rows = rows.contiguous()
+    start, stop = torch.searchsorted(ids, rows), torch.searchsorted(ids, rows, right=True)
+    return Ranges(order, start, stop, order)
+
+
+def compact(mask: Tensor) -> Tensor:
+    """(B, N) index that brings the real tokens of each row to its front, in order: padding then is only a tail."""
+    return (~mask).to(torch.uint8).argsort(dim=1, stable=True)

@@ -1,0 +1,85 @@
+"""What a mixer costs, as the list of its products and convolutions: enough to count them and to run them bare."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+
+@dataclass(frozen=True)
+class Op:
+    """One dense product or convolution over a sequence.
+
+    linear     (rows, in, out, groups)     rows × in by in × out, in `groups` blocks
+    depthwise  (*grid) with kernel, dim    one kernel a channel over a grid, counted with its zero padding
+    matmul     (batch, m, k, n)            batched product of two activations
+    attention  (heads, m, n, d)            softmax attention of m queries and n keys, two products of m × n × d
+    """
+
+    kind: Literal["linear", "depthwise", "matmul", "attention"]
+    shape: tuple[int, ...]
+    kernel: tuple[int, ...] = ()
+    dim: int = 0
+
+    @property
+    def multiply_adds(self) -> int:
+        if self.kind == "depthwise":
+            return math.prod(self.shape) * math.prod(self.kernel) * self.dim
+        if self.kind == "linear":
+            rows, inside, outside, groups = self.shape
+            return rows * inside * outside // groups
+        return math.prod(self.shape) * (2 if self.kind == "attention" else 1)
+
+    @property
+    def elements(self) -> int:
+        """Numbers read and written: inputs, weights and outputs, each once."""
+        if self.kind == "depthwise":
+            return (2 * math.prod(self.shape) + math.prod(self.kernel)) * self.dim
+        if self.kind == "linear":
+            rows, inside, outside, groups = self.shape
+            return rows * (inside + outside) + inside * outside // groups
+        if self.kind == "matmul":
+            batch, m, k, n = self.shape
+            return batch * (m * k + k * n + m * n)
+        heads, m, n, d = self.shape
+        return heads * 2 * (m + n) * d
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A mixer's cost at one length, by formula, for one sequence."""
+
+    parameters: int
+    ops: tuple[Op, ...]
+    itemsize: int = 4
+
+    @property
+    def multiply_adds(self) -> int:
+        """Multiply-adds of the products and convolutions (the Hadamard products beside them are O(N D))."""
+        return sum(op.multiply_adds for op in self.ops)
+
+    @property
+    def flops(self) -> int:
+        """2 × multiply_adds: what `torch.utils.flop_counter` counts."""
+        return 2 * self.multiply_adds
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that the products and convolutions move when each of their inputs, weights and outputs moves once."""
+        return self.itemsize * sum(op.elements for op in self.ops)
+
+
+def cost_of(module: torch.nn.Module, ops: Iterable[Op], dtype: torch.dtype) -> Cost:
+    return Cost(sum(p.numel() for p in module.parameters()), tuple(ops), dtype.itemsize)
+
+
+def linear_op(rows: int, layer: torch.nn.Module) -> Op:
+    """The product that a linear or block-diagonal layer does on `rows` tokens."""
+    inside, outside = layer.in_features, layer.out_features
+    blocks = getattr(layer, "blocks", 1)
+    assert isinstance(inside, int) and isinstance(outside, int) and isinstance(blocks, int)
+    return Op("linear", (rows, inside, outside, blocks))
