@@ -38,8 +38,8 @@ def taylor_features(x: Tensor, form: str, order: int, scale: Tensor | None = Non
     parts = [one, x]
     if order == 2:
         row, column = torch.triu_indices(d, d, device=x.device)
-        weight = torch.where(row == column, 0.5**0.5, 1.0).to(x.dtype)  # x_i²/√2 once, x_i x_j for i < j
-        parts.append(x[..., row] * x[..., column] * weight)
+        weight = torch.ones_like(row, dtype=x.dtype).masked_fill(row == column, 0.5**0.5)
+        parts.append(x[..., row] * x[..., column] * weight)  # x_i²/√2 once, x_i x_j for i < j
     return torch.cat(parts[: order + 1], dim=-1)
 
 

@@ -1,0 +1,138 @@
+"""What several tests share: naive visibility, recomputation of a mixer from `matrices()`, golden cases."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from polymix.ops import reference
+from polymix.ops.common import ACTIVATIONS
+
+GOLDEN = Path(__file__).parent / "golden"
+assert ACTIVATIONS  # imported so that a rename there is seen here
+
+
+def real_positions(mask_row, ids_row, n):
+    """Index of each token among the real tokens of its own segment, at least 0, by counting."""
+    place = []
+    for i in range(n):
+        seen = sum(1 for j in range(i + 1) if mask_row[j] and ids_row[j] == ids_row[i])
+        place.append(max(seen - 1, 0))
+    return place
+
+
+def visible(batch, m, n, *, mask=None, causal=0, segments=None):
+    """(B, M, N) boolean, by the definition: query i may use context token j."""
+    out = torch.ones(batch, m, n, dtype=torch.bool)
+    for b in range(batch):
+        pad = mask[b].tolist() if mask is not None and mask.ndim == 2 else [True] * n
+        rows, cols = segments if isinstance(segments, tuple) else (segments, segments)
+        row_ids = [0] * m if rows is None else rows[b].tolist()
+        col_ids = [0] * n if cols is None else cols[b].tolist()
+        place = real_positions(pad, col_ids, n)
+        for i in range(m):
+            for j in range(n):
+                see = pad[j] and row_ids[i] == col_ids[j]
+                if mask is not None and mask.ndim == 3:
+                    see = see and bool(mask[b, i, j])
+                if causal == 1:
+                    see = see and j <= i
+                elif causal > 1:
+                    see = see and place[j] // causal <= place[i] // causal
+                out[b, i, j] = see
+    return out
+
+
+def tokens(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def jitter(mixer, seed=1, scale=0.3):
+    """Move every parameter away from its init, so that zeros and ones hide nothing."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in mixer.parameters():
+            p += scale * torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p)
+    return mixer
+
+
+def build(name, dim, **options):
+    import polymix
+
+    torch.manual_seed(0)
+    return jitter(polymix.create_mixer(name, dim, dtype=torch.float64, **options))
+
+
+def padre_from_matrices(mixer, x, n=None, grid=None, degrees=False):
+    letters = mixer.matrices(n or x.shape[1], grid=grid, dtype=torch.float64)
+    config = mixer.config
+    return reference.padre(x, **letters, normalize=config.normalize, heads=config.heads, degrees=degrees)
+
+
+def attention_from_matrices(mixer, x, context=None, **see):
+    context_ = x if context is None else context
+    letters = mixer.matrices(x.shape[1], dtype=torch.float64)
+    may = visible(x.shape[0], x.shape[1], context_.shape[1], **see)
+    extra = {"order": mixer.config.order} if mixer.name == "qt" else {}
+    return getattr(reference, mixer.name)(x, context_, may, mixer.heads, **letters, **extra)
+
+
+def pom_from_matrices(mixer, x, context=None, grid=None, **see):
+    context_ = x if context is None else context
+    config, (batch, m), n = mixer.config, x.shape[:2], context_.shape[1]
+    may = visible(batch, m, n, **see)
+    rotations = {}
+    if config.rotary is not None:
+        heads = config.selection_heads
+        axes = 1 if config.rotary == "1d" else 2
+        mask, ids = see.get("mask"), see.get("segments")
+        if axes == 2:
+            rows, cols = (torch.cartesian_prod(*(torch.arange(s) for s in grid))).t()
+            place = {"gate": (rows[None], cols[None]), "terms": (rows[None], cols[None])}
+        else:
+            pair = ids if isinstance(ids, tuple) else (ids, ids)
+            place = {}
+            for key, length, its_ids, its_mask in (("gate", m, pair[0], mask), ("terms", n, pair[1], mask)):
+                hide = its_mask if its_mask is not None and its_mask.ndim == 2 and (context is None or key == "terms") else None
+                rows = [
+                    real_positions(
+                        [True] * length if hide is None else hide[b].tolist(),
+                        [0] * length if its_ids is None else its_ids[b].tolist(),
+                        length,
+                    )
+                    for b in range(batch)
+                ]
+                place[key] = (torch.tensor(rows),)
+        for key, width in (("gate", heads or mixer.inner), ("terms", mixer.inner)):
+            pairs = width // (2 * axes)
+            divisor = heads if key == "gate" and heads is not None and axes == 1 else pairs
+            frequencies = torch.tensor([1e4 ** (-k / divisor) for k in range(pairs)], dtype=torch.float64)
+            size = width // axes
+            rotations[f"rotate_{key}"] = [
+                (slice(a * size, (a + 1) * size), place[key][a], frequencies) for a in range(axes)
+            ]
+    return reference.pom(
+        x, context_, may, **mixer.matrices(n, dtype=torch.float64), activation=config.activation, gate=config.gate,
+        reduction=config.reduction, **rotations,
+    )  # fmt: skip
+
+
+class Golden:
+    """Cases of one golden file."""
+
+    def __init__(self, stem):
+        self.data = np.load(GOLDEN / f"{stem}.npz")
+        self.meta = json.loads((GOLDEN / f"{stem}.json").read_text())["cases"]
+
+    def part(self, case, kind):
+        head = f"{case}/{kind}/"
+        return {key[len(head) :]: torch.from_numpy(self.data[key]) for key in self.data.files if key.startswith(head)}
+
+
+def close(a, b, tol):
+    """Largest difference relative to the largest entry."""
+    error = (a - b).abs().max() / b.abs().max().clamp_min(1e-30)
+    assert error <= tol, f"relative error {error:.2e} > {tol:.0e}"
