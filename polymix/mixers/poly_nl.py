@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from polymix.errors import check_choice, check_divides, check_int
-from polymix.mixers.base import Capabilities, MixerConfig, TokenMixer
+from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, TokenMixer
 from polymix.mixers.checks import Call
 from polymix.mixers.registry import register
 from polymix.ops.pooled import mean_over_tokens
@@ -39,6 +39,9 @@ class PolyNlMixer(TokenMixer):
         self.parts = {2: ("W_1",), 3: ("W_1", "W_2"), "2+3": ("W_1", "W_2", "W_p")}[config.order]
         self.into = Dense(dim, inner, bias, **kw) if config.reduction > 1 else None
         self.product = Dense(inner, len(self.parts) * inner, bias, **kw)  # W_1, W_2, W_p read the same tokens
+        if "W_p" in self.parts:  # not averaged over tokens, so scaled to what the averaged part comes to
+            with torch.no_grad():
+                self.product.weight[-inner:] *= INIT_STD
         self.proj = Dense(inner, inner, bias, **kw)
         self.out = Dense(inner, dim, bias, **kw) if config.reduction > 1 else None
         self.alpha = nn.Parameter(torch.zeros((), **kw))

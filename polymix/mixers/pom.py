@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -51,7 +52,10 @@ class PomMixer(TokenMixer):
         self.gate = linear(dim, gates, 1, config.bias, **kw)  # W_s
         self.proj = linear(self.inner, dim, 1, config.bias, **kw)  # W_o
         self.alpha = nn.Parameter(torch.empty(self.inner, config.degree, **kw))
-        nn.init.normal_(self.alpha, std=config.degree**-0.5)
+        with torch.no_grad():  # each power contributes alike: α_p shrinks as the moment E|u|^p of a normal u grows
+            for p in range(1, config.degree + 1):
+                moment = 2 ** (p / 2) * math.gamma((p + 1) / 2) * math.pi**-0.5
+                self.alpha[:, p - 1].normal_(std=config.degree**-0.5 / moment)
         flat = config.rotary == "2d"
         self.capabilities = Capabilities(
             causal=True, cross=not flat, masks=_MASKS - {"segments"} if flat else _MASKS, recurrent=not flat,

@@ -1,0 +1,83 @@
+"""A vision transformer with any mixer in attention's place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polymix.blocks import MixerBlock
+from polymix.errors import OptionError, ShapeError, check_int
+from polymix.mixers import MixerConfig
+
+
+class VisionTransformer(nn.Module):
+    """Patches, learned positions, `depth` pre-norm blocks, a norm and a linear head (ViT, DeiT).
+
+    With softmax, class_token and DeiT's sizes it has DeiT's parameters to the last one. Without a class token the
+    final tokens are averaged. A mixer whose config knows num_prefix_tokens or grid is given the host's.
+
+    Shapes: images (B, channels, image_size, image_size) -> logits (B, classes).
+    """
+
+    def __init__(
+        self,
+        mixer: MixerConfig,
+        *,
+        image_size: int,
+        patch_size: int,
+        dim: int,
+        depth: int,
+        classes: int = 1000,
+        channels: int = 3,
+        mlp_ratio: float = 4.0,
+        class_token: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        for name, value in (("depth", depth), ("classes", classes), ("patch_size", patch_size)):
+            check_int(name, value, 1)
+        if image_size % patch_size:
+            raise OptionError("image_size", image_size, f"a multiple of patch_size={patch_size}", "Change one of the two.")
+        kw: dict[str, Any] = {"device": device, "dtype": dtype}
+        side = image_size // patch_size
+        self.image_size, self.channels, self.grid = image_size, channels, (side, side)
+        self.embed = nn.Conv2d(channels, dim, patch_size, patch_size, **kw)
+        self.class_token = nn.Parameter(torch.zeros(1, 1, dim, **kw)) if class_token else None
+        self.position = nn.Parameter(torch.zeros(1, side * side + class_token, dim, **kw))
+        nn.init.trunc_normal_(self.position, std=0.02)
+        config = fit_to_grid(mixer, self.grid, num_prefix_tokens=int(class_token))
+        self.blocks = nn.ModuleList(MixerBlock(dim, config, mlp_ratio=mlp_ratio, **kw) for _ in range(depth))
+        self.norm = nn.LayerNorm(dim, eps=1e-6, **kw)
+        self.head = nn.Linear(dim, classes, **kw)
+        # Mixers without a grid of their own may still need the grid in the call (pom with rotary="2d").
+        wants = self.blocks[0].mixer.capabilities.grids if isinstance(self.blocks[0], MixerBlock) else ()
+        self.call: dict[str, Any] = {"grid": self.grid} if 2 in wants and not hasattr(config, "grid") else {}
+
+    def forward(self, images: Tensor) -> Tensor:
+        size = (self.channels, self.image_size, self.image_size)
+        if images.ndim != 4 or tuple(images.shape[1:]) != size:
+            raise ShapeError("images", tuple(images.shape), f"(B, {', '.join(map(str, size))})", "Resize the images first.")
+        x = self.embed(images).flatten(2).transpose(1, 2)  # (B, N, D)
+        if self.class_token is not None:
+            x = torch.cat((self.class_token.expand(len(x), -1, -1), x), dim=1)
+        x = x + self.position
+        for block in self.blocks:
+            x = block(x, **self.call)
+        x = self.norm(x)
+        logits: Tensor = self.head(x[:, 0] if self.class_token is not None else x.mean(1))
+        return logits
+
+
+def fit_to_grid(config: MixerConfig, grid: tuple[int, ...], num_prefix_tokens: int = 0) -> MixerConfig:
+    """The config with the host's grid and prefix tokens, where it takes them and they play a part."""
+    changes: dict[str, Any] = {}
+    if hasattr(config, "grid") and getattr(config, "positions", None) != "mean" and not getattr(config, "causal", False):
+        changes["grid"] = grid
+    if getattr(config, "head_mixing", None) is not None:
+        changes["grid"] = grid
+    if num_prefix_tokens and "grid" in changes:
+        changes["num_prefix_tokens"] = num_prefix_tokens
+    return config.changed(**changes)

@@ -1,0 +1,77 @@
+"""`cost(n)` against PyTorch's own FLOP counter, the parameters, and what the papers print."""
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+import polymix
+from polymix.models import VisionTransformer
+from tests.mixers.cases import CASES
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_formula_equals_the_counter(case):
+    name, options = CASES[case]
+    mixer = polymix.create_mixer(name, 12, **options)
+    # The fused CPU kernel is not in the counter's table: its two products are counted on the plain path.
+    with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        mixer(torch.randn(1, 12, 12))
+    cost = mixer.cost(12)
+    assert cost.flops == counter.get_total_flops()
+    assert cost.parameters == sum(p.numel() for p in mixer.parameters())
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case != "softmax"])
+def test_growth_is_linear_in_tokens(case):
+    name, options = CASES[case]
+    options = {**options}
+    costs = []
+    for n in (48, 96, 192):
+        if "grid" in options:
+            options["grid"] = (n // 12, *{1: (), 2: (12,), 3: (4, 3)}[len(options["grid"])])
+        costs.append(polymix.create_mixer(name, 12, device="meta", **options).cost(n).multiply_adds)
+    assert costs[1] - costs[0] == costs[0]
+    assert costs[2] == 2 * costs[1]
+
+
+def test_bytes_count_every_operand_once():
+    cost = polymix.create_mixer("linear_floor", 8, bias=False).cost(10)
+    assert cost.bytes == 4 * (10 * 8 + 8 * 24 + 10 * 24 + 10 * 8 + 8 * 8 + 10 * 8)
+    assert polymix.create_mixer("linear_floor", 8).cost(10, dtype=torch.bfloat16).bytes * 2 == cost.bytes
+
+
+@pytest.mark.parametrize(("degree", "printed"), [(2, 1.10), (3, 2.28), (4, 3.27)])
+def test_table_6(degree, printed):
+    """PADRe Table 6, FLOPs in G at 4,096 tokens and 192 channels."""
+    cost = polymix.create_mixer("padre", 192, degree=degree, grid=(64, 64)).cost(4096)
+    assert cost.flops / 1e9 == pytest.approx(printed, rel=0.01)
+
+
+DEIT = {"tiny": (192, 3, 5_717_416), "small": (384, 6, 22_050_664), "base": (768, 12, 86_567_656)}
+
+
+@pytest.mark.parametrize(("size", "mixer", "millions"), [
+    ("tiny", "softmax", 5), ("tiny", "padre-2", 5), ("tiny", "padre-3", 7), ("small", "softmax", 22),
+    ("small", "padre-2", 20), ("small", "padre-3", 26), ("base", "softmax", 86), ("base", "padre-2", 80),
+])  # fmt: skip
+def test_table_2_parameters(size, mixer, millions):
+    """PADRe Table 2: the parameters of DeiT-Tiny, -Small and -Base with each mixer put in, in whole millions."""
+    dim, heads, softmax_count = DEIT[size]
+    config = (
+        polymix.SoftmaxConfig(heads=heads)
+        if mixer == "softmax"
+        else polymix.PadreConfig(degree=int(mixer[-1]), grid=(14, 14), num_prefix_tokens=1)
+    )
+    host = VisionTransformer(config, image_size=224, patch_size=16, dim=dim, depth=12, class_token=True, device="meta")
+    count = sum(p.numel() for p in host.parameters())
+    assert count // 1_000_000 == millions
+    if mixer == "softmax":
+        assert count == softmax_count, "the host must be DeiT to the last parameter"
+
+
+def test_poly_nl_table_1a():
+    """Poly-NL Table 1a at 14 × 14 × 1024, channel reduction 4: 0.14 G multiply-adds and 0.7 M parameters."""
+    cost = polymix.create_mixer("poly_nl", 1024, reduction=4, bias=False, device="meta").cost(196)
+    assert round(cost.multiply_adds / 1e9, 2) == 0.14
+    assert round(cost.parameters / 1e6, 1) == 0.7

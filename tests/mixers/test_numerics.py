@@ -1,0 +1,219 @@
+"""Gradients, types, layouts, and the ways in which people run a module."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+import torch._dynamo.testing
+from safetensors.torch import load, save
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
+
+import polymix
+from tests.helpers import build, close, tokens
+from tests.mixers.cases import CASES
+
+every_case = pytest.mark.parametrize("case", list(CASES))
+
+
+def make(case, dim=12, dtype=torch.float64):
+    name, options = CASES[case]
+    return build(name, dim, **options).to(dtype)
+
+
+@every_case
+def test_gradcheck(case):
+    """Every parameter and the input, against finite differences in float64."""
+    mixer = make(case, dim=6 if "poly_nl" not in case else 4)
+    x = 0.5 * tokens(1, 12, mixer.dim).requires_grad_()
+    names, values = zip(*mixer.named_parameters(), strict=True)
+
+    def run(x, *parameters):
+        return torch.func.functional_call(mixer, dict(zip(names, parameters, strict=True)), (x,))
+
+    assert torch.autograd.gradcheck(run, (x, *values), fast_mode=True)
+
+
+@pytest.mark.parametrize("case", ["padre-causal", "pom", "pom-rotary", "qt", "qt-full"])
+def test_gradcheck_of_a_chunk_and_its_state(case):
+    """The gradient flows through the state of an earlier chunk, with padding in both."""
+    mixer = make(case, dim=6)
+    x = tokens(2, 7, 6).requires_grad_()
+    mask = torch.tensor([[True] * 7, [False, True, True, False, True, True, False]])
+
+    def run(x):
+        _, state = mixer.prefill(x[:, :4], mask=mask[:, :4])
+        return mixer.prefill(x[:, 4:], state, mask=mask[:, 4:])[0]
+
+    assert torch.autograd.gradcheck(run, (x,), fast_mode=True)
+
+
+@every_case
+def test_second_derivatives(case):
+    mixer = make(case, dim=6 if "poly_nl" not in case else 4)
+    x = 0.5 * tokens(1, 12, mixer.dim).requires_grad_()
+    with sdpa_kernel(SDPBackend.MATH):  # PyTorch's fused CPU attention has no second derivative
+        assert torch.autograd.gradgradcheck(mixer, (x,), fast_mode=True)
+
+
+@every_case
+def test_every_parameter_gets_a_gradient(case):
+    mixer = make(case)
+    mixer(tokens(2, 12, 12)).square().sum().backward()
+    for name, p in mixer.named_parameters():
+        assert p.grad is not None, f"{name} gets no gradient"
+        assert p.grad.any(), f"{name} gets a zero gradient"
+
+
+@every_case
+@pytest.mark.parametrize(("n", "dim"), [(1, 60), (63, 60), (100, 60), (257, 60)])
+def test_float32_within_1e4_of_float64(case, n, dim):
+    name, options = CASES[case]
+    options = {**options}
+    if "grid" in options:
+        axes = len(options["grid"])
+        options["grid"] = (n, *[1] * (axes - 1))
+    wide = build(name, dim, **options)
+    x = tokens(2, n, dim)
+    y = wide(x)
+    close(copy.deepcopy(wide).float()(x.float()).double(), y, 1e-4)
+
+
+@every_case
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_output_and_gradient_are_finite_and_near(case, dtype):
+    torch.manual_seed(0)
+    name, options = CASES[case]
+    mixer = polymix.create_mixer(name, 60, **options)
+    x = tokens(2, 12, 60, dtype=torch.float32)
+    low, xl = copy.deepcopy(mixer).to(dtype), x.to(dtype).requires_grad_()
+    y = low(xl)
+    assert y.dtype == dtype
+    close(y.float(), mixer(x), 0.05)
+    y.float().square().mean().backward()
+    assert xl.grad.isfinite().all()
+    assert all(p.grad.isfinite().all() for p in low.parameters())
+
+
+@every_case
+def test_autocast_forward_and_backward(case):
+    mixer = make(case, dtype=torch.float32)
+    x = tokens(2, 12, 12, dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = mixer(x)
+    close(y.float(), mixer(x), 0.08)
+    y.float().sum().backward()
+    assert all(p.grad.dtype == torch.float32 for p in mixer.parameters())
+
+
+@every_case
+def test_layouts_do_not_matter(case):
+    """Transposed and sliced inputs give what a contiguous copy gives."""
+    mixer, x = make(case), tokens(2, 12, 12)
+    y = mixer(x)
+    close(mixer(x.transpose(1, 2).contiguous().transpose(1, 2)), y, 1e-12)
+    wide = torch.zeros(2, 24, 24, dtype=torch.float64)
+    wide[:, ::2, 5:17] = x
+    close(mixer(wide[:, ::2, 5:17]), y, 1e-12)
+
+
+@every_case
+def test_batch_entries_do_not_touch_each_other(case):
+    mixer, x = make(case), tokens(3, 12, 12)
+    close(mixer(x)[1:2], mixer(x[1:2]), 1e-12)
+
+
+@every_case
+def test_same_bits_twice(case):
+    mixer, x = make(case, dtype=torch.float32), tokens(2, 12, 12, dtype=torch.float32)
+    assert torch.equal(mixer(x), mixer(x))
+
+
+@every_case
+def test_copies_and_files(case):
+    mixer, x = make(case), tokens(2, 12, 12)
+    y = mixer(x)
+    fresh = mixer.config.build(12, dtype=torch.float64)
+    fresh.load_state_dict(load(save({k: v.contiguous() for k, v in mixer.state_dict().items()})))
+    buffer = io.BytesIO()
+    torch.save(mixer.state_dict(), buffer)
+    for other in (copy.deepcopy(mixer), pickle.loads(pickle.dumps(mixer)), fresh):
+        assert torch.equal(other(x), y)
+
+
+@every_case
+def test_checkpointing_gives_the_same_gradient(case):
+    mixer, x = make(case), tokens(2, 12, 12).requires_grad_()
+    (plain,) = torch.autograd.grad(mixer(x).square().sum(), x)
+    (again,) = torch.autograd.grad(checkpoint(mixer, x, use_reentrant=False).square().sum(), x)
+    close(again, plain, 1e-12)
+
+
+@every_case
+def test_device_and_dtype_arguments(case):
+    name, options = CASES[case]
+    mixer = polymix.create_mixer(name, 12, device="meta", dtype=torch.bfloat16, **options)
+    assert all(p.device.type == "meta" and p.dtype == torch.bfloat16 for p in mixer.parameters())
+
+
+@every_case
+def test_dropout_acts_in_training_alone(case):
+    name, options = CASES[case]
+    mixer = polymix.create_mixer(name, 12, dropout=0.5, **options)
+    x = tokens(2, 12, 12, dtype=torch.float32)
+    assert (mixer(x) == 0).float().mean() > 0.3
+    assert torch.equal(mixer.eval()(x), mixer(x))
+
+
+@every_case
+def test_output_variance_near_attention_s(case):
+    """A host trains from the first step: on a ViT's 196 tokens the output is within 2.5 × of what attention gives."""
+    name, options = CASES[case]
+    if options.get("reduction") == "sum":
+        options = {**options, "reduction": "mean"}  # a printed sum grows with N by definition
+    if "grid" in options:
+        options = {**options, "grid": {2: (14, 14), 3: (2, 7, 14)}[len(options["grid"])]}
+    x = tokens(8, 196, 192, dtype=torch.float32)
+    with torch.no_grad():
+        attention = polymix.create_mixer("softmax", 192)(x).std()
+        ratio = (polymix.create_mixer(name, 192, **options)(x).std() / attention).item()
+    assert 1 / 2.5 < ratio < 2.5, ratio
+
+
+@every_case
+def test_export_as_the_capabilities_say(case):
+    mixer, x = make(case, dtype=torch.float32).eval(), tokens(2, 12, 12, dtype=torch.float32)
+    assert mixer.capabilities.export
+    program = torch.export.export(mixer, (x,))
+    close(program.module()(x), mixer(x), 1e-5)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "grid" not in CASES[case][1]])
+def test_export_with_a_dynamic_length(case):
+    mixer = make(case, dtype=torch.float32).eval()
+    length = torch.export.Dim("length", min=2, max=4096)
+    program = torch.export.export(mixer, (tokens(2, 12, 12, dtype=torch.float32),), dynamic_shapes=({1: length},))
+    x = tokens(2, 29, 12, dtype=torch.float32)
+    close(program.module()(x), mixer(x), 1e-5)
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_compile_without_breaks(case):
+    """fullgraph, forward and backward; one graph for every length where the mixer takes any (aot_eager: the same
+    tracing and symbolic shapes as Inductor, without its C++ compile time)."""
+    torch._dynamo.reset()
+    mixer = make(case, dtype=torch.float32)
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    free = "grid" not in CASES[case][1]
+    compiled = torch.compile(mixer, fullgraph=True, dynamic=free, backend=counter)
+    graphs = []
+    for n in (13, 29, 40) if free else (12,):  # 13: not the width, which a first trace would tie to it
+        x = tokens(2, n, 12, dtype=torch.float32).requires_grad_()
+        y = compiled(x)
+        close(y, mixer(x), 1e-5)
+        (ours,), (plain,) = torch.autograd.grad(y.sum(), x), torch.autograd.grad(mixer(x).sum(), x)
+        close(ours, plain, 1e-4)
+        graphs.append(counter.frame_count)
+    assert len(set(graphs)) == 1, "a new length must not compile again"
