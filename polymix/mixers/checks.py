@@ -10,6 +10,7 @@ from torch import Tensor
 
 from polymix.errors import MaskError, ShapeError, StateError
 from polymix.mixers.registry import lacks
+from polymix.ops.common import autocast_dtype
 from polymix.ops.visibility import Segments
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def check_tokens(mixer: TokenMixer, argument: str, x: Tensor, batch: int | None 
     weight = next(mixer.parameters())
     if x.device != weight.device:
         raise ShapeError(argument, f"a tensor on {x.device}", f"one on {weight.device}", "Move one with .to(device).")
-    if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+    if x.dtype != weight.dtype and autocast_dtype(x.device) is None:
         raise ShapeError(argument, f"dtype {x.dtype}", f"{weight.dtype}", "Move one with .to(dtype), or use autocast.")
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -10,6 +13,18 @@ from torch import Tensor
 def accumulator(dtype: torch.dtype) -> torch.dtype:
     """float32 at least: the type in which sums over tokens are kept."""
     return torch.promote_types(dtype, torch.float32)
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """The type that autocast would compute in on this device; None where it is off or unknown (meta)."""
+    if not torch.amp.is_autocast_available(device.type) or not torch.is_autocast_enabled(device.type):
+        return None
+    return torch.get_autocast_dtype(device.type)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """A context in which products keep the type of their operands."""
+    return torch.autocast(device.type, enabled=False) if autocast_dtype(device) else nullcontext()
 
 
 def clamped_leaky_relu(x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polymix.ops.common import accumulator
+from polymix.ops.common import accumulator, without_autocast
 
 CHUNK = 128  # tokens that see each other directly in the causal form; more costs N · CHUNK, less costs N / CHUNK states
 GUARD = 1e-3  # the denominator never falls below GUARD times the number of tokens seen
@@ -86,7 +86,7 @@ def qt_attention(
     Sums are kept in float32 at least. Cost: (M + N) · F · (d + 1) multiply-adds a head, F = `feature_size`.
     """
     dtype = accumulator(q.dtype)
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q.device):
         keys, values = _hide_padding(k.to(dtype), v.to(dtype), mask)
         moments = taylor_features(keys, form, order, scale).transpose(-1, -2) @ values  # (B, h, F, d + 1)
         weighted = taylor_features(q.to(dtype), form, order, scale) @ moments
@@ -115,7 +115,7 @@ def qt_causal(
     real = torch.ones(batch, n, dtype=torch.bool, device=q.device) if mask is None else mask
     seen = real.cumsum(1)
     pad = -n % chunk
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q.device):
         keys, values = _hide_padding(k.to(dtype), v.to(dtype), mask)
         queries, keys, values = (
             F.pad(part, (0, 0, 0, pad)).unflatten(2, (-1, chunk)) for part in (q.to(dtype), keys, values)

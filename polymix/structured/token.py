@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polymix.ops.depthwise import depthwise_conv
+from polymix.ops.depthwise import depthwise_conv, effective_kernel
 from polymix.structured.cost import Op
 
 TOKEN_MAPS = ("depthwise", "identity")
@@ -19,7 +19,8 @@ class DepthwiseConv(nn.Module):
 
     The first `num_prefix_tokens` tokens (class token, registers) lie outside the grid: prefix token j becomes
     prefix_self[j] ⊙ itself + prefix_mean[j] ⊙ the mean of the grid tokens; the grid does not see them. The bias is
-    added to every token. Cost: tokens · D · taps multiply-adds.
+    added to every token. Cost: tokens · D · taps multiply-adds, where taps
+    that a small grid cannot reach do not count.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class DepthwiseConv(nn.Module):
         return whole
 
     def op(self, grid: tuple[int, ...]) -> Op:
-        return Op("depthwise", grid, self.kernel, self.weight.shape[0])
+        return Op("depthwise", grid, effective_kernel(self.kernel, grid), self.weight.shape[0])
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]}, kernel={self.kernel}, causal={self.causal}, prefix={self.num_prefix_tokens}"

@@ -1,0 +1,109 @@
+"""Time and memory of a call: warm-up, medians with quantiles, candidates taken in turn so that drift hits all alike."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Call = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one call, from `runs` rounds."""
+
+    runs: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.runs)
+
+    @property
+    def low(self) -> float:
+        """10 % quantile (the fastest of few runs)."""
+        return sorted(self.runs)[int(0.1 * (len(self.runs) - 1))]
+
+    @property
+    def high(self) -> float:
+        """90 % quantile."""
+        return sorted(self.runs)[-1 - int(0.1 * (len(self.runs) - 1))]
+
+
+def once(call: Call, device: str, repeats: int = 1) -> float:
+    """Seconds a call, over `repeats` calls as they come."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+    return (time.perf_counter() - start) / repeats
+
+
+def interleaved(calls: Mapping[str, Call], *, seconds: float, device: str = "cpu") -> dict[str, Timing]:
+    """Time all calls in turn: A B C, A B C, … for about `seconds` a call, 3 to 25 rounds each.
+
+    Each round of a call repeats it for at least 5 ms, and counts as one run. A call is warmed up first, a slow one
+    (0.5 s or more) by its estimate alone.
+    """
+    repeats, rounds = {}, {}
+    for name, call in calls.items():
+        estimate = max(once(call, device), 1e-7)
+        if estimate < 0.5:
+            estimate = max(min(once(call, device), once(call, device)), 1e-7)
+        repeats[name] = max(1, int(5e-3 / estimate))
+        rounds[name] = min(25, max(3, int(seconds / (estimate * repeats[name]))))
+    runs: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(max(rounds.values(), default=0)):
+        for name, call in calls.items():
+            if turn < rounds[name]:
+                runs[name].append(once(call, device, repeats[name]))
+    return {name: Timing(tuple(values)) for name, values in runs.items()}
+
+
+@contextmanager
+def _without_stderr() -> Iterator[None]:
+    """The profiler's library writes lines of its own to file descriptor 2."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def peak_memory(call: Call, device: str = "cpu") -> int:
+    """Most bytes that a call holds at once beyond what was held before it.
+
+    On a CPU from the allocations that PyTorch's profiler records, on CUDA from the caching allocator.
+    """
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        call()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with _without_stderr(), torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        call()
+    kineto = profile.profiler.kineto_results if profile.profiler else None
+    assert kineto is not None
+    events = sorted((e.start_ns(), e.nbytes()) for e in kineto.events() if e.name() == "[memory]")
+    held = peak = 0
+    for _, size in events:
+        held += size
+        peak = max(peak, held)
+    return peak

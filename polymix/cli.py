@@ -1,0 +1,204 @@
+"""polymix <verb>: thin; each verb hands over to the package at once."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import os
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+from polymix.errors import MissingExtraError, OptionError, PolymixError
+
+try:
+    import typer
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.table import Column, Table
+except ImportError:  # main() says what to install
+    typer = None  # type: ignore[assignment]
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Bars:
+    """The progress of a comparison as rich bars."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+
+    def start(self, what: str, total: int) -> Callable[[int], None]:
+        task = self.progress.add_task(what, total=total)
+        return lambda done: self.progress.update(task, completed=done)
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise OptionError("--tokens", repr(text), "whole numbers separated by commas", "Try 64,256,1024.") from error
+
+
+def compare(
+    data: Annotated[str | None, typer.Option(help="Folder of images, one sub-folder a class. Default: the digits.")] = None,
+    mixers: Annotated[str | None, typer.Option(help="For example padre:degree=3,pom:degree=3:expand=1,qt.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for results.json, the plots and report.html.")] = Path("polymix-compare"),
+    image_size: Annotated[int | None, typer.Option(help="Pixels a side; 8 for the digits, 32 for --data.")] = None,
+    patch_size: Annotated[int | None, typer.Option(help="Pixels a patch; 2 for the digits, 4 for --data.")] = None,
+    epochs: Annotated[int, typer.Option(help="Training epochs of each run.")] = 30,
+    seeds: Annotated[int, typer.Option(help="Training runs of each mixer.")] = 2,
+    tokens: Annotated[str, typer.Option(help="Token counts to measure.")] = "64,256,1024,4096,16384",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps …")] = "cpu",
+    threads: Annotated[int | None, typer.Option(help="CPU threads; default: one for each core.")] = None,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    max_seconds: Annotated[float, typer.Option(help="Stop a mixer at a length where one call takes longer.")] = 10.0,
+    max_gib: Annotated[float, typer.Option(help="Stop a mixer at a length where one call holds more.")] = 4.0,
+    quick: Annotated[bool, typer.Option("--quick", help="One seed, few epochs, short sweep: under a minute.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run in --out stopped.")] = False,
+) -> None:
+    """Which mixer, how accurate, how fast, from how many tokens on: on your images and machine.
+
+    Trains the same small vision transformer once for each mixer, measures every mixer over a sweep of token counts,
+    and says in words which one to take and when to keep attention.
+
+    Example: polymix compare --data photos --mixers padre:degree=3,pom:degree=3:expand=1 --out photos-report
+    """
+    from polymix.compare.run import compare as run
+    from polymix.compare.settings import Settings
+    from polymix.compare.spec import DEFAULT
+
+    settings = Settings(
+        data=data, mixers=mixers or DEFAULT, image_size=image_size, patch_size=patch_size, epochs=epochs, seeds=seeds,
+        tokens=_counts(tokens), device=device, threads=threads or _cores(), dtype=dtype, max_seconds=max_seconds,
+        max_gib=max_gib,
+    )  # fmt: skip
+    settings = settings.quickened() if quick else settings
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console()
+    try:
+        with Progress(*columns, console=console) as progress:
+            results = run(settings, out, Bars(progress), resume=resume)
+    except KeyboardInterrupt:
+        console.print(f"Stopped. What had finished is kept in {out}: the same command with --resume goes on from there.")
+        raise typer.Exit(130) from None
+    from polymix.compare.report import write_report
+    from polymix.compare.table import terminal_table
+
+    report = write_report(results.content, out)
+    headings, rows = terminal_table(results.content)
+    table = Table(headings[0], *(Column(heading, justify="right") for heading in headings[1:]))
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    said = results.content["answer"]
+    console.print(f"\n[bold]{said['headline']}[/bold]", highlight=False)
+    for sentence in said["sentences"]:
+        console.print(f"• {sentence}", highlight=False)
+    for line in results.content["data"]["skipped"]:
+        console.print(f"Skipped, unreadable: {line}", highlight=False)
+    console.print(f"\nReport: {report}   Numbers: {out / 'results.json'}", highlight=False)
+
+
+def list_() -> None:
+    """Every mixer: what it can do, what it costs, its options.
+
+    Example: polymix list
+    """
+    from polymix.mixers.registry import config_class, list_mixers, mixer_class
+
+    table = Table("mixer", "can do", "masks", "cost", "options (default)", show_lines=True)
+    for name in list_mixers():
+        mixer, config = mixer_class(name), config_class(name)
+        can = mixer.capabilities
+        able = [word for word in ("causal", "cross", "recurrent", "any_length", "export") if getattr(can, word)]
+        able += [f"grids {'-, '.join(map(str, can.grids))}-D"] if can.grids else []
+        options = ", ".join(f"{f.name}={f.default}" for f in fields(config))
+        table.add_row(name, ", ".join(able), ", ".join(sorted(can.masks)) or "–", _cost_line(mixer), options)
+    Console().print(table)
+
+
+def _cost_line(mixer: type) -> str:
+    """The cost formula out of the docstring, where it stands once."""
+    text = " ".join((inspect.getdoc(mixer) or "").split())
+    found = re.search(r"Cost[^:]*: (.*?)(?=\. [A-Z]|\.$)", text)
+    return found[1] if found else "–"
+
+
+def show(
+    name: Annotated[str, typer.Argument(help="A mixer, such as padre.")],
+    options: Annotated[list[str] | None, typer.Argument(help="dim=192, n=4096, and options such as degree=3.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads for the floor; default: one for each core.")] = None,
+) -> None:
+    """What one mixer costs: parameters, multiply-adds, bytes, its floor here, and the paper's figure beside them.
+
+    Example: polymix show padre degree=3 dim=192 grid=64x64
+    """
+    import torch
+
+    from polymix.bench import floor, interleaved
+    from polymix.bench.papers import printed
+    from polymix.compare.spec import parse_options
+    from polymix.mixers import create_mixer
+
+    chosen = parse_options(options or [])
+    dim, n = chosen.pop("dim", 192), chosen.pop("n", None)
+    mixer = create_mixer(name, dim, **chosen)
+    if n is None:
+        grid = getattr(mixer.config, "grid", None)
+        n = math.prod(grid) + getattr(mixer.config, "num_prefix_tokens", 0) if grid else 4096
+    torch.set_num_threads(threads or _cores())
+    cost = mixer.cost(n)
+    seconds = interleaved({"floor": floor(cost)}, seconds=0.5)["floor"].median
+    table = Table("", "here", "printed in the paper", title=f"{mixer.name}, {dim} channels, {n:,} tokens")
+    figures = printed(mixer, n)
+    lines: list[tuple[str, str, str]] = [
+        ("parameters", f"{cost.parameters:,}", "parameters"),
+        ("multiply-adds", f"{cost.multiply_adds / 1e9:.3f} G", "multiplications"),
+        ("FLOPs (2 a multiply-add)", f"{cost.flops / 1e9:.3f} G", "FLOPs"),
+        ("bytes moved, float32", f"{cost.bytes / 2**20:.1f} MiB", "bytes"),
+        (f"floor, {torch.get_num_threads()} threads", f"{seconds * 1e3:.3f} ms", "latency"),
+    ]
+    notes = []
+    for label, value, quantity in lines:
+        here = [figure for figure in figures if figure.quantity == quantity]
+        table.add_row(label, value, ", ".join(figure.value for figure in here))
+        notes += here
+    for figure in figures:
+        if figure not in notes:
+            table.add_row(figure.quantity, "", figure.value)
+    console = Console()
+    console.print(table)
+    for figure in figures:
+        console.print(f"{figure.value}: {figure.source}{'; ' + figure.note if figure.note else ''}", highlight=False)
+
+
+def _app() -> Any:
+    app = typer.Typer(
+        help="Polynomial token mixers in attention's place. Example: polymix compare --quick", no_args_is_help=True,
+        add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+    )  # fmt: skip
+    app.command("compare")(compare)
+    app.command("list")(list_)
+    app.command("show")(show)
+    return app
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The console script: errors that polymix foresees are one line and exit status 2."""
+    try:
+        if typer is None:
+            raise MissingExtraError("typer, rich", "not installed", "pip install 'polymix[train]'", "The commands need them.")
+        _app()(arguments)
+    except PolymixError as error:
+        print(f"polymix: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Mixers as people type them: "padre:degree=3", "padre-3", "pom:degree=3:expand=1", "grid=64x64"."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from polymix.errors import OptionError
+from polymix.mixers import MixerConfig, config_class
+from polymix.mixers.registry import check_options
+
+DEFAULT = "softmax,padre-2,padre-3,pom,qt,poly_sa,poly_nl,linear_floor"
+_TUPLES = ("grid", "terms")
+_WORDS: dict[str, Any] = {"none": None, "true": True, "false": False}
+
+
+def parse_value(option: str, text: str) -> Any:
+    """A number, true, false, none, 64x64 for a tuple, or a word; grid and terms are tuples whatever comes."""
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    if re.fullmatch(r"\d+(x\d+)+", text):
+        return tuple(map(int, text.split("x")))
+    if re.fullmatch(r"[+-]?\d+", text):
+        return (int(text),) if option in _TUPLES else int(text)
+    try:
+        return float(text)
+    except ValueError:
+        return tuple(text.split("/")) if "/" in text else text
+
+
+def parse_options(words: list[str]) -> dict[str, Any]:
+    """["degree=3", "grid=64x64"] -> {"degree": 3, "grid": (64, 64)}."""
+    options = {}
+    for word in words:
+        option, sign, value = word.partition("=")
+        if not sign or not option or not value:
+            raise OptionError(word, "no option", "option=value, such as degree=3", "Write = without spaces.")
+        if option in options:
+            raise OptionError(option, "given twice", "once", "Drop one of them.")
+        options[option] = parse_value(option, value)
+    return options
+
+
+def parse_mixer(text: str) -> tuple[str, MixerConfig]:
+    """"padre:degree=3" or its short form "padre-3" -> (label, config)."""
+    short = re.fullmatch(r"(\w+)-(\d+)", text.strip())
+    if short:
+        text = f"{short[1]}:degree={short[2]}"
+    name, *words = text.strip().split(":")
+    config = config_class(name)
+    options = parse_options(words)
+    for reserved in ("grid", "num_prefix_tokens"):
+        if reserved in options:
+            raise OptionError(reserved, text, "a mixer without it: the host decides", "Leave it out of --mixers.")
+    check_options(config, options)
+    # poly_sa needs a grid to exist at all; the host puts its own in this one's place.
+    needs_grid = name == "poly_sa" and (options.get("positions") != "mean" or options.get("head_mixing"))
+    built = config(**options, **({"grid": (1, 1)} if needs_grid else {}))
+    label = f"{name}-{options['degree']}" if list(options) == ["degree"] else text.strip()
+    return label, built
+
+
+def parse_mixers(text: str) -> dict[str, MixerConfig]:
+    """A comma-separated list of mixers by label. Attention is always among them: it is what all are compared with."""
+    mixers: dict[str, MixerConfig] = {}
+    for part in text.split(","):
+        if not part.strip():
+            raise OptionError("--mixers", repr(text), "names separated by commas", "Remove the empty one.")
+        label, config = parse_mixer(part)
+        if label in mixers:
+            raise OptionError("--mixers", f"{label} twice", "different mixers", "Drop one of them.")
+        mixers[label] = config
+    if "softmax" not in mixers:
+        mixers = {**dict([parse_mixer("softmax")]), **mixers}
+    return mixers

@@ -1,0 +1,1 @@
+"""Training: data and recipes, on Lightning."""
