@@ -43,8 +43,7 @@ class MixerBlock(nn.Module):
 
     def forward(self, x: Tensor, **options: Any) -> Tensor:
         x = x + self.mixer(self.norm1(x), **options)
-        y: Tensor = x + self.mlp(self.norm2(x))
-        return y
+        return x + self.mlp(self.norm2(x))
 
 
 class PolyMorpher(MixerBlock):

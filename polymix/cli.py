@@ -46,9 +46,13 @@ def _counts(text: str) -> tuple[int, ...]:
 
 
 def compare(
-    data: Annotated[str | None, typer.Option(help="Folder of images, one sub-folder a class. Default: the digits.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Folder of images, one sub-folder a class. Default: the digits.")
+    ] = None,
     mixers: Annotated[str | None, typer.Option(help="For example padre:degree=3,pom:degree=3:expand=1,qt.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for results.json, the plots and report.html.")] = Path("polymix-compare"),
+    out: Annotated[Path, typer.Option(help="Folder for results.json, the plots and report.html.")] = Path(
+        "polymix-compare"
+    ),
     image_size: Annotated[int | None, typer.Option(help="Pixels a side; 8 for the digits, 32 for --data.")] = None,
     patch_size: Annotated[int | None, typer.Option(help="Pixels a patch; 2 for the digits, 4 for --data.")] = None,
     epochs: Annotated[int, typer.Option(help="Training epochs of each run.")] = 30,
@@ -85,7 +89,9 @@ def compare(
         with Progress(*columns, console=console) as progress:
             results = run(settings, out, Bars(progress), resume=resume)
     except KeyboardInterrupt:
-        console.print(f"Stopped. What had finished is kept in {out}: the same command with --resume goes on from there.")
+        console.print(
+            f"Stopped. What had finished is kept in {out}: the same command with --resume goes on from there."
+        )
         raise typer.Exit(130) from None
     from polymix.compare.report import write_report
     from polymix.compare.table import terminal_table
@@ -193,7 +199,9 @@ def main(arguments: list[str] | None = None) -> None:
     """The console script: errors that polymix foresees are one line and exit status 2."""
     try:
         if typer is None:
-            raise MissingExtraError("typer, rich", "not installed", "pip install 'polymix[train]'", "The commands need them.")
+            raise MissingExtraError(
+                "typer, rich", "not installed", "pip install 'polymix[train]'", "The commands need them."
+            )
         _app()(arguments)
     except PolymixError as error:
         print(f"polymix: {' '.join(str(error).split())}", file=sys.stderr)

@@ -96,7 +96,11 @@ def pom_from_matrices(mixer, x, context=None, grid=None, **see):
             pair = ids if isinstance(ids, tuple) else (ids, ids)
             place = {}
             for key, length, its_ids, its_mask in (("gate", m, pair[0], mask), ("terms", n, pair[1], mask)):
-                hide = its_mask if its_mask is not None and its_mask.ndim == 2 and (context is None or key == "terms") else None
+                hide = (
+                    its_mask
+                    if its_mask is not None and its_mask.ndim == 2 and (context is None or key == "terms")
+                    else None
+                )
                 rows = [
                     real_positions(
                         [True] * length if hide is None else hide[b].tolist(),

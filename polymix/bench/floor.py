@@ -30,7 +30,10 @@ def _bare(op: Op, kw: dict[str, Any]) -> Callable[[], Tensor]:
         if groups == 1:
             x, weight = torch.randn(rows, inside, **kw), torch.randn(outside, inside, **kw)
             return lambda: F.linear(x, weight)
-        blocks = torch.randn(groups, rows, inside // groups, **kw), torch.randn(groups, inside // groups, outside // groups, **kw)
+        blocks = (
+            torch.randn(groups, rows, inside // groups, **kw),
+            torch.randn(groups, inside // groups, outside // groups, **kw),
+        )
         return lambda: torch.bmm(*blocks)
     if op.kind == "matmul":
         batch, m, k, n = op.shape

@@ -6,14 +6,15 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 Call = Callable[[], Any]
+K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,9 @@ class Timing:
     """Seconds of one call, from `runs` rounds."""
 
     runs: tuple[float, ...]
+
+    def milliseconds(self) -> Timing:
+        return Timing(tuple(1e3 * run for run in self.runs))
 
     @property
     def median(self) -> float:
@@ -49,20 +53,21 @@ def once(call: Call, device: str, repeats: int = 1) -> float:
     return (time.perf_counter() - start) / repeats
 
 
-def interleaved(calls: Mapping[str, Call], *, seconds: float, device: str = "cpu") -> dict[str, Timing]:
+def interleaved(calls: Mapping[K, Call], *, seconds: float, device: str = "cpu") -> dict[K, Timing]:
     """Time all calls in turn: A B C, A B C, … for about `seconds` a call, 3 to 25 rounds each.
 
     Each round of a call repeats it for at least 5 ms, and counts as one run. A call is warmed up first, a slow one
     (0.5 s or more) by its estimate alone.
     """
-    repeats, rounds = {}, {}
+    repeats: dict[K, int] = {}
+    rounds: dict[K, int] = {}
     for name, call in calls.items():
         estimate = max(once(call, device), 1e-7)
         if estimate < 0.5:
             estimate = max(min(once(call, device), once(call, device)), 1e-7)
         repeats[name] = max(1, int(5e-3 / estimate))
         rounds[name] = min(25, max(3, int(seconds / (estimate * repeats[name]))))
-    runs: dict[str, list[float]] = {name: [] for name in calls}
+    runs: dict[K, list[float]] = {name: [] for name in calls}
     for turn in range(max(rounds.values(), default=0)):
         for name, call in calls.items():
             if turn < rounds[name]:

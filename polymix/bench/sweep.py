@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from polymix.bench.measure import interleaved, once, peak_memory
 from polymix.mixers import MixerConfig, TokenMixer
 from polymix.models import fit_to_grid
 
-# (config, grid) -> a module, its input, and the mixers in it whose products and convolutions are the floor's
+# (config, grid) -> a module and an input for it
 Maker = Callable[[MixerConfig, tuple[int, int]], tuple[nn.Module, torch.Tensor]]
 
 
@@ -26,6 +26,12 @@ class Budget:
     seconds: float = 10.0
     bytes: int = 4 << 30
     timing_seconds: float = 0.4  # for all rounds of one mixer at one token count
+
+    def foresee(self, n: int, last: tuple[int, float] | None) -> None:
+        """Stop before a call that is sure to pass the budget: four times over, if its time grows quadratically."""
+        if last is not None and last[1] * (n / last[0]) ** 2 > 4 * self.seconds:
+            expected = last[1] * (n / last[0]) ** 2
+            raise _Stopped(f"would take up to {expected:.0f} s at {n:,} tokens (budget {self.seconds:g} s)")
 
 
 @dataclass(frozen=True)
@@ -69,103 +75,118 @@ def with_heads(config: MixerConfig, heads: int) -> MixerConfig:
     return config.changed(heads=heads) if getattr(config, "heads", 1) is None else config
 
 
-def _failed_check(module: nn.Module, x: torch.Tensor) -> str | None:
-    """No number for code that computes wrong: the outputs must be finite and agree with the same module in float64."""
-    wide = module.to("cpu", torch.float64)(x.to("cpu", torch.float64))
-    narrow = module.to(x.device, x.dtype)(x).to("cpu", torch.float64)
-    error = ((narrow - wide).abs().max() / wide.abs().max().clamp_min(1e-30)).item()
-    limit = 1e-4 if x.dtype == torch.float32 else 0.1
-    return None if error <= limit else f"differs from float64 by {error:.1e} of its largest output (limit {limit:.0e})"
+class _Stopped(Exception):
+    """Why a mixer is measured no further."""
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A mixer at one token count, ready to be timed."""
+
+    call: Callable[[], Any]
+    floor: Callable[[], Any] | None  # of a mixer alone
+    seconds: float  # of its first call
+    peak_bytes: int
+    flops: int
 
 
 @torch.inference_mode()
 def sweep(
     mixers: Mapping[str, MixerConfig],
-    tokens: list[int],
+    tokens: Sequence[int],
     make: Maker,
     *,
     scope: str,
     budget: Budget,
     device: str = "cpu",
-    done: Mapping[tuple[str, int], str | None] = {},  # noqa: B006
+    done: Mapping[tuple[str, int], str | None] | None = None,
 ) -> Iterator[list[Row]]:
     """Measure every mixer at every token count, the counts in order, the mixers in turn within one.
 
-    A mixer that passes the budget, or whose next count by its growth so far would, is stopped there and the row says
-    so; a larger count is then not tried. `done` holds what an earlier run finished: (mixer, tokens) -> why it stopped.
+    A mixer that computes wrong, that passes the budget, or whose next count would if it grew quadratically, is stopped
+    there and its rows say so. `done` holds what an earlier run finished: (mixer, tokens) -> why it stopped, or None.
 
     Yields:
-        the rows of one token count.
+        the new rows of one token count.
     """
+    done = done or {}
     stopped: dict[str, str] = {}
     last: dict[str, tuple[int, float]] = {}
     for n in sorted(tokens):
-        grid = near_square(n)
-        calls: dict[str, Callable[[], Any]] = {}
-        memory: dict[str, int] = {}
-        flops: dict[str, int] = {}
+        ready: dict[str, _Ready] = {}
         rows: list[Row] = []
         for name, config in mixers.items():
             if (name, n) in done:
                 if reason := done[name, n]:
                     stopped[name] = reason
                 continue
-            if name not in stopped and name in last:
-                before, seconds = last[name]
-                expected = seconds * (n / before) ** 2
-                if expected > 4 * budget.seconds:  # quadratic growth is the worst there is; 4 allows for less
-                    stopped[name] = f"would take about {expected:.0f} s at {n:,} tokens (budget {budget.seconds:g} s)"
-            if name not in stopped:
-                reason = _prepare(name, config, grid, make, budget, device, n == min(tokens), calls, memory, flops, last, n)
-                if reason:
-                    stopped[name] = reason
-            if name in stopped:
-                rows.append(Row(name, scope, n, stopped=stopped[name]))
-        if not calls:
-            if rows:
-                yield rows
-            continue
-        timings = interleaved(calls, seconds=budget.timing_seconds, device=device)
-        for name in mixers:
-            if name in timings:
-                t, base = timings[name], timings.get(f"{name} floor")
-                rows.append(
-                    Row(
-                        name, scope, n, t.median * 1e3, t.low * 1e3, t.high * 1e3, tuple(run * 1e3 for run in t.runs),
-                        memory[name], base.median * 1e3 if base else None, flops[name],
-                    )  # fmt: skip
-                )
-        yield rows
+            try:
+                if name in stopped:
+                    raise _Stopped(stopped[name])
+                budget.foresee(n, last.get(name))
+                ready[name] = _prepare(config, n, make, budget, device, check=n == min(tokens))
+                last[name] = n, ready[name].seconds
+            except _Stopped as why:
+                stopped[name] = str(why)
+                rows.append(Row(name, scope, n, stopped=str(why)))
+        rows += _time(ready, scope, n, budget, device)
+        if rows:
+            yield rows
 
 
-def _prepare(
-    name: str, config: MixerConfig, grid: tuple[int, int], make: Maker, budget: Budget, device: str, first: bool,
-    calls: dict[str, Callable[[], Any]], memory: dict[str, int], flops: dict[str, int],
-    last: dict[str, tuple[int, float]], n: int,
-) -> str | None:  # fmt: skip
-    """Put the calls of one mixer (and of its floor, alone) among `calls`, or say why it is stopped."""
+def _prepare(config: MixerConfig, n: int, make: Maker, budget: Budget, device: str, *, check: bool) -> _Ready:
+    """Build the module, check it, and hold one call against the budget."""
     try:
-        module, x = make(config, grid)
+        module, x = make(config, near_square(n))
         module.eval()
-        if first and (wrong := _failed_check(module, x)):
-            return f"failed its check: {wrong}"
+        if check:
+            _check(module, x)
         seconds = once(lambda: module(x), device)
         if seconds > budget.seconds:
-            return f"took {seconds:.1f} s at {n:,} tokens (budget {budget.seconds:g} s)"
-        memory[name] = peak_memory(lambda: module(x), device)
-    except (MemoryError, torch.OutOfMemoryError, RuntimeError) as error:
+            raise _Stopped(f"took {seconds:.1f} s at {n:,} tokens (budget {budget.seconds:g} s)")
+        peak = peak_memory(lambda: module(x), device)
+    except (MemoryError, RuntimeError) as error:  # PyTorch's CPU allocator raises a plain RuntimeError
         if isinstance(error, RuntimeError) and "memory" not in str(error).lower():
             raise
-        return f"ran out of memory at {n:,} tokens"
-    if memory[name] > budget.bytes:
-        return f"held {memory[name] / 2**30:.1f} GiB at {n:,} tokens (budget {budget.bytes / 2**30:g} GiB)"
-    last[name] = n, seconds
-    calls[name] = lambda: module(x)
+        raise _Stopped(f"ran out of memory at {n:,} tokens") from error
+    if peak > budget.bytes:
+        raise _Stopped(f"held {peak / 2**30:.1f} GiB at {n:,} tokens (budget {budget.bytes / 2**30:g} GiB)")
     if isinstance(module, TokenMixer):
         cost = module.cost(n, dtype=x.dtype)
-        flops[name] = cost.flops
-        calls[f"{name} floor"] = floor(cost, device=device, dtype=x.dtype)
-    else:
-        inner = [part for part in module.modules() if isinstance(part, TokenMixer)]
-        flops[name] = sum(part.cost(n).flops for part in inner)
-    return None
+        return _Ready(lambda: module(x), floor(cost, device=device, dtype=x.dtype), seconds, peak, cost.flops)
+    inner = sum(part.cost(n).flops for part in module.modules() if isinstance(part, TokenMixer))
+    return _Ready(lambda: module(x), None, seconds, peak, inner)
+
+
+def _check(module: nn.Module, x: torch.Tensor) -> None:
+    """No number for code that computes wrong: the output must agree with that of the same module in float64."""
+    wide = module.to("cpu", torch.float64)(x.to("cpu", torch.float64))
+    narrow = module.to(x.device, x.dtype)(x).to("cpu", torch.float64)
+    error = ((narrow - wide).abs().max() / wide.abs().max().clamp_min(1e-30)).item()
+    limit = 1e-4 if x.dtype == torch.float32 else 0.1
+    if not error <= limit:  # not: NaN must fail as well
+        raise _Stopped(f"failed its check: off float64 by {error:.1e} of its largest output (limit {limit:.0e})")
+
+
+def _time(ready: Mapping[str, _Ready], scope: str, n: int, budget: Budget, device: str) -> list[Row]:
+    calls = {(name, False): mixer.call for name, mixer in ready.items()}
+    calls |= {(name, True): mixer.floor for name, mixer in ready.items() if mixer.floor is not None}
+    timings = interleaved(calls, seconds=budget.timing_seconds, device=device)
+    rows = []
+    for name, mixer in ready.items():
+        timing, bare = timings[name, False].milliseconds(), timings.get((name, True))
+        rows.append(
+            Row(
+                name,
+                scope,
+                n,
+                latency=timing.median,
+                low=timing.low,
+                high=timing.high,
+                runs=timing.runs,
+                peak_bytes=mixer.peak_bytes,
+                floor=bare.milliseconds().median if bare else None,
+                flops=mixer.flops,
+            )
+        )
+    return rows

@@ -14,7 +14,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from polymix.compare.verdict import FLOOR, YARDSTICK, labels, latencies, scores, slope
 
-STYLE = {
+STYLE: dict[str, Any] = {
     "font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "#e4e4e4",
     "axes.axisbelow": True, "legend.frameon": False, "figure.dpi": 150, "savefig.bbox": "tight",
 }  # fmt: skip
@@ -25,7 +25,7 @@ MARKERS = "osD^vP*X<>"
 def looks(content: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Colour and marker by mixer: attention black, the floor grey, the others in an order that does not change."""
     rest = [label for label in labels(content) if label not in (YARDSTICK, FLOOR)]
-    table = {
+    table: dict[str, dict[str, Any]] = {
         label: {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]} for i, label in enumerate(rest)
     }
     table[YARDSTICK] = {"color": "black", "marker": "o", "linewidth": 2.4}
@@ -62,7 +62,7 @@ def accuracy_against_latency(content: dict[str, Any], axes: Axes) -> None:
     table = latencies(content, "host")
     points = {m: (table[m][n], 100 * s.mean) for m, s in found.items() if n in table[m]}
     front = pareto(points)
-    steps = {"drawstyle": "steps-post", "color": "#bbbbbb", "zorder": 1}
+    steps: dict[str, Any] = {"drawstyle": "steps-post", "color": "#bbbbbb", "zorder": 1}
     axes.plot([points[m][0] for m in front], [points[m][1] for m in front], label="Pareto front", **steps)
     for mixer, (x, y) in points.items():
         spread = [[y - 100 * found[mixer].low], [100 * found[mixer].high - y]]

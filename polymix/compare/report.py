@@ -16,7 +16,8 @@ from polymix.compare.table import headings, rows
 def write_report(content: dict[str, Any], folder: Path) -> Path:
     """Draw the pictures and write the report of a finished comparison into `folder`."""
     pictures = {
-        path.name: "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode() for path in draw(content, folder)
+        path.name: "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+        for path in draw(content, folder)
     }
     environment = Environment(loader=PackageLoader("polymix", "compare"), autoescape=True, undefined=StrictUndefined)
     html = environment.get_template("report.html.j2").render(

@@ -47,11 +47,16 @@ class Results:
         path = folder / FILE
         if path.exists() and not resume:
             cure = "--resume continues it; --out DIR puts a new comparison elsewhere."
-            raise ResultsError("--out", f"{folder}, which holds the results of an earlier run", "a folder without", cure)
+            raise ResultsError(
+                "--out", f"{folder}, which holds the results of an earlier run", "a folder without", cure
+            )
         folder.mkdir(parents=True, exist_ok=True)
         if not path.exists():
-            results = cls(folder, {"schema": SCHEMA, "finished": False, "settings": dict(settings), "machine": dict(machine),
-                                   "data": None, "host": None, "mixers": [], "training": [], "sweep": [], "answer": None})  # fmt: skip
+            fresh: dict[str, Any] = {
+                "schema": SCHEMA, "finished": False, "settings": dict(settings), "machine": dict(machine), "data": None,
+                "host": None, "mixers": [], "training": [], "sweep": [], "answer": None,
+            }  # fmt: skip
+            results = cls(folder, fresh)
             results.save()
             return results
         content = load(path)
@@ -60,7 +65,9 @@ class Results:
             if changed:
                 was = ", ".join(f"{key}={content[part].get(key)!r}" for key in sorted(changed))
                 got = ", ".join(f"{key}={now.get(key)!r}" for key in sorted(changed))
-                raise ResultsError("--resume", got, f"the {part} of the run in {folder}: {was}", "Or begin anew with --out.")
+                raise ResultsError(
+                    "--resume", got, f"the {part} of the run in {folder}: {was}", "Or begin anew with --out."
+                )
         return cls(folder, content)
 
     def save(self) -> None:
@@ -80,7 +87,9 @@ def load(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ResultsError(str(path), f"a file that cannot be read ({error})", "a results.json of polymix compare", "") from error
+        raise ResultsError(
+            str(path), f"a file that cannot be read ({error})", "a results.json of polymix compare", ""
+        ) from error
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         got = content.get("schema") if isinstance(content, dict) else type(content).__name__
         raise ResultsError(str(path), f"schema {got!r}", repr(SCHEMA), "It comes from another program or version.")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,7 +31,9 @@ class Progress(Protocol):
     def start(self, what: str, total: int) -> Callable[[int], None]: ...
 
 
-def host(settings: Settings, channels: int, classes: int) -> Callable[[MixerConfig, tuple[int, int], dict[str, Any]], nn.Module]:
+def host(
+    settings: Settings, channels: int, classes: int
+) -> Callable[[MixerConfig, tuple[int, int], dict[str, Any]], nn.Module]:
     """The small vision transformer that every mixer is put into, for any grid of patches."""
 
     def build(config: MixerConfig, grid: tuple[int, int], kw: dict[str, Any]) -> nn.Module:
@@ -74,7 +78,15 @@ def compare(settings: Settings, folder: Path, progress: Progress, *, resume: boo
     _train(results, settings, mixers, data, recipe, lambda config: build(config, grid, {}), progress)
     dtype = getattr(torch, settings.dtype)
     kw = {"device": device, "dtype": dtype}
-    _sweep(results, settings, mixers, alone(settings.dim, settings.heads, device, dtype), "alone", settings.tokens, progress)
+    _sweep(
+        results,
+        settings,
+        mixers,
+        alone(settings.dim, settings.heads, device, dtype),
+        "alone",
+        settings.tokens,
+        progress,
+    )
     counts = tuple(sorted({*settings.tokens, settings.host_tokens}))
 
     def whole(config: MixerConfig, grid: tuple[int, int]) -> tuple[nn.Module, torch.Tensor]:
@@ -122,10 +134,16 @@ def _train(
                 advance(recipe.epochs)
                 continue
             _, outcome = train(
-                lambda config=config: build(config), data, recipe, seed=seed, device=settings.device,
-                dtype=settings.dtype, on_epoch=advance,
-            )  # fmt: skip
-            results.add("training", [{"mixer": label, "seed": seed, **asdict(outcome)}])
+                partial(build, config),
+                data,
+                recipe,
+                seed=seed,
+                device=settings.device,
+                dtype=settings.dtype,
+                on_epoch=advance,
+            )
+            losses = [loss if math.isfinite(loss) else None for loss in outcome.losses]
+            results.add("training", [{"mixer": label, "seed": seed, **asdict(outcome), "losses": losses}])
 
 
 def _sweep(

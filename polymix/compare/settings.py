@@ -49,7 +49,9 @@ class Settings:
                 check_int("--" + name.replace("_", "-"), getattr(self, name), 1)
         check_choice("--dtype", self.dtype, DTYPES)
         if self.size % self.patch:
-            raise OptionError("--image-size", self.size, f"a multiple of --patch-size {self.patch}", "Change one of the two.")
+            raise OptionError(
+                "--image-size", self.size, f"a multiple of --patch-size {self.patch}", "Change one of the two."
+            )
         if not self.tokens or min(self.tokens) < 1 or len(set(self.tokens)) != len(self.tokens):
             raise OptionError("--tokens", self.tokens, "different counts of at least 1", "Try --tokens 64,256,1024.")
         if self.max_seconds <= 0 or self.max_gib <= 0:
@@ -70,7 +72,9 @@ class Settings:
 
     def quickened(self) -> Settings:
         """One seed, few epochs, a short sweep: a first look in under a minute."""
-        return replace(self, quick=True, seeds=1, epochs=min(self.epochs, 8), tokens=tuple(n for n in self.tokens if n <= 1024))
+        return replace(
+            self, quick=True, seeds=1, epochs=min(self.epochs, 8), tokens=tuple(n for n in self.tokens if n <= 1024)
+        )
 
     def to_dict(self) -> dict[str, Any]:
         values = asdict(self)

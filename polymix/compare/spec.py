@@ -42,7 +42,7 @@ def parse_options(words: list[str]) -> dict[str, Any]:
 
 
 def parse_mixer(text: str) -> tuple[str, MixerConfig]:
-    """"padre:degree=3" or its short form "padre-3" -> (label, config)."""
+    """ "padre:degree=3" or its short form "padre-3" -> (label, config)."""
     short = re.fullmatch(r"(\w+)-(\d+)", text.strip())
     if short:
         text = f"{short[1]}:degree={short[2]}"
@@ -55,7 +55,8 @@ def parse_mixer(text: str) -> tuple[str, MixerConfig]:
     check_options(config, options)
     # poly_sa needs a grid to exist at all; the host puts its own in this one's place.
     needs_grid = name == "poly_sa" and (options.get("positions") != "mean" or options.get("head_mixing"))
-    built = config(**options, **({"grid": (1, 1)} if needs_grid else {}))
+    placeholder: dict[str, Any] = {"grid": (1, 1)} if needs_grid else {}
+    built = config(**options, **placeholder)
     label = f"{name}-{options['degree']}" if list(options) == ["degree"] else text.strip()
     return label, built
 

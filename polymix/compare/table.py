@@ -67,7 +67,7 @@ def rows(content: dict[str, Any]) -> list[list[str]]:
             "–" if latency is None or not floor else f"{latency / floor:.2f}",
             f"{row['peak_bytes'] / 2**20:.1f}" if row.get("peak_bytes") else "–",
             _ratio(gain(host, label, m)),
-            "–" if label == YARDSTICK else "never" if at is None else count(at) if at > min(alone[label]) else f"≤ {count(at)}",
+            "–" if label == YARDSTICK else _from(at, alone[label]),
         ])  # fmt: skip
     return table
 
@@ -77,7 +77,11 @@ def _accuracy(score: Score) -> str:
     return f"{100 * score.mean:.1f}{spread}"
 
 
+def _from(at: float | None, measured: dict[int, float]) -> str:
+    if at is None:
+        return "never"
+    return count(at) if at > min(measured) else f"≤ {count(at)}"
+
+
 def _ratio(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
-
-

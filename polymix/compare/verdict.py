@@ -146,10 +146,10 @@ def answer(content: dict[str, Any]) -> dict[str, Any]:
     if start is not None:
         top = max(worth)
         sentences.append(
-            f"Take {worth[top][0]} for long inputs: at {top:,} tokens the whole model is {times(worth[top][1])} with it."
+            f"For long inputs take {worth[top][0]}: at {top:,} tokens the whole model is {times(worth[top][1])}."
         )
-        sentences.append(f"From {start:,} tokens on, every measured length has a mixer that pays; below, keep attention."
-                         if start > min(counts) else "Every measured length has a mixer that pays.")  # fmt: skip
+        below = "; below, keep attention" if start > min(counts) else ""
+        sentences.append(f"At every measured length from {start:,} tokens on some mixer pays{below}.")
     else:
         sentences.append("Keep attention at every measured length: no mixer of its accuracy is faster throughout.")
     sentences += [_speed(alone, label) for label in labels(content) if label not in (YARDSTICK, FLOOR)]
@@ -191,23 +191,31 @@ def _accuracy(content: dict[str, Any], candidates: list[str]) -> list[str]:
         return ["Attention itself did not train to a finite loss: no accuracy can be judged."]
     yard = score[YARDSTICK].mean
     said = [
-        f"Accuracy: attention reaches {yard:.1%}. With {content['data']['test']:,} test images and {score[YARDSTICK].runs} "
-        f"seed(s), differences under {100 * chance:.1f} points are chance."
+        f"Accuracy: attention reaches {yard:.1%}. With {content['data']['test']:,} test images and "
+        f"{score[YARDSTICK].runs} seed(s), differences under {100 * chance:.1f} points are chance."
     ]
     below = [m for m in score if m not in (YARDSTICK, FLOOR, *candidates)]
     if below:
-        said.append("Less accurate than attention beyond chance: " + ", ".join(f"{m} ({score[m].mean:.1%})" for m in below) + ".")
+        said.append(
+            "Less accurate than attention beyond chance: "
+            + ", ".join(f"{m} ({score[m].mean:.1%})" for m in below)
+            + "."
+        )
     above = [m for m in score if m not in (YARDSTICK, FLOOR) and score[m].mean > yard + chance]
     if above:
-        said.append("More accurate than attention beyond chance: " + ", ".join(f"{m} ({score[m].mean:.1%})" for m in above) + ".")
+        said.append(
+            "More accurate than attention beyond chance: "
+            + ", ".join(f"{m} ({score[m].mean:.1%})" for m in above)
+            + "."
+        )
     diverged = [m for m in labels(content) if m not in score]
     if diverged:
         said.append("Left the finite numbers in training: " + ", ".join(diverged) + ".")
     if FLOOR in score and score[FLOOR].mean >= yard - chance:
         said.append(
-            f"A model that mixes no tokens at all ({FLOOR}) reaches {score[FLOOR].mean:.1%} here: this data hardly needs "
-            "attention, so it cannot show which mixer would keep up where attention matters. Judge accuracy on your own data."
+            f"A model that mixes no tokens at all ({FLOOR}) reaches {score[FLOOR].mean:.1%} here: this data hardly "
+            "needs attention, so it cannot show which mixer keeps up where attention matters: judge that on other data."
         )
-    if yard < WELL_TRAINED and content["settings"]["data"] is None or content["settings"]["quick"]:
+    if (yard < WELL_TRAINED and content["settings"]["data"] is None) or content["settings"]["quick"]:
         said.append("Attention is undertrained in this run: take the accuracies as a sign of life, not as a ranking.")
     return said

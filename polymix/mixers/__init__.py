@@ -2,7 +2,8 @@
 
 from polymix.mixers.base import Capabilities, MixerConfig, TokenMixer
 from polymix.mixers.linear_floor import LinearFloorConfig, LinearFloorMixer
-from polymix.mixers.padre import PadreConfig, PadreMixer, PadreState
+from polymix.mixers.padre import PadreMixer, PadreState
+from polymix.mixers.padre_config import PadreConfig
 from polymix.mixers.poly_nl import PolyNlConfig, PolyNlMixer
 from polymix.mixers.poly_sa import PolySaConfig, PolySaMixer
 from polymix.mixers.pom import PoM, PomConfig, PomMixer

@@ -76,7 +76,7 @@ class MixerConfig:
 
 
 class TokenMixer(nn.Module, ABC):
-    """(B, N, D) -> (B, N, D), mixing tokens. Final classes implement `mix`, `matrices`, `ops` and, if recurrent, `scan`."""
+    """(B, N, D) -> (B, N, D). Final classes implement `mix`, `letters`, `ops`, and `scan` if recurrent."""
 
     name: ClassVar[str]
     capabilities: Capabilities
@@ -115,8 +115,7 @@ class TokenMixer(nn.Module, ABC):
             ShapeError, MaskError, CapabilityError: before any compute, naming the argument and the cure.
         """
         call = check_call(self, x, context, mask, causal, grid, segments)
-        mixed: Tensor = self.drop(self.mix(x, x if context is None else context, call))
-        return mixed
+        return self.drop(self.mix(x, x if context is None else context, call))
 
     def prefill(self, x: Tensor, state: Any = None, *, mask: Tensor | None = None) -> tuple[Tensor, Any]:
         """Mix a chunk (B, N, D) causally after `state` (None: the start); returns its output and the new state.
@@ -138,7 +137,9 @@ class TokenMixer(nn.Module, ABC):
             return y[:, 0], state
         if not isinstance(x_t, Tensor) or x_t.ndim != 3 or x_t.shape[1] != 1:
             got = tuple(x_t.shape) if isinstance(x_t, Tensor) else type(x_t).__name__
-            raise errors.ShapeError("x_t", got, f"(B, {self.dim}) or (B, 1, {self.dim})", "Use prefill for more tokens.")
+            raise errors.ShapeError(
+                "x_t", got, f"(B, {self.dim}) or (B, 1, {self.dim})", "Use prefill for more tokens."
+            )
         return self.prefill(x_t, state)
 
     def _need_recurrence(self) -> None:

@@ -34,7 +34,10 @@ def _shape(x: Any) -> str:
 def check_tokens(mixer: TokenMixer, argument: str, x: Tensor, batch: int | None = None) -> None:
     if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[-1] != mixer.dim or x.shape[1] == 0:
         raise ShapeError(
-            argument, _shape(x), f"a tensor (B, N, {mixer.dim}) with N ≥ 1", f"{mixer.name} was built with dim={mixer.dim}."
+            argument,
+            _shape(x),
+            f"a tensor (B, N, {mixer.dim}) with N ≥ 1",
+            f"{mixer.name} was built with dim={mixer.dim}.",
         )
     if batch is not None and x.shape[0] != batch:
         raise ShapeError(argument, _shape(x), f"({batch}, M, {mixer.dim})", "x and context need the same batch size.")
@@ -62,7 +65,9 @@ def _check_segments(mixer: TokenMixer, segments: Segments, batch: int, n: int, m
     pair = isinstance(segments, tuple) and len(segments) == 2
     if cross != pair:
         allowed = "a pair (query ids, context ids) with a context, one tensor without"
-        raise MaskError("segments", type(segments).__name__, allowed, "Ids of query and context that agree see each other.")
+        raise MaskError(
+            "segments", type(segments).__name__, allowed, "Ids of query and context that agree see each other."
+        )
     parts = segments if isinstance(segments, tuple) else (segments,)
     for ids, length in zip(parts, (n, m), strict=False):
         integer = isinstance(ids, Tensor) and not ids.is_floating_point() and ids.dtype != torch.bool

@@ -33,8 +33,7 @@ class LinearFloorMixer(TokenMixer):
 
     def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
         q, k, v = self.qkv(x, context)
-        mixed: Tensor = self.proj((q + k + v).flatten(-2))
-        return mixed
+        return self.proj((q + k + v).flatten(-2))
 
     def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
         return self.qkv.letters(self.proj)

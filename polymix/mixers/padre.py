@@ -59,7 +59,12 @@ class PadreMixer(TokenMixer):
             if kind == "identity":
                 return Identity()
             return DepthwiseConv(
-                dim, plan.kernel, causal=config.causal, num_prefix_tokens=config.num_prefix_tokens, bias=config.bias, **kw
+                dim,
+                plan.kernel,
+                causal=config.causal,
+                num_prefix_tokens=config.num_prefix_tokens,
+                bias=config.bias,
+                **kw,
             )
 
         self.B = Fanout(plan.B, dim, config.heads, config.bias, **kw)
@@ -146,8 +151,7 @@ class PadreMixer(TokenMixer):
             else:  # the last `reach` tokens end where the real ones do, row by row
                 last = torch.arange(token_map.reach, device=u.device) + real.sum(1, keepdim=True)
                 windows.append(_take(seen, last))
-            mixed: Tensor = token_map(u, (u.shape[1],), real, past=window)
-            return mixed
+            return token_map(u, (u.shape[1],), real, past=window)
 
         return mix_tokens
 
@@ -190,7 +194,7 @@ class PadreMixer(TokenMixer):
 
         eye = torch.eye(self.dim, device=like.device, dtype=like.dtype)
         B, b_B = zip(*(self.B.dense(i) for i in range(config.degree)), strict=True)
-        D = [m.dense() for m in self.D]
+        D = [m.dense() for m in self.D if isinstance(m, (Dense, BlockDiagonal, Identity))]
         ones, zeros = like.new_ones(n, self.dim), like.new_zeros(n, self.dim)
         W = [zeros] * config.degree
         for place, i in enumerate(self.terms):
@@ -198,7 +202,8 @@ class PadreMixer(TokenMixer):
         return {
             "A": token(self.A), "B": [eye if b is None else b for b in B],
             "C": token(self.C), "D": [eye if d is None else d for d in D],
-            "b_A": [m.bias for m in self.A], "b_B": list(b_B), "b_C": [m.bias for m in self.C], "b_D": [m.bias for m in self.D],
+            "b_A": [m.bias for m in self.A], "b_B": list(b_B),
+            "b_C": [m.bias for m in self.C], "b_D": [m.bias for m in self.D],
             "W": W, "L": None if self.L is None else self.L.expand(n, self.dim), "U": None, "V": None,
         }  # fmt: skip
 

@@ -98,8 +98,8 @@ class PadreConfig(MixerConfig):
 
     def _plan(self) -> Plan:
         d = self.degree
-        A = ("depthwise",) if d == 1 or self.preset == "full" else ("identity",)
-        A += ("depthwise",) * (d - 1)
+        first = "depthwise" if d == 1 or self.preset == "full" else "identity"
+        A = (first, *("depthwise",) * (d - 1))
         C = ("identity" if d == 2 and self.preset == "paper" else "depthwise",) * (d - 1)
         return Plan(
             self._names("A", A, TOKEN_MAPS), self._names("B", ("dense",) * d, CHANNEL_MAPS),
@@ -112,7 +112,9 @@ class PadreConfig(MixerConfig):
         if given is None:
             return preset
         if count == 0:
-            raise OptionError(letter, repr(given), f"None at degree {self.degree}, which has no {letter}", "Leave it out.")
+            raise OptionError(
+                letter, repr(given), f"None at degree {self.degree}, which has no {letter}", "Leave it out."
+            )
         names = (given,) * count if isinstance(given, str) else tuple(given)
         if len(names) != count:
             raise OptionError(letter, repr(given), f"one name, or {count} of them at degree {self.degree}", "")

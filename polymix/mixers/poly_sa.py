@@ -73,8 +73,7 @@ class PolySaMixer(TokenMixer):
         if isinstance(self.proj, DepthwiseConv):
             assert call.grid is not None
             return self.proj(y, call.grid, call.mask)
-        mixed: Tensor = self.proj(y)
-        return mixed
+        return self.proj(y)
 
     def _positions(self, grid: tuple[int, ...] | None, n: int) -> tuple[Tensor | None, Tensor | None]:
         """p_1 and p_2 (heads, N) for this grid."""
@@ -148,5 +147,3 @@ class PolySaConfig(MixerConfig):
             cure = "Leave them out: this form treats all positions alike."
             got = f"grid={self.grid}, num_prefix_tokens={self.num_prefix_tokens}"
             raise OptionError("positions", f'"mean" with {got}', "positions that play a part", cure)
-
-

@@ -73,9 +73,7 @@ class PomMixer(TokenMixer):
             return self._ask(x, total, count, None)
         asks, tells = self._turns(x, context, call, padding)
         terms = self._terms(h, tells)
-        total, count = pom_reduce(
-            terms, queries=x.shape[1], mask=call.mask, causal=call.causal, segments=call.segments
-        )
+        total, count = pom_reduce(terms, queries=x.shape[1], mask=call.mask, causal=call.causal, segments=call.segments)
         return self._ask(x, total, count, asks)
 
     def scan(self, x: Tensor, state: PomState | None, mask: Tensor | None) -> tuple[Tensor, PomState]:
@@ -128,8 +126,7 @@ class PomMixer(TokenMixer):
         mean = divide(total, count, self.config.reduction).to(gate.dtype)
         heads = gate.shape[-1]
         y = (gate.unsqueeze(-1) * mean.unflatten(-1, (heads, -1))).flatten(-2) if heads != self.inner else gate * mean
-        mixed: Tensor = self.proj(y)
-        return mixed
+        return self.proj(y)
 
     def check_state(self, state: Any, x: Tensor) -> str | None:
         shape = (x.shape[0], self.inner)
@@ -178,8 +175,9 @@ class PomMixer(TokenMixer):
         optional = {"ag_proj.bias"} | ({"po_proj.bias"} if grouped else set())
         if not wanted <= weights.keys() <= wanted | optional:
             odd = sorted((wanted - weights.keys()) | (weights.keys() - wanted - optional))
-            raise OptionError("state_dict", f"keys {sorted(weights)}", f"{sorted(wanted)}, and perhaps {sorted(optional)}",
-                              f"Look at {', '.join(odd)}, and at n_groups={n_groups}.")  # fmt: skip
+            allowed = f"{sorted(wanted)}, and perhaps {sorted(optional)}"
+            cure = f"Look at {', '.join(odd)}, and at n_groups={n_groups}."
+            raise OptionError("state_dict", f"keys {sorted(weights)}", allowed, cure)
         dim, inner = weights["ag_proj.weight"].shape
         config = PomConfig(
             degree=degree, expand=expand, activation="clamped_leaky_relu", gate="hardsigmoid", groups=n_groups,

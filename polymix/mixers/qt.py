@@ -59,8 +59,7 @@ class QtMixer(TokenMixer):
         return self._join(y)
 
     def _join(self, y: Tensor) -> Tensor:
-        joined: Tensor = self.proj(y.transpose(1, 2).flatten(-2))
-        return joined
+        return self.proj(y.transpose(1, 2).flatten(-2))
 
     def scan(self, x: Tensor, state: QtState | None, mask: Tensor | None) -> tuple[Tensor, QtState]:
         q, k, v = (part.transpose(1, 2) for part in self.qkv(x, x))

@@ -55,7 +55,9 @@ def check_options(config: type[MixerConfig], options: dict[str, Any]) -> None:
     for option in options:
         if option not in known:
             near = ", ".join(nearest_first(option, known))
-            raise OptionError(option, "an unknown option", f"the options of {config.name}: {near}", "Check the spelling.")
+            raise OptionError(
+                option, "an unknown option", f"the options of {config.name}: {near}", "Check the spelling."
+            )
 
 
 def create_mixer(

@@ -46,12 +46,14 @@ class SoftmaxMixer(TokenMixer):
             if visible is not None:
                 visible = visible.unsqueeze(1)  # (B or 1, 1, N or 1, M)
                 empty = ~visible.any(-1, keepdim=True)
-                visible, hidden = visible | empty, empty  # softmax over nothing is NaN in some kernels: see all, then zero
+                visible, hidden = (
+                    visible | empty,
+                    empty,
+                )  # softmax over nothing is NaN in some kernels: see all, then zero
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
             if hidden is not None:
                 y = y.masked_fill(hidden, 0.0)
-        mixed: Tensor = self.proj(y.transpose(1, 2).flatten(-2))
-        return mixed
+        return self.proj(y.transpose(1, 2).flatten(-2))
 
     def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
         return self.qkv.letters(self.proj)

@@ -13,10 +13,11 @@ from polymix.mixers import MixerConfig
 
 
 class VisionTransformer(nn.Module):
-    """Patches, learned positions (started from 2-D sines, from which small data learns far faster), `depth` pre-norm blocks, a norm and a linear head (ViT, DeiT).
+    """Patches, learned positions, `depth` pre-norm blocks, a norm and a linear head (ViT, DeiT).
 
-    With softmax, class_token and DeiT's sizes it has DeiT's parameters to the last one. Without a class token the
-    final tokens are averaged. A mixer whose config knows num_prefix_tokens or grid is given the host's.
+    The positions start as 2-D sines, from which small data learns far faster than from noise. With softmax,
+    class_token and DeiT's sizes it has DeiT's parameters to the last one. Without a class token the final tokens are
+    averaged. A mixer whose config knows num_prefix_tokens or grid is given the host's.
 
     Shapes: images (B, channels, H, W) -> logits (B, classes), image_size = (H, W) or one number for both.
     """
@@ -41,7 +42,9 @@ class VisionTransformer(nn.Module):
             check_int(name, value, 1)
         size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
         if any(side % patch_size or side < 1 for side in size):
-            raise OptionError("image_size", image_size, f"a multiple of patch_size={patch_size}", "Change one of the two.")
+            raise OptionError(
+                "image_size", image_size, f"a multiple of patch_size={patch_size}", "Change one of the two."
+            )
         kw: dict[str, Any] = {"device": device, "dtype": dtype}
         self.image_size, self.channels = size, channels
         self.grid = (size[0] // patch_size, size[1] // patch_size)
@@ -61,7 +64,9 @@ class VisionTransformer(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         size = (self.channels, *self.image_size)
         if images.ndim != 4 or tuple(images.shape[1:]) != size:
-            raise ShapeError("images", tuple(images.shape), f"(B, {', '.join(map(str, size))})", "Resize the images first.")
+            raise ShapeError(
+                "images", tuple(images.shape), f"(B, {', '.join(map(str, size))})", "Resize the images first."
+            )
         x = self.embed(images).flatten(2).transpose(1, 2)  # (B, N, D)
         if self.class_token is not None:
             x = torch.cat((self.class_token.expand(len(x), -1, -1), x), dim=1)
@@ -69,14 +74,17 @@ class VisionTransformer(nn.Module):
         for block in self.blocks:
             x = block(x, **self.call)
         x = self.norm(x)
-        logits: Tensor = self.head(x[:, 0] if self.class_token is not None else x.mean(1))
-        return logits
+        return self.head(x[:, 0] if self.class_token is not None else x.mean(1))
 
 
 def fit_to_grid(config: MixerConfig, grid: tuple[int, ...], num_prefix_tokens: int = 0) -> MixerConfig:
     """The config with the host's grid and prefix tokens, where it takes them and they play a part."""
     changes: dict[str, Any] = {}
-    if hasattr(config, "grid") and getattr(config, "positions", None) != "mean" and not getattr(config, "causal", False):
+    if (
+        hasattr(config, "grid")
+        and getattr(config, "positions", None) != "mean"
+        and not getattr(config, "causal", False)
+    ):
         changes["grid"] = grid
     if getattr(config, "head_mixing", None) is not None:
         changes["grid"] = grid

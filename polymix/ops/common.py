@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -36,14 +37,23 @@ def identity(x: Tensor) -> Tensor:
     return x
 
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "relu": F.relu,
     "identity": identity,
     "clamped_leaky_relu": clamped_leaky_relu,
 }
-GATES = {"sigmoid": torch.sigmoid, "hardsigmoid": F.hardsigmoid, "identity": identity}
-SIGMAS = {"softmax": None, "sigmoid": torch.sigmoid, "tanh": torch.tanh, "identity": identity}
+GATES: dict[str, Callable[[Tensor], Tensor]] = {
+    "sigmoid": torch.sigmoid,
+    "hardsigmoid": F.hardsigmoid,
+    "identity": identity,
+}
+SIGMAS: dict[str, Callable[[Tensor], Tensor] | None] = {
+    "softmax": None,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "identity": identity,
+}
 
 
 def sigma(x: Tensor, kind: str) -> Tensor:

@@ -68,10 +68,10 @@ def depthwise_conv(x: Tensor, weight: Tensor, grid: tuple[int, ...], *, causal: 
     """Convolve each channel of a grid of tokens with its own kernel.
 
         y[n, c] = Σ_t weight[c, 0, t] · x[n + t - ⌊k/2⌋, c]        (zero outside the grid)
-        y[n, c] = Σ_t weight[c, 0, t] · x[n + t - (k - 1), c]      (causal; x then carries k - 1 earlier tokens in front)
+        y[n, c] = Σ_t weight[c, 0, t] · x[n + t - (k - 1), c]      (causal; x begins k - 1 tokens early)
 
     Args:
-        x: tokens (B, N, D) with N = ∏ grid, row-major; when causal (B, k - 1 + N, D).
+        x: tokens (B, N, D) with N = ∏ grid, row-major; when causal (B, k - 1 + N, D), the earlier ones first.
         weight: (D, 1, *kernel), one entry of the kernel a grid axis; odd sizes unless causal.
         grid: 1, 2 or 3 axes.
     Returns:

@@ -15,7 +15,7 @@ class PomState(NamedTuple):
     """What a recurrent PoM remembers: O(D_inner), whatever the number of tokens seen."""
 
     total: Tensor  # (B, E) Σ_j Σ_p α_p ⊙ h_j^p, float32 at least
-    count: Tensor  # (B,) real tokens seen, int64
+    count: Tensor  # type: ignore[assignment]  # (B,) real tokens seen, int64
 
 
 def polynomial(h: Tensor, alpha: Tensor) -> Tensor:

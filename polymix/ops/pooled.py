@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from polymix.ops.common import accumulator, sigma
 
 
 def mean_over_tokens(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Ψ before it is spread back: the mean of x (B, N, …) over the real tokens, (B, 1, …), zero where there are none."""
+    """Ψ, not yet spread back: the mean of x (B, N, …) over the real tokens, (B, 1, …); zero where there is none."""
     dtype = accumulator(x.dtype)
     if mask is None:
         return x.mean(1, keepdim=True, dtype=dtype)

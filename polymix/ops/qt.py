@@ -18,7 +18,7 @@ class QtState(NamedTuple):
     """What a recurrent QT remembers: Σ_j φ(k_j) ⊗ [v_j, 1], whatever the number of tokens seen."""
 
     moments: Tensor  # (B, heads, F, d + 1), float32 at least
-    count: Tensor  # (B,) real tokens seen, int64
+    count: Tensor  # type: ignore[assignment]  # (B,) real tokens seen, int64
 
 
 def taylor_features(x: Tensor, form: str, order: int, scale: Tensor | None = None) -> Tensor:
@@ -110,7 +110,7 @@ def qt_causal(
     Args and cost as `qt_attention`, with N · min(N, CHUNK) · (F + d) more for the chunks. Returns the output and the
     state after the last token.
     """
-    dtype, (batch, heads, n, d) = accumulator(q.dtype), q.shape
+    dtype, batch, n = accumulator(q.dtype), q.shape[0], q.shape[2]
     chunk = min(CHUNK, n)
     real = torch.ones(batch, n, dtype=torch.bool, device=q.device) if mask is None else mask
     seen = real.cumsum(1)

@@ -47,8 +47,7 @@ def padre(
 ) -> Tensor | list[Tensor]:  # fmt: skip
     """PADRe, Eq. 1-7. With `degrees` the list Z_1 … Z_d instead of the output."""
     Y = [
-        normalise(plus(mix_tokens(A[i], plus(x @ B[i], b_B[i])), b_A[i]), normalize, heads)
-        for i in range(len(A))
+        normalise(plus(mix_tokens(A[i], plus(x @ B[i], b_B[i])), b_A[i]), normalize, heads) for i in range(len(A))
     ]  # Eq. 1
     Z = [Y[0]]
     for i in range(len(A) - 1):  # Eq. 2, 3
@@ -196,4 +195,4 @@ def linear_floor(
     return plus(plus(x @ W_q, b_q) @ W_o + plus(x @ W_k, b_k) @ W_o + plus(x @ W_v, b_v) @ W_o, b_o)
 
 
-__all__ = ["linear_floor", "padre", "pom", "poly_nl", "poly_sa", "qt", "softmax"]
+__all__ = ["linear_floor", "padre", "poly_nl", "poly_sa", "pom", "qt", "softmax"]

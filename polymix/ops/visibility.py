@@ -38,10 +38,7 @@ def dense_mask(
     if causal:
         padding = mask if mask is not None and mask.ndim == 2 else None
         ids = segments if isinstance(segments, Tensor) else None
-        if causal > 1:
-            block = positions(n, padding, ids, device) // causal
-        else:
-            block = torch.arange(n, device=device)
+        block = positions(n, padding, ids, device) // causal if causal > 1 else torch.arange(n, device=device)
         past = block[..., None, :] <= block[..., :, None]
         past = past if past.ndim == 3 else past[None]
         visible = past if visible is None else visible & past

@@ -55,8 +55,10 @@ class DepthwiseConv(nn.Module):
         """Earlier tokens that a causal map needs."""
         return self.kernel[0] - 1
 
-    def forward(self, x: Tensor, grid: tuple[int, ...], mask: Tensor | None = None, past: Tensor | None = None) -> Tensor:
-        """x (B, N, D) -> (B, N, D); padding (mask False) reads as zero; `past` (B, reach, D) comes before a causal x."""
+    def forward(
+        self, x: Tensor, grid: tuple[int, ...], mask: Tensor | None = None, past: Tensor | None = None
+    ) -> Tensor:
+        """(B, N, D) -> (B, N, D); padding (mask False) reads as zero; `past` (B, reach, D) comes before a causal x."""
         if mask is not None:
             x = x.masked_fill(~mask.unsqueeze(-1), 0.0)
         p = self.num_prefix_tokens

@@ -100,7 +100,10 @@ class Classifier(lightning.LightningModule):
         recipe = self.recipe
         optimizer = torch.optim.AdamW(decay_groups(self.model, recipe.weight_decay), lr=recipe.learning_rate)
         schedule = torch.optim.lr_scheduler.OneCycleLR(
-            optimizer, recipe.learning_rate, total_steps=int(self.trainer.estimated_stepping_batches), pct_start=recipe.warmup
+            optimizer,
+            recipe.learning_rate,
+            total_steps=int(self.trainer.estimated_stepping_batches),
+            pct_start=recipe.warmup,
         )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 

@@ -54,7 +54,9 @@ def _split(images: Tensor, labels: Tensor) -> tuple[tuple[Tensor, Tensor], tuple
     except ImportError as error:
         raise MissingExtraError("scikit-learn", "no such package", "pip install 'polymix[train]'") from error
     count = max(round(TEST_SHARE * len(labels)), int(labels.max()) + 1)  # at least one test image a class
-    train, test = train_test_split(range(len(labels)), test_size=count, random_state=SPLIT_SEED, stratify=labels.numpy())
+    train, test = train_test_split(
+        range(len(labels)), test_size=count, random_state=SPLIT_SEED, stratify=labels.numpy()
+    )
     return (images[train], labels[train]), (images[test], labels[test])
 
 
@@ -116,8 +118,12 @@ def load_folder(
     classes = tuple(name for name, count in counts.items() if count)
     if len(classes) < 2 or min(counts[name] for name in classes) < 2:
         listed = ", ".join(f"{name}: {count}" for name, count in counts.items()) or "none"
-        cure = "Put each class into a sub-folder of its own." + (f" Unreadable: {'; '.join(skipped)}" if skipped else "")
-        raise DataError("--data", f"readable images by class: {listed}", "two classes or more, two images each or more", cure)
+        cure = "Put each class into a sub-folder of its own." + (
+            f" Unreadable: {'; '.join(skipped)}" if skipped else ""
+        )
+        raise DataError(
+            "--data", f"readable images by class: {listed}", "two classes or more, two images each or more", cure
+        )
     if all(bool((image[0] == image[1]).all() and (image[0] == image[2]).all()) for image in images):
         images = [image[:1] for image in images]
     target = torch.tensor([classes.index(label) for label in labels])

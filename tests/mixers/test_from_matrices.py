@@ -1,12 +1,12 @@
-"""Each mixer equals its equation, recomputed in float64 from `matrices()`; a wrong formula, layout or mask shows here."""
+"""Each mixer equals its equation, recomputed in float64 from `matrices()`: a wrong formula or mask shows here."""
 
 import itertools
 
 import pytest
 import torch
 
-from tests.helpers import attention_from_matrices, build, close, padre_from_matrices, pom_from_matrices, tokens, visible
 from polymix.ops import reference
+from tests.helpers import attention_from_matrices, build, close, padre_from_matrices, pom_from_matrices, tokens, visible
 
 TOL = 1e-12
 PAD = torch.tensor([[True] * 7 + [False] * 3, [False] * 4 + [True] * 6, [False] * 10])
@@ -52,7 +52,8 @@ def test_padre_options_combine(weight, constant, normalize, heads):
 
 @pytest.mark.parametrize("names", [
     {"A": "depthwise", "C": "identity"}, {"A": ("identity", "depthwise", "identity")}, {"B": "identity"},
-    {"B": ("dense", "identity", "dense"), "D": ("identity", "dense")}, {"A": "identity", "C": ("depthwise", "identity")},
+    {"B": ("dense", "identity", "dense"), "D": ("identity", "dense")},
+    {"A": "identity", "C": ("depthwise", "identity")},
 ])  # fmt: skip
 @pytest.mark.parametrize("heads", [1, 2])
 def test_padre_structures(names, heads):
@@ -126,8 +127,10 @@ def test_pom_masks_and_options(see, options):
     close(mixer(x, **see), pom_from_matrices(mixer, x, **see), TOL if options.get("reduction") != "sum" else 1e-11)
 
 
-@pytest.mark.parametrize("see", [{}, {"mask": PAD}, {"mask": masks(3, 5, 10)}, {"segments": (SEGMENTS[:, :5], SEGMENTS)},
-                                 {"segments": (SEGMENTS[:, 5:], SEGMENTS), "mask": HOLES}])  # fmt: skip
+@pytest.mark.parametrize("see", [
+    {}, {"mask": PAD}, {"mask": masks(3, 5, 10)}, {"segments": (SEGMENTS[:, :5], SEGMENTS)},
+    {"segments": (SEGMENTS[:, 5:], SEGMENTS), "mask": HOLES},
+])  # fmt: skip
 @pytest.mark.parametrize("options", [{}, {"rotary": "1d", "degree": 3}, {"groups": 4, "selection_heads": 2}])
 def test_pom_cross(see, options):
     mixer = build("pom", 8, **options)
@@ -152,7 +155,8 @@ def test_softmax(see, heads):
 
 
 @pytest.mark.parametrize(("name", "see"), [
-    ("qt", {}), ("qt", {"mask": PAD}), ("softmax", {}), ("softmax", {"mask": PAD}), ("softmax", {"mask": masks(3, 5, 10)}),
+    ("qt", {}), ("qt", {"mask": PAD}), ("softmax", {}), ("softmax", {"mask": PAD}),
+    ("softmax", {"mask": masks(3, 5, 10)}),
     ("softmax", {"segments": (SEGMENTS[:, :5], SEGMENTS)}),
 ])  # fmt: skip
 def test_attention_cross(name, see):
@@ -163,7 +167,9 @@ def test_attention_cross(name, see):
 
 @pytest.mark.parametrize(("form", "order"), list(itertools.product(["full", "compact"], [0, 1, 2])))
 @pytest.mark.parametrize("heads", [1, 3])
-@pytest.mark.parametrize("see", [{}, {"mask": PAD}, {"causal": 1}, {"causal": 1, "mask": PAD}, {"causal": 1, "mask": HOLES}])
+@pytest.mark.parametrize(
+    "see", [{}, {"mask": PAD}, {"causal": 1}, {"causal": 1, "mask": PAD}, {"causal": 1, "mask": HOLES}]
+)
 def test_qt(form, order, heads, see):
     mixer = build("qt", 12, form=form, order=order, heads=heads)
     x = tokens(3, 10, 12)
@@ -198,7 +204,8 @@ def test_poly_nl_takes_feature_maps():
 
 @pytest.mark.parametrize("sigma", ["softmax", "sigmoid", "tanh", "identity"])
 @pytest.mark.parametrize("options", [
-    {"grid": (12,)}, {"grid": (3, 4)}, {"grid": (3, 4), "head_mixing": "depthwise"}, {"grid": (3, 3), "num_prefix_tokens": 3},
+    {"grid": (12,)}, {"grid": (3, 4)}, {"grid": (3, 4), "head_mixing": "depthwise"},
+    {"grid": (3, 3), "num_prefix_tokens": 3},
     {"grid": (2, 4), "head_mixing": "depthwise", "num_prefix_tokens": 4},
     {"positions": "mean"}, {"positions": "mean", "grid": (2, 6), "head_mixing": "depthwise"},
 ])  # fmt: skip

@@ -62,7 +62,7 @@ def test_pom_rotary(case):
 
 
 def test_their_incremental_state_is_wrong_and_ours_is_not():
-    """Unequal chunks: the authors' state is a mean of chunk means; ours equals the causal forward, which theirs is not."""
+    """The authors' state is a mean of chunk means, wrong for unequal chunks; ours equals the causal forward."""
     mixer = pom_from(POM, "state3_unequal")
     x = POM.part("state3_unequal", "in")["x"]
     theirs = POM.part("state3_unequal", "out")["y"]
@@ -76,10 +76,13 @@ def test_their_incremental_state_is_wrong_and_ours_is_not():
 
 
 @pytest.mark.parametrize(("change", "named"), [
-    ({"n_groups": 2}, "po_proj.weight"), ({"expand": 3}, "expand"), ({"degree": 3}, "degree"), ({"n_sel_heads": 4}, "n_sel_heads"),
+    ({"n_groups": 2}, "po_proj.weight"), ({"expand": 3}, "expand"), ({"degree": 3}, "degree"),
+    ({"n_sel_heads": 4}, "n_sel_heads"),
 ])  # fmt: skip
 def test_a_state_dict_that_does_not_fit_says_where(change, named):
-    options = {key: POM.meta["self_sel0"]["constructor"][key] for key in ("degree", "expand", "n_groups", "n_sel_heads")}
+    options = {
+        key: POM.meta["self_sel0"]["constructor"][key] for key in ("degree", "expand", "n_groups", "n_sel_heads")
+    }
     with pytest.raises(polymix.errors.OptionError, match=named):
         polymix.PoM.from_reference(POM.part("self_sel0", "w"), **{**options, **change})
 
@@ -114,10 +117,9 @@ def test_softmax(case):
     close(x.grad, MHA.part(case, "grad/in")["x"], 1e-8)
     theirs = MHA.part(case, "grad/w")
     grads = {name: p.grad for name, p in mixer.named_parameters()}
-    ours = (
-        {"c_attn.weight": grads["qkv.qkv.weight"].t(), "c_proj.weight": grads["proj.weight"].t(), "c_attn.bias": grads["qkv.qkv.bias"]}
-        if gpt else
-        {"in_proj_weight": grads["qkv.qkv.weight"], "out_proj.weight": grads["proj.weight"], "in_proj_bias": grads["qkv.qkv.bias"]}
-    )  # fmt: skip
-    for key, value in ours.items():
-        close(value, theirs[key], 1e-8)
+    names = ("c_attn", "c_proj") if gpt else ("in_proj", "out_proj")
+    sign = "_" if not gpt else "."
+    for ours, name in (("qkv.qkv", names[0] + sign), ("proj", names[1] + ".")):
+        weight = grads[f"{ours}.weight"]
+        close(weight.t() if gpt else weight, theirs[f"{name}weight"], 1e-8)
+        close(grads[f"{ours}.bias"], theirs[f"{name}bias"], 1e-8)

@@ -116,7 +116,8 @@ def test_block_causality_by_gradient(name, causal):
 
 
 PERMUTABLE = {
-    "pom": {}, "qt": {"heads": 2}, "softmax": {}, "poly_nl": {"reduction": 2}, "poly_sa": {"positions": "mean"}, "linear_floor": {},
+    "pom": {}, "qt": {"heads": 2}, "softmax": {}, "poly_nl": {"reduction": 2}, "poly_sa": {"positions": "mean"},
+    "linear_floor": {},
 }  # fmt: skip
 
 
@@ -166,7 +167,9 @@ def test_pom_rotary_is_relative():
     s, h = tokens(1, 8), tokens(1, 8, seed=1)
 
     def score(i, j):
-        turned = [rotate(v, rotary_angles(torch.tensor([p]), 8, axes=1, heads=None), axes=1) for v, p in ((s, i), (h, j))]
+        turned = [
+            rotate(v, rotary_angles(torch.tensor([p]), 8, axes=1, heads=None), axes=1) for v, p in ((s, i), (h, j))
+        ]
         product = turned[0] * turned[1]
         return product[0, :4] + product[0, 4:]
 
