@@ -16,6 +16,7 @@ from polymix.errors import MissingExtraError, OptionError, PolymixError
 
 try:
     import typer
+    from rich import box
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Column, Table
@@ -34,6 +35,7 @@ class Bars:
         self.progress = progress
 
     def start(self, what: str, total: int) -> Callable[[int], None]:
+        self.progress.start()  # only now: a run that ends in an error before it begins shows none
         task = self.progress.add_task(what, total=total)
         return lambda done: self.progress.update(task, completed=done)
 
@@ -83,22 +85,28 @@ def compare(
         max_gib=max_gib,
     )  # fmt: skip
     settings = settings.quickened() if quick else settings
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    shown = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console()
+    progress = Progress(*shown, console=console)
     try:
-        with Progress(*columns, console=console) as progress:
-            results = run(settings, out, Bars(progress), resume=resume)
+        results = run(settings, out, Bars(progress), resume=resume)
     except KeyboardInterrupt:
         console.print(
             f"Stopped. What had finished is kept in {out}: the same command with --resume goes on from there."
         )
         raise typer.Exit(130) from None
+    finally:
+        if progress.live.is_started:
+            progress.stop()
     from polymix.compare.report import write_report
     from polymix.compare.table import terminal_table
 
     report = write_report(results.content, out)
     headings, rows = terminal_table(results.content)
-    table = Table(headings[0], *(Column(heading, justify="right") for heading in headings[1:]))
+    widths = [max(len(word) for word in " ".join(cells).split()) for cells in zip(headings, *rows, strict=True)]
+    widths[1:] = [max(width, *(len(row[i]) for row in rows)) for i, width in enumerate(widths[1:], start=1)]
+    figures = [Column(head, justify="right", min_width=w) for head, w in zip(headings[1:], widths[1:], strict=True)]
+    table = Table(Column(headings[0], overflow="fold"), *figures, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for row in rows:
         table.add_row(*row)
     console.print(table)

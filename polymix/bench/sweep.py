@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,10 +14,10 @@ from torch import nn
 from polymix.bench.floor import floor
 from polymix.bench.measure import interleaved, once, peak_memory
 from polymix.mixers import MixerConfig, TokenMixer
-from polymix.models import fit_to_grid
+from polymix.models import call_options, fit_to_grid
 
-# (config, grid) -> a module and an input for it
-Maker = Callable[[MixerConfig, tuple[int, int]], tuple[nn.Module, torch.Tensor]]
+# (config, grid) -> a module, an input for it, and options of the call
+Maker = Callable[[MixerConfig, tuple[int, int]], tuple[nn.Module, torch.Tensor, dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Budget:
         """Stop before a call that is sure to pass the budget: four times over, if its time grows quadratically."""
         if last is not None and last[1] * (n / last[0]) ** 2 > 4 * self.seconds:
             expected = last[1] * (n / last[0]) ** 2
-            raise _Stopped(f"would take up to {expected:.0f} s at {n:,} tokens (budget {self.seconds:g} s)")
+            raise _Stopped(f"would take up to {expected:.2g} s at {n:,} tokens (budget {self.seconds:g} s)")
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,9 @@ def near_square(n: int) -> tuple[int, int]:
 def alone(dim: int, heads: int, device: str, dtype: torch.dtype) -> Maker:
     """The mixer by itself, batch 1."""
 
-    def make(config: MixerConfig, grid: tuple[int, int]) -> tuple[nn.Module, torch.Tensor]:
+    def make(config: MixerConfig, grid: tuple[int, int]) -> tuple[nn.Module, torch.Tensor, dict[str, Any]]:
         mixer = fit_to_grid(with_heads(config, heads), grid).build(dim, device=device, dtype=dtype)
-        return mixer, torch.randn(1, grid[0] * grid[1], dim, device=device, dtype=dtype)
+        return mixer, torch.randn(1, grid[0] * grid[1], dim, device=device, dtype=dtype), call_options(config, grid)
 
     return make
 
@@ -137,14 +138,14 @@ def sweep(
 def _prepare(config: MixerConfig, n: int, make: Maker, budget: Budget, device: str, *, check: bool) -> _Ready:
     """Build the module, check it, and hold one call against the budget."""
     try:
-        module, x = make(config, near_square(n))
-        module.eval()
+        module, x, options = make(config, near_square(n))
+        call = partial(module.eval(), x, **options)
         if check:
-            _check(module, x)
-        seconds = once(lambda: module(x), device)
+            _check(module, x, options)
+        seconds = once(call, device)
         if seconds > budget.seconds:
-            raise _Stopped(f"took {seconds:.1f} s at {n:,} tokens (budget {budget.seconds:g} s)")
-        peak = peak_memory(lambda: module(x), device)
+            raise _Stopped(f"took {seconds:.2g} s at {n:,} tokens (budget {budget.seconds:g} s)")
+        peak = peak_memory(call, device)
     except (MemoryError, RuntimeError) as error:  # PyTorch's CPU allocator raises a plain RuntimeError
         if isinstance(error, RuntimeError) and "memory" not in str(error).lower():
             raise
@@ -153,15 +154,15 @@ def _prepare(config: MixerConfig, n: int, make: Maker, budget: Budget, device: s
         raise _Stopped(f"held {peak / 2**30:.1f} GiB at {n:,} tokens (budget {budget.bytes / 2**30:g} GiB)")
     if isinstance(module, TokenMixer):
         cost = module.cost(n, dtype=x.dtype)
-        return _Ready(lambda: module(x), floor(cost, device=device, dtype=x.dtype), seconds, peak, cost.flops)
+        return _Ready(call, floor(cost, device=device, dtype=x.dtype), seconds, peak, cost.flops)
     inner = sum(part.cost(n).flops for part in module.modules() if isinstance(part, TokenMixer))
-    return _Ready(lambda: module(x), None, seconds, peak, inner)
+    return _Ready(call, None, seconds, peak, inner)
 
 
-def _check(module: nn.Module, x: torch.Tensor) -> None:
+def _check(module: nn.Module, x: torch.Tensor, options: dict[str, Any]) -> None:
     """No number for code that computes wrong: the output must agree with that of the same module in float64."""
-    wide = module.to("cpu", torch.float64)(x.to("cpu", torch.float64))
-    narrow = module.to(x.device, x.dtype)(x).to("cpu", torch.float64)
+    wide = module.to("cpu", torch.float64)(x.to("cpu", torch.float64), **options)
+    narrow = module.to(x.device, x.dtype)(x, **options).to("cpu", torch.float64)
     error = ((narrow - wide).abs().max() / wide.abs().max().clamp_min(1e-30)).item()
     limit = 1e-4 if x.dtype == torch.float32 else 0.1
     if not error <= limit:  # not: NaN must fail as well

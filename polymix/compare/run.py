@@ -89,9 +89,9 @@ def compare(settings: Settings, folder: Path, progress: Progress, *, resume: boo
     )
     counts = tuple(sorted({*settings.tokens, settings.host_tokens}))
 
-    def whole(config: MixerConfig, grid: tuple[int, int]) -> tuple[nn.Module, torch.Tensor]:
+    def whole(config: MixerConfig, grid: tuple[int, int]) -> tuple[nn.Module, torch.Tensor, dict[str, Any]]:
         size = (grid[0] * settings.patch, grid[1] * settings.patch)
-        return build(config, grid, kw), torch.randn(1, data.channels, *size, **kw)
+        return build(config, grid, kw), torch.randn(1, data.channels, *size, **kw), {}
 
     _sweep(results, settings, mixers, whole, "host", counts, progress)
     results.set(answer=answer(results.content), finished=True)

@@ -18,7 +18,7 @@ def reference_alone(content: dict[str, Any]) -> int:
 # heading in the report, heading in the terminal (None: no room there)
 HEADINGS: dict[str, tuple[str, str | None]] = {
     "mixer": ("mixer", "mixer"),
-    "accuracy": ("test accuracy, % (range over seeds)", "accuracy, %"),
+    "accuracy": ("test accuracy, % (± half the range over seeds)", "accuracy, %"),
     "parameters": ("parameters of the model", "params"),
     "flops": ("MFLOP an image", None),
     "seconds": ("training, s a seed", "train, s"),
@@ -73,7 +73,7 @@ def rows(content: dict[str, Any]) -> list[list[str]]:
 
 
 def _accuracy(score: Score) -> str:
-    spread = f" ({100 * score.low:.1f}–{100 * score.high:.1f})" if score.runs > 1 else ""
+    spread = f" ±{50 * (score.high - score.low):.1f}" if score.runs > 1 else ""
     return f"{100 * score.mean:.1f}{spread}"
 
 

@@ -57,9 +57,7 @@ class VisionTransformer(nn.Module):
         self.blocks = nn.ModuleList(MixerBlock(dim, config, mlp_ratio=mlp_ratio, **kw) for _ in range(depth))
         self.norm = nn.LayerNorm(dim, eps=1e-6, **kw)
         self.head = nn.Linear(dim, classes, **kw)
-        # Mixers without a grid of their own may still need the grid in the call (pom with rotary="2d").
-        wants = self.blocks[0].mixer.capabilities.grids if isinstance(self.blocks[0], MixerBlock) else ()
-        self.call: dict[str, Any] = {"grid": self.grid} if 2 in wants and not hasattr(config, "grid") else {}
+        self.call = call_options(config, self.grid)
 
     def forward(self, images: Tensor) -> Tensor:
         size = (self.channels, *self.image_size)
@@ -91,6 +89,11 @@ def fit_to_grid(config: MixerConfig, grid: tuple[int, ...], num_prefix_tokens: i
     if num_prefix_tokens and "grid" in changes:
         changes["num_prefix_tokens"] = num_prefix_tokens
     return config.changed(**changes)
+
+
+def call_options(config: MixerConfig, grid: tuple[int, ...]) -> dict[str, Any]:
+    """What a mixer must be told in every call: the grid, where it was not built for one but counts rows and columns."""
+    return {"grid": grid} if getattr(config, "rotary", None) == "2d" else {}
 
 
 def sine_positions(grid: tuple[int, int], dim: int) -> torch.Tensor:

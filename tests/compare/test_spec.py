@@ -1,0 +1,70 @@
+"""Mixers and options as people type them."""
+
+import pytest
+
+import polymix
+from polymix.compare.settings import Settings
+from polymix.compare.spec import DEFAULT, parse_mixer, parse_mixers, parse_options
+from polymix.errors import OptionError, PolymixError, UnknownNameError
+
+
+@pytest.mark.parametrize(("text", "label", "config"), [
+    ("padre:degree=3", "padre-3", polymix.PadreConfig(degree=3)),
+    ("padre-3", "padre-3", polymix.PadreConfig(degree=3)),
+    ("pom:degree=3:expand=1", "pom:degree=3:expand=1", polymix.PomConfig(degree=3, expand=1)),
+    ("pom:expand=1.5:bias=false", "pom:expand=1.5:bias=false", polymix.PomConfig(expand=1.5, bias=False)),
+    ("padre:degree=3:terms=1x3:A=identity/depthwise/depthwise", "padre:degree=3:terms=1x3:A=identity/depthwise/depthwise",
+     polymix.PadreConfig(degree=3, terms=(1, 3), A=("identity", "depthwise", "depthwise"))),
+    ("padre:normalize=none:kernel_size=3x5", None, None),
+    (" qt:form=full ", "qt:form=full", polymix.QtConfig(form="full")),
+    ("poly_nl:order=2+3", "poly_nl:order=2+3", polymix.PolyNlConfig(order="2+3")),
+    ("poly_sa:positions=mean", "poly_sa:positions=mean", polymix.PolySaConfig(positions="mean")),
+])  # fmt: skip
+def test_parse_mixer(text, label, config):
+    if label is None:  # a 2-D kernel needs the 2-D grid that only the host knows
+        with pytest.raises(OptionError, match="kernel_size"):
+            parse_mixer(text)
+        return
+    assert parse_mixer(text) == (label, config)
+
+
+def test_default_and_yardstick():
+    assert list(parse_mixers(DEFAULT)) == [
+        "softmax", "padre-2", "padre-3", "pom", "qt", "poly_sa", "poly_nl", "linear_floor",
+    ]  # fmt: skip
+    assert list(parse_mixers("pom,qt")) == ["softmax", "pom", "qt"], "attention is always what all are compared with"
+
+
+@pytest.mark.parametrize(("text", "error", "named"), [
+    ("pomm", UnknownNameError, "pom"), ("pom:degre=3", OptionError, "degree"), ("pom:degree", OptionError, "option=value"),
+    ("pom,,qt", OptionError, "empty"), ("pom,pom", OptionError, "twice"), ("padre:grid=8x8", OptionError, "host decides"),
+    ("padre:degree=9", OptionError, "degree"), ("pom:degree=2:degree=3", OptionError, "twice"), ("", OptionError, "--mixers"),
+])  # fmt: skip
+def test_what_is_not_understood(text, error, named):
+    with pytest.raises(error, match=named):
+        parse_mixers(text)
+
+
+def test_options_of_show():
+    options = parse_options(["dim=192", "grid=64x64", "terms=2", "dropout=0.1", "weight=full", "causal=true", "n=196"])
+    assert options == {
+        "dim": 192, "grid": (64, 64), "terms": (2,), "dropout": 0.1, "weight": "full", "causal": True, "n": 196,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "named"), [
+    ({"epochs": 0}, "--epochs"), ({"seeds": 0}, "--seeds"), ({"threads": 0}, "--threads"), ({"dtype": "int8"}, "--dtype"),
+    ({"image_size": 9}, "--patch-size"), ({"patch_size": 0}, "--patch-size"), ({"tokens": ()}, "--tokens"),
+    ({"tokens": (64, 64)}, "--tokens"), ({"max_seconds": 0}, "--max-seconds"), ({"mixers": "nothing"}, "nothing"),
+])  # fmt: skip
+def test_settings_are_checked(change, named):
+    with pytest.raises(PolymixError, match=named):
+        Settings(**change).check()
+
+
+def test_quick_is_short():
+    quick = Settings().quickened()
+    assert (quick.seeds, quick.quick) == (1, True)
+    assert quick.epochs <= 8
+    assert max(quick.tokens) <= 1024
+    assert Settings(epochs=2).quickened().epochs == 2

@@ -1,0 +1,74 @@
+"""Training: repeatable, honest about divergence, decay where it belongs."""
+
+import pytest
+import torch
+from torch import nn
+
+import polymix
+from polymix.models import VisionTransformer
+from polymix.tasks.classify import Recipe, decay_groups, train
+from polymix.tasks.images import load_digits
+
+DATA = load_digits()
+SHORT = Recipe(epochs=1, batch_size=256)
+
+
+def host(config=None):
+    return VisionTransformer(config or polymix.PomConfig(), image_size=8, patch_size=2, dim=16, depth=1, classes=10,
+                             channels=1, mlp_ratio=2)  # fmt: skip
+
+
+def test_the_same_seed_gives_the_same_model():
+    (a, first), (b, second) = train(host, DATA, SHORT, seed=3), train(host, DATA, SHORT, seed=3)
+    assert first.accuracy == second.accuracy
+    assert first.losses == second.losses
+    assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+    assert train(host, DATA, SHORT, seed=4)[1].losses != first.losses
+
+
+def test_it_learns():
+    _, outcome = train(lambda: host(polymix.PadreConfig()), DATA, Recipe(epochs=10), seed=0)
+    assert outcome.accuracy > 0.7
+    assert len(outcome.losses) == 10
+    assert outcome.losses[-1] < outcome.losses[0]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_epochs_are_told(dtype):
+    epochs = []
+    train(host, DATA, Recipe(epochs=3, batch_size=512), seed=0, dtype=dtype, on_epoch=epochs.append)
+    assert epochs == [1, 2, 3]
+
+
+def test_divergence_is_no_accuracy():
+    class Broken(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.tensor(float("nan")))
+
+        def forward(self, x):
+            return self.w * x.flatten(1)[:, :10]
+
+    _, outcome = train(Broken, DATA, Recipe(epochs=5), seed=0)
+    assert outcome.accuracy is None
+    assert len(outcome.losses) == 1, "training stops at once"
+
+
+def test_decay_skips_vectors_and_what_a_mixer_exempts():
+    model = host()
+    decayed, rest = decay_groups(model, 0.05)
+    assert (decayed["weight_decay"], rest["weight_decay"]) == (0.05, 0.0)
+    alpha = model.blocks[0].mixer.alpha
+    assert any(p is alpha for p in rest["params"])
+    assert all(p.ndim > 1 for p in decayed["params"])
+    assert len(decayed["params"]) + len(rest["params"]) == len(list(model.parameters()))
+
+
+def test_an_interrupt_is_a_keyboard_interrupt():
+    """Lightning would answer Ctrl-C with exit(1)."""
+
+    def stop(epoch):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(host, DATA, SHORT, seed=0, on_epoch=stop)

@@ -1,0 +1,67 @@
+"""The package in a fresh process: it needs torch alone, and it loads fast."""
+
+import json
+import subprocess
+import sys
+
+import polymix
+from tests.mixers.cases import CASES
+
+BLOCKED = (
+    "numpy", "timm", "transformers", "lightning", "pytorch_lightning", "torchmetrics", "triton", "torchvision",
+    "matplotlib", "jinja2", "rich", "typer", "sklearn", "PIL", "onnx", "onnxscript", "onnxruntime", "safetensors",
+)  # fmt: skip
+
+USE = """
+import json, sys
+cases, blocked = json.loads(sys.argv[1]), json.loads(sys.argv[2])
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in blocked:
+            raise ModuleNotFoundError(f"{name} is blocked", name=name)  # what a missing package raises
+
+sys.meta_path.insert(0, Blocked())
+import torch
+import polymix
+
+for name, options in cases:
+    options = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+    mixer = polymix.create_mixer(name, 12, **options)
+    x = torch.randn(2, 12, 12, requires_grad=True)
+    y = mixer(x)
+    y.square().sum().backward()
+    assert y.shape == x.shape and x.grad.isfinite().all(), name
+    if mixer.capabilities.recurrent:
+        y, state = mixer.prefill(x)
+        mixer.step(x[:, 0], state)
+assert not [name for name in sys.modules if name.partition(".")[0] in blocked]
+print("used", *polymix.list_mixers())
+"""
+
+TIME = """
+import time
+import torch
+start = time.perf_counter()
+import polymix
+print(time.perf_counter() - start)
+"""
+
+
+def fresh(code, *arguments):
+    command = [sys.executable, "-W", "ignore", "-c", code, *arguments]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def test_every_mixer_with_torch_alone():
+    """Each is built, run forward, backward and recurrently while every optional library refuses to be imported."""
+    assert {name for name, _ in CASES.values()} == set(polymix.list_mixers()), "a mixer without a case"
+    out = fresh(USE, json.dumps(list(CASES.values())), json.dumps(BLOCKED))
+    assert out.split() == ["used", *polymix.list_mixers()]
+
+
+def test_import_time():
+    """Under 0.3 s beyond torch's own; the best of three processes, since the machine may be busy."""
+    assert min(float(fresh(TIME)) for _ in range(3)) < 0.3

@@ -1,0 +1,179 @@
+"""Who may import whom: each layer only what stands to its left, and a host library only the file that is about it.
+
+ops <- structured <- mixers <- { blocks, convert, models, lens, parallel } <- { tasks, bench, export } <- compare <- cli
+"""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1] / "polymix"
+LAYERS = (
+    {"ops"}, {"structured"}, {"mixers"}, {"blocks", "convert", "models", "lens", "parallel"}, {"polymix"},
+    {"tasks", "bench", "export"}, {"compare"}, {"cli"},
+)  # fmt: skip
+# "polymix" stands for the package's own __init__, the public face of what is to its left.
+FOR_ALL = {"errors", "compat"}  # to the left of ops: they import nothing of the package
+SIBLINGS = {("models", "blocks")}  # the hosts are made of the blocks
+# Which files may import a library that the core does not depend on; none in the layers from ops to models.
+LIBRARIES: dict[str, set[str]] = {
+    "timm": set(),
+    "transformers": set(),
+    "lightning": {"tasks/classify.py"},
+    "torchmetrics": {"tasks/classify.py"},
+    "sklearn": {"tasks/images.py"},
+    "onnx": set(),
+    "onnxscript": set(),
+    "onnxruntime": set(),
+    "matplotlib": {"compare/plots.py"},
+    "jinja2": {"compare/report.py"},
+    "rich": {"cli.py"},
+    "typer": {"cli.py"},
+    "PIL": {"tasks/images.py"},
+    "torchvision": {"compat.py"},
+    "triton": set(),
+    "numpy": set(),
+}
+
+
+def imported(tree, package):
+    """(line, module, name) of every import at any depth, relative ones made absolute; no name for `import module`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name, None) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            if node.level:
+                module = ".".join(part for part in (*package[: len(package) - node.level + 1], module) if part)
+            yield from ((node.lineno, module, alias.name) for alias in node.names)
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            function = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if function in ("import_module", "__import__") and isinstance(node.args[0].value, str):
+                yield node.lineno, node.args[0].value, None
+
+
+def rank(unit):
+    if unit in FOR_ALL:
+        return -1
+    return next((place for place, layer in enumerate(LAYERS) if unit in layer), None)
+
+
+def violations(root, libraries=LIBRARIES):
+    """Every import below `root` (a package named polymix) that the rules forbid, as "file:line: reason"."""
+    found = []
+    modules = {".".join(("polymix", *path.relative_to(root).with_suffix("").parts)) for path in root.rglob("*.py")}
+    modules |= {name.removesuffix(".__init__") for name in modules}
+    for path in sorted(root.rglob("*.py")):
+        file, parts = path.relative_to(root).as_posix(), path.relative_to(root).with_suffix("").parts
+        unit = "polymix" if parts == ("__init__",) else "cli" if parts == ("__main__",) else parts[0]
+        if rank(unit) is None:
+            found.append(f"{file}:1: {unit} has no layer")
+            continue
+        for line, module, name in imported(ast.parse(path.read_text("utf-8")), ("polymix", *parts[:-1])):
+            if f"{module}.{name}" in modules:  # from polymix import errors: a module, not a name of the package
+                module, name = f"{module}.{name}", None
+            reason = _reason(file, unit, module.split("."), name, libraries)
+            if reason:
+                found.append(f"{file}:{line}: {reason}")
+    return found
+
+
+def _reason(file, unit, module, name, libraries):
+    top = module[0]
+    if top == "tests":
+        return "imports tests"
+    if top in libraries:
+        return None if file in libraries[top] else f"{top} is not for this file"
+    if top != "polymix":
+        known = top == "torch" or top in sys.stdlib_module_names
+        return None if known else f"{top} is neither torch, nor the standard library, nor in the table"
+    target = module[1] if len(module) > 1 else "polymix"
+    if target == unit:
+        return None
+    if any(part.startswith("_") and not part.startswith("__") for part in (*module[1:], name or "")):
+        return f"{'.'.join(module)} {name or ''} is private to {target}"
+    mine, theirs = rank(unit), rank(target)
+    if theirs is None:
+        return f"{target} has no layer"
+    if theirs == mine and (unit, target) not in SIBLINGS:
+        return f"{unit} imports its sibling {target}"
+    return f"{unit} imports {target}, to its right" if theirs > mine else None
+
+
+def test_imports():
+    assert not violations(ROOT)
+
+
+def test_the_table_says_what_is_there_and_keeps_the_core_clean():
+    for library, files in LIBRARIES.items():
+        for file in files:
+            unit = file.split("/")[0].removesuffix(".py")
+            assert unit == "compat" or rank(unit) > rank("polymix"), f"{file} is core: it may not need {library}"
+            tree = ast.parse((ROOT / file).read_text("utf-8"))
+            used = {module.split(".")[0] for _, module, _ in imported(tree, ("polymix",))}
+            assert library in used, f"{file} no longer imports {library}: take it off the table"
+
+
+LEGAL = {
+    "__init__.py": "from polymix.blocks import Block\nfrom polymix import errors",
+    "__main__.py": "from polymix.cli import main",
+    "errors.py": "import os",
+    "compat.py": "import importlib\nimportlib.import_module('torchvision')",
+    "ops/__init__.py": "",
+    "ops/pom.py": "import torch.nn as nn\nfrom . import _kernel\nfrom .qt import f",
+    "ops/_kernel.py": "from polymix import errors\nfrom ..errors import OptionError",
+    "ops/qt.py": "from __future__ import annotations",
+    "structured/a.py": "from polymix.ops.pom import g",
+    "mixers/a.py": "import polymix.structured.a\nfrom ..ops import qt",
+    "blocks.py": "from polymix.mixers.a import M",
+    "models/a.py": "from polymix.blocks import Block",
+    "convert/a.py": "from polymix.mixers import a",
+    "tasks/a.py": "from polymix import Block\nfrom polymix.models import a",
+    "compare/a.py": "from polymix.tasks import a",
+    "cli.py": "def main():\n    import polymix\n    from polymix.compare import a",
+}
+ILLEGAL = {  # file: (a line that breaks a rule, what the report must say)
+    "ops/b.py": ("from polymix.mixers import a", "ops imports mixers, to its right"),
+    "structured/b.py": ("import polymix.mixers.a", "structured imports mixers, to its right"),
+    "mixers/b.py": ("def f():\n    from ..models import a", "mixers imports models, to its right"),
+    "mixers/c.py": ("if TYPE_CHECKING:\n    from polymix import Block", "mixers imports polymix, to its right"),
+    "blocks.py": ("from polymix.models import a", "blocks imports its sibling models"),
+    "models/b.py": ("from polymix.convert import a", "models imports its sibling convert"),
+    "convert/b.py": ("from polymix.blocks import Block", "convert imports its sibling blocks"),
+    "tasks/b.py": ("from polymix import cli", "tasks imports cli, to its right"),
+    "bench/b.py": ("from polymix.tasks import a", "bench imports its sibling tasks"),
+    "compare/b.py": ("from polymix.cli import main", "compare imports cli, to its right"),
+    "errors.py": ("from polymix.ops import pom", "errors imports ops, to its right"),
+    "ops/c.py": ("def f():\n    import numpy as np", "numpy is not for this file"),
+    "models/c.py": ("class A:\n    from timm.layers import Mlp", "timm is not for this file"),
+    "ops/d.py": ("import importlib\nimportlib.import_module('triton.language')", "triton is not for this file"),
+    "tasks/c.py": ("import pandas", "pandas is neither"),
+    "tasks/d.py": ("from tests.helpers import tokens", "imports tests"),
+    "mixers/d.py": ("from polymix.ops import _kernel", "polymix.ops._kernel  is private to ops"),
+    "mixers/e.py": ("from polymix.ops.pom import _over", "polymix.ops.pom _over is private to ops"),
+    "mixers/f.py": ("from polymix.ops._kernel import run", "polymix.ops._kernel run is private to ops"),
+    "extras.py": ("import os", "extras has no layer"),
+    "mixers/g.py": ("import polymix.extras", "extras has no layer"),
+}
+
+
+def write(root, files):
+    for file, text in files.items():
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).write_text(text, "utf-8")
+
+
+def test_the_checker_lets_the_legal_through(tmp_path):
+    write(tmp_path, LEGAL)
+    assert not violations(tmp_path)
+
+
+@pytest.mark.parametrize("file", list(ILLEGAL))
+def test_the_checker_sees(tmp_path, file):
+    text, reason = ILLEGAL[file]
+    write(tmp_path, {**LEGAL, file: text})
+    (report,) = violations(tmp_path)
+    assert report.startswith(f"{file}:")
+    assert reason in report
