@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
+from polymix.mixers import PomConfig, PomMixer
+
 YARDSTICK = "softmax"
 FLOOR = "linear_floor"
 WORTH = 1.05  # a smaller gain is within what a busy machine hides
@@ -152,7 +154,11 @@ def answer(content: dict[str, Any]) -> dict[str, Any]:
         sentences.append(f"At every measured length from {start:,} tokens on some mixer pays{below}.")
     else:
         sentences.append("Keep attention at every measured length: no mixer of its accuracy is faster throughout.")
-    sentences += [_speed(alone, label) for label in labels(content) if label not in (YARDSTICK, FLOOR)]
+    sentences += [
+        _speed(alone, row["label"]) + _printed(row["config"], content["settings"]["dim"])
+        for row in content["mixers"]
+        if row["label"] not in (YARDSTICK, FLOOR)
+    ]
     sentences += _accuracy(content, candidates)
     return {
         "headline": sentences[0],
@@ -184,6 +190,15 @@ def _speed(table: dict[str, dict[int, float]], label: str) -> str:
     last = gain(table, label, counts[-1])
     where = f"at every length from {counts[0]:,} tokens on" if at <= counts[0] else f"from about {count(at)} tokens on"
     return f"{label} alone is faster than attention {where}; at {counts[-1]:,} tokens it is {times(last or 0.0)}."
+
+
+def _printed(config: dict[str, Any], dim: int) -> str:
+    """The crossing that PoM's paper counts out, to stand beside the measured one."""
+    if config["name"] != "pom":
+        return ""
+    options = {key: value for key, value in config.items() if key != "name"}
+    mixer = PomMixer(PomConfig(**options), dim, device="meta")
+    return f" By its paper's count of multiplications it would be from {max(1, round(mixer.crossover())):,} tokens on."
 
 
 def _accuracy(content: dict[str, Any], candidates: list[str]) -> list[str]:

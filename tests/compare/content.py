@@ -22,7 +22,7 @@ def make(accuracies, speeds, tokens=(16, 64, 256, 1024), test=10_000, **settings
                  "skipped": ["<broken>.png: cut & empty"]},
         "host": {"dim": 64, "depth": 3, "mlp_ratio": 2.0, "heads": 4, "patch_size": 2, "tokens": 16,
                  "recipe": {"epochs": 30, "batch_size": 64}},
-        "mixers": [{"label": m, "config": {"name": m}, "parameters": 1000, "flops": 10**6} for m in accuracies],
+        "mixers": [{"label": m, "config": {"name": m.partition("-")[0]}, "parameters": 1000, "flops": 10**6} for m in accuracies],
         "training": [
             {"mixer": m, "seed": s, "accuracy": a, "seconds": 1.0, "losses": [1.0, None]}
             for m, runs in accuracies.items() for s, a in enumerate(runs)

@@ -110,6 +110,14 @@ def test_an_undertrained_yardstick_is_said():
     assert any("undertrained" in s for s in answer(content)["sentences"])
 
 
+def test_the_printed_crossover_of_pom_stands_beside_the_measured_one():
+    """PM-025 at d = 192, D_inner = 2d, k = 2: d + 3."""
+    said = answer(make(GOOD, speeds(pom=[2.0, 3.0, 4.0, 5.0], qt=[0.5] * 4)))["sentences"]
+    (line,) = [s for s in said if s.startswith("pom alone")]
+    assert "from about 110 tokens on" in line
+    assert "from 195 tokens on" in line
+
+
 def test_slope():
     assert slope({n: 3.0 * n**1.5 for n in (64, 256, 1024, 4096)}) == pytest.approx(1.5)
     assert slope({64: 1.0}) is None

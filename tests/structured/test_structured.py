@@ -1,4 +1,4 @@
-"""Every structured map equals its own dense matrix, forward and backward; its init keeps variance; its cost is counted."""
+"""Every structured map equals its own dense matrix, forward and backward; init keeps variance; costs are counted."""
 
 import itertools
 import math
@@ -41,7 +41,9 @@ def agree(module, apply, expected, *inputs):
 # Channel maps
 
 
-@pytest.mark.parametrize(("inside", "outside", "blocks"), [(1, 1, 1), (60, 60, 1), (6, 10, 1), (6, 10, 2), (60, 60, 60), (60, 15, 5)])
+@pytest.mark.parametrize(("inside", "outside", "blocks"), [
+    (1, 1, 1), (60, 60, 1), (6, 10, 1), (6, 10, 2), (60, 60, 60), (60, 15, 5),
+])  # fmt: skip
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("n", [1, 63])
 def test_dense_and_block_diagonal(inside, outside, blocks, bias, n):
@@ -65,7 +67,9 @@ def test_identity_is_nothing():
     assert not list(layer.parameters())
 
 
-@pytest.mark.parametrize(("kind", "heads", "expected"), [("identity", 2, Identity), ("dense", 1, Dense), ("dense", 2, BlockDiagonal)])
+@pytest.mark.parametrize(("kind", "heads", "expected"), [
+    ("identity", 2, Identity), ("dense", 1, Dense), ("dense", 2, BlockDiagonal),
+])  # fmt: skip
 def test_channel_maps_by_name(kind, heads, expected):
     assert type(channel_map(kind, 6, heads, True)) is expected
 
@@ -90,7 +94,12 @@ def test_fanout(kinds, heads, bias):
             size = 12 // heads
             blocks = torch.block_diag(*[torch.ones(size, size)] * heads).bool()
             assert not matrix[~blocks].any(), "a head reads another head's channels"
-            agree(maps, lambda x, i=i: maps(x)[i], lambda x, i=i: plus(x @ maps.dense(i)[0], maps.dense(i)[1]), tokens(2, 7, 12))
+
+            def dense(x, i=i):
+                weight, bias = maps.dense(i)
+                return plus(x @ weight, bias)
+
+            agree(maps, lambda x, i=i: maps(x)[i], dense, tokens(2, 7, 12))
 
 
 def test_fanout_shares_one_product():
@@ -194,19 +203,23 @@ def test_the_mean_of_many_tokens_does_not_overflow(dtype, size):
 # Init
 
 
-@pytest.mark.parametrize(("inside", "outside", "blocks"), [(60, 60, 1), (64, 256, 1), (256, 64, 1), (96, 96, 4), (256, 128, 8)])
+@pytest.mark.parametrize(("inside", "outside", "blocks"), [
+    (60, 60, 1), (64, 256, 1), (256, 64, 1), (96, 96, 4), (256, 128, 8),
+])  # fmt: skip
 def test_channel_init_keeps_variance(inside, outside, blocks):
     layer = linear(inside, outside, blocks)
-    assert layer(tokens(4, 256, inside, dtype=torch.float32)).var().item() == pytest.approx(1, rel=0.15)
+    assert layer(tokens(4, 256, inside, seed=1, dtype=torch.float32)).var().item() == pytest.approx(1, rel=0.15)
     assert not layer.bias.any()
 
 
-@pytest.mark.parametrize(("grid", "kernel", "causal"), [((512,), (11,), False), ((512,), (4,), True), ((24, 24), (11, 11), False),
-                                                        ((24, 24), (3, 5), False), ((8, 8, 8), (3, 3, 3), False)])  # fmt: skip
+@pytest.mark.parametrize(("grid", "kernel", "causal"), [
+    ((512,), (11,), False), ((512,), (4,), True), ((24, 24), (11, 11), False), ((24, 24), (3, 5), False),
+    ((8, 8, 8), (3, 3, 3), False),
+])  # fmt: skip
 def test_token_init_keeps_variance(grid, kernel, causal):
     """Away from the edge, where zeros come in."""
     conv = DepthwiseConv(192, kernel, causal=causal)
-    y = conv(tokens(2, math.prod(grid), 192, dtype=torch.float32), grid).unflatten(1, grid)
+    y = conv(tokens(2, math.prod(grid), 192, seed=1, dtype=torch.float32), grid).unflatten(1, grid)
     for axis, k in enumerate(kernel):
         y = y.narrow(1 + axis, k - 1, grid[axis] - 2 * (k - 1))
     assert y.var().item() == pytest.approx(1, rel=0.15)
@@ -245,8 +258,8 @@ def test_cost_of_a_layer(blocks):
 
 
 @pytest.mark.parametrize(("grid", "kernel", "counted"), [
-    ((64, 64), (11, 11), (11, 11)), ((4, 3), (11, 11), (7, 5)), ((1, 63), (11, 11), (1, 11)), ((2, 2, 9), (3, 5, 7), (3, 3, 7)),
-    ((13,), (11,), (11,)),
+    ((12, 6), (11, 11), (11, 11)), ((4, 3), (11, 11), (7, 5)), ((1, 63), (11, 11), (1, 11)),
+    ((2, 2, 9), (3, 5, 7), (3, 3, 7)), ((13,), (11,), (11,)),
 ])  # fmt: skip
 def test_cost_of_a_convolution_leaves_out_taps_that_touch_nothing(grid, kernel, counted):
     conv = DepthwiseConv(5, kernel, num_prefix_tokens=2)

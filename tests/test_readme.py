@@ -1,0 +1,37 @@
+"""The README does what it says."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def test_python_blocks_run():
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert blocks
+    for block in blocks:
+        scope = {}
+        exec(compile(block, "README.md", "exec"), scope)
+        assert scope["y"].shape == (2, 192)
+        assert scope["z"].shape == (2, 196, 192)
+
+
+def test_ci_runs_the_commands_of_the_readme():
+    ci = (ROOT / ".ci/run").read_text()
+    for command in re.findall(r"```sh\n(pip install.*?)\n```", README):
+        install, run = command.split(" && ")
+        assert install in ci, "CI must install as the README says"
+        assert run in ci
+
+
+def test_links_lead_somewhere():
+    for target in re.findall(r"\]\((?!http)([^)]+)\)", README):
+        assert (ROOT / target).exists(), target
+
+
+def test_every_mixer_is_in_the_table():
+    import polymix
+
+    for name in polymix.list_mixers():
+        assert f"| `{name}` |" in README
