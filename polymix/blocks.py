@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from polymix.errors import check_choice
+from polymix.errors import OptionError, check_choice, check_int, check_number
 from polymix.mixers import MixerConfig, PomConfig, TokenMixer
 from polymix.structured.channel import Dense
 
@@ -31,7 +32,12 @@ class MixerBlock(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        check_int("dim", dim, 1)
         check_choice("norm", norm, ("layer", None))
+        check_number("dropout", dropout, 0.0, 1.0, "a probability in [0, 1)", 0.0)
+        check_number("mlp_ratio", mlp_ratio, 1 / dim, math.inf, "a number that leaves a hidden channel", 4)
+        if not isinstance(mixer, (MixerConfig, TokenMixer)):
+            raise OptionError("mixer", repr(mixer), "a config or a mixer", "Pass PomConfig(), say.")
         kw: dict[str, Any] = {"device": device, "dtype": dtype}
         hidden = int(dim * mlp_ratio)
         self.mixer = mixer.build(dim, **kw) if isinstance(mixer, MixerConfig) else mixer
@@ -58,9 +64,10 @@ class PolyMorpher(MixerBlock):
         *,
         mlp_ratio: float = 4.0,
         norm: str | None = "layer",
+        dropout: float = 0.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         **pom: Any,
     ) -> None:
-        config = PomConfig().changed(**pom)
-        super().__init__(dim, config, mlp_ratio=mlp_ratio, norm=norm, device=device, dtype=dtype)
+        config = PomConfig().changed(dropout=dropout, **pom)
+        super().__init__(dim, config, mlp_ratio=mlp_ratio, norm=norm, dropout=dropout, device=device, dtype=dtype)

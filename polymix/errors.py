@@ -60,13 +60,14 @@ class ResultsError(PolymixError, ValueError):
 def nearest_first(name: str, known: Iterable[str]) -> list[str]:
     """All of `known`, those that look like `name` in front."""
     known = sorted(known)
-    close = get_close_matches(name, known, n=3, cutoff=0.4)
+    by_lower = {other.lower(): other for other in known}
+    close = [by_lower[match] for match in get_close_matches(name.lower(), by_lower, n=3, cutoff=0.4)]
     return close + [other for other in known if other not in close]
 
 
 def check_choice(argument: str, value: Any, allowed: Iterable[Any]) -> None:
     allowed = list(allowed)
-    if value not in allowed:
+    if not any(type(value) is type(other) and value == other for other in allowed):  # 1.0 and True are not 1
         raise OptionError(argument, repr(value), ", ".join(map(repr, allowed)), "Choose one of these.")
 
 
@@ -74,6 +75,22 @@ def check_int(argument: str, value: Any, low: int, high: int | None = None) -> N
     if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
         allowed = f"an integer from {low} to {high}" if high is not None else f"an integer of at least {low}"
         raise OptionError(argument, repr(value), allowed, f"Pass {argument}={low}, say.")
+
+
+def check_number(argument: str, value: Any, low: float, high: float, allowed: str, usual: float) -> None:
+    """A finite number with low <= value < high."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value < high:
+        raise OptionError(argument, repr(value), allowed, f"Pass {argument}={usual}, say.")
+
+
+def check_grid_option(grid: Any, allowed_axes: tuple[int, ...], cure: str = "Pass grid=(14, 14), say.") -> None:
+    """A tuple of sizes of at least 1, with one of the allowed numbers of axes."""
+    names = {1: "(N,)", 2: "(H, W)", 3: "(T, H, W)"}
+    sizes = isinstance(grid, (tuple, list)) and all(type(size) is int and size >= 1 for size in grid)
+    if not sizes or len(grid) not in allowed_axes:
+        *most, last = (names[axes] for axes in allowed_axes)
+        allowed = f"{', '.join(most)} or {last}" if most else last
+        raise OptionError("grid", repr(grid), f"{allowed}, sizes of at least 1", cure)
 
 
 def check_divides(argument: str, value: int, whole_name: str, whole: int) -> None:

@@ -15,7 +15,16 @@ import polymix
 from polymix.cli import main
 from tests.tasks.test_images import picture
 
-TINY = ["--epochs", "2", "--seeds", "1", "--tokens", "16,64", "--mixers", "padre:degree=3,pom:degree=3:expand=1,linear_floor"]
+TINY = [
+    "--epochs",
+    "2",
+    "--seeds",
+    "1",
+    "--tokens",
+    "16,64",
+    "--mixers",
+    "padre:degree=3,pom:degree=3:expand=1,linear_floor",
+]
 
 
 def run(capsys, *arguments):
@@ -48,7 +57,14 @@ def test_show_prints_the_cost_and_the_paper_s(capsys):
     status, out, _ = run(capsys, "show", "padre", "degree=3", "dim=192", "grid=64x64")
     cost = polymix.create_mixer("padre", 192, degree=3, grid=(64, 64)).cost(4096)
     assert status == 0
-    for text in (f"{cost.parameters:,}", f"{cost.flops / 1e9:.3f} G", f"{cost.bytes / 2**20:.1f} MiB", "2.28 G", "Table 6", "ms"):
+    for text in (
+        f"{cost.parameters:,}",
+        f"{cost.flops / 1e9:.3f} G",
+        f"{cost.bytes / 2**20:.1f} MiB",
+        "2.28 G",
+        "Table 6",
+        "ms",
+    ):
         assert text in out
 
 
@@ -93,9 +109,16 @@ def test_compare_on_the_digits(capsys, tmp_path):
     assert (status, err) == (0, "")
     content = valid(out_dir)
     assert content["finished"]
-    assert [row["label"] for row in content["mixers"]] == ["softmax", "padre-3", "pom:degree=3:expand=1", "linear_floor"]
+    assert [row["label"] for row in content["mixers"]] == [
+        "softmax",
+        "padre-3",
+        "pom:degree=3:expand=1",
+        "linear_floor",
+    ]
     assert len(content["training"]) == 4
-    assert {(row["scope"], row["tokens"]) for row in content["sweep"]} == {(s, n) for s in ("alone", "host") for n in (16, 64)}
+    assert {(row["scope"], row["tokens"]) for row in content["sweep"]} == {
+        (s, n) for s in ("alone", "host") for n in (16, 64)
+    }
     assert content["answer"]["headline"] in " ".join(out.split())
     assert "…" not in out, "every column must be whole in 80 characters"
     for name in ("report.html", "accuracy.png", "latency.png", "memory.png"):

@@ -53,10 +53,7 @@ def parse_mixer(text: str) -> tuple[str, MixerConfig]:
         if reserved in options:
             raise OptionError(reserved, text, "a mixer without it: the host decides", "Leave it out of --mixers.")
     check_options(config, options)
-    # poly_sa needs a grid to exist at all; the host puts its own in this one's place.
-    needs_grid = name == "poly_sa" and (options.get("positions") != "mean" or options.get("head_mixing"))
-    placeholder: dict[str, Any] = {"grid": (1, 1)} if needs_grid else {}
-    built = config(**options, **placeholder)
+    built = config(**options)
     label = f"{name}-{options['degree']}" if list(options) == ["degree"] else text.strip()
     return label, built
 

@@ -177,7 +177,7 @@ def _own_size(n: int, pick: tuple[str, float] | None, worth: dict[int, tuple[str
     if pick is not None and n in worth:
         speed = f"{times(pick[1])} as with attention"
         return f"At your {n:,} tokens take {pick[0]}: the whole model is as accurate, and {speed}."
-    best = f" (the best, {pick[0]}, makes the whole model {times(pick[1])})" if pick else ""
+    best = f" (the best, {pick[0]}, would be {times(pick[1])})" if pick else ""
     return f"At your {n:,} tokens keep attention: no mixer of its accuracy is clearly faster{best}."
 
 

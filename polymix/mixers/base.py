@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from polymix import errors
-from polymix.mixers.checks import Call, check_call, check_state
+from polymix.mixers.checks import Call, check_call, check_length, check_padding, check_state
 from polymix.mixers.registry import check_options, lacks, mixer_class
 from polymix.ops.visibility import Segments
 from polymix.structured.cost import Cost, Op, cost_of
@@ -52,8 +52,7 @@ class MixerConfig:
 
     def __post_init__(self) -> None:
         errors.check_choice("bias", self.bias, (True, False))
-        if isinstance(self.dropout, bool) or not 0 <= self.dropout < 1:
-            raise errors.OptionError("dropout", self.dropout, "a probability in [0, 1)", "Pass dropout=0.0, say.")
+        errors.check_number("dropout", self.dropout, 0.0, 1.0, "a probability in [0, 1)", 0.0)
         self.check()
 
     def check(self) -> None:
@@ -110,7 +109,7 @@ class TokenMixer(nn.Module, ABC):
             grid: (N,), (H, W) or (T, H, W) of the tokens after the prefix, where it differs from the one built for.
             segments: (B, N) integer ids of packed sequences that must not see each other; with a context a pair.
         Returns:
-            (B, N, D) in the type of x.
+            (B, N, D) in the type of x; under autocast in whatever it computes in.
         Raises:
             ShapeError, MaskError, CapabilityError: before any compute, naming the argument and the cure.
         """
@@ -125,6 +124,7 @@ class TokenMixer(nn.Module, ABC):
         """
         self._need_recurrence()
         call = check_call(self, x, None, mask, True, None, None)
+        check_padding(mask)
         check_state(self, state, x)
         y, state = self.scan(x, state, call.mask)
         return self.drop(y), state
@@ -144,7 +144,7 @@ class TokenMixer(nn.Module, ABC):
 
     def _need_recurrence(self) -> None:
         if not self.capabilities.recurrent:
-            raise lacks(self, "recurrent", "prefill and step")
+            raise lacks(self, "recurrent", self.name, "prefill and step")
 
     @abstractmethod
     def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
@@ -152,7 +152,7 @@ class TokenMixer(nn.Module, ABC):
 
     def scan(self, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
         """One causal chunk after its checks."""
-        raise lacks(self, "recurrent", "prefill and step")
+        raise lacks(self, "recurrent", self.name, "prefill and step")
 
     def check_state(self, state: Any, x: Tensor) -> str | None:
         """What a state must look like for x, where `state` does not; None where it fits."""
@@ -170,7 +170,7 @@ class TokenMixer(nn.Module, ABC):
         Right matrices act on row tokens, X B. A token map that differs by channel is (D, N, N), else (N, N). A bias
         is None where there is none.
         """
-        errors.check_int("n", n, 1)
+        check_length(self, n)
         return _detach(self.letters(n, grid), dtype)
 
     @abstractmethod
@@ -183,7 +183,7 @@ class TokenMixer(nn.Module, ABC):
 
     def cost(self, n: int, *, grid: tuple[int, ...] | None = None, dtype: torch.dtype = torch.float32) -> Cost:
         """Parameters, multiply-adds and bytes of a plain forward of one sequence of n tokens, by formula."""
-        errors.check_int("n", n, 1)
+        check_length(self, n)
         return cost_of(self, self.ops(n, grid), dtype)
 
     def extra_repr(self) -> str:

@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from polymix.errors import MaskError, ShapeError, StateError
+from polymix.errors import MaskError, PolymixError, ShapeError, StateError, check_int
 from polymix.mixers.registry import lacks
 from polymix.ops.common import autocast_dtype
 from polymix.ops.visibility import Segments
 
 if TYPE_CHECKING:
     from polymix.mixers.base import TokenMixer
+
+
+_IDS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 class Call(NamedTuple):
@@ -48,36 +51,48 @@ def check_tokens(mixer: TokenMixer, argument: str, x: Tensor, batch: int | None 
         raise ShapeError(argument, f"dtype {x.dtype}", f"{weight.dtype}", "Move one with .to(dtype), or use autocast.")
 
 
-def _check_mask(mixer: TokenMixer, mask: Tensor, batch: int, n: int, m: int) -> None:
+def _check_place(argument: str, part: Tensor, device: torch.device, kind: type[PolymixError]) -> None:
+    if part.device != device:
+        raise kind(argument, f"a tensor on {part.device}", f"one on {device}, where x is", "Move it with .to(device).")
+
+
+def _check_mask(mixer: TokenMixer, mask: Tensor, x: Tensor, m: int) -> None:
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         got = str(mask.dtype) if isinstance(mask, Tensor) else type(mask).__name__
         raise MaskError("mask", got, "a boolean tensor, True = takes part", "Compare a weight mask with > 0 first.")
+    batch, n = x.shape[:2]
     if tuple(mask.shape) not in ((batch, m), (batch, n, m)):
         raise MaskError(
             "mask", _shape(mask), f"({batch}, {m}) over the context tokens or ({batch}, {n}, {m}) a query",
             "Expand a mask that is the same for the whole batch.",
         )  # fmt: skip
-    _need(mixer, "padding" if mask.ndim == 2 else "arbitrary", f"a mask of shape {_shape(mask)}")
+    capability = "padding" if mask.ndim == 2 else "arbitrary"
+    if not mixer.capabilities.has(capability):
+        raise lacks(mixer, capability, "mask", f"a mask of shape {_shape(mask)}")
+    _check_place("mask", mask, x.device, MaskError)
 
 
-def _check_segments(mixer: TokenMixer, segments: Segments, batch: int, n: int, m: int, cross: bool) -> None:
-    _need(mixer, "segments", "segments (packed sequences)")
+def check_padding(mask: Tensor | None) -> None:
+    """A chunk of a sequence takes padding masks alone: who sees whom is settled by the order."""
+    if mask is not None and mask.ndim == 3:
+        raise MaskError("mask", _shape(mask), "(B, N), True = takes part", "prefill is causal; it needs no (B, N, N).")
+
+
+def _check_segments(mixer: TokenMixer, segments: Segments, x: Tensor, m: int, cross: bool) -> None:
+    if not mixer.capabilities.has("segments"):
+        raise lacks(mixer, "segments", "segments", "segments (packed sequences)")
     pair = isinstance(segments, tuple) and len(segments) == 2
     if cross != pair:
         allowed = "a pair (query ids, context ids) with a context, one tensor without"
-        raise MaskError(
-            "segments", type(segments).__name__, allowed, "Ids of query and context that agree see each other."
-        )
+        cure = "Ids of query and context that agree see each other."
+        raise MaskError("segments", type(segments).__name__, allowed, cure)
     parts = segments if isinstance(segments, tuple) else (segments,)
-    for ids, length in zip(parts, (n, m), strict=False):
-        integer = isinstance(ids, Tensor) and not ids.is_floating_point() and ids.dtype != torch.bool
-        if not integer or tuple(ids.shape) != (batch, length):
-            raise MaskError("segments", _shape(ids), f"integer ids ({batch}, {length})", "One id a token.")
-
-
-def _need(mixer: TokenMixer, capability: str, wanted: str) -> None:
-    if not mixer.capabilities.has(capability):
-        raise lacks(mixer, capability, wanted)
+    for ids, length in zip(parts, (x.shape[1], m), strict=False):
+        shape = (x.shape[0], length)
+        if not isinstance(ids, Tensor) or ids.dtype not in _IDS or tuple(ids.shape) != shape:
+            got = f"{_shape(ids)} of {ids.dtype}" if isinstance(ids, Tensor) else _shape(ids)
+            raise MaskError("segments", got, f"integer ids {shape}", "One id a token, int64 say.")
+        _check_place("segments", ids, x.device, MaskError)
 
 
 def _causal(mixer: TokenMixer, causal: bool | int | None, cross: bool) -> int:
@@ -89,10 +104,10 @@ def _causal(mixer: TokenMixer, causal: bool | int | None, cross: bool) -> int:
         raise MaskError("causal", causal, "False with a separate context", "Order is defined within one sequence only.")
     if mixer.causal_by_build and int(causal) != 1:
         raise MaskError("causal", causal, f"True: this {mixer.name} was built causal", "Build it with causal=False.")
-    if causal:
-        _need(mixer, "causal", "causal=True")
-        if causal > 1:
-            _need(mixer, "block_causal", f"block-causal with blocks of {causal}")
+    if causal and not mixer.capabilities.causal:
+        raise lacks(mixer, "causal", "causal", "causal=True")
+    if causal > 1 and not mixer.capabilities.has("block_causal"):
+        raise lacks(mixer, "block_causal", "causal", f"block-causal with blocks of {causal}")
     return int(causal)
 
 
@@ -105,12 +120,13 @@ def check_grid(mixer: TokenMixer, grid: tuple[int, ...] | None, tokens: int) -> 
             return None
         if len(grid) == 1:  # one axis leaves no doubt
             return (tokens,)
-    else:
-        _need(mixer, "grids", f"grid={grid}")
-    grid = tuple(grid)
-    if len(grid) not in mixer.capabilities.grids or not all(isinstance(size, (int, torch.SymInt)) for size in grid):
+    elif not mixer.capabilities.grids:
+        raise lacks(mixer, "grids", "grid", f"grid={grid}")
+    sizes = isinstance(grid, (tuple, list)) and all(isinstance(size, (int, torch.SymInt)) and size > 0 for size in grid)
+    if not sizes or len(grid) not in mixer.capabilities.grids:
         axes = " or ".join(map(str, mixer.capabilities.grids))
         raise ShapeError("grid", grid, f"{axes} axes, for this {mixer.name}", "Build the mixer for the other grid.")
+    grid = tuple(grid)
     if math.prod(grid) != tokens:
         raise ShapeError(
             "grid", f"{grid} = {math.prod(grid)} tokens for {tokens} grid tokens in x", f"a grid of {tokens} tokens",
@@ -130,22 +146,41 @@ def check_call(
 ) -> Call:
     check_tokens(mixer, "x", x)
     if context is not None:
-        _need(mixer, "cross", "a separate context")
+        if not mixer.capabilities.cross:
+            raise lacks(mixer, "cross", "context", "a separate context")
         check_tokens(mixer, "context", context, batch=x.shape[0])
-    batch, n = x.shape[:2]
+    n = x.shape[1]
     m = n if context is None else context.shape[1]
     order = _causal(mixer, causal, context is not None)
     if mask is not None:
-        _check_mask(mixer, mask, batch, n, m)
+        _check_mask(mixer, mask, x, m)
     if segments is not None:
-        _check_segments(mixer, segments, batch, n, m, context is not None)
+        _check_segments(mixer, segments, x, m, context is not None)
     prefix = getattr(mixer.config, "num_prefix_tokens", 0)
     if prefix and n <= prefix:
         raise ShapeError("x", _shape(x), f"more than num_prefix_tokens={prefix} tokens", "The rest are the grid.")
     return Call(mask, order, check_grid(mixer, grid, n - prefix), segments, context is not None)
 
 
+def check_length(mixer: TokenMixer, n: int) -> None:
+    """A number of tokens that leaves some for the grid."""
+    prefix = getattr(mixer.config, "num_prefix_tokens", 0)
+    if prefix and isinstance(n, int) and n <= prefix:
+        raise ShapeError("n", n, f"more than num_prefix_tokens={prefix}", "The rest are the grid.")
+    check_int("n", n, 1)
+
+
 def check_state(mixer: TokenMixer, state: Any, x: Tensor) -> None:
-    wanted = None if state is None else mixer.check_state(state, x)
+    if state is None:
+        return
+    try:
+        wanted = mixer.check_state(state, x)
+        parts = [part for field in state for part in (field if isinstance(field, tuple) else (field,))]
+    except (AttributeError, TypeError):
+        wanted, parts = "what prefill or step of this mixer returned", []
     if wanted is not None:
-        raise StateError("state", type(state).__name__, wanted, "Pass what prefill or step of this mixer returned.")
+        shapes = ", ".join(_shape(part) for part in parts)
+        got = f"{type(state).__name__} of {shapes}" if shapes else type(state).__name__
+        raise StateError("state", got, wanted, "Pass what prefill or step of this mixer returned for this batch.")
+    for part in parts:
+        _check_place("state", part, x.device, StateError)

@@ -147,7 +147,7 @@ class PadreMixer(TokenMixer):
             window = next(past)
             seen = torch.cat((window, u.to(window.dtype)), dim=1)  # (B, reach + N, D)
             if real is None:
-                windows.append(seen[:, u.shape[1] :])
+                windows.append(seen[:, u.shape[1] :].clone())  # a view would keep the whole chunk alive
             else:  # the last `reach` tokens end where the real ones do, row by row
                 last = torch.arange(token_map.reach, device=u.device) + real.sum(1, keepdim=True)
                 windows.append(_take(seen, last))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from polymix.errors import OptionError, ShapeError, check_choice, check_divides, check_int
+from polymix.errors import OptionError, ShapeError, check_choice, check_divides, check_grid_option, check_int
 from polymix.mixers.base import MixerConfig
 from polymix.structured.channel import CHANNEL_MAPS
 from polymix.structured.token import TOKEN_MAPS
@@ -76,14 +76,18 @@ class PadreConfig(MixerConfig):
                 if getattr(self, option) != type(self).__dataclass_fields__[option].default:
                     got = f"{getattr(self, option)} with token maps that are all identities"
                     raise OptionError(option, got, "an option that plays a part", 'Use A="depthwise", or leave it out.')
+        if "dense" not in plan.B + plan.D and self.normalize is None and self.heads > 1:
+            got = f"{self.heads} with channel maps that are all identities"
+            raise OptionError("heads", got, "an option that plays a part", 'Use B="dense", or leave it out.')
+        if {*plan.A, *plan.B, *plan.C, *plan.D} == {"identity"} and self.weight == "ones" and self.constant is None:
+            raise OptionError(
+                "A, B, C, D", "identities alone", "at least one map that is learned", 'Use B="dense", say.'
+            )
 
     def _check_grid(self) -> None:
         grid = self.grid
         if grid is not None:
-            if not isinstance(grid, (tuple, list)) or not 1 <= len(grid) <= 3:
-                raise OptionError("grid", repr(grid), "(N,), (H, W) or (T, H, W)", "Pass grid=(14, 14), say.")
-            for size in grid:
-                check_int("grid", size, 1)
+            check_grid_option(grid, (1, 2, 3))
         if self.causal and (len(grid or (0,)) != 1 or self.num_prefix_tokens):
             got = f"True with grid={grid} and num_prefix_tokens={self.num_prefix_tokens}"
             raise OptionError("causal", got, "1-D sequences without prefix tokens", "Order has no meaning on a grid.")
@@ -94,6 +98,10 @@ class PadreConfig(MixerConfig):
     def plan(self, dim: int) -> Plan:
         """The plan for `dim` channels, which the heads must divide."""
         check_divides("heads", self.heads, "dim", dim)
+        if self.normalize == "layer" and self.heads == dim:
+            raise OptionError(
+                "normalize", '"layer" over heads of one channel', "heads of two channels or more", "All would be 0."
+            )
         return self._plan()
 
     def _plan(self) -> Plan:
@@ -115,7 +123,7 @@ class PadreConfig(MixerConfig):
             raise OptionError(
                 letter, repr(given), f"None at degree {self.degree}, which has no {letter}", "Leave it out."
             )
-        names = (given,) * count if isinstance(given, str) else tuple(given)
+        names = tuple(given) if isinstance(given, (tuple, list)) else (given,) * count
         if len(names) != count:
             raise OptionError(letter, repr(given), f"one name, or {count} of them at degree {self.degree}", "")
         for name in names:
@@ -125,7 +133,7 @@ class PadreConfig(MixerConfig):
     def _kernel(self) -> tuple[int, ...]:
         axes = 1 if self.grid is None else len(self.grid)
         size = self.kernel_size
-        kernel = (size,) * axes if isinstance(size, int) else tuple(size)
+        kernel = tuple(size) if isinstance(size, (tuple, list)) else (size,) * axes
         if len(kernel) != axes:
             raise OptionError("kernel_size", repr(size), f"one number, or {axes} for grid={self.grid}", "")
         for k in kernel:
@@ -137,7 +145,7 @@ class PadreConfig(MixerConfig):
     def _terms(self) -> tuple[int, ...]:
         if self.terms is None:
             return tuple(range(2, self.degree + 1)) or (1,)
-        terms = tuple(self.terms)
+        terms = self.terms if isinstance(self.terms, (tuple, list)) else (None,)
         if not terms or len(set(terms)) != len(terms) or not set(terms) <= set(range(1, self.degree + 1)):
             raise OptionError("terms", repr(self.terms), f"different degrees from 1 to {self.degree}", "")
         if self.degree not in terms:

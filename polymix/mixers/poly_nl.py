@@ -24,8 +24,9 @@ class PolyNlMixer(TokenMixer):
     2 drops W_2 (PL-016); "2+3" adds ProdPoly's second-order term X W_p ⊙ X to Y (PL-017). α starts at 0 and β at 1,
     since a host's residual connection already carries X; set α to 1 where there is none.
 
-    Shapes: (B, N, D) or (B, D, H, W), returned alike. Cost: 3 N D² multiply-adds at r = 1, 2 N D²/r + 3 N (D/r)²
-    beyond. Padding masks; permutation-equivariant. Source: PL-006 … PL-008, PL-016, PL-017, PL-037.
+    Shapes: (B, N, D) or (B, D, H, W), returned alike. Cost: 3 N D² multiply-adds at r = 1 and order 3, a product of
+    N (D/r)² more or less at the other orders, and 2 N D²/r for the bottleneck. Padding masks;
+    permutation-equivariant. Source: PL-006 … PL-008, PL-016, PL-017, PL-037.
     """
 
     name = "poly_nl"

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polymix.errors import OptionError, check_choice, check_int
+from polymix.errors import OptionError, check_choice, check_grid_option, check_int
 from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, TokenMixer
 from polymix.mixers.checks import Call, check_grid
 from polymix.mixers.heads import Heads, head_count
@@ -44,6 +44,8 @@ class PolySaMixer(TokenMixer):
 
     def __init__(self, config: PolySaConfig, dim: int, **kw: Any) -> None:
         super().__init__(config, dim)
+        if config.placed:
+            config.check_grid()
         self.heads = head_count(config.heads, dim)
         self.qkv = Heads(dim, self.heads, config.bias, **kw)
         p, gain = config.num_prefix_tokens, INIT_STD * _GAIN[config.sigma](dim // self.heads)
@@ -63,7 +65,6 @@ class PolySaMixer(TokenMixer):
         self.capabilities = Capabilities(
             masks=frozenset() if self.learned else frozenset({"padding"}),
             grids=() if config.grid is None else (len(config.grid),),
-            any_length=self.learned or config.head_mixing is None,
         )
 
     def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
@@ -137,13 +138,18 @@ class PolySaConfig(MixerConfig):
         check_choice("positions", self.positions, ("learned", "mean"))
         check_choice("head_mixing", self.head_mixing, (None, "depthwise"))
         check_int("num_prefix_tokens", self.num_prefix_tokens, 0)
-        placed = self.positions == "learned" or self.head_mixing is not None
-        axes = 0 if self.grid is None else len(self.grid)
-        if placed and axes not in ((2,) if self.head_mixing else (1, 2)):
-            allowed = "(H, W)" if self.head_mixing else "(N,) or (H, W)"
-            cure = 'Pass grid=, or positions="mean" without head_mixing, which needs none.'
-            raise OptionError("grid", self.grid, allowed, cure)
-        if not placed and (self.grid is not None or self.num_prefix_tokens):
+        if self.placed and self.grid is not None:
+            self.check_grid()
+        if not self.placed and (self.grid is not None or self.num_prefix_tokens):
             cure = "Leave them out: this form treats all positions alike."
             got = f"grid={self.grid}, num_prefix_tokens={self.num_prefix_tokens}"
             raise OptionError("positions", f'"mean" with {got}', "positions that play a part", cure)
+
+    @property
+    def placed(self) -> bool:
+        """Whether positions play a part, so that a grid is needed: here, or from the host that builds the mixer."""
+        return self.positions == "learned" or self.head_mixing is not None
+
+    def check_grid(self) -> None:
+        cure = 'Pass grid=, or positions="mean" without head_mixing, which needs none.'
+        check_grid_option(self.grid, (2,) if self.head_mixing else (1, 2), cure)

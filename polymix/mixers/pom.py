@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from polymix.errors import OptionError, ShapeError, check_choice, check_divides, check_int
+from polymix.errors import OptionError, ShapeError, check_choice, check_divides, check_int, check_number
 from polymix.mixers.base import Capabilities, MixerConfig, TokenMixer
 from polymix.mixers.checks import Call
 from polymix.mixers.registry import register
@@ -35,8 +35,9 @@ class PomMixer(TokenMixer):
     padding, any boolean mask, packed segments, a separate context; a query that sees nothing gets zeros before b_o.
     `rotary` turns the terms by the context position and the gate by the query position.
 
-    Shapes: (B, N, D) -> (B, N, D). Cost: 3 N D D_inner multiply-adds, less the groups' share; only an arbitrary mask
-    (B, N, M) adds N M D_inner. State: D_inner sums and one count. Permutation-equivariant without rotary.
+    Shapes: (B, N, D) -> (B, N, D). Cost: 3 N D D_inner multiply-adds, less what groups and selection_heads save; only
+    an arbitrary mask (B, N, M) adds N M D_inner. State: D_inner sums and one count. Permutation-equivariant without
+    rotary.
     Source: PM-001 … PM-028.
     """
 
@@ -83,7 +84,9 @@ class PomMixer(TokenMixer):
             place = positions(x.shape[1], mask, None, x.device)
             turns = place if state is None else place + state.count[:, None]
         total, count = pom_reduce(self._terms(h, turns), queries=x.shape[1], mask=mask, causal=1, state=state)
-        return self._ask(x, total, count, turns), PomState(total[:, -1], count[:, -1].expand(x.shape[0]))
+        return self._ask(x, total, count, turns), PomState(
+            total[:, -1].clone(), count[:, -1].expand(x.shape[0]).clone()
+        )
 
     def _activated(self, context: Tensor, padding: Tensor | None) -> Tensor:
         """h(W_h x_j + b_h), zero at padding: a polynomial without constant term stays zero there."""
@@ -238,8 +241,7 @@ class PomConfig(MixerConfig):
         check_choice("rotary", self.rotary, (None, *_AXES))
         if self.selection_heads is not None:
             check_int("selection_heads", self.selection_heads, 1)
-        if isinstance(self.expand, bool) or not isinstance(self.expand, (int, float)) or self.expand <= 0:
-            raise OptionError("expand", repr(self.expand), "a positive number", "Pass expand=2, say.")
+        check_number("expand", self.expand, 1e-6, math.inf, "a positive number", 2)
 
     def inner(self, dim: int) -> int:
         """D_inner for `dim` channels, after the checks that depend on it."""

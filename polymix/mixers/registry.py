@@ -37,7 +37,7 @@ def list_mixers() -> tuple[str, ...]:
 
 def config_class(name: str) -> type[MixerConfig]:
     """The config dataclass behind a name."""
-    if name not in _CONFIGS:
+    if not isinstance(name, str) or name not in _CONFIGS:
         known = ", ".join(nearest_first(str(name), _CONFIGS))
         raise UnknownNameError("name", repr(name), known, "Pick one of these; the nearest stand first.")
     return _CONFIGS[name]
@@ -72,10 +72,10 @@ def create_mixer(
     return config(**options).build(dim, device=device, dtype=dtype)
 
 
-def lacks(mixer: TokenMixer, capability: str, wanted: str) -> CapabilityError:
-    """The error for what a mixer cannot do as built, naming those that can."""
+def lacks(mixer: TokenMixer, capability: str, argument: str, wanted: str) -> CapabilityError:
+    """The error for an argument that a mixer cannot serve as built, naming those that can."""
     able = [name for name, other in _MIXERS.items() if other.capabilities.has(capability) and name != mixer.name]
     cure = "Build it with other options." if type(mixer).capabilities.has(capability) else "Use one of those."
     return CapabilityError(
-        mixer.name, f"{wanted}, which this {mixer.name} cannot do", f"that with {', '.join(able) or 'no mixer'}", cure
+        argument, f"{wanted}, which this {mixer.name} cannot do", f"that with {', '.join(able) or 'no mixer'}", cure
     )

@@ -38,6 +38,8 @@ class SoftmaxMixer(TokenMixer):
 
     def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
         q, k, v = (part.transpose(1, 2) for part in self.qkv(x, context))
+        if call.mask is not None and call.mask.ndim == 2:  # whatever padding holds, NaN too, must not get through
+            k, v = (part.masked_fill(~call.mask[:, None, :, None], 0.0) for part in (k, v))
         if call.causal == 1 and call.mask is None and call.segments is None:
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:

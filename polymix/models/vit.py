@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from polymix.blocks import MixerBlock
 from polymix.errors import OptionError, ShapeError, check_int
 from polymix.mixers import MixerConfig
+from polymix.ops.common import autocast_dtype
 
 
 class VisionTransformer(nn.Module):
@@ -38,13 +39,15 @@ class VisionTransformer(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        for name, value in (("depth", depth), ("classes", classes), ("patch_size", patch_size)):
+        sizes = {"depth": depth, "classes": classes, "patch_size": patch_size, "dim": dim, "channels": channels}
+        for name, value in sizes.items():
             check_int(name, value, 1)
-        size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
-        if any(side % patch_size or side < 1 for side in size):
-            raise OptionError(
-                "image_size", image_size, f"a multiple of patch_size={patch_size}", "Change one of the two."
-            )
+        if not isinstance(mixer, MixerConfig):
+            raise OptionError("mixer", repr(mixer), "a config", "Pass PomConfig(), say.")
+        size = tuple(image_size) if isinstance(image_size, (tuple, list)) else (image_size, image_size)
+        if len(size) != 2 or any(type(side) is not int or side < 1 or side % patch_size for side in size):
+            allowed = f"a multiple of patch_size={patch_size}, or two of them"
+            raise OptionError("image_size", repr(image_size), allowed, "Change one of the two.")
         kw: dict[str, Any] = {"device": device, "dtype": dtype}
         self.image_size, self.channels = size, channels
         self.grid = (size[0] // patch_size, size[1] // patch_size)
@@ -61,9 +64,14 @@ class VisionTransformer(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         size = (self.channels, *self.image_size)
-        if images.ndim != 4 or tuple(images.shape[1:]) != size:
+        if not isinstance(images, Tensor) or images.ndim != 4 or tuple(images.shape[1:]) != size:
+            got = str(tuple(images.shape)) if isinstance(images, Tensor) else type(images).__name__
+            raise ShapeError("images", got, f"(B, {', '.join(map(str, size))})", "Resize the images first.")
+        weight = self.head.weight
+        if images.device != weight.device or (images.dtype != weight.dtype and autocast_dtype(images.device) is None):
+            got = f"{images.dtype} on {images.device}"
             raise ShapeError(
-                "images", tuple(images.shape), f"(B, {', '.join(map(str, size))})", "Resize the images first."
+                "images", got, f"{weight.dtype} on {weight.device}", "Convert them with .to(device, dtype)."
             )
         x = self.embed(images).flatten(2).transpose(1, 2)  # (B, N, D)
         if self.class_token is not None:
@@ -77,18 +85,15 @@ class VisionTransformer(nn.Module):
 
 def fit_to_grid(config: MixerConfig, grid: tuple[int, ...], num_prefix_tokens: int = 0) -> MixerConfig:
     """The config with the host's grid and prefix tokens, where it takes them and they play a part."""
-    changes: dict[str, Any] = {}
-    if (
-        hasattr(config, "grid")
-        and getattr(config, "positions", None) != "mean"
-        and not getattr(config, "causal", False)
-    ):
-        changes["grid"] = grid
-    if getattr(config, "head_mixing", None) is not None:
-        changes["grid"] = grid
-    if num_prefix_tokens and "grid" in changes:
-        changes["num_prefix_tokens"] = num_prefix_tokens
-    return config.changed(**changes)
+    causal = getattr(config, "causal", False)
+    if causal and num_prefix_tokens:
+        got = f"a causal {config.name} with a class token in front, which would see itself alone"
+        raise OptionError("mixer", got, "a mixer that is not causal", "Use causal=False or class_token=False.")
+    if causal or not hasattr(config, "grid") or not getattr(config, "placed", True):
+        return config
+    if config.grid not in (None, grid):
+        raise OptionError("grid", config.grid, f"None or the host's {grid}", "Leave it to the host.")
+    return config.changed(grid=grid, num_prefix_tokens=num_prefix_tokens)
 
 
 def call_options(config: MixerConfig, grid: tuple[int, ...]) -> dict[str, Any]:

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polymix.ops.common import autocast_dtype
+from polymix.errors import ShapeError
+from polymix.ops.common import accumulator, autocast_dtype
 
 _CONV = {2: F.conv2d, 3: F.conv3d}
 
@@ -44,16 +45,34 @@ class _Depthwise(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             flipped = weight.flip(tuple(range(2, weight.ndim)))
             rest = tuple(k - 1 - p for k, p in zip(taps, ctx.padding, strict=True))
-            # Calling the Function again, not the bare convolution, keeps second derivatives fast too.
-            grad_x = _Depthwise.apply(grad, flipped, rest)
+            grad_x = _convolve(grad, flipped, rest)
         if ctx.needs_input_grad[1]:
-            batch, dim = x.shape[:2]
-            image = x.reshape(1, batch * dim, *x.shape[2:])
-            kernel = grad.reshape(batch * dim, 1, *grad.shape[2:])
-            per_sample = _Depthwise.apply(image, kernel, ctx.padding)
-            accumulate = torch.promote_types(weight.dtype, torch.float32)
-            grad_w = per_sample.view(batch, dim, 1, *taps).sum(0, dtype=accumulate).to(weight.dtype)
+            # In float32 at least: the samples' gradients are summed, and may cancel.
+            wide = accumulator(weight.dtype)
+            grad_w = _weight_gradient(x.to(wide), grad.to(wide), taps, ctx.padding).to(weight.dtype)
         return grad_x, grad_w, None
+
+
+def _convolve(x: Tensor, weight: Tensor, padding: tuple[int, ...]) -> Tensor:
+    """The differentiable convolution; a negative padding cuts the input. Gradients come back here, so that second
+    derivatives are fast too."""
+    for axis, p in enumerate(padding, start=2):
+        x = x.narrow(axis, -p, x.shape[axis] + 2 * p) if p < 0 else x
+    return _Depthwise.apply(x, weight, tuple(max(p, 0) for p in padding))
+
+
+def _weight_gradient(x: Tensor, grad: Tensor, taps: tuple[int, ...], padding: tuple[int, ...]) -> Tensor:
+    """(D, 1, *taps) from x and the output's gradient, both (B, D, *grid)."""
+    batch, dim = x.shape[:2]
+    if batch == 0:
+        return x.new_zeros(dim, 1, *taps)
+    if x.ndim == 4 and taps[0] == 1:  # a sequence: a sum a tap, where a kernel as long as the sequence is slow
+        x = F.pad(x, (padding[1], padding[1]))
+        shifts = [(grad * x[..., t : t + grad.shape[-1]]).sum((0, 2, 3)) for t in range(taps[1])]
+        return torch.stack(shifts, dim=1).view(dim, 1, *taps)
+    image = x.reshape(1, batch * dim, *x.shape[2:])
+    per_sample = _convolve(image, grad.reshape(batch * dim, 1, *grad.shape[2:]), padding)
+    return per_sample.view(batch, dim, 1, *taps).sum(0)
 
 
 def effective_kernel(kernel: tuple[int, ...], grid: tuple[int, ...]) -> tuple[int, ...]:
@@ -78,6 +97,10 @@ def depthwise_conv(x: Tensor, weight: Tensor, grid: tuple[int, ...], *, causal: 
         (B, N, D). Cost: N · D · ∏ kernel multiply-adds, backward about twice that; taps that a small grid cannot
         reach are cut off first (oneDNN is 40 times slower where the kernel is larger than the image).
     """
+    if len(grid) != weight.ndim - 2 or (causal and len(grid) != 1):
+        raise ShapeError("grid", grid, f"as many axes as the kernel {tuple(weight.shape[2:])}, one if causal", "")
+    if not causal and any(k % 2 == 0 for k in weight.shape[2:]):
+        raise ShapeError("weight", tuple(weight.shape), "odd kernel sizes unless causal", "Pad the kernel by one.")
     batch, _, dim = x.shape
     full = tuple(weight.shape[2:])
     taps = effective_kernel(full, grid)
@@ -87,10 +110,10 @@ def depthwise_conv(x: Tensor, weight: Tensor, grid: tuple[int, ...], *, causal: 
     if len(grid) == 1:  # oneDNN's 2-D path takes a tokens-first view without a copy, its 1-D path does not
         grid, padding, weight = (1, x.shape[1]), (0, *padding), weight.unsqueeze(2)
     image = x.reshape(batch, *grid, dim).movedim(-1, 1)  # (B, D, *grid), a channels-last view
-    dtype = autocast_dtype(x.device) or x.dtype
+    dtype = x.dtype if x.dtype == torch.float64 else autocast_dtype(x.device) or x.dtype
     image, weight = image.to(dtype), weight.to(dtype)
     if torch.is_grad_enabled() and (image.requires_grad or weight.requires_grad):
-        out = _Depthwise.apply(image, weight, padding)
+        out = _convolve(image, weight, padding)
     else:
         out = _conv(image, weight, padding)
     return out.movedim(1, -1).flatten(1, -2)  # (B, N, D)

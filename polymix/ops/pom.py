@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polymix.ops.common import accumulator
+from polymix.ops.common import accumulator, without_autocast
 from polymix.ops.visibility import Ranges, Segments, cross_ranges, dense_mask, visible_ranges
 
 
@@ -36,14 +36,30 @@ def pooled_polynomial(h: Tensor, alpha: Tensor) -> Tensor:
     return total
 
 
-def _over_ranges(terms: Tensor, real: Tensor | None, ranges: Ranges, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Sum and count of the terms that each query sees, as differences of one running sum."""
+def _segmented_cumsum(terms: Tensor, start: Tensor) -> Tensor:
+    """Running sum (B, N, E) that begins anew at index start[i] of each token's segment.
+
+    By doubling, O(N log N): a difference of two plain running sums would let one segment's size show in another.
+    """
+    n = terms.shape[1]
+    place = torch.arange(n, device=terms.device)
+    reach = 1
+    while reach < n:
+        earlier = torch.nn.functional.pad(terms[:, :-reach], (0, 0, reach, 0))
+        inside = (place - reach >= start).unsqueeze(-1)
+        terms = terms + earlier.masked_fill(~inside, 0.0)
+        reach *= 2
+    return terms
+
+
+def _over_ranges(terms: Tensor, real: Tensor | None, ranges: Ranges, segmented: bool) -> tuple[Tensor, Tensor]:
+    """Sum and count of the terms that each query sees: the running sum of its segment, read at its stop."""
     index = ranges.order.unsqueeze(-1).expand_as(terms)
-    running = torch.cumsum(terms.gather(1, index), dim=1, dtype=dtype)
-    running = torch.nn.functional.pad(running, (0, 0, 1, 0))  # running[i]: the sum of the first i
-    shape = (*ranges.stop.shape, terms.shape[-1])
-    stop, start = (edge.unsqueeze(-1).expand(shape) for edge in (ranges.stop, ranges.start))
-    total = running.gather(1, stop) - running.gather(1, start)
+    terms = terms.gather(1, index)
+    running = _segmented_cumsum(terms, ranges.first) if segmented else terms.cumsum(1)
+    last = (ranges.stop - 1).clamp_min(0).unsqueeze(-1).expand(*ranges.stop.shape, terms.shape[-1])
+    nothing = (ranges.stop == ranges.start).unsqueeze(-1)
+    total = running.gather(1, last).masked_fill(nothing, 0.0)
     if real is None:
         return total, ranges.stop - ranges.start
     seen = torch.nn.functional.pad(real.gather(1, ranges.order).cumsum(1), (1, 0))
@@ -79,7 +95,8 @@ def pom_reduce(
         segments: ids (B, N), or (query ids (B, M), context ids (B, N)) with a separate context.
         state: what came before; causal = 1 only.
     Returns:
-        total (B, M or 1, E) and count (B or 1, M or 1). Cost O(N E), and O(M N E) with an arbitrary mask.
+        total (B, M or 1, E) and count (B or 1, M or 1). Cost O(N E), O(N E log N) with segments,
+        O(M N E) with an arbitrary mask.
     """
     dtype, n = accumulator(terms.dtype), terms.shape[1]
     padding = mask if mask is not None and mask.ndim == 2 else None
@@ -87,14 +104,14 @@ def pom_reduce(
         visible = dense_mask(queries, n, mask, causal, segments, terms.device)
         assert visible is not None
         weight = visible.expand(terms.shape[0], queries, n)
-        return weight.to(dtype) @ terms.to(dtype), weight.sum(-1)
+        with without_autocast(terms.device):
+            return weight.to(dtype) @ terms.to(dtype), weight.sum(-1)
     if isinstance(segments, tuple):
-        # Running sums are subtracted here: float64 keeps the cancellation below what float32 can show.
-        return _over_ranges(terms, padding, cross_ranges(*segments), torch.float64)
+        return _over_ranges(terms.to(dtype), padding, cross_ranges(*segments), segmented=True)
     if segments is not None or causal > 1:
         ids = segments if segments is not None else torch.zeros(terms.shape[:2], dtype=torch.int64, device=terms.device)
         ranges = visible_ranges(ids, mask, causal)
-        total, count = _over_ranges(terms, padding, ranges, dtype if segments is None else torch.float64)
+        total, count = _over_ranges(terms.to(dtype), padding, ranges, segmented=segments is not None)
         return _unsort(total, ranges.order), _unsort(count, ranges.order)
     if causal:
         total = terms.cumsum(1, dtype=dtype)

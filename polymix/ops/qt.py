@@ -58,7 +58,7 @@ def feature_size(d: int, form: str, order: int) -> int:
 
 def normalise(weighted: Tensor, count: Tensor) -> Tensor:
     """(…, d + 1) sums of [v, 1] -> their quotient; zero where nothing was seen, the denominator never below GUARD."""
-    floor = (GUARD * count).clamp_min(GUARD).to(weighted.dtype)
+    floor = GUARD * count.clamp_min(1).to(weighted.dtype)
     return weighted[..., :-1] / torch.maximum(weighted[..., -1:], floor)
 
 
@@ -107,11 +107,11 @@ def qt_causal(
 ) -> tuple[Tensor, QtState]:
     """The causal form in chunks: within a chunk directly, before it through the running moments.
 
-    Args and cost as `qt_attention`, with N · min(N, CHUNK) · (F + d) more for the chunks. Returns the output and the
+    Args and cost as `qt_attention`, with N · CHUNK · (F + d) more for the chunks. Returns the output and the
     state after the last token.
     """
     dtype, batch, n = accumulator(q.dtype), q.shape[0], q.shape[2]
-    chunk = min(CHUNK, n)
+    chunk = 1 if n == 1 else CHUNK  # not min(CHUNK, n), which would tie a compiled graph to one side of CHUNK
     real = torch.ones(batch, n, dtype=torch.bool, device=q.device) if mask is None else mask
     seen = real.cumsum(1)
     pad = -n % chunk
@@ -123,13 +123,13 @@ def qt_causal(
         if scale is not None:
             scale = scale.unsqueeze(-1)  # (3, heads, 1, 1, 1)
         gained = taylor_features(keys, form, order, scale).transpose(-1, -2) @ values  # (B, h, chunks, F, d + 1)
-        running = gained.cumsum(2)
-        if state is not None:
-            running = running + state.moments[:, :, None]
-        before = running - gained
+        # The sum before each chunk comes from a shifted sum, never from a difference: that would let the future in.
+        start = torch.zeros_like(gained[:, :, :1]) if state is None else state.moments[:, :, None]
+        running = torch.cat((start, gained), dim=2).cumsum(2)
+        before = running[:, :, :-1]
         inside = _similarity(queries, keys, form, order, scale).tril() @ values
         weighted = (inside + taylor_features(queries, form, order, scale) @ before).flatten(2, 3)[:, :, :n]
         if state is not None:
             seen = seen + state.count[:, None]
         out = normalise(weighted, seen[:, None, :, None]).to(q.dtype)
-    return out, QtState(running[:, :, -1], seen[:, -1])
+    return out, QtState(running[:, :, -1].clone(), seen[:, -1].clone())

@@ -140,7 +140,7 @@ def qt(
         a, b, c = (letter[:, None, None] for letter in (alpha, beta, gamma))
         terms = [c**2 * torch.ones_like(dot), b**2 * (4 / d) ** 0.5 * dot, a**2 * squares]
     similarity = torch.stack(terms[: order + 1]).sum(0) * visible[:, None]
-    floor = guard * visible.sum(-1).clamp_min(1)[:, None, :, None]
+    floor = guard * visible.sum(-1).clamp_min(1)[:, None, :, None].to(similarity.dtype)
     return joined(similarity @ v / torch.maximum(similarity.sum(-1, keepdim=True), floor), W_o, b_o)
 
 

@@ -49,6 +49,7 @@ class Ranges(NamedTuple):
     """Token i of the sorted sequence sees the sorted tokens start[i] … stop[i] - 1."""
 
     order: Tensor  # (B, N) stable sort by segment
+    first: Tensor  # (B, N) where the segment of each sorted token begins
     start: Tensor  # (B, M)
     stop: Tensor  # (B, M)
     position: Tensor  # (B, N) in the original order
@@ -70,7 +71,7 @@ def visible_ranges(segments: Tensor, mask: Tensor | None, causal: int) -> Ranges
         stop = torch.searchsorted(key, key, right=True)
     else:
         stop = torch.searchsorted(ids, ids, right=True)
-    return Ranges(order, start, stop, torch.empty_like(position).scatter_(1, order, position))
+    return Ranges(order, start, start, stop, torch.empty_like(position).scatter_(1, order, position))
 
 
 def cross_ranges(rows: Tensor, columns: Tensor) -> Ranges:
@@ -79,7 +80,7 @@ def cross_ranges(rows: Tensor, columns: Tensor) -> Ranges:
     ids = columns.gather(1, order).contiguous()
     rows = rows.contiguous()
     start, stop = torch.searchsorted(ids, rows), torch.searchsorted(ids, rows, right=True)
-    return Ranges(order, start, stop, order)
+    return Ranges(order, torch.searchsorted(ids, ids), start, stop, order)
 
 
 def compact(mask: Tensor) -> Tensor:

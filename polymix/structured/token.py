@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from polymix.ops.depthwise import depthwise_conv, effective_kernel
+from polymix.ops.pooled import mean_over_tokens
 from polymix.structured.cost import Op
 
 TOKEN_MAPS = ("depthwise", "identity")
@@ -69,10 +70,9 @@ class DepthwiseConv(nn.Module):
         else:
             y = depthwise_conv(tokens, self.weight, grid)
         if p:
-            mean = tokens.sum(1, keepdim=True)
-            mean = mean / (tokens.shape[1] if mask is None else mask[:, p:].sum(1).clamp_min(1)[:, None, None])
-            y = torch.cat((self.prefix_self * x[:, :p] + self.prefix_mean * mean, y), dim=1).to(y.dtype)
-        return y if self.bias is None else y + self.bias
+            mean = mean_over_tokens(tokens, None if mask is None else mask[:, p:]).to(x.dtype)
+            y = torch.cat(((self.prefix_self * x[:, :p] + self.prefix_mean * mean).to(y.dtype), y), dim=1)
+        return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def dense(self, grid: tuple[int, ...]) -> Tensor:
         """(D, N, N) over the prefix and the grid, from the index arithmetic, not from running the map."""

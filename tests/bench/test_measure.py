@@ -94,7 +94,7 @@ def test_sweep_measures_everything_once():
         assert len(row.runs) >= 3
         assert row.floor > 0
         assert row.peak_bytes >= 4 * row.tokens * 16, "the output alone takes that"
-        assert row.flops == mixers[row.mixer].changed(**({"grid": near_square(row.tokens)} if "padre" in row.mixer else {})).build(16).cost(row.tokens).flops  # fmt: skip  # noqa: E501
+        assert row.flops == mixers[row.mixer].changed(**({"grid": near_square(row.tokens)} if "padre" in row.mixer else {})).build(16).cost(row.tokens).flops  # fmt: skip
 
 
 def test_sweep_goes_on_where_it_was():
@@ -117,7 +117,9 @@ def slow(config, grid):
 
 
 def test_a_mixer_that_passes_its_time_is_stopped_and_says_so():
-    rows = run_sweep({"pom": polymix.PomConfig()}, [8, 20, 30, 40], make=slow, budget=Budget(seconds=0.05, timing_seconds=0.01))
+    rows = run_sweep(
+        {"pom": polymix.PomConfig()}, [8, 20, 30, 40], make=slow, budget=Budget(seconds=0.05, timing_seconds=0.01)
+    )
     assert [row.latency is not None for row in rows] == [True, True, False, False]
     assert "took 0.06" in rows[2].stopped
     assert "budget 0.05 s" in rows[2].stopped
@@ -125,7 +127,9 @@ def test_a_mixer_that_passes_its_time_is_stopped_and_says_so():
 
 
 def test_a_call_sure_to_pass_the_budget_is_not_made():
-    rows = run_sweep({"pom": polymix.PomConfig()}, [8, 800], make=slow, budget=Budget(seconds=0.05, timing_seconds=0.01))
+    rows = run_sweep(
+        {"pom": polymix.PomConfig()}, [8, 800], make=slow, budget=Budget(seconds=0.05, timing_seconds=0.01)
+    )
     assert "would take up to" in rows[1].stopped
 
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from polymix.compare.results import Results, load, write_atomically
-from polymix.compare.report import write_report
 from polymix.compare.plots import pareto
+from polymix.compare.report import write_report
+from polymix.compare.results import Results, load, write_atomically
 from polymix.compare.table import headings, rows, terminal_table
 from polymix.compare.verdict import answer
 from polymix.errors import ResultsError
@@ -91,7 +91,9 @@ def test_tables():
     assert table["softmax"]["faster than attention alone from, tokens"] == "–"
     heads, cells = terminal_table(CONTENT)
     assert all(len(row) == len(heads) for row in cells)
-    words = [max(len(word) for text in column for word in text.split(" ")) for column in zip(heads, *cells, strict=True)]
+    words = [
+        max(len(word) for text in column for word in text.split(" ")) for column in zip(heads, *cells, strict=True)
+    ]
     assert sum(words) + 2 * len(words) <= 80, "a terminal of 80 characters must show every column whole"
 
 
@@ -107,5 +109,11 @@ def test_report_is_one_file_that_needs_nothing_else(tmp_path):
 
 
 def test_pareto_front():
-    points = {"slow": (9.0, 99.0), "fast": (1.0, 90.0), "beaten": (5.0, 89.0), "middle": (3.0, 95.0), "same": (3.0, 94.0)}
+    points = {
+        "slow": (9.0, 99.0),
+        "fast": (1.0, 90.0),
+        "beaten": (5.0, 89.0),
+        "middle": (3.0, 95.0),
+        "same": (3.0, 94.0),
+    }
     assert pareto(points) == ["fast", "middle", "slow"]

@@ -64,7 +64,10 @@ def test_headline_keeps_attention_where_nothing_pays():
     assert "pom" in said["headline"]
     assert said["keep_attention"] == [16]
     assert said["take"]["64"] == "pom"
-    assert any(s.startswith("At every measured length from 64 tokens on some mixer pays; below, keep") for s in said["sentences"])
+    assert any(
+        s.startswith("At every measured length from 64 tokens on some mixer pays; below, keep")
+        for s in said["sentences"]
+    )
 
 
 def test_a_gain_within_the_noise_does_not_pay():
@@ -84,7 +87,9 @@ def test_keep_attention_everywhere():
 
 
 def test_the_floor_is_never_recommended_and_its_accuracy_is_told():
-    content = make({**GOOD, "linear_floor": [0.98, 0.98], "pom": [0.5, 0.5], "qt": [0.5, 0.5]}, speeds(pom=[0.5] * 4, qt=[0.5] * 4))
+    content = make(
+        {**GOOD, "linear_floor": [0.98, 0.98], "pom": [0.5, 0.5], "qt": [0.5, 0.5]}, speeds(pom=[0.5] * 4, qt=[0.5] * 4)
+    )
     said = answer(content)
     assert said["take"] == {}
     assert any("mixes no tokens at all" in s for s in said["sentences"])
@@ -121,7 +126,9 @@ def test_the_printed_crossover_of_pom_stands_beside_the_measured_one():
 def test_slope():
     assert slope({n: 3.0 * n**1.5 for n in (64, 256, 1024, 4096)}) == pytest.approx(1.5)
     assert slope({64: 1.0}) is None
-    assert slope({1: 50.0, 10: 50.0, 100: 1.0, 1000: 10.0, 10_000: 100.0}) == pytest.approx(1.0), "small counts are overhead"
+    assert slope({1: 50.0, 10: 50.0, 100: 1.0, 1000: 10.0, 10_000: 100.0}) == pytest.approx(1.0), (
+        "small counts are overhead"
+    )
 
 
 @pytest.mark.parametrize(("n", "text"), [(64, "64"), (131.4, "130"), (1999, "2,000"), (54_321, "54,000"), (7, "7")])

@@ -15,7 +15,7 @@ def picture(path, size=(20, 30), mode="RGB", value=None):
     channels = {"RGB": 3, "L": 1, "RGBA": 4, "P": 3}[mode]
     data = generator.integers(0, 256, (size[1], size[0], channels), dtype=np.uint8).squeeze()
     path.parent.mkdir(parents=True, exist_ok=True)
-    image = Image.fromarray(data if mode != "P" else data)
+    image = Image.fromarray(data)
     (image.convert("P") if mode == "P" else image).save(path)
 
 
@@ -57,7 +57,11 @@ def test_unreadable_files_are_named_and_skipped(folder):
     (folder / "dogs" / "notes.txt").write_text("no image, and not meant to be one")
     data = load_folder(folder, 16)
     assert len(data.train[0]) + len(data.test[0]) == 14
-    assert sorted(line.split(":")[0].rsplit("/", 1)[1] for line in data.skipped) == ["broken.png", "cut.png", "empty.jpg"]
+    assert sorted(line.split(":")[0].rsplit("/", 1)[1] for line in data.skipped) == [
+        "broken.png",
+        "cut.png",
+        "empty.jpg",
+    ]
 
 
 def test_grey_stays_grey_and_transparency_goes_on_white(tmp_path):
