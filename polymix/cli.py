@@ -103,11 +103,8 @@ def compare(
 
     report = write_report(results.content, out)
     headings, rows = terminal_table(results.content)
-    widths = [max(len(word) for word in " ".join(cells).split()) for cells in zip(headings, *rows, strict=True)]
-    widths[1:] = [max(width, *(len(row[i]) for row in rows)) for i, width in enumerate(widths[1:], start=1)]
-    figures = [Column(head, justify="right", min_width=w) for head, w in zip(headings[1:], widths[1:], strict=True)]
-    names = Column(headings[0], overflow="fold", min_width=min(widths[0], len("linear_floor")))
-    table = Table(names, *figures, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    figures = [Column(heading, justify="right", no_wrap=True) for heading in headings[1:]]
+    table = Table(Column(headings[0], overflow="fold"), *figures, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for row in rows:
         table.add_row(*row)
     console.print(table)

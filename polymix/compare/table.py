@@ -18,16 +18,16 @@ def reference_alone(content: dict[str, Any]) -> int:
 # heading in the report, heading in the terminal (None: no room there)
 HEADINGS: dict[str, tuple[str, str | None]] = {
     "mixer": ("mixer", "mixer"),
-    "accuracy": ("test accuracy, % (± half the range over seeds)", "accuracy, %"),
+    "accuracy": ("test accuracy, % (± half the range over seeds)", "accuracy,\n%"),
     "parameters": ("parameters of the model", "params"),
     "flops": ("MFLOP an image", None),
-    "seconds": ("training, s a seed", "train, s"),
-    "latency": ("alone at {n} tokens, ms", "ms at {n}"),
-    "gain": ("attention ÷ it", "attn ÷ it"),
-    "floor": ("it ÷ its floor", "÷ floor"),
+    "seconds": ("training, s a seed", "train,\ns"),
+    "latency": ("alone at {n} tokens, ms", "ms at\n{n}"),
+    "gain": ("attention ÷ it", "attn\n÷ it"),
+    "floor": ("it ÷ its floor", "÷\nfloor"),
     "memory": ("peak memory alone, MiB", None),
     "whole": ("whole model at {m} tokens, attention ÷ it", None),
-    "crossover": ("faster than attention alone from, tokens", "faster from"),
+    "crossover": ("faster than attention alone from, tokens", "faster\nfrom"),
 }
 
 
