@@ -202,16 +202,21 @@ def _app() -> Any:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The console script: errors that polymix foresees are one line and exit status 2."""
+    """The console script: what polymix, or the command line itself, finds wrong is one line and exit status 2."""
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
         if typer is None:
-            raise MissingExtraError(
-                "typer, rich", "not installed", "pip install 'polymix[train]'", "The commands need them."
-            )
-        _app()(arguments)
+            cure = "The commands need them."
+            raise MissingExtraError("typer, rich", "not installed", "pip install 'polymix[train]'", cure)
+        sys.exit(_app()(arguments or ["--help"], standalone_mode=False) or 0)
     except PolymixError as error:
-        print(f"polymix: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
+        message = str(error)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # what is not a usage error is a bug, and shows where it is
+            raise
+        message = error.format_message()
+    print(f"polymix: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(2)
 
 
 if __name__ == "__main__":
