@@ -92,23 +92,36 @@ class PadreMixer(TokenMixer):
                 self.D[0].weight *= gain
 
     def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
-        if call.mask is not None and self.axes == 1:
-            order, mask = self._squeeze(call.mask)
-            p = self._polynomial(_take(x, order), self._mixer(self._grid(call, x), mask))
-            p = p.masked_fill(~mask.unsqueeze(-1), 0.0)
-            return torch.empty_like(p).scatter(1, order.unsqueeze(-1).expand_as(p), p)
-        p = self._polynomial(x, self._mixer(self._grid(call, x), call.mask))
-        return p if call.mask is None else p.masked_fill(~call.mask.unsqueeze(-1), 0.0)
+        grid = self._grid(call, x)
+
+        def run(x: Tensor, mask: Tensor | None) -> Tensor:
+            return self._polynomial(x, self._mixer(grid, mask))
+
+        if call.mask is None:
+            return run(x, None)
+        if self.axes == 1:
+            return self._without_padding(x, call.mask, run)
+        return run(x, call.mask).masked_fill(~call.mask.unsqueeze(-1), 0.0)
 
     def scan(self, x: Tensor, state: PadreState | None, mask: Tensor | None) -> tuple[Tensor, PadreState]:
-        order, real = (None, None) if mask is None else self._squeeze(mask)
         past = iter(self._start(x) if state is None else state.windows)
         windows: list[Tensor] = []
-        p = self._polynomial(x if order is None else _take(x, order), self._recurrent_mixer(past, windows, real))
-        if order is not None and real is not None:
-            p = p.masked_fill(~real.unsqueeze(-1), 0.0)
-            p = torch.empty_like(p).scatter(1, order.unsqueeze(-1).expand_as(p), p)
+
+        def run(x: Tensor, real: Tensor | None) -> Tensor:
+            return self._polynomial(x, self._recurrent_mixer(past, windows, real))
+
+        p = run(x, None) if mask is None else self._without_padding(x, mask, run)
         return p, PadreState(tuple(windows))
+
+    def _without_padding(self, x: Tensor, mask: Tensor, run: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """`run` on the real tokens of a sequence brought together behind the prefix; put back, zeros at padding."""
+        p = self.config.num_prefix_tokens
+        order = compact(mask[:, p:]) + p
+        if p:
+            order = torch.cat((torch.arange(p, device=mask.device).expand(len(mask), p), order), dim=1)
+        real = mask.gather(1, order)
+        y = run(_take(x, order), real).masked_fill(~real.unsqueeze(-1), 0.0)
+        return torch.empty_like(y).scatter(1, order.unsqueeze(-1).expand_as(y), y)
 
     def _polynomial(self, x: Tensor, mix_tokens: Callable[[nn.Module, Tensor], Tensor]) -> Tensor:
         """The recursion, with token maps applied by `mix_tokens`."""
@@ -161,14 +174,6 @@ class PadreMixer(TokenMixer):
     def _start(self, x: Tensor) -> list[Tensor]:
         dtype = accumulator(x.dtype)
         return [x.new_zeros(x.shape[0], conv.reach, self.dim, dtype=dtype) for conv in self._convolutions()]
-
-    def _squeeze(self, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Order that brings the real grid tokens together behind the prefix, and the mask in that order."""
-        p = self.config.num_prefix_tokens
-        order = compact(mask[:, p:]) + p
-        if p:
-            order = torch.cat((torch.arange(p, device=mask.device).expand(len(mask), p), order), dim=1)
-        return order, mask.gather(1, order)
 
     def _grid(self, call: Call, x: Tensor) -> tuple[int, ...]:
         grid = (x.shape[1] - self.config.num_prefix_tokens,) if call.grid is None else call.grid
