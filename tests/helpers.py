@@ -66,10 +66,11 @@ def build(name, dim, **options):
     return jitter(polymix.create_mixer(name, dim, dtype=torch.float64, **options))
 
 
-def padre_from_matrices(mixer, x, n=None, grid=None, degrees=False):
+def padre_from_matrices(mixer, x, n=None, grid=None, degrees=False, contexts=()):
     letters = mixer.matrices(n or x.shape[1], grid=grid, dtype=torch.float64)
-    config = mixer.config
-    return reference.padre(x, **letters, normalize=config.normalize, heads=config.heads, degrees=degrees)
+    c = mixer.config
+    return reference.padre(x, **letters, normalize=c.normalize, heads=c.heads, basis=c.basis, eps=c.eps,
+                           pattern=c.pattern, contexts=contexts, degrees=degrees)  # fmt: skip
 
 
 def attention_from_matrices(mixer, x, context=None, **see):

@@ -37,6 +37,19 @@ class Capabilities:
         return name in self.masks or bool(getattr(self, name, False))
 
 
+@dataclass(frozen=True)
+class Polynomial:
+    """What a mixer is as a function of its input, all else fixed; `polymix.lens.degree` finds the same by numbers.
+
+    degree: its total degree where it is a polynomial, else None. homogeneous: f(tX) = t^degree f(X).
+    rational: (numerator degree, denominator degree) where it is a quotient of two polynomials and no polynomial.
+    """
+
+    degree: int | None = None
+    homogeneous: bool = False
+    rational: tuple[int, int] | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class MixerConfig:
     """The options of a mixer, apart from the width that its host decides.
@@ -81,6 +94,9 @@ class TokenMixer(nn.Module, ABC):
     capabilities: Capabilities
     config: MixerConfig
     causal_by_build = False  # True where causality is a property of the weights (padre), not of the call
+    contexts = 1  # how many separate contexts a call may pass
+    needs_context = False  # True where a call must pass all of them
+    feature_maps: ClassVar[bool] = False  # True where (B, D, H, W) is taken as well as (B, N, D), and returned alike
 
     def __init__(self, config: Any, dim: int, **kw: Any) -> None:
         super().__init__()
@@ -101,7 +117,7 @@ class TokenMixer(nn.Module, ABC):
         """Mix the tokens of x, or bring those of `context` to x.
 
         Args:
-            x: (B, N, D).
+            x: (B, N, D); also (B, D, H, W) where the class has `feature_maps`.
             context: (B, M, D), a separate sequence that x asks; x itself when None.
             mask: boolean, True = takes part: (B, M) over the context tokens, or (B, N, M) for each query.
             causal: True: a token sees itself and its past; an int K > 1: its own block of K tokens and all earlier
@@ -113,6 +129,11 @@ class TokenMixer(nn.Module, ABC):
         Raises:
             ShapeError, MaskError, CapabilityError: before any compute, naming the argument and the cure.
         """
+        if self.feature_maps and isinstance(x, Tensor) and x.ndim == 4:
+            place = tuple(x.shape[2:]) if self.capabilities.grids else None
+            tokens = x.flatten(2).transpose(1, 2)
+            y = self.forward(tokens, context, mask=mask, causal=causal, grid=grid or place, segments=segments)
+            return y.transpose(1, 2).unflatten(2, x.shape[2:])
         call = check_call(self, x, context, mask, causal, grid, segments)
         return self.drop(self.mix(x, x if context is None else context, call))
 
@@ -145,6 +166,11 @@ class TokenMixer(nn.Module, ABC):
     def _need_recurrence(self) -> None:
         if not self.capabilities.recurrent:
             raise lacks(self, "recurrent", self.name, "prefill and step")
+
+    @property
+    def polynomial(self) -> Polynomial:
+        """What this mixer declares to be as a function of its input; by default no polynomial and not rational."""
+        return Polynomial()
 
     @abstractmethod
     def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:

@@ -135,25 +135,45 @@ def check_grid(mixer: TokenMixer, grid: tuple[int, ...] | None, tokens: int) -> 
     return grid
 
 
+def _check_contexts(mixer: TokenMixer, context: Any, x: Tensor) -> tuple[Tensor, ...]:
+    """The separate contexts of a call, as many as the mixer takes."""
+    if context is None:
+        if mixer.needs_context:
+            wanted = f"{mixer.contexts} tensor(s) (B, M, {mixer.dim}), which this {mixer.name} was built to read"
+            raise ShapeError("context", None, wanted, "Pass it second; a tuple of them where there are several.")
+        return ()
+    if not mixer.capabilities.cross:
+        raise lacks(mixer, "cross", "context", "a separate context")
+    parts = tuple(context) if isinstance(context, (tuple, list)) else (context,)
+    if len(parts) != mixer.contexts:
+        raise ShapeError("context", f"{len(parts)} contexts", f"{mixer.contexts}", "One for each letter after a.")
+    for place, part in enumerate(parts):
+        check_tokens(mixer, "context" if len(parts) == 1 else f"context[{place}]", part, batch=x.shape[0])
+    return parts
+
+
 def check_call(
     mixer: TokenMixer,
     x: Tensor,
-    context: Tensor | None,
-    mask: Tensor | None,
+    context: Any,
+    mask: Any,
     causal: bool | int | None,
     grid: tuple[int, ...] | None,
     segments: Segments | None,
 ) -> Call:
     check_tokens(mixer, "x", x)
-    if context is not None:
-        if not mixer.capabilities.cross:
-            raise lacks(mixer, "cross", "context", "a separate context")
-        check_tokens(mixer, "context", context, batch=x.shape[0])
+    parts = _check_contexts(mixer, context, x)
     n = x.shape[1]
-    m = n if context is None else context.shape[1]
+    m = parts[0].shape[1] if parts else n
     order = _causal(mixer, causal, context is not None)
     if mask is not None:
-        _check_mask(mixer, mask, x, m)
+        masks = mask if isinstance(mask, (tuple, list)) and len(parts) > 1 else (mask,)
+        for its, part in zip(masks, parts or (x,), strict=False):
+            if its is not None:
+                _check_mask(mixer, its, x, part.shape[1])
+        if len(masks) != max(len(parts), 1):
+            allowed = f"a tuple of {len(parts)} masks (or None), one a context"
+            raise MaskError("mask", f"{len(masks)} for {len(parts)} contexts", allowed, "")
     if segments is not None:
         _check_segments(mixer, segments, x, m, context is not None)
     prefix = getattr(mixer.config, "num_prefix_tokens", 0)

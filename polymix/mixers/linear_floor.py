@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, TokenMixer
+from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, Polynomial, TokenMixer
 from polymix.mixers.checks import Call
 from polymix.mixers.heads import Heads
 from polymix.mixers.registry import register
@@ -34,6 +34,10 @@ class LinearFloorMixer(TokenMixer):
     def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
         q, k, v = self.qkv(x, context)
         return self.proj((q + k + v).flatten(-2))
+
+    @property
+    def polynomial(self) -> Polynomial:
+        return Polynomial(1, homogeneous=not self.config.bias)
 
     def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
         return self.qkv.letters(self.proj)

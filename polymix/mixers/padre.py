@@ -1,117 +1,220 @@
-"""PADRe, the polynomial attention drop-in replacement."""
+"""PADRe, the polynomial attention drop-in replacement, with every structure, base and generalisation of its paper."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polymix.mixers.base import INIT_STD, Capabilities, TokenMixer
+from polymix.errors import ShapeError
+from polymix.mixers.base import INIT_STD, Capabilities, Polynomial, TokenMixer
 from polymix.mixers.checks import Call, check_grid
 from polymix.mixers.padre_config import PadreConfig
 from polymix.mixers.registry import register
-from polymix.ops.common import accumulator
+from polymix.ops.bases import BASES, SPREAD
 from polymix.ops.reference import NORM_EPS
 from polymix.ops.visibility import compact
-from polymix.structured.channel import BlockDiagonal, Dense, Fanout, Identity, channel_map
-from polymix.structured.cost import Op, linear_op
-from polymix.structured.token import DepthwiseConv
+from polymix.structured import Fanout, Prefixed, Site, StructuredMap, create_map, token_map
+from polymix.structured.cost import Op
+from polymix.structured.registry import crosses
+
+Mix = Callable[[nn.Module, Tensor], Tensor]
 
 
 class PadreState(NamedTuple):
-    """The last k - 1 inputs of every causal convolution, (B, k - 1, D) each, float32 at least."""
+    """What the causal token maps remember, in the order A_1 … A_d, C_1 … C_{d-1}; float32 at least, of fixed size.
+
+    A convolution keeps its last inputs (B, reach, D), a mean its sum (B, 1, D) and its count (B, 1, 1).
+    """
 
     windows: tuple[Tensor, ...]
 
 
 class PadreMixer(TokenMixer):
-    """A polynomial of degree d in the tokens, from linear maps and Hadamard products (PADRe, Eq. 1-6).
+    """A polynomial of degree d in the tokens, from linear maps and Hadamard products (PADRe, Eq. 1-7, 11-20).
 
         Y_i = A_i (X B_i + b_B) + b_A                         i = 1 … d
-        Z_1 = Y_1,   Z_{i+1} = (C_i (Z_i D_i + b_D) + b_C) ⊙ Y_{i+1}
-        P   = Σ_{i in terms} W_i ⊙ Z_i + L
+        Z_1 = Y_1,   Z_{i+1} = a_i (C_i (Z_i D_i + b_D) + b_C) ⊙ Y_{i+1} - b_i Z_{i-1}     a_i = 1, b_i = 0: monomials
+        P   = Σ_{i in terms} W_i ⊙ Z_i + L,   rational: P / (R² + ε), R = Σ_k Q_k ⊙ Z'_k + S on Y_{d+1} … Y_{d+e}
+        O   = U P V                                           where out_tokens or out_dim are given
 
-    B_i, D_i mix channels, A_i, C_i tokens: depthwise convolutions over a 1-D, 2-D or 3-D grid, causal in 1-D if
-    asked. Without biases Z_i is homogeneous of degree i in X (Lemma 1). `heads` independent copies share the channels
-    out among them: the channel maps are block-diagonal then.
+    B_i, D_i mix channels, A_i, C_i tokens: any structured maps, by default a dense product and a depthwise convolution
+    over a 1-D, 2-D or 3-D grid; causal in 1-D if asked, when every token map has a causal form. With a `pattern` Y_i
+    reads x or one of the contexts, passed as `context` (a tuple of tensors where there are several), whose lengths may
+    differ. Without biases Z_i is homogeneous of degree i in X (Lemma 1; monomials). `heads` independent copies share
+    the channels out among them. (The paper calls our Q, S, R of the denominator Q, P, 𝒟, and L of Eq. 18 V.)
 
-    Shapes: (B, N, D) -> (B, N, D). Cost, preset "paper": (2d - 1) N D² multiply-adds for the channel maps, N D taps
-    for each token map. State (causal): k - 1 tokens a convolution. A padding mask takes tokens out as if they were not
-    there (1-D), or as if the grid ended there (2-D, 3-D); their own output is zero. Source: PD-001 … PD-031.
+    Shapes: (B, N, D) -> (B, N, D), (B, F, G) when resized. Cost, preset "paper": (2d - 1) N D² multiply-adds for the
+    channel maps, N D taps for each token map; every structure but a dense token map is linear or N log N in N. State
+    (causal): k - 1 tokens a convolution. A padding mask takes tokens out as if they were not there (1-D), or as if the
+    grid ended there (2-D, 3-D); their own output is zero. Source: PD-001 … PD-031, PD-044 … PD-048.
     """
 
+    A: Any  # ModuleLists of token and channel maps; B is a ModuleDict, an input's letter to its Fanout
+    B: Any
+    C: Any
+    D: Any
     name = "padre"
-    capabilities = Capabilities(causal=True, masks=frozenset({"padding"}), recurrent=True, grids=(1, 2, 3))
+    capabilities = Capabilities(causal=True, cross=True, masks=frozenset({"padding"}), recurrent=True, grids=(1, 2, 3))
     config: PadreConfig
 
     def __init__(self, config: PadreConfig, dim: int, **kw: Any) -> None:
         super().__init__(config, dim)
-        plan = config.plan(dim)
+        plan = self.plan = config.plan(dim)
         self.axes = 1 if config.grid is None else len(config.grid)
         self.causal_by_build = config.causal
-        self.terms = plan.terms
+        self.terms, self.inputs = plan.terms, sorted(set(plan.letters))
+        self.contexts, self.needs_context = len(self.inputs) - 1, len(self.inputs) > 1
+        p, bias = config.num_prefix_tokens, config.bias
+        n = None if config.grid is None else math.prod(config.grid)
+        site = Site("token", dim, n, n, config.heads, config.causal, kernel=plan.kernel)
 
-        def token_map(kind: str) -> DepthwiseConv | Identity:
-            if kind == "identity":
-                return Identity()
-            return DepthwiseConv(
-                dim,
-                plan.kernel,
-                causal=config.causal,
-                num_prefix_tokens=config.num_prefix_tokens,
-                bias=config.bias,
-                **kw,
-            )
+        def tokens(spec: str, letter: str = "a") -> StructuredMap | Prefixed:
+            if letter == "a" or not crosses(spec):  # what cannot change the length needs inputs as long as x
+                return token_map(spec, site, prefix=p, bias=bias, **kw)
+            lengths = config.context_lengths
+            size = None if lengths is None else lengths[self.inputs.index(letter) - 1]
+            cross = Site("token", dim, size, None if n is None else p + n, config.heads, cross=True)
+            return create_map(spec, cross, bias=bias, **kw)
 
-        self.B = Fanout(plan.B, dim, config.heads, config.bias, **kw)
-        self.A = nn.ModuleList(token_map(kind) for kind in plan.A)
-        self.D = nn.ModuleList(channel_map(kind, dim, config.heads, config.bias, **kw) for kind in plan.D)
-        self.C = nn.ModuleList(token_map(kind) for kind in plan.C)
-        tokens = () if config.grid is None else (config.num_prefix_tokens + math.prod(config.grid),)
-        sizes = {"ones": None, None: None, "channel": (dim,), "full": (*tokens, dim)}
+        mixed = Site("channel", dim, dim // config.heads, dim // config.heads, config.heads)
+        its = {letter: tuple(b for b, c in zip(plan.B, plan.letters, strict=True) if c == letter)
+               for letter in self.inputs}  # fmt: skip
+        self.B = nn.ModuleDict({c: Fanout(specs, dim, config.heads, bias, **kw) for c, specs in its.items()})
+        self.A = nn.ModuleList(tokens(*pair) for pair in zip(plan.A, plan.letters, strict=True))
+        self.D = nn.ModuleList(create_map(spec, mixed, bias=bias, **kw) for spec in plan.D)
+        self.C = nn.ModuleList(tokens(spec) for spec in plan.C)
+        total = () if n is None else (p + n,)
+        sizes = {"ones": None, None: None, "channel": (dim,), "full": (*total, dim)}
         w, constant = sizes[config.weight], sizes[config.constant]
         self.W = None if w is None else nn.Parameter(torch.ones(len(self.terms), *w, **kw))
         self.L = None if constant is None else nn.Parameter(torch.zeros(*constant, **kw))
-        self._scale_output(INIT_STD * len(self.terms) ** -0.5)
+        below = config.denominator
+        self.Q = None if w is None or not below else nn.Parameter(torch.ones(below, *w, **kw))
+        self.S = nn.Parameter(torch.ones(dim, **kw)) if below else None
+        whole = total[0] if total else None
+        self.U: StructuredMap | None = None
+        self.V: StructuredMap | None = None
+        if config.out_tokens is not None:
+            self.U = create_map(config.U or "dense", Site("token", dim, whole, config.out_tokens), **kw)
+        if config.out_dim is not None:
+            self.V = create_map(config.V or "dense", Site("channel", dim, dim, config.out_dim), **kw)
+        self._init_scale()
+        self._settle_capabilities()
+
+    def _settle_capabilities(self) -> None:
+        config = self.config
         full = "full" in (config.weight, config.constant)
+        self.tied = any(part.fixed for part in self._maps() if isinstance(part, StructuredMap))
+        memory = all(isinstance(part, StructuredMap) and part.recurrent for part in (*self.A, *self.C))
         self.capabilities = Capabilities(
-            causal=config.causal, masks=type(self).capabilities.masks, recurrent=config.causal and not full,
-            any_length=not full, grids=(self.axes,),
+            causal=config.causal, cross=self.needs_context,
+            # a circle of N places has no place for padding
+            masks=frozenset() if "circulant" in self.plan.token else frozenset({"padding"}),
+            recurrent=config.causal and memory and not full, any_length=not full and not self.tied, grids=(self.axes,),
         )  # fmt: skip
 
-    def _scale_output(self, gain: float) -> None:
-        """Every Z_i is linear in Y_1, so B_1 scales them all; in D_1 where Y_1 is normalised after B_1."""
-        if self.config.normalize is None or not self.D:
-            self.B.scale_(0, gain)
-        elif isinstance(self.D[0], (Dense, BlockDiagonal)):
-            with torch.no_grad():
-                self.D[0].weight *= gain
+    def _maps(self) -> list[nn.Module]:
+        """Every map on the token side, the parts of composites too."""
+        return [part for top in (*self.A, *self.C, self.U) if top is not None for part in top.modules()]
 
-    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+    def _init_scale(self) -> None:
+        """The output's spread at init near attention's. Every Z_i is linear in Y_1, so B_1 scales them all, or D_1
+        where Y_1 is normalised after B_1; in another basis only W can, if it is learned."""
+        config, gain = self.config, INIT_STD * len(self.terms) ** -0.5
+        spread = SPREAD[config.basis]
+        if spread != 1:
+            for i in range(len(self.plan.B)):
+                self._scale_B(i, spread)
+        if config.basis != "monomial":
+            if self.W is not None:
+                nn.init.constant_(self.W, gain)
+        elif config.normalize is None or config.degree == 1:
+            self._scale_B(0, gain)
+        else:
+            self.D[0].scale_(gain)
+        if self.S is not None:  # R starts near 1, away from its zeros: at Y = 0 it is S and what the basis has there
+            for i in range(config.degree, len(self.plan.B)):
+                if config.basis != "monomial" or i == config.degree:
+                    self._scale_B(i, 0.02)
+            at_zero = [1.0, 0.0]
+            for k in range(1, config.denominator):
+                at_zero.append(-BASES[config.basis](k)[1] * at_zero[k - 1])
+            nn.init.constant_(self.S, 1.0 - sum(at_zero[1 : config.denominator + 1]))
+
+    def _scale_B(self, i: int, gain: float) -> None:
+        letter = self.plan.letters[i]
+        self.B[letter].scale_(self.plan.letters[:i].count(letter), gain)
+
+    @property
+    def polynomial(self) -> Polynomial:
+        config = self.config
+        if config.normalize is not None:
+            return Polynomial()
+        a = [self.plan.letters[:i].count("a") for i in self.terms]  # in x alone, the contexts fixed
+        if config.denominator:
+            below = self.plan.letters[config.degree :].count("a")
+            if below:  # U and V add quotients of different denominators
+                added = (1 if self.V is None else self.dim) * (1 if self.U is None else self.U.site.size or 1)
+                return Polynomial(rational=(max(a) + 2 * below * (added - 1), 2 * below * added))
+        plain = not config.bias and self.L is None and config.basis == "monomial"
+        return Polynomial(max(a), homogeneous=plain and len(set(a)) == 1)
+
+    def mix(self, x: Tensor, context: Any, call: Call) -> Tensor:
         grid = self._grid(call, x)
+        if self.needs_context:
+            contexts = context if isinstance(context, (tuple, list)) else (context,)
+            masks = call.mask if isinstance(call.mask, (tuple, list)) else (call.mask,) * len(contexts)
+            return self._resize(self._cross((x, *contexts), (None, *masks), grid), None)
 
         def run(x: Tensor, mask: Tensor | None) -> Tensor:
-            return self._polynomial(x, self._mixer(grid, mask))
+            return self._polynomial(self._ys(x, lambda token, u: token(u, grid, mask)),
+                                    lambda token, u: token(u, grid, mask))  # fmt: skip
 
         if call.mask is None:
-            return run(x, None)
-        if self.axes == 1:
-            return self._without_padding(x, call.mask, run)
-        return run(x, call.mask).masked_fill(~call.mask.unsqueeze(-1), 0.0)
+            p = run(x, None)
+        elif self.axes == 1:
+            p = self._without_padding(x, call.mask, run)
+        else:
+            p = run(x, call.mask).masked_fill(~call.mask.unsqueeze(-1), 0.0)
+        return self._resize(p, call.mask)
+
+    def _cross(self, inputs: Sequence[Tensor], masks: Sequence[Tensor | None], grid: tuple[int, ...]) -> Tensor:
+        n = inputs[0].shape[1]
+        for token, letter in zip(self.A, self.plan.letters, strict=True):
+            length = inputs[self.inputs.index(letter)].shape[1]
+            if length != n and not _crossing(token):
+                cure = 'Name its A "mean", "dense", "low_rank", "rank_one" or "sparse", which change the length.'
+                raise ShapeError("context", f"{length} tokens for input {letter}", f"{n}, as many as x has", cure)
+        ys: list[Tensor] = []
+        made = {c: iter(self.B[c](u)) for c, u in zip(self.inputs, inputs, strict=True)}
+        for token, letter in zip(self.A, self.plan.letters, strict=True):
+            mask = masks[self.inputs.index(letter)]
+            u = next(made[letter])
+            ys.append(self._normalise(token(u, None, mask, out=n) if _crossing(token) else token(u, grid, mask)))
+        return self._polynomial(ys, lambda token, u: token(u, grid, None))
 
     def scan(self, x: Tensor, state: PadreState | None, mask: Tensor | None) -> tuple[Tensor, PadreState]:
-        past = iter(self._start(x) if state is None else state.windows)
-        windows: list[Tensor] = []
+        maps = [part for part in (*self.A, *self.C) if isinstance(part, StructuredMap)]
+        past = {part: part.start(x.shape[0], x) for part in maps}
+        if state is not None:
+            windows = iter(state.windows)
+            past = {part: [next(windows) for _ in memory] for part, memory in past.items()}
 
         def run(x: Tensor, real: Tensor | None) -> Tensor:
-            return self._polynomial(x, self._recurrent_mixer(past, windows, real))
+            def step(part: nn.Module, u: Tensor) -> Tensor:
+                assert isinstance(part, StructuredMap)
+                y, past[part] = part.scan(u, past[part], real)
+                return y if part.bias is None else y + part.bias.to(y.dtype)
+
+            return self._polynomial(self._ys(x, step), step)
 
         p = run(x, None) if mask is None else self._without_padding(x, mask, run)
-        return p, PadreState(tuple(windows))
+        return self._resize(p, mask), PadreState(tuple(tensor for memory in past.values() for tensor in memory))
 
     def _without_padding(self, x: Tensor, mask: Tensor, run: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """`run` on the real tokens of a sequence brought together behind the prefix; put back, zeros at padding."""
@@ -123,18 +226,38 @@ class PadreMixer(TokenMixer):
         y = run(_take(x, order), real).masked_fill(~real.unsqueeze(-1), 0.0)
         return torch.empty_like(y).scatter(1, order.unsqueeze(-1).expand_as(y), y)
 
-    def _polynomial(self, x: Tensor, mix_tokens: Callable[[nn.Module, Tensor], Tensor]) -> Tensor:
-        """The recursion, with token maps applied by `mix_tokens`."""
+    def _ys(self, x: Tensor, mix: Mix) -> list[Tensor]:
+        return [self._normalise(mix(token, u)) for token, u in zip(self.A, self.B["a"](x), strict=True)]  # Eq. 1
+
+    def _polynomial(self, ys: list[Tensor], mix: Mix) -> Tensor:
+        d = self.config.degree
+        p = self._chain(ys[:d], self.C[: d - 1], self.D[: d - 1], self.terms, self.W, mix)
+        p = p if self.L is None else p + self.L
+        if self.S is None:
+            return p
+        below = tuple(range(1, self.config.denominator + 1))
+        r = self._chain(ys[d:], self.C[d - 1 :], self.D[d - 1 :], below, self.Q, mix) + self.S
+        return p / (r * r + self.config.eps)  # Eq. 20, kept away from zero
+
+    def _chain(
+        self, ys: list[Tensor], C: Any, D: Any, terms: tuple[int, ...], weight: Tensor | None, mix: Mix
+    ) -> Tensor:
+        """Σ_{i in terms} weight_i ⊙ Z_i, with Z by the recurrence of the basis (Eq. 2, 3, 6)."""
         total: Tensor | None = None
-        z = x
-        for i, xb in enumerate(self.B(x)):
-            y = self._normalise(mix_tokens(self.A[i], xb))
-            z = y if i == 0 else mix_tokens(self.C[i - 1], self.D[i - 1](z)) * y
-            if i + 1 in self.terms:
-                term = z if self.W is None else self.W[self.terms.index(i + 1)] * z
+        before: Tensor | float = 1.0
+        z = ys[0]
+        for i, y in enumerate(ys, start=1):
+            if i > 1:
+                a, b = BASES[self.config.basis](i - 1)
+                new = mix(C[i - 2], D[i - 2](z)) * y
+                new = new if a == 1 else a * new
+                new, before = (new if b == 0 else new - b * before), z
+                z = new
+            if i in terms:
+                term = z if weight is None else weight[terms.index(i)] * z
                 total = term if total is None else total + term
         assert total is not None
-        return total if self.L is None else total + self.L
+        return total
 
     def _normalise(self, y: Tensor) -> Tensor:
         if self.config.normalize is None:
@@ -143,80 +266,70 @@ class PadreMixer(TokenMixer):
         split = y.unflatten(-1, (self.config.heads, -1))
         return norm(split, split.shape[-1:], eps=NORM_EPS).flatten(-2)
 
-    def _mixer(self, grid: tuple[int, ...], mask: Tensor | None) -> Callable[[nn.Module, Tensor], Tensor]:
-        def mix_tokens(token_map: nn.Module, u: Tensor) -> Tensor:
-            return token_map(u, grid, mask) if isinstance(token_map, DepthwiseConv) else u
-
-        return mix_tokens
-
-    def _recurrent_mixer(
-        self, past: Iterator[Tensor], windows: list[Tensor], real: Tensor | None
-    ) -> Callable[[nn.Module, Tensor], Tensor]:
-        """Continue every convolution from its window and leave its next window in `windows`."""
-
-        def mix_tokens(token_map: nn.Module, u: Tensor) -> Tensor:
-            if not isinstance(token_map, DepthwiseConv):
-                return u
-            window = next(past)
-            seen = torch.cat((window, u.to(window.dtype)), dim=1)  # (B, reach + N, D)
-            if real is None:
-                windows.append(seen[:, u.shape[1] :].clone())  # a view would keep the whole chunk alive
-            else:  # the last `reach` tokens end where the real ones do, row by row
-                last = torch.arange(token_map.reach, device=u.device) + real.sum(1, keepdim=True)
-                windows.append(_take(seen, last))
-            return token_map(u, (u.shape[1],), real, past=window)
-
-        return mix_tokens
-
-    def _convolutions(self) -> list[DepthwiseConv]:
-        return [token_map for token_map in (*self.A, *self.C) if isinstance(token_map, DepthwiseConv)]
-
-    def _start(self, x: Tensor) -> list[Tensor]:
-        dtype = accumulator(x.dtype)
-        return [x.new_zeros(x.shape[0], conv.reach, self.dim, dtype=dtype) for conv in self._convolutions()]
+    def _resize(self, p: Tensor, mask: Tensor | None) -> Tensor:
+        p = p if self.U is None else self.U(p, None, mask)
+        return p if self.V is None else self.V(p)
 
     def _grid(self, call: Call, x: Tensor) -> tuple[int, ...]:
         grid = (x.shape[1] - self.config.num_prefix_tokens,) if call.grid is None else call.grid
-        return self.config.same_as_built(grid)
+        return self.config.same_as_built(grid, self.tied)
 
     def check_state(self, state: Any, x: Tensor) -> str | None:
-        shapes = [(x.shape[0], conv.reach, self.dim) for conv in self._convolutions()]
+        maps = [part for part in (*self.A, *self.C) if isinstance(part, StructuredMap)]
+        shapes = [shape for part in maps for shape in part.memory(x.shape[0])]
         if isinstance(state, PadreState) and [tuple(window.shape) for window in state.windows] == shapes:
             return None
         return f"a PadreState with windows {shapes}"
 
     def no_weight_decay(self) -> set[str]:
-        return {name for name in ("W", "L") if getattr(self, name) is not None}
+        return {name for name in ("W", "L", "Q", "S") if getattr(self, name) is not None}
 
     def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
         config, like = self.config, next(self.parameters())
         tokens = n - config.num_prefix_tokens
-        grid = self.config.same_as_built(check_grid(self, grid, tokens) or (tokens,))
+        grid = config.same_as_built(check_grid(self, grid, tokens) or (tokens,), self.tied)
+        lengths = dict(zip(self.inputs[1:], config.context_lengths or (), strict=False))
 
-        def token(maps: nn.ModuleList) -> list[Tensor]:
-            eye = torch.eye(n, device=like.device, dtype=like.dtype)
-            return [m.dense(grid) if isinstance(m, DepthwiseConv) else eye for m in maps]
+        def token(part: Any, letter: str = "a") -> Tensor:
+            if _crossing(part):
+                return part.dense(lengths.get(letter, n), None, n)
+            return part.dense(n, grid)
 
-        eye = torch.eye(self.dim, device=like.device, dtype=like.dtype)
-        B, b_B = zip(*(self.B.dense(i) for i in range(config.degree)), strict=True)
-        D = [m.dense() for m in self.D if isinstance(m, (Dense, BlockDiagonal, Identity))]
+        seen = [self.plan.letters[:i].count(c) for i, c in enumerate(self.plan.letters)]
+        B, b_B = zip(*(self.B[c].dense(i) for c, i in zip(self.plan.letters, seen, strict=True)), strict=True)
         ones, zeros = like.new_ones(n, self.dim), like.new_zeros(n, self.dim)
         W = [zeros] * config.degree
         for place, i in enumerate(self.terms):
             W[i - 1] = ones if self.W is None else self.W[place].expand(n, self.dim)
-        return {
-            "A": token(self.A), "B": [eye if b is None else b for b in B],
-            "C": token(self.C), "D": [eye if d is None else d for d in D],
-            "b_A": [m.bias for m in self.A], "b_B": list(b_B),
-            "b_C": [m.bias for m in self.C], "b_D": [m.bias for m in self.D],
-            "W": W, "L": None if self.L is None else self.L.expand(n, self.dim), "U": None, "V": None,
+        letters = {
+            "A": [token(*pair) for pair in zip(self.A, self.plan.letters, strict=True)], "B": list(B),
+            "C": [token(part) for part in self.C], "D": [part.dense() for part in self.D],
+            "b_A": [part.bias for part in self.A], "b_B": list(b_B),
+            "b_C": [part.bias for part in self.C], "b_D": [part.bias for part in self.D],
+            "W": W, "L": None if self.L is None else self.L.expand(n, self.dim),
+            "U": None if self.U is None else self.U.dense(n), "V": None if self.V is None else self.V.dense(),
         }  # fmt: skip
+        if self.S is not None:
+            below = range(config.denominator)
+            letters["Q"] = [ones if self.Q is None else self.Q[k].expand(n, self.dim) for k in below]
+            letters["S"] = self.S.expand(n, self.dim)
+        return letters
 
     def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         tokens = n - self.config.num_prefix_tokens
         grid = check_grid(self, grid, tokens) or (tokens,)
-        channel = [m for m in (self.B.maps, *self.D) if isinstance(m, (Dense, BlockDiagonal))]
-        return [linear_op(n, m) for m in channel] + [conv.op(grid) for conv in self._convolutions()]
+        lengths = dict(zip(self.inputs[1:], self.config.context_lengths or (), strict=False))
+        found = [op for c in self.inputs for op in self.B[c].ops(lengths.get(c, n))]
+        found += [op for part in self.D for op in part.ops(n)]
+        for part, c in zip((*self.A, *self.C), self.plan.letters + "a" * len(self.C), strict=True):
+            found += part.ops(lengths.get(c, n), None, n) if _crossing(part) else part.ops(n, grid)
+        found += [] if self.U is None else self.U.ops(n)
+        return found + ([] if self.V is None else self.V.ops(self.config.out_tokens or n))
+
+
+def _crossing(part: nn.Module) -> bool:
+    """Whether a token map brings one length to another."""
+    return isinstance(part, StructuredMap) and part.site.cross
 
 
 def _take(x: Tensor, order: Tensor) -> Tensor:

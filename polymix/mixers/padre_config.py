@@ -1,51 +1,93 @@
-"""The options of PADRe, and what they settle: one structure for every map, one kernel, the terms of the sum."""
+"""The options of PADRe, and what they settle: a structure for every map, the inputs, the terms of the sum."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from polymix.errors import OptionError, ShapeError, check_choice, check_divides, check_grid_option, check_int
+from polymix.errors import (
+    OptionError,
+    ShapeError,
+    check_choice,
+    check_divides,
+    check_grid_option,
+    check_int,
+    check_number,
+)
 from polymix.mixers.base import MixerConfig
-from polymix.structured.channel import CHANNEL_MAPS
-from polymix.structured.token import TOKEN_MAPS
+from polymix.ops.bases import BASES
+from polymix.structured.registry import check_spec, kinds_of
 
 MapNames = str | tuple[str, ...] | None
 
 
 class Plan(NamedTuple):
+    """One structure for every map: d + e of A and B, (d - 1) + (e - 1) of C and D; the letter each Y reads."""
+
     A: tuple[str, ...]
     B: tuple[str, ...]
     C: tuple[str, ...]
     D: tuple[str, ...]
     kernel: tuple[int, ...]
     terms: tuple[int, ...]
+    letters: str
+
+    @property
+    def token(self) -> set[str]:
+        """The kinds of all token maps."""
+        return set().union(*map(kinds_of, self.A + self.C))
 
 
 @dataclass(frozen=True, kw_only=True)
 class PadreConfig(MixerConfig):
     """Options of PADRe.
 
+    A map is named by its structure: identity, dense, diagonal, block_diagonal:blocks=4, low_rank:rank=8, rank_one,
+    banded:lower=5:upper=5, sparse:density=0.1:seed=0, depthwise:kernel=11:dilation=1, circulant and toeplitz
+    (filter=explicit | implicit, length=, shared=), monarch:blocks=, mean; sums by +, products by @, transposes by ^T.
+
     Args:
-        degree: d, 1 to 8.
+        degree: d, 1 to 8, of the numerator.
+        denominator: e, 0 to 8: the output is num / (den² + eps) with a second chain on Y_{d+1} … Y_{d+e} below.
+        basis: "monomial", "chebyshev", "legendre" or "hermite": the recurrence that both chains are built by.
         preset: which token maps there are. "paper" (Sec. 4.1): A_2 … A_d, and C_1 … C_{d-1} from d = 3 on (A_1 alone
             at d = 1, which would mix no tokens otherwise). "full": all 2d - 1 of them. Channel maps are dense in both.
+            A denominator's chain has the same by its own degree.
+        token, channel: the structure of the preset's token maps and of all channel maps.
+        A, C: token maps, one specification or one a degree (d + e of A, d - 1 + e - 1 of C); None: the preset's.
+        B, D: channel maps, likewise.
+        pattern: the input that each Y_i reads, "aab": a is x, b, c … the contexts. C and D are identities then, unless
+            named (Eq. 11), and another input's A is "mean": dense, low_rank, rank_one, sparse and mean bring an input
+            of any length to x's, the others need one as long as x.
+        context_tokens: the number of tokens of each context (one number, or one a context), where a map is tied to it.
         grid: (N,), (H, W) or (T, H, W) of the tokens; None is a 1-D sequence of any length.
         kernel_size: of the depthwise convolutions, one number or one an axis; odd unless causal.
-        causal: every token sees itself and its past alone; 1-D.
+        causal: every token sees itself and its past alone; 1-D, and all token maps have a causal form.
         heads: independent copies, each on dim / heads channels.
         terms: the degrees that enter the sum; None is 2 … d (1 at d = 1), the residual connection supplying degree 1.
-        weight: W_i "ones", "channel" (D, learned) or "full" (N × D, learned, needs a grid).
+        weight: W_i "ones", "channel" (D, learned) or "full" (N × D, learned, needs a grid); the denominator's too.
         constant: L: None, "channel" or "full".
         normalize: Y_i not at all (None), "rms" or "layer", over a head's channels, without learned scales.
-        num_prefix_tokens: tokens in front that lie outside the grid (class token, registers).
-        A, C: token maps, "depthwise" or "identity", one name or one a degree (d of A, d - 1 of C); None: the preset's.
-        B, D: channel maps, "dense" or "identity", likewise.
+        eps: ε of the denominator.
+        num_prefix_tokens: tokens in front that lie outside the grid (class token, registers). Convolutions and
+            Toeplitz and circulant maps act on the rest; other maps take them as tokens among tokens.
+        out_tokens, out_dim: F and G where the output is U P V, (B, F, G) (Eq. 7). U, V: their structures, dense if not
+            named (U reads num_prefix_tokens + grid tokens).
     """
 
     name: ClassVar[str] = "padre"
     degree: int = 2
+    denominator: int = 0
+    basis: str = "monomial"
     preset: str = "paper"
+    token: str = "depthwise"
+    channel: str = "dense"
+    A: MapNames = None
+    B: MapNames = None
+    C: MapNames = None
+    D: MapNames = None
+    pattern: str | None = None
+    context_tokens: int | tuple[int, ...] | None = None
     grid: tuple[int, ...] | None = None
     kernel_size: int | tuple[int, ...] = 11
     causal: bool = False
@@ -54,35 +96,59 @@ class PadreConfig(MixerConfig):
     weight: str = "ones"
     constant: str | None = None
     normalize: str | None = None
+    eps: float = 1e-3
     num_prefix_tokens: int = 0
-    A: MapNames = None
-    B: MapNames = None
-    C: MapNames = None
-    D: MapNames = None
+    out_tokens: int | None = None
+    out_dim: int | None = None
+    U: str | None = None
+    V: str | None = None
 
     def check(self) -> None:
         check_int("degree", self.degree, 1, 8)
+        check_int("denominator", self.denominator, 0, 8)
+        check_choice("basis", self.basis, BASES)
         check_choice("preset", self.preset, ("paper", "full"))
         check_choice("causal", self.causal, (True, False))
         check_choice("weight", self.weight, ("ones", "channel", "full"))
         check_choice("constant", self.constant, (None, "channel", "full"))
         check_choice("normalize", self.normalize, (None, "rms", "layer"))
+        check_number("eps", self.eps, 1e-12, float("inf"), "a positive number", 1e-3)
         check_int("heads", self.heads, 1)
         check_int("num_prefix_tokens", self.num_prefix_tokens, 0)
         self._check_grid()
+        self._check_resizing()
         plan = self._plan()
-        if "depthwise" not in plan.A + plan.C:
-            for option in ("kernel_size", "causal", "num_prefix_tokens"):
-                if getattr(self, option) != type(self).__dataclass_fields__[option].default:
-                    got = f"{getattr(self, option)} with token maps that are all identities"
-                    raise OptionError(option, got, "an option that plays a part", 'Use A="depthwise", or leave it out.')
-        if "dense" not in plan.B + plan.D and self.normalize is None and self.heads > 1:
-            got = f"{self.heads} with channel maps that are all identities"
-            raise OptionError("heads", got, "an option that plays a part", 'Use B="dense", or leave it out.')
-        if {*plan.A, *plan.B, *plan.C, *plan.D} == {"identity"} and self.weight == "ones" and self.constant is None:
-            raise OptionError(
-                "A, B, C, D", "identities alone", "at least one map that is learned", 'Use B="dense", say.'
-            )
+        self._check_contexts(plan.letters)
+        self._check_parts(plan)
+
+    def _unused(self, option: str, why: str, cure: str) -> None:
+        """Raise where `option` is set although it plays no part."""
+        if getattr(self, option) != type(self).__dataclass_fields__[option].default:
+            got = f"{getattr(self, option)!r} {why}"
+            raise OptionError(option, got, "an option that plays a part", f"{cure}, or leave it out.")
+
+    def _check_parts(self, plan: Plan) -> None:
+        if "depthwise" not in plan.token:
+            self._unused("kernel_size", "without a depthwise map", 'Use A="depthwise"')
+        if plan.token == {"identity"}:
+            for option in ("causal", "num_prefix_tokens"):
+                if option == "causal" or "full" not in (self.weight, self.constant):
+                    self._unused(option, "with token maps that are all identities", 'Use A="depthwise"')
+        maps = set().union(plan.token, *map(kinds_of, plan.B + plan.D))
+        if maps == {"identity"}:
+            if self.normalize is None and self.heads > 1:
+                raise OptionError("heads", f"{self.heads} with maps that are all identities",
+                                  "an option that plays a part", 'Use B="dense", or leave it out.')  # fmt: skip
+            if self.weight == "ones" and self.constant is None and not self.denominator:
+                cure = 'Use B="dense", say.'
+                raise OptionError("A, B, C, D", "identities alone", "at least one map that is learned", cure)
+        if self.denominator == 0:
+            self._unused("eps", "without a denominator", "Use denominator=1")
+        if self.A is not None and (self.C is not None or not plan.C):
+            self._unused("token", "where A and C are named", "Name it in A and C")
+            self._unused("preset", "where A and C are named", "Name the maps in A and C")
+        if self.B is not None and (self.D is not None or not plan.D):
+            self._unused("channel", "where B and D are named", "Name it in B and D")
 
     def _check_grid(self) -> None:
         grid = self.grid
@@ -95,6 +161,39 @@ class PadreConfig(MixerConfig):
             if getattr(self, option) == "full" and grid is None:
                 raise OptionError(option, '"full" without a grid', '"full" with grid=(N,) or so', "It needs to know N.")
 
+    def _check_resizing(self) -> None:
+        for size, letter in (("out_tokens", "U"), ("out_dim", "V")):
+            spec = getattr(self, letter)
+            if getattr(self, size) is None:
+                self._unused(letter, f"without {size}", f"Pass {size}")
+                continue
+            check_int(size, getattr(self, size), 1)
+            if spec is not None:
+                check_spec(letter, spec)
+        if self.out_tokens is not None and self.causal:
+            raise OptionError("out_tokens", f"{self.out_tokens} with causal=True", "None when causal", "Drop one.")
+
+    def _check_contexts(self, letters: str) -> None:
+        if self.pattern is None:
+            self._unused("context_tokens", "without a pattern", 'Pass pattern="ab"')
+            return
+        if self.causal:
+            raise OptionError("causal", "True with a pattern of several inputs", "False", "Order is within one input.")
+        lengths = self.context_lengths
+        if lengths is not None and len(lengths) != len(set(letters)) - 1:
+            allowed = f"one number, or {len(set(letters)) - 1} for pattern={self.pattern!r}"
+            raise OptionError("context_tokens", repr(self.context_tokens), allowed, "")
+        for length in lengths or ():
+            check_int("context_tokens", length, 1)
+
+    @property
+    def context_lengths(self) -> tuple[int, ...] | None:
+        """context_tokens, one for each context."""
+        given = self.context_tokens
+        if given is None or isinstance(given, (tuple, list)):
+            return None if given is None else tuple(given)
+        return (given,) * (len(set(self.pattern or "a")) - 1)
+
     def plan(self, dim: int) -> Plan:
         """The plan for `dim` channels, which the heads must divide."""
         check_divides("heads", self.heads, "dim", dim)
@@ -105,29 +204,53 @@ class PadreConfig(MixerConfig):
         return self._plan()
 
     def _plan(self) -> Plan:
-        d = self.degree
-        first = "depthwise" if d == 1 or self.preset == "full" else "identity"
-        A = (first, *("depthwise",) * (d - 1))
-        C = ("identity" if d == 2 and self.preset == "paper" else "depthwise",) * (d - 1)
+        check_spec("token", self.token)
+        check_spec("channel", self.channel)
+        letters = self._letters()
+        A, C = self._preset(self.degree)
+        if self.denominator:
+            more = self._preset(self.denominator)
+            A, C = A + more[0], C + more[1]
+        B, D = (self.channel,) * len(A), (self.channel,) * len(C)
+        if self.pattern is not None:
+            A = tuple(spec if letter == "a" else "mean" for spec, letter in zip(A, letters, strict=True))
+            C, D = ("identity",) * len(C), ("identity",) * len(D)
         return Plan(
-            self._names("A", A, TOKEN_MAPS), self._names("B", ("dense",) * d, CHANNEL_MAPS),
-            self._names("C", C, TOKEN_MAPS), self._names("D", ("dense",) * (d - 1), CHANNEL_MAPS),
-            self._kernel(), self._terms(),
+            self._names("A", A), self._names("B", B), self._names("C", C), self._names("D", D), self._kernel(),
+            self._terms(), letters,
         )  # fmt: skip
 
-    def _names(self, letter: str, preset: tuple[str, ...], allowed: tuple[str, ...]) -> tuple[str, ...]:
+    def _preset(self, degree: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        first = self.token if degree == 1 or self.preset == "full" else "identity"
+        inner = "identity" if degree == 2 and self.preset == "paper" else self.token
+        return (first, *(self.token,) * (degree - 1)), (inner,) * (degree - 1)
+
+    def _letters(self) -> str:
+        count = self.degree + self.denominator
+        if self.pattern is None:
+            return "a" * count
+        pattern = self.pattern
+        allowed = f"{count} letters from a on, at least two of them different, a for x itself"
+        known = "abcdefghijklmnop"
+        if not isinstance(pattern, str) or len(pattern) != count or set(pattern) != set(known[: len(set(pattern))]):
+            raise OptionError("pattern", repr(pattern), allowed, 'Use pattern="aab" at degree=3, say.')
+        if len(set(pattern)) == 1:
+            raise OptionError("pattern", repr(pattern), allowed, "One input alone needs no pattern: leave it out.")
+        return pattern
+
+    def _names(self, letter: str, preset: tuple[str, ...]) -> tuple[str, ...]:
         given, count = getattr(self, letter), len(preset)
         if given is None:
             return preset
         if count == 0:
-            raise OptionError(
-                letter, repr(given), f"None at degree {self.degree}, which has no {letter}", "Leave it out."
-            )
+            allowed = f"None at degree {self.degree}, which has no {letter}"
+            raise OptionError(letter, repr(given), allowed, "Leave it out.")
         names = tuple(given) if isinstance(given, (tuple, list)) else (given,) * count
         if len(names) != count:
-            raise OptionError(letter, repr(given), f"one name, or {count} of them at degree {self.degree}", "")
+            of = f" and denominator {self.denominator}" if self.denominator else ""
+            raise OptionError(letter, repr(given), f"one name, or {count} of them at degree {self.degree}{of}", "")
         for name in names:
-            check_choice(letter, name, allowed)
+            check_spec(letter, name)
         return names
 
     def _kernel(self) -> tuple[int, ...]:
@@ -153,9 +276,11 @@ class PadreConfig(MixerConfig):
             raise OptionError("terms", repr(self.terms), f"terms that include the degree, {self.degree}", cure)
         return tuple(sorted(terms))
 
-    def same_as_built(self, grid: tuple[int, ...]) -> tuple[int, ...]:
-        """`grid`, unless a full W or L ties the mixer to the one it was built for."""
-        if "full" in (self.weight, self.constant) and tuple(grid) != tuple(self.grid or ()):
-            cure = 'Use weight="channel" and constant="channel" for inputs of any size.'
-            raise ShapeError("grid", grid, f"{self.grid}, which W or L was built for", cure)
+    def same_as_built(self, grid: tuple[int, ...], tied: bool) -> tuple[int, ...]:
+        """`grid`, unless a full W or L, or on several axes maps whose weights belong to positions (`tied`), need the
+        one that the mixer was built for."""
+        full = "full" in (self.weight, self.constant)
+        if (full or (tied and len(grid) > 1)) and tuple(grid) != tuple(self.grid or ()):
+            cure = 'Use weight="channel" and constant="channel", and depthwise token maps, for inputs of any size.'
+            raise ShapeError("grid", grid, f"{self.grid}, which W, L or a map was built for", cure)
         return grid

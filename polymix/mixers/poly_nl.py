@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from polymix.errors import check_choice, check_divides, check_int
-from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, TokenMixer
+from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, Polynomial, TokenMixer
 from polymix.mixers.checks import Call
 from polymix.mixers.registry import register
 from polymix.ops.pooled import mean_over_tokens
@@ -31,6 +31,7 @@ class PolyNlMixer(TokenMixer):
 
     name = "poly_nl"
     capabilities = Capabilities(masks=frozenset({"padding"}))
+    feature_maps = True
     config: PolyNlConfig
 
     def __init__(self, config: PolyNlConfig, dim: int, **kw: Any) -> None:
@@ -48,12 +49,6 @@ class PolyNlMixer(TokenMixer):
         self.alpha = nn.Parameter(torch.zeros((), **kw))
         self.beta = nn.Parameter(torch.ones((), **kw))
 
-    def forward(self, x: Tensor, *args: Any, **kw: Any) -> Tensor:
-        if isinstance(x, Tensor) and x.ndim == 4:  # a feature map (B, D, H, W)
-            y = super().forward(x.flatten(2).transpose(1, 2), *args, **kw)
-            return y.transpose(1, 2).unflatten(2, x.shape[2:])
-        return super().forward(x, *args, **kw)
-
     def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
         inner = x if self.into is None else self.into(x)
         product = dict(zip(self.parts, self.product(inner).chunk(len(self.parts), dim=-1), strict=True))
@@ -65,6 +60,12 @@ class PolyNlMixer(TokenMixer):
         if self.out is not None:
             y = self.out(y)
         return self.alpha * x + self.beta * y
+
+    @property
+    def polynomial(self) -> Polynomial:
+        degree = 2 if self.config.order == 2 else 3
+        plain = self.config.order != "2+3" and not self.config.bias and not self.alpha.item()
+        return Polynomial(degree, homogeneous=plain)
 
     def no_weight_decay(self) -> set[str]:
         return {"alpha", "beta"}

@@ -10,15 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymix.errors import OptionError, check_choice, check_grid_option, check_int
-from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, TokenMixer
+from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, Polynomial, TokenMixer
 from polymix.mixers.checks import Call, check_grid
 from polymix.mixers.heads import Heads, head_count
 from polymix.mixers.registry import register
 from polymix.ops.common import SIGMAS
 from polymix.ops.pooled import poly_sa
-from polymix.structured.channel import Dense
-from polymix.structured.cost import Op, linear_op
-from polymix.structured.token import DepthwiseConv
+from polymix.structured import Dense, Prefixed, Site, StructuredMap, token_map
+from polymix.structured.cost import Op
 
 # Output spread at init relative to q when p_1 = 1 and p_2 = 1/N: what W_o's init makes up for.
 _GAIN = {"softmax": lambda d: d, "sigmoid": lambda d: 2.0, "tanh": lambda d: 8.0, "identity": lambda d: 8.0}
@@ -49,13 +48,13 @@ class PolySaMixer(TokenMixer):
         self.heads = head_count(config.heads, dim)
         self.qkv = Heads(dim, self.heads, config.bias, **kw)
         p, gain = config.num_prefix_tokens, INIT_STD * _GAIN[config.sigma](dim // self.heads)
-        self.proj: Dense | DepthwiseConv
+        self.proj: StructuredMap | Prefixed
         if config.head_mixing == "depthwise":
-            self.proj = DepthwiseConv(dim, (3, 3), num_prefix_tokens=p, bias=config.bias, **kw)
+            site = Site("token", dim, kernel=(3, 3))
+            self.proj = token_map("depthwise", site, prefix=p, bias=config.bias, **kw)
         else:
             self.proj = Dense(dim, dim, config.bias, **kw)
-        with torch.no_grad():
-            self.proj.weight *= gain
+        self.proj.scale_(gain)
         self.learned = config.positions == "learned"
         if self.learned:
             assert config.grid is not None
@@ -71,10 +70,7 @@ class PolySaMixer(TokenMixer):
         q, k, v = self.qkv(x, x)
         p_1, p_2 = self._positions(call.grid, x.shape[1])
         y = poly_sa(q, k, v, p_1, p_2, kind=self.config.sigma, mask=call.mask).flatten(-2)
-        if isinstance(self.proj, DepthwiseConv):
-            assert call.grid is not None
-            return self.proj(y, call.grid, call.mask)
-        return self.proj(y)
+        return self.proj(y, call.grid, call.mask)
 
     def _positions(self, grid: tuple[int, ...] | None, n: int) -> tuple[Tensor | None, Tensor | None]:
         """p_1 and p_2 (heads, N) for this grid."""
@@ -84,25 +80,25 @@ class PolySaMixer(TokenMixer):
         p_1, p_2 = (resample(p, self.config.grid, grid, self.config.num_prefix_tokens) for p in (self.p_1, self.p_2))
         return p_1, p_2 / n
 
+    @property
+    def polynomial(self) -> Polynomial:
+        return Polynomial(3, homogeneous=not self.config.bias) if self.config.sigma == "identity" else Polynomial()
+
     def no_weight_decay(self) -> set[str]:
         return {"p_1", "p_2"} if self.learned else set()
 
     def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
         grid = check_grid(self, grid, n - self.config.num_prefix_tokens)
         letters = self.qkv.letters(self.proj if isinstance(self.proj, Dense) else None)
-        if isinstance(self.proj, DepthwiseConv):
-            assert grid is not None
-            letters |= {"W_o": self.proj.dense(grid), "b_o": self.proj.bias}
+        if not isinstance(self.proj, Dense):
+            letters |= {"W_o": self.proj.dense(n, grid), "b_o": self.proj.bias}
         p_1, p_2 = self._positions(grid, n)
         ones = self.qkv.qkv.weight.new_ones(self.heads, n)
         return {**letters, "p_1": ones if p_1 is None else p_1, "p_2": ones / n if p_2 is None else p_2}
 
     def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
-        if isinstance(self.proj, Dense):
-            return [self.qkv.op(n), linear_op(n, self.proj)]
         grid = check_grid(self, grid, n - self.config.num_prefix_tokens)
-        assert grid is not None
-        return [self.qkv.op(n), self.proj.op(grid)]
+        return [self.qkv.op(n), *self.proj.ops(n, grid)]
 
 
 def resample(p: Tensor, old: tuple[int, ...], new: tuple[int, ...], prefix: int) -> Tensor:

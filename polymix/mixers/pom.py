@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from polymix.errors import OptionError, ShapeError, check_choice, check_divides, check_int, check_number
-from polymix.mixers.base import Capabilities, MixerConfig, TokenMixer
+from polymix.mixers.base import Capabilities, MixerConfig, Polynomial, TokenMixer
 from polymix.mixers.checks import Call
 from polymix.mixers.registry import register
 from polymix.ops.common import ACTIVATIONS, GATES, accumulator, rotary_angles, rotate
@@ -136,6 +136,13 @@ class PomMixer(TokenMixer):
         if isinstance(state, PomState) and tuple(state.total.shape) == shape and state.count.shape == x.shape[:1]:
             return None
         return f"a PomState with total {shape} in {accumulator(x.dtype)}"
+
+    @property
+    def polynomial(self) -> Polynomial:
+        config = self.config
+        if (config.activation, config.gate) != ("identity", "identity"):
+            return Polynomial()
+        return Polynomial(config.degree + 1, homogeneous=config.degree == 1 and not config.bias)
 
     def no_weight_decay(self) -> set[str]:
         return {"alpha"}

@@ -37,25 +37,50 @@ def normalise(y: Tensor, kind: str | None, heads: int) -> Tensor:
     return (y / (y.square().mean(-1, keepdim=True) + NORM_EPS).sqrt()).flatten(-2)
 
 
+def coefficients(basis: str, i: int) -> tuple[float, float]:
+    """a_i and b_i of T_{i+1} = a_i y T_i - b_i T_{i-1}."""
+    return {"monomial": (1, 0), "chebyshev": (2, 1), "legendre": ((2 * i + 1) / (i + 1), i / (i + 1)),
+            "hermite": (1, i)}[basis]  # fmt: skip
+
+
 def padre(
     x: Tensor,
     A: Sequence[Tensor], B: Sequence[Tensor], C: Sequence[Tensor], D: Sequence[Tensor],
     b_A: Sequence[Tensor | None], b_B: Sequence[Tensor | None],
     b_C: Sequence[Tensor | None], b_D: Sequence[Tensor | None],
     W: Sequence[Tensor], L: Tensor | None, U: Tensor | None = None, V: Tensor | None = None,
-    *, normalize: str | None = None, heads: int = 1, degrees: bool = False,
+    Q: Sequence[Tensor] = (), S: Tensor | None = None,
+    *, normalize: str | None = None, heads: int = 1, basis: str = "monomial", eps: float = 1e-3,
+    pattern: str | None = None, contexts: Sequence[Tensor] = (), degrees: bool = False,
 ) -> Tensor | list[Tensor]:  # fmt: skip
-    """PADRe, Eq. 1-7. With `degrees` the list Z_1 … Z_d instead of the output."""
+    """PADRe, Eq. 1-7, with contexts 11-14, rational 15-20. With `degrees` the list Z_1 … Z_d instead of the output."""
+    d = len(W)
+    inputs = dict(zip("abcdefghijklmnop", (x, *contexts), strict=False))
+    letters = pattern or "a" * len(A)
     Y = [
-        normalise(plus(mix_tokens(A[i], plus(x @ B[i], b_B[i])), b_A[i]), normalize, heads) for i in range(len(A))
-    ]  # Eq. 1
-    Z = [Y[0]]
-    for i in range(len(A) - 1):  # Eq. 2, 3
-        Z.append(plus(mix_tokens(C[i], plus(Z[i] @ D[i], b_D[i])), b_C[i]) * Y[i + 1])
+        normalise(plus(mix_tokens(A[i], plus(inputs[letters[i]] @ B[i], b_B[i])), b_A[i]), normalize, heads)
+        for i in range(len(A))
+    ]  # Eq. 1, 15
+
+    def chain(first: int, count: int, at: int) -> list[Tensor]:
+        """Z_1 … Z_count of Y from `first` on, with the C and D from `at` on."""
+        Z = [torch.ones_like(Y[0]), Y[first]]
+        for i in range(1, count):  # Eq. 2, 3
+            j = at + i - 1
+            a, b = coefficients(basis, i)
+            mixed = plus(mix_tokens(C[j], plus(Z[i] @ D[j], b_D[j])), b_C[j])
+            Z.append(a * mixed * Y[first + i] - b * Z[i - 1])
+        return Z[1:]
+
+    Z = chain(0, d, 0)
     if degrees:
         return Z
-    P = torch.stack([W[i] * Z[i] for i in range(len(Z))]).sum(0)  # Eq. 6
+    P = torch.stack([W[i] * Z[i] for i in range(d)]).sum(0)  # Eq. 6
     P = plus(P, L)
+    if S is not None:  # Eq. 18-20
+        below = chain(d, len(Q), d - 1)
+        R = torch.stack([Q[k] * below[k] for k in range(len(Q))]).sum(0) + S
+        P = P / (R**2 + eps)
     if U is not None:  # Eq. 7
         P = mix_tokens(U, P)
     return P if V is None else P @ V

@@ -18,9 +18,13 @@ class Op:
     depthwise  (*grid) with kernel, dim    one kernel a channel over a grid, counted with its zero padding
     matmul     (batch, m, k, n)            batched product of two activations
     attention  (heads, m, n, d)            softmax attention of m queries and n keys, two products of m × n × d
+    fft        (rows, length)              one real transform of each row, 2.5 length log₂ length operations
+    elementwise (count,)                   multiply-adds that are no product: diagonals, bands, running sums
+
+    PyTorch's own FLOP counter sees the first four alone.
     """
 
-    kind: Literal["linear", "depthwise", "matmul", "attention"]
+    kind: Literal["linear", "depthwise", "matmul", "attention", "fft", "elementwise"]
     shape: tuple[int, ...]
     kernel: tuple[int, ...] = ()
     dim: int = 0
@@ -32,6 +36,9 @@ class Op:
         if self.kind == "linear":
             rows, inside, outside, groups = self.shape
             return rows * inside * outside // groups
+        if self.kind == "fft":
+            rows, length = self.shape
+            return math.ceil(rows * 1.25 * length * math.log2(max(length, 2)))
         return math.prod(self.shape) * (2 if self.kind == "attention" else 1)
 
     @property
@@ -45,6 +52,10 @@ class Op:
         if self.kind == "matmul":
             batch, m, k, n = self.shape
             return batch * (m * k + k * n + m * n)
+        if self.kind == "fft":
+            return 2 * math.prod(self.shape)
+        if self.kind == "elementwise":
+            return 3 * math.prod(self.shape)
         heads, m, n, d = self.shape
         return heads * 2 * (m + n) * d
 
@@ -64,8 +75,13 @@ class Cost:
 
     @property
     def flops(self) -> int:
-        """2 × multiply_adds: what `torch.utils.flop_counter` counts."""
+        """2 × multiply_adds: what `torch.utils.flop_counter` counts, and the ops that it does not see."""
         return 2 * self.multiply_adds
+
+    @property
+    def counted_flops(self) -> int:
+        """The part of `flops` that `torch.utils.flop_counter` sees: no transforms, no elementwise work."""
+        return 2 * sum(op.multiply_adds for op in self.ops if op.kind not in ("fft", "elementwise"))
 
     @property
     def bytes(self) -> int:

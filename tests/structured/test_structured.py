@@ -1,26 +1,81 @@
-"""Every structured map equals its own dense matrix, forward and backward; init keeps variance; costs are counted."""
+"""Every structured map equals its own dense matrix, forward and backward, on both sides, and so does its transpose;
+init keeps variance; costs are counted."""
 
+import copy
 import itertools
 import math
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
-from polymix.structured import BlockDiagonal, Cost, Dense, DepthwiseConv, Fanout, Identity, Op
-from polymix.structured.channel import channel_map, linear
+from polymix import errors
+from polymix.structured import (
+    BlockDiagonal,
+    Cost,
+    Dense,
+    Fanout,
+    Identity,
+    Op,
+    Prefixed,
+    Site,
+    create_map,
+    list_maps,
+    token_map,
+)  # fmt: skip
 from polymix.structured.cost import cost_of, linear_op
+from polymix.structured.dense import linear
 from tests.helpers import close, jitter, tokens
 
 TOL = 1e-12
 F64 = {"dtype": torch.float64}
+DIM, N = 24, 12
+SPECS = [
+    "identity", "dense", "diagonal", "block_diagonal:blocks=2", "low_rank:rank=3", "rank_one", "banded:lower=2",
+    "sparse:density=0.3:seed=4", "depthwise:kernel=3", "depthwise:kernel=3:dilation=2", "circulant",
+    "circulant:filter=implicit", "circulant:length=5", "toeplitz", "toeplitz:filter=implicit", "toeplitz:length=5",
+    "monarch", "monarch:blocks=6", "mean", "diagonal+low_rank:rank=2", "banded:lower=1@monarch",
+    "toeplitz+mean@depthwise:kernel=3", "low_rank:rank=2^T", "toeplitz^T", "circulant^T+identity",
+]  # fmt: skip
+TOKEN_ONLY = ["banded:lower=2:upper=1", "circulant:shared=true", "toeplitz:shared=true"]
+CAUSAL = {
+    "identity": True,
+    "dense": False,
+    "diagonal": False,
+    "block_diagonal:blocks=2": False,
+    "low_rank:rank=3": False,
+    "rank_one": False,
+    "banded:lower=2": False,
+    "sparse:density=0.3": False,
+    "depthwise:kernel=4": True,
+    "depthwise:kernel=3:dilation=2": True,
+    "toeplitz": True,
+    "toeplitz:length=5": True,
+    "toeplitz:length=1": True,
+    "toeplitz:filter=implicit": False,
+    "toeplitz:shared=true": True,
+    "mean": True,
+    "mean+depthwise:kernel=2": True,
+    "mean@toeplitz:length=3": True,
+    "diagonal+mean": False,
+}  # spec: whether it can go on from a state of fixed size
+
+
+def site(side="token", groups=1, causal=False, n=N, dim=DIM):
+    size = n if side == "token" else dim // groups
+    return Site(side, dim, size, size, groups, causal)
+
+
+def act(matrix, x):
+    return torch.einsum("mn,bnd->bmd" if matrix.ndim == 2 else "dmn,bnd->bmd", matrix, x)
+
+
+def of(side, matrix, x, bias=None):
+    return plus(act(matrix, x) if side == "token" else x @ matrix, bias)
 
 
 def plus(y, bias):
     return y if bias is None else y + bias
-
-
-def mix(matrix, x):
-    return torch.einsum("dmn,bnd->bmd", matrix, x)
 
 
 def agree(module, apply, expected, *inputs):
@@ -38,6 +93,231 @@ def agree(module, apply, expected, *inputs):
             close(mine, dense, TOL)
 
 
+# Every structure
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize(("side", "spec"), [
+    *itertools.product(("token", "channel"), SPECS), *(("token", spec) for spec in TOKEN_ONLY),
+])  # fmt: skip
+def test_a_map_is_its_dense_matrix(side, spec, groups):
+    """Forward, gradients of the input and of every parameter, biased; and the same of the transpose, unbiased."""
+    layer = jitter(create_map(spec, site(side, groups), bias=True, **F64))
+    x = tokens(2, N, DIM)
+    agree(layer, layer, lambda x: of(side, layer.dense(N), x, layer.bias), x)
+    back = layer.transpose()
+    close(back.dense(N), layer.dense(N).transpose(-1, -2), 1e-15)
+    close(back(x), of(side, back.dense(N), x), TOL)
+    assert back.transpose() is layer or spec.endswith("^T")
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("spec", list(CAUSAL))
+def test_causal_maps(spec, groups):
+    """No token reads a later one; a map that says it is recurrent goes on from its state as if there were no cut."""
+    layer = jitter(create_map(spec, site("token", groups, causal=True), bias=True, **F64))
+    matrix = layer.dense(N)
+    assert not matrix.triu(1).any(), "a token reads a later one"
+    agree(layer, layer, lambda x: of("token", layer.dense(N), x, layer.bias), tokens(2, N, DIM))
+    assert layer.recurrent == CAUSAL[spec]
+    if not layer.recurrent:
+        return
+    x, out = tokens(2, N, DIM), []
+    memory = layer.start(2, x)
+    shapes = [part.shape for part in memory]
+    for start, stop in ((0, 1), (1, 4), (4, N)):
+        y, memory = layer.scan(x[:, start:stop], memory, None)
+        out.append(plus(y, layer.bias))
+        assert [part.shape for part in memory] == shapes, "the state grows"
+    close(torch.cat(out, 1), layer(x), TOL)
+
+
+@pytest.mark.parametrize("spec", ["circulant", "monarch", "toeplitz^T", "diagonal+circulant", "mean@monarch"])
+def test_maps_without_a_causal_form_say_so(spec):
+    with pytest.raises(errors.OptionError, match="causal"):
+        create_map(spec, site(causal=True))
+
+
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if "@" not in spec])
+@pytest.mark.parametrize("n", [1, 7])
+def test_shorter_sequences_meet_the_leading_part(spec, n):
+    layer = jitter(create_map(spec, site(), **F64))
+    x = tokens(2, n, DIM)
+    close(layer(x), act(layer.dense(n), x), TOL)
+    if layer.fixed:
+        whole = layer.dense(N)
+        close(layer.dense(n), whole[..., :n, :n], 1e-15)
+        with pytest.raises(errors.ShapeError, match="at most 12"):
+            layer(tokens(2, N + 1, DIM))
+
+
+@pytest.mark.parametrize("spec", ["dense", "low_rank:rank=3", "rank_one", "sparse:density=0.3", "mean",
+                                  "dense+mean", "diagonal@dense", "low_rank:rank=2^T", "block_diagonal:blocks=2"])  # fmt: skip
+@pytest.mark.parametrize("side", ["token", "channel"])
+def test_maps_between_two_lengths(side, spec):
+    where = Site(side, DIM, 24, 8) if side == "channel" else Site(side, DIM, 10, 6)
+    layer = jitter(create_map(spec, where, bias=True, **F64))
+    x = tokens(2, 10, DIM)
+    matrix = layer.dense(10)
+    assert matrix.shape == ((24, 8) if side == "channel" else (6, 10))
+    agree(layer, layer, lambda x: of(side, layer.dense(10), x, layer.bias), x)
+
+
+@pytest.mark.parametrize("spec", ["identity", "depthwise", "monarch", "circulant", "toeplitz", "banded", "diagonal"])
+def test_maps_of_one_length_say_so(spec):
+    with pytest.raises(errors.OptionError, match="one length"):
+        create_map(spec, Site("token", DIM, 10, 6))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_padding_reads_as_zero(spec):
+    layer = jitter(create_map(spec, site(), **F64))
+    mask = torch.ones(2, N, dtype=torch.bool)
+    mask[0, 9:] = mask[1, 4] = False
+    x = tokens(2, N, DIM)
+    if spec == "identity":
+        return
+    noisy = x.masked_fill(~mask[..., None], float("nan"))
+    assert torch.equal(layer(noisy, mask=mask), layer(x.masked_fill(~mask[..., None], 0.0), mask=mask))
+    if "mean" not in spec and "@" not in spec:
+        close(layer(x, mask=mask), layer(x.masked_fill(~mask[..., None], 0.0)), TOL)
+
+
+def test_the_mean_counts_real_tokens_alone():
+    layer = create_map("mean", site(), **F64)
+    mask = torch.ones(2, N, dtype=torch.bool)
+    mask[0, 3:], mask[1] = False, False
+    y = layer(x := tokens(2, N, DIM), mask=mask)
+    close(y[0, 5], x[0, :3].mean(0), TOL)
+    assert not y[1].any()
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("side", ["token", "channel"])
+def test_costs(side, spec):
+    """The formula is PyTorch's own count, the transforms and elementwise work aside, and counts every parameter."""
+    layer = create_map(spec, site(side))
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        layer(torch.randn(1, N, DIM))
+    cost = layer.cost(N)
+    assert cost.counted_flops == counter.get_total_flops()
+    assert cost.parameters == sum(p.numel() for p in layer.parameters())
+    assert cost.multiply_adds or spec == "identity"
+
+
+@pytest.mark.parametrize(
+    "spec", [spec for spec in SPECS if spec not in ("dense", "block_diagonal:blocks=2", "sparse:density=0.3:seed=4")]
+)
+def test_growth_with_the_number_of_tokens(spec):
+    """Counted operations grow linearly, or as N log N (transforms), or N √N (Monarch with its default blocks)."""
+    spec = spec.replace(":blocks=6", "")
+    costs = [create_map(spec, site(n=n), device="meta").cost(n).multiply_adds for n in (256, 1024, 4096)]
+    most = 8.1 if "monarch" in spec else 5.01 if "circulant" in spec or "toeplitz" in spec else 4.001
+    assert costs[2] <= most * costs[1] <= most**2 * costs[0]
+
+
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if "mean" not in spec])
+@pytest.mark.parametrize("side", ["token", "channel"])
+def test_init_keeps_variance(side, spec):
+    """Unit variance in, near unit variance out (a causal filter fills up along the sequence; an identity added to a
+    map is scaled by neither)."""
+    torch.manual_seed(0)
+    n = 144
+    layer = create_map(spec.replace(":blocks=6", ":blocks=12"), site(side, n=n, dim=144))
+    y = layer(tokens(8, n, 144, dtype=torch.float32))
+    y = y[:, -8:] if side == "token" and spec.startswith("toeplitz") and not spec.endswith("^T") else y
+    y = y[:, :8] if spec == "toeplitz^T" and side == "token" else y
+    if side == "channel" and "toeplitz" in spec:
+        y = y[..., :8] if spec.endswith("^T") else y[..., -8:]
+    alone = side == "channel" and any(kind in spec for kind in ("depthwise", "circulant", "toeplitz"))
+    if alone or any(part in spec for part in ("@", "+", "low_rank", "rank_one", "implicit")):  # one draw decides
+        assert 0.2 < y.var().item() < 4
+    else:
+        assert 0.6 < y.var().item() < 1.5
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("side", ["token", "channel"])
+def test_second_derivatives(side, spec):
+    layer = jitter(
+        create_map(
+            spec,
+            site(side, n=6, dim=12).__class__(side, 12, 6 if side == "token" else 12, 6 if side == "token" else 12),
+            **F64,
+        )
+    )
+    x = tokens(1, 6, 12).requires_grad_()
+    assert torch.autograd.gradgradcheck(lambda x: layer(x).sin(), (x,), fast_mode=True)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("side", ["token", "channel"])
+def test_types_copies_and_compile(side, spec):
+    """bf16 near float32, deep copies and state dicts, the meta device, and one compiled graph."""
+    torch.manual_seed(0)
+    layer = create_map(spec, site(side), bias=True)
+    x = tokens(2, N, DIM, dtype=torch.float32)
+    y = layer(x)
+    assert torch.equal(copy.deepcopy(layer)(x), y)
+    torch.manual_seed(1)
+    fresh = create_map(spec, site(side), bias=True)
+    fresh.load_state_dict(layer.state_dict())
+    assert torch.equal(fresh(x), y)
+    low = copy.deepcopy(layer).to(torch.bfloat16)(x.to(torch.bfloat16))
+    assert low.dtype == torch.bfloat16
+    close(low.float(), y, 0.05)
+    assert all(p.is_meta for p in create_map(spec, site(side), bias=True, device="meta").parameters())
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    close(compiled(x), y, 1e-5)
+
+
+def test_names():
+    assert {"identity", "dense", "diagonal", "block_diagonal", "low_rank", "banded", "sparse", "depthwise", "circulant",
+            "toeplitz", "monarch", "mean", "rank_one"} == set(list_maps())  # fmt: skip
+    assert type(create_map("block-diagonal:blocks=2", site())) is BlockDiagonal
+    assert type(create_map("Low-Rank", site())).kind == "low_rank"
+    assert type(create_map("rank-1", site())).kind == "rank_one"
+    assert type(create_map("mean_pooling", site())).kind == "mean"
+
+
+@pytest.mark.parametrize(("spec", "kind", "word"), [
+    ("monarc", errors.UnknownNameError, "monarch"), ("monarch:block=2", errors.OptionError, "blocks=…"),
+    ("monarch:blocks=5", errors.OptionError, "divisor"), ("low_rank:rank=0", errors.OptionError, "rank"),
+    ("depthwise:kernel=4", errors.OptionError, "odd"), ("toeplitz^2", errors.OptionError, "^T"),
+    ("", errors.OptionError, "name of a structure"), ("dense+", errors.OptionError, "name of a structure"),
+    ("mean:length=3", errors.OptionError, "no options"), ("circulant:filter=learned", errors.OptionError, "implicit"),
+    ("sparse:density=2", errors.OptionError, "density"), ("depthwise:kernel=3x3", errors.OptionError, "kernel"),
+])  # fmt: skip
+def test_errors_name_what_is_allowed(spec, kind, word):
+    with pytest.raises(kind, match=word.replace("^", r"\^")):
+        create_map(spec, site())
+
+
+@pytest.mark.parametrize("spec", ["dense", "monarch", "diagonal", "low_rank", "toeplitz", "circulant"])
+def test_weights_that_belong_to_positions_need_a_length(spec):
+    with pytest.raises(errors.OptionError, match=r"grid|length"):
+        create_map(spec, Site("token", DIM))
+
+
+def test_sparse_pattern_is_the_seed_s_and_in_the_state_dict():
+    a, b, c = (create_map(f"sparse:seed={seed}", site()) for seed in (1, 1, 2))
+    assert torch.equal(a.rows, b.rows)
+    assert not (a.rows.shape == c.rows.shape and torch.equal(a.rows, c.rows) and torch.equal(a.columns, c.columns))
+    assert {"rows", "columns"} <= a.state_dict().keys()
+
+
+@pytest.mark.parametrize(
+    "spec", ["depthwise:kernel=3", "toeplitz", "low_rank:rank=2", "mean", "identity", "circulant+mean"]
+)
+def test_prefix_tokens(spec):
+    """Outside a map over positions; tokens among tokens for the others."""
+    layer = jitter(token_map(spec, site(), prefix=2, bias=True, **F64))
+    assert isinstance(layer, Prefixed) == any(kind in spec for kind in ("depthwise", "toeplitz", "circulant"))
+    x = tokens(2, N + 2, DIM)
+    close(layer(x), of("token", layer.dense(N + 2), x, layer.bias), TOL)
+
+
 # Channel maps
 
 
@@ -53,28 +333,21 @@ def test_dense_and_block_diagonal(inside, outside, blocks, bias, n):
 
 
 def test_block_diagonal_is_zero_off_its_blocks():
-    dense = jitter(BlockDiagonal(6, 4, 2, **F64)).dense()
+    dense = jitter(linear(6, 4, 2, **F64)).dense()
     assert dense.shape == (6, 4)
     assert not dense[:3, 2:].any()
     assert not dense[3:, :2].any()
 
 
 def test_identity_is_nothing():
-    layer, x = Identity(), tokens(2, 5, 6)
+    layer, x = Identity(site()), tokens(2, 5, 6)
     assert layer(x) is x
-    assert layer.dense() is None
+    assert torch.equal(layer.dense(5), torch.eye(5))
     assert layer.bias is None
     assert not list(layer.parameters())
 
 
-@pytest.mark.parametrize(("kind", "heads", "expected"), [
-    ("identity", 2, Identity), ("dense", 1, Dense), ("dense", 2, BlockDiagonal),
-])  # fmt: skip
-def test_channel_maps_by_name(kind, heads, expected):
-    assert type(channel_map(kind, 6, heads, True)) is expected
-
-
-KINDS = [kinds for count in (1, 2, 3) for kinds in itertools.product(("dense", "identity"), repeat=count)]
+KINDS = [kinds for count in (1, 2, 3) for kinds in itertools.product(("dense", "identity", "monarch"), repeat=count)]
 
 
 @pytest.mark.parametrize("kinds", KINDS, ids="-".join)
@@ -83,10 +356,10 @@ KINDS = [kinds for count in (1, 2, 3) for kinds in itertools.product(("dense", "
 def test_fanout(kinds, heads, bias):
     """Each map apart equals its own matrix, whatever stands beside it in the shared product."""
     maps = jitter(Fanout(kinds, 12, heads, bias, **F64))
+    assert len(maps.ops(7)) == ("dense" in kinds) + 2 * kinds.count("monarch")
     for i, kind in enumerate(kinds):
         matrix, b = maps.dense(i)
         if kind == "identity":
-            assert matrix is None
             assert b is None
             assert torch.equal(maps(x := tokens(2, 7, 12))[i], x)
         else:
@@ -128,75 +401,73 @@ GRIDS = [
 ]  # fmt: skip
 
 
+def conv(dim, kernel, causal=False, prefix=0, bias=False, **options):
+    spec = "depthwise" + "".join(f":{key}={value}" for key, value in options.items())
+    where = Site("token", dim, causal=causal, kernel=kernel)
+    return jitter(token_map(spec, where, prefix=prefix, bias=bias, **F64))
+
+
+@pytest.mark.parametrize("dilation", [1, 2])
 @pytest.mark.parametrize(("grid", "kernel"), GRIDS, ids=str)
-@pytest.mark.parametrize("prefix", [0, 1, 3])
+@pytest.mark.parametrize("prefix", [0, 3])
 @pytest.mark.parametrize("bias", [True, False])
-def test_depthwise(grid, kernel, prefix, bias):
-    conv = jitter(DepthwiseConv(5, kernel, num_prefix_tokens=prefix, bias=bias, **F64))
+def test_depthwise(grid, kernel, prefix, bias, dilation):
+    layer = conv(5, kernel, prefix=prefix, bias=bias, dilation=dilation)
     n = prefix + math.prod(grid)
-    assert conv.dense(grid).shape == (5, n, n)
-    agree(conv, lambda x: conv(x, grid), lambda x: plus(mix(conv.dense(grid), x), conv.bias), tokens(2, n, 5))
+    assert layer.dense(n, grid).shape == (5, n, n)
+    agree(layer, lambda x: layer(x, grid), lambda x: plus(act(layer.dense(n, grid), x), layer.bias), tokens(2, n, 5))
+    if not prefix:
+        close(layer.transpose()(x := tokens(2, n, 5), grid), act(layer.dense(n, grid).transpose(1, 2), x), TOL)
 
 
 @pytest.mark.parametrize("n", [1, 2, 63, 100])
 @pytest.mark.parametrize("kernel", [1, 2, 4, 11])
-def test_causal(n, kernel):
-    conv = jitter(DepthwiseConv(5, (kernel,), causal=True, **F64))
-    assert not conv.dense((n,)).triu(1).any(), "a token reads a later one"
-    agree(conv, lambda x: conv(x, (n,)), lambda x: plus(mix(conv.dense((n,)), x), conv.bias), tokens(2, n, 5))
-
-
-@pytest.mark.parametrize("kernel", [1, 4])
-@pytest.mark.parametrize("cut", [1, 3, 8])
-def test_causal_continues_from_its_past(kernel, cut):
-    """After the last k - 1 inputs, the next chunk is what it is in the whole sequence; gradients flow into the past."""
-    conv = jitter(DepthwiseConv(5, (kernel,), causal=True, **F64))
-    n = 9
-
-    def pieces(x):
-        before = torch.nn.functional.pad(x[:, :cut], (0, 0, conv.reach, 0))
-        return conv(x[:, cut:], (n - cut,), past=before[:, before.shape[1] - conv.reach :])
-
-    agree(conv, pieces, lambda x: plus(mix(conv.dense((n,)), x), conv.bias)[:, cut:], tokens(2, n, 5))
+@pytest.mark.parametrize("dilation", [1, 3])
+def test_causal(n, kernel, dilation):
+    layer = conv(5, (kernel,), causal=True, bias=True, dilation=dilation)
+    assert not layer.dense(n).triu(1).any(), "a token reads a later one"
+    agree(layer, layer, lambda x: plus(act(layer.dense(n), x), layer.bias), tokens(2, n, 5))
 
 
 def test_the_dense_matrix_by_hand():
     """One channel, kernel (a b c): row n has a at n - 1, b at n, c at n + 1; a causal row ends at n."""
-    conv = DepthwiseConv(1, (3,), **F64)
-    causal = DepthwiseConv(1, (3,), causal=True, **F64)
+    open_, causal = conv(1, (3,)), conv(1, (3,), causal=True)
+    apart = conv(1, (3,), dilation=2)
     with torch.no_grad():
-        conv.weight[:] = causal.weight[:] = torch.tensor([1.0, 2.0, 3.0])
-    assert conv.dense((4,))[0].tolist() == [[2, 3, 0, 0], [1, 2, 3, 0], [0, 1, 2, 3], [0, 0, 1, 2]]
-    assert causal.dense((4,))[0].tolist() == [[3, 0, 0, 0], [2, 3, 0, 0], [1, 2, 3, 0], [0, 1, 2, 3]]
+        for layer in (open_, causal, apart):
+            layer.weight[:] = torch.tensor([1.0, 2.0, 3.0])
+    assert apart.dense(4)[0].tolist() == [[2, 0, 3, 0], [0, 2, 0, 3], [1, 0, 2, 0], [0, 1, 0, 2]]
+    assert open_.dense(4)[0].tolist() == [[2, 3, 0, 0], [1, 2, 3, 0], [0, 1, 2, 3], [0, 0, 1, 2]]
+    assert causal.dense(4)[0].tolist() == [[3, 0, 0, 0], [2, 3, 0, 0], [1, 2, 3, 0], [0, 1, 2, 3]]
 
 
 @pytest.mark.parametrize("prefix", [0, 2])
-def test_padding_reads_as_zero_and_leaves_the_mean(prefix):
-    conv, grid = jitter(DepthwiseConv(5, (3, 3), num_prefix_tokens=prefix, **F64)), (3, 4)
+def test_padding_on_a_grid_leaves_the_mean(prefix):
+    layer, grid, n = conv(5, (3, 3), prefix=prefix, bias=True), (3, 4), prefix + 12
     mask = torch.rand(2, prefix + 12, generator=torch.Generator().manual_seed(0)) > 0.4
 
     def expected(x):
         x = x.masked_fill(~mask[..., None], 0.0)
-        y = mix(conv.dense(grid), x)
+        dense = layer.dense(n, grid)
+        y = act(dense, x)
         count = mask[:, prefix:].sum(1).double()[:, None, None]
-        first = conv.dense(grid)[:, :prefix, :prefix], conv.dense(grid)[:, :prefix, prefix:]
-        y = torch.cat((mix(first[0], x[:, :prefix]) + mix(first[1], x[:, prefix:]) * 12 / count, y[:, prefix:]), 1)
-        return plus(y, conv.bias)
+        first = dense[:, :prefix, :prefix], dense[:, :prefix, prefix:]
+        y = torch.cat((act(first[0], x[:, :prefix]) + act(first[1], x[:, prefix:]) * 12 / count, y[:, prefix:]), 1)
+        return plus(y, layer.bias)
 
-    agree(conv, lambda x: conv(x, grid, mask), expected, tokens(2, prefix + 12, 5))
+    agree(layer, lambda x: layer(x, grid, mask), expected, tokens(2, n, 5))
 
 
 def test_a_row_of_padding_alone_is_finite():
-    conv = DepthwiseConv(5, (3,), num_prefix_tokens=1, **F64)
-    y = conv(tokens(2, 7, 5), (6,), torch.zeros(2, 7, dtype=torch.bool))
+    y = conv(5, (3,), prefix=1)(tokens(2, 7, 5), (6,), torch.zeros(2, 7, dtype=torch.bool))
     assert not y.any()
 
 
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float16, 16384), (torch.bfloat16, 16384)])
 def test_the_mean_of_many_tokens_does_not_overflow(dtype, size):
     """Its sum, kept in float32 at least, may pass what the mean's own type can hold."""
-    conv = DepthwiseConv(2, (3,), num_prefix_tokens=1, dtype=dtype)
-    y = conv(torch.full((1, 1 + size, 2), 8.0, dtype=dtype), (size,))
+    layer = token_map("depthwise", Site("token", 2, kernel=(3,)), prefix=1, dtype=dtype)
+    y = layer(torch.full((1, 1 + size, 2), 8.0, dtype=dtype), (size,))
     assert (y[:, 0] == 16).all()  # itself and the mean, each with weight one
 
 
@@ -218,12 +489,12 @@ def test_channel_init_keeps_variance(inside, outside, blocks):
 ])  # fmt: skip
 def test_token_init_keeps_variance(grid, kernel, causal):
     """Away from the edge, where zeros come in."""
-    conv = DepthwiseConv(192, kernel, causal=causal)
-    y = conv(tokens(2, math.prod(grid), 192, seed=1, dtype=torch.float32), grid).unflatten(1, grid)
+    layer = create_map("depthwise", Site("token", 192, kernel=kernel, causal=causal), bias=True)
+    y = layer(tokens(2, math.prod(grid), 192, seed=1, dtype=torch.float32), grid).unflatten(1, grid)
     for axis, k in enumerate(kernel):
         y = y.narrow(1 + axis, k - 1, grid[axis] - 2 * (k - 1))
     assert y.var().item() == pytest.approx(1, rel=0.15)
-    assert not conv.bias.any()
+    assert not layer.bias.any()
 
 
 # Cost
@@ -262,7 +533,8 @@ def test_cost_of_a_layer(blocks):
     ((2, 2, 9), (3, 5, 7), (3, 3, 7)), ((13,), (11,), (11,)),
 ])  # fmt: skip
 def test_cost_of_a_convolution_leaves_out_taps_that_touch_nothing(grid, kernel, counted):
-    conv = DepthwiseConv(5, kernel, num_prefix_tokens=2)
-    assert conv.op(grid) == Op("depthwise", grid, counted, 5)
-    reached = conv.dense(grid)[0, 2:, 2:].count_nonzero().item()
+    layer = conv(5, kernel, prefix=2)
+    n = 2 + math.prod(grid)
+    assert layer.ops(n, grid) == [Op("depthwise", grid, counted, 5)]
+    reached = layer.dense(n, grid)[0, 2:, 2:].count_nonzero().item()
     assert reached <= math.prod(grid) * math.prod(counted), "the formula must bound what is there"

@@ -1,0 +1,216 @@
+"""StructuredMap: a linear map with structure, on the token side or the channel side of X (N × D)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polymix.errors import OptionError, ShapeError
+from polymix.ops.common import accumulator
+from polymix.structured.cost import Cost, Op, cost_of
+
+Grid = tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a map stands: which axis of (B, N, D) it acts on, how long that is, and for how many groups of channels.
+
+    side: "token" (A X) or "channel" (X B). channels: D. size: entries of the axis that the map reads, N on the token
+    side (None: any number) and D / groups on the channel side; out: entries that it writes. groups: the channels fall
+    into that many groups, each with a matrix of its own (the heads of a mixer). causal: a token reads itself and the
+    past alone. cross: between two sequences, whose lengths may differ. kernel: of a convolution that is not told its
+    own, one number an axis of the grid.
+    """
+
+    side: Literal["token", "channel"]
+    channels: int
+    size: int | None = None
+    out: int | None = None
+    groups: int = 1
+    causal: bool = False
+    cross: bool = False
+    kernel: tuple[int, ...] = (11,)
+
+    @property
+    def square(self) -> bool:
+        return not self.cross and self.size == self.out
+
+
+def init_(weight: Tensor, fan_in: int, gain: float = 1.0) -> None:
+    """Normal with variance gain² / fan_in: unit-variance inputs give outputs of variance gain²."""
+    nn.init.normal_(weight, std=gain * fan_in**-0.5)
+
+
+class StructuredMap(nn.Module, ABC):
+    """y = M v + b along one axis; M never stands in memory but in `dense`.
+
+    On the token side A = M acts on every channel, (A X)_i = Σ_j M_ij X_j; on the channel side B = Mᵀ acts on row
+    tokens, X B. With G groups M is (G, out, in), a matrix for each D / G channels that stand together. A structure
+    says how M and Mᵀ multiply vectors (`multiply`), what M is (`matrix`), and what that costs (`ops`); the base does
+    the layout, the bias, padding, and lengths below the one that the weights were built for: those meet the leading
+    part of M.
+    """
+
+    kind: ClassVar[str]
+    rectangular: ClassVar[bool] = False  # may read one length and write another
+    fixed: ClassVar[bool] = True  # weights belong to positions: at most `size` of them
+    causal_form: ClassVar[bool] = False  # has a lower-triangular form
+    on_grid: ClassVar[bool] = False  # positions matter by distance: prefix tokens stand outside
+
+    def __init__(self, site: Site) -> None:
+        super().__init__()
+        self.check(site)
+        self.site = site
+        self.bias: nn.Parameter | None = None
+
+    def check(self, site: Site) -> None:
+        """Raise OptionError where this structure cannot stand at `site`."""
+        if site.causal and not self.causal_form:
+            cure = "Use depthwise, toeplitz, mean, low_rank, rank_one, banded, sparse, dense, diagonal or identity."
+            raise OptionError(self.kind, "a causal mixer", "token maps with a lower-triangular form", cure)
+        if site.causal and not site.square:
+            raise OptionError(self.kind, "causal between two lengths", "causal maps within one sequence", "")
+        if not site.square and not self.rectangular:
+            cure = "Use dense, low_rank, rank_one, sparse or mean there."
+            between = "two sequences" if site.cross else f"{site.size or 'any number'} to {site.out} entries"
+            raise OptionError(self.kind, between, "one length in and out", cure)
+        if self.fixed and (site.size is None or site.out is None):
+            cure = (
+                "Pass grid=(N,), say (and context_tokens= between two), or use depthwise, toeplitz, circulant or mean."
+            )
+            raise OptionError(self.kind, "a sequence of any length", "a number of tokens known at build", cure)
+
+    def add_bias(self, **kw: Any) -> None:
+        width = self.site.channels if self.site.side == "token" else (self.site.out or 0) * self.site.groups
+        self.bias = nn.Parameter(torch.zeros(width, **kw))
+
+    @abstractmethod
+    def multiply(self, v: Tensor, *, transposed: bool, out: int, real: Tensor | None) -> Tensor:
+        """M v, or Mᵀ v, along the last axis of v (…, G, R, n): (…, G, R, out). `real` (B, n) where there is padding."""
+
+    @abstractmethod
+    def matrix(self, n: int, out: int) -> Tensor:
+        """M as (G or 1, out, n), from the weights alone and not by running the map."""
+
+    @abstractmethod
+    def vector_ops(self, rows: int, n: int, out: int) -> list[Op]:
+        """The work of M on `rows` vectors of n entries in each of the G groups."""
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether a causal token map can go on from a state whose size does not depend on N."""
+        return False
+
+    def forward(
+        self,
+        x: Tensor,
+        grid: Grid = None,
+        mask: Tensor | None = None,
+        *,
+        out: int | None = None,
+        transposed: bool = False,
+    ) -> Tensor:
+        """(B, N, D) -> (B, out or N, D) on the token side, (…, D) -> (…, D') on the channel side.
+
+        mask (B, N): padding, False, reads as zero. out: how many tokens a map between two lengths writes.
+        """
+        y = self.act(x, grid, mask, out=out, transposed=transposed)
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    def act(self, x: Tensor, grid: Grid, mask: Tensor | None, *, out: int | None, transposed: bool) -> Tensor:
+        """`forward` without the bias."""
+        groups = self.site.groups
+        if self.site.side == "channel":
+            v = x.unflatten(-1, (groups, -1)).transpose(-2, -3)  # (…, G, N, n)
+            size = self.site.size if transposed else self.site.out
+            assert size is not None
+            return self.multiply(v, transposed=transposed, out=size, real=None).transpose(-2, -3).flatten(-2)
+        if mask is not None:
+            x = x.masked_fill(~mask.unsqueeze(-1), 0.0)
+        v = x.transpose(1, 2).unflatten(1, (groups, -1))  # (B, G, R, n)
+        return self.lead(v, transposed, out, mask).flatten(1, 2).transpose(1, 2)
+
+    def lead(self, v: Tensor, transposed: bool, out: int | None, real: Tensor | None) -> Tensor:
+        """`multiply` on a sequence that may be shorter than the weights: zeros after it, what they give cut off."""
+        n = v.shape[-1]
+        inside, outside = self.lengths(n, transposed)
+        if self.fixed and n > inside:
+            cure = "Build it for the longer grid, or use depthwise, toeplitz, circulant or mean."
+            raise ShapeError("x", f"{n} tokens", f"at most {inside}, which {self.kind} was built for", cure)
+        out = out or (n if self.site.square else outside)
+        if not self.fixed:
+            return self.multiply(v, transposed=transposed, out=out, real=real)
+        if out > outside:
+            raise ShapeError("x", f"{out} tokens", f"at most {outside}, which {self.kind} was built for", "")
+        y = self.multiply(F.pad(v, (0, inside - n)), transposed=transposed, out=outside, real=real)
+        return y[..., :out]
+
+    def lengths(self, n: int, transposed: bool = False) -> tuple[int, int]:
+        size, out = self.site.size or n, self.site.out or n
+        return (out, size) if transposed else (size, out)
+
+    def dense(self, n: int | None = None, grid: Grid = None, out: int | None = None) -> Tensor:
+        """A (out, n), or (D, out, n) where groups differ, on the token side; B (D, D') on the channel side."""
+        if self.site.side == "channel":
+            assert self.site.size is not None and self.site.out is not None
+            matrix = self.matrix(self.site.size, self.site.out).transpose(-1, -2)
+            return torch.block_diag(*matrix.expand(self.site.groups, -1, -1))
+        assert n is not None
+        inside, outside = self.lengths(n)
+        out = out or (n if self.site.square else outside)
+        matrix = (self.matrix(inside, outside) if self.fixed else self.matrix(n, out))[:, :out, :n]
+        if matrix.shape[0] == 1:
+            return matrix[0]
+        return matrix.repeat_interleave(self.site.channels // matrix.shape[0], dim=0)
+
+    def ops(self, n: int, grid: Grid = None, out: int | None = None) -> list[Op]:
+        """The work on n tokens."""
+        if self.site.side == "channel":
+            assert self.site.size is not None and self.site.out is not None
+            return self.vector_ops(n, self.site.size, self.site.out)
+        inside, outside = self.lengths(n)
+        if not self.fixed:
+            inside, outside = n, out or (n if self.site.square else outside)
+        return self.vector_ops(self.site.channels // self.site.groups, inside, outside)
+
+    def cost(self, n: int, grid: Grid = None, out: int | None = None, dtype: torch.dtype = torch.float32) -> Cost:
+        """Parameters, multiply-adds and bytes on n tokens, by formula."""
+        return cost_of(self, self.ops(n, grid, out), dtype)
+
+    def transpose(self) -> StructuredMap:
+        """The map of Mᵀ, on the same weights; the bias stays behind."""
+        from polymix.structured.compose import Transposed
+
+        return Transposed(self)
+
+    def scale_(self, gain: float) -> None:
+        """Multiply M by `gain`, for the init of a mixer; a map without weights stays as it is."""
+
+    def memory(self, batch: int) -> list[tuple[int, ...]]:
+        """The shapes of what a recurrent map remembers."""
+        return []
+
+    def start(self, batch: int, like: Tensor) -> list[Tensor]:
+        """What it remembers before the first token, float32 at least."""
+        return [like.new_zeros(shape, dtype=accumulator(like.dtype)) for shape in self.memory(batch)]
+
+    def scan(self, x: Tensor, past: list[Tensor], real: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+        """A causal chunk after `past`; with `real` (B, n) padding is a tail. Returns what to remember."""
+        raise NotImplementedError(self.kind)
+
+    def extra_repr(self) -> str:
+        site = self.site
+        return f"{site.side}, {site.size or 'any'} -> {site.out or 'any'}, groups={site.groups}"
+
+
+def transposed_site(site: Site) -> Site:
+    return replace(site, size=site.out, out=site.size)
+
+
+__all__ = ["Grid", "Site", "StructuredMap", "init_", "transposed_site"]

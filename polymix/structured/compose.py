@@ -1,0 +1,244 @@
+"""Maps made of maps: the identity, transposes, sums, products, and a map with prefix tokens beside it."""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import add
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polymix.ops.pooled import mean_over_tokens
+from polymix.structured.base import Grid, Site, StructuredMap, transposed_site
+from polymix.structured.cost import Op
+
+
+class Identity(StructuredMap):
+    """No map at all: no parameters, no bias, no cost."""
+
+    kind = "identity"
+    fixed = False
+    causal_form = True
+    like: Tensor
+
+    def __init__(self, site: Site, **kw: Any) -> None:
+        super().__init__(site)
+        self.register_buffer("like", torch.empty(0, **kw), persistent=False)  # the type and place of `matrix`
+
+    @property
+    def recurrent(self) -> bool:
+        return self.site.causal
+
+    def add_bias(self, **kw: Any) -> None:
+        """None: an identity is nothing."""
+
+    def forward(self, x: Tensor, *args: Any, **kw: Any) -> Tensor:
+        return x
+
+    def act(self, x: Tensor, grid: Grid, mask: Tensor | None, *, out: int | None, transposed: bool) -> Tensor:
+        return x if mask is None else x.masked_fill(~mask.unsqueeze(-1), 0.0)
+
+    def multiply(self, v: Tensor, *, transposed: bool, out: int, real: Tensor | None) -> Tensor:
+        return v
+
+    def matrix(self, n: int, out: int) -> Tensor:
+        return torch.eye(n, dtype=self.like.dtype, device=self.like.device)[None]
+
+    def vector_ops(self, rows: int, n: int, out: int) -> list[Op]:
+        return []
+
+    def scan(self, x: Tensor, past: list[Tensor], real: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+        return x, []
+
+
+class _Composite(StructuredMap):
+    """A map whose parts lay out their input themselves."""
+
+    fixed = False  # the parts look after their own lengths
+    rectangular = True
+    causal_form = True
+
+    def __init__(self, site: Site, parts: list[StructuredMap]) -> None:
+        super().__init__(site)
+        self.parts = nn.ModuleList(parts)
+
+    @property
+    def members(self) -> list[StructuredMap]:
+        return [part for part in self.parts if isinstance(part, StructuredMap)]
+
+    @property
+    def recurrent(self) -> bool:
+        return all(part.recurrent for part in self.members)
+
+    def multiply(self, v: Tensor, *, transposed: bool, out: int, real: Tensor | None) -> Tensor:
+        raise NotImplementedError("a composite acts through its parts")
+
+    def matrix(self, n: int, out: int) -> Tensor:
+        raise NotImplementedError("a composite is dense through its parts")
+
+    def vector_ops(self, rows: int, n: int, out: int) -> list[Op]:
+        raise NotImplementedError("a composite costs what its parts cost")
+
+    def memory(self, batch: int) -> list[tuple[int, ...]]:
+        return [shape for part in self.members for shape in part.memory(batch)]
+
+    def start(self, batch: int, like: Tensor) -> list[Tensor]:
+        return [tensor for part in self.members for tensor in part.start(batch, like)]
+
+    def _split(self, past: list[Tensor]) -> list[list[Tensor]]:
+        """What each part remembers."""
+        rest, split = list(past), []
+        for part in self.members:
+            count = len(part.memory(0))
+            split.append(rest[:count])
+            rest = rest[count:]
+        return split
+
+
+class Sum(_Composite):
+    """M = Σ_k M_k. Cost: of all the parts."""
+
+    kind = "sum"
+
+    def act(self, x: Tensor, grid: Grid, mask: Tensor | None, *, out: int | None, transposed: bool) -> Tensor:
+        return reduce(add, (part.act(x, grid, mask, out=out, transposed=transposed) for part in self.members))
+
+    def dense(self, n: int | None = None, grid: Grid = None, out: int | None = None) -> Tensor:
+        return reduce(add, (part.dense(n, grid, out) for part in self.members))
+
+    def ops(self, n: int, grid: Grid = None, out: int | None = None) -> list[Op]:
+        return [op for part in self.members for op in part.ops(n, grid, out)]
+
+    def scale_(self, gain: float) -> None:
+        for part in self.members:
+            part.scale_(gain)
+
+    def scan(self, x: Tensor, past: list[Tensor], real: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+        pairs = [part.scan(x, its, real) for part, its in zip(self.members, self._split(past), strict=True)]
+        return reduce(add, (y for y, _ in pairs)), [tensor for _, memory in pairs for tensor in memory]
+
+
+class Product(_Composite):
+    """M = M_1 M_2 …: the last part acts first. Between two lengths that one reads, the others stay at the new one."""
+
+    kind = "product"
+
+    def act(self, x: Tensor, grid: Grid, mask: Tensor | None, *, out: int | None, transposed: bool) -> Tensor:
+        for part in self.members if transposed else reversed(self.members):
+            length = out if part.site.side == "channel" or not part.site.square or part is self.members[-1] else None
+            x = part.act(x, grid, mask, out=length, transposed=transposed)
+            mask = mask if mask is None or mask.shape[1] == x.shape[1] else None
+        return x
+
+    def dense(self, n: int | None = None, grid: Grid = None, out: int | None = None) -> Tensor:
+        first, *rest = reversed(self.members)
+        whole = first.dense(n, grid, out)
+        for part in rest:
+            matrix = part.dense(out or n, grid, None)
+            whole = whole @ matrix if self.site.side == "channel" else matrix @ whole
+        return whole
+
+    def ops(self, n: int, grid: Grid = None, out: int | None = None) -> list[Op]:
+        *rest, first = self.members
+        length = (out or n) if self.site.side == "token" else n
+        return first.ops(n, grid, out) + [op for part in reversed(rest) for op in part.ops(length, grid)]
+
+    def scale_(self, gain: float) -> None:
+        for part in self.members:
+            if any(True for _ in part.parameters()):
+                part.scale_(gain)
+                return
+
+    def scan(self, x: Tensor, past: list[Tensor], real: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+        memory: list[list[Tensor]] = []
+        for part, its in reversed(list(zip(self.members, self._split(past), strict=True))):
+            x, new = part.scan(x, its, real)
+            memory.insert(0, new)
+        return x, [tensor for part in memory for tensor in part]
+
+
+class Transposed(StructuredMap):
+    """The map of Mᵀ on the weights of another. A causal map's transpose sees the future: none in causal mixers."""
+
+    kind = "transposed"
+    fixed = False
+    rectangular = True
+
+    def __init__(self, inner: StructuredMap) -> None:
+        super().__init__(transposed_site(inner.site))
+        self.inner = inner
+
+    def check(self, site: Site) -> None:
+        """Whatever the inner map may, its transpose may."""
+
+    def act(self, x: Tensor, grid: Grid, mask: Tensor | None, *, out: int | None, transposed: bool) -> Tensor:
+        return self.inner.act(x, grid, mask, out=out, transposed=not transposed)
+
+    def multiply(self, v: Tensor, *, transposed: bool, out: int, real: Tensor | None) -> Tensor:
+        return self.inner.multiply(v, transposed=not transposed, out=out, real=real)
+
+    def matrix(self, n: int, out: int) -> Tensor:
+        return self.inner.matrix(out, n).transpose(-1, -2)
+
+    def dense(self, n: int | None = None, grid: Grid = None, out: int | None = None) -> Tensor:
+        if self.site.square or self.site.side == "channel":
+            return self.inner.dense(n, grid).transpose(-1, -2)
+        return self.inner.dense(out or self.site.out, grid, n).transpose(-1, -2)
+
+    def vector_ops(self, rows: int, n: int, out: int) -> list[Op]:
+        return self.inner.vector_ops(rows, out, n)
+
+    def ops(self, n: int, grid: Grid = None, out: int | None = None) -> list[Op]:
+        return self.inner.ops(n, grid, out)
+
+    def scale_(self, gain: float) -> None:
+        self.inner.scale_(gain)
+
+    def transpose(self) -> StructuredMap:
+        return self.inner
+
+
+class Prefixed(nn.Module):
+    """A map over the last N - p tokens, for tokens in front that lie outside the grid (class token, registers).
+
+    Prefix token j becomes prefix_self[j] ⊙ itself + prefix_mean[j] ⊙ the mean of the grid tokens; the grid does not
+    see them. The bias is added to every token. Linear, and so of the degree of the map.
+    """
+
+    def __init__(self, inner: StructuredMap, prefix: int, bias: bool, **kw: Any) -> None:
+        super().__init__()
+        dim = inner.site.channels
+        self.inner, self.prefix = inner, prefix
+        self.bias = nn.Parameter(torch.zeros(dim, **kw)) if bias else None
+        self.prefix_self = nn.Parameter(torch.ones(prefix, dim, **kw))
+        self.prefix_mean = nn.Parameter(torch.ones(prefix, dim, **kw))
+
+    def forward(self, x: Tensor, grid: Grid = None, mask: Tensor | None = None) -> Tensor:
+        p = self.prefix
+        first, tokens = x[:, :p], x[:, p:]
+        if mask is not None:
+            first, mask = first.masked_fill(~mask[:, :p, None], 0.0), mask[:, p:]
+        mean = mean_over_tokens(tokens, mask).to(x.dtype)
+        y = self.inner(tokens, grid, mask)
+        y = torch.cat(((self.prefix_self * first + self.prefix_mean * mean).to(y.dtype), y), dim=1)
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    def dense(self, n: int, grid: Grid = None) -> Tensor:
+        """(D, N, N) over prefix and grid."""
+        p = self.prefix
+        body = self.inner.dense(n - p, grid)
+        whole = body.new_zeros(self.prefix_self.shape[1], n, n)
+        whole[:, p:, p:] = body
+        whole[:, :p, :p] = torch.diag_embed(self.prefix_self.t())
+        whole[:, :p, p:] = (self.prefix_mean.t() / (n - p)).unsqueeze(-1)
+        return whole
+
+    def ops(self, n: int, grid: Grid = None) -> list[Op]:
+        return self.inner.ops(n - self.prefix, grid)
+
+    def scale_(self, gain: float) -> None:
+        self.inner.scale_(gain)
+
+
+__all__ = ["Identity", "Prefixed", "Product", "Sum", "Transposed"]

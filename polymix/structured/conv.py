@@ -1,0 +1,133 @@
+"""Depthwise convolution over a grid of tokens, or along the channels."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polymix.errors import OptionError, check_int
+from polymix.ops.depthwise import depthwise_conv, effective_kernel
+from polymix.structured.base import Grid, Site, StructuredMap
+from polymix.structured.cost import Op
+
+
+class DepthwiseConv(StructuredMap):
+    """A kernel a channel over a 1-D, 2-D or 3-D grid of tokens, zero outside; causal in 1-D if asked.
+
+    On the channel side one kernel a group runs along that group's channels. `kernel`: one number or one an axis, odd
+    unless causal; None takes the mixer's. `dilation` δ: taps δ places apart. Cost: N · D · taps multiply-adds, where
+    taps that a small grid cannot reach do not count. State (causal): the last δ (k - 1) tokens.
+    """
+
+    kind = "depthwise"
+    fixed = False
+    causal_form = True
+    on_grid = True
+
+    def __init__(
+        self, site: Site, *, kernel: int | tuple[int, ...] | None = None, dilation: int = 1, **kw: Any
+    ) -> None:
+        super().__init__(site)
+        axes = len(site.kernel) if site.side == "token" else 1
+        kernel = (site.kernel if axes == len(site.kernel) else (11,)) if kernel is None else kernel
+        kernel = tuple(kernel) if isinstance(kernel, (tuple, list)) else (kernel,) * axes
+        if len(kernel) != axes:
+            raise OptionError("kernel", kernel, f"one number, or {axes} for a grid of {axes} axes", "")
+        check_int("dilation", dilation, 1)
+        for k in kernel:
+            check_int("kernel", k, 1)
+            if k % 2 == 0 and not site.causal:
+                raise OptionError("kernel", k, "an odd number unless causal", f"Use {k - 1} or {k + 1}.")
+        self.kernel, self.dilation = kernel, dilation
+        copies = site.channels if site.side == "token" else site.groups
+        self.weight = nn.Parameter(torch.empty(copies, 1, *kernel, **kw))
+        nn.init.normal_(self.weight, std=math.prod(kernel) ** -0.5)
+
+    @property
+    def reach(self) -> int:
+        """Earlier tokens that a causal map needs."""
+        return (self.kernel[0] - 1) * self.dilation
+
+    @property
+    def recurrent(self) -> bool:
+        return self.site.causal
+
+    def act(self, x: Tensor, grid: Grid, mask: Tensor | None, *, out: int | None, transposed: bool) -> Tensor:
+        if self.site.side == "channel":
+            return super().act(x, grid, mask, out=out, transposed=transposed)
+        if mask is not None:
+            x = x.masked_fill(~mask.unsqueeze(-1), 0.0)
+        if self.site.causal:
+            return self._causal(x.flip(1)).flip(1) if transposed else self._causal(x)
+        weight = self.weight.flip(tuple(range(2, self.weight.ndim))) if transposed else self.weight
+        return depthwise_conv(x, weight, grid or (x.shape[1],), dilation=self.dilation)
+
+    def _causal(self, x: Tensor, window: Tensor | None = None) -> Tensor:
+        first = x.new_zeros(x.shape[0], self.reach, x.shape[2]) if window is None else window.to(x.dtype)
+        seen = torch.cat((first, x), dim=1)
+        return depthwise_conv(seen, self.weight, (x.shape[1],), causal=True, dilation=self.dilation)
+
+    def multiply(self, v: Tensor, *, transposed: bool, out: int, real: Tensor | None) -> Tensor:
+        """The channel side: the entries of v (…, G, R, n) as a sequence, the groups as channels."""
+        weight = self.weight.flip(-1) if transposed else self.weight
+        lead, n = v.shape[:-3], v.shape[-1]
+        sequence = v.movedim(-3, -1).reshape(-1, n, self.site.groups)
+        y = depthwise_conv(sequence, weight, (n,), dilation=self.dilation)
+        return y.reshape(*lead, -1, n, self.site.groups).movedim(-1, -3)
+
+    def matrix(self, n: int, out: int) -> Tensor:
+        return self._matrix((n,))
+
+    def dense(self, n: int | None = None, grid: Grid = None, out: int | None = None) -> Tensor:
+        if self.site.side == "channel":
+            return super().dense(n, grid, out)
+        return self._matrix(grid or (n or 0,))
+
+    def _matrix(self, grid: tuple[int, ...]) -> Tensor:
+        """(D, N, N) from the index arithmetic."""
+        axes = torch.meshgrid(*(torch.arange(size) for size in grid), indexing="ij")
+        place = torch.stack([axis.flatten() for axis in axes], dim=-1)  # (N, axes)
+        centre = torch.tensor([k - 1 if self.site.causal else k // 2 for k in self.kernel]) * self.dilation
+        step = place[None, :] - place[:, None] + centre  # where column n falls on row m's kernel, in places
+        tap = torch.div(step, self.dilation, rounding_mode="floor")
+        inside = ((step % self.dilation == 0) & (tap >= 0) & (tap < torch.tensor(self.kernel))).all(-1)
+        flat = torch.zeros_like(tap[..., 0])
+        for axis, size in enumerate(self.kernel):
+            flat = flat * size + tap[..., axis]
+        flat, inside = (part.to(self.weight.device) for part in (torch.where(inside, flat, 0), inside))
+        return self.weight.flatten(1)[:, flat] * inside.to(self.weight)
+
+    def ops(self, n: int, grid: Grid = None, out: int | None = None) -> list[Op]:
+        if self.site.side == "channel":
+            return super().ops(n, grid, out)
+        grid = grid or (n,)
+        return [Op("depthwise", grid, effective_kernel(self.kernel, grid, self.dilation), self.site.channels)]
+
+    def vector_ops(self, rows: int, n: int, out: int) -> list[Op]:
+        return [Op("depthwise", (rows, n), (1, *self.kernel), self.site.groups)]
+
+    def scale_(self, gain: float) -> None:
+        self.weight.data.mul_(gain)
+
+    def memory(self, batch: int) -> list[tuple[int, ...]]:
+        return [(batch, self.reach, self.site.channels)]
+
+    def scan(self, x: Tensor, past: list[Tensor], real: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+        if real is not None:
+            x = x.masked_fill(~real.unsqueeze(-1), 0.0)
+        return self._causal(x, past[0]), [next_window(past[0], x, real)]
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, kernel={self.kernel}, dilation={self.dilation}"
+
+
+def next_window(window: Tensor, x: Tensor, real: Tensor | None) -> Tensor:
+    """The last entries of `window` and x, as many as `window` has; they end where the real tokens of a row do."""
+    seen, reach = torch.cat((window, x.to(window.dtype)), dim=1), window.shape[1]
+    if real is None:
+        return seen[:, x.shape[1] :].clone()  # a view would keep the whole chunk alive
+    last = torch.arange(reach, device=x.device) + real.sum(1, keepdim=True)
+    return seen.gather(1, last.unsqueeze(-1).expand(*last.shape, x.shape[2]))

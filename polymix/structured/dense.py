@@ -1,0 +1,115 @@
+"""Dense maps, and several of them side by side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polymix.errors import check_divides, check_int
+from polymix.structured.base import Grid, Site, StructuredMap, init_
+from polymix.structured.cost import Op, linear_op
+
+
+class Dense(StructuredMap, nn.Linear):  # type: ignore[misc]
+    """A dense channel map of one group: nn.Linear, so that whatever looks for linear layers (quantisation, adapters)
+    finds it, with an init that keeps variance and zero biases. Cost: N · D · D' multiply-adds."""
+
+    kind = "dense"
+    rectangular = True
+    blocks = 1
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, **kw: Any) -> None:
+        nn.Linear.__init__(self, in_features, out_features, bias, **kw)
+        self.site = Site("channel", in_features, in_features, out_features)
+
+    def reset_parameters(self) -> None:
+        init_(self.weight, self.in_features)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, grid: Grid = None, mask: Tensor | None = None, **kw: Any
+    ) -> Tensor:
+        return super().forward(x, grid, mask, **kw) if kw else F.linear(x, self.weight, self.bias)
+
+    def multiply(self, v: Tensor, *, transposed: bool, out: int, real: Tensor | None) -> Tensor:
+        return v @ (self.weight if transposed else self.weight.t())
+
+    def matrix(self, n: int, out: int) -> Tensor:
+        return self.weight[None]
+
+    def vector_ops(self, rows: int, n: int, out: int) -> list[Op]:
+        return [linear_op(rows, self)]
+
+    def scale_(self, gain: float) -> None:
+        self.weight.data.mul_(gain)
+
+    def extra_repr(self) -> str:
+        return nn.Linear.extra_repr(self)
+
+
+class BlockDiagonal(StructuredMap):
+    """`blocks` independent dense maps side by side in each group: block g of the output reads block g of the input.
+
+    weight (groups · blocks, out / blocks, in / blocks); one block a group is a dense map of each. Causal: the lower
+    triangle. Cost: in · out / blocks multiply-adds a vector.
+    """
+
+    kind = "block_diagonal"
+    rectangular = True
+    causal_form = True
+
+    def __init__(self, site: Site, *, blocks: int = 4, **kw: Any) -> None:
+        super().__init__(site)
+        check_int("blocks", blocks, 1)
+        n, out = site.size or 0, site.out or 0
+        for size in (n, out):
+            check_divides("blocks", blocks, "the size of a block-diagonal map", size)
+        self.blocks = site.groups * blocks
+        self.in_features, self.out_features = site.groups * n, site.groups * out
+        self.weight = nn.Parameter(torch.empty(self.blocks, out // blocks, n // blocks, **kw))
+        init_(self.weight, n // blocks)
+
+    @property
+    def _weight(self) -> Tensor:
+        return self.weight.tril() if self.site.causal else self.weight
+
+    def multiply(self, v: Tensor, *, transposed: bool, out: int, real: Tensor | None) -> Tensor:
+        weight = self._weight if transposed else self._weight.transpose(-1, -2)  # (G · blocks, in, out)
+        if self.blocks == self.site.groups:
+            return v @ weight
+        v = v.unflatten(-1, (self.blocks // self.site.groups, -1)).transpose(-2, -3)  # (…, G, blocks, R, n / blocks)
+        return (v @ weight.unflatten(0, (self.site.groups, -1))).transpose(-2, -3).flatten(-2)
+
+    def matrix(self, n: int, out: int) -> Tensor:
+        groups = self._weight.unflatten(0, (self.site.groups, -1))
+        return torch.stack([torch.block_diag(*group) for group in groups])
+
+    def vector_ops(self, rows: int, n: int, out: int) -> list[Op]:
+        if self.site.side == "channel":
+            return [linear_op(rows, self)]
+        _, outside, inside = self.weight.shape
+        return [Op("matmul", (self.blocks, rows, inside, outside))]
+
+    def scale_(self, gain: float) -> None:
+        self.weight.data.mul_(gain)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}, blocks={self.blocks}, bias={self.bias is not None}"
+
+
+def linear(in_features: int, out_features: int, blocks: int = 1, bias: bool = True, **kw: Any) -> Dense | BlockDiagonal:
+    """A channel map: dense, or block-diagonal where there is more than one block."""
+    if blocks == 1:
+        return Dense(in_features, out_features, bias, **kw)
+    site = Site("channel", in_features, in_features // blocks, out_features // blocks, groups=blocks)
+    layer = BlockDiagonal(site, blocks=1, **kw)
+    if bias:
+        layer.add_bias(**kw)
+    return layer
+
+
+__all__ = ["BlockDiagonal", "Dense", "linear"]

@@ -1,0 +1,67 @@
+"""Several channel maps of one input, those that are dense in a single product."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polymix.structured.base import Site, StructuredMap
+from polymix.structured.cost import Op, linear_op
+from polymix.structured.dense import linear
+from polymix.structured.registry import create_map
+
+
+class Fanout(nn.Module):
+    """Y_i = X B_i + b_i for every B_i in `specs`; those named "dense" share a product.
+
+    The shared map's output is laid out (heads, maps, D / heads) so that its blocks are the heads.
+    """
+
+    def __init__(self, specs: tuple[str, ...], dim: int, heads: int, bias: bool, **kw: Any) -> None:
+        super().__init__()
+        self.specs, self.dim, self.heads = specs, dim, heads
+        self.count = specs.count("dense")
+        self.maps = linear(dim, self.count * dim, heads, bias, **kw) if self.count else None
+        site = Site("channel", dim, dim // heads, dim // heads, groups=heads)
+        rest = (spec for spec in specs if spec != "dense")
+        self.others = nn.ModuleList(create_map(spec, site, bias=bias, **kw) for spec in rest)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        dense: list[Tensor] = []
+        if self.maps is not None:
+            split = self.maps(x).unflatten(-1, (self.heads, self.count, -1))
+            dense = [part.flatten(-2) for part in split.unbind(-2)]
+        shared, others = iter(dense), iter(self.others)
+        return [next(shared) if spec == "dense" else next(others)(x) for spec in self.specs]
+
+    def _other(self, index: int) -> StructuredMap:
+        other = self.others[sum(spec != "dense" for spec in self.specs[:index])]
+        assert isinstance(other, StructuredMap)
+        return other
+
+    def scale_(self, index: int, gain: float) -> None:
+        """Multiply map `index` by `gain` (used once, by the init of its mixer)."""
+        if self.specs[index] != "dense":
+            self._other(index).scale_(gain)
+            return
+        assert self.maps is not None
+        with torch.no_grad():
+            place = self.specs[:index].count("dense")
+            self.maps.weight.view(self.heads, self.count, -1, self.dim // self.heads)[:, place] *= gain
+
+    def dense(self, index: int) -> tuple[Tensor, Tensor | None]:
+        """Matrix (D, D) and bias (D) of map `index`."""
+        if self.specs[index] != "dense":
+            other = self._other(index)
+            return other.dense(), other.bias
+        assert self.maps is not None
+        place = self.specs[:index].count("dense")
+        weight = self.maps.weight.view(self.heads, self.count, -1, self.dim // self.heads)[:, place]
+        bias = None if self.maps.bias is None else self.maps.bias.view(self.heads, self.count, -1)[:, place].flatten()
+        return torch.block_diag(*weight.transpose(-1, -2)), bias
+
+    def ops(self, n: int) -> list[Op]:
+        shared = [] if self.maps is None else [linear_op(n, self.maps)]
+        return shared + [op for other in self.others if isinstance(other, StructuredMap) for op in other.ops(n)]

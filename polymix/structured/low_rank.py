@@ -1,0 +1,130 @@
+"""Maps of low rank: U Vᵀ, its rank-1 case, and the mean, which has no weights at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polymix.errors import check_int
+from polymix.ops.common import accumulator
+from polymix.structured.base import Site, StructuredMap, init_
+from polymix.structured.cost import Op
+
+
+class LowRank(StructuredMap):
+    """M = U V, U (out, r) and V (r, in); causal: its lower triangle, by running sums.
+
+    Cost: r (in + out) multiply-adds a vector.
+    """
+
+    kind = "low_rank"
+    rectangular = True
+    causal_form = True
+
+    def __init__(self, site: Site, *, rank: int = 8, **kw: Any) -> None:
+        super().__init__(site)
+        check_int("rank", rank, 1)
+        self.rank = rank
+        self.U = nn.Parameter(torch.empty(site.groups, site.out or 0, rank, **kw))
+        self.V = nn.Parameter(torch.empty(site.groups, rank, site.size or 0, **kw))
+        init_(self.U, rank)
+        init_(self.V, site.size or 1)
+
+    def multiply(self, v: Tensor, *, transposed: bool, out: int, real: Tensor | None) -> Tensor:
+        left, right = (self.V.transpose(-1, -2), self.U.transpose(-1, -2)) if transposed else (self.U, self.V)
+        if not self.site.causal:
+            return (v @ right.transpose(-1, -2)) @ left.transpose(-1, -2)
+        terms = v.unsqueeze(-2) * right.unsqueeze(-3)  # (…, G, R, r, n)
+        running = _running(terms, transposed).to(v.dtype)
+        return (running * left.transpose(-1, -2).unsqueeze(-3)).sum(-2)
+
+    def matrix(self, n: int, out: int) -> Tensor:
+        whole = self.U @ self.V
+        return whole.tril() if self.site.causal else whole
+
+    def vector_ops(self, rows: int, n: int, out: int) -> list[Op]:
+        groups = self.site.groups
+        if self.site.causal:
+            return [Op("elementwise", (rows * groups * self.rank * (n + out),))]
+        if groups == 1:
+            return [Op("linear", (rows, n, self.rank, 1)), Op("linear", (rows, self.rank, out, 1))]
+        return [Op("matmul", (groups, rows, n, self.rank)), Op("matmul", (groups, rows, self.rank, out))]
+
+    def scale_(self, gain: float) -> None:
+        self.V.data.mul_(gain)
+
+
+class RankOne(LowRank):
+    """M = u vᵀ. Cost: in + out multiply-adds a vector."""
+
+    kind = "rank_one"
+
+    def __init__(self, site: Site, **kw: Any) -> None:
+        super().__init__(site, rank=1, **kw)
+
+
+class Mean(StructuredMap):
+    """Every entry of the output is the mean of the input (of its real tokens where there is padding).
+
+    Causal: of the entries so far, with the sum and the count as the state. No weights, any length. It averages, so
+    variance 1 comes out as 1/n: there is no scale to keep it by.
+    """
+
+    kind = "mean"
+    rectangular = True
+    fixed = False
+    causal_form = True
+    like: Tensor
+
+    def __init__(self, site: Site, **kw: Any) -> None:
+        super().__init__(site)
+        self.register_buffer("like", torch.empty(0, **kw), persistent=False)  # the type and place of `matrix`
+
+    @property
+    def recurrent(self) -> bool:
+        return self.site.causal
+
+    def multiply(self, v: Tensor, *, transposed: bool, out: int, real: Tensor | None) -> Tensor:
+        n, dtype = v.shape[-1], accumulator(v.dtype)
+        if self.site.causal:
+            count = torch.arange(1, n + 1, device=v.device, dtype=dtype)
+            y = _running(v / count, True) if transposed else v.cumsum(-1, dtype=dtype) / count
+        else:
+            y = v.sum(-1, keepdim=True, dtype=dtype)
+            if real is not None:  # (B, n) beside (B, G, R, n)
+                y = y / real.sum(-1).clamp_min(1)[:, None, None, None]
+            else:
+                y = y / (out if transposed else n)
+            y = y.expand(*v.shape[:-1], out)
+        return y.to(v.dtype)
+
+    def matrix(self, n: int, out: int) -> Tensor:
+        ones = self.like.new_ones(1, out, n)
+        return ones.tril() / torch.arange(1, n + 1, device=ones.device)[:, None] if self.site.causal else ones / n
+
+    def vector_ops(self, rows: int, n: int, out: int) -> list[Op]:
+        return [Op("elementwise", (rows * self.site.groups * (n + (out if self.site.causal else 0)),))]
+
+    def memory(self, batch: int) -> list[tuple[int, ...]]:
+        return [(batch, 1, self.site.channels), (batch, 1, 1)]
+
+    def start(self, batch: int, like: Tensor) -> list[Tensor]:
+        total, count = super().start(batch, like)
+        return [total, count.to(torch.int64)]
+
+    def scan(self, x: Tensor, past: list[Tensor], real: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+        total, count = past
+        if real is not None:
+            x = x.masked_fill(~real.unsqueeze(-1), 0.0)
+        running = total + x.cumsum(1, dtype=total.dtype)
+        ones = x.new_ones(x.shape[:2], dtype=torch.int64) if real is None else real.to(torch.int64)
+        seen = count + ones.cumsum(1).unsqueeze(-1)
+        return (running / seen.clamp_min(1)).to(x.dtype), [running[:, -1:].clone(), seen[:, -1:].clone()]
+
+
+def _running(terms: Tensor, backwards: bool) -> Tensor:
+    """Running sums along the last axis, from its end if `backwards`, in float32 at least."""
+    dtype = accumulator(terms.dtype)
+    return terms.flip(-1).cumsum(-1, dtype=dtype).flip(-1) if backwards else terms.cumsum(-1, dtype=dtype)

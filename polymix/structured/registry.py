@@ -1,0 +1,142 @@
+"""Maps by name: "toeplitz", "monarch:blocks=8", "diagonal+low_rank:rank=4", "banded@circulant", "toeplitz^T"."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import replace
+from typing import Any
+
+from polymix.errors import OptionError, UnknownNameError, nearest_first
+from polymix.structured.base import Site, StructuredMap, transposed_site
+from polymix.structured.compose import Identity, Prefixed, Product, Sum, Transposed
+from polymix.structured.conv import DepthwiseConv
+from polymix.structured.dense import BlockDiagonal, Dense
+from polymix.structured.low_rank import LowRank, Mean, RankOne
+from polymix.structured.monarch import Monarch
+from polymix.structured.sparse import Banded, Diagonal, Sparse
+from polymix.structured.toeplitz import Circulant, Toeplitz
+
+_MAPS: dict[str, type[StructuredMap]] = {
+    kind.kind: kind
+    for kind in (
+        Identity, Dense, Diagonal, BlockDiagonal, LowRank, RankOne, Banded, Sparse, DepthwiseConv, Circulant, Toeplitz,
+        Monarch, Mean,
+    )
+}  # fmt: skip
+_ALIASES = {"rank_1": "rank_one", "rank1": "rank_one", "mean_pooling": "mean", "pooling": "mean"}
+_WORDS: dict[str, Any] = {"none": None, "true": True, "false": False}
+
+
+def list_maps() -> tuple[str, ...]:
+    """The structures that a specification may name."""
+    return tuple(_MAPS)
+
+
+def _value(text: str) -> Any:
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    if re.fullmatch(r"\d+(x\d+)+", text):
+        return tuple(map(int, text.split("x")))
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def parse(argument: str, text: Any) -> tuple[str, dict[str, Any], bool]:
+    """One factor, "name:option=value:…", perhaps with ^T -> (name, options, transposed)."""
+    if not isinstance(text, str) or not text.strip():
+        raise OptionError(argument, repr(text), f"the name of a structure: {', '.join(_MAPS)}", "")
+    body, mark, rest = text.strip().partition("^")
+    if mark and rest != "T":
+        raise OptionError(argument, repr(text), "^T at the end for a transpose", "")
+    name, *words = body.split(":")
+    name = name.strip().lower().replace("-", "_")
+    name = _ALIASES.get(name, name)
+    if name not in _MAPS:
+        known = ", ".join(nearest_first(name, _MAPS))
+        raise UnknownNameError(argument, repr(text), known, "Pick one of these; the nearest stand first.")
+    known_options = [p.name for p in inspect.signature(_MAPS[name].__init__).parameters.values()
+                     if p.kind is p.KEYWORD_ONLY]  # fmt: skip
+    options = {}
+    for word in words:
+        option, sign, value = word.partition("=")
+        if not sign or option not in known_options:
+            allowed = ", ".join(f"{option}=…" for option in known_options) or "no options"
+            raise OptionError(argument, repr(text), f"{name} with {allowed}", "")
+        options[option] = _value(value)
+    return name, options, bool(mark)
+
+
+def _factors(argument: str, text: Any) -> list[list[tuple[str, dict[str, Any], bool]]]:
+    sums = text.split("+") if isinstance(text, str) else [text]
+    return [[parse(argument, factor) for factor in (part.split("@") if isinstance(part, str) else [part])]
+            for part in sums]  # fmt: skip
+
+
+def check_spec(argument: str, text: Any) -> None:
+    """Raise where a specification names what is not there; what depends on sizes is checked when it is built."""
+    _factors(argument, text)
+
+
+def kinds_of(text: str) -> set[str]:
+    """The names of all structures in a specification."""
+    return {name for part in _factors("specification", text) for name, _, _ in part}
+
+
+def on_grid(text: str) -> bool:
+    """Whether positions matter by distance in any part, so that prefix tokens stand outside."""
+    return any(_MAPS[name].on_grid for name in kinds_of(text))
+
+
+def crosses(text: str) -> bool:
+    """Whether the map can bring an input of one length to another: in every term the part that acts first can."""
+    names = [part[-1][0] for part in _factors("specification", text)]
+    return all(_MAPS[name].rectangular for name in names)
+
+
+def _one(name: str, options: dict[str, Any], transposed: bool, site: Site, kw: dict[str, Any]) -> StructuredMap:
+    if transposed:
+        if site.causal:
+            raise OptionError(name, "^T in a causal mixer", "maps that see the past alone", "Leave ^T out.")
+        return Transposed(_one(name, options, False, transposed_site(site), kw))
+    if name == "dense":
+        if site.side == "channel" and site.groups == 1:
+            assert site.size is not None and site.out is not None
+            return Dense(site.size, site.out, False, **kw)
+        name, options = "block_diagonal", {"blocks": 1}
+    return _MAPS[name](site, **options, **kw)
+
+
+def create_map(spec: str, site: Site, *, bias: bool = False, **kw: Any) -> StructuredMap:
+    """The map that `spec` names, at `site`: + adds maps, @ multiplies them (the right one acts first), ^T transposes.
+
+    Raises UnknownNameError for a name and OptionError for an option that is not known or cannot stand there.
+    """
+    terms: list[StructuredMap] = []
+    for part in _factors("structure", spec):
+        *others, first = part
+        maps = [_one(*factor, replace(site, size=site.out, cross=False), kw) for factor in others]
+        maps.append(_one(*first, site, kw))
+        terms.append(maps[0] if len(maps) == 1 else Product(site, maps))
+    whole = terms[0] if len(terms) == 1 else Sum(site, terms)
+    if len(terms) > 1:
+        whole.scale_(len(terms) ** -0.5)  # a sum of maps that keep variance keeps it too
+    if bias:
+        whole.add_bias(**kw)
+    return whole
+
+
+def token_map(spec: str, site: Site, *, prefix: int = 0, bias: bool = False, **kw: Any) -> StructuredMap | Prefixed:
+    """A token map beside `prefix` tokens: those stand outside a map over a grid, and are like others to the rest."""
+    if not prefix or not on_grid(spec):
+        if prefix and site.size is not None and spec != "identity":
+            site = replace(site, size=site.size + prefix, out=None if site.out is None else site.out + prefix)
+        return create_map(spec, site, bias=bias, **kw)
+    return Prefixed(create_map(spec, site, **kw), prefix, bias, **kw)
+
+
+__all__ = ["check_spec", "create_map", "crosses", "kinds_of", "list_maps", "on_grid", "parse", "token_map"]

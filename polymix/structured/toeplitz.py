@@ -1,0 +1,165 @@
+"""Convolutions as long as the sequence, by FFT: circulant and causal Toeplitz, with learned taps or a learned curve."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polymix.errors import OptionError, check_choice, check_int
+from polymix.ops.common import accumulator
+from polymix.ops.fft_conv import causal_fft_conv, circular_fft_conv
+from polymix.structured.base import Site, StructuredMap, init_
+from polymix.structured.conv import next_window
+from polymix.structured.cost import Op, linear_op
+
+
+class ImplicitFilter(nn.Module):
+    """Taps as a function of their place: h_c(t) = exp(-λ_c t) (W_2 sin(ω ⊙ W_1 f(t)))_c, f of sines and cosines of t.
+
+    t runs in units of `length`, so that one set of weights gives a filter of any number of taps. At init the energy
+    Σ_t h(t)² over `length` taps is 1.
+    """
+
+    def __init__(self, copies: int, length: int, *, bands: int = 8, width: int = 16, **kw: Any) -> None:
+        super().__init__()
+        self.length, self.bands = length, bands
+        self.into = nn.Linear(1 + 2 * bands, width, **kw)
+        self.frequency = nn.Parameter(torch.ones(width, **kw))
+        self.out = nn.Linear(width, copies, bias=False, **kw)
+        # from taps that fade over the whole length to taps that fade within a hundredth of it
+        self.log_decay = nn.Parameter(torch.linspace(0.0, math.log(100.0), copies, **kw))
+        init_(self.out.weight, width)
+        with torch.no_grad():
+            self.out.weight.div_(self(length).float().square().sum(-1, keepdim=True).sqrt().to(self.out.weight))
+
+    def forward(self, n: int) -> Tensor:
+        """(copies, n)."""
+        like = self.frequency
+        t = torch.arange(n, device=like.device, dtype=accumulator(like.dtype)).unsqueeze(-1) / self.length
+        angle = 2 * math.pi * t * torch.arange(self.bands, device=like.device)
+        features = torch.cat((t, angle.cos(), angle.sin()), dim=-1).to(like.dtype)
+        curve = self.out(torch.sin(self.frequency * self.into(features)))
+        return (curve * torch.exp(-t * self.log_decay.exp()).to(curve.dtype)).t()
+
+    def ops(self, n: int) -> list[Op]:
+        return [linear_op(n, self.into), linear_op(n, self.out)]
+
+
+class _Filtered(StructuredMap):
+    """What the two share: a filter a channel (or a group: `shared`, always so on the channel side), explicit taps
+    (`length` of them; further ones are zero) or an implicit curve in units of `length`. `length` None is the number
+    of tokens that the mixer is built for."""
+
+    fixed = False
+    on_grid = True
+
+    def __init__(
+        self, site: Site, *, filter: str = "explicit", length: int | None = None, shared: bool = False, **kw: Any
+    ) -> None:
+        super().__init__(site)
+        check_choice("filter", filter, ("explicit", "implicit"))
+        check_choice("shared", shared, (True, False))
+        if site.side == "channel" and shared:
+            raise OptionError("shared", shared, "a filter a group on the channel side, always", "Leave it out.")
+        length = site.size if length is None else length
+        if length is None:
+            raise OptionError(
+                "length", length, f"the taps of {self.kind} on a sequence of any length", "length=64, say."
+            )
+        check_int("length", length, 1)
+        self.length = length
+        self.copies = site.groups if shared or site.side == "channel" else site.channels
+        self.weight: nn.Parameter | None = None
+        self.curve: ImplicitFilter | None = None
+        if filter == "explicit":
+            self.weight = nn.Parameter(torch.empty(self.copies, length, **kw))
+            init_(self.weight, length)
+        else:
+            self.curve = ImplicitFilter(self.copies, length, **kw)
+
+    def taps(self, n: int) -> Tensor:
+        """The taps (copies, at most n) that a sequence of n entries can feel."""
+        if self.curve is not None:
+            return self.curve(n)
+        assert self.weight is not None
+        return self.weight if isinstance(n, int) and n >= self.length else self.weight[:, :n]
+
+    def beside(self, v: Tensor) -> Tensor:
+        """The taps as they stand beside v (…, G, R, n): one filter for each of its channels, or for each group."""
+        return self.taps(v.shape[-1]).unflatten(0, (self.site.groups, -1))
+
+    def vector_ops(self, rows: int, n: int, out: int) -> list[Op]:
+        transforms = Op("fft", (2 * rows * self.site.groups + self.copies, self.transform_size(n)))
+        return [transforms] if self.curve is None else [*self.curve.ops(n), transforms]
+
+    def transform_size(self, n: int) -> int:
+        return n
+
+    def scale_(self, gain: float) -> None:
+        weight = self.weight if self.curve is None else self.curve.out.weight
+        assert weight is not None
+        weight.data.mul_(gain)
+
+    def extra_repr(self) -> str:
+        form = "explicit" if self.curve is None else "implicit"
+        return f"{super().extra_repr()}, filter={form}, length={self.length}"
+
+
+class Circulant(_Filtered):
+    """M_ij = h[(i - j) mod n]: a convolution that wraps round. Cost O(n log n) a vector. Taps beyond n are not used."""
+
+    kind = "circulant"
+
+    def multiply(self, v: Tensor, *, transposed: bool, out: int, real: Tensor | None) -> Tensor:
+        if transposed:  # Mᵀ is M run backwards
+            return circular_fft_conv(v.flip(-1), self.beside(v)).flip(-1)
+        return circular_fft_conv(v, self.beside(v))
+
+    def matrix(self, n: int, out: int) -> Tensor:
+        lag = (torch.arange(n)[:, None] - torch.arange(n)) % n
+        return _at(self.taps(n), lag)
+
+
+class Toeplitz(_Filtered):
+    """M_ij = h[i - j] for i ≥ j, else 0: a causal convolution. Cost O(n log n) a vector.
+
+    State (causal mixers, explicit taps): the last length - 1 tokens.
+    """
+
+    kind = "toeplitz"
+    causal_form = True
+
+    @property
+    def recurrent(self) -> bool:
+        return self.site.causal and self.curve is None
+
+    def multiply(self, v: Tensor, *, transposed: bool, out: int, real: Tensor | None) -> Tensor:
+        if transposed:
+            return causal_fft_conv(v.flip(-1), self.beside(v)).flip(-1)
+        return causal_fft_conv(v, self.beside(v))
+
+    def matrix(self, n: int, out: int) -> Tensor:
+        return _at(self.taps(n), torch.arange(n)[:, None] - torch.arange(n))
+
+    def transform_size(self, n: int) -> int:
+        return 2 * n
+
+    def memory(self, batch: int) -> list[tuple[int, ...]]:
+        return [(batch, self.length - 1, self.site.channels)]
+
+    def scan(self, x: Tensor, past: list[Tensor], real: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+        if real is not None:
+            x = x.masked_fill(~real.unsqueeze(-1), 0.0)
+        seen = torch.cat((past[0].to(x.dtype), x), dim=1)
+        y = self.act(seen, None, None, out=None, transposed=False)[:, self.length - 1 :]
+        return y, [next_window(past[0], x, real)]
+
+
+def _at(taps: Tensor, lag: Tensor) -> Tensor:
+    """taps[:, lag] where there is such a tap, else 0."""
+    lag = lag.to(taps.device)
+    inside = (lag >= 0) & (lag < taps.shape[-1])
+    return taps[:, torch.where(inside, lag, 0)] * inside.to(taps)
