@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from polymix.errors import check_choice
-from polymix.mixers.base import Capabilities, MixerConfig, TokenMixer
+from polymix.mixers.base import Capabilities, MixerConfig, Polynomial, TokenMixer
 from polymix.mixers.checks import Call
 from polymix.mixers.heads import Heads, head_count
 from polymix.mixers.registry import register
@@ -73,6 +73,14 @@ class QtMixer(TokenMixer):
         if isinstance(state, QtState) and tuple(state.moments.shape) == shape and state.count.shape == x.shape[:1]:
             return None
         return f"a QtState with moments {shape} in {accumulator(x.dtype)}"
+
+    @property
+    def polynomial(self) -> Polynomial:
+        order = self.config.order
+        if order == 0:  # the mean of the values
+            return Polynomial(1, homogeneous=not self.config.bias)
+        below = 2 * order * self.heads  # W_o adds quotients of as many denominators as there are heads
+        return Polynomial(rational=(below + 1, below))
 
     def no_weight_decay(self) -> set[str]:
         return set() if self.scale is None else {"scale"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,10 +19,18 @@ _MIXERS: dict[str, type[TokenMixer]] = {}
 C = TypeVar("C", bound="type[MixerConfig]")
 
 
+def _load_related() -> None:
+    """Register the related mechanisms, on the first question that they may be the answer to: nobody else waits for
+    them at import."""
+    importlib.import_module("polymix.mixers.related")
+
+
 def register(mixer: type[TokenMixer]) -> Callable[[C], C]:
     """Class decorator for a config: its `name` builds `mixer` from then on. A name can be taken once."""
 
     def add(config: C) -> C:
+        if not mixer.__module__.startswith("polymix."):
+            _load_related()  # their names are taken
         if config.name in _CONFIGS:
             raise OptionError("name", config.name, "a name not yet registered", "Choose another name.")
         _CONFIGS[config.name], _MIXERS[config.name] = config, mixer
@@ -32,11 +41,14 @@ def register(mixer: type[TokenMixer]) -> Callable[[C], C]:
 
 def list_mixers() -> tuple[str, ...]:
     """The names that `create_mixer` knows."""
+    _load_related()
     return tuple(_CONFIGS)
 
 
 def config_class(name: str) -> type[MixerConfig]:
     """The config dataclass behind a name."""
+    if name not in _CONFIGS:
+        _load_related()
     if not isinstance(name, str) or name not in _CONFIGS:
         known = ", ".join(nearest_first(str(name), _CONFIGS))
         raise UnknownNameError("name", repr(name), known, "Pick one of these; the nearest stand first.")
@@ -74,6 +86,7 @@ def create_mixer(
 
 def lacks(mixer: TokenMixer, capability: str, argument: str, wanted: str) -> CapabilityError:
     """The error for an argument that a mixer cannot serve as built, naming those that can."""
+    _load_related()
     able = [name for name, other in _MIXERS.items() if other.capabilities.has(capability) and name != mixer.name]
     cure = "Build it with other options." if type(mixer).capabilities.has(capability) else "Use one of those."
     return CapabilityError(

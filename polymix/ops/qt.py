@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polymix.ops.common import accumulator, without_autocast
+from polymix.ops.linear_attention import causal_sums, chunk_size, hide, in_chunks
 
-CHUNK = 128  # tokens that see each other directly in the causal form; more costs N · CHUNK, less costs N / CHUNK states
 GUARD = 1e-3  # the denominator never falls below GUARD times the number of tokens seen
 
 
@@ -43,10 +43,8 @@ def taylor_features(x: Tensor, form: str, order: int, scale: Tensor | None = Non
     return torch.cat(parts[: order + 1], dim=-1)
 
 
-def _similarity(q: Tensor, k: Tensor, form: str, order: int, scale: Tensor | None) -> Tensor:
-    """⟨φ(q), φ(k)⟩ of every pair, by the shorter way: the full form needs no features for it."""
-    if form == "compact":
-        return taylor_features(q, form, order, scale) @ taylor_features(k, form, order, scale).transpose(-1, -2)
+def _similarity(q: Tensor, k: Tensor, order: int) -> Tensor:
+    """The full form's ⟨φ(q), φ(k)⟩ of every pair, which needs no features."""
     s = (q @ k.transpose(-1, -2)) * q.shape[-1] ** -0.5
     return (torch.ones_like(s), 1 + s, 1 + s + s * s / 2)[order]
 
@@ -60,15 +58,6 @@ def normalise(weighted: Tensor, count: Tensor) -> Tensor:
     """(…, d + 1) sums of [v, 1] -> their quotient; zero where nothing was seen, the denominator never below GUARD."""
     floor = GUARD * count.clamp_min(1).to(weighted.dtype)
     return weighted[..., :-1] / torch.maximum(weighted[..., -1:], floor)
-
-
-def _hide_padding(k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """k and [v, 1], both zero where a token is padding."""
-    v = F.pad(v, (0, 1), value=1.0)
-    if mask is None:
-        return k, v
-    hidden = ~mask[:, None, :, None]
-    return k.masked_fill(hidden, 0.0), v.masked_fill(hidden, 0.0)
 
 
 def qt_attention(
@@ -87,7 +76,7 @@ def qt_attention(
     """
     dtype = accumulator(q.dtype)
     with without_autocast(q.device):
-        keys, values = _hide_padding(k.to(dtype), v.to(dtype), mask)
+        keys, values = hide(k.to(dtype), mask), hide(F.pad(v.to(dtype), (0, 1), value=1.0), mask)
         moments = taylor_features(keys, form, order, scale).transpose(-1, -2) @ values  # (B, h, F, d + 1)
         weighted = taylor_features(q.to(dtype), form, order, scale) @ moments
         seen = torch.full((1,), k.shape[2], device=q.device) if mask is None else mask.sum(1)
@@ -111,25 +100,17 @@ def qt_causal(
     state after the last token.
     """
     dtype, batch, n = accumulator(q.dtype), q.shape[0], q.shape[2]
-    chunk = 1 if n == 1 else CHUNK  # not min(CHUNK, n), which would tie a compiled graph to one side of CHUNK
+    size = chunk_size(n)
     real = torch.ones(batch, n, dtype=torch.bool, device=q.device) if mask is None else mask
-    seen = real.cumsum(1)
-    pad = -n % chunk
+    seen = real.cumsum(1) if state is None else real.cumsum(1) + state.count[:, None]
     with without_autocast(q.device):
-        keys, values = _hide_padding(k.to(dtype), v.to(dtype), mask)
-        queries, keys, values = (
-            F.pad(part, (0, 0, 0, pad)).unflatten(2, (-1, chunk)) for part in (q.to(dtype), keys, values)
-        )  # (B, h, chunks, chunk, ·); what pads the last chunk has the value [0, 0], so it adds nothing
+        keys, values = hide(k.to(dtype), mask), hide(F.pad(v.to(dtype), (0, 1), value=1.0), mask)
+        # What pads the last chunk has the value [0, 0], so it adds nothing.
+        queries, keys, values = (in_chunks(part, size) for part in (q.to(dtype), keys, values))
         if scale is not None:
             scale = scale.unsqueeze(-1)  # (3, heads, 1, 1, 1)
-        gained = taylor_features(keys, form, order, scale).transpose(-1, -2) @ values  # (B, h, chunks, F, d + 1)
-        # The sum before each chunk comes from a shifted sum, never from a difference: that would let the future in.
-        start = torch.zeros_like(gained[:, :, :1]) if state is None else state.moments[:, :, None]
-        running = torch.cat((start, gained), dim=2).cumsum(2)
-        before = running[:, :, :-1]
-        inside = _similarity(queries, keys, form, order, scale).tril() @ values
-        weighted = (inside + taylor_features(queries, form, order, scale) @ before).flatten(2, 3)[:, :, :n]
-        if state is not None:
-            seen = seen + state.count[:, None]
-        out = normalise(weighted, seen[:, None, :, None]).to(q.dtype)
-    return out, QtState(running[:, :, -1].clone(), seen[:, -1].clone())
+        asks, tells = (taylor_features(part, form, order, scale) for part in (queries, keys))
+        similarity = _similarity(queries, keys, order) if form == "full" else None
+        weighted, end = causal_sums(asks, tells, values, None if state is None else state.moments, similarity)
+        out = normalise(weighted[:, :, :n], seen[:, None, :, None]).to(q.dtype)
+    return out, QtState(end, seen[:, -1].clone())

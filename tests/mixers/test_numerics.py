@@ -50,7 +50,11 @@ def test_gradcheck_of_a_chunk_and_its_state(case):
     assert torch.autograd.gradcheck(run, (x,), fast_mode=True)
 
 
-@every_case
+# PyTorch has no second derivative of its own hardsigmoid, which is the gate of timm's effective SE.
+NO_SECOND_DERIVATIVE = {"se-effective"}
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case not in NO_SECOND_DERIVATIVE])
 def test_second_derivatives(case):
     mixer = make(case, dim=6 if "poly_nl" not in case else 4)
     x = 0.5 * tokens(1, 12, mixer.dim).requires_grad_()
@@ -81,6 +85,10 @@ def test_float32_within_1e4_of_float64(case, n, dim):
     close(copy.deepcopy(wide).float()(x.float()).double(), y, 1e-4)
 
 
+# Whose output jumps where rounding swaps two neighbours that are about as near.
+JUMPS = {"knn", "knn-max", "knn-mean"}
+
+
 @every_case
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_output_and_gradient_are_finite_and_near(case, dtype):
@@ -91,7 +99,8 @@ def test_low_precision_output_and_gradient_are_finite_and_near(case, dtype):
     low, xl = copy.deepcopy(mixer).to(dtype), x.to(dtype).requires_grad_()
     y = low(xl)
     assert y.dtype == dtype
-    close(y.float(), mixer(x), 0.05)
+    if case not in JUMPS:
+        close(y.float(), mixer(x), 0.05)
     y.float().square().mean().backward()
     assert xl.grad.isfinite().all()
     assert all(p.grad.isfinite().all() for p in low.parameters())

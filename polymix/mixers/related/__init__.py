@@ -1,0 +1,35 @@
+"""The mechanisms that the papers compare with (spec: linear attentions, convolutional gates, scans, pooled gates).
+
+Each is one small file from its formula, under the same contract as the main mixers. A file that is imported here
+registers its name.
+"""
+
+from polymix.mixers.related.castling import CastlingConfig, CastlingMixer
+from polymix.mixers.related.conv2former import Conv2FormerConfig, Conv2FormerMixer
+from polymix.mixers.related.efficient import EfficientConfig, EfficientMixer
+from polymix.mixers.related.focused import FocusedConfig, FocusedMixer
+from polymix.mixers.related.gc import GcConfig, GcMixer
+from polymix.mixers.related.hydra import HydraConfig, HydraMixer
+from polymix.mixers.related.hyena import HyenaMixer, HyenaState
+from polymix.mixers.related.hyena_config import HyenaConfig
+from polymix.mixers.related.knn import KnnConfig, KnnMixer
+from polymix.mixers.related.latent_gnn import LatentGnnConfig, LatentGnnMixer
+from polymix.mixers.related.linear import LinearConfig, LinearMixer
+from polymix.mixers.related.mamba import MambaConfig, MambaMixer, MambaState
+from polymix.mixers.related.non_local import NonLocalConfig, NonLocalMixer
+from polymix.mixers.related.performer import PerformerConfig, PerformerMixer
+from polymix.mixers.related.prodpoly import ProdPolyConfig, ProdPolyMixer
+from polymix.mixers.related.relu_linear import ReluLinearConfig, ReluLinearMixer
+from polymix.mixers.related.se import SeConfig, SeMixer
+from polymix.mixers.related.sima import SimaConfig, SimaMixer
+from polymix.mixers.related.tesa import TesaConfig, TesaMixer
+from polymix.mixers.related.xca import XcaConfig, XcaMixer
+
+__all__ = [
+    "CastlingConfig", "CastlingMixer", "Conv2FormerConfig", "Conv2FormerMixer", "EfficientConfig", "EfficientMixer",
+    "FocusedConfig", "FocusedMixer", "GcConfig", "GcMixer", "HydraConfig", "HydraMixer", "HyenaConfig", "HyenaMixer",
+    "HyenaState", "KnnConfig", "KnnMixer", "LatentGnnConfig", "LatentGnnMixer", "LinearConfig", "LinearMixer",
+    "MambaConfig", "MambaMixer", "MambaState", "NonLocalConfig", "NonLocalMixer", "PerformerConfig", "PerformerMixer",
+    "ProdPolyConfig", "ProdPolyMixer", "ReluLinearConfig", "ReluLinearMixer", "SeConfig", "SeMixer", "SimaConfig",
+    "SimaMixer", "TesaConfig", "TesaMixer", "XcaConfig", "XcaMixer",
+]  # fmt: skip

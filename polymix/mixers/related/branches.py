@@ -1,0 +1,21 @@
+"""Depthwise convolutions beside an attention, on the grid of its tokens, and as matrices."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from polymix.ops.depthwise import depthwise_conv
+
+
+def on_grid(x: Tensor, weight: Tensor, grid: tuple[int, ...], prefix: int) -> Tensor:
+    """Convolve the tokens (B, N, D) behind the prefix on their grid with weight (D, 1, *k); zeros for the prefix."""
+    y = depthwise_conv(x[:, prefix:], weight, grid)
+    return torch.cat((y.new_zeros(x.shape[0], prefix, x.shape[2]), y), dim=1) if prefix else y
+
+
+def dense(weight: Tensor, grid: tuple[int, ...], prefix: int = 0) -> Tensor:
+    """The same convolution as matrices (D, N, N), read off unit tokens; zero rows and columns for the prefix."""
+    n = prefix + torch.Size(grid).numel()
+    unit = torch.eye(n, dtype=weight.dtype, device=weight.device).unsqueeze(-1).expand(n, n, weight.shape[0])
+    return on_grid(unit, weight, grid, prefix).permute(2, 1, 0)

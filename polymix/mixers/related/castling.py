@@ -1,0 +1,146 @@
+"""Linear-angular attention (Castling-ViT), with its depthwise branch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polymix.errors import OptionError, check_choice, check_int
+from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, Polynomial, TokenMixer
+from polymix.mixers.checks import Call
+from polymix.mixers.heads import Heads, head_count
+from polymix.mixers.registry import register
+from polymix.mixers.related.attention_loading import load, projections, settle
+from polymix.mixers.related.branches import dense
+from polymix.mixers.related.loading import check_keys, translate
+from polymix.mixers.related.sequences import without_padding
+from polymix.ops.common import accumulator
+from polymix.ops.depthwise import depthwise_conv
+from polymix.ops.linear_attention import hide, linear_attention
+from polymix.structured.channel import Dense, init_
+from polymix.structured.cost import Op, linear_op
+
+THRESHOLD = 0.02  # of the sparse branch
+_AUTHORS = {"in_channels": None, "num_heads": "heads", "qkv_bias": None, "proj_drop": "dropout",
+            "res_kernel_size": "kernel_size"}  # fmt: skip
+
+
+class CastlingMixer(TokenMixer):
+    """Y = T / |T| + M V with T = (1/π) Q̂ (K̂ᵀ V) + ½ V a head, heads joined by W_o (Castling-ViT, inference form).
+
+    q̂ = q / |q| and k̂ over the d channels of a head, rows of T to unit length too (where one is zero it stays zero).
+    M is a convolution along the order of the tokens, one kernel a head. With normalize=False nothing is divided,
+    Y = (1/π) Q (Kᵀ V) + (½ I + M) V (PADRe Eq. 76): a polynomial of degree 3 with a linear term. The authors' code
+    normalises. `sparse_reg` is their training form: A ⊙ [A > 0.02] times V joins T, A = softmax(Q Kᵀ / √d) a head,
+    which is quadratic in N; no gradient goes through the threshold.
+
+    Shapes: (B, N, D) -> (B, N, D), d = D / heads. Cost: 4 N D² + 2 N D d + N D kernel_size multiply-adds, 2 N² D more
+    with sparse_reg. Padding masks: the convolution goes on as if padding were not there. Not causal, as the kernel is
+    centred. Source: PD-041, PD-055, PD-099.
+    """
+
+    name = "castling"
+    capabilities = Capabilities(masks=frozenset({"padding"}), grids=(1,))
+    config: CastlingConfig
+
+    def __init__(self, config: CastlingConfig, dim: int, **kw: Any) -> None:
+        super().__init__(config, dim)
+        self.heads = head_count(config.heads, dim)
+        self.qkv = Heads(dim, self.heads, config.bias, **kw)
+        self.conv = nn.Parameter(torch.empty(self.heads, 1, config.kernel_size, **kw))
+        self.proj = Dense(dim, dim, config.bias, **kw)
+        d = dim // self.heads
+        size = d**-0.5 if config.normalize else 0.5  # of T, which the branch is made to match
+        nn.init.normal_(self.conv, std=size * config.kernel_size**-0.5)
+        init_(self.proj.weight, dim, INIT_STD / (size * 2**0.5))
+        if not config.normalize:  # (1/π) Σ_j (q·k_j) v_j over 196 tokens, made as large as ½ v
+            gain = (0.5 * math.pi / (14 * d**0.5)) ** 0.5
+            init_(self.qkv.qkv.weight[: 2 * dim], dim, gain)
+
+    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+        q, k, v = (hide(part.transpose(1, 2), call.mask) for part in self.qkv(x, x))
+        wide = v.to(accumulator(v.dtype))
+        asks, tells = q.to(wide.dtype), k.to(wide.dtype)
+        if self.config.normalize:
+            asks, tells = F.normalize(asks, dim=-1), F.normalize(tells, dim=-1)
+        t = wide / 2 + linear_attention(asks, tells, wide, mask=call.mask, normalize=False, scale=1 / math.pi)
+        if self.config.sparse_reg:
+            t = t + self._sparse(q.to(wide.dtype), k.to(wide.dtype), wide, call.mask)
+        if self.config.normalize:
+            t = F.normalize(t, dim=-1)
+        t, v = (part.transpose(1, 2).flatten(-2) for part in (t.to(v.dtype), v))
+        return self.proj(t + without_padding(v, call.mask, self._branch))
+
+    def _branch(self, v: Tensor, real: Tensor | None) -> Tensor:
+        return depthwise_conv(v, self._kernel(), (v.shape[1],))
+
+    def _sparse(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        logits = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+        if mask is not None:
+            logits = logits.masked_fill(~mask[:, None, None, :], torch.finfo(logits.dtype).min)
+        weight = logits.softmax(-1)
+        return weight.masked_fill(weight <= THRESHOLD, 0.0).to(v.dtype) @ v
+
+    def _kernel(self) -> Tensor:
+        return self.conv.repeat_interleave(self.dim // self.heads, dim=0)  # (D, 1, k)
+
+    @property
+    def polynomial(self) -> Polynomial:
+        return Polynomial() if self.config.normalize or self.config.sparse_reg else Polynomial(3)
+
+    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+        return {**self.qkv.letters(self.proj), "M": dense(self._kernel(), (n,))}
+
+    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+        d = self.dim // self.heads
+        found = [self.qkv.op(n), Op("matmul", (self.heads, d, n, d)), Op("matmul", (self.heads, n, d, d))]
+        if self.config.sparse_reg:
+            found.append(Op("attention", (self.heads, n, n, d)))
+        return [*found, Op("depthwise", (n,), (self.config.kernel_size,), self.dim), linear_op(n, self.proj)]
+
+    @classmethod
+    def from_reference(cls, state_dict: Mapping[str, Tensor], **options: Any) -> CastlingMixer:
+        """A mixer with the weights of the authors' linear-angular attention.
+
+        `options`: their constructor's arguments (num_heads is 8 there unless given; attn_drop must be 0) or ours. A
+        bias that qkv lacks is zero.
+        """
+        check_keys(state_dict, ("qkv.weight", "proj.weight", "dconv.weight"), ("qkv.bias", "proj.bias"))
+        check_choice("attn_drop", float(options.pop("attn_drop", 0.0)), (0.0,))
+        found = {"heads": 8, **translate(CastlingConfig, options, _AUTHORS)}
+        conv = state_dict["dconv.weight"].flatten(2)
+        settle(found, "bias", "proj.bias" in state_dict)
+        settle(found, "kernel_size", conv.shape[-1])
+        like = state_dict["proj.weight"]
+        mixer = cls(CastlingConfig(**found), like.shape[0], device=like.device, dtype=like.dtype)
+        load(mixer, {**projections(state_dict), "conv": conv})
+        return mixer
+
+
+@register(CastlingMixer)
+@dataclass(frozen=True, kw_only=True)
+class CastlingConfig(MixerConfig):
+    """Options of linear-angular attention.
+
+    heads: None takes one for every 64 channels. kernel_size: of the branch, odd. normalize: unit rows, as the authors'
+    code has them, or the plain polynomial. sparse_reg: the training form with its quadratic sparse branch.
+    """
+
+    name: ClassVar[str] = "castling"
+    heads: int | None = None
+    kernel_size: int = 9
+    normalize: bool = True
+    sparse_reg: bool = False
+
+    def check(self) -> None:
+        check_int("kernel_size", self.kernel_size, 1)
+        check_choice("normalize", self.normalize, (True, False))
+        check_choice("sparse_reg", self.sparse_reg, (True, False))
+        if self.kernel_size % 2 == 0:
+            raise OptionError("kernel_size", self.kernel_size, "an odd size", f"Pass {self.kernel_size + 1}, say.")

@@ -1,0 +1,185 @@
+"""Conv2Former's convolutional modulation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from polymix.errors import OptionError, ShapeError, check_choice, check_grid_option, check_int
+from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, Polynomial, TokenMixer
+from polymix.mixers.checks import Call, check_grid
+from polymix.mixers.registry import register
+from polymix.mixers.related.loading import check_keys, translate
+from polymix.mixers.related.sequences import without_padding
+from polymix.ops.common import ACTIVATIONS
+from polymix.ops.depthwise import depthwise_conv, effective_kernel
+from polymix.structured.channel import Dense
+from polymix.structured.cost import Op, linear_op
+
+NORM_EPS = 1e-6
+
+
+class Conv2FormerMixer(TokenMixer):
+    """A convolution over the neighbourhood, multiplied with the values (Conv2Former; Hou et al. 2022).
+
+        n = LayerNorm(X)                                    left out with norm=None
+        Z = A ⊙ V,   A = DConv_{k×k}(g(n W_1 + b_1)) + b_A,   V = n W_2 + b_2
+        Y = Z W_3 + b_3
+
+    As the authors' code has it: g = GELU, the norm inside. As PADRe's appendix writes it (Eq. 28-30): g the identity,
+    no norm; Y is then a polynomial of degree 2, homogeneous without biases.
+
+    Shapes: (B, N, D) on a 2-D or 1-D grid, or (B, D, H, W), returned alike. Cost: 3 N D² + N D k² multiply-adds (k in
+    1-D). Padding reads as the edge of a 2-D grid and as not there in 1-D; its own Z is zero. Source: PD-035.
+    """
+
+    name = "conv2former"
+    capabilities = Capabilities(masks=frozenset({"padding"}), grids=(1, 2))
+    feature_maps = True
+    config: Conv2FormerConfig
+
+    def __init__(self, config: Conv2FormerConfig, dim: int, **kw: Any) -> None:
+        super().__init__(config, dim)
+        self.axes = 2 if config.grid is None else len(config.grid)
+        self.capabilities = Capabilities(masks=frozenset({"padding"}), grids=(self.axes,))
+        kernel = (config.kernel_size,) * self.axes
+        self.norm = nn.LayerNorm(dim, eps=NORM_EPS, **kw) if config.norm == "layer" else None
+        self.into = Dense(dim, 2 * dim, config.bias, **kw)  # W_1 and W_2 read the same tokens
+        self.conv = nn.Parameter(torch.empty(dim, 1, *kernel, **kw))
+        self.conv_bias = nn.Parameter(torch.zeros(dim, **kw)) if config.bias else None
+        self.proj = Dense(dim, dim, config.bias, **kw)
+        with torch.no_grad():
+            self.conv.normal_(std=config.kernel_size ** (-self.axes / 2))
+            self.proj.weight *= INIT_STD
+
+    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+        grid = call.grid
+        if grid is None:
+            cure = "Pass grid=(H, W) of this input, build with grid=, or pass (B, D, H, W)."
+            raise ShapeError("grid", None, "rows and columns of the tokens", cure)
+        if self.axes == 1:
+            return self.proj(without_padding(x, call.mask, lambda x, real: self._modulate(x, grid, real)))
+        mask = call.mask
+        if mask is not None:  # NaN at padding must not reach a weight's gradient either
+            x = x.masked_fill(~mask.unsqueeze(-1), 0.0)
+        z = self._modulate(x, grid, mask)
+        return self.proj(z if mask is None else z.masked_fill(~mask.unsqueeze(-1), 0.0))
+
+    def _modulate(self, x: Tensor, grid: tuple[int, ...], mask: Tensor | None) -> Tensor:
+        a, v = self.into(x if self.norm is None else self.norm(x)).chunk(2, dim=-1)
+        a = ACTIVATIONS[self.config.activation](a)
+        if mask is not None:
+            a = a.masked_fill(~mask.unsqueeze(-1), 0.0)
+        a = depthwise_conv(a, self.conv, grid)
+        return (a if self.conv_bias is None else a + self.conv_bias.to(a.dtype)) * v
+
+    @property
+    def polynomial(self) -> Polynomial:
+        if self.norm is not None or self.config.activation != "identity":
+            return Polynomial()
+        return Polynomial(2, homogeneous=not self.config.bias)
+
+    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+        (w_1, w_2), bias = self.into.weight.chunk(2), self.into.bias
+        b_1, b_2 = (None, None) if bias is None else bias.chunk(2)
+        norm = (None, None) if self.norm is None else (self.norm.weight, self.norm.bias)
+        return {
+            "gain": norm[0], "offset": norm[1], "W_1": w_1.t(), "b_1": b_1, "W_2": w_2.t(), "b_2": b_2,
+            "A": self._dense(self._grid(n, grid)), "b_A": self.conv_bias,
+            "W_3": self.proj.weight.t(), "b_3": self.proj.bias,
+        }  # fmt: skip
+
+    def _grid(self, n: int, grid: tuple[int, ...] | None) -> tuple[int, ...]:
+        grid = check_grid(self, grid, n)
+        if grid is None:
+            raise ShapeError("grid", None, f"rows and columns of {n} tokens", "Pass grid=(H, W).")
+        return grid
+
+    def _dense(self, grid: tuple[int, ...]) -> Tensor:
+        """The convolution as (D, N, N)."""
+        device = self.conv.device
+        axes = torch.meshgrid(*(torch.arange(size, device=device) for size in grid), indexing="ij")
+        place = torch.stack([axis.flatten() for axis in axes], dim=-1)
+        tap = place[None] - place[:, None] + self.config.kernel_size // 2  # (N, N, axes)
+        inside = ((tap >= 0) & (tap < self.config.kernel_size)).all(-1)
+        flat = torch.zeros_like(tap[..., 0])
+        for axis in tap.clamp(0, self.config.kernel_size - 1).unbind(-1):
+            flat = flat * self.config.kernel_size + axis
+        return self.conv.flatten(1)[:, flat] * inside
+
+    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+        grid = self._grid(n, grid)
+        kernel = effective_kernel(tuple(self.conv.shape[2:]), grid)
+        return [linear_op(n, self.into), Op("depthwise", grid, kernel, self.dim), linear_op(n, self.proj)]
+
+    @classmethod
+    def from_reference(cls, state_dict: Mapping[str, Tensor], **options: Any) -> Conv2FormerMixer:
+        """A mixer with the weights, and the outputs, of the authors' spatial attention.
+
+        Of the state dict of a whole block the keys that begin with "attn." are taken. The authors accept and ignore
+        index, num_head and mlp_ratio here. Raises OptionError for keys or shapes that do not fit.
+        """
+        names = {"dim": None, "kernel_size": "kernel_size", "index": None, "num_head": None, "mlp_ratio": None}
+        found = translate(Conv2FormerConfig, options, names)
+        part = {key[len("attn.") :]: value for key, value in state_dict.items() if key.startswith("attn.")}
+        weights = part or dict(state_dict)
+        layers = ("att.0", "att.2", "v", "proj")
+        norm, biases = ("norm.weight", "norm.bias"), [f"{layer}.bias" for layer in layers]
+        normed = found.get("norm", "layer") == "layer"
+        biased = any(key in weights for key in biases)
+        wanted = [f"{layer}.weight" for layer in layers] + (biases if biased else []) + list(norm if normed else ())
+        check_keys(weights, wanted)
+        dim, size = weights["proj.weight"].shape[0], weights["att.2.weight"].shape[-1]
+        for name, value in {"kernel_size": size, "bias": biased}.items():
+            if found.get(name, value) != value:
+                raise OptionError(name, repr(found[name]), f"{value!r}, which the weights have", "Leave it out.")
+        like = weights["proj.weight"]
+        config = Conv2FormerConfig(**{**found, "kernel_size": size, "bias": biased})
+        mixer = cls(config, dim, device=like.device, dtype=like.dtype)
+
+        def joined(kind: str) -> Tensor:
+            return torch.cat((weights[f"att.0.{kind}"], weights[f"v.{kind}"]))
+
+        new = {"into.weight": joined("weight").flatten(1), "proj.weight": like.flatten(1),
+               "conv": weights["att.2.weight"]}  # fmt: skip
+        if biased:
+            new |= {"into.bias": joined("bias"), "proj.bias": weights["proj.bias"], "conv_bias": weights["att.2.bias"]}
+        if normed:
+            new |= {key: weights[key] for key in norm}
+        for key, value in mixer.state_dict().items():
+            if new[key].shape != value.shape:
+                raise OptionError("state_dict", f"{key} of shape {tuple(new[key].shape)}", str(tuple(value.shape)), "")
+        mixer.load_state_dict(new)
+        return mixer
+
+
+@register(Conv2FormerMixer)
+@dataclass(frozen=True, kw_only=True)
+class Conv2FormerConfig(MixerConfig):
+    """Options of Conv2Former.
+
+    Args:
+        grid: (H, W) or (N,); its number of axes is that of the kernel. None: 2-D, each call says which.
+        kernel_size: odd, of every axis.
+        activation: g, "gelu" as the authors' code has it or "identity" as PADRe writes it.
+        norm: "layer", or None for no norm inside.
+    """
+
+    name: ClassVar[str] = "conv2former"
+    grid: tuple[int, ...] | None = None
+    kernel_size: int = 11
+    activation: str = "gelu"
+    norm: str | None = "layer"
+
+    def check(self) -> None:
+        if self.grid is not None:
+            check_grid_option(self.grid, (1, 2))
+        check_int("kernel_size", self.kernel_size, 1)
+        if self.kernel_size % 2 == 0:
+            raise OptionError("kernel_size", self.kernel_size, "an odd number", "The kernel needs a centre.")
+        check_choice("activation", self.activation, ("gelu", "identity"))
+        check_choice("norm", self.norm, ("layer", None))

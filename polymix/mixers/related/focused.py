@@ -1,0 +1,210 @@
+"""Focused linear attention (FLatten)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polymix.errors import OptionError, ShapeError, check_grid_option, check_int, check_number
+from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, TokenMixer
+from polymix.mixers.checks import Call, check_grid
+from polymix.mixers.heads import Heads, head_count
+from polymix.mixers.poly_sa import resample
+from polymix.mixers.registry import register
+from polymix.mixers.related.attention_loading import load, projections, settle
+from polymix.mixers.related.branches import dense, on_grid
+from polymix.mixers.related.loading import check_keys, translate
+from polymix.ops.common import accumulator
+from polymix.ops.depthwise import effective_kernel
+from polymix.ops.linear_attention import linear_attention
+from polymix.structured.channel import Dense, init_
+from polymix.structured.cost import Op, linear_op
+
+EPS = 1e-6
+_AUTHORS = {"dim": None, "num_heads": "heads", "qkv_bias": None, "proj_drop": "dropout", "qk_scale": None,
+            "attn_drop": None, "num_patches": None, "window_size": "grid"}  # fmt: skip
+_PLAIN = ("scale", "positional_encoding", "dwc.weight", "dwc.bias", "sr.weight", "sr.bias", "norm.weight", "norm.bias")
+
+
+class FocusedMixer(TokenMixer):
+    """Linear attention with keys and queries drawn towards their largest channels (FLatten, Han et al. 2023).
+
+        y_i = φ(q_i) Σ_j φ(k_j)ᵀ v_j / (φ(q_i) · Σ_j φ(k_j) + 1e-6 n) + (M V)_i       a head, heads joined by W_o
+        φ(x) = |u| u^p / |u^p|,  u = (relu(x) + 1e-6) / softplus(scale)               over all D channels
+
+    p is `focusing_factor`; keys get a learned code of their position first. M is a depthwise convolution on the grid,
+    the same d kernels for every head. With sr_ratio s > 1 keys and values are those of an s-fold smaller map, made by a
+    strided convolution and a layer norm; the branch then reads V stretched back to N tokens in row-major order. The
+    code belongs to `grid`; for another it is resampled bicubically, prefix tokens kept apart (they have a code but lie
+    outside the convolution).
+
+    Shapes: (B, N, D) -> (B, N, D), d = D / heads, n keys. Cost: 4 N D² + 2 N D (d + 1) + N D kernel_size² multiply-adds
+    at sr_ratio 1. Padding masks at sr_ratio 1, where the branch reads padding as zero. Source: PD-058.
+    """
+
+    name = "focused"
+    capabilities = Capabilities(masks=frozenset({"padding"}), grids=(2,))
+    config: FocusedConfig
+
+    def __init__(self, config: FocusedConfig, dim: int, **kw: Any) -> None:
+        super().__init__(config, dim)
+        check_grid_option(config.grid, (2,))
+        assert config.grid is not None
+        self.heads = head_count(config.heads, dim)
+        d, k, s = dim // self.heads, config.kernel_size, config.sr_ratio
+        keys = config.num_prefix_tokens + math.prod(self._reduced(config.grid))
+        self.qkv = Heads(dim, self.heads, config.bias, **kw)
+        self.proj = Dense(dim, dim, config.bias, **kw)
+        self.scale = nn.Parameter(torch.zeros(1, 1, dim, **kw))
+        self.positional_encoding = nn.Parameter(torch.zeros(1, keys, dim, **kw))
+        self.dwc = nn.Conv2d(d, d, k, padding=k // 2, groups=d, bias=config.bias, **kw)
+        init_(self.dwc.weight, k * k, INIT_STD)
+        self.sr = self.norm = None
+        if s > 1:
+            self.sr = nn.Conv2d(dim, dim, s, stride=s, bias=config.bias, **kw)
+            self.norm = nn.LayerNorm(dim, bias=config.bias, **kw)
+            init_(self.sr.weight, dim * s * s)
+            self.capabilities = Capabilities(grids=(2,))
+        for conv in (self.dwc, self.sr):
+            if conv is not None and conv.bias is not None:
+                nn.init.zeros_(conv.bias)
+
+    def _reduced(self, grid: tuple[int, ...]) -> tuple[int, ...]:
+        s = self.config.sr_ratio
+        if s == 1:
+            return grid
+        if min(grid) < s:
+            raise ShapeError("grid", grid, f"at least sr_ratio={s} rows and columns", "Build it with sr_ratio=1.")
+        return tuple(size // s for size in grid)
+
+    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+        assert call.grid is not None
+        q, k, v = (part.flatten(-2) for part in self.qkv(x, self._context(x, call.grid)))
+        if call.mask is not None:
+            k, v = (part.masked_fill(~call.mask.unsqueeze(-1), 0.0) for part in (k, v))
+        dtype = accumulator(v.dtype)
+        q, k = self._focus(q.to(dtype)), self._focus(k.to(dtype) + self._positions(call.grid).to(dtype))
+        heads = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (q, k, v))
+        y = linear_attention(*heads, mask=call.mask, eps=EPS).transpose(1, 2).flatten(-2)
+        if self.sr is not None:
+            v = F.interpolate(v.transpose(1, 2), size=x.shape[1], mode="linear", align_corners=False).transpose(1, 2)
+        branch = on_grid(v, self._kernel(), call.grid, self.config.num_prefix_tokens)
+        if self.dwc.bias is not None:
+            shift = self.dwc.bias.repeat(self.heads).to(branch.dtype).expand_as(branch)
+            p = self.config.num_prefix_tokens
+            branch = branch + (torch.cat((torch.zeros_like(shift[:, :p]), shift[:, p:]), dim=1) if p else shift)
+        return self.proj(y + branch)
+
+    def _context(self, x: Tensor, grid: tuple[int, ...]) -> Tensor:
+        """The tokens that keys and values are made of: x itself, or its smaller map."""
+        if self.sr is None or self.norm is None:
+            return x
+        self._reduced(grid)  # too small a grid is an error with a cure
+        return self.norm(self.sr(x.transpose(1, 2).unflatten(2, grid)).flatten(2).transpose(1, 2))
+
+    def _focus(self, x: Tensor) -> Tensor:
+        u = (F.relu(x) + EPS) / F.softplus(self.scale.to(x.dtype))
+        # The quotient does not know the size of u, so the power is taken of numbers up to 1.
+        power = (u / u.detach().amax(-1, keepdim=True)) ** self.config.focusing_factor
+        return power * (u.norm(dim=-1, keepdim=True) / power.norm(dim=-1, keepdim=True))
+
+    def _positions(self, grid: tuple[int, ...]) -> Tensor:
+        assert self.config.grid is not None
+        old, new = self._reduced(self.config.grid), self._reduced(grid)
+        return resample(self.positional_encoding[0].t(), old, new, self.config.num_prefix_tokens).t()
+
+    def _kernel(self) -> Tensor:
+        return self.dwc.weight.repeat(self.heads, 1, 1, 1)  # (D, 1, k, k)
+
+    def no_weight_decay(self) -> set[str]:
+        return {"scale", "positional_encoding"}
+
+    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+        grid = self._grid(n, grid)
+        bias = None if self.dwc.bias is None else self.dwc.bias.repeat(self.heads)
+        found = {**self.qkv.letters(self.proj), "scale": self.scale[0, 0], "P": self._positions(grid),
+                 "M": dense(self._kernel(), grid, self.config.num_prefix_tokens), "b_M": bias}  # fmt: skip
+        if self.sr is not None and self.norm is not None:
+            found |= {"W_s": self.sr.weight, "b_s": self.sr.bias, "gain": self.norm.weight, "shift": self.norm.bias}
+        return found
+
+    def _grid(self, n: int, grid: tuple[int, ...] | None) -> tuple[int, ...]:
+        grid = check_grid(self, grid, n - self.config.num_prefix_tokens)
+        assert grid is not None
+        return grid
+
+    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+        grid, d, s = self._grid(n, grid), self.dim // self.heads, self.config.sr_ratio
+        keys = self.config.num_prefix_tokens + math.prod(self._reduced(grid))
+        found = [self.qkv.op(n)]
+        if s > 1:
+            shapes = ((keys, self.dim * s * s, self.dim), (n, self.dim, self.dim), (keys, self.dim, 2 * self.dim))
+            found = [Op("linear", (*shape, 1)) for shape in shapes]
+        found += [Op("matmul", (self.heads, d, keys, d + 1)), Op("matmul", (self.heads, n, d, d + 1))]
+        taps = effective_kernel((self.config.kernel_size,) * 2, grid)
+        return [*found, Op("depthwise", grid, taps, self.dim), linear_op(n, self.proj)]
+
+    @classmethod
+    def from_reference(cls, state_dict: Mapping[str, Tensor], **options: Any) -> FocusedMixer:
+        """A mixer with the weights of the authors' focused attention: the PVT form (q, kv) or the Swin form (qkv).
+
+        `options`: their constructors' arguments (num_heads is 8 there unless given; qk_scale and attn_drop do nothing
+        in it either) or ours. The grid is window_size, or grid=, or else a square. A bias that q, kv lack is zero.
+        """
+        weights = dict(state_dict)
+        for kind in ("weight", "bias"):  # one layout for both
+            if f"q.{kind}" in weights and f"kv.{kind}" in weights:
+                weights[f"qkv.{kind}"] = torch.cat((weights.pop(f"q.{kind}"), weights.pop(f"kv.{kind}")))
+        reduced = _PLAIN[4:] if "sr.weight" in weights else ()
+        check_keys(weights, ("qkv.weight", "proj.weight", "proj.bias", *_PLAIN[:4], *reduced), ("qkv.bias",))
+        found = {"heads": 8, **translate(FocusedConfig, options, _AUTHORS)}
+        settle(found, "bias", True)
+        settle(found, "kernel_size", weights["dwc.weight"].shape[-1])
+        settle(found, "sr_ratio", weights["sr.weight"].shape[-1] if reduced else 1)
+        patches = weights["positional_encoding"].shape[1] * found["sr_ratio"] ** 2
+        side = math.isqrt(patches)
+        if found.get("grid") is None and side * side != patches:
+            raise OptionError("grid", None, f"(H, W) of {patches} tokens, which are no square", "Pass grid=(H, W).")
+        found["grid"] = tuple(found.get("grid") or (side, side))
+        like = weights["proj.weight"]
+        mixer = cls(FocusedConfig(**found), like.shape[0], device=like.device, dtype=like.dtype)
+        load(mixer, {**projections(weights), **{name: weights[name] for name in _PLAIN if name in weights}})
+        return mixer
+
+
+@register(FocusedMixer)
+@dataclass(frozen=True, kw_only=True)
+class FocusedConfig(MixerConfig):
+    """Options of focused linear attention.
+
+    heads: None takes one for every 64 channels. grid: (H, W) that the positions belong to. focusing_factor: p.
+    kernel_size: of the branch, odd. sr_ratio: how many times smaller the map of the keys is along each side.
+    num_prefix_tokens: tokens in front of the grid (class token, registers), with sr_ratio=1 alone.
+    """
+
+    name: ClassVar[str] = "focused"
+    heads: int | None = None
+    grid: tuple[int, ...] | None = None
+    focusing_factor: float = 3
+    kernel_size: int = 5
+    sr_ratio: int = 1
+    num_prefix_tokens: int = 0
+
+    def check(self) -> None:
+        if self.grid is not None:
+            check_grid_option(self.grid, (2,))
+        check_number("focusing_factor", self.focusing_factor, 1.0, math.inf, "a number of at least 1", 3)
+        check_int("kernel_size", self.kernel_size, 1)
+        check_int("sr_ratio", self.sr_ratio, 1)
+        check_int("num_prefix_tokens", self.num_prefix_tokens, 0)
+        if self.kernel_size % 2 == 0:
+            raise OptionError("kernel_size", self.kernel_size, "an odd size", f"Pass {self.kernel_size + 1}, say.")
+        if self.sr_ratio > 1 and self.num_prefix_tokens:
+            allowed = "sr_ratio=1 with prefix tokens, which the strided convolution cannot reach"
+            raise OptionError("sr_ratio", self.sr_ratio, allowed, "")

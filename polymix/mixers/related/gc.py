@@ -1,0 +1,173 @@
+"""Global context: one learned query pools all tokens, and what it finds scales or shifts every token alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from polymix.errors import OptionError, check_choice
+from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, TokenMixer
+from polymix.mixers.checks import Call
+from polymix.mixers.registry import register
+from polymix.mixers.related.loading import check_keys, translate
+from polymix.mixers.related.pointwise import (
+    check_reduced,
+    load_layer,
+    pointwise,
+    pointwise_letters,
+    pointwise_op,
+    reduced,
+    restart,
+    settle,
+)
+from polymix.mixers.related.timm_layers import timm_layer
+from polymix.ops.attention import softmax_pool
+from polymix.ops.pooled import mean_over_tokens
+from polymix.structured.cost import Op
+
+
+class GcMixer(TokenMixer):
+    """A global context block (GCNet, Cao et al. 2019), on timm's GlobalContext.
+
+        c = Σ_j softmax_j(x_j W_a + b_a) x_j, or mean_j x_j without `use_attn`
+        MLP(c) = relu(LayerNorm(c W_1 + b_1)) W_2 + b_2      D -> r -> D, own weights for scale and for add
+        Y = X ⊙ sigmoid(MLP_scale(c))  with `fuse_scale`;  + MLP_add(c) with `fuse_add`, to every token alike
+
+    Without `fuse_scale` Y = MLP_add(c), and X + MLP_add(c) with `residual`: timm's forward adds X there, which a host
+    with its own residual would then add twice. With a separate context c comes from its tokens. As in se the gate
+    multiplies the token itself: its bias starts where it is 0.125, attention's spread at 196 tokens; without biases it
+    starts at ½. MLP_add starts at that spread too (timm: at zero). b_a moves all logits alike, and so does nothing.
+
+    Shapes: (B, N, D) or (B, D, H, W), returned alike. Cost: 2 N D + 2 D r multiply-adds, 2 D r for each of scale and
+    add; without use_attn not even the 2 N D. Cross; padding masks; permutation-equivariant. Source: PL-039.
+    """
+
+    name = "gc"
+    capabilities = Capabilities(cross=True, masks=frozenset({"padding"}))
+    feature_maps = True
+    config: GcConfig
+    layer: Any
+
+    def __init__(self, config: GcConfig, dim: int, **kw: Any) -> None:
+        super().__init__(config, dim)
+        layer = timm_layer("GlobalContext")(
+            dim, use_attn=config.use_attn, fuse_scale=config.fuse_scale, fuse_add=config.fuse_add,
+            **reduced(config.rd_ratio, config.rd_channels), **kw,
+        )  # fmt: skip
+        if config.use_attn:
+            restart(layer.conv_attn, config.bias)
+        if config.fuse_scale:
+            restart(layer.mlp_scale.fc1, config.bias)
+            restart(layer.mlp_scale.fc2, config.bias, shift=math.log(INIT_STD / (1 - INIT_STD)))
+        if config.fuse_add:  # what follows LayerNorm and ReLU has a mean square of ½
+            restart(layer.mlp_add.fc1, config.bias)
+            restart(layer.mlp_add.fc2, config.bias, gain=2**0.5 * INIT_STD)
+        self.layer = layer
+
+    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+        # timm's own forward pools feature maps without a mask, in their own type; all after the pooling is timm's.
+        layer = self.layer
+        if self.config.use_attn:
+            pooled = softmax_pool(context, pointwise(layer.conv_attn, context), call.mask)
+        else:
+            pooled = mean_over_tokens(context, call.mask)
+        pooled = pooled.to(x.dtype).transpose(1, 2).unsqueeze(-1)  # (B, D, 1, 1)
+        if self.config.fuse_scale:
+            x = x * _token(layer.gate(layer.mlp_scale(pooled)))
+        if not self.config.fuse_add:
+            return x
+        added = _token(layer.mlp_add(pooled))
+        return x + added if self.config.fuse_scale or self.config.residual else added.expand_as(x)
+
+    @property
+    def _branches(self) -> dict[str, Any]:
+        found = {"scale": self.layer.mlp_scale, "add": self.layer.mlp_add}
+        return {name: mlp for name, mlp in found.items() if mlp is not None}
+
+    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+        """`scale` and `add` hold W_1, b_1, the LayerNorm's gain and shift, W_2 and b_2; None for one that is off."""
+        letters: dict[str, Any] = {"W_a": None, "b_a": None, "scale": None, "add": None}
+        if self.config.use_attn:
+            letters |= pointwise_letters("a", self.layer.conv_attn)
+        for name, mlp in self._branches.items():
+            norm = {"gain": mlp.norm.weight, "shift": mlp.norm.bias}
+            letters[name] = pointwise_letters("1", mlp.fc1) | norm | pointwise_letters("2", mlp.fc2)
+        return letters
+
+    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+        ops = [pointwise_op(1, conv) for mlp in self._branches.values() for conv in (mlp.fc1, mlp.fc2)]
+        if self.config.use_attn:
+            ops += [pointwise_op(n, self.layer.conv_attn), Op("matmul", (1, 1, n, self.dim))]
+        return ops
+
+    @classmethod
+    def from_reference(cls, state_dict: Mapping[str, Tensor], **options: Any) -> GcMixer:
+        """A mixer with the weights, and the outputs, of a state dict of timm's GlobalContext.
+
+        Options: the arguments of timm's class, or ours; what is fused, and the widths, are what the weights say.
+        `residual` is on, where it has a meaning, unless told otherwise. Raises OptionError for keys or shapes that do
+        not fit.
+        """
+        scale, add = (f"mlp_{name}.fc1.weight" in state_dict for name in ("scale", "add"))
+        branches = [name for name, there in (("mlp_scale", scale), ("mlp_add", add)) if there] or ["mlp_scale"]
+        bias, attn = f"{branches[0]}.fc1.bias" in state_dict, "conv_attn.weight" in state_dict
+        parts = ("weight", "bias")[: 1 + bias]
+        wanted = [f"conv_attn.{part}" for part in parts] if attn else []
+        for name in branches:
+            wanted += [f"{name}.{conv}.{part}" for conv in ("fc1", "fc2") for part in parts]
+            wanted += [f"{name}.norm.weight", f"{name}.norm.bias"]
+        check_keys(state_dict, wanted)
+        like = state_dict[f"{branches[0]}.fc1.weight"]
+        inner, dim = like.shape[:2]
+        settled: dict[str, Any] = {
+            "use_attn": attn,
+            "fuse_scale": scale,
+            "fuse_add": add,
+            "rd_channels": int(inner),
+            "bias": bias,
+        }
+        names = {"rd_ratio": None, "rd_divisor": None, "init_last_zero": None}  # timm takes the last and ignores it
+        found = {**settled, "_class": "GlobalContext", "channels": dim}
+        own = translate(GcConfig, settle(options, found), names)
+        config = GcConfig(**{"residual": not scale, **own}, **settled)
+        mixer = cls(config, int(dim), device=like.device, dtype=like.dtype)
+        load_layer(mixer.layer, state_dict)
+        return mixer
+
+
+def _token(x: Tensor) -> Tensor:
+    """(B, D, 1, 1) -> (B, 1, D)."""
+    return x.squeeze(-1).transpose(1, 2)
+
+
+@register(GcMixer)
+@dataclass(frozen=True, kw_only=True)
+class GcConfig(MixerConfig):
+    """Options of global context.
+
+    use_attn: pool by a learned query, else by the mean. fuse_scale, fuse_add: what the pooled token does to all, one
+    of them at least. rd_ratio: r / D, None for timm's 1/8. rd_channels: r itself, instead. residual: whether X is added
+    where there is no fuse_scale.
+    """
+
+    name: ClassVar[str] = "gc"
+    use_attn: bool = True
+    fuse_scale: bool = True
+    fuse_add: bool = False
+    rd_ratio: float | None = None
+    rd_channels: int | None = None
+    residual: bool = False
+
+    def check(self) -> None:
+        for name in ("use_attn", "fuse_scale", "fuse_add", "residual"):
+            check_choice(name, getattr(self, name), (True, False))
+        check_reduced(self.rd_ratio, self.rd_channels)
+        if not (self.fuse_scale or self.fuse_add):
+            raise OptionError("fuse_scale", "False with fuse_add=False", "one of the two", "Nothing would come out.")
+        if self.residual and self.fuse_scale:
+            cure = "Leave residual out: the scaled X is the output."
+            raise OptionError("residual", "True with fuse_scale=True", "fuse_scale=False, fuse_add=True", cure)

@@ -1,0 +1,67 @@
+"""Hydra attention, linear attention with as many heads as channels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, TokenMixer
+from polymix.mixers.checks import Call
+from polymix.mixers.heads import Heads
+from polymix.mixers.registry import register
+from polymix.ops.channel_attention import HydraState, hydra
+from polymix.ops.common import accumulator
+from polymix.structured.channel import Dense, init_
+from polymix.structured.cost import Op, linear_op
+
+
+class HydraMixer(TokenMixer):
+    """y_i = φ(q_i) ⊙ Σ_j φ(k_j) ⊙ v_j with φ(x) = x / |x| over all D channels, then W_o (Bolya et al. 2022, Eq. 6-8).
+
+    Every channel is a head of its own, so keys and values pool to one vector. The sum is over the tokens that i sees,
+    not a mean: the output grows with the root of their number; W_o's init is for 196 of them.
+
+    Shapes: (B, N, D) -> (B, N, D). Cost: 4 N D² multiply-adds. State: D numbers. Bidirectional, causal, recurrent,
+    padding masks, cross; permutation-equivariant. Source: PD-053.
+    """
+
+    name = "hydra"
+    capabilities = Capabilities(causal=True, cross=True, masks=frozenset({"padding"}), recurrent=True)
+    config: HydraConfig
+
+    def __init__(self, config: HydraConfig, dim: int, **kw: Any) -> None:
+        super().__init__(config, dim)
+        self.qkv = Heads(dim, 1, config.bias, **kw)
+        self.proj = Dense(dim, dim, config.bias, **kw)
+        init_(self.proj.weight, dim, INIT_STD * dim / 14)  # q / |q| and k / |k| have entries of 1 / √D; √196 tokens
+
+    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+        q, k, v = (part.flatten(-2) for part in self.qkv(x, context))
+        return self.proj(hydra(q, k, v, mask=call.mask, causal=bool(call.causal))[0])
+
+    def scan(self, x: Tensor, state: HydraState | None, mask: Tensor | None) -> tuple[Tensor, HydraState]:
+        q, k, v = (part.flatten(-2) for part in self.qkv(x, x))
+        y, state = hydra(q, k, v, mask=mask, causal=True, state=state)
+        return self.proj(y), state
+
+    def check_state(self, state: Any, x: Tensor) -> str | None:
+        shape = (x.shape[0], self.dim)
+        if isinstance(state, HydraState) and tuple(state.total.shape) == shape:
+            return None
+        return f"a HydraState with total {shape} in {accumulator(x.dtype)}"
+
+    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+        return self.qkv.letters(self.proj)
+
+    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+        return [self.qkv.op(n), linear_op(n, self.proj)]
+
+
+@register(HydraMixer)
+@dataclass(frozen=True, kw_only=True)
+class HydraConfig(MixerConfig):
+    """No options beyond those that every mixer has: there are as many heads as channels."""
+
+    name: ClassVar[str] = "hydra"

@@ -1,0 +1,107 @@
+"""Mixing of every token with its nearest ones: k-NN attention, and the convolutions of vision graphs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from polymix.errors import OptionError, check_choice, check_int
+from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, TokenMixer
+from polymix.mixers.checks import Call
+from polymix.mixers.heads import Heads, head_count
+from polymix.mixers.registry import register
+from polymix.ops.neighbours import METRICS, nearest_attention, nearest_features
+from polymix.ops.visibility import dense_mask
+from polymix.structured.channel import Dense
+from polymix.structured.cost import Op, linear_op
+
+
+class KnnMixer(TokenMixer):
+    """Each token i takes from the k tokens nearest to it, N(i), and from no other.
+
+        softmax        Y_i = [Σ_{j ∈ N(i)} softmax_j(q_i·k_j / √d) v_j] W_o + b_o      a head; N(i) by q_i and k_j
+        max_relative   Y_i = [X_i, max_{j ∈ N(i)} (X_j - X_i)] W + b                   N(i) by X_i and X_j
+        mean           Y_i = [X_i, 1/k Σ_{j ∈ N(i)} X_j] W + b
+
+    The first is k-NN attention (KVT; Wang et al. 2022), which PADRe's tables compare with; the others are the graph
+    convolutions of vision GNNs (ViG; Han et al. 2022). The token itself is among the candidates. Which tokens are the
+    nearest changes in jumps, so none of them is a polynomial, and low precision may pick another of two that tie.
+
+    Shapes: (B, N, D) -> (B, N, D), or (B, D, H, W), returned alike. Cost: 4 N D² + 2 N² D multiply-adds for softmax,
+    2 N D² + N² D for the others: the search compares all pairs, so it is quadratic in N by its nature. Every kind of
+    visibility; nothing seen gives zeros in place of the neighbours. Permutation-equivariant. Source: PD-057.
+    """
+
+    name = "knn"
+    capabilities = Capabilities(
+        causal=True, cross=True, masks=frozenset({"padding", "arbitrary", "block_causal", "segments"})
+    )
+    feature_maps = True
+    config: KnnConfig
+
+    def __init__(self, config: KnnConfig, dim: int, **kw: Any) -> None:
+        super().__init__(config, dim)
+        attends = config.aggregate == "softmax"
+        self.heads = head_count(config.heads, dim) if attends else 1
+        self.qkv = Heads(dim, self.heads, config.bias, **kw) if attends else None
+        self.proj = Dense(dim if attends else 2 * dim, dim, config.bias, **kw)
+        with torch.no_grad():  # few neighbours average little away
+            self.proj.weight *= min(1.0, INIT_STD * config.k**0.5) if attends else INIT_STD
+
+    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+        config = self.config
+        if call.mask is not None and call.mask.ndim == 2:  # whatever padding holds must not get through
+            same, context = context is x, context.masked_fill(~call.mask.unsqueeze(-1), 0.0)
+            x = context if same else x
+        visible = dense_mask(x.shape[1], context.shape[1], call.mask, call.causal, call.segments, x.device)
+        search: dict[str, Any] = {"count": config.k, "metric": config.metric, "dilation": config.dilation}
+        if self.qkv is None:
+            near = nearest_features(x, context, visible, aggregate=config.aggregate, **search)
+            return self.proj(torch.cat((x, near), dim=-1))
+        q, k, v = (part.transpose(1, 2) for part in self.qkv(x, context))
+        seen = None if visible is None else visible.unsqueeze(1)
+        return self.proj(nearest_attention(q, k, v, seen, **search).transpose(1, 2).flatten(-2))
+
+    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+        if self.qkv is not None:
+            return self.qkv.letters(self.proj)
+        own, near = self.proj.weight.t().chunk(2)
+        return {"W_x": own, "W_n": near, "b": self.proj.bias}
+
+    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+        if self.qkv is None:
+            return [Op("matmul", (1, n, self.dim, n)), linear_op(n, self.proj)]
+        attention = Op("attention", (self.heads, n, n, self.dim // self.heads))
+        return [self.qkv.op(n), attention, linear_op(n, self.proj)]
+
+
+@register(KnnMixer)
+@dataclass(frozen=True, kw_only=True)
+class KnnConfig(MixerConfig):
+    """Options of k-nearest-neighbour mixing.
+
+    Args:
+        k: neighbours. dilation: takes every dilation-th of the k · dilation nearest.
+        metric: nearest by "dot" product, "cosine" or "euclidean" distance.
+        aggregate: "softmax", "max_relative" or "mean".
+        heads: of softmax alone; None takes one for every 64 channels.
+    """
+
+    name: ClassVar[str] = "knn"
+    k: int = 32
+    dilation: int = 1
+    metric: str = "dot"
+    aggregate: str = "softmax"
+    heads: int | None = None
+
+    def check(self) -> None:
+        check_int("k", self.k, 1)
+        check_int("dilation", self.dilation, 1)
+        check_choice("metric", self.metric, METRICS)
+        check_choice("aggregate", self.aggregate, ("softmax", "max_relative", "mean"))
+        if self.heads is not None and self.aggregate != "softmax":
+            got = f"{self.heads} with aggregate={self.aggregate!r}"
+            raise OptionError("heads", got, "None, or heads with aggregate='softmax'", "Graphs are of whole tokens.")

@@ -1,0 +1,126 @@
+"""LatentGNN: tokens write to a few latent nodes, the nodes exchange messages, and tokens read them back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polymix.errors import check_choice, check_int
+from polymix.mixers.base import Capabilities, MixerConfig, TokenMixer
+from polymix.mixers.checks import Call
+from polymix.mixers.registry import register
+from polymix.ops.common import accumulator, without_autocast
+from polymix.structured.channel import Dense
+from polymix.structured.cost import Op, linear_op
+
+_TINY = 1e-6  # a node that no token reaches, or a token that reaches no node, is zero, not 0/0
+
+
+class LatentGnnMixer(TokenMixer):
+    """A graph of `latent` nodes between the tokens and themselves (Zhang et al. 2019), `kernels` of them side by side.
+
+        V = X W_v,  R = X W_r                             D -> r = D / reduction channels
+        Ψ_s = norm over the tokens of V W_ψ,s             N × latent
+        Z_s = Ψ_sᵀ V,   Z'_s = A_s Z_s                    latent × r
+        Φ_s = norm over the nodes of R W_φ,s + b_φ,s      N × latent
+        Y = [Φ_1 Z'_1, …, Φ_S Z'_S] W_o + b_o
+
+    `graph`: A_s is learned, starting as the identity, or "similarity": softmax(Ẑ_s Ẑ_sᵀ), Ẑ_s the nodes at length 1.
+    `affinity`: norm is a softmax, or "relu": relu(·) divided by its sum. (The authors' code has a batch norm after each
+    map and divides the relu by its Euclidean norm; with a sum the first outputs are averages, as large as attention's.)
+    In the softmax form W_ψ has no bias, since one would move all tokens alike. A context's tokens write to the nodes,
+    those of X read.
+
+    Shapes: (B, N, D) or (B, D, H, W), returned alike. Cost: N D r (2 + S) + 4 S N r d + S r d² multiply-adds for S
+    kernels of d nodes, S r d² more with graph="similarity". Cross; padding masks; permutation-equivariant. Source:
+    PL-035, and the Poly-NL paper's Table 1a (0.13 G, 0.6 M at 14 × 14 × 1024: 2 kernels, 100 nodes, reduction 8).
+    """
+
+    name = "latent_gnn"
+    capabilities = Capabilities(cross=True, masks=frozenset({"padding"}))
+    feature_maps = True
+    config: LatentGnnConfig
+
+    def __init__(self, config: LatentGnnConfig, dim: int, **kw: Any) -> None:
+        super().__init__(config, dim)
+        nodes, bias = config.kernels * config.latent, config.bias
+        self.inner = -(-dim // config.reduction)
+        self.write = Dense(dim, self.inner, bias, **kw)  # W_v
+        self.read = Dense(dim, self.inner, bias, **kw)  # W_r
+        self.into = Dense(self.inner, nodes, bias and config.affinity == "relu", **kw)  # W_ψ
+        self.back = Dense(self.inner, nodes, bias, **kw)  # W_φ
+        self.proj = Dense(config.kernels * self.inner, dim, bias, **kw)  # W_o
+        self.messages = None
+        if config.graph == "learned":
+            self.messages = nn.Parameter(torch.eye(config.latent, **kw).repeat(config.kernels, 1, 1))
+
+    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+        dtype, shape, mask = accumulator(x.dtype), (self.config.kernels, self.config.latent), call.mask
+        values, reader = self.write(context), self.read(x)
+        if mask is not None:
+            values = values.masked_fill(~mask.unsqueeze(-1), 0.0)
+        into, back = (part.unflatten(-1, shape).transpose(1, 2) for part in (self.into(values), self.back(reader)))
+        with without_autocast(x.device):
+            into = self._normalised(into.to(dtype), 2, None if mask is None else mask[:, None, :, None])
+            back = self._normalised(back.to(dtype), 3, None)  # (B, S, N, d)
+            nodes = into.transpose(-1, -2) @ values.to(dtype).unsqueeze(1)  # (B, S, d, r)
+            if self.messages is None:
+                unit = F.normalize(nodes, dim=-1)
+                affinity = (unit @ unit.transpose(-1, -2)).softmax(-1)
+            else:
+                affinity = self.messages.to(dtype)
+            y = back @ (affinity @ nodes)  # (B, S, N, r)
+        return self.proj(y.to(reader.dtype).transpose(1, 2).flatten(-2))
+
+    def _normalised(self, x: Tensor, axis: int, mask: Tensor | None) -> Tensor:
+        """Weights that sum to 1 along `axis`, over what is not masked."""
+        if self.config.affinity == "softmax":
+            return (x if mask is None else x.masked_fill(~mask, torch.finfo(x.dtype).min)).softmax(axis)
+        x = F.relu(x)
+        x = x if mask is None else x.masked_fill(~mask, 0.0)
+        return x / x.sum(axis, keepdim=True).clamp_min(_TINY)
+
+    def no_weight_decay(self) -> set[str]:
+        return set() if self.messages is None else {"messages"}
+
+    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+        """W_psi and W_phi are (r, S d), kernel after kernel; A is (S, d, d), None where it comes from the nodes."""
+        names = {"v": self.write, "r": self.read, "psi": self.into, "phi": self.back, "o": self.proj}
+        letters: dict[str, Any] = {"A": self.messages}
+        for name, layer in names.items():
+            letters |= {f"W_{name}": layer.dense(), f"b_{name}": layer.bias}
+        return letters
+
+    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+        s, d, r = self.config.kernels, self.config.latent, self.inner
+        alike = [Op("matmul", (s, d, r, d))] if self.messages is None else []
+        mixed = [Op("matmul", (s, d, n, r)), *alike, Op("matmul", (s, d, d, r)), Op("matmul", (s, n, d, r))]
+        return [linear_op(n, layer) for layer in (self.write, self.read, self.into, self.back, self.proj)] + mixed
+
+
+@register(LatentGnnMixer)
+@dataclass(frozen=True, kw_only=True)
+class LatentGnnConfig(MixerConfig):
+    """Options of LatentGNN.
+
+    latent: nodes of each kernel. kernels: how many graphs side by side. graph: "similarity" or "learned". affinity:
+    "softmax" or "relu". reduction: D / r, rounded up to whole channels.
+    """
+
+    name: ClassVar[str] = "latent_gnn"
+    latent: int = 100
+    kernels: int = 2
+    graph: str = "similarity"
+    affinity: str = "softmax"
+    reduction: int = 8
+
+    def check(self) -> None:
+        check_int("latent", self.latent, 1)
+        check_int("kernels", self.kernels, 1)
+        check_int("reduction", self.reduction, 1)
+        check_choice("graph", self.graph, ("similarity", "learned"))
+        check_choice("affinity", self.affinity, ("softmax", "relu"))

@@ -1,0 +1,114 @@
+"""Linear attention with a positive feature map."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from polymix.errors import OptionError, check_choice
+from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, Polynomial, TokenMixer
+from polymix.mixers.checks import Call
+from polymix.mixers.heads import Heads, head_count
+from polymix.mixers.registry import register
+from polymix.ops.common import accumulator
+from polymix.ops.linear_attention import FEATURE_MAPS, LinearState, linear_attention, linear_causal
+from polymix.structured.channel import Dense, init_
+from polymix.structured.cost import Op, linear_op
+
+EPS = 1e-6
+# E φ(q)φ(k) and E φ² of one channel, of normal q and k: from them the spread of φ(q)·φ(k) without a denominator.
+_MOMENTS = {"elu+1": (1.35, 1.97), "relu": (0.16, 0.5), "identity": (0.0, 1.0)}
+
+
+class LinearMixer(TokenMixer):
+    """Attention with the similarity φ(q)·φ(k) in softmax's place (Katharopoulos et al. 2020, Eq. 4-7).
+
+        y_i = φ(q_i) Σ_j φ(k_j)ᵀ v_j / (φ(q_i) · Σ_j φ(k_j) + 1e-6 n_i)     a head, heads joined by W_o
+
+    over the n_i tokens j that i sees. φ is elu(x) + 1 or relu(x). With normalize=False there is no denominator:
+    y_i = φ(q_i) Σ_j φ(k_j)ᵀ v_j / (n_i √d), a mean, so that it survives a change of length; then φ may also be the
+    identity, and the mixer is a polynomial of degree 3.
+
+    Shapes: (B, N, D) -> (B, N, D), d = D / heads. Cost: 4 N D² + 2 N D (d + 1) multiply-adds. State: d (d + 1) numbers
+    a head. Bidirectional, causal (in chunks of 128; torch.export then needs a fixed length), recurrent, padding masks,
+    cross; permutation-equivariant. Source: PL-043.
+    """
+
+    name = "linear"
+    capabilities = Capabilities(causal=True, cross=True, masks=frozenset({"padding"}), recurrent=True)
+    config: LinearConfig
+
+    def __init__(self, config: LinearConfig, dim: int, **kw: Any) -> None:
+        super().__init__(config, dim)
+        self.heads = head_count(config.heads, dim)
+        self.qkv = Heads(dim, self.heads, config.bias, **kw)
+        self.proj = Dense(dim, dim, config.bias, **kw)
+        spread = 1 / 14  # of a mean of 196 values, and of a weighted mean with weights near each other
+        if not config.normalize:
+            (mean, square), d = _MOMENTS[config.feature_map], dim // self.heads
+            spread *= (square**2 + (d - 1) * mean**2) ** 0.5
+        init_(self.proj.weight, dim, INIT_STD / spread)
+
+    def _features(self, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = (part.transpose(1, 2) for part in self.qkv(x, context))
+        feature_map, dtype = FEATURE_MAPS[self.config.feature_map], accumulator(v.dtype)
+        q, k = feature_map(q.to(dtype)), feature_map(k.to(dtype))
+        return (q, k, v) if self.config.normalize else (q * q.shape[-1] ** -0.5, k, v)
+
+    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+        if call.causal:
+            return self.scan(x, None, call.mask)[0]
+        q, k, v = self._features(x, context)
+        y = linear_attention(q, k, v, mask=call.mask, normalize=self.config.normalize, eps=EPS)
+        return self.proj(y.transpose(1, 2).flatten(-2))
+
+    def scan(self, x: Tensor, state: LinearState | None, mask: Tensor | None) -> tuple[Tensor, LinearState]:
+        q, k, v = self._features(x, x)
+        y, state = linear_causal(q, k, v, mask=mask, state=state, normalize=self.config.normalize, eps=EPS)
+        return self.proj(y.transpose(1, 2).flatten(-2)), state
+
+    def check_state(self, state: Any, x: Tensor) -> str | None:
+        d = self.dim // self.heads
+        shape = (x.shape[0], self.heads, d, d + self.config.normalize)
+        if isinstance(state, LinearState) and tuple(state.moments.shape) == shape and state.count.shape == x.shape[:1]:
+            return None
+        return f"a LinearState with moments {shape} in {accumulator(x.dtype)}"
+
+    @property
+    def polynomial(self) -> Polynomial:
+        return (
+            Polynomial(3, homogeneous=not self.config.bias) if self.config.feature_map == "identity" else Polynomial()
+        )
+
+    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+        return self.qkv.letters(self.proj)
+
+    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+        d = self.dim // self.heads
+        width = d + self.config.normalize
+        pool, ask = Op("matmul", (self.heads, d, n, width)), Op("matmul", (self.heads, n, d, width))
+        return [self.qkv.op(n), pool, ask, linear_op(n, self.proj)]
+
+
+@register(LinearMixer)
+@dataclass(frozen=True, kw_only=True)
+class LinearConfig(MixerConfig):
+    """Options of linear attention.
+
+    heads: None takes one for every 64 channels. feature_map: "elu+1", "relu", or "identity" without a denominator.
+    normalize: whether to divide by the sum of the similarities.
+    """
+
+    name: ClassVar[str] = "linear"
+    heads: int | None = None
+    feature_map: str = "elu+1"
+    normalize: bool = True
+
+    def check(self) -> None:
+        check_choice("feature_map", self.feature_map, FEATURE_MAPS)
+        check_choice("normalize", self.normalize, (True, False))
+        if self.feature_map == "identity" and self.normalize:
+            allowed = "normalize=False with feature_map='identity', whose similarities may sum to zero"
+            raise OptionError("normalize", True, allowed, "Or take a positive feature map.")

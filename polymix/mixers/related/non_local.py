@@ -1,0 +1,195 @@
+"""The non-local block: softmax attention of one head on feature maps, or its dot-product form in linear time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from polymix.errors import check_choice
+from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, Polynomial, TokenMixer
+from polymix.mixers.checks import Call
+from polymix.mixers.registry import register
+from polymix.mixers.related.loading import check_keys, translate
+from polymix.mixers.related.pointwise import (
+    check_reduced,
+    load_layer,
+    pointwise,
+    pointwise_letters,
+    pointwise_op,
+    reduced,
+    restart,
+    settle,
+)
+from polymix.mixers.related.timm_layers import timm_layer
+from polymix.ops.attention import softmax_attention
+from polymix.ops.common import accumulator
+from polymix.ops.linear_attention import LinearState, linear_attention, linear_causal
+from polymix.structured.cost import Op
+
+_EVERY_MASK = frozenset({"padding", "arbitrary", "block_causal", "segments"})
+_NORM_KEYS = ("norm.weight", "norm.bias", "norm.running_mean", "norm.running_var", "norm.num_batches_tracked")
+
+
+class NonLocalMixer(TokenMixer):
+    """A non-local block (Wang et al. 2018), on the weights of timm's NonLocalAttn.
+
+        θ = X W_t, φ = X W_p, g = X W_g      D -> r channels
+        softmax      Y = softmax_j(s θ_i·φ_j) g        (embedded Gaussian, timm's)
+        dot_product  Y = (1/N) s θ (φᵀ g)              (N the number of tokens seen)
+        Z = norm(Y W_z), and Z + X with `residual`
+
+    s = D^-½ (as timm has it, not r^-½), or 1 without `use_scale`. `norm` is None or timm's batch norm; in training that
+    lets tokens and samples of a batch reach each other through its averages, so that form takes no masks and no order.
+    `residual` adds X as timm's forward does; a host that has its own residual would then add it twice.
+
+    timm starts with Z = 0; here, as everywhere, the first outputs are as large as attention's, with logits of unit
+    variance. In the softmax form b_p moves all the logits of a query alike, and so does nothing.
+
+    Shapes: (B, N, D) or (B, D, H, W), returned alike. Cost: 4 N D r + 2 N² r multiply-adds, quadratic in N;
+    4 N D r + 2 N r² for dot_product. Cross; padding masks; causal (dot_product in chunks of 128, which torch.export
+    then needs at a fixed length); the softmax form any mask, dot_product recurrent with a state of r² numbers.
+    Source: PL-005, PL-033.
+    """
+
+    name = "non_local"
+    capabilities = Capabilities(causal=True, cross=True, masks=_EVERY_MASK, recurrent=True)
+    feature_maps = True
+    config: NonLocalConfig
+    layer: Any
+
+    def __init__(self, config: NonLocalConfig, dim: int, **kw: Any) -> None:
+        super().__init__(config, dim)
+        layer = timm_layer("NonLocalAttn")(
+            dim, use_scale=config.use_scale, **reduced(config.rd_ratio, config.rd_channels), **kw
+        )
+        self.inner, self.scale = layer.t.out_channels, float(layer.scale)
+        gain = (self.scale * self.inner**0.5) ** -0.5  # of θ and φ each, for logits of unit variance
+        for conv, its_gain in ((layer.t, gain), (layer.p, gain), (layer.g, 1.0), (layer.z, 1.0)):
+            restart(conv, config.bias, its_gain)
+        # Over rows of tokens, with the names and numbers of timm's BatchNorm2d, whose CPU backward is wrong on a view
+        # (B, D, N, 1) of tokens where the gradient is laid out in another way than the input (PyTorch 2.13).
+        layer.norm = nn.Identity() if config.norm is None else nn.BatchNorm1d(dim, **kw)
+        if config.norm is not None:
+            nn.init.constant_(layer.norm.weight, INIT_STD)
+        self.layer = layer
+        softmax, alone = config.form == "softmax", config.norm is None
+        masks = _EVERY_MASK if softmax else frozenset({"padding"})
+        self.capabilities = Capabilities(
+            causal=alone, cross=True, masks=masks if alone else frozenset(), recurrent=alone and not softmax
+        )
+
+    def _embedded(self, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """θ, φ and g as one head (B, 1, ·, r)."""
+        layer = self.layer
+        t = pointwise(layer.t, x).unsqueeze(1)
+        return t, pointwise(layer.p, context).unsqueeze(1), pointwise(layer.g, context).unsqueeze(1)
+
+    def _join(self, x: Tensor, y: Tensor) -> Tensor:
+        y = pointwise(self.layer.z, y.squeeze(1))
+        if self.config.norm is not None:
+            y = self.layer.norm(y.flatten(0, 1)).view_as(y)
+        return x + y if self.config.residual else y
+
+    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+        # timm's own forward knows feature maps alone, no masks, no context, and holds the N × N matrix.
+        if self.config.form == "softmax":
+            t, p, g = self._embedded(x, context)
+            y = softmax_attention(t, p, g, scale=self.scale, mask=call.mask, causal=call.causal, segments=call.segments)
+        elif call.causal:
+            return self.scan(x, None, call.mask)[0]
+        else:
+            t, p, g = self._embedded(x, context)
+            y = linear_attention(t.to(accumulator(t.dtype)) * self.scale, p, g, mask=call.mask, normalize=False)
+        return self._join(x, y)
+
+    def scan(self, x: Tensor, state: LinearState | None, mask: Tensor | None) -> tuple[Tensor, LinearState]:
+        t, p, g = self._embedded(x, x)
+        t = t.to(accumulator(t.dtype)) * self.scale
+        y, state = linear_causal(t, p, g, mask=mask, state=state, normalize=False)
+        return self._join(x, y), state
+
+    def check_state(self, state: Any, x: Tensor) -> str | None:
+        shape = (x.shape[0], 1, self.inner, self.inner)
+        if isinstance(state, LinearState) and tuple(state.moments.shape) == shape and state.count.shape == x.shape[:1]:
+            return None
+        return f"a LinearState with moments {shape} in {accumulator(x.dtype)}"
+
+    @property
+    def polynomial(self) -> Polynomial:
+        config = self.config
+        if config.form == "softmax" or (config.norm is not None and self.training):
+            return Polynomial()
+        return Polynomial(3, homogeneous=not config.bias and config.norm is None and not config.residual)
+
+    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+        """`gain` and `shift` are what a batch norm does to a channel in evaluation; None without one."""
+        letters: dict[str, Any] = {"gain": None, "shift": None}
+        for name in "tpgz":
+            letters |= pointwise_letters(name, getattr(self.layer, name))
+        if self.config.norm is not None:
+            norm = self.layer.norm
+            gain = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
+            letters |= {"gain": gain, "shift": norm.bias - gain * norm.running_mean}
+        return letters
+
+    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+        r = self.inner
+        softmax = [Op("attention", (1, n, n, r))]
+        mixed = softmax if self.config.form == "softmax" else [Op("matmul", (1, r, n, r)), Op("matmul", (1, n, r, r))]
+        into = [pointwise_op(n, conv) for conv in (self.layer.t, self.layer.p, self.layer.g)]
+        return [*into, *mixed, pointwise_op(n, self.layer.z)]
+
+    @classmethod
+    def from_reference(cls, state_dict: Mapping[str, Tensor], **options: Any) -> NonLocalMixer:
+        """A mixer with the weights, and the outputs, of a state dict of timm's NonLocalAttn.
+
+        Options: the arguments of timm's class, or ours. `residual` is on unless told otherwise, since timm's forward
+        adds x; `norm` is what the state dict has; put the mixer in eval() for the running averages. Raises OptionError
+        for keys or shapes that do not fit.
+        """
+        wanted = [f"{name}.weight" for name in "tpgz"]
+        bias, norm = "t.bias" in state_dict, "norm.weight" in state_dict
+        wanted += [f"{name}.bias" for name in "tpgz"] if bias else []
+        check_keys(state_dict, wanted + (list(_NORM_KEYS) if norm else []))
+        like = state_dict["t.weight"]
+        inner, dim = like.shape[:2]
+        found = {"_class": "NonLocalAttn", "in_channels": dim, "rd_channels": inner, "bias": bias}
+        found["norm"] = "batch" if norm else None
+        names = {"rd_ratio": None, "rd_divisor": None}
+        own = translate(NonLocalConfig, settle(options, found), names)
+        config = NonLocalConfig(
+            **{"residual": True, **own}, rd_channels=int(inner), bias=bias, norm="batch" if norm else None
+        )
+        mixer = cls(config, int(dim), device=like.device, dtype=like.dtype)
+        load_layer(mixer.layer, state_dict)
+        return mixer
+
+
+@register(NonLocalMixer)
+@dataclass(frozen=True, kw_only=True)
+class NonLocalConfig(MixerConfig):
+    """Options of the non-local block.
+
+    form: "softmax" or "dot_product" (linear in N, a polynomial). use_scale: s = D^-½, else 1. rd_ratio: r / D, None for
+    timm's 1/8; timm rounds r to a multiple of 8, at least 8. rd_channels: r itself, instead. norm: None or "batch".
+    residual: whether X is added.
+    """
+
+    name: ClassVar[str] = "non_local"
+    form: str = "softmax"
+    use_scale: bool = True
+    rd_ratio: float | None = None
+    rd_channels: int | None = None
+    norm: str | None = None
+    residual: bool = False
+
+    def check(self) -> None:
+        check_choice("form", self.form, ("softmax", "dot_product"))
+        check_choice("use_scale", self.use_scale, (True, False))
+        check_choice("norm", self.norm, (None, "batch"))
+        check_choice("residual", self.residual, (True, False))
+        check_reduced(self.rd_ratio, self.rd_channels)

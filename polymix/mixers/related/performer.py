@@ -1,0 +1,141 @@
+"""Performer, softmax attention by positive random features (FAVOR+)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from polymix.errors import check_choice, check_int
+from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, TokenMixer
+from polymix.mixers.checks import Call
+from polymix.mixers.heads import Heads, head_count
+from polymix.mixers.registry import register
+from polymix.ops.common import accumulator
+from polymix.ops.linear_attention import LinearState, linear_attention, linear_causal
+from polymix.ops.performer import PerformerState, orthogonal_features, performer, performer_causal, relu_features
+from polymix.structured.channel import Dense, init_
+from polymix.structured.cost import Op, linear_op
+
+EPS = 1e-20  # keeps 0 / 0 out where nothing is seen; the relu features' own floor makes it nothing elsewhere
+
+
+class PerformerMixer(TokenMixer):
+    """Y = φ(Q)(φ(K)ᵀ V) / (φ(Q) Σ_j φ(k_j)) a head, heads joined by W_o (Choromanski et al. 2021).
+
+        softmax   φ(x)_m = exp(ω_m·x' - |x'|²/2), x' = x d^-¼: φ(q)·φ(k) has the mean exp(q·k/√d)
+        relu      φ(x)_m = relu(ω_m·x') + 0.001
+
+    ω are random, normal and orthogonal within every d of them, drawn from `seed` and kept in the state dict. Every
+    exponential is taken below the largest that its sum holds, over the past alone in the causal form, so nothing
+    overflows and no denominator vanishes, whatever the logits and the type. `redraw()` takes the next ω of the same
+    stream: call it between training steps. It is no part of the forward, where a checkpointed layer would draw between
+    its forward and its backward.
+
+    Shapes: (B, N, D) -> (B, N, D), d = D / heads, m features. Cost: 4 N D² + 2 N m (2 d + 1) heads multiply-adds.
+    State: m (d + 2) numbers a head. Bidirectional, causal (torch.export then needs a fixed length), recurrent, padding
+    masks, cross; permutation-equivariant. Source: PM-035.
+    """
+
+    name = "performer"
+    capabilities = Capabilities(causal=True, cross=True, masks=frozenset({"padding"}), recurrent=True)
+    config: PerformerConfig
+    omega: Tensor
+    draws: Tensor
+
+    def __init__(self, config: PerformerConfig, dim: int, **kw: Any) -> None:
+        super().__init__(config, dim)
+        self.heads = head_count(config.heads, dim)
+        self.qkv = Heads(dim, self.heads, config.bias, **kw)
+        self.proj = Dense(dim, dim, config.bias, **kw)
+        # 2 d positive features weigh the tokens less evenly than softmax does, relu features almost alike.
+        init_(self.proj.weight, dim, 0.6 if config.kernel == "softmax" else 14 * INIT_STD)
+        self.features = config.features or 2 * (dim // self.heads)
+        like = self.proj.weight
+        self.register_buffer(
+            "omega", torch.empty(self.features, dim // self.heads, device=like.device, dtype=like.dtype)
+        )
+        self.register_buffer("draws", torch.zeros((), dtype=torch.int64, device=like.device))
+        if not like.is_meta:
+            self._draw(0)
+
+    def redraw(self) -> None:
+        """Replace ω by the next draw of its stream; how many there were is kept, so a resumed run goes on with it."""
+        self.draws += 1
+        self._draw(int(self.draws))
+
+    def _draw(self, number: int) -> None:
+        stream = torch.Generator().manual_seed(self.config.seed)
+        seed = torch.randint(2**31, (number + 1,), generator=stream, device="cpu")[number]
+        generator = torch.Generator().manual_seed(int(seed))
+        with torch.no_grad():
+            self.omega.copy_(orthogonal_features(self.features, self.omega.shape[1], generator))
+
+    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+        if call.causal:
+            return self.scan(x, None, call.mask)[0]
+        q, k, v = (part.transpose(1, 2) for part in self.qkv(x, context))
+        if self.config.kernel == "relu":
+            asks, tells = relu_features(q, self.omega), relu_features(k, self.omega)
+            y = linear_attention(asks, tells, v, mask=call.mask, eps=EPS)
+        else:
+            y = performer(q, k, v, self.omega, mask=call.mask)
+        return self.proj(y.transpose(1, 2).flatten(-2))
+
+    def scan(
+        self, x: Tensor, state: PerformerState | LinearState | None, mask: Tensor | None
+    ) -> tuple[Tensor, PerformerState | LinearState]:
+        q, k, v = (part.transpose(1, 2) for part in self.qkv(x, x))
+        end: PerformerState | LinearState
+        if self.config.kernel == "relu":
+            assert not isinstance(state, PerformerState)
+            asks, tells = relu_features(q, self.omega), relu_features(k, self.omega)
+            y, end = linear_causal(asks, tells, v, mask=mask, state=state, eps=EPS)
+        else:
+            assert not isinstance(state, LinearState)
+            y, end = performer_causal(q, k, v, self.omega, mask=mask, state=state)
+        return self.proj(y.transpose(1, 2).flatten(-2)), end
+
+    def check_state(self, state: Any, x: Tensor) -> str | None:
+        d, dtype = self.dim // self.heads, accumulator(x.dtype)
+        shape = (x.shape[0], self.heads, self.features, d + 1)
+        if self.config.kernel == "relu":
+            fits = isinstance(state, LinearState) and tuple(state.moments.shape) == shape
+            return (
+                None if fits and state.count.shape == x.shape[:1] else f"a LinearState with moments {shape} in {dtype}"
+            )
+        fits = isinstance(state, PerformerState) and tuple(state.sums.shape) == shape
+        return None if fits and state.top.shape == shape[:3] else f"a PerformerState with sums {shape} in {dtype}"
+
+    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+        return {**self.qkv.letters(self.proj), "omega": self.omega}
+
+    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+        d, m = self.dim // self.heads, self.features
+        project = Op("matmul", (self.heads, n, d, m))
+        pool, ask = Op("matmul", (self.heads, m, n, d + 1)), Op("matmul", (self.heads, n, m, d + 1))
+        return [self.qkv.op(n), project, project, pool, ask, linear_op(n, self.proj)]
+
+
+@register(PerformerMixer)
+@dataclass(frozen=True, kw_only=True)
+class PerformerConfig(MixerConfig):
+    """Options of Performer.
+
+    heads: None takes one for every 64 channels. features: m a head, None for 2 d; the error of the softmax kernel falls
+    as its root. kernel: "softmax" or "relu". seed: of the random features.
+    """
+
+    name: ClassVar[str] = "performer"
+    heads: int | None = None
+    features: int | None = None
+    kernel: str = "softmax"
+    seed: int = 0
+
+    def check(self) -> None:
+        if self.features is not None:
+            check_int("features", self.features, 1)
+        check_choice("kernel", self.kernel, ("softmax", "relu"))
+        check_int("seed", self.seed, 0, 2**32 - 1)

@@ -1,0 +1,127 @@
+"""ProdPoly (Π-nets): a polynomial of each token by itself, through a recursion of Hadamard products."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from polymix.errors import OptionError, check_choice, check_int
+from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, Polynomial, TokenMixer
+from polymix.mixers.checks import Call
+from polymix.mixers.registry import register
+from polymix.structured.channel import Dense, init_
+from polymix.structured.cost import Op, linear_op
+
+
+class ProdPolyMixer(TokenMixer):
+    """A polynomial of degree d of each token z by a product recursion (Chrysos et al., Π-nets); no token sees another.
+
+        coupled  x_1 = z U_1,                x_n = (z U_n) ⊙ x_{n-1} + x_{n-1},       Y = x_d C + b_C
+        nested   x_1 = (z U_1) ⊙ ω_1,        x_n = (z U_n) ⊙ (x_{n-1} S_n + ω_n),     Y = x_d C + b_C
+        product  x_1 = z,                    x_n = (z U_n + b_n) ⊙ x_{n-1},           Y = x_d
+
+    The first two are the coupled and the nested CP decomposition of the polynomial's coefficients, of `rank` channels;
+    the third is how the Poly-NL paper writes ProdPoly, X W_p ⊙ X at degree 2, kept up to any degree. The constants ω
+    are the biases of the nested form: without `bias` ω_1 = 1 and the rest 0. Each is a polynomial of degree exactly d
+    for generic weights; nothing bounds it, so keep the tokens normalised where d is large.
+
+    The output does not shrink with N as attention's does; its init is scaled to attention's spread at 196 tokens.
+
+    Shapes: (B, N, D) or (B, D, H, W), returned alike. Cost: (d + 1) N D R multiply-adds for rank R, (d - 1) N R² more
+    for nested, (d - 1) N D² for product. Causal, padding masks and segments trivially; permutation-equivariant.
+    Source: PL-017, PL-040.
+    """
+
+    name = "prodpoly"
+    # Not "arbitrary": a mask that hides a token from itself would have to leave nothing.
+    capabilities = Capabilities(causal=True, masks=frozenset({"padding", "block_causal", "segments"}))
+    feature_maps = True
+    config: ProdPolyConfig
+
+    def __init__(self, config: ProdPolyConfig, dim: int, **kw: Any) -> None:
+        super().__init__(config, dim)
+        degree, product = config.degree, config.decomposition == "product"
+        self.rank = dim if product else config.rank or dim
+        self.count = degree - 1 if product else degree  # the maps U, all of z: one product
+        self.maps = Dense(dim, self.count * self.rank, config.bias and product, **kw)
+        nested = config.decomposition == "nested"
+        self.nest = nn.ModuleList(Dense(self.rank, self.rank, False, **kw) for _ in range(degree - 1 if nested else 0))
+        self.omega = nn.Parameter(torch.zeros(degree, self.rank, **kw)) if nested and config.bias else None
+        self.out = None if product else Dense(self.rank, dim, config.bias, **kw)
+        with torch.no_grad():
+            if self.omega is not None:
+                self.omega[0].fill_(1.0)
+            if self.out is not None:  # each factor 1 + u of the coupled form doubles the variance
+                growth = 2 ** ((degree - 1) / 2) if config.decomposition == "coupled" else 1.0
+                init_(self.out.weight, self.rank, INIT_STD / growth)
+            else:
+                self.maps.weight[-self.rank :] *= INIT_STD
+
+    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+        factors = self.maps(x).unflatten(-1, (self.count, self.rank)).unbind(-2)
+        if self.config.decomposition == "product":
+            y = x
+            for factor in factors:
+                y = factor * y
+            return y
+        assert self.out is not None
+        y = factors[0]
+        if self.config.decomposition == "coupled":
+            for factor in factors[1:]:
+                y = factor * y + y
+            return self.out(y)
+        omega = self.omega
+        y = y if omega is None else y * omega[0].to(y.dtype)
+        for n, (factor, nest) in enumerate(zip(factors[1:], self.nest, strict=True), start=1):
+            inner = nest(y)
+            y = factor * (inner if omega is None else inner + omega[n].to(inner.dtype))
+        return self.out(y)
+
+    @property
+    def polynomial(self) -> Polynomial:
+        lower = self.config.decomposition == "coupled" and self.config.degree > 1
+        return Polynomial(self.config.degree, homogeneous=not lower and not self.config.bias)
+
+    def no_weight_decay(self) -> set[str]:
+        return set() if self.omega is None else {"omega"}
+
+    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+        """U and S are lists (U_1 … U_d, but U_2 … U_d of the product form; S_2 … S_d), omega (d, R)."""
+        bias = self.maps.bias
+        letters: dict[str, Any] = {
+            "U": [weight.t() for weight in self.maps.weight.chunk(self.count)],
+            "b_U": None if bias is None else list(bias.chunk(self.count)),
+            "S": [nest.dense() for nest in self.nest if isinstance(nest, Dense)], "omega": self.omega,
+            "C": None, "b_C": None,
+        }  # fmt: skip
+        return letters if self.out is None else letters | {"C": self.out.dense(), "b_C": self.out.bias}
+
+    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+        return [linear_op(n, layer) for layer in (self.maps, *self.nest, self.out) if layer is not None]
+
+
+@register(ProdPolyMixer)
+@dataclass(frozen=True, kw_only=True)
+class ProdPolyConfig(MixerConfig):
+    """Options of ProdPoly.
+
+    degree: 1 to 8; from 2 for the product form. decomposition: "coupled", "nested" or "product". rank: R, None for the
+    width of the tokens; the product form has none.
+    """
+
+    name: ClassVar[str] = "prodpoly"
+    degree: int = 2
+    decomposition: str = "coupled"
+    rank: int | None = None
+
+    def check(self) -> None:
+        check_choice("decomposition", self.decomposition, ("coupled", "nested", "product"))
+        product = self.decomposition == "product"
+        check_int("degree", self.degree, 2 if product else 1, 8)
+        if self.rank is not None:
+            check_int("rank", self.rank, 1)
+            if product:
+                raise OptionError("rank", self.rank, 'None with decomposition="product"', "It works in all channels.")

@@ -1,0 +1,246 @@
+"""ReLU linear attention over one or several scales (EfficientViT), on timm's layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from polymix.errors import OptionError, ShapeError, check_choice, check_grid_option, check_int, check_number
+from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, TokenMixer
+from polymix.mixers.checks import Call, check_grid
+from polymix.mixers.heads import head_count
+from polymix.mixers.registry import register
+from polymix.mixers.related.attention_loading import load, settle
+from polymix.mixers.related.branches import dense
+from polymix.mixers.related.loading import check_keys, translate
+from polymix.mixers.related.timm_layers import timm_layer
+from polymix.ops.linear_attention import linear_attention
+from polymix.structured.channel import init_
+from polymix.structured.cost import Op
+
+_PADDING = frozenset({"padding"})
+
+
+class ReluLinearMixer(TokenMixer):
+    """Linear attention with relu features on the tokens and on depthwise-smoothed copies of them (EfficientViT).
+
+        y_i = relu(q_i) Σ_j relu(k_j)ᵀ v_j / (relu(q_i) · Σ_j relu(k_j) + eps)      a head; then W_o and BatchNorm
+
+    For each s in `scales` q, k and v also pass an s × s depthwise convolution and a block-diagonal map and give as many
+    heads more. A prefix token is a 1 × 1 map of its own there. The layer is timm's LiteMLA, with its weights by their
+    names; its BatchNorm acts as timm's does: statistics of the batch in training (of its real tokens under a mask),
+    kept ones in eval.
+
+    Shapes: (B, N, D) -> (B, N, D), or (B, D, H, W), d = D / heads, S scales. Cost: 4 N D² + 2 N D (d + 1) multiply-adds
+    without scales; each adds N D (3 s² + 3 d + D) + 2 N D (d + 1). Padding masks, which the convolutions read as zero.
+    Permutation-equivariant without scales; with them a grid is needed, in the options or the call. Source: PD-056.
+    """
+
+    name = "relu_linear"
+    capabilities = Capabilities(masks=_PADDING, grids=(2,))
+    feature_maps = True
+    config: ReluLinearConfig
+
+    def __init__(self, config: ReluLinearConfig, dim: int, **kw: Any) -> None:
+        super().__init__(config, dim)
+        self.heads = head_count(config.heads, dim)
+        batch = config.norm == "batch"
+        self.mla = timm_layer("LiteMLA")(
+            dim, dim, heads=self.heads, dim=dim // self.heads, scales=tuple(config.scales), eps=config.eps,
+            use_bias=(config.bias, config.bias and not batch),  # a BatchNorm would take the last bias out again
+            norm_layer=(None, nn.BatchNorm2d if batch else None),
+        ).to(**kw)  # fmt: skip
+        for conv in self.mla.modules():
+            if isinstance(conv, nn.Conv2d):
+                init_(conv.weight, conv.weight[0].numel())
+                if conv.bias is not None:
+                    nn.init.zeros_(conv.bias)
+        if batch:
+            nn.init.constant_(self.mla.proj.norm.weight, INIT_STD)
+        else:  # a mean of 196 values, weighted almost alike
+            init_(self.mla.proj.conv.weight, self.mla.proj.conv.in_channels, INIT_STD * 14)
+        self.capabilities = Capabilities(masks=_PADDING, grids=(2,) if config.scales else ())
+
+    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+        if self.config.scales and call.grid is None:
+            raise ShapeError("grid", None, "grid=(H, W) in the call or the options", "scales need rows and columns.")
+        mask = call.mask
+        qkv = self.mla.qkv(x.transpose(1, 2).unsqueeze(-1)).squeeze(-1)  # (B, 3D, N), a head [q, k, v] after another
+        if mask is not None:
+            qkv = qkv.masked_fill(~mask.unsqueeze(1), 0.0)
+        scales = [qkv] + [self._smooth(conv, qkv, call.grid) for conv in self.mla.aggreg]
+        heads = torch.cat(scales, dim=1).unflatten(1, (-1, 3, self.dim // self.heads)).transpose(-1, -2)
+        q, k, v = heads.unbind(2)  # (B, heads · (1 + S), N, d)
+        # Not timm's own attention: it computes in float32 even where the weights are float64, and knows no padding.
+        relu = self.mla.kernel_func
+        y = linear_attention(relu(q), relu(k), v, mask=mask, eps=self.config.eps, relative=False)
+        y = self.mla.proj.conv(y.transpose(-1, -2).flatten(1, 2).unsqueeze(-1)).squeeze(-1).transpose(1, 2)
+        return y if self.config.norm is None else self._normalise(y, mask)
+
+    def _normalise(self, y: Tensor, mask: Tensor | None) -> Tensor:
+        """timm's BatchNorm of (B, N, D), in training over the real tokens alone; padding then gets zeros."""
+        real = mask if self.training else None
+        rows = y.flatten(0, 1) if real is None else y[real]
+        # Every token as an image of its own: of (B, D, N, 1) PyTorch's CPU backward mistakes the memory format.
+        rows = self.mla.proj.norm(rows.contiguous()[..., None, None]).flatten(1)
+        if real is None:
+            return rows.unflatten(0, y.shape[:2])
+        return rows.new_zeros(y.shape).masked_scatter(real.unsqueeze(-1), rows)
+
+    def _smooth(self, conv: nn.Module, qkv: Tensor, grid: tuple[int, ...] | None) -> Tensor:
+        """timm's aggregation of (B, 3D, N) on the grid, of each prefix token on a map of its own."""
+        assert grid is not None
+        p = self.config.num_prefix_tokens
+        y = conv(qkv[:, :, p:].unflatten(2, grid)).flatten(2)
+        if not p:
+            return y
+        alone = conv(qkv[:, :, :p].transpose(1, 2).flatten(0, 1)[..., None, None])
+        return torch.cat((alone.flatten(1).unflatten(0, (-1, p)).transpose(1, 2), y), dim=2)
+
+    def no_weight_decay(self) -> set[str]:
+        return {"mla.proj.norm.weight", "mla.proj.norm.bias"} if self.config.norm else set()
+
+    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+        """W_q … of the plain scale; for each further one M (3D, N, N) and W_M (3D, 3D) on the columns [Q | K | V]."""
+        d, norm = self.dim // self.heads, self.mla.proj.norm if self.config.norm else None
+        order = torch.arange(3 * self.dim).view(self.heads, 3, d).transpose(0, 1).flatten()
+        weight, bias = self.mla.qkv.conv.weight.flatten(1)[order], self.mla.qkv.conv.bias
+        found: dict[str, Any] = {f"W_{c}": w.t() for c, w in zip("qkv", weight.chunk(3), strict=True)}
+        biases = (None,) * 3 if bias is None else bias[order].chunk(3)
+        found |= {f"b_{c}": b for c, b in zip("qkv", biases, strict=True)}
+        found |= {"W_o": self.mla.proj.conv.weight.flatten(1).t(), "b_o": self.mla.proj.conv.bias}
+        for name, kind in (("gain", "weight"), ("shift", "bias"), ("mean", "running_mean"), ("var", "running_var")):
+            found[name] = None if norm is None else getattr(norm, kind)
+        found |= {"M": [], "b_M": [], "W_M": [], "c_M": []}
+        grid = self._grid(n, grid)
+        for smooth, mix in self.mla.aggreg:
+            found["M"].append(self._dense(smooth.weight[order], grid))
+            found["b_M"].append(None if smooth.bias is None else smooth.bias[order])
+            blocks = torch.block_diag(*mix.weight.view(3 * self.heads, d, d).transpose(1, 2))
+            found["W_M"].append(blocks[order][:, order])
+            found["c_M"].append(None if mix.bias is None else mix.bias[order])
+        return found
+
+    def _dense(self, weight: Tensor, grid: tuple[int, ...]) -> Tensor:
+        p, centre = self.config.num_prefix_tokens, weight.shape[-1] // 2
+        whole = dense(weight, grid, p).clone()
+        for j in range(p):
+            whole[:, j, j] = weight[:, 0, centre, centre]
+        return whole
+
+    def _grid(self, n: int, grid: tuple[int, ...] | None) -> tuple[int, ...]:
+        if not self.config.scales:
+            return (n,)
+        grid = check_grid(self, grid, n - self.config.num_prefix_tokens)
+        if grid is None:
+            raise ShapeError("grid", None, "grid=(H, W)", "scales need rows and columns.")
+        return grid
+
+    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+        D, d, p = self.dim, self.dim // self.heads, self.config.num_prefix_tokens
+        place, heads = self._grid(n, grid), self.heads * (1 + len(self.config.scales))
+        found = [Op("linear", (n, D, 3 * D, 1))]
+        for s in self.config.scales:
+            found += [Op("depthwise", (1, 1), (s, s), 3 * D)] * p + [Op("depthwise", place, (s, s), 3 * D)]
+            found.append(Op("linear", (n, 3 * D, 3 * D, 3 * self.heads)))
+        found += [Op("matmul", (heads, d, n, d + 1)), Op("matmul", (heads, n, d, d + 1))]
+        return [*found, Op("linear", (n, heads * d, D, 1))]
+
+    @classmethod
+    def from_reference(cls, state_dict: Mapping[str, Tensor], **options: Any) -> ReluLinearMixer:
+        """A mixer with the weights of the authors' LiteMLA, or of timm's, whose names are the same.
+
+        `options`: their constructor's arguments or ours. `dim` (8 there unless given) is the width of a head; norm,
+        scales and use_bias are read off the weights. timm's own results need eps=1e-5.
+        """
+        conv, out = state_dict.get("qkv.conv.weight"), state_dict.get("proj.conv.weight")
+        if conv is None or out is None:
+            check_keys(state_dict, ("qkv.conv.weight", "proj.conv.weight"))
+            raise AssertionError
+        width = conv.shape[1]
+        found = cls._arguments(width, options)
+        count = out.shape[1] * 3 // conv.shape[0] - 1
+        smooth = [f"aggreg.{i}.{j}" for i in range(count) for j in (0, 1)]
+        norm = "proj.norm.weight" in state_dict
+        bias = "qkv.conv.bias" in state_dict or (not norm and "proj.conv.bias" in state_dict)
+        settle(found, "norm", "batch" if norm else None)
+        settle(found, "bias", bias)
+        sizes = [state_dict.get(f"aggreg.{i}.0.weight", conv).shape[-1] for i in range(count)]
+        settle(found, "scales", tuple(sizes))
+        kept = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+        wanted = ["qkv.conv.weight", "proj.conv.weight", *(f"{name}.weight" for name in smooth)]
+        wanted += [f"proj.norm.{name}" for name in kept] if norm else []
+        wanted += ["qkv.conv.bias", *(f"{name}.bias" for name in smooth)] if bias else []
+        wanted += ["proj.conv.bias"] if bias and not norm else []
+        check_keys(state_dict, wanted)
+        mixer = cls(ReluLinearConfig(**found), width, device=conv.device, dtype=conv.dtype)
+        load(mixer, {f"mla.{name}": value for name, value in state_dict.items()})
+        return mixer
+
+    @staticmethod
+    def _arguments(width: int, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Our options from the authors'; those of theirs that would be another layer are errors."""
+        given = dict(options)
+        for name in ("in_channels", "out_channels"):
+            check_choice(name, given.pop(name, width), (width,))
+        check_choice("kernel_func", given.pop("kernel_func", "relu"), ("relu",))
+        check_choice("act_func", given.pop("act_func", (None, None)), ((None, None),))
+        check_choice("heads_ratio", float(given.pop("heads_ratio", 1.0)), (1.0,))
+        if "norm" in given and given["norm"] not in ("batch", None):
+            names = {(None, "bn2d"): "batch", (None, None): None}
+            norm = tuple(given["norm"])
+            check_choice("norm", norm, names)
+            given["norm"] = names[norm]
+        if "scales" in given:
+            given["scales"] = tuple(given["scales"])
+        head = given.pop("dim", 8)
+        given["heads"] = given.get("heads") or max(width // head, 1)
+        if given["heads"] * head != width and "dim" in options:
+            raise OptionError("dim", head, f"the width of a head: heads · dim = {width}", "Pass dim, or heads.")
+        return translate(ReluLinearConfig, given, {"use_bias": None})
+
+
+@register(ReluLinearMixer)
+@dataclass(frozen=True, kw_only=True)
+class ReluLinearConfig(MixerConfig):
+    """Options of EfficientViT's ReLU linear attention.
+
+    heads: None takes one for every 64 channels. scales: sizes of the smoothing convolutions, odd; (5,) in the authors'
+    networks, () for none. norm: "batch" (as the authors have it) or None, after W_o; a BatchNorm has its own bias. eps:
+    of the denominator, 1e-15 as the authors have it (timm has 1e-5). grid: (H, W) for the scales; also in the call.
+    num_prefix_tokens: tokens in front of the grid.
+    """
+
+    name: ClassVar[str] = "relu_linear"
+    heads: int | None = None
+    scales: tuple[int, ...] = ()
+    norm: str | None = "batch"
+    eps: float = 1e-15
+    grid: tuple[int, ...] | None = None
+    num_prefix_tokens: int = 0
+
+    def check(self) -> None:
+        check_choice("norm", self.norm, ("batch", None))
+        check_number("eps", self.eps, 1e-30, math.inf, "a positive number", 1e-15)
+        check_int("num_prefix_tokens", self.num_prefix_tokens, 0)
+        if not isinstance(self.scales, (tuple, list)):
+            raise OptionError("scales", repr(self.scales), "a tuple of odd sizes", "Pass scales=(5,), say.")
+        for size in self.scales:
+            check_int("scales", size, 1)
+            if size % 2 == 0:
+                raise OptionError("scales", size, "odd sizes", f"Pass {size + 1}, say.")
+        if self.grid is not None:
+            check_grid_option(self.grid, (2,))
+        if not self.placed and (self.grid is not None or self.num_prefix_tokens):
+            got = f"() with grid={self.grid}, num_prefix_tokens={self.num_prefix_tokens}"
+            raise OptionError("scales", got, "scales, for which positions play a part", "Leave the others out.")
+
+    @property
+    def placed(self) -> bool:
+        """Whether positions play a part."""
+        return bool(self.scales)

@@ -1,0 +1,143 @@
+"""Squeeze-and-excitation: one gate a channel, from the mean of all tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from polymix.errors import OptionError, check_choice
+from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, TokenMixer
+from polymix.mixers.checks import Call
+from polymix.mixers.registry import register
+from polymix.mixers.related.loading import check_keys, translate
+from polymix.mixers.related.pointwise import (
+    check_reduced,
+    load_layer,
+    pointwise_letters,
+    pointwise_op,
+    reduced,
+    restart,
+    settle,
+)
+from polymix.mixers.related.timm_layers import timm_layer
+from polymix.ops.pooled import mean_over_tokens
+from polymix.structured.cost import Op
+
+# The bias at which a gate is INIT_STD: logit for the sigmoid, and where clamp(x / 6 + 1/2) is that.
+_SHIFT = {"squeeze": math.log(INIT_STD / (1 - INIT_STD)), "effective": 6 * (INIT_STD - 0.5)}
+
+
+class SeMixer(TokenMixer):
+    """Squeeze-and-excitation (Hu et al. 2018), on timm's SEModule or EffectiveSEModule.
+
+        s = mean_j x_j, or ½ mean_j + ½ max_j with `add_maxpool`
+        squeeze    Y = X ⊙ sigmoid(relu(s W_1 + b_1) W_2 + b_2)      D -> r -> D
+        effective  Y = X ⊙ hardsigmoid(s W_1 + b_1)                  D -> D
+
+    With a separate context the gate comes from its tokens. The gate multiplies the token itself, so the output does
+    not shrink with N as attention's does: b_2 (b_1 of the effective form) starts where the gate is 0.125, which is
+    attention's spread at 196 tokens; without biases the gate starts at ½, four times that.
+
+    Shapes: (B, N, D) or (B, D, H, W), returned alike. Cost: 2 D r multiply-adds whatever N (D² for the effective form),
+    beside the O(N D) of mean and product. Cross; padding masks; permutation-equivariant. Source: PL-038.
+    """
+
+    name = "se"
+    capabilities = Capabilities(cross=True, masks=frozenset({"padding"}))
+    feature_maps = True
+    config: SeConfig
+    layer: Any
+
+    def __init__(self, config: SeConfig, dim: int, **kw: Any) -> None:
+        super().__init__(config, dim)
+        if config.form == "effective":
+            self.layer = timm_layer("EffectiveSEModule")(dim, add_maxpool=config.add_maxpool, **kw)
+        else:
+            self.layer = timm_layer("SEModule")(
+                dim, add_maxpool=config.add_maxpool, bias=config.bias,
+                **reduced(config.rd_ratio, config.rd_channels), **kw,
+            )  # fmt: skip
+        for conv in self._convs:
+            restart(conv, config.bias, shift=_SHIFT[config.form] if conv is self._convs[-1] else 0.0)
+
+    @property
+    def _convs(self) -> list[Any]:
+        return [self.layer.fc] if self.config.form == "effective" else [self.layer.fc1, self.layer.fc2]
+
+    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+        # timm's own forward pools feature maps without a mask, in their own type; all after the pooling is timm's.
+        layer = self.layer
+        s = mean_over_tokens(context, call.mask)
+        if self.config.add_maxpool:
+            s = 0.5 * s + 0.5 * _max_over_tokens(context, call.mask)
+        s = s.to(x.dtype).transpose(1, 2).unsqueeze(-1)  # (B, D, 1, 1)
+        s = layer.fc(s) if self.config.form == "effective" else layer.fc2(layer.act(layer.bn(layer.fc1(s))))
+        return x * layer.gate(s).squeeze(-1).transpose(1, 2)
+
+    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+        letters: dict[str, Any] = {"W_2": None, "b_2": None}
+        for place, conv in enumerate(self._convs, start=1):
+            letters |= pointwise_letters(str(place), conv)
+        return letters
+
+    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+        return [pointwise_op(1, conv) for conv in self._convs]
+
+    @classmethod
+    def from_reference(cls, state_dict: Mapping[str, Tensor], **options: Any) -> SeMixer:
+        """A mixer with the weights, and the outputs, of a state dict of timm's SEModule or EffectiveSEModule.
+
+        Options: the arguments of timm's classes, or ours; the form and the widths are what the weights say. Raises
+        OptionError for keys or shapes that do not fit.
+        """
+        form = "effective" if "fc.weight" in state_dict else "squeeze"
+        layers = ("fc",) if form == "effective" else ("fc1", "fc2")
+        bias = f"{layers[0]}.bias" in state_dict
+        check_keys(state_dict, [f"{name}.{part}" for name in layers for part in ("weight", "bias")[: 1 + bias]])
+        like = state_dict[f"{layers[0]}.weight"]
+        inner, dim = like.shape[:2]
+        found = {"form": form, "channels": dim, "bias": bias}
+        found["_class"] = "EffectiveSEModule" if form == "effective" else "SEModule"
+        width: dict[str, Any] = {} if form == "effective" else {"rd_channels": int(inner)}
+        own = translate(SeConfig, settle(options, found | width), {"rd_ratio": None, "rd_divisor": None})
+        mixer = cls(SeConfig(**own, **width, form=form, bias=bias), int(dim), device=like.device, dtype=like.dtype)
+        load_layer(mixer.layer, state_dict)
+        return mixer
+
+
+def _max_over_tokens(x: Tensor, mask: Tensor | None) -> Tensor:
+    """(B, N, D) -> (B, 1, D): the largest of the real tokens, zero where there is none."""
+    if mask is None:
+        return x.amax(1, keepdim=True)
+    largest = x.masked_fill(~mask.unsqueeze(-1), -math.inf).amax(1, keepdim=True)
+    return largest.masked_fill(~mask.any(1)[:, None, None], 0.0)
+
+
+@register(SeMixer)
+@dataclass(frozen=True, kw_only=True)
+class SeConfig(MixerConfig):
+    """Options of squeeze-and-excitation.
+
+    form: "squeeze" or "effective". rd_ratio: r / D, None for timm's 1/16; timm rounds r to a multiple of 8, at least 8.
+    rd_channels: r itself, instead. add_maxpool: whether the largest entry of each channel is pooled too.
+    """
+
+    name: ClassVar[str] = "se"
+    form: str = "squeeze"
+    rd_ratio: float | None = None
+    rd_channels: int | None = None
+    add_maxpool: bool = False
+
+    def check(self) -> None:
+        check_choice("form", self.form, ("squeeze", "effective"))
+        check_choice("add_maxpool", self.add_maxpool, (True, False))
+        check_reduced(self.rd_ratio, self.rd_channels)
+        if self.form == "effective" and (self.rd_ratio is not None or self.rd_channels is not None):
+            got = f"rd_ratio={self.rd_ratio}, rd_channels={self.rd_channels}"
+            raise OptionError(
+                "form", f'"effective" with {got}', "neither: this form has no bottleneck", "Leave them out."
+            )

@@ -1,0 +1,111 @@
+"""SimA, attention without a softmax: queries and keys of unit L1 norm along the tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polymix.errors import check_choice
+from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, TokenMixer
+from polymix.mixers.checks import Call
+from polymix.mixers.heads import Heads, head_count
+from polymix.mixers.registry import register
+from polymix.mixers.related.attention_loading import load, projections, settle
+from polymix.mixers.related.loading import check_keys, translate
+from polymix.ops.common import accumulator
+from polymix.ops.linear_attention import hide, linear_attention
+from polymix.structured.channel import Dense, init_
+from polymix.structured.cost import Op, linear_op
+
+_AUTHORS = {"dim": None, "num_heads": "heads", "qkv_bias": None, "proj_drop": "dropout", "qk_scale": None,
+            "attn_drop": None}  # fmt: skip
+
+
+class SimaMixer(TokenMixer):
+    """Y = Q̂ (K̂ᵀ V) a head, heads joined by W_o, with q̂_nc = q_nc / Σ_m |q_mc| over the tokens m, k̂ likewise (SimA).
+
+    With the L1 norms held fixed (`norms`) it is a polynomial of degree 3. As published, nothing inside makes up for the
+    norms, so the output falls as N^-1.5; W_o's init is for 196 tokens. `class_attention` is the authors' class
+    attention: the first token asks, the others pass through unchanged.
+
+    Shapes: (B, N, D) -> (B, N, D), d = D / heads. Cost: 4 N D² + 2 N D d multiply-adds. Padding masks, cross; not
+    causal, as the norms span all tokens; permutation-equivariant. Source: PD-034, PD-060.
+    """
+
+    name = "sima"
+    capabilities = Capabilities(cross=True, masks=frozenset({"padding"}))
+    config: SimaConfig
+
+    def __init__(self, config: SimaConfig, dim: int, **kw: Any) -> None:
+        super().__init__(config, dim)
+        self.heads = head_count(config.heads, dim)
+        self.qkv = Heads(dim, self.heads, config.bias, **kw)
+        self.proj = Dense(dim, dim, config.bias, **kw)
+        root = (dim // self.heads) ** 0.5
+        init_(self.proj.weight, dim, INIT_STD * (0.8 * 196) ** 2 / (14 * root))  # Σ|q| ≈ 0.8 · 196, d · 196 terms
+        self.eps = 1e-6 if config.class_attention else 1e-12  # as the authors have them
+        if config.class_attention:  # dropout is for the class token, not for what passes through
+            self.class_drop, self.drop = self.drop, nn.Dropout(0.0)
+            self.capabilities = Capabilities(masks=frozenset({"padding"}))
+
+    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+        q, k, v = (part.transpose(1, 2) for part in self.qkv(x, context))
+        dtype, own = accumulator(v.dtype), None if call.cross else call.mask
+        q = F.normalize(hide(q.to(dtype), own), p=1.0, dim=2, eps=self.eps)
+        k = F.normalize(hide(k.to(dtype), call.mask), p=1.0, dim=2, eps=self.eps)
+        if self.config.class_attention:
+            q = q[:, :, :1]
+        y = linear_attention(q, k, v, mask=call.mask, normalize=False, scale=1.0)
+        y = self.proj(y.transpose(1, 2).flatten(-2))
+        return torch.cat((self.class_drop(y), x[:, 1:].to(y.dtype)), dim=1) if self.config.class_attention else y
+
+    def norms(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Σ_n |q_nc| and Σ_n |k_nc| at the tokens x (B, N, D), (B, D) each, channel h · d + c of head h."""
+        q, k, _ = self.qkv(x, x)
+        dtype = accumulator(q.dtype)
+        q, k = (part.flatten(-2).to(dtype).abs().sum(1).clamp_min(self.eps) for part in (q, k))
+        return q, k
+
+    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+        return self.qkv.letters(self.proj)
+
+    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+        d, asks = self.dim // self.heads, 1 if self.config.class_attention else n
+        pool, ask = Op("matmul", (self.heads, d, n, d)), Op("matmul", (self.heads, asks, d, d))
+        return [self.qkv.op(n), pool, ask, linear_op(asks, self.proj)]
+
+    @classmethod
+    def from_reference(cls, state_dict: Mapping[str, Tensor], **options: Any) -> SimaMixer:
+        """A mixer with the weights of the authors' SimA, or of their ClassAttention with class_attention=True.
+
+        `options`: their constructor's arguments (num_heads is 8 there unless given; qk_scale and attn_drop do nothing
+        in it either) or ours. A bias that qkv lacks is zero.
+        """
+        check_keys(state_dict, ("qkv.weight", "proj.weight"), ("qkv.bias", "proj.bias"))
+        found = {"heads": 8, **translate(SimaConfig, options, _AUTHORS)}
+        settle(found, "bias", "proj.bias" in state_dict)
+        like = state_dict["proj.weight"]
+        mixer = cls(SimaConfig(**found), like.shape[0], device=like.device, dtype=like.dtype)
+        load(mixer, projections(state_dict))
+        return mixer
+
+
+@register(SimaMixer)
+@dataclass(frozen=True, kw_only=True)
+class SimaConfig(MixerConfig):
+    """Options of SimA.
+
+    heads: None takes one for every 64 channels. class_attention: only the first token is updated.
+    """
+
+    name: ClassVar[str] = "sima"
+    heads: int | None = None
+    class_attention: bool = False
+
+    def check(self) -> None:
+        check_choice("class_attention", self.class_attention, (True, False))

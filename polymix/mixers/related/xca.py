@@ -1,0 +1,97 @@
+"""XCA, cross-covariance attention (XCiT), on timm's layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from polymix.errors import check_choice
+from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, TokenMixer
+from polymix.mixers.checks import Call
+from polymix.mixers.heads import head_count
+from polymix.mixers.registry import register
+from polymix.mixers.related.attention_loading import load, settle
+from polymix.mixers.related.loading import check_keys, translate
+from polymix.mixers.related.timm_layers import timm_layer
+from polymix.ops.channel_attention import cross_covariance
+from polymix.structured.channel import init_
+from polymix.structured.cost import Op, linear_op
+
+_AUTHORS = {"dim": None, "num_heads": "heads", "qkv_bias": None, "proj_drop": "dropout", "qk_scale": None}
+
+
+class XcaMixer(TokenMixer):
+    """Y = V Aᵀ with A = softmax(τ Q̂ᵀ K̂) of d × d channels a head, heads joined by W_o (XCiT, El-Nouby et al. 2021).
+
+    Q̂ and K̂ have columns of unit length along the tokens; τ is a learned factor a head. The layer is timm's XCA, with
+    its weights by their names.
+
+    Shapes: (B, N, D) -> (B, N, D), d = D / heads. Cost: 4 N D² + 2 N D d multiply-adds. Padding masks; not causal, as A
+    is one for all tokens; permutation-equivariant. Source: PL-042.
+    """
+
+    name = "xca"
+    capabilities = Capabilities(masks=frozenset({"padding"}))
+    config: XcaConfig
+
+    def __init__(self, config: XcaConfig, dim: int, **kw: Any) -> None:
+        super().__init__(config, dim)
+        self.heads = head_count(config.heads, dim)
+        self.xca = timm_layer("XCA")(dim, num_heads=self.heads, qkv_bias=config.bias).to(**kw)
+        if not config.bias:
+            self.xca.proj = nn.Linear(dim, dim, bias=False, **kw)
+        init_(self.xca.qkv.weight, dim)
+        init_(self.xca.proj.weight, dim, INIT_STD * (dim // self.heads) ** 0.5)  # A starts near 1/d everywhere
+        for layer in (self.xca.qkv, self.xca.proj):
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+
+    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+        # Not timm's own forward: it knows no padding, and sums over the tokens in the type of x.
+        q, k, v = self.xca.qkv(x).unflatten(-1, (3, self.heads, -1)).transpose(1, 3).unbind(2)  # (B, h, N, d)
+        y = cross_covariance(q, k, v, self.xca.temperature, mask=call.mask)
+        return self.xca.proj(y.transpose(1, 2).flatten(-2))
+
+    def no_weight_decay(self) -> set[str]:
+        return {"xca.temperature"}
+
+    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+        qkv, proj = self.xca.qkv, self.xca.proj
+        found: dict[str, Any] = {f"W_{c}": w.t() for c, w in zip("qkv", qkv.weight.chunk(3), strict=True)}
+        biases = (None,) * 3 if qkv.bias is None else qkv.bias.chunk(3)
+        found |= {f"b_{c}": b for c, b in zip("qkv", biases, strict=True)}
+        return {**found, "W_o": proj.weight.t(), "b_o": proj.bias, "tau": self.xca.temperature[:, 0, 0]}
+
+    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+        d = self.dim // self.heads
+        pool, ask = Op("matmul", (self.heads, d, n, d)), Op("matmul", (self.heads, n, d, d))
+        return [linear_op(n, self.xca.qkv), pool, ask, linear_op(n, self.xca.proj)]
+
+    @classmethod
+    def from_reference(cls, state_dict: Mapping[str, Tensor], **options: Any) -> XcaMixer:
+        """A mixer with the weights of the authors' XCA, or of timm's, whose names are the same.
+
+        `options`: their constructor's arguments (num_heads is 8 there unless given; qk_scale does nothing in it either;
+        attn_drop must be 0) or ours. A bias that qkv lacks is zero.
+        """
+        check_keys(state_dict, ("temperature", "qkv.weight", "proj.weight"), ("qkv.bias", "proj.bias"))
+        check_choice("attn_drop", float(options.pop("attn_drop", 0.0)), (0.0,))
+        found = {"heads": 8, **translate(XcaConfig, options, _AUTHORS)}
+        settle(found, "bias", "proj.bias" in state_dict)
+        like = state_dict["qkv.weight"]
+        mixer = cls(XcaConfig(**found), like.shape[1], device=like.device, dtype=like.dtype)
+        zero = {"xca.qkv.bias": like.new_zeros(like.shape[0])} if found["bias"] else {}
+        load(mixer, {**zero, **{f"xca.{name}": value for name, value in state_dict.items()}})
+        return mixer
+
+
+@register(XcaMixer)
+@dataclass(frozen=True, kw_only=True)
+class XcaConfig(MixerConfig):
+    """Options of XCA. heads: None takes one for every 64 channels."""
+
+    name: ClassVar[str] = "xca"
+    heads: int | None = None
