@@ -1,5 +1,6 @@
 """Linear-time polynomial token mixers for PyTorch, in attention's place."""
 
+from polymix import lens
 from polymix.blocks import MixerBlock, PolyMorpher
 from polymix.mixers import (
     Capabilities,
@@ -35,5 +36,5 @@ __all__ = [
     "Capabilities", "Cost", "LinearFloorConfig", "LinearFloorMixer", "MixerBlock", "MixerConfig", "PadreConfig",
     "PadreMixer", "PadreState", "PoM", "PolyMorpher", "PolyNlConfig", "PolyNlMixer", "PolySaConfig", "PolySaMixer",
     "PomConfig", "PomMixer", "PomState", "QtConfig", "QtMixer", "QtState", "SoftmaxConfig", "SoftmaxMixer",
-    "TokenMixer", "create_mixer", "list_mixers", "register",
+    "TokenMixer", "create_mixer", "lens", "list_mixers", "register",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from polymix.errors import OptionError, check_choice, check_int, check_number
 from polymix.mixers import MixerConfig, PomConfig, TokenMixer
-from polymix.structured.channel import Dense
+from polymix.structured.dense import Dense
 
 
 class MixerBlock(nn.Module):

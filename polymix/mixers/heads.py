@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymix.errors import check_divides, check_int
-from polymix.structured.channel import Dense
 from polymix.structured.cost import Op, linear_op
+from polymix.structured.dense import Dense
 
 
 def head_count(heads: int | None, dim: int) -> int:

@@ -11,8 +11,9 @@ from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, Polynomial,
 from polymix.mixers.checks import Call
 from polymix.mixers.heads import Heads
 from polymix.mixers.registry import register
-from polymix.structured.channel import Dense, init_
+from polymix.structured.base import init_
 from polymix.structured.cost import Op, linear_op
+from polymix.structured.dense import Dense
 
 
 class LinearFloorMixer(TokenMixer):

@@ -17,7 +17,7 @@ from polymix.mixers.padre_config import PadreConfig
 from polymix.mixers.registry import register
 from polymix.ops.bases import BASES, SPREAD
 from polymix.ops.reference import NORM_EPS
-from polymix.ops.visibility import compact
+from polymix.ops.sequences import without_padding
 from polymix.structured import Fanout, Prefixed, Site, StructuredMap, create_map, token_map
 from polymix.structured.cost import Op
 from polymix.structured.registry import crosses
@@ -175,10 +175,8 @@ class PadreMixer(TokenMixer):
             return self._polynomial(self._ys(x, lambda token, u: token(u, grid, mask)),
                                     lambda token, u: token(u, grid, mask))  # fmt: skip
 
-        if call.mask is None:
-            p = run(x, None)
-        elif self.axes == 1:
-            p = self._without_padding(x, call.mask, run)
+        if call.mask is None or self.axes == 1:
+            p = without_padding(x, call.mask, run, prefix=self.config.num_prefix_tokens)
         else:
             p = run(x, call.mask).masked_fill(~call.mask.unsqueeze(-1), 0.0)
         return self._resize(p, call.mask)
@@ -213,18 +211,8 @@ class PadreMixer(TokenMixer):
 
             return self._polynomial(self._ys(x, step), step)
 
-        p = run(x, None) if mask is None else self._without_padding(x, mask, run)
+        p = without_padding(x, mask, run)
         return self._resize(p, mask), PadreState(tuple(tensor for memory in past.values() for tensor in memory))
-
-    def _without_padding(self, x: Tensor, mask: Tensor, run: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """`run` on the real tokens of a sequence brought together behind the prefix; put back, zeros at padding."""
-        p = self.config.num_prefix_tokens
-        order = compact(mask[:, p:]) + p
-        if p:
-            order = torch.cat((torch.arange(p, device=mask.device).expand(len(mask), p), order), dim=1)
-        real = mask.gather(1, order)
-        y = run(_take(x, order), real).masked_fill(~real.unsqueeze(-1), 0.0)
-        return torch.empty_like(y).scatter(1, order.unsqueeze(-1).expand_as(y), y)
 
     def _ys(self, x: Tensor, mix: Mix) -> list[Tensor]:
         return [self._normalise(mix(token, u)) for token, u in zip(self.A, self.B["a"](x), strict=True)]  # Eq. 1
@@ -330,10 +318,6 @@ class PadreMixer(TokenMixer):
 def _crossing(part: nn.Module) -> bool:
     """Whether a token map brings one length to another."""
     return isinstance(part, StructuredMap) and part.site.cross
-
-
-def _take(x: Tensor, order: Tensor) -> Tensor:
-    return x.gather(1, order.unsqueeze(-1).expand(*order.shape, x.shape[-1]))
 
 
 register(PadreMixer)(PadreConfig)

@@ -13,8 +13,8 @@ from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, Polynomial,
 from polymix.mixers.checks import Call
 from polymix.mixers.registry import register
 from polymix.ops.pooled import mean_over_tokens
-from polymix.structured.channel import Dense
 from polymix.structured.cost import Op, linear_op
+from polymix.structured.dense import Dense
 
 
 class PolyNlMixer(TokenMixer):

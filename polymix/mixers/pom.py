@@ -17,8 +17,8 @@ from polymix.mixers.registry import register
 from polymix.ops.common import ACTIVATIONS, GATES, accumulator, rotary_angles, rotate
 from polymix.ops.pom import PomState, divide, polynomial, pom_reduce, pooled_polynomial
 from polymix.ops.visibility import positions
-from polymix.structured.channel import linear
 from polymix.structured.cost import Op, linear_op
+from polymix.structured.dense import linear
 
 _AXES = {"1d": 1, "2d": 2}
 _MASKS = frozenset({"padding", "arbitrary", "block_causal", "segments"})

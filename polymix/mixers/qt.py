@@ -15,8 +15,8 @@ from polymix.mixers.heads import Heads, head_count
 from polymix.mixers.registry import register
 from polymix.ops.common import accumulator
 from polymix.ops.qt import QtState, feature_size, qt_attention, qt_causal
-from polymix.structured.channel import Dense
 from polymix.structured.cost import Op, linear_op
+from polymix.structured.dense import Dense
 
 
 class QtMixer(TokenMixer):

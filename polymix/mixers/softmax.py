@@ -13,8 +13,8 @@ from polymix.mixers.checks import Call
 from polymix.mixers.heads import Heads, head_count
 from polymix.mixers.registry import register
 from polymix.ops.visibility import dense_mask
-from polymix.structured.channel import Dense
 from polymix.structured.cost import Op, linear_op
+from polymix.structured.dense import Dense
 
 
 class SoftmaxMixer(TokenMixer):

@@ -6,10 +6,12 @@ import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymix.errors import OptionError, check_int
 from polymix.ops.depthwise import depthwise_conv, effective_kernel
+from polymix.ops.sequences import after_window, next_window
 from polymix.structured.base import Grid, Site, StructuredMap
 from polymix.structured.cost import Op
 
@@ -65,10 +67,12 @@ class DepthwiseConv(StructuredMap):
         weight = self.weight.flip(tuple(range(2, self.weight.ndim))) if transposed else self.weight
         return depthwise_conv(x, weight, grid or (x.shape[1],), dilation=self.dilation)
 
-    def _causal(self, x: Tensor, window: Tensor | None = None) -> Tensor:
-        first = x.new_zeros(x.shape[0], self.reach, x.shape[2]) if window is None else window.to(x.dtype)
-        seen = torch.cat((first, x), dim=1)
-        return depthwise_conv(seen, self.weight, (x.shape[1],), causal=True, dilation=self.dilation)
+    def _causal(self, x: Tensor) -> Tensor:
+        return self._after(F.pad(x, (0, 0, self.reach, 0)), x.shape[1])
+
+    def _after(self, seen: Tensor, n: int) -> Tensor:
+        """The causal convolution of the last n tokens of `seen`."""
+        return depthwise_conv(seen, self.weight, (n,), causal=True, dilation=self.dilation)
 
     def multiply(self, v: Tensor, *, transposed: bool, out: int, real: Tensor | None) -> Tensor:
         """The channel side: the entries of v (…, G, R, n) as a sequence, the groups as channels."""
@@ -118,16 +122,8 @@ class DepthwiseConv(StructuredMap):
     def scan(self, x: Tensor, past: list[Tensor], real: Tensor | None) -> tuple[Tensor, list[Tensor]]:
         if real is not None:
             x = x.masked_fill(~real.unsqueeze(-1), 0.0)
-        return self._causal(x, past[0]), [next_window(past[0], x, real)]
+        seen, n = after_window(x, past[0]), x.shape[1]
+        return self._after(seen.to(x.dtype), n), [next_window(seen, n, real)]
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, kernel={self.kernel}, dilation={self.dilation}"
-
-
-def next_window(window: Tensor, x: Tensor, real: Tensor | None) -> Tensor:
-    """The last entries of `window` and x, as many as `window` has; they end where the real tokens of a row do."""
-    seen, reach = torch.cat((window, x.to(window.dtype)), dim=1), window.shape[1]
-    if real is None:
-        return seen[:, x.shape[1] :].clone()  # a view would keep the whole chunk alive
-    last = torch.arange(reach, device=x.device) + real.sum(1, keepdim=True)
-    return seen.gather(1, last.unsqueeze(-1).expand(*last.shape, x.shape[2]))

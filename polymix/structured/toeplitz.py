@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from polymix.errors import OptionError, check_choice, check_int
 from polymix.ops.common import accumulator
 from polymix.ops.fft_conv import causal_fft_conv, circular_fft_conv
+from polymix.ops.sequences import after_window, next_window
 from polymix.structured.base import Site, StructuredMap, init_
-from polymix.structured.conv import next_window
 from polymix.structured.cost import Op, linear_op
 
 
@@ -153,9 +153,9 @@ class Toeplitz(_Filtered):
     def scan(self, x: Tensor, past: list[Tensor], real: Tensor | None) -> tuple[Tensor, list[Tensor]]:
         if real is not None:
             x = x.masked_fill(~real.unsqueeze(-1), 0.0)
-        seen = torch.cat((past[0].to(x.dtype), x), dim=1)
-        y = self.act(seen, None, None, out=None, transposed=False)[:, self.length - 1 :]
-        return y, [next_window(past[0], x, real)]
+        seen = after_window(x, past[0])
+        y = self.act(seen.to(x.dtype), None, None, out=None, transposed=False)[:, self.length - 1 :]
+        return y, [next_window(seen, x.shape[1], real)]
 
 
 def _at(taps: Tensor, lag: Tensor) -> Tensor:

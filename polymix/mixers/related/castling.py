@@ -19,12 +19,13 @@ from polymix.mixers.registry import register
 from polymix.mixers.related.attention_loading import load, projections, settle
 from polymix.mixers.related.branches import dense
 from polymix.mixers.related.loading import check_keys, translate
-from polymix.mixers.related.sequences import without_padding
 from polymix.ops.common import accumulator
 from polymix.ops.depthwise import depthwise_conv
 from polymix.ops.linear_attention import hide, linear_attention
-from polymix.structured.channel import Dense, init_
+from polymix.ops.sequences import without_padding
+from polymix.structured.base import init_
 from polymix.structured.cost import Op, linear_op
+from polymix.structured.dense import Dense
 
 THRESHOLD = 0.02  # of the sparse branch
 _AUTHORS = {"in_channels": None, "num_heads": "heads", "qkv_bias": None, "proj_drop": "dropout",

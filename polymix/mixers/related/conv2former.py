@@ -14,11 +14,11 @@ from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, Polynomial,
 from polymix.mixers.checks import Call, check_grid
 from polymix.mixers.registry import register
 from polymix.mixers.related.loading import check_keys, translate
-from polymix.mixers.related.sequences import without_padding
 from polymix.ops.common import ACTIVATIONS
 from polymix.ops.depthwise import depthwise_conv, effective_kernel
-from polymix.structured.channel import Dense
+from polymix.ops.sequences import without_padding
 from polymix.structured.cost import Op, linear_op
+from polymix.structured.dense import Dense
 
 NORM_EPS = 1e-6
 

@@ -14,8 +14,9 @@ from polymix.mixers.heads import Heads, head_count
 from polymix.mixers.registry import register
 from polymix.ops.common import accumulator
 from polymix.ops.linear_attention import linear_attention
-from polymix.structured.channel import Dense, init_
+from polymix.structured.base import init_
 from polymix.structured.cost import Op, linear_op
+from polymix.structured.dense import Dense
 
 
 class EfficientMixer(TokenMixer):

@@ -23,8 +23,9 @@ from polymix.mixers.related.loading import check_keys, translate
 from polymix.ops.common import accumulator
 from polymix.ops.depthwise import effective_kernel
 from polymix.ops.linear_attention import linear_attention
-from polymix.structured.channel import Dense, init_
+from polymix.structured.base import init_
 from polymix.structured.cost import Op, linear_op
+from polymix.structured.dense import Dense
 
 EPS = 1e-6
 _AUTHORS = {"dim": None, "num_heads": "heads", "qkv_bias": None, "proj_drop": "dropout", "qk_scale": None,

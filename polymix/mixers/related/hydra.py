@@ -13,8 +13,9 @@ from polymix.mixers.heads import Heads
 from polymix.mixers.registry import register
 from polymix.ops.channel_attention import HydraState, hydra
 from polymix.ops.common import accumulator
-from polymix.structured.channel import Dense, init_
+from polymix.structured.base import init_
 from polymix.structured.cost import Op, linear_op
+from polymix.structured.dense import Dense
 
 
 class HydraMixer(TokenMixer):

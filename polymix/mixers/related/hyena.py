@@ -15,10 +15,10 @@ from polymix.mixers.registry import register
 from polymix.mixers.related.hyena_config import HyenaConfig
 from polymix.mixers.related.hyena_filters import ExplicitFilter, ImplicitFilter
 from polymix.mixers.related.loading import check_keys, translate
-from polymix.mixers.related.sequences import after_window, causal_conv, next_window, without_padding
 from polymix.ops.fft_conv import causal_fft_conv, fft_size
-from polymix.structured.channel import Dense
+from polymix.ops.sequences import after_window, causal_conv, next_window, without_padding
 from polymix.structured.cost import Op, linear_op
+from polymix.structured.dense import Dense
 
 DIRECT = 64  # up to so many taps a convolution costs less than the transforms for it, and is causal to the last bit
 
@@ -114,7 +114,7 @@ class HyenaMixer(TokenMixer):
         if self.config.length <= DIRECT:
             return causal_conv(v, taps.flip(-1).unsqueeze(1), None, past)
         reach = self.config.length - 1
-        seen = after_window(v, past, reach)
+        seen = after_window(v, v.new_zeros(v.shape[0], reach, v.shape[2]) if past is None else past)
         rows = v if past is None else seen  # zeros in front would only make the transform longer
         y = causal_fft_conv(rows.transpose(1, 2), taps).transpose(1, 2)
         return (y if past is None else y[:, reach:]), seen

@@ -15,8 +15,8 @@ from polymix.mixers.heads import Heads, head_count
 from polymix.mixers.registry import register
 from polymix.ops.neighbours import METRICS, nearest_attention, nearest_features
 from polymix.ops.visibility import dense_mask
-from polymix.structured.channel import Dense
 from polymix.structured.cost import Op, linear_op
+from polymix.structured.dense import Dense
 
 
 class KnnMixer(TokenMixer):

@@ -14,8 +14,8 @@ from polymix.mixers.base import Capabilities, MixerConfig, TokenMixer
 from polymix.mixers.checks import Call
 from polymix.mixers.registry import register
 from polymix.ops.common import accumulator, without_autocast
-from polymix.structured.channel import Dense
 from polymix.structured.cost import Op, linear_op
+from polymix.structured.dense import Dense
 
 _TINY = 1e-6  # a node that no token reaches, or a token that reaches no node, is zero, not 0/0
 

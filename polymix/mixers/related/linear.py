@@ -14,8 +14,9 @@ from polymix.mixers.heads import Heads, head_count
 from polymix.mixers.registry import register
 from polymix.ops.common import accumulator
 from polymix.ops.linear_attention import FEATURE_MAPS, LinearState, linear_attention, linear_causal
-from polymix.structured.channel import Dense, init_
+from polymix.structured.base import init_
 from polymix.structured.cost import Op, linear_op
+from polymix.structured.dense import Dense
 
 EPS = 1e-6
 # E φ(q)φ(k) and E φ² of one channel, of normal q and k: from them the spread of φ(q)·φ(k) without a denominator.

@@ -17,10 +17,10 @@ from polymix.mixers.base import Capabilities, MixerConfig, TokenMixer
 from polymix.mixers.checks import Call
 from polymix.mixers.registry import register
 from polymix.mixers.related.loading import check_keys, translate
-from polymix.mixers.related.sequences import causal_conv, next_window, without_padding
 from polymix.ops.common import accumulator
 from polymix.ops.selective_scan import selective_scan
-from polymix.structured.channel import init_
+from polymix.ops.sequences import causal_conv, next_window, without_padding
+from polymix.structured.base import init_
 from polymix.structured.cost import Op, linear_op
 
 

@@ -16,8 +16,9 @@ from polymix.mixers.registry import register
 from polymix.ops.common import accumulator
 from polymix.ops.linear_attention import LinearState, linear_attention, linear_causal
 from polymix.ops.performer import PerformerState, orthogonal_features, performer, performer_causal, relu_features
-from polymix.structured.channel import Dense, init_
+from polymix.structured.base import init_
 from polymix.structured.cost import Op, linear_op
+from polymix.structured.dense import Dense
 
 EPS = 1e-20  # keeps 0 / 0 out where nothing is seen; the relu features' own floor makes it nothing elsewhere
 

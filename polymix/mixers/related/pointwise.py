@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymix.errors import OptionError, check_int, check_number
-from polymix.structured.channel import init_
+from polymix.structured.base import init_
 from polymix.structured.cost import Op
 
 

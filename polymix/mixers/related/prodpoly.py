@@ -12,8 +12,9 @@ from polymix.errors import OptionError, check_choice, check_int
 from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, Polynomial, TokenMixer
 from polymix.mixers.checks import Call
 from polymix.mixers.registry import register
-from polymix.structured.channel import Dense, init_
+from polymix.structured.base import init_
 from polymix.structured.cost import Op, linear_op
+from polymix.structured.dense import Dense
 
 
 class ProdPolyMixer(TokenMixer):

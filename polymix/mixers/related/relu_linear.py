@@ -20,7 +20,7 @@ from polymix.mixers.related.branches import dense
 from polymix.mixers.related.loading import check_keys, translate
 from polymix.mixers.related.timm_layers import timm_layer
 from polymix.ops.linear_attention import linear_attention
-from polymix.structured.channel import init_
+from polymix.structured.base import init_
 from polymix.structured.cost import Op
 
 _PADDING = frozenset({"padding"})

@@ -19,8 +19,9 @@ from polymix.mixers.related.attention_loading import load, projections, settle
 from polymix.mixers.related.loading import check_keys, translate
 from polymix.ops.common import accumulator
 from polymix.ops.linear_attention import hide, linear_attention
-from polymix.structured.channel import Dense, init_
+from polymix.structured.base import init_
 from polymix.structured.cost import Op, linear_op
+from polymix.structured.dense import Dense
 
 _AUTHORS = {"dim": None, "num_heads": "heads", "qkv_bias": None, "proj_drop": "dropout", "qk_scale": None,
             "attn_drop": None}  # fmt: skip

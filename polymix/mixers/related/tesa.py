@@ -14,8 +14,8 @@ from polymix.mixers.checks import Call, check_grid
 from polymix.mixers.registry import register
 from polymix.ops.attention import softmax_attention
 from polymix.ops.linear_attention import linear_attention
-from polymix.structured.channel import Dense
 from polymix.structured.cost import Op, linear_op
+from polymix.structured.dense import Dense
 
 
 class TesaMixer(TokenMixer):

@@ -17,7 +17,7 @@ from polymix.mixers.related.attention_loading import load, settle
 from polymix.mixers.related.loading import check_keys, translate
 from polymix.mixers.related.timm_layers import timm_layer
 from polymix.ops.channel_attention import cross_covariance
-from polymix.structured.channel import init_
+from polymix.structured.base import init_
 from polymix.structured.cost import Op, linear_op
 
 _AUTHORS = {"dim": None, "num_heads": "heads", "qkv_bias": None, "proj_drop": "dropout", "qk_scale": None}

@@ -1,0 +1,216 @@
+"""Is a module a polynomial of its input, of which degree, homogeneous or not; or a quotient of two? By numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polymix.errors import check_int
+from polymix.lens.lines import NOISE_LIMIT, SAFETY, SCALES, Line, misfits, sample
+from polymix.lens.probe import EPS, Probe
+from polymix.lens.rational import quotient
+
+_CELLS = 6  # tokens of the small input that a mixer is tried on
+_RAYS = (0.0625, -0.0625, 0.5, -0.5, -1.0, 2.0)
+_OUTPUTS = 8  # outputs that a quotient is looked for in: each costs singular values
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the verdict rests on.
+
+    residual: by candidate degree, the largest error of the fit on held-out points, over all lines, reaches and outputs,
+    relative to the output's largest value on its line. excess: the same in units of the tolerance, at most 1 where the
+    degree fits. tolerance: 64 times the measured rounding noise, the largest of all outputs, at the degree that was
+    found (at the highest where none was). needed: the degree that each reach asks for (None: more than was tried).
+    """
+
+    reason: str
+    residual: dict[int, float]
+    excess: dict[int, float]
+    tolerance: float
+    noise: float
+    lines: int
+    scales: tuple[float, ...]
+    needed: tuple[int | None, ...]
+    points: int
+    outputs: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DegreeResult:
+    """What a module is as a function of its input.
+
+    degree: total degree; None where it is no polynomial (of a degree up to the one looked for).
+    homogeneous: f(tX) = t^degree f(X).
+    rational: (numerator degree, denominator degree), the largest of any output, each with a denominator of its own;
+    None unless it is a quotient and no polynomial.
+    """
+
+    degree: int | None
+    homogeneous: bool
+    rational: tuple[int, int] | None
+    evidence: Evidence
+
+    def __str__(self) -> str:
+        if self.degree is not None:
+            return f"polynomial of degree {self.degree}, {'' if self.homogeneous else 'not '}homogeneous"
+        if self.rational is not None:
+            return f"not a polynomial: rational, degree {self.rational[0]} over degree {self.rational[1]}"
+        return "not a polynomial, nor a quotient of two"
+
+    def explain(self) -> str:
+        """The verdict and what it rests on, in a few lines."""
+        e = self.evidence
+        lines = [str(self), e.reason]
+        if e.residual:
+            lines.append(f"{e.lines} lines of {e.points} points through an input {e.shape}, {e.outputs} outputs")
+            reach = ", ".join(f"{s:g}: {'–' if d is None else d}" for s, d in zip(e.scales, e.needed, strict=True))
+            lines.append(f"degree needed by reach of the line: {reach}")
+            lines.append(f"rounding noise {e.noise:.1e}, tolerance {e.tolerance:.1e} of the output")
+            last = max(e.residual) if self.degree is None else min(self.degree + 1, max(e.residual))
+            shown = range(0, last + 1, 1 if self.degree is not None else max(1, last // 4))
+            rows = [f"{d}: {e.residual[d]:.1e}{'' if e.excess[d] > 1 else ' fits'}" for d in shown]
+            lines.append("error of the best fit by degree: " + ", ".join(rows))
+        return "\n".join(lines)
+
+    def plot(self, path: str | Path) -> Path:
+        """A picture: the error of the best fit of each degree."""
+        from polymix.lens.plots import draw_degree
+
+        return draw_degree(self, Path(path))
+
+
+def degree(
+    module: Callable[..., Any], x: Tensor | None = None, *, shape: tuple[int, ...] | None = None, max_degree: int = 16,
+    max_rational: int = 20, lines: int = 3, seed: int = 0, **call: Any,
+) -> DegreeResult:  # fmt: skip
+    """What `module` is as a function of its input: a polynomial of some degree, a quotient of two, or neither.
+
+    Restricted to a line x + t v, a polynomial of degree d is one of degree d in t. Random lines are sampled at
+    Chebyshev nodes in float64, fitted in every degree, and judged at held-out points against the rounding noise that
+    was measured there. The lines reach from 1 to 1024 times the input: what is no polynomial may look like one from
+    near, but the degree that it needs then grows, or falls again, with the reach.
+
+    Args:
+        module: a mixer, any module or a function of one tensor (the first of several outputs counts). It is copied, and
+            stays as it is.
+        x: an input to go through; or `shape` of one, filled at random. A mixer of this package needs neither.
+        max_degree: polynomials are looked for up to this degree. max_rational: quotients up to this over this; 0: none.
+        lines: how many directions.
+        seed: of the directions. call: keyword arguments of every call, such as causal=True or grid=(4, 4).
+    """
+    check_int("max_degree", max_degree, 0, 64)
+    check_int("max_rational", max_rational, 0, 32)
+    check_int("lines", lines, 1)
+    probe = Probe(module, x, shape, seed, _CELLS, call)
+    nodes, held = 2 * max_degree + 8, max_degree + 13
+    starts = [(probe.normal() if probe.x is None else probe.x, probe.normal()) for _ in range(lines)]
+    outputs = math.prod(probe.out_shape)
+    empty = Evidence("", {}, {}, math.nan, math.nan, lines, SCALES, (), nodes + held, outputs, probe.shape)
+    reason = _hopeless(probe, starts[0][0])
+    if reason:
+        return DegreeResult(None, False, None, _with(empty, reason=reason))
+    table: list[list[Line]] = []
+    for scale in SCALES:
+        row = [line for v in starts if (line := sample(probe, *v, scale, nodes, held)) is not None]
+        if len(row) < lines:
+            before = max((float(line.size.max()) for line in table[-1]), default=1.0) if table else 1.0
+            if before > 1e300 / 4.0 ** max(max_degree, 1):
+                break  # too large for any polynomial of this degree
+            reason = f"It is not finite everywhere at {scale:g} times the input."
+            return DegreeResult(None, False, None, _with(empty, reason=reason))
+        table.append(row)
+    found, evidence = _judge(table, max_degree, empty)
+    if found is not None:
+        return DegreeResult(found, _homogeneous(probe, [x for x, _ in starts], found), None, evidence)
+    if not max_rational or evidence.noise > NOISE_LIMIT:
+        return DegreeResult(None, False, None, evidence)
+
+    def draw(scale: float) -> list[Line] | None:
+        row = [sample(probe, *v, scale, 4 * max_rational + 20, 37) for v in starts[:2]]
+        return None if any(line is None for line in row) else [line for line in row if line is not None]
+
+    def pick(outputs: int) -> Tensor:
+        return torch.linspace(0, outputs - 1, min(outputs, _OUTPUTS)).round().long()
+
+    rational, why = quotient(draw, max_rational, pick)
+    says = "A quotient: " if rational else "No quotient either: "
+    return DegreeResult(None, False, rational, _with(evidence, reason=f"{evidence.reason} {says}{why}."))
+
+
+def _with(evidence: Evidence, **changes: Any) -> Evidence:
+    return Evidence(**{**vars(evidence), **changes})
+
+
+def _hopeless(probe: Probe, x: Tensor) -> str:
+    """Why nothing can be told, or an empty string."""
+    once, again = (probe.values(x.unsqueeze(0)) for _ in range(2))
+    if once.numel() == 0:
+        return "It has no output."
+    if not once.isfinite().all():
+        return f"Its output has {int((~once.isfinite()).sum())} entries that are not finite."
+    return "" if torch.equal(once, again) else "Two calls with the same input give different outputs."
+
+
+def _judge(table: list[list[Line]], max_degree: int, empty: Evidence) -> tuple[int | None, Evidence]:
+    residual = torch.zeros(max_degree + 1, dtype=torch.float64)
+    excess, noise, needed = residual.clone(), 0.0, []
+    clearly = torch.zeros(len(table[0]), table[0][0].size.numel())  # what shorter lines asked for, each output
+    falls = False
+    for row in table:
+        asked = []
+        for i, line in enumerate(row):
+            off = misfits(line, max_degree)  # (degree + 1, outputs)
+            ratio = off / line.tolerance(max_degree)
+            counts = line.size > 0
+            residual = torch.maximum(residual, (off * counts).amax(1))
+            excess = torch.maximum(excess, ratio.amax(1))
+            noise = max(noise, float((line.noise * line.size).max() / line.size.max().clamp_min(1e-300)))
+            need, sure = ((ratio > bound).sum(0).float() for bound in (1, 10))
+            falls |= bool((clearly[i] > need).any())
+            clearly[i] = torch.maximum(clearly[i], sure)
+            asked.append(int(need.max()))
+        needed.append(max(asked) if max(asked) <= max_degree else None)
+    fits = (excess <= 1).nonzero()
+    found = None if falls or noise > NOISE_LIMIT or len(fits) == 0 else int(fits[0])
+    last = max_degree if found is None else found
+    evidence = _with(
+        empty, residual=dict(enumerate(residual.tolist())), excess=dict(enumerate(excess.tolist())), noise=noise,
+        tolerance=max(
+            float(line.tolerance(last)[last].masked_fill(line.size == 0, 0).max()) for row in table for line in row
+        ),
+        scales=SCALES[: len(table)], needed=tuple(needed),
+    )  # fmt: skip
+    best = f"{float(excess.min()):.0e} times the tolerance"
+    if noise > NOISE_LIMIT:
+        reason = f"Its outputs are too noisy to tell: {noise:.0e} of their size."
+    elif found is not None:
+        lower = f", degree {found - 1} does not." if found else "."
+        reason = f"Degree {found} fits on every line to rounding noise{lower}"
+    elif falls and len(fits):
+        reason = "The degree that it seems to have falls as the lines get longer, which no polynomial's does."
+    else:
+        reason = f"No polynomial of degree {max_degree} or less fits: the best is off by {best}."
+    return found, _with(evidence, reason=reason)
+
+
+def _homogeneous(probe: Probe, starts: list[Tensor], degree: int) -> bool:
+    """Whether f(tX) = t^degree f(X) on rays from zero, to the noise at the point itself."""
+    for x in starts:
+        whole = probe.values(x.unsqueeze(0))[0]
+        for t in _RAYS:
+            here = probe.values(t * x.unsqueeze(0))[0]
+            noise = torch.maximum(probe.noise(t * x, t * x), abs(t) ** degree * probe.noise(x, x))
+            noise = torch.maximum(noise, EPS * torch.maximum(here.abs(), (t**degree * whole).abs()))
+            noise = torch.maximum(noise, 1e-3 * noise.max())  # an output that vanishes shows no noise
+            if ((here - t**degree * whole).abs() > SAFETY * noise).any():
+                return False
+    return True

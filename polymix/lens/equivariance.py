@@ -1,0 +1,121 @@
+"""Does a module commute with permutations of its tokens, and with shifts of their grid?"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polymix.errors import ShapeError, check_int
+from polymix.lens.field import KEEP, grid_of, reach_of
+from polymix.lens.lines import SAFETY
+from polymix.lens.probe import EPS, Probe, as_tokens
+
+_CELLS = 36
+_SUMS = 16  # tokens in another order are summed in another order: more rounding than at one input
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """error: the largest difference relative to the largest output; None where there was nothing to compare."""
+
+    error: float | None
+    tolerance: float
+    compared: int  # output tokens, over all draws
+
+    @property
+    def holds(self) -> bool | None:
+        return None if self.error is None else self.error <= self.tolerance
+
+    def __str__(self) -> str:
+        if self.error is None:
+            return "nothing to compare: every token sees the border; try a larger input"
+        return f"{'yes' if self.holds else 'no'} (error {self.error:.1e}, tolerance {self.tolerance:.0e})"
+
+
+@dataclass(frozen=True)
+class Equivariance:
+    """permutation: f(PX) = P f(X). circular: the same for shifts that wrap around the grid. interior: for shifts, at
+    tokens whose inputs lie within the grid before and after. Prefix tokens stay where they are."""
+
+    permutation: Verdict
+    circular: Verdict
+    interior: Verdict
+    grid: tuple[int, ...]
+
+    def __str__(self) -> str:
+        rows = {"permutation": self.permutation, "translation, circular": self.circular,
+                "translation, interior": self.interior}  # fmt: skip
+        return "\n".join(f"{name}: {verdict}" for name, verdict in rows.items())
+
+    def plot(self, path: str | Path) -> Path:
+        """A picture: the three errors beside their tolerances."""
+        from polymix.lens.plots import draw_equivariance
+
+        return draw_equivariance(self, Path(path))
+
+
+def equivariance(
+    module: Callable[..., Any], x: Tensor | None = None, *, shape: tuple[int, ...] | None = None, draws: int = 3,
+    seed: int = 0, **call: Any,
+) -> Equivariance:  # fmt: skip
+    """Whether `module` commutes with permutations of its tokens and with shifts of their grid.
+
+    The shifts are by one along each axis, and along all at once.
+    Args as `interactions`; `grid` in the call, or of the mixer, says how the tokens lie, else in a row.
+    """
+    check_int("draws", draws, 1)
+    probe = Probe(module, x, shape, seed, _CELLS, call, keep=KEEP)
+    n, c = probe.tokens
+    if as_tokens(probe.out_shape, "module")[0] != n:
+        raise ShapeError("module", f"{probe.out_shape} from {probe.shape}", "as many tokens out as in", "")
+    grid, p = grid_of(probe), probe.prefix
+    reach = reach_of(probe, draws)
+    worst: dict[str, float | None] = {"permutation": None, "circular": None, "interior": None}
+    count = dict.fromkeys(worst, 0)
+    tolerance = 0.0
+    place = torch.arange(n - p).reshape(grid)
+    moves = [m for m in itertools.product((0, 1), repeat=len(grid)) if sum(m) in (1, len(grid))]
+    moves = [m for m in moves if all(step == 0 or size > 1 for step, size in zip(m, grid, strict=True))]
+    for draw in range(draws):
+        base = probe.x if probe.x is not None and draw == 0 else probe.normal()
+        tokens = base.reshape(n, c)
+        shuffle = torch.randperm(n - p, generator=probe.generator)
+        orders: list[tuple[str, Tensor, tuple[int, ...] | None]] = [("permutation", shuffle, None)]
+        orders += [("circular", place.roll(m, tuple(range(len(grid)))).flatten(), m) for m in moves]
+        orders = [(kind, torch.cat((torch.arange(p), order + p)), m) for kind, order, m in orders]
+        moved = torch.stack([tokens[order] for _, order, _ in orders])  # new token i is the old one order[i]
+        values = probe.values(torch.cat((tokens[None], moved)).reshape(-1, *probe.shape))
+        values = values.reshape(len(orders) + 1, n, -1)
+        size = float(values.abs().max()) or 1.0
+        noise = max(float(probe.noise(base, torch.ones_like(base)).max()) / size, EPS)
+        tolerance = max(tolerance, SAFETY * _SUMS * noise)
+        for (kind, order, m), after in zip(orders, values[1:], strict=True):
+            error = (after - values[0][order]).abs().amax(1) / size  # each token, where it is now
+            kinds = [(kind, torch.ones(n, dtype=torch.bool))]
+            if m is not None:
+                kinds.append(("interior", _inside(reach, order, grid, p, m)))
+            for name, here in kinds:
+                count[name] += int(here.sum())
+                if here.any():
+                    worst[name] = max(worst[name] or 0.0, float(error[here].max()))
+    verdicts = {name: Verdict(worst[name], tolerance, count[name]) for name in worst}
+    return Equivariance(verdicts["permutation"], verdicts["circular"], verdicts["interior"], grid)
+
+
+def _inside(reach: Tensor, order: Tensor, grid: tuple[int, ...], prefix: int, move: tuple[int, ...]) -> Tensor:
+    """(N,) tokens, after the shift, whose inputs did not wrap and are those of the token that each was, shifted."""
+    wrapped = torch.zeros(grid, dtype=torch.bool)
+    for axis, step in enumerate(move):
+        if step:
+            wrapped.select(axis, 0)[...] = True
+    wrapped = torch.cat((torch.zeros(prefix, dtype=torch.bool), wrapped.flatten()))
+    same = (reach == reach[order][:, order]).all(1)
+    inside = same & ~(reach & wrapped).any(1) & ~wrapped
+    inside[:prefix] = False
+    return inside

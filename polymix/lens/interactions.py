@@ -1,0 +1,176 @@
+"""Which tuples of input entries reach an output together."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from polymix.errors import ShapeError, check_int
+from polymix.lens.lines import SAFETY
+from polymix.lens.probe import EPS, Probe, as_tokens
+
+Entry = tuple[int, int]  # (token, channel)
+_CELLS = 4
+_MOST = 1 << 25  # numbers held: points times outputs
+
+
+class Count(NamedTuple):
+    """How many, of how many."""
+
+    reached: int
+    possible: int
+
+    @property
+    def share(self) -> float:
+        return self.reached / self.possible
+
+    def __str__(self) -> str:
+        return f"{self.reached:,} of {self.possible:,} ({100 * self.share:.3g} %)"
+
+
+@dataclass(frozen=True, eq=False)
+class Interactions:
+    """The tuples of `order` input entries that reach one output, (token, channel), or (token, None) for all channels.
+
+    A tuple is a product of entries, so its order does not count: all are sorted. `of(token, channel)` is the same for
+    another output.
+    """
+
+    order: int
+    inputs: tuple[int, int]  # tokens, channels
+    outputs: tuple[int, int]
+    output: tuple[int, int | None]
+    entries: Tensor  # (tuples, order): token · channels + channel
+    strength: Tensor  # (tuples, output tokens, output channels): mean size of the derivative
+    reach: Tensor  # the same shape, boolean
+
+    def of(self, token: int, channel: int | None = None) -> Interactions:
+        """What reaches another output."""
+        check_int("token", token, 0, self.outputs[0] - 1)
+        if channel is not None:
+            check_int("channel", channel, 0, self.outputs[1] - 1)
+        return replace(self, output=(token, channel))
+
+    @cached_property
+    def tuples(self) -> frozenset[tuple[Entry, ...]]:
+        """((token, channel), …) of every product that reaches the output."""
+        token, channel = self.output
+        reached = self.reach[:, token].any(1) if channel is None else self.reach[:, token, channel]
+        channels = self.inputs[1]
+        return frozenset(tuple(divmod(i, channels) for i in row) for row in self.entries[reached].tolist())
+
+    @cached_property
+    def token_tuples(self) -> frozenset[tuple[int, ...]]:
+        return frozenset(tuple(token for token, _ in entries) for entries in self.tuples)
+
+    @cached_property
+    def channel_tuples(self) -> frozenset[tuple[int, ...]]:
+        return frozenset(tuple(sorted(channel for _, channel in entries)) for entries in self.tuples)
+
+    @cached_property
+    def counts(self) -> dict[str, Count]:
+        """tokens, channels, tuples: distinct sorted ones, of all there are. terms: as the authors of Poly-NL count.
+
+        They number an output's products by their positions, in one order, with every assignment of channels, and set
+        that against all N^order C^order entries of the weight tensor.
+        """
+        n, c = self.inputs
+        k = self.order
+        return {
+            "tokens": Count(len(self.token_tuples), math.comb(n + k - 1, k)),
+            "channels": Count(len(self.channel_tuples), math.comb(c + k - 1, k)),
+            "tuples": Count(len(self.tuples), math.comb(n * c + k - 1, k)),
+            "terms": Count(sum(map(_assignments, self.tuples)), (n * c) ** k),
+        }
+
+    def __str__(self) -> str:
+        token, channel = self.output
+        where = f"token {token}" + ("" if channel is None else f", channel {channel}")
+        lines = [f"order {self.order}, {self.inputs[0]} tokens of {self.inputs[1]} channels, what reaches {where}:"]
+        names = {"terms": "terms, as the authors of Poly-NL count"}
+        return "\n".join(lines + [f"  {names.get(name, name)}: {count}" for name, count in self.counts.items()])
+
+    def plot(self, path: str | Path) -> Path:
+        """A picture: output tokens against token tuples, output channels against channel tuples."""
+        from polymix.lens.plots import draw_interactions
+
+        return draw_interactions(self, Path(path))
+
+
+def _assignments(entries: tuple[Entry, ...]) -> int:
+    """In how many ways the channels of a sorted product can be written when its positions keep their order."""
+    ways = 1
+    for _, same in itertools.groupby(entries, key=lambda entry: entry[0]):
+        channels = Counter(channel for _, channel in same)
+        ways *= math.factorial(channels.total()) // math.prod(map(math.factorial, channels.values()))
+    return ways
+
+
+def interactions(
+    module: Callable[..., Any], order: int, x: Tensor | None = None, *, shape: tuple[int, ...] | None = None,
+    output: tuple[int, int | None] | None = None, draws: int = 2, seed: int = 0, **call: Any,
+) -> Interactions:  # fmt: skip
+    """Which tuples of `order` input entries reach an output: those with a derivative there that is not zero.
+
+    The derivatives are taken as differences over steps of about one, at `draws` random inputs: the difference of f
+    over the steps of a tuple is the mean of that derivative over the box they span, so it is zero where the derivative
+    is, and no autograd is needed. A tuple with repeats, x_i² x_j, is one too. Where f is a polynomial of this very
+    degree, the tuples are its monomials; of a higher one, they are those that its monomials contain.
+
+    Args:
+        module: a mixer, any module or a function of one tensor; x or shape: an input (1, N, C), (N, C) or (N,), which a
+            mixer of this package need not be given; it should be small: C(N C + order, order) points are asked.
+        order: 1 to 4.
+        output: (token, channel), or (token, None) for all its channels; None: the output token that most tuples reach.
+        draws, seed: of the inputs. call: keyword arguments of every call.
+    """
+    check_int("order", order, 1, 4)
+    check_int("draws", draws, 1)
+    probe = Probe(module, x, shape, seed, _CELLS, call)
+    n, c = probe.tokens
+    out = as_tokens(probe.out_shape, "module")
+    size, held = n * c, math.comb(n * c + order, order) * math.prod(out)
+    if held > _MOST:
+        got = f"{size} entries, which at order {order} makes {held:.0e} numbers"
+        raise ShapeError("shape", got, f"an input for which they are at most {_MOST:.0e}",
+                         "Pass a smaller shape=, or a mixer with fewer channels.")  # fmt: skip
+    rows = torch.combinations(torch.arange(size + 1), order, with_replacement=True) - 1  # -1: no step
+    entries = rows[(rows >= 0).all(1)]
+    strength = torch.zeros(len(entries), math.prod(out), dtype=torch.float64)
+    reach = torch.zeros(strength.shape, dtype=torch.bool)
+    for draw in range(draws):
+        base = probe.x if probe.x is not None and draw == 0 else probe.normal()
+        steps = 0.5 + torch.rand(size, generator=probe.generator, dtype=torch.float64)
+        padded = torch.cat((steps, torch.zeros(1, dtype=torch.float64)))  # index -1: nothing
+        moves = torch.zeros(len(rows), size + 1, dtype=torch.float64).scatter_add_(1, rows % (size + 1), padded[rows])
+        values = probe.values(base + moves[:, :size].reshape(-1, *probe.shape))
+        found = _differences(values, rows, entries, size)
+        noise = torch.maximum(probe.noise(base, torch.ones_like(base)), EPS * values.abs().amax(0))
+        reach |= ~(found.abs() <= SAFETY * 2**order * noise)  # not finite counts as reached
+        strength += (found / steps[entries].prod(1, keepdim=True)).abs() / draws
+    if output is None:
+        output = (int(reach.unflatten(1, out).any(2).sum(0).argmax()), None)
+    result = Interactions(order, (n, c), out, (0, None), entries, strength.unflatten(1, out), reach.unflatten(1, out))
+    return result.of(*output)
+
+
+def _differences(values: Tensor, rows: Tensor, entries: Tensor, size: int) -> Tensor:
+    """(tuples, outputs): Σ over the subsets S of a tuple of (-1)^(order - |S|) f(x + the steps in S)."""
+    order = entries.shape[1]
+    place = (size + 1) ** torch.arange(order - 1, -1, -1)
+    keys = ((rows + 1) * place).sum(1)  # ascending, as the rows are
+    total = torch.zeros(len(entries), values.shape[1], dtype=values.dtype)
+    for kept in itertools.product((False, True), repeat=order):
+        subset = torch.where(torch.tensor(kept), entries + 1, 0).sort(1).values
+        where = torch.searchsorted(keys, (subset * place).sum(1))
+        total += (-1) ** (order - sum(kept)) * values[where]
+    return total

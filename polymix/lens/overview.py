@@ -1,0 +1,115 @@
+"""All that the lens shows of one module, at once: as text, as JSON and as pictures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from polymix.errors import CapabilityError, ShapeError, check_int
+from polymix.lens.contextual import contextual_mapping
+from polymix.lens.degree import degree
+from polymix.lens.equivariance import equivariance
+from polymix.lens.field import receptive_field
+from polymix.lens.interactions import interactions
+from polymix.lens.probe import float64_copy
+from polymix.mixers import TokenMixer
+from polymix.mixers.base import Polynomial
+
+SCHEMA = "polymix.lens/1"
+
+
+@dataclass
+class Overview:
+    """rows: (what, finding) to print. content: for lens.json. results: by name, those that can be drawn by `.plot`."""
+
+    rows: list[tuple[str, str]] = field(default_factory=list)
+    content: dict[str, Any] = field(default_factory=dict)
+    results: dict[str, Any] = field(default_factory=dict)
+
+    def draw(self, folder: Path) -> list[Path]:
+        """A picture of each result, NAME.png."""
+        return [result.plot(folder / f"{name}.png") for name, result in self.results.items()]
+
+
+def overview(
+    module: Callable[..., Any], *, order: int = 2, shape: tuple[int, ...] | None = None, seed: int = 0, **call: Any
+) -> Overview:
+    """Degree (against what a mixer declares), interactions, receptive field, equivariance and contextual mapping.
+
+    What cannot be done for a module, because its input is too large for one of them say, is said in its place.
+    """
+    check_int("order", order, 1, 4)
+    view = Overview(content={"schema": SCHEMA, "seed": seed})
+    kw: dict[str, Any] = {"shape": shape, "seed": seed, **call}
+    found = degree(module, **kw)
+    view.rows.append(("degree", found.explain()))
+    view.content["degree"] = {"degree": found.degree, "homogeneous": found.homogeneous, "rational": found.rational,
+                              **asdict(found.evidence)}  # fmt: skip
+    view.results["degree"] = found
+    says = declared(module)
+    if says is not None:
+        agrees = (says.degree, says.rational) == (found.degree, found.rational) and (
+            says.degree is None or says.homogeneous == found.homogeneous
+        )
+        view.rows.append(("declared", f"{in_words(says)}: {'the same' if agrees else 'NOT what was found'}"))
+        view.content["declared"] = {**asdict(says), "agrees": agrees}
+    steps: dict[str, Callable[[], Any]] = {
+        "interactions": lambda: interactions(module, order, **kw),
+        "receptive_field": lambda: receptive_field(module, **kw),
+        "equivariance": lambda: equivariance(module, **kw),
+        "contextual_mapping": lambda: contextual_mapping(module, **kw),
+    }
+    for name, step in steps.items():
+        try:
+            result = step()
+        except (ShapeError, CapabilityError) as error:
+            view.rows.append((name.replace("_", " "), f"not done: {error}"))
+            view.content[name] = {"not_done": str(error)}
+            continue
+        view.rows.append((name.replace("_", " "), str(result)))
+        view.content[name] = _numbers(name, result)
+        view.results[name] = result
+    view.content = _plain(view.content)
+    return view
+
+
+def declared(module: Any) -> Polynomial | None:
+    """What a mixer declares to be, in evaluation mode; None for any other module."""
+    twin = float64_copy(module) if isinstance(module, nn.Module) else None
+    return twin.polynomial if isinstance(twin, TokenMixer) else None
+
+
+def in_words(says: Polynomial) -> str:
+    if says.degree is not None:
+        return f"polynomial of degree {says.degree}, {'' if says.homogeneous else 'not '}homogeneous"
+    if says.rational is not None:
+        return f"rational, degree {says.rational[0]} over degree {says.rational[1]}"
+    return "no polynomial, nor a quotient of two"
+
+
+def _numbers(name: str, result: Any) -> dict[str, Any]:
+    if name == "interactions":
+        counts = {kind: {"reached": c.reached, "possible": c.possible} for kind, c in result.counts.items()}
+        return {"order": result.order, "inputs": result.inputs, "output": result.output, "counts": counts}
+    if name == "receptive_field":
+        return {"reach": result.reach.int().tolist(), "magnitude": result.magnitude.tolist(), "grid": result.grid,
+                "prefix": result.prefix, "causal": result.causal, "span": result.span}  # fmt: skip
+    if name == "equivariance":
+        kinds = {kind: getattr(result, kind) for kind in ("permutation", "circular", "interior")}
+        return {kind: {**asdict(verdict), "holds": verdict.holds} for kind, verdict in kinds.items()}
+    names = ("within", "across", "twins", "tolerance", "inputs", "pairs", "holds")
+    return {kind: getattr(result, kind) for kind in names}
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold: no infinities, no tuples, keys that are words."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

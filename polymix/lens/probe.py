@@ -1,0 +1,208 @@
+"""A module as a function on float64 tensors that can be asked at many points; the module itself stays as it is."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polymix.errors import OptionError, PolymixError, ShapeError, check_int
+from polymix.mixers import TokenMixer
+
+EPS = torch.finfo(torch.float64).eps
+_CHUNK = 1 << 21  # numbers put into one call
+
+
+class Probe:
+    """f: tensors of `shape` -> one row of numbers each, in float64 on the CPU, without gradients unless asked.
+
+    The module is a deep copy in evaluation mode; a plain callable is used as it is. Points go through in one call where
+    the module treats the entries of its first axis apart (that is tried once), else one after the other.
+    """
+
+    def __init__(
+        self, module: Callable[..., Any], x: Tensor | None, shape: tuple[int, ...] | None, seed: int, cells: int,
+        call: dict[str, Any], keep: int = 0,
+    ) -> None:  # fmt: skip
+        check_int("seed", seed, 0)
+        if not callable(module):
+            raise OptionError("module", repr(module), "a module, or a function of one tensor", "")
+        self.module = module
+        self.function = float64_copy(module) if isinstance(module, nn.Module) else module
+        self.call = {key: _wide(value) for key, value in call.items()}
+        self.calls = 0
+        self.generator = torch.Generator().manual_seed(seed)
+        self.shape, self.x = self._choose(x, shape, cells, keep)
+        first = self(self.normal())
+        self.out_shape = tuple(first.shape)
+        self.batched = self._treats_a_batch_apart()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """What the module returns for one input; the first of several outputs."""
+        self.calls += 1
+        with torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False):
+            torch.default_generator.manual_seed(self.calls)  # another each time, so that a function that draws shows it
+            try:
+                y = self.function(x, **self.call)
+            except PolymixError:
+                raise
+            except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
+                reason = " ".join(str(error).split()) or type(error).__name__
+                got = f"{type(error).__name__} ({reason[:200]}) for a float64 input {tuple(x.shape)}"
+                cure = "Pass shape= of an input that it takes; what it computes with must follow the input's type."
+                raise ShapeError("module", got, "a module that takes one", cure) from error
+        if isinstance(y, (tuple, list)) and y:
+            y = y[0]
+        if not isinstance(y, Tensor):
+            raise OptionError("module", f"one that returns {type(y).__name__}", "one that returns a tensor", "")
+        return (torch.view_as_real(y) if y.is_complex() else y).to(torch.float64)
+
+    def values(self, points: Tensor) -> Tensor:
+        """(P, *shape) -> (P, outputs)."""
+        with torch.no_grad():
+            if not self.batched:
+                return torch.stack([self(point).flatten() for point in points])
+            rows = max(1, _CHUNK // max(1, math.prod(self.shape)))
+            parts = [self(part.flatten(0, 1)).reshape(len(part), -1) for part in points.split(rows)]
+            return torch.cat(parts)
+
+    def normal(self, *lead: int) -> Tensor:
+        """Normal numbers (*lead, *shape) from the probe's own generator."""
+        return torch.randn(*lead, *self.shape, generator=self.generator, dtype=torch.float64)
+
+    def noise(self, x: Tensor, direction: Tensor) -> Tensor:
+        """(outputs,) rounding noise of f near x: the spread of high differences over steps too small for f to bend.
+
+        The smallest of three steps counts in which an output moves at all: noise is what is left where a function that
+        bends would already be straight. Where it stands still (it was rounded coarsely inside), a larger step tells.
+        """
+        found, still = torch.zeros(0), torch.ones(0, dtype=torch.bool)
+        for step in (1.61e-10, 1.37e-8, 1.13e-6):
+            ladder = torch.arange(-6, 7, dtype=torch.float64).view(-1, *(1,) * x.ndim) * step
+            table = self.values(x + ladder * direction)
+            flat = (table.diff(dim=0) == 0).sum(0) > 6
+            sizes = []
+            for order in range(1, 7):
+                table = table.diff(dim=0)
+                if order >= 4:
+                    gain = math.factorial(2 * order) / math.factorial(order) ** 2
+                    sizes.append((table.square().mean(0) / gain).sqrt())
+            here = torch.stack(sizes).amin(0)
+            found, still = (torch.where(still, here, found), still & flat) if len(found) else (here, flat)
+            if not still.any():
+                break
+        return found
+
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """(N, C) of the input, read as tokens."""
+        return as_tokens(self.shape, "shape")
+
+    @property
+    def grid(self) -> tuple[int, ...] | None:
+        """The grid that the tokens lie on, the prefix taken off; None where nothing says so."""
+        given = self.call.get("grid") or getattr(getattr(self.function, "config", None), "grid", None)
+        return None if given is None else tuple(given)
+
+    @property
+    def prefix(self) -> int:
+        """Tokens in front of the grid."""
+        return int(getattr(getattr(self.function, "config", None), "num_prefix_tokens", 0))
+
+    def _choose(self, x: Tensor | None, shape: Any, cells: int, keep: int) -> tuple[tuple[int, ...], Tensor | None]:
+        if x is not None:
+            if shape is not None:
+                raise OptionError("shape", shape, "one of x= and shape=", "Leave shape out: x has one.")
+            if not isinstance(x, Tensor) or not x.is_floating_point() or x.numel() == 0:
+                got = f"{tuple(x.shape)} of {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
+                raise ShapeError("x", got, "a tensor of floating-point numbers", "Pass x=torch.randn(1, 6, 4), say.")
+            return tuple(x.shape), x.detach().to("cpu", torch.float64)
+        if shape is not None:
+            whole = isinstance(shape, (tuple, list, torch.Size)) and len(shape) > 0
+            if not whole or any(type(size) is not int or size < 1 for size in shape):
+                raise ShapeError("shape", repr(shape), "a tuple of sizes of at least 1", "Pass shape=(1, 6, 4), say.")
+            return tuple(shape), None
+        if not isinstance(self.function, TokenMixer):
+            got = f"none for a {type(self.module).__name__}"
+            raise ShapeError("shape", got, "the shape of one input, or x=", "Pass shape=(1, 6, 4), say.")
+        return self._small_input(self.function, cells, keep), None
+
+    def _small_input(self, mixer: TokenMixer, cells: int, keep: int) -> tuple[int, ...]:
+        """(1, N, D) for a mixer: about `cells` tokens, on a smaller grid than it was built for where it takes one.
+
+        A grid of up to `keep` tokens stays as it is.
+        """
+        built, axes, given = getattr(mixer.config, "grid", None), mixer.capabilities.grids, self.call.get("grid")
+        side = max(2, math.ceil(cells ** (1 / len(built)) - 1e-9)) if built else cells
+        wanted: list[tuple[int, ...] | None] = [given] if given else []
+        if not given and built:
+            small = tuple(built if math.prod(built) <= keep else (min(size, side) for size in built))
+            wanted = [small, tuple(built)] if axes and small != tuple(built) else [tuple(built)]
+        elif not given:
+            wanted = [None] if not axes or 1 in axes or mixer.capabilities.any_length else []
+            if 2 in axes:
+                rows = max(2, math.isqrt(cells))
+                wanted.append((rows, -(-cells // rows)))
+        reason: PolymixError | None = None
+        for grid in wanted:
+            shape = (1, self.prefix + (cells if grid is None else math.prod(grid)), mixer.dim)
+            told = {} if grid in (None, given, built) else {"grid": grid}
+            try:
+                with torch.no_grad():
+                    mixer(torch.zeros(shape, dtype=torch.float64), **self.call, **told)
+            except (ShapeError, OptionError) as error:  # whatever else it lacks, another input does not give it
+                reason = reason or error
+                continue
+            self.call.update(told)
+            return shape
+        got = f"none, and {mixer.name} takes no input chosen for it ({reason})"
+        raise ShapeError("shape", got, "an input that the mixer takes", "Pass shape=(1, N, D) or x=.")
+
+    def _treats_a_batch_apart(self) -> bool:
+        if len(self.shape) < 2 or any(isinstance(value, Tensor) for value in self.call.values()):
+            return False
+        pair = self.normal(2)
+        with torch.no_grad():
+            alone = torch.stack([self(point).flatten() for point in pair])
+            try:
+                together = self(pair.flatten(0, 1)).reshape(2, -1)
+            except (PolymixError, RuntimeError):
+                return False
+        if together.shape != alone.shape or alone.numel() == 0:
+            return False
+        size = alone.abs().amax().clamp_min(1e-300)
+        return bool(((together - alone).abs() <= 1e-10 * size).all())
+
+
+def float64_copy(module: nn.Module) -> nn.Module:
+    """A copy in float64 on the CPU, in evaluation mode, its parameters frozen."""
+    try:
+        twin = copy.deepcopy(module)
+    except RuntimeError as error:  # a tensor in the middle of a graph, kept as an attribute
+        raise OptionError("module", f"one that cannot be copied ({error})", "one that deepcopy takes", "") from error
+    twin = twin.cpu().double().eval().requires_grad_(False)
+    for part in (*twin.parameters(), *twin.buffers()):
+        if part.is_complex():
+            part.data = part.data.to(torch.complex128)
+    return twin
+
+
+def _wide(value: Any) -> Any:
+    """An argument of the call as the copy needs it."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", torch.float64 if value.is_floating_point() else value.dtype)
+    return value
+
+
+def as_tokens(shape: tuple[int, ...], argument: str) -> tuple[int, int]:
+    """(N, C) of a shape (1, N, C), (N, C), (N,) or ()."""
+    sizes = shape[1:] if len(shape) == 3 and shape[0] == 1 else shape
+    if len(sizes) > 2:
+        cure = "Wrap the module in a function that takes (1, N, C)."
+        raise ShapeError(argument, shape, "(1, N, C), (N, C) or (N,): tokens with their channels", cure)
+    tokens, channels = (*sizes, 1, 1)[:2]
+    return tokens, channels

@@ -1,0 +1,117 @@
+"""Receptive field, equivariance and contextual mapping on modules of which they are known."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import polymix
+from polymix import lens
+from tests.helpers import build
+
+
+def band(n, low, high):
+    return torch.tensor([[low <= j - i <= high for j in range(n)] for i in range(n)])
+
+
+def convolution(mode):
+    conv = torch.nn.Conv1d(2, 2, 3, padding=1, padding_mode=mode)
+    return lambda x: F.gelu(conv.double()(x.transpose(1, 2))).transpose(1, 2)
+
+
+@pytest.mark.parametrize(("module", "options", "expected"), [
+    (build("linear_floor", 4), {}, torch.eye(16).bool()), (build("softmax", 4), {}, torch.ones(16, 16).bool()),
+    (build("pom", 4), {"causal": True}, band(16, -16, 0)), (build("padre", 4, kernel_size=3), {}, band(16, -1, 1)),
+    (build("padre", 4, kernel_size=3, degree=3), {}, band(16, -2, 2)), (build("padre", 4, kernel_size=3, causal=True), {}, band(16, -2, 0)),
+    (build("pom", 4), {"causal": 4}, torch.block_diag(*[torch.ones(4, 4)] * 4).bool() | band(16, -16, 0)),
+    (lambda x: x.flip(1), {"shape": (1, 5, 2)}, torch.eye(5).bool().flip(0)),
+    (lambda x: x.argmax(1, keepdim=True).expand_as(x), {"shape": (1, 4, 2), "draws": 12}, torch.ones(4, 4).bool()),
+    (lambda x: x.mean(1), {"shape": (1, 5, 2)}, torch.ones(1, 5).bool()),
+])  # fmt: skip
+def test_receptive_field(module, options, expected):
+    found = lens.receptive_field(module, **options)
+    assert torch.equal(found.reach, expected)
+    assert found.magnitude.shape == expected.shape
+    assert not found.magnitude[~expected].any()
+
+
+def test_its_magnitude_is_the_jacobian():
+    weight = torch.arange(1.0, 13.0, dtype=torch.float64).view(4, 3)
+    found = lens.receptive_field(lambda x: (weight @ x[0])[None], shape=(1, 3, 2))
+    assert torch.allclose(found.magnitude, weight * 2**0.5)
+    assert (found.causal, found.span) == (False, (3, 3))
+
+
+def test_many_channels_are_sampled():
+    wide = lens.receptive_field(lambda x: 3 * x, shape=(1, 3, 400))
+    assert torch.allclose(wide.magnitude.diagonal() / (3 * 20), torch.ones(3, dtype=torch.float64), rtol=0.2)
+
+
+def test_a_grid_and_its_prefix():
+    found = lens.receptive_field(build("padre", 4, grid=(5, 6), kernel_size=3, num_prefix_tokens=1))
+    assert (found.grid, found.prefix) == ((5, 6), 1), "small grids are taken whole"
+    middle = found.reach[1:, 1:].reshape(5, 6, 5, 6)[2, 3]
+    assert middle.nonzero().tolist() == [[i, j] for i in (1, 2, 3) for j in (2, 3, 4)]
+    assert found.reach[0].all(), "the prefix token is mixed from the mean of the grid"
+    assert "1" in str(found)
+
+
+@pytest.mark.parametrize(("module", "options", "permutation", "circular", "interior"), [
+    (build("softmax", 4), {}, True, True, None), (build("pom", 4), {}, True, True, None), (build("poly_nl", 4), {}, True, True, None),
+    (build("linear_floor", 4), {}, True, True, True), (build("padre", 4, kernel_size=3), {}, False, False, True),
+    (build("padre", 4, grid=(6, 7), kernel_size=3, degree=3), {}, False, False, True),
+    (build("padre", 4, grid=(6, 7), kernel_size=3, num_prefix_tokens=2), {}, False, False, None),
+    (build("padre", 4, kernel_size=4, causal=True), {}, False, False, True), (build("padre", 4, grid=(3, 3)), {}, False, False, None),
+    (build("pom", 4), {"causal": True}, False, False, None), (build("poly_sa", 4, grid=(4, 4)), {}, False, False, None),
+    (convolution("circular"), {"shape": (1, 9, 2)}, False, True, True), (convolution("zeros"), {"shape": (1, 9, 2)}, False, False, True),
+    (lambda x: x * torch.linspace(1, 1 + 1e-8, 9, dtype=x.dtype).view(9, 1), {"shape": (1, 9, 2)}, False, False, False),
+    (lambda x: x.flip(1), {"shape": (1, 9, 2)}, False, False, None),
+])  # fmt: skip
+def test_equivariance(module, options, permutation, circular, interior):
+    found = lens.equivariance(module, **options)
+    assert (found.permutation.holds, found.circular.holds) == (permutation, circular), str(found)
+    if interior is not None or found.interior.holds is not None:
+        assert found.interior.holds == interior or interior is None, str(found)
+    if interior is None and permutation is True:
+        assert found.interior.error is None, "every token reaches every other: there is no interior"
+
+
+def test_the_grid_of_the_call():
+    shifted = lens.equivariance(
+        lambda x, grid: x + x.view(1, 4, 5, 2).roll(1, 2).view_as(x), shape=(1, 20, 2), grid=(4, 5)
+    )
+    assert shifted.grid == (4, 5)
+    assert shifted.circular.holds
+    assert not shifted.permutation.holds
+
+
+@pytest.mark.parametrize(("name", "options", "call", "holds"), [
+    ("pom", {}, {}, True), ("softmax", {}, {}, True), ("poly_nl", {}, {}, True), ("qt", {}, {}, True),
+    ("linear_floor", {}, {}, False), ("padre", {"kernel_size": 3}, {}, False), ("pom", {}, {"causal": True}, False),
+    ("padre", {"grid": (3, 3), "kernel_size": 5}, {}, True),
+])  # fmt: skip
+def test_contextual_mapping(name, options, call, holds):
+    """PoM is one (Lemma 3.3); what does not bring the whole context to each token is none."""
+    found = lens.contextual_mapping(build(name, 6, **options), **call)
+    assert found.holds == holds, str(found)
+    assert (found.twins > found.tolerance) == holds, "the tokens that did not change tell"
+    assert found.pairs == len(found.nearest) * (len(found.nearest) - 1) // 2
+    assert found.min_distance == pytest.approx(found.nearest.min().item())
+
+
+def test_what_forgets_its_token_is_no_contextual_mapping():
+    found = lens.contextual_mapping(lambda x: x.mean(1, keepdim=True).expand_as(x), shape=(1, 4, 3))
+    assert not found.holds
+    assert found.within == 0
+    assert found.twins > 1e-3
+
+
+def test_pictures(tmp_path):
+    mixer = polymix.create_mixer("padre", 4, grid=(5, 5), kernel_size=3)
+    looks = {
+        "field": lens.receptive_field(mixer), "row": lens.receptive_field(build("pom", 4), causal=True), "moves": lens.equivariance(mixer),
+        "rows": lens.contextual_mapping(mixer), "degree": lens.degree(mixer), "nan": lens.degree(torch.log, shape=(1, 3)),
+        "zero": lens.receptive_field(lambda x: x * 0, shape=(1, 3, 2)),
+    }  # fmt: skip
+    for name, found in looks.items():
+        assert found.plot(tmp_path / f"{name}.png").stat().st_size > 3_000
+        assert str(found)
