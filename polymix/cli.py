@@ -130,7 +130,7 @@ def list_() -> None:
         mixer, config = mixer_class(name), config_class(name)
         can = mixer.capabilities
         able = [word for word in ("causal", "cross", "recurrent", "any_length", "export") if getattr(can, word)]
-        able += [f"grids {'-, '.join(map(str, can.grids))}-D"] if can.grids else []
+        able += [f"{'/'.join(map(str, can.grids))}-D"] if can.grids else []
         options = ", ".join(f"{f.name}={f.default}" for f in fields(config))
         table.add_row(name, ", ".join(able), ", ".join(sorted(can.masks)) or "–", _cost_line(mixer), options)
     Console().print(table)

@@ -2,6 +2,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+torch.set_num_threads(1)  # the suite runs in as many processes as there are cores: threads beside them only wait
 settings.register_profile("polymix", deadline=None, derandomize=True, max_examples=25)
 settings.load_profile("polymix")
 

@@ -49,7 +49,7 @@ def test_list_shows_every_mixer(capsys, monkeypatch):
     assert status == 0
     for name in polymix.list_mixers():
         assert name in out
-    for word in ("recurrent", "block_causal", "4 N D²", "kernel_size", "grids 1-, 2-, 3-D"):
+    for word in ("recurrent", "block_causal", "4 N D²", "kernel_size", "1/2/3-D"):
         assert word in out
 
 
@@ -157,7 +157,7 @@ def test_an_interrupted_comparison_resumes(tmp_path):
                "--mixers", "pom,qt,poly_nl,linear_floor", "--out", str(out_dir)]  # fmt: skip
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 400
     while time.monotonic() < deadline:
         done = out_dir / "results.json"
         if done.exists() and len(json.loads(done.read_text())["training"]) >= 2:

@@ -13,8 +13,19 @@ def test_python_blocks_run():
     for block in blocks:
         scope = {}
         exec(compile(block, "README.md", "exec"), scope)
-        assert scope["y"].shape == (2, 192)
-        assert scope["z"].shape == (2, 196, 192)
+        if "z" in scope:
+            assert scope["y"].shape == (2, 192)
+            assert scope["z"].shape == (2, 196, 192)
+
+
+def test_what_the_lens_is_said_to_print(capsys):
+    """The comments beside the prints are what is printed."""
+    block = next(block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "lens" in block)
+    exec(compile(block, "README.md", "exec"), {})
+    said = [line.split("# ")[1] for line in block.splitlines() if line.startswith("print")]
+    printed = capsys.readouterr().out.splitlines()
+    for line, comment in zip(printed, said, strict=True):
+        assert line.startswith(comment.split(":")[0]), (line, comment)
 
 
 def test_ci_runs_the_commands_of_the_readme():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from typing import Any
 
 from polymix.errors import OptionError
@@ -11,6 +12,7 @@ from polymix.mixers.registry import check_options
 
 DEFAULT = "softmax,padre-2,padre-3,pom,qt,poly_sa,poly_nl,linear_floor"
 _TUPLES = ("grid", "terms")
+_STRUCTURES = ("token", "channel", "A", "B", "C", "D", "U", "V")
 _WORDS: dict[str, Any] = {"none": None, "true": True, "false": False}
 
 
@@ -48,7 +50,7 @@ def parse_mixer(text: str) -> tuple[str, MixerConfig]:
         text = f"{short[1]}:degree={short[2]}"
     name, *words = text.strip().split(":")
     config = config_class(name)
-    options = parse_options(words)
+    options = parse_options(_with_structures(words, {f.name for f in fields(config)}))
     for reserved in ("grid", "num_prefix_tokens"):
         if reserved in options:
             raise OptionError(reserved, text, "a mixer without it: the host decides", "Leave it out of --mixers.")
@@ -56,6 +58,18 @@ def parse_mixer(text: str) -> tuple[str, MixerConfig]:
     built = config(**options)
     label = f"{name}-{options['degree']}" if list(options) == ["degree"] else text.strip()
     return label, built
+
+
+def _with_structures(words: list[str], known: set[str]) -> list[str]:
+    """["token=monarch", "blocks=8"] -> ["token=monarch:blocks=8"]: what a mixer does not know belongs to its structure."""
+    joined: list[str] = []
+    for word in words:
+        before = joined[-1].partition("=")[0] if joined else ""
+        if before in _STRUCTURES and before in known and word.partition("=")[0] not in known:
+            joined[-1] += ":" + word
+        else:
+            joined.append(word)
+    return joined
 
 
 def parse_mixers(text: str) -> dict[str, MixerConfig]:

@@ -126,6 +126,8 @@ class PadreMixer(TokenMixer):
         """The output's spread at init near attention's. Every Z_i is linear in Y_1, so B_1 scales them all, or D_1
         where Y_1 is normalised after B_1; in another basis only W can, if it is learned."""
         config, gain = self.config, INIT_STD * len(self.terms) ** -0.5
+        if config.denominator:
+            gain *= 1 + config.eps  # the quotient starts near P / (1 + ε)
         spread = SPREAD[config.basis]
         if spread != 1:
             for i in range(len(self.plan.B)):

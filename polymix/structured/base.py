@@ -61,6 +61,7 @@ class StructuredMap(nn.Module, ABC):
     rectangular: ClassVar[bool] = False  # may read one length and write another
     fixed: ClassVar[bool] = True  # weights belong to positions: at most `size` of them
     causal_form: ClassVar[bool] = False  # has a lower-triangular form
+    keeps_variance: ClassVar[bool] = True  # at init: what averages cannot
     on_grid: ClassVar[bool] = False  # positions matter by distance: prefix tokens stand outside
 
     def __init__(self, site: Site) -> None:

@@ -73,6 +73,7 @@ class Mean(StructuredMap):
     """
 
     kind = "mean"
+    keeps_variance = False
     rectangular = True
     fixed = False
     causal_form = True

@@ -123,8 +123,9 @@ def create_map(spec: str, site: Site, *, bias: bool = False, **kw: Any) -> Struc
         maps.append(_one(*first, site, kw))
         terms.append(maps[0] if len(maps) == 1 else Product(site, maps))
     whole = terms[0] if len(terms) == 1 else Sum(site, terms)
-    if len(terms) > 1:
-        whole.scale_(len(terms) ** -0.5)  # a sum of maps that keep variance keeps it too
+    loud = sum(all(part.keeps_variance for part in term.modules() if isinstance(part, StructuredMap)) for term in terms)
+    if loud > 1:
+        whole.scale_(loud**-0.5)  # a sum of maps that keep variance keeps it too
     if bias:
         whole.add_bias(**kw)
     return whole

@@ -81,11 +81,11 @@ class _Filtered(StructuredMap):
             self.curve = ImplicitFilter(self.copies, length, **kw)
 
     def taps(self, n: int) -> Tensor:
-        """The taps (copies, at most n) that a sequence of n entries can feel."""
+        """The taps (copies, L) for a sequence of n entries, which may feel fewer."""
         if self.curve is not None:
             return self.curve(n)
         assert self.weight is not None
-        return self.weight if isinstance(n, int) and n >= self.length else self.weight[:, :n]
+        return self.weight
 
     def beside(self, v: Tensor) -> Tensor:
         """The taps as they stand beside v (…, G, R, n): one filter for each of its channels, or for each group."""
@@ -112,6 +112,9 @@ class Circulant(_Filtered):
     """M_ij = h[(i - j) mod n]: a convolution that wraps round. Cost O(n log n) a vector. Taps beyond n are not used."""
 
     kind = "circulant"
+
+    def taps(self, n: int) -> Tensor:
+        return super().taps(n)[:, :n]  # a circle of n places has room for no more
 
     def multiply(self, v: Tensor, *, transposed: bool, out: int, real: Tensor | None) -> Tensor:
         if transposed:  # Mᵀ is M run backwards

@@ -9,6 +9,27 @@ CASES = {
     "padre-3d": ("padre", {"degree": 2, "grid": (3, 2, 2), "kernel_size": 3, "constant": "full"}),
     "padre-1d": ("padre", {"degree": 3, "preset": "full", "heads": 3}),
     "padre-causal": ("padre", {"degree": 3, "causal": True, "kernel_size": 4}),
+    "padre-structures": (
+        "padre",
+        {"degree": 3, "grid": (3, 4), "token": "depthwise:kernel=3+mean", "channel": "monarch"},
+    ),
+    "padre-tied": (
+        "padre",
+        {"degree": 3, "grid": (3, 4), "token": "low_rank:rank=2+diagonal", "channel": "banded:lower=2"},
+    ),
+    "padre-rational": ("padre", {"grid": (3, 4), "kernel_size": 3, "denominator": 2, "weight": "channel", "eps": 1.0}),
+    "padre-basis": (
+        "padre",
+        {
+            "degree": 3,
+            "grid": (3, 4),
+            "basis": "chebyshev",
+            "token": "circulant:filter=implicit",
+            "weight": "channel",
+            "constant": "channel",
+        },
+    ),
+    "padre-toeplitz": ("padre", {"degree": 3, "causal": True, "token": "toeplitz:length=8"}),
     "pom": ("pom", {}),
     "pom-groups": ("pom", {"degree": 3, "groups": 2, "selection_heads": 3, "reduction": "sum"}),
     "pom-rotary": ("pom", {"rotary": "1d"}),

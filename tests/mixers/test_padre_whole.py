@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import polymix
 from polymix import errors
@@ -55,7 +56,11 @@ def test_structures_combine_with_the_rest(side, spec, options):
     y = mixer(x)
     close(y, padre_from_matrices(mixer, x), TOL)
     assert y.shape == (2, options.get("out_tokens", x.shape[1]), options.get("out_dim", 8))
-    assert mixer.cost(x.shape[1]).parameters == sum(p.numel() for p in mixer.parameters())
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        mixer(x[:1])
+    cost = mixer.cost(x.shape[1])
+    assert cost.counted_flops == counter.get_total_flops()
+    assert cost.parameters == sum(p.numel() for p in mixer.parameters())
 
 
 def test_a_structure_for_every_degree_and_letter():

@@ -12,6 +12,11 @@ RECURRENT = {
     "padre-2": ("padre", {"causal": True, "kernel_size": 4}),
     "padre-4-rms": ("padre", {"causal": True, "degree": 4, "normalize": "rms", "kernel_size": 3, "weight": "channel"}),
     "padre-full-heads": ("padre", {"causal": True, "degree": 3, "preset": "full", "heads": 2, "kernel_size": 2}),
+    "padre-toeplitz": ("padre", {"causal": True, "degree": 3, "token": "toeplitz:length=5+mean"}),
+    "padre-dilated": (
+        "padre",
+        {"causal": True, "token": "depthwise:kernel=3:dilation=2", "basis": "hermite", "denominator": 1},
+    ),
     "pom": ("pom", {}),
     "pom-sum": ("pom", {"reduction": "sum", "degree": 3}),
     "pom-rotary": ("pom", {"rotary": "1d", "selection_heads": 4}),
@@ -97,7 +102,7 @@ def test_state_does_not_grow_and_is_wide(key):
 
 
 # A Fourier transform lets the future through by its rounding: tests/mixers/related/test_sequence.py bounds that.
-ROUNDED = {"hyena-fft"}
+ROUNDED = {"hyena-fft", "padre-toeplitz"}
 CAUSAL = {key: case for key, case in RECURRENT.items() if key not in ROUNDED}
 CAUSAL |= {"knn": ("knn", {"k": 3}), "softmax": ("softmax", {"heads": 2})}
 
