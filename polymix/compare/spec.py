@@ -61,7 +61,7 @@ def parse_mixer(text: str) -> tuple[str, MixerConfig]:
 
 
 def _with_structures(words: list[str], known: set[str]) -> list[str]:
-    """["token=monarch", "blocks=8"] -> ["token=monarch:blocks=8"]: what a mixer does not know belongs to its structure."""
+    """["token=monarch", "blocks=8"] -> ["token=monarch:blocks=8"]: what a mixer does not know is its structure's."""
     joined: list[str] = []
     for word in words:
         before = joined[-1].partition("=")[0] if joined else ""

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymix.errors import ShapeError
@@ -16,7 +15,7 @@ from polymix.mixers.checks import Call, check_grid
 from polymix.mixers.padre_config import PadreConfig
 from polymix.mixers.registry import register
 from polymix.ops.bases import BASES, SPREAD
-from polymix.ops.reference import NORM_EPS
+from polymix.ops.padre import chain, normalise
 from polymix.ops.sequences import without_padding
 from polymix.structured import Fanout, Prefixed, Site, StructuredMap, create_map, token_map
 from polymix.structured.cost import Op
@@ -220,41 +219,22 @@ class PadreMixer(TokenMixer):
         return [self._normalise(mix(token, u)) for token, u in zip(self.A, self.B["a"](x), strict=True)]  # Eq. 1
 
     def _polynomial(self, ys: list[Tensor], mix: Mix) -> Tensor:
-        d = self.config.degree
-        p = self._chain(ys[:d], self.C[: d - 1], self.D[: d - 1], self.terms, self.W, mix)
+        """P from Y_1 …, the token maps C applied by `mix` (Eq. 2-6, 16-20)."""
+        d, basis = self.config.degree, self.config.basis
+
+        def step(i: int, z: Tensor) -> Tensor:
+            return mix(self.C[i - 1], self.D[i - 1](z))
+
+        p = chain(ys[:d], step, terms=self.terms, weight=self.W, basis=basis)
         p = p if self.L is None else p + self.L
         if self.S is None:
             return p
-        below = tuple(range(1, self.config.denominator + 1))
-        r = self._chain(ys[d:], self.C[d - 1 :], self.D[d - 1 :], below, self.Q, mix) + self.S
-        return p / (r * r + self.config.eps)  # Eq. 20, kept away from zero
-
-    def _chain(
-        self, ys: list[Tensor], C: Any, D: Any, terms: tuple[int, ...], weight: Tensor | None, mix: Mix
-    ) -> Tensor:
-        """Σ_{i in terms} weight_i ⊙ Z_i, with Z by the recurrence of the basis (Eq. 2, 3, 6)."""
-        total: Tensor | None = None
-        before: Tensor | float = 1.0
-        z = ys[0]
-        for i, y in enumerate(ys, start=1):
-            if i > 1:
-                a, b = BASES[self.config.basis](i - 1)
-                new = mix(C[i - 2], D[i - 2](z)) * y
-                new = new if a == 1 else a * new
-                new, before = (new if b == 0 else new - b * before), z
-                z = new
-            if i in terms:
-                term = z if weight is None else weight[terms.index(i)] * z
-                total = term if total is None else total + term
-        assert total is not None
-        return total
+        below = range(1, self.config.denominator + 1)
+        r = chain(ys[d:], lambda k, z: step(d - 1 + k, z), terms=below, weight=self.Q, basis=basis) + self.S
+        return p / (r * r + self.config.eps)  # kept away from zero
 
     def _normalise(self, y: Tensor) -> Tensor:
-        if self.config.normalize is None:
-            return y
-        norm = F.rms_norm if self.config.normalize == "rms" else F.layer_norm
-        split = y.unflatten(-1, (self.config.heads, -1))
-        return norm(split, split.shape[-1:], eps=NORM_EPS).flatten(-2)
+        return normalise(y, self.config.normalize, self.config.heads)
 
     def _resize(self, p: Tensor, mask: Tensor | None) -> Tensor:
         p = p if self.U is None else self.U(p, None, mask)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from polymix.errors import (
     OptionError,
@@ -15,27 +15,11 @@ from polymix.errors import (
     check_number,
 )
 from polymix.mixers.base import MixerConfig
+from polymix.mixers.padre_plan import Plan, make_plan
 from polymix.ops.bases import BASES
 from polymix.structured.registry import check_spec, kinds_of
 
 MapNames = str | tuple[str, ...] | None
-
-
-class Plan(NamedTuple):
-    """One structure for every map: d + e of A and B, (d - 1) + (e - 1) of C and D; the letter each Y reads."""
-
-    A: tuple[str, ...]
-    B: tuple[str, ...]
-    C: tuple[str, ...]
-    D: tuple[str, ...]
-    kernel: tuple[int, ...]
-    terms: tuple[int, ...]
-    letters: str
-
-    @property
-    def token(self) -> set[str]:
-        """The kinds of all token maps."""
-        return set().union(*map(kinds_of, self.A + self.C))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +101,7 @@ class PadreConfig(MixerConfig):
         check_int("num_prefix_tokens", self.num_prefix_tokens, 0)
         self._check_grid()
         self._check_resizing()
-        plan = self._plan()
+        plan = make_plan(self)
         self._check_contexts(plan.letters)
         self._check_parts(plan)
 
@@ -201,80 +185,7 @@ class PadreConfig(MixerConfig):
             raise OptionError(
                 "normalize", '"layer" over heads of one channel', "heads of two channels or more", "All would be 0."
             )
-        return self._plan()
-
-    def _plan(self) -> Plan:
-        check_spec("token", self.token)
-        check_spec("channel", self.channel)
-        letters = self._letters()
-        A, C = self._preset(self.degree)
-        if self.denominator:
-            more = self._preset(self.denominator)
-            A, C = A + more[0], C + more[1]
-        B, D = (self.channel,) * len(A), (self.channel,) * len(C)
-        if self.pattern is not None:
-            A = tuple(spec if letter == "a" else "mean" for spec, letter in zip(A, letters, strict=True))
-            C, D = ("identity",) * len(C), ("identity",) * len(D)
-        return Plan(
-            self._names("A", A), self._names("B", B), self._names("C", C), self._names("D", D), self._kernel(),
-            self._terms(), letters,
-        )  # fmt: skip
-
-    def _preset(self, degree: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        first = self.token if degree == 1 or self.preset == "full" else "identity"
-        inner = "identity" if degree == 2 and self.preset == "paper" else self.token
-        return (first, *(self.token,) * (degree - 1)), (inner,) * (degree - 1)
-
-    def _letters(self) -> str:
-        count = self.degree + self.denominator
-        if self.pattern is None:
-            return "a" * count
-        pattern = self.pattern
-        allowed = f"{count} letters from a on, at least two of them different, a for x itself"
-        known = "abcdefghijklmnop"
-        if not isinstance(pattern, str) or len(pattern) != count or set(pattern) != set(known[: len(set(pattern))]):
-            raise OptionError("pattern", repr(pattern), allowed, 'Use pattern="aab" at degree=3, say.')
-        if len(set(pattern)) == 1:
-            raise OptionError("pattern", repr(pattern), allowed, "One input alone needs no pattern: leave it out.")
-        return pattern
-
-    def _names(self, letter: str, preset: tuple[str, ...]) -> tuple[str, ...]:
-        given, count = getattr(self, letter), len(preset)
-        if given is None:
-            return preset
-        if count == 0:
-            allowed = f"None at degree {self.degree}, which has no {letter}"
-            raise OptionError(letter, repr(given), allowed, "Leave it out.")
-        names = tuple(given) if isinstance(given, (tuple, list)) else (given,) * count
-        if len(names) != count:
-            of = f" and denominator {self.denominator}" if self.denominator else ""
-            raise OptionError(letter, repr(given), f"one name, or {count} of them at degree {self.degree}{of}", "")
-        for name in names:
-            check_spec(letter, name)
-        return names
-
-    def _kernel(self) -> tuple[int, ...]:
-        axes = 1 if self.grid is None else len(self.grid)
-        size = self.kernel_size
-        kernel = tuple(size) if isinstance(size, (tuple, list)) else (size,) * axes
-        if len(kernel) != axes:
-            raise OptionError("kernel_size", repr(size), f"one number, or {axes} for grid={self.grid}", "")
-        for k in kernel:
-            check_int("kernel_size", k, 1)
-            if k % 2 == 0 and not self.causal:
-                raise OptionError("kernel_size", k, "an odd number unless causal", f"Use {k - 1} or {k + 1}.")
-        return kernel
-
-    def _terms(self) -> tuple[int, ...]:
-        if self.terms is None:
-            return tuple(range(2, self.degree + 1)) or (1,)
-        terms = self.terms if isinstance(self.terms, (tuple, list)) else (None,)
-        if not terms or len(set(terms)) != len(terms) or not set(terms) <= set(range(1, self.degree + 1)):
-            raise OptionError("terms", repr(self.terms), f"different degrees from 1 to {self.degree}", "")
-        if self.degree not in terms:
-            cure = f"Use degree={max(terms)}: what lies beyond would be computed for nothing."
-            raise OptionError("terms", repr(self.terms), f"terms that include the degree, {self.degree}", cure)
-        return tuple(sorted(terms))
+        return make_plan(self)
 
     def same_as_built(self, grid: tuple[int, ...], tied: bool) -> tuple[int, ...]:
         """`grid`, unless a full W or L, or on several axes maps whose weights belong to positions (`tied`), need the

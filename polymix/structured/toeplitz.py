@@ -15,6 +15,8 @@ from polymix.ops.sequences import after_window, next_window
 from polymix.structured.base import Site, StructuredMap, init_
 from polymix.structured.cost import Op, linear_op
 
+CURVE = 1024  # the unit of an implicit filter's places where nothing says how long a sequence is
+
 
 class ImplicitFilter(nn.Module):
     """Taps as a function of their place: h_c(t) = exp(-λ_c t) (W_2 sin(ω ⊙ W_1 f(t)))_c, f of sines and cosines of t.
@@ -50,21 +52,27 @@ class ImplicitFilter(nn.Module):
 
 class _Filtered(StructuredMap):
     """What the two share: a filter a channel (or a group: `shared`, always so on the channel side), explicit taps
-    (`length` of them; further ones are zero) or an implicit curve in units of `length`. `length` None is the number
-    of tokens that the mixer is built for."""
+    (`length` of them; further ones are zero) or an implicit curve in units of `length`.
+
+    `length` None is the number of tokens that the mixer is built for, or 1,024 for a curve; `filter` None is explicit
+    where a length is known, else implicit, which serves any."""
 
     fixed = False
     on_grid = True
 
     def __init__(
-        self, site: Site, *, filter: str = "explicit", length: int | None = None, shared: bool = False, **kw: Any
+        self, site: Site, *, filter: str | None = None, length: int | None = None, shared: bool = False, **kw: Any
     ) -> None:
         super().__init__(site)
-        check_choice("filter", filter, ("explicit", "implicit"))
+        check_choice("filter", filter, (None, "explicit", "implicit"))
         check_choice("shared", shared, (True, False))
         if site.side == "channel" and shared:
             raise OptionError("shared", shared, "a filter a group on the channel side, always", "Leave it out.")
         length = site.size if length is None else length
+        if filter is None:
+            filter = "implicit" if length is None else "explicit"
+        if length is None and filter == "implicit":
+            length = CURVE
         if length is None:
             raise OptionError(
                 "length", length, f"the taps of {self.kind} on a sequence of any length", "length=64, say."

@@ -294,7 +294,16 @@ def test_errors_name_what_is_allowed(spec, kind, word):
         create_map(spec, site())
 
 
-@pytest.mark.parametrize("spec", ["dense", "monarch", "diagonal", "low_rank", "toeplitz", "circulant"])
+@pytest.mark.parametrize("spec", ["toeplitz", "circulant"])
+def test_filters_of_no_told_length_are_implicit_and_take_any(spec):
+    layer = jitter(create_map(spec, Site("token", DIM), **F64))
+    for n in (1, 5, 40):
+        x = tokens(2, n, DIM)
+        close(layer(x), act(layer.dense(n), x), TOL)
+    assert create_map(spec, Site("token", DIM, N, N)).curve is None
+
+
+@pytest.mark.parametrize("spec", ["dense", "monarch", "diagonal", "low_rank", "toeplitz:filter=explicit"])
 def test_weights_that_belong_to_positions_need_a_length(spec):
     with pytest.raises(errors.OptionError, match=r"grid|length"):
         create_map(spec, Site("token", DIM))

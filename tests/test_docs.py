@@ -1,0 +1,144 @@
+"""The docs are true: their code runs, what they take from the code is all there, and the site builds without a warning."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import polymix
+from polymix.mixers import config_class
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+
+yaml = pytest.importorskip("yaml")
+tomllib = pytest.importorskip("tomllib", reason="the docs are built on Python 3.11 or newer")
+
+
+def hook(name):
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def generate():
+    return hook("generate")
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if "```python" in p.read_text()], ids=lambda page: page.stem)
+def test_python_blocks_run(page):
+    blocks = hook("blocks")
+    assert blocks.BLOCK.findall(page.read_text()), "a block that is not run: it must start at the margin"
+    blocks.run(page.read_text(), str(page.relative_to(ROOT)))
+
+
+def test_a_block_that_fails_stops_the_build_at_its_line():
+    page = "# Title\n\n```python\nx = 1\nassert x == 2\n```\n"
+    with pytest.raises(AssertionError) as error:
+        hook("blocks").run(page, "page.md")
+    assert (error.traceback[-1].path.name, error.traceback[-1].lineno + 1) == ("page.md", 5)
+
+
+def test_what_a_block_prints_stands_under_it():
+    page = "```python\nx = 2\n```\nThen\n\n```python\nprint(x)\n```\n"
+    shown = hook("blocks").run(page, "page.md")
+    assert re.search(r"print\(x\)\n```\n\n```text[^\n]*\n2\n```", shown)
+    assert shown.count("```text") == 1
+
+
+def test_when_to_use_every_mixer_and_nothing_else():
+    when = tomllib.loads((DOCS / "when.toml").read_text())
+    assert set(when) == set(polymix.list_mixers())
+    for name, said in when.items():
+        assert 2 <= len(re.findall(r"[.!](?:\s|$)", said)) <= 7, name
+
+
+@pytest.mark.parametrize("name", polymix.list_mixers())
+def test_every_option_has_a_default_and_a_meaning(generate, name):
+    said = generate.meanings(config_class(name))
+    assert set(said) == {f.name for f in fields(config_class(name))}
+    assert all(len(meaning) > 1 for meaning in said.values()), said
+
+
+@pytest.mark.parametrize("name", polymix.list_mixers())
+def test_every_mixer_has_its_page(generate, name):
+    page = generate.pages()[f"mixers/{name}.md"]
+    for part in (f"# {name}\n", "## When to use it", "**Shapes**", "**Cost**", "**Here**", "**Source**", "**Library**",
+                 "## As a function", "## What it can do", "## Options"):  # fmt: skip
+        assert part in page, part
+    for line in page.splitlines():  # a stray | would add a column
+        if line.startswith("|"):
+            assert len(re.findall(r"(?<!\\)\|", re.sub(r"`[^`]*`", "", line))) == 4, line
+
+
+def test_a_page_says_which_library_a_mixer_wraps(generate):
+    wrapped = {name for name in polymix.list_mixers() if generate.wraps(name)}
+    assert wrapped == {"gc", "mamba", "non_local", "relu_linear", "se", "xca"}
+    assert generate.wraps("mamba") == "transformers' MambaMixer"
+    assert generate.wraps("se") == "timm's EffectiveSEModule and timm's SEModule"
+
+
+def test_overview_and_structures_leave_nothing_out(generate):
+    overview, structures = generate.overview(), generate.structures() + generate.each_structure()
+    assert all(f"[{name}]({name}.md)" in overview for name in polymix.list_mixers())
+    for name in generate.list_maps():
+        assert f"[{name}](#{name})" in structures
+        assert f"### {name}\n\n`{name}" in structures
+
+
+def test_plain_text_shows_as_it_is(generate):
+    assert generate.text("a | b * c <d> [e] `f | g` W_i") == r"a \| b \* c \<d\> \[e\] `f | g` W\_i"
+
+
+def test_figures_are_those_of_the_results():
+    figures = hook("figures")
+    exact = figures.TABLES["table-1-exact"]()
+    for error in re.findall(r"\| (\d\.\de[-+]\d\d) \|", exact):
+        assert float(error) < 1e-10
+    assert "| Poly-NL | 3 |" in exact
+    assert figures.mean([]) == "–"
+    assert figures.mean([2.0, 8.0]) == "4"
+    assert figures.mean([200.0, 200.0]) == "200"
+    assert figures.mean([1.0, None]) == figures.mean([1.0, float("inf")]) == "not finite"
+
+
+def test_every_table_that_a_page_asks_for_is_made_and_none_is_left_over(generate):
+    asked = {name for page in PAGES for name in re.findall(r"<!-- generated: (.*?) -->", page.read_text())}
+    assert asked == set(generate.TABLES) | set(hook("figures").TABLES)
+
+
+def test_nav_names_files_that_exist_and_every_page():
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+
+    def leaves(part):
+        if isinstance(part, str):
+            return [part]
+        return [leaf for item in (part.values() if isinstance(part, dict) else part) for leaf in leaves(item)]
+
+    assert set(leaves(nav)) == {page.relative_to(DOCS).as_posix() for page in PAGES}
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path):
+    for package in ("mkdocs", "material", "mkdocstrings"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed: pip install -e '.[docs]'")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    for name in polymix.list_mixers():
+        assert (tmp_path / "mixers" / name / "index.html").exists()
+    for page in tmp_path.rglob("*.html"):
+        html = page.read_text()
+        assert "<!-- generated" not in html, page
+        assert not re.search(r'<(?:script|img|link)[^>]+(?:src|href)="?(?:https?:)?//', html), page
