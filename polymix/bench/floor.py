@@ -13,7 +13,7 @@ from polymix.structured.cost import Cost, Op
 
 
 def floor(cost: Cost, *, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Callable[[], None]:
-    """A call that does every product and convolution of `cost` once, on random operands, and nothing else."""
+    """A call that does every product, convolution and transform of `cost` once, on random operands, and nothing else."""
     calls = [_bare(op, {"device": device, "dtype": dtype}) for op in cost.ops]
 
     def run() -> None:
@@ -43,6 +43,13 @@ def _bare(op: Op, kw: dict[str, Any]) -> Callable[[], Tensor]:
         heads, m, n, d = op.shape
         q, k_, v = (torch.randn(1, heads, size, d, **kw) for size in (m, n, n))
         return lambda: F.scaled_dot_product_attention(q, k_, v)
+    if op.kind == "fft":
+        rows, length = op.shape
+        signal = torch.randn(rows, length, device=kw["device"])  # in float32 at least, as the mixers transform
+        return lambda: torch.fft.rfft(signal)
+    if op.kind == "elementwise":
+        x = torch.randn(*op.shape, **kw)
+        return lambda: x * x
     grid, kernel = op.shape, op.kernel
     if len(grid) == 1:
         grid, kernel = (1, *grid), (1, *kernel)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from polymix.blocks import MixerBlock
 from polymix.errors import OptionError, ShapeError, check_int
-from polymix.mixers import MixerConfig
+from polymix.mixers import MixerConfig, mixer_class
 from polymix.ops.common import autocast_dtype
 
 
@@ -85,7 +85,7 @@ class VisionTransformer(nn.Module):
 
 def fit_to_grid(config: MixerConfig, grid: tuple[int, ...], num_prefix_tokens: int = 0) -> MixerConfig:
     """The config with the host's grid and prefix tokens, where it takes them and they play a part."""
-    causal = getattr(config, "causal", False)
+    causal = getattr(config, "causal", False) or mixer_class(config.name).causal_by_build
     if causal and num_prefix_tokens:
         got = f"a causal {config.name} with a class token in front, which would see itself alone"
         raise OptionError("mixer", got, "a mixer that is not causal", "Use causal=False or class_token=False.")
@@ -93,7 +93,12 @@ def fit_to_grid(config: MixerConfig, grid: tuple[int, ...], num_prefix_tokens: i
         return config
     if config.grid not in (None, grid):
         raise OptionError("grid", config.grid, f"None or the host's {grid}", "Leave it to the host.")
-    return config.changed(grid=grid, num_prefix_tokens=num_prefix_tokens)
+    if hasattr(config, "num_prefix_tokens"):
+        return config.changed(grid=grid, num_prefix_tokens=num_prefix_tokens)
+    if num_prefix_tokens:
+        got = f"a {config.name}, which has no place for a class token,"
+        raise OptionError("mixer", got, "a mixer with num_prefix_tokens, or without a grid", "Use class_token=False.")
+    return config.changed(grid=grid)
 
 
 def call_options(config: MixerConfig, grid: tuple[int, ...]) -> dict[str, Any]:

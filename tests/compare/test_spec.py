@@ -18,6 +18,11 @@ from polymix.errors import OptionError, PolymixError, UnknownNameError
     ("padre:normalize=none:kernel_size=3x5", None, None),
     (" qt:form=full ", "qt:form=full", polymix.QtConfig(form="full")),
     ("poly_nl:order=2+3", "poly_nl:order=2+3", polymix.PolyNlConfig(order="2+3")),
+    ("padre:token=toeplitz:filter=implicit:degree=3:channel=monarch:blocks=8",
+     "padre:token=toeplitz:filter=implicit:degree=3:channel=monarch:blocks=8",
+     polymix.PadreConfig(degree=3, token="toeplitz:filter=implicit", channel="monarch:blocks=8")),
+    ("padre:A=identity/mean+depthwise:kernel=5", "padre:A=identity/mean+depthwise:kernel=5",
+     polymix.PadreConfig(A=("identity", "mean+depthwise:kernel=5"))),
     ("poly_sa:positions=mean", "poly_sa:positions=mean", polymix.PolySaConfig(positions="mean")),
 ])  # fmt: skip
 def test_parse_mixer(text, label, config):
