@@ -44,7 +44,8 @@ def test_a_block_that_fails_stops_the_build_at_its_line():
     page = "# Title\n\n```python\nx = 1\nassert x == 2\n```\n"
     with pytest.raises(AssertionError) as error:
         hook("blocks").run(page, "page.md")
-    assert (error.traceback[-1].path.name, error.traceback[-1].lineno + 1) == ("page.md", 5)
+    last = error.traceback[-1]
+    assert (str(last.path), last.lineno + 1) == ("page.md", 5)
 
 
 def test_what_a_block_prints_stands_under_it():

@@ -1,0 +1,120 @@
+"""The tables of results that a page asks for by <!-- generated: NAME -->, from benchmarks/results: a hook of MkDocs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import re
+from collections.abc import Callable, Iterable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+
+
+def table(head: Iterable[Any], rows: Iterable[Iterable[Any]]) -> str:
+    lines = [list(head)]
+    lines += [["---"] * len(lines[0]), *(list(row) for row in rows)]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def exact() -> str:
+    rows = json.loads((RESULTS / "table-1.json").read_text())["exact"]
+    cells = [(row["mechanism"], row["degree"], row["chains"], f"{row['error']:.1e}") for row in rows]
+    return table(("mechanism", "degree", "chains", "relative error"), cells)
+
+
+def approximate(part: str, down: str, across: str, label: str, heading: str) -> str:
+    """Errors by two things that they depend on, one down and one across."""
+    rows = json.loads((RESULTS / "table-1.json").read_text())[part]
+    errors = {(row[down], row[across]): f"{row['error']:.1e}" for row in rows}
+    columns = list(dict.fromkeys(there for _, there in errors))
+    lines = [(f"{here:g}", *(errors[here, there] for there in columns)) for here in dict.fromkeys(d for d, _ in errors)]
+    return table((label, *(heading.format(there) for there in columns)), lines)
+
+
+@cache
+def recipe() -> Any:
+    """recipes/degree_study.py as a module."""
+    spec = importlib.util.spec_from_file_location("degree_study", RESULTS.parents[1] / "recipes" / "degree_study.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def study(folder: str) -> dict[str, Any]:
+    return dict(json.loads((RESULTS / folder / "results.json").read_text()))
+
+
+def host(folder: str) -> str:
+    found = study(folder)
+    its, seeds = found["host"], len({row["seed"] for row in found["rows"]})
+    side = its["image_size"] // its["patch_size"]
+    return (
+        f"{side * side} tokens of {its['patch_size']} × {its['patch_size']} pixels, blocks: {its['depth']}, channels: "
+        f"{its['dim']}, hidden units of an MLP: {int(its['dim'] * its['mlp_ratio'])}, epochs: "
+        f"{found['recipe']['epochs']}, seeds: {seeds}, runs: {len(found['rows'])}."
+    )
+
+
+def accuracy(folder: str) -> str:
+    return str(recipe().table(study(folder)["rows"]))
+
+
+def growth(when: str, what: str, folder: str) -> str:
+    """Geometric mean over seeds of a figure of growth, laid out as the recipe's own table."""
+    rows = study(folder)["rows"]
+    degrees = sorted({row["degree"] for row in rows})
+    lines = []
+    for basis in recipe().BASES:
+        for normalize in (None, "rms"):
+            cells = []
+            for degree in degrees:
+                which = (degree, normalize, basis if degree > 1 else recipe().BASES[0])
+                its = [row[when][what] for row in rows if (row["degree"], row["normalize"], row["basis"]) == which]
+                cells.append(mean(its))
+            lines.append((basis, normalize or "as it is", *cells))
+    return table(("basis", "Y", *degrees), lines)
+
+
+def mean(values: list[float | None]) -> str:
+    good = [math.log(value) for value in values if value is not None and 0 < value < math.inf]
+    if len(good) < len(values) or not values:
+        return "not finite" if values else "–"
+    centre = math.exp(sum(good) / len(good))
+    return f"{centre:.2g}" if centre < 100 else f"{centre:,.0f}"
+
+
+def plot(folder: str) -> str:
+    there = (RESULTS / folder / "degree.png").exists()
+    return f"![Accuracy, gradients and outputs by degree](images/{folder}.png)" if there else ""
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "table-1-exact": exact,
+    "table-1-softmax": partial(approximate, "softmax", "reach", "order", "largest logit", "order {}"),
+    "table-1-mamba": partial(approximate, "mamba", "largest", "held", "largest Δ", "Δ {}"),
+}
+STUDIES = ("degree-study", "degree-study-roomy")
+for folder in STUDIES:
+    TABLES |= {
+        f"{folder}-host": partial(host, folder), f"{folder}-accuracy": partial(accuracy, folder),
+        f"{folder}-gradient": partial(growth, "at_init", "gradient", folder),
+        f"{folder}-largest": partial(growth, "trained", "largest", folder), f"{folder}-plot": partial(plot, folder),
+    }  # fmt: skip
+
+
+def on_files(files: Any, config: Any) -> None:
+    from mkdocs.structure.files import File
+
+    for folder in STUDIES:
+        picture = RESULTS / folder / "degree.png"
+        if picture.exists():
+            files.append(File.generated(config, f"images/{folder}.png", abs_src_path=str(picture)))
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    return re.sub(r"<!-- generated: ([\w-]+) -->", lambda found: TABLES.get(found[1], lambda: found[0])(), markdown)
