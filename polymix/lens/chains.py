@@ -19,10 +19,10 @@ Maps = Sequence[Tensor | None]
 class Chain:
     """One chain of PADRe, of which only the last Z counts: gain · Z_d.
 
-        Y_i = A_i (X B_i + b_i) + c_i,   Z_1 = Y_1,   Z_{i+1} = (C_i Z_i) ⊙ Y_{i+1}
+        Y_i = A_i (X B_i + b_i) + c_i,   Z_1 = Y_1,   Z_{i+1} = (C_i Z_i D_i) ⊙ Y_{i+1}
 
     B: d matrices (D, E); b, c: their biases before and after the token map. A: token maps, (N, N) or (E, N, N), C:
-    d - 1 of them; None is the identity. D_i are identities.
+    d - 1 of them, D: d - 1 channel maps (E, E); None is the identity.
     """
 
     B: Sequence[Tensor]
@@ -30,6 +30,7 @@ class Chain:
     A: Maps = ()
     C: Maps = ()
     c: Maps = ()
+    D: Maps = ()
     gain: float = 1.0
 
     @property
@@ -48,7 +49,8 @@ class Chain:
 
         none = [None] * (d - 1)
         return {
-            "A": filled(self.A, d, eye), "B": list(self.B), "C": filled(self.C, d - 1, eye), "D": [narrow] * (d - 1),
+            "A": filled(self.A, d, eye), "B": list(self.B), "C": filled(self.C, d - 1, eye),
+            "D": filled(self.D, d - 1, narrow),
             "b_A": filled(self.c, d, None), "b_B": filled(self.b, d, None), "b_C": none, "b_D": none,
             "W": [zero] * (d - 1) + [self.gain * ones], "L": None,
         }  # fmt: skip

@@ -34,6 +34,12 @@ EXACT = {  # name, options, what the call needs, number of chains, degree
     "pom-3": ("pom", {**LINEAR_POM, "degree": 3, "groups": 2, "selection_heads": 4}, {}, 3, 4),
     "pom-sum": ("pom", {**LINEAR_POM, "reduction": "sum", "expand": 0.5}, {}, 2, 3),
     "prodpoly-4": ("prodpoly", {"degree": 4}, {}, 1, 4),
+    "prodpoly-nested": ("prodpoly", {"degree": 3, "decomposition": "nested", "rank": 5}, {}, 3, 3),
+    "prodpoly-nested-plain": ("prodpoly", {"degree": 3, "decomposition": "nested", "bias": False}, {}, 1, 3),
+    "prodpoly-product": ("prodpoly", {"degree": 3, "decomposition": "product"}, {}, 1, 3),
+    "linear": ("linear", {"heads": 2, "feature_map": "identity", "normalize": False}, {}, 4, 3),
+    "non_local": ("non_local", {"form": "dot_product", "rd_channels": 4, "norm": "batch"}, {}, 4, 3),
+    "non_local-residual": ("non_local", {"form": "dot_product", "residual": True, "bias": False}, {}, 9, 3),
     "qt": ("qt", {"heads": 2, "form": "full"}, {}, 15, 5),
 }
 
@@ -170,7 +176,8 @@ def test_mamba_without_input_is_a_polynomial_and_errs_by_what_delta_moves():
     (lambda: build("poly_sa", D, grid=(2, 4)), {}, "sigma='identity'"), (lambda: build("pom", D), {}, "activation"),
     (lambda: build("castling", D), {}, "normalize=False"), (lambda: build("qt", D), {}, "form='full'"),
     (lambda: build("sima", D), {}, "frozen"), (lambda: build("sima", D), {"x": tokens(2, N, D)}, "One input"),
-    (lambda: build("xca", D), {}, "neither"), (lambda: build("pom", D, **LINEAR_POM), {"order": 3}, "softmax"),
+    (lambda: build("xca", D), {}, "neither"), (lambda: build("tesa", D, form="dot_product", grid=(2, 4)), {}, "not among"),
+    (lambda: build("linear", D), {}, "feature_map='identity'"), (lambda: build("non_local", D), {}, "dot_product"), (lambda: build("pom", D, **LINEAR_POM), {"order": 3}, "softmax"),
     (lambda: nn.GELU(), {"dim": D}, "neither"), (lambda: nn.Identity(), {}, "dim"),
     (lambda: build("softmax", D), {"decay": "linear"}, "mamba"), (lambda: build("softmax", D), {"order": -1}, "order"),
     (lambda: nn.Linear(D, D + 1), {"dim": D}, "tokens"),

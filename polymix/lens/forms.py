@@ -1,0 +1,273 @@
+"""How each mechanism of PADRe's Table 1, and some beside it, is a sum of chains: its matrices in, its form out."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polymix.errors import CapabilityError, OptionError, check_choice, check_int
+from polymix.lens.chains import Chain, PadreForm
+from polymix.mixers import TokenMixer
+from polymix.ops.selective_scan import selective_scan
+
+F64 = torch.float64
+
+
+def _needs(mixer: TokenMixer, **options: Any) -> None:
+    for name, value in options.items():
+        if getattr(mixer.config, name) != value:
+            got = f"{mixer.name} with {name}={getattr(mixer.config, name)!r}"
+            raise CapabilityError("mixer", got, f"{name}={value!r}, with which it is a polynomial", "Build it so.")
+
+
+def shift(dim: int, heads: int, r: int) -> Tensor:
+    """P with (X P)_c = X_{c + r}, the channels of each head in a circle."""
+    d = dim // heads
+    target = torch.arange(dim)
+    source = target // d * d + (target % d + r) % d
+    return torch.zeros(dim, dim, dtype=F64).index_put((source, target), torch.ones(dim, dtype=F64))
+
+
+def _times(bias: Tensor | None, matrix: Tensor) -> Tensor | None:
+    return None if bias is None else bias @ matrix
+
+
+def _pooled_products(q: Any, k: Any, v: Any, heads: int, pool: Tensor, gain: float = 1.0) -> list[Chain]:
+    """Q (pool of Kᵀ V): a chain for each shift r, Σ_r (pool (V ⊙ K P_r)) ⊙ Q P_r; q, k, v are (matrix, bias)."""
+    dim = v[0].shape[1]
+    chains = []
+    for r in range(dim // heads):
+        p = shift(dim, heads, r)
+        chains.append(Chain(B=[v[0], k[0] @ p, q[0] @ p], b=[v[1], _times(k[1], p), _times(q[1], p)],
+                            C=[None, pool], gain=gain))  # fmt: skip
+    return chains
+
+
+def _qkv(m: dict[str, Any]) -> list[tuple[Tensor, Tensor | None]]:
+    return [(m[f"W_{name}"], m[f"b_{name}"]) for name in "qkv"]
+
+
+def _sima(mixer: Any, m: dict[str, Any], n: int, how: dict[str, Any]) -> PadreForm:
+    _needs(mixer, class_attention=False)
+    if how["x"] is None:
+        raise OptionError("x", None, "the input at which SimA's norms are frozen", "Pass x=, (1, n, D).")
+    norms = [norm[0].cpu() for norm in mixer.norms(how["x"].to(F64))]
+    q, k = ((w / norm, None if b is None else b / norm) for (w, b), norm in zip(_qkv(m)[:2], norms, strict=True))
+    chains = _pooled_products(q, k, _qkv(m)[2], mixer.heads, torch.ones(n, n, dtype=F64))
+    return PadreForm(chains, m["W_o"], m["b_o"], of="sima with its norms frozen at x")
+
+
+def _linear_attention(mixer: Any, m: dict[str, Any], n: int, how: dict[str, Any]) -> PadreForm:
+    _needs(mixer, feature_map="identity", normalize=False)
+    mean = torch.full((n, n), 1 / n, dtype=F64)
+    q, k, v = _qkv(m)
+    chains = _pooled_products(q, k, v, mixer.heads, mean, (mixer.dim // mixer.heads) ** -0.5)
+    return PadreForm(chains, m["W_o"], m["b_o"])
+
+
+def _non_local(mixer: Any, m: dict[str, Any], n: int, how: dict[str, Any]) -> PadreForm:
+    _needs(mixer, form="dot_product")
+    mean, width = torch.full((n, n), 1 / n, dtype=F64), m["W_t"].shape[1]
+    t, p, g = ((m[f"W_{name}"], m[f"b_{name}"]) for name in "tpg")
+    chains = _pooled_products(t, p, g, 1, mean, mixer.scale)
+    V, bias = m["W_z"], m["b_z"]
+    if m["gain"] is not None:
+        V = V * m["gain"]
+        bias = m["shift"] if bias is None else bias * m["gain"] + m["shift"]
+    if mixer.config.residual:
+        eye = torch.eye(mixer.dim, dtype=F64)
+        chains = [_placed(chain, 0, width + mixer.dim) for chain in chains]
+        chains.append(_placed(Chain(B=[eye]), width, width + mixer.dim))
+        V = torch.cat((V, eye))
+    return PadreForm(chains, V, bias)
+
+
+def _castling(mixer: Any, m: dict[str, Any], n: int, how: dict[str, Any]) -> PadreForm:
+    _needs(mixer, normalize=False, sparse_reg=False)
+    q, k, v = _qkv(m)
+    cubic = _pooled_products(q, k, v, mixer.heads, torch.ones(n, n, dtype=F64), 1 / math.pi)
+    linear = Chain(B=[v[0]], b=[v[1]], A=[0.5 * torch.eye(n, dtype=F64) + m["M"]])
+    return PadreForm([*cubic, linear], m["W_o"], m["b_o"])
+
+
+def _conv2former(mixer: Any, m: dict[str, Any], n: int, how: dict[str, Any]) -> PadreForm:
+    _needs(mixer, activation="identity", norm=None)
+    chain = Chain(B=[m["W_2"], m["W_1"]], b=[m["b_2"], m["b_1"]], A=[None, m["A"]], c=[None, m["b_A"]])
+    return PadreForm([chain], m["W_3"], m["b_3"])
+
+
+def _hyena(mixer: Any, m: dict[str, Any], n: int, how: dict[str, Any]) -> PadreForm:
+    order = mixer.config.order
+    *gates, value = m["W_in"].chunk(order + 1, dim=1)
+    biases = (None,) * (order + 1) if m["b_in"] is None else m["b_in"].chunk(order + 1)
+    after = (None,) * (order + 1) if m["b_short"] is None else m["b_short"].chunk(order + 1)
+    short = m["T"].chunk(order + 1)
+    turn = [order, *range(order - 1, -1, -1)]  # v, x_{order-1}, …, x_0
+    maps = [value if i == order else gates[i] for i in turn]
+    chain = Chain(B=maps, b=[biases[i] for i in turn], A=[short[i] for i in turn], c=[after[i] for i in turn],
+                  C=[None, *m["H"]])  # fmt: skip
+    return PadreForm([chain], m["W_out"], m["b_out"])
+
+
+def _poly_nl(mixer: Any, m: dict[str, Any], n: int, how: dict[str, Any]) -> PadreForm:
+    dim, mean = mixer.dim, torch.full((n, n), 1 / n, dtype=F64)
+    eye = torch.eye(dim, dtype=F64)
+    into, b_in = m.get("W_in", eye), m.get("b_in")
+    out, beta = m.get("W_out"), m["beta"]
+
+    def through(w: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        bias = _times(b_in, w)
+        return into @ w, bias if b is None else b if bias is None else bias + b
+
+    def after(w: Tensor | None, b: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """β (Y w + b) W_out + β b_out, for Y before W_3 or beside it."""
+        w = torch.eye(into.shape[1], dtype=F64) if w is None else w
+        w = beta * (w if out is None else w @ out)
+        b = b if out is None or b is None else b @ out
+        return w, None if b is None else beta * b
+
+    pairs = [through(m["W_1"], m["b_1"])] + ([] if m["W_2"] is None else [through(m["W_2"], m["b_2"])])
+    last, bias = after(m["W_3"], m["b_3"])
+    if m.get("b_out") is not None:
+        bias = beta * m["b_out"] if bias is None else bias + beta * m["b_out"]
+    # Chains may be as wide as they like, but share V: what comes after the pooled part is put behind every other one.
+    width = last.shape[0]
+    cubic = Chain(B=[*(w for w, _ in pairs), into], b=[*(b for _, b in pairs), b_in],
+                  C=[*(None,) * (len(pairs) - 1), mean])  # fmt: skip
+    blocks, chains = [last, m["alpha"] * eye], [_placed(cubic, 0, width + dim), None]
+    if "W_p" in m:
+        blocks.append(after(None, None)[0])
+        width_p = blocks[2].shape[0]
+        square = Chain(B=[through(m["W_p"], m["b_p"])[0], into], b=[through(m["W_p"], m["b_p"])[1], b_in])
+        chains = [_placed(cubic, 0, width + dim + width_p), None, _placed(square, width + dim, width + dim + width_p)]
+    total = sum(block.shape[0] for block in blocks)
+    chains[1] = _placed(Chain(B=[eye]), width, total)
+    return PadreForm([chain for chain in chains if chain is not None], torch.cat(blocks), bias)
+
+
+def _placed(chain: Chain, start: int, total: int) -> Chain:
+    """The chain in channels from `start` on of `total`, the others zero."""
+
+    def wide(t: Tensor | None) -> Tensor | None:
+        return None if t is None else F.pad(t, (start, total - start - t.shape[-1]))
+
+    maps = [F.pad(w, (start, total - start - w.shape[1])) for w in chain.B]
+    return Chain(B=maps, b=[wide(b) for b in chain.b], A=chain.A, C=chain.C, c=[wide(c) for c in chain.c],
+                 gain=chain.gain)  # fmt: skip
+
+
+def _poly_sa(mixer: Any, m: dict[str, Any], n: int, how: dict[str, Any]) -> PadreForm:
+    _needs(mixer, sigma="identity")
+    each = torch.einsum("hm,hn->hmn", m["p_1"], m["p_2"]).repeat_interleave(mixer.dim // mixer.heads, dim=0)
+    q, k, v = _qkv(m)
+    chain = Chain(B=[k[0], v[0], q[0]], b=[k[1], v[1], q[1]], C=[None, each])
+    if m["W_o"].ndim == 3:
+        return PadreForm([chain], None, m["b_o"], U=m["W_o"])
+    return PadreForm([chain], m["W_o"], m["b_o"])
+
+
+def _pom(mixer: Any, m: dict[str, Any], n: int, how: dict[str, Any]) -> PadreForm:
+    _needs(mixer, activation="identity", gate="identity", rotary=None)
+    pool = torch.full((n, n), 1 / n if mixer.config.reduction == "mean" else 1.0, dtype=F64)
+    width = m["alpha"].shape[0]
+    copies = width // m["W_s"].shape[1]
+    gate = m["W_s"].repeat_interleave(copies, dim=1)
+    b_gate = None if m["b_s"] is None else m["b_s"].repeat_interleave(copies)
+    chains = []
+    for p in range(1, m["alpha"].shape[1] + 1):
+        weighted = m["W_h"] * m["alpha"][:, p - 1]  # α_p on one of the p factors
+        b = None if m["b_h"] is None else m["b_h"] * m["alpha"][:, p - 1]
+        chains.append(Chain(B=[weighted, *[m["W_h"]] * (p - 1), gate], b=[b, *[m["b_h"]] * (p - 1), b_gate],
+                            C=[*(None,) * (p - 1), pool]))  # fmt: skip
+    return PadreForm(chains, m["W_o"], m["b_o"])
+
+
+def _prodpoly(mixer: Any, m: dict[str, Any], n: int, how: dict[str, Any]) -> PadreForm:
+    if mixer.config.decomposition == "product":
+        eye = torch.eye(mixer.dim, dtype=F64)
+        return PadreForm([Chain(B=[eye, *m["U"]], b=[None, *(m["b_U"] or ())])])
+    if mixer.config.decomposition == "nested":
+        U, S, omega = m["U"], m["S"], m["omega"]
+        if omega is None:
+            return PadreForm([Chain(B=U, D=S)], m["C"], m["b_C"])
+        # Every ω_n begins a chain of its own, which the later factors go on with.
+        chains = [Chain(B=[U[i] * omega[i], *U[i + 1 :]], D=S[i:]) for i in range(len(U))]
+        return PadreForm(chains, m["C"], m["b_C"])
+    ones = torch.ones(m["U"][0].shape[1], dtype=F64)  # (z U_n) ⊙ x + x = (z U_n + 1) ⊙ x
+    biases = [None, *[ones] * (len(m["U"]) - 1)]
+    return PadreForm([Chain(B=m["U"], b=biases)], m["C"], m["b_C"])
+
+
+def _taylor(mixer: Any, m: dict[str, Any], n: int, how: dict[str, Any]) -> PadreForm:
+    """Attention with exp(s) cut after s^order: Σ_α (Q^α Kᵀ^α) V / α! over the same without V, α the monomials."""
+    last = mixer.config.order if mixer.name == "qt" else 2 if how["order"] is None else how["order"]
+    check_int("order", last, 0)
+    if mixer.name == "qt":
+        _needs(mixer, form="full")
+    heads, (q, k, v) = mixer.heads, _qkv(m)
+    d, pool = mixer.dim // heads, torch.ones(n, n, dtype=F64)
+
+    def spread(pair: tuple[Tensor, Tensor | None], i: int) -> tuple[Tensor, Tensor | None]:
+        """Channel i of every head in all the channels of that head."""
+        to = torch.block_diag(*[F.one_hot(torch.tensor(i), d).to(F64)[:, None].expand(d, d)] * heads)
+        return pair[0] @ to, _times(pair[1], to)
+
+    above: list[Chain] = [Chain(B=[v[0]], b=[v[1]], A=[pool])]
+    below: list[Chain] = []
+    for length in range(1, last + 1):
+        for monomial in itertools.combinations_with_replacement(range(d), length):
+            gain = d ** (-length / 2) / math.prod(math.factorial(c) for c in Counter(monomial).values())
+            keys, queries = ([spread(pair, i) for i in monomial] for pair in (k, q))
+            for chains, first in ((above, [v]), (below, [])):
+                parts = [*first, *keys, *queries]
+                steps = [None] * (len(first) + length - 1) + [pool] + [None] * (length - 1)
+                chains.append(Chain(B=[w for w, _ in parts], b=[b for _, b in parts], C=steps, gain=gain))
+    of = "the mixer" if mixer.name == "qt" else f"softmax attention, exp to order {last}"
+    return PadreForm(
+        above, m["W_o"], m["b_o"], below=below, constant=float(n), heads=heads, of=of, exact=mixer.name == "qt"
+    )
+
+
+def _mamba(mixer: Any, m: dict[str, Any], n: int, how: dict[str, Any]) -> PadreForm:
+    check_choice("decay", how["decay"], ("exact", "linear"))
+    A = m["A"]
+    width, states = A.shape
+
+    def inputs(x: Tensor) -> Tensor:
+        u = (x @ m["W_in"])[..., :width] + (0.0 if m["b_in"] is None else m["b_in"][:width])
+        u = torch.einsum("dmn,bnd->bmd", m["T"], u)
+        return F.silu(u if m["b_conv"] is None else u + m["b_conv"])
+
+    def steps(u: Tensor) -> Tensor:
+        return F.softplus(u @ m["W_Delta1"] @ m["W_Delta2"] + m["b_Delta"])
+
+    def target(u: Tensor) -> Tensor:
+        return selective_scan(u, steps(u), A, u @ m["W_B"], u @ m["W_C"], m["D"])[0]
+
+    held = steps(u=torch.zeros(1, n, width, dtype=F64) if how["x"] is None else inputs(how["x"].to(F64)))[0]  # (N, E)
+    log = held[:, :, None] * A if how["decay"] == "exact" else torch.log((1 + held[:, :, None] * A).clamp_min(1e-300))
+    total = log.cumsum(0)  # (N, E, S); the decay from s to t is what the steps after s multiply to
+    ratio = (total[:, None] - total[None]).permute(2, 3, 0, 1)  # (E, S, t, s)
+    seen = torch.ones(n, n, dtype=torch.bool).tril()
+    decay = torch.where(seen, ratio, -torch.inf).exp() * held.t()[:, None, None, :]
+    eye, one = torch.eye(width, dtype=F64), torch.ones(1, width, dtype=F64)
+    chains = [Chain(B=[eye, m["W_B"][:, [s]] @ one, m["W_C"][:, [s]] @ one], C=[None, decay[:, s]])
+              for s in range(states)]  # fmt: skip
+    chains.append(Chain(B=[torch.diag(m["D"])]))
+    where = "without input" if how["x"] is None else "at x"
+    of = f"the selective scan, Δ held at its value {where}, decay {how['decay']}"
+    return PadreForm(chains, of=of, exact=False, target=target, inputs=inputs)
+
+
+FORMS: dict[str, Callable[..., PadreForm]] = {
+    "sima": _sima, "castling": _castling, "conv2former": _conv2former, "hyena": _hyena, "linear": _linear_attention,
+    "non_local": _non_local, "poly_nl": _poly_nl, "poly_sa": _poly_sa, "pom": _pom, "prodpoly": _prodpoly,
+    "qt": _taylor, "softmax": _taylor, "mamba": _mamba,
+}  # fmt: skip
