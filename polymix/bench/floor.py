@@ -13,7 +13,7 @@ from polymix.structured.cost import Cost, Op
 
 
 def floor(cost: Cost, *, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Callable[[], None]:
-    """A call that does every product, convolution and transform of `cost` once, on random operands, and nothing else."""
+    """A call that does every op of `cost` once, on random operands, and nothing else."""
     calls = [_bare(op, {"device": device, "dtype": dtype}) for op in cost.ops]
 
     def run() -> None:

@@ -73,8 +73,8 @@ class StructuredMap(nn.Module, ABC):
     def check(self, site: Site) -> None:
         """Raise OptionError where this structure cannot stand at `site`."""
         if site.causal and not self.causal_form:
-            able = "depthwise, toeplitz, mean, low_rank, rank_one, banded, block_diagonal, sparse, dense, diagonal or identity"
-            cure = f"Use {able}."
+            causal = "depthwise, toeplitz, mean, low_rank, rank_one, banded, block_diagonal, sparse, dense or diagonal"
+            cure = f"Use {causal}."
             raise OptionError(self.kind, "a causal mixer", "token maps with a lower-triangular form", cure)
         if site.causal and not site.square:
             raise OptionError(self.kind, "causal between two lengths", "causal maps within one sequence", "")
