@@ -11,6 +11,7 @@ from polymix.errors import CapabilityError, OptionError, ShapeError, check_int
 from polymix.lens.chains import Chain, PadreForm
 from polymix.lens.forms import F64, FORMS, shift
 from polymix.mixers import PadreMixer, TokenMixer
+from polymix.mixers.checks import check_length
 
 
 def as_padre(
@@ -47,15 +48,22 @@ def as_padre(
         CapabilityError: for a mixer that is neither a polynomial nor a quotient, with the options that make it one.
     """
     check_int("n", n, 1)
-    if isinstance(mixer, PadreMixer):
-        return mixer
+    name = mixer.name if isinstance(mixer, TokenMixer) else type(mixer).__name__
+    given = {"x": x is not None, "order": order is not None, "decay": decay != "exact", "dim": dim is not None}
+    takers = {"x": ("sima", "mamba"), "order": ("softmax",), "decay": ("mamba",), "dim": ()}
+    for argument, there in given.items():
+        own = argument == "dim" and not isinstance(mixer, TokenMixer)
+        if there and name not in takers[argument] and not own:
+            allowed = f"only for {' and '.join(takers[argument]) or 'a module that is no TokenMixer'}"
+            raise OptionError(argument, f"given for {name}", allowed, "Leave it out.")
     if not isinstance(mixer, TokenMixer):
+        if grid is not None:
+            raise OptionError("grid", grid, "None for a module that is no TokenMixer", "Leave it out.")
         return _linear(mixer, n, dim)
-    for name, value, takers in (("x", x, ("sima", "mamba")), ("order", order, ("softmax",))):
-        if value is not None and mixer.name not in takers:
-            raise OptionError(name, f"given for {mixer.name}", f"only for {' and '.join(takers)}", "Leave it out.")
-    if decay != "exact" and mixer.name != "mamba":
-        raise OptionError("decay", f"given for {mixer.name}", "only for mamba", "Leave it out.")
+    check_length(mixer, n)
+    if isinstance(mixer, PadreMixer):
+        mixer.matrices(n, grid=grid)  # raises where it cannot take n tokens
+        return mixer
     if mixer.name not in FORMS:
         if mixer.polynomial.degree == 1:
             return _linear(mixer, n, mixer.dim, grid)
@@ -63,9 +71,11 @@ def as_padre(
         what = "is neither a polynomial nor a quotient of two"
         if its.degree is not None or its.rational:
             what = "is one, but not among those that are written out here"
-        raise CapabilityError("mixer", f"{mixer.name}, which {what}", ", ".join(sorted(FORMS)), "")
-    if x is not None and tuple(x.shape) != (1, n, mixer.dim):
-        raise ShapeError("x", tuple(x.shape), f"(1, {n}, {mixer.dim})", "One input: its norms are not another's.")
+        cure = "polymix.lens.degree says what it is."
+        raise CapabilityError("mixer", f"{mixer.name}, which {what}", ", ".join(sorted(FORMS)), cure)
+    if x is not None and (not isinstance(x, Tensor) or tuple(x.shape) != (1, n, mixer.dim)):
+        got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise ShapeError("x", got, f"(1, {n}, {mixer.dim})", "One input: its norms are not another's.")
     wide = copy.deepcopy(mixer).to(F64).eval()
     m = {name: value.cpu() if isinstance(value, Tensor) else value
          for name, value in wide.matrices(n, grid=grid, dtype=F64).items()}  # fmt: skip
@@ -83,10 +93,17 @@ def _linear(module: nn.Module, n: int, dim: int | None, grid: tuple[int, ...] | 
     wide = copy.deepcopy(module).to(F64).eval()
 
     def f(u: Tensor) -> Tensor:
-        y = wide(u, grid=grid) if grid else wide(u)
+        try:
+            y = wide(u, grid=grid) if grid else wide(u)
+        except (TypeError, RuntimeError) as error:
+            reason = " ".join(str(error).split())[:200]
+            allowed = f"a module of one tensor (1, {n}, {dim})"
+            raise ShapeError("mixer", f"one that fails there: {reason}", allowed, "Wrap it in one.") from error
         if not isinstance(y, Tensor) or y.shape != u.shape:
             got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
-            raise ShapeError("mixer", got, f"a module on tokens (B, {n}, {dim})", "")
+            raise ShapeError(
+                "mixer", got, f"a module on tokens (B, {n}, {dim})", "Wrap it so that it keeps their shape."
+            )
         return y
 
     with torch.no_grad():

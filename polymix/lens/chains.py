@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polymix.errors import ShapeError
 from polymix.mixers.base import Polynomial
 from polymix.ops import reference
 
@@ -93,6 +94,10 @@ class PadreForm(nn.Module):
         self.__dict__["target"] = target
 
     def forward(self, x: Tensor) -> Tensor:
+        dim, n = self.chains[0].B[0].shape[0], self.tokens
+        if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[-1] != dim or (n and x.shape[1] != n):
+            got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ShapeError("x", got, f"(B, {n or 'N'}, {dim})", "A form is of one number of tokens.")
         x = x.to(torch.float64)
         y = torch.stack([chain(x) for chain in self.chains]).sum(0)
         if self.below is not None:
@@ -101,6 +106,12 @@ class PadreForm(nn.Module):
         y = y if self.U is None else reference.mix_tokens(self.U, y)
         y = y if self.V is None else y @ self.V
         return reference.plus(y, self.bias)
+
+    @property
+    def tokens(self) -> int | None:
+        """The number of tokens that its matrices are for; None where all are identities."""
+        maps = [m for chain in self.chains for m in (*chain.A, *chain.C) if m is not None]
+        return maps[0].shape[-1] if maps else None
 
     @property
     def degree(self) -> int:

@@ -231,7 +231,14 @@ def _taylor(mixer: Any, m: dict[str, Any], n: int, how: dict[str, Any]) -> Padre
                 chains.append(Chain(B=[w for w, _ in parts], b=[b for _, b in parts], C=steps, gain=gain))
     of = "the mixer" if mixer.name == "qt" else f"softmax attention, exp to order {last}"
     return PadreForm(
-        above, m["W_o"], m["b_o"], below=below, constant=float(n), heads=heads, of=of, exact=mixer.name == "qt"
+        above,
+        m["W_o"],
+        m["b_o"],
+        below=below,
+        constant=float(n),
+        heads=heads,
+        of=of,
+        exact=mixer.name == "qt" and last != 1,
     )
 
 

@@ -167,13 +167,15 @@ def check_call(
     m = parts[0].shape[1] if parts else n
     order = _causal(mixer, causal, context is not None)
     if mask is not None:
-        masks = mask if isinstance(mask, (tuple, list)) and len(parts) > 1 else (mask,)
-        for its, part in zip(masks, parts or (x,), strict=False):
+        several = mixer.needs_context and isinstance(mask, (tuple, list))
+        masks = mask if several else (mask,)
+        read = (x, *parts) if several and len(masks) == len(parts) + 1 else parts or (x,)
+        if len(masks) != len(read):
+            allowed = f"a tuple of {len(parts)} masks (or None), one a context, or with one for x in front"
+            raise MaskError("mask", f"{len(masks)} for {len(parts)} contexts", allowed, "Put None where none is.")
+        for its, part in zip(masks, read, strict=True):
             if its is not None:
                 _check_mask(mixer, its, x, part.shape[1])
-        if len(masks) != max(len(parts), 1):
-            allowed = f"a tuple of {len(parts)} masks (or None), one a context"
-            raise MaskError("mask", f"{len(masks)} for {len(parts)} contexts", allowed, "")
     if segments is not None:
         _check_segments(mixer, segments, x, m, context is not None)
     prefix = getattr(mixer.config, "num_prefix_tokens", 0)

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from polymix.errors import ShapeError
+from polymix.errors import OptionError, ShapeError
 from polymix.mixers.base import INIT_STD, Capabilities, Polynomial, TokenMixer
 from polymix.mixers.checks import Call, check_grid
 from polymix.mixers.padre_config import PadreConfig
 from polymix.mixers.registry import register
-from polymix.ops.bases import BASES, SPREAD
+from polymix.ops.bases import SPREAD, size
 from polymix.ops.padre import chain, normalise
 from polymix.ops.sequences import without_padding
 from polymix.structured import Fanout, Prefixed, Site, StructuredMap, create_map, token_map
@@ -27,7 +27,7 @@ Mix = Callable[[nn.Module, Tensor], Tensor]
 class PadreState(NamedTuple):
     """What the causal token maps remember, in the order A_1 … A_d, C_1 … C_{d-1}; float32 at least, of fixed size.
 
-    A convolution keeps its last inputs (B, reach, D), a mean its sum (B, 1, D) and its count (B, 1, 1).
+    A convolution keeps its last inputs (B, reach, D), a mean its sum (B, 1, D) and its count (B, 1, 1), int64.
     """
 
     windows: tuple[Tensor, ...]
@@ -48,9 +48,12 @@ class PadreMixer(TokenMixer):
     the channels out among them. (The paper calls our Q, S, R of the denominator Q, P, 𝒟, and L of Eq. 18 V.)
 
     Shapes: (B, N, D) -> (B, N, D), (B, F, G) when resized. Cost, preset "paper": (2d - 1) N D² multiply-adds for the
-    channel maps, N D taps for each token map; every structure but a dense token map is linear or N log N in N. State
-    (causal): k - 1 tokens a convolution. A padding mask takes tokens out as if they were not there (1-D), or as if the
-    grid ended there (2-D, 3-D); their own output is zero. Source: PD-001 … PD-031, PD-044 … PD-048.
+    channel maps, N D taps for each token map. With other structures the token maps are linear or N log N in N, but
+    for dense, block_diagonal and sparse (N² over the blocks, times the density) and monarch (N^1.5). State (causal):
+    k - 1 tokens a convolution. A padding mask takes tokens out as if they were not there (1-D), or as if the grid
+    ended there (2-D, 3-D); their own output is zero. With a pattern `mask` hides context tokens; a tuple of one more
+    mask than contexts hides x's own first, which then read as zeros where they stand. Source: PD-001 … PD-031, PD-044
+    … PD-048.
     """
 
     A: Any  # ModuleLists of token and channel maps; B is a ModuleDict, an input's letter to its Fanout
@@ -73,11 +76,14 @@ class PadreMixer(TokenMixer):
         site = Site("token", dim, n, n, config.heads, config.causal, kernel=plan.kernel)
 
         def tokens(spec: str, letter: str = "a") -> StructuredMap | Prefixed:
-            if letter == "a" or not crosses(spec):  # what cannot change the length needs inputs as long as x
-                return token_map(spec, site, prefix=p, bias=bias, **kw)
             lengths = config.context_lengths
-            size = None if lengths is None else lengths[self.inputs.index(letter) - 1]
-            cross = Site("token", dim, size, None if n is None else p + n, config.heads, cross=True)
+            length = None if lengths is None or letter == "a" else lengths[self.inputs.index(letter) - 1]
+            if letter == "a" or not crosses(spec):  # what cannot change the length needs inputs as long as x
+                if None not in (n, length) and length != p + (n or 0):
+                    cure = f"Name an A for input {letter} that changes the length, such as mean or dense."
+                    raise OptionError("context_tokens", length, f"{p + (n or 0)}, as many as x, with A={spec!r}", cure)
+                return token_map(spec, site, prefix=p, bias=bias, **kw)
+            cross = Site("token", dim, length, None if n is None else p + n, config.heads, cross=True)
             return create_map(spec, cross, bias=bias, **kw)
 
         mixed = Site("channel", dim, dim // config.heads, dim // config.heads, config.heads)
@@ -93,7 +99,7 @@ class PadreMixer(TokenMixer):
         self.W = None if w is None else nn.Parameter(torch.ones(len(self.terms), *w, **kw))
         self.L = None if constant is None else nn.Parameter(torch.zeros(*constant, **kw))
         below = config.denominator
-        self.Q = None if w is None or not below else nn.Parameter(torch.ones(below, *w, **kw))
+        self.Q = nn.Parameter(torch.ones(below, *(w or (dim,)), **kw)) if below else None
         self.S = nn.Parameter(torch.ones(dim, **kw)) if below else None
         whole = total[0] if total else None
         self.U: StructuredMap | None = None
@@ -102,6 +108,9 @@ class PadreMixer(TokenMixer):
             self.U = create_map(config.U or "dense", Site("token", dim, whole, config.out_tokens), **kw)
         if config.out_dim is not None:
             self.V = create_map(config.V or "dense", Site("channel", dim, dim, config.out_dim), **kw)
+        if not any(True for _ in self.parameters()):
+            cure = 'Use a map that is learned, such as dense, or weight="channel".'
+            raise OptionError("A, B, C, D", "maps without a parameter", "at least one that is learned", cure)
         self._init_scale()
         self._settle_capabilities()
 
@@ -122,34 +131,36 @@ class PadreMixer(TokenMixer):
         return [part for top in (*self.A, *self.C, self.U) if top is not None for part in top.modules()]
 
     def _init_scale(self) -> None:
-        """The output's spread at init near attention's. Every Z_i is linear in Y_1, so B_1 scales them all, or D_1
-        where Y_1 is normalised after B_1; in another basis only W can, if it is learned."""
-        config, gain = self.config, INIT_STD * len(self.terms) ** -0.5
-        if config.denominator:
-            gain *= 1 + config.eps  # the quotient starts near P / (1 + ε)
-        spread = SPREAD[config.basis]
-        if spread != 1:
-            for i in range(len(self.plan.B)):
-                self._scale_B(i, spread)
-        if config.basis != "monomial":
-            if self.W is not None:
-                nn.init.constant_(self.W, gain)
-        elif config.normalize is None or config.degree == 1:
-            self._scale_B(0, gain)
-        else:
-            self.D[0].scale_(gain)
-        if self.S is not None:  # R starts near 1, away from its zeros: at Y = 0 it is S and what the basis has there
-            for i in range(config.degree, len(self.plan.B)):
-                if config.basis != "monomial" or i == config.degree:
-                    self._scale_B(i, 0.02)
-            at_zero = [1.0, 0.0]
-            for k in range(1, config.denominator):
-                at_zero.append(-BASES[config.basis](k)[1] * at_zero[k - 1])
-            nn.init.constant_(self.S, 1.0 - sum(at_zero[1 : config.denominator + 1]))
+        """The output's spread at init near attention's: by the first of the maps that scales all terms and has weights.
 
-    def _scale_B(self, i: int, gain: float) -> None:
+        Every Z_i is linear in Y_1, so in B_1 (not where Y_1 is normalised after it); all but Z_1 in D_1 and C_1. In
+        another basis than the monomials only W can, if it is learned.
+        """
+        config, gain = self.config, INIT_STD * len(self.terms) ** -0.5
+        if self.Q is not None:  # R starts near S = 1, away from its zeros, and the quotient near P / (1 + ε)
+            gain *= 1 + config.eps
+            with torch.no_grad():
+                for k in range(config.denominator):
+                    self.Q[k] = 0.02 / size(config.basis, k + 1)
+        if SPREAD[config.basis] != 1:
+            for i in range(len(self.plan.B)):
+                self._scale_B(i, SPREAD[config.basis])
+        monomial = config.basis == "monomial"
+        if monomial and config.normalize is None and self._scale_B(0, gain):
+            return
+        if monomial and config.normalize is not None and config.degree > 1 and self.D[0].scale_(gain):
+            return
+        if self.W is not None:
+            with torch.no_grad():
+                for place, i in enumerate(self.terms):
+                    self.W[place] = gain / size(config.basis, i)
+            return
+        if monomial:
+            any(part.scale_(gain) for part in (*self.D[:1], *self.C[:1]))  # the first that can
+
+    def _scale_B(self, i: int, gain: float) -> bool:
         letter = self.plan.letters[i]
-        self.B[letter].scale_(self.plan.letters[:i].count(letter), gain)
+        return self.B[letter].scale_(self.plan.letters[:i].count(letter), gain)
 
     @property
     def polynomial(self) -> Polynomial:
@@ -162,15 +173,18 @@ class PadreMixer(TokenMixer):
             if below:  # U and V add quotients of different denominators
                 added = (1 if self.V is None else self.dim) * (1 if self.U is None else self.U.site.size or 1)
                 return Polynomial(rational=(max(a) + 2 * below * (added - 1), 2 * below * added))
-        plain = not config.bias and self.L is None and config.basis == "monomial"
+        monomial = config.basis == "monomial" or config.degree == 1  # where all bases are one
+        plain = not config.bias and self.L is None and monomial
         return Polynomial(max(a), homogeneous=plain and len(set(a)) == 1)
 
     def mix(self, x: Tensor, context: Any, call: Call) -> Tensor:
         grid = self._grid(call, x)
         if self.needs_context:
-            contexts = context if isinstance(context, (tuple, list)) else (context,)
-            masks = call.mask if isinstance(call.mask, (tuple, list)) else (call.mask,) * len(contexts)
-            return self._resize(self._cross((x, *contexts), (None, *masks), grid), None)
+            contexts = tuple(context) if isinstance(context, (tuple, list)) else (context,)
+            masks = tuple(call.mask) if isinstance(call.mask, (tuple, list)) else (call.mask,) * len(contexts)
+            masks = masks if len(masks) > len(contexts) else (None, *masks)
+            p = self._cross([_hide(*pair) for pair in zip((x, *contexts), masks, strict=True)], masks, grid)
+            return self._resize(_hide(p, masks[0]), masks[0])
 
         def run(x: Tensor, mask: Tensor | None) -> Tensor:
             return self._polynomial(self._ys(x, lambda token, u: token(u, grid, mask)),
@@ -179,7 +193,7 @@ class PadreMixer(TokenMixer):
         if call.mask is None or self.axes == 1:
             p = without_padding(x, call.mask, run, prefix=self.config.num_prefix_tokens)
         else:
-            p = run(x, call.mask).masked_fill(~call.mask.unsqueeze(-1), 0.0)
+            p = _hide(run(_hide(x, call.mask), call.mask), call.mask)
         return self._resize(p, call.mask)
 
     def _cross(self, inputs: Sequence[Tensor], masks: Sequence[Tensor | None], grid: tuple[int, ...]) -> Tensor:
@@ -195,7 +209,7 @@ class PadreMixer(TokenMixer):
             mask = masks[self.inputs.index(letter)]
             u = next(made[letter])
             ys.append(self._normalise(token(u, None, mask, out=n) if _crossing(token) else token(u, grid, mask)))
-        return self._polynomial(ys, lambda token, u: token(u, grid, None))
+        return self._polynomial(ys, lambda token, u: token(u, grid, masks[0]))
 
     def scan(self, x: Tensor, state: PadreState | None, mask: Tensor | None) -> tuple[Tensor, PadreState]:
         maps = [part for part in (*self.A, *self.C) if isinstance(part, StructuredMap)]
@@ -247,9 +261,15 @@ class PadreMixer(TokenMixer):
     def check_state(self, state: Any, x: Tensor) -> str | None:
         maps = [part for part in (*self.A, *self.C) if isinstance(part, StructuredMap)]
         shapes = [shape for part in maps for shape in part.memory(x.shape[0])]
-        if isinstance(state, PadreState) and [tuple(window.shape) for window in state.windows] == shapes:
+        wide = (torch.float32, torch.float64, torch.int64)
+        given = state.windows if isinstance(state, PadreState) else None
+        if (
+            given is not None
+            and [tuple(part.shape) for part in given] == shapes
+            and all(p.dtype in wide for p in given)
+        ):
             return None
-        return f"a PadreState with windows {shapes}"
+        return f"a PadreState with windows {shapes}, float32 at least"
 
     def no_weight_decay(self) -> set[str]:
         return {name for name in ("W", "L", "Q", "S") if getattr(self, name) is not None}
@@ -295,6 +315,11 @@ class PadreMixer(TokenMixer):
             found += part.ops(lengths.get(c, n), None, n) if _crossing(part) else part.ops(n, grid)
         found += [] if self.U is None else self.U.ops(n)
         return found + ([] if self.V is None else self.V.ops(self.config.out_tokens or n))
+
+
+def _hide(x: Tensor, mask: Tensor | None) -> Tensor:
+    """x with zeros at padding: not even its gradient may feel what stands there."""
+    return x if mask is None else x.masked_fill(~mask.unsqueeze(-1), 0.0)
 
 
 def _crossing(part: nn.Module) -> bool:

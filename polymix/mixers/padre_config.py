@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from polymix.errors import (
     OptionError,
@@ -46,7 +47,8 @@ class PadreConfig(MixerConfig):
         context_tokens: the number of tokens of each context (one number, or one a context), where a map is tied to it.
         grid: (N,), (H, W) or (T, H, W) of the tokens; None is a 1-D sequence of any length.
         kernel_size: of the depthwise convolutions, one number or one an axis; odd unless causal.
-        causal: every token sees itself and its past alone; 1-D, and all token maps have a causal form.
+        causal: every token sees itself and its past alone; 1-D, and all token maps have a causal form (toeplitz, by
+            FFT, up to rounding).
         heads: independent copies, each on dim / heads channels.
         terms: the degrees that enter the sum; None is 2 … d (1 at d = 1), the residual connection supplying degree 1.
         weight: W_i "ones", "channel" (D, learned) or "full" (N × D, learned, needs a grid); the denominator's too.
@@ -105,34 +107,37 @@ class PadreConfig(MixerConfig):
         self._check_contexts(plan.letters)
         self._check_parts(plan)
 
+    def _default(self, option: str) -> Any:
+        return type(self).__dataclass_fields__[option].default
+
     def _unused(self, option: str, why: str, cure: str) -> None:
         """Raise where `option` is set although it plays no part."""
-        if getattr(self, option) != type(self).__dataclass_fields__[option].default:
+        if getattr(self, option) != self._default(option):
             got = f"{getattr(self, option)!r} {why}"
             raise OptionError(option, got, "an option that plays a part", f"{cure}, or leave it out.")
 
     def _check_parts(self, plan: Plan) -> None:
-        if "depthwise" not in plan.token:
-            self._unused("kernel_size", "without a depthwise map", 'Use A="depthwise"')
+        without = {
+            "kernel_size": ("without a depthwise map that has none of its own", 'Use A="depthwise"'),
+            "token": ("where it decides no map", "Name it in A and C"),
+            "channel": ("where it decides no map", "Name it in B and D"),
+        }
+        for option, reason in without.items():
+            if getattr(self, option) != self._default(option):
+                other = copy.copy(self)
+                object.__setattr__(other, option, self._default(option))
+                if make_plan(other) == plan:
+                    self._unused(option, *reason)
         if plan.token == {"identity"}:
-            for option in ("causal", "num_prefix_tokens"):
-                if option == "causal" or "full" not in (self.weight, self.constant):
-                    self._unused(option, "with token maps that are all identities", 'Use A="depthwise"')
+            self._unused("causal", "with token maps that are all identities", 'Use A="depthwise"')
+            if "full" not in (self.weight, self.constant):
+                self._unused("num_prefix_tokens", "with token maps that are all identities", 'Use A="depthwise"')
         maps = set().union(plan.token, *map(kinds_of, plan.B + plan.D))
-        if maps == {"identity"}:
-            if self.normalize is None and self.heads > 1:
-                raise OptionError("heads", f"{self.heads} with maps that are all identities",
-                                  "an option that plays a part", 'Use B="dense", or leave it out.')  # fmt: skip
-            if self.weight == "ones" and self.constant is None and not self.denominator:
-                cure = 'Use B="dense", say.'
-                raise OptionError("A, B, C, D", "identities alone", "at least one map that is learned", cure)
+        if maps == {"identity"} and self.normalize is None and self.heads > 1:
+            raise OptionError("heads", f"{self.heads} with maps that are all identities",
+                              "an option that plays a part", 'Use B="dense", or leave it out.')  # fmt: skip
         if self.denominator == 0:
             self._unused("eps", "without a denominator", "Use denominator=1")
-        if self.A is not None and (self.C is not None or not plan.C):
-            self._unused("token", "where A and C are named", "Name it in A and C")
-            self._unused("preset", "where A and C are named", "Name the maps in A and C")
-        if self.B is not None and (self.D is not None or not plan.D):
-            self._unused("channel", "where B and D are named", "Name it in B and D")
 
     def _check_grid(self) -> None:
         grid = self.grid
@@ -166,7 +171,7 @@ class PadreConfig(MixerConfig):
         lengths = self.context_lengths
         if lengths is not None and len(lengths) != len(set(letters)) - 1:
             allowed = f"one number, or {len(set(letters)) - 1} for pattern={self.pattern!r}"
-            raise OptionError("context_tokens", repr(self.context_tokens), allowed, "")
+            raise OptionError("context_tokens", repr(self.context_tokens), allowed, "One for each letter after a.")
         for length in lengths or ():
             check_int("context_tokens", length, 1)
 

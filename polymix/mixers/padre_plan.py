@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from polymix.errors import OptionError, check_int
-from polymix.structured.registry import check_spec, kinds_of
+from polymix.structured.registry import check_spec, kinds_of, needs_kernel
 
 if TYPE_CHECKING:
     from polymix.mixers.padre_config import PadreConfig
@@ -41,10 +41,9 @@ def make_plan(config: PadreConfig) -> Plan:
     if config.pattern is not None:
         A = tuple(spec if letter == "a" else "mean" for spec, letter in zip(A, letters, strict=True))
         C, D = ("identity",) * len(C), ("identity",) * len(D)
-    return Plan(
-        _names(config, "A", A), _names(config, "B", B), _names(config, "C", C), _names(config, "D", D), _kernel(config),
-        _terms(config), letters,
-    )  # fmt: skip
+    A, B, C, D = (_names(config, *pair) for pair in (("A", A), ("B", B), ("C", C), ("D", D)))
+    kernel = _kernel(config, any(map(needs_kernel, A + C)))
+    return Plan(A, B, C, D, kernel, _terms(config), letters)
 
 
 def _preset(config: PadreConfig, degree: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -77,18 +76,22 @@ def _names(config: PadreConfig, letter: str, preset: tuple[str, ...]) -> tuple[s
     names = tuple(given) if isinstance(given, (tuple, list)) else (given,) * count
     if len(names) != count:
         of = f" and denominator {config.denominator}" if config.denominator else ""
-        raise OptionError(letter, repr(given), f"one name, or {count} of them at degree {config.degree}{of}", "")
+        allowed = f"one name, or {count} of them at degree {config.degree}{of}"
+        raise OptionError(letter, repr(given), allowed, "One for each degree.")
     for name in names:
         check_spec(letter, name)
     return names
 
 
-def _kernel(config: PadreConfig) -> tuple[int, ...]:
+def _kernel(config: PadreConfig, needed: bool) -> tuple[int, ...]:
     axes = 1 if config.grid is None else len(config.grid)
+    if not needed:
+        return (11,) * axes
     size = config.kernel_size
     kernel = tuple(size) if isinstance(size, (tuple, list)) else (size,) * axes
     if len(kernel) != axes:
-        raise OptionError("kernel_size", repr(size), f"one number, or {axes} for grid={config.grid}", "")
+        raise OptionError("kernel_size", repr(size), f"one number, or {axes} for grid={config.grid}",
+                          "One for each axis.")  # fmt: skip
     for k in kernel:
         check_int("kernel_size", k, 1)
         if k % 2 == 0 and not config.causal:
@@ -99,9 +102,11 @@ def _kernel(config: PadreConfig) -> tuple[int, ...]:
 def _terms(config: PadreConfig) -> tuple[int, ...]:
     if config.terms is None:
         return tuple(range(2, config.degree + 1)) or (1,)
-    terms = config.terms if isinstance(config.terms, (tuple, list)) else (None,)
-    if not terms or len(set(terms)) != len(terms) or not set(terms) <= set(range(1, config.degree + 1)):
-        raise OptionError("terms", repr(config.terms), f"different degrees from 1 to {config.degree}", "")
+    terms = config.terms if isinstance(config.terms, (tuple, list)) else ()
+    known = all(type(i) is int and 1 <= i <= config.degree for i in terms)
+    if not terms or not known or len(set(terms)) != len(terms):
+        allowed = f"different degrees from 1 to {config.degree}"
+        raise OptionError("terms", repr(config.terms), allowed, f"Use terms=({config.degree},), say.")
     if config.degree not in terms:
         cure = f"Use degree={max(terms)}: what lies beyond would be computed for nothing."
         raise OptionError("terms", repr(config.terms), f"terms that include the degree, {config.degree}", cure)

@@ -64,6 +64,10 @@ def circular_fft_conv(x: Tensor, taps: Tensor) -> Tensor:
 def _convolve(x: Tensor, taps: Tensor, size: int) -> Tensor:
     """The circular convolution of both padded with zeros to `size`."""
     dtype = accumulator(torch.promote_types(x.dtype, taps.dtype))
+    if not torch.compiler.is_compiling() and 0 in (*x.shape, *taps.shape):  # an empty batch, which MKL refuses
+        return (
+            (x[..., :1] * taps[..., :1]).to(dtype).expand(*torch.broadcast_shapes(x.shape[:-1], taps.shape[:-1]), size)
+        )
     with without_autocast(x.device):
         spectrum = torch.fft.rfft(x.to(dtype), n=size) * torch.fft.rfft(taps.to(dtype), n=size)
         return torch.fft.irfft(spectrum, n=size)

@@ -15,6 +15,7 @@ from polymix.ops.common import accumulator
 from polymix.structured.cost import Cost, Op, cost_of
 
 Grid = tuple[int, ...] | None
+_LONGER = "Build it for the longer grid, or use depthwise, toeplitz, circulant or mean."
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,9 @@ class StructuredMap(nn.Module, ABC):
             cure = f"Use {causal}."
             raise OptionError(self.kind, "a causal mixer", "token maps with a lower-triangular form", cure)
         if site.causal and not site.square:
-            raise OptionError(self.kind, "causal between two lengths", "causal maps within one sequence", "")
+            raise OptionError(
+                self.kind, "causal between two lengths", "causal maps within one sequence", "Use causal=False."
+            )
         if not site.square and not self.rectangular:
             cure = "Use dense, low_rank, rank_one, sparse or mean there."
             between = "two sequences" if site.cross else f"{site.size or 'any number'} to {site.out} entries"
@@ -141,17 +144,20 @@ class StructuredMap(nn.Module, ABC):
     def lead(self, v: Tensor, transposed: bool, out: int | None, real: Tensor | None) -> Tensor:
         """`multiply` on a sequence that may be shorter than the weights: zeros after it, what they give cut off."""
         n = v.shape[-1]
+        self.check_length(n, transposed)
         inside, outside = self.lengths(n, transposed)
-        if self.fixed and n > inside:
-            cure = "Build it for the longer grid, or use depthwise, toeplitz, circulant or mean."
-            raise ShapeError("x", f"{n} tokens", f"at most {inside}, which {self.kind} was built for", cure)
         out = out or (n if self.site.square else outside)
         if not self.fixed:
             return self.multiply(v, transposed=transposed, out=out, real=real)
         if out > outside:
-            raise ShapeError("x", f"{out} tokens", f"at most {outside}, which {self.kind} was built for", "")
+            raise ShapeError("x", f"{out} tokens", f"at most {outside}, which {self.kind} was built for", _LONGER)
         y = self.multiply(F.pad(v, (0, inside - n)), transposed=transposed, out=outside, real=real)
         return y[..., :out]
+
+    def check_length(self, n: int, transposed: bool = False) -> None:
+        inside, _ = self.lengths(n, transposed)
+        if self.fixed and n > inside:
+            raise ShapeError("x", f"{n} tokens", f"at most {inside}, which {self.kind} was built for", _LONGER)
 
     def lengths(self, n: int, transposed: bool = False) -> tuple[int, int]:
         size, out = self.site.size or n, self.site.out or n
@@ -164,6 +170,7 @@ class StructuredMap(nn.Module, ABC):
             matrix = self.matrix(self.site.size, self.site.out).transpose(-1, -2)
             return torch.block_diag(*matrix.expand(self.site.groups, -1, -1))
         assert n is not None
+        self.check_length(n)
         inside, outside = self.lengths(n)
         out = out or (n if self.site.square else outside)
         matrix = (self.matrix(inside, outside) if self.fixed else self.matrix(n, out))[:, :out, :n]
@@ -176,6 +183,7 @@ class StructuredMap(nn.Module, ABC):
         if self.site.side == "channel":
             assert self.site.size is not None and self.site.out is not None
             return self.vector_ops(n, self.site.size, self.site.out)
+        self.check_length(n)
         inside, outside = self.lengths(n)
         if not self.fixed:
             inside, outside = n, out or (n if self.site.square else outside)
@@ -191,8 +199,9 @@ class StructuredMap(nn.Module, ABC):
 
         return Transposed(self)
 
-    def scale_(self, gain: float) -> None:
-        """Multiply M by `gain`, for the init of a mixer; a map without weights stays as it is."""
+    def scale_(self, gain: float) -> bool:
+        """Multiply M by `gain`, for the init of a mixer; False, and nothing done, for a map that has no scale."""
+        return False
 
     def memory(self, batch: int) -> list[tuple[int, ...]]:
         """The shapes of what a recurrent map remembers."""

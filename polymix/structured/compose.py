@@ -33,9 +33,6 @@ class Identity(StructuredMap):
     def add_bias(self, **kw: Any) -> None:
         """None: an identity is nothing."""
 
-    def forward(self, x: Tensor, *args: Any, **kw: Any) -> Tensor:
-        return x
-
     def act(self, x: Tensor, grid: Grid, mask: Tensor | None, *, out: int | None, transposed: bool) -> Tensor:
         return x if mask is None else x.masked_fill(~mask.unsqueeze(-1), 0.0)
 
@@ -110,9 +107,9 @@ class Sum(_Composite):
     def ops(self, n: int, grid: Grid = None, out: int | None = None) -> list[Op]:
         return [op for part in self.members for op in part.ops(n, grid, out)]
 
-    def scale_(self, gain: float) -> None:
-        for part in self.members:
-            part.scale_(gain)
+    def scale_(self, gain: float) -> bool:
+        done = [part.scale_(gain) for part in self.members]  # every part, whether or not another could
+        return all(done)
 
     def scan(self, x: Tensor, past: list[Tensor], real: Tensor | None) -> tuple[Tensor, list[Tensor]]:
         pairs = [part.scan(x, its, real) for part, its in zip(self.members, self._split(past), strict=True)]
@@ -123,6 +120,10 @@ class Product(_Composite):
     """M = M_1 M_2 …: the last part acts first. Between two lengths that one reads, the others stay at the new one."""
 
     kind = "product"
+
+    def _after(self, n: int | None, out: int | None) -> int | None:
+        """How many entries there are once the first part has acted."""
+        return out or (n if self.site.square else self.site.out)
 
     def act(self, x: Tensor, grid: Grid, mask: Tensor | None, *, out: int | None, transposed: bool) -> Tensor:
         for part in self.members if transposed else reversed(self.members):
@@ -135,20 +136,17 @@ class Product(_Composite):
         first, *rest = reversed(self.members)
         whole = first.dense(n, grid, out)
         for part in rest:
-            matrix = part.dense(out or n, grid, None)
+            matrix = part.dense(self._after(n, out), grid, None)
             whole = whole @ matrix if self.site.side == "channel" else matrix @ whole
         return whole
 
     def ops(self, n: int, grid: Grid = None, out: int | None = None) -> list[Op]:
         *rest, first = self.members
-        length = (out or n) if self.site.side == "token" else n
+        length = (self._after(n, out) if self.site.side == "token" else n) or n
         return first.ops(n, grid, out) + [op for part in reversed(rest) for op in part.ops(length, grid)]
 
-    def scale_(self, gain: float) -> None:
-        for part in self.members:
-            if any(True for _ in part.parameters()):
-                part.scale_(gain)
-                return
+    def scale_(self, gain: float) -> bool:
+        return any(part.scale_(gain) for part in self.members)  # the first that can
 
     def scan(self, x: Tensor, past: list[Tensor], real: Tensor | None) -> tuple[Tensor, list[Tensor]]:
         memory: list[list[Tensor]] = []
@@ -192,8 +190,8 @@ class Transposed(StructuredMap):
     def ops(self, n: int, grid: Grid = None, out: int | None = None) -> list[Op]:
         return self.inner.ops(n, grid, out)
 
-    def scale_(self, gain: float) -> None:
-        self.inner.scale_(gain)
+    def scale_(self, gain: float) -> bool:
+        return self.inner.scale_(gain)
 
     def transpose(self) -> StructuredMap:
         return self.inner
@@ -237,8 +235,8 @@ class Prefixed(nn.Module):
     def ops(self, n: int, grid: Grid = None) -> list[Op]:
         return self.inner.ops(n - self.prefix, grid)
 
-    def scale_(self, gain: float) -> None:
-        self.inner.scale_(gain)
+    def scale_(self, gain: float) -> bool:
+        return self.inner.scale_(gain)
 
 
 __all__ = ["Identity", "Prefixed", "Product", "Sum", "Transposed"]

@@ -37,7 +37,7 @@ class DepthwiseConv(StructuredMap):
         kernel = (site.kernel if axes == len(site.kernel) else (11,)) if kernel is None else kernel
         kernel = tuple(kernel) if isinstance(kernel, (tuple, list)) else (kernel,) * axes
         if len(kernel) != axes:
-            raise OptionError("kernel", kernel, f"one number, or {axes} for a grid of {axes} axes", "")
+            raise OptionError("kernel", kernel, f"one number, or {axes} of them", "One for each axis of the grid.")
         check_int("dilation", dilation, 1)
         for k in kernel:
             check_int("kernel", k, 1)
@@ -77,10 +77,9 @@ class DepthwiseConv(StructuredMap):
     def multiply(self, v: Tensor, *, transposed: bool, out: int, real: Tensor | None) -> Tensor:
         """The channel side: the entries of v (…, G, R, n) as a sequence, the groups as channels."""
         weight = self.weight.flip(-1) if transposed else self.weight
-        lead, n = v.shape[:-3], v.shape[-1]
-        sequence = v.movedim(-3, -1).reshape(-1, n, self.site.groups)
-        y = depthwise_conv(sequence, weight, (n,), dilation=self.dilation)
-        return y.reshape(*lead, -1, n, self.site.groups).movedim(-1, -3)
+        n, tokens = v.shape[-1], v.movedim(-3, -1)  # (…, R, n, G)
+        y = depthwise_conv(tokens.flatten(0, -3), weight, (n,), dilation=self.dilation)
+        return y.reshape(tokens.shape).movedim(-1, -3)
 
     def matrix(self, n: int, out: int) -> Tensor:
         return self._matrix((n,))
@@ -113,8 +112,9 @@ class DepthwiseConv(StructuredMap):
     def vector_ops(self, rows: int, n: int, out: int) -> list[Op]:
         return [Op("depthwise", (rows, n), (1, *self.kernel), self.site.groups)]
 
-    def scale_(self, gain: float) -> None:
+    def scale_(self, gain: float) -> bool:
         self.weight.data.mul_(gain)
+        return True
 
     def memory(self, batch: int) -> list[tuple[int, ...]]:
         return [(batch, self.reach, self.site.channels)]

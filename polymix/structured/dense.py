@@ -44,8 +44,9 @@ class Dense(StructuredMap, nn.Linear):  # type: ignore[misc]
     def vector_ops(self, rows: int, n: int, out: int) -> list[Op]:
         return [linear_op(rows, self)]
 
-    def scale_(self, gain: float) -> None:
+    def scale_(self, gain: float) -> bool:
         self.weight.data.mul_(gain)
+        return True
 
     def extra_repr(self) -> str:
         return nn.Linear.extra_repr(self)
@@ -72,6 +73,9 @@ class BlockDiagonal(StructuredMap):
         self.in_features, self.out_features = site.groups * n, site.groups * out
         self.weight = nn.Parameter(torch.empty(self.blocks, out // blocks, n // blocks, **kw))
         init_(self.weight, n // blocks)
+        if site.causal:  # row i has i + 1 entries left
+            rows = torch.arange(1, n // blocks + 1, device=self.weight.device)
+            self.weight.data.mul_((n // blocks / rows).sqrt().to(self.weight)[:, None])
 
     @property
     def _weight(self) -> Tensor:
@@ -94,8 +98,9 @@ class BlockDiagonal(StructuredMap):
         _, outside, inside = self.weight.shape
         return [Op("matmul", (self.blocks, rows, inside, outside))]
 
-    def scale_(self, gain: float) -> None:
+    def scale_(self, gain: float) -> bool:
         self.weight.data.mul_(gain)
+        return True
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, blocks={self.blocks}, bias={self.bias is not None}"

@@ -41,15 +41,15 @@ class Fanout(nn.Module):
         assert isinstance(other, StructuredMap)
         return other
 
-    def scale_(self, index: int, gain: float) -> None:
-        """Multiply map `index` by `gain` (used once, by the init of its mixer)."""
+    def scale_(self, index: int, gain: float) -> bool:
+        """Multiply map `index` by `gain` (used once, by the init of its mixer); False where it has no scale."""
         if self.specs[index] != "dense":
-            self._other(index).scale_(gain)
-            return
+            return self._other(index).scale_(gain)
         assert self.maps is not None
         with torch.no_grad():
             place = self.specs[:index].count("dense")
             self.maps.weight.view(self.heads, self.count, -1, self.dim // self.heads)[:, place] *= gain
+        return True
 
     def dense(self, index: int) -> tuple[Tensor, Tensor | None]:
         """Matrix (D, D) and bias (D) of map `index`."""

@@ -31,6 +31,9 @@ class LowRank(StructuredMap):
         self.V = nn.Parameter(torch.empty(site.groups, rank, site.size or 0, **kw))
         init_(self.U, rank)
         init_(self.V, site.size or 1)
+        if site.causal:  # row i sums i + 1 entries
+            rows = torch.arange(1, (site.out or 0) + 1, device=self.U.device)
+            self.U.data.mul_(((site.size or 1) / rows).sqrt().to(self.U)[:, None])
 
     def multiply(self, v: Tensor, *, transposed: bool, out: int, real: Tensor | None) -> Tensor:
         left, right = (self.V.transpose(-1, -2), self.U.transpose(-1, -2)) if transposed else (self.U, self.V)
@@ -52,8 +55,9 @@ class LowRank(StructuredMap):
             return [Op("linear", (rows, n, self.rank, 1)), Op("linear", (rows, self.rank, out, 1))]
         return [Op("matmul", (groups, rows, n, self.rank)), Op("matmul", (groups, rows, self.rank, out))]
 
-    def scale_(self, gain: float) -> None:
+    def scale_(self, gain: float) -> bool:
         self.V.data.mul_(gain)
+        return True
 
 
 class RankOne(LowRank):

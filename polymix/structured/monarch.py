@@ -58,8 +58,9 @@ class Monarch(StructuredMap):
             Op("matmul", (groups * rest, rows, self.blocks, self.blocks)),
         ]
 
-    def scale_(self, gain: float) -> None:
+    def scale_(self, gain: float) -> bool:
         self.L.data.mul_(gain)
+        return True
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, blocks={self.blocks}"

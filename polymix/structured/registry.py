@@ -49,10 +49,10 @@ def _value(text: str) -> Any:
 def parse(argument: str, text: Any) -> tuple[str, dict[str, Any], bool]:
     """One factor, "name:option=value:…", perhaps with ^T -> (name, options, transposed)."""
     if not isinstance(text, str) or not text.strip():
-        raise OptionError(argument, repr(text), f"the name of a structure: {', '.join(_MAPS)}", "")
+        raise OptionError(argument, repr(text), f"the name of a structure: {', '.join(_MAPS)}", 'Use "dense", say.')
     body, mark, rest = text.strip().partition("^")
     if mark and rest != "T":
-        raise OptionError(argument, repr(text), "^T at the end for a transpose", "")
+        raise OptionError(argument, repr(text), "^T at the end for a transpose", 'Write "toeplitz^T", say.')
     name, *words = body.split(":")
     name = name.strip().lower().replace("-", "_")
     name = _ALIASES.get(name, name)
@@ -66,7 +66,9 @@ def parse(argument: str, text: Any) -> tuple[str, dict[str, Any], bool]:
         option, sign, value = word.partition("=")
         if not sign or option not in known_options:
             allowed = ", ".join(f"{option}=…" for option in known_options) or "no options"
-            raise OptionError(argument, repr(text), f"{name} with {allowed}", "")
+            raise OptionError(argument, repr(text), f"{name} with {allowed}", "Check the spelling.")
+        if option in options:
+            raise OptionError(argument, repr(text), f"{option} once", "Drop one of them.")
         options[option] = _value(value)
     return name, options, bool(mark)
 
@@ -90,6 +92,12 @@ def kinds_of(text: str) -> set[str]:
 def on_grid(text: str) -> bool:
     """Whether positions matter by distance in any part, so that prefix tokens stand outside."""
     return any(_MAPS[name].on_grid for name in kinds_of(text))
+
+
+def needs_kernel(text: str) -> bool:
+    """Whether a convolution in it takes the mixer's kernel size, having none of its own."""
+    factors = [factor for part in _factors("specification", text) for factor in part]
+    return any(name == "depthwise" and "kernel" not in options for name, options, _ in factors)
 
 
 def crosses(text: str) -> bool:
@@ -140,4 +148,14 @@ def token_map(spec: str, site: Site, *, prefix: int = 0, bias: bool = False, **k
     return Prefixed(create_map(spec, site, **kw), prefix, bias, **kw)
 
 
-__all__ = ["check_spec", "create_map", "crosses", "kinds_of", "list_maps", "on_grid", "parse", "token_map"]
+__all__ = [
+    "check_spec",
+    "create_map",
+    "crosses",
+    "kinds_of",
+    "list_maps",
+    "needs_kernel",
+    "on_grid",
+    "parse",
+    "token_map",
+]

@@ -32,8 +32,9 @@ class Diagonal(StructuredMap):
     def vector_ops(self, rows: int, n: int, out: int) -> list[Op]:
         return [Op("elementwise", (rows * self.site.groups * n,))]
 
-    def scale_(self, gain: float) -> None:
+    def scale_(self, gain: float) -> bool:
         self.weight.data.mul_(gain)
+        return True
 
 
 class Banded(StructuredMap):
@@ -67,6 +68,8 @@ class Banded(StructuredMap):
         whole = self.weight.new_zeros(self.weight.shape[0], n, n)
         for k in range(self.weight.shape[1]):
             shift = k - self.lower
+            if abs(shift) >= n:
+                continue
             rows = torch.arange(max(0, -shift), min(n, n - shift), device=whole.device)
             whole = whole.index_put((slice_all(whole), rows[None], (rows + shift)[None]), self.weight[:, k, rows])
         return whole
@@ -74,8 +77,9 @@ class Banded(StructuredMap):
     def vector_ops(self, rows: int, n: int, out: int) -> list[Op]:
         return [Op("elementwise", (rows * self.site.groups * n * (self.lower + 1 + self.upper),))]
 
-    def scale_(self, gain: float) -> None:
+    def scale_(self, gain: float) -> bool:
         self.weight.data.mul_(gain)
+        return True
 
 
 def slice_all(whole: Tensor) -> Tensor:
@@ -98,7 +102,7 @@ class Sparse(StructuredMap):
     def __init__(self, site: Site, *, density: float = 0.1, seed: int = 0, **kw: Any) -> None:
         super().__init__(site)
         check_number("density", density, 0.0, 1.0 + 1e-9, "a share in [0, 1]", 0.1)
-        check_int("seed", seed, 0)
+        check_int("seed", seed, 0, 2**63 - 1)
         n, out = site.size or 0, site.out or 0
         pattern = torch.rand(out, n, generator=torch.Generator().manual_seed(seed), device="cpu") < density
         place = torch.arange(max(n, out))
@@ -124,5 +128,6 @@ class Sparse(StructuredMap):
     def vector_ops(self, rows: int, n: int, out: int) -> list[Op]:
         return [Op("elementwise", (rows * self.weight.numel(),))]
 
-    def scale_(self, gain: float) -> None:
+    def scale_(self, gain: float) -> bool:
         self.weight.data.mul_(gain)
+        return True

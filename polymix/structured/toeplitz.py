@@ -106,10 +106,11 @@ class _Filtered(StructuredMap):
     def transform_size(self, n: int) -> int:
         return n
 
-    def scale_(self, gain: float) -> None:
+    def scale_(self, gain: float) -> bool:
         weight = self.weight if self.curve is None else self.curve.out.weight
         assert weight is not None
         weight.data.mul_(gain)
+        return True
 
     def extra_repr(self) -> str:
         form = "explicit" if self.curve is None else "implicit"
@@ -122,7 +123,9 @@ class Circulant(_Filtered):
     kind = "circulant"
 
     def taps(self, n: int) -> Tensor:
-        return super().taps(n)[:, :n]  # a circle of n places has room for no more
+        taps = super().taps(n)
+        # exactly n of them, the missing ones zero: a circle has room for no more, and N may be symbolic
+        return taps if self.curve is not None else _at(taps, torch.arange(n, device=taps.device))
 
     def multiply(self, v: Tensor, *, transposed: bool, out: int, real: Tensor | None) -> Tensor:
         if transposed:  # Mᵀ is M run backwards
@@ -136,6 +139,9 @@ class Circulant(_Filtered):
 
 class Toeplitz(_Filtered):
     """M_ij = h[i - j] for i ≥ j, else 0: a causal convolution. Cost O(n log n) a vector.
+
+    Causal by FFT, that is, up to rounding: a later token some million times larger shows in earlier outputs, and a NaN
+    spoils its whole sequence. Where that must not be, use depthwise. At init the outputs fill up along the sequence.
 
     State (causal mixers, explicit taps): the last length - 1 tokens.
     """

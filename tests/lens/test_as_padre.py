@@ -171,7 +171,23 @@ def test_mamba_without_input_is_a_polynomial_and_errs_by_what_delta_moves():
     assert as_padre(mixer, N).error(x) < 1e-10
 
 
+def test_a_quotient_whose_guard_acts_is_not_called_exact():
+    assert not as_padre(build("qt", D, heads=2, form="full", order=1), N).exact
+
+
+def test_a_form_is_of_one_number_of_tokens():
+    form = as_padre(build("poly_nl", D), N)
+    for x in (tokens(1, 5, D), tokens(1, N, D + 1), [1]):
+        with pytest.raises(errors.ShapeError, match="one number of tokens"):
+            form(x)
+
+
 @pytest.mark.parametrize(("make", "options", "word"), [
+    (lambda: build("padre", D), {"order": 3}, "softmax"), (lambda: build("padre", D), {"decay": "bogus"}, "mamba"),
+    (lambda: build("padre", D, grid=(4,), weight="full"), {}, "built for"), (lambda: nn.Linear(D, D), {"dim": D, "order": 1},
+     "softmax"), (lambda: build("linear_floor", D), {"dim": 99}, "no TokenMixer"), (lambda: nn.Linear(D, D), {"dim": D,
+     "grid": (2, 4)}, "grid"), (lambda: build("sima", D), {"x": [1]}, "list"),
+    (lambda: nn.MultiheadAttention(D, 2), {"dim": D}, "one tensor"),
     (lambda: build("conv2former", D), {"grid": (2, 4)}, "activation='identity'"),
     (lambda: build("poly_sa", D, grid=(2, 4)), {}, "sigma='identity'"), (lambda: build("pom", D), {}, "activation"),
     (lambda: build("castling", D), {}, "normalize=False"), (lambda: build("qt", D), {}, "form='full'"),

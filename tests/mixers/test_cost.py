@@ -24,7 +24,13 @@ def test_formula_equals_the_counter(case):
 
 # Not linear by their definition: all pairs of tokens (softmax, non_local), or of one row's or column's (tesa).
 MORE_THAN_LINEAR = {"softmax", "non_local", "tesa", "tesa-dot", "knn", "knn-max", "knn-mean"}
-MORE_THAN_LINEAR |= {"hyena", "hyena-3", "hyena-explicit-long", "padre-basis", "padre-toeplitz"}  # a Fourier transform: N log N
+MORE_THAN_LINEAR |= {
+    "hyena",
+    "hyena-3",
+    "hyena-explicit-long",
+    "padre-basis",
+    "padre-toeplitz",
+}  # a Fourier transform: N log N
 # A part that does not grow: an MLP on the pooled token (se, gc), messages among the latent nodes.
 WITH_A_CONSTANT = {"se", "se-effective", "gc", "gc-add", "latent_gnn", "latent_gnn-learned"}
 

@@ -111,9 +111,7 @@ def test_padding_takes_tokens_out(spec, causal):
     x = tokens(2, 12, 8)
     y = mixer(x.masked_fill(~mask[..., None], float("nan")), mask=mask)
     for b in range(2):
-        alone = x[b : b + 1, mask[b]]
-        if spec == "mean" or mixer.plan.token <= {"identity", "depthwise", "mean"} or causal or not mixer.tied:
-            close(y[b : b + 1, mask[b]], padre_from_matrices(mixer, alone), TOL)
+        close(y[b : b + 1, mask[b]], padre_from_matrices(mixer, x[b : b + 1, mask[b]]), TOL)
         assert not y[b, ~mask[b]].any()
 
 
@@ -255,3 +253,103 @@ def test_cost_grows_linearly_or_as_n_log_n(spec):
             polymix.create_mixer("padre", 8, degree=3, grid=(n,), token=token, device="meta").cost(n).multiply_adds
         )
     assert costs[2] <= 8.1 * costs[1] if "monarch" in spec else costs[2] <= 5 * costs[1]
+
+
+# What must not get through, what must be refused
+
+
+NANS = [
+    {"grid": (3, 4), "denominator": 1}, {"grid": (3, 4), "degree": 3, "normalize": "layer"}, {"denominator": 2},
+    {"grid": (3, 2, 2), "kernel_size": 3}, {"token": "toeplitz"}, {"token": "mean", "normalize": "rms"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", NANS, ids=str)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
+def test_padding_reaches_no_gradient(options, value):
+    mixer = build("padre", 8, **options)
+    mask = torch.ones(2, 12, dtype=torch.bool)
+    mask[0, 8:] = False
+    x = tokens(2, 12, 8).masked_fill(~mask[..., None], value).requires_grad_()
+    mixer(x, mask=mask).square().sum().backward()
+    assert x.grad.isfinite().all()
+    assert all(p.grad.isfinite().all() for p in mixer.parameters())
+
+
+def test_padding_of_x_and_of_contexts_in_a_pattern():
+    """(mask of x, mask of b): neither reaches a real token or a gradient, and x's own padding gives zeros."""
+    mixer = build("padre", 6, degree=3, pattern="aab", A=("depthwise:kernel=3", "identity", "mean"))
+    x, b = tokens(2, 9, 6), tokens(2, 5, 6, seed=3)
+    masks = torch.ones(2, 9, dtype=torch.bool), torch.ones(2, 5, dtype=torch.bool)
+    masks[0][:, 6:] = masks[1][:, 3:] = False
+    dirty = [t.masked_fill(~m[..., None], float("nan")).requires_grad_() for t, m in zip((x, b), masks, strict=True)]
+    y = mixer(*dirty, mask=masks)
+    close(y[:, :6], mixer(x[:, :6], b[:, :3]), TOL)
+    assert not y[:, 6:].any()
+    y.sum().backward()
+    assert all(t.grad.isfinite().all() for t in dirty)
+    assert all(p.grad.isfinite().all() for p in mixer.parameters())
+    with pytest.raises(errors.MaskError, match="one a context"):
+        mixer(x, b, mask=(masks[0], masks[1], None))
+
+
+@pytest.mark.parametrize("token", ["toeplitz", "circulant:filter=implicit", "depthwise:kernel=3", "mean", "low_rank"])
+@pytest.mark.parametrize("channel", ["dense", "depthwise:kernel=3", "circulant", "monarch"])
+def test_an_empty_batch(token, channel):
+    mixer = build("padre", 8, grid=(12,), token=token, channel=channel)
+    x = tokens(0, 12, 8).requires_grad_()
+    y = mixer(x)
+    assert y.shape == x.shape
+    y.sum().backward()
+
+
+def test_a_new_length_is_one_graph_with_explicit_circulants_too():
+    mixer = build("padre", 8, grid=(12,), token="circulant")
+    length = torch.export.Dim("length", min=2, max=64)
+    program = torch.export.export(mixer, (tokens(2, 12, 8),), dynamic_shapes=({1: length},))
+    for n in (5, 12, 30):
+        close(program.module()(x := tokens(2, n, 8)), mixer(x), 1e-10)
+        close(mixer(x), padre_from_matrices(mixer, x), TOL)
+
+
+@pytest.mark.parametrize("U", ["depthwise:kernel=3@mean", "diagonal@dense", "depthwise:kernel=3@dense"])
+def test_products_that_resize(U):
+    mixer = build("padre", 8, grid=(12,), out_tokens=20, U=U)
+    x = tokens(1, 12, 8)
+    close(mixer(x), padre_from_matrices(mixer, x), TOL)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        mixer(x)
+    assert mixer.cost(12).counted_flops == counter.get_total_flops()
+
+
+@pytest.mark.parametrize(("options", "word"), [
+    ({"degree": 1, "token": "mean", "channel": "identity", "bias": False}, "learned"),
+    ({"pattern": "ab", "token": "toeplitz"}, "token"), ({"kernel_size": 5, "token": "depthwise:kernel=3"}, "kernel_size"),
+    ({"A": ("identity", "mean"), "token": "dense", "grid": (4,)}, "token"),
+    ({"channel": "low_rank:rank=2:rank=3"}, "once"), ({"terms": ([1], 2)}, "terms"), ({"terms": (2, True)}, "terms"),
+    ({"pattern": "ba", "A": "monarch", "grid": (12,), "context_tokens": 7}, "as many as x"),
+    ({"channel": "sparse:seed=99999999999999999999999"}, "seed"),
+])  # fmt: skip
+def test_what_plays_no_part_or_cannot_be_is_said(options, word):
+    with pytest.raises(errors.OptionError, match=word):
+        polymix.create_mixer("padre", 8, **options)
+
+
+def test_matrices_and_costs_of_lengths_that_it_cannot_take():
+    mixer = build("padre", 8, grid=(12,), token="dense")
+    for call in (mixer.matrices, mixer.cost):
+        with pytest.raises(errors.ShapeError, match="at most 12"):
+            call(13)
+
+
+def test_states_are_float32_at_least():
+    mixer = build("padre", 8, causal=True, token="mean+depthwise:kernel=3")
+    x = tokens(2, 5, 8)
+    _, state = mixer.prefill(x)
+    low = type(state)(tuple(part.to(torch.bfloat16) if part.is_floating_point() else part for part in state.windows))
+    with pytest.raises(errors.StateError, match="float32"):
+        mixer.prefill(x, low)
+
+
+def test_all_bases_are_one_at_degree_1():
+    assert build("padre", 8, degree=1, basis="hermite", bias=False).polynomial.homogeneous

@@ -175,8 +175,6 @@ def test_padding_reads_as_zero(spec):
     mask = torch.ones(2, N, dtype=torch.bool)
     mask[0, 9:] = mask[1, 4] = False
     x = tokens(2, N, DIM)
-    if spec == "identity":
-        return
     noisy = x.masked_fill(~mask[..., None], float("nan"))
     assert torch.equal(layer(noisy, mask=mask), layer(x.masked_fill(~mask[..., None], 0.0), mask=mask))
     if "mean" not in spec and "@" not in spec:
@@ -234,6 +232,25 @@ def test_init_keeps_variance(side, spec):
         assert 0.2 < y.var().item() < 4
     else:
         assert 0.6 < y.var().item() < 1.5
+
+
+@pytest.mark.parametrize("spec", ["dense", "low_rank:rank=64", "block_diagonal:blocks=4", "sparse", "banded", "depthwise",
+                                  "diagonal"])  # fmt: skip
+def test_causal_init_keeps_variance_from_the_first_token_on(spec):
+    """Row i of a causal map reads i + 1 entries: its weights start as large as that asks."""
+    torch.manual_seed(0)
+    y = create_map(spec, Site("token", 256, 144, 144, causal=True))(tokens(16, 144, 256, dtype=torch.float32))
+    for first, last in ((0, 4), (20, 40), (100, 144)):
+        least = (
+            0.05 if spec in ("banded", "depthwise") and first == 0 else 0.4
+        )  # before the first token there are zeros
+        assert least < y[:, first:last].var().item() < 2.5
+
+
+def test_bands_wider_than_the_map():
+    layer = jitter(create_map("banded:lower=5:upper=2", Site("token", 4, 3, 3), **F64))
+    x = tokens(2, 3, 4)
+    close(layer(x), act(layer.dense(3), x), TOL)
 
 
 @pytest.mark.parametrize("spec", SPECS)
