@@ -24,7 +24,6 @@ F64 = {"dtype": torch.float64}
 CONV = {"activation": "identity", "norm": None, "kernel_size": 11}
 POM = {"activation": "identity", "gate": "identity"}
 ROWS: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
-    ("linear_floor", "linear_floor", {}, {}),
     ("Conv2Former", "conv2former", CONV, {"grid": (4, 4)}),
     ("Hyena, order 2", "hyena", {"order": 2, "length": 16}, {}),
     ("Hyena, order 3", "hyena", {"order": 3, "length": 16}, {}),
@@ -36,6 +35,24 @@ ROWS: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
     ("PoM, k = 3", "pom", {**POM, "degree": 3}, {}),
     ("QT, full", "qt", {"heads": 2, "form": "full"}, {}),
 ]
+
+
+class AlongTokens(torch.nn.Module):
+    """A layer that runs along the tokens: MLP-Mixer's token mixing, a convolution, PoolFormer's pooling."""
+
+    def __init__(self, layer: torch.nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x.transpose(1, 2)).transpose(1, 2)
+
+
+LINEAR = {
+    "MLP-Mixer, token mixing": lambda: torch.nn.Linear(16, 16),
+    "convolution": lambda: torch.nn.Conv1d(8, 8, 3, padding=1),
+    "pooling": lambda: torch.nn.AvgPool1d(3, 1, 1, count_include_pad=False),
+}
 REACHES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 ORDERS = range(9)
 STEPS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -56,6 +73,16 @@ def shaken(mixer: torch.nn.Module) -> torch.nn.Module:
 
 def exact() -> list[dict[str, Any]]:
     found = []
+    for label, layer in LINEAR.items():
+        torch.manual_seed(0)
+        form = as_padre(AlongTokens(layer()).double(), 16, dim=8)
+        row = {
+            "mechanism": label,
+            "degree": form.degree,
+            "chains": len(form.chains),
+            "error": form.error(tokens(16, 8)),
+        }
+        found.append(row)
     for label, name, options, call in ROWS:
         torch.manual_seed(0)
         mixer, x = shaken(polymix.create_mixer(name, 8, **F64, **options)), tokens(16, 8)
