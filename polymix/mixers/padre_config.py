@@ -128,6 +128,8 @@ class PadreConfig(MixerConfig):
                 object.__setattr__(other, option, self._default(option))
                 if make_plan(other) == plan:
                     self._unused(option, *reason)
+        if self.A is not None and (self.C is not None or not plan.C):
+            self._unused("preset", "where A and C are named", "Name the maps in A and C")
         if plan.token == {"identity"}:
             self._unused("causal", "with token maps that are all identities", 'Use A="depthwise"')
             if "full" not in (self.weight, self.constant):
