@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from polymix.mixers.base import Capabilities, MixerConfig, TokenMixer
 from polymix.mixers.checks import Call
 from polymix.mixers.heads import Heads, head_count
 from polymix.mixers.registry import register
-from polymix.ops.visibility import dense_mask
+from polymix.ops.attention import softmax_attention
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
 
@@ -38,23 +37,8 @@ class SoftmaxMixer(TokenMixer):
 
     def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
         q, k, v = (part.transpose(1, 2) for part in self.qkv(x, context))
-        if call.mask is not None and call.mask.ndim == 2:  # whatever padding holds, NaN too, must not get through
-            k, v = (part.masked_fill(~call.mask[:, None, :, None], 0.0) for part in (k, v))
-        if call.causal == 1 and call.mask is None and call.segments is None:
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        else:
-            visible = dense_mask(x.shape[1], context.shape[1], call.mask, call.causal, call.segments, x.device)
-            hidden = None
-            if visible is not None:
-                visible = visible.unsqueeze(1)  # (B or 1, 1, N or 1, M)
-                empty = ~visible.any(-1, keepdim=True)
-                visible, hidden = (
-                    visible | empty,
-                    empty,
-                )  # softmax over nothing is NaN in some kernels: see all, then zero
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
-            if hidden is not None:
-                y = y.masked_fill(hidden, 0.0)
+        scale = q.shape[-1] ** -0.5
+        y = softmax_attention(q, k, v, scale=scale, mask=call.mask, causal=call.causal, segments=call.segments)
         return self.proj(y.transpose(1, 2).flatten(-2))
 
     def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:

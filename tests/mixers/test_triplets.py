@@ -17,11 +17,8 @@ N, C = 3, 2
 def triplets(function):
     """{output position: position triples (sorted) with a non-zero third derivative at a random point}."""
     x = tokens(N, C)
-
-    def derivative(f):
-        return lambda x: torch.autograd.functional.jacobian(f, x, create_graph=True)
-
-    third = derivative(derivative(derivative(function)))(x)  # (N, C, N, C, N, C, N, C)
+    jacrev = torch.func.jacrev
+    third = jacrev(jacrev(jacrev(function)))(x)  # (N, C, N, C, N, C, N, C)
     reach = third.abs().sum((1, 3, 5, 7)) > 1e-9
     return {a: {tuple(sorted(t)) for t in itertools.product(range(N), repeat=3) if reach[(a, *t)]} for a in range(N)}
 
