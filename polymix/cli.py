@@ -125,14 +125,17 @@ def list_() -> None:
     """
     from polymix.mixers.registry import config_class, list_mixers, mixer_class
 
-    table = Table("mixer", "can do", "masks", "cost", "options (default)", show_lines=True)
+    parts = (("can do", 2), ("cost", 2), ("options (default)", 3))  # the last wide enough for every option's name
+    columns = (Column(text, ratio=share, overflow="fold") for text, share in parts)
+    table = Table(Column("mixer", no_wrap=True), *columns, show_lines=True, expand=True)
     for name in list_mixers():
         mixer, config = mixer_class(name), config_class(name)
         can = mixer.capabilities
         able = [word for word in ("causal", "cross", "recurrent", "any_length", "export") if getattr(can, word)]
         able += [f"{'/'.join(map(str, can.grids))}-D"] if can.grids else []
-        options = ", ".join(f"{f.name}={f.default}" for f in fields(config))
-        table.add_row(name, ", ".join(able), ", ".join(sorted(can.masks)) or "–", _cost_line(mixer), options)
+        its = ", ".join(f"{f.name}={f.default}" for f in fields(config))
+        able += [f"masks: {', '.join(sorted(can.masks))}"] if can.masks else []
+        table.add_row(name, ", ".join(able), _cost_line(mixer), its)
     Console().print(table)
 
 
