@@ -66,7 +66,7 @@ def compare(
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     max_seconds: Annotated[float, typer.Option(help="Stop a mixer at a length where one call takes longer.")] = 10.0,
     max_gib: Annotated[float, typer.Option(help="Stop a mixer at a length where one call holds more.")] = 4.0,
-    quick: Annotated[bool, typer.Option("--quick", help="One seed, few epochs, short sweep: under a minute.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="One seed, few epochs, short sweep: about a minute.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run in --out stopped.")] = False,
 ) -> None:
     """Which mixer, how accurate, how fast, from how many tokens on: on your images and machine.

@@ -71,7 +71,7 @@ class Settings:
         return (self.size // self.patch) ** 2
 
     def quickened(self) -> Settings:
-        """One seed, few epochs, a short sweep: a first look in under a minute."""
+        """One seed, few epochs, a short sweep: a first look in about a minute."""
         return replace(
             self, quick=True, seeds=1, epochs=min(self.epochs, 8), tokens=tuple(n for n in self.tokens if n <= 1024)
         )
