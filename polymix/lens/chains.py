@@ -88,10 +88,7 @@ class PadreForm(nn.Module):
     inputs: Callable[[Tensor], Tensor] = field(default=_whole)
 
     def __post_init__(self) -> None:
-        target = self.__dict__.pop("target")
-        super().__init__()
-        # behind a function: the mixer that it is the form of is no part of the form
-        self.__dict__["target"] = target
+        super().__init__()  # after the fields: none of them is a parameter or a module
 
     def forward(self, x: Tensor) -> Tensor:
         dim, n = self.chains[0].B[0].shape[0], self.tokens

@@ -213,10 +213,11 @@ class PadreMixer(TokenMixer):
 
     def scan(self, x: Tensor, state: PadreState | None, mask: Tensor | None) -> tuple[Tensor, PadreState]:
         maps = [part for part in (*self.A, *self.C) if isinstance(part, StructuredMap)]
-        past = {part: part.start(x.shape[0], x) for part in maps}
-        if state is not None:
+        if state is None:
+            past = {part: part.start(x.shape[0], x) for part in maps}
+        else:
             windows = iter(state.windows)
-            past = {part: [next(windows) for _ in memory] for part, memory in past.items()}
+            past = {part: [next(windows) for _ in part.memory(0)] for part in maps}
 
         def run(x: Tensor, real: Tensor | None) -> Tensor:
             def step(part: nn.Module, u: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from polymix.errors import OptionError, ShapeError, check_choice, check_divides, check_int, check_number
 from polymix.mixers.base import Capabilities, MixerConfig, Polynomial, TokenMixer
 from polymix.mixers.checks import Call
+from polymix.mixers.loading import check_keys, load
 from polymix.mixers.registry import register
 from polymix.ops.common import ACTIVATIONS, GATES, accumulator, rotary_angles, rotate
 from polymix.ops.pom import PomState, divide, polynomial, pom_reduce, pooled_polynomial
@@ -183,11 +184,7 @@ class PomMixer(TokenMixer):
         wanted = {"po_coeff", "ag_proj.weight"}
         wanted |= {"po_proj.weight", "se_proj.weight", "se_proj.bias"} if grouped else {"qc_proj.weight", "se_bias"}
         optional = {"ag_proj.bias"} | ({"po_proj.bias"} if grouped else set())
-        if not wanted <= weights.keys() <= wanted | optional:
-            odd = sorted((wanted - weights.keys()) | (weights.keys() - wanted - optional))
-            allowed = f"{sorted(wanted)}, and perhaps {sorted(optional)}"
-            cure = f"Look at {', '.join(odd)}, and at n_groups={n_groups}."
-            raise OptionError("state_dict", f"keys {sorted(weights)}", allowed, cure)
+        check_keys(weights, wanted, optional, f", and at n_groups={n_groups}")
         dim, inner = weights["ag_proj.weight"].shape
         config = PomConfig(
             degree=degree, expand=expand, activation="clamped_leaky_relu", gate="hardsigmoid", groups=n_groups,
@@ -206,11 +203,7 @@ class PomMixer(TokenMixer):
             "proj.bias": weights.get("ag_proj.bias", like.new_zeros(dim)),
         }
         new["poly.weight"] = new["poly.weight"].reshape(mixer.poly.weight.shape) if grouped else new["poly.weight"]
-        for key, value in mixer.state_dict().items():
-            if new[key].shape != value.shape:
-                raise OptionError("state_dict", f"{key} of shape {tuple(new[key].shape)}", str(tuple(value.shape)),
-                                  "Check degree, expand, n_groups and n_sel_heads.")  # fmt: skip
-        mixer.load_state_dict(new)
+        load(mixer, new, "Check degree, expand, n_groups and n_sel_heads.")
         return mixer
 
 

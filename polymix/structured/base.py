@@ -220,8 +220,20 @@ class StructuredMap(nn.Module, ABC):
         return f"{site.side}, {site.size or 'any'} -> {site.out or 'any'}, groups={site.groups}"
 
 
+class Weightless(StructuredMap):
+    """A map without parameters: `like` holds the type and the place of its `matrix`."""
+
+    fixed = False
+    causal_form = True
+    like: Tensor
+
+    def __init__(self, site: Site, **kw: Any) -> None:
+        super().__init__(site)
+        self.register_buffer("like", torch.empty(0, **kw), persistent=False)
+
+
 def transposed_site(site: Site) -> Site:
     return replace(site, size=site.out, out=site.size)
 
 
-__all__ = ["Grid", "Site", "StructuredMap", "init_", "transposed_site"]
+__all__ = ["Grid", "Site", "StructuredMap", "Weightless", "init_", "transposed_site"]

@@ -10,21 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from polymix.ops.pooled import mean_over_tokens
-from polymix.structured.base import Grid, Site, StructuredMap, transposed_site
+from polymix.structured.base import Grid, Site, StructuredMap, Weightless, transposed_site
 from polymix.structured.cost import Op
 
 
-class Identity(StructuredMap):
+class Identity(Weightless):
     """No map at all: no parameters, no bias, no cost."""
 
     kind = "identity"
-    fixed = False
-    causal_form = True
-    like: Tensor
-
-    def __init__(self, site: Site, **kw: Any) -> None:
-        super().__init__(site)
-        self.register_buffer("like", torch.empty(0, **kw), persistent=False)  # the type and place of `matrix`
 
     @property
     def recurrent(self) -> bool:

@@ -82,26 +82,12 @@ class DepthwiseConv(StructuredMap):
         return y.reshape(tokens.shape).movedim(-1, -3)
 
     def matrix(self, n: int, out: int) -> Tensor:
-        return self._matrix((n,))
+        return conv_matrix(self.weight, (n,), causal=self.site.causal, dilation=self.dilation)
 
     def dense(self, n: int | None = None, grid: Grid = None, out: int | None = None) -> Tensor:
         if self.site.side == "channel":
             return super().dense(n, grid, out)
-        return self._matrix(grid or (n or 0,))
-
-    def _matrix(self, grid: tuple[int, ...]) -> Tensor:
-        """(D, N, N) from the index arithmetic."""
-        axes = torch.meshgrid(*(torch.arange(size) for size in grid), indexing="ij")
-        place = torch.stack([axis.flatten() for axis in axes], dim=-1)  # (N, axes)
-        centre = torch.tensor([k - 1 if self.site.causal else k // 2 for k in self.kernel]) * self.dilation
-        step = place[None, :] - place[:, None] + centre  # where column n falls on row m's kernel, in places
-        tap = torch.div(step, self.dilation, rounding_mode="floor")
-        inside = ((step % self.dilation == 0) & (tap >= 0) & (tap < torch.tensor(self.kernel))).all(-1)
-        flat = torch.zeros_like(tap[..., 0])
-        for axis, size in enumerate(self.kernel):
-            flat = flat * size + tap[..., axis]
-        flat, inside = (part.to(self.weight.device) for part in (torch.where(inside, flat, 0), inside))
-        return self.weight.flatten(1)[:, flat] * inside.to(self.weight)
+        return conv_matrix(self.weight, grid or (n or 0,), causal=self.site.causal, dilation=self.dilation)
 
     def ops(self, n: int, grid: Grid = None, out: int | None = None) -> list[Op]:
         if self.site.side == "channel":
@@ -127,3 +113,19 @@ class DepthwiseConv(StructuredMap):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, kernel={self.kernel}, dilation={self.dilation}"
+
+
+def conv_matrix(weight: Tensor, grid: tuple[int, ...], *, causal: bool = False, dilation: int = 1) -> Tensor:
+    """A depthwise convolution with weight (D, 1, *kernel) as matrices (D, N, N), from the index arithmetic alone."""
+    kernel = torch.tensor(weight.shape[2:])
+    axes = torch.meshgrid(*(torch.arange(size) for size in grid), indexing="ij")
+    place = torch.stack([axis.flatten() for axis in axes], dim=-1)  # (N, axes)
+    centre = (kernel - 1 if causal else kernel // 2) * dilation
+    step = place[None, :] - place[:, None] + centre  # where column n falls on row m's kernel, in places
+    tap = torch.div(step, dilation, rounding_mode="floor")
+    inside = ((step % dilation == 0) & (tap >= 0) & (tap < kernel)).all(-1)
+    flat = torch.zeros_like(tap[..., 0])
+    for axis, size in enumerate(kernel.tolist()):
+        flat = flat * size + tap[..., axis]
+    flat, inside = (part.to(weight.device) for part in (torch.where(inside, flat, 0), inside))
+    return weight.flatten(1)[:, flat] * inside.to(weight)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from polymix.errors import check_int
 from polymix.ops.common import accumulator
-from polymix.structured.base import Site, StructuredMap, init_
+from polymix.structured.base import Site, StructuredMap, Weightless, init_
 from polymix.structured.cost import Op
 
 
@@ -69,7 +69,7 @@ class RankOne(LowRank):
         super().__init__(site, rank=1, **kw)
 
 
-class Mean(StructuredMap):
+class Mean(Weightless):
     """Every entry of the output is the mean of the input (of its real tokens where there is padding).
 
     Causal: of the entries so far, with the sum and the count as the state. No weights, any length. It averages, so
@@ -79,13 +79,6 @@ class Mean(StructuredMap):
     kind = "mean"
     keeps_variance = False
     rectangular = True
-    fixed = False
-    causal_form = True
-    like: Tensor
-
-    def __init__(self, site: Site, **kw: Any) -> None:
-        super().__init__(site)
-        self.register_buffer("like", torch.empty(0, **kw), persistent=False)  # the type and place of `matrix`
 
     @property
     def recurrent(self) -> bool:

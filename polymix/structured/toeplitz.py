@@ -125,7 +125,7 @@ class Circulant(_Filtered):
     def taps(self, n: int) -> Tensor:
         taps = super().taps(n)
         # exactly n of them, the missing ones zero: a circle has room for no more, and N may be symbolic
-        return taps if self.curve is not None else _at(taps, torch.arange(n, device=taps.device))
+        return taps if self.curve is not None else at_lag(taps, torch.arange(n, device=taps.device))
 
     def multiply(self, v: Tensor, *, transposed: bool, out: int, real: Tensor | None) -> Tensor:
         if transposed:  # Mᵀ is M run backwards
@@ -134,7 +134,7 @@ class Circulant(_Filtered):
 
     def matrix(self, n: int, out: int) -> Tensor:
         lag = (torch.arange(n)[:, None] - torch.arange(n)) % n
-        return _at(self.taps(n), lag)
+        return at_lag(self.taps(n), lag)
 
 
 class Toeplitz(_Filtered):
@@ -159,7 +159,7 @@ class Toeplitz(_Filtered):
         return causal_fft_conv(v, self.beside(v))
 
     def matrix(self, n: int, out: int) -> Tensor:
-        return _at(self.taps(n), torch.arange(n)[:, None] - torch.arange(n))
+        return at_lag(self.taps(n), torch.arange(n)[:, None] - torch.arange(n))
 
     def transform_size(self, n: int) -> int:
         return 2 * n
@@ -175,8 +175,8 @@ class Toeplitz(_Filtered):
         return y, [next_window(seen, x.shape[1], real)]
 
 
-def _at(taps: Tensor, lag: Tensor) -> Tensor:
-    """taps[:, lag] where there is such a tap, else 0."""
+def at_lag(taps: Tensor, lag: Tensor) -> Tensor:
+    """taps[…, lag] where there is such a tap, else 0."""
     lag = lag.to(taps.device)
     inside = (lag >= 0) & (lag < taps.shape[-1])
-    return taps[:, torch.where(inside, lag, 0)] * inside.to(taps)
+    return taps[..., torch.where(inside, lag, 0)] * inside.to(taps)

@@ -3,17 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from torch import Tensor, nn
-
-from polymix.errors import OptionError
-
-
-def settle(options: dict[str, Any], name: str, value: Any) -> None:
-    """Put an option that the weights decide among `options`; an error where another value was asked for."""
-    if options.setdefault(name, value) != value:
-        raise OptionError(name, repr(options[name]), f"{value!r}, as the weights have it", f"Leave {name} out.")
+from torch import Tensor
 
 
 def projections(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -24,12 +15,3 @@ def projections(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
         found["proj.bias"] = state_dict["proj.bias"]
         found["qkv.qkv.bias"] = state_dict.get("qkv.bias", weight.new_zeros(weight.shape[0]))
     return found
-
-
-def load(mixer: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """load_state_dict, with an OptionError that names a weight of another shape than the options ask for."""
-    for name, value in mixer.state_dict().items():
-        if name in weights and weights[name].shape != value.shape:
-            got = f"{name} of shape {tuple(weights[name].shape)}"
-            raise OptionError("state_dict", got, str(tuple(value.shape)), "Check the options against the weights.")
-    mixer.load_state_dict(dict(weights))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from polymix.ops.depthwise import depthwise_conv
+from polymix.structured.conv import conv_matrix
 
 
 def on_grid(x: Tensor, weight: Tensor, grid: tuple[int, ...], prefix: int) -> Tensor:
@@ -15,7 +17,5 @@ def on_grid(x: Tensor, weight: Tensor, grid: tuple[int, ...], prefix: int) -> Te
 
 
 def dense(weight: Tensor, grid: tuple[int, ...], prefix: int = 0) -> Tensor:
-    """The same convolution as matrices (D, N, N), read off unit tokens; zero rows and columns for the prefix."""
-    n = prefix + torch.Size(grid).numel()
-    unit = torch.eye(n, dtype=weight.dtype, device=weight.device).unsqueeze(-1).expand(n, n, weight.shape[0])
-    return on_grid(unit, weight, grid, prefix).permute(2, 1, 0)
+    """The same convolution as matrices (D, N, N); zero rows and columns for the prefix."""
+    return F.pad(conv_matrix(weight, grid), (prefix, 0, prefix, 0))

@@ -15,10 +15,10 @@ from polymix.errors import OptionError, check_choice, check_int
 from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, Polynomial, TokenMixer
 from polymix.mixers.checks import Call
 from polymix.mixers.heads import Heads, head_count
+from polymix.mixers.loading import check_keys, load, settle, translate
 from polymix.mixers.registry import register
-from polymix.mixers.related.attention_loading import load, projections, settle
+from polymix.mixers.related.attention_loading import projections
 from polymix.mixers.related.branches import dense
-from polymix.mixers.related.loading import check_keys, translate
 from polymix.ops.common import accumulator
 from polymix.ops.depthwise import depthwise_conv
 from polymix.ops.linear_attention import hide, linear_attention
@@ -116,8 +116,8 @@ class CastlingMixer(TokenMixer):
         check_choice("attn_drop", float(options.pop("attn_drop", 0.0)), (0.0,))
         found = {"heads": 8, **translate(CastlingConfig, options, _AUTHORS)}
         conv = state_dict["dconv.weight"].flatten(2)
-        settle(found, "bias", "proj.bias" in state_dict)
-        settle(found, "kernel_size", conv.shape[-1])
+        own = {"bias": "proj.bias" in state_dict, "kernel_size": conv.shape[-1]}
+        found = settle(found, own) | own
         like = state_dict["proj.weight"]
         mixer = cls(CastlingConfig(**found), like.shape[0], device=like.device, dtype=like.dtype)
         load(mixer, {**projections(state_dict), "conv": conv})

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from polymix.errors import OptionError, ShapeError, check_choice, check_grid_option, check_int
 from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, Polynomial, TokenMixer
 from polymix.mixers.checks import Call, check_grid
+from polymix.mixers.loading import check_keys, load, translate
 from polymix.mixers.registry import register
-from polymix.mixers.related.loading import check_keys, translate
 from polymix.ops.common import ACTIVATIONS
 from polymix.ops.depthwise import depthwise_conv, effective_kernel
 from polymix.ops.sequences import without_padding
+from polymix.structured.conv import conv_matrix
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
 
@@ -89,7 +90,7 @@ class Conv2FormerMixer(TokenMixer):
         norm = (None, None) if self.norm is None else (self.norm.weight, self.norm.bias)
         return {
             "gain": norm[0], "offset": norm[1], "W_1": w_1.t(), "b_1": b_1, "W_2": w_2.t(), "b_2": b_2,
-            "A": self._dense(self._grid(n, grid)), "b_A": self.conv_bias,
+            "A": conv_matrix(self.conv, self._grid(n, grid)), "b_A": self.conv_bias,
             "W_3": self.proj.weight.t(), "b_3": self.proj.bias,
         }  # fmt: skip
 
@@ -98,18 +99,6 @@ class Conv2FormerMixer(TokenMixer):
         if grid is None:
             raise ShapeError("grid", None, f"rows and columns of {n} tokens", "Pass grid=(H, W).")
         return grid
-
-    def _dense(self, grid: tuple[int, ...]) -> Tensor:
-        """The convolution as (D, N, N)."""
-        device = self.conv.device
-        axes = torch.meshgrid(*(torch.arange(size, device=device) for size in grid), indexing="ij")
-        place = torch.stack([axis.flatten() for axis in axes], dim=-1)
-        tap = place[None] - place[:, None] + self.config.kernel_size // 2  # (N, N, axes)
-        inside = ((tap >= 0) & (tap < self.config.kernel_size)).all(-1)
-        flat = torch.zeros_like(tap[..., 0])
-        for axis in tap.clamp(0, self.config.kernel_size - 1).unbind(-1):
-            flat = flat * self.config.kernel_size + axis
-        return self.conv.flatten(1)[:, flat] * inside
 
     def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         grid = self._grid(n, grid)
@@ -150,10 +139,7 @@ class Conv2FormerMixer(TokenMixer):
             new |= {"into.bias": joined("bias"), "proj.bias": weights["proj.bias"], "conv_bias": weights["att.2.bias"]}
         if normed:
             new |= {key: weights[key] for key in norm}
-        for key, value in mixer.state_dict().items():
-            if new[key].shape != value.shape:
-                raise OptionError("state_dict", f"{key} of shape {tuple(new[key].shape)}", str(tuple(value.shape)), "")
-        mixer.load_state_dict(new)
+        load(mixer, new)
         return mixer
 
 

@@ -15,11 +15,11 @@ from polymix.errors import OptionError, ShapeError, check_grid_option, check_int
 from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, TokenMixer
 from polymix.mixers.checks import Call, check_grid
 from polymix.mixers.heads import Heads, head_count
+from polymix.mixers.loading import check_keys, load, settle, translate
 from polymix.mixers.poly_sa import resample
 from polymix.mixers.registry import register
-from polymix.mixers.related.attention_loading import load, projections, settle
+from polymix.mixers.related.attention_loading import projections
 from polymix.mixers.related.branches import dense, on_grid
-from polymix.mixers.related.loading import check_keys, translate
 from polymix.ops.common import accumulator
 from polymix.ops.depthwise import effective_kernel
 from polymix.ops.linear_attention import linear_attention
@@ -165,9 +165,12 @@ class FocusedMixer(TokenMixer):
         reduced = _PLAIN[4:] if "sr.weight" in weights else ()
         check_keys(weights, ("qkv.weight", "proj.weight", "proj.bias", *_PLAIN[:4], *reduced), ("qkv.bias",))
         found = {"heads": 8, **translate(FocusedConfig, options, _AUTHORS)}
-        settle(found, "bias", True)
-        settle(found, "kernel_size", weights["dwc.weight"].shape[-1])
-        settle(found, "sr_ratio", weights["sr.weight"].shape[-1] if reduced else 1)
+        own = {
+            "bias": True,
+            "kernel_size": weights["dwc.weight"].shape[-1],
+            "sr_ratio": weights["sr.weight"].shape[-1] if reduced else 1,
+        }
+        found = settle(found, own) | own
         patches = weights["positional_encoding"].shape[1] * found["sr_ratio"] ** 2
         side = math.isqrt(patches)
         if found.get("grid") is None and side * side != patches:

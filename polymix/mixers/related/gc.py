@@ -12,17 +12,15 @@ from torch import Tensor
 from polymix.errors import OptionError, check_choice
 from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, TokenMixer
 from polymix.mixers.checks import Call
+from polymix.mixers.loading import check_keys, load, settle, translate
 from polymix.mixers.registry import register
-from polymix.mixers.related.loading import check_keys, translate
 from polymix.mixers.related.pointwise import (
     check_reduced,
-    load_layer,
     pointwise,
     pointwise_letters,
     pointwise_op,
     reduced,
     restart,
-    settle,
 )
 from polymix.mixers.related.timm_layers import timm_layer
 from polymix.ops.attention import softmax_pool
@@ -132,10 +130,10 @@ class GcMixer(TokenMixer):
         }
         names = {"rd_ratio": None, "rd_divisor": None, "init_last_zero": None}  # timm takes the last and ignores it
         found = {**settled, "_class": "GlobalContext", "channels": dim}
-        own = translate(GcConfig, settle(options, found), names)
+        own = translate(GcConfig, settle(options, found, unsaid=(None,)), names)
         config = GcConfig(**{"residual": not scale, **own}, **settled)
         mixer = cls(config, int(dim), device=like.device, dtype=like.dtype)
-        load_layer(mixer.layer, state_dict)
+        load(mixer.layer, state_dict)
         return mixer
 
 

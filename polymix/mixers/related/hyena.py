@@ -8,17 +8,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from polymix.errors import OptionError, ShapeError
+from polymix.errors import ShapeError
 from polymix.mixers.base import INIT_STD, Capabilities, Polynomial, TokenMixer
 from polymix.mixers.checks import Call
+from polymix.mixers.loading import check_keys, load, settle, translate
 from polymix.mixers.registry import register
 from polymix.mixers.related.hyena_config import HyenaConfig
 from polymix.mixers.related.hyena_filters import ExplicitFilter, ImplicitFilter
-from polymix.mixers.related.loading import check_keys, translate
 from polymix.ops.fft_conv import causal_fft_conv, fft_size
 from polymix.ops.sequences import after_window, causal_conv, next_window, without_padding
+from polymix.structured.conv import conv_matrix
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
+from polymix.structured.toeplitz import at_lag
 
 DIRECT = 64  # up to so many taps a convolution costs less than the transforms for it, and is causal to the last bit
 
@@ -140,19 +142,13 @@ class HyenaMixer(TokenMixer):
     def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
         taps = self.filter(n)
         place = torch.arange(n, device=taps.device)
-        lag = place[:, None] - place
-
-        def toeplitz(taps: Tensor) -> Tensor:
-            """(…, length) -> (…, n, n) with taps[lag]."""
-            inside = (lag >= 0) & (lag < taps.shape[-1])
-            return taps[..., lag.clamp(0, taps.shape[-1] - 1)] * inside
-
         eye = torch.eye(n, device=taps.device, dtype=taps.dtype)
         skip = self.skip.view(self.dim, -1).t()[..., None, None] * eye
         return {
             "W_in": self.in_proj.weight.t(), "b_in": self.in_proj.bias,
-            "T": toeplitz(self.short_filter.weight[:, 0].flip(-1)), "b_short": self.short_filter.bias,
-            "H": list((toeplitz(taps) + skip).unbind()), "h": taps[..., :n], "bias": self.skip.view(self.dim, -1).t(),
+            "T": conv_matrix(self.short_filter.weight, (n,), causal=True), "b_short": self.short_filter.bias,
+            "H": list((at_lag(taps, place[:, None] - place) + skip).unbind()), "h": taps[..., :n],
+            "bias": self.skip.view(self.dim, -1).t(),
             "W_out": self.out_proj.weight.t(), "b_out": self.out_proj.bias,
         }  # fmt: skip
 
@@ -197,9 +193,7 @@ class HyenaMixer(TokenMixer):
             settled |= {"length": weights["filter_fn.pos_emb.z"].shape[1], "filter_depth": depth - 1,
                         "emb_dim": weights["filter_fn.pos_emb.z"].shape[2],
                         "filter_width": weights[f"{mlp}.0.weight"].shape[0]}  # fmt: skip
-        for name, value in settled.items():
-            if found.get(name, value) != value:
-                raise OptionError(name, repr(found[name]), f"{value!r}, which the weights have", "Leave it out.")
+        found = settle(found, settled)
         like = weights["out_proj.weight"]
         mixer = cls(HyenaConfig(**{**found, **settled}), dim, device=like.device, dtype=like.dtype)
         new = {key: weights[key] for key in plain[:3]} | {"skip": weights["filter_fn.bias"]}
@@ -215,11 +209,7 @@ class HyenaMixer(TokenMixer):
                     "filter.frequency": weights[f"{mlp}.1.freq"][0], "filter.z": weights["filter_fn.pos_emb.z"][0],
                     "filter.t": weights["filter_fn.pos_emb.t"].flatten(),
                     "filter.deltas": weights["filter_fn.modulation.deltas"].flatten()}  # fmt: skip
-        for key, value in mixer.state_dict().items():
-            if new[key].shape != value.shape:
-                raise OptionError("state_dict", f"{key} of shape {tuple(new[key].shape)}", str(tuple(value.shape)),
-                                  "Check order and the widths.")  # fmt: skip
-        mixer.load_state_dict(new)
+        load(mixer, new, "Check order and the widths.")
         return mixer
 
 

@@ -15,12 +15,13 @@ from polymix.compat import cure_torchvision
 from polymix.errors import MissingExtraError, OptionError, check_int, check_number
 from polymix.mixers.base import Capabilities, MixerConfig, TokenMixer
 from polymix.mixers.checks import Call
+from polymix.mixers.loading import check_keys, load, settle, translate
 from polymix.mixers.registry import register
-from polymix.mixers.related.loading import check_keys, translate
 from polymix.ops.common import accumulator
 from polymix.ops.selective_scan import selective_scan
 from polymix.ops.sequences import causal_conv, next_window, without_padding
 from polymix.structured.base import init_
+from polymix.structured.conv import conv_matrix
 from polymix.structured.cost import Op, linear_op
 
 
@@ -111,14 +112,10 @@ class MambaMixer(TokenMixer):
 
     def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
         layer = self.layer
-        taps = layer.conv1d.weight[:, 0]  # the last tap meets the token itself
-        place = torch.arange(n, device=taps.device)
-        tap = taps.shape[1] - 1 - (place[:, None] - place)
-        inside = (tap >= 0) & (tap < taps.shape[1])
         low, to_b, to_c = layer.x_proj.weight.split(self.sizes)
         return {
             "W_in": layer.in_proj.weight.t(), "b_in": layer.in_proj.bias,
-            "T": taps[:, tap.clamp(0, taps.shape[1] - 1)] * inside, "b_conv": layer.conv1d.bias,
+            "T": conv_matrix(layer.conv1d.weight, (n,), causal=True), "b_conv": layer.conv1d.bias,
             "W_Delta1": low.t(), "W_Delta2": layer.dt_proj.weight.t(), "b_Delta": layer.dt_proj.bias,
             "W_B": to_b.t(), "W_C": to_c.t(), "A": self._decay(), "D": layer.D,
             "W_out": layer.out_proj.weight.t(), "b_out": layer.out_proj.bias,
@@ -154,18 +151,13 @@ class MambaMixer(TokenMixer):
             "time_step_rank": state_dict["dt_proj.weight"].shape[1], "expand": inner / dim,
             "bias": any(key in state_dict for key in biases),
         }  # fmt: skip
-        for name, value in settled.items():
-            if found.get(name) not in (None, value):
-                raise OptionError(name, repr(found[name]), f"{value!r}, which the weights have", "Leave it out.")
+        found = settle(found, settled, unsaid=(None,))
         like = state_dict["A_log"]
         config = MambaConfig(**{**found, **settled})
         mixer = cls(config, dim, device=like.device, dtype=like.dtype)
-        for key, value in mixer.layer.state_dict().items():
-            given = state_dict.get(key)
-            if given is not None and given.shape != value.shape:
-                raise OptionError("state_dict", f"{key} of shape {tuple(given.shape)}", str(tuple(value.shape)), "")
-        missing = {key: torch.zeros_like(mixer.layer.state_dict()[key]) for key in biases if key not in state_dict}
-        mixer.layer.load_state_dict({**state_dict, **missing} if settled["bias"] else dict(state_dict))
+        own = mixer.layer.state_dict()
+        missing = {key: torch.zeros_like(own[key]) for key in biases if settled["bias"] and key not in state_dict}
+        load(mixer.layer, {**state_dict, **missing})
         return mixer
 
 

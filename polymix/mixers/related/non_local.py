@@ -12,17 +12,15 @@ from torch import Tensor, nn
 from polymix.errors import check_choice
 from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, Polynomial, TokenMixer
 from polymix.mixers.checks import Call
+from polymix.mixers.loading import check_keys, load, settle, translate
 from polymix.mixers.registry import register
-from polymix.mixers.related.loading import check_keys, translate
 from polymix.mixers.related.pointwise import (
     check_reduced,
-    load_layer,
     pointwise,
     pointwise_letters,
     pointwise_op,
     reduced,
     restart,
-    settle,
 )
 from polymix.mixers.related.timm_layers import timm_layer
 from polymix.ops.attention import softmax_attention
@@ -160,12 +158,12 @@ class NonLocalMixer(TokenMixer):
         found = {"_class": "NonLocalAttn", "in_channels": dim, "rd_channels": inner, "bias": bias}
         found["norm"] = "batch" if norm else None
         names = {"rd_ratio": None, "rd_divisor": None}
-        own = translate(NonLocalConfig, settle(options, found), names)
+        own = translate(NonLocalConfig, settle(options, found, unsaid=(None,)), names)
         config = NonLocalConfig(
             **{"residual": True, **own}, rd_channels=int(inner), bias=bias, norm="batch" if norm else None
         )
         mixer = cls(config, int(dim), device=like.device, dtype=like.dtype)
-        load_layer(mixer.layer, state_dict)
+        load(mixer.layer, state_dict)
         return mixer
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -54,21 +52,3 @@ def reduced(rd_ratio: float | None, rd_channels: int | None) -> dict[str, Any]:
     """The same two as arguments of a timm layer, whose own default stands where neither is given."""
     given = {"rd_ratio": rd_ratio, "rd_channels": rd_channels}
     return {name: value for name, value in given.items() if value is not None}
-
-
-def settle(options: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """`options` without those that the weights settle, `found`; OptionError where the two disagree."""
-    for name, value in found.items():
-        if name in options and options[name] is not None and options[name] != value:
-            raise OptionError(name, repr(options[name]), f"{value!r}, as the weights have it", "Leave it out.")
-    return {name: value for name, value in options.items() if name not in found}
-
-
-def load_layer(layer: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
-    """Take in weights whose keys were checked; OptionError for a shape that does not fit."""
-    for key, value in layer.state_dict().items():
-        if key not in state_dict or state_dict[key].shape != value.shape:
-            got = f"{key} of shape {tuple(state_dict[key].shape)}" if key in state_dict else f"no {key}"
-            raise OptionError("state_dict", got, str(tuple(value.shape)), "Check the options against the weights.")
-    with torch.no_grad():
-        layer.load_state_dict(dict(state_dict))

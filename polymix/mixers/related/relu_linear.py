@@ -14,10 +14,9 @@ from polymix.errors import OptionError, ShapeError, check_choice, check_grid_opt
 from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, TokenMixer
 from polymix.mixers.checks import Call, check_grid
 from polymix.mixers.heads import head_count
+from polymix.mixers.loading import check_keys, load, settle, translate
 from polymix.mixers.registry import register
-from polymix.mixers.related.attention_loading import load, settle
 from polymix.mixers.related.branches import dense
-from polymix.mixers.related.loading import check_keys, translate
 from polymix.mixers.related.timm_layers import timm_layer
 from polymix.ops.linear_attention import linear_attention
 from polymix.structured.base import init_
@@ -168,10 +167,11 @@ class ReluLinearMixer(TokenMixer):
         smooth = [f"aggreg.{i}.{j}" for i in range(count) for j in (0, 1)]
         norm = "proj.norm.weight" in state_dict
         bias = "qkv.conv.bias" in state_dict or (not norm and "proj.conv.bias" in state_dict)
-        settle(found, "norm", "batch" if norm else None)
-        settle(found, "bias", bias)
+        own: dict[str, Any] = {"norm": "batch" if norm else None, "bias": bias}
+        found = settle(found, own) | own
         sizes = [state_dict.get(f"aggreg.{i}.0.weight", conv).shape[-1] for i in range(count)]
-        settle(found, "scales", tuple(sizes))
+        own = {"scales": tuple(sizes)}
+        found = settle(found, own) | own
         kept = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
         wanted = ["qkv.conv.weight", "proj.conv.weight", *(f"{name}.weight" for name in smooth)]
         wanted += [f"proj.norm.{name}" for name in kept] if norm else []

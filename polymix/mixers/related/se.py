@@ -12,16 +12,14 @@ from torch import Tensor
 from polymix.errors import OptionError, check_choice
 from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, TokenMixer
 from polymix.mixers.checks import Call
+from polymix.mixers.loading import check_keys, load, settle, translate
 from polymix.mixers.registry import register
-from polymix.mixers.related.loading import check_keys, translate
 from polymix.mixers.related.pointwise import (
     check_reduced,
-    load_layer,
     pointwise_letters,
     pointwise_op,
     reduced,
     restart,
-    settle,
 )
 from polymix.mixers.related.timm_layers import timm_layer
 from polymix.ops.pooled import mean_over_tokens
@@ -103,9 +101,11 @@ class SeMixer(TokenMixer):
         found = {"form": form, "channels": dim, "bias": bias}
         found["_class"] = "EffectiveSEModule" if form == "effective" else "SEModule"
         width: dict[str, Any] = {} if form == "effective" else {"rd_channels": int(inner)}
-        own = translate(SeConfig, settle(options, found | width), {"rd_ratio": None, "rd_divisor": None})
+        own = translate(
+            SeConfig, settle(options, found | width, unsaid=(None,)), {"rd_ratio": None, "rd_divisor": None}
+        )
         mixer = cls(SeConfig(**own, **width, form=form, bias=bias), int(dim), device=like.device, dtype=like.dtype)
-        load_layer(mixer.layer, state_dict)
+        load(mixer.layer, state_dict)
         return mixer
 
 

@@ -14,9 +14,9 @@ from polymix.errors import check_choice
 from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, TokenMixer
 from polymix.mixers.checks import Call
 from polymix.mixers.heads import Heads, head_count
+from polymix.mixers.loading import check_keys, load, settle, translate
 from polymix.mixers.registry import register
-from polymix.mixers.related.attention_loading import load, projections, settle
-from polymix.mixers.related.loading import check_keys, translate
+from polymix.mixers.related.attention_loading import projections
 from polymix.ops.common import accumulator
 from polymix.ops.linear_attention import hide, linear_attention
 from polymix.structured.base import init_
@@ -89,7 +89,8 @@ class SimaMixer(TokenMixer):
         """
         check_keys(state_dict, ("qkv.weight", "proj.weight"), ("qkv.bias", "proj.bias"))
         found = {"heads": 8, **translate(SimaConfig, options, _AUTHORS)}
-        settle(found, "bias", "proj.bias" in state_dict)
+        own = {"bias": "proj.bias" in state_dict}
+        found = settle(found, own) | own
         like = state_dict["proj.weight"]
         mixer = cls(SimaConfig(**found), like.shape[0], device=like.device, dtype=like.dtype)
         load(mixer, projections(state_dict))

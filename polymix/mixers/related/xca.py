@@ -12,9 +12,8 @@ from polymix.errors import check_choice
 from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, TokenMixer
 from polymix.mixers.checks import Call
 from polymix.mixers.heads import head_count
+from polymix.mixers.loading import check_keys, load, settle, translate
 from polymix.mixers.registry import register
-from polymix.mixers.related.attention_loading import load, settle
-from polymix.mixers.related.loading import check_keys, translate
 from polymix.mixers.related.timm_layers import timm_layer
 from polymix.ops.channel_attention import cross_covariance
 from polymix.structured.base import init_
@@ -80,7 +79,8 @@ class XcaMixer(TokenMixer):
         check_keys(state_dict, ("temperature", "qkv.weight", "proj.weight"), ("qkv.bias", "proj.bias"))
         check_choice("attn_drop", float(options.pop("attn_drop", 0.0)), (0.0,))
         found = {"heads": 8, **translate(XcaConfig, options, _AUTHORS)}
-        settle(found, "bias", "proj.bias" in state_dict)
+        own = {"bias": "proj.bias" in state_dict}
+        found = settle(found, own) | own
         like = state_dict["qkv.weight"]
         mixer = cls(XcaConfig(**found), like.shape[1], device=like.device, dtype=like.dtype)
         zero = {"xca.qkv.bias": like.new_zeros(like.shape[0])} if found["bias"] else {}
