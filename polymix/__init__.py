@@ -25,6 +25,7 @@ from polymix.mixers import (
     SoftmaxMixer,
     TokenMixer,
     create_mixer,
+    explain,
     list_mixers,
     register,
 )
@@ -36,5 +37,5 @@ __all__ = [
     "Capabilities", "Cost", "LinearFloorConfig", "LinearFloorMixer", "MixerBlock", "MixerConfig", "PadreConfig",
     "PadreMixer", "PadreState", "PoM", "PolyMorpher", "PolyNlConfig", "PolyNlMixer", "PolySaConfig", "PolySaMixer",
     "PomConfig", "PomMixer", "PomState", "QtConfig", "QtMixer", "QtState", "SoftmaxConfig", "SoftmaxMixer",
-    "TokenMixer", "create_mixer", "lens", "list_mixers", "register",
+    "TokenMixer", "create_mixer", "explain", "lens", "list_mixers", "register",
 ]  # fmt: skip

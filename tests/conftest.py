@@ -1,8 +1,12 @@
+import os
+
 import pytest
 import torch
 from hypothesis import settings
 
 torch.set_num_threads(1)  # the suite runs in as many processes as there are cores: threads beside them only wait
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported: its kernels run without a GPU
 settings.register_profile("polymix", deadline=None, derandomize=True, max_examples=25)
 settings.load_profile("polymix")
 

@@ -17,6 +17,8 @@ LAYERS = (
 # Core files that import a library inside a function alone: what they draw, or whose layer they wrap, is beside the point
 # of the core, which works, and is imported, without it.
 LAZY = {"lens/plots.py", "mixers/related/timm_layers.py", "mixers/related/mamba.py"}
+# Kernels: nothing imports them before one runs, so that they may import what they are written in.
+TRITON = {f"ops/triton/{name}.py" for name in ("common", "padre", "pom", "pooled", "qt", "qt_causal")}
 # "polymix" stands for the package's own __init__, the public face of what is to its left.
 FOR_ALL = {"errors", "compat"}  # to the left of ops: they import nothing of the package
 SIBLINGS = {("models", "blocks")}  # the hosts are made of the blocks
@@ -30,13 +32,13 @@ LIBRARIES: dict[str, set[str]] = {
     "onnx": set(),
     "onnxscript": set(),
     "onnxruntime": set(),
-    "matplotlib": {"compare/plots.py", "lens/plots.py"},
-    "jinja2": {"compare/report.py"},
+    "matplotlib": {"bench/plots.py", "compare/plots.py", "lens/plots.py"},
+    "jinja2": {"bench/report.py", "compare/report.py"},
     "rich": {"cli.py"},
     "typer": {"cli.py"},
     "PIL": {"tasks/images.py"},
     "torchvision": {"compat.py"},
-    "triton": set(),
+    "triton": TRITON,
     "numpy": set(),
 }
 
@@ -118,11 +120,21 @@ def test_the_table_says_what_is_there_and_keeps_the_core_clean():
             lazily = {id(node) for function in inside for node in ast.walk(function)}
             imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
             eager = [m for n in imports if id(n) not in lazily for _, m, _ in imported(n, ("polymix",))]
-            core = unit != "compat" and rank(unit) <= rank("polymix")
+            core = unit != "compat" and rank(unit) <= rank("polymix") and file not in TRITON
             assert not core or file in LAZY, f"{file} is core: it may not need {library}"
             assert not core or library not in {m.split(".")[0] for m in eager}, f"{file} needs {library} to be imported"
             used = {module.split(".")[0] for _, module, _ in imported(tree, ("polymix",))}
             assert library in used, f"{file} no longer imports {library}: take it off the table"
+
+
+def test_nothing_imports_the_kernels():
+    """Neither at the top of a file nor in a function: an operator loads the file that it names when it runs."""
+    for path in ROOT.rglob("*.py"):
+        package = ("polymix", *path.relative_to(ROOT).parts[:-1])
+        if path.parent.name != "triton":
+            found = [module for _, module, name in imported(ast.parse(path.read_text("utf-8")), package)
+                     if f"{module}.{name}".startswith("polymix.ops.triton")]  # fmt: skip
+            assert not found, f"{path} imports {found}"
 
 
 LEGAL = {

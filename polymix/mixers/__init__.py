@@ -1,6 +1,7 @@
 """Token mixers: one file a mixer, all under the contract of `TokenMixer`."""
 
 from polymix.mixers.base import Capabilities, MixerConfig, TokenMixer
+from polymix.mixers.explain import explain
 from polymix.mixers.linear_floor import LinearFloorConfig, LinearFloorMixer
 from polymix.mixers.padre import PadreMixer, PadreState
 from polymix.mixers.padre_config import PadreConfig
@@ -17,5 +18,5 @@ __all__ = [
     "Capabilities", "LinearFloorConfig", "LinearFloorMixer", "MixerConfig", "PadreConfig", "PadreMixer", "PadreState",
     "PoM", "PolyNlConfig", "PolyNlMixer", "PolySaConfig", "PolySaMixer", "PomConfig", "PomMixer", "PomState",
     "QtConfig", "QtMixer", "QtState", "SoftmaxConfig", "SoftmaxMixer", "TokenMixer", "config_class", "create_mixer",
-    "list_mixers", "mixer_class", "register",
+    "explain", "list_mixers", "mixer_class", "register",
 ]  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,12 +12,15 @@ from torch import Tensor, nn
 from polymix import errors
 from polymix.mixers.checks import Call, check_call, check_length, check_padding, check_state
 from polymix.mixers.registry import check_options, lacks, mixer_class
+from polymix.ops.blocked.common import Linear
+from polymix.ops.dispatch import choose
 from polymix.ops.visibility import Segments
 from polymix.structured.cost import Cost, Op, cost_of
 
 # What softmax attention's output has at its init over ~200 unit-variance tokens (√(e/N), a ViT's 14 × 14): mixers
 # whose output does not shrink with N scale their init to it, so that a host trains from the first step.
 INIT_STD = 0.125
+M = TypeVar("M", bound="TokenMixer")
 
 
 @dataclass(frozen=True)
@@ -57,13 +60,17 @@ class MixerConfig:
     Args:
         bias: whether its linear maps and convolutions have biases.
         dropout: probability with which an element of the output is zeroed in training.
+        impl: "auto", the fastest implementation that can serve a call, or one of the mixer's `impls` by name, which
+            runs or raises. No part of what the mixer computes.
     """
 
     name: ClassVar[str]
     bias: bool = True
     dropout: float = 0.0
+    impl: str = "auto"
 
     def __post_init__(self) -> None:
+        errors.check_choice("impl", self.impl, mixer_class(self.name).impls)
         errors.check_choice("bias", self.bias, (True, False))
         errors.check_number("dropout", self.dropout, 0.0, 1.0, "a probability in [0, 1)", 0.0)
         self.check()
@@ -96,6 +103,7 @@ class TokenMixer(nn.Module, ABC):
     causal_by_build = False  # True where causality is a property of the weights (padre), not of the call
     contexts = 1  # how many separate contexts a call may pass
     needs_context = False  # True where a call must pass all of them
+    impls: ClassVar[tuple[str, ...]] = ("auto", "eager")  # what there is to choose from
     feature_maps: ClassVar[bool] = False  # True where (B, D, H, W) is taken as well as (B, N, D), and returned alike
 
     def __init__(self, config: Any, dim: int, **kw: Any) -> None:
@@ -103,6 +111,7 @@ class TokenMixer(nn.Module, ABC):
         errors.check_int("dim", dim, 1)
         self.config, self.dim = config, dim
         self.drop = nn.Dropout(config.dropout)
+        self._folded: _Folded | None = None
 
     def forward(
         self,
@@ -184,6 +193,44 @@ class TokenMixer(nn.Module, ABC):
         """What a state must look like for x, where `state` does not; None where it fits."""
         return None
 
+    def choose(self, *inputs: Tensor, **against: str | None) -> str:
+        """The implementation for a call: `against` has a reason, or None, for each kernel that there is."""
+        return choose(self.name, self.config.impl, (*inputs, *self.parameters()), against)
+
+    def merge(self) -> dict[str, Linear]:
+        """Linear maps that follow each other with nothing between them, by name, as one; empty where none do."""
+        return {}
+
+    def fold(self: M) -> M:
+        """Merge linear maps that follow each other into one, for calls without gradients; `unfold` takes it back.
+
+        The parameters, the state dict and calls that record gradients are as before. When a weight has changed since,
+        the next call merges anew. A mixer without such maps is left as it is. Returns the mixer.
+        """
+        self._folded = _Folded(-1, {})
+        self.merged()
+        return self
+
+    def unfold(self: M) -> M:
+        """Undo `fold`."""
+        self._folded = None
+        return self
+
+    @property
+    def folded(self) -> tuple[str, ...]:
+        """What `fold` merged, such as "B_1 D_1"."""
+        return () if self._folded is None else tuple(self._folded.products)
+
+    def merged(self) -> dict[str, Linear]:
+        """What `fold` merged, where it may be used: nothing in a call that records gradients."""
+        if self._folded is None or (torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())):
+            return {}
+        stamp = hash(tuple((p.data_ptr(), p.dtype, _version(p)) for p in self.parameters()))
+        if stamp != self._folded.stamp:
+            with torch.no_grad():
+                self._folded = _Folded(stamp, self.merge())
+        return self._folded.products
+
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters that an optimizer should not decay."""
         return set()
@@ -216,6 +263,18 @@ class TokenMixer(nn.Module, ABC):
         return f"dim={self.dim}, " + ", ".join(
             f"{f.name}={value!r}" for f in fields(self.config) if (value := getattr(self.config, f.name)) != f.default
         )
+
+
+class _Folded(NamedTuple):
+    """Merged weights, and what they were merged from."""
+
+    stamp: int
+    products: dict[str, Linear]
+
+
+def _version(parameter: Tensor) -> int:
+    """How often it was written to in place; inference tensors do not count."""
+    return -1 if parameter.is_inference() else parameter._version
 
 
 def _detach(value: Any, dtype: torch.dtype | None) -> Any:

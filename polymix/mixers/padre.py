@@ -10,11 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from polymix.errors import OptionError, ShapeError
+from polymix.mixers import padre_factors
 from polymix.mixers.base import INIT_STD, Capabilities, Polynomial, TokenMixer
 from polymix.mixers.checks import Call, check_grid
 from polymix.mixers.padre_config import PadreConfig
 from polymix.mixers.registry import register
 from polymix.ops.bases import SPREAD, size
+from polymix.ops.blocked.common import Linear
+from polymix.ops.dispatch import IMPLS
 from polymix.ops.padre import chain, normalise
 from polymix.ops.sequences import without_padding
 from polymix.structured import Fanout, Prefixed, Site, StructuredMap, create_map, token_map
@@ -62,6 +65,7 @@ class PadreMixer(TokenMixer):
     D: Any
     name = "padre"
     capabilities = Capabilities(causal=True, cross=True, masks=frozenset({"padding"}), recurrent=True, grids=(1, 2, 3))
+    impls = IMPLS
     config: PadreConfig
 
     def __init__(self, config: PadreConfig, dim: int, **kw: Any) -> None:
@@ -162,6 +166,10 @@ class PadreMixer(TokenMixer):
         letter = self.plan.letters[i]
         return self.B[letter].scale_(self.plan.letters[:i].count(letter), gain)
 
+    def merge(self) -> dict[str, Linear]:
+        first = padre_factors.first_merged(self)
+        return {} if first is None else {padre_factors.FIRST: first}
+
     @property
     def polynomial(self) -> Polynomial:
         config = self.config
@@ -180,11 +188,19 @@ class PadreMixer(TokenMixer):
     def mix(self, x: Tensor, context: Any, call: Call) -> Tensor:
         grid = self._grid(call, x)
         if self.needs_context:
+            why = padre_factors.against(self, None)
+            self.choose(x, blocked=why, triton=why)
             contexts = tuple(context) if isinstance(context, (tuple, list)) else (context,)
             masks = tuple(call.mask) if isinstance(call.mask, (tuple, list)) else (call.mask,) * len(contexts)
             masks = masks if len(masks) > len(contexts) else (None, *masks)
             p = self._cross([_hide(*pair) for pair in zip((x, *contexts), masks, strict=True)], masks, grid)
             return self._resize(_hide(p, masks[0]), masks[0])
+
+        why = padre_factors.against(self, call.mask)
+        impl = self.choose(x, blocked=why, triton=why)
+        if impl != "eager":
+            p = padre_factors.run(self, x, grid, impl)
+            return self._resize(p if self.L is None else p + self.L, None)
 
         def run(x: Tensor, mask: Tensor | None) -> Tensor:
             return self._polynomial(self._ys(x, lambda token, u: token(u, grid, mask)),
@@ -212,6 +228,7 @@ class PadreMixer(TokenMixer):
         return self._polynomial(ys, lambda token, u: token(u, grid, masks[0]))
 
     def scan(self, x: Tensor, state: PadreState | None, mask: Tensor | None) -> tuple[Tensor, PadreState]:
+        self.choose(x, blocked="it keeps no state", triton="it keeps no state")
         maps = [part for part in (*self.A, *self.C) if isinstance(part, StructuredMap)]
         if state is None:
             past = {part: part.start(x.shape[0], x) for part in maps}
@@ -231,14 +248,15 @@ class PadreMixer(TokenMixer):
         return self._resize(p, mask), PadreState(tuple(tensor for memory in past.values() for tensor in memory))
 
     def _ys(self, x: Tensor, mix: Mix) -> list[Tensor]:
-        return [self._normalise(mix(token, u)) for token, u in zip(self.A, self.B["a"](x), strict=True)]  # Eq. 1
+        made = self.B["a"](x, self.merged().get(padre_factors.FIRST))
+        return [self._normalise(mix(token, u)) for token, u in zip(self.A, made, strict=True)]  # Eq. 1
 
     def _polynomial(self, ys: list[Tensor], mix: Mix) -> Tensor:
         """P from Y_1 …, the token maps C applied by `mix` (Eq. 2-6, 16-20)."""
-        d, basis = self.config.degree, self.config.basis
+        d, basis, merged = self.config.degree, self.config.basis, self.merged()  # merged: Z_1 D_1 stands for Z_1
 
         def step(i: int, z: Tensor) -> Tensor:
-            return mix(self.C[i - 1], self.D[i - 1](z))
+            return mix(self.C[i - 1], z if i == 1 and merged else self.D[i - 1](z))
 
         p = chain(ys[:d], step, terms=self.terms, weight=self.W, basis=basis)
         p = p if self.L is None else p + self.L

@@ -6,15 +6,21 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymix.errors import check_choice, check_divides, check_int
 from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, Polynomial, TokenMixer
 from polymix.mixers.checks import Call
 from polymix.mixers.registry import register
-from polymix.ops.pooled import mean_over_tokens
+from polymix.ops.blocked import pooled as blocked
+from polymix.ops.blocked.common import Linear
+from polymix.ops.dispatch import IMPLS
+from polymix.ops.pooled import mean_over_tokens, pooled_spread
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
+
+_LAST = "W_3 W_out"
 
 
 class PolyNlMixer(TokenMixer):
@@ -32,6 +38,7 @@ class PolyNlMixer(TokenMixer):
     name = "poly_nl"
     capabilities = Capabilities(masks=frozenset({"padding"}))
     feature_maps = True
+    impls = IMPLS
     config: PolyNlConfig
 
     def __init__(self, config: PolyNlConfig, dim: int, **kw: Any) -> None:
@@ -50,16 +57,35 @@ class PolyNlMixer(TokenMixer):
         self.beta = nn.Parameter(torch.ones((), **kw))
 
     def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+        why = None if self.config.order == 3 else "it is for order 3"
+        impl = self.choose(x, blocked=why, triton=None)
+        if impl == "blocked":
+            into = None if self.into is None else (self.into.weight, self.into.bias)
+            last = self.merged().get(_LAST) or self._last()
+            alpha, beta = self.alpha.item(), self.beta.item()
+            return blocked.poly_nl(x, into, (self.product.weight, self.product.bias), last, alpha, beta, call.mask)
         inner = x if self.into is None else self.into(x)
         product = dict(zip(self.parts, self.product(inner).chunk(len(self.parts), dim=-1), strict=True))
-        pair = product["W_1"] * product["W_2"] if "W_2" in product else product["W_1"]
-        pooled = mean_over_tokens(pair, call.mask).to(inner.dtype)
-        y = self.proj(pooled * inner)
+        pooled = mean_over_tokens(product["W_1"], call.mask, product.get("W_2"), impl=impl)
+        spread = pooled_spread(inner.unsqueeze(2), pooled, None, impl=impl).squeeze(2)
+        if _LAST in (merged := self.merged()):
+            return self.alpha * x + self.beta * F.linear(spread, *merged[_LAST])
+        y = self.proj(spread)
         if "W_p" in product:
             y = y + product["W_p"] * inner
         if self.out is not None:
             y = self.out(y)
         return self.alpha * x + self.beta * y
+
+    def _last(self) -> Linear:
+        """W_3, and W_out after it where there is a reduction, as one map."""
+        weight, bias = self.proj.weight, self.proj.bias
+        if self.out is None:
+            return weight, bias
+        return self.out.weight @ weight, None if bias is None else F.linear(bias, self.out.weight, self.out.bias)
+
+    def merge(self) -> dict[str, Linear]:
+        return {} if self.out is None or "W_p" in self.parts else {_LAST: self._last()}
 
     @property
     def polynomial(self) -> Polynomial:

@@ -14,7 +14,9 @@ from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, Polynomial,
 from polymix.mixers.checks import Call, check_grid
 from polymix.mixers.heads import Heads, head_count
 from polymix.mixers.registry import register
+from polymix.ops.blocked import pooled as blocked
 from polymix.ops.common import SIGMAS
+from polymix.ops.dispatch import IMPLS
 from polymix.ops.pooled import poly_sa
 from polymix.structured import Dense, Prefixed, Site, StructuredMap, token_map
 from polymix.structured.cost import Op
@@ -39,6 +41,7 @@ class PolySaMixer(TokenMixer):
 
     name = "poly_sa"
     capabilities = Capabilities(masks=frozenset({"padding"}), grids=(1, 2))
+    impls = IMPLS
     config: PolySaConfig
 
     def __init__(self, config: PolySaConfig, dim: int, **kw: Any) -> None:
@@ -67,9 +70,17 @@ class PolySaMixer(TokenMixer):
         )
 
     def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
-        q, k, v = self.qkv(x, x)
         p_1, p_2 = self._positions(call.grid, x.shape[1])
-        y = poly_sa(q, k, v, p_1, p_2, kind=self.config.sigma, mask=call.mask).flatten(-2)
+        impl = self.choose(x, blocked=None, triton=None)
+        if impl == "blocked":
+            qkv, dense = self.qkv.qkv, self.proj if isinstance(self.proj, Dense) else None
+            y = blocked.poly_sa(
+                x, (qkv.weight, qkv.bias), None if dense is None else (dense.weight, dense.bias), p_1, p_2,
+                heads=self.heads, kind=self.config.sigma, mask=call.mask,
+            )  # fmt: skip
+            return y if dense is not None else self.proj(y, call.grid, call.mask)
+        q, k, v = self.qkv(x, x)
+        y = poly_sa(q, k, v, p_1, p_2, kind=self.config.sigma, mask=call.mask, impl=impl).flatten(-2)
         return self.proj(y, call.grid, call.mask)
 
     def _positions(self, grid: tuple[int, ...] | None, n: int) -> tuple[Tensor | None, Tensor | None]:

@@ -15,8 +15,10 @@ from polymix.mixers.base import Capabilities, MixerConfig, Polynomial, TokenMixe
 from polymix.mixers.checks import Call
 from polymix.mixers.loading import check_keys, load
 from polymix.mixers.registry import register
-from polymix.ops.common import ACTIVATIONS, GATES, accumulator, rotary_angles, rotate
-from polymix.ops.pom import PomState, divide, polynomial, pom_reduce, pooled_polynomial
+from polymix.ops.blocked.pom import pom
+from polymix.ops.common import ACTIVATIONS, GATES, Turns, accumulator, rotary, rotate
+from polymix.ops.dispatch import IMPLS
+from polymix.ops.pom import PomState, Terms, divide, pom_reduce
 from polymix.ops.visibility import positions
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import linear
@@ -44,6 +46,7 @@ class PomMixer(TokenMixer):
 
     name = "pom"
     capabilities = Capabilities(causal=True, cross=True, masks=_MASKS, recurrent=True, grids=(2,))
+    impls = IMPLS
     config: PomConfig
 
     def __init__(self, config: PomConfig, dim: int, **kw: Any) -> None:
@@ -67,40 +70,48 @@ class PomMixer(TokenMixer):
     def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
         if self.config.rotary == "2d" and call.grid is None:
             raise ShapeError("grid", None, "grid=(H, W) in the call", 'rotary="2d" needs to know rows and columns.')
-        padding = call.mask if call.mask is not None and call.mask.ndim == 2 else None
-        h = self._activated(context, padding)
-        if self.config.rotary is None and not call.causal and call.segments is None and padding is call.mask:
-            total = pooled_polynomial(h, self.alpha)[:, None]
-            count = torch.full((1, 1), h.shape[1], device=h.device) if padding is None else padding.sum(1, keepdim=True)
-            return self._ask(x, total, count, None)
+        padding, visible = (call.mask, None) if call.mask is None or call.mask.ndim == 2 else (None, call.mask)
+        plain = not (self.config.rotary or call.causal or call.segments is not None or visible is not None)
+        plain = plain and self.config.groups == 1
+        impl = self.choose(
+            x, context,
+            triton=None if visible is None else "an arbitrary mask is a product with the mask",
+            blocked=None if plain else "it is for one group, no rotary, and a context that every token sees whole",
+        )  # fmt: skip
+        if impl == "blocked":
+            poly, gate, proj = ((layer.weight, layer.bias) for layer in (self.poly, self.gate, self.proj))
+            return pom(
+                x, context, poly, gate, proj, self.alpha, activation=self.config.activation, gating=self.config.gate,
+                reduction=self.config.reduction, mask=padding,
+            )  # fmt: skip
         asks, tells = self._turns(x, context, call, padding)
-        terms = self._terms(h, tells)
-        total, count = pom_reduce(terms, queries=x.shape[1], mask=call.mask, causal=call.causal, segments=call.segments)
+        terms = self._terms(context, padding, tells, impl)
+        total, count = pom_reduce(
+            terms, queries=x.shape[1], visible=visible, causal=call.causal, segments=call.segments
+        )
         return self._ask(x, total, count, asks)
 
     def scan(self, x: Tensor, state: PomState | None, mask: Tensor | None) -> tuple[Tensor, PomState]:
-        h = self._activated(x, mask)
+        impl = self.choose(x, triton=None, blocked="it keeps no state")
         turns = None
         if self.config.rotary is not None:
             place = positions(x.shape[1], mask, None, x.device)
             turns = place if state is None else place + state.count[:, None]
-        total, count = pom_reduce(self._terms(h, turns), queries=x.shape[1], mask=mask, causal=1, state=state)
+        total, count = pom_reduce(self._terms(x, mask, turns, impl), queries=x.shape[1], causal=1, state=state)
         return self._ask(x, total, count, turns), PomState(
             total[:, -1].clone(), count[:, -1].expand(x.shape[0]).clone()
         )
 
-    def _activated(self, context: Tensor, padding: Tensor | None) -> Tensor:
-        """h(W_h x_j + b_h), zero at padding: a polynomial without constant term stays zero there."""
-        h = ACTIVATIONS[self.config.activation](self.poly(context))
-        return h if padding is None else h.masked_fill(~padding.unsqueeze(-1), 0.0)
-
-    def _terms(self, h: Tensor, place: Tensor | None) -> Tensor:
-        terms = polynomial(h, self.alpha.to(h.dtype))
-        return terms if place is None else self._rotated(terms, place, None)
-
-    def _rotated(self, features: Tensor, place: Tensor, heads: int | None) -> Tensor:
+    def _terms(self, context: Tensor, padding: Tensor | None, place: Tensor | None, impl: str) -> Terms:
+        """Of W_h x_j + b_h, turned by the positions `place`."""
+        turns = None if place is None else self._turn(self.inner, place, None)
         axes = _AXES[self.config.rotary or "1d"]
-        return rotate(features, rotary_angles(place, features.shape[-1], axes=axes, heads=heads), axes=axes)
+        return Terms(self.poly(context), self.alpha, self.config.activation, padding, turns, axes, impl)
+
+    def _turn(self, width: int, place: Tensor, heads: int | None) -> Turns:
+        """Of `width` features at positions (N), (B, N) or in 2-D (N, 2): (B or 1, N, width / 2) each."""
+        cos, sin = rotary(place, width, axes=_AXES[self.config.rotary or "1d"], heads=heads)
+        return (cos, sin) if cos.ndim == 3 else (cos[None], sin[None])
 
     def _turns(
         self, x: Tensor, context: Tensor, call: Call, padding: Tensor | None
@@ -126,7 +137,8 @@ class PomMixer(TokenMixer):
         """W_o [gate ⊙ H] for total (B, N or 1, D_inner) over count (B or 1, N or 1) tokens."""
         gate = GATES[self.config.gate](self.gate(x))
         if place is not None:
-            gate = self._rotated(gate, place, self.config.selection_heads)
+            turns = self._turn(gate.shape[-1], place, self.config.selection_heads)
+            gate = rotate(gate, turns, axes=_AXES[self.config.rotary or "1d"])
         mean = divide(total, count, self.config.reduction).to(gate.dtype)
         heads = gate.shape[-1]
         y = (gate.unsqueeze(-1) * mean.unflatten(-1, (heads, -1))).flatten(-2) if heads != self.inner else gate * mean

@@ -13,7 +13,9 @@ from polymix.mixers.base import Capabilities, MixerConfig, Polynomial, TokenMixe
 from polymix.mixers.checks import Call
 from polymix.mixers.heads import Heads, head_count
 from polymix.mixers.registry import register
+from polymix.ops.blocked.qt import qt
 from polymix.ops.common import accumulator
+from polymix.ops.dispatch import IMPLS
 from polymix.ops.qt import QtState, feature_size, qt_attention, qt_causal
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
@@ -38,6 +40,7 @@ class QtMixer(TokenMixer):
 
     name = "qt"
     capabilities = Capabilities(causal=True, cross=True, masks=frozenset({"padding"}), recurrent=True)
+    impls = IMPLS
     config: QtConfig
 
     def __init__(self, config: QtConfig, dim: int, **kw: Any) -> None:
@@ -55,16 +58,24 @@ class QtMixer(TokenMixer):
     def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
         if call.causal:
             return self.scan(x, None, call.mask)[0]
+        impl = self.choose(x, context, blocked=None, triton=None)
+        if impl == "blocked":
+            qkv, proj = self.qkv.qkv, self.proj
+            return qt(
+                x, context, (qkv.weight, qkv.bias), (proj.weight, proj.bias), self.scale,
+                heads=self.heads, form=self.config.form, order=self.config.order, mask=call.mask,
+            )  # fmt: skip
         q, k, v = (part.transpose(1, 2) for part in self.qkv(x, context))
-        y = qt_attention(q, k, v, mask=call.mask, **self._form)
+        y = qt_attention(q, k, v, mask=call.mask, impl=impl, **self._form)
         return self._join(y)
 
     def _join(self, y: Tensor) -> Tensor:
         return self.proj(y.transpose(1, 2).flatten(-2))
 
     def scan(self, x: Tensor, state: QtState | None, mask: Tensor | None) -> tuple[Tensor, QtState]:
+        impl = self.choose(x, blocked="it is for a context that every token sees whole", triton=None)
         q, k, v = (part.transpose(1, 2) for part in self.qkv(x, x))
-        y, state = qt_causal(q, k, v, mask=mask, state=state, **self._form)
+        y, state = qt_causal(q, k, v, mask=mask, state=state, impl=impl, **self._form)
         return self._join(y), state
 
     def check_state(self, state: Any, x: Tensor) -> str | None:

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+Turns = tuple[Tensor, Tensor]  # cosines and sines of a rotation
+
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
     """float32 at least: the type in which sums over tokens are kept."""
@@ -62,8 +64,8 @@ def sigma(x: Tensor, kind: str) -> Tensor:
     return x.softmax(-1) if function is None else function(x)
 
 
-def rotary_angles(position: Tensor, width: int, *, axes: int, heads: int | None, base: float = 1e4) -> Tensor:
-    """Angles (…, width / 2) by which the pairs of `width` features turn at a position.
+def rotary(position: Tensor, width: int, *, axes: int, heads: int | None, base: float = 1e4) -> Turns:
+    """Cosines and sines (…, width / 2) of the angles by which the pairs of `width` features turn at a position.
 
     axes=1: pair k turns by position · base^(-k / (width/2)). axes=2: `position` is (…, 2); the first half of the
     features turns by the row, the second by the column, each with width/4 frequencies. A gate of `heads` scalars
@@ -74,12 +76,13 @@ def rotary_angles(position: Tensor, width: int, *, axes: int, heads: int | None,
     exponent = torch.arange(pairs, dtype=torch.float64, device=position.device)
     exponent = exponent / (pairs if heads is None or axes == 2 else heads)
     angles = position.to(torch.float64).unsqueeze(-1) * base**-exponent
-    return angles if axes == 1 else angles.flatten(-2)
+    angles = angles if axes == 1 else angles.flatten(-2)
+    return angles.cos(), angles.sin()
 
 
-def rotate(x: Tensor, angles: Tensor, *, axes: int) -> Tensor:
+def rotate(x: Tensor, turns: Turns, *, axes: int) -> Tensor:
     """Turn the pairs (k, k + width/2) of x (…, width), within each half of the features when axes = 2."""
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    cos, sin = (part.to(x.dtype) for part in turns)
     halves = x.unflatten(-1, (axes, 2, -1))  # (…, axis, first or second of the pair, pair)
     first, second = halves.unbind(-2)
     cos, sin = cos.unflatten(-1, (axes, -1)), sin.unflatten(-1, (axes, -1))

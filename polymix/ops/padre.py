@@ -3,12 +3,95 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import add
+from typing import NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from polymix.ops.bases import BASES
+from polymix.ops.depthwise import depthwise_conv
+from polymix.ops.library import Operator
 from polymix.ops.reference import NORM_EPS
+
+
+def _step(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    y: Tensor | None,
+    grid: Sequence[int],
+    causal: bool,
+    dilation: int,
+) -> Tensor:
+    """(depthwise(x) + bias) ⊙ y: x (B, N, D), or as many tokens more in front as a causal kernel reaches back."""
+    z = depthwise_conv(x, weight, tuple(grid), causal=causal, dilation=dilation)
+    z = z if bias is None else z + bias.to(z.dtype)
+    return z if y is None else z * y
+
+
+padre_step = Operator(
+    "padre_step",
+    "(Tensor x, Tensor weight, Tensor? bias, Tensor? y, SymInt[] grid, bool causal, int dilation) -> Tensor",
+    _step, "padre.step", (0, 1, 2, 3),
+)  # fmt: skip
+
+
+class Convolution(NamedTuple):
+    """A depthwise map over the tokens: weight (D, 1, *kernel), bias (D) or None."""
+
+    weight: Tensor
+    bias: Tensor | None
+    causal: bool
+    dilation: int
+
+    def before(self, x: Tensor) -> Tensor:
+        """x (B, N, D) with the zeros in front that a causal kernel reaches back to."""
+        return F.pad(x, (0, 0, (self.weight.shape[-1] - 1) * self.dilation, 0)) if self.causal else x
+
+
+class Factor(NamedTuple):
+    """The tokens under a channel map (weight as nn.Linear's, bias), then a token map; None where there is none."""
+
+    channel: tuple[Tensor, Tensor | None] | None
+    token: Convolution | None
+
+
+def factored(
+    x: Tensor,
+    first: Factor,
+    steps: Sequence[tuple[Factor | None, Factor]],
+    weights: Sequence[Tensor | float],
+    grid: tuple[int, ...],
+    *,
+    impl: str,
+) -> Tensor:
+    """Σ_i W_i ⊙ Z_i with Z_1 = first(X) and Z_{i+1} = C_i(Z_i D_i) ⊙ A_{i+1}(X B_{i+1}), by `padre_step`.
+
+    steps: (the map of Z_i, None where `first` holds it already; the map of X). weights: W_1 … W_d, or 0.0 where a
+    degree does not enter the sum and 1.0 where it enters as it is. (B, N, D) -> (B, N, D).
+    """
+
+    def apply(factor: Factor, u: Tensor, times: Tensor | None = None) -> Tensor:
+        u = u if factor.channel is None else F.linear(u, *factor.channel)
+        token = factor.token
+        if token is None:
+            return u if times is None else u * times
+        options = (list(grid), token.causal, token.dilation)
+        return padre_step(token.before(u), token.weight, token.bias, times, *options, impl=impl)
+
+    z = apply(first, x)
+    zs = [z]
+    for left, right in steps:
+        z = apply(right, x, z if left is None else apply(left, z))
+        zs.append(z)
+    terms = (
+        z if isinstance(w, float) else w * z
+        for w, z in zip(weights, zs, strict=True)
+        if not (isinstance(w, float) and w == 0.0)
+    )
+    return reduce(add, terms)
 
 
 def normalise(y: Tensor, kind: str | None, heads: int) -> Tensor:

@@ -5,32 +5,59 @@ from __future__ import annotations
 from torch import Tensor
 
 from polymix.ops.common import accumulator, sigma
+from polymix.ops.library import Operator
 
 
-def mean_over_tokens(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Ψ, not yet spread back: the mean of x (B, N, …) over the real tokens, (B, 1, …); zero where there is none."""
-    dtype = accumulator(x.dtype)
-    if mask is None:
-        return x.mean(1, keepdim=True, dtype=dtype)
-    weight = mask.reshape(*mask.shape, *(1,) * (x.ndim - 2))
-    count = weight.sum(1, keepdim=True).clamp_min(1)
-    return x.masked_fill(~weight, 0.0).sum(1, keepdim=True, dtype=dtype) / count
+def _pool(k: Tensor, v: Tensor | None, p_2: Tensor | None, mask: Tensor | None) -> Tensor:
+    """Σ_n p_2[n] k_n ⊙ v_n over the real tokens: k, v (B, N, h, d), p_2 (h, N), mask (B, N) -> (B, h, d)."""
+    x = k if v is None else k * v
+    if p_2 is not None:
+        x = x * p_2.t()[..., None].to(x.dtype)
+    if mask is not None:
+        x = x.masked_fill(~mask[:, :, None, None], 0.0)
+    return x.sum(1, dtype=accumulator(x.dtype))
+
+
+def _spread(q: Tensor, gate: Tensor, p_1: Tensor | None) -> Tensor:
+    """q ⊙ gate ⊙ p_1[n]: q (B, N, h, d), gate (B, h, d), p_1 (h, N)."""
+    y = q * gate[:, None].to(q.dtype)
+    return y if p_1 is None else y * p_1.t()[..., None].to(q.dtype)
+
+
+pooled_product = Operator(
+    "pooled_product", "(Tensor k, Tensor? v, Tensor? p_2, Tensor? mask) -> Tensor", _pool, "pooled.pool", (0, 1, 2)
+)
+pooled_spread = Operator(
+    "pooled_spread", "(Tensor q, Tensor gate, Tensor? p_1) -> Tensor", _spread, "pooled.spread", (0, 1, 2)
+)
+
+
+def mean_over_tokens(x: Tensor, mask: Tensor | None, times: Tensor | None = None, *, impl: str = "eager") -> Tensor:
+    """Ψ, not yet spread back: the mean of x ⊙ times (B, N, D) over the real tokens, (B, 1, D); zero if none is real."""
+    count = x.shape[1] if mask is None else mask.sum(1).clamp_min(1)[:, None, None]
+    x, times = x.unsqueeze(2), None if times is None else times.unsqueeze(2)
+    return pooled_product(x, times, None, mask, impl=impl) / count
 
 
 def poly_sa(
-    q: Tensor, k: Tensor, v: Tensor, p_1: Tensor | None, p_2: Tensor | None, *, kind: str, mask: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    p_1: Tensor | None,
+    p_2: Tensor | None,
+    *,
+    kind: str,
+    mask: Tensor | None = None,
+    impl: str = "eager",
 ) -> Tensor:
     """Y = Q ⊙ p₁ σ(p₂ᵀ(K ⊙ V)) a head; without p₁ and p₂ Y = Q ⊙ σ(mean(K ⊙ V)).
 
     q, k, v (B, N, h, d); p_1, p_2 (h, N); mask (B, N), only without positions. Cost O(N h d), no product at all.
     """
+    pooled = pooled_product(k, v, p_2, mask, impl=impl)
     if p_2 is None:
-        pooled = mean_over_tokens(k * v, mask)
-    else:
-        weighted = k * v * p_2.t()[..., None].to(v.dtype)
-        pooled = weighted.sum(1, keepdim=True, dtype=accumulator(v.dtype))
-    gate = sigma(pooled, kind).to(q.dtype)  # (B, 1, h, d)
+        pooled = pooled / (k.shape[1] if mask is None else mask.sum(1).clamp_min(1)[:, None, None])
+    gate = sigma(pooled, kind)
     if mask is not None:  # a row of padding alone pools nothing: softmax of zeros would still answer 1/d
-        gate = gate.masked_fill(~mask.any(1)[:, None, None, None], 0.0)
-    y = q * gate
-    return y if p_1 is None else y * p_1.t()[..., None].to(q.dtype)
+        gate = gate.masked_fill(~mask.any(1)[:, None, None], 0.0)
+    return pooled_spread(q, gate, p_1, impl=impl)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polymix.ops.common import accumulator, without_autocast
+from polymix.ops.library import Operator
 from polymix.ops.linear_attention import causal_sums, chunk_size, hide, in_chunks
 
 GUARD = 1e-3  # the denominator never falls below GUARD times the number of tokens seen
@@ -60,6 +61,49 @@ def normalise(weighted: Tensor, count: Tensor) -> Tensor:
     return weighted[..., :-1] / torch.maximum(weighted[..., -1:], floor)
 
 
+def _moments(k: Tensor, v: Tensor, scale: Tensor | None, mask: Tensor | None, form: str, order: int) -> Tensor:
+    """Σ_n φ(k_n) ⊗ [v_n, 1]: (B, h, N, d) -> (B, h, F, d + 1), float32 at least."""
+    dtype = accumulator(k.dtype)
+    keys, values = hide(k.to(dtype), mask), hide(F.pad(v.to(dtype), (0, 1), value=1.0), mask)
+    return taylor_features(keys, form, order, scale).transpose(-1, -2) @ values
+
+
+def _ask(q: Tensor, moments: Tensor, scale: Tensor | None, form: str, order: int) -> Tensor:
+    """φ(q) · moments: (B, h, M, d) -> (B, h, M, d + 1), float32 at least."""
+    return taylor_features(q.to(moments.dtype), form, order, scale) @ moments
+
+
+def _causal(
+    q: Tensor, k: Tensor, v: Tensor, scale: Tensor | None, start: Tensor | None, mask: Tensor | None, form: str,
+    order: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """φ(q_n) (start + Σ_{j ≤ n} φ(k_j) ⊗ [v_j, 1]) in chunks, (B, h, N, d + 1), and the moments after the last one."""
+    dtype, n = accumulator(q.dtype), q.shape[2]
+    size = chunk_size(n)
+    keys, values = hide(k.to(dtype), mask), hide(F.pad(v.to(dtype), (0, 1), value=1.0), mask)
+    # What pads the last chunk has the value [0, 0], so it adds nothing.
+    queries, keys, values = (in_chunks(part, size) for part in (q.to(dtype), keys, values))
+    if scale is not None:
+        scale = scale.unsqueeze(-1)  # (3, heads, 1, 1, 1)
+    asks, tells = (taylor_features(part, form, order, scale) for part in (queries, keys))
+    similarity = _similarity(queries, keys, order) if form == "full" else None
+    weighted, end = causal_sums(asks, tells, values, start, similarity)
+    return weighted[:, :, :n].contiguous(), end
+
+
+_FORM = "str form, int order"
+qt_moments = Operator(
+    "qt_moments", f"(Tensor k, Tensor v, Tensor? scale, Tensor? mask, {_FORM}) -> Tensor", _moments, "qt.moments",
+    (0, 1, 2),
+)  # fmt: skip
+qt_ask = Operator("qt_ask", f"(Tensor q, Tensor moments, Tensor? scale, {_FORM}) -> Tensor", _ask, "qt.ask", (0, 1, 2))
+qt_sums = Operator(
+    "qt_causal",
+    f"(Tensor q, Tensor k, Tensor v, Tensor? scale, Tensor? start, Tensor? mask, {_FORM}) -> (Tensor, Tensor)",
+    _causal, "qt_causal.causal", (0, 1, 2, 3, 4),
+)  # fmt: skip
+
+
 def qt_attention(
     q: Tensor,
     k: Tensor,
@@ -69,16 +113,15 @@ def qt_attention(
     order: int = 2,
     scale: Tensor | None = None,
     mask: Tensor | None = None,
+    impl: str = "eager",
 ) -> Tensor:
     """φ(Q)(φ(K)ᵀV) / (φ(Q) Σ_j φ(K_j)): q (B, h, M, d), k and v (B, h, N, d), mask (B, N) -> (B, h, M, d).
 
     Sums are kept in float32 at least. Cost: (M + N) · F · (d + 1) multiply-adds a head, F = `feature_size`.
     """
-    dtype = accumulator(q.dtype)
     with without_autocast(q.device):
-        keys, values = hide(k.to(dtype), mask), hide(F.pad(v.to(dtype), (0, 1), value=1.0), mask)
-        moments = taylor_features(keys, form, order, scale).transpose(-1, -2) @ values  # (B, h, F, d + 1)
-        weighted = taylor_features(q.to(dtype), form, order, scale) @ moments
+        moments = qt_moments(k, v, scale, mask, form, order, impl=impl)
+        weighted = qt_ask(q, moments, scale, form, order, impl=impl)
         seen = torch.full((1,), k.shape[2], device=q.device) if mask is None else mask.sum(1)
         return normalise(weighted, seen[:, None, None, None]).to(q.dtype)
 
@@ -93,24 +136,18 @@ def qt_causal(
     scale: Tensor | None = None,
     mask: Tensor | None = None,
     state: QtState | None = None,
+    impl: str = "eager",
 ) -> tuple[Tensor, QtState]:
     """The causal form in chunks: within a chunk directly, before it through the running moments.
 
     Args and cost as `qt_attention`, with N · CHUNK · (F + d) more for the chunks. Returns the output and the
     state after the last token.
     """
-    dtype, batch, n = accumulator(q.dtype), q.shape[0], q.shape[2]
-    size = chunk_size(n)
+    batch, n = q.shape[0], q.shape[2]
     real = torch.ones(batch, n, dtype=torch.bool, device=q.device) if mask is None else mask
     seen = real.cumsum(1) if state is None else real.cumsum(1) + state.count[:, None]
     with without_autocast(q.device):
-        keys, values = hide(k.to(dtype), mask), hide(F.pad(v.to(dtype), (0, 1), value=1.0), mask)
-        # What pads the last chunk has the value [0, 0], so it adds nothing.
-        queries, keys, values = (in_chunks(part, size) for part in (q.to(dtype), keys, values))
-        if scale is not None:
-            scale = scale.unsqueeze(-1)  # (3, heads, 1, 1, 1)
-        asks, tells = (taylor_features(part, form, order, scale) for part in (queries, keys))
-        similarity = _similarity(queries, keys, order) if form == "full" else None
-        weighted, end = causal_sums(asks, tells, values, None if state is None else state.moments, similarity)
-        out = normalise(weighted[:, :, :n], seen[:, None, :, None]).to(q.dtype)
+        start = None if state is None else state.moments
+        weighted, end = qt_sums(q, k, v, scale, start, mask, form, order, impl=impl)
+        out = normalise(weighted, seen[:, None, :, None]).to(q.dtype)
     return out, QtState(end, seen[:, -1].clone())

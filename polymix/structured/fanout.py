@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymix.structured.base import Site, StructuredMap
@@ -28,13 +29,15 @@ class Fanout(nn.Module):
         rest = (spec for spec in specs if spec != "dense")
         self.others = nn.ModuleList(create_map(spec, site, bias=bias, **kw) for spec in rest)
 
-    def forward(self, x: Tensor) -> list[Tensor]:
+    def forward(self, x: Tensor, shared: tuple[Tensor, Tensor | None] | None = None) -> list[Tensor]:
+        """Y_1 …; `shared`, a weight and a bias, stands in for those of the shared product (one head)."""
         dense: list[Tensor] = []
         if self.maps is not None:
-            split = self.maps(x).unflatten(-1, (self.heads, self.count, -1))
+            product = self.maps(x) if shared is None else F.linear(x, *shared)
+            split = product.unflatten(-1, (self.heads, self.count, -1))
             dense = [part.flatten(-2) for part in split.unbind(-2)]
-        shared, others = iter(dense), iter(self.others)
-        return [next(shared) if spec == "dense" else next(others)(x) for spec in self.specs]
+        first, others = iter(dense), iter(self.others)
+        return [next(first) if spec == "dense" else next(others)(x) for spec in self.specs]
 
     def _other(self, index: int) -> StructuredMap:
         other = self.others[sum(spec != "dense" for spec in self.specs[:index])]

@@ -184,14 +184,12 @@ def test_pom_is_a_contextual_mapping(seed):
 
 def test_pom_rotary_is_relative():
     """The sum over a rotated pair depends on the distance of query and context alone."""
-    from polymix.ops.common import rotary_angles, rotate
+    from polymix.ops.common import rotary, rotate
 
     s, h = tokens(1, 8), tokens(1, 8, seed=1)
 
     def score(i, j):
-        turned = [
-            rotate(v, rotary_angles(torch.tensor([p]), 8, axes=1, heads=None), axes=1) for v, p in ((s, i), (h, j))
-        ]
+        turned = [rotate(v, rotary(torch.tensor([p]), 8, axes=1, heads=None), axes=1) for v, p in ((s, i), (h, j))]
         product = turned[0] * turned[1]
         return product[0, :4] + product[0, 4:]
 

@@ -1,0 +1,128 @@
+"""What the blocked forms share: the blocks, the type they compute in, products into memory that is there already.
+
+Two things cost most beside the products on a CPU: intermediates that leave the cache between one op and the next, and
+fresh memory, whose pages the system clears first. So a block is small, and its buffers serve every block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polymix.ops.common import accumulator, identity
+
+ROWS = 2048  # tokens a block: fewer, and the products themselves get slower
+IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {  # ACTIVATIONS and GATES of ops.common, over their own input
+    "gelu": torch.ops.aten.gelu_.default,
+    "relu": torch.relu_,
+    "identity": identity,
+    "clamped_leaky_relu": lambda x: F.leaky_relu_(x, 0.01).clamp_(-0.1, 6.0),
+    "sigmoid": torch.sigmoid_,
+    "hardsigmoid": torch.ops.aten.hardsigmoid_.default,
+}
+Linear = tuple[Tensor, Tensor | None]  # weight as nn.Linear's, and bias
+
+
+@cache
+def fast_types() -> frozenset[torch.dtype]:
+    """The types in which this CPU multiplies at full speed; others are computed in float32, which is more exact too."""
+    native = {torch.float32, torch.float64}
+    if torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported():
+        native.add(torch.bfloat16)
+    return frozenset(native)
+
+
+def working_type(dtype: torch.dtype) -> torch.dtype:
+    """The type of the blocked products for tensors of `dtype`."""
+    return dtype if dtype in fast_types() else torch.float32
+
+
+class Block(NamedTuple):
+    """`number` whole samples, or `length` tokens of one."""
+
+    samples: slice
+    tokens: slice
+    number: int
+    length: int
+
+    def of(self, x: Tensor) -> Tensor:
+        """Its part of x (B, N, …)."""
+        return x[self.samples, self.tokens]
+
+    def rows(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Its tokens of x (B, N, D), one a row."""
+        return self.of(x).flatten(0, 1).to(dtype)
+
+    def split(self, rows: Tensor) -> Tensor:
+        """Rows back as (samples, tokens, …)."""
+        return rows.unflatten(0, (self.number, self.length))
+
+    def hide(self, rows: Tensor, mask: Tensor | None) -> Tensor:
+        """Zeros, in place, in the rows of padding; mask (B, N)."""
+        return rows if mask is None else rows.masked_fill_(~self.of(mask).reshape(-1, 1), 0.0)
+
+    def add_sums(self, total: Tensor, rows: Tensor) -> None:
+        """total (B, E) += Σ over the tokens of each sample."""
+        total[self.samples] += self.split(rows).sum(1, dtype=total.dtype)
+
+
+def blocks(x: Tensor) -> Iterator[Block]:
+    """The tokens of x (B, N, D) in blocks of about ROWS, all of one size but the last."""
+    batch, n = x.shape[:2]
+    samples, parts = max(1, ROWS // n), -(-n // ROWS)
+    rows = -(-n // parts)
+    for sample in range(0, batch, samples):
+        count = min(samples, batch - sample)
+        for first in range(0, n, rows):
+            length = min(rows, n - first)
+            yield Block(slice(sample, sample + count), slice(first, first + length), count, length)
+
+
+class Product:
+    """x W + b for block after block, in one buffer: what a call returns is overwritten by the next."""
+
+    def __init__(self, linear: Linear, dtype: torch.dtype) -> None:
+        weight, bias = linear
+        self.weight = weight.to(dtype).t()
+        self.bias = None if bias is None else bias.to(dtype)
+        self.dtype, self.width = dtype, weight.shape[0]
+        self.buffer = weight.new_empty(0, self.width, dtype=dtype)
+
+    def __call__(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
+        """(rows, in) -> (rows, out)."""
+        if out is None:
+            if self.buffer.shape[0] < rows.shape[0]:
+                self.buffer = self.buffer.new_empty(rows.shape[0], self.width)
+            out = self.buffer[: rows.shape[0]]
+        if self.bias is None:
+            return torch.mm(rows, self.weight, out=out)
+        return torch.addmm(self.bias, rows, self.weight, out=out)
+
+    def into(self, y: Tensor, block: Block, rows: Tensor) -> None:
+        """Write the product of the block's rows to its place in y (B, N, out)."""
+        place = block.of(y)
+        if y.dtype == self.dtype:
+            self(rows, place.view(-1, self.width))
+        else:
+            place.copy_(block.split(self(rows)))
+
+
+def zeros(x: Tensor, *shape: int, dtype: torch.dtype) -> Tensor:
+    """Sums to come: float32 at least."""
+    return x.new_zeros(shape, dtype=accumulator(dtype))
+
+
+def share(linear: Linear, first: int, last: int) -> Linear:
+    """Outputs first … last - 1 of a linear map alone."""
+    weight, bias = linear
+    return weight[first:last], None if bias is None else bias[first:last]
+
+
+def count_real(x: Tensor, mask: Tensor | None) -> Tensor | int:
+    """Tokens to divide by, (B, 1) where there is padding."""
+    return x.shape[1] if mask is None else mask.sum(1, keepdim=True).clamp_min(1)

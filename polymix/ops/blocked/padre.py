@@ -1,0 +1,92 @@
+"""PADRe's monomials without gradients on a CPU, for dense channel maps with convolutions over the tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polymix.ops.blocked.common import Linear, working_type
+from polymix.ops.depthwise import depthwise_conv
+from polymix.ops.padre import Factor
+
+# A depthwise convolution of all channels at once leaves the cache where the grid is large; so many at a time do not.
+CHANNELS = (48, 64, 32, 16)
+LARGE = 2048  # tokens
+
+
+def padre(
+    x: Tensor,
+    first: Factor,
+    steps: Sequence[tuple[Factor | None, Factor]],
+    weights: Sequence[Tensor | float],
+    grid: tuple[int, ...],
+) -> Tensor:
+    """Σ_i W_i ⊙ Z_i with Z_1 = first(X) and Z_{i+1} = C_i(Z_i D_i) ⊙ A_{i+1}(X B_{i+1}).
+
+    steps: (the map of Z_i, None where `first` holds it already; the map of X). weights: W_1 … W_d, or 0.0 where a
+    degree does not enter the sum and 1.0 where it enters as it is. x (B, N, D). Returns (B, N, D). Memory beside it:
+    two arrays as large as x, three from degree 3 on.
+    """
+    rows = x.to(working_type(x.dtype))
+    z = apply(first, rows, grid)
+    total = _add(None, weights[0], z)
+    for (left, right), weight in zip(steps, weights[1:], strict=True):
+        z = apply(right, rows, grid, times=z if left is None else apply(left, z, grid))
+        total = _add(total, weight, z)
+    assert total is not None
+    return total.to(x.dtype)
+
+
+def _add(total: Tensor | None, weight: Tensor | float, z: Tensor) -> Tensor | None:
+    """total + weight ⊙ z; total may be z of the degree before, which is needed no more."""
+    if isinstance(weight, float):
+        if weight == 0.0:
+            return total
+        return z if total is None else total.add_(z)
+    weight = weight.to(z.dtype)
+    return weight * z if total is None else total.addcmul_(weight.expand_as(z), z)
+
+
+def apply(factor: Factor, x: Tensor, grid: tuple[int, ...], times: Tensor | None = None) -> Tensor:
+    """The factor of x (B, N, D), multiplied into `times` where that is given; never x itself."""
+    if factor.token is None:
+        y = x if factor.channel is None else F.linear(x, *_cast(factor.channel, x.dtype))
+        if times is not None:
+            return times.mul_(y)
+        return y.clone() if y is x else y
+    weight, bias = _cast((factor.token.weight, factor.token.bias), x.dtype)
+    size = _group_size(weight.shape[0], math.prod(grid))
+    y = torch.empty_like(x) if times is None else times
+    for place, part in enumerate(_in_groups(factor.channel, x, size)):
+        group = slice(place * size, (place + 1) * size)
+        token = factor.token
+        mixed = depthwise_conv(token.before(part), weight[group], grid, causal=token.causal, dilation=token.dilation)
+        if bias is not None:
+            mixed = mixed + bias[group]
+        y[..., group] = mixed if times is None else mixed.mul_(y[..., group])
+    return y
+
+
+def _cast(linear: Linear, dtype: torch.dtype) -> Linear:
+    weight, bias = linear
+    return weight.to(dtype), None if bias is None else bias.to(dtype)
+
+
+def _group_size(channels: int, tokens: int) -> int:
+    return next((size for size in CHANNELS if channels % size == 0), channels) if tokens >= LARGE else channels
+
+
+def _in_groups(channel: Linear | None, x: Tensor, size: int) -> Iterator[Tensor]:
+    """The channel map of x in groups of `size` channels, each dense in memory: (B, N, size) after (B, N, size)."""
+    if channel is None:
+        yield from (part.contiguous() for part in x.split(size, dim=-1))
+        return
+    weight, bias = _cast(channel, x.dtype)
+    blocks = weight.unflatten(0, (-1, size)).transpose(1, 2)  # (groups, D, size)
+    rows = x.flatten(0, 1).expand(blocks.shape[0], -1, -1)
+    parts = torch.bmm(rows, blocks) if bias is None else torch.baddbmm(bias.view(-1, 1, size), rows, blocks)
+    yield from parts.unflatten(1, x.shape[:2])

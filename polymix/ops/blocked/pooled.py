@@ -1,0 +1,134 @@
+"""Poly-SA and Poly-NL without gradients on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from polymix.ops.blocked.common import Block, Linear, Product, blocks, count_real, share, working_type, zeros
+from polymix.ops.common import sigma
+
+Tokens = Callable[[Block], Tensor]  # the tokens of a block, (samples, tokens, channels)
+
+
+def poly_sa(
+    x: Tensor,
+    qkv: Linear,
+    proj: Linear | None,
+    p_1: Tensor | None,
+    p_2: Tensor | None,
+    *,
+    heads: int,
+    kind: str,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Q ⊙ p_1 σ(p_2ᵀ(K ⊙ V)), then W_o where it is a product.
+
+    x (B, N, D), p_1 and p_2 (heads, N), or both None for a mean over the mask (B, N). Returns (B, N, D).
+    """
+    dtype, dim = working_type(x.dtype), x.shape[-1]
+    tell = Product(share(qkv, dim, 3 * dim), dtype)
+    pooled = zeros(x, x.shape[0], dim, dtype=dtype)
+    for block in blocks(x):
+        k, v = tell(block.rows(x, dtype)).chunk(2, dim=-1)
+        block.add_sums(pooled, block.hide(_weigh(k.mul_(v), p_2, block, heads), mask))
+    if p_2 is None:
+        pooled = pooled / count_real(x, mask)
+    gate = sigma(pooled.unflatten(-1, (heads, -1)), kind).to(dtype)
+    if mask is not None:  # a row of padding alone pools nothing: softmax of zeros would still answer 1/d
+        gate = gate.masked_fill(~mask.any(1)[:, None, None], 0.0)
+    ask, y = Product(share(qkv, 0, dim), dtype), torch.empty_like(x)
+    out = None if proj is None else Product(proj, dtype)
+    for block in blocks(x):
+        q = ask(block.rows(x, dtype))
+        block.split(q).mul_(gate[block.samples].flatten(1)[:, None])
+        _weigh(q, p_1, block, heads)
+        if out is None:
+            block.of(y).copy_(block.split(q))
+        else:
+            out.into(y, block, q)
+    return y
+
+
+def _weigh(rows: Tensor, p: Tensor | None, block: Block, heads: int) -> Tensor:
+    """The rows times p (heads, N) at their positions, in place."""
+    if p is not None:
+        weight = p[:, block.tokens].t().to(rows.dtype)[..., None]  # (n, heads, 1)
+        block.split(rows).unflatten(-1, (heads, -1)).mul_(weight)
+    return rows
+
+
+def poly_nl(
+    x: Tensor,
+    into: Linear | None,
+    pair: Linear,
+    proj: Linear,
+    alpha: float,
+    beta: float,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """αX + β((mean(X' W_1 ⊙ X' W_2) ⊙ X') W_3 + b_3), X' = X or `into` of it, `proj` from X' to X; `pair` is W_1, W_2.
+
+    What the tokens are multiplied with in the end is one matrix a sample: αI + β diag(mean) W_3.
+    x (B, N, D), mask (B, N). Returns (B, N, D).
+    """
+    dtype = working_type(x.dtype)
+    inner = None if into is None else Product(into, dtype)
+
+    def tokens(block: Block) -> Tensor:
+        rows = block.rows(x, dtype)
+        return block.split(rows if inner is None else inner(rows))
+
+    width = pair[0].shape[1]
+    sure = dtype == torch.promote_types(dtype, torch.float32) and x.shape[1] >= 2 * width
+    mean = (_by_moments if sure else _by_products)(x, tokens, pair, dtype, mask)
+    weight, bias = proj
+    matrix = beta * mean.to(dtype).unsqueeze(-1) * weight.t().to(dtype)  # (B, inner, D)
+    if inner is None:
+        matrix.diagonal(dim1=1, dim2=2).add_(alpha)
+    offset = torch.zeros((), dtype=dtype) if bias is None else (beta * bias).to(dtype)
+    y = torch.empty_like(x)
+    for block in blocks(x):
+        base = offset if inner is None else torch.add(offset, block.of(x).to(dtype), alpha=alpha)
+        place, product = block.of(y), (tokens(block), matrix[block.samples])
+        if y.dtype == dtype:
+            torch.baddbmm(base, *product, out=place)
+        else:
+            place.copy_(torch.baddbmm(base, *product))
+    return y
+
+
+def _by_products(x: Tensor, tokens: Tokens, pair: Linear, dtype: torch.dtype, mask: Tensor | None) -> Tensor:
+    """mean(X W_1 ⊙ X W_2) as it is written: 2 N D² multiply-adds."""
+    both = Product(pair, dtype)
+    total = zeros(x, x.shape[0], both.width // 2, dtype=dtype)
+    for block in blocks(x):
+        first, second = both(tokens(block).flatten(0, 1)).chunk(2, dim=-1)
+        block.add_sums(total, block.hide(first.mul_(second), mask))
+    return total / count_real(x, mask)
+
+
+def _by_moments(x: Tensor, tokens: Tokens, pair: Linear, dtype: torch.dtype, mask: Tensor | None) -> Tensor:
+    """The same by the tokens' second moment S: N D² + D³. Channel c's mean is w_1ᵀ S w_2 + (w_1ᵀμ + b_1)(w_2ᵀμ + b_2).
+
+    S is taken about the tokens' mean μ: about zero, a large mean would swallow it.
+    """
+    w_1, w_2 = pair[0].to(dtype).chunk(2)
+    b_1, b_2 = (0.0, 0.0) if pair[1] is None else pair[1].to(dtype).chunk(2)
+    count, width = count_real(x, mask), w_1.shape[1]
+    centre, moment = zeros(x, x.shape[0], width, dtype=dtype), zeros(x, x.shape[0], width, width, dtype=dtype)
+    for block in blocks(x):
+        block.add_sums(centre, _hidden(tokens(block), block, mask).flatten(0, 1))
+    centre = centre / count
+    for block in blocks(x):
+        apart = _hidden(tokens(block) - centre[block.samples, None], block, mask)
+        moment[block.samples] += apart.transpose(1, 2) @ apart
+    about = ((w_1 @ moment) * w_2).sum(-1) / count
+    seen = 1 if mask is None else mask.any(1, keepdim=True)  # the bias alone is no mean of anything
+    return about + (centre @ w_1.t() + b_1) * (centre @ w_2.t() + b_2) * seen
+
+
+def _hidden(tokens: Tensor, block: Block, mask: Tensor | None) -> Tensor:
+    return tokens if mask is None else tokens.masked_fill(~block.of(mask).unsqueeze(-1), 0.0)

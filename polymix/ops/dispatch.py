@@ -1,0 +1,144 @@
+"""Which implementation of an op runs, and why.
+
+    eager    plain PyTorch: differentiable to any order, traced, compiled and exported as it stands
+    blocked  CPU, without gradients: blocks of tokens or channels that stay in the cache, results written in place
+    triton   GPU kernels, forward and backward; on a CPU under Triton's interpreter when asked for by name
+
+"auto" takes triton, else blocked, else eager: the first that has no reason against it. A name that is asked for either
+runs or raises; it never falls back.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from polymix.errors import CapabilityError
+from polymix.ops.common import autocast_dtype
+
+KERNELS = ("triton", "blocked")  # in the order in which "auto" would have them
+IMPLS = ("auto", "eager", *KERNELS)
+log = logging.getLogger("polymix")
+
+
+class Choice(NamedTuple):
+    """One decision: what ran for `op`, and why that."""
+
+    op: str
+    impl: str
+    why: str
+
+
+_recorder: ContextVar[list[Choice] | None] = ContextVar("polymix_choices", default=None)
+_said: set[Choice] = set()
+
+
+@contextmanager
+def recording() -> Iterator[list[Choice]]:
+    """The choices made inside, in order."""
+    choices: list[Choice] = []
+    token = _recorder.set(choices)
+    try:
+        yield choices
+    finally:
+        _recorder.reset(token)
+
+
+def choose(op: str, impl: str, tensors: Sequence[Tensor], against: Mapping[str, str | None]) -> str:
+    """The implementation that runs for `op` on `tensors`.
+
+    Args:
+        impl: "auto" or the one that is asked for.
+        against: what the op itself has against each kernel that it has: a reason, or None.
+    Raises:
+        CapabilityError: the one that is asked for cannot run here; the message says why.
+    """
+    if impl == "eager":
+        return _settle(op, "eager", "asked for")
+    if impl != "auto":
+        why = against.get(impl, f"{op} has no such form") or _OBSTACLES[impl](tensors)
+        if why is not None:
+            raise CapabilityError("impl", f"{impl!r} for {op}: {why}", "'auto', 'eager'", "Those run everywhere.")
+        return _settle(op, impl, "asked for")
+    reasons: list[str] = []
+    for kernel in KERNELS:
+        if kernel in against:
+            why = against[kernel] or _OBSTACLES[kernel](tensors, False)
+            if why is None:
+                return _settle(op, kernel, "; ".join([f"the fastest for {_place(tensors)}", *reasons]))
+            reasons.append(f"not {kernel}: {why}")
+    return _settle(op, "eager", "; ".join(reasons) or "the only one")
+
+
+def _settle(op: str, impl: str, why: str) -> str:
+    if torch.compiler.is_compiling():  # tracing neither logs nor records
+        return impl
+    choice = Choice(op, impl, why)
+    recorder = _recorder.get()
+    if recorder is not None:
+        recorder.append(choice)
+    if choice not in _said:
+        _said.add(choice)
+        log.info("%s runs %s: %s", *choice)
+    return impl
+
+
+def _place(tensors: Sequence[Tensor]) -> str:
+    return f"{tensors[0].dtype} on {tensors[0].device.type}".removeprefix("torch.")
+
+
+def _against_blocked(tensors: Sequence[Tensor], interpreted: bool = True) -> str | None:
+    if torch.compiler.is_compiling():
+        return "the graph that is traced has plain PyTorch in it"
+    if any(t.device.type != "cpu" for t in tensors):
+        return "it is for the CPU"
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        return "it has no backward (call under torch.inference_mode() or torch.no_grad())"
+    return _transformed(tensors)
+
+
+def _against_triton(tensors: Sequence[Tensor], interpreted: bool = True) -> str | None:
+    if not _HAS_TRITON:
+        return "triton is not installed"
+    if any(t.device.type != "cuda" for t in tensors) and not (
+        interpreted and os.environ.get("TRITON_INTERPRET") == "1"
+    ):
+        return "it needs a GPU (or, asked for by name, TRITON_INTERPRET=1)"
+    if any(t.dtype == torch.float64 for t in tensors):
+        return "its accumulators are float32"
+    return _transformed(tensors)
+
+
+def _findable(package: str) -> bool:
+    """Whether there is such a package, without importing it."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ImportError:
+        return False
+
+
+_HAS_TRITON = _findable("triton")
+
+
+def _transformed(tensors: Sequence[Tensor]) -> str | None:
+    """What a hand-written kernel cannot see through."""
+    if autocast_dtype(tensors[0].device):
+        return "autocast decides the types"
+    if torch.compiler.is_compiling():
+        return None
+    if torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
+        return "torch.func and forward-mode derivatives need plain PyTorch"
+    if any(type(t) not in (Tensor, torch.nn.Parameter) for t in tensors):
+        return "a tensor subclass needs plain PyTorch"
+    return None
+
+
+_OBSTACLES = {"blocked": _against_blocked, "triton": _against_triton}

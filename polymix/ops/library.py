@@ -1,0 +1,95 @@
+"""Registered operators, `torch.ops.polymix.*`: a schema, a fake, a backward that is an operator too.
+
+Each has a definition in plain PyTorch, and Triton kernels for it. Inside a graph that is traced, compiled or exported
+it is one node; `opcheck` holds it to that. Derivatives of derivatives are those of the definition.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Operator:
+    """polymix::name and polymix::name_backward.
+
+    Args:
+        name, schema: of the operator, such as "(Tensor x, Tensor? bias, int order) -> Tensor"; `impl` is added last.
+        define: the definition, on the same arguments in the same order.
+        kernel: "file.function" in polymix.ops.triton, called by the names of the schema; function_backward takes the
+            outputs' gradients in front and gives a gradient for each of `wrt`, or None.
+        wrt: the arguments that have gradients, by place; a tensor that is None has none.
+    """
+
+    def __init__(self, name: str, schema: str, define: Callable[..., Any], kernel: str, wrt: Sequence[int]) -> None:
+        self.define, self.wrt = define, tuple(wrt)
+        self.module, self.function = kernel.split(".")
+        arguments, returns = schema.removeprefix("(").split(") -> ")
+        self.names = [argument.split()[-1] for argument in arguments.split(", ")]
+        self.several = returns.startswith("(")
+        forward, backward = f"polymix::{name}", f"polymix::{name}_backward"
+        torch.library.define(forward, f"({arguments}, str impl) -> {returns}")
+        torch.library.define(backward, f"(Tensor[] grads, {arguments}, str impl) -> Tensor[]")
+        torch.library.impl(forward, ("cpu", "cuda"), self._forward)
+        torch.library.impl(backward, ("cpu", "cuda"), self._backward)
+        torch.library.register_fake(forward, lambda *args: define(*args[:-1]))
+        torch.library.register_fake(backward, lambda grads, *args: [torch.empty_like(t) for t in self._wanted(args)])
+        torch.library.register_autograd(forward, self._differentiate, setup_context=self._save)
+        self._op = getattr(torch.ops.polymix, name)
+        self._op_backward = getattr(torch.ops.polymix, f"{name}_backward")
+
+    def __call__(self, *args: Any, impl: str) -> Any:
+        """The definition itself for "eager", so that every transform sees through it; else the operator."""
+        return self.define(*args) if impl == "eager" else self._op(*args, impl)
+
+    def _wanted(self, args: Sequence[Any]) -> list[Tensor]:
+        return [args[i] for i in self.wrt if args[i] is not None]
+
+    def _launch(self, suffix: str, grads: Sequence[Tensor], args: Sequence[Any]) -> Any:
+        module = importlib.import_module(f"polymix.ops.triton.{self.module}")
+        with torch.cuda.device_of(args[0]):
+            return getattr(module, self.function + suffix)(*grads, **dict(zip(self.names, args, strict=True)))
+
+    def _forward(self, *inputs: Any) -> Any:
+        *args, impl = inputs
+        return self.define(*args) if impl == "eager" else self._launch("", (), args)
+
+    def _backward(self, grads: list[Tensor], *inputs: Any) -> list[Tensor]:
+        *args, impl = inputs
+        if impl == "eager":
+            return [grad.contiguous() for grad in self._by_definition(grads, args, create_graph=False)]
+        found, wanted = self._launch("_backward", grads, args), self._wanted(args)
+        return [grad.to(t.dtype) for grad, t in zip((g for g in found if g is not None), wanted, strict=True)]
+
+    def _by_definition(self, grads: Sequence[Tensor], args: Sequence[Any], create_graph: bool) -> list[Tensor]:
+        """Gradients through the definition, run once more."""
+        with torch.enable_grad():  # views: what one argument owes to another is not for here
+            fresh = [a.view_as(a) if create_graph else a.detach().requires_grad_() for a in self._wanted(args)]
+            given = iter(fresh)
+            outputs = self.define(*(next(given) if i in self.wrt and a is not None else a for i, a in enumerate(args)))
+            outputs = outputs if self.several else (outputs,)
+            found = torch.autograd.grad(outputs, fresh, grads, create_graph=create_graph, allow_unused=True)
+        return [torch.zeros_like(t) if grad is None else grad for grad, t in zip(found, fresh, strict=True)]
+
+    def _save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.places = [i for i, value in enumerate(inputs) if isinstance(value, Tensor)]
+        ctx.save_for_backward(*(inputs[i] for i in ctx.places))
+        ctx.others = [None if isinstance(value, Tensor) else value for value in inputs]
+
+    def _differentiate(self, ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        inputs = list(ctx.others)
+        for place, tensor in zip(ctx.places, ctx.saved_tensors, strict=True):
+            inputs[place] = tensor
+        *args, impl = inputs
+        if torch.is_grad_enabled():
+            found = self._by_definition(grads, args, create_graph=True)
+        else:
+            found = self._op_backward(list(grads), *args, impl)
+        by_place: list[Tensor | None] = [None] * (len(args) + 1)
+        for place, grad in zip((i for i in self.wrt if args[i] is not None), found, strict=True):
+            by_place[place] = grad
+        return tuple(by_place)

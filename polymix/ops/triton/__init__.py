@@ -1,0 +1,1 @@
+"""Triton kernels: plain launchers on tensors, imported when first dispatched."""

@@ -1,0 +1,47 @@
+"""What several kernels share: an activation and a polynomial, each with its derivative, inside a kernel."""
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def activation(x, KIND: tl.constexpr):
+    """act(x) and act'(x), elementwise in x's type; what the caller leaves unused costs nothing once compiled.
+
+    Written so that a NaN stays a NaN, and with PyTorch's choice of derivative at the kinks.
+    """
+    if KIND == "gelu":
+        below = 0.5 * (1.0 + tl.math.erf(x * 0.7071067811865476))  # Φ(x)
+        value = x * below
+        slope = below + x * 0.3989422804014327 * tl.exp(-0.5 * x * x)
+    elif KIND == "relu":
+        value = tl.where(x <= 0.0, 0.0, x)
+        slope = tl.where(x <= 0.0, 0.0, 1.0)
+    elif KIND == "clamped_leaky_relu":
+        leaky = tl.where(x > 0.0, x, 0.01 * x)
+        value = tl.where(leaky < -0.1, -0.1, tl.where(leaky > 6.0, 6.0, leaky))
+        slope = tl.where((leaky < -0.1) | (leaky > 6.0), 0.0, tl.where(x > 0.0, 1.0, 0.01))
+    else:
+        tl.static_assert(KIND == "identity", "activation is gelu, relu, clamped_leaky_relu or identity")
+        value = x
+        slope = tl.full(x.shape, 1.0, x.dtype)
+    return value, slope
+
+
+@triton.jit
+def polynomial(x, alpha, stride, inside, DEGREE: tl.constexpr):
+    """Σ_{p=1..DEGREE} α_p x^p and its derivative in x, by one Horner loop.
+
+    alpha: pointers to α_1 that broadcast against x, α_{p+1} `stride` further on, read where `inside`.
+    """
+    value = tl.zeros_like(x)
+    slope = tl.zeros_like(x)
+    for i in tl.static_range(DEGREE):
+        coefficient = tl.load(alpha + (DEGREE - 1 - i) * stride, mask=inside, other=0.0).to(x.dtype)
+        inner = coefficient + value  # value so far = Σ_{q>p} α_q x^(q-p)
+        slope = inner + x * slope
+        value = x * inner
+    return value, slope
