@@ -8,7 +8,9 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -41,11 +43,32 @@ class Bars:
         return lambda done: self.progress.update(task, completed=done)
 
 
-def _counts(text: str) -> tuple[int, ...]:
+@contextmanager
+def _bars(console: Console, out: Path) -> Iterator[Bars]:
+    """Bars for a run that leaves its results in `out`; Ctrl-C says how to go on."""
+    shown = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    progress = Progress(*shown, console=console)
+    try:
+        yield Bars(progress)
+    except KeyboardInterrupt:
+        console.print(
+            f"Stopped. What had finished is kept in {out}: the same command with --resume goes on from there."
+        )
+        raise typer.Exit(130) from None
+    finally:
+        if progress.live.is_started:
+            progress.stop()
+
+
+def _counts(text: str, option: str = "--tokens", example: str = "64,256,1024") -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError as error:
-        raise OptionError("--tokens", repr(text), "whole numbers separated by commas", "Try 64,256,1024.") from error
+        raise OptionError(option, repr(text), "whole numbers separated by commas", f"Try {example}.") from error
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(","))
 
 
 def compare(
@@ -86,29 +109,15 @@ def compare(
         max_gib=max_gib,
     )  # fmt: skip
     settings = settings.quickened() if quick else settings
-    shown = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console()
-    progress = Progress(*shown, console=console)
-    try:
-        results = run(settings, out, Bars(progress), resume=resume)
-    except KeyboardInterrupt:
-        console.print(
-            f"Stopped. What had finished is kept in {out}: the same command with --resume goes on from there."
-        )
-        raise typer.Exit(130) from None
-    finally:
-        if progress.live.is_started:
-            progress.stop()
+    with _bars(console, out) as bars:
+        results = run(settings, out, bars, resume=resume)
     from polymix.compare.report import write_report
     from polymix.compare.table import terminal_table
 
     report = write_report(results.content, out)
     headings, rows = terminal_table(results.content)
-    figures = [Column(heading, justify="right", no_wrap=True) for heading in headings[1:]]
-    table = Table(Column(headings[0], overflow="fold"), *figures, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+    _print_table(console, None, headings, rows)
     said = results.content["answer"]
     console.print(f"\n[bold]{said['headline']}[/bold]", highlight=False)
     for sentence in said["sentences"]:
@@ -116,6 +125,96 @@ def compare(
     for line in results.content["data"]["skipped"]:
         console.print(f"Skipped, unreadable: {line}", highlight=False)
     console.print(f"\nReport: {report}   Numbers: {out / 'results.json'}", highlight=False)
+
+
+def bench(
+    mixers: Annotated[str, typer.Option(help="For example padre:degree=3,pom:degree=3:expand=1,qt.")] = (
+        "padre-2,padre-3,pom,qt,poly_sa,poly_nl,softmax"
+    ),
+    tokens: Annotated[str, typer.Option(help="Token counts.")] = "256,1024,4096,16384",
+    dims: Annotated[str, typer.Option(help="Numbers of channels.")] = "192",
+    batch: Annotated[str, typer.Option(help="Sequences in a call; more than one number by commas.")] = "1",
+    dtypes: Annotated[str, typer.Option(help="Of float32, bfloat16, float16.")] = "float32",
+    passes: Annotated[str, typer.Option(help="Of forward, folded, training, step.")] = "forward,training",
+    impls: Annotated[str, typer.Option(help="auto, eager, or a kernel's name.")] = "auto",
+    threads: Annotated[str | None, typer.Option(help="CPU threads; default: one for each core.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …")] = "cpu",
+    seconds: Annotated[float, typer.Option(help="Time spent on all rounds of one call.")] = 0.4,
+    max_seconds: Annotated[float, typer.Option(help="Stop a mixer at a length where one call takes longer.")] = 10.0,
+    max_gib: Annotated[float, typer.Option(help="Stop a mixer at a length where one call holds more.")] = 4.0,
+    out: Annotated[Path, typer.Option(help="Folder for results.json, the pictures and report.html.")] = Path(
+        "polymix-bench"
+    ),
+    quick: Annotated[bool, typer.Option("--quick", help="Up to 1,024 tokens, few rounds: half a minute.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run in --out stopped.")] = False,
+    against: Annotated[
+        tuple[Path, Path] | None, typer.Option("--compare", help="Measure nothing: what changed from A to B.")
+    ] = None,
+    noise: Annotated[float, typer.Option(help="With --compare: no smaller change of a median counts.")] = 0.05,
+) -> None:
+    """What the mixers cost here: time, memory, shares of this machine's ceilings, against their floor and attention.
+
+    --compare A.json B.json tells what got faster or slower beyond the noise, and ends with status 1 on a regression.
+
+    Example: polymix bench --tokens 1024,4096 --dtypes float32,bfloat16 --out my-bench
+    """
+    if against is not None:
+        return _compare_benchmarks(*against, noise)
+    from polymix.bench.run import bench as run
+    from polymix.bench.settings import Settings
+    from polymix.compare.spec import parse_mixers
+
+    settings = Settings(
+        mixers=mixers, tokens=_counts(tokens), dims=_counts(dims, "--dims", "192,384"),
+        batch=_counts(batch, "--batch", "1,16"), dtypes=_words(dtypes), passes=_words(passes), impls=_words(impls),
+        threads=_counts(threads, "--threads", "1,2") if threads else (_cores(),), device=device, seconds=seconds,
+        max_seconds=max_seconds, max_gib=max_gib,
+    )  # fmt: skip
+    settings = settings.quickened() if quick else settings
+    console = Console(highlight=False)
+    with _bars(console, out) as bars:
+        results = run(settings, parse_mixers(mixers), out, bars, resume=resume)
+    from polymix.bench.report import write_report
+    from polymix.bench.table import label, tabled, views
+
+    report = write_report(results.content, out)
+    for title, rows in views(results.content):
+        _print_table(console, title, *tabled(rows, narrow=True))
+    for row in results.content["rows"]:
+        if row["stopped"]:
+            console.print(
+                f"Stopped: {label(row)}, {row['pass']}, {row['tokens']:,} tokens: {row['stopped']}", markup=False
+            )
+    console.print(f"\nReport: {report}   Numbers: {out / 'results.json'}")
+    return None
+
+
+def _compare_benchmarks(a: Path, b: Path, noise: float) -> None:
+    from polymix.bench.compare import HEADINGS, REGRESSIONS, compare, warnings
+    from polymix.bench.results import Results
+
+    before, after = Results.load(a), Results.load(b)
+    changes = compare(before, after, noise)
+    console = Console(highlight=False)
+    for warning in warnings(before, after, noise):
+        console.print(f"[bold]Warning:[/bold] {warning}")
+    if moved := [change.cells() for change in changes if change.verdict != "same"]:
+        _print_table(console, f"A: {a}   B: {b}", HEADINGS, moved)
+    counts = Counter(change.verdict for change in changes)
+    console.print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+    if any(change.verdict in REGRESSIONS for change in changes):
+        raise typer.Exit(1)
+
+
+def _print_table(console: Console, title: str | None, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    figures = [Column(heading, justify="right", no_wrap=True) for heading in headings[1:]]
+    table = Table(
+        Column(headings[0], overflow="fold"), *figures, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title,
+        title_justify="left",
+    )  # fmt: skip
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
 
 
 def list_() -> None:
@@ -256,6 +355,7 @@ def _app() -> Any:
         add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
     )  # fmt: skip
     app.command("compare")(compare)
+    app.command("bench")(bench)
     app.command("list")(list_)
     app.command("show")(show)
     app.command("lens")(lens)

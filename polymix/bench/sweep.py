@@ -32,7 +32,14 @@ class Budget:
         """Stop before a call that is sure to pass the budget: four times over, if its time grows quadratically."""
         if last is not None and last[1] * (n / last[0]) ** 2 > 4 * self.seconds:
             expected = last[1] * (n / last[0]) ** 2
-            raise _Stopped(f"would take up to {expected:.2g} s at {n:,} tokens (budget {self.seconds:g} s)")
+            raise Stopped(f"would take up to {expected:.2g} s at {n:,} tokens (budget {self.seconds:g} s)")
+
+    def hold(self, n: int, seconds: float = 0.0, peak: int = 0) -> None:
+        """Stop after a call that took or held too much."""
+        if seconds > self.seconds:
+            raise Stopped(f"took {seconds:.2g} s at {n:,} tokens (budget {self.seconds:g} s)")
+        if peak > self.bytes:
+            raise Stopped(f"held {peak / 2**30:.1f} GiB at {n:,} tokens (budget {self.bytes / 2**30:g} GiB)")
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,7 @@ def with_heads(config: MixerConfig, heads: int) -> MixerConfig:
     return config.changed(heads=heads) if getattr(config, "heads", 1) is None else config
 
 
-class _Stopped(Exception):
+class Stopped(Exception):
     """Why a mixer is measured no further."""
 
 
@@ -123,11 +130,11 @@ def sweep(
                 continue
             try:
                 if name in stopped:
-                    raise _Stopped(stopped[name])
+                    raise Stopped(stopped[name])
                 budget.foresee(n, last.get(name))
                 ready[name] = _prepare(config, n, make, budget, device, check=n == min(tokens))
                 last[name] = n, ready[name].seconds
-            except _Stopped as why:
+            except Stopped as why:
                 stopped[name] = str(why)
                 rows.append(Row(name, scope, n, stopped=str(why)))
         rows += _time(ready, scope, n, budget, device)
@@ -143,15 +150,13 @@ def _prepare(config: MixerConfig, n: int, make: Maker, budget: Budget, device: s
         if check:
             _check(module, x, options)
         seconds = once(call, device)
-        if seconds > budget.seconds:
-            raise _Stopped(f"took {seconds:.2g} s at {n:,} tokens (budget {budget.seconds:g} s)")
+        budget.hold(n, seconds)
         peak = peak_memory(call, device)
     except (MemoryError, RuntimeError) as error:  # PyTorch's CPU allocator raises a plain RuntimeError
         if isinstance(error, RuntimeError) and "memory" not in str(error).lower():
             raise
-        raise _Stopped(f"ran out of memory at {n:,} tokens") from error
-    if peak > budget.bytes:
-        raise _Stopped(f"held {peak / 2**30:.1f} GiB at {n:,} tokens (budget {budget.bytes / 2**30:g} GiB)")
+        raise Stopped(f"ran out of memory at {n:,} tokens") from error
+    budget.hold(n, peak=peak)
     if isinstance(module, TokenMixer):
         cost = module.cost(n, dtype=x.dtype)
         return _Ready(call, floor(cost, device=device, dtype=x.dtype), seconds, peak, cost.flops)
@@ -162,11 +167,17 @@ def _prepare(config: MixerConfig, n: int, make: Maker, budget: Budget, device: s
 def _check(module: nn.Module, x: torch.Tensor, options: dict[str, Any]) -> None:
     """No number for code that computes wrong: the output must agree with that of the same module in float64."""
     wide = module.to("cpu", torch.float64)(x.to("cpu", torch.float64), **options)
-    narrow = module.to(x.device, x.dtype)(x, **options).to("cpu", torch.float64)
-    error = ((narrow - wide).abs().max() / wide.abs().max().clamp_min(1e-30)).item()
-    limit = 1e-4 if x.dtype == torch.float32 else 0.1
-    if not error <= limit:  # not: NaN must fail as well
-        raise _Stopped(f"failed its check: off float64 by {error:.1e} of its largest output (limit {limit:.0e})")
+    if reason := disagreement(module.to(x.device, x.dtype)(x, **options), wide):
+        raise Stopped(reason)
+
+
+def disagreement(narrow: torch.Tensor, wide: torch.Tensor) -> str | None:
+    """Why `narrow` is no rounding of `wide`, its float64; None where it is."""
+    error = ((narrow.to("cpu", torch.float64) - wide).abs().max() / wide.abs().max().clamp_min(1e-30)).item()
+    limit = 1e-4 if narrow.dtype == torch.float32 else 0.1
+    if error <= limit:  # NaN is not
+        return None
+    return f"failed its check: off float64 by {error:.1e} of its largest output (limit {limit:.0e})"
 
 
 def _time(ready: Mapping[str, _Ready], scope: str, n: int, budget: Budget, device: str) -> list[Row]:

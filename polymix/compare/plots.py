@@ -12,14 +12,8 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
+from polymix.bench.plots import COLOURS, MARKERS, STYLE, save
 from polymix.compare.verdict import FLOOR, YARDSTICK, labels, latencies, scores, slope
-
-STYLE: dict[str, Any] = {
-    "font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "#e4e4e4",
-    "axes.axisbelow": True, "legend.frameon": False, "figure.dpi": 150, "savefig.bbox": "tight",
-}  # fmt: skip
-COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a3db8", "#8c510a", "#5b7f00", "#c2185b"]
-MARKERS = "osD^vP*X<>"
 
 
 def looks(content: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -109,18 +103,11 @@ def draw(content: dict[str, Any], folder: Path) -> list[Path]:
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(7.5, 4.2))
         accuracy_against_latency(content, figure.subplots())
-        written.append(_save(figure, folder / "accuracy.png"))
+        written.append(save(figure, folder / "accuracy.png"))
         for what, name in (("latency", "latency.png"), ("peak_bytes", "memory.png")):
             figure = Figure(figsize=(11, 4.6))
             for axes, scope in zip(figure.subplots(1, 2), ("alone", "host"), strict=True):
                 over_tokens(content, axes, scope, what)
             figure.tight_layout()
-            written.append(_save(figure, folder / name))
+            written.append(save(figure, folder / name))
     return written
-
-
-def _save(figure: Figure, path: Path) -> Path:
-    part = path.with_name(f".{path.name}")  # a name that ends in .png still: the format is read off it
-    figure.savefig(part)
-    part.replace(path)
-    return path
