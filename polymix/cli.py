@@ -217,6 +217,34 @@ def _print_table(console: Console, title: str | None, headings: Sequence[str], r
     console.print(table)
 
 
+def recommend(
+    shape: Annotated[
+        list[str] | None, typer.Option(help="tokens x channels and options; may be given again and again.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="file.py:function that returns a model, or (model, input).")] = None,
+    mixers: Annotated[str | None, typer.Option(help="The candidates, for example padre:degree=3,pom.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda …; default: the model's own, or cpu.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; default: the model's own.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; default: one for each core.")] = None,
+    batch: Annotated[int, typer.Option(help="Of shapes that do not say.")] = 1,
+    training: Annotated[bool, typer.Option("--training", help="Forward and backward, not forward alone.")] = False,
+    seconds: Annotated[float, typer.Option(help="Budget for all measurements.")] = 30.0,
+    out: Annotated[Path | None, typer.Option("--json", help="File for everything that was found.")] = None,
+) -> None:
+    """Keep attention, or replace it, and with what: by what is measured here, at these shapes or in this model.
+
+    Example: polymix recommend --shape 4096x192:heads=3 --shape 196x384
+    """
+    from polymix.compare.recommend.command import run
+
+    chosen = {"candidates": _words(mixers)} if mixers else {}
+    answer = run(
+        shape or [], model, out, device=device, dtype=dtype, threads=threads or _cores(), batch=batch,
+        training=training, seconds=seconds, **chosen,
+    )  # fmt: skip
+    print(answer)
+
+
 def list_() -> None:
     """Every mixer: what it can do, what it costs, its options.
 
@@ -356,6 +384,7 @@ def _app() -> Any:
     )  # fmt: skip
     app.command("compare")(compare)
     app.command("bench")(bench)
+    app.command("recommend")(recommend)
     app.command("list")(list_)
     app.command("show")(show)
     app.command("lens")(lens)

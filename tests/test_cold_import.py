@@ -24,6 +24,7 @@ class Blocked:
 sys.meta_path.insert(0, Blocked())
 import torch
 import polymix
+assert not {"polymix.bench", "polymix.compare"} & set(sys.modules), "what measures is loaded on demand alone"
 
 wraps = set()
 for name, options in cases:
@@ -41,6 +42,7 @@ for name, options in cases:
     if mixer.capabilities.recurrent:
         y, state = mixer.prefill(x)
         mixer.step(x[:, 0], state)
+assert callable(polymix.recommend)
 assert not [name for name in sys.modules if name.partition(".")[0] in blocked]
 print("wraps", *sorted(wraps))
 """

@@ -11,7 +11,15 @@ from polymix.errors import OptionError
 
 
 def load(name: str, options: dict[str, Any]) -> Callable[..., Any]:
-    """What `function(**options)` of a Python file returns: a module, or a function of one tensor.
+    """What `function(**options)` of a Python file returns: a module, or a function of one tensor."""
+    module = called(name, options)
+    if not callable(module):
+        raise OptionError("NAME", f"{name}, which returns {type(module).__name__}", "one that returns a module", "")
+    return module
+
+
+def called(name: str, options: dict[str, Any]) -> Any:
+    """What `function(**options)` of a Python file returns.
 
     Raises OptionError, naming the file, for whatever goes wrong on the way.
     """
@@ -24,12 +32,8 @@ def load(name: str, options: dict[str, Any]) -> Callable[..., Any]:
     source = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(source)
-        build = getattr(source, function)
-        module = build(**options)
+        return getattr(source, function)(**options)
     except Exception as error:  # any error of the user's own code is one line here
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         got = f"{name}, which fails with {reason}"
         raise OptionError("NAME", got, "a function that returns a module", "") from error
-    if not callable(module):
-        raise OptionError("NAME", f"{name}, which returns {type(module).__name__}", "one that returns a module", "")
-    return module

@@ -50,6 +50,8 @@ def run(mixer: PadreMixer, x: Tensor, grid: tuple[int, ...], impl: str) -> Tenso
     """P without L."""
     d = mixer.config.degree
     shared, merged = mixer.B["a"].maps, mixer.merged().get(FIRST)
+    if merged is None and impl == "blocked" and x.shape[0] * x.shape[1] >= 2 * mixer.dim:
+        merged = first_merged(mixer)  # D³ for once, where it saves N D²
     linear = merged or (shared.weight, shared.bias)
     into = [share(linear, i * mixer.dim, (i + 1) * mixer.dim) for i in range(d)]
     first = _factor(into[0], mixer.A[0])

@@ -15,7 +15,7 @@ from polymix.mixers.base import Capabilities, MixerConfig, Polynomial, TokenMixe
 from polymix.mixers.checks import Call
 from polymix.mixers.loading import check_keys, load
 from polymix.mixers.registry import register
-from polymix.ops.blocked.pom import pom
+from polymix.ops.blocked.pom import pom, pom_causal
 from polymix.ops.common import ACTIVATIONS, GATES, Turns, accumulator, rotary, rotate
 from polymix.ops.dispatch import IMPLS
 from polymix.ops.pom import PomState, Terms, divide, pom_reduce
@@ -71,19 +71,20 @@ class PomMixer(TokenMixer):
         if self.config.rotary == "2d" and call.grid is None:
             raise ShapeError("grid", None, "grid=(H, W) in the call", 'rotary="2d" needs to know rows and columns.')
         padding, visible = (call.mask, None) if call.mask is None or call.mask.ndim == 2 else (None, call.mask)
-        plain = not (self.config.rotary or call.causal or call.segments is not None or visible is not None)
-        plain = plain and self.config.groups == 1
+        plain = self.config.rotary is None and self.config.groups == 1 and call.segments is None and visible is None
+        plain = plain and (call.causal == 0 or (call.causal == 1 and not call.cross))
         impl = self.choose(
             x, context,
             triton=None if visible is None else "an arbitrary mask is a product with the mask",
-            blocked=None if plain else "it is for one group, no rotary, and a context that every token sees whole",
+            blocked=None if plain else "it is for one group, no rotary, and a context seen whole or up to the token",
         )  # fmt: skip
         if impl == "blocked":
             poly, gate, proj = ((layer.weight, layer.bias) for layer in (self.poly, self.gate, self.proj))
-            return pom(
-                x, context, poly, gate, proj, self.alpha, activation=self.config.activation, gating=self.config.gate,
-                reduction=self.config.reduction, mask=padding,
-            )  # fmt: skip
+            how: dict[str, Any] = {"activation": self.config.activation, "gating": self.config.gate,
+                                   "reduction": self.config.reduction, "mask": padding}  # fmt: skip
+            if call.causal:
+                return pom_causal(x, poly, gate, proj, self.alpha, **how)
+            return pom(x, context, poly, gate, proj, self.alpha, **how)
         asks, tells = self._turns(x, context, call, padding)
         terms = self._terms(context, padding, tells, impl)
         total, count = pom_reduce(

@@ -22,8 +22,8 @@ _CONV = {2: F.conv2d, 3: F.conv3d}
 Axes = tuple[int, ...]
 
 
-def _conv(x: Tensor, weight: Tensor, padding: Axes, dilation: Axes) -> Tensor:
-    return _CONV[len(padding)](x, weight, padding=padding, dilation=dilation, groups=x.shape[1])
+def _conv(x: Tensor, weight: Tensor, padding: Axes, dilation: Axes, bias: Tensor | None = None) -> Tensor:
+    return _CONV[len(padding)](x, weight, bias, padding=padding, dilation=dilation, groups=x.shape[1])
 
 
 class _Depthwise(torch.autograd.Function):
@@ -92,7 +92,9 @@ def effective_kernel(kernel: Axes, grid: Axes, dilation: int = 1) -> Axes:
     return tuple(min(k, 2 * ((size - 1) // dilation) + 1) for k, size in zip(kernel, grid, strict=True))
 
 
-def depthwise_conv(x: Tensor, weight: Tensor, grid: Axes, *, causal: bool = False, dilation: int = 1) -> Tensor:
+def depthwise_conv(
+    x: Tensor, weight: Tensor, grid: Axes, *, causal: bool = False, dilation: int = 1, bias: Tensor | None = None
+) -> Tensor:
     """Convolve each channel of a grid of tokens with its own kernel.
 
         y[n, c] = Σ_t weight[c, 0, t] · x[n + δ (t - ⌊k/2⌋), c]        (zero outside the grid)
@@ -103,6 +105,7 @@ def depthwise_conv(x: Tensor, weight: Tensor, grid: Axes, *, causal: bool = Fals
         weight: (D, 1, *kernel), one entry of the kernel a grid axis; odd sizes unless causal.
         grid: 1, 2 or 3 axes.
         dilation: δ, on every axis.
+        bias: (D), added.
     Returns:
         (B, N, D). Cost: N · D · ∏ kernel multiply-adds, backward about twice that (with a dilation the weight's
         gradient costs what the kernel without gaps would); taps that a small grid cannot reach are cut off first
@@ -123,9 +126,11 @@ def depthwise_conv(x: Tensor, weight: Tensor, grid: Axes, *, causal: bool = Fals
         grid, padding, gaps, weight = (1, x.shape[1]), (0, *padding), (1, *gaps), weight.unsqueeze(2)
     image = x.reshape(batch, *grid, dim).movedim(-1, 1)  # (B, D, *grid), a channels-last view
     dtype = x.dtype if x.dtype == torch.float64 else autocast_dtype(x.device) or x.dtype
-    image, weight = image.to(dtype), weight.to(dtype)
-    if torch.is_grad_enabled() and (image.requires_grad or weight.requires_grad):
+    image, weight, bias = image.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    given = (image, weight) if bias is None else (image, weight, bias)
+    if torch.is_grad_enabled() and any(part.requires_grad for part in given):
         out = _convolve(image, weight, padding, gaps)
     else:
-        out = _conv(image, weight, padding, gaps)
-    return out.movedim(1, -1).flatten(1, -2)  # (B, N, D)
+        out, bias = _conv(image, weight, padding, gaps, bias), None
+    out = out.movedim(1, -1).flatten(1, -2)  # (B, N, D)
+    return out if bias is None else out + bias

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from polymix.ops.common import accumulator, sigma
@@ -37,6 +38,23 @@ def mean_over_tokens(x: Tensor, mask: Tensor | None, times: Tensor | None = None
     count = x.shape[1] if mask is None else mask.sum(1).clamp_min(1)[:, None, None]
     x, times = x.unsqueeze(2), None if times is None else times.unsqueeze(2)
     return pooled_product(x, times, None, mask, impl=impl) / count
+
+
+def mean_of_products(x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None) -> Tensor:
+    """mean(X W_1 ⊙ X W_2) by the tokens' second moment S about their mean μ: w_1ᵀ S w_2 + (w_1ᵀμ + b_1)(w_2ᵀμ + b_2).
+
+    x (B, N, D); weight (2E, D) and bias (2E) as nn.Linear's, W_1 then W_2; mask (B, N). Returns (B, 1, E). Cost:
+    N D² + D² E multiply-adds instead of 2 N D E. About zero, a large mean would swallow S.
+    """
+    count = x.shape[1] if mask is None else mask.sum(1).clamp_min(1)[:, None, None]
+    hidden = None if mask is None else ~mask.unsqueeze(-1)
+    centre = (x if hidden is None else x.masked_fill(hidden, 0.0)).sum(1, keepdim=True) / count
+    apart = x - centre if hidden is None else (x - centre).masked_fill(hidden, 0.0)
+    w_1, w_2 = weight.chunk(2)
+    about = (w_1 @ (apart.mT @ apart) * w_2).sum(-1).unsqueeze(1) / count
+    first, second = F.linear(centre, weight, bias).chunk(2, dim=-1)
+    product = first * second
+    return about + (product if mask is None else product.masked_fill(~mask.any(1)[:, None, None], 0.0))
 
 
 def poly_sa(

@@ -64,13 +64,36 @@ def normalise(weighted: Tensor, count: Tensor) -> Tensor:
 def _moments(k: Tensor, v: Tensor, scale: Tensor | None, mask: Tensor | None, form: str, order: int) -> Tensor:
     """Σ_n φ(k_n) ⊗ [v_n, 1]: (B, h, N, d) -> (B, h, F, d + 1), float32 at least."""
     dtype = accumulator(k.dtype)
-    keys, values = hide(k.to(dtype), mask), hide(F.pad(v.to(dtype), (0, 1), value=1.0), mask)
-    return taylor_features(keys, form, order, scale).transpose(-1, -2) @ values
+    keys, values = hide(k.to(dtype), mask), hide(v.to(dtype), mask)
+    if form == "full":
+        values = hide(F.pad(v.to(dtype), (0, 1), value=1.0), mask)
+        return taylor_features(keys, form, order, scale).transpose(-1, -2) @ values
+    # The powers of k one after the other, and their weights on the moments: no features side by side in memory.
+    count = torch.full_like(values[:, :, :1, :1], k.shape[2]) if mask is None else mask.sum(1)[:, None, None, None]
+    parts = [torch.cat((values.sum(2, keepdim=True), count.to(dtype).expand(-1, k.shape[1], -1, -1)), -1)]
+    for power in (keys, keys * keys)[:order]:
+        parts.append(torch.cat((power.transpose(-1, -2) @ values, power.sum(2).unsqueeze(-1)), -1))
+    return torch.cat([w * part for w, part in zip(_weights(scale, k.shape[-1], dtype), parts, strict=False)], dim=2)
 
 
 def _ask(q: Tensor, moments: Tensor, scale: Tensor | None, form: str, order: int) -> Tensor:
     """φ(q) · moments: (B, h, M, d) -> (B, h, M, d + 1), float32 at least."""
-    return taylor_features(q.to(moments.dtype), form, order, scale) @ moments
+    q, d = q.to(moments.dtype), q.shape[-1]
+    if form == "full":
+        return taylor_features(q, form, order, scale) @ moments
+    first, *rest = moments.split([1, d, d][: order + 1], dim=2)
+    weights = _weights(scale, d, moments.dtype)
+    total = weights[0] * first
+    for power, weight, moment in zip((q, q * q), weights[1:], rest, strict=False):
+        total = total + power @ (weight * moment)
+    return total.expand(-1, -1, q.shape[2], -1)
+
+
+def _weights(scale: Tensor | None, d: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """What the compact features are multiplied with, by degree: γ, β (4/d)^¼, α, each (heads, 1, 1)."""
+    assert scale is not None
+    alpha, beta, gamma = scale.to(dtype)
+    return gamma, beta * (4 / d) ** 0.25, alpha
 
 
 def _causal(

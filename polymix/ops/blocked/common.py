@@ -99,9 +99,8 @@ class Product:
             if self.buffer.shape[0] < rows.shape[0]:
                 self.buffer = self.buffer.new_empty(rows.shape[0], self.width)
             out = self.buffer[: rows.shape[0]]
-        if self.bias is None:
-            return torch.mm(rows, self.weight, out=out)
-        return torch.addmm(self.bias, rows, self.weight, out=out)
+        out = torch.mm(rows, self.weight, out=out)
+        return out if self.bias is None else out.add_(self.bias)  # addmm would first spread the bias over memory
 
     def into(self, y: Tensor, block: Block, rows: Tensor) -> None:
         """Write the product of the block's rows to its place in y (B, N, out)."""
@@ -110,6 +109,24 @@ class Product:
             self(rows, place.view(-1, self.width))
         else:
             place.copy_(block.split(self(rows)))
+
+
+class SampleProduct:
+    """x M_s + b with a matrix for each sample, (B, in, out): what was pooled goes into a weight, not to every token."""
+
+    def __init__(self, matrix: Tensor, bias: Tensor | None) -> None:
+        self.matrix, self.bias = matrix, None if bias is None else bias.to(matrix.dtype)
+
+    def into(self, y: Tensor, block: Block, tokens: Tensor) -> None:
+        """Write the product of tokens (samples, tokens, in) to the block's place in y (B, N, out)."""
+        place, matrix = block.of(y), self.matrix[block.samples]
+        if y.dtype == matrix.dtype:
+            torch.bmm(tokens, matrix, out=place)
+            if self.bias is not None:
+                place.add_(self.bias)
+        else:
+            product = torch.bmm(tokens, matrix)
+            place.copy_(product if self.bias is None else product.add_(self.bias))
 
 
 def zeros(x: Tensor, *shape: int, dtype: torch.dtype) -> Tensor:

@@ -54,20 +54,26 @@ def _add(total: Tensor | None, weight: Tensor | float, z: Tensor) -> Tensor | No
 def apply(factor: Factor, x: Tensor, grid: tuple[int, ...], times: Tensor | None = None) -> Tensor:
     """The factor of x (B, N, D), multiplied into `times` where that is given; never x itself."""
     if factor.token is None:
-        y = x if factor.channel is None else F.linear(x, *_cast(factor.channel, x.dtype))
-        if times is not None:
-            return times.mul_(y)
-        return y.clone() if y is x else y
+        if factor.channel is None:
+            return x.clone() if times is None else times.mul_(x)
+        weight, bias = _cast(factor.channel, x.dtype)
+        y = F.linear(x, weight)
+        y = y if bias is None else y.add_(bias)
+        return y if times is None else times.mul_(y)
     weight, bias = _cast((factor.token.weight, factor.token.bias), x.dtype)
     size = _group_size(weight.shape[0], math.prod(grid))
     y = torch.empty_like(x) if times is None else times
     for place, part in enumerate(_in_groups(factor.channel, x, size)):
         group = slice(place * size, (place + 1) * size)
         token = factor.token
-        mixed = depthwise_conv(token.before(part), weight[group], grid, causal=token.causal, dilation=token.dilation)
-        if bias is not None:
-            mixed = mixed + bias[group]
-        y[..., group] = mixed if times is None else mixed.mul_(y[..., group])
+        mixed = depthwise_conv(
+            token.before(part), weight[group], grid, causal=token.causal, dilation=token.dilation,
+            bias=None if bias is None else bias[group],
+        )  # fmt: skip
+        if times is None:
+            y[..., group] = mixed
+        else:
+            y[..., group].mul_(mixed)
     return y
 
 
@@ -88,5 +94,5 @@ def _in_groups(channel: Linear | None, x: Tensor, size: int) -> Iterator[Tensor]
     weight, bias = _cast(channel, x.dtype)
     blocks = weight.unflatten(0, (-1, size)).transpose(1, 2)  # (groups, D, size)
     rows = x.flatten(0, 1).expand(blocks.shape[0], -1, -1)
-    parts = torch.bmm(rows, blocks) if bias is None else torch.baddbmm(bias.view(-1, 1, size), rows, blocks)
-    yield from parts.unflatten(1, x.shape[:2])
+    for place, part in enumerate(torch.bmm(rows, blocks).unflatten(1, x.shape[:2])):
+        yield part if bias is None else part.add_(bias[place * size : (place + 1) * size])

@@ -1,11 +1,14 @@
-"""PoM without gradients on a CPU, where every token sees the whole context."""
+"""PoM without gradients on a CPU, where every token sees the whole context or all of the past."""
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from polymix.ops.blocked.common import IN_PLACE, Linear, Product, blocks, count_real, working_type, zeros
+from polymix.ops.blocked.common import IN_PLACE, Linear, Product, SampleProduct, blocks, count_real, working_type, zeros
+
+STRIDE = 32  # tokens between the walks of a running sum
 
 
 def pom(
@@ -29,13 +32,11 @@ def pom(
     pooled = _pool(context, Product(poly, dtype), alpha, activation, mask)
     if reduction == "mean":
         pooled = pooled / count_real(context, mask)
-    ask, tell, y = Product(gate, dtype), Product(proj, dtype), torch.empty_like(x)
-    pooled = pooled.to(dtype).view(x.shape[0], 1, ask.width, -1)  # (B, 1, gates, channels a gate)
+    ask, y = Product(gate, dtype), torch.empty_like(x)
+    asked = (pooled.unsqueeze(-1) * proj[0].t()).unflatten(1, (ask.width, -1)).sum(2)  # (B, gates, D): H in W_o
+    out = SampleProduct(asked.to(dtype), proj[1])
     for block in blocks(x):
-        gates = block.split(IN_PLACE[gating](ask(block.rows(x, dtype)))).unsqueeze(-1)
-        mean = pooled[block.samples]
-        asked = gates.mul_(mean) if mean.shape[-1] == 1 else gates * mean
-        tell.into(y, block, asked.flatten(2).flatten(0, 1))
+        out.into(y, block, block.split(IN_PLACE[gating](ask(block.rows(x, dtype)))))
     return y
 
 
@@ -53,3 +54,52 @@ def _pool(context: Tensor, into: Product, alpha: Tensor, activation: str, mask: 
             power = torch.mul(power, h, out=powers[: h.shape[0]])
             block.add_sums(sums[p], power)
     return (sums * alpha.t()[:, None]).sum(0)
+
+
+def pom_causal(
+    x: Tensor,
+    poly: Linear,
+    gate: Linear,
+    proj: Linear,
+    alpha: Tensor,
+    *,
+    activation: str,
+    gating: str,
+    reduction: str,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """The same with H_i over the tokens up to i: one pass, the sums so far carried from block to block."""
+    dtype = working_type(x.dtype)
+    into, ask, tell, y = Product(poly, dtype), Product(gate, dtype), Product(proj, dtype), torch.empty_like(x)
+    powers = alpha.t().to(dtype)
+    real = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
+    seen = real.cumsum(1).clamp_min(1).to(dtype).unsqueeze(-1)
+    for block in blocks(x):
+        if block.tokens.start == 0:
+            carry = zeros(x, block.number, into.width, dtype=dtype)
+        rows = block.rows(x, dtype)
+        h = block.hide(IN_PLACE[activation](into(rows)), mask)
+        terms = h * powers[-1]
+        for power in powers[:-1].flip(0):
+            terms.add_(power).mul_(h)
+        running, carry = _running(block.split(terms), carry)
+        if reduction == "mean":
+            running = running.div_(block.of(seen))
+        gates = block.split(IN_PLACE[gating](ask(rows))).unsqueeze(-1)
+        asked = running.to(dtype).unflatten(-1, (ask.width, -1)).mul_(gates)
+        tell.into(y, block, asked.flatten(2).flatten(0, 1))
+    return y
+
+
+def _running(terms: Tensor, carry: Tensor) -> tuple[Tensor, Tensor]:
+    """Running sum of terms (B, n, E) on top of carry (B, E), in place if it can be, and the new carry.
+
+    PyTorch's cumsum over any but the last axis walks it serially on a CPU; here STRIDE walks go side by side.
+    """
+    n = terms.shape[1]
+    chunks = F.pad(terms, (0, 0, 0, -n % STRIDE)).to(carry.dtype).unflatten(1, (-1, STRIDE))
+    for place in range(1, STRIDE):
+        chunks[:, :, place] += chunks[:, :, place - 1]
+    before = torch.cat((carry.unsqueeze(1), chunks[:, :, -1]), dim=1).cumsum(1)
+    chunks += before[:, :-1].unsqueeze(2)
+    return chunks.flatten(1, 2)[:, :n], before[:, -1]

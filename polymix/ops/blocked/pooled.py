@@ -7,7 +7,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from polymix.ops.blocked.common import Block, Linear, Product, blocks, count_real, share, working_type, zeros
+from polymix.ops.blocked.common import (
+    Block,
+    Linear,
+    Product,
+    SampleProduct,
+    blocks,
+    count_real,
+    share,
+    working_type,
+    zeros,
+)
 from polymix.ops.common import sigma
 
 Tokens = Callable[[Block], Tensor]  # the tokens of a block, (samples, tokens, channels)
@@ -33,31 +43,29 @@ def poly_sa(
     pooled = zeros(x, x.shape[0], dim, dtype=dtype)
     for block in blocks(x):
         k, v = tell(block.rows(x, dtype)).chunk(2, dim=-1)
-        block.add_sums(pooled, block.hide(_weigh(k.mul_(v), p_2, block, heads), mask))
+        product = block.hide(k.mul_(v), mask)
+        if p_2 is None:
+            block.add_sums(pooled, product)
+        else:  # every head's weights on all channels, of which it has its own
+            every = p_2[:, block.tokens].to(dtype) @ block.split(product)  # (samples, heads, D)
+            pooled[block.samples] += every.unflatten(-1, (heads, -1)).diagonal(dim1=1, dim2=2).mT.flatten(1)
     if p_2 is None:
         pooled = pooled / count_real(x, mask)
     gate = sigma(pooled.unflatten(-1, (heads, -1)), kind).to(dtype)
     if mask is not None:  # a row of padding alone pools nothing: softmax of zeros would still answer 1/d
         gate = gate.masked_fill(~mask.any(1)[:, None, None], 0.0)
+    gate = gate.flatten(1)
     ask, y = Product(share(qkv, 0, dim), dtype), torch.empty_like(x)
-    out = None if proj is None else Product(proj, dtype)
+    out = None if proj is None else SampleProduct(gate.unsqueeze(-1) * proj[0].t().to(dtype), proj[1])
     for block in blocks(x):
-        q = ask(block.rows(x, dtype))
-        block.split(q).mul_(gate[block.samples].flatten(1)[:, None])
-        _weigh(q, p_1, block, heads)
+        q = block.split(ask(block.rows(x, dtype)))
+        if p_1 is not None:
+            q.unflatten(-1, (heads, -1)).mul_(p_1[:, block.tokens].t().to(dtype).unsqueeze(-1))
         if out is None:
-            block.of(y).copy_(block.split(q))
+            block.of(y).copy_(q.mul_(gate[block.samples, None]))
         else:
             out.into(y, block, q)
     return y
-
-
-def _weigh(rows: Tensor, p: Tensor | None, block: Block, heads: int) -> Tensor:
-    """The rows times p (heads, N) at their positions, in place."""
-    if p is not None:
-        weight = p[:, block.tokens].t().to(rows.dtype)[..., None]  # (n, heads, 1)
-        block.split(rows).unflatten(-1, (heads, -1)).mul_(weight)
-    return rows
 
 
 def poly_nl(
@@ -88,15 +96,11 @@ def poly_nl(
     matrix = beta * mean.to(dtype).unsqueeze(-1) * weight.t().to(dtype)  # (B, inner, D)
     if inner is None:
         matrix.diagonal(dim1=1, dim2=2).add_(alpha)
-    offset = torch.zeros((), dtype=dtype) if bias is None else (beta * bias).to(dtype)
-    y = torch.empty_like(x)
+    out, y = SampleProduct(matrix, None if bias is None else beta * bias), torch.empty_like(x)
     for block in blocks(x):
-        base = offset if inner is None else torch.add(offset, block.of(x).to(dtype), alpha=alpha)
-        place, product = block.of(y), (tokens(block), matrix[block.samples])
-        if y.dtype == dtype:
-            torch.baddbmm(base, *product, out=place)
-        else:
-            place.copy_(torch.baddbmm(base, *product))
+        out.into(y, block, tokens(block))
+        if inner is not None:
+            block.of(y).add_(block.of(x), alpha=alpha)
     return y
 
 

@@ -39,9 +39,9 @@ def qt(
     ask, out, y = Product(share(qkv, 0, dim), dtype), Product(proj, dtype), torch.empty_like(x)
     for block in blocks(x):
         q = _by_head(block, ask(block.rows(x, dtype)), heads)
-        weighted = base[block.samples].to(dtype).expand(-1, -1, block.length, -1)
+        weighted = base[block.samples].to(dtype).repeat(1, 1, block.length, 1)
         for features, moment in zip(_features(q, form, order), asked, strict=True):
-            weighted = weighted + features @ moment[block.samples]
+            weighted += features @ moment[block.samples]
         joined = torch.empty(block.number, block.length, heads, d, dtype=dtype)
         joined.copy_(normalise(weighted, seen[block.samples] if mask is not None else seen).transpose(1, 2))
         out.into(y, block, joined.flatten(2).flatten(0, 1))
