@@ -15,7 +15,7 @@ from polymix.mixers.checks import Call
 from polymix.mixers.registry import register
 from polymix.ops.blocked import pooled as blocked
 from polymix.ops.blocked.common import Linear
-from polymix.ops.common import autocast_dtype
+from polymix.ops.common import autocast_dtype, scaled_linear
 from polymix.ops.dispatch import IMPLS
 from polymix.ops.pooled import mean_of_products, mean_over_tokens, pooled_spread
 from polymix.structured.cost import Op, linear_op
@@ -72,13 +72,14 @@ class PolyNlMixer(TokenMixer):
         else:
             product = dict(zip(self.parts, self.product(inner).chunk(len(self.parts), dim=-1), strict=True))
             pooled = mean_over_tokens(product["W_1"], call.mask, product.get("W_2"), impl=impl)
-        spread = pooled_spread(inner.unsqueeze(2), pooled, None, impl=impl).squeeze(2)
-        if _LAST in (merged := self.merged()):
-            return self.alpha * x + self.beta * F.linear(spread, *merged[_LAST])
-        y = self.proj(spread)
+        linear = self.merged().get(_LAST) or (self.proj.weight, self.proj.bias)
+        if impl == "triton":
+            y = F.linear(pooled_spread(inner.unsqueeze(2), pooled, None, impl=impl).squeeze(2), *linear)
+        else:
+            y = scaled_linear(inner, pooled.to(inner.dtype), *linear)
         if "W_p" in product:
             y = y + product["W_p"] * inner
-        if self.out is not None:
+        if self.out is not None and _LAST not in self.merged():
             y = self.out(y)
         return self.alpha * x + self.beta * y
 

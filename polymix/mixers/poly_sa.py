@@ -15,9 +15,9 @@ from polymix.mixers.checks import Call, check_grid
 from polymix.mixers.heads import Heads, head_count
 from polymix.mixers.registry import register
 from polymix.ops.blocked import pooled as blocked
-from polymix.ops.common import SIGMAS
+from polymix.ops.common import SIGMAS, scaled_linear
 from polymix.ops.dispatch import IMPLS
-from polymix.ops.pooled import poly_sa
+from polymix.ops.pooled import poly_sa_gate, pooled_spread
 from polymix.structured import Dense, Prefixed, Site, StructuredMap, token_map
 from polymix.structured.cost import Op
 
@@ -80,8 +80,11 @@ class PolySaMixer(TokenMixer):
             )  # fmt: skip
             return y if dense is not None else self.proj(y, call.grid, call.mask)
         q, k, v = self.qkv(x, x)
-        y = poly_sa(q, k, v, p_1, p_2, kind=self.config.sigma, mask=call.mask, impl=impl).flatten(-2)
-        return self.proj(y, call.grid, call.mask)
+        gate = poly_sa_gate(k, v, p_2, kind=self.config.sigma, mask=call.mask, impl=impl)
+        if impl == "eager" and isinstance(self.proj, Dense):
+            y = q if p_1 is None else q * p_1.t()[..., None].to(q.dtype)
+            return scaled_linear(y.flatten(-2), gate.flatten(1)[:, None].to(q.dtype), self.proj.weight, self.proj.bias)
+        return self.proj(pooled_spread(q, gate, p_1, impl=impl).flatten(-2), call.grid, call.mask)
 
     def _positions(self, grid: tuple[int, ...] | None, n: int) -> tuple[Tensor | None, Tensor | None]:
         """p_1 and p_2 (heads, N) for this grid."""

@@ -16,7 +16,7 @@ from polymix.mixers.checks import Call
 from polymix.mixers.loading import check_keys, load
 from polymix.mixers.registry import register
 from polymix.ops.blocked.pom import pom, pom_causal
-from polymix.ops.common import ACTIVATIONS, GATES, Turns, accumulator, rotary, rotate
+from polymix.ops.common import ACTIVATIONS, GATES, Turns, accumulator, rotary, rotate, scaled_linear
 from polymix.ops.dispatch import IMPLS
 from polymix.ops.pom import PomState, Terms, divide, pom_reduce
 from polymix.ops.visibility import positions
@@ -142,6 +142,8 @@ class PomMixer(TokenMixer):
             gate = rotate(gate, turns, axes=_AXES[self.config.rotary or "1d"])
         mean = divide(total, count, self.config.reduction).to(gate.dtype)
         heads = gate.shape[-1]
+        if heads == self.inner and mean.shape[1] == 1:
+            return scaled_linear(gate, mean, self.proj.weight, self.proj.bias)
         y = (gate.unsqueeze(-1) * mean.unflatten(-1, (heads, -1))).flatten(-2) if heads != self.inner else gate * mean
         return self.proj(y)
 

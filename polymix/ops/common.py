@@ -58,6 +58,17 @@ SIGMAS: dict[str, Callable[[Tensor], Tensor] | None] = {
 }
 
 
+def scaled_linear(x: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """(x ⊙ scale) Wᵀ + b for a scale a sample: x (B, N, E), scale (B, 1, E), weight (D, E) -> (B, N, D).
+
+    Where there are more tokens than channels the scale goes into the weight, which is smaller than x.
+    """
+    if torch.compiler.is_compiling() or x.shape[1] < 2 * weight.shape[0]:  # a graph should not depend on the length
+        return F.linear(x * scale, weight, bias)
+    y = x @ (scale.mT * weight.t())
+    return y if bias is None else y + bias
+
+
 def sigma(x: Tensor, kind: str) -> Tensor:
     """The normalisation σ of Poly-SA over the last axis (one head's channels)."""
     function = SIGMAS[kind]

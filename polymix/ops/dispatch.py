@@ -52,7 +52,13 @@ def recording() -> Iterator[list[Choice]]:
         _recorder.reset(token)
 
 
-def choose(op: str, impl: str, tensors: Sequence[Tensor], against: Mapping[str, str | None]) -> str:
+def choose(
+    op: str,
+    impl: str,
+    tensors: Sequence[Tensor],
+    against: Mapping[str, str | None],
+    backward: Sequence[str] = ("triton",),
+) -> str:
     """The implementation that runs for `op` on `tensors`.
 
     Args:
@@ -64,14 +70,14 @@ def choose(op: str, impl: str, tensors: Sequence[Tensor], against: Mapping[str, 
     if impl == "eager":
         return _settle(op, "eager", "asked for")
     if impl != "auto":
-        why = against.get(impl, f"{op} has no such form") or _OBSTACLES[impl](tensors)
+        why = against.get(impl, f"{op} has no such form") or _obstacle(impl, tensors, named=True)
         if why is not None:
             raise CapabilityError("impl", f"{impl!r} for {op}: {why}", "'auto', 'eager'", "Those run everywhere.")
         return _settle(op, impl, "asked for")
     reasons: list[str] = []
     for kernel in KERNELS:
         if kernel in against:
-            why = against[kernel] or _OBSTACLES[kernel](tensors, False)
+            why = against[kernel] or _obstacle(kernel, tensors, named=False)
             if why is None:
                 return _settle(op, kernel, "; ".join([f"the fastest for {_place(tensors)}", *reasons]))
             reasons.append(f"not {kernel}: {why}")
@@ -95,25 +101,23 @@ def _place(tensors: Sequence[Tensor]) -> str:
     return f"{tensors[0].dtype} on {tensors[0].device.type}".removeprefix("torch.")
 
 
-def _against_blocked(tensors: Sequence[Tensor], interpreted: bool = True) -> str | None:
-    if torch.compiler.is_compiling():
-        return "the graph that is traced has plain PyTorch in it"
-    if any(t.device.type != "cpu" for t in tensors):
-        return "it is for the CPU"
-    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        return "it has no backward (call under torch.inference_mode() or torch.no_grad())"
-    return _transformed(tensors)
-
-
-def _against_triton(tensors: Sequence[Tensor], interpreted: bool = True) -> str | None:
-    if not _HAS_TRITON:
-        return "triton is not installed"
-    if any(t.device.type != "cuda" for t in tensors) and not (
-        interpreted and os.environ.get("TRITON_INTERPRET") == "1"
-    ):
-        return "it needs a GPU (or, asked for by name, TRITON_INTERPRET=1)"
-    if any(t.dtype == torch.float64 for t in tensors):
-        return "its accumulators are float32"
+def _obstacle(kernel: str, tensors: Sequence[Tensor], named: bool) -> str | None:
+    """What speaks against a kernel here, whatever the op. Only where it is `named` Triton's interpreter will do."""
+    if kernel == "blocked":
+        if torch.compiler.is_compiling():
+            return "the graph that is traced has plain PyTorch in it"
+        if any(t.device.type != "cpu" for t in tensors):
+            return "it is for the CPU"
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            return "it has no backward (call under torch.inference_mode() or torch.no_grad())"
+    else:
+        if not _HAS_TRITON:
+            return "triton is not installed"
+        interpreted = named and os.environ.get("TRITON_INTERPRET") == "1"
+        if any(t.device.type != "cuda" for t in tensors) and not interpreted:
+            return "it needs a GPU (or, asked for by name, TRITON_INTERPRET=1)"
+        if any(t.dtype == torch.float64 for t in tensors):
+            return "its accumulators are float32"
     return _transformed(tensors)
 
 
@@ -139,6 +143,3 @@ def _transformed(tensors: Sequence[Tensor]) -> str | None:
     if any(type(t) not in (Tensor, torch.nn.Parameter) for t in tensors):
         return "a tensor subclass needs plain PyTorch"
     return None
-
-
-_OBSTACLES = {"blocked": _against_blocked, "triton": _against_triton}

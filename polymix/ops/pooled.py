@@ -57,20 +57,12 @@ def mean_of_products(x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tenso
     return about + (product if mask is None else product.masked_fill(~mask.any(1)[:, None, None], 0.0))
 
 
-def poly_sa(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    p_1: Tensor | None,
-    p_2: Tensor | None,
-    *,
-    kind: str,
-    mask: Tensor | None = None,
-    impl: str = "eager",
+def poly_sa_gate(
+    k: Tensor, v: Tensor, p_2: Tensor | None, *, kind: str, mask: Tensor | None = None, impl: str = "eager"
 ) -> Tensor:
-    """Y = Q ⊙ p₁ σ(p₂ᵀ(K ⊙ V)) a head; without p₁ and p₂ Y = Q ⊙ σ(mean(K ⊙ V)).
+    """σ(p₂ᵀ(K ⊙ V)) a head, or σ(mean(K ⊙ V)) without p₂: what Poly-SA multiplies every query with, (B, h, d).
 
-    q, k, v (B, N, h, d); p_1, p_2 (h, N); mask (B, N), only without positions. Cost O(N h d), no product at all.
+    k, v (B, N, h, d); p_2 (h, N); mask (B, N), only without positions. Cost O(N h d), no product at all.
     """
     pooled = pooled_product(k, v, p_2, mask, impl=impl)
     if p_2 is None:
@@ -78,4 +70,4 @@ def poly_sa(
     gate = sigma(pooled, kind)
     if mask is not None:  # a row of padding alone pools nothing: softmax of zeros would still answer 1/d
         gate = gate.masked_fill(~mask.any(1)[:, None, None], 0.0)
-    return pooled_spread(q, gate, p_1, impl=impl)
+    return gate

@@ -129,6 +129,15 @@ class SampleProduct:
             place.copy_(product if self.bias is None else product.add_(self.bias))
 
 
+def keep_large(x: Tensor) -> None:
+    """Let the allocator keep pieces of memory as large as x, for the call that begins.
+
+    One such as glibc's maps a large piece anew for every call, and the system clears it page by page, until something
+    larger has been freed: then it keeps such pieces. So something larger is taken and freed, untouched.
+    """
+    x.new_empty(2 * x.numel())
+
+
 def zeros(x: Tensor, *shape: int, dtype: torch.dtype) -> Tensor:
     """Sums to come: float32 at least."""
     return x.new_zeros(shape, dtype=accumulator(dtype))

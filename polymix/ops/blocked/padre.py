@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polymix.ops.blocked.common import Linear, working_type
+from polymix.ops.blocked.common import Linear, keep_large, working_type
 from polymix.ops.depthwise import depthwise_conv
 from polymix.ops.padre import Factor
 
@@ -31,6 +31,7 @@ def padre(
     degree does not enter the sum and 1.0 where it enters as it is. x (B, N, D). Returns (B, N, D). Memory beside it:
     two arrays as large as x, three from degree 3 on.
     """
+    keep_large(x)
     rows = x.to(working_type(x.dtype))
     z = apply(first, rows, grid)
     total = _add(None, weights[0], z)
@@ -92,7 +93,10 @@ def _in_groups(channel: Linear | None, x: Tensor, size: int) -> Iterator[Tensor]
         yield from (part.contiguous() for part in x.split(size, dim=-1))
         return
     weight, bias = _cast(channel, x.dtype)
-    blocks = weight.unflatten(0, (-1, size)).transpose(1, 2)  # (groups, D, size)
-    rows = x.flatten(0, 1).expand(blocks.shape[0], -1, -1)
-    for place, part in enumerate(torch.bmm(rows, blocks).unflatten(1, x.shape[:2])):
-        yield part if bias is None else part.add_(bias[place * size : (place + 1) * size])
+    rows, place = x.flatten(0, 1), 0
+    # Two groups a product: one is too narrow for it, and all would be as large as the output again, which an allocator
+    # gives back to the system after every call.
+    for some in weight.unflatten(0, (-1, size)).transpose(1, 2).split(2):  # (groups, D, size)
+        for part in torch.bmm(rows.expand(some.shape[0], -1, -1), some).unflatten(1, x.shape[:2]):
+            yield part if bias is None else part.add_(bias[place : place + size])
+            place += size

@@ -6,7 +6,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polymix.ops.blocked.common import IN_PLACE, Linear, Product, SampleProduct, blocks, count_real, working_type, zeros
+from polymix.ops.blocked.common import (
+    IN_PLACE,
+    Linear,
+    Product,
+    SampleProduct,
+    blocks,
+    count_real,
+    keep_large,
+    working_type,
+    zeros,
+)
 
 STRIDE = 32  # tokens between the walks of a running sum
 
@@ -28,6 +38,7 @@ def pom(
 
     x (B, N, D), context (B, M, D), mask (B, M). Returns (B, N, D). Memory beside it: three blocks.
     """
+    keep_large(x)
     dtype = working_type(x.dtype)
     pooled = _pool(context, Product(poly, dtype), alpha, activation, mask)
     if reduction == "mean":
@@ -44,15 +55,12 @@ def _pool(context: Tensor, into: Product, alpha: Tensor, activation: str, mask: 
     """Σ_j Σ_p α_p ⊙ h_j^p, (B, E) in float32 at least: a sum for each power, α afterwards."""
     width, degree = alpha.shape
     sums = zeros(context, degree, context.shape[0], width, dtype=into.dtype)
-    powers = into.buffer
     for block in blocks(context):
         h = block.hide(IN_PLACE[activation](into(block.rows(context, into.dtype))), mask)
-        powers = powers if powers.shape[0] >= h.shape[0] else torch.empty_like(h)
         block.add_sums(sums[0], h)
-        power = h
+        power = h if degree <= 2 else h.clone()
         for p in range(1, degree):
-            power = torch.mul(power, h, out=powers[: h.shape[0]])
-            block.add_sums(sums[p], power)
+            block.add_sums(sums[p], power.mul_(h))
     return (sums * alpha.t()[:, None]).sum(0)
 
 
@@ -69,9 +77,10 @@ def pom_causal(
     mask: Tensor | None = None,
 ) -> Tensor:
     """The same with H_i over the tokens up to i: one pass, the sums so far carried from block to block."""
+    keep_large(x)
     dtype = working_type(x.dtype)
     into, ask, tell, y = Product(poly, dtype), Product(gate, dtype), Product(proj, dtype), torch.empty_like(x)
-    powers = alpha.t().to(dtype)
+    factors = alpha.t().to(dtype)
     real = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
     seen = real.cumsum(1).clamp_min(1).to(dtype).unsqueeze(-1)
     for block in blocks(x):
@@ -79,9 +88,9 @@ def pom_causal(
             carry = zeros(x, block.number, into.width, dtype=dtype)
         rows = block.rows(x, dtype)
         h = block.hide(IN_PLACE[activation](into(rows)), mask)
-        terms = h * powers[-1]
-        for power in powers[:-1].flip(0):
-            terms.add_(power).mul_(h)
+        terms = h * factors[-1]
+        for factor in factors[:-1].flip(0):
+            terms.add_(factor).mul_(h)
         running, carry = _running(block.split(terms), carry)
         if reduction == "mean":
             running = running.div_(block.of(seen))

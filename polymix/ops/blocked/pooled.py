@@ -14,6 +14,7 @@ from polymix.ops.blocked.common import (
     SampleProduct,
     blocks,
     count_real,
+    keep_large,
     share,
     working_type,
     zeros,
@@ -38,6 +39,7 @@ def poly_sa(
 
     x (B, N, D), p_1 and p_2 (heads, N), or both None for a mean over the mask (B, N). Returns (B, N, D).
     """
+    keep_large(x)
     dtype, dim = working_type(x.dtype), x.shape[-1]
     tell = Product(share(qkv, dim, 3 * dim), dtype)
     pooled = zeros(x, x.shape[0], dim, dtype=dtype)
@@ -82,6 +84,7 @@ def poly_nl(
     What the tokens are multiplied with in the end is one matrix a sample: αI + β diag(mean) W_3.
     x (B, N, D), mask (B, N). Returns (B, N, D).
     """
+    keep_large(x)
     dtype = working_type(x.dtype)
     inner = None if into is None else Product(into, dtype)
 

@@ -7,8 +7,18 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from polymix.ops.blocked.common import Block, Linear, Product, blocks, count_real, share, working_type, zeros
-from polymix.ops.qt import normalise
+from polymix.ops.blocked.common import (
+    Block,
+    Linear,
+    Product,
+    blocks,
+    count_real,
+    keep_large,
+    share,
+    working_type,
+    zeros,
+)
+from polymix.ops.qt import GUARD
 
 
 def qt(
@@ -29,23 +39,34 @@ def qt(
     which all go into the pooled moments. x (B, M, D), context (B, N, D), mask (B, N), scale (3, heads, 1, 1) in the
     compact form. Returns (B, M, D).
     """
+    keep_large(x)
     dtype, dim = working_type(x.dtype), x.shape[-1]
     d, wide = dim // heads, torch.promote_types(dtype, torch.float32)
     first, *rest = _coefficients(d, form, order, scale, wide, x.device)
     values, moments = _pool(context, Product(share(qkv, dim, 3 * dim), dtype), heads, form, order, mask)
     seen = torch.as_tensor(count_real(context, mask), device=x.device).reshape(-1, 1, 1, 1)
-    base = first * torch.cat((values, seen.to(wide).expand(*values.shape[:3], 1)), -1)  # (B, heads, 1, d + 1)
-    asked = [(m * c.unsqueeze(-1)).to(dtype) for m, c in zip(moments, rest, strict=True)]
+    least, bare = (GUARD * seen.to(dtype)).expand(x.shape[0], -1, -1, -1), (first * values).to(dtype)
+    count = (first * seen.to(wide)).to(dtype).expand(x.shape[0], heads, -1, -1)
+    weighed = [(m * c.unsqueeze(-1)).to(dtype) for m, c in zip(moments, rest, strict=True)]
+    tops, bottoms = [m[..., :d].contiguous() for m in weighed], [m[..., d:] for m in weighed]
     ask, out, y = Product(share(qkv, 0, dim), dtype), Product(proj, dtype), torch.empty_like(x)
     for block in blocks(x):
-        q = _by_head(block, ask(block.rows(x, dtype)), heads)
-        weighted = base[block.samples].to(dtype).repeat(1, 1, block.length, 1)
-        for features, moment in zip(_features(q, form, order), asked, strict=True):
-            weighted += features @ moment[block.samples]
+        q, s = _by_head(block, ask(block.rows(x, dtype)), heads), block.samples
+        top, below = bare[s].expand(-1, -1, block.length, -1), count[s]
+        for i, features in enumerate(_features(q, form, order)):
+            top = features @ tops[i][s] if i == 0 else _plus_product(top, features, tops[i][s])
+            below = below + features @ bottoms[i][s]
+        top = top.add_(bare[s]) if order else top
         joined = torch.empty(block.number, block.length, heads, d, dtype=dtype)
-        joined.copy_(normalise(weighted, seen[block.samples] if mask is not None else seen).transpose(1, 2))
+        torch.div(top, torch.maximum(below, least[s]), out=joined.transpose(1, 2))
         out.into(y, block, joined.flatten(2).flatten(0, 1))
     return y
+
+
+def _plus_product(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """total + left · right, in place."""
+    total.flatten(0, 1).baddbmm_(left.flatten(0, 1), right.flatten(0, 1))
+    return total
 
 
 def _by_head(block: Block, rows: Tensor, heads: int) -> Tensor:

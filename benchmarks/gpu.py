@@ -1,0 +1,117 @@
+"""What a GPU makes of the kernels: tests, ceilings, ops, whole mixers, attention, other people's kernels.
+
+    python benchmarks/gpu.py [--pom CLONE] [--out benchmarks/results/gpu-<card>.json]
+
+One command, which ends after --budget seconds and goes on from there when it is called again: every finished step is
+in the JSON file. No speed is measured for what fails its tests. On a machine without a GPU
+`--device cpu --dry-run --out FILE` takes the same way on tiny sizes under Triton's interpreter.
+Exit status: 0; 1 if a test or a check fails; 2 if it cannot run as asked.
+"""
+
+# ruff: noqa: E402  the import path is set first
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]  # the package need not be installed
+
+from gpu_steps import ceilings, checks, mixers, ops, others
+from gpu_steps.bench import DRY, QUICK, STEPS, Bench, Clock, Row, Sizes, begin
+from gpu_steps.report import report
+
+from polymix.bench.machine import check_device, manifest
+from polymix.errors import MissingExtraError, OptionError, PolymixError, check_choice
+
+JOBS = {
+    "tests": checks.jobs, "ceilings": ceilings.jobs, "ops": ops.jobs, "paper": mixers.paper_jobs,
+    "mixers": mixers.mixer_jobs, "others": others.jobs, "compiled": mixers.compiled_jobs,
+}  # fmt: skip
+NEEDED = ("tests", "ceilings")  # by all others, so never left out
+
+
+def arguments(given: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="the results file; default benchmarks/results/gpu-<card>.json")
+    parser.add_argument("--only", default=",".join(STEPS), help=f"of {','.join(STEPS)}; the first two run always")
+    parser.add_argument("--budget", type=float, default=540.0, help="seconds after which no new measurement begins")
+    parser.add_argument("--pom", type=Path, help="a clone of github.com/davidpicard/pom")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--quick", action="store_true", help="two token counts, batch 1, 192 channels")
+    parser.add_argument("--dry-run", action="store_true", help="tiny sizes, to see that it works; needs --out")
+    parser.add_argument("--fresh", action="store_true", help="begin anew where the file holds another run")
+    return parser.parse_args(given)
+
+
+def machine(device: str, dry: bool) -> Row:
+    try:
+        import triton
+    except ImportError as error:
+        cure = "pip install triton; PyTorch for CUDA brings it."
+        raise MissingExtraError("triton", "not installed", "an installed triton", cure) from error
+    return {**manifest(device, torch.get_num_threads()), "triton": triton.__version__, "dry_run": dry}
+
+
+def check(its: argparse.Namespace) -> None:
+    """What can be wrong with the arguments is found before anything runs."""
+    for step in its.only.split(","):
+        check_choice("--only", step, STEPS)
+    if not its.budget > 0:
+        raise OptionError("--budget", its.budget, "seconds, above 0", "540, say.")
+    gpu = its.device.startswith("cuda")
+    if its.dry_run and its.out is None:
+        raise OptionError("--dry-run", "no --out", "a file beside the real results", "Add --out dry.json, say.")
+    if not gpu and not its.dry_run:
+        raise OptionError("--device", its.device, "cuda, or cpu with --dry-run", "Kernels are for GPUs.")
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if gpu and interpreted:
+        raise OptionError("TRITON_INTERPRET", 1, "unset on a GPU", "The interpreter's speed says nothing.")
+    if gpu and not torch.cuda.is_available():
+        cure = "--device cpu --dry-run --out FILE shows that the script works."
+        raise OptionError("--device", f"{its.device}, and PyTorch finds no GPU", "a machine with one", cure)
+    check_device(its.device)
+    if not gpu:
+        os.environ["TRITON_INTERPRET"] = "1"  # before triton is first imported
+    if its.pom is not None:
+        others.authors(its.pom)
+
+
+def main(given: list[str] | None = None) -> int:
+    start, its = time.monotonic(), arguments(given)
+    try:
+        check(its)
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        sizes = DRY if its.dry_run else QUICK if its.quick else Sizes()
+        where = machine(its.device, its.dry_run)
+        card = re.sub(r"[^a-z0-9]+", "-", (where["gpu"] or "cpu").lower()).strip("-")
+        path = its.out or HERE / "results" / f"gpu-{card}{'-quick' if its.quick else ''}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = begin(path, sizes, where, its.fresh)
+    except PolymixError as error:
+        print(f"gpu.py: {error}", file=sys.stderr)
+        return 2
+    bench = Bench(its.device, sizes, path, content, start + its.budget, its.dry_run, Clock(its.device), its.pom)
+    finished = True
+    for step in STEPS:
+        if step in NEEDED or step in its.only.split(","):
+            print(f"{step} …", file=sys.stderr, flush=True)
+            finished = bench.do(step, JOBS[step](bench)) and finished
+    finished = finished and all(map(bench.finished, checks.FILES))
+    content["finished"] = finished and set(its.only.split(",")) == set(STEPS)
+    content["missing"] = others.missing(bench)
+    bench.save()
+    print(report(content))
+    print(f"\nNumbers: {path}")
+    return int(any(row.get("failed") for step in ("tests", "ops") for row in content["steps"][step]))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

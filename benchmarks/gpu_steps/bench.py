@@ -1,0 +1,192 @@
+"""What all steps share: the sizes, the results file, the clock."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+import polymix
+from polymix.bench.measure import Timing, interleaved, once
+from polymix.bench.results import write_atomically
+from polymix.errors import ResultsError
+
+K = TypeVar("K", bound=Hashable)
+Row = dict[str, Any]
+Jobs = Iterator[tuple[str, Callable[[], list[Row]]]]  # a name that never changes, and what gives the job's rows
+SCHEMA = "polymix.gpu/1"
+STEPS = ("tests", "ceilings", "ops", "paper", "mixers", "others", "compiled")
+DTYPES = ("float32", "bfloat16")
+LONGEST = 3.0  # seconds: a call that would take longer is left out
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is measured at which sizes; `dim` is that of the ops and of the paper's setting."""
+
+    tokens: tuple[int, ...] = tuple(4**k for k in range(4, 11))
+    batch: tuple[int, ...] = (1, 4, 32)
+    dim: int = 192
+    heads: int = 3
+    dims: tuple[int, ...] = (192, 768)
+    paper_tokens: int = 4096
+    check_tokens: int = 256
+    copy_bytes: int = 1 << 30
+    squares: tuple[int, ...] = (4096, 8192)
+    kernel: int = 11  # of padre
+    seconds: float = 0.1  # for all runs of one call
+
+
+QUICK = Sizes(tokens=(4096, 65536), batch=(1,), dims=(192,), seconds=0.05)
+DRY = Sizes((16,), (1,), 12, 3, (12,), 16, 16, 1 << 16, (16, 32), kernel=3)
+
+
+class Clock:
+    """Seconds of calls that are taken in turn, each with a cold L2.
+
+    On a GPU by CUDA events around the call. The card is kept busy while Python issues the call, so that what is
+    between the events is the card's work and not the wait for its orders; `interleaved` measures that as well.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.device, self.gpu = device, device.startswith("cuda")
+        if self.gpu:
+            cache = torch.cuda.get_device_properties(device).L2_cache_size
+            self.dirt = torch.empty(max(4 * cache, 256 << 20), dtype=torch.int8, device=device)
+
+    def __call__(self, calls: Mapping[K, Callable[[], Any]], seconds: float) -> dict[K, Timing]:
+        if not self.gpu:
+            return {name: Timing((once(call, self.device),)) for name, call in calls.items()}
+        rounds, issues = {}, {}
+        for name, call in calls.items():
+            once(call, self.device)
+            estimate = once(call, self.device)
+            start = time.perf_counter()
+            if estimate < 0.1:
+                call()
+            issues[name] = time.perf_counter() - start
+            rounds[name] = min(50, max(3, int(seconds / max(estimate, 1e-6))))
+        runs: dict[K, list[float]] = {name: [] for name in calls}
+        for turn in range(max(rounds.values(), default=0)):
+            for name, call in calls.items():
+                if turn < rounds[name]:
+                    runs[name].append(self._once(call, issues[name]))
+        return {name: Timing(tuple(values)) for name, values in runs.items()}
+
+    def waited(self, calls: Mapping[K, Callable[[], Any]], seconds: float) -> dict[K, Timing]:
+        """The same back to back, as a user waits for them: warm, and with the time that Python takes."""
+        return interleaved(calls, seconds=seconds, device=self.device) if self.gpu else self(calls, seconds)
+
+    def _once(self, call: Callable[[], Any], issue: float) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize(self.device)
+        self.dirt.zero_()
+        torch.cuda._sleep(int(min(4e9 * issue, 1e8)))  # cycles: at the 2 GHz of no card yet, twice as long as issuing
+        start.record()
+        call()
+        end.record()
+        torch.cuda.synchronize(self.device)
+        return start.elapsed_time(end) / 1e3
+
+
+def foreseen(fewer: Sequence[Row], n: int, power: int) -> str | None:
+    """Why there is no use in trying n tokens, after what happened at fewer; time grows as n to this power."""
+    if not fewer:
+        return None
+    last = fewer[-1]
+    if last["stopped"]:
+        return str(last["stopped"])
+    expected = last["seconds"] * (n / last["tokens"]) ** power
+    return f"would take {expected:.2g} s" if expected > LONGEST else None
+
+
+def reason(error: Exception) -> str:
+    if isinstance(error, torch.OutOfMemoryError):
+        return "out of memory"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def timing(its: Timing) -> Row:
+    return {"seconds": its.median, "low": its.low, "high": its.high, "runs": list(its.runs)}
+
+
+@dataclass
+class Bench:
+    """One run: its results are on disk after every job, and whoever calls again goes on from there."""
+
+    device: str
+    sizes: Sizes
+    path: Path | None  # None keeps nothing
+    content: dict[str, Any]
+    deadline: float
+    dry: bool
+    clock: Clock
+    pom: Path | None = None
+
+    def rows(self, step: str, **where: Any) -> list[Row]:
+        """Those of a step with these values."""
+        return [row for row in self.content["steps"][step] if all(row.get(k) == v for k, v in where.items())]
+
+    def finished(self, file: str) -> bool:
+        """Whether a file of tests has come to a verdict: what has none yet waits for another call."""
+        return bool(self.rows("tests", what=file))
+
+    def against(self, file: str) -> str | None:
+        """Why nothing that this file tests may be timed."""
+        return f"its tests fail ({file})" if self.rows("tests", what=file)[0]["failed"] else None
+
+    def left(self) -> float:
+        return self.deadline - time.monotonic()
+
+    def do(self, step: str, jobs: Jobs) -> bool:
+        """Run what is not done; False where time ran out before the end."""
+        for name, job in jobs:
+            if name not in self.content["done"]:
+                if self.left() <= 0:
+                    return False
+                torch.manual_seed(0)
+                self.content["steps"][step] += job()
+                self.content["done"].append(name)
+                self.save()
+                if self.clock.gpu:
+                    torch.cuda.empty_cache()  # the next job's sizes are others
+        return True
+
+    def save(self) -> None:
+        if self.path is not None:
+            write_atomically(self.path, json.dumps(self.content, indent=1, allow_nan=False) + "\n")
+
+
+def code() -> str:
+    """A digest of the code that is measured: numbers of other code are not continued."""
+    root = Path(polymix.__file__).parent
+    files = sorted(f for part in ("ops", "mixers", "structured") for f in (root / part).rglob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+
+
+def begin(path: Path | None, sizes: Sizes, machine: Row, fresh: bool) -> dict[str, Any]:
+    """The content to go on from: a new one, or what a run of the same code on the same machine left at `path`."""
+    settings = json.loads(json.dumps({**asdict(sizes), "code": code()}))
+    new = {"schema": SCHEMA, "finished": False, "settings": settings, "machine": machine, "missing": [], "done": []}
+    new["steps"] = {step: [] for step in STEPS}
+    if path is None or fresh or not path.exists():
+        return new
+    try:
+        old = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        got = f"{path}, which cannot be read ({error})"
+        raise ResultsError("--out", got, "a results file", "--fresh begins anew.") from error
+    if not isinstance(old, dict) or old.get("schema") != SCHEMA:
+        raise ResultsError("--out", f"{path}, which is no results file of this script", SCHEMA, "Name another file.")
+    for part in ("settings", "machine"):
+        changed = sorted(key for key in {*new[part], *old[part]} if new[part].get(key) != old[part].get(key))
+        if changed:
+            got = f"{path}, where {', '.join(changed)} of the {part} differ from this run's"
+            raise ResultsError("--out", got, "a file of the same run", "--fresh begins anew; --out names another.")
+    return old

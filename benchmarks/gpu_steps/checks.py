@@ -1,0 +1,92 @@
+"""Step 1: the kernels' tests on the card, and the mixers that run them against their own eager code in float64."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO
+
+from gpu_steps.bench import DTYPES, Bench, Jobs, Row, reason
+from gpu_steps.mixers import MIXERS, TESTS, config
+from polymix.bench.cell import wrong
+from polymix.bench.settings import Group
+
+Process = subprocess.Popen[bytes]
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "tests" / "ops" / "triton"
+FILES = sorted({*TESTS.values()})
+SHARE = 0.6  # of the time that is left, for the tests
+
+
+def jobs(bench: Bench) -> Jobs:
+    if bench.dry:
+        yield "tests collected", _collect
+    else:
+        missing = [file for file in FILES if f"tests {file}" not in bench.content["done"]]
+        started = {file: _start(file) for file in missing}
+        try:
+            until = time.monotonic() + SHARE * bench.left()
+            for file, (process, output) in started.items():
+                try:
+                    process.wait(timeout=max(0.1, until - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    print(f"{file} takes longer than there is time: what it tests waits for the next call.", flush=True)
+                else:
+                    yield f"tests {file}", partial(_judge, file, process, output)
+        finally:
+            for process, output in started.values():
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+                output.close()
+    for label, dtype, pass_ in product(MIXERS, DTYPES, ("forward", "training")):
+        yield f"check {label} {dtype} {pass_}", partial(_check, bench, label, dtype, pass_)
+
+
+def _command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "pytest", "-q", "-o", "addopts=", "-p", "no:cacheprovider", *arguments]
+
+
+def _start(file: str) -> tuple[Process, IO[str]]:
+    """In a session of its own, so that its workers end with it."""
+    workers = max(1, (os.cpu_count() or 1) // len(FILES))
+    spread = ["-n", str(workers)] if importlib.util.find_spec("xdist") else []
+    said = TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115  a pipe that nobody reads would stop the process
+    process = subprocess.Popen(
+        _command(*spread, str(FOLDER / file)), cwd=ROOT, start_new_session=True, stdout=said, stderr=subprocess.STDOUT
+    )
+    return process, said
+
+
+def _judge(file: str, process: Process, output: IO[str]) -> list[Row]:
+    output.seek(0)
+    said = output.read().strip().splitlines()
+    failed = None if process.returncode == 0 else "\n".join(said[-15:]) or f"status {process.returncode}"
+    return [{"what": file, "said": said[-1] if said else "", "failed": failed}]
+
+
+def _collect() -> list[Row]:
+    """A dry run: are the tests there, and can they be imported?"""
+    files = [str(FOLDER / file) for file in FILES]
+    done = subprocess.run(_command("--collect-only", *files), cwd=ROOT, capture_output=True, text=True, check=False)
+    failed = done.stdout[-2000:] if done.returncode else None
+    said = (done.stdout.strip().splitlines() or [""])[-1]
+    return [{"what": file, "said": said, "failed": failed} for file in FILES]
+
+
+def _check(bench: Bench, label: str, dtype: str, pass_: str) -> list[Row]:
+    sizes = bench.sizes
+    row: Row = {"what": label, "dtype": dtype, "pass": pass_}
+    try:
+        group = Group(sizes.check_tokens + 4, sizes.dim, 2, dtype, pass_, 1)  # no multiple of a tile
+        return [{**row, "failed": wrong(config(label, "triton", sizes), group, bench.device)}]
+    except Exception as error:  # whatever goes wrong in it is its result
+        return [{**row, "failed": reason(error)}]
