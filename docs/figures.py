@@ -93,7 +93,19 @@ def plot(folder: str) -> str:
     return f"![Accuracy, gradients and outputs by degree](images/{folder}.png)" if there else ""
 
 
+def targets() -> str:
+    content = json.loads((RESULTS / "targets.json").read_text())
+    lines = []
+    for row in content["rows"]:
+        goal, verdict = f"{row['sign']} {row['target']:.3g}", "met" if row["met"] else "**not met**"
+        lines.append((row["what"], f"{row['value']:.3g}", goal, verdict, row["detail"]))
+    its = content["machine"]
+    said = f"{its['cpu']} ({its['cpu_capability']}), {its['threads']} threads, torch {its['torch']}."
+    return said + "\n\n" + table(("what", "measured", "target", "", "from"), lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "targets": targets,
     "table-1-exact": exact,
     "table-1-softmax": partial(approximate, "softmax", "reach", "order", "largest logit", "order {}"),
     "table-1-mamba": partial(approximate, "mamba", "largest", "held", "largest Δ", "Δ {}"),

@@ -12,5 +12,11 @@ settings.load_profile("polymix")
 
 
 @pytest.fixture(autouse=True)
+def _blocks_for_few_tokens(monkeypatch):
+    """The blocked forms run in every test that records no gradients, however few its tokens."""
+    monkeypatch.setattr("polymix.mixers.base.FEW", 0)
+
+
+@pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)

@@ -20,6 +20,7 @@ from polymix.structured.cost import Cost, Op, cost_of
 # What softmax attention's output has at its init over ~200 unit-variance tokens (√(e/N), a ViT's 14 × 14): mixers
 # whose output does not shrink with N scale their init to it, so that a host trains from the first step.
 INIT_STD = 0.125
+FEW = 512  # tokens in a batch below which "auto" takes no blocked form: what it saves is less than its own calls
 M = TypeVar("M", bound="TokenMixer")
 
 
@@ -195,6 +196,9 @@ class TokenMixer(nn.Module, ABC):
 
     def choose(self, *inputs: Tensor, **against: str | None) -> str:
         """The implementation for a call: `against` has a reason, or None, for each kernel that there is."""
+        optional = self.config.impl == "auto" and "blocked" in against and not torch.compiler.is_compiling()
+        if optional and inputs[0].shape[:2].numel() < FEW:
+            against["blocked"] = against["blocked"] or f"fewer than {FEW} tokens are faster without blocks"
         return choose(self.name, self.config.impl, (*inputs, *self.parameters()), against)
 
     def merge(self) -> dict[str, Linear]:
@@ -205,10 +209,12 @@ class TokenMixer(nn.Module, ABC):
         """Merge linear maps that follow each other into one, for calls without gradients; `unfold` takes it back.
 
         The parameters, the state dict and calls that record gradients are as before. When a weight has changed since,
-        the next call merges anew. A mixer without such maps is left as it is. Returns the mixer.
+        the next call merges anew (but for a change through `.data`, which leaves no trace: fold again after it). A
+        mixer without such maps is left as it is. Returns the mixer.
         """
-        self._folded = _Folded(-1, {})
-        self.merged()
+        self._folded = _Folded((), {})
+        with torch.no_grad():
+            self.merged()
         return self
 
     def unfold(self: M) -> M:
@@ -225,9 +231,11 @@ class TokenMixer(nn.Module, ABC):
         """What `fold` merged, where it may be used: nothing in a call that records gradients."""
         if self._folded is None or (torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())):
             return {}
-        stamp = hash(tuple((p.data_ptr(), p.dtype, _version(p)) for p in self.parameters()))
-        if stamp != self._folded.stamp:
-            with torch.no_grad():
+        if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+            return self.merge()  # part of the graph
+        stamp = tuple(_Stamp(p, p.data_ptr(), p.dtype, _version(p)) for p in self.parameters())
+        if not _same(stamp, self._folded.stamps):
+            with torch.inference_mode(False), torch.no_grad():  # what is merged may meet a graph later
                 self._folded = _Folded(stamp, self.merge())
         return self._folded.products
 
@@ -265,11 +273,28 @@ class TokenMixer(nn.Module, ABC):
         )
 
 
+class _Stamp(NamedTuple):
+    """A parameter as it was."""
+
+    parameter: Tensor
+    address: int
+    dtype: torch.dtype
+    version: int
+
+
 class _Folded(NamedTuple):
     """Merged weights, and what they were merged from."""
 
-    stamp: int
+    stamps: tuple[_Stamp, ...]
     products: dict[str, Linear]
+
+
+def _same(now: tuple[_Stamp, ...], then: tuple[_Stamp, ...]) -> bool:
+    """Whether no parameter was replaced or written to; never sure of one that does not count what is written to it."""
+    pairs = zip(now, then, strict=False)
+    return len(now) == len(then) and all(
+        a.parameter is b.parameter and a[1:] == b[1:] and a.version >= 0 for a, b in pairs
+    )
 
 
 def _version(parameter: Tensor) -> int:

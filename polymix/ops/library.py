@@ -36,8 +36,8 @@ class Operator:
         torch.library.define(backward, f"(Tensor[] grads, {arguments}, str impl) -> Tensor[]")
         torch.library.impl(forward, ("cpu", "cuda"), self._forward)
         torch.library.impl(backward, ("cpu", "cuda"), self._backward)
-        torch.library.register_fake(forward, lambda *args: define(*args[:-1]))
-        torch.library.register_fake(backward, lambda grads, *args: [torch.empty_like(t) for t in self._wanted(args)])
+        torch.library.register_fake(forward, lambda *args: _contiguous(define(*args[:-1])))
+        torch.library.register_fake(backward, lambda grads, *args: [t.new_empty(t.shape) for t in self._wanted(args)])
         torch.library.register_autograd(forward, self._differentiate, setup_context=self._save)
         self._op = getattr(torch.ops.polymix, name)
         self._op_backward = getattr(torch.ops.polymix, f"{name}_backward")
@@ -56,7 +56,7 @@ class Operator:
 
     def _forward(self, *inputs: Any) -> Any:
         *args, impl = inputs
-        return self.define(*args) if impl == "eager" else self._launch("", (), args)
+        return _contiguous(self.define(*args)) if impl == "eager" else self._launch("", (), args)
 
     def _backward(self, grads: list[Tensor], *inputs: Any) -> list[Tensor]:
         *args, impl = inputs
@@ -67,7 +67,9 @@ class Operator:
 
     def _by_definition(self, grads: Sequence[Tensor], args: Sequence[Any], create_graph: bool) -> list[Tensor]:
         """Gradients through the definition, run once more."""
-        with torch.enable_grad():  # views: what one argument owes to another is not for here
+        autograd = torch._C.DispatchKey.AutogradFunctionality  # below a dispatch mode it is switched off
+        with torch.enable_grad(), torch._C._SetExcludeDispatchKeyGuard(autograd, False):
+            # Views: what one argument owes to another is not for here.
             fresh = [a.view_as(a) if create_graph else a.detach().requires_grad_() for a in self._wanted(args)]
             given = iter(fresh)
             outputs = self.define(*(next(given) if i in self.wrt and a is not None else a for i, a in enumerate(args)))
@@ -93,3 +95,8 @@ class Operator:
         for place, grad in zip((i for i in self.wrt if args[i] is not None), found, strict=True):
             by_place[place] = grad
         return tuple(by_place)
+
+
+def _contiguous(outputs: Any) -> Any:
+    """As kernels give them: a graph relies on the strides that its fake had."""
+    return tuple(y.contiguous() for y in outputs) if isinstance(outputs, tuple) else outputs.contiguous()

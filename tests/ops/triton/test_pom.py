@@ -7,6 +7,7 @@ pytest.importorskip("triton")
 from polymix.ops.common import ACTIVATIONS
 from polymix.ops.triton import pom
 
+pytestmark = pytest.mark.slow
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Twice eager's error, or this much of the largest where eager is exact. The interpreter cuts off what bfloat16 does
 # not hold, where a GPU rounds: a whole unit in the last place instead of half.
@@ -87,7 +88,8 @@ def kernels(h, alpha, activation, both, own, running, grad):
     if not running:
         return pom.pool(h, alpha, **call), *pom.pool_backward(grad, h, alpha, **call)
     back = {key: value for key, value in own.items() if key != "start"}
-    return pom.scan(h, alpha, **call, **own), *pom.scan_backward(grad, h, alpha, **call, **back)
+    grad_h, grad_alpha, _ = pom.scan_backward(grad, h, alpha, **call, **back)
+    return pom.scan(h, alpha, **call, **own), grad_h, grad_alpha
 
 
 def distance(got, wanted):
@@ -246,3 +248,10 @@ def test_offsets_beyond_two_to_the_31():
     h = far.as_strided((1, 2, 12), (0, 2**31, 1))
     out = pom.pool(h, torch.ones(12, 1, device=DEVICE), activation="identity")
     assert (out == 1).all(), "an offset wrapped around"
+
+
+def test_the_start_has_the_sum_of_all_gradients():
+    h, alpha, both, own = make(2, 9, 8, 2, start=True)
+    grad = torch.randn(2, 9, 8, device=DEVICE)
+    *_, grad_start = pom.scan_backward(grad, h, alpha, activation="gelu", **both, **own)
+    torch.testing.assert_close(grad_start, grad.sum(1))

@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("triton")
 from polymix.ops.triton import pooled
 
+pytestmark = pytest.mark.slow
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Where eager is near exact. The interpreter cuts off what bfloat16 does not hold, where a GPU rounds.
 FLOOR = {torch.float16: 1e-3, torch.bfloat16: 2**-7 if DEVICE == "cpu" else 1e-3}

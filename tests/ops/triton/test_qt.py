@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 from polymix.ops.qt import feature_size, taylor_features
 from polymix.ops.triton import qt, qt_causal
 
+pytestmark = pytest.mark.slow
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = [torch.bfloat16, torch.float16]
 FORMS = [("full", 0), ("full", 1), ("full", 2), ("compact", 0), ("compact", 1), ("compact", 2)]

@@ -1,0 +1,119 @@
+"""The choice of an implementation: its order, its reasons, what is said of it, and what cannot be chosen."""
+
+import logging
+
+import pytest
+import torch
+
+import polymix
+from polymix.errors import CapabilityError
+from polymix.ops import dispatch
+from polymix.ops.dispatch import KERNELS, choose, recording
+from tests.helpers import tokens
+
+X = torch.zeros(2, 3)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_said(monkeypatch):
+    monkeypatch.setattr(dispatch, "_said", set())
+
+
+def chosen(impl="auto", *tensors, **against):
+    with recording() as choices:
+        name = choose("op", impl, tensors or (X,), against)
+    assert [choice.impl for choice in choices] == [name]
+    return choices[0]
+
+
+def test_auto_takes_the_first_that_nothing_speaks_against():
+    assert chosen(blocked=None, triton=None).impl == "blocked", "no GPU: what is interpreted is for tests alone"
+    assert "not triton: it needs a GPU" in chosen(blocked=None, triton=None).why
+    assert chosen(blocked="too odd", triton=None).impl == "eager"
+    assert chosen(blocked="too odd", triton="too even").why == "not triton: too even; not blocked: too odd"
+    assert chosen().why == "the only one"
+    assert chosen("eager", blocked=None).why == chosen("blocked", blocked=None).why == "asked for"
+    assert "float32 on cpu" in chosen(blocked=None).why
+
+
+@pytest.mark.parametrize("impl", KERNELS)
+def test_what_is_asked_for_by_name_and_cannot_run_raises_and_leaves_no_record(impl):
+    with recording() as choices:
+        for against, why in (({}, "no such form"), ({impl: "too odd"}, "too odd")):
+            with pytest.raises(CapabilityError, match=f"'{impl}' for op: .*{why}") as caught:
+                choose("op", impl, (X,), against)
+            assert "eager" in caught.value.allowed
+    assert choices == []
+
+
+def test_a_gradient_that_would_be_recorded_speaks_against_blocked_whichever_tensor_needs_it():
+    leaf = torch.zeros(2, requires_grad=True)
+    assert chosen("auto", X, leaf, blocked=None).impl == "eager"
+    with torch.no_grad():
+        assert chosen("auto", X, leaf, blocked=None).impl == "blocked"
+    with torch.inference_mode():
+        assert chosen("auto", X, leaf, blocked=None).impl == "blocked"
+    assert chosen("auto", X, leaf.detach(), blocked=None).impl == "blocked"
+
+
+class Odd(torch.Tensor):
+    pass
+
+
+def test_what_no_kernel_sees_through_speaks_against_all():
+    odd = X.as_subclass(Odd)
+    for x in (odd, torch.nn.Parameter(X.clone(), requires_grad=False)):
+        assert chosen("auto", x, blocked=None, triton=None).impl == ("eager" if x is odd else "blocked")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert "autocast" in chosen(blocked=None).why
+    assert chosen("auto", torch.zeros(2, 3, device="meta"), blocked=None, triton=None).impl == "eager"
+
+    def inside(x):
+        assert chosen("auto", x, blocked=None, triton=None).impl == "eager"
+        return x.sum()
+
+    torch.func.vmap(inside)(X)
+    torch.func.grad(inside)(X[0])
+    torch.func.jvp(inside, (X,), (X,))
+
+
+def test_meta_and_fake_tensors_run_eager_code():
+    mixer = polymix.create_mixer("pom", 8, device="meta")
+    with torch.no_grad():
+        assert mixer(torch.zeros(2, 5, 8, device="meta")).shape == (2, 5, 8)
+    with torch._subclasses.FakeTensorMode(), torch.no_grad():
+        assert polymix.create_mixer("pom", 8)(torch.zeros(2, 5, 8)).shape == (2, 5, 8)
+
+
+def test_recordings_nest_and_end(caplog):
+    with recording() as outer:
+        choose("first", "auto", (X,), {})
+        with recording() as inner:
+            choose("second", "auto", (X,), {})
+        choose("third", "auto", (X,), {})
+    choose("fourth", "auto", (X,), {})
+    assert [choice.op for choice in outer] == ["first", "third"]
+    assert [choice.op for choice in inner] == ["second"]
+
+
+def test_auto_says_once_what_runs_and_why(caplog):
+    caplog.set_level(logging.INFO, "polymix")
+    mixer, x = polymix.create_mixer("pom", 8), tokens(2, 5, 8, dtype=torch.float32)
+    for _ in range(3):
+        mixer(x)
+        with torch.inference_mode():
+            mixer(x)
+    said = [record.getMessage() for record in caplog.records if record.name == "polymix"]
+    assert len(said) == 2, "once for each answer, not once a call"
+    assert said[0].startswith("pom runs eager: ") and "no backward" in said[0]
+    assert said[1].startswith("pom runs blocked: ") and "needs a GPU" in said[1]
+    assert all(record.levelno == logging.INFO for record in caplog.records)
+
+
+def test_nothing_is_said_while_a_graph_is_traced(caplog):
+    caplog.set_level(logging.INFO, "polymix")
+    mixer, x = polymix.create_mixer("pom", 8), tokens(2, 5, 8, dtype=torch.float32)
+    torch._dynamo.reset()
+    with recording() as choices, torch.no_grad():
+        torch.compile(mixer, fullgraph=True, backend="eager")(x)
+    assert not choices and not [r for r in caplog.records if r.name == "polymix"]

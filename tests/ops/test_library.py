@@ -1,0 +1,241 @@
+"""The registered operators: `opcheck`, derivatives of first and second order, one graph for every length, export."""
+
+import importlib.util
+import itertools
+
+import pytest
+import torch
+import torch._dynamo.testing
+
+from polymix.ops.padre import padre_step
+from polymix.ops.pom import pom_pool, pom_scan
+from polymix.ops.pooled import pooled_product, pooled_spread
+from polymix.ops.qt import qt_ask, qt_moments, qt_sums
+from tests.helpers import build, close, tokens
+
+pytestmark = pytest.mark.slow
+OPERATORS = {
+    "pom_pool": pom_pool, "pom_scan": pom_scan, "pooled_product": pooled_product, "pooled_spread": pooled_spread,
+    "qt_moments": qt_moments, "qt_ask": qt_ask, "qt_causal": qt_sums, "padre_step": padre_step,
+}  # fmt: skip
+B, N, E, H, D = 2, 5, 4, 2, 3  # batch, tokens, features, heads, channels a head
+MASK = torch.tensor([[True, False, True, True, False], [False] * 5])
+
+
+@pytest.fixture(autouse=True)
+def _short_chunks(monkeypatch):
+    """What pads the last chunk of a causal QT is most of the work at these sizes."""
+    monkeypatch.setattr("polymix.ops.linear_attention.CHUNK", 4)
+    if importlib.util.find_spec("triton"):
+        monkeypatch.setattr("polymix.ops.triton.qt_causal.CHUNK", 16)
+
+
+def angles(axes):
+    place = tokens(1, N, E // 2, seed=9)
+    return place.cos(), place.sin(), axes
+
+
+def pom_cases():
+    h, alpha = tokens(B, N, E), tokens(E, 3, seed=1)
+    order, first = torch.tensor([[1, 0, 3, 2, 4], [4, 3, 2, 1, 0]]), torch.tensor([[0, 0, 2, 2, 2], [0, 0, 0, 3, 3]])
+    turned = {"rotary": angles(1), "rotary in 2-D": angles(2)}
+    for name, act, mask, turns in (
+        ("plain", "gelu", None, None), ("masked", "clamped_leaky_relu", MASK, None),
+        ("rotary", "identity", MASK, turned["rotary"]), ("rotary in 2-D", "relu", None, turned["rotary in 2-D"]),
+    ):  # fmt: skip
+        cos, sin, axes = turns or (None, None, 1)
+        yield f"pom_pool: {name}", (h, alpha, mask, cos, sin, act, axes)
+        yield f"pom_scan: {name}", (h, alpha, None, mask, cos, sin, None, None, act, axes)
+    yield "pom_scan: started", (h, alpha, tokens(B, E, seed=2), None, None, None, None, None, "gelu", 1)
+    yield "pom_scan: segments", (h, alpha, None, MASK, None, None, order, first, "identity", 1)
+    yield "pom_scan: ordered", (h, alpha, None, None, None, None, order, None, "gelu", 1)
+
+
+def pooled_cases():
+    k, v, p, gate = tokens(B, N, H, D), tokens(B, N, H, D, seed=1), tokens(H, N, seed=2), tokens(B, H, D, seed=3)
+    for has_v, has_p, has_mask in itertools.product((True, False), repeat=3):
+        name = " ".join(word for word, has in (("v", has_v), ("p_2", has_p), ("mask", has_mask)) if has) or "k alone"
+        yield f"pooled_product: {name}", (k, v if has_v else None, p if has_p else None, MASK if has_mask else None)
+    yield "pooled_spread: means", (k, gate, None)
+    yield "pooled_spread: positions", (k, gate, p)
+
+
+def qt_cases():
+    q, k, v = (tokens(B, H, N, D, seed=seed) for seed in range(3))
+    alpha = 0.5 + tokens(3, H, 1, 1, seed=3).sigmoid()
+    for (form, scale), order in itertools.product((("compact", alpha), ("full", None)), (0, 1, 2)):
+        start = qt_moments.define(k, v, scale, None, form, order)
+        yield f"qt_moments: {form} {order}", (k, v, scale, None, form, order)
+        yield f"qt_ask: {form} {order}", (q, start, scale, form, order)
+        if order != 1:
+            yield f"qt_causal: {form} {order}", (q, k, v, scale, None, None, form, order)
+        if order == 2:
+            yield f"qt_moments: {form}, masked", (k, v, scale, MASK, form, order)
+            yield f"qt_causal: {form}, started", (q, k, v, scale, start, MASK, form, order)
+
+
+def padre_cases():
+    for name, grid, kernel, causal, dilation in (
+        ("1-D", (6,), (3,), False, 1), ("causal", (6,), (2,), True, 2), ("2-D", (2, 3), (3, 3), False, 1),
+        ("3-D", (1, 2, 3), (1, 3, 3), False, 1),
+    ):  # fmt: skip
+        n = 6 + (dilation * (kernel[0] - 1) if causal else 0)
+        x, weight = tokens(B, n, E), tokens(E, 1, *kernel, seed=1)
+        bias, y = tokens(E, seed=2), tokens(B, 6, E, seed=3)
+        for has_bias, has_y in itertools.product((True, False), repeat=2):
+            extra = f"{', bias' if has_bias else ''}{', y' if has_y else ''}"
+            args = (x, weight, bias if has_bias else None, y if has_y else None, list(grid), causal, dilation)
+            yield f"padre_step: {name}{extra}", args
+
+
+CASES = dict(itertools.chain(pom_cases(), pooled_cases(), qt_cases(), padre_cases()))
+every_case = pytest.mark.parametrize("case", list(CASES))
+IMPLS = {"eager": torch.float64, "triton": torch.float32}
+
+
+def arguments(case, dtype=torch.float64, transposed=False):
+    """Those of one case, floating ones as leaves; `transposed`: the tokens of all are in another order in memory."""
+
+    def leaf(value, place):
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            return value
+        value = value.to(dtype, copy=True)
+        if transposed and value.ndim > 2:
+            value = value.transpose(1, -1).contiguous().transpose(1, -1)
+        return value.requires_grad_(place in OPERATORS[operator(case)].wrt)
+
+    return tuple(leaf(value, place) for place, value in enumerate(CASES[case]))
+
+
+def operator(case):
+    return case.split(":")[0]
+
+
+def run(case, args, impl):
+    out = getattr(torch.ops.polymix, operator(case))(*args, impl)
+    return out if isinstance(out, tuple) else (out,)
+
+
+ELSEWHERE = {"linear_scan"}  # no Operator; tests/ops/test_selective_scan.py holds it
+# All optional arguments at once: what is slow to check, tracing with symbolic sizes above all, is checked of these.
+LADEN = [
+    "pom_pool: rotary in 2-D", "pom_scan: segments", "pooled_product: v p_2 mask", "pooled_spread: positions",
+    "qt_moments: compact, masked", "qt_ask: compact 2", "qt_causal: compact, started", "padre_step: 2-D, bias, y",
+]  # fmt: skip
+
+
+def test_every_registered_operator_has_a_case():
+    registered = {
+        name.removeprefix("polymix::").split(".")[0]
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("polymix::")
+    }
+    held = {*OPERATORS, *(f"{name}_backward" for name in OPERATORS)}
+    assert registered - ELSEWHERE == held, "an operator without opcheck"
+    assert {operator(case) for case in CASES} == {operator(case) for case in LADEN} == set(OPERATORS)
+
+
+@every_case
+@pytest.mark.parametrize("impl", list(IMPLS))
+def test_opcheck(case, impl):
+    """With tokens that are not the slowest axis in memory: what the fake says of strides must hold."""
+    args = arguments(case, IMPLS[impl], transposed=True)
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    if case in LADEN:
+        tests += ("test_aot_dispatch_dynamic",)
+    torch.library.opcheck(getattr(torch.ops.polymix, operator(case)).default, (*args, impl), test_utils=tests)
+    grads = [torch.randn(y.shape, dtype=y.dtype) for y in run(case, args, impl)]
+    plain = tuple(a.detach() if isinstance(a, torch.Tensor) else a for a in args)
+    backward = getattr(torch.ops.polymix, operator(case) + "_backward").default
+    torch.library.opcheck(backward, (grads, *plain, impl), test_utils=("test_schema", "test_faketensor"))
+
+
+@every_case
+def test_gradients_of_first_and_second_order(case):
+    args, definition = arguments(case), OPERATORS[operator(case)]
+    leaves = [place for place in definition.wrt if args[place] is not None]
+    found = torch.autograd.grad(total(definition.define(*args)), [args[i] for i in leaves], allow_unused=True)
+    wrt = [place for place, grad in zip(leaves, found, strict=True) if grad is not None]  # order 0 reads no q
+
+    def function(*values):
+        given = list(args)
+        for place, value in zip(wrt, values, strict=True):
+            given[place] = value
+        return run(case, given, "eager")
+
+    values = tuple(args[place] for place in wrt)
+    assert torch.autograd.gradcheck(function, values, fast_mode=True)
+    assert torch.autograd.gradgradcheck(function, values, fast_mode=True)
+
+
+def total(out):
+    return sum(y.square().sum() for y in (out if isinstance(out, tuple) else (out,)))
+
+
+@every_case
+def test_kernels_give_the_derivatives_of_the_definition(case):
+    """Output, first derivatives by the backward's kernels, and second ones beside the forward's kernels."""
+    found = {}
+    for impl in IMPLS:
+        args = arguments(case, torch.float32, transposed=True)
+        leaves = [a for a in args if isinstance(a, torch.Tensor) and a.requires_grad]
+        out = run(case, args, impl)
+        first = torch.autograd.grad(total(out), leaves, retain_graph=True)
+        slopes = torch.autograd.grad(total(out), leaves, create_graph=True)
+        second = torch.autograd.grad(total(tuple(slopes)), leaves, allow_unused=True)
+        found[impl] = (*out, *first, *(x if g is None else g for x, g in zip(leaves, second, strict=True)))
+    for ours, wanted in zip(found["triton"], found["eager"], strict=True):
+        assert (ours.shape, ours.dtype) == (wanted.shape, wanted.dtype)
+        close(ours, wanted, 1e-4)
+
+
+MIXERS = {
+    "padre": ("padre", {"degree": 3, "kernel_size": 3}),
+    "padre-causal": ("padre", {"causal": True, "kernel_size": 3}),
+    "pom": ("pom", {}),
+    "pom-rotary": ("pom", {"rotary": "1d"}),
+    "qt": ("qt", {"heads": 2}),
+    "poly_sa": ("poly_sa", {"positions": "mean", "heads": 2}),
+    "poly_nl": ("poly_nl", {"reduction": 2}),
+}
+# Without kernels tests/mixers/test_numerics.py compiles every mixer; here what "auto" leaves in the graph.
+COMPILED = [(name, "triton", False) for name in ("padre", "pom", "qt", "poly_sa", "poly_nl")]
+COMPILED += [("pom", "triton", True), ("qt", "triton", True), ("pom", "auto", False)]
+every_mixer = pytest.mark.parametrize("name", list(MIXERS))
+
+
+def make(name, impl):
+    kind, options = MIXERS[name]
+    return build(kind, 8, impl=impl, **options).float()
+
+
+@pytest.mark.parametrize(("name", "impl", "causal"), COMPILED)
+def test_one_graph_for_every_length(name, impl, causal):
+    torch._dynamo.reset()
+    mixer, plain = make(name, impl), make(name, "eager")
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(mixer, fullgraph=True, dynamic=True, backend=counter)
+    options = {"causal": True} if causal else {}
+    graphs = []
+    for n in (5, 9):
+        x = tokens(2, n, 8, dtype=torch.float32).requires_grad_()
+        ours, wanted = compiled(x, **options), plain(x, **options)
+        close(ours, wanted, 1e-4)
+        ours = torch.autograd.grad(ours.square().sum(), (x, *mixer.parameters()))
+        wanted = torch.autograd.grad(wanted.square().sum(), (x, *plain.parameters()))
+        for got, grad in zip(ours, wanted, strict=True):
+            assert torch.allclose(got, grad, rtol=1e-3, atol=1e-4 * max(grad.abs().max().item(), 1e-2))
+        graphs.append(counter.frame_count)
+    assert len(set(graphs)) == 1, "a new length compiled again"
+
+
+@every_mixer
+@pytest.mark.parametrize("impl", ["auto", "eager", "triton"])
+def test_export_with_a_dynamic_length(name, impl):
+    mixer = make(name, impl).eval()
+    length = torch.export.Dim("length", min=2, max=4096)
+    program = torch.export.export(mixer, (tokens(2, 12, 8, dtype=torch.float32),), dynamic_shapes=({1: length},))
+    x = tokens(2, 17, 8, dtype=torch.float32)
+    close(program.module()(x), make(name, "eager")(x), 1e-4)
+    kernels = [node for node in program.graph.nodes if "polymix" in str(node.target)]
+    assert bool(kernels) == (impl == "triton"), "plain PyTorch goes into the graph unless kernels are asked for"
