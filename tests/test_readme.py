@@ -1,6 +1,8 @@
 """The README does what it says."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -46,3 +48,12 @@ def test_every_mixer_is_in_the_table():
 
     for name in polymix.list_mixers():
         assert f"| `{name}` |" in README
+
+
+def test_the_table_of_costs_is_that_of_the_kept_results():
+    script, results = (
+        ROOT / "benchmarks" / "readme_table.py",
+        ROOT / "benchmarks" / "results" / "bench" / "results.json",
+    )
+    run = subprocess.run([sys.executable, script, results, "--check"], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr

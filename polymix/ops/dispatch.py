@@ -52,13 +52,7 @@ def recording() -> Iterator[list[Choice]]:
         _recorder.reset(token)
 
 
-def choose(
-    op: str,
-    impl: str,
-    tensors: Sequence[Tensor],
-    against: Mapping[str, str | None],
-    backward: Sequence[str] = ("triton",),
-) -> str:
+def choose(op: str, impl: str, tensors: Sequence[Tensor], against: Mapping[str, str | None]) -> str:
     """The implementation that runs for `op` on `tensors`.
 
     Args:

@@ -133,9 +133,10 @@ def keep_large(x: Tensor) -> None:
     """Let the allocator keep pieces of memory as large as x, for the call that begins.
 
     One such as glibc's maps a large piece anew for every call, and the system clears it page by page, until something
-    larger has been freed: then it keeps such pieces. So something larger is taken and freed, untouched.
+    larger has been freed: then it keeps such pieces, up to 32 MiB. So something larger is taken and freed, untouched.
     """
-    x.new_empty(2 * x.numel())
+    if 2 * x.nbytes <= 32 << 20:
+        x.new_empty(2 * x.numel())
 
 
 def zeros(x: Tensor, *shape: int, dtype: torch.dtype) -> Tensor:
