@@ -32,8 +32,8 @@ class QtMixer(TokenMixer):
     cannot fall below zero while β² ≤ |αγ| (it is then a sum of squares); beyond that, and at order 1, it can, so the
     denominator is never let below 0.001 × the number of tokens seen.
 
-    Shapes: (B, N, D) -> (B, N, D), d = D / heads. Cost: 4 N D² + 2 N F (d + 1) heads multiply-adds. State: F (d + 1)
-    numbers a head. Bidirectional, causal (in chunks of 128; torch.export then needs a fixed length), recurrent,
+    Shapes: (B, N, D) -> (B, N, D), d = D / heads. Cost: 4 N D² + 2 N F (d + 1) heads multiply-adds, and as 4 N D² +
+    order · N d (2 d + 1) heads in the compact form, whose sums are no products. State: F (d + 1) numbers a head. Bidirectional, causal (in chunks of 128; torch.export then needs a fixed length), recurrent,
     padding masks, cross. Source: QT-001 … QT-017 (QT-ViT;
     the paper writes K_r and K̃_r for φ).
     """
@@ -103,6 +103,10 @@ class QtMixer(TokenMixer):
 
     def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         d = self.dim // self.heads
+        if self.config.form == "compact":  # a product for each power of k, one for each of q; sums are none
+            powers = self.heads * self.config.order
+            products = [Op("matmul", (powers, d, n, d)), Op("matmul", (powers, n, d, d + 1))]
+            return [self.qkv.op(n), *(products if powers else ()), linear_op(n, self.proj)]
         features = feature_size(d, self.config.form, self.config.order)
         pool = Op("matmul", (self.heads, features, n, d + 1))
         ask = Op("matmul", (self.heads, n, features, d + 1))
