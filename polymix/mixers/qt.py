@@ -35,8 +35,7 @@ class QtMixer(TokenMixer):
     Shapes: (B, N, D) -> (B, N, D), d = D / heads. Cost: 4 N D² + 2 N F (d + 1) heads multiply-adds, and as 4 N D² +
     order · N d (2 d + 1) heads in the compact form, whose sums are no products. State: F (d + 1) numbers a head.
     Bidirectional, causal (in chunks of 128; torch.export then needs a fixed length), recurrent, padding masks, cross.
-    Source: QT-001 … QT-017 (QT-ViT;
-    the paper writes K_r and K̃_r for φ).
+    Source: QT-001 … QT-017 (QT-ViT; the paper writes K_r and K̃_r for φ).
     """
 
     name = "qt"
