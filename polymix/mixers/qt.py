@@ -55,10 +55,14 @@ class QtMixer(TokenMixer):
     def _form(self) -> dict[str, Any]:
         return {"form": self.config.form, "order": self.config.order, "scale": self.scale}
 
+    @property
+    def _wide(self) -> str | None:
+        return None if self.dim // self.heads <= 128 else "its kernels take heads of up to 128 channels"
+
     def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
         if call.causal:
             return self.scan(x, None, call.mask)[0]
-        impl = self.choose(x, context, blocked=None, triton=None)
+        impl = self.choose(x, context, blocked=None, triton=self._wide)
         if impl == "blocked":
             qkv, proj = self.qkv.qkv, self.proj
             return qt(
@@ -73,7 +77,7 @@ class QtMixer(TokenMixer):
         return self.proj(y.transpose(1, 2).flatten(-2))
 
     def scan(self, x: Tensor, state: QtState | None, mask: Tensor | None) -> tuple[Tensor, QtState]:
-        impl = self.choose(x, blocked="it is for a context that every token sees whole", triton=None)
+        impl = self.choose(x, blocked="it is for a context that every token sees whole", triton=self._wide)
         q, k, v = (part.transpose(1, 2) for part in self.qkv(x, x))
         y, state = qt_causal(q, k, v, mask=mask, state=state, impl=impl, **self._form)
         return self._join(y), state
