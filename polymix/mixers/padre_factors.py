@@ -61,13 +61,17 @@ def run(mixer: PadreMixer, x: Tensor, grid: tuple[int, ...], impl: str) -> Tenso
         if i == 1 and merged is not None:
             first, left = _factor(into[0], mixer.C[0]), None
         steps.append((left, _factor(into[i], mixer.A[i])))
-    given = iter(range(len(mixer.terms)))
-    weights = [
-        0.0 if i not in mixer.terms else 1.0 if mixer.W is None else mixer.W[next(given)] for i in range(1, d + 1)
-    ]
+    weights = [_weight(mixer, i) for i in range(1, d + 1)]
     if impl == "blocked":
         return blocked.padre(x, first, steps, weights, grid)
     return factored(x, first, steps, weights, grid, impl=impl)
+
+
+def _weight(mixer: PadreMixer, i: int) -> Tensor | float:
+    """W_i as `factored` takes it."""
+    if i not in mixer.terms:
+        return 0.0
+    return 1.0 if mixer.W is None else mixer.W[mixer.terms.index(i)]
 
 
 def _linear(part: nn.Module) -> Linear | None:

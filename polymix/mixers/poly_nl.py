@@ -15,9 +15,9 @@ from polymix.mixers.checks import Call
 from polymix.mixers.registry import register
 from polymix.ops.blocked import pooled as blocked
 from polymix.ops.blocked.common import Linear
-from polymix.ops.common import autocast_dtype, scaled_linear
+from polymix.ops.common import scaled_linear
 from polymix.ops.dispatch import IMPLS
-from polymix.ops.pooled import mean_of_products, mean_over_tokens, pooled_spread
+from polymix.ops.pooled import mean_of_products, mean_over_tokens, moments_pay, pooled_spread
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
 
@@ -67,7 +67,7 @@ class PolyNlMixer(TokenMixer):
             return blocked.poly_nl(x, into, (self.product.weight, self.product.bias), last, alpha, beta, call.mask)
         inner = x if self.into is None else self.into(x)
         product: dict[str, Tensor] = {}
-        if impl == "eager" and self.config.order == 3 and _by_moments(inner):
+        if impl == "eager" and self.config.order == 3 and moments_pay(inner, inner.shape[2], inner.dtype):
             pooled = mean_of_products(inner, self.product.weight, self.product.bias, call.mask)
         else:
             product = dict(zip(self.parts, self.product(inner).chunk(len(self.parts), dim=-1), strict=True))
@@ -117,13 +117,6 @@ class PolyNlMixer(TokenMixer):
     def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         layers = (self.into, self.product, self.proj, self.out)
         return [linear_op(n, layer) for layer in layers if layer is not None]
-
-
-def _by_moments(x: Tensor) -> bool:
-    """Whether the tokens' second moment is the shorter way to the mean, and exact enough: not in half-wide types."""
-    if torch.compiler.is_compiling() or autocast_dtype(x.device):  # a graph should not depend on the length
-        return False
-    return x.dtype in (torch.float32, torch.float64) and x.shape[1] >= 2 * x.shape[2]
 
 
 @register(PolyNlMixer)

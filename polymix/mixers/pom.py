@@ -15,7 +15,7 @@ from polymix.mixers.base import Capabilities, MixerConfig, Polynomial, TokenMixe
 from polymix.mixers.checks import Call
 from polymix.mixers.loading import check_keys, load
 from polymix.mixers.registry import register
-from polymix.ops.blocked.pom import pom, pom_causal
+from polymix.ops.blocked import pom as blocked
 from polymix.ops.common import ACTIVATIONS, GATES, Turns, accumulator, rotary, rotate, scaled_linear
 from polymix.ops.dispatch import IMPLS
 from polymix.ops.pom import PomState, Terms, divide, pom_reduce
@@ -80,11 +80,9 @@ class PomMixer(TokenMixer):
         )  # fmt: skip
         if impl == "blocked":
             poly, gate, proj = ((layer.weight, layer.bias) for layer in (self.poly, self.gate, self.proj))
-            how: dict[str, Any] = {"activation": self.config.activation, "gating": self.config.gate,
-                                   "reduction": self.config.reduction, "mask": padding}  # fmt: skip
-            if call.causal:
-                return pom_causal(x, poly, gate, proj, self.alpha, **how)
-            return pom(x, context, poly, gate, proj, self.alpha, **how)
+            how = (self.config.activation, self.config.gate, self.config.reduction)
+            parts = blocked.Parts(poly, gate, proj, self.alpha, *how)
+            return blocked.pom_causal(x, parts, padding) if call.causal else blocked.pom(x, context, parts, padding)
         asks, tells = self._turns(x, context, call, padding)
         terms = self._terms(context, padding, tells, impl)
         total, count = pom_reduce(

@@ -1,4 +1,4 @@
-"""What several ops share: accumulator types, activations, rotary positions."""
+"""What several ops share: accumulator types, counts of real tokens, activations, rotary positions."""
 
 from __future__ import annotations
 
@@ -16,6 +16,20 @@ Turns = tuple[Tensor, Tensor]  # cosines and sines of a rotation
 def accumulator(dtype: torch.dtype) -> torch.dtype:
     """float32 at least: the type in which sums over tokens are kept."""
     return torch.promote_types(dtype, torch.float32)
+
+
+def count_real(x: Tensor, mask: Tensor | None, ndim: int = 2) -> Tensor | int:
+    """What a sum over the real tokens of x (B, N, …) is divided by for a mean: at least 1, `ndim` axes (B, 1, …)."""
+    return x.shape[1] if mask is None else _a_row(mask.sum(1).clamp_min(1), ndim)
+
+
+def without_empty(x: Tensor, mask: Tensor | None) -> Tensor:
+    """x (B, …) with zeros for every row of the mask (B, N) in which no token is real."""
+    return x if mask is None else x.masked_fill(~_a_row(mask.any(1), x.ndim), 0.0)
+
+
+def _a_row(values: Tensor, ndim: int) -> Tensor:
+    return values.view(-1, *(1,) * (ndim - 1))
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:

@@ -42,6 +42,18 @@ def in_chunks(x: Tensor, size: int, value: float = 0.0) -> Tensor:
     return F.pad(x, (0, 0, 0, -x.shape[2] % size), value=value).unflatten(2, (-1, size))
 
 
+def seen_by_all(k: Tensor, mask: Tensor | None) -> Tensor:
+    """How many of the keys (B, h, N, ·) take part: (B or 1, 1, 1, 1)."""
+    count = torch.full((1,), k.shape[2], device=k.device) if mask is None else mask.sum(1)
+    return count[:, None, None, None]
+
+
+def seen_by_each(k: Tensor, mask: Tensor | None, before: Tensor | None) -> Tensor:
+    """How many of the keys (B, h, N, ·) up to each take part, those `before` the first (B) with them: (B, N)."""
+    real = torch.ones(k.shape[0], k.shape[2], dtype=torch.bool, device=k.device) if mask is None else mask
+    return real.cumsum(1) if before is None else real.cumsum(1) + before[:, None]
+
+
 def chunk_size(n: int) -> int:
     """CHUNK, or 1 for one token: not min(CHUNK, n), which would tie a compiled graph to one side of CHUNK."""
     return 1 if n == 1 else CHUNK
@@ -102,8 +114,7 @@ def linear_attention(
         values = v.to(dtype)
         values = hide(F.pad(values, (0, 1), value=1.0) if normalize else values, mask)
         weighted = q.to(dtype) @ (hide(k.to(dtype), mask).transpose(-1, -2) @ values)
-        seen = torch.full((1,), k.shape[2], device=q.device) if mask is None else mask.sum(1)
-        return _finish(weighted, seen[:, None, None, None], normalize, scale, eps, relative).to(v.dtype)
+        return _finish(weighted, seen_by_all(k, mask), normalize, scale, eps, relative).to(v.dtype)
 
 
 def linear_causal(
@@ -121,9 +132,8 @@ def linear_causal(
     Within a chunk of CHUNK tokens directly, before it through the running moments: N · CHUNK · (F + d) multiply-adds
     a head more.
     """
-    dtype, (batch, _, n, _) = accumulator(v.dtype), q.shape
-    real = torch.ones(batch, n, dtype=torch.bool, device=q.device) if mask is None else mask
-    seen = real.cumsum(1) if state is None else real.cumsum(1) + state.count[:, None]
+    dtype, n = accumulator(v.dtype), q.shape[2]
+    seen = seen_by_each(k, mask, None if state is None else state.count)
     size = chunk_size(n)
     with without_autocast(q.device):
         values = v.to(dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from operator import add
 from typing import NamedTuple
@@ -58,6 +58,20 @@ class Factor(NamedTuple):
     token: Convolution | None
 
 
+Apply = Callable[[Factor, Tensor, Tensor | None], Tensor]
+
+
+def monomials(
+    x: Tensor, first: Factor, steps: Sequence[tuple[Factor | None, Factor]], apply: Apply
+) -> Iterator[Tensor]:
+    """Z_1 … Z_d of `factored`; apply(factor, u, z) is the factor of u, ⊙ z where that is given."""
+    z = apply(first, x, None)
+    yield z
+    for left, right in steps:
+        z = apply(right, x, z if left is None else apply(left, z, None))
+        yield z
+
+
 def factored(
     x: Tensor,
     first: Factor,
@@ -73,7 +87,7 @@ def factored(
     degree does not enter the sum and 1.0 where it enters as it is. (B, N, D) -> (B, N, D).
     """
 
-    def apply(factor: Factor, u: Tensor, times: Tensor | None = None) -> Tensor:
+    def apply(factor: Factor, u: Tensor, times: Tensor | None) -> Tensor:
         u = u if factor.channel is None else F.linear(u, *factor.channel)
         token = factor.token
         if token is None:
@@ -81,14 +95,9 @@ def factored(
         options = (list(grid), token.causal, token.dilation)
         return padre_step(token.before(u), token.weight, token.bias, times, *options, impl=impl)
 
-    z = apply(first, x)
-    zs = [z]
-    for left, right in steps:
-        z = apply(right, x, z if left is None else apply(left, z))
-        zs.append(z)
     terms = (
         z if isinstance(w, float) else w * z
-        for w, z in zip(weights, zs, strict=True)
+        for w, z in zip(weights, monomials(x, first, steps, apply), strict=True)
         if not (isinstance(w, float) and w == 0.0)
     )
     return reduce(add, terms)

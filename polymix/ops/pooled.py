@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polymix.ops.common import accumulator, sigma
+from polymix.ops.common import accumulator, autocast_dtype, count_real, sigma, without_empty
 from polymix.ops.library import Operator
 
 
@@ -35,9 +36,19 @@ pooled_spread = Operator(
 
 def mean_over_tokens(x: Tensor, mask: Tensor | None, times: Tensor | None = None, *, impl: str = "eager") -> Tensor:
     """Ψ, not yet spread back: the mean of x ⊙ times (B, N, D) over the real tokens, (B, 1, D); zero if none is real."""
-    count = x.shape[1] if mask is None else mask.sum(1).clamp_min(1)[:, None, None]
+    count = count_real(x, mask, ndim=3)
     x, times = x.unsqueeze(2), None if times is None else times.unsqueeze(2)
     return pooled_product(x, times, None, mask, impl=impl) / count
+
+
+def moments_pay(x: Tensor, width: int, dtype: torch.dtype) -> bool:
+    """Whether `mean_of_products` is the shorter way for the tokens of x (B, N, …) where they have this width and type.
+
+    And exact enough: not in half-wide types.
+    """
+    if torch.compiler.is_compiling() or autocast_dtype(x.device):  # a graph should not depend on the length
+        return False
+    return dtype == accumulator(dtype) and x.shape[1] >= 2 * width
 
 
 def mean_of_products(x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None) -> Tensor:
@@ -46,15 +57,22 @@ def mean_of_products(x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tenso
     x (B, N, D); weight (2E, D) and bias (2E) as nn.Linear's, W_1 then W_2; mask (B, N). Returns (B, 1, E). Cost:
     N D² + D² E multiply-adds instead of 2 N D E. About zero, a large mean would swallow S.
     """
-    count = x.shape[1] if mask is None else mask.sum(1).clamp_min(1)[:, None, None]
     hidden = None if mask is None else ~mask.unsqueeze(-1)
-    centre = (x if hidden is None else x.masked_fill(hidden, 0.0)).sum(1, keepdim=True) / count
-    apart = x - centre if hidden is None else (x - centre).masked_fill(hidden, 0.0)
+    count = count_real(x, mask)
+    centre = (x if hidden is None else x.masked_fill(hidden, 0.0)).sum(1) / count
+    apart = x - centre.unsqueeze(1)
+    apart = apart if hidden is None else apart.masked_fill(hidden, 0.0)
+    return mean_from_moments(centre, apart.mT @ apart, count, weight, bias, mask).unsqueeze(1)
+
+
+def mean_from_moments(
+    centre: Tensor, moment: Tensor, count: Tensor | int, weight: Tensor, bias: Tensor | None, mask: Tensor | None
+) -> Tensor:
+    """The formula of `mean_of_products`, (B, E), from μ (B, D), Σ (x_n - μ)(x_n - μ)ᵀ (B, D, D) and `count_real`."""
     w_1, w_2 = weight.chunk(2)
-    about = (w_1 @ (apart.mT @ apart) * w_2).sum(-1).unsqueeze(1) / count
+    about = (w_1 @ moment * w_2).sum(-1) / count
     first, second = F.linear(centre, weight, bias).chunk(2, dim=-1)
-    product = first * second
-    return about + (product if mask is None else product.masked_fill(~mask.any(1)[:, None, None], 0.0))
+    return about + without_empty(first * second, mask)  # the biases alone are no mean of anything
 
 
 def poly_sa_gate(
@@ -65,9 +83,11 @@ def poly_sa_gate(
     k, v (B, N, h, d); p_2 (h, N); mask (B, N), only without positions. Cost O(N h d), no product at all.
     """
     pooled = pooled_product(k, v, p_2, mask, impl=impl)
+    return gate_of_sum(k, pooled, p_2, kind, mask)
+
+
+def gate_of_sum(x: Tensor, pooled: Tensor, p_2: Tensor | None, kind: str, mask: Tensor | None) -> Tensor:
+    """What `poly_sa_gate` makes of `pooled` (B, h, d), the sum over the tokens of x (B, N, …) with p_2 or without."""
     if p_2 is None:
-        pooled = pooled / (k.shape[1] if mask is None else mask.sum(1).clamp_min(1)[:, None, None])
-    gate = sigma(pooled, kind)
-    if mask is not None:  # a row of padding alone pools nothing: softmax of zeros would still answer 1/d
-        gate = gate.masked_fill(~mask.any(1)[:, None, None], 0.0)
-    return gate
+        pooled = pooled / count_real(x, mask, ndim=3)
+    return without_empty(sigma(pooled, kind), mask)  # softmax of the zeros that padding alone pools would answer 1/d

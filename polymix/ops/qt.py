@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polymix.ops.common import accumulator, without_autocast
 from polymix.ops.library import Operator
-from polymix.ops.linear_attention import causal_sums, chunk_size, hide, in_chunks
+from polymix.ops.linear_attention import causal_sums, chunk_size, hide, in_chunks, seen_by_all, seen_by_each
 
 GUARD = 1e-3  # the denominator never falls below GUARD times the number of tokens seen
 
@@ -69,8 +69,8 @@ def _moments(k: Tensor, v: Tensor, scale: Tensor | None, mask: Tensor | None, fo
         values = hide(F.pad(v.to(dtype), (0, 1), value=1.0), mask)
         return taylor_features(keys, form, order, scale).transpose(-1, -2) @ values
     # The powers of k one after the other, and their weights on the moments: no features side by side in memory.
-    count = torch.full_like(values[:, :, :1, :1], k.shape[2]) if mask is None else mask.sum(1)[:, None, None, None]
-    parts = [torch.cat((values.sum(2, keepdim=True), count.to(dtype).expand(-1, k.shape[1], -1, -1)), -1)]
+    count = seen_by_all(k, mask).to(dtype).expand(*k.shape[:2], 1, 1)
+    parts = [torch.cat((values.sum(2, keepdim=True), count), -1)]
     for power in (keys, keys * keys)[:order]:
         parts.append(torch.cat((power.transpose(-1, -2) @ values, power.sum(2).unsqueeze(-1)), -1))
     return torch.cat([w * part for w, part in zip(_weights(scale, k.shape[-1], dtype), parts, strict=False)], dim=2)
@@ -145,8 +145,7 @@ def qt_attention(
     with without_autocast(q.device):
         moments = qt_moments(k, v, scale, mask, form, order, impl=impl)
         weighted = qt_ask(q, moments, scale, form, order, impl=impl)
-        seen = torch.full((1,), k.shape[2], device=q.device) if mask is None else mask.sum(1)
-        return normalise(weighted, seen[:, None, None, None]).to(q.dtype)
+        return normalise(weighted, seen_by_all(k, mask)).to(q.dtype)
 
 
 def qt_causal(
@@ -166,9 +165,7 @@ def qt_causal(
     Args and cost as `qt_attention`, with N · CHUNK · (F + d) more for the chunks. Returns the output and the
     state after the last token.
     """
-    batch, n = q.shape[0], q.shape[2]
-    real = torch.ones(batch, n, dtype=torch.bool, device=q.device) if mask is None else mask
-    seen = real.cumsum(1) if state is None else real.cumsum(1) + state.count[:, None]
+    seen = seen_by_each(k, mask, None if state is None else state.count)
     with without_autocast(q.device):
         start = None if state is None else state.moments
         weighted, end = qt_sums(q, k, v, scale, start, mask, form, order, impl=impl)

@@ -37,9 +37,20 @@ def fast_types() -> frozenset[torch.dtype]:
     return frozenset(native)
 
 
-def working_type(dtype: torch.dtype) -> torch.dtype:
-    """The type of the blocked products for tensors of `dtype`."""
-    return dtype if dtype in fast_types() else torch.float32
+def begin(x: Tensor) -> torch.dtype:
+    """For a blocked form of x to begin with: readies the allocator and gives the type to compute products in."""
+    _keep_large(x)
+    return x.dtype if x.dtype in fast_types() else torch.float32
+
+
+def _keep_large(x: Tensor) -> None:
+    """Let the allocator keep pieces of memory as large as x, for the call that begins.
+
+    One such as glibc's maps a large piece anew for every call, and the system clears it page by page, until something
+    larger has been freed: then it keeps such pieces, up to 32 MiB. So something larger is taken and freed, untouched.
+    """
+    if 2 * x.nbytes <= 32 << 20:
+        x.new_empty(2 * x.numel())
 
 
 class Block(NamedTuple):
@@ -87,11 +98,10 @@ class Product:
     """x W + b for block after block, in one buffer: what a call returns is overwritten by the next."""
 
     def __init__(self, linear: Linear, dtype: torch.dtype) -> None:
-        weight, bias = linear
-        self.weight = weight.to(dtype).t()
-        self.bias = None if bias is None else bias.to(dtype)
+        weight, self.bias = cast(linear, dtype)
+        self.weight = weight.t()
         self.dtype, self.width = dtype, weight.shape[0]
-        self.buffer = weight.new_empty(0, self.width, dtype=dtype)
+        self.buffer = weight.new_empty(0, self.width)
 
     def __call__(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
         """(rows, in) -> (rows, out)."""
@@ -129,16 +139,6 @@ class SampleProduct:
             place.copy_(product if self.bias is None else product.add_(self.bias))
 
 
-def keep_large(x: Tensor) -> None:
-    """Let the allocator keep pieces of memory as large as x, for the call that begins.
-
-    One such as glibc's maps a large piece anew for every call, and the system clears it page by page, until something
-    larger has been freed: then it keeps such pieces, up to 32 MiB. So something larger is taken and freed, untouched.
-    """
-    if 2 * x.nbytes <= 32 << 20:
-        x.new_empty(2 * x.numel())
-
-
 def zeros(x: Tensor, *shape: int, dtype: torch.dtype) -> Tensor:
     """Sums to come: float32 at least."""
     return x.new_zeros(shape, dtype=accumulator(dtype))
@@ -150,6 +150,7 @@ def share(linear: Linear, first: int, last: int) -> Linear:
     return weight[first:last], None if bias is None else bias[first:last]
 
 
-def count_real(x: Tensor, mask: Tensor | None) -> Tensor | int:
-    """Tokens to divide by, (B, 1) where there is padding."""
-    return x.shape[1] if mask is None else mask.sum(1, keepdim=True).clamp_min(1)
+def cast(linear: Linear, dtype: torch.dtype) -> Linear:
+    """The same map in another type."""
+    weight, bias = linear
+    return weight.to(dtype), None if bias is None else bias.to(dtype)

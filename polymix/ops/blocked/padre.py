@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polymix.ops.blocked.common import Linear, keep_large, working_type
+from polymix.ops.blocked.common import Linear, begin, cast
 from polymix.ops.depthwise import depthwise_conv
-from polymix.ops.padre import Factor
+from polymix.ops.padre import Factor, monomials
 
 # A depthwise convolution of all channels at once leaves the cache where the grid is large; so many at a time do not.
 CHANNELS = (48, 64, 32, 16)
@@ -25,18 +26,12 @@ def padre(
     weights: Sequence[Tensor | float],
     grid: tuple[int, ...],
 ) -> Tensor:
-    """Σ_i W_i ⊙ Z_i with Z_1 = first(X) and Z_{i+1} = C_i(Z_i D_i) ⊙ A_{i+1}(X B_{i+1}).
+    """The sum of `polymix.ops.padre.factored`, on the same arguments.
 
-    steps: (the map of Z_i, None where `first` holds it already; the map of X). weights: W_1 … W_d, or 0.0 where a
-    degree does not enter the sum and 1.0 where it enters as it is. x (B, N, D). Returns (B, N, D). Memory beside it:
-    two arrays as large as x, three from degree 3 on.
+    Memory beside x and the output, both (B, N, D): two arrays as large as x, three from degree 3 on.
     """
-    keep_large(x)
-    rows = x.to(working_type(x.dtype))
-    z = apply(first, rows, grid)
-    total = _add(None, weights[0], z)
-    for (left, right), weight in zip(steps, weights[1:], strict=True):
-        z = apply(right, rows, grid, times=z if left is None else apply(left, z, grid))
+    total: Tensor | None = None
+    for weight, z in zip(weights, monomials(x.to(begin(x)), first, steps, partial(_apply, grid)), strict=True):
         total = _add(total, weight, z)
     assert total is not None
     return total.to(x.dtype)
@@ -52,16 +47,16 @@ def _add(total: Tensor | None, weight: Tensor | float, z: Tensor) -> Tensor | No
     return weight * z if total is None else total.addcmul_(weight.expand_as(z), z)
 
 
-def apply(factor: Factor, x: Tensor, grid: tuple[int, ...], times: Tensor | None = None) -> Tensor:
+def _apply(grid: tuple[int, ...], factor: Factor, x: Tensor, times: Tensor | None) -> Tensor:
     """The factor of x (B, N, D), multiplied into `times` where that is given; never x itself."""
     if factor.token is None:
         if factor.channel is None:
             return x.clone() if times is None else times.mul_(x)
-        weight, bias = _cast(factor.channel, x.dtype)
+        weight, bias = cast(factor.channel, x.dtype)
         y = F.linear(x, weight)
         y = y if bias is None else y.add_(bias)
         return y if times is None else times.mul_(y)
-    weight, bias = _cast((factor.token.weight, factor.token.bias), x.dtype)
+    weight, bias = cast((factor.token.weight, factor.token.bias), x.dtype)
     size = _group_size(weight.shape[0], math.prod(grid))
     y = torch.empty_like(x) if times is None else times
     for place, part in enumerate(_in_groups(factor.channel, x, size)):
@@ -78,11 +73,6 @@ def apply(factor: Factor, x: Tensor, grid: tuple[int, ...], times: Tensor | None
     return y
 
 
-def _cast(linear: Linear, dtype: torch.dtype) -> Linear:
-    weight, bias = linear
-    return weight.to(dtype), None if bias is None else bias.to(dtype)
-
-
 def _group_size(channels: int, tokens: int) -> int:
     return next((size for size in CHANNELS if channels % size == 0), channels) if tokens >= LARGE else channels
 
@@ -92,7 +82,7 @@ def _in_groups(channel: Linear | None, x: Tensor, size: int) -> Iterator[Tensor]
     if channel is None:
         yield from (part.contiguous() for part in x.split(size, dim=-1))
         return
-    weight, bias = _cast(channel, x.dtype)
+    weight, bias = cast(channel, x.dtype)
     rows, place = x.flatten(0, 1), 0
     # Two groups a product: one is too narrow for it, and all would be as large as the output again, which an allocator
     # gives back to the system after every call.

@@ -2,99 +2,79 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polymix.ops.blocked.common import (
-    IN_PLACE,
-    Linear,
-    Product,
-    SampleProduct,
-    blocks,
-    count_real,
-    keep_large,
-    working_type,
-    zeros,
-)
+from polymix.ops.blocked.common import IN_PLACE, Linear, Product, SampleProduct, begin, blocks, zeros
+from polymix.ops.common import count_real
 
 STRIDE = 32  # tokens between the walks of a running sum
 
 
-def pom(
-    x: Tensor,
-    context: Tensor,
-    poly: Linear,
-    gate: Linear,
-    proj: Linear,
-    alpha: Tensor,
-    *,
-    activation: str,
-    gating: str,
-    reduction: str,
-    mask: Tensor | None = None,
-) -> Tensor:
+class Parts(NamedTuple):
+    """The maps W_h, W_s and W_o of a PoM with their biases, its α (E, k), and its options."""
+
+    poly: Linear
+    gate: Linear
+    proj: Linear
+    alpha: Tensor
+    activation: str
+    gating: str
+    reduction: str
+
+
+def pom(x: Tensor, context: Tensor, parts: Parts, mask: Tensor | None = None) -> Tensor:
     """W_o [σ(W_s x_i + b_s) ⊙ H] + b_o with H = reduce_j Σ_p α_p ⊙ h(W_h c_j + b_h)^p.
 
     x (B, N, D), context (B, M, D), mask (B, M). Returns (B, N, D). Memory beside it: three blocks.
     """
-    keep_large(x)
-    dtype = working_type(x.dtype)
-    pooled = _pool(context, Product(poly, dtype), alpha, activation, mask)
-    if reduction == "mean":
+    dtype, (weight, bias) = begin(x), parts.proj
+    pooled = _pool(context, parts, mask, dtype)
+    if parts.reduction == "mean":
         pooled = pooled / count_real(context, mask)
-    ask, y = Product(gate, dtype), torch.empty_like(x)
-    asked = (pooled.unsqueeze(-1) * proj[0].t()).unflatten(1, (ask.width, -1)).sum(2)  # (B, gates, D): H in W_o
-    out = SampleProduct(asked.to(dtype), proj[1])
+    ask, y = Product(parts.gate, dtype), torch.empty_like(x)
+    asked = (pooled.unsqueeze(-1) * weight.t()).unflatten(1, (ask.width, -1)).sum(2)  # (B, gates, D): H in W_o
+    out = SampleProduct(asked.to(dtype), bias)
     for block in blocks(x):
-        out.into(y, block, block.split(IN_PLACE[gating](ask(block.rows(x, dtype)))))
+        out.into(y, block, block.split(IN_PLACE[parts.gating](ask(block.rows(x, dtype)))))
     return y
 
 
-def _pool(context: Tensor, into: Product, alpha: Tensor, activation: str, mask: Tensor | None) -> Tensor:
+def _pool(context: Tensor, parts: Parts, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Σ_j Σ_p α_p ⊙ h_j^p, (B, E) in float32 at least: a sum for each power, α afterwards."""
-    width, degree = alpha.shape
-    sums = zeros(context, degree, context.shape[0], width, dtype=into.dtype)
+    into, (width, degree) = Product(parts.poly, dtype), parts.alpha.shape
+    sums = zeros(context, degree, context.shape[0], width, dtype=dtype)
     for block in blocks(context):
-        h = block.hide(IN_PLACE[activation](into(block.rows(context, into.dtype))), mask)
+        h = block.hide(IN_PLACE[parts.activation](into(block.rows(context, dtype))), mask)
         block.add_sums(sums[0], h)
         power = h if degree <= 2 else h.clone()
         for p in range(1, degree):
             block.add_sums(sums[p], power.mul_(h))
-    return (sums * alpha.t()[:, None]).sum(0)
+    return (sums * parts.alpha.t()[:, None]).sum(0)
 
 
-def pom_causal(
-    x: Tensor,
-    poly: Linear,
-    gate: Linear,
-    proj: Linear,
-    alpha: Tensor,
-    *,
-    activation: str,
-    gating: str,
-    reduction: str,
-    mask: Tensor | None = None,
-) -> Tensor:
+def pom_causal(x: Tensor, parts: Parts, mask: Tensor | None = None) -> Tensor:
     """The same with H_i over the tokens up to i: one pass, the sums so far carried from block to block."""
-    keep_large(x)
-    dtype = working_type(x.dtype)
-    into, ask, tell, y = Product(poly, dtype), Product(gate, dtype), Product(proj, dtype), torch.empty_like(x)
-    factors = alpha.t().to(dtype)
+    dtype, y = begin(x), torch.empty_like(x)
+    into, ask, tell = (Product(linear, dtype) for linear in (parts.poly, parts.gate, parts.proj))
+    factors = parts.alpha.t().to(dtype)
     real = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
     seen = real.cumsum(1).clamp_min(1).to(dtype).unsqueeze(-1)
     for block in blocks(x):
         if block.tokens.start == 0:
             carry = zeros(x, block.number, into.width, dtype=dtype)
         rows = block.rows(x, dtype)
-        h = block.hide(IN_PLACE[activation](into(rows)), mask)
+        h = block.hide(IN_PLACE[parts.activation](into(rows)), mask)
         terms = h * factors[-1]
         for factor in factors[:-1].flip(0):
             terms.add_(factor).mul_(h)
         running, carry = _running(block.split(terms), carry)
-        if reduction == "mean":
+        if parts.reduction == "mean":
             running = running.div_(block.of(seen))
-        gates = block.split(IN_PLACE[gating](ask(rows))).unsqueeze(-1)
+        gates = block.split(IN_PLACE[parts.gating](ask(rows))).unsqueeze(-1)
         asked = running.to(dtype).unflatten(-1, (ask.width, -1)).mul_(gates)
         tell.into(y, block, asked.flatten(2).flatten(0, 1))
     return y

@@ -7,19 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from polymix.ops.blocked.common import (
-    Block,
-    Linear,
-    Product,
-    SampleProduct,
-    blocks,
-    count_real,
-    keep_large,
-    share,
-    working_type,
-    zeros,
-)
-from polymix.ops.common import sigma
+from polymix.ops.blocked.common import Block, Linear, Product, SampleProduct, begin, blocks, cast, share, zeros
+from polymix.ops.common import count_real
+from polymix.ops.pooled import gate_of_sum, mean_from_moments, moments_pay
 
 Tokens = Callable[[Block], Tensor]  # the tokens of a block, (samples, tokens, channels)
 
@@ -39,8 +29,7 @@ def poly_sa(
 
     x (B, N, D), p_1 and p_2 (heads, N), or both None for a mean over the mask (B, N). Returns (B, N, D).
     """
-    keep_large(x)
-    dtype, dim = working_type(x.dtype), x.shape[-1]
+    dtype, dim = begin(x), x.shape[-1]
     tell = Product(share(qkv, dim, 3 * dim), dtype)
     pooled = zeros(x, x.shape[0], dim, dtype=dtype)
     for block in blocks(x):
@@ -51,12 +40,7 @@ def poly_sa(
         else:  # every head's weights on all channels, of which it has its own
             every = p_2[:, block.tokens].to(dtype) @ block.split(product)  # (samples, heads, D)
             pooled[block.samples] += every.unflatten(-1, (heads, -1)).diagonal(dim1=1, dim2=2).mT.flatten(1)
-    if p_2 is None:
-        pooled = pooled / count_real(x, mask)
-    gate = sigma(pooled.unflatten(-1, (heads, -1)), kind).to(dtype)
-    if mask is not None:  # a row of padding alone pools nothing: softmax of zeros would still answer 1/d
-        gate = gate.masked_fill(~mask.any(1)[:, None, None], 0.0)
-    gate = gate.flatten(1)
+    gate = gate_of_sum(x, pooled.unflatten(-1, (heads, -1)), p_2, kind, mask).to(dtype).flatten(1)
     ask, y = Product(share(qkv, 0, dim), dtype), torch.empty_like(x)
     out = None if proj is None else SampleProduct(gate.unsqueeze(-1) * proj[0].t().to(dtype), proj[1])
     for block in blocks(x):
@@ -84,17 +68,15 @@ def poly_nl(
     What the tokens are multiplied with in the end is one matrix a sample: αI + β diag(mean) W_3.
     x (B, N, D), mask (B, N). Returns (B, N, D).
     """
-    keep_large(x)
-    dtype = working_type(x.dtype)
+    dtype = begin(x)
     inner = None if into is None else Product(into, dtype)
 
     def tokens(block: Block) -> Tensor:
         rows = block.rows(x, dtype)
         return block.split(rows if inner is None else inner(rows))
 
-    width = pair[0].shape[1]
-    sure = dtype == torch.promote_types(dtype, torch.float32) and x.shape[1] >= 2 * width
-    mean = (_by_moments if sure else _by_products)(x, tokens, pair, dtype, mask)
+    pool = _by_moments if moments_pay(x, pair[0].shape[1], dtype) else _by_products
+    mean = pool(x, tokens, pair, dtype, mask)
     weight, bias = proj
     matrix = beta * mean.to(dtype).unsqueeze(-1) * weight.t().to(dtype)  # (B, inner, D)
     if inner is None:
@@ -118,23 +100,18 @@ def _by_products(x: Tensor, tokens: Tokens, pair: Linear, dtype: torch.dtype, ma
 
 
 def _by_moments(x: Tensor, tokens: Tokens, pair: Linear, dtype: torch.dtype, mask: Tensor | None) -> Tensor:
-    """The same by the tokens' second moment S: N D² + D³. Channel c's mean is w_1ᵀ S w_2 + (w_1ᵀμ + b_1)(w_2ᵀμ + b_2).
-
-    S is taken about the tokens' mean μ: about zero, a large mean would swallow it.
-    """
-    w_1, w_2 = pair[0].to(dtype).chunk(2)
-    b_1, b_2 = (0.0, 0.0) if pair[1] is None else pair[1].to(dtype).chunk(2)
-    count, width = count_real(x, mask), w_1.shape[1]
-    centre, moment = zeros(x, x.shape[0], width, dtype=dtype), zeros(x, x.shape[0], width, width, dtype=dtype)
+    """The same by `mean_of_products`: N D² + D³."""
+    weight, bias = cast(pair, dtype)
+    batch, width = x.shape[0], weight.shape[1]
+    centre, moment = zeros(x, batch, width, dtype=dtype), zeros(x, batch, width, width, dtype=dtype)
     for block in blocks(x):
         block.add_sums(centre, _hidden(tokens(block), block, mask).flatten(0, 1))
+    count = count_real(x, mask)
     centre = centre / count
     for block in blocks(x):
         apart = _hidden(tokens(block) - centre[block.samples, None], block, mask)
         moment[block.samples] += apart.transpose(1, 2) @ apart
-    about = ((w_1 @ moment) * w_2).sum(-1) / count
-    seen = 1 if mask is None else mask.any(1, keepdim=True)  # the bias alone is no mean of anything
-    return about + (centre @ w_1.t() + b_1) * (centre @ w_2.t() + b_2) * seen
+    return mean_from_moments(centre, moment, count, weight, bias, mask)
 
 
 def _hidden(tokens: Tensor, block: Block, mask: Tensor | None) -> Tensor:

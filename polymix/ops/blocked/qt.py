@@ -7,17 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from polymix.ops.blocked.common import (
-    Block,
-    Linear,
-    Product,
-    blocks,
-    count_real,
-    keep_large,
-    share,
-    working_type,
-    zeros,
-)
+from polymix.ops.blocked.common import Block, Linear, Product, begin, blocks, share, zeros
+from polymix.ops.common import accumulator, count_real
 from polymix.ops.qt import GUARD
 
 
@@ -39,9 +30,8 @@ def qt(
     which all go into the pooled moments. x (B, M, D), context (B, N, D), mask (B, N), scale (3, heads, 1, 1) in the
     compact form. Returns (B, M, D).
     """
-    keep_large(x)
-    dtype, dim = working_type(x.dtype), x.shape[-1]
-    d, wide = dim // heads, torch.promote_types(dtype, torch.float32)
+    dtype, dim = begin(x), x.shape[-1]
+    d, wide = dim // heads, accumulator(dtype)
     first, *rest = _coefficients(d, form, order, scale, wide, x.device)
     values, moments = _pool(context, Product(share(qkv, dim, 3 * dim), dtype), heads, form, order, mask)
     seen = torch.as_tensor(count_real(context, mask), device=x.device).reshape(-1, 1, 1, 1)

@@ -31,11 +31,19 @@ def weights_of(weights, head, D: tl.constexpr, FULL: tl.constexpr):
 
 
 @triton.jit
-def is_real(mask, mask_n, token, n):
-    """Tokens that exist and take part; `mask` points to the row of the batch, or is None."""
+def own_tokens(heads, blocks, BLOCK_N: tl.constexpr):
+    """The BLOCK_N tokens of a program: number of their block, row of batch × heads, batch, head, indices."""
+    block, row = tl.program_id(0) % blocks, (tl.program_id(0) // blocks).to(tl.int64)
+    token = (block * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
+    return block, row, row // heads, row % heads, token
+
+
+@triton.jit
+def is_real(mask, mask_b, mask_n, batch, token, n):
+    """Tokens that exist and take part; `mask` may be None."""
     real = token < n
     if mask is not None:
-        real = tl.load(mask + token * mask_n, mask=real, other=0) != 0
+        real = tl.load(mask + batch * mask_b + token * mask_n, mask=real, other=0) != 0
     return real
 
 
@@ -101,15 +109,13 @@ def _moments_kernel(
     batch, head = row // heads, row % heads
     x += batch * x_b + head * x_h
     rows += batch * r_b + head * r_h
-    if mask is not None:
-        mask += batch * mask_b
     w0, w1, w2 = weights_of(weights, head, D, FULL)
     f, channel = tile * BLOCK_F + tl.arange(0, BLOCK_F), tl.arange(0, BLOCK_D)
     total = tl.zeros((BLOCK_F, BLOCK_D), tl.float32)
     tail = tl.zeros((BLOCK_F,), tl.float32)
     for first in range(part * span, tl.minimum((part + 1) * span, n), BLOCK_N):
         token = (first + tl.arange(0, BLOCK_N)).to(tl.int64)
-        real = is_real(mask, mask_n, token, n)
+        real = is_real(mask, mask_b, mask_n, batch, token, n)
         phi = _features(x, x_n, x_d, token[None, :], real[None, :], f[:, None], w0, w1, w2, D, F, FULL)
         values = load_tile(rows, r_n, r_d, token, channel, real, D)
         total += tl.dot(phi, values, input_precision=PRECISION)
@@ -126,15 +132,12 @@ def _ask_kernel(
     BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """out_n (D, or D + 1 with LAST) = base_n + φ(x_n) · moments of the part of n; zero where n is not real."""
-    block, row = tl.program_id(0) % blocks, (tl.program_id(0) // blocks).to(tl.int64)
-    batch, head = row // heads, row % heads
+    block, row, batch, head, token = own_tokens(heads, blocks, BLOCK_N)
     x += batch * x_b + head * x_h
-    if mask is not None:
-        mask += batch * mask_b
     moments += row * m_row + (block * BLOCK_N // span).to(tl.int64) * m_part
     w0, w1, w2 = weights_of(weights, head, D, FULL)
-    channel, token = tl.arange(0, BLOCK_D), (block * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
-    real = is_real(mask, mask_n, token, n)
+    channel = tl.arange(0, BLOCK_D)
+    real = is_real(mask, mask_b, mask_n, batch, token, n)
     total = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     tail = tl.zeros((BLOCK_N,), tl.float32)
     for first in range(0, F, BLOCK_F):
@@ -177,16 +180,12 @@ def _pull_kernel(
     A program owns BLOCK_N tokens and BLOCK_J columns of x. The full form takes every pair (i, j) in both orders, twice
     the products there are, so that no column is ever scattered to.
     """
-    block, row = tl.program_id(0) % blocks, (tl.program_id(0) // blocks).to(tl.int64)
-    batch, head = row // heads, row % heads
+    block, row, batch, head, token = own_tokens(heads, blocks, BLOCK_N)
     x += batch * x_b + head * x_h
     rows += batch * r_b + head * r_h
-    if mask is not None:
-        mask += batch * mask_b
     moments += row * m_row + (block * BLOCK_N // span).to(tl.int64) * m_part
     _, w1, w2 = weights_of(weights, head, D, FULL)
-    token = (block * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
-    real = is_real(mask, mask_n, token, n)
+    real = is_real(mask, mask_b, mask_n, batch, token, n)
     e, j = tl.arange(0, BLOCK_D), tl.program_id(1) * BLOCK_J + tl.arange(0, BLOCK_J)
     inside = j < D
     grad = load_tile(rows, r_n, r_d, token, e, real, D)

@@ -22,6 +22,7 @@ from polymix.ops.triton.qt import (
     load_last,
     load_tile,
     mask_arguments,
+    own_tokens,
     precision,
     pulled_back,
     weights_of,
@@ -78,21 +79,18 @@ def _inside_kernel(
     SPAN: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """out_n (D + 1) = Σ_j ⟨φ(q_n), φ(k_j)⟩ [v_j, 1] over the j ≤ n in the chunk of n."""
-    block, row = tl.program_id(0) % blocks, (tl.program_id(0) // blocks).to(tl.int64)
-    batch, head = row // heads, row % heads
+    block, row, batch, head, token = own_tokens(heads, blocks, BLOCK_N)
     q += batch * q_b + head * q_h
     k += batch * k_b + head * k_h
     v += batch * v_b + head * v_h
-    if mask is not None:
-        mask += batch * mask_b
     w0, w1, w2 = weights_of(weights, head, D, FULL)
-    channel, token = tl.arange(0, BLOCK_D), (block * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
+    channel = tl.arange(0, BLOCK_D)
     query = load_tile(q, q_n, q_d, token, channel, token < n, D)
     total = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     tail = tl.zeros((BLOCK_N,), tl.float32)
     for first in range(block * BLOCK_N // SPAN * SPAN, (block + 1) * BLOCK_N, BLOCK_N):
         other = (first + tl.arange(0, BLOCK_N)).to(tl.int64)
-        real = is_real(mask, mask_n, other, n)
+        real = is_real(mask, mask_b, mask_n, batch, other, n)
         key = load_tile(k, k_n, k_d, other, channel, real, D)
         keep = (token[:, None] >= other[None, :]) & real[None, :]
         similarity, _, _ = _similarity(query, key, keep, w0, w1, w2, ORDER, FULL, PRECISION)
@@ -114,16 +112,13 @@ def _inside_backward_kernel(
 
     A program owns BLOCK_N tokens: first as queries on the keys before them, then as keys for the queries after.
     """
-    block, row = tl.program_id(0) % blocks, (tl.program_id(0) // blocks).to(tl.int64)
-    batch, head = row // heads, row % heads
+    block, row, batch, head, token = own_tokens(heads, blocks, BLOCK_N)
     g += batch * g_b + head * g_h
     q += batch * q_b + head * q_h
     k += batch * k_b + head * k_h
     v += batch * v_b + head * v_h
-    if mask is not None:
-        mask += batch * mask_b
     w0, w1, w2 = weights_of(weights, head, D, FULL)
-    channel, token = tl.arange(0, BLOCK_D), (block * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
+    channel = tl.arange(0, BLOCK_D)
     chunk = block * BLOCK_N // SPAN * SPAN
     place = (row * n + token)[:, None] * D + channel[None, :]
     written = (token < n)[:, None] & (channel < D)[None, :]
@@ -136,7 +131,7 @@ def _inside_backward_kernel(
     grad_w0, grad_w1, grad_w2 = zeros, zeros, zeros
     for first in range(chunk, (block + 1) * BLOCK_N, BLOCK_N):
         other = (first + tl.arange(0, BLOCK_N)).to(tl.int64)
-        real = is_real(mask, mask_n, other, n)
+        real = is_real(mask, mask_b, mask_n, batch, other, n)
         key, value = load_tile(k, k_n, k_d, other, channel, real, D), load_tile(v, v_n, v_d, other, channel, real, D)
         keep = (token[:, None] >= other[None, :]) & real[None, :]
         _, product, squares = _similarity(query, key, keep, w0, w1, w2, ORDER, FULL, PRECISION)
@@ -155,7 +150,7 @@ def _inside_backward_kernel(
         tl.store(grad_w + 1, 2 * w1 * tl.sum(grad_w1, 0) if ORDER >= 1 else 0.0)
         tl.store(grad_w + 2, 2 * w2 * tl.sum(grad_w2, 0) if ORDER == 2 else 0.0)
 
-    real = is_real(mask, mask_n, token, n)
+    real = is_real(mask, mask_b, mask_n, batch, token, n)
     key, value = load_tile(k, k_n, k_d, token, channel, real, D), load_tile(v, v_n, v_d, token, channel, real, D)
     total = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     squared, passed = total, total
