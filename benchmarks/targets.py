@@ -243,7 +243,45 @@ def authors(given: argparse.Namespace) -> Iterator[Row]:
         yield Row("authors", f"pom authors' code / ours, {what}, N = {n:,}", a / b, "≥", goal, detail)
 
 
-GROUPS = {f.__name__: f for f in (forward, attention, authors, training, depthwise, memory, decoding, slope)}
+PASSES = {  # kinds of operators, by what they spend
+    "products": ("mm", "bmm", "addmm", "baddbmm", "mkldnn_convolution", "mkldnn_linear"),
+    "functions": ("gelu", "sigmoid", "exp"),
+}
+
+
+@torch.inference_mode()
+def split(_: argparse.Namespace) -> Iterator[Row]:
+    """Where a forward spends its time: products and convolutions as they run in it, functions, other passes.
+
+    The products' share is what would be left over the floor if every pass between them cost nothing.
+    """
+    for name in MIXERS:
+        module, x = mixer(name, LENGTH), tokens(LENGTH)
+        bare = floor(module.cost(LENGTH))
+        times = interleaved({"mixer": partial(module, x), "floor": bare}, seconds=1.5)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            for _ in range(20):
+                module(x)
+        spent: dict[str, float] = {event.key: event.self_cpu_time_total for event in profile.key_averages()}
+        parts = {
+            kind: sum(time for key, time in spent.items() if key.removeprefix("aten::").rstrip("_") in keys)
+            for kind, keys in PASSES.items()
+        }
+        parts["other passes"] = sum(spent.values()) - sum(parts.values())
+        shares = {kind: time / sum(spent.values()) for kind, time in parts.items()}
+        ratio = times["mixer"].median / times["floor"].median
+        detail = ", ".join(f"{kind} {share:.0%}" for kind, share in shares.items()) + f"; in all {ratio:.2f} floors"
+        yield Row(
+            "split",
+            f"{name}, its products alone / floor, N = {LENGTH:,}",
+            shares["products"] * ratio,
+            "≤",
+            1.15,
+            detail,
+        )
+
+
+GROUPS = {f.__name__: f for f in (forward, attention, authors, training, depthwise, memory, decoding, slope, split)}
 
 
 def main() -> None:
