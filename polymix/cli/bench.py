@@ -1,0 +1,91 @@
+"""polymix bench."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from polymix.cli.shared import MaxGib, MaxSeconds, Resume, bars, cores, counts, print_table, words
+
+
+def command(
+    mixers: Annotated[str, typer.Option(help="For example padre:degree=3,pom:degree=3:expand=1,qt.")] = (
+        "padre-2,padre-3,pom,qt,poly_sa,poly_nl,softmax"
+    ),
+    tokens: Annotated[str, typer.Option(help="Token counts.")] = "256,1024,4096,16384",
+    dims: Annotated[str, typer.Option(help="Numbers of channels.")] = "192",
+    batch: Annotated[str, typer.Option(help="Sequences in a call; more than one number by commas.")] = "1",
+    dtypes: Annotated[str, typer.Option(help="Of float32, bfloat16, float16.")] = "float32",
+    passes: Annotated[str, typer.Option(help="Of forward, folded, training, step.")] = "forward,training",
+    impls: Annotated[str, typer.Option(help="auto, eager, or a kernel's name.")] = "auto",
+    threads: Annotated[str | None, typer.Option(help="CPU threads; default: one for each core.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …")] = "cpu",
+    seconds: Annotated[float, typer.Option(help="Time spent on all rounds of one call.")] = 0.4,
+    max_seconds: MaxSeconds = 10.0,
+    max_gib: MaxGib = 4.0,
+    out: Annotated[Path, typer.Option(help="Folder for results.json, the pictures and report.html.")] = Path(
+        "polymix-bench"
+    ),
+    quick: Annotated[bool, typer.Option("--quick", help="Up to 1,024 tokens, few rounds: half a minute.")] = False,
+    resume: Resume = False,
+    against: Annotated[
+        tuple[Path, Path] | None, typer.Option("--compare", help="Measure nothing: what changed from A to B.")
+    ] = None,
+    noise: Annotated[float, typer.Option(help="With --compare: no smaller change of a median counts.")] = 0.05,
+) -> None:
+    """What the mixers cost here: time, memory, shares of this machine's ceilings, against their floor and attention.
+
+    --compare A.json B.json tells what got faster or slower beyond the noise, and ends with status 1 on a regression.
+
+    Example: polymix bench --tokens 1024,4096 --dtypes float32,bfloat16 --out my-bench
+    """
+    if against is not None:
+        return _compare_benchmarks(*against, noise)
+    from polymix.bench.run import bench as run
+    from polymix.bench.settings import Settings
+    from polymix.mixers.spec import parse_mixers
+
+    settings = Settings(
+        mixers=mixers, tokens=counts(tokens), dims=counts(dims, "--dims", "192,384"),
+        batch=counts(batch, "--batch", "1,16"), dtypes=words(dtypes), passes=words(passes), impls=words(impls),
+        threads=counts(threads, "--threads", "1,2") if threads else (cores(),), device=device, seconds=seconds,
+        max_seconds=max_seconds, max_gib=max_gib,
+    )  # fmt: skip
+    settings = settings.quickened() if quick else settings
+    console = Console(highlight=False)
+    with bars(console, out) as progress:
+        results = run(settings, parse_mixers(mixers), out, progress, resume=resume)
+    from polymix.bench.report import write_report
+    from polymix.bench.table import label, tabled, views
+
+    report = write_report(results.content, out)
+    for title, rows in views(results.content):
+        print_table(console, title, *tabled(rows, narrow=True))
+    for row in results.content["rows"]:
+        if row["stopped"]:
+            console.print(
+                f"Stopped: {label(row)}, {row['pass']}, {row['tokens']:,} tokens: {row['stopped']}", markup=False
+            )
+    console.print(f"\nReport: {report}   Numbers: {out / 'results.json'}")
+    return None
+
+
+def _compare_benchmarks(a: Path, b: Path, noise: float) -> None:
+    from polymix.bench.compare import HEADINGS, REGRESSIONS, compare, warnings
+    from polymix.bench.results import Results
+
+    before, after = Results.load(a), Results.load(b)
+    changes = compare(before, after, noise)
+    console = Console(highlight=False)
+    for warning in warnings(before, after, noise):
+        console.print(f"[bold]Warning:[/bold] {warning}")
+    if moved := [change.cells() for change in changes if change.verdict != "same"]:
+        print_table(console, f"A: {a}   B: {b}", HEADINGS, moved)
+    verdicts = Counter(change.verdict for change in changes)
+    console.print(", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()))
+    if any(change.verdict in REGRESSIONS for change in changes):
+        raise typer.Exit(1)

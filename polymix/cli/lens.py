@@ -1,0 +1,69 @@
+"""polymix lens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Column, Table
+
+from polymix.errors import OptionError, check_choice
+
+
+def command(
+    name: Annotated[str, typer.Argument(help="A mixer, such as padre, or file.py:function that returns a module.")],
+    options: Annotated[
+        list[str] | None, typer.Argument(help="dim=8, options such as degree=3; shape=1x6x4 for a module of your own.")
+    ] = None,
+    order: Annotated[int, typer.Option(help="How many entries interact, 1 to 4.")] = 2,
+    out: Annotated[Path | None, typer.Option(help="Folder for lens.json and the pictures.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the weights, inputs and directions.")] = 0,
+    image: Annotated[
+        str | None, typer.Option(help="digits: train on them (half a minute) and draw what the mixer sees there.")
+    ] = None,
+) -> None:
+    """What one mixer, or a module of your own, is as a function: its degree, what reaches what, what it commutes with.
+
+    Example: polymix lens padre degree=3 grid=4x4 --out padre-lens
+    """
+    import torch
+
+    from polymix import create_mixer
+    from polymix.compare.results import write_atomically
+    from polymix.lens import load, overview
+    from polymix.mixers.spec import parse_options
+
+    check_choice("--image", image, (None, "digits"))
+    chosen = parse_options(options or [])
+    shape = chosen.pop("shape", None)
+    shape = (shape,) if isinstance(shape, int) else shape
+    torch.manual_seed(seed)
+    own = ".py:" in name
+    if own and image:
+        raise OptionError("--image", image, "a mixer by name", "lens.influence takes any model that holds a mixer.")
+    dim = None if own else chosen.pop("dim", 8)
+    module = load(name, chosen) if dim is None else create_mixer(name, dim, **chosen)
+    view = overview(module, order=order, shape=shape, seed=seed)
+    if image:
+        from polymix.mixers import config_class
+        from polymix.tasks.influence import influence_on_digits
+
+        view.results["influence"] = influence_on_digits(
+            config_class(name)(**{key: value for key, value in chosen.items() if key != "grid"}), seed=seed
+        )
+        view.rows.append(("influence", str(view.results["influence"])))
+    table = Table(Column("", no_wrap=True), Column(""), box=box.SIMPLE_HEAD, show_header=False, title=name)
+    for row in view.rows:
+        table.add_row(*row)
+    console = Console(highlight=False)
+    console.print(table)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        view.draw(out)
+        content = {"name": name, "options": {**chosen, "dim": dim, "shape": shape}, **view.content}
+        write_atomically(out / "lens.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
+        console.print(f"Pictures and lens.json: {out}")

@@ -1,0 +1,38 @@
+"""polymix list."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import fields
+
+from rich.console import Console
+from rich.table import Column, Table
+
+
+def command() -> None:
+    """Every mixer: what it can do, what it costs, its options.
+
+    Example: polymix list
+    """
+    from polymix.mixers.registry import config_class, list_mixers, mixer_class
+
+    parts = (("can do", 2), ("cost", 2), ("options (default)", 3))  # the last wide enough for every option's name
+    columns = (Column(text, ratio=share, overflow="fold") for text, share in parts)
+    table = Table(Column("mixer", no_wrap=True), *columns, show_lines=True, expand=True)
+    for name in list_mixers():
+        mixer, config = mixer_class(name), config_class(name)
+        can = mixer.capabilities
+        able = [word for word in ("causal", "cross", "recurrent", "any_length", "export") if getattr(can, word)]
+        able += [f"{'/'.join(map(str, can.grids))}-D"] if can.grids else []
+        its = ", ".join(f"{f.name}={f.default}" for f in fields(config))
+        able += [f"masks: {', '.join(sorted(can.masks))}"] if can.masks else []
+        table.add_row(name, ", ".join(able), _cost_line(mixer), its)
+    Console().print(table)
+
+
+def _cost_line(mixer: type) -> str:
+    """The cost formula out of the docstring, where it stands once."""
+    text = " ".join((inspect.getdoc(mixer) or "").split())
+    found = re.search(r"Cost[^:]*: (.*?)(?=\. [A-Z]|\.$)", text)
+    return found[1] if found else "–"
