@@ -104,7 +104,53 @@ def targets() -> str:
     return said + "\n\n" + table(("what", "measured", "target", "", "from"), lines)
 
 
+def recovery() -> str:
+    content = json.loads((RESULTS / "recovery.json").read_text())
+    stages = ("before", "converted", "imitated", "distilled", "scratch")
+    lines = [(row["mixer"], *(f"{row[stage]:.1%}" for stage in stages)) for row in content["rows"]]
+    epochs = content["epochs"]
+    told = (f"Epochs: {epochs['teacher']} for attention, then {epochs['imitate']} of imitation and "
+            f"{epochs['fine-tune']} of fine-tuning; from scratch as many as both."
+            f" `python benchmarks/recovery.py OUT.json`")  # fmt: skip
+    headings = ("mixer", "attention", "converted", "after imitation", "after fine-tuning", "from scratch")
+    return table(headings, lines) + "\n\n" + told
+
+
+def hosts() -> str:
+    lines = []
+    for row in json.loads((RESULTS / "hosts.json").read_text())["rows"]:
+        if row["refused"]:
+            lines.append((row["host"], row["mixer"], f"refused: {row['refused']}", "", "", ""))
+            continue
+        flops, layers = row["multiply_adds"], row["layer_multiply_adds"]
+        printed = row["printed"]
+        said = "" if printed is None else (
+            f"{printed['parameters']} M, {printed['multiply_adds']} G of the {printed['what']} ({printed['source']})"
+        )  # fmt: skip
+        lines.append((row["host"], row["mixer"], f"{row['parameters']:.2f}", "–" if flops is None else f"{flops:.2f}",
+                      "–" if layers is None else f"{layers:.2f}", said))  # fmt: skip
+    headings = ("host", "mixer", "parameters, M", "multiply-adds, G", "of the layers, G", "printed")
+    return table(headings, lines) + "\n\n`python benchmarks/hosts.py OUT.json`"
+
+
+def whole_models() -> str:
+    content = json.loads((RESULTS / "whole-models.json").read_text())
+    lines = []
+    for row in content["rows"]:
+        ratio = row["before"] / row["after"] if row["before"] and row["after"] else None
+        cells = [f"{1e3 * row[key]:.0f}" if row[key] else "–" for key in ("before", "after")]
+        lines.append((row["model"], row["input"], f"{row['tokens']:,}", row["mixer"], *cells,
+                      "–" if ratio is None else f"{ratio:.2f} ×"))  # fmt: skip
+    its = content["machine"]
+    said = f"{its['cpu']}, {its['threads']} threads, torch {its['torch']}; batch 1, float32, forward."
+    headings = ("model", "input", "tokens", "mixer", "attention, ms", "mixer, ms", "gain")
+    return said + "\n\n" + table(headings, lines) + "\n\n`python benchmarks/whole_models.py OUT.json`"
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "recovery": recovery,
+    "hosts": hosts,
+    "whole-models": whole_models,
     "targets": targets,
     "table-1-exact": exact,
     "table-1-softmax": partial(approximate, "softmax", "reach", "order", "largest logit", "order {}"),

@@ -1,9 +1,19 @@
 """Linear-time polynomial token mixers for PyTorch, in attention's place."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from polymix import lens
 from polymix.blocks import MixerBlock, PolyMorpher
+from polymix.convert import (
+    Adapter,
+    ConversionReport,
+    convert,
+    insert,
+    load_pretrained,
+    register_adapter,
+    save_pretrained,
+)
 from polymix.mixers import (
     Capabilities,
     LinearFloorConfig,
@@ -34,22 +44,30 @@ from polymix.mixers import (
 from polymix.structured import Cost
 
 if TYPE_CHECKING:
+    from polymix.compare.conversion import assess as assess
     from polymix.compare.recommend import recommend as recommend
+    from polymix.tasks.distill import distill as distill
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Capabilities", "Cost", "LinearFloorConfig", "LinearFloorMixer", "MixerBlock", "MixerConfig", "PadreConfig",
-    "PadreMixer", "PadreState", "PoM", "PolyMorpher", "PolyNlConfig", "PolyNlMixer", "PolySaConfig", "PolySaMixer",
-    "PomConfig", "PomMixer", "PomState", "QtConfig", "QtMixer", "QtState", "SoftmaxConfig", "SoftmaxMixer",
-    "TokenMixer", "create_mixer", "explain", "lens", "list_mixers", "register",
+    "Adapter", "Capabilities", "ConversionReport", "Cost", "LinearFloorConfig", "LinearFloorMixer", "MixerBlock",
+    "MixerConfig", "PadreConfig", "PadreMixer", "PadreState", "PoM", "PolyMorpher", "PolyNlConfig", "PolyNlMixer",
+    "PolySaConfig", "PolySaMixer", "PomConfig", "PomMixer", "PomState", "QtConfig", "QtMixer", "QtState",
+    "SoftmaxConfig", "SoftmaxMixer", "TokenMixer", "convert", "create_mixer", "explain", "insert", "lens",
+    "list_mixers", "load_pretrained", "register", "register_adapter", "save_pretrained",
 ]  # fmt: skip
 
 
-def __getattr__(name: str) -> Any:
-    """What measures is to the right of the core, and is loaded when it is first asked for."""
-    if name == "recommend":
-        from polymix.compare.recommend import recommend
+_LATER = {
+    "assess": "polymix.compare.conversion",
+    "distill": "polymix.tasks.distill",
+    "recommend": "polymix.compare.recommend",
+}
 
-        return recommend
+
+def __getattr__(name: str) -> Any:
+    """What measures and trains is to the right of the core, and is loaded when it is first asked for."""
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

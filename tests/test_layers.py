@@ -16,31 +16,37 @@ LAYERS = (
 )  # fmt: skip
 # Core files that import a library inside a function alone: what they draw, or whose layer they wrap, is beside the point
 # of the core, which works, and is imported, without it.
-LAZY = {"lens/plots.py", "mixers/related/timm_layers.py", "mixers/related/mamba.py", "convert/save.py"}
+LAZY = {
+    "convert/adapters/transformers/cache.py", "convert/files.py", "lens/plots.py", "mixers/related/mamba.py",
+    "mixers/related/timm_layers.py",
+}  # fmt: skip
 # Kernels: nothing imports them before one runs, so that they may import what they are written in.
 TRITON = {f"ops/triton/{name}.py" for name in ("common", "padre", "pom", "pooled", "qt", "qt_causal")}
 # "polymix" stands for the package's own __init__, the public face of what is to its left.
 FOR_ALL = {"errors", "compat"}  # to the left of ops: they import nothing of the package
 SIBLINGS = {("models", "blocks")}  # the hosts are made of the blocks
-ON_DEMAND = {("polymix", "compare"), ("polymix", "tasks")}  # polymix.recommend, assess, distill, by the package's __getattr__; test_cold_import sees that
+# polymix.recommend, assess and distill, by the package's __getattr__; test_cold_import sees that.
+ON_DEMAND = {("polymix", "compare"), ("polymix", "tasks")}
 # Which files, or all of which folder/, may import a library that the core does not depend on; none in the layers from
 # ops to models.
 LIBRARIES: dict[str, set[str]] = {
-    "timm": {"mixers/related/timm_layers.py"},
-    "transformers": {"mixers/related/mamba.py"},
-    "safetensors": {"convert/save.py"},
-    "lightning": {"tasks/classify.py"},
+    "timm": {"compare/conversion/sources.py", "mixers/related/timm_layers.py"},
+    "transformers": {
+        "compare/conversion/sources.py", "convert/adapters/transformers/cache.py", "mixers/related/mamba.py",
+    },
+    "safetensors": {"compare/conversion/sources.py", "convert/files.py"},
+    "lightning": {"tasks/classify.py", "tasks/trainer.py"},
     "torchmetrics": {"tasks/classify.py"},
     "sklearn": {"tasks/images.py"},
     "onnx": set(),
     "onnxscript": set(),
     "onnxruntime": set(),
-    "matplotlib": {"bench/plots.py", "compare/plots.py", "lens/plots.py"},
-    "jinja2": {"bench/report.py", "compare/report.py"},
+    "matplotlib": {"bench/plots.py", "compare/conversion/plots.py", "compare/plots.py", "lens/plots.py"},
+    "jinja2": {"bench/report.py", "compare/conversion/page.py", "compare/report.py"},
     "rich": {"cli/"},
     "typer": {"cli/"},
     "PIL": {"tasks/images.py"},
-    "torchvision": {"compat.py"},
+    "torchvision": {"compare/conversion/sources.py", "compat.py"},
     "triton": TRITON,
     "numpy": set(),
 }

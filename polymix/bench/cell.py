@@ -14,7 +14,7 @@ from polymix.bench.settings import Group
 from polymix.bench.sweep import disagreement, near_square
 from polymix.errors import CapabilityError
 from polymix.mixers import MixerConfig, TokenMixer
-from polymix.models import call_options, fit_to_grid
+from polymix.mixers.fit import call_options, fit_to_grid
 
 
 @dataclass(frozen=True)
@@ -105,9 +105,7 @@ def _step(mixer: TokenMixer, x: Tensor) -> Cell:
 
 
 def _fold(mixer: TokenMixer) -> None:
-    with torch.no_grad():  # what is folded serves calls without gradients alone
-        mixer.fold()
-        merged = mixer.folded
+    merged = mixer.fold().folded
     if not merged and mixer.name != "softmax":  # the yardstick is timed beside those that fold
         got = f"folded with {mixer.name}, in which no two linear maps follow each other"
         raise CapabilityError("--passes", got, "a mixer with something to fold", "Use forward.")

@@ -14,7 +14,7 @@ from torch import nn
 from polymix.bench.floor import floor
 from polymix.bench.measure import interleaved, once, peak_memory
 from polymix.mixers import MixerConfig, TokenMixer
-from polymix.models import call_options, fit_to_grid
+from polymix.mixers.fit import call_options, fit_to_grid, with_heads
 
 # (config, grid) -> a module, an input for it, and options of the call
 Maker = Callable[[MixerConfig, tuple[int, int]], tuple[nn.Module, torch.Tensor, dict[str, Any]]]
@@ -76,11 +76,6 @@ def alone(dim: int, heads: int, device: str, dtype: torch.dtype) -> Maker:
         return mixer, torch.randn(1, grid[0] * grid[1], dim, device=device, dtype=dtype), call_options(config, grid)
 
     return make
-
-
-def with_heads(config: MixerConfig, heads: int) -> MixerConfig:
-    """The config with `heads`, where it has heads and leaves their number open."""
-    return config.changed(heads=heads) if getattr(config, "heads", 1) is None else config
 
 
 class Stopped(Exception):

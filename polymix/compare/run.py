@@ -15,11 +15,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from polymix.bench.machine import check_device, manifest
-from polymix.bench.sweep import Budget, Maker, alone, sweep, with_heads
+from polymix.bench.sweep import Budget, Maker, alone, sweep
 from polymix.compare.results import Results
 from polymix.compare.settings import Settings
 from polymix.compare.verdict import answer
 from polymix.mixers import MixerConfig
+from polymix.mixers.fit import with_heads
 from polymix.models import VisionTransformer
 from polymix.tasks.classify import Recipe, train
 from polymix.tasks.images import ImageData, load_digits, load_folder

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from polymix.compare.spec import DEFAULT, parse_mixers
 from polymix.errors import OptionError, check_choice, check_int
 from polymix.mixers import MixerConfig
+from polymix.mixers.spec import DEFAULT, parse_mixers
 
 DTYPES = ("float32", "bfloat16", "float16")
 

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
+from polymix.errors import OptionError, ShapeError, check_choice, check_grid_option, check_number
 from polymix.mixers.base import Capabilities, MixerConfig, TokenMixer
 from polymix.mixers.checks import Call
 from polymix.mixers.heads import Heads, head_count
 from polymix.mixers.registry import register
 from polymix.ops.attention import softmax_attention
+from polymix.ops.common import rotary, rotate
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
 
 
 class SoftmaxMixer(TokenMixer):
-    """Y = softmax(Q Kᵀ / √d) V a head, heads joined by W_o (Vaswani et al. 2017), through PyTorch's fused kernel.
+    """Y = softmax(Q Kᵀ / √d + bias) V a head, heads joined by W_o (Vaswani et al. 2017), by PyTorch's fused kernel.
+
+    `relative` learns the bias, one number a head for each offset between two places of `grid` (Swin); `rotary`, the
+    base of the angles, turns queries and keys by their position (RoPE, pairs (k, k + d/2)). Without them no position
+    plays a part.
 
     Shapes: (B, N, D) -> (B, N, D), d = D / heads. Cost: 4 N D² + 2 N² D multiply-adds. A query that sees nothing
     gets zeros before W_o. Not recurrent: its cache would grow with N.
@@ -28,21 +36,51 @@ class SoftmaxMixer(TokenMixer):
         causal=True, cross=True, masks=frozenset({"padding", "arbitrary", "block_causal", "segments"})
     )
     config: SoftmaxConfig
+    offset: Tensor
 
     def __init__(self, config: SoftmaxConfig, dim: int, **kw: Any) -> None:
         super().__init__(config, dim)
         self.heads = head_count(config.heads, dim)
         self.qkv = Heads(dim, self.heads, config.bias, **kw)
         self.proj = Dense(dim, dim, config.bias, **kw)
+        self.table: nn.Parameter | None = None
+        if config.relative:
+            config.check_grid()
+            offsets = math.prod(2 * size - 1 for size in config.grid or ())
+            self.table = nn.Parameter(torch.zeros(offsets, self.heads, **kw))
+            self.register_buffer("offset", _offsets(config.grid or ()), persistent=False)
+        tied = config.relative
+        self.capabilities = replace(
+            type(self).capabilities, cross=not (tied or config.rotary), any_length=not tied,
+            grids=(len(config.grid or ()),) if tied else (),
+        )  # fmt: skip
 
     def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
         q, k, v = (part.transpose(1, 2) for part in self.qkv(x, context))
         scale = q.shape[-1] ** -0.5
-        y = softmax_attention(q, k, v, scale=scale, mask=call.mask, causal=call.causal, segments=call.segments)
+        if self.config.rotary is not None:
+            turns = rotary(
+                torch.arange(q.shape[2], device=q.device), q.shape[-1], axes=1, heads=None, base=self.config.rotary
+            )
+            q, k = (rotate(part, turns, axes=1) for part in (q, k))
+        if self.config.relative and call.grid != tuple(self.config.grid or ()):
+            raise ShapeError("grid", call.grid, f"{self.config.grid}, whose offsets it learned", "Build another.")
+        bias = self._bias()
+        y = softmax_attention(
+            q, k, v, scale=scale, mask=call.mask, causal=call.causal, segments=call.segments,
+            bias=None if bias is None else bias.to(q.dtype),
+        )  # fmt: skip
         return self.proj(y.transpose(1, 2).flatten(-2))
 
+    def _bias(self) -> Tensor | None:
+        """(heads, N, N)."""
+        return None if self.table is None else self.table[self.offset].permute(2, 0, 1)
+
+    def no_weight_decay(self) -> set[str]:
+        return set() if self.table is None else {"table"}
+
     def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
-        return self.qkv.letters(self.proj)
+        return {**self.qkv.letters(self.proj), "bias": self._bias()}
 
     def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         attention = Op("attention", (self.heads, n, n, self.dim // self.heads))
@@ -52,7 +90,43 @@ class SoftmaxMixer(TokenMixer):
 @register(SoftmaxMixer)
 @dataclass(frozen=True, kw_only=True)
 class SoftmaxConfig(MixerConfig):
-    """Options of softmax attention. heads: None takes one for every 64 channels."""
+    """Options of softmax attention.
+
+    heads: None takes one for every 64 channels. relative: a learned bias for each offset on `grid`, (N,) to (T, H, W).
+    rotary: the base of rotary positions, 1e4 as a rule; None: none.
+    """
 
     name: ClassVar[str] = "softmax"
     heads: int | None = None
+    relative: bool = False
+    grid: tuple[int, ...] | None = None
+    rotary: float | None = None
+
+    def check(self) -> None:
+        check_choice("relative", self.relative, (True, False))
+        if self.rotary is not None:
+            check_number("rotary", self.rotary, 1.0, math.inf, "a base of at least 1", 1e4)
+        if self.grid is not None:
+            if not self.relative:
+                raise OptionError(
+                    "grid", self.grid, "None without relative=True", "Leave it out: no position plays a part."
+                )
+            self.check_grid()
+
+    @property
+    def placed(self) -> bool:
+        """Whether positions play a part, so that a grid is needed: here, or from the host that builds the mixer."""
+        return self.relative
+
+    def check_grid(self) -> None:
+        check_grid_option(self.grid, (1, 2, 3))
+
+
+def _offsets(grid: tuple[int, ...]) -> Tensor:
+    """(N, N): the number of the offset from place j to place i of the grid, first axis slowest."""
+    place = torch.cartesian_prod(*(torch.arange(size) for size in grid)).reshape(-1, len(grid))
+    between = place[:, None] - place[None] + torch.tensor(grid) - 1
+    number = torch.zeros(between.shape[:2], dtype=torch.int64)
+    for axis, size in enumerate(grid):
+        number = number * (2 * size - 1) + between[..., axis]
+    return number

@@ -1,5 +1,5 @@
 """Hosts that no library has."""
 
-from polymix.models.vit import VisionTransformer, call_options, fit_to_grid
+from polymix.models.vit import VisionTransformer
 
-__all__ = ["VisionTransformer", "call_options", "fit_to_grid"]
+__all__ = ["VisionTransformer"]

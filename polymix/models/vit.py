@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from polymix.blocks import MixerBlock
 from polymix.errors import OptionError, ShapeError, check_int
-from polymix.mixers import MixerConfig, mixer_class
+from polymix.mixers import MixerConfig
+from polymix.mixers.fit import call_options, fit_to_grid
 from polymix.ops.common import autocast_dtype
 
 
@@ -49,6 +50,9 @@ class VisionTransformer(nn.Module):
             allowed = f"a multiple of patch_size={patch_size}, or two of them"
             raise OptionError("image_size", repr(image_size), allowed, "Change one of the two.")
         kw: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.options = {  # what builds it again
+            "mixer": mixer, **sizes, "image_size": size, "mlp_ratio": mlp_ratio, "class_token": class_token,
+        }  # fmt: skip
         self.image_size, self.channels = size, channels
         self.grid = (size[0] // patch_size, size[1] // patch_size)
         self.embed = nn.Conv2d(channels, dim, patch_size, patch_size, **kw)
@@ -81,29 +85,6 @@ class VisionTransformer(nn.Module):
             x = block(x, **self.call)
         x = self.norm(x)
         return self.head(x[:, 0] if self.class_token is not None else x.mean(1))
-
-
-def fit_to_grid(config: MixerConfig, grid: tuple[int, ...], num_prefix_tokens: int = 0) -> MixerConfig:
-    """The config with the host's grid and prefix tokens, where it takes them and they play a part."""
-    causal = getattr(config, "causal", False) or mixer_class(config.name).causal_by_build
-    if causal and num_prefix_tokens:
-        got = f"a causal {config.name} with a class token in front, which would see itself alone"
-        raise OptionError("mixer", got, "a mixer that is not causal", "Use causal=False or class_token=False.")
-    if causal or not hasattr(config, "grid") or not getattr(config, "placed", True):
-        return config
-    if config.grid not in (None, grid):
-        raise OptionError("grid", config.grid, f"None or the host's {grid}", "Leave it to the host.")
-    if hasattr(config, "num_prefix_tokens"):
-        return config.changed(grid=grid, num_prefix_tokens=num_prefix_tokens)
-    if num_prefix_tokens:
-        got = f"a {config.name}, which has no place for a class token,"
-        raise OptionError("mixer", got, "a mixer with num_prefix_tokens, or without a grid", "Use class_token=False.")
-    return config.changed(grid=grid)
-
-
-def call_options(config: MixerConfig, grid: tuple[int, ...]) -> dict[str, Any]:
-    """What a mixer must be told in every call: the grid, where it was not built for one but counts rows and columns."""
-    return {"grid": grid} if getattr(config, "rotary", None) == "2d" else {}
 
 
 def sine_positions(grid: tuple[int, int], dim: int) -> torch.Tensor:

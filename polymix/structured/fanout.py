@@ -54,6 +54,15 @@ class Fanout(nn.Module):
             self.maps.weight.view(self.heads, self.count, -1, self.dim // self.heads)[:, place] *= gain
         return True
 
+    def linear(self, index: int) -> tuple[Tensor, Tensor | None] | None:
+        """Weight (D, D), as nn.Linear's, and bias of map `index`, the parameters themselves; None if not dense."""
+        if self.specs[index] != "dense" or self.heads > 1:
+            return None
+        assert self.maps is not None
+        place = self.specs[:index].count("dense")
+        rows = slice(place * self.dim, (place + 1) * self.dim)
+        return self.maps.weight[rows], None if self.maps.bias is None else self.maps.bias[rows]
+
     def dense(self, index: int) -> tuple[Tensor, Tensor | None]:
         """Matrix (D, D) and bias (D) of map `index`."""
         if self.specs[index] != "dense":

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-import signal
 import time
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,19 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from polymix.compat import cure_torchvision
 from polymix.errors import MissingExtraError
-from polymix.mixers import TokenMixer
 from polymix.tasks.images import ImageData
+from polymix.tasks.trainer import PRECISION, decay_groups, one_cycle, placed, quiet, until_interrupted
 
-cure_torchvision()  # before lightning and torchmetrics, which import it
 try:
     import lightning
     from torchmetrics.classification import MulticlassAccuracy
 except ImportError as error:
     raise MissingExtraError("lightning, torchmetrics", str(error), "pip install 'polymix[train]'") from error
-
-PRECISION = {"float32": "32-true", "bfloat16": "bf16-mixed", "float16": "16-mixed"}
 
 
 @dataclass(frozen=True)
@@ -52,20 +44,6 @@ class Outcome:
     accuracy: float | None
     seconds: float
     losses: tuple[float, ...]
-
-
-def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Parameters with and without weight decay: vectors and what a mixer's `no_weight_decay` names go without."""
-    exempt = {
-        id(parameter)
-        for module in model.modules()
-        if isinstance(module, TokenMixer)
-        for name, parameter in module.named_parameters()
-        if name in module.no_weight_decay()
-    }
-    decayed = [p for p in model.parameters() if p.ndim > 1 and id(p) not in exempt]
-    rest = [p for p in model.parameters() if p.ndim <= 1 or id(p) in exempt]
-    return [{"params": decayed, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
 
 
 class Classifier(lightning.LightningModule):
@@ -98,30 +76,8 @@ class Classifier(lightning.LightningModule):
 
     def configure_optimizers(self) -> dict[str, Any]:
         recipe = self.recipe
-        optimizer = torch.optim.AdamW(decay_groups(self.model, recipe.weight_decay), lr=recipe.learning_rate)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(
-            optimizer,
-            recipe.learning_rate,
-            total_steps=int(self.trainer.estimated_stepping_batches),
-            pct_start=recipe.warmup,
-        )
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Lightning without its banners; its hints about workers and validation do not apply to data in memory."""
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
-    levels = [logger.level for logger in loggers]
-    try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        groups = decay_groups(self.model, recipe.weight_decay)
+        return one_cycle(groups, recipe.learning_rate, recipe.warmup, self.trainer)
 
 
 def train(
@@ -144,11 +100,9 @@ def train(
     order = torch.Generator().manual_seed(seed)
     loader = DataLoader(TensorDataset(*data.train), recipe.batch_size, shuffle=True, generator=order)
     test = DataLoader(TensorDataset(*data.test), 4 * recipe.batch_size)
-    accelerator, _, index = device.partition(":")
-    with _quiet():
+    with quiet():
         trainer = lightning.Trainer(
-            accelerator={"cuda": "gpu"}.get(accelerator, accelerator),
-            devices=[int(index)] if index else 1,
+            **placed(device),
             max_epochs=recipe.epochs,
             precision=PRECISION[dtype],
             gradient_clip_val=1.0,
@@ -159,20 +113,9 @@ def train(
             use_distributed_sampler=False,
         )
         start = time.perf_counter()
-        _until_interrupted(trainer, lambda: trainer.fit(classifier, loader))
+        until_interrupted(trainer, lambda: trainer.fit(classifier, loader))
         seconds = time.perf_counter() - start
         if classifier.diverged:
             return model, Outcome(None, seconds, tuple(classifier.losses))
-        _until_interrupted(trainer, lambda: trainer.test(classifier, test, verbose=False))
+        until_interrupted(trainer, lambda: trainer.test(classifier, test, verbose=False))
     return model, Outcome(classifier.accuracy.compute().item(), seconds, tuple(classifier.losses))
-
-
-def _until_interrupted(trainer: lightning.Trainer, run: Callable[[], Any]) -> None:
-    """Lightning turns Ctrl-C into exit(1) and goes deaf to the next one: turn it back."""
-    handler = signal.getsignal(signal.SIGINT)
-    try:
-        run()
-    except SystemExit as stop:
-        raise KeyboardInterrupt from stop
-    finally:
-        signal.signal(signal.SIGINT, handler)

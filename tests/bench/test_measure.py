@@ -12,7 +12,8 @@ import polymix
 from polymix.bench import Budget, floor, interleaved, manifest, peak_memory, sweep
 from polymix.bench.machine import check_device
 from polymix.bench.measure import Timing
-from polymix.bench.sweep import alone, near_square, with_heads
+from polymix.bench.sweep import alone, near_square
+from polymix.mixers.fit import with_heads
 from tests.mixers.cases import CASES
 
 

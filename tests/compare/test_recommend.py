@@ -8,16 +8,18 @@ import pytest
 import torch
 from torch import nn
 
+import polymix
 from polymix.bench.measure import Timing
 from polymix.compare.recommend import Shape, measure, parse_shape, recommend
 from polymix.compare.recommend.advice import LayerAdvice, Recommendation
 from polymix.compare.recommend.decide import Candidate, choose, gain, wins_from, worth_it
-from polymix.compare.recommend.layers import attention_modules, known_input, record
-from polymix.compare.recommend.masks import Seen, seen_through
+from polymix.compare.recommend.layers import attention_modules, record
 from polymix.compare.recommend.measure import Bench, timed
-from polymix.compare.recommend.replay import call_of
 from polymix.compare.recommend.shapes import shape_of, shapes_of
 from polymix.compat import cure_torchvision
+from polymix.convert.find import attention_modules, known_input
+from polymix.convert.masks import Seen, seen_through
+from polymix.convert.replay import call_of
 from polymix.errors import OptionError, PolymixError
 from polymix.mixers import PadreConfig, SoftmaxConfig
 from polymix.models import VisionTransformer
@@ -281,6 +283,44 @@ def test_a_model_from_end_to_end(stopwatch):
     assert layer.wins_from == 4 and sorted(layer.lengths) == [4, 16, 64], "0.25, 1 and 4 times the tokens"
     assert all(part.training for part in model.modules()), "the model is as it was"
     assert all(not part._forward_pre_hooks for part in model.modules())
+
+
+def advised(model, given, mixer):
+    """The recommendation of a model, followed."""
+    answer = recommend(model.eval(), input=given, candidates=(mixer, "poly_sa"), seconds=1.0)
+    return answer, polymix.convert(model, answer, input=given, copy=True)
+
+
+def test_convert_follows_a_recommendation(stopwatch):
+    stopwatch["padre-2"] = 0.001
+    model = VisionTransformer(SoftmaxConfig(heads=2), image_size=16, patch_size=4, dim=8, depth=2)
+    parts = list(model.modules())
+    answer, report = advised(model, torch.randn(1, 3, 16, 16), "padre:degree=2")
+    assert answer.plan() == dict.fromkeys(("blocks.0.mixer", "blocks.1.mixer"), PadreConfig(degree=2))
+    assert [layer.now for layer in report.layers] == ["padre", "padre"]
+    assert all(a is b for a, b in zip(parts, model.modules(), strict=True)), "the model is as it was"
+    stopwatch["padre-2"] = 0.1
+    answer, report = advised(model, torch.randn(1, 3, 16, 16), "padre:degree=2")
+    assert set(answer.plan().values()) == {"keep"} and not report.adapters
+
+
+def test_a_plan_has_the_names_of_convert_and_nothing_that_it_refuses(stopwatch):
+    stopwatch |= {"padre-2": 0.002, "poly_sa": 0.001}
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1)
+    answer, report = advised(model, torch.randn(1, 16, 8), "padre:degree=2")
+    assert [layer.now for layer in report.layers] == ["padre"], "poly_sa needs a grid, which nobody said"
+    assert "grid" in answer.layers[0].candidates[1].reason and answer.layers[0].shape.assumed
+    alone, x = nn.MultiheadAttention(8, 2, batch_first=True), torch.randn(1, 16, 8)
+    answer, report = advised(alone, (x, x, x), "padre:degree=2")
+    assert answer.plan() == {"": PadreConfig(degree=2)} and type(report.model) is not type(alone)
+
+
+def test_a_plan_for_what_convert_does_not_know(stopwatch):
+    with pytest.raises(OptionError, match="shapes"):
+        recommend((16, 8), candidates=("pom",), seconds=1.0).plan()
+    answer = recommend(SplitProjections(), input=torch.randn(1, 6, 8), candidates=("pom",), seconds=1.0)
+    with pytest.raises(OptionError, match="no adapter"):
+        answer.plan()
 
 
 def test_training_leaves_the_model_alone(stopwatch):

@@ -17,13 +17,14 @@ from polymix.bench.machine import check_device, manifest
 from polymix.bench.measure import Call, Timing
 from polymix.compare.recommend.advice import LayerAdvice, Recommendation
 from polymix.compare.recommend.decide import Candidate, choose, fastest, worth_it
-from polymix.compare.recommend.layers import Layer, known_input, record
+from polymix.compare.recommend.layers import Layer, record
 from polymix.compare.recommend.measure import CALLS, Bench, timed
-from polymix.compare.recommend.replay import call_of, mode, tensors
 from polymix.compare.recommend.shapes import Shape, parse_shape, shapes_of
-from polymix.compare.spec import parse_mixer
+from polymix.convert.find import known_input
+from polymix.convert.replay import call_of, mode, tensors
 from polymix.errors import OptionError, check_choice, check_int, check_number
 from polymix.mixers import MixerConfig
+from polymix.mixers.spec import parse_mixer
 
 __all__ = ["CANDIDATES", "Candidate", "LayerAdvice", "Recommendation", "Shape", "parse_shape", "recommend"]
 
@@ -115,7 +116,10 @@ def _judge(
 ) -> LayerAdvice:
     end = time.perf_counter() + seconds
     own = layer.call(bench.training) if layer else None
-    attention, candidates = bench.compare(shape, mixers, 0.5 * seconds, own)
+    refused = layer.refused(mixers) if layer else {}
+    able = {label: config for label, config in mixers.items() if label not in refused}
+    attention, candidates = bench.compare(shape, able, 0.5 * seconds, own)
+    candidates += [Candidate(label, reason=why) for label, why in refused.items()]
     best = choose(attention, candidates) or fastest(candidates)
     lengths: dict[int, bool] = {}
     if best is not None:
@@ -126,7 +130,7 @@ def _judge(
                 its, (candidate,) = bench.compare(other, {best.mixer: mixers[best.mixer]}, 0.4 * left)
                 lengths[other.tokens] = worth_it(its, candidate)
     names, kind = (layer.names, type(layer.module).__name__) if layer else ((), "softmax attention")
-    return LayerAdvice(names, kind, shape, attention, tuple(candidates), lengths)
+    return LayerAdvice(names, kind, shape, attention, tuple(candidates), lengths, layer.places if layer else ())
 
 
 def _mixers(candidates: Sequence[str]) -> dict[str, MixerConfig]:

@@ -10,6 +10,10 @@ from typing import Any
 from polymix.bench.measure import Timing
 from polymix.compare.recommend.decide import Candidate, choose, fastest, gain, milliseconds, wins_from
 from polymix.compare.recommend.shapes import Shape
+from polymix.convert.plan import KEEP
+from polymix.errors import OptionError
+from polymix.mixers import MixerConfig
+from polymix.mixers.spec import parse_mixer
 
 SPEED_ALONE = (
     "Speed says nothing about accuracy: a replaced layer is untrained. `polymix compare` trains and measures that."
@@ -26,6 +30,7 @@ class LayerAdvice:
         kind: the class of the layers.
         attention: its time, None where it ran out of memory.
         lengths: by number of tokens, whether the chosen, else the fastest, candidate beat attention beyond the noise.
+        places: the layers as `polymix.convert` names them; () where it knows none.
     """
 
     names: tuple[str, ...]
@@ -34,6 +39,7 @@ class LayerAdvice:
     attention: Timing | None
     candidates: tuple[Candidate, ...]
     lengths: Mapping[int, bool]
+    places: tuple[str, ...] = ()
 
     @property
     def chosen(self) -> Candidate | None:
@@ -173,6 +179,18 @@ class Recommendation:
     def replaced(self) -> tuple[LayerAdvice, ...]:
         """The layers in which a mixer should stand in attention's place."""
         return tuple(layer for layer in self.layers if layer.chosen)
+
+    def plan(self) -> dict[str, MixerConfig | str]:
+        """What `polymix.convert` takes: a mixer or "keep" by layer, of those that it knows. A layer that is called at
+        several shapes is kept unless one mixer is best at all of them."""
+        found: dict[str, MixerConfig | str] = {}
+        for layer in self.layers:
+            advised = parse_mixer(layer.mixer)[1] if layer.mixer else KEEP
+            found |= {place: advised if found.get(place, advised) == advised else KEEP for place in layer.places}
+        if not found:
+            got = "a recommendation for shapes" if self.model is None else "layers that no adapter serves"
+            raise OptionError("plan", got, "one for a model that polymix.convert knows", "Name a mixer, or globs.")
+        return found
 
     @property
     def headline(self) -> str:

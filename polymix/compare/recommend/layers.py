@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,23 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from polymix.bench.measure import Call
-from polymix.compare.recommend.masks import seen_through
-from polymix.compare.recommend.replay import call_of, kept, tensors
 from polymix.compare.recommend.shapes import Shape
-from polymix.errors import OptionError, PolymixError
-from polymix.mixers import TokenMixer
+from polymix.convert import attention_layers, convert
+from polymix.convert.adapter import Host, adapter_for
+from polymix.convert.find import CONTEXTS, SOUGHT, attention_modules, grids, head_count
+from polymix.convert.masks import seen_through
+from polymix.convert.replay import call_of, kept, tensors
+from polymix.errors import CapabilityError, OptionError, PolymixError
+from polymix.mixers import MixerConfig
 
-FUSED = ("qkv", "qkv_proj", "Wqkv", "query_key_value", "c_attn")
-SPLIT = (
-    ("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("q_lin", "k_lin", "v_lin"), ("to_q", "to_k", "to_v"),
-    ("q", "k", "v"), ("wq", "wk", "wv"),
-)  # fmt: skip
-HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads")
-CONTEXTS = ("key", "context", "key_value_states", "encoder_hidden_states")
-SOUGHT = (
-    "a softmax mixer, nn.MultiheadAttention, or a module with a number of heads and projections "
-    f"({', '.join(FUSED)}, or {', '.join('/'.join(names) for names in SPLIT)})"
-)
 _PREFIX = 8  # more tokens than these in front of a grid: it is another grid
 
 
@@ -42,6 +34,33 @@ class Layer:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     shape: Shape
+    host: nn.Module
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The layers as `polymix.convert` names them, which may replace what holds them; () where it knows none."""
+        try:
+            known = attention_layers(self.host)
+        except OptionError:
+            return ()
+        held = (place for name in self.names for place in known if not place or f"{name}.".startswith(f"{place}."))
+        return tuple(dict.fromkeys(held))
+
+    def refused(self, mixers: Mapping[str, MixerConfig]) -> dict[str, str]:
+        """Why `polymix.convert` would not put one of the mixers here, by their labels."""
+        reasons: dict[str, str] = {}
+        for place in self.places[:1]:
+            module = self.host.get_submodule(place)
+            kind = adapter_for(module)
+            shown = kind is not None and kind.feature_map(module, Host(self.host, place)) is not None
+            for label, config in mixers.items():
+                try:
+                    convert(self.host, {place: config}, init="fresh", grid=self.shape.grid if shown else None).undo()
+                except CapabilityError as error:
+                    reasons[label] = " ".join(str(error.got).split())
+                except PolymixError as error:
+                    reasons[label] = f"{error.argument.rpartition(': ')[2]} is {error.got}, not {error.allowed}"
+        return reasons
 
     def call(self, training: bool) -> Call:
         """The layer alone, called so again."""
@@ -49,40 +68,6 @@ class Layer:
             if t.is_floating_point() and t.shape[-1] == self.shape.dim:  # tokens: no mask, no angles
                 t.requires_grad_()
         return call_of(self.module, self.args, self.kwargs, training)
-
-
-def attention_modules(model: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """(name, module) of the outermost modules that attend."""
-    if attends(model):
-        yield name or type(model).__name__, model
-    elif not isinstance(model, TokenMixer):
-        for key, child in model.named_children():
-            yield from attention_modules(child, f"{name}.{key}" if name else key)
-
-
-def attends(module: nn.Module) -> bool:
-    if isinstance(module, TokenMixer):
-        return module.name == "softmax"
-    return isinstance(module, nn.MultiheadAttention) or (
-        head_count(module) is not None
-        and (any(_projects(module, name) for name in FUSED) or any(_project(module, names) for names in SPLIT))
-    )
-
-
-def head_count(module: nn.Module) -> int | None:
-    places = (module, getattr(module, "config", None))
-    found = (getattr(place, name, None) for place in places for name in HEADS)
-    return next((heads for heads in found if type(heads) is int), None)
-
-
-def _projects(module: nn.Module, name: str) -> bool:
-    """Whether it is a linear map of tokens; those of feature maps are convolutions."""
-    weight = getattr(getattr(module, name, None), "weight", None)
-    return isinstance(weight, Tensor) and weight.ndim == 2
-
-
-def _project(module: nn.Module, names: Sequence[str]) -> bool:
-    return all(_projects(module, name) for name in names)
 
 
 def record(model: nn.Module, run: Call, ids: bool) -> tuple[list[Layer], list[str]]:
@@ -98,11 +83,11 @@ def record(model: nn.Module, run: Call, ids: bool) -> tuple[list[Layer], list[st
         raise OptionError("model", f"{type(model).__name__}, in which nothing attends,", SOUGHT, "Or pass shapes.")
     layers: dict[tuple[type, Shape], Layer] = {}
     left_out: dict[str, str] = {}
-    grids = list(_grids(model))
+    its_grids = list(grids(model))
 
     def seen(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
-            shape = _located(shape_of_call(module, args, kwargs), grids, ids)
+            shape = _located(shape_of_call(module, args, kwargs), its_grids, ids)
         except PolymixError as error:
             left_out[name] = f"{name} ({type(module).__name__}) is left out: {error.got}"
             return
@@ -110,7 +95,7 @@ def record(model: nn.Module, run: Call, ids: bool) -> tuple[list[Layer], list[st
         if key in layers:
             layers[key] = replace(layers[key], names=(*layers[key].names, name))
         else:
-            layers[key] = Layer((name,), module, *kept(args, kwargs), shape)
+            layers[key] = Layer((name,), module, *kept(args, kwargs), shape, model)
 
     with ExitStack() as stack:
         for name, module in found.items():
@@ -160,37 +145,3 @@ def _located(shape: Shape, grids: Sequence[tuple[int, ...]], ids: bool) -> Shape
     prefixes = {grid: shape.tokens - torch.Size(grid).numel() for grid in grids}
     fits = [grid for grid, prefix in prefixes.items() if 0 <= prefix <= _PREFIX]
     return replace(shape, grid=min(fits, key=prefixes.__getitem__)) if fits else shape.placed()
-
-
-def _grids(model: nn.Module) -> Iterator[tuple[int, ...]]:
-    """What the modules of a host say of the grid of their tokens."""
-    for module in model.modules():
-        for name in ("grid", "grid_size"):
-            grid = getattr(module, name, None)
-            if isinstance(grid, tuple) and 2 <= len(grid) <= 3 and all(type(size) is int for size in grid):
-                yield grid
-        image, patch = image_size(module), pair(getattr(module, "patch_size", None))
-        if image and patch:
-            yield image[0] // patch[0], image[1] // patch[1]
-
-
-def pair(size: Any) -> tuple[int, int] | None:
-    size = (size, size) if type(size) is int else size
-    valid = isinstance(size, (tuple, list)) and len(size) == 2 and all(type(side) is int and side > 0 for side in size)
-    return (size[0], size[1]) if valid else None
-
-
-def image_size(module: Any) -> tuple[int, int] | None:
-    return pair(getattr(module, "image_size", None)) or pair(getattr(module, "img_size", None))
-
-
-def known_input(model: nn.Module, batch: int) -> Tensor:
-    """Random images of the size that the model says it is for."""
-    places = (model, getattr(model, "patch_embed", None), getattr(model, "config", None))
-    size = next(filter(None, map(image_size, places)), None)
-    first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
-    if size is None or first is None:
-        got = f"None for {type(model).__name__}, whose input's size is not known"
-        raise OptionError("input", got, "a tensor, a dict or a tuple that the model takes", "Pass input=.")
-    weight = first.weight
-    return torch.randn(batch, first.in_channels, *size, device=weight.device, dtype=weight.dtype)

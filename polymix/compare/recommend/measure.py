@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from polymix.bench.measure import Call, Timing, interleaved, once
-from polymix.bench.sweep import disagreement, with_heads
+from polymix.bench.sweep import disagreement
 from polymix.compare.recommend.decide import Candidate
-from polymix.compare.recommend.replay import call_of, tensors
 from polymix.compare.recommend.shapes import Shape
+from polymix.convert.replay import call_of, tensors
 from polymix.errors import PolymixError
 from polymix.mixers import MixerConfig, SoftmaxConfig, TokenMixer
-from polymix.models import call_options, fit_to_grid
+from polymix.mixers.fit import call_options, fit_to_grid, with_heads
 
 ATTENTION = "attention"
 CALLS = 8  # warm-up and rounds, at the least, of a call that is timed in turn

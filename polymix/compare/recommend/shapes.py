@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from polymix.bench.sweep import near_square
-from polymix.compare.spec import parse_options
 from polymix.errors import OptionError, check_choice, check_divides, check_grid_option, check_int, nearest_first
+from polymix.mixers.spec import parse_options
 
 _HOW = "(tokens, dim), (batch, tokens, dim) or a dict with tokens and dim"
 _LONGEST_SIDE = 4  # times the shorter: what is longer is no picture

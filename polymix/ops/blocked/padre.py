@@ -58,7 +58,7 @@ def _apply(grid: tuple[int, ...], factor: Factor, x: Tensor, times: Tensor | Non
         return y if times is None else times.mul_(y)
     weight, bias = cast((factor.token.weight, factor.token.bias), x.dtype)
     size = _group_size(weight.shape[0], math.prod(grid))
-    y = torch.empty_like(x) if times is None else times
+    y = x.new_empty(x.shape) if times is None else times
     for place, part in enumerate(_in_groups(factor.channel, x, size)):
         group = slice(place * size, (place + 1) * size)
         token = factor.token

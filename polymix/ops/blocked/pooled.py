@@ -41,7 +41,7 @@ def poly_sa(
             every = p_2[:, block.tokens].to(dtype) @ block.split(product)  # (samples, heads, D)
             pooled[block.samples] += every.unflatten(-1, (heads, -1)).diagonal(dim1=1, dim2=2).mT.flatten(1)
     gate = gate_of_sum(x, pooled.unflatten(-1, (heads, -1)), p_2, kind, mask).to(dtype).flatten(1)
-    ask, y = Product(share(qkv, 0, dim), dtype), torch.empty_like(x)
+    ask, y = Product(share(qkv, 0, dim), dtype), x.new_empty(x.shape)
     out = None if proj is None else SampleProduct(gate.unsqueeze(-1) * proj[0].t().to(dtype), proj[1])
     for block in blocks(x):
         q = block.split(ask(block.rows(x, dtype)))
@@ -81,7 +81,7 @@ def poly_nl(
     matrix = beta * mean.to(dtype).unsqueeze(-1) * weight.t().to(dtype)  # (B, inner, D)
     if inner is None:
         matrix.diagonal(dim1=1, dim2=2).add_(alpha)
-    out, y = SampleProduct(matrix, None if bias is None else beta * bias), torch.empty_like(x)
+    out, y = SampleProduct(matrix, None if bias is None else beta * bias), x.new_empty(x.shape)
     for block in blocks(x):
         out.into(y, block, tokens(block))
         if inner is not None:

@@ -4,8 +4,8 @@ import pytest
 
 import polymix
 from polymix.compare.settings import Settings
-from polymix.compare.spec import DEFAULT, parse_mixer, parse_mixers, parse_options
 from polymix.errors import OptionError, PolymixError, UnknownNameError
+from polymix.mixers.spec import DEFAULT, parse_mixer, parse_mixers, parse_options
 
 
 @pytest.mark.parametrize(("text", "label", "config"), [

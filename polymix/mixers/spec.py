@@ -7,8 +7,8 @@ from dataclasses import fields
 from typing import Any
 
 from polymix.errors import OptionError
-from polymix.mixers import MixerConfig, config_class
-from polymix.mixers.registry import check_options
+from polymix.mixers.base import MixerConfig
+from polymix.mixers.registry import check_options, config_class
 
 DEFAULT = "softmax,padre-2,padre-3,pom,qt,poly_sa,poly_nl,linear_floor"
 _TUPLES = ("grid", "terms")

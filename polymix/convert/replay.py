@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from polymix.bench.measure import Call
+Call = Callable[[], Any]
 
 
 def kept(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -38,6 +38,13 @@ def call_of(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any],
         return [*outputs, *(g for g in torch.autograd.grad(outputs, inputs, ones, allow_unused=True) if g is not None)]
 
     return both
+
+
+def run(model: nn.Module, given: Any) -> Any:
+    """The model on `given`: a tensor, a tuple of arguments, or a dict of keyword arguments."""
+    if isinstance(given, Mapping):
+        return model(**given)
+    return model(*(given if isinstance(given, (tuple, list)) else (given,)))
 
 
 def tensors(tree: Any) -> list[Tensor]:

@@ -1,0 +1,81 @@
+"""What distillation recovers: a small vision transformer trained with softmax on the digits, converted, distilled.
+
+    python benchmarks/recovery.py benchmarks/results/recovery.json [--mixers padre,qt,pom] [--seeds 1] [--threads 1]
+
+For each mixer: accuracy right after conversion, after its layers have imitated attention, after fine-tuning; beside the
+same model trained from scratch for as many epochs in all. A run that was interrupted goes on where it stopped.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import polymix
+from polymix.bench import manifest
+from polymix.mixers.spec import parse_mixer
+from polymix.models import VisionTransformer
+from polymix.tasks.classify import Recipe, train
+from polymix.tasks.images import load_digits
+
+HOST = {"image_size": 16, "patch_size": 2, "dim": 48, "depth": 4, "classes": 10, "channels": 1}
+TEACHER, IMITATE, TUNE = 30, 6, 6  # epochs
+MIXERS = "padre,padre-3,qt,pom,poly_nl,poly_sa,linear,hydra"
+
+
+def host(mixer: polymix.MixerConfig) -> VisionTransformer:
+    return VisionTransformer(mixer, **HOST)
+
+
+def recover(label: str, model: VisionTransformer, data: Any, seed: int) -> dict[str, Any]:
+    images, labels = data.normalise(data.train[0]), data.train[1]
+    loader = DataLoader(TensorDataset(images, labels), 64, shuffle=True)
+    test = DataLoader(TensorDataset(data.normalise(data.test[0]), data.test[1]), 256)
+    torch.manual_seed(seed)
+    report = polymix.convert(model, label, input=images[:64], copy=True)
+    done = polymix.distill(
+        report, loader, val=test, imitate_epochs=IMITATE, epochs=TUNE, imitate_lr=5e-3, learning_rate=1e-3, seed=seed
+    )
+    errors = [layer.error for layer in report.layers]
+    _, scratch = train(
+        lambda: host(parse_mixer(label)[1]), data, Recipe(epochs=IMITATE + TUNE, batch_size=64), seed=seed
+    )
+    return {"mixer": label, "seed": seed, "errors": errors, "imitation": done.imitation, **done.accuracy,
+            "scratch": scratch.accuracy}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--mixers", default=MIXERS)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    data = load_digits(HOST["image_size"])
+    rows = json.loads(given.out.read_text())["rows"] if given.out.exists() else []
+    for seed in range(given.seeds):
+        teacher = None
+        for label in given.mixers.split(","):
+            if any((row["mixer"], row["seed"]) == (label, seed) for row in rows):
+                continue
+            if teacher is None:
+                recipe = Recipe(epochs=TEACHER, batch_size=64)
+                teacher, its = train(lambda: host(polymix.SoftmaxConfig(heads=3)), data, recipe, seed=seed)
+                print(f"softmax, seed {seed}: {its.accuracy:.2%}", flush=True)
+            rows.append(recover(label, teacher.eval(), data, seed))
+            row = rows[-1]
+            stages = "before", "converted", "imitated", "distilled", "scratch"
+            print(label, *(f"{stage} {row[stage]:.2%}" for stage in stages), flush=True)
+            content = {"machine": manifest("cpu", given.threads), "host": HOST, "rows": rows,
+                       "epochs": {"teacher": TEACHER, "imitate": IMITATE, "fine-tune": TUNE}}  # fmt: skip
+            part = given.out.with_suffix(".part")
+            part.write_text(json.dumps(content, indent=1) + "\n")
+            part.replace(given.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""diffusers' Attention, as DiT, PixArt and the transformers inside U-Nets hold it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from polymix.convert.adapter import Adapter, Host, path, register_adapter
+from polymix.convert.attention import Attention, linear
+from polymix.convert.masks import visible
+from polymix.errors import OptionError, ShapeError
+
+_MODELS = "diffusers.models.transformers."
+_MAPS = {  # hosts, and what in them makes the feature map whose places are the tokens
+    _MODELS + "dit_transformer_2d.DiTTransformer2DModel": ("pos_embed.proj",),
+    _MODELS + "pixart_transformer_2d.PixArtTransformer2DModel": ("pos_embed.proj",),
+    _MODELS + "transformer_2d.Transformer2DModel": ("pos_embed.proj", "norm"),
+}
+_PLAIN = {"AttnProcessor", "AttnProcessor2_0", "SlicedAttnProcessor", "XFormersAttnProcessor", "AttnProcessorNPU"}
+_NORMS = {"norm_q": "a norm of queries", "norm_k": "a norm of keys"}
+_BESIDE = ("group_norm", "spatial_norm", "norm_cross", "add_k_proj", "add_q_proj")
+
+
+@register_adapter("diffusers.models.attention_processor.Attention")
+class AttentionAdapter(Adapter):
+    """(hidden_states, encoder_hidden_states, attention_mask) -> tokens.
+
+    Masks hide by -10000 or -inf, or where a boolean one is False: (B, M), (B, 1, M) or (B, N, M). Other arguments are
+    ignored, as the host's plain processors ignore them. It has no processor that could be set.
+    """
+
+    carries = ("heads", "query_dim", "inner_dim", "cross_attention_dim", "is_cross_attention")
+
+    @classmethod
+    def describe(cls, module: Any, host: Host) -> Attention:
+        _check(module)
+        normed = module.norm_q is not None or module.norm_k is not None
+        cross = module.is_cross_attention
+        return Attention(
+            dim=module.query_dim, heads=module.heads, scale=module.scale, dropout=module.dropout, cross=cross,
+            query=None if normed else linear(module, "to_q"), key=None if normed else linear(module, "to_k"),
+            value=linear(module, "to_v"), out=linear(module, "to_out.0"), grid=None if cross else _grid(host),
+            drops={name: why for name, why in _NORMS.items() if getattr(module, name) is not None},
+        )  # fmt: skip
+
+    @classmethod
+    def feature_map(cls, module: Any, host: Host) -> nn.Module | None:
+        return None if module.is_cross_attention else _source(host)
+
+    def forward(
+        self, hidden_states: Tensor, encoder_hidden_states: Tensor | None = None, attention_mask: Tensor | None = None,
+        **ignored: Any,
+    ) -> Tensor:  # fmt: skip
+        context = hidden_states if encoder_hidden_states is None else encoder_hidden_states
+        seen: Tensor | None = None
+        padding: Tensor | None = None
+        if attention_mask is not None:
+            seen = visible(attention_mask, inverted=False)
+            seen = seen.unsqueeze(1) if seen.ndim == 2 else seen
+            if seen.ndim != 3 or (seen.shape[0], seen.shape[2]) != (context.shape[0], context.shape[1]):
+                allowed = f"({context.shape[0]}, 1 or {hidden_states.shape[1]}, {context.shape[1]})"
+                raise ShapeError("attention_mask", tuple(attention_mask.shape), allowed, "One mask serves all heads.")
+            seen, padding = (None, seen[:, 0]) if seen.shape[1] == 1 else (seen, None)
+        return self.mix(hidden_states, encoder_hidden_states, **self.seen(seen, padding))
+
+
+def _check(module: Any) -> None:
+    """Raise OptionError where the layer does more than attend."""
+    cure = "Keep this layer."
+    if type(module.processor).__name__ not in _PLAIN:
+        got = f"the processor {type(module.processor).__name__}"
+        raise OptionError("model", got, f"one of {', '.join(sorted(_PLAIN))}", cure)
+    for name in _BESIDE:
+        if getattr(module, name, None) is not None:
+            raise OptionError("model", f"attention with {name}", "queries, keys and values of the tokens alone", cure)
+    if module.residual_connection or module.rescale_output_factor != 1:
+        raise OptionError("model", "attention that adds its input or divides its output", "one that does neither", cure)
+    widths = {module.query_dim, module.cross_attention_dim, module.out_dim}
+    if module.inner_kv_dim != module.inner_dim:
+        raise OptionError("model", "heads that share keys and values", "keys and values for each head", cure)
+    if len(widths) > 1:
+        raise OptionError("model", f"{sorted(widths)} channels of tokens and context", "one width for all", cure)
+    maps = {"to_q": module.to_q, "to_k": module.to_k, "to_v": module.to_v, "to_out": module.to_out and module.to_out[0]}
+    for name, part in maps.items():
+        if type(part) is not nn.Linear:
+            got = f"{name}, a {type(part).__name__}"
+            raise OptionError("model", got, "an nn.Linear", "Merge what was added to it (LoRA, say) first.")
+
+
+def _host(host: Host) -> tuple[Any, tuple[str, ...]]:
+    """The nearest module around whose tokens are places of a feature map, and what may make that."""
+    around = ((part, _MAPS.get(path(type(part)))) for part in host.chain())
+    return next(((part, names) for part, names in around if names), (None, ()))
+
+
+def _source(host: Host) -> nn.Module | None:
+    part, names = _host(host)
+    modules = dict(part.named_modules()) if names else {}
+    return next((modules[name] for name in names if name in modules), None)
+
+
+def _grid(host: Host) -> tuple[int, ...] | None:
+    """Of latents of the size that the model was made for, where it was made for one."""
+    part, _ = _host(host)
+    embed = getattr(part, "pos_embed", None)
+    return None if embed is None else (embed.height, embed.width)

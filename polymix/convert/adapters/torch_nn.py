@@ -1,0 +1,90 @@
+"""torch.nn.MultiheadAttention: alone, in nn.TransformerEncoderLayer and nn.TransformerDecoderLayer, or elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from polymix.convert.adapter import Adapter, Host, register_adapter
+from polymix.convert.attention import Attention, Projection, linear, thirds
+from polymix.convert.masks import holds, visible
+from polymix.errors import MaskError, OptionError, ShapeError
+from polymix.mixers import TokenMixer
+
+_DROPS = {"bias_k": "a key that no token has", "bias_v": "a value that no token has"}
+
+
+@register_adapter(nn.MultiheadAttention)
+class MultiheadAttentionAdapter(Adapter):
+    """(query, key, value, masks) -> (output, None): a mixer has no attention weights to return.
+
+    Boolean masks hide where they are True, as nn.MultiheadAttention's do. `key` and `value` must be one tensor.
+    Attributes that nn.TransformerEncoderLayer reads keep it off its fused path, which would not call the mixer.
+    """
+
+    carries = ("batch_first", "num_heads", "embed_dim")
+    in_proj_weight = in_proj_bias = None
+    _qkv_same_embed_dim = False
+
+    @classmethod
+    def describe(cls, module: nn.Module, host: Host) -> Attention:
+        assert isinstance(module, nn.MultiheadAttention)
+        if module.kdim != module.embed_dim or module.vdim != module.embed_dim:
+            got = f"{module.kdim} and {module.vdim} channels of key and value for {module.embed_dim}"
+            raise OptionError("model", got, "one width for all", "Keep this layer.")
+        assert module.in_proj_weight is not None
+        keys = ("in_proj_weight",) if module.in_proj_bias is None else ("in_proj_weight", "in_proj_bias")
+        query, key, value = thirds(Projection(module.in_proj_weight, module.in_proj_bias, keys))
+        drops = {name: why for name, why in _DROPS.items() if getattr(module, name) is not None}
+        if module.add_zero_attn:
+            drops["add_zero_attn"] = "a key and a value of zeros that no token has"
+        if module.dropout:
+            drops["dropout"] = "of attention weights, which a mixer does not have"
+        inside = isinstance(host.above(), nn.TransformerDecoderLayer)
+        cross = inside and host.name.endswith("multihead_attn")
+        return Attention(
+            dim=module.embed_dim, heads=module.num_heads, query=query, key=key, value=value,
+            out=linear(module, "out_proj"), cross=cross, causal=inside and not cross,
+            grid=None if inside else host.grid(), prefix=0 if inside else host.prefix(), drops=drops,
+        )  # fmt: skip
+
+    def __init__(self, mixer: TokenMixer, attention: Attention, module: nn.Module) -> None:
+        super().__init__(mixer, attention, module)
+        self.causal = False  # unless the masks of a call say so
+
+    def settings(self, host: Host) -> list[tuple[nn.Module, str, Any]]:
+        """No nested tensors, which would pass from layer to layer around the mixers."""
+        encoders = [module for module in host.chain() if isinstance(module, nn.TransformerEncoder)]
+        return [(encoder, "use_nested_tensor", False) for encoder in encoders]
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None,
+        need_weights: bool = True, attn_mask: Tensor | None = None, average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, None]:  # fmt: skip
+        if query.is_nested:
+            raise ShapeError("query", "a nested tensor", "a padded one", "Say in key_padding_mask what is padding.")
+        if key is not value:
+            raise ShapeError("value", "another tensor than key", "the same one", "A mixer has one context.")
+        x, context = (self._in(t) for t in (query, key))
+        padding = None
+        if key_padding_mask is not None:
+            padding = visible(key_padding_mask, inverted=True).reshape(-1, context.shape[1])
+        seen = None if attn_mask is None or is_causal else self._visible(attn_mask, x.shape[0])
+        how = self.seen(seen, padding, causal=True if is_causal else None)
+        y = self.mix(x, None if key is query else context, **how)
+        return (y[0] if query.ndim == 2 else y if self.batch_first else y.transpose(0, 1)), None
+
+    def _in(self, t: Tensor) -> Tensor:
+        return t[None] if t.ndim == 2 else t if self.batch_first else t.transpose(0, 1)
+
+    def _visible(self, mask: Tensor, batch: int) -> Tensor:
+        """(N, M) or (B · heads, N, M), hiding where True or -inf, as (B, N, M), True where seen."""
+        seen = visible(mask, inverted=True)
+        if seen.ndim == 2:
+            return seen.expand(batch, -1, -1)
+        heads = seen.unflatten(0, (batch, self.num_heads))
+        if not holds((heads == heads[:, :1]).all(), "takes one attn_mask for all heads"):
+            raise MaskError("attn_mask", "a mask that differs by head", "one for all heads", "A mixer has one mask.")
+        return heads[:, 0]

@@ -1,0 +1,113 @@
+"""torchvision's attention in windows: Swin's, MaxViT's. Its ViT's is nn.MultiheadAttention, which torch_nn serves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polymix.convert.adapter import Adapter, Host, register_adapter
+from polymix.convert.attention import Attention, Projection, linear, thirds
+from polymix.errors import CapabilityError, OptionError
+from polymix.mixers import TokenMixer
+from polymix.mixers.registry import lacks
+
+_TABLE = "relative_position_bias_table"
+_MERGE = 'Pass windows="merge", with which a mixer sees the whole feature map; or use one of those.'
+
+
+@register_adapter("torchvision.models.swin_transformer.ShiftedWindowAttention")
+class ShiftedWindowAdapter(Adapter):
+    """(B, H, W, D) -> the same: in the host's windows, filled up with zeros and shifted as it does, or as one map."""
+
+    carries = ("window_size", "shift_size", "num_heads")
+    follows = False
+    window_size: list[int]
+    shift_size: list[int]
+
+    def __init__(self, mixer: TokenMixer, attention: Attention, module: Any) -> None:
+        super().__init__(mixer, attention, module)
+        self.merged = attention.relative is None
+        if self.merged:
+            return
+        if attention.grid != tuple(module.window_size):
+            raise OptionError("grid", attention.grid, f"the window, {tuple(module.window_size)}", "Leave it out.")
+        if any(module.shift_size) and not mixer.capabilities.has("segments"):
+            error = lacks(mixer, "segments", "mixer", "shifted windows, parts of which must not see each other")
+            raise CapabilityError(error.argument, error.got, error.allowed, _MERGE)
+
+    @classmethod
+    def describe(cls, module: Any, host: Host) -> Attention:
+        query, key, value = thirds(linear(module, "qkv"))
+        drops = {"attention_dropout": "of attention weights, which a mixer does not have"}
+        drops = drops if module.attention_dropout else {}
+        merged = host.windows == "merge"
+        if merged:
+            drops[_TABLE] = "of offsets in a window, which are gone"
+        return Attention(
+            dim=module.proj.out_features, heads=module.num_heads, query=query, key=key, value=value,
+            out=linear(module, "proj"), dropout=module.dropout, drops=drops,
+            relative=None if merged else Projection(module.get_parameter(_TABLE), None, (_TABLE,)),
+            grid=None if merged else tuple(module.window_size),
+        )  # fmt: skip
+
+    @classmethod
+    def feature_map(cls, module: nn.Module, host: Host) -> nn.Module | None:
+        return module
+
+    @classmethod
+    def grid_of(cls, module: nn.Module, args: Any, output: Any) -> tuple[int, ...]:
+        return tuple(output.shape[1:3])
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = tuple(x.shape[1:3])
+        if self.merged:
+            return self.mix(x.flatten(1, 2), grid=size).unflatten(1, size)
+        (height, width), (h, w) = size, self.window_size
+        rows, columns = -(-height // h), -(-width // w)
+        full = (rows * h, columns * w)
+        down, right = (0 if side <= of else by for side, of, by in zip(full, (h, w), self.shift_size, strict=True))
+        x = F.pad(x, (0, 0, 0, full[1] - width, 0, full[0] - height)).roll((-down, -right), (1, 2))
+        y = self.mix(_windows(x, h, w), grid=(h, w), segments=self._regions(x, (h, w), (down, right)))
+        y = y.view(-1, rows, columns, h, w, x.shape[-1]).transpose(2, 3).reshape(x.shape).roll((down, right), (1, 2))
+        return y[:, :height, :width].contiguous()
+
+    def _regions(self, x: Tensor, window: tuple[int, int], shift: tuple[int, int]) -> Tensor | None:
+        """(B · windows, N): which tokens of a window were neighbours before the map was rolled; None: all."""
+        if not any(shift):
+            return None
+        place = [torch.arange(side, device=x.device) for side in x.shape[1:3]]
+        row, column = (
+            (at >= len(at) - size).long() + (at >= len(at) - by)
+            for at, size, by in zip(place, window, shift, strict=True)
+        )
+        ids = (3 * row[:, None] + column).expand(len(x), -1, -1)
+        return _windows(ids.unsqueeze(-1), *window).squeeze(-1)
+
+
+def _windows(x: Tensor, h: int, w: int) -> Tensor:
+    """(B, rows · h, columns · w, D) -> (B · rows · columns, h · w, D)."""
+    return x.unflatten(1, (-1, h)).unflatten(3, (-1, w)).transpose(2, 3).flatten(0, 2).flatten(1, 2)
+
+
+@register_adapter("torchvision.models.maxvit.RelativePositionalMultiHeadAttention")
+class PartitionAdapter(Adapter):
+    """(B, windows or grids, N, D) -> the same."""
+
+    carries = ("n_heads", "head_dim", "size", "max_seq_len")
+
+    @classmethod
+    def describe(cls, module: Any, host: Host) -> Attention:
+        if host.windows == "merge":
+            raise OptionError("windows", "merge", "keep, for MaxViT's windows and grids", "Leave it out.")
+        query, key, value = thirds(linear(module, "to_qkv"))
+        return Attention(
+            dim=module.merge.out_features, heads=module.n_heads, query=query, key=key, value=value,
+            out=linear(module, "merge"), scale=module.scale_factor, grid=(module.size, module.size),
+            relative=Projection(module.get_parameter(_TABLE), None, (_TABLE,)),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mix(x.flatten(0, 1)).unflatten(0, x.shape[:2])

@@ -1,0 +1,177 @@
+"""GPT-2's and Llama's attention: language models, with the masks, packed sequences and caches of their hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from polymix.convert.adapter import Adapter, Host, register_adapter
+from polymix.convert.adapters.transformers.cache import StateLayer, state_layer
+from polymix.convert.adapters.transformers.order import Seen, grid, in_step, look
+from polymix.convert.attention import Attention, Projection, linear, thirds
+from polymix.errors import CapabilityError, MaskError, OptionError, PolymixError, StateError
+from polymix.mixers import SoftmaxMixer, TokenMixer
+from polymix.mixers.registry import lacks
+
+
+class CausalAdapter(Adapter):
+    """Attention of a language model: (hidden_states, …) -> (output, None), with the mixer's state in the cache.
+
+    An empty cache, which hosts make unasked, goes to every mixer: one that is not recurrent only counts the tokens in
+    it, and raises when a later call needs them.
+    """
+
+    carries = ("layer_idx", "config")
+    layer_idx: int | None = None
+    config: Any = None
+
+    def attend(self, x: Tensor, mask: Any, cache: Any, others: Mapping[str, Any]) -> Tensor:
+        """The mixer on x, after the tokens that the cache has seen."""
+        _refuse(others, bool(self.causal))
+        layer = None if cache is None else state_layer(cache, self.layer_idx)
+        past, positions = 0 if layer is None else layer.seen, others.get("position_ids")
+        unmasked = "flash" in str(getattr(self.config, "_attn_implementation", None))
+        seen = look(mask, positions, x, past, causal=bool(self.causal), unmasked=unmasked)
+        if layer is None:
+            return self.mix(x, **self._options(seen, positions))
+        if seen.segments is not None and mask is None:
+            raise MaskError("position_ids", "packed sequences beside a cache", "one a row", "Pass use_cache=False.")
+        recurrent = bool(self.causal) and self.mixer.capabilities.recurrent
+        if recurrent and seen.in_order and (layer.state is not None or not past):
+            layer.follows(seen.before)
+            y, state = self.mixer.prefill(x, layer.state, mask=seen.padding)
+            layer.advance(state, x.shape[1], seen.padding)
+            return y
+        if past:
+            raise self._stopped(layer, recurrent)
+        y = self.mix(x, **self._options(seen, positions))
+        layer.advance(None, x.shape[1], None)
+        return y
+
+    def _options(self, seen: Seen, positions: Tensor | None) -> dict[str, Any]:
+        """Of a call without a past."""
+        can, turns = self.mixer.capabilities, getattr(self.mixer.config, "rotary", None) is not None
+        if isinstance(self.mixer, SoftmaxMixer) and turns and not in_step(seen, positions):
+            got = "positions that are not those of the tokens in the row"
+            raise MaskError("position_ids", got, "steps of one from token to token", "Leave them to the model.")
+        if seen.segments is not None:
+            if not can.has("segments"):
+                raise lacks(self.mixer, "segments", "position_ids", "packed sequences")
+            return {"segments": seen.segments}
+        if seen.pairs is not None:
+            if not can.has("arbitrary"):
+                raise lacks(self.mixer, "arbitrary", "attention_mask", "a mask beyond order and padding")
+            return {"mask": seen.pairs, "causal": False}
+        return {"mask": seen.padding}
+
+    def _stopped(self, layer: StateLayer, recurrent: bool) -> PolymixError:
+        """Why the mixer cannot go on after what the cache has seen."""
+        cure = "Pass use_cache=False, to generate() too."
+        if not recurrent:
+            error = lacks(self.mixer, "recurrent", "past_key_values", f"going on after {layer.seen} cached tokens")
+            return CapabilityError(error.argument, error.got, error.allowed, cure)
+        if layer.state is not None:
+            return MaskError("attention_mask", "a mask beyond order and padding beside a cache", "those alone", cure)
+        got = f"{layer.seen} tokens under a mask beyond order and padding, which leaves no state"
+        return StateError("past_key_values", got, "an empty cache, or one with a state", cure)
+
+
+def _refuse(others: Mapping[str, Any], causal: bool) -> None:
+    """Raise for what a host may ask beside, and a mixer has no place for."""
+    for name in ("head_mask", "output_attentions", "position_bias", "cache"):
+        if others.get(name) is not None and others[name] is not False:
+            raise CapabilityError(name, "one", "none: a mixer has no scores, keys or values", "Keep this layer.")
+    for name in ("past_key_value", "layer_past"):
+        if others.get(name) is not None:
+            cure = "Upgrade transformers, or pass use_cache=False."
+            raise CapabilityError(name, "a cache as before transformers 4.56", "past_key_values", cure)
+    if others.get("is_causal") not in (None, causal):
+        raise MaskError("is_causal", others["is_causal"], f"{causal}, as converted", "Leave it out.")
+
+
+@register_adapter("transformers.models.gpt2.modeling_gpt2.GPT2Attention")
+class GPT2Adapter(CausalAdapter):
+    """Self-attention, or attention to `encoder_hidden_states`, which every call brings again: it needs no cache."""
+
+    @classmethod
+    def describe(cls, module: Any, host: Host) -> Attention:
+        config, heads, cross = module.config, module.num_heads, module.is_cross_attention
+        fused, out = linear(module, "c_attn", transposed=True), linear(module, "c_proj", transposed=True)
+        query, key, value = (linear(module, "q_attn", transposed=True), *_halves(fused)) if cross else thirds(fused)
+        scale = (query.weight.shape[0] // heads) ** -0.5 if config.scale_attn_weights else 1.0
+        return Attention(
+            dim=module.embed_dim, heads=heads, query=query, key=key, value=value, out=out, cross=cross,
+            scale=scale / (module.layer_idx + 1) if config.scale_attn_by_inverse_layer_idx else scale,
+            causal=not cross and getattr(config, "is_causal", True), any_length=True,
+            max_tokens=config.max_position_embeddings, dropout=config.resid_pdrop,
+        )  # fmt: skip
+
+    def forward(
+        self, hidden_states: Tensor, past_key_values: Any = None, attention_mask: Any = None,
+        encoder_hidden_states: Tensor | None = None, encoder_attention_mask: Any = None, **others: Any,
+    ) -> tuple[Tensor, None]:  # fmt: skip
+        if encoder_hidden_states is None:
+            return self.attend(hidden_states, attention_mask, past_key_values, others), None
+        _refuse(others, False)
+        seen = None if encoder_attention_mask is None else grid(encoder_attention_mask, hidden_states.shape[0])
+        padded = seen is not None and seen.ndim == 2
+        how = {"mask": seen} if padded else self.seen(seen, causal=False)
+        return self.mix(hidden_states, encoder_hidden_states, **how), None
+
+
+def _halves(fused: Projection) -> tuple[Projection, Projection]:
+    size = fused.weight.shape[0] // 2
+    key, value = fused.rows(0, size), fused.rows(size, 2 * size)
+    return (
+        key._replace(keys=tuple(f"{name}[key]" for name in fused.keys)),
+        value._replace(keys=tuple(f"{name}[value]" for name in fused.keys)),
+    )
+
+
+@register_adapter("transformers.models.llama.modeling_llama.LlamaAttention")
+class LlamaAdapter(CausalAdapter):
+    """Grouped keys and values are repeated for the heads. Rotary angles go to softmax alone; other mixers drop them."""
+
+    @classmethod
+    def describe(cls, module: Any, host: Host) -> Attention:
+        config, groups = module.config, module.num_key_value_groups
+        query, key, value, out = (linear(module, f"{name}_proj") for name in "qkvo")
+        heads = query.weight.shape[0] // module.head_dim
+        base, kind = _rope(config)
+        drops = {} if kind == "default" else {"rotary": f"angles scaled by {kind!r}, which no mixer here has"}
+        return Attention(
+            dim=config.hidden_size, heads=heads, query=query, key=_repeated(key, groups, module.head_dim),
+            value=_repeated(value, groups, module.head_dim), out=out, scale=module.scaling,
+            causal=getattr(config, "is_causal", True), any_length=True, max_tokens=config.max_position_embeddings,
+            rotary=None if drops else base, drops=drops,
+        )  # fmt: skip
+
+    def __init__(self, mixer: TokenMixer, attention: Attention, module: nn.Module) -> None:
+        super().__init__(mixer, attention, module)
+        if isinstance(mixer, SoftmaxMixer) and "rotary" in attention.drops:
+            raise OptionError("plan", f"softmax for {attention.drops['rotary']}", "another mixer", "Keep this layer.")
+
+    def forward(
+        self, hidden_states: Tensor, position_embeddings: Any = None, attention_mask: Any = None,
+        past_key_values: Any = None, **others: Any,
+    ) -> tuple[Tensor, None]:  # fmt: skip
+        return self.attend(hidden_states, attention_mask, past_key_values, others), None
+
+
+def _rope(config: Any) -> tuple[float, str]:
+    """Base and kind of the angles: in one dict, or before transformers 5 in two places."""
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    base = rope.get("rope_theta") or getattr(config, "rope_theta", None) or 1e4
+    return float(base), str(rope.get("rope_type") or rope.get("type") or "default")
+
+
+def _repeated(part: Projection, groups: int, size: int) -> Projection:
+    """Each head's rows, `size` of them, once for each query head of its group."""
+    weight, bias = (
+        None if t is None else t.unflatten(0, (-1, size)).repeat_interleave(groups, 0).flatten(0, 1)
+        for t in (part.weight, part.bias)
+    )
+    assert weight is not None
+    return part._replace(weight=weight, bias=bias)

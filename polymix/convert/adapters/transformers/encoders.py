@@ -1,0 +1,129 @@
+"""Encoders: what they have in common, and BERT's attention and its kin's.
+
+From release to release maps have moved within a layer and arguments within a call: both are found by their names.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from polymix.convert.adapter import Host, register_adapter
+from polymix.convert.adapters.transformers.causal import CausalAdapter
+from polymix.convert.adapters.transformers.order import grid
+from polymix.convert.attention import Attention, linear
+from polymix.errors import OptionError
+from polymix.mixers import TokenMixer
+
+_MAPS = (  # the part that attends; queries, keys, values, output
+    ("", "q_proj", "k_proj", "v_proj", "o_proj"),
+    ("", "q_proj", "k_proj", "v_proj", "out_proj"),
+    ("self", "self.query", "self.key", "self.value", "output.dense"),
+    ("attention", "attention.query", "attention.key", "attention.value", "output.dense"),
+    ("attention", *(f"attention.projection_{name}" for name in ("query", "key", "value")), "output.dense"),
+)
+_BERT = {"bert": "Bert", "roberta": "Roberta", "xlm_roberta": "XLMRoberta", "camembert": "Camembert",
+         "electra": "Electra"}  # fmt: skip
+_NOT_HERE = {
+    "output_attentions": "A mixer has no attention weights to return: call with output_attentions=False.",
+    "head_mask": "A mixer has no attention weights to mask.",
+    "cu_seq_lens_q": "Pass one sequence a row, and an attention_mask.",
+}
+
+
+def classes(models: dict[str, str]) -> list[str]:
+    return [f"transformers.models.{file}.modeling_{file}.{name}Attention" for file, name in models.items()]
+
+
+def read(module: nn.Module) -> tuple[Any, Attention]:
+    """The part that attends, and the attention: maps, heads, scale, dropout."""
+    parts = dict(module.named_modules())
+    place, *names = next(maps for maps in _MAPS if {*maps} <= parts.keys())
+    inner: Any = parts[place]
+    query, key, value, out = (linear(module, name) for name in names)
+    size = getattr(inner, "head_dim", None) or getattr(inner, "attention_head_size", None)
+    lost = getattr(inner, "attention_dropout", getattr(inner, "dropout", 0.0))
+    return inner, Attention(
+        dim=out.weight.shape[0], heads=query.weight.shape[0] // size if size else inner.num_heads,
+        query=query, key=key, value=value, out=out, scale=getattr(inner, "scaling", getattr(inner, "scale", None)),
+        dropout=getattr(parts.get("output.dropout"), "p", 0.0),
+        drops={"dropout": "of attention weights, which a mixer does not have"} if getattr(lost, "p", lost) else {},
+    )  # fmt: skip
+
+
+class EncoderAdapter(CausalAdapter):
+    """Called as the host calls its own layer, by the names of that layer's arguments."""
+
+    def __init__(self, mixer: TokenMixer, attention: Attention, module: nn.Module) -> None:
+        super().__init__(mixer, attention, module)
+        self.names = tuple(inspect.signature(type(module).forward).parameters)[1:]
+        self.config = getattr(read(module)[0], "config", None)
+
+    def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a call; OptionError where they ask for what a mixer has not."""
+        given = {**dict(zip(self.names, args, strict=False)), **kwargs}
+        asked = {**given, "output_attentions": given.get("output_attentions") or self._recorded()}
+        for name, cure in _NOT_HERE.items():
+            if asked.get(name) is not None and asked[name] is not False:
+                raise OptionError(name, "one" if isinstance(asked[name], Tensor) else asked[name], "none", cure)
+        return given
+
+    def _recorded(self) -> bool:
+        """Whether the host collects attention weights by hooks, of which a call says nothing."""
+        return bool(getattr(self.config, "output_attentions", False))
+
+    def alone(self, x: Tensor, given: dict[str, Any], cache: Any = None) -> Tensor:
+        """The mixer on x, after what a cache has seen."""
+        mask = given.get("attention_mask")
+        if isinstance(mask, Tensor) and mask.ndim == 4 and mask.shape[2] == 1 < mask.shape[3]:
+            mask = mask[:, 0, 0]  # one row for all queries
+        flash = "flash" in str(getattr(self.config, "_attn_implementation", None))
+        positions = given.get("position_ids") if flash else None  # others do not look at them
+        return self.attend(x, mask, cache, {"is_causal": given.get("is_causal"), "position_ids": positions})
+
+    def across(self, x: Tensor, context: Tensor, mask: Any) -> Tensor:
+        """The mixer on x, with what a mask (B, 1, N or 1, M) or (B, M) lets through of the context."""
+        seen = None if mask is None else grid(mask, x.shape[0])
+        if seen is not None and seen.ndim == 3 and seen.shape[1] == 1:
+            seen = seen[:, 0]
+        how = self.seen(seen, causal=False) if seen is None or seen.ndim == 3 else {"mask": seen}
+        return self.mix(x, context, **how)
+
+
+@register_adapter(*classes(_BERT))
+class BertAdapter(EncoderAdapter):
+    """(hidden_states, masks, context, cache) -> (norm of input and output, None). In a decoder the mixer's state is in
+    the cache, as a language model's."""
+
+    keeps = ("output.LayerNorm",)
+    part = "output.dense"
+    LayerNorm: nn.Module
+
+    def __init__(self, mixer: TokenMixer, attention: Attention, module: nn.Module) -> None:
+        super().__init__(mixer, attention, module)
+        self.cross, self.layer_idx = attention.cross, getattr(module.self, "layer_idx", None)
+        self.nothing = () if "past_key_value" in self.names else None  # when caches were tuples, so were no caches
+
+    @classmethod
+    def describe(cls, module: nn.Module, host: Host) -> Attention:
+        inner, attention = read(module)
+        cross = host.name.endswith("crossattention")
+        causal = not cross and bool(getattr(inner, "is_causal", getattr(inner, "is_decoder", False)))
+        config = getattr(inner, "config", None)
+        return replace(
+            attention, cross=cross, causal=causal, any_length=True,
+            max_tokens=getattr(config, "max_position_embeddings", None),
+        )  # fmt: skip
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, tuple[()] | None]:
+        given = self.named(args, kwargs)
+        x = given["hidden_states"]
+        if self.cross:
+            mask = given.get("encoder_attention_mask", given.get("attention_mask"))
+            y = self.across(x, given["encoder_hidden_states"], mask)
+        else:
+            y = self.alone(x, given, given.get("past_key_values", given.get("past_key_value")))
+        return self.LayerNorm(x + y), self.nothing

@@ -1,0 +1,143 @@
+"""Encoders of images: attention of ViT and its kin, BEiT, DETR and CvT."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polymix.convert.adapter import Host, register_adapter
+from polymix.convert.adapters.transformers.encoders import EncoderAdapter, classes, read
+from polymix.convert.attention import Attention
+from polymix.convert.find import grids, prefix_tokens
+from polymix.mixers import TokenMixer
+
+_VIT = {"vit": "ViT", "deit": "DeiT", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}
+
+
+@register_adapter(*classes(_VIT))
+class VitAdapter(EncoderAdapter):
+    """(hidden_states, attention_mask) -> (output, None), or the output alone."""
+
+    def __init__(self, mixer: TokenMixer, attention: Attention, module: nn.Module) -> None:
+        super().__init__(mixer, attention, module)
+        self.bare = hasattr(module, "attention") and "output_attentions" not in self.names
+
+    @classmethod
+    def describe(cls, module: nn.Module, host: Host) -> Attention:
+        embeddings = _embeddings(host)
+        if embeddings is None:
+            return read(module)[1]
+        return replace(read(module)[1], grid=next(grids(embeddings), None), prefix=prefix_tokens(embeddings))
+
+    @classmethod
+    def feature_map(cls, module: nn.Module, host: Host) -> nn.Module | None:
+        embeddings = _embeddings(host)
+        return None if embeddings is None else embeddings.get_submodule("patch_embeddings.projection")
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, None]:
+        given = self.named(args, kwargs)
+        y = self.alone(given["hidden_states"], given)
+        return y if self.bare else (y, None)
+
+
+def _embeddings(host: Host) -> nn.Module | None:
+    """What makes tokens of an image."""
+    found = (getattr(module, "embeddings", None) for module in host.chain())
+    return next((part for part in found if hasattr(part, "patch_embeddings")), None)
+
+
+@register_adapter(*classes({"beit": "Beit"}))
+class BeitAdapter(VitAdapter):
+    """Relative positions, scores of all pairs of tokens, are not looked at; those of one layer alone are not made."""
+
+    masked = False  # they are in it
+
+    @classmethod
+    def describe(cls, module: nn.Module, host: Host) -> Attention:
+        attention, config = super().describe(module, host), read(module)[0].config
+        if not config.use_relative_position_bias and not config.use_shared_relative_position_bias:
+            return attention
+        lost = {"relative_position_bias": "scores of pairs of tokens, which a mixer does not look at"}
+        return replace(attention, drops={**attention.drops, **lost})
+
+    def settings(self, host: Host) -> list[tuple[Any, str, Any]]:
+        own = getattr(host.above(), "relative_position_bias", None) is not None
+        return [(host.above(), "relative_position_bias", None)] if own else []
+
+    def alone(self, x: Tensor, given: dict[str, Any], cache: Any = None) -> Tensor:
+        mask = given.get("attention_mask")
+        if isinstance(mask, Tensor) and mask.is_floating_point():
+            given = {**given, "attention_mask": mask > torch.finfo(mask.dtype).min / 2}
+        return super().alone(x, given, cache)
+
+
+@register_adapter(*(f"transformers.models.detr.modeling_detr.Detr{kind}Attention" for kind in ("Self", "Cross", "")))
+class DetrAdapter(EncoderAdapter):
+    """(x, positions, context and its positions) -> (output, None): positions are added to all that the mixer reads."""
+
+    @classmethod
+    def describe(cls, module: nn.Module, host: Host) -> Attention:
+        inner, attention = read(module)
+        cross = host.name.endswith("encoder_attn")
+        queries = type(host.above()).__name__ == "DetrDecoderLayer" and not cross
+        config = next(filter(None, (getattr(part, "config", None) for part in (inner, *host.chain()))), None)
+        lost = {"position_embeddings": "added to values too, not to queries and keys alone: a mixer has one input"}
+        return replace(
+            attention, cross=cross, any_length=not queries, drops={**attention.drops, **lost},
+            max_tokens=getattr(config, "num_queries", None) if queries else None,
+        )  # fmt: skip
+
+    @classmethod
+    def feature_map(cls, module: nn.Module, host: Host) -> nn.Module | None:
+        if type(host.above()).__name__ != "DetrEncoderLayer":
+            return None
+        parts = (pair for part in host.chain() for pair in part.named_modules())
+        return next((part for name, part in parts if name.rpartition(".")[2] == "position_embedding"), None)
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+        given = self.named(args, kwargs)
+        x = _sum(given["hidden_states"], given.get("position_embeddings", given.get("object_queries")))
+        context = given.get("key_value_states")
+        if context is None:
+            return self.alone(x, given), None
+        theirs = given.get("encoder_position_embeddings", given.get("spatial_position_embeddings"))
+        return self.across(x, _sum(context, theirs), given.get("attention_mask")), None
+
+
+def _sum(x: Tensor, positions: Tensor | None) -> Tensor:
+    return x if positions is None else x + positions
+
+
+@register_adapter(*classes({"cvt": "Cvt"}))
+class CvtAdapter(EncoderAdapter):
+    """(tokens, height, width) -> output. A mixer has one input: what comes out of the values' convolution, which stays,
+    but at every place of the feature map."""
+
+    keeps = ("attention.convolution_projection_value",)
+    convolution_projection_value: Any
+
+    def __init__(self, mixer: TokenMixer, attention: Attention, module: nn.Module) -> None:
+        super().__init__(mixer, attention, module)
+        self.convolution_projection_value.convolution_projection.convolution.stride = (1, 1)
+
+    @classmethod
+    def describe(cls, module: nn.Module, host: Host) -> Attention:
+        inner, attention = read(module)
+        parts = [f"attention.convolution_projection_{name}" for name in ("query", "key")]
+        lost = [f"{part}.{key}" for part in parts for key, _ in module.get_submodule(part).named_parameters()]
+        why = dict.fromkeys(lost, "a mixer reads one input, from the convolution of the values")
+        return replace(attention, prefix=int(inner.with_cls_token), any_length=True, drops={**attention.drops, **why})
+
+    @classmethod
+    def feature_map(cls, module: nn.Module, host: Host) -> nn.Module | None:
+        stage = next((part for part in host.chain() if type(part).__name__ == "CvtStage"), None)
+        return None if stage is None else stage.get_submodule("embedding")
+
+    def forward(self, hidden_state: Tensor, height: int, width: int) -> Tensor:
+        front, places = hidden_state.split([self.prefix, height * width], dim=1)
+        image = places.transpose(1, 2).unflatten(2, (height, width))
+        x = torch.cat((front, self.convolution_projection_value(image)), dim=1)
+        return self.mix(x, grid=(height, width))

@@ -1,0 +1,148 @@
+"""Who sees whom in a language model: what the masks and positions that a host hands to its layers say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from polymix.convert.masks import holds, split, visible
+from polymix.errors import MaskError
+
+T = TypeVar("T")
+
+
+class Seen(NamedTuple):
+    """What the N tokens of a call see, beside the order.
+
+    padding: (B, N), True = a token. segments: (B, N) ids of packed sequences. pairs: (B, N, N), where it is neither of
+    these. before: (B,) how many of the earlier tokens, in a cache, they see; None: all.
+    """
+
+    padding: Tensor | None = None
+    segments: Tensor | None = None
+    pairs: Tensor | None = None
+    before: Tensor | None = None
+
+    @property
+    def in_order(self) -> bool:
+        """Whether nothing but padding is said, which is all that can go together with a state."""
+        return self.segments is None and self.pairs is None
+
+
+def look(mask: Any, positions: Tensor | None, x: Tensor, past: int, *, causal: bool, unmasked: bool) -> Seen:
+    """What is said of the tokens x (B, N, D) after `past` in a cache.
+
+    By a mask (B, past + N) or (B, 1, N, past + N), or none, which is order alone; and by positions (B or 1, N), which
+    start anew with each packed sequence. `unmasked`: they alone say so, as for flash attention.
+    """
+    batch, n = x.shape[:2]
+    if mask is None:
+        if positions is None:
+            return Seen()
+        ids = positions
+        if not unmasked:
+            once(ids, "one", lambda: _one_each(ids, None))
+            return Seen()
+        packed = once(ids, "packed", lambda: _packed(ids))
+        return Seen(segments=None if packed is None else packed.expand(batch, -1))
+    seen = grid(mask, batch)
+    if seen.shape[-1] != past + n or (seen.ndim == 3 and seen.shape[1] != n):
+        raise MaskError("attention_mask", tuple(mask.shape), f"({batch}, {past + n}), or ({batch}, 1, {n}, {past + n})")
+    return once(mask, f"{batch} read after {past}, {causal}", lambda: _read(seen, positions, past, causal))
+
+
+def grid(mask: Any, batch: int) -> Tensor:
+    """A host's mask as (B, N, M) or (B, M), True where seen."""
+    if not isinstance(mask, Tensor) or mask.ndim not in (2, 4):
+        got = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+        cure = 'Load the model with attn_implementation="sdpa".'
+        raise MaskError("attention_mask", got, "a tensor (B, M) or (B, 1, N, M)", cure)
+    return once(mask, "grid", lambda: _grid(mask)).expand(batch, *(-1,) * (mask.ndim // 2))
+
+
+def once(of: Tensor, name: str, make: Callable[[], T]) -> T:
+    """What `make` gives, made once for a tensor that a host hands to all of its layers, as long as nobody writes to it.
+
+    A mask has N² entries, each looked at several times: a mixer that is linear in N should not wait for that.
+    """
+    if torch.compiler.is_compiling() or of.is_inference():
+        return make()
+    kept: dict[Hashable, Any] = vars(of).setdefault("_polymix", {})
+    if (key := (name, of._version)) not in kept:
+        kept[key] = make()
+    return kept[key]
+
+
+def _grid(mask: Tensor) -> Tensor:
+    seen = mask if mask.dtype == torch.bool else visible(mask, inverted=False)
+    if seen.ndim == 2:
+        return seen
+    if seen.shape[1] > 1 and not holds((seen == seen[:, :1]).all(), "takes no mask that differs by head"):
+        raise MaskError("attention_mask", "a mask that differs by head", "one for all heads", "A mixer has one mask.")
+    return seen[:, 0]
+
+
+def _read(seen: Tensor, positions: Tensor | None, past: int, causal: bool) -> Seen:
+    """Of (B, past + N) or (B, N, past + N)."""
+    now, before = seen[..., past:], seen[..., :past]
+    if seen.ndim == 2:
+        _one_each(positions, now)
+        return Seen(now, before=before.sum(1) if past else None)
+    parts = split(now, causal)
+    if parts.arbitrary is not None:
+        packed = None if positions is None else _packed(positions)
+        if packed is not None and bool((now == _within(packed, causal)).all()):
+            return Seen(segments=packed.expand(now.shape[0], -1))
+        return Seen(pairs=now)
+    _one_each(positions, parts.padding)
+    if not past:
+        return Seen(parts.padding)
+    earlier, real = before.any(1), now.any(1)
+    same = ((before == earlier[:, None]) | ~real[:, :, None]).all()
+    if not holds(same, "takes no mask under which the tokens of a call see different ones before it"):
+        return Seen(pairs=now)
+    return Seen(parts.padding, before=earlier.sum(1))
+
+
+def _one_each(positions: Tensor | None, padding: Tensor | None) -> None:
+    """Raise where the positions of a row's tokens start anew though the mask lets these see each other."""
+    if positions is None or positions.shape[1] == 1:
+        return
+    forward = positions.diff(dim=1) > 0
+    if padding is not None:
+        forward = forward | ~(padding[:, 1:] & padding[:, :-1])
+    if not holds(forward.all(), "takes no packed sequences that its mask does not keep apart"):
+        cure = "Leave attention_mask out and pass use_cache=False: the model then makes a mask that keeps them apart."
+        raise MaskError("position_ids", "packed sequences that no mask keeps apart", "one sequence a row", cure)
+
+
+def _packed(positions: Tensor) -> Tensor | None:
+    """(B or 1, N) the sequence that a token is of, if positions that go up by one make several."""
+    ids = (positions.diff(dim=1) != 1).cumsum(1)
+    if holds((ids == 0).all(), "takes no packed sequences"):
+        return None
+    return torch.nn.functional.pad(ids, (1, 0))
+
+
+def _within(segments: Tensor, causal: bool) -> Tensor:
+    """(B, N, N), True for tokens of one sequence, the past alone if causal."""
+    same = segments[:, :, None] == segments[:, None]
+    return same.tril() if causal else same
+
+
+def in_step(seen: Seen, positions: Tensor | None) -> bool:
+    """Whether tokens that see each other are as far apart as their positions are, which is all that RoPE knows."""
+    if positions is None:
+        return True
+    drift = positions - torch.arange(positions.shape[1], device=positions.device)
+    same = drift[:, :, None] == drift[:, None]
+    if seen.segments is not None:
+        same = same | ~_within(seen.segments, False)
+    if seen.pairs is not None:
+        same = same | ~seen.pairs
+    if seen.padding is not None:
+        same = same | ~(seen.padding[:, :, None] & seen.padding[:, None])
+    return holds(same.all(), "takes no positions but those of the tokens in the row")

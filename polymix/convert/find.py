@@ -1,0 +1,100 @@
+"""Attention in any PyTorch model, found by what it holds, and what a host says of the grid of its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polymix.errors import OptionError
+from polymix.mixers import TokenMixer
+
+FUSED = ("qkv", "qkv_proj", "Wqkv", "query_key_value", "c_attn")
+SPLIT = (
+    ("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("q_lin", "k_lin", "v_lin"), ("to_q", "to_k", "to_v"),
+    ("q", "k", "v"), ("wq", "wk", "wv"),
+)  # fmt: skip
+HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads")
+PREFIX = ("class_token", "cls_token", "dist_token", "distillation_token", "reg_token", "register_tokens")
+CONTEXTS = ("key", "context", "key_value_states", "encoder_hidden_states")
+SOUGHT = (
+    "a softmax mixer, nn.MultiheadAttention, or a module with a number of heads and projections "
+    f"({', '.join(FUSED)}, or {', '.join('/'.join(names) for names in SPLIT)})"
+)
+
+
+def attention_modules(model: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """(name, module) of the outermost modules that attend."""
+    if attends(model):
+        yield name or type(model).__name__, model
+    elif not isinstance(model, TokenMixer):
+        for key, child in model.named_children():
+            yield from attention_modules(child, f"{name}.{key}" if name else key)
+
+
+def attends(module: nn.Module) -> bool:
+    if isinstance(module, TokenMixer):
+        return module.name == "softmax"
+    return isinstance(module, nn.MultiheadAttention) or (
+        (any(_projects(module, name) for name in FUSED) or any(_project(module, names) for names in SPLIT))
+        and head_count(module) is not None  # last: diffusers' models warn of a question for their config's numbers
+    )
+
+
+def head_count(module: nn.Module) -> int | None:
+    places = (module, getattr(module, "config", None))
+    found = (getattr(place, name, None) for place in places for name in HEADS)
+    return next((heads for heads in found if type(heads) is int), None)
+
+
+def _projects(module: nn.Module, name: str) -> bool:
+    """Whether it is a linear map of tokens; those of feature maps are convolutions."""
+    weight = getattr(getattr(module, name, None), "weight", None)
+    return isinstance(weight, Tensor) and weight.ndim == 2
+
+
+def _project(module: nn.Module, names: Sequence[str]) -> bool:
+    return all(_projects(module, name) for name in names)
+
+
+def grids(model: nn.Module) -> Iterator[tuple[int, ...]]:
+    """What the modules of a host say of the grid of their tokens."""
+    for module in model.modules():
+        for name in ("grid", "grid_size"):
+            grid = getattr(module, name, None)
+            if isinstance(grid, tuple) and 2 <= len(grid) <= 3 and all(type(size) is int for size in grid):
+                yield grid
+        image, patch = image_size(module), pair(getattr(module, "patch_size", None))
+        if image and patch:
+            yield image[0] // patch[0], image[1] // patch[1]
+
+
+def prefix_tokens(module: nn.Module) -> int:
+    """How many tokens a module says that it puts in front of the others."""
+    said = getattr(module, "num_prefix_tokens", None)
+    tokens = [getattr(module, name, None) for name in PREFIX]
+    return said if type(said) is int else sum(t.shape[1] for t in tokens if isinstance(t, Tensor) and t.ndim == 3)
+
+
+def pair(size: Any) -> tuple[int, int] | None:
+    size = (size, size) if type(size) is int else size
+    valid = isinstance(size, (tuple, list)) and len(size) == 2 and all(type(side) is int and side > 0 for side in size)
+    return (size[0], size[1]) if valid else None
+
+
+def image_size(module: Any) -> tuple[int, int] | None:
+    return pair(getattr(module, "image_size", None)) or pair(getattr(module, "img_size", None))
+
+
+def known_input(model: nn.Module, batch: int) -> Tensor:
+    """Random images of the size that the model says it is for."""
+    places = (model, getattr(model, "patch_embed", None), getattr(model, "config", None))
+    size = next(filter(None, map(image_size, places)), None)
+    first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
+    if size is None or first is None:
+        got = f"None for {type(model).__name__}, whose input's size is not known"
+        raise OptionError("input", got, "a tensor, a dict or a tuple that the model takes", "Pass input=.")
+    weight = first.weight
+    return torch.randn(batch, first.in_channels, *size, device=weight.device, dtype=weight.dtype)

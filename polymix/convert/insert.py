@@ -1,0 +1,146 @@
+"""`polymix.insert`: a mixer as a residual block into a model that has no attention to replace."""
+
+from __future__ import annotations
+
+import copy as copies
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polymix.convert.adapter import Adapter, Host
+from polymix.convert.attention import Attention
+from polymix.convert.plan import config_of
+from polymix.convert.report import LayerReport, parameters, table
+from polymix.convert.site import KEY, asked, given, settle
+from polymix.convert.swap import fitted
+from polymix.errors import OptionError, PolymixError, ShapeError, check_choice
+from polymix.mixers import MixerConfig, PolyNlMixer, TokenMixer
+
+
+def insert(
+    model: nn.Module, at: str, mixer: str | MixerConfig, *, where: str = "before", input: Any = None,
+    copy: bool = False,
+) -> InsertionReport:  # fmt: skip
+    """Put x + mixer(x) before or after the module named `at`, which works on feature maps (B, C, H, W) or tokens.
+
+    At the start the model computes what it did: the mixer's part is multiplied with Poly-NL's β, or with a number of
+    the block's own, `scale`, that is 0 until it is trained. The names of the model's weights stay as they are, so that
+    its checkpoints load as before; those of the block stand below `at`, at "inserted_before" or "inserted_after". It
+    runs as a hook of the module. It sees all tokens: it is told of no mask and no order.
+
+    Args:
+        at: a module's name. A Sequential's stands for its first module, or its last one where `where` is "after".
+        mixer: its name or config, such as "poly_nl:reduction=4".
+        where: "before", on the module's first input, or "after", on its first output.
+        input: what the model is called with, as for `convert`. Needed "after", and by mixers that need the grid.
+        copy: insert into a copy (`report.model`).
+    Raises:
+        OptionError, ShapeError: before anything is changed.
+    """
+    check_choice("where", where, ("before", "after"))
+    check_choice("copy", copy, (True, False))
+    config = config_of(mixer, "mixer")
+    model = copies.deepcopy(model) if copy else model
+    name = settle(model, at, where)
+    module = model.get_submodule(name)
+    try:
+        x = None if input is None else given(model, module, where, input)
+        attention = asked(config, Host(model, name), module, where, x)
+        weight = next(iter([*module.parameters(), *model.parameters()]), torch.empty(()))
+        built = fitted(config, attention).build(attention.dim, device=weight.device, dtype=weight.dtype)
+    except PolymixError as error:
+        argument = f"mixer, {where} {name} ({type(module).__name__}): {error.argument}"
+        raise type(error)(argument, error.got, error.allowed, error.cure) from error
+    return InsertionReport(model, name, where, Inserted(built, attention).train(module.training), x)
+
+
+class Inserted(Adapter):
+    """x + mixer(x), times β or `scale`, of a feature map (B, C, H, W) or tokens (B, N, C)."""
+
+    def __init__(self, mixer: TokenMixer, attention: Attention) -> None:
+        super().__init__(mixer, attention, nn.Identity())
+        if isinstance(mixer, PolyNlMixer):
+            self.scale = None
+            nn.init.zeros_(mixer.beta)
+        else:
+            weight = next(mixer.parameters())
+            self.scale = nn.Parameter(torch.zeros((), device=weight.device, dtype=weight.dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not isinstance(x, Tensor) or x.is_nested:
+            got = "a nested tensor" if isinstance(x, Tensor) else f"a {type(x).__name__}"
+            raise ShapeError("x", got, "a plain tensor", "Build an encoder with enable_nested_tensor=False.")
+        if x.ndim == 4:
+            y = self.mix(x.flatten(2).transpose(1, 2), grid=tuple(x.shape[2:]))
+            y = y.transpose(1, 2).unflatten(2, x.shape[2:])
+        else:
+            y = self.mix(x)
+        return x + (y if self.scale is None else self.scale * y).to(x.dtype)
+
+
+class InsertionReport:
+    """What `polymix.insert` did. `model` has the block, `block`, in it; printing gives a table.
+
+    layers: one LayerReport, of the block. parameters: of the whole model, before and after.
+    """
+
+    def __init__(self, model: nn.Module, name: str, where: str, block: Inserted, x: Tensor | None) -> None:
+        self.model, self.block, self.undone = model, block, False
+        self._module, self._key = model.get_submodule(name), KEY.format(where)
+        before = parameters(model)
+        self._hook = attach(self._module, where, block)
+        self.parameters = before, parameters(model)
+        mixer, tokens = block.mixer, None if x is None else _size(x)
+        flops = None if tokens is None else (0, mixer.cost(tokens).flops)
+        fresh = tuple(key for key, _ in mixer.named_parameters())
+        self.layers = (
+            LayerReport(
+                f"{where} {name}", "–", mixer.name, mixer.config.to_dict(), tokens, (0, parameters(block)), flops,
+                0.0, {}, fresh, {}, None,
+            ),
+        )  # fmt: skip
+
+    def undo(self) -> nn.Module:
+        """Take the block out again; returns the model as it was."""
+        if self.undone:
+            raise OptionError("report", "an insertion that was undone already", "one that stands", "Insert again.")
+        self._hook.remove()
+        delattr(self._module, self._key)
+        self.undone = True
+        return self.model
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"layers": [vars(layer) for layer in self.layers], "parameters": list(self.parameters)}
+
+    def __str__(self) -> str:
+        return "\n".join(table(self.layers, self.parameters))
+
+
+def attach(module: nn.Module, where: str, block: Inserted) -> torch.utils.hooks.RemovableHandle:
+    """Make the block a child of the module, run before or after it."""
+    module.add_module(KEY.format(where), block)
+    if where == "before":
+        return module.register_forward_pre_hook(_before, with_kwargs=True)
+    return module.register_forward_hook(_after)
+
+
+# Functions that look the block up, so that a copy of the module finds its own.
+
+
+def _before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if args:
+        return (module.inserted_before(args[0]), *args[1:]), kwargs
+    first, x = next(iter(kwargs.items()))
+    return args, {**kwargs, first: module.inserted_before(x)}
+
+
+def _after(module: Any, args: Any, output: Any) -> Any:
+    if isinstance(output, tuple):
+        return (module.inserted_after(output[0]), *output[1:])
+    return module.inserted_after(output)
+
+
+def _size(x: Tensor) -> int:
+    return math.prod(x.shape[2:]) if x.ndim == 4 else x.shape[1]

@@ -1,0 +1,81 @@
+"""Plans: which layers get which mixer, settled and checked before anything is changed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from polymix.errors import OptionError, nearest_first
+from polymix.mixers import MixerConfig
+from polymix.mixers.spec import parse_mixer
+
+KEEP = "keep"
+_RATIO, _ENDS = re.compile(r"(\d+):(\d+)"), re.compile(r"all-but-(first|last)-(\d+)")
+ALLOWED = (
+    'a mixer\'s name or config, "1:1" and the like (mixers : attention), "all-but-last-2", "all-but-first-1", a dict '
+    'of layer names or globs to mixers or "keep", or what polymix.recommend returned'
+)
+Plan = dict[str, MixerConfig | None]  # None: keep
+
+
+def resolve(plan: Any, layers: Sequence[str], mixer: str | MixerConfig = "padre") -> Plan:
+    """A mixer, or None for attention, for each of the layers, which are named in the model's order.
+
+    `mixer` is what a pattern such as "1:1" puts in. Raises OptionError where a plan does not fit these layers.
+    """
+    if not isinstance(plan, MixerConfig) and callable(getattr(plan, "plan", None)):
+        plan = plan.plan()
+    if isinstance(plan, Mapping):
+        return _by_name(plan, layers)
+    if isinstance(plan, str) and (pattern := _RATIO.fullmatch(plan) or _ENDS.fullmatch(plan)):
+        chosen = config_of(mixer, "mixer")
+        return {
+            name: chosen if swap else None for name, swap in zip(layers, _places(pattern, len(layers)), strict=True)
+        }
+    chosen = config_of(plan, "plan")
+    return dict.fromkeys(layers, chosen)
+
+
+def config_of(mixer: Any, argument: str) -> MixerConfig:
+    """A config from itself or from "padre:degree=3"."""
+    if isinstance(mixer, MixerConfig):
+        return mixer
+    if isinstance(mixer, str):
+        return parse_mixer(mixer)[1]
+    raise OptionError(argument, repr(mixer), ALLOWED, "")
+
+
+def _places(pattern: re.Match[str], count: int) -> list[bool]:
+    """Whether each of `count` layers is swapped."""
+    if pattern.re is _RATIO:
+        mixers, kept = map(int, pattern.groups())
+        if not mixers or not kept:
+            raise OptionError("plan", pattern[0], "two numbers of at least 1", "Name a mixer alone to swap all.")
+        return [place % (mixers + kept) < mixers for place in range(count)]
+    end, kept = pattern[1], int(pattern[2])
+    if kept >= count:
+        raise OptionError("plan", pattern[0], f"less than all {count} layers kept", "Keep fewer.")
+    first, last = (kept, count) if end == "first" else (0, count - kept)
+    return [first <= place < last for place in range(count)]
+
+
+def _by_name(plan: Mapping[Any, Any], layers: Sequence[str]) -> Plan:
+    """Layers that no key names are kept. A name says more than a glob; two globs for one layer are an error."""
+    settled: Plan = dict.fromkeys(layers)
+    claimed: dict[str, str] = {}
+    for key, mixer in plan.items():
+        found = [key] if key in settled else [name for name in layers if fnmatchcase(name, str(key))]
+        if not found:
+            known = ", ".join(nearest_first(str(key), layers))
+            raise OptionError("plan", f"{key!r}, which names no attention layer", known, "The nearest stand first.")
+        config = None if isinstance(mixer, str) and mixer == KEEP else config_of(mixer, f"plan[{key!r}]")
+        for name in found:
+            if name in plan and name != key:
+                continue
+            if name in claimed:
+                got = f"{claimed[name]!r} and {key!r}, which both name {name}"
+                raise OptionError("plan", got, "one glob a layer", f"Narrow one, or add {name!r} itself.")
+            settled[name], claimed[name] = config, key
+    return settled

@@ -1,0 +1,178 @@
+"""`polymix.distill`: recover the accuracy that swapping attention cost."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from polymix.convert import ConversionReport
+from polymix.convert.replay import mode
+from polymix.errors import OptionError, check_int, check_number
+from polymix.tasks.distill.batches import Forward, accuracy, answer, first_of, logits_of, moved
+from polymix.tasks.distill.fit import Fit
+from polymix.tasks.distill.stages import FineTuning, Imitation
+from polymix.tasks.trainer import isolate_rng
+
+__all__ = ["Distillation", "distill"]
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """What came of it: the mean loss of each epoch of both stages; `accuracy` as in the report."""
+
+    imitation: tuple[float, ...]
+    fine_tuning: tuple[float, ...]
+    accuracy: dict[str, float]
+
+
+def distill(
+    report: ConversionReport,
+    data: Any,
+    *,
+    val: Any = None,
+    imitate_epochs: int = 1,
+    epochs: int = 1,
+    labels: float = 1.0,
+    teacher: float = 1.0,
+    temperature: float = 2.0,
+    imitate_lr: float = 2e-3,
+    learning_rate: float = 5e-4,
+    weight_decay: float = 0.05,
+    forward: Forward = logits_of,
+    out: str | Path | None = None,
+    resume: bool = False,
+    device: str = "cpu",
+    devices: int = 1,
+    strategy: str = "auto",
+    precision: str = "float32",
+    seed: int = 0,
+) -> Distillation:
+    """Train a converted model, in place, back to what it was.
+
+    Stage 1: each mixer learns to give its attention's output on the host's own activations, all layers in one pass,
+    nothing else trained. Stage 2: the whole model, but for what has requires_grad=False, is fine-tuned on labels and on
+    the logits of the model before its conversion. `report.undo()` afterwards restores the attention and every weight
+    that stage 2 changed.
+
+    Args:
+        report: of `polymix.convert`, not undone.
+        data: batches, again and again: a DataLoader with a length or a list; of (inputs, labels), dicts of keyword
+            arguments with `labels`, or inputs alone (teacher only).
+        val: batches with labels: the accuracy before, after conversion, and after each stage goes to report.accuracy.
+        imitate_epochs, epochs: of stage 1 and stage 2; 0 leaves a stage out.
+        labels, teacher: weights of the two losses of stage 2, at `temperature` the teacher's.
+        imitate_lr, learning_rate, weight_decay: AdamW, warm-up over a tenth of the steps, cosine decay, gradients
+            clipped at 1.
+        forward: (model, batch) -> logits (…, classes), where the model gives neither them nor an output with them.
+        out: folder for a checkpoint after every epoch; resume: go on from it, to the same result.
+        device, devices, strategy: where, on how many, and how Lightning brings these together: "ddp" and its kin.
+        precision: "float32"; with autocast "bfloat16" or "float16".
+        seed: of the order of the data and of dropout. The random state outside is left as it was.
+    Raises:
+        OptionError, DataError, ResultsError: before any compute; OptionError later where a loss is no longer finite.
+    """
+    fit = Fit(None if out is None else Path(out), resume, device, devices, strategy, precision)
+    for name, count in (("imitate_epochs", imitate_epochs), ("epochs", epochs), ("seed", seed)):
+        check_int(name, count, 0)
+    for name, weight in (("labels", labels), ("teacher", teacher), ("weight_decay", weight_decay)):
+        check_number(name, weight, 0.0, math.inf, "a number of at least 0", 1.0)
+    for name, size in (("temperature", temperature), ("imitate_lr", imitate_lr), ("learning_rate", learning_rate)):
+        check_number(name, size, 1e-12, math.inf, "a number above 0", 1e-3)
+    _check_report(report)
+    common: dict[str, Any] = {"forward": forward, "weight_decay": weight_decay, "seed": seed}
+    with isolate_rng(), _at_home(report):
+        batch = first_of(data, "data", devices)
+        if val is not None:
+            first_of(val, "val")
+        if epochs:
+            _try(report.model, batch, forward, labels, teacher)
+        measure = partial(_measure, report, val, forward, fit.place)
+        measure("converted", report.model)
+        with _attention_in(report) as host:
+            measure("before", host)
+            imitated: tuple[float, ...] = ()
+            if imitate_epochs:
+                imitated = _imitate(report, host, fit, data, epochs=imitate_epochs, learning_rate=imitate_lr, **common)
+            former = copy.deepcopy(host).eval().requires_grad_(False) if epochs and teacher else None
+        if imitate_epochs:
+            measure("imitated", report.model)
+        tuned: tuple[float, ...] = ()
+        if epochs:
+            report.remember()
+            stage = FineTuning(
+                report.model, former, data, labels=labels, weight=teacher, temperature=temperature, epochs=epochs,
+                learning_rate=learning_rate, **common,
+            )  # fmt: skip
+            with mode(report.model, True):
+                tuned = fit(stage)
+            measure("distilled", report.model)
+    return Distillation(imitated, tuned, dict(report.accuracy))
+
+
+def _check_report(report: Any) -> None:
+    if not isinstance(report, ConversionReport) or report.undone or not report.adapters:
+        got = type(report).__name__ if not isinstance(report, ConversionReport) else "one that was undone, or kept all"
+        raise OptionError("report", got, "what polymix.convert returned", "Convert the model first.")
+
+
+@torch.no_grad()
+def _try(model: nn.Module, batch: Any, forward: Forward, labels: float, teacher: float) -> None:
+    """One batch through the model, so that what does not fit shows before hours of training."""
+    with mode(model, False):
+        found = answer(model, moved(batch, next(model.parameters()).device), forward)
+    if labels and found.labels is not None:
+        found.label_loss()
+    elif not teacher:
+        raise OptionError("labels, teacher", (labels, teacher), "labels in the batches, or a teacher", "")
+
+
+def _measure(report: ConversionReport, val: Any, forward: Forward, device: str, name: str, model: nn.Module) -> None:
+    if val is not None:
+        report.accuracy[name] = accuracy(model.to(device), val, forward, device)
+
+
+def _imitate(report: ConversionReport, host: nn.Module, fit: Fit, data: Any, **options: Any) -> tuple[float, ...]:
+    """Stage 1: nothing of the host learns, or takes part otherwise than in evaluation; mixers without their dropout."""
+    stage = Imitation(host, report.adapters, data, **options)
+    learning = [p for p in host.parameters() if p.requires_grad]
+    hooks = report.follow()
+    try:
+        for p in learning:
+            p.requires_grad_(False)
+        with mode(host, False), mode(stage, False):
+            return fit(stage)
+    finally:
+        for p in learning:
+            p.requires_grad_(True)
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def _attention_in(report: ConversionReport) -> Iterator[nn.Module]:
+    """The model with its attention back, for a while; the mixers stand in it again afterwards."""
+    host = report.undo()
+    try:
+        yield host
+    finally:
+        report.redo()
+
+
+@contextmanager
+def _at_home(report: ConversionReport) -> Iterator[None]:
+    """Model and attention are afterwards where the model was: trainers leave them elsewhere."""
+    home = next(report.model.parameters()).device
+    try:
+        yield
+    finally:
+        for part in (report.model, *report.attentions.values()):
+            part.to(home)

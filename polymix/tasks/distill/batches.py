@@ -1,0 +1,149 @@
+"""Batches as models take them, logits as models give them, and what both stages learn from."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from polymix.convert.replay import mode
+from polymix.errors import DataError
+
+IGNORED = -100  # a label that says nothing, as in transformers
+Forward = Callable[[nn.Module, Any], Tensor]
+_FORMS = "tensors, (inputs, labels), or dicts of keyword arguments with or without `labels`"
+
+
+def plain(batch: Any) -> Any:
+    """A batch in a dict, tuple or tensor, whatever class of mapping it came in."""
+    return dict(batch) if isinstance(batch, Mapping) else batch
+
+
+def moved(batch: Any, device: torch.device | str) -> Any:
+    return tree_map_only(Tensor, lambda t: t.to(device), plain(batch))
+
+
+def inputs_of(batch: Any) -> Any:
+    """What a model is called with: a dict without its labels, or the first of (inputs, labels)."""
+    if isinstance(batch, Mapping):
+        return {key: value for key, value in batch.items() if key not in ("labels", "label")}
+    return batch[0] if isinstance(batch, (tuple, list)) else batch
+
+
+def labels_of(batch: Any) -> Tensor | None:
+    """The labels of a batch, (inputs, labels) or a dict with `labels`, where it has them."""
+    if isinstance(batch, Mapping):
+        return batch.get("labels", batch.get("label"))
+    return batch[1] if isinstance(batch, (tuple, list)) and len(batch) > 1 else None
+
+
+def run(model: nn.Module, batch: Any) -> Any:
+    """The model's own output for a batch, without its labels, and without a cache that nobody would use."""
+    inputs = inputs_of(batch)
+    if not isinstance(inputs, Mapping):
+        return model(inputs)
+    caches = "use_cache" in inspect.signature(model.forward).parameters
+    return model(**({"use_cache": False, **inputs} if caches else inputs))
+
+
+def logits_of(model: nn.Module, batch: Any) -> Tensor:
+    """(…, classes) of a model that returns a tensor, a tuple that begins with one, or an output with `logits`."""
+    output = run(model, batch)
+    logits = getattr(output, "logits", output)
+    logits = logits[0] if isinstance(logits, (tuple, list)) else logits
+    if not isinstance(logits, Tensor):
+        got, allowed = f"a model that returns {type(output).__name__}", "a tensor, a tuple or an output with logits"
+        raise DataError("forward", got, allowed, "Pass forward=, a function of (model, batch) that returns logits.")
+    return logits
+
+
+class Answer(NamedTuple):
+    """What a model says of a batch, a row each: logits (n, classes), labels, and which rows count."""
+
+    logits: Tensor
+    labels: Tensor | None  # (n) classes, or (n, classes) probabilities
+    real: Tensor  # (n)
+
+    def label_loss(self) -> Tensor:
+        """Cross-entropy with the labels."""
+        assert self.labels is not None
+        losses = F.cross_entropy(self.logits, self.labels, ignore_index=IGNORED, reduction="none")
+        return self._mean(losses)
+
+    def teacher_loss(self, teacher: Answer, temperature: float) -> Tensor:
+        """T² · KL(teacher ‖ student) at temperature T."""
+        ours, theirs = ((each.logits / temperature).log_softmax(-1) for each in (self, teacher))
+        return temperature**2 * self._mean(F.kl_div(ours, theirs, log_target=True, reduction="none").sum(-1))
+
+    def _mean(self, losses: Tensor) -> Tensor:
+        return losses.where(self.real, 0.0).sum() / self.real.sum().clamp_min(1)
+
+
+def answer(model: nn.Module, batch: Any, forward: Forward) -> Answer:
+    """Rows of labels that are -100 do not count; without labels, those of tokens that attention_mask hides."""
+    logits, labels = forward(model, batch).float(), labels_of(batch)
+    hidden = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+    if labels is None:
+        real = torch.ones(logits.shape[:-1], dtype=torch.bool, device=logits.device)
+        real = hidden.bool() if isinstance(hidden, Tensor) and hidden.shape == real.shape else real
+        return Answer(logits.flatten(0, -2), None, real.flatten())
+    whole = isinstance(labels, Tensor) and not labels.is_floating_point()
+    if not isinstance(labels, Tensor) or labels.shape != (logits.shape[:-1] if whole else logits.shape):
+        got = f"labels {tuple(getattr(labels, 'shape', ()))} for logits {tuple(logits.shape)}"
+        allowed = "a class for each row of logits, or probabilities like the logits"
+        cure = (
+            "Pass forward=, a function of (model, batch) that returns logits (…, classes), or batches without labels."
+        )
+        raise DataError("data", got, allowed, cure)
+    if whole and logits.ndim == 3 and forward is logits_of and foretells(model, batch):
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    labels = labels.flatten() if whole else labels.flatten(0, -2)
+    real = labels != IGNORED if whole else torch.ones(labels.shape[0], dtype=torch.bool, device=labels.device)
+    return Answer(logits.flatten(0, -2), labels, real)
+
+
+def foretells(model: nn.Module, batch: Any) -> bool:
+    """Whether labels are the tokens themselves and a token's logits are of the next: in dicts for language models, as
+    transformers has it."""
+    named = re.search("CausalLM|LMHeadModel|ConditionalGeneration", type(model).__name__)
+    both = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    return isinstance(batch, Mapping) and named is not None and not both
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, data: Iterable[Any], forward: Forward, device: torch.device | str) -> float:
+    """The share of labels that the greatest logit hits."""
+    hits = count = 0
+    with mode(model, False):
+        for batch in data:
+            logits, labels, real = answer(model, moved(batch, device), forward)
+            if labels is None or labels.ndim > 1:
+                raise DataError("val", "batches without labels that are classes", "(inputs, labels), or dicts", "")
+            hits += int((logits.argmax(-1) == labels)[real].sum())
+            count += int(real.sum())
+    return hits / max(count, 1)
+
+
+def first_of(data: Any, argument: str, least: int = 1) -> Any:
+    """The first batch; DataError unless `data` can be gone through again and again, has a length, and tensors."""
+    try:
+        count = -1 if isinstance(data, Iterator) or not hasattr(data, "__iter__") else len(data)
+    except TypeError:  # a DataLoader of a stream
+        count = -1
+    if count < 1:
+        got = type(data).__name__ + (" of length 0" if count == 0 else " without a length" if count else "")
+        raise DataError(argument, got, "a DataLoader with a length, or a list of batches", "Wrap the data in one.")
+    if count < least:
+        raise DataError(argument, f"{count} batches", f"one at least for each of {least} devices", "Use fewer devices.")
+    batch = plain(next(iter(data)))
+    if isinstance(batch, (tuple, list)) and len(batch) > 2:
+        raise DataError(argument, f"batches of {len(batch)} parts", _FORMS, "Name the parts in a dict: collate_fn=.")
+    if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(batch)):
+        raise DataError(argument, "batches without tensors", _FORMS, "Wrap the data set in a DataLoader.")
+    return batch

@@ -1,0 +1,481 @@
+"""timm's models converted, but for Swin: the shared Attention in its families, EVA, BEiT, XCiT, MetaFormer, EfficientViT."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+
+import polymix
+from polymix.compat import cure_torchvision
+from polymix.errors import CapabilityError, MaskError, OptionError
+from polymix.mixers import config_class
+from tests.convert.checks import (
+    MIXERS,
+    answer,
+    checkpoints,
+    converts,
+    gradients,
+    identical,
+    ignores,
+    near,
+    refuses,
+    same_as_host,
+    stirred,
+    survives,
+    undoes,
+)  # fmt: skip
+from tests.helpers import close
+
+cure_torchvision()
+timm = pytest.importorskip("timm", reason="untested: models of timm; pip install 'polymix[vision]'")
+
+IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 3}
+
+
+def vit(**options):
+    return timm.create_model("vit_tiny_patch16_224", pretrained=False, **{**SMALL, **options})
+
+
+def deit_distilled():
+    return timm.create_model("deit_tiny_distilled_patch16_224", pretrained=False, **SMALL)
+
+
+def pit(**options):
+    from timm.models.pit import PoolingVisionTransformer
+
+    stages = {"base_dims": (8, 8), "depth": (1, 1), "heads": (2, 2), "mlp_ratio": 2}
+    return PoolingVisionTransformer(img_size=32, patch_size=8, stride=4, num_classes=3, **stages, **options)
+
+
+def crossvit():
+    from timm.models.crossvit import CrossVit
+
+    return CrossVit(
+        img_size=32, img_scale=(1.0, 0.75), patch_size=(8, 12), embed_dim=(16, 32), depth=((1, 1, 0),),
+        num_heads=(2, 2), mlp_ratio=(2, 2, 1), num_classes=3,
+    )  # fmt: skip
+
+
+def csat():
+    from timm.models.csatv2 import CSATv2
+
+    return CSATv2(num_classes=3, dims=(8, 8, 16, 32), depths=(1, 1, 2, 2), transformer_depths=(0, 0, 1, 1))
+
+
+def eva(**options):
+    from timm.models.eva import Eva
+
+    return Eva(**SMALL, global_pool="token", **options)
+
+
+def beit(**options):
+    from timm.models.beit import Beit
+
+    return Beit(**SMALL, global_pool="token", **options)
+
+
+def xcit():
+    return timm.create_model("xcit_nano_12_p16_224", **{**SMALL, "patch_size": 16, "img_size": 64})
+
+
+def caformer():
+    from timm.models.metaformer import Attention, LayerNorm2dNoBias, LayerNormNoBias, MetaFormer, SepConv
+
+    return MetaFormer(
+        depths=(1, 2), dims=(8, 16), token_mixers=[SepConv, Attention], head_dim=8, num_classes=3,
+        norm_layers=[LayerNorm2dNoBias, LayerNormNoBias],
+    )  # fmt: skip
+
+
+def efficientvit(**options):
+    from timm.models.efficientvit_mit import EfficientVit
+
+    sizes = {"widths": (8, 8, 8, 16, 32), "depths": (1, 1, 1, 2, 1), "head_dim": 8, "head_widths": (16, 16)}
+    model = EfficientVit(num_classes=3, **sizes, **options)
+    for part in model.modules():
+        if isinstance(part, torch.nn.BatchNorm2d):
+            part.running_mean.normal_(0.0, 0.1)
+            part.running_var.uniform_(0.01, 2.0)
+    return model
+
+
+XCIT_IMAGES = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+HOSTS = {
+    "vit": (vit, IMAGES), "deit, two tokens in front": (deit_distilled, IMAGES), "pit": (pit, IMAGES),
+    "pit, two tokens in front": (lambda: pit(distilled=True), IMAGES), "crossvit": (crossvit, IMAGES),
+    "registers": (lambda: vit(reg_tokens=3), IMAGES),
+    "no class token": (lambda: vit(class_token=False, global_pool="avg"), IMAGES),
+    "caformer": (caformer, IMAGES), "beit": (beit, IMAGES),
+    "eva, one map": (lambda: eva(use_rot_pos_emb=False), IMAGES),
+    "eva, three maps": (lambda: eva(use_rot_pos_emb=False, qkv_fused=False), IMAGES),
+    "eva, the other class": (lambda: eva(use_rot_pos_emb=False, attn_type="rope"), IMAGES),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_softmax_is_the_host(name):
+    build, images = HOSTS[name]
+    same_as_host(build(), images, input=images)
+
+
+LEARN = [("vit", mixer) for mixer in MIXERS] + [
+    ("deit, two tokens in front", "padre"),
+    ("pit", "padre"),
+    ("caformer", "poly_sa"),
+]
+
+
+@pytest.mark.parametrize(("name", "mixer"), LEARN)
+def test_mixers_learn(name, mixer):
+    build, images = HOSTS[name]
+    converts(build(), mixer, images, input=images)
+
+
+@pytest.mark.parametrize(
+    ("name", "grids"),
+    [
+        ("vit", {(4, 4)}), ("registers", {(4, 4)}), ("pit", {(7, 7), (4, 4)}), ("crossvit", {(4, 4), (2, 2)}),
+        ("csatv2", {(2, 2), (1, 1)}), ("caformer", {(4, 4)}),
+    ],
+)  # fmt: skip
+def test_a_mixer_with_places_gets_the_hosts_grid(name, grids):
+    build, images = HOSTS.get(name, (csat, XCIT_IMAGES))
+    model, options = build(), {}
+    if name in ("csatv2", "caformer"):  # only a run shows it
+        refuses(model, "padre", OptionError, "Pass grid=, or input=")
+        options["input"] = images
+    report = polymix.convert(model, "padre", **options)
+    assert {adapter.mixer.config.grid for adapter in report.adapters.values()} == grids
+    prefix = {"registers": 4, "csatv2": 0, "caformer": 0}.get(name, 1)
+    assert {adapter.mixer.config.num_prefix_tokens for adapter in report.adapters.values()} == {prefix}
+    report.model(images)
+    seen = {adapter.now for adapter in report.adapters.values()} - {None}  # CrossViT's images have one size
+    assert seen == (set() if name == "crossvit" else grids)
+
+
+def inside(model, layer, images):
+    """What a layer was given and gave in a run."""
+    seen = []
+    hook = model.get_submodule(layer).register_forward_hook(lambda module, args, output: seen.append((args[0], output)))
+    model(images)
+    hook.remove()
+    return seen[0]
+
+
+@pytest.mark.parametrize("size", [(32, 32), (24, 40), (40, 24), (16, 64), (64, 8)])
+def test_vit_of_any_image_size_mixes_on_the_grid_of_the_call(size):
+    report = polymix.convert(stirred(vit(dynamic_img_size=True)).eval(), "padre:kernel_size=3")
+    model = deepcopy(report.model)  # with hooks of its own
+    adapter = model.blocks[1].attn
+    images = torch.randn(2, 3, *size)
+    tokens, given = inside(model, "blocks.1.attn", images)
+    grid = (size[0] // 8, size[1] // 8)
+    identical([given], [adapter.mixer(tokens, grid=grid)])
+    assert adapter.now == grid and report.adapters["blocks.1.attn"].now is None, "the copy's grid went to the original"
+
+
+def test_vit_of_any_image_size_is_calibrated_at_the_size_of_the_input():
+    images = torch.randn(2, 3, 24, 40)
+    report = polymix.convert(stirred(vit(dynamic_img_size=True)), "padre", input=images)
+    assert all(layer.error is not None for layer in report.layers)
+    survives(report.model, images)
+
+
+def test_gradients_of_other_sizes_and_under_checkpointing():
+    report = polymix.convert(stirred(vit(dynamic_img_size=True)), "padre")
+    for size in ((24, 40), (32, 32)):
+        checkpoints(report, torch.randn(2, 3, *size), lambda model: model.set_grad_checkpointing(True))
+        report.model.set_grad_checkpointing(False)
+
+
+def test_a_backward_after_images_of_another_size_is_right_under_checkpointing():
+    model = polymix.convert(stirred(vit(dynamic_img_size=True)), "padre").model
+    large, small = torch.randn(2, 3, 32, 32), torch.randn(2, 3, 16, 16)
+
+    def together(enable):
+        model.set_grad_checkpointing(enable)
+        model.zero_grad()
+        (model(large).sum() + model(small).sum()).backward()
+        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    for got, expected in zip(together(True), together(False), strict=True):
+        close(got, expected, 1e-5)
+
+
+def test_a_size_set_after_the_conversion_is_the_grid():
+    model = polymix.convert(vit(), "padre").model
+    model.set_input_size((16, 64))
+    model(torch.randn(1, 3, 16, 64))
+    assert model.blocks[0].attn.now == (2, 8)
+
+
+def test_a_mixer_tied_to_a_size_is_refused_where_sizes_vary():
+    whole = polymix.PadreConfig(weight="full", grid=(4, 4))
+    refuses(vit(dynamic_img_size=True), whole, CapabilityError, "since the host's inputs vary")
+    converts(vit(), whole, IMAGES)
+    refuses(vit(), polymix.PadreConfig(weight="full", grid=(2, 2)), OptionError, r"the host's \(4, 4\)")
+
+
+def test_dropped_patches_stand_on_no_grid():
+    refuses(vit(patch_drop_rate=0.5), "padre", OptionError, "drops some of its tokens")
+    converts(vit(patch_drop_rate=0.5), "pom", IMAGES)
+
+
+def test_what_the_attention_does_besides_is_listed():
+    from timm.layers import LayerNorm
+
+    report = polymix.convert(vit(qk_norm=True, scale_attn_norm=True, attn_drop_rate=0.1), "qt")
+    dropped = report.layers[0].dropped
+    assert {"q_norm.weight", "k_norm.bias", "norm.weight", "attn_drop"} <= set(dropped)
+    gated = timm.layers.Attention(
+        16, 2, gated=True, qk_norm=True, norm_layer=lambda size, **kw: LayerNorm(size, affine=False, **kw)
+    )
+    assert {"gate.weight", "q_norm"} <= set(polymix.convert(gated, "qt").layers[0].dropped)
+    rotary = polymix.convert(eva(use_rot_pos_emb=True), "qt").layers[0].dropped
+    assert set(rotary) == {"rope"}
+    assert set(polymix.convert(beit(use_rel_pos_bias=True), "qt").layers[0].dropped) == {"relative_position_bias_table"}
+    assert set(polymix.convert(beit(use_shared_rel_pos_bias=True), "qt").layers[0].dropped) == {"shared_rel_pos_bias"}
+
+
+def test_rotary_eva_and_biased_beit_learn():
+    for model in (eva(use_rot_pos_emb=True), beit(use_rel_pos_bias=True)):
+        for mixer in ("padre", "qt"):
+            converts(model, mixer, IMAGES, input=IMAGES)
+
+
+def test_another_width_out_is_refused():
+    refuses(timm.layers.Attention(16, 2, dim_out=32), "pom", OptionError, "as many out as in")
+
+
+def test_heads_of_another_width_start_fresh():
+    class Narrow(timm.layers.Attention):  # served too: its forward is Attention's
+        def __init__(self, dim, **options):
+            super().__init__(dim, attn_head_dim=4, **options)
+
+    report = converts(vit(attn_layer=Narrow), "qt", IMAGES)
+    assert "qkv.qkv.weight" in report.layers[0].fresh and "qkv.weight[query]" in report.layers[0].dropped
+
+
+# masks
+
+
+REAL = torch.tensor([[True] * 17, [True] * 11 + [False] * 6])
+
+
+def padded(image_fill):
+    """Images whose last patches, the padding, hold something else."""
+    images = IMAGES.clone()
+    images[1, :, 16:, 16:], images[1, :, 24:] = image_fill, image_fill
+    return images
+
+
+MASKS = {
+    "additive": torch.zeros(2, 1, 1, 17).masked_fill(~REAL[:, None, None], -torch.inf),
+    "boolean": REAL[:, None, None],
+    "all pairs": REAL[:, None, None].expand(2, 1, 17, 17),
+    "one a head": REAL[:, None, None].expand(2, 2, 17, 17),
+}
+
+
+@pytest.mark.parametrize("kind", MASKS)
+def test_padding_is_honoured(kind):
+    given, other = ({"x": padded(fill), "attn_mask": MASKS[kind]} for fill in (0.5, -3.0))
+    same_as_host(vit(), given)
+    for mixer in ("padre", "pom", "qt", "poly_nl"):
+        model = polymix.convert(stirred(vit()), mixer, input=given).model
+        ignores(model, given, other)
+        with pytest.raises(AssertionError):  # what stood there does matter without a mask
+            ignores(model, {"x": given["x"]}, {"x": other["x"]})
+
+
+def test_order_and_other_masks():
+    some = (torch.rand(17, 17) > 0.4) | torch.eye(17, dtype=torch.bool)
+    for given in ({"is_causal": True}, {"attn_mask": some}, {"attn_mask": some.expand(2, 1, 17, 17)}):
+        inputs = {"x": IMAGES, **given}
+        same_as_host(vit(), inputs)
+        same_as_host(vit(), inputs, input=inputs)
+        converts(vit(), "pom", inputs, input=inputs)
+        refuses(vit(), "poly_nl", CapabilityError, "poly_nl cannot do", input=inputs)
+        with pytest.raises(CapabilityError, match="poly_nl cannot do"):
+            polymix.convert(vit(), "poly_nl").model(**inputs)
+
+
+def test_masks_that_no_mixer_can_follow():
+    model = polymix.convert(vit(), "pom").model
+    for mask, match in (
+        (torch.rand(17, 17), "do more than hide"), (torch.rand(2, 2, 17, 17) > 0.5, "differs by head"),
+    ):  # fmt: skip
+        with pytest.raises(MaskError, match=match):
+            model(IMAGES, attn_mask=mask)
+    with pytest.raises(MaskError, match="one of the two"):
+        model(IMAGES, attn_mask=torch.ones(17, 17, dtype=torch.bool), is_causal=True)
+
+
+def naflex(fill=0.0):
+    """Two images of 3 × 4 and 2 × 3 patches, the second one padded."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = ((3, 4), (2, 3))
+    batch = {
+        "patches": torch.randn(2, 12, 192, generator=generator), "patch_coord": torch.zeros(2, 12, 2, dtype=torch.long),
+        "patch_valid": torch.zeros(2, 12, dtype=torch.bool),
+    }  # fmt: skip
+    for i, (rows, columns) in enumerate(sizes):
+        n = rows * columns
+        batch["patch_coord"][i, :n] = torch.cartesian_prod(torch.arange(rows), torch.arange(columns))
+        batch["patch_valid"][i, :n] = True
+        batch["patches"][i, n:] = fill
+    return (batch,)
+
+
+def test_images_of_several_sizes_in_a_batch():
+    model = timm.create_model(
+        "naflexvit_base_patch16_gap", embed_dim=16, depth=2, num_heads=2, num_classes=3, patch_size=8
+    )
+    same_as_host(model, naflex(), input=naflex())
+    for mixer in ("pom", "qt", "poly_nl"):
+        report = converts(model, mixer, naflex(), input=naflex())
+        ignores(report.model, naflex(), naflex(5.0))
+    refuses(model, "padre", OptionError, "a grid for each image")
+
+
+# the pyramids
+
+
+def test_xca_is_xcit_and_class_attention_is_left():
+    report = same_as_host(xcit(), XCIT_IMAGES, plan="xca")
+    assert [layer.name for layer in report.layers] == ["blocks.0.attn", "blocks.1.attn"]
+    assert not any(layer.fresh or layer.dropped for layer in report.layers)
+    assert report.layers[0].flops[0] == report.layers[0].flops[1], "XCA was counted as softmax attention"
+    assert [name.partition(" ")[0] for name in report.left_out] == ["cls_attn_blocks.0.attn", "cls_attn_blocks.1.attn"]
+    same_as_host(xcit(), XCIT_IMAGES, plan="xca", input=XCIT_IMAGES)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_xcit_learns(mixer):
+    report = converts(xcit(), mixer, XCIT_IMAGES)
+    assert report.adapters["blocks.0.attn"].prefix == 0, "the class token joins later"
+    if mixer == "padre":
+        model = report.model.eval()
+        wide = torch.randn(1, 3, 32, 96)
+        tokens, given = inside(model, "blocks.1.attn", wide)
+        identical([given], [model.blocks[1].attn.mixer(tokens, grid=(2, 6))])
+
+
+@pytest.mark.parametrize("eps", [1e-5, 1e-2])
+def test_relu_linear_is_litemla(eps):
+    model = efficientvit(norm_layer=lambda num_features, **kw: torch.nn.BatchNorm2d(num_features, eps=eps, **kw))
+    report = same_as_host(model, XCIT_IMAGES, plan="relu_linear", input=XCIT_IMAGES)
+    assert not any(layer.fresh or layer.dropped for layer in report.layers)
+    assert {layer.flops[0] - layer.flops[1] for layer in report.layers} == {0}
+    other = polymix.convert(model, config_class("relu_linear")(scales=(3,)), copy=True, input=XCIT_IMAGES)
+    assert other.layers[0].fresh and not other.layers[0].inherited, "weights went to other scales"
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_efficientvit_learns(mixer):
+    report = converts(efficientvit(), mixer, XCIT_IMAGES, input=XCIT_IMAGES)
+    assert "proj.conv.weight[smoothed]" in report.layers[0].dropped
+    if mixer == "qt":
+        assert report.layers[0].inherited["qkv.qkv.weight"] == tuple(
+            f"qkv.conv.weight[{part}]" for part in ("query", "key", "value")
+        )
+        assert report.layers[0].error < 1.0
+
+
+def test_what_qt_takes_of_litemla_are_its_own_projections():
+    model = stirred(efficientvit(), 0.3).eval()
+    layer = dict(model.named_modules())["stages.2.blocks.1.context_module.main"]
+    x = torch.randn(2, 16, 3, 5)
+    with torch.no_grad():
+        q, k, v = layer.qkv(x).reshape(2, 2, 24, 15).transpose(2, 3).chunk(3, dim=-1)
+        values = v.transpose(2, 3).reshape(2, 16, 3, 5)
+        plain = layer.proj(torch.cat((values, torch.zeros_like(values)), dim=1))
+        mixer = polymix.convert(model, "qt", input=None).adapters["stages.2.blocks.1.context_module.main"].mixer
+        mine = mixer.qkv(tokens := x.flatten(2).transpose(1, 2), tokens)
+        near([part.transpose(1, 2) for part in mine], [q, k, v])
+        near([mixer.proj(mine[2].flatten(2))], [plain.flatten(2).transpose(1, 2)])
+
+
+def test_pyramids_of_any_size():
+    for model, layer, images in (
+        (caformer(), "stages.1.blocks.1.token_mixer", torch.randn(1, 3, 24, 56)),
+        (efficientvit(), "stages.2.blocks.1.context_module.main", torch.randn(1, 3, 48, 96)),
+    ):
+        report = polymix.convert(stirred(model).eval(), "padre", input=torch.randn(1, 3, 64, 64))
+        x, given = inside(report.model, layer, images)
+        grid = (3, 7) if x.ndim == 3 else tuple(x.shape[2:])
+        mixed = report.adapters[layer].mixer(x if x.ndim == 3 else x.flatten(2).transpose(1, 2), grid=grid)
+        identical([given], [mixed if x.ndim == 3 else mixed.transpose(1, 2).reshape(x.shape)])
+
+
+def test_the_grid_of_a_stage_comes_from_what_timm_says():
+    report = polymix.convert(
+        timm.create_model("efficientvit_b0", num_classes=3), {"stages.2.blocks.1.context_module.main": "padre"}
+    )
+    assert report.adapters["stages.2.blocks.1.context_module.main"].mixer.config.grid == (14, 14)
+
+
+# what holds for all
+
+
+def lone(name):
+    """An attention layer alone, and what it is called with."""
+    from timm.models import beit, efficientvit_mit, metaformer, xcit
+
+    tokens = torch.randn(2, 9, 16)
+    if name == "LiteMLA":
+        return efficientvit_mit.LiteMLA(16, 16, dim=8), torch.randn(2, 16, 3, 4)
+    if name == "AttentionRope":
+        return timm.layers.AttentionRope(16, 2), (tokens, torch.randn(8, 16))
+    classes = {"Attention": timm.layers.Attention, "XCA": xcit.XCA, "beit": beit.Attention}
+    return (metaformer.Attention(16, head_dim=8) if name == "metaformer" else classes[name](16, 2)), tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "mixer"),
+    [
+        ("Attention", "pom"), ("AttentionRope", "qt"), ("beit", "qt"), ("metaformer", "poly_nl"), ("XCA", "xca"),
+        ("LiteMLA", "qt"),
+    ],
+)  # fmt: skip
+def test_copies_bfloat16_and_compile(name, mixer):
+    layer, inputs = lone(name)
+    survives(polymix.convert(stirred(layer), mixer, input=inputs).model, inputs)
+
+
+@pytest.mark.parametrize(
+    ("build", "mixer", "images"),
+    [(vit, "padre", IMAGES), (xcit, "xca", XCIT_IMAGES), (caformer, "pom", IMAGES), (efficientvit, "relu_linear", XCIT_IMAGES)],
+)  # fmt: skip
+def test_undo(build, mixer, images):
+    model = build()
+    undoes(model, mixer, images, input=images)
+    assert not any(part._forward_hooks for part in model.modules()), "undo left hooks behind"
+
+
+@pytest.mark.parametrize("build", [xcit, caformer])
+def test_checkpointing(build):
+    images = XCIT_IMAGES if build is xcit else IMAGES
+    checkpoints(
+        polymix.convert(stirred(build()), "padre", input=images), images, lambda model: model.set_grad_checkpointing()
+    )
+
+
+def test_features_of_a_converted_model():
+    """timm's own ways around `forward` call the adapters too."""
+    model = stirred(vit(dynamic_img_size=True)).eval()
+    expected = [y.clone() for y in model.forward_intermediates(IMAGES, intermediates_only=True)]
+    converted = polymix.convert(model, "softmax").model
+    near(converted.forward_intermediates(IMAGES, intermediates_only=True), expected)
+    wrapped = timm.create_model("vit_tiny_patch16_224", features_only=True, out_indices=(1,), **SMALL)
+    report = polymix.convert(wrapped, "padre")
+    assert report.adapters["model.blocks.0.attn"].mixer.config.grid == (4, 4) and answer(report.model, IMAGES)
+
+
+def test_both_modes_and_a_dropout_of_the_output():
+    model = vit(proj_drop_rate=0.5)
+    report = polymix.convert(model, "padre")
+    assert report.adapters["blocks.0.attn"].mixer.config.dropout == 0.5
+    identical(answer(report.model, IMAGES), answer(report.model, IMAGES))
+    assert gradients(report.model, IMAGES)
