@@ -63,7 +63,7 @@ def main() -> None:
         calls = {"attention": partial(run, model.eval(), inputs)}
         for mixer in MIXERS[name]:
             calls[mixer] = partial(run, polymix.convert(model, mixer, copy=True).model.eval(), inputs)
-        times = timed(calls, 8.0, "cpu")
+        times = timed(calls, 5.0, "cpu")
         before = times.get("attention")
         for mixer in MIXERS[name]:
             after = times.get(mixer)

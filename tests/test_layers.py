@@ -30,11 +30,9 @@ ON_DEMAND = {("polymix", "compare"), ("polymix", "tasks")}
 # Which files, or all of which folder/, may import a library that the core does not depend on; none in the layers from
 # ops to models.
 LIBRARIES: dict[str, set[str]] = {
-    "timm": {"compare/conversion/sources.py", "mixers/related/timm_layers.py"},
-    "transformers": {
-        "compare/conversion/sources.py", "convert/adapters/transformers/cache.py", "mixers/related/mamba.py",
-    },
-    "safetensors": {"compare/conversion/sources.py", "convert/files.py"},
+    "timm": {"mixers/related/timm_layers.py"},
+    "transformers": {"convert/adapters/transformers/cache.py", "mixers/related/mamba.py"},
+    "safetensors": {"convert/files.py"},
     "lightning": {"tasks/classify.py", "tasks/trainer.py"},
     "torchmetrics": {"tasks/classify.py"},
     "sklearn": {"tasks/images.py"},
@@ -46,7 +44,7 @@ LIBRARIES: dict[str, set[str]] = {
     "rich": {"cli/"},
     "typer": {"cli/"},
     "PIL": {"tasks/images.py"},
-    "torchvision": {"compare/conversion/sources.py", "compat.py"},
+    "torchvision": {"compat.py"},
     "triton": TRITON,
     "numpy": set(),
 }

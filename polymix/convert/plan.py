@@ -29,13 +29,18 @@ def resolve(plan: Any, layers: Sequence[str], mixer: str | MixerConfig = "padre"
         plan = plan.plan()
     if isinstance(plan, Mapping):
         return _by_name(plan, layers)
-    if isinstance(plan, str) and (pattern := _RATIO.fullmatch(plan) or _ENDS.fullmatch(plan)):
+    if pattern := pattern_of(plan):
         chosen = config_of(mixer, "mixer")
         return {
             name: chosen if swap else None for name, swap in zip(layers, _places(pattern, len(layers)), strict=True)
         }
     chosen = config_of(plan, "plan")
     return dict.fromkeys(layers, chosen)
+
+
+def pattern_of(plan: Any) -> re.Match[str] | None:
+    """Of "1:1", "all-but-last-2" and the like."""
+    return (_RATIO.fullmatch(plan) or _ENDS.fullmatch(plan)) if isinstance(plan, str) else None
 
 
 def config_of(mixer: Any, argument: str) -> MixerConfig:

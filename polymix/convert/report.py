@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -148,6 +149,15 @@ class ConversionReport:
         self._replace(self._before, self._after)
         self.undone = False
         return self.model
+
+    @contextmanager
+    def former(self) -> Iterator[nn.Module]:
+        """The model with its attention back, for a while; the mixers stand in it again afterwards."""
+        host = self.undo()
+        try:
+            yield host
+        finally:
+            self.redo()
 
     def follow(self) -> list[RemovableHandle]:
         """Hooks by which the adapters learn the grid of each run, while they or the attention stand in the model."""

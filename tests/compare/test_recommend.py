@@ -13,7 +13,7 @@ from polymix.bench.measure import Timing
 from polymix.compare.recommend import Shape, measure, parse_shape, recommend
 from polymix.compare.recommend.advice import LayerAdvice, Recommendation
 from polymix.compare.recommend.decide import Candidate, choose, gain, wins_from, worth_it
-from polymix.compare.recommend.layers import attention_modules, record
+from polymix.compare.recommend.layers import record
 from polymix.compare.recommend.measure import Bench, timed
 from polymix.compare.recommend.shapes import shape_of, shapes_of
 from polymix.compat import cure_torchvision

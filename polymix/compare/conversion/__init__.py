@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,8 +18,9 @@ from polymix.bench.measure import Call, peak_memory
 from polymix.compare.conversion.assessment import Assessment, LayerCost, Length, Pair
 from polymix.compare.recommend.measure import Bench, timed
 from polymix.compare.recommend.shapes import Shape
-from polymix.convert import Adapter, ConversionReport
-from polymix.convert.record import Record, record
+from polymix.convert import Adapter, Attention, ConversionReport
+from polymix.convert.find import head_count
+from polymix.convert.record import Record, asked, length, record, without_fast_path
 from polymix.convert.replay import call_of, mode
 from polymix.errors import OptionError, check_choice, check_number
 from polymix.mixers import MixerConfig
@@ -51,24 +52,26 @@ def assess(
     """
     check_choice("training", training, (True, False))
     check_number("seconds", seconds, 1e-3, math.inf, "a number above 0", 20.0)
+    for factor in lengths:
+        check_number("lengths", factor, 1e-3, math.inf, "numbers above 0", 4)
     check_number("max_seconds", max_seconds, 1e-3, math.inf, "a number above 0", 10.0)
-    if report.undone or not report.adapters:
-        got = "one that was undone, or kept all"
+    if not isinstance(report, ConversionReport) or report.undone or not report.adapters:
+        got = type(report).__name__ if not isinstance(report, ConversionReport) else "one that was undone, or kept all"
         raise OptionError("report", got, "what polymix.convert returned", "Convert the model first.")
     device = str(next(report.model.parameters()).device)
-    former = copy.deepcopy(report.undo())
-    report.redo()
-    attentions = {name: former.get_submodule(name) for name in report.adapters}
+    twin = copy.deepcopy(report)  # in training, calls change statistics
+    with twin.former() as host:
+        former = copy.deepcopy(host)
+    attentions = {name: former.get_submodule(name) for name in twin.adapters}
     calls = record(former, attentions, input)
-    kwargs = input if isinstance(input, dict) else {}
+    kwargs = dict(input) if isinstance(input, Mapping) else {}
     args = () if kwargs else tuple(input) if isinstance(input, (tuple, list)) else (input,)
-    with mode(former, training), mode(report.model, training):
-        runs = {_BEFORE: call_of(former, args, kwargs, training), _AFTER: call_of(report.model, args, kwargs, training)}
+    with torch.random.fork_rng(devices=[]), mode(former, training), mode(twin.model, training):
+        runs = {_BEFORE: call_of(former, args, kwargs, training), _AFTER: call_of(twin.model, args, kwargs, training)}
         whole = _pair(runs, 0.4 * seconds, device)
-        layers = _layers(attentions, report.adapters, calls, training, 0.6 * seconds, device)
-    where = manifest(device, torch.get_num_threads())
-    curve = _curve(report.adapters, calls, training, lengths, seconds, max_seconds, device)
-    return Assessment(report, whole, layers, curve, training, where)
+        layers = _layers(attentions, twin.adapters, calls, training, 0.6 * seconds, device)
+        curve = _curve(attentions, twin.adapters, calls, training, lengths, seconds, max_seconds, device)
+    return Assessment(report, whole, layers, curve, training, manifest(device, torch.get_num_threads()))
 
 
 def _pair(runs: dict[str, Call], seconds: float, device: str) -> Pair:
@@ -83,8 +86,8 @@ def _pair(runs: dict[str, Call], seconds: float, device: str) -> Pair:
 
 
 def _flops(run: Call) -> int:
-    """2 a multiply-add; the fused attention kernels are not all in the counter's table, the plain path is."""
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+    """2 a multiply-add; the fused kernels of attention are not all in the counter's table, the plain path is."""
+    with without_fast_path(), FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         run()
     return int(counter.get_total_flops())
 
@@ -102,6 +105,7 @@ def _layers(
     for names in kinds.values():
         call = calls[names[0]]
         both = {_BEFORE: attentions[names[0]], _AFTER: adapters[names[0]]}
+        adapters[names[0]].now = call.grid
         runs = {which: call_of(module, call.args, call.kwargs, training) for which, module in both.items()}
         pair = _pair(runs, seconds / len(kinds), device)
         costs |= dict.fromkeys(names, LayerCost(tuple(call.output.shape), pair))
@@ -109,36 +113,43 @@ def _layers(
 
 
 def _curve(
-    adapters: dict[str, Adapter], calls: dict[str, Record], training: bool, lengths: Sequence[float], seconds: float,
-    max_seconds: float, device: str,
+    attentions: dict[str, nn.Module], adapters: dict[str, Adapter], calls: dict[str, Record], training: bool,
+    lengths: Sequence[float], seconds: float, max_seconds: float, device: str,
 ) -> tuple[Length, ...]:  # fmt: skip
-    """Attention against the mixers, all layers together, each alone at `lengths` times its own tokens."""
-    shapes = Counter(_shape(adapters[name], call) for name, call in calls.items() if call.output.ndim == 3)
+    """Attention against the mixers, all layers that mix one line of tokens together, each alone at `lengths` times its
+    own tokens."""
+    each = (_asked(attentions[name], adapters[name], call) for name, call in calls.items())
+    shapes = Counter(shape for shape in each if shape is not None)
+    if not shapes:
+        return ()
     bench = Bench(device, next(p.dtype for adapter in adapters.values() for p in adapter.parameters()), training)
-    found = []
+    found: list[Length] = []
     for factor in sorted(lengths):
         ours = theirs = 0.0
         for (shape, config), times in shapes.items():
             at = shape.longer(factor)
             timing, (candidate,) = bench.compare(at, {"mixer": config}, seconds / len(lengths) / len(shapes))
-            if timing is None or candidate.timing is None:
-                break
+            if timing is None or candidate.timing is None:  # out of memory, as longer ones would be
+                return tuple(found)
             ours, theirs = ours + times * candidate.timing.median, theirs + times * timing.median
-        else:
-            found.append(Length(factor, tuple(shape.longer(factor).tokens for shape, _ in shapes), theirs, ours))
-            if found[-1].attention * 16 > max_seconds:
-                break
+        found.append(Length(factor, tuple(shape.longer(factor).tokens for shape, _ in shapes), theirs, ours))
+        if theirs * 16 > max_seconds:
+            break
     return tuple(found)
 
 
-def _shape(adapter: Adapter, call: Record) -> tuple[Shape, MixerConfig]:
-    """What a layer's mixer is asked, and its config without what `Shape` settles."""
-    config, mixer = adapter.mixer.config, adapter.mixer
+def _asked(module: nn.Module, adapter: Adapter, call: Record) -> tuple[Shape, MixerConfig] | None:
+    """What a layer's mixer is asked, and its config without what `Shape` settles; None where it has another context."""
+    config, dim, tokens = adapter.mixer.config, adapter.mixer.dim, length(module, call)
+    its = asked(Attention(dim=dim, heads=1), module, call)
+    grid = (call.grid if adapter.follows else None) or adapter.grid
+    windows = tokens is not None and grid is not None and math.prod(grid) > tokens  # merged: the mixer sees the map
+    if tokens is None or its.cross or windows or call.output.shape[-1] != dim:
+        return None
     placed: dict[str, Any] = {"grid": None} if hasattr(config, "grid") else {}
     placed |= {"num_prefix_tokens": 0} if hasattr(config, "num_prefix_tokens") else {}
-    heads = getattr(mixer, "heads", None)
     shape = Shape(
-        tokens=call.output.shape[1], dim=mixer.dim, heads=heads, batch=call.output.shape[0],
-        grid=adapter.grid, causal=bool(adapter.causal),
+        tokens=tokens, dim=dim, heads=head_count(module), batch=call.output.numel() // (tokens * dim),
+        grid=grid, causal=bool(adapter.causal) or its.causal, mask=min(its.masks, default=None),
     )  # fmt: skip
-    return (shape if adapter.grid is not None else shape.placed()), config.changed(**placed)
+    return shape.placed(), config.changed(**placed)

@@ -105,12 +105,17 @@ class Assessment:
         }  # fmt: skip
 
     def write(
-        self, folder: str | Path, *, title: str = "A converted model", card: Mapping[str, Any] | None = None
-    ) -> Path:
-        """results.json, report.html with its pictures, and README.md, a model card; returns the page's path."""
+        self, folder: str | Path, *, title: str = "A converted model", card: Mapping[str, Any] | None = None,
+        about: Mapping[str, Any] | None = None,
+    ) -> Path:  # fmt: skip
+        """results.json, report.html with its pictures, and README.md, a model card; returns the page's path.
+
+        card: metadata for its head. about: what else goes into results.json; `notes` in it, sentences, on page and card
+        too, and `code`, what builds the host if that must be trusted, on the card.
+        """
         from polymix.compare.conversion.page import write
 
-        return write(self, Path(folder), title, card or {})
+        return write(self, Path(folder), title, card or {}, about or {})
 
 
 def _change(pair: Pair) -> str:

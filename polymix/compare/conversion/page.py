@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 _STAGES = ("before", "converted", "imitated", "distilled")
 
 
-def write(assessment: Assessment, folder: Path, title: str, card: Mapping[str, Any]) -> Path:
-    """All of it into `folder`. `card` adds to, or replaces, the metadata at the head of the card."""
+def write(assessment: Assessment, folder: Path, title: str, card: Mapping[str, Any], about: Mapping[str, Any]) -> Path:
+    """All of it into `folder`, results.json last. `card` adds to, or replaces, the metadata at the head of the card."""
     folder.mkdir(parents=True, exist_ok=True)
-    content = assessment.to_dict()
+    content: dict[str, Any] = {**about, **assessment.to_dict()}
     pictures = {
         path.name: "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
         for path in draw(content, folder)
@@ -31,6 +31,7 @@ def write(assessment: Assessment, folder: Path, title: str, card: Mapping[str, A
     named = {
         "title": title, "content": content, "rows": rows(content), "machine": machine(content),
         "accuracy": accuracy(content), "mixers": mixers(content), "version": polymix.__version__,
+        "notes": content.get("notes", []), "code": content.get("code"),
     }  # fmt: skip
     environment = Environment(
         loader=PackageLoader("polymix", "compare/conversion"), undefined=StrictUndefined, trim_blocks=True,
@@ -40,9 +41,9 @@ def write(assessment: Assessment, folder: Path, title: str, card: Mapping[str, A
     told = environment.get_template("card.md.j2").render(
         **named, metadata=metadata(content, card), pictures=list(pictures)
     )
-    write_atomically(folder / "results.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
     write_atomically(folder / "README.md", told)
     write_atomically(folder / "report.html", page)
+    write_atomically(folder / "results.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
     return folder / "report.html"
 
 
@@ -97,5 +98,6 @@ def mixers(content: Mapping[str, Any]) -> dict[str, int]:
 
 def metadata(content: Mapping[str, Any], card: Mapping[str, Any]) -> list[str]:
     """YAML for a hub: every value as JSON, which is YAML too."""
-    own: dict[str, Any] = {"library_name": "polymix", "tags": ["polymix", "linear-attention", *mixers(content)]}
+    names = [name for name in mixers(content) if name != "attention"]
+    own: dict[str, Any] = {"library_name": "polymix", "tags": ["polymix", "linear-attention", *names]}
     return [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in {**own, **card}.items()]

@@ -1,125 +1,130 @@
-"""Models as people name them: timm/NAME, a folder, file.py:function."""
+"""Models as people name them: timm/NAME, a folder, file.py:function. Nothing is downloaded."""
 
 from __future__ import annotations
 
-import importlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 
-from polymix.compat import cure_torchvision
+from polymix.compare.conversion.named import SIZES, named
+from polymix.compare.conversion.weights import fill, read_state
 from polymix.convert import load_pretrained
-from polymix.errors import MissingExtraError, OptionError, nearest_first
+from polymix.convert.libraries.base import load_library
+from polymix.errors import OptionError, PolymixError
 from polymix.lens.load import called
 
-ALLOWED = "timm/NAME, torchvision/NAME, a folder that transformers or polymix saved, or file.py:function"
+ALLOWED = "timm/NAME, torchvision/NAME, a folder that polymix, transformers or timm saved, or file.py:function"
 
 
 class Source(NamedTuple):
-    """A model, what it may be called with (None: not known), and whether its weights are trained ones."""
+    """A model; what it may be called with, None: not known; whether its weights are trained ones, as far as is known;
+    the folder that it was in; weights of that folder which have no place in it."""
 
     model: nn.Module
-    input: Any
-    trained: bool
+    input: Any = None
+    trained: bool = True
+    folder: Path | None = None
+    unused: tuple[str, ...] = ()
 
 
-def load_model(name: str, weights: Path | None = None, classes: int | None = None) -> Source:
-    """The model that `name` names, with the state dict of `weights`. `classes`: of its head, where it can be chosen.
+def load_model(
+    name: str, weights: str | None = None, *, classes: int | None = None, size: int | None = None, trust: bool = False
+) -> Source:
+    """The model that `name` names, with the state dict in the file `weights`.
 
-    Nothing is downloaded: a model by name alone has fresh weights.
+    classes, size: of head and images of a model by name. trust: whether code may run that a folder of polymix names.
     """
-    source = _load(name, classes if weights is None else None)
+    state = {} if weights is None else read_state(Path(weights))
+    library, _, rest = name.partition("/")
+    try:
+        if ".py:" in name:
+            source = _function(name)
+        elif Path(name).is_dir():
+            source = _folder(Path(name), trust)._replace(folder=Path(name))
+        elif library in SIZES and rest:
+            source = Source(named(library, rest, state, classes=classes, size=size), trained=False)
+        else:
+            cure = "A file of weights is for --weights." if Path(name).is_file() else "Try timm/deit_tiny_patch16_224."
+            raise OptionError("--model", repr(name), ALLOWED, cure)
+    except PolymixError as error:
+        if error.argument == "trust":
+            raise OptionError("--trust", error.got, error.allowed, "Read that code; then --trust runs it.") from error
+        if error.argument not in ("NAME", "folder"):
+            raise
+        raise type(error)("--model", error.got, error.allowed, error.cure) from error
     if weights is None:
         return source
-    load_weights(source.model, weights)
+    fill(source.model, state, weights)
     return source._replace(trained=True)
 
 
-def _load(name: str, classes: int | None) -> Source:
-    library, _, rest = name.partition("/")
-    if ".py:" in name:
-        built = called(name, {})
-        parts = built if isinstance(built, tuple) else (built, None)
-        if len(parts) != 2 or not isinstance(parts[0], nn.Module):
-            got = f"{name}, which returns {type(built).__name__}"
-            raise OptionError("--model", got, "a function that returns a model, or (model, input)", "")
-        return Source(parts[0], parts[1], True)  # whoever built it knows
-    if Path(name).is_dir():
-        return _folder(Path(name))
-    if library in _LIBRARIES and rest:
-        return Source(_LIBRARIES[library](rest, {} if classes is None else {"num_classes": classes}), None, False)
-    raise OptionError("--model", repr(name), ALLOWED, "Try timm/deit_tiny_patch16_224.")
+def _function(name: str) -> Source:
+    built = called(name, {})
+    parts = built if isinstance(built, tuple) else (built, None)
+    if len(parts) != 2 or not isinstance(parts[0], nn.Module):
+        got = f"{name}, which returns {type(built).__name__}"
+        raise OptionError("--model", got, "a function that returns a model, or (model, input)", "")
+    return Source(*parts)  # whoever built it knows whether it is trained
 
 
-def _timm(name: str, options: dict[str, Any]) -> nn.Module:
-    cure_torchvision()
-    try:
-        import timm
-    except ImportError as error:
-        raise MissingExtraError("timm", "no such package", "pip install 'polymix[vision]'") from error
-    if not timm.is_model(name):
-        known = nearest_first(name, timm.list_models())[:5]
-        raise OptionError("--model", f"timm/{name}", f"a model of timm, such as {', '.join(known)}", "")
-    return timm.create_model(name, pretrained=False, **options)
-
-
-def _torchvision(name: str, options: dict[str, Any]) -> nn.Module:
-    cure_torchvision()
-    try:
-        models: Any = importlib.import_module("torchvision.models")
-    except ImportError as error:
-        raise MissingExtraError("torchvision", "no such package", "pip install torchvision") from error
-    if name not in models.list_models():
-        known = nearest_first(name, models.list_models())[:5]
-        raise OptionError("--model", f"torchvision/{name}", f"a model of torchvision, such as {', '.join(known)}", "")
-    return models.get_model(name, weights=None, **options)
-
-
-_LIBRARIES: dict[str, Callable[[str, dict[str, Any]], nn.Module]] = {"timm": _timm, "torchvision": _torchvision}
-
-
-def _folder(folder: Path) -> Source:
-    """What polymix, or transformers, saved there."""
+def _folder(folder: Path, trust: bool) -> Source:
+    """What polymix, timm or transformers saved there."""
     config = folder / "config.json"
     try:
         content = json.loads(config.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+        architecture, kinds = content.get("architecture"), content.get("architectures")
+    except (OSError, ValueError, AttributeError) as error:
         raise OptionError("--model", f"{folder}, whose config.json cannot be read ({error})", ALLOWED, "") from error
     if content.get("library_name") == "polymix":
-        return Source(load_pretrained(folder), None, True)
-    cure_torchvision()
+        return Source(load_pretrained(folder, trust=trust))
+    kept = any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin"))
     try:
-        import transformers
-    except ImportError as error:
-        raise MissingExtraError("transformers", "no such package", "pip install 'polymix[text]'") from error
-    kinds = [getattr(transformers, kind, None) for kind in content.get("architectures") or ()]
-    if not kinds or kinds[0] is None:
-        got = f"{folder}, whose config.json names no architecture of transformers"
-        raise OptionError("--model", got, ALLOWED, "")
-    return Source(kinds[0].from_pretrained(folder, local_files_only=True), None, True)
+        if architecture is not None:
+            options = {"pretrained": kept, "num_classes": content.get("num_classes")}
+            return Source(load_library("timm").create_model(f"local-dir:{folder.resolve()}", **options), trained=kept)
+        if kinds:
+            return _transformers(folder, kinds[0], kept)
+    except PolymixError:
+        raise
+    except Exception as error:  # whatever a library makes of a damaged folder
+        got = f"{folder}, which fails with {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise OptionError("--model", got, ALLOWED, "Fetch or save it again.") from error
+    raise OptionError("--model", f"{folder}, whose config.json names no architecture", ALLOWED, "")
 
 
-def load_weights(model: nn.Module, path: Path) -> None:
-    """A state dict from a .safetensors file or one that torch.save wrote, every key of it and of the model."""
-    if not path.is_file():
-        raise OptionError("--weights", path, "an existing file", "Check the path.")
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
+def _transformers(folder: Path, architecture: str, kept: bool) -> Source:
+    transformers = load_library("transformers")
+    kind: Any = getattr(transformers, architecture, None)
+    if kind is None:
+        got = f"{folder}, of the architecture {architecture}"
+        raise OptionError("--model", got, "one that transformers has", "Code of a folder's own is not run.")
+    with _quiet(transformers):
+        if not kept:
+            return Source(kind(kind.config_class.from_pretrained(folder)), trained=False)
+        model, found = kind.from_pretrained(
+            folder, local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    lost = sorted(found["missing_keys"]) + [f"{key} of another shape" for key, *_ in found["mismatched_keys"]]
+    if lost:
+        got = f"{folder}, whose weights lack {len(lost)} of {architecture}'s, such as {lost[0]}"
+        raise OptionError("--model", got, "all of them", "Save the model again with save_pretrained.")
+    return Source(model, unused=tuple(sorted(found["unexpected_keys"])))
 
-            state: Any = load_file(path)
-        else:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever a damaged file makes of them
-        raise OptionError("--weights", f"{path}, which cannot be read ({error})", "a state dict", "") from error
-    for key in ("state_dict", "model"):
-        state = state[key] if isinstance(state, Mapping) and isinstance(state.get(key), Mapping) else state
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """transformers without its bars and tables of keys, for which there is an error of ours."""
+    logging = transformers.utils.logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
     try:
-        model.load_state_dict(state)
-    except (RuntimeError, TypeError, AttributeError) as error:
-        got = " ".join(str(error).split())[:300]
-        raise OptionError("--weights", got, f"the weights of {type(model).__name__}", "Check --model.") from error
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
