@@ -92,8 +92,8 @@ class SoftmaxMixer(TokenMixer):
 class SoftmaxConfig(MixerConfig):
     """Options of softmax attention.
 
-    heads: None takes one for every 64 channels. relative: a learned bias for each offset on the grid. grid: (N,), (H, W)
-    or (T, H, W) of the tokens, for `relative`. rotary: the base of rotary positions, 1e4 as a rule; None: none.
+    heads: None takes one for every 64 channels. relative: a learned bias for each offset on the grid. grid: (N,),
+    (H, W) or (T, H, W) of the tokens, for `relative`. rotary: the base of rotary positions, 1e4 as a rule; None: none.
     """
 
     name: ClassVar[str] = "softmax"
