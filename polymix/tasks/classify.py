@@ -113,9 +113,9 @@ def train(
             use_distributed_sampler=False,
         )
         start = time.perf_counter()
-        until_interrupted(trainer, lambda: trainer.fit(classifier, loader))
+        until_interrupted(lambda: trainer.fit(classifier, loader))
         seconds = time.perf_counter() - start
         if classifier.diverged:
             return model, Outcome(None, seconds, tuple(classifier.losses))
-        until_interrupted(trainer, lambda: trainer.test(classifier, test, verbose=False))
+        until_interrupted(lambda: trainer.test(classifier, test, verbose=False))
     return model, Outcome(classifier.accuracy.compute().item(), seconds, tuple(classifier.losses))

@@ -104,15 +104,16 @@ def quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def until_interrupted(trainer: Trainer, run: Callable[[], Any]) -> None:
-    """Lightning turns Ctrl-C into exit(1) and goes deaf to the next one: turn it back."""
+def until_interrupted(run: Callable[[], Any]) -> None:
+    """Lightning turns Ctrl-C into exit(1) and goes deaf to the next one: turn it back. SIGTERM, which it turns into an
+    exit that looks like success, is one with a code of its own."""
     handler = signal.getsignal(signal.SIGINT)
     try:
         run()
     except SystemExit as stop:
         if isinstance(stop.__context__, KeyboardInterrupt):
             raise KeyboardInterrupt from stop
-        raise
+        raise SystemExit(128 + signal.SIGTERM if stop.code is None else stop.code) from stop
     finally:
         if handler is not None and threading.current_thread() is threading.main_thread():  # others may set none
             signal.signal(signal.SIGINT, handler)

@@ -96,9 +96,10 @@ def distill(
         if epochs:
             _try(report.model, batch, forward, labels, teacher)
         measure = partial(_measure, report, val, forward, fit.place)
-        measure("converted", report.model)
-        with _attention_in(report) as host:
+        with report.former() as host:
             measure("before", host)
+        measure("converted", report.model)
+        with report.former() as host:
             imitated: tuple[float, ...] = ()
             if imitate_epochs:
                 imitated = _imitate(report, host, fit, data, epochs=imitate_epochs, learning_rate=imitate_lr, **common)
@@ -155,16 +156,6 @@ def _imitate(report: ConversionReport, host: nn.Module, fit: Fit, data: Any, **o
             p.requires_grad_(True)
         for hook in hooks:
             hook.remove()
-
-
-@contextmanager
-def _attention_in(report: ConversionReport) -> Iterator[nn.Module]:
-    """The model with its attention back, for a while; the mixers stand in it again afterwards."""
-    host = report.undo()
-    try:
-        yield host
-    finally:
-        report.redo()
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from polymix.convert.record import without_fast_path
 from polymix.convert.replay import mode
 from polymix.errors import DataError
 
@@ -87,7 +88,8 @@ class Answer(NamedTuple):
 
 def answer(model: nn.Module, batch: Any, forward: Forward) -> Answer:
     """Rows of labels that are -100 do not count; without labels, those of tokens that attention_mask hides."""
-    logits, labels = forward(model, batch).float(), labels_of(batch)
+    with without_fast_path():
+        logits, labels = forward(model, batch).float(), labels_of(batch)
     hidden = batch.get("attention_mask") if isinstance(batch, Mapping) else None
     if labels is None:
         real = torch.ones(logits.shape[:-1], dtype=torch.bool, device=logits.device)

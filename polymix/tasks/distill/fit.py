@@ -86,7 +86,7 @@ class Fit:
                 gradient_clip_val=1.0, logger=False, callbacks=saving, enable_checkpointing=bool(saving),
                 plugins=[WholeFiles()], enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
             )  # fmt: skip
-            until_interrupted(trainer, lambda: trainer.fit(stage, ckpt_path=going_on))
+            until_interrupted(lambda: trainer.fit(stage, ckpt_path=going_on))
         return tuple(stage.losses.tolist())
 
     def _last(self, stage: Stage | type[Stage]) -> Path | None:
