@@ -26,24 +26,19 @@ def real_positions(mask_row, ids_row, n):
 
 def visible(batch, m, n, *, mask=None, causal=0, segments=None):
     """(B, M, N) boolean, by the definition: query i may use context token j."""
-    out = torch.ones(batch, m, n, dtype=torch.bool)
-    for b in range(batch):
-        pad = mask[b].tolist() if mask is not None and mask.ndim == 2 else [True] * n
-        rows, cols = segments if isinstance(segments, tuple) else (segments, segments)
-        row_ids = [0] * m if rows is None else rows[b].tolist()
-        col_ids = [0] * n if cols is None else cols[b].tolist()
-        place = real_positions(pad, col_ids, n)
-        for i in range(m):
-            for j in range(n):
-                see = pad[j] and row_ids[i] == col_ids[j]
-                if mask is not None and mask.ndim == 3:
-                    see = see and bool(mask[b, i, j])
-                if causal == 1:
-                    see = see and j <= i
-                elif causal > 1:
-                    see = see and place[j] // causal <= place[i] // causal
-                out[b, i, j] = see
-    return out
+    rows, cols = segments if isinstance(segments, tuple) else (segments, segments)
+    rows, cols = (torch.zeros(batch, size, dtype=int) if ids is None else ids for ids, size in ((rows, m), (cols, n)))
+    pad = mask if mask is not None and mask.ndim == 2 else torch.ones(batch, n, dtype=torch.bool)
+    see = pad[:, None, :] & (rows[:, :, None] == cols[:, None, :])
+    if mask is not None and mask.ndim == 3:
+        see = see & mask
+    if causal == 1:
+        see = see & (torch.arange(n) <= torch.arange(m)[:, None])
+    elif causal > 1:
+        place = [real_positions(*row, n) for row in zip(pad.tolist(), cols.tolist(), strict=True)]
+        block = torch.tensor(place) // causal
+        see = see & (block[:, None, :] <= block[:, :, None])
+    return see
 
 
 def tokens(*shape, seed=0, dtype=torch.float64):
@@ -64,6 +59,20 @@ def build(name, dim, **options):
 
     torch.manual_seed(0)
     return jitter(polymix.create_mixer(name, dim, dtype=torch.float64, **options))
+
+
+def poisoned(allocate):
+    """`allocate` with NaN in fresh memory, so that what nobody writes shows."""
+
+    def allocated(*args, **kw):
+        out = allocate(*args, **kw)
+        return out.fill_(torch.nan) if out.is_floating_point() else out
+
+    return allocated
+
+
+def plus(x, bias):
+    return x if bias is None else x + bias
 
 
 def padre_from_matrices(mixer, x, n=None, grid=None, degrees=False, contexts=()):

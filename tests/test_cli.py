@@ -22,6 +22,8 @@ TINY = [
     "1",
     "--tokens",
     "16,64",
+    "--threads",
+    "1",
     "--mixers",
     "padre:degree=3,pom:degree=3:expand=1,linear_floor",
 ]
@@ -153,18 +155,21 @@ def test_compare_on_a_folder_with_a_broken_file(capsys, tmp_path):
 def test_an_interrupted_comparison_resumes(tmp_path):
     """Ctrl-C in the middle: what had finished is kept, --resume computes the rest and nothing twice."""
     out_dir = tmp_path / "out"
-    command = [sys.executable, "-m", "polymix.cli", "compare", "--epochs", "12", "--seeds", "1", "--tokens", "16",
-               "--mixers", "pom,qt,poly_nl,linear_floor", "--out", str(out_dir)]  # fmt: skip
+    command = [sys.executable, "-m", "polymix.cli", "compare", "--epochs", "3", "--seeds", "1", "--tokens", "16",
+               "--threads", "1", "--mixers", "pom,qt,poly_nl,linear_floor", "--out", str(out_dir)]  # fmt: skip
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
-    deadline = time.monotonic() + 400
-    while time.monotonic() < deadline:
-        done = out_dir / "results.json"
-        if done.exists() and len(json.loads(done.read_text())["training"]) >= 2:
-            break
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
+    try:
+        deadline = time.monotonic() + 400
+        while time.monotonic() < deadline:
+            done = out_dir / "results.json"
+            if done.exists() and len(json.loads(done.read_text())["training"]) >= 2:
+                break
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()  # nothing goes on after a test that failed
     assert process.returncode == 130, output
     assert "--resume" in output
     kept = valid(out_dir)

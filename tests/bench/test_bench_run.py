@@ -17,8 +17,8 @@ from polymix.bench.group import with_impl
 from polymix.bench.run import bench
 from polymix.bench.settings import Settings
 from polymix.cli import main
-from polymix.compare.spec import parse_mixers
 from polymix.errors import OptionError, ResultsError
+from polymix.mixers.spec import parse_mixers
 
 MIXERS = "softmax,padre-2,poly_nl"
 TINY = {"tokens": (16, 36), "dims": (12,), "batch": (2,), "threads": (1,), "seconds": 0.005}

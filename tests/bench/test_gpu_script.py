@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="untested: the script for a GPU, for which Triton is needed")
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PASSED = [{"what": f"test_{name}.py", "said": "1 passed", "failed": None} for name in ("padre", "pom", "pooled", "qt")]
@@ -66,7 +66,7 @@ def test_what_it_cannot_do_is_one_line_and_status_2(given, said, capsys, monkeyp
     assert said in error and error.count("\n") == 1, f"the message does not name {said} in one line"
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="untested: the script without a GPU, since there is one")
 def test_without_a_gpu_it_says_so_and_measures_nothing(capsys, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert gpu.main([]) == 2, "it went on without a GPU"

@@ -72,7 +72,9 @@ def test_flops_are_those_of_the_formulas(found):
     its = {layer.name: layer for layer in found.report.layers if layer.now}
     for name, cost in found.layers.items():
         assert cost.pair.flops[0] == 2 * its[name].flops[0], "2 images"
-        assert cost.pair.flops[1] == pytest.approx(2 * its[name].flops[1], rel=0.35)  # what is no product is not counted
+        assert cost.pair.flops[1] == pytest.approx(
+            2 * its[name].flops[1], rel=0.35
+        )  # what is no product is not counted
     saved = sum(before - after for before, after in (cost.pair.flops for cost in found.layers.values()))
     assert found.whole.flops[0] - found.whole.flops[1] == saved
 
@@ -141,7 +143,9 @@ def test_attention_to_another_context_has_no_curve():
 
 def test_lengths_too_slow_for_the_budget_are_left_out(monkeypatch):
     """Four times as many tokens take attention up to sixteen times as long."""
-    monkeypatch.setattr("polymix.compare.recommend.measure.timed", lambda calls, *_: {name: timed(1000) for name in calls})
+    monkeypatch.setattr(
+        "polymix.compare.recommend.measure.timed", lambda calls, *_: {name: timed(1000) for name in calls}
+    )
     for most, lengths in ((15.9, [1]), (16.1, [1, 4])):
         its = report({"blocks.0.mixer": "pom"})
         found = assess(its, X, seconds=0.05, lengths=(4, 1), max_seconds=most)
@@ -177,7 +181,10 @@ def test_what_is_no_standing_conversion_is_told(change, match):
         assess(its if isinstance(changed, nn.Module) else changed, X)
 
 
-@pytest.mark.parametrize("options", [{"training": 1}, {"seconds": 0.0}, {"max_seconds": -1.0}, {"seconds": float("nan")}, {"lengths": (1, 0)}])
+@pytest.mark.parametrize(
+    "options",
+    [{"training": 1}, {"seconds": 0.0}, {"max_seconds": -1.0}, {"seconds": float("nan")}, {"lengths": (1, 0)}],
+)
 def test_options_out_of_range(options):
     with pytest.raises(OptionError, match=f"`{next(iter(options))}`"):
         assess(report(), X, **options)

@@ -6,7 +6,6 @@ import pickle
 
 import pytest
 import torch
-import torch._dynamo.testing
 from safetensors.torch import load, save
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
@@ -14,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import polymix
 from tests.helpers import build, close, tokens
 from tests.mixers.cases import CASES
+from tests.mixers.compiled import graphs
 
 every_case = pytest.mark.parametrize("case", list(CASES))
 
@@ -210,19 +210,8 @@ def test_export_with_a_dynamic_length(case):
 
 @pytest.mark.parametrize("case", list(CASES))
 def test_compile_without_breaks(case):
-    """fullgraph, forward and backward; one graph for every length where the mixer takes any (aot_eager: the same
-    tracing and symbolic shapes as Inductor, without its C++ compile time)."""
-    torch._dynamo.reset()
-    mixer = make(case, dtype=torch.float32)
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-    free = "grid" not in CASES[case][1]
-    compiled = torch.compile(mixer, fullgraph=True, dynamic=free, backend=counter)
-    graphs = []
-    for n in (13, 29, 40) if free else (12,):  # 13: not the width, which a first trace would tie to it
-        x = tokens(2, n, 12, dtype=torch.float32).requires_grad_()
-        y = compiled(x)
-        close(y, mixer(x), 1e-5)
-        (ours,), (plain,) = torch.autograd.grad(y.sum(), x), torch.autograd.grad(mixer(x).sum(), x)
-        close(ours, plain, 1e-4)
-        graphs.append(counter.frame_count)
-    assert len(set(graphs)) == 1, "a new length must not compile again"
+    """Forward and backward; one graph for every length where the mixer takes any."""
+    mixer, free = make(case, dtype=torch.float32), "grid" not in CASES[case][1]
+    lengths = (13, 29, 40) if free else (12,)  # 13: not the width, which a first trace would tie to it
+    calls = [(tokens(2, n, 12, dtype=torch.float32).requires_grad_(), {}) for n in lengths]
+    assert len(set(graphs(mixer, calls, any_length=free))) == 1, "a new length must not compile again"

@@ -3,7 +3,7 @@
 import torch
 
 from polymix.structured import Site, token_map
-from tests.helpers import close, jitter, tokens
+from tests.helpers import close, jitter, plus, tokens
 
 TOL = 1e-12
 F64 = {"dtype": torch.float64}
@@ -56,10 +56,6 @@ def act(matrix, x):
 
 def of(side, matrix, x, bias=None):
     return plus(act(matrix, x) if side == "token" else x @ matrix, bias)
-
-
-def plus(y, bias):
-    return y if bias is None else y + bias
 
 
 def agree(module, apply, expected, *inputs):

@@ -7,15 +7,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-pytest.importorskip("triton")
-
 from polymix.ops.depthwise import depthwise_conv
+from tests.ops.triton.helpers import DEVICE, assert_close, assert_same_bits, twice, wide, with_gradients
+
+pytest.importorskip("triton", reason="untested: PADRe's kernels, for which Triton is needed")
+
 from polymix.ops.triton import padre
 
 pytestmark = pytest.mark.slow
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-# Where eager is near exact. The interpreter cuts off what bfloat16 does not hold, where a GPU rounds.
-FLOOR = {torch.float16: 1e-3, torch.bfloat16: 2**-7 if DEVICE == "cpu" else 1e-3}
 NAMES = ("output", "gradient of x", "gradient of the weight", "gradient of the bias", "gradient of y")
 CASES = {  # batch, grid, kernel, channels, causal, dilation
     "1d": (2, (63,), (5,), 3, False, 1),
@@ -32,13 +31,6 @@ CASES = {  # batch, grid, kernel, channels, causal, dilation
     "3d": (1, (3, 4, 5), (3, 1, 3), 6, False, 1),
 }
 PARTS = {"all": (True, True), "no bias": (False, True), "no y": (True, False), "convolution": (False, False)}
-
-
-@pytest.fixture(autouse=True)
-def _poison(monkeypatch):
-    """Fresh memory is NaN, so that an element that no program writes shows."""
-    empty = torch.empty
-    monkeypatch.setattr(padre.torch, "empty", lambda *a, **kw: empty(*a, **kw).fill_(math.nan))
 
 
 def inputs(case, parts=(True, True), dtype=torch.float64):
@@ -72,37 +64,16 @@ def eager(x, weight, bias, y, grid, **how):
     return out if y is None else out * y
 
 
-def with_gradients(function, made, grid, how):
-    grad, *leaves = made
-    leaves = [None if leaf is None else leaf.detach().clone().requires_grad_() for leaf in leaves]
-    out = function(*leaves, grid, **how)
-    given = [leaf for leaf in leaves if leaf is not None]
-    grads = iter(torch.autograd.grad(out, given, grad))
-    return [out.detach(), *(None if leaf is None else next(grads) for leaf in leaves)]
-
-
 def launched(made, grid, how):
     grad, *rest = made
     return [padre.step(*rest, grid, **how), *padre.step_backward(grad, *rest, grid, **how)]
 
 
-def error(got, want):
-    return ((got.double() - want).abs().max() / want.abs().max().clamp_min(1e-30)).item()
-
-
-def assert_close(got, want, allowed=(1e-4,) * 5):
-    for name, a, b, limit in zip(NAMES, got, want, allowed, strict=True):
-        if b is None:
-            assert a is None, f"{name}: there is none to give"
-            continue
-        assert a.shape == b.shape, f"{name}: shape {tuple(a.shape)}, not {tuple(b.shape)}"
-        assert error(a, b) <= limit, f"{name}: off by {error(a, b):.2e} of its largest entry, or never written (nan)"
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_float32_equals_the_written_out_convolution(case):
     made, grid, how = inputs(CASES[case])
-    assert_close(launched([t.float() for t in made], grid, how), with_gradients(written_out, made, grid, how))
+    want = with_gradients(written_out, *made, grid=grid, **how)
+    assert_close(NAMES, launched([t.float() for t in made], grid, how), want)
 
 
 @pytest.mark.parametrize("parts", PARTS)
@@ -110,17 +81,17 @@ def test_float32_equals_the_written_out_convolution(case):
 def test_without_bias_or_y_only_what_is_given_has_a_gradient(case, parts):
     made, grid, how = inputs(CASES[case], PARTS[parts])
     got = launched([None if t is None else t.float() for t in made], grid, how)
-    assert_close(got, with_gradients(written_out, made, grid, how))
+    assert_close(NAMES, got, with_gradients(written_out, *made, grid=grid, **how))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("case", ["2d", "causal dilated", "3d"])
 def test_half_precision_errs_at_most_twice_as_much_as_eager(case, dtype):
     made, grid, how = inputs(CASES[case], dtype=dtype)
-    want = with_gradients(written_out, [t.double() for t in made], grid, how)
-    plain = with_gradients(eager, made, grid, how)
+    want = with_gradients(written_out, *wide(*made), grid=grid, **how)
+    plain = with_gradients(eager, *made, grid=grid, **how)
     got = launched(made, grid, how)
-    assert_close(got, want, [max(2 * error(p, w), FLOOR[dtype]) for p, w in zip(plain, want, strict=True)])
+    assert_close(NAMES, got, want, twice(plain, want, dtype))
     kinds = [t.dtype for t in got]
     assert kinds == [dtype, dtype, torch.float32, torch.float32, dtype], "x and y keep their type, parameters sum wide"
 
@@ -135,15 +106,15 @@ def test_any_strides_give_the_same_bits_as_contiguous_tensors(case):
     turned = weight.transpose(0, -1).contiguous().transpose(0, -1)
     spaced = torch.stack((bias, -bias), -1)[:, 0]
     got = launched([every_other, channels_first, turned, spaced, sliced], grid, how)
-    for name, a, b in zip(NAMES, got, launched(made, grid, how), strict=True):
-        assert torch.equal(a, b), f"{name}: reads its inputs by the wrong strides"
+    assert_same_bits(NAMES, got, launched(made, grid, how), "reads its inputs by the wrong strides")
 
 
 @pytest.mark.parametrize("case", ["2d", "causal 257", "3d"])
 def test_one_launch_of_few_programs_walks_all_its_tiles(case, monkeypatch):
     monkeypatch.setattr(padre, "PROGRAMS", 1)
     made, grid, how = inputs(CASES[case])
-    assert_close(launched([t.float() for t in made], grid, how), with_gradients(written_out, made, grid, how))
+    want = with_gradients(written_out, *made, grid=grid, **how)
+    assert_close(NAMES, launched([t.float() for t in made], grid, how), want)
 
 
 @pytest.mark.parametrize("case", ["1d", "causal dilated", "2d dilated"])
@@ -167,5 +138,5 @@ def test_an_empty_batch_gives_empty_outputs_and_gradients_of_zero():
 
 def test_two_runs_give_the_same_bits():
     made, grid, how = inputs(CASES["2d"], dtype=torch.float32)
-    for name, a, b in zip(NAMES, launched(made, grid, how), launched(made, grid, how), strict=True):
-        assert torch.equal(a, b), f"{name}: depends on the order in which programs finish"
+    once, again = launched(made, grid, how), launched(made, grid, how)
+    assert_same_bits(NAMES, once, again, "depends on the order in which programs finish")

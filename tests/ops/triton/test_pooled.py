@@ -5,13 +5,13 @@ import math
 import pytest
 import torch
 
-pytest.importorskip("triton")
+from tests.ops.triton.helpers import DEVICE, assert_close, assert_same_bits, twice, wide, with_gradients
+
+pytest.importorskip("triton", reason="untested: the kernels of pooled products, for which Triton is needed")
+
 from polymix.ops.triton import pooled
 
 pytestmark = pytest.mark.slow
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-# Where eager is near exact. The interpreter cuts off what bfloat16 does not hold, where a GPU rounds.
-FLOOR = {torch.float16: 1e-3, torch.bfloat16: 2**-7 if DEVICE == "cpu" else 1e-3}
 NAMES = ("output", "gradient of the first", "gradient of the second", "gradient of the position weights")
 SIZES = {  # batch, tokens, heads, channels a head
     "odd": (2, 63, 3, 20),
@@ -27,13 +27,6 @@ POOLS = {  # v, p_2, mask
     "positions alone": (False, True, False),
     "positions and mask": (True, True, True),
 }
-
-
-@pytest.fixture(autouse=True)
-def _poison(monkeypatch):
-    """Fresh memory is NaN, so that an element that no program writes shows."""
-    empty = torch.empty
-    monkeypatch.setattr(pooled.torch, "empty", lambda *a, **kw: empty(*a, **kw).fill_(math.nan))
 
 
 def draw(*shape, dtype=torch.float32):
@@ -75,31 +68,6 @@ def spread_written_out(q, gate, p_1):
     return y if p_1 is None else y * p_1.t()[..., None].to(q.dtype)
 
 
-def with_gradients(function, grad, *inputs, **fixed):
-    """Output, then a gradient for each input, None where it is not given."""
-    leaves = [None if x is None else x.detach().clone().requires_grad_() for x in inputs]
-    out = function(*leaves, **fixed)
-    grads = iter(torch.autograd.grad(out, [x for x in leaves if x is not None], grad.to(out.dtype)))
-    return [out.detach(), *(None if x is None else next(grads) for x in leaves)]
-
-
-def wide(*inputs):
-    return [None if x is None else x.double() for x in inputs]
-
-
-def error(got, want):
-    return ((got.double() - want).abs().max() / want.abs().max().clamp_min(1e-30)).item()
-
-
-def assert_close(got, want, allowed=(1e-4,) * 4):
-    for name, a, b, limit in zip(NAMES, got, want, allowed, strict=True):
-        if b is None:
-            assert a is None, f"{name}: there is none to give"
-            continue
-        assert a.shape == b.shape, f"{name}: shape {tuple(a.shape)}, not {tuple(b.shape)}"
-        assert error(a, b) <= limit, f"{name}: off by {error(a, b):.2e} of its largest entry, or never written (nan)"
-
-
 def pool(grad, k, v, p_2, mask=None):
     return [pooled.pool(k, v, p_2, mask), *pooled.pool_backward(grad, k, v, p_2, mask)]
 
@@ -113,7 +81,7 @@ def spread(grad, *inputs):
 def test_pool_equals_the_written_out_sum_and_padding_never_shows(size, kind):
     inputs, mask = pool_inputs(SIZES[size], POOLS[kind])
     got = pool(*inputs, mask)
-    assert_close(got, with_gradients(pool_written_out, *wide(*inputs), mask=mask))
+    assert_close(NAMES, got, with_gradients(pool_written_out, *wide(*inputs), mask=mask))
     if mask is not None:
         assert not got[0][-1].any(), "a row of padding alone pools nothing"
         assert not got[1][~mask].any(), "a hidden token has no gradient"
@@ -123,7 +91,7 @@ def test_pool_equals_the_written_out_sum_and_padding_never_shows(size, kind):
 @pytest.mark.parametrize("size", SIZES)
 def test_spread_equals_the_written_out_product(size, weighed):
     inputs = spread_inputs(SIZES[size], weighed=weighed)
-    assert_close(spread(*inputs), with_gradients(spread_written_out, *wide(*inputs)))
+    assert_close(NAMES, spread(*inputs), with_gradients(spread_written_out, *wide(*inputs)))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -136,7 +104,7 @@ def test_half_precision_errs_at_most_twice_as_much_as_eager(dtype):
         want = with_gradients(formula, *wide(*inputs))
         plain = with_gradients(formula, *inputs)
         got = run(*inputs)
-        assert_close(got, want, [max(2 * error(a, b), FLOOR[dtype]) for a, b in zip(plain, want, strict=True)])
+        assert_close(NAMES, got, want, twice(plain, want, dtype))
         assert got[1].dtype == dtype and got[3].dtype == torch.float32, "tokens keep their type, parameters sum wide"
 
 
@@ -150,16 +118,15 @@ def test_any_strides_give_the_same_bits_as_contiguous_tensors():
     cases = ((pool, (grad, k, v, p, None)), (pool, (grad, turned, v, None, mask)), (spread, (turned, q, grad, p)))
     for run, inputs in cases:
         again = run(*(None if x is None else x.contiguous() for x in inputs))
-        for a, b in zip(run(*inputs), again, strict=True):
-            assert (a is None and b is None) or torch.equal(a, b), "an input is read by the wrong strides"
+        assert_same_bits(NAMES, run(*inputs), again, "an input is read by the wrong strides")
 
 
 def test_few_programs_walk_all_their_tiles(monkeypatch):
     monkeypatch.setattr(pooled, "PROGRAMS", 1)
     inputs, mask = pool_inputs((2, 100, 2, 20), (True, True, True))
-    assert_close(pool(*inputs, mask), with_gradients(pool_written_out, *wide(*inputs), mask=mask))
+    assert_close(NAMES, pool(*inputs, mask), with_gradients(pool_written_out, *wide(*inputs), mask=mask))
     inputs = spread_inputs((2, 100, 2, 20))
-    assert_close(spread(*inputs), with_gradients(spread_written_out, *wide(*inputs)))
+    assert_close(NAMES, spread(*inputs), with_gradients(spread_written_out, *wide(*inputs)))
 
 
 @pytest.mark.parametrize("size", [(0, 5, 2, 8), (2, 0, 2, 8)])
@@ -175,5 +142,5 @@ def test_no_sample_or_no_token_pools_to_zero(size):
 
 def test_two_runs_give_the_same_bits():
     pooling, spreading = pool_inputs(SIZES["odd"], POOLS["poly_sa"])[0], spread_inputs(SIZES["odd"])
-    for first, second in ((pool(*pooling), pool(*pooling)), (spread(*spreading), spread(*spreading))):
-        assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True)), "depends on which program ends first"
+    for run, inputs in ((pool, pooling), (spread, spreading)):
+        assert_same_bits(NAMES, run(*inputs), run(*inputs), "depends on which program ends first")

@@ -6,28 +6,22 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("triton")
-
 from polymix.ops.qt import feature_size, taylor_features
+from tests.ops.triton.helpers import DEVICE
+
+pytest.importorskip("triton", reason="untested: QT's kernels, for which Triton is needed")
+
 from polymix.ops.triton import qt, qt_causal
 
 pytestmark = pytest.mark.slow
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = [torch.bfloat16, torch.float16]
 FORMS = [("full", 0), ("full", 1), ("full", 2), ("compact", 0), ("compact", 1), ("compact", 2)]
 
 
 @pytest.fixture(autouse=True)
-def _poisoned(monkeypatch):
-    """What a kernel leaves unwritten is NaN, and shows."""
-    empty = torch.empty
-
-    def poisoned(*size, **options):
-        out = empty(*size, **options)
-        return out.fill_(float("nan")) if out.is_floating_point() else out
-
-    monkeypatch.setattr(torch, "empty", poisoned)
-    monkeypatch.setattr(qt_causal, "CHUNK", 64)  # several chunks in few tokens
+def _short_chunks(monkeypatch):
+    """Several chunks in few tokens."""
+    monkeypatch.setattr(qt_causal, "CHUNK", 64)
 
 
 def _inputs(n, d, heads=1, batch=1, dtype=torch.float32, mask=False):

@@ -1,0 +1,27 @@
+"""Compiled mixers against their own eager code (aot_eager: the same tracing and symbolic shapes as Inductor, without its
+C++ compile time)."""
+
+import torch
+import torch._dynamo.testing
+
+from tests.helpers import close
+
+
+def graphs(mixer, calls, any_length=True):
+    """How many graphs there are after each call (x, options); fullgraph, and backward where x asks for a gradient.
+
+    The batch and the length are marked as dynamic: a trace that ties either to a number is an error."""
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled, found = torch.compile(mixer, fullgraph=True, backend=counter), []
+    for x, options in calls:
+        for tensor in (x, *options.values()) if any_length else ():
+            if torch.is_tensor(tensor):
+                torch._dynamo.mark_dynamic(tensor, (0, 1))
+        y, wanted = compiled(x, **options), mixer(x, **options)
+        close(y, wanted, 1e-5)
+        if x.requires_grad:
+            (ours,), (plain,) = torch.autograd.grad(y.sum(), x), torch.autograd.grad(wanted.sum(), x)
+            close(ours, plain, 1e-4)
+        found.append(counter.frame_count)
+    return found
