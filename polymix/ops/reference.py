@@ -138,10 +138,16 @@ def softmax(
     x: Tensor, context: Tensor, visible: Tensor, heads: int,
     W_q: Tensor, W_k: Tensor, W_v: Tensor, W_o: Tensor,
     b_q: Tensor | None, b_k: Tensor | None, b_v: Tensor | None, b_o: Tensor | None,
+    bias: Tensor | None = None, turn: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """softmax(Q Kᵀ / √d) V over the visible tokens; a query that sees nothing gets zeros before W_o."""
+    """softmax(Q Kᵀ / √d + bias) V over the visible tokens; a query that sees nothing gets zeros before W_o.
+
+    bias (heads, N, M). turn (N, d, d): the rotation of each position, which queries and keys are multiplied with.
+    """
     q, k, v = heads_of(x, W_q, b_q, heads), heads_of(context, W_k, b_k, heads), heads_of(context, W_v, b_v, heads)
-    logits = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    if turn is not None:
+        q, k = (torch.einsum("nij,bhnj->bhni", turn, part) for part in (q, k))
+    logits = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]) + (0.0 if bias is None else bias)
     weights = logits.masked_fill(~visible[:, None], -torch.inf).softmax(-1).nan_to_num(0.0)
     return joined(weights @ v, W_o, b_o)
 

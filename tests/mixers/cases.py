@@ -2,6 +2,8 @@
 
 CASES = {
     "softmax": ("softmax", {"heads": 3}),
+    "softmax-relative": ("softmax", {"heads": 3, "relative": True, "grid": (3, 4)}),
+    "softmax-rotary": ("softmax", {"heads": 3, "rotary": 1e4}),
     "linear_floor": ("linear_floor", {}),
     "padre-1": ("padre", {"degree": 1, "grid": (3, 4), "kernel_size": 3}),
     "padre-2": ("padre", {"grid": (3, 4), "kernel_size": 3}),

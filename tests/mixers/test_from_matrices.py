@@ -154,6 +154,34 @@ def test_softmax(see, heads):
     close(mixer(x, **see), attention_from_matrices(mixer, x, **see), TOL)
 
 
+@pytest.mark.parametrize("see", SEEN)
+def test_softmax_relative(see):
+    """The bias belongs to the offset of two places: gathered here place by place."""
+    mixer = build("softmax", 8, heads=2, relative=True, grid=(2, 5))
+    with torch.no_grad():
+        mixer.table.normal_()
+    bias = mixer.matrices(10)["bias"]
+    for i in range(10):
+        for j in range(10):
+            row, column = i // 5 - j // 5 + 1, i % 5 - j % 5 + 4
+            assert torch.equal(bias[:, i, j], mixer.table[row * 9 + column]), "another offset's bias"
+    x = tokens(3, 10, 8)
+    close(mixer(x, **see), attention_from_matrices(mixer, x, **see), TOL)
+
+
+def test_softmax_rotary():
+    """Pairs (k, k + d/2) of queries and keys turn by position · base^(-2k/d)."""
+    mixer = build("softmax", 8, heads=2, rotary=100.0)
+    x, turn = tokens(3, 10, 8), torch.zeros(10, 4, 4, dtype=torch.float64)
+    for n in range(10):
+        for k in range(2):
+            angle = torch.tensor(n * 100.0 ** (-k / 2), dtype=torch.float64)
+            turn[n, k, k] = turn[n, k + 2, k + 2] = angle.cos()
+            turn[n, k + 2, k], turn[n, k, k + 2] = angle.sin(), -angle.sin()
+    seen = torch.ones(3, 10, 10, dtype=torch.bool)
+    close(mixer(x), reference.softmax(x, x, seen, 2, **mixer.matrices(10), turn=turn), TOL)
+
+
 @pytest.mark.parametrize(("name", "see"), [
     ("qt", {}), ("qt", {"mask": PAD}), ("softmax", {}), ("softmax", {"mask": PAD}),
     ("softmax", {"mask": masks(3, 5, 10)}),
