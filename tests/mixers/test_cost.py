@@ -23,7 +23,17 @@ def test_formula_equals_the_counter(case):
 
 
 # Not linear by their definition: all pairs of tokens (softmax, non_local), or of one row's or column's (tesa).
-MORE_THAN_LINEAR = {"softmax", "softmax-relative", "softmax-rotary", "non_local", "tesa", "tesa-dot", "knn", "knn-max", "knn-mean"}
+MORE_THAN_LINEAR = {
+    "softmax",
+    "softmax-relative",
+    "softmax-rotary",
+    "non_local",
+    "tesa",
+    "tesa-dot",
+    "knn",
+    "knn-max",
+    "knn-mean",
+}
 MORE_THAN_LINEAR |= {
     "hyena",
     "hyena-3",
