@@ -37,7 +37,7 @@ def recover(label: str, model: VisionTransformer, data: Any, seed: int) -> dict[
     torch.manual_seed(seed)
     report = polymix.convert(model, label, input=images[:64], copy=True)
     done = polymix.distill(
-        report, loader, val=test, imitate_epochs=IMITATE, epochs=TUNE, imitate_lr=5e-3, learning_rate=3e-4, seed=seed
+        report, loader, val=test, imitate_epochs=IMITATE, epochs=TUNE, imitate_lr=5e-3, learning_rate=1e-3, seed=seed
     )
     errors = [layer.error for layer in report.layers]
     _, scratch = train(

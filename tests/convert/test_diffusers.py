@@ -25,6 +25,8 @@ cure_torchvision()
 diffusers = pytest.importorskip("diffusers", reason="untested: diffusers' hosts (the diffusion extra)")
 from diffusers.models.attention_processor import Attention, AttnProcessor, AttnProcessor2_0  # noqa: E402
 
+pytestmark = pytest.mark.slow  # real hosts by the dozen: minutes together
+
 LATENTS = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(0))
 CONTEXT = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(1))
 KEPT = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])

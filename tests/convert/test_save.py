@@ -20,6 +20,8 @@ from polymix.models import VisionTransformer
 from tests.convert.checks import answer, stirred
 from tests.helpers import tokens
 
+pytestmark = pytest.mark.slow  # real hosts by the dozen: minutes together
+
 safetensors = pytest.importorskip("safetensors.torch", reason="untested: saving; pip install 'polymix[text]'")
 ROOT = Path(__file__).parents[2]
 PADRE, QT = polymix.PadreConfig(degree=3, kernel_size=3), polymix.QtConfig()

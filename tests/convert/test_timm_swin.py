@@ -22,6 +22,8 @@ from tests.convert.checks import (
     undoes,
 )  # fmt: skip
 
+pytestmark = pytest.mark.slow  # real hosts by the dozen: minutes together
+
 cure_torchvision()
 timm = pytest.importorskip("timm", reason="untested: models of timm; pip install 'polymix[vision]'")
 

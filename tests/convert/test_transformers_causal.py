@@ -14,6 +14,8 @@ from polymix import errors
 from polymix.compat import cure_torchvision
 from tests.convert import checks
 
+pytestmark = pytest.mark.slow  # real hosts by the dozen: minutes together
+
 cure_torchvision()
 transformers = pytest.importorskip("transformers", reason="untested: transformers is not installed")
 

@@ -9,6 +9,8 @@ from tests.convert import checks
 from tests.convert.checks import MIXERS
 from tests.helpers import close
 
+pytestmark = pytest.mark.slow  # real hosts by the dozen: minutes together
+
 polymix.compat.cure_torchvision()
 transformers = pytest.importorskip("transformers", minversion="5.0", reason="untested: its encoders (the text extra)")
 

@@ -18,6 +18,8 @@ from polymix.tasks.distill.order import Every, Ordered
 from polymix.tasks.trainer import Trainer, WholeFiles, until_interrupted
 from tests.tasks.distilled import BATCHES, Stateful, X, Y, bits, converted, differing, former, loader, same
 
+pytestmark = pytest.mark.slow  # real hosts by the dozen: minutes together
+
 TWICE = {"imitate_epochs": 2, "epochs": 2}
 STOPS = [("imitation", 0), ("imitation", 1), ("fine-tuning", 0), ("fine-tuning", 1)]
 

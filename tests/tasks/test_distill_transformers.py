@@ -10,6 +10,8 @@ from polymix.tasks.distill import distill
 from polymix.tasks.distill.batches import answer, logits_of
 from tests.tasks.distilled import X, Y, bits, differing, former
 
+pytestmark = pytest.mark.slow  # real hosts by the dozen: minutes together
+
 cure_torchvision()
 transformers = pytest.importorskip("transformers", reason="untested: models of transformers, which is not installed")
 IDS = torch.randint(3, 40, (8, 12), generator=torch.Generator().manual_seed(0))
