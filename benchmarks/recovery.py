@@ -22,7 +22,7 @@ from polymix.tasks.classify import Recipe, train
 from polymix.tasks.images import load_digits
 
 HOST = {"image_size": 16, "patch_size": 2, "dim": 48, "depth": 4, "classes": 10, "channels": 1}
-TEACHER, IMITATE, TUNE = 30, 6, 6  # epochs
+TEACHER, IMITATE, TUNE = 30, 12, 12  # epochs
 MIXERS = "padre,padre-3,qt,pom,poly_nl,poly_sa,linear,hydra"
 
 
@@ -37,7 +37,7 @@ def recover(label: str, model: VisionTransformer, data: Any, seed: int) -> dict[
     torch.manual_seed(seed)
     report = polymix.convert(model, label, input=images[:64], copy=True)
     done = polymix.distill(
-        report, loader, val=test, imitate_epochs=IMITATE, epochs=TUNE, imitate_lr=5e-3, learning_rate=1e-3, seed=seed
+        report, loader, val=test, imitate_epochs=IMITATE, epochs=TUNE, imitate_lr=5e-3, learning_rate=3e-4, seed=seed
     )
     errors = [layer.error for layer in report.layers]
     _, scratch = train(

@@ -19,7 +19,7 @@ Sources = dict[str, tuple[str, ...]]  # a mixer's parameter: the attention's par
 def inherit(mixer: TokenMixer, attention: Attention) -> Sources:
     """Start `mixer` from the attention's maps; returns which parameter came from which. The rest stays fresh.
 
-    softmax, qt, poly_sa, linear and others with W_q, W_k, W_v, W_o: all four, W_q times what the host's scale of
+    softmax, local, qt, poly_sa, linear and others with W_q, W_k, W_v, W_o: all four, W_q times what the host's scale of
         the logits is above d^-½; softmax its relative bias too
     padre: B_d = W_v W_o, A_d a local mean, and what Y_d is multiplied with near one: values, mixed locally, gated
         gently

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from polymix.errors import MaskError
+from polymix.mixers.checks import holds
 
 _HIDDEN = -50.0  # added scores below this hide: -inf, the type's least, or the -100 of shifted windows
 
@@ -74,14 +75,6 @@ def split(mask: Tensor, causal: bool | None = None) -> Split:
         if holds(fits, "takes no mask but of padding and its own order"):
             return Split(order and n > 1, None if not compiling and bool(columns.all()) else columns)
     return Split(False, arbitrary=mask)
-
-
-def holds(fact: Tensor, demand: str) -> bool:
-    """Whether a fact does; in a graph, where values cannot be looked at, yes, and a run in which it does not fails."""
-    if torch.compiler.is_compiling():
-        torch._assert_async(fact, f"polymix: this compiled layer {demand}")
-        return True
-    return bool(fact)
 
 
 def _seen(mask: Tensor, padding: bool, tokens: int, context: int) -> Seen:

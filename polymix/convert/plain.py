@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from polymix.mixers import MixerConfig
-from polymix.mixers.registry import check_options, config_class
+from polymix.mixers.spec import mixer_config
 
 _SCALARS = (type(None), bool, int, float, str)
 
@@ -42,15 +42,3 @@ def decode(value: Any) -> Any:
     if "__tuple__" in value:
         return tuple(map(decode, value["__tuple__"]))
     return float(value["__float__"]) if "__float__" in value else {key: decode(part) for key, part in value.items()}
-
-
-def mixer_config(said: dict[str, Any]) -> MixerConfig:
-    """The config that `to_dict` gave, read from JSON, which has lists for tuples."""
-    options = {key: _tuples(value) for key, value in said.items() if key != "name"}
-    kind = config_class(said["name"])
-    check_options(kind, options)
-    return kind(**options)
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value

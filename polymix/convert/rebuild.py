@@ -17,10 +17,11 @@ from polymix.convert.adapter import Adapter, Host, adapter_for
 from polymix.convert.attention import Attention
 from polymix.convert.differences import plain_attributes
 from polymix.convert.insert import Inserted, attach
-from polymix.convert.plain import decode, encode, mixer_config
+from polymix.convert.plain import decode, encode
 from polymix.convert.report import ConversionReport
 from polymix.errors import OptionError, UnknownNameError
 from polymix.mixers import TokenMixer
+from polymix.mixers.spec import mixer_config
 
 A = TypeVar("A", bound=Adapter)
 _FILLS = {"normal_", "uniform_", "fill_", "zero_", "copy_", "mul_", "add_", "sub_", "div_", "clamp_", "erfinv_"}

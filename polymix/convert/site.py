@@ -25,7 +25,8 @@ def settle(model: nn.Module, at: str, where: str) -> str:
     """The name of the module itself, which containers hand down to what they hold."""
     names = dict(model.named_modules(remove_duplicate=False))
     if at not in names:
-        raise OptionError("at", f"{at!r}, which names no module", ", ".join(nearest_first(at, names)[:8]), "")
+        known = ", ".join(nearest_first(at, filter(None, names))[:8])
+        raise OptionError("at", f"{at!r}, which names no module", f"{known} …", "The nearest stand first.")
     module = names[at]
     while isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):  # what they hold, they may run
         inside = list(module._modules)

@@ -145,8 +145,8 @@ class _Swap:
             return None, None
         self.adapter.eval()
         theirs, ours = self.call.output, self.call.again(self.adapter)
-        if isinstance(self.mixer.config, SoftmaxConfig) and inherits:
-            factor = None  # is the attention itself
+        if self.mixer.name in ("softmax", "local") and inherits:
+            factor = None  # is the attention itself, or that over fewer tokens
         else:
             last = partial(torch.movedim, source=self.adapter.channels, destination=-1)
             factor = match(self.mixer, last(ours), last(theirs))
@@ -166,6 +166,8 @@ def fitted(config: MixerConfig, attention: Attention) -> MixerConfig:
     config = with_heads(config, attention.heads)
     if isinstance(config, SoftmaxConfig):
         config = config.changed(relative=attention.relative is not None, rotary=attention.rotary)
+    if config.name == "local" and getattr(config, "rotary", None) is None:
+        config = config.changed(rotary=attention.rotary)
     if attention.twin is not None and attention.twin.name == config.name:
         config = attention.twin.fit(config)
     if attention.dropout and not config.dropout:

@@ -206,3 +206,11 @@ def check_state(mixer: TokenMixer, state: Any, x: Tensor) -> None:
         raise StateError("state", got, wanted, "Pass what prefill or step of this mixer returned for this batch.")
     for part in parts:
         _check_place("state", part, x.device, StateError)
+
+
+def holds(fact: Tensor, demand: str) -> bool:
+    """Whether a fact does; in a graph, where values cannot be looked at, yes, and a run in which it does not fails."""
+    if torch.compiler.is_compiling():
+        torch._assert_async(fact, f"polymix: this compiled layer {demand}")
+        return True
+    return bool(fact)

@@ -35,3 +35,13 @@ def call_options(config: MixerConfig, grid: tuple[int, ...]) -> dict[str, Any]:
 def with_heads(config: MixerConfig, heads: int) -> MixerConfig:
     """The config with `heads`, where it has heads and leaves their number open."""
     return config.changed(heads=heads) if getattr(config, "heads", 1) is None else config
+
+
+def fit_to_text(config: MixerConfig, heads: int, theta: float | None) -> MixerConfig:
+    """The config as a layer of a causal language model: in order, with its heads, rotary to the base `theta` if given."""
+    config = with_heads(config, heads)
+    if hasattr(config, "causal"):
+        config = config.changed(causal=True)
+    if theta is not None and getattr(config, "rotary", 0) is None and getattr(config, "decay", None) is None:
+        config = config.changed(rotary="1d" if config.name == "pom" else theta)
+    return config

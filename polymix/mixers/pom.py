@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from polymix.errors import OptionError, ShapeError, check_choice, check_divides, check_int, check_number
-from polymix.mixers.base import Capabilities, MixerConfig, Polynomial, TokenMixer
+from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, Polynomial, TokenMixer
 from polymix.mixers.checks import Call
 from polymix.mixers.loading import check_keys, load
 from polymix.mixers.registry import register
 from polymix.ops.blocked import pom as blocked
 from polymix.ops.common import ACTIVATIONS, GATES, Turns, accumulator, rotary, rotate, scaled_linear
+from polymix.ops.decay import BLOCK, decayed_mean
 from polymix.ops.dispatch import IMPLS
 from polymix.ops.pom import PomState, Terms, divide, pom_reduce
 from polymix.ops.visibility import positions
@@ -38,9 +39,12 @@ class PomMixer(TokenMixer):
     padding, any boolean mask, packed segments, a separate context; a query that sees nothing gets zeros before b_o.
     `rotary` turns the terms by the context position and the gate by the query position.
 
+    `decay`, which no paper has, makes the mixer causal and its mean forget: term j counts λ^(i-j) for token i, one λ
+    for each of `decay` heads of channels, learned as the logarithm of a time, 1 / -ln λ = 4, 8, 16 … at init.
+
     Shapes: (B, N, D) -> (B, N, D). Cost: 3 N D D_inner multiply-adds, less what groups and selection_heads save; only
-    an arbitrary mask (B, N, M) adds N M D_inner. State: D_inner sums and one count. Permutation-equivariant without
-    rotary.
+    an arbitrary mask (B, N, M) adds N M D_inner. State: D_inner sums and one count, with decay one a head.
+    Permutation-equivariant without rotary and decay.
     Source: PM-001 … PM-028.
     """
 
@@ -61,15 +65,24 @@ class PomMixer(TokenMixer):
             for p in range(1, config.degree + 1):
                 moment = 2 ** (p / 2) * math.gamma((p + 1) / 2) * math.pi**-0.5
                 self.alpha[:, p - 1].normal_(std=config.degree**-0.5 / moment)
-        flat = config.rotary == "2d"
+        self.times: nn.Parameter | None = None
+        if config.decay is not None:
+            self.causal_by_build = True
+            self.times = nn.Parameter(torch.arange(2, 2 + config.decay, **kw) * math.log(2.0))
+            with torch.no_grad():  # a mean over few tokens is larger than one over many
+                few = (2 * self.times.exp() * INIT_STD**2 / math.e).sqrt().clamp_max(1.0)
+                self.proj.weight.mul_(few.repeat_interleave(self.inner // config.decay))
+        flat, forgets = config.rotary == "2d", config.decay is not None
+        masks = frozenset({"padding"}) if forgets else _MASKS - {"segments"} if flat else _MASKS
         self.capabilities = Capabilities(
-            causal=True, cross=not flat, masks=_MASKS - {"segments"} if flat else _MASKS, recurrent=not flat,
-            grids=(2,) if flat else (),
-        )  # fmt: skip
+            causal=True, cross=not flat and not forgets, masks=masks, recurrent=not flat, grids=(2,) if flat else ()
+        )
 
     def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
         if self.config.rotary == "2d" and call.grid is None:
             raise ShapeError("grid", None, "grid=(H, W) in the call", 'rotary="2d" needs to know rows and columns.')
+        if self.times is not None:
+            return self.scan(x, None, call.mask)[0]
         padding, visible = (call.mask, None) if call.mask is None or call.mask.ndim == 2 else (None, call.mask)
         plain = self.config.rotary is None and self.config.groups == 1 and call.segments is None and visible is None
         plain = plain and (call.causal == 0 or (call.causal == 1 and not call.cross))
@@ -91,6 +104,10 @@ class PomMixer(TokenMixer):
         return self._ask(x, total, count, asks)
 
     def scan(self, x: Tensor, state: PomState | None, mask: Tensor | None) -> tuple[Tensor, PomState]:
+        if self.times is not None:
+            impl = self.choose(x, triton="it does not forget", blocked="it keeps no state")
+            mean, state = decayed_mean(self._terms(x, mask, None, impl).values(), self.times, mask, state)
+            return self._ask(x, mean, torch.ones((1, 1), device=x.device), None), state
         impl = self.choose(x, triton=None, blocked="it keeps no state")
         turns = None
         if self.config.rotary is not None:
@@ -147,9 +164,9 @@ class PomMixer(TokenMixer):
 
     def check_state(self, state: Any, x: Tensor) -> str | None:
         shape = (x.shape[0], self.inner)
-        if isinstance(state, PomState) and tuple(state.total.shape) == shape and state.count.shape == x.shape[:1]:
-            return None
-        return f"a PomState with total {shape} in {accumulator(x.dtype)}"
+        count = (x.shape[0],) if self.times is None else (x.shape[0], len(self.times))
+        fits = isinstance(state, PomState) and (tuple(state.total.shape), tuple(state.count.shape))
+        return None if fits == (shape, count) else f"a PomState with total {shape} in {accumulator(x.dtype)}"
 
     @property
     def polynomial(self) -> Polynomial:
@@ -159,16 +176,18 @@ class PomMixer(TokenMixer):
         return Polynomial(config.degree + 1, homogeneous=config.degree == 1 and not config.bias)
 
     def no_weight_decay(self) -> set[str]:
-        return {"alpha"}
+        return {"alpha"} if self.times is None else {"alpha", "times"}
 
     def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
         return {
             "W_h": self.poly.dense(), "W_s": self.gate.dense(), "W_o": self.proj.dense(), "alpha": self.alpha,
             "b_h": self.poly.bias, "b_s": self.gate.bias, "b_o": self.proj.bias,
+            **({} if self.times is None else {"decay": (-(-self.times).exp()).exp()}),
         }  # fmt: skip
 
     def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
-        return [linear_op(n, layer) for layer in (self.poly, self.gate, self.proj)]
+        forgets = [] if self.times is None else [Op("matmul", (n, min(n, BLOCK), self.inner + len(self.times), 1))]
+        return [linear_op(n, layer) for layer in (self.poly, self.gate)] + forgets + [linear_op(n, self.proj)]
 
     def crossover(self) -> float:
         """Tokens from which PoM needs fewer multiplications than attention, as printed (Eq. 11)."""
@@ -233,6 +252,8 @@ class PomConfig(MixerConfig):
         selection_heads: None for one gate a channel, or the number of scalar gates, each for D_inner / it channels.
         groups: blocks of W_h, each reading its own share of the channels.
         rotary: None, "1d" (positions count real tokens) or "2d" (pass grid=(H, W) in the call).
+        decay: None as in the paper, or the number of heads whose causal mean forgets, each at its own learned rate
+            (torch.export then needs a fixed length).
     """
 
     name: ClassVar[str] = "pom"
@@ -244,6 +265,7 @@ class PomConfig(MixerConfig):
     selection_heads: int | None = None
     groups: int = 1
     rotary: str | None = None
+    decay: int | None = None
 
     def check(self) -> None:
         check_int("degree", self.degree, 1)
@@ -252,6 +274,12 @@ class PomConfig(MixerConfig):
         check_choice("reduction", self.reduction, ("mean", "sum"))
         check_int("groups", self.groups, 1)
         check_choice("rotary", self.rotary, (None, *_AXES))
+        if self.decay is not None:
+            check_int("decay", self.decay, 1)
+            for name, wanted in (("reduction", "mean"), ("rotary", None)):
+                if getattr(self, name) != wanted:
+                    got = f"{getattr(self, name)!r} with decay={self.decay}"
+                    raise OptionError(name, got, repr(wanted), "A mean that forgets knows how far back a token is.")
         if self.selection_heads is not None:
             check_int("selection_heads", self.selection_heads, 1)
         check_number("expand", self.expand, 1e-6, math.inf, "a positive number", 2)
@@ -263,6 +291,7 @@ class PomConfig(MixerConfig):
             raise OptionError("expand", self.expand, f"a factor that makes expand · {dim} whole", "")
         check_divides("groups", self.groups, "dim", dim)
         check_divides("groups", self.groups, "expand · dim", inner)
+        check_divides("decay", self.decay or 1, "expand · dim", inner)
         if self.selection_heads is not None:
             check_divides("selection_heads", self.selection_heads, "expand · dim", inner)
         if self.rotary is not None:

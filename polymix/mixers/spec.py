@@ -85,3 +85,15 @@ def parse_mixers(text: str) -> dict[str, MixerConfig]:
     if "softmax" not in mixers:
         mixers = {**dict([parse_mixer("softmax")]), **mixers}
     return mixers
+
+
+def mixer_config(said: dict[str, Any]) -> MixerConfig:
+    """The config that `MixerConfig.to_dict` gave, read from JSON, which has lists for tuples."""
+    options = {key: _tuples(value) for key, value in said.items() if key != "name"}
+    kind = config_class(said["name"])
+    check_options(kind, options)
+    return kind(**options)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -104,10 +104,11 @@ def pom(
     visible: Tensor,
     W_h: Tensor, W_s: Tensor, W_o: Tensor, alpha: Tensor,
     b_h: Tensor | None, b_s: Tensor | None, b_o: Tensor | None,
+    decay: Tensor | None = None,
     *, activation: str = "gelu", gate: str = "sigmoid", reduction: str = "mean",
     rotate_gate: Sequence[tuple[slice, Tensor, Tensor]] = (), rotate_terms: Sequence[tuple[slice, Tensor, Tensor]] = (),
 ) -> Tensor:  # fmt: skip
-    """PoM, Eq. 1, 2 and 4: `visible` (B, M, N) says which context tokens each query sees.
+    """PoM, Eq. 1, 2 and 4: `visible` (B, M, N) says which context tokens each query sees, `decay` how it forgets them.
 
     `rotate_gate` and `rotate_terms` list (features, positions, frequencies): one entry for 1-D, two for 2-D positions.
     """
@@ -118,9 +119,13 @@ def pom(
         terms[..., features] = turn(terms[..., features], position, frequencies)
     for features, position, frequencies in rotate_gate:
         selection[..., features] = turn(selection[..., features], position, frequencies)
-    H = visible.to(terms.dtype) @ terms
+    weight = visible.unsqueeze(1).to(terms.dtype)  # (B, 1, M, N)
+    if decay is not None:  # (heads): a token counts by how many visible ones came after it
+        weight = weight * decay[:, None, None] ** (visible.sum(-1, keepdim=True) - visible.cumsum(-1)).unsqueeze(1)
+    H = weight @ terms.unflatten(-1, (weight.shape[1], -1)).transpose(1, 2)
     if reduction == "mean":
-        H = H / visible.sum(-1, keepdim=True).clamp_min(1)
+        H = H / weight.sum(-1, keepdim=True).clamp_min(1e-300)
+    H = H.transpose(1, 2).flatten(2)
     selection = selection.repeat_interleave(H.shape[-1] // selection.shape[-1], dim=-1)
     return plus((selection * H) @ W_o, b_o)
 
@@ -147,9 +152,31 @@ def softmax(
     q, k, v = heads_of(x, W_q, b_q, heads), heads_of(context, W_k, b_k, heads), heads_of(context, W_v, b_v, heads)
     if turn is not None:
         q, k = (torch.einsum("nij,bhnj->bhni", turn, part) for part in (q, k))
+    return joined(weights(q, k, visible, bias) @ v, W_o, b_o)
+
+
+def weights(q: Tensor, k: Tensor, visible: Tensor, bias: Tensor | None = None) -> Tensor:
+    """softmax(Q Kᵀ / √d + bias) over the visible keys (B, N, M), zeros where there are none."""
     logits = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]) + (0.0 if bias is None else bias)
-    weights = logits.masked_fill(~visible[:, None], -torch.inf).softmax(-1).nan_to_num(0.0)
-    return joined(weights @ v, W_o, b_o)
+    return logits.masked_fill(~visible[:, None], -torch.inf).softmax(-1).nan_to_num(0.0)
+
+
+def local(
+    x: Tensor, visible: Tensor, heads: int, window: int,
+    W_q: Tensor, W_k: Tensor, W_v: Tensor, W_o: Tensor,
+    b_q: Tensor | None, b_k: Tensor | None, b_v: Tensor | None, b_o: Tensor | None,
+    position: Tensor | None = None, frequencies: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Softmax attention of each token over the last `window` of the tokens that it sees, itself among them.
+
+    visible (B, N, N): real tokens of the past, and of the token's own segment. position (B or 1, N): where queries and
+    keys are turned to, by the frequencies (d / 2,).
+    """
+    q, k, v = heads_of(x, W_q, b_q, heads), heads_of(x, W_k, b_k, heads), heads_of(x, W_v, b_v, heads)
+    if position is not None and frequencies is not None:
+        q, k = (turn(part, position[:, None], frequencies) for part in (q, k))
+    from_it_on = visible.flip(-1).cumsum(-1).flip(-1)  # how many of them do not lie before each
+    return joined(weights(q, k, visible & (from_it_on <= window)) @ v, W_o, b_o)
 
 
 def qt(
@@ -226,4 +253,4 @@ def linear_floor(
     return plus(plus(x @ W_q, b_q) @ W_o + plus(x @ W_k, b_k) @ W_o + plus(x @ W_v, b_v) @ W_o, b_o)
 
 
-__all__ = ["linear_floor", "padre", "poly_nl", "poly_sa", "pom", "qt", "softmax"]
+__all__ = ["linear_floor", "local", "padre", "poly_nl", "poly_sa", "pom", "qt", "softmax"]

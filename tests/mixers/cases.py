@@ -35,6 +35,7 @@ CASES = {
     "pom": ("pom", {}),
     "pom-groups": ("pom", {"degree": 3, "groups": 2, "selection_heads": 3, "reduction": "sum"}),
     "pom-rotary": ("pom", {"rotary": "1d"}),
+    "pom-decay": ("pom", {"decay": 3, "selection_heads": 6}),
     "qt": ("qt", {"heads": 3}),
     "qt-full": ("qt", {"heads": 3, "form": "full"}),
     "poly_nl": ("poly_nl", {}),
@@ -78,6 +79,9 @@ CASES = {
     "hyena-explicit-long": ("hyena", {"filter": "explicit", "length": 70}),
     "mamba": ("mamba", {}),
     "mamba-small": ("mamba", {"state_size": 3, "conv_kernel": 3, "expand": 1.5, "time_step_rank": 2, "bias": False}),
+    "local": ("local", {"heads": 3, "window": 4}),
+    "local-rotary": ("local", {"heads": 3, "window": 3, "rotary": 1e4, "bias": False}),
+    "local-wide": ("local", {}),
     "conv2former": ("conv2former", {"grid": (3, 4), "kernel_size": 3}),
     "conv2former-degree-2": (
         "conv2former",

@@ -33,6 +33,7 @@ MORE_THAN_LINEAR = {
     "knn",
     "knn-max",
     "knn-mean",
+    "local-wide",  # all pairs up to its window
 }
 MORE_THAN_LINEAR |= {
     "hyena",

@@ -9,7 +9,7 @@ from polymix.mixers import config_class
 from polymix.models import VisionTransformer
 
 # A causal mixer leaves a class token in front nothing to see; conv2former knows no tokens outside its grid.
-NO_CLASS_TOKEN = {"hyena", "mamba", "conv2former"}
+NO_CLASS_TOKEN = {"hyena", "mamba", "local", "conv2former"}
 
 
 @pytest.mark.parametrize("class_token", [False, True])

@@ -40,7 +40,7 @@ def test_segments_are_isolated(causal, value):
 
 @pytest.mark.parametrize(("name", "options"), [
     ("padre", {}), ("padre", {"causal": True, "kernel_size": 4}), ("padre", {"grid": (3, 4), "num_prefix_tokens": 1}),
-    ("pom", {}), ("qt", {}), ("softmax", {}), ("poly_nl", {}), ("poly_sa", {"positions": "mean"}),
+    ("pom", {}), ("qt", {}), ("softmax", {}), ("poly_nl", {}), ("poly_sa", {"positions": "mean"}), ("local", {"window": 4}),
 ])  # fmt: skip
 def test_whatever_padding_holds_stays_there(name, options):
     mixer = build(name, 8, **options)
@@ -53,7 +53,8 @@ def test_whatever_padding_holds_stays_there(name, options):
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [("padre", {"causal": True}), ("pom", {}), ("pom", {"rotary": "1d"}), ("qt", {})]
+    ("name", "options"),
+    [("padre", {"causal": True}), ("pom", {}), ("pom", {"rotary": "1d"}), ("qt", {}), ("local", {"window": 4})],
 )
 def test_a_state_owns_no_more_than_it_shows(name, options):
     """A view would keep every token of the chunk alive."""

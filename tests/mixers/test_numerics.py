@@ -36,7 +36,7 @@ def test_gradcheck(case):
     assert torch.autograd.gradcheck(run, (x, *values), fast_mode=True)
 
 
-@pytest.mark.parametrize("case", ["padre-causal", "pom", "pom-rotary", "qt", "qt-full"])
+@pytest.mark.parametrize("case", ["padre-causal", "pom", "pom-rotary", "qt", "qt-full", "local-rotary"])
 def test_gradcheck_of_a_chunk_and_its_state(case):
     """The gradient flows through the state of an earlier chunk, with padding in both."""
     mixer = make(case, dim=6)
@@ -199,7 +199,7 @@ def test_export_as_the_capabilities_say(case):
     close(program.module()(x), mixer(x), 1e-5)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if "grid" not in CASES[case][1]])
+@pytest.mark.parametrize("case", [case for case in CASES if not {"grid", "decay"} & {*CASES[case][1]}])
 def test_export_with_a_dynamic_length(case):
     mixer = make(case, dtype=torch.float32).eval()
     length = torch.export.Dim("length", min=2, max=4096)

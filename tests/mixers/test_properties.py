@@ -18,6 +18,7 @@ RECURRENT = {
         {"causal": True, "token": "depthwise:kernel=3:dilation=2", "basis": "hermite", "denominator": 1},
     ),
     "pom": ("pom", {}),
+    "pom-decay": ("pom", {"decay": 4}),
     "pom-sum": ("pom", {"reduction": "sum", "degree": 3}),
     "pom-rotary": ("pom", {"rotary": "1d", "selection_heads": 4}),
     "qt": ("qt", {"heads": 2}),
@@ -32,6 +33,9 @@ RECURRENT = {
     "hyena": ("hyena", {"filter": "explicit", "length": 4, "order": 3}),
     "hyena-fft": ("hyena", {"filter": "explicit", "length": 70}),
     "mamba": ("mamba", {"state_size": 4}),
+    "local": ("local", {"window": 4}),
+    "local-rotary": ("local", {"heads": 2, "window": 5, "rotary": 1e4}),
+    "local-wide": ("local", {"heads": 2, "rotary": 1e4}),
 }
 MIXERS = {key: build(name, 8, **options) for key, (name, options) in RECURRENT.items()}
 

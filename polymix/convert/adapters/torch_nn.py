@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from polymix.convert.adapter import Adapter, Host, register_adapter
 from polymix.convert.attention import Attention, Projection, linear, thirds
-from polymix.convert.masks import holds, visible
+from polymix.convert.masks import visible
 from polymix.errors import MaskError, OptionError, ShapeError
 from polymix.mixers import TokenMixer
+from polymix.mixers.checks import holds
 
 _DROPS = {"bias_k": "a key that no token has", "bias_v": "a value that no token has"}
 

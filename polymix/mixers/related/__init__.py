@@ -15,6 +15,7 @@ from polymix.mixers.related.hyena_config import HyenaConfig
 from polymix.mixers.related.knn import KnnConfig, KnnMixer
 from polymix.mixers.related.latent_gnn import LatentGnnConfig, LatentGnnMixer
 from polymix.mixers.related.linear import LinearConfig, LinearMixer
+from polymix.mixers.related.local import LocalConfig, LocalMixer, LocalState
 from polymix.mixers.related.mamba import MambaConfig, MambaMixer, MambaState
 from polymix.mixers.related.non_local import NonLocalConfig, NonLocalMixer
 from polymix.mixers.related.performer import PerformerConfig, PerformerMixer
@@ -29,7 +30,8 @@ __all__ = [
     "CastlingConfig", "CastlingMixer", "Conv2FormerConfig", "Conv2FormerMixer", "EfficientConfig", "EfficientMixer",
     "FocusedConfig", "FocusedMixer", "GcConfig", "GcMixer", "HydraConfig", "HydraMixer", "HyenaConfig", "HyenaMixer",
     "HyenaState", "KnnConfig", "KnnMixer", "LatentGnnConfig", "LatentGnnMixer", "LinearConfig", "LinearMixer",
-    "MambaConfig", "MambaMixer", "MambaState", "NonLocalConfig", "NonLocalMixer", "PerformerConfig", "PerformerMixer",
-    "ProdPolyConfig", "ProdPolyMixer", "ReluLinearConfig", "ReluLinearMixer", "SeConfig", "SeMixer", "SimaConfig",
-    "SimaMixer", "TesaConfig", "TesaMixer", "XcaConfig", "XcaMixer",
+    "LocalConfig", "LocalMixer", "LocalState", "MambaConfig", "MambaMixer", "MambaState", "NonLocalConfig",
+    "NonLocalMixer", "PerformerConfig", "PerformerMixer", "ProdPolyConfig", "ProdPolyMixer", "ReluLinearConfig",
+    "ReluLinearMixer", "SeConfig", "SeMixer", "SimaConfig", "SimaMixer", "TesaConfig", "TesaMixer", "XcaConfig",
+    "XcaMixer",
 ]  # fmt: skip

@@ -13,9 +13,10 @@ from polymix.convert.adapters.timm.layout import Grid
 from polymix.convert.adapters.timm.vit import described
 from polymix.convert.attention import Attention, Projection, linear, thirds
 from polymix.convert.find import pair
-from polymix.convert.masks import holds, visible
+from polymix.convert.masks import visible
 from polymix.errors import CapabilityError, MaskError, OptionError
 from polymix.mixers import TokenMixer
+from polymix.mixers.checks import holds
 from polymix.mixers.registry import lacks
 
 _TABLE = "relative_position_bias_table"

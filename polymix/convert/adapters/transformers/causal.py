@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from polymix.convert.adapter import Adapter, Host, register_adapter
-from polymix.convert.adapters.transformers.cache import StateLayer, state_layer
 from polymix.convert.adapters.transformers.order import Seen, grid, in_step, look
 from polymix.convert.attention import Attention, Projection, linear, thirds
 from polymix.errors import CapabilityError, MaskError, OptionError, PolymixError, StateError
 from polymix.mixers import SoftmaxMixer, TokenMixer
+from polymix.mixers.cache import StateLayer, state_layer
 from polymix.mixers.registry import lacks
 
 
@@ -150,8 +150,10 @@ class LlamaAdapter(CausalAdapter):
 
     def __init__(self, mixer: TokenMixer, attention: Attention, module: nn.Module) -> None:
         super().__init__(mixer, attention, module)
-        if isinstance(mixer, SoftmaxMixer) and "rotary" in attention.drops:
-            raise OptionError("plan", f"softmax for {attention.drops['rotary']}", "another mixer", "Keep this layer.")
+        unturned = mixer.name in ("softmax", "local") and getattr(mixer.config, "rotary", None) is None
+        if unturned and "rotary" in attention.drops:
+            got = f"{mixer.name} for {attention.drops['rotary']}"
+            raise OptionError("plan", got, "another mixer", "Keep this layer.")
 
     def forward(
         self, hidden_states: Tensor, position_embeddings: Any = None, attention_mask: Any = None,

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from polymix.convert.masks import holds, split, visible
+from polymix.convert.masks import split, visible
 from polymix.errors import MaskError
+from polymix.mixers.checks import holds
 
 T = TypeVar("T")
 

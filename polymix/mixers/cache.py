@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from polymix.convert.masks import holds
 from polymix.errors import CapabilityError, MaskError, StateError
+from polymix.mixers.checks import holds
 
 
 class StateLayer:

@@ -1,0 +1,157 @@
+"""Local attention: softmax over the last tokens alone, with a state as long as its window."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from polymix.errors import OptionError, check_int, check_number
+from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, TokenMixer
+from polymix.mixers.checks import Call
+from polymix.mixers.heads import Heads, head_count
+from polymix.mixers.registry import register
+from polymix.ops.attention import Past, local_attention
+from polymix.ops.common import accumulator, rotary, rotate
+from polymix.ops.sequences import after_window, next_window, take, without_padding
+from polymix.ops.visibility import compact
+from polymix.structured.base import init_
+from polymix.structured.cost import Op, linear_op
+from polymix.structured.dense import Dense
+
+
+class LocalState(NamedTuple):
+    """Keys, turned where they are turned, and values of the last window - 1 real tokens, and how many there were.
+
+    Both are (B, window - 1, heads, d), float32 at least, the newest last, zeros in front while there were fewer.
+    """
+
+    keys: Tensor
+    values: Tensor
+    count: Tensor  # type: ignore[assignment]  # (B,) real tokens seen, int64
+
+
+class LocalMixer(TokenMixer):
+    """Y_i = softmax(q_i Kᵀ / √d) V over the tokens i - window + 1 … i, a head, heads joined by W_o.
+
+    The weights are those of softmax attention, under the same names; up to N = window so is the output of its causal
+    form. The window counts real tokens of a token's own segment. `rotary`, the base of the angles, turns queries and
+    keys by their position (RoPE, pairs (k, k + d/2)); without it no order plays a part within the window.
+
+    Shapes: (B, N, D) -> (B, N, D), d = D / heads. Cost: 4 N D² + 4 N window D multiply-adds, up to N = window
+    4 N D² + 2 N² D. State: 2 (window - 1) D numbers. Causal by build; padding is as if it were not there. Source:
+    PM-033.
+    """
+
+    name = "local"
+    capabilities = Capabilities(causal=True, masks=frozenset({"padding", "segments"}), recurrent=True)
+    causal_by_build = True
+    config: LocalConfig
+
+    def __init__(self, config: LocalConfig, dim: int, **kw: Any) -> None:
+        super().__init__(config, dim)
+        self.heads = head_count(config.heads, dim)
+        self.width = dim // self.heads
+        if config.rotary is not None and self.width % 2:
+            allowed = f"None with {self.heads} heads of {self.width} channels each"
+            raise OptionError("rotary", config.rotary, allowed, "Channels turn in pairs: choose another heads.")
+        self.qkv = Heads(dim, self.heads, config.bias, **kw)
+        self.proj = Dense(dim, dim, config.bias, **kw)
+        # a mean over few tokens is larger than attention's over all, √(e / window) where that is below one
+        init_(self.proj.weight, dim, min(1.0, INIT_STD * max(config.window / math.e, 1.0) ** 0.5))
+
+    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+        if isinstance(call.segments, Tensor):
+            y = _by_segment(x, call.segments, call.mask, lambda x, ids: self._attend(x, ids=ids)[0])
+        else:
+            y = without_padding(x, call.mask, lambda x, _: self._attend(x)[0])
+        return self.proj(y)
+
+    def scan(self, x: Tensor, state: LocalState | None, mask: Tensor | None) -> tuple[Tensor, LocalState]:
+        ends: list[LocalState] = []
+
+        def run(x: Tensor, real: Tensor | None) -> Tensor:
+            y, k, v = self._attend(x, state)
+            ends.append(self._next(k, v, state, real))
+            return y
+
+        return self.proj(without_padding(x, mask, run)), ends[0]
+
+    def _attend(
+        self, x: Tensor, state: LocalState | None = None, ids: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The heads' outputs side by side (B, N, D), and the keys and values (B, N, heads, d) of x."""
+        q, k, v = self.qkv(x, x)
+        if self.config.rotary is not None:
+            place = torch.arange(x.shape[1], device=x.device)
+            place = place if state is None else place + state.count[:, None]
+            turns = rotary(place.unsqueeze(-1), self.width, axes=1, heads=None, base=self.config.rotary)
+            q, k = (rotate(part, turns, axes=1) for part in (q, k))
+        past = None if state is None else Past(state.keys.to(k.dtype), state.values.to(v.dtype), state.count)
+        y = local_attention(q, k, v, window=self.config.window, scale=self.width**-0.5, past=past, segments=ids)
+        return y.flatten(-2), k, v
+
+    def _next(self, k: Tensor, v: Tensor, state: LocalState | None, real: Tensor | None) -> LocalState:
+        batch, n = k.shape[:2]
+        if state is None:
+            empty = k.new_zeros(self._shape(batch), dtype=accumulator(k.dtype))
+            state = LocalState(empty, empty, torch.zeros(batch, dtype=torch.int64, device=k.device))
+        keys, values = (
+            next_window(after_window(part.flatten(2), window.flatten(2)), n, real).unflatten(2, (self.heads, -1))
+            for part, window in ((k, state.keys), (v, state.values))
+        )
+        return LocalState(keys, values, state.count + (n if real is None else real.sum(1)))
+
+    def _shape(self, batch: int) -> tuple[int, int, int, int]:
+        return batch, self.config.window - 1, self.heads, self.width
+
+    def check_state(self, state: Any, x: Tensor) -> str | None:
+        wanted = self._shape(x.shape[0])
+        if isinstance(state, LocalState):
+            shapes = [tuple(part.shape) for part in state]
+            if shapes == [wanted, wanted, wanted[:1]]:
+                return None
+        return f"a LocalState with keys and values {wanted} and a count of {wanted[:1]}"
+
+    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+        return self.qkv.letters(self.proj)
+
+    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+        window = self.config.window
+        shape = (self.heads, n, n) if n <= window else (self.heads * math.ceil(n / window), window, 2 * window)
+        return [self.qkv.op(n), Op("attention", (*shape, self.width)), linear_op(n, self.proj)]
+
+
+def _by_segment(x: Tensor, segments: Tensor, mask: Tensor | None, run: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """`run(x, ids)` on real tokens sorted by segment, padding behind them; each output goes back to its token."""
+    order = segments.argsort(dim=1, stable=True)
+    ids, real = segments.gather(1, order), None if mask is None else mask.gather(1, order)
+    packed = ids if real is None else ids.gather(1, compact(real))
+    y = without_padding(take(x, order), real, lambda x, _: run(x, packed))
+    return torch.empty_like(y).scatter(1, order.unsqueeze(-1).expand_as(y), y)
+
+
+@register(LocalMixer)
+@dataclass(frozen=True, kw_only=True)
+class LocalConfig(MixerConfig):
+    """Options of local attention.
+
+    heads: None takes one for every 64 channels. window: how many tokens each sees, itself among them. rotary: the base
+    of rotary positions, 1e4 as a rule; None: none.
+    """
+
+    name: ClassVar[str] = "local"
+    heads: int | None = None
+    window: int = 128
+    rotary: float | None = None
+
+    def check(self) -> None:
+        if self.heads is not None:
+            check_int("heads", self.heads, 1)
+        check_int("window", self.window, 1)
+        if self.rotary is not None:
+            check_number("rotary", self.rotary, 1.0, math.inf, "a base of at least 1", 1e4)
