@@ -1,0 +1,140 @@
+"""The options of the language models, as configs of transformers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transformers import PretrainedConfig
+
+from polymix.errors import OptionError, check_choice, check_divides, check_int, check_number
+from polymix.mixers import MixerConfig
+from polymix.mixers.fit import fit_to_text
+from polymix.mixers.spec import mixer_config, parse_mixer
+
+POSITIONS = ("learned", "rotary", "none")
+Entry = str | dict[str, Any]  # "pom:degree=3", or its config as a dict
+
+
+class PolymixConfig(PretrainedConfig):
+    """What both families share; use `PolymixGPTConfig` or `PolymixLlamaConfig`.
+
+    Args:
+        vocab_size, hidden_size, num_layers, num_heads: sizes. Heads are those of the mixers that leave their number
+            open: attention and qt.
+        mixers: the mixer of each layer, or a pattern repeated over the layers, of names as on the command line
+            ("pom:degree=3", "local:window=64"), configs, or their dicts. Any causal and recurrent mixer, or "softmax",
+            whose cache grows.
+        intermediate_size: of the feed-forward; None: the family's usual.
+        max_position_embeddings: learned positions there are; elsewhere only the length that is trained for.
+        positions: "learned" adds a vector a position; "rotary" turns the mixers that have a rotary option and have not
+            set it themselves; "none" leaves order to the mixers: causal sums, convolutions, recurrences.
+        rope_theta: base of the rotary angles of attention.
+        bias: of mixers and feed-forward. norm_eps: of the norms.
+        dropout: of embeddings, mixers and feed-forward.
+        short_conv: taps of a causal depthwise convolution in front of every mixer but attention; 0: none.
+        tie_word_embeddings: one matrix for input and output.
+        initializer_range: standard deviation of the embeddings and of the feed-forward's weights at init.
+        use_cache: hand back a cache outside training.
+    Raises:
+        OptionError, UnknownNameError: naming the option, or the entry of `mixers`.
+    """
+
+    attribute_map = {"num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"}  # noqa: RUF012
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
+
+    def __init__(
+        self, vocab_size: int = 50304, hidden_size: int = 768, num_layers: int = 12, num_heads: int = 12,
+        mixers: Sequence[Entry | MixerConfig] | Entry | MixerConfig = ("pom",), intermediate_size: int | None = None,
+        max_position_embeddings: int = 1024, positions: str = "learned", rope_theta: float = 1e4, bias: bool = True,
+        norm_eps: float = 1e-5, dropout: float = 0.0, short_conv: int = 0, tie_word_embeddings: bool = True,
+        initializer_range: float = 0.02, use_cache: bool = True, **other: Any,
+    ) -> None:  # fmt: skip
+        sizes = {
+            "vocab_size": vocab_size, "hidden_size": hidden_size, "num_layers": num_layers, "num_heads": num_heads,
+            "max_position_embeddings": max_position_embeddings,
+        }  # fmt: skip
+        for name, value in sizes.items():
+            check_int(name, value, 1)
+            setattr(self, name, value)
+        check_divides("num_heads", num_heads, "hidden_size", hidden_size)
+        if intermediate_size is not None:
+            check_int("intermediate_size", intermediate_size, 1)
+        check_choice("positions", positions, POSITIONS)
+        flags = {"bias": bias, "tie_word_embeddings": tie_word_embeddings, "use_cache": use_cache}
+        for name, value in flags.items():
+            check_choice(name, value, (True, False))
+        check_int("short_conv", short_conv, 0)
+        check_number("dropout", dropout, 0.0, 1.0, "a probability in [0, 1)", 0.0)
+        check_number("rope_theta", rope_theta, 1.0, math.inf, "a base of at least 1", 1e4)
+        check_number("norm_eps", norm_eps, 0.0, 1.0, "a small number", 1e-5)
+        check_number("initializer_range", initializer_range, 0.0, math.inf, "a number of at least 0", 0.02)
+        self.intermediate_size = self.usual_size(hidden_size) if intermediate_size is None else intermediate_size
+        self.positions, self.rope_theta, self.bias = positions, rope_theta, bias
+        self.norm_eps, self.dropout, self.short_conv = norm_eps, dropout, short_conv
+        self.initializer_range, self.use_cache = initializer_range, use_cache
+        entries = [mixers] if isinstance(mixers, (str, Mapping, MixerConfig)) else list(mixers)
+        if not entries:
+            raise OptionError("mixers", "none", "one a layer, or a pattern", 'Pass mixers=["pom"], say.')
+        if len(entries) > num_layers:
+            got = f"{len(entries)} for {num_layers} layers"
+            raise OptionError("mixers", got, "one a layer, or a shorter pattern", "Drop some.")
+        self.mixers: list[Entry] = [e.to_dict() if isinstance(e, MixerConfig) else e for e in entries]
+        self.layer_configs()
+        super().__init__(**{"tie_word_embeddings": tie_word_embeddings, **other})
+
+    @staticmethod
+    def usual_size(hidden_size: int) -> int:
+        """Of the feed-forward."""
+        return 4 * hidden_size
+
+    def layer_configs(self) -> list[MixerConfig]:
+        """The mixer of every layer, with what the model settles: order, heads, positions, biases, dropout."""
+        theta = self.rope_theta if self.positions == "rotary" else None
+        settled = []
+        for place in range(self.num_layers):
+            where = f"mixers[{place % len(self.mixers)}]"
+            config = self._config(self.mixers[place % len(self.mixers)], where)
+            settled.append(fit_to_text(config, self.num_heads, theta))
+        return settled
+
+    def _config(self, entry: Entry, where: str) -> MixerConfig:
+        if isinstance(entry, str):
+            given = {word.partition("=")[0] for word in entry.split(":")[1:]}
+            config = parse_mixer(entry)[1]
+        elif isinstance(entry, Mapping) and "name" in entry:
+            given, config = set(entry), mixer_config(dict(entry))
+        else:
+            raise OptionError(where, repr(entry), 'a name, "pom:degree=3", or a dict with "name"', "Write it so.")
+        defaults = {"bias": self.bias, "dropout": self.dropout}
+        return config.changed(**{name: value for name, value in defaults.items() if name not in given})
+
+
+class PolymixGPTConfig(PolymixConfig):
+    """GPT-2's shape: LayerNorm, a GELU feed-forward of 4 × hidden_size, learned positions; options: `PolymixConfig`."""
+
+    model_type = "polymix-gpt"
+
+    def __init__(self, **options: Any) -> None:  # transformers 5 makes one for a class without
+        super().__init__(**options)
+
+
+class PolymixLlamaConfig(PolymixConfig):
+    """Llama's shape: RMSNorm, SwiGLU of 8/3 × hidden_size (a multiple of 64), rotary, no biases; options:
+    `PolymixConfig`."""
+
+    model_type = "polymix-llama"
+
+    def __init__(
+        self, vocab_size: int = 32000, positions: str = "rotary", bias: bool = False, tie_word_embeddings: bool = False,
+        max_position_embeddings: int = 2048, **other: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            vocab_size=vocab_size, positions=positions, bias=bias, tie_word_embeddings=tie_word_embeddings,
+            max_position_embeddings=max_position_embeddings, **other,
+        )  # fmt: skip
+
+    @staticmethod
+    def usual_size(hidden_size: int) -> int:
+        return 64 * math.ceil(8 * hidden_size / 3 / 64)

@@ -1,0 +1,121 @@
+"""What the masks, positions and segments of a call say of who sees whom, settled once for all layers."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polymix.errors import CapabilityError, MaskError, ShapeError, StateError
+from polymix.mixers.checks import holds
+from polymix.ops.visibility import positions
+
+
+class Order(NamedTuple):
+    """The N tokens of a call and those before them in a cache.
+
+    mask: (B, past + N), True = a token; None: all are. segments: (B, N) ids of packed sequences. place: (B or 1, N) the
+    number of each token among the real ones of its sequence, from which positions are learned and angles computed.
+    """
+
+    past: int
+    mask: Tensor | None
+    segments: Tensor | None
+    place: Tensor
+
+    @property
+    def padding(self) -> Tensor | None:
+        """(B, N), of the call's own tokens."""
+        return None if self.mask is None else self.mask[:, self.past :]
+
+    @property
+    def before(self) -> Tensor | None:
+        """(B,) how many of the tokens in the cache are real; None: all."""
+        return None if self.mask is None or not self.past else self.mask[:, : self.past].sum(1)
+
+
+def tokens_in(cache: Any, layers: int) -> int:
+    """How many tokens a cache has seen. Raises StateError, CapabilityError: for other kinds, other models."""
+    if cache is None:
+        return 0
+    held = getattr(cache, "layers", None)
+    if held is None:
+        cure = "Leave it out, or pass a DynamicCache()."
+        raise StateError("past_key_values", f"a {type(cache).__name__}", "a DynamicCache of transformers", cure)
+    if any(getattr(layer, "is_compileable", False) for layer in held):
+        cure = "Leave cache_implementation out: a mixer's state has a fixed size in any cache."
+        raise CapabilityError("past_key_values", f"a {type(cache).__name__} of fixed length", "a DynamicCache", cure)
+    seen = [int(layer.get_seq_length()) for layer in held]
+    if any(seen) and seen != seen[:1] * layers:
+        got = f"a cache with layers of {', '.join(map(str, seen))} tokens"
+        raise StateError("past_key_values", got, f"one that this model filled, of {layers} layers", "Use a new one.")
+    return seen[0] if seen else 0
+
+
+def settle(x: Tensor, mask: Any, place: Tensor | None, segments: Tensor | None, past: int, cached: bool) -> Order:
+    """Of tokens x (B, N, D) with an attention_mask (B, past + N), position_ids and segment_ids (B, N).
+
+    Position ids that start anew in a row without a mask are packed sequences, as in transformers.
+    Raises ShapeError, MaskError: for shapes, for packed sequences beside a cache, for masks beyond padding.
+    """
+    batch, n = x.shape[:2]
+    mask = None if mask is None else _padding(mask, batch, past + n)
+    for name, ids in (("position_ids", place), ("segment_ids", segments)):
+        if ids is not None and (ids.ndim != 2 or ids.shape[0] not in (1, batch) or ids.shape[1] != n):
+            raise ShapeError(name, tuple(ids.shape), f"({batch}, {n}), one a token", "Cut it as input_ids are cut.")
+    if segments is None and place is not None and mask is None and not past:
+        segments = _packed(place)
+    if segments is not None:
+        if past:
+            cure = "Pass use_cache=False, and each packed row whole."
+            raise MaskError("segment_ids", f"packed sequences after {past} cached tokens", "no cache", cure)
+        if cached:
+            cure = "A state is of one sequence: pass use_cache=False."
+            raise MaskError("past_key_values", "a cache beside packed sequences", "none", cure)
+        segments = segments.expand(batch, n)
+    if place is None:
+        place = _places(n, mask, segments, past, x.device)
+    return Order(past, mask, segments, place if place.ndim == 2 else place[None])
+
+
+def _places(n: int, mask: Tensor | None, segments: Tensor | None, past: int, device: torch.device) -> Tensor:
+    if segments is None and mask is None:
+        return torch.arange(past, past + n, device=device)
+    return positions(past + n, mask, segments, device)[:, past:]
+
+
+def _padding(mask: Any, batch: int, tokens: int) -> Tensor | None:
+    """(B, tokens), True = a token; None where all are, which spares the mixers a mask."""
+    if not isinstance(mask, Tensor) or mask.ndim != 2 or mask.shape != (batch, tokens):
+        got = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+        cure = "Order is the model's own, padding is all that a mask says; segment_ids keep packed sequences apart."
+        raise MaskError("attention_mask", got, f"(batch, tokens so far) = ({batch}, {tokens})", cure)
+    seen = mask if mask.dtype == torch.bool else mask > 0
+    return None if not torch.compiler.is_compiling() and bool(seen.all()) else seen
+
+
+def _packed(place: Tensor) -> Tensor | None:
+    """(B or 1, N) the sequence that each token is of, if positions that go up by one make several."""
+    ids = F.pad((place.diff(dim=1) != 1).cumsum(1), (1, 0))
+    return None if holds((ids == 0).all(), "takes packed sequences by segment_ids alone") else ids
+
+
+def apart(x: Tensor, segments: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """Packed rows x (B, N, D) with one sequence a row: (S, L, D), its padding mask (S, L), and where each token went.
+
+    For mixers that cannot keep packed sequences apart themselves: y[where] brings the tokens back as (B · N, D).
+    """
+    batch, n = segments.shape
+    rows = torch.arange(batch, device=x.device)[:, None].expand_as(segments)
+    pairs = torch.stack((rows.flatten(), segments.flatten()), dim=1)
+    _, row, sizes = torch.unique(pairs, dim=0, return_inverse=True, return_counts=True)
+    order = row.argsort(stable=True)
+    first = sizes.cumsum(0) - sizes
+    column = torch.empty_like(row).scatter_(0, order, torch.arange(batch * n, device=x.device) - first[row[order]])
+    where = (row, column)
+    size = (len(sizes), int(sizes.max()))
+    told = torch.ones_like(row, dtype=torch.bool) if real is None else real.flatten()
+    mask = torch.zeros(size, dtype=torch.bool, device=x.device).index_put(where, told)
+    return x.new_zeros(*size, x.shape[2]).index_put(where, x.flatten(0, 1)), mask, where
