@@ -88,7 +88,7 @@ class ConversionReport:
 
     layers: a LayerReport each. parameters: of the whole model, before and after. left_out: what looks like attention
     but has no adapter. accuracy: figures of yours by name, "before", "converted", "distilled", as `polymix.distill`
-    fills them in.
+    fills them in; metric: what they are.
     """
 
     def __init__(
@@ -97,6 +97,7 @@ class ConversionReport:
     ) -> None:  # fmt: skip
         self.layers, self.left_out = layers, left_out
         self.accuracy: dict[str, float] = {}
+        self.metric = "accuracy"
         self._host, self._after = model, dict(adapters)
         self._before = {name: model.get_submodule(name) for name in adapters}
         self.model = adapters.get("", model)
@@ -197,13 +198,15 @@ class ConversionReport:
         yield from self._host.named_buffers()
 
     def to_dict(self) -> dict[str, Any]:
-        return {"layers": [asdict(layer) for layer in self.layers], "left_out": list(self.left_out),
-                "accuracy": dict(self.accuracy), "parameters": list(self.parameters)}  # fmt: skip
+        return {
+            "layers": [asdict(layer) for layer in self.layers], "left_out": list(self.left_out),
+            "accuracy": dict(self.accuracy), "metric": self.metric, "parameters": list(self.parameters),
+        }  # fmt: skip
 
     def __str__(self) -> str:
         lines = table(self.layers, self.parameters)
         lines += [f"Not converted, no adapter: {', '.join(self.left_out)}."] if self.left_out else []
-        lines += [f"Accuracy, {name}: {value:.4g}." for name, value in self.accuracy.items()]
+        lines += [f"{self.metric.capitalize()}, {name}: {value:.4g}." for name, value in self.accuracy.items()]
         return "\n".join(lines)
 
 

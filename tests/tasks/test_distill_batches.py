@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from polymix.errors import DataError
-from polymix.tasks.distill.batches import accuracy, answer, first_of, foretells, labels_of, logits_of, moved, run
+from polymix.tasks.distill.batches import answer, first_of, foretells, labels_of, logits_of, moved, run
+from polymix.tasks.distill.metrics import accuracy, perplexity
 from tests.tasks.distilled import Stateful, X, Y, state, vit
 
 A, B = torch.randn(2, 3, 5), torch.randn(2, 3, 5)
@@ -162,6 +163,25 @@ def test_accuracy_is_the_share_of_hits_over_all_that_count():
     assert accuracy(model, [(X, torch.full((8,), -100))], logits_of, "cpu") == 0.0
     with pytest.raises(DataError, match="`val`"):
         accuracy(model, [(X, torch.eye(4)[Y[:8]])], logits_of, "cpu")
+
+
+def test_perplexity_counts_every_label_alike():
+    """Over batches of different sizes, by hand; a model that says nothing has as many choices as there are classes."""
+    model, labels = Fixed(torch.zeros(8, 4)), Y[:8].clone()
+    assert perplexity(model, [(X, labels)], logits_of, "cpu") == pytest.approx(4)
+    labels[2:] = -100
+    sure = Fixed(20.0 * torch.eye(4)[labels.clamp_min(0)])
+    known, unknown = (sure, [(X, labels)]), (model, [(X, Y[:8])])
+    assert perplexity(*known, logits_of, "cpu") == pytest.approx(1, abs=1e-6)
+    assert perplexity(*unknown, logits_of, "cpu") == pytest.approx(4)
+    halves = Fixed(torch.where(torch.arange(8)[:, None] < 2, 20.0 * torch.eye(4)[Y[:8]], 0.0))
+    few, many = labels, torch.where(torch.arange(8) < 2, -100, Y[:8])  # 2 that are known, 6 that are not
+    assert perplexity(halves, [(X, few), (X, many)], logits_of, "cpu") == pytest.approx(4**0.75)
+    for worst in (1e6, torch.nan):
+        far = Fixed(worst * torch.eye(4)[(Y[:8] + 1) % 4])
+        assert perplexity(far, [(X, Y[:8])], logits_of, "cpu") < torch.inf, "a report is JSON, which has no such number"
+    with pytest.raises(DataError, match="`val`"):
+        perplexity(model, [(X, torch.eye(4)[Y[:8]])], logits_of, "cpu")
 
 
 def test_accuracy_is_measured_in_evaluation_and_leaves_the_mode():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,22 +12,22 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from polymix.compare.conversion import assess
-from polymix.compare.conversion.data import Images, classes
+from polymix.compare.conversion.data import Data, open_data
 from polymix.compare.conversion.folder import Results, earlier
+from polymix.compare.conversion.images import classes
 from polymix.compare.conversion.inputs import check_call, made_up
-from polymix.compare.conversion.notes import metadata, notes
+from polymix.compare.conversion.named import SIZES
+from polymix.compare.conversion.notes import notes
+from polymix.compare.conversion.output import Saver
 from polymix.compare.conversion.settings import RECOMMEND, Settings
 from polymix.compare.conversion.sources import Source, load_model
 from polymix.compare.recommend import recommend
-from polymix.convert import ConversionReport, convert, save_pretrained
-from polymix.convert.files import CONFIG
-from polymix.convert.plain import mixer_config
+from polymix.convert import ConversionReport, convert
 from polymix.convert.plan import KEEP
 from polymix.errors import OptionError
+from polymix.mixers.spec import mixer_config
 
 CHECKPOINTS = "checkpoints"  # in --out, until a run has finished
-BATCH = 32  # of images of the user's
-_COMPANIONS = ("preprocessor_config.json", "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "spiece.*")
 
 
 def run(
@@ -44,45 +43,43 @@ def run(
     if before is not None and before["finished"]:
         return [before["headline"], f"This run had finished: {out} is left as it is."]
     torch.manual_seed(settings.seed)
-    count = None if settings.data is None else classes(settings.data)
+    named = settings.model.partition("/")[0] in SIZES and not Path(settings.model).is_dir()
+    count = classes(settings.data) if settings.data is not None and named else None
     source = load_model(settings.model, settings.weights, classes=count, size=settings.image_size, trust=settings.trust)
     host = source.model.to(settings.device).eval()
-    images = None if settings.data is None else Images(settings.data, source, settings.image_size)
-    given = _given(settings, source, host, images)
+    saver = Saver.of(host, settings, out)
+    data = None if settings.data is None else open_data(settings, source)
+    given = _given(settings, source, host, data)
     if plan == RECOMMEND:
         plan = _recommended(host, given, settings, before, say)
     torch.manual_seed(settings.seed)
     report = convert(host, plan, mixer=settings.filling, input=given, init=settings.init, windows=settings.windows)
     if not report.adapters:
         raise OptionError("--plan", f"{settings.plan}, which keeps all attention", "one that replaces some", "")
-    code = _save(report.model, out, settings, {})  # what cannot be saved shows before hours of training
+    code = saver.save(report.model, {})  # what cannot be saved shows before hours of training
     results = Results.open(out, settings.to_dict(), {}, resume=before is not None)
     results.set(plan={layer.name: KEEP if layer.now is None else dict(layer.options) for layer in report.layers})
-    if images is not None:
-        _distil(report, images, settings, out / CHECKPOINTS, resume, say)
+    if data is not None:
+        _distil(report, data, settings, out / CHECKPOINTS, resume, say)
     report.model.eval()
     say("Measuring.")
     found = assess(report, given, seconds=settings.seconds, lengths=settings.lengths)
-    said = notes(settings, source, images, code)
-    about = {**results.content, "data": None if images is None else images.to_dict(), "notes": said, "code": code}
-    _save(report.model, out, settings, {**found.to_dict(), "data": about["data"], "notes": said})
-    for file in (file for pattern in _COMPANIONS for file in (source.folder.glob(pattern) if source.folder else ())):
-        shutil.copy2(file, out)
+    said = notes(settings, source, data, code)
+    about = {**results.content, "data": None if data is None else data.to_dict(), "notes": said, "code": code}
+    saver.save(report.model, {**found.to_dict(), "data": about["data"], "notes": said})
+    saver.accompany(source.folder, host)
     name = Path(settings.model).name
     title = f"{name} with {' and '.join(dict.fromkeys(layer.now for layer in report.layers if layer.now))}"
-    found.write(out, title=title, card=metadata(images, title, report.accuracy), about={**about, "finished": True})
+    about |= {"finished": True, "language": saver.language}
+    found.write(out, title=title, card=_card(data, title, report.accuracy, saver), about=about)
     shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
-    how = f'polymix.load_pretrained("{out}"{", trust=True" if code else ""})'
-    return [str(found), *said, f"Model, report.html and README.md (the card) are in {out}; {how} loads it."]
+    return [str(found), *said, f"Model, report.html and README.md (the card) are in {out}; {saver.loading(code)}"]
 
 
-def _given(settings: Settings, source: Source, host: nn.Module, images: Images | None) -> Any:
-    """What the model is calibrated and measured with: images of the user's, the input that came with it, or noise."""
-    if images is not None:
-        first = images.data.train[0][: settings.batch or BATCH]
-        given = images.inputs(first).to(settings.device)
-        images.check_head(host, given)
-        return given
+def _given(settings: Settings, source: Source, host: nn.Module, data: Data | None) -> Any:
+    """What the model is calibrated and measured with: data of the user's, the input that came with it, or noise."""
+    if data is not None:
+        return data.given(host, settings.batch or data.batch, settings.device)
     if source.input is None:
         given = made_up(host, batch=settings.batch or 1, size=settings.image_size, tokens=settings.tokens)
     else:
@@ -93,6 +90,13 @@ def _given(settings: Settings, source: Source, host: nn.Module, images: Images |
                 raise OptionError(option, getattr(settings, name), "none beside an input of the model's own", "")
     check_call(host, given)
     return given
+
+
+def _card(data: Data | None, title: str, accuracy: Mapping[str, float], saver: Saver) -> dict[str, Any]:
+    """Beside tags, in a hub's terms: which library loads it, and what it reached on data that was held back."""
+    last = next((accuracy[name] for name in ("distilled", "imitated", "converted") if name in accuracy), None)
+    library = {"library_name": "transformers", "pipeline_tag": "text-generation"} if saver.language else {}
+    return {**library, **({} if data is None else data.card(title, last))}
 
 
 def _recommended(
@@ -112,29 +116,16 @@ def _recommended(
 
 
 def _distil(
-    report: ConversionReport, images: Images, settings: Settings, folder: Path, resume: bool, say: Callable[[str], None]
+    report: ConversionReport, data: Data, settings: Settings, folder: Path, resume: bool, say: Callable[[str], None]
 ) -> None:
     """Also without epochs, for the accuracy before and after the conversion."""
-    from polymix.tasks.distill import distill
+    from polymix.tasks.distill import distill, metrics
 
     imitate, tune = settings.epochs
     if imitate or tune:
-        say(f"Distilling on {len(images.data.train[0]):,} images: {imitate} + {tune} epochs.")
-    batch = settings.batch or BATCH
+        say(f"Distilling on {data.size}: {imitate} + {tune} epochs.")
+    train, held_back = data.loaders(settings.batch or data.batch)
     distill(
-        report, images.loader(images.data.train, batch, shuffle=True),
-        val=images.loader(images.data.test, batch, shuffle=False), imitate_epochs=imitate, epochs=tune, out=folder,
-        resume=resume, device=settings.device, seed=settings.seed,
+        report, train, val=held_back, metric=getattr(metrics, data.metric), imitate_epochs=imitate, epochs=tune,
+        out=folder, resume=resume, device=settings.device, seed=settings.seed,
     )  # fmt: skip
-
-
-def _save(model: nn.Module, out: Path, settings: Settings, metadata: Mapping[str, Any]) -> str | None:
-    """Save the model; returns the code of the user's that builds it, where no library does."""
-    try:
-        save_pretrained(model, out, metadata=metadata)
-    except OptionError:
-        if ".py:" not in settings.model:
-            raise
-        save_pretrained(model, out, host=settings.model, metadata=metadata)
-    code: str | None = json.loads((out / CONFIG).read_text("utf-8"))["host"].get("call")
-    return code

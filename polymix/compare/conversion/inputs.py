@@ -49,13 +49,24 @@ def reads_text(model: Any) -> bool:
     return getattr(model, "main_input_name", None) == "input_ids" and hasattr(model, "config")
 
 
+def has_twin(model: nn.Module) -> bool:
+    """Whether it is a language model that `polymix.models.language` has classes for."""
+    own = type(model).__name__ in ("GPT2LMHeadModel", "LlamaForCausalLM")
+    return own and type(model).__module__.startswith("transformers.")
+
+
 def text(model: Any, batch: int, tokens: int | None, device: torch.device) -> dict[str, Tensor]:
-    """Random ids below config.vocab_size: `tokens` of them, else 512 or as many as the model can take."""
+    """Random ids below config.vocab_size."""
+    size = (batch, longest(model, tokens))
+    return {"input_ids": torch.randint(model.config.vocab_size, size, device=device)}
+
+
+def longest(model: Any, tokens: int | None) -> int:
+    """`tokens`, else 512 or as many as the model can take."""
     most = getattr(model.config, "max_position_embeddings", None) or TOKENS
     if tokens is not None and tokens > most:
         raise OptionError("--tokens", tokens, f"at most {most}, which {type(model).__name__} can take", "")
-    size = (batch, min(TOKENS, most) if tokens is None else tokens)
-    return {"input_ids": torch.randint(model.config.vocab_size, size, device=device)}
+    return min(TOKENS, most) if tokens is None else tokens
 
 
 def pixels(model: Any) -> tuple[int, int] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,8 @@ def write(assessment: Assessment, folder: Path, title: str, card: Mapping[str, A
     named = {
         "title": title, "content": content, "rows": rows(content), "machine": machine(content),
         "accuracy": accuracy(content), "mixers": mixers(content), "version": polymix.__version__,
-        "notes": content.get("notes", []), "code": content.get("code"),
+        "notes": content.get("notes", []), "code": content.get("code"), "language": content.get("language", False),
+        "metric": content["conversion"].get("metric", "accuracy"),
     }  # fmt: skip
     environment = Environment(
         loader=PackageLoader("polymix", "compare/conversion"), undefined=StrictUndefined, trim_blocks=True,
@@ -86,8 +88,9 @@ def machine(content: Mapping[str, Any]) -> str:
 
 def accuracy(content: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Stages in order, then figures under the user's own names."""
-    given = content["conversion"]["accuracy"]
-    return [(name, f"{given[name]:.4g}") for name in (*_STAGES, *(set(given) - set(_STAGES))) if name in given]
+    given, nats = content["conversion"]["accuracy"], content["conversion"].get("metric") == "perplexity"
+    told = {name: f"{x:.4g}" + (f" ({math.log(x):.4f} nats a token)" if nats else "") for name, x in given.items()}
+    return [(name, told[name]) for name in (*_STAGES, *(set(given) - set(_STAGES))) if name in given]
 
 
 def mixers(content: Mapping[str, Any]) -> dict[str, int]:

@@ -31,6 +31,7 @@ class Settings:
     imitate_epochs: int | None = None
     init: str = "inherit"
     windows: str = "keep"
+    keep_host: bool = False
     device: str = "cpu"
     seed: int = 0
     seconds: float = 20.0
@@ -46,6 +47,7 @@ class Settings:
         check_int("--seed", self.seed, 0)
         check_choice("--init", self.init, ("inherit", "fresh"))
         check_choice("--windows", self.windows, ("keep", "merge"))
+        check_choice("--keep-host", self.keep_host, (True, False))
         check_device(self.device)
         if not self.seconds > 0 or not self.lengths or min(self.lengths) <= 0:
             raise OptionError("--seconds, --lengths", (self.seconds, self.lengths), "numbers above 0", "")

@@ -102,7 +102,7 @@ def _transformers(folder: Path, architecture: str, kept: bool) -> Source:
     if kind is None:
         got = f"{folder}, of the architecture {architecture}"
         raise OptionError("--model", got, "one that transformers has", "Code of a folder's own is not run.")
-    with _quiet(transformers):
+    with quiet():
         if not kept:
             return Source(kind(kind.config_class.from_pretrained(folder)), trained=False)
         model, found = kind.from_pretrained(
@@ -116,9 +116,9 @@ def _transformers(folder: Path, architecture: str, kept: bool) -> Source:
 
 
 @contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """transformers without its bars and tables of keys, for which there is an error of ours."""
-    logging = transformers.utils.logging
+    logging: Any = load_library("transformers").utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)
     logging.disable_progress_bar()

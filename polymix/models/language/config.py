@@ -91,13 +91,8 @@ class PolymixConfig(PretrainedConfig):
 
     def layer_configs(self) -> list[MixerConfig]:
         """The mixer of every layer, with what the model settles: order, heads, positions, biases, dropout."""
-        theta = self.rope_theta if self.positions == "rotary" else None
-        settled = []
-        for place in range(self.num_layers):
-            where = f"mixers[{place % len(self.mixers)}]"
-            config = self._config(self.mixers[place % len(self.mixers)], where)
-            settled.append(fit_to_text(config, self.num_heads, theta))
-        return settled
+        pattern = [self._config(entry, f"mixers[{place}]") for place, entry in enumerate(self.mixers)]
+        return [pattern[place % len(pattern)] for place in range(self.num_layers)]
 
     def _config(self, entry: Entry, where: str) -> MixerConfig:
         if isinstance(entry, str):
@@ -108,7 +103,9 @@ class PolymixConfig(PretrainedConfig):
         else:
             raise OptionError(where, repr(entry), 'a name, "pom:degree=3", or a dict with "name"', "Write it so.")
         defaults = {"bias": self.bias, "dropout": self.dropout}
-        return config.changed(**{name: value for name, value in defaults.items() if name not in given})
+        config = config.changed(**{name: value for name, value in defaults.items() if name not in given})
+        turns = self.positions == "rotary" and "rotary" not in given
+        return fit_to_text(config, self.num_heads, self.rope_theta if turns else None)
 
 
 class PolymixGPTConfig(PolymixConfig):

@@ -17,12 +17,13 @@ from torch import nn
 from polymix.convert import ConversionReport
 from polymix.convert.replay import mode
 from polymix.errors import OptionError, check_int, check_number
-from polymix.tasks.distill.batches import Forward, accuracy, answer, first_of, logits_of, moved
+from polymix.tasks.distill.batches import Forward, answer, first_of, logits_of, moved
 from polymix.tasks.distill.fit import Fit
+from polymix.tasks.distill.metrics import Metric, accuracy, perplexity
 from polymix.tasks.distill.stages import FineTuning, Imitation
 from polymix.tasks.trainer import isolate_rng
 
-__all__ = ["Distillation", "distill"]
+__all__ = ["Distillation", "accuracy", "distill", "perplexity"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ def distill(
     learning_rate: float = 5e-4,
     weight_decay: float = 0.05,
     forward: Forward = logits_of,
+    metric: Metric = accuracy,
     out: str | Path | None = None,
     resume: bool = False,
     device: str = "cpu",
@@ -68,6 +70,7 @@ def distill(
         data: batches, again and again: a DataLoader with a length or a list; of (inputs, labels), dicts of keyword
             arguments with `labels`, or inputs alone (teacher only).
         val: batches with labels: the accuracy before, after conversion, and after each stage goes to report.accuracy.
+        metric: `accuracy`, or another figure in its place: `perplexity` for language models, or a function like them.
         imitate_epochs, epochs: of stage 1 and stage 2; 0 leaves a stage out.
         labels, teacher: weights of the two losses of stage 2, at `temperature` the teacher's.
         imitate_lr, learning_rate, weight_decay: AdamW, warm-up over a tenth of the steps, cosine decay, gradients
@@ -95,7 +98,7 @@ def distill(
             first_of(val, "val")
         if epochs:
             _try(report.model, batch, forward, labels, teacher)
-        measure = partial(_measure, report, val, forward, fit.place)
+        measure = partial(_measure, report, val, forward, metric, fit.place)
         with report.former() as host:
             measure("before", host)
         measure("converted", report.model)
@@ -136,9 +139,12 @@ def _try(model: nn.Module, batch: Any, forward: Forward, labels: float, teacher:
         raise OptionError("labels, teacher", (labels, teacher), "labels in the batches, or a teacher", "")
 
 
-def _measure(report: ConversionReport, val: Any, forward: Forward, device: str, name: str, model: nn.Module) -> None:
+def _measure(
+    report: ConversionReport, val: Any, forward: Forward, metric: Metric, device: str, name: str, model: nn.Module
+) -> None:
     if val is not None:
-        report.accuracy[name] = accuracy(model.to(device), val, forward, device)
+        report.metric = getattr(metric, "__name__", report.metric)
+        report.accuracy[name] = metric(model.to(device), val, forward, device)
 
 
 def _imitate(report: ConversionReport, host: nn.Module, fit: Fit, data: Any, **options: Any) -> tuple[float, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from polymix.convert.record import without_fast_path
-from polymix.convert.replay import mode
 from polymix.errors import DataError
 
 IGNORED = -100  # a label that says nothing, as in transformers
@@ -116,20 +115,6 @@ def foretells(model: nn.Module, batch: Any) -> bool:
     named = re.search("CausalLM|LMHeadModel|ConditionalGeneration", type(model).__name__)
     both = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
     return isinstance(batch, Mapping) and named is not None and not both
-
-
-@torch.no_grad()
-def accuracy(model: nn.Module, data: Iterable[Any], forward: Forward, device: torch.device | str) -> float:
-    """The share of labels that the greatest logit hits."""
-    hits = count = 0
-    with mode(model, False):
-        for batch in data:
-            logits, labels, real = answer(model, moved(batch, device), forward)
-            if labels is None or labels.ndim > 1:
-                raise DataError("val", "batches without labels that are classes", "(inputs, labels), or dicts", "")
-            hits += int((logits.argmax(-1) == labels)[real].sum())
-            count += int(real.sum())
-    return hits / max(count, 1)
 
 
 def first_of(data: Any, argument: str, least: int = 1) -> Any:

@@ -1,0 +1,48 @@
+"""What a model is worth on labels that it was not trained on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from polymix.convert.replay import mode
+from polymix.errors import DataError
+from polymix.tasks.distill.batches import Answer, Forward, answer, moved
+
+Metric = Callable[[nn.Module, Iterable[Any], Forward, torch.device | str], float]
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, data: Iterable[Any], forward: Forward, device: torch.device | str) -> float:
+    """The share of labels that the greatest logit hits."""
+    hits = count = 0
+    for found in _answers(model, data, forward, device):
+        assert found.labels is not None
+        hits += int((found.logits.argmax(-1) == found.labels)[found.real].sum())
+        count += int(found.real.sum())
+    return hits / max(count, 1)
+
+
+@torch.no_grad()
+def perplexity(model: nn.Module, data: Iterable[Any], forward: Forward, device: torch.device | str) -> float:
+    """e to the mean cross-entropy of the labels, of which every one counts alike; e^700 at most, and for no number."""
+    nats, count = 0.0, 0
+    for found in _answers(model, data, forward, device):
+        labels = int(found.real.sum())
+        nats += float(found.label_loss()) * labels
+        count += labels
+    mean = nats / max(count, 1)
+    return math.exp(mean if mean < 700 else 700)
+
+
+def _answers(model: nn.Module, data: Iterable[Any], forward: Forward, device: torch.device | str) -> Iterator[Answer]:
+    with mode(model, False):
+        for batch in data:
+            found = answer(model, moved(batch, device), forward)
+            if found.labels is None or found.labels.ndim > 1:
+                raise DataError("val", "batches without labels that are classes", "(inputs, labels), or dicts", "")
+            yield found

@@ -1,0 +1,323 @@
+"""`train_text`: it learns, is resumed to the bit, refuses what it cannot do before it begins, and keeps what was good."""
+
+import json
+import math
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from polymix.errors import DataError, OptionError, PolymixError, ResultsError
+from polymix.tasks.text import TextRecipe, learner, train_text
+from polymix.tasks.text.load import changed, load_recipe
+from polymix.tasks.text.model import model_config
+from tests.tasks.texts import MODEL, TINY, rows, tiny
+
+NOISY = {"options": {**MODEL, "dropout": 0.2}, "accumulate": 2, "ema": 0.8, "packing": "segments"}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An uninterrupted run with everything that has a state: (recipe, folder)."""
+    path = tmp_path_factory.mktemp("whole")
+    recipe = tiny(path, **NOISY)
+    train_text(recipe, path / "out")
+    return recipe, path / "out"
+
+
+def weights(out):
+    return load_file(out / "model.safetensors")
+
+
+def same(out, other):
+    assert rows(out) == rows(other), "other losses, or rows that stand twice"
+    a, b = weights(out), weights(other)
+    assert list(a) == list(b) and all(torch.equal(a[name], b[name]) for name in a), "other weights"
+
+
+def stopped(monkeypatch, step, run, error, harm=None):
+    """A run in which something happens at the loss of a step."""
+    own = learner.TextLearner.training_step
+
+    def training_step(self, batch, index):
+        if self.global_step + 1 == step:
+            if harm is None:
+                raise error
+            return harm(self, own(self, batch, index))
+        return own(self, batch, index)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(learner.TextLearner, "training_step", training_step)
+        with pytest.raises(error) if error else nullcontext() as caught:
+            run()
+    return caught
+
+
+# It learns, and what it leaves
+
+
+def test_the_loss_falls_and_everything_is_left(whole):
+    recipe, out = whole
+    losses = [row["loss"] for row in rows(out) if "loss" in row]
+    assert len(losses) == recipe.steps and losses[-1] < losses[0] - 0.3
+    evaluated = [row for row in rows(out) if "val_loss" in row]
+    assert [row["step"] for row in evaluated] == [4, 8] and evaluated[1]["val_loss"] < evaluated[0]["val_loss"]
+    assert all(row["samples"][0].startswith("the cat ") for row in evaluated)
+    assert math.log(evaluated[1]["perplexity"]) == pytest.approx(evaluated[1]["val_loss"])
+    report = (out / "report.md").read_text()
+    assert f"{evaluated[1]['bits_per_byte']:.4f}" in report and "the cat" in report and recipe.data in report
+
+
+def test_auto_classes_and_pipeline_load_it(whole):
+    from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
+
+    _, out = whole
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
+    assert type(model).__name__ == "PolymixGPTForCausalLM" and model.config.vocab_size == len(tokenizer)
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+    said = pipeline("text-generation", str(out))("the cat", max_new_tokens=3, do_sample=False)[0]["generated_text"]
+    assert said.startswith("the cat") and len(said) > len("the cat")
+
+
+def test_averaged_weights_are_those_that_are_saved(whole):
+    _, out = whole
+    state = torch.load(out / "checkpoint" / "last.ckpt", weights_only=True)["state_dict"]
+    for name, value in weights(out).items():
+        assert torch.equal(value, state[f"average.{name}"])
+    assert any(not torch.equal(value, state[f"model.{name}"]) for name, value in weights(out).items())
+
+
+def test_an_average_is_what_its_formula_says(tmp_path):
+    from polymix.tasks.text.learner import TextLearner
+
+    model, mean = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+    before = mean.weight.detach().clone()
+    like = type("Like", (), {"recipe": TINY.__class__(ema=0.9), "model": model})()
+    TextLearner._average(like, mean, 1)  # decay 2 / 11 at the first step
+    torch.testing.assert_close(mean.weight, before * 2 / 11 + model.weight * 9 / 11)
+    before = mean.weight.detach().clone()
+    TextLearner._average(like, mean, 1000)
+    torch.testing.assert_close(mean.weight, before * 0.9 + model.weight * 0.1)
+
+
+def test_the_random_numbers_outside_are_left_as_they_were(tmp_path):
+    before = torch.get_rng_state()
+    train_text(tiny(tmp_path, steps=1), tmp_path / "out")
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_looking_at_the_model_does_not_change_what_it_learns(whole, tmp_path):
+    """Dropout is on: an evaluation or a sample that drew from its numbers would show."""
+    recipe, out = whole
+    train_text(replace(recipe, evaluate_every=100, checkpoint_every=100, prompts=()), tmp_path)
+    losses = [[row["loss"] for row in rows(folder) if "loss" in row] for folder in (out, tmp_path)]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"accumulate": 4}, {"checkpointing": True}, {"packing": "segments", "accumulate": 2}], ids=str
+)
+def test_how_it_is_computed_does_not_change_the_loss(tmp_path, changes):
+    recipe = tiny(tmp_path, packing=changes.get("packing", "stream"), steps=4)
+    for name, options in (("one", {}), ("two", changes)):
+        train_text(replace(recipe, **options), tmp_path / name)
+    one, two = ([row["loss"] for row in rows(tmp_path / name) if "loss" in row] for name in ("one", "two"))
+    assert two == pytest.approx(one, rel=1e-5)
+
+
+def test_bfloat16_learns_nearly_the_same(tmp_path):
+    for precision in ("float32", "bfloat16"):
+        train_text(tiny(tmp_path, steps=4, precision=precision), tmp_path / precision)
+    one, two = ([row["loss"] for row in rows(tmp_path / p) if "loss" in row] for p in ("float32", "bfloat16"))
+    assert two != one and two == pytest.approx(one, rel=0.02)
+
+
+def test_a_causal_model_of_transformers_learns_too(tmp_path):
+    from transformers import GPT2Config
+
+    config = GPT2Config(n_layer=1, n_embd=16, n_head=2, n_positions=16)
+    train_text(tiny(tmp_path, model=config, options={"n_embd": 8}, steps=2), tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["n_embd"] == 8
+
+
+# Resumed
+
+
+@pytest.mark.parametrize("step", [2, 5, 8], ids=["before a checkpoint", "between two", "at the end"])
+def test_a_resumed_run_has_the_same_bits(whole, monkeypatch, tmp_path, step):
+    """Dropout, accumulation, averaged weights; stopped in the middle of an epoch and of a step."""
+    recipe, out = whole
+    stopped(monkeypatch, step, lambda: train_text(recipe, tmp_path), KeyboardInterrupt)
+    torch.manual_seed(77)
+    train_text(recipe, tmp_path, resume=True)
+    same(tmp_path, out)
+
+
+def test_a_finished_run_is_not_trained_again(whole, monkeypatch, tmp_path):
+    recipe, out = whole
+    train_text(recipe, tmp_path)
+    monkeypatch.setattr(learner.TextLearner, "training_step", lambda *a: pytest.fail("it trained again"))
+    (tmp_path / "model.safetensors").unlink()
+    train_text(recipe, tmp_path, resume=True)
+    same(tmp_path, out)
+
+
+def test_what_decides_no_loss_may_change_on_the_way(whole, monkeypatch, tmp_path):
+    recipe, out = whole
+    stopped(monkeypatch, 5, lambda: train_text(recipe, tmp_path), KeyboardInterrupt)
+    train_text(replace(recipe, log_every=2, prompts=("a ",), checkpoint_every=50), tmp_path, resume=True)
+    assert all(torch.equal(a, b) for a, b in zip(weights(out).values(), weights(tmp_path).values(), strict=True))
+
+
+@pytest.mark.parametrize(("changes", "match"), [
+    ({"steps": 9}, "steps=8; allowed: steps=9"), ({"seed": 1}, "seed=0"), ({"learning_rate": 1e-3}, "learning_rate=0.01"),
+    ({"options": MODEL}, r"model\.dropout=0\.2; allowed: model\.dropout=0\.0"), ({"vocab": 290}, "vocab=300"), ({"held_out": 0.5}, "held_out=0.2"),
+], ids=str)  # fmt: skip
+def test_another_run_s_checkpoint_is_told_with_what_differs(whole, changes, match):
+    recipe, out = whole
+    before = [(out / name).read_bytes() for name in ("metrics.jsonl", "data/train.bin", "data/cache.json")]
+    with pytest.raises(ResultsError, match=match):
+        train_text(replace(recipe, **changes), out, resume=True)
+    assert [(out / name).read_bytes() for name in ("metrics.jsonl", "data/train.bin", "data/cache.json")] == before
+
+
+def test_another_text_is_told(monkeypatch, tmp_path):
+    recipe = tiny(tmp_path)
+    stopped(monkeypatch, 5, lambda: train_text(recipe, tmp_path / "out"), KeyboardInterrupt)
+    (tmp_path / "texts" / "00.txt").write_text("Something else. " * 30, "utf-8")
+    with pytest.raises(ResultsError, match=r"of a run with text="):
+        train_text(recipe, tmp_path / "out", resume=True)
+
+
+def test_a_checkpoint_is_not_overwritten_unasked(whole):
+    recipe, out = whole
+    with pytest.raises(ResultsError, match=r"`out`: got .*which has a checkpoint"):
+        train_text(recipe, out)
+
+
+@pytest.mark.parametrize("keep", [0, 200, -1])
+def test_a_damaged_checkpoint_is_told(monkeypatch, tmp_path, keep):
+    recipe = tiny(tmp_path)
+    stopped(monkeypatch, 5, lambda: train_text(recipe, tmp_path / "out"), KeyboardInterrupt)
+    file = tmp_path / "out" / "checkpoint" / "last.ckpt"
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(ResultsError, match=r"last\.ckpt, which cannot be read.*Delete it"):
+        train_text(recipe, tmp_path / "out", resume=True)
+
+
+# Numbers that are not finite
+
+
+def forget(self, loss):
+    self.sum = self.sum * math.nan
+    return loss * math.nan
+
+
+@pytest.mark.parametrize(("harm", "what"), [
+    (forget, "loss is nan"), (lambda self, loss: loss * math.inf, "gradient_norm is nan"),
+])  # fmt: skip
+def test_a_loss_that_is_not_finite_stops_before_it_spoils_the_weights(whole, monkeypatch, tmp_path, harm, what):
+    """… names the step, and leaves a checkpoint from which a better run goes on."""
+    recipe, out = whole
+    caught = stopped(monkeypatch, 6, lambda: train_text(recipe, tmp_path), OptionError, harm)
+    assert f"{what} at step 6" in str(caught.value) and "Lower it" in str(caught.value)
+    state = torch.load(tmp_path / "checkpoint" / "last.ckpt", weights_only=True)
+    assert state["global_step"] == 3 and all(v.isfinite().all() for v in state["state_dict"].values())
+    train_text(recipe, tmp_path, resume=True)
+    same(tmp_path, out)
+
+
+def test_a_full_disk_leaves_the_checkpoint_before_whole(whole, monkeypatch, tmp_path):
+    recipe, out = whole
+    saves, own = [], torch.save
+
+    def full(content, file):
+        saves.append(file)
+        if len(saves) == 2:
+            file.write(b"half")
+            raise OSError(28, "No space left on device")
+        own(content, file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", full)
+        with pytest.raises(OSError, match="No space"):
+            train_text(recipe, tmp_path)
+    assert [path.name for path in (tmp_path / "checkpoint").iterdir()] == ["last.ckpt"]
+    train_text(recipe, tmp_path, resume=True)
+    same(tmp_path, out)
+
+
+# Refused before it begins
+
+
+@pytest.mark.parametrize(("changes", "match"), [
+    ({"context": 0}, "`context`"), ({"steps": 1.5}, "`steps`"), ({"batch_size": 6, "accumulate": 4}, "`accumulate`"),
+    ({"held_out": 0.0}, "`held_out`"), ({"warmup": 1.0}, "`warmup`"), ({"ema": 1.0}, "`ema`"), ({"clip": 0.0}, "`clip`"),
+    ({"packing": "pad"}, "`packing`"), ({"precision": "float16"}, "`precision`"), ({"strategy": "dp"}, "`strategy`"),
+    ({"betas": (0.9,)}, "`betas`"), ({"betas": (0.9, 1.0)}, "`betas`"), ({"prompts": "the"}, "`prompts`"),
+    ({"prompts": ("",)}, "`prompts`"), ({"device": "tpu"}, "`device`"), ({"options": ["a"]}, "`options`"),
+    ({"options": {"vocab_size": 3}}, "Set vocab"), ({"vocab": 0}, "`vocab`"), ({"learning_rate": 0.0}, "`learning_rate`"),
+    ({"checkpointing": 1}, "`checkpointing`"), ({"seed": -1}, "`seed`"), ({"final": 1.5}, "`final`"),
+], ids=str)  # fmt: skip
+def test_a_recipe_says_what_it_cannot_be(changes, match):
+    with pytest.raises(OptionError, match=match):
+        TextRecipe(**changes)
+
+
+def gpt2(**options):
+    from transformers import GPT2Config
+
+    return {"model": GPT2Config(n_layer=1, n_embd=8, n_head=2, n_positions=16), "options": options}
+
+
+@pytest.mark.parametrize(("make", "match"), [
+    (lambda: {"model": "gtp"}, "gpt, llama"), (lambda: {"model": 3}, "`model`"),
+    (lambda: {"options": {**MODEL, "hiden_size": 8}}, "`hiden_size`.*hidden_size"),
+    (lambda: {"options": {**MODEL, "mixers": ["padr"]}}, "padre"),
+    (lambda: {"options": {**MODEL, "max_position_embeddings": 8}}, "`context`: got 16"),
+    (lambda: {**gpt2(), "context": 17}, "`context`: got 17"), (lambda: {**gpt2(), "packing": "segments"}, "`packing`"),
+    (lambda: {"strategy": "fsdp"}, "torchrun"), (lambda: {"data": "/nowhere"}, "does not exist"),
+    (lambda: {"tokenizer": "/nowhere"}, "does not exist"),
+])  # fmt: skip
+def test_what_a_run_cannot_do_is_told_and_nothing_is_written(tmp_path, make, match):
+    with pytest.raises(PolymixError, match=match):
+        train_text(tiny(tmp_path, **make()), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_presets_and_families_take_options():
+    small = {"hidden_size": 16, "num_layers": 2, "num_heads": 2}
+    for model, kind in (("gpt", "polymix-gpt"), ("llama", "polymix-llama"), ("gppom2-s-hybrid", "polymix-gpt")):
+        made = model_config(replace(TINY, model=model, options=small), 300, 7)
+        assert (made.model_type, made.vocab_size, made.hidden_size, made.eos_token_id) == (kind, 300, 16, 7)
+    assert made.mixers == ["pom", "local"]
+
+
+# Recipes as files and words
+
+
+def test_a_recipe_file_is_loaded_and_words_change_it(tmp_path):
+    file = tmp_path / "r.py"
+    file.write_text(
+        "from polymix.tasks.text import TextRecipe\nrecipe = TextRecipe(steps=5, options={'bias': False})\n"
+    )
+    recipe = changed(load_recipe(file), ["steps=7", "mixers=pom:degree=3,local", "learning_rate=1e-3", "tokenizer=a/b",
+                                         "checkpointing=true", "num_layers=2", "betas=0.9,0.99", "vocab=none"])  # fmt: skip
+    assert (recipe.steps, recipe.learning_rate, recipe.tokenizer, recipe.checkpointing) == (7, 1e-3, "a/b", True)
+    assert recipe.options == {"bias": False, "mixers": ("pom:degree=3", "local"), "num_layers": 2}
+    assert recipe.betas == (0.9, 0.99) and recipe.vocab is None
+
+
+@pytest.mark.parametrize(("text", "words", "match"), [
+    (None, [], "a Python file"), ("x = 1", [], "in which it is NoneType"), ("recipe = {}", [], "in which it is dict"),
+    ("", ["steps"], "name=value"), ("", ["steps="], "name=value"), ("", ["betas=a,b"], "numbers separated"),
+    ("", ["steps=many"], "`steps`"),
+])  # fmt: skip
+def test_what_is_no_recipe_is_told(tmp_path, text, words, match):
+    file = tmp_path / "r.py"
+    if text is not None:
+        file.write_text(text or "from polymix.tasks.text import TextRecipe\nrecipe = TextRecipe()\n")
+    with pytest.raises((DataError, OptionError), match=match):
+        changed(load_recipe(file), words)
