@@ -1,0 +1,131 @@
+"""What fits into a state: associative recall by number of pairs, and copying by length, for each mixer.
+
+    python benchmarks/recall.py benchmarks/results/recall.json [--plot docs/images/recall.png] [--only softmax,pom]
+        [--tasks recall,copying] [--seeds 1] [--threads 2] [--quick]
+
+Every model is small, of two layers: a convolution over three tokens, with which a pair can be seen as one, and behind
+it the mixer that has to keep the pairs (in the hybrid `local` attention follows); or twice the same mixer, as it
+stands or behind a short convolution. A model learns all sizes of a task at once. A run that was interrupted goes on
+where it stopped; `--quick` only shows that everything runs.
+"""
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polymix.bench import manifest
+from polymix.models.language import PolymixGPTConfig, PolymixGPTForCausalLM, parameters
+from polymix.tasks.recall import Copying, Recall, Recipe, Task, state_size, train
+
+SIZES = (4, 8, 16, 32, 64)  # pairs to recall, or tokens to copy
+SHIFT = "padre:degree=1:channel=identity:kernel_size=3"
+PLACES = {"positions": "learned"}  # elsewhere the convolution knows order
+MODELS: dict[str, dict[str, Any]] = {
+    "softmax": {"mixers": [SHIFT, "softmax"]},
+    "pom, k = 2": {"mixers": [SHIFT, "pom"]},
+    "pom, k = 3": {"mixers": [SHIFT, "pom:degree=3"]},
+    "pom, k = 2, expand 1": {"mixers": [SHIFT, "pom:expand=1"]},
+    "pom, k = 2, expand 4": {"mixers": [SHIFT, "pom:expand=4"]},
+    "pom, k = 2, then local, window 32": {"mixers": [SHIFT, "pom", "local:window=32"], "num_layers": 3},
+    "hydra": {"mixers": [SHIFT, "hydra"]},
+    "padre, degree 2": {"mixers": [SHIFT, "padre-2"]},
+    "linear": {"mixers": [SHIFT, "linear"]},
+    "qt": {"mixers": [SHIFT, "qt"]},
+    "mamba": {"mixers": [SHIFT, "mamba"]},
+    "pom in both layers": {"mixers": ["pom"], **PLACES},
+    "pom in both layers, short_conv 4": {"mixers": ["pom"], "short_conv": 4, **PLACES},
+    "softmax in both layers": {"mixers": ["softmax"], **PLACES},
+}
+COPYING = ("softmax", "pom, k = 2", "pom in both layers, short_conv 4", "linear")
+TASKS: dict[str, type[Recall] | type[Copying]] = {"recall": Recall, "copying": Copying}
+HOST: dict[str, Any] = {
+    "vocab_size": 256, "hidden_size": 64, "num_layers": 2, "num_heads": 2, "positions": "none",
+    "max_position_embeddings": 256,
+}  # fmt: skip
+
+
+def run(name: str, label: str, sizes: tuple[int, ...], recipe: Recipe, seed: int) -> dict[str, Any]:
+    tasks: list[Task] = [TASKS[name](size, HOST["vocab_size"]) for size in sizes]
+    config = PolymixGPTConfig(**{**HOST, **MODELS[label]})
+    torch.manual_seed(seed)
+    model = PolymixGPTForCausalLM(config)
+    done = asdict(train(model, tasks, recipe, seed=seed))
+    states = [state_size(model, task) for task in tasks]
+    return {"task": name, "model": label, "seed": seed, **MODELS[label], "parameters": parameters(config),
+            "sizes": sizes, "tokens": [task.length for task in tasks], "state": states, **done}  # fmt: skip
+
+
+def plot(content: dict[str, Any], path: Path) -> None:
+    """Accuracy by number of pairs, and at a middle one by the numbers that the layers keep."""
+    from matplotlib.figure import Figure
+
+    rows = [row for row in content["rows"] if row["task"] == "recall" and row["accuracy"]]
+    sizes = rows[0]["sizes"]
+    middle = len(sizes) // 2
+    figure = Figure(figsize=(12, 4.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for place, label in enumerate(dict.fromkeys(row["model"] for row in rows)):
+        its = [row for row in rows if row["model"] == label]
+        mean = torch.tensor([row["accuracy"] for row in its]).mean(0).tolist()
+        colour = "black" if label == "softmax" else f"C{place % 10}"
+        style = {"color": colour, "marker": "o" if place < 10 else "s", "markersize": 5}
+        left.plot(sizes, mean, label=label, **style)
+        right.plot([sum(its[0]["state"][middle])], [mean[middle]], linestyle="none", **style)
+    left.plot(sizes, [1 / size for size in sizes], color="grey", linestyle=":", label="a guess among the values seen")
+    left.set(xlabel="pairs", ylabel="accuracy", xscale="log", title="Recall by number of pairs", ylim=(-0.03, 1.03))
+    left.set_xticks(sizes, [str(size) for size in sizes])
+    right.set(
+        xlabel="numbers kept, all layers", xscale="log", title=f"{sizes[middle]} pairs, by what is kept",
+        ylim=(-0.03, 1.03),
+    )  # fmt: skip
+    figure.legend(*left.get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=8)
+    for axis in (left, right):
+        axis.minorticks_off()
+        axis.grid(color="#e4e4e4")
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=130)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--only", default="", help="parts of the labels of the models to run, separated by commas")
+    parser.add_argument("--tasks", default=",".join(TASKS))
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--quick", action="store_true")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    sizes, recipe = (SIZES[:2], Recipe(steps=6, tokens=256, every=3)) if given.quick else (SIZES, Recipe(steps=800))
+    setting = {"host": HOST, "recipe": recipe.to_dict()}
+    content = json.loads(given.out.read_text()) if given.out.exists() else {**setting, "rows": []}
+    if any(content[key] != value for key, value in setting.items()):
+        parser.error(f"{given.out} is of another setting (--quick?): name another file")
+    rows = content["rows"]
+    for seed in range(given.seeds):
+        for name in given.tasks.split(","):
+            for label in MODELS if name == "recall" else COPYING:
+                if given.only and not any(part in label for part in given.only.split(",")):
+                    continue
+                if any((row["task"], row["model"], row["seed"]) == (name, label, seed) for row in rows):
+                    continue
+                row = run(name, label, sizes, recipe, seed)
+                rows.append(row)
+                found = "diverged" if row["accuracy"] is None else " ".join(f"{part:.1%}" for part in row["accuracy"])
+                print(f"{name:8}{label:35}{found}  state {row['state'][-1]}  {row['steps']} steps, "
+                      f"{row['seconds']:.0f} s", flush=True)  # fmt: skip
+                part = given.out.with_suffix(".part")
+                content = {"machine": manifest("cpu", given.threads), **setting, "rows": rows}
+                part.write_text(json.dumps(content, indent=1) + "\n")
+                part.replace(given.out)
+    if given.plot:
+        plot(content, given.plot)
+
+
+if __name__ == "__main__":
+    main()
