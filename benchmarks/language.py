@@ -1,6 +1,7 @@
 """The PolyMorpher study, small: language models that differ in their mixers alone, on the prose of Python's library.
 
-    python benchmarks/language.py benchmarks/results/language.json [--only train|time|length] [--models "pom;softmax"]
+    python benchmarks/language.py benchmarks/results/language.json [--plot docs/images/language.png]
+        [--only train|time|length] [--models "pom;softmax"] [--quick]
 
 Every model has the parameters of the one with attention (the feed-forward makes up for what a mixer has more) and the
 same text, steps and learning rate, which were tuned for none of them. Training, timing and the loss at longer contexts
@@ -168,10 +169,43 @@ def report(label: str, quick: bool) -> None:
     print(json.dumps(said))
 
 
+def plot(content: dict[str, Any], path: Path) -> None:
+    """Held-out loss of each model, and the time of a token by what came before."""
+    from matplotlib.figure import Figure
+
+    trained = sorted(
+        (row for row in content["rows"] if row["kind"] == "train" and not row["seed"]), key=lambda row: row["loss"]
+    )
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    best = min(row["loss"] for row in trained)
+    for place, row in enumerate(reversed(trained)):
+        left.plot([row["loss"]], [place], "o", color="black" if row["model"] == "softmax" else "C0")
+        left.annotate(
+            f"{row['loss']:.3f}", (row["loss"], place), xytext=(6, -3), textcoords="offset points", fontsize=8
+        )
+    left.set_yticks(range(len(trained)), [row["model"] for row in reversed(trained)])
+    left.set(xlabel="held-out loss, nats a token", title="Same parameters, steps and text")
+    left.set_xlim(best - 0.05, trained[-1]["loss"] + 0.12)
+    for row in content["rows"]:
+        key = "decode_ms_"
+        points = sorted((int(k.removeprefix(key)), v) for k, v in row.items() if k.startswith(key))
+        if row["kind"] == "time" and len(points) > 2:
+            style = {"color": "black"} if row["model"] == "softmax" else {}
+            right.plot(*zip(*points, strict=True), marker="o", label=row["model"], **style)
+    right.set(xlabel="tokens before", ylabel="ms a token", xscale="log", yscale="log", title="Decoding")
+    right.legend(frameon=False)
+    for axis in (left, right):
+        axis.grid(color="#e4e4e4")
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=130)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--models", help="Separated by ;")
+    parser.add_argument("--plot", type=Path)
     parser.add_argument("--only", choices=("train", "time", "length"))
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
@@ -201,6 +235,8 @@ def main() -> None:
                 part = given.out.with_suffix(".part")
                 part.write_text(json.dumps(content, indent=1) + "\n")
                 part.replace(given.out)
+    if given.plot:
+        plot(json.loads(given.out.read_text()), given.plot)
 
 
 if __name__ == "__main__":

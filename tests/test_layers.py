@@ -33,8 +33,14 @@ ON_DEMAND = {("polymix", "compare"), ("polymix", "tasks")}
 # ops to models.
 LIBRARIES: dict[str, set[str]] = {
     "timm": {"mixers/related/timm_layers.py"},
-    "transformers": {"mixers/cache.py", "mixers/related/mamba.py", "models/language/",
-        "tasks/generate/folder.py", "tasks/generate/run.py", "tasks/text/model.py", "tasks/text/tokenizer.py"},
+    "transformers": {
+        "mixers/cache.py",
+        "mixers/related/mamba.py",
+        "models/language/",
+        "tasks/generate/",
+        "tasks/text/model.py",
+        "tasks/text/tokenizer.py",
+    },
     "safetensors": {"convert/files.py"},
     "lightning": {"tasks/classify.py", "tasks/text/processes.py", "tasks/trainer.py"},
     "tokenizers": {"tasks/text/tokenizer.py"},

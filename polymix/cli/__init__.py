@@ -16,7 +16,7 @@ except ImportError:  # main() says what to install
     typer = None  # type: ignore[assignment]
 
 # In the help's order; each is the function `command` of the file of its name, which _app imports: it needs typer.
-VERBS = ("compare", "bench", "recommend", "convert", "list", "show", "lens")
+VERBS = ("compare", "bench", "recommend", "convert", "train", "generate", "list", "show", "lens")
 
 
 def _app() -> Any:

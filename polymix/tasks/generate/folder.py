@@ -1,0 +1,69 @@
+"""The causal language model of a folder, whoever saved it, and its tokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import polymix.models.language  # noqa: F401  # first: it cures torchvision, and makes our classes known
+from polymix.convert import load_pretrained
+from polymix.errors import DataError, PolymixError, check_choice
+
+from transformers import AutoModelForCausalLM, AutoTokenizer  # isort: skip
+
+DTYPES = ("float32", "bfloat16", "float16")
+FOLDER = "a folder of a causal language model, as save_pretrained writes it"
+
+
+def load(folder: str | Path, *, device: str = "cpu", dtype: str | None = None, trust: bool = False) -> tuple[Any, Any]:
+    """The causal model of a folder, in evaluation, and its tokenizer. Nothing is downloaded.
+
+    Args:
+        dtype: None: as the weights were saved.
+        trust: whether code that the folder names may run.
+    Raises:
+        DataError: there is no such model, or no tokenizer beside it. OptionError: `dtype`, or `trust` is needed.
+    """
+    folder = Path(folder)
+    check_choice("dtype", dtype, (None, *DTYPES))
+    if not (folder / "config.json").is_file():
+        cure = "Nothing is downloaded: fetch the model first."
+        raise DataError("folder", f"{folder}, in which there is no config.json", FOLDER, cure)
+    tokenizer = load_tokenizer(folder, trust)
+    wanted = None if dtype is None else getattr(torch, dtype)
+    try:
+        if json.loads((folder / "config.json").read_text("utf-8")).get("library_name") == "polymix":
+            model: Any = load_pretrained(folder, device=device, dtype=wanted, trust=trust)
+        else:
+            model = AutoModelForCausalLM.from_pretrained(
+                folder, local_files_only=True, dtype=wanted or "auto", trust_remote_code=trust
+            )
+            model.to(device)
+    except PolymixError:
+        raise
+    except Exception as error:  # whatever the library says of a damaged folder, or of another kind of model
+        raise DataError("folder", f"{folder}, which fails with {_short(error)}", FOLDER, "") from error
+    if not callable(getattr(model, "can_generate", None)) or not model.can_generate():
+        raise DataError("folder", f"{folder}, a {type(model).__name__}, which writes no text", FOLDER, "")
+    return model.eval(), tokenizer
+
+
+def load_tokenizer(folder: Path, trust: bool = False) -> Any:
+    """Of a model's folder."""
+    try:
+        found = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trust)
+        empty = len(found) <= len(set(found.all_special_ids))  # made from the config alone
+        reason = "none, or an empty one" if empty else None
+    except Exception as error:
+        reason = _short(error)
+    if reason is not None:
+        cure = "Copy the tokenizer's files (tokenizer.json, tokenizer_config.json …) there from the model's own folder."
+        raise DataError("tokenizer", f"{reason} in {folder}", "the model's tokenizer beside it", cure)
+    return found
+
+
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
