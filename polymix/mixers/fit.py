@@ -38,7 +38,7 @@ def with_heads(config: MixerConfig, heads: int) -> MixerConfig:
 
 
 def fit_to_text(config: MixerConfig, heads: int, theta: float | None) -> MixerConfig:
-    """The config as a layer of a causal language model: in order, with its heads, turned to the base `theta` if given."""
+    """The config as a layer of a causal language model: in order, with its heads, turned to the base `theta` if any."""
     config = with_heads(config, heads)
     if hasattr(config, "causal"):
         config = config.changed(causal=True)
