@@ -182,13 +182,6 @@ def language() -> str:
     return table(headings, lines) + "\n\n" + told
 
 
-def lengths() -> str:
-    rows = [row for row in json.loads((RESULTS / "language.json").read_text())["rows"] if row["kind"] == "length"]
-    contexts = sorted(int(key.removeprefix("loss_")) for key in rows[0] if key.startswith("loss_"))
-    lines = [(row["model"], *(f"{row[f'loss_{context}']:.3f}" for context in contexts)) for row in rows]
-    return table(("mixers", *(f"{context:,} tokens" for context in contexts)), lines)
-
-
 def recall(task: str) -> str:
     content = json.loads((RESULTS / "recall.json").read_text())
     rows = [row for row in content["rows"] if row["task"] == task]
@@ -220,7 +213,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "recall": partial(recall, "recall"),
     "recall-copying": partial(recall, "copying"),
     "recall-setting": recall_setting,
-    "language-lengths": lengths,
     "presets": presets,
     "language": language,
     "recovery": recovery,

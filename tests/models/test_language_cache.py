@@ -68,6 +68,17 @@ def test_chunks_and_steps_give_one_forward_and_padding_changes_nothing(name, cal
 
 
 @pytest.mark.parametrize("name", MIXERS)
+def test_a_row_that_is_padding_alone_is_finite_and_may_begin_later(name):
+    model, mask = tiny(name, "llama"), LEFT.clone()
+    mask[1] = 0
+    out = model(IDS, mask)
+    assert out.logits.isfinite().all()
+    more = torch.cat((mask, torch.ones(3, 1, dtype=torch.long)), 1)
+    later = model(IDS[:, :1], more, past_key_values=out.past_key_values).logits[1]
+    assert error(later, model(IDS[1:2, :1]).logits[0]) <= TOL
+
+
+@pytest.mark.parametrize("name", MIXERS)
 def test_the_cache_costs_bf16_no_more_than_its_own_error(name):
     torch.manual_seed(0)
     ids = torch.randint(VOCAB, (4, 40))
