@@ -177,14 +177,15 @@ def language() -> str:
             f" one seed; {its['cpu']}, {its['threads']} threads, torch {its['torch']}, float32."
             f" `python benchmarks/language.py OUT.json`")  # fmt: skip
     headings = ("mixers", "parameters", "held-out loss", "bits a byte", "tokens/s in training",
-                "ms a token after 1,000",
-                "after 100,000", "MiB in training", "KiB of cache after 100,000")  # fmt: skip
+                "ms a token after 1,000", "after 100,000", "MiB in training", "KiB of cache after 100,000")  # fmt: skip
     return table(headings, lines) + "\n\n" + told
 
 
 def recall(task: str) -> str:
     content = json.loads((RESULTS / "recall.json").read_text())
     rows = [row for row in content["rows"] if row["task"] == task]
+    if not rows:
+        return f"Not measured yet: `python benchmarks/recall.py OUT.json --tasks {task}`."
     lines = []
     for label in dict.fromkeys(row["model"] for row in rows):
         its = [row for row in rows if row["model"] == label]
