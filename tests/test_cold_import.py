@@ -1,4 +1,4 @@
-"""The package in a fresh process: it needs torch alone, and it loads fast."""
+"""The package in a fresh process: it needs torch alone, and loading it is little work."""
 
 import json
 import subprocess
@@ -49,12 +49,19 @@ print("wraps", *sorted(wraps))
 # The mixers that are a layer of timm's or of transformers', and say so where those are missing.
 WRAPPING = ["gc", "mamba", "non_local", "relu_linear", "se", "xca"]
 
-TIME = """
-import time
+WORK = """
+import json, sys
 import torch
-start = time.process_time()
+before, calls = set(sys.modules), 0
+
+def count(frame, event, argument):
+    global calls
+    calls += event in ("call", "c_call")
+
+sys.setprofile(count)
 import polymix
-print(time.process_time() - start)
+sys.setprofile(None)
+print(json.dumps([calls, sorted({name.partition(".")[0] for name in set(sys.modules) - before})]))
 """
 
 
@@ -72,6 +79,8 @@ def test_every_mixer_with_torch_alone():
     assert out.split() == ["wraps", *WRAPPING], "these alone may need more than torch"
 
 
-def test_import_time():
-    """Under 0.3 s of this process's own time beyond torch's; the best of three, since the machine may be busy."""
-    assert min(float(fresh(TIME)) for _ in range(3)) < 0.3
+def test_import_does_little():
+    """A time depends on what else the machine does; calls do not: 64,000 of them are the 0.22 s of docs/speed.md."""
+    calls, loaded = json.loads(fresh(WORK))
+    assert loaded == ["polymix"], "a library that torch had not loaded"
+    assert calls < 100_000, "the import has grown by half"
