@@ -7,7 +7,6 @@ attention on its plain path. "Layers" are the attention layers that were, or can
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -16,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
+from saving import save
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -151,9 +151,7 @@ def main() -> None:
             found.append(line)
             told = line["refused"] or f"{line['parameters']:.2f} M, {line['multiply_adds']} G"
             print(f"{name}, {line['mixer']}: {told}", flush=True)
-    part = given.out.with_suffix(".part")
-    part.write_text(json.dumps({"rows": found}, indent=1) + "\n")
-    part.replace(given.out)
+    save({"rows": found}, given.out)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What fits into a state: associative recall by number of pairs, and copying by length, for each mixer.
 
-    python benchmarks/recall.py benchmarks/results/recall.json [--plot docs/images/recall.png] [--only softmax,pom]
+    python benchmarks/recall.py benchmarks/results/recall.json [--plot docs/images/recall.png] [--only "softmax;pom"]
         [--tasks recall,copying] [--seeds 1] [--threads 2] [--quick]
 
 Every model is small, of two layers: a convolution over three tokens, with which a pair can be seen as one, and behind
@@ -11,17 +11,19 @@ where it stopped; `--quick` only shows that everything runs.
 
 import argparse
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from saving import save
 
 from polymix.bench import manifest
 from polymix.models.language import PolymixGPTConfig, PolymixGPTForCausalLM, parameters
 from polymix.tasks.recall import Copying, Recall, Recipe, Task, state_size, train
 
 SIZES = (4, 8, 16, 32, 64)  # pairs to recall, or tokens to copy
+RATES = (3e-3, 1e-3)
 SHIFT = "padre:degree=1:channel=identity:kernel_size=3"
 PLACES = {"positions": "learned"}  # elsewhere the convolution knows order
 MODELS: dict[str, dict[str, Any]] = {
@@ -31,6 +33,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "pom, k = 2, expand 1": {"mixers": [SHIFT, "pom:expand=1"]},
     "pom, k = 2, expand 4": {"mixers": [SHIFT, "pom:expand=4"]},
     "pom, k = 2, then local, window 32": {"mixers": [SHIFT, "pom", "local:window=32"], "num_layers": 3},
+    "pom, k = 2, then softmax": {"mixers": [SHIFT, "pom", "softmax"], "num_layers": 3},
+    "local, window 32": {"mixers": [SHIFT, "local:window=32"]},
     "hydra": {"mixers": [SHIFT, "hydra"]},
     "padre, degree 2": {"mixers": [SHIFT, "padre-2"]},
     "linear": {"mixers": [SHIFT, "linear"]},
@@ -55,15 +59,27 @@ def run(name: str, label: str, sizes: tuple[int, ...], recipe: Recipe, seed: int
     model = PolymixGPTForCausalLM(config)
     done = asdict(train(model, tasks, recipe, seed=seed))
     states = [state_size(model, task) for task in tasks]
-    return {"task": name, "model": label, "seed": seed, **MODELS[label], "parameters": parameters(config),
-            "sizes": sizes, "tokens": [task.length for task in tasks], "state": states, **done}  # fmt: skip
+    return {"task": name, "model": label, "seed": seed, "learning_rate": recipe.learning_rate, **MODELS[label],
+            "parameters": parameters(config), "sizes": sizes, "tokens": [task.length for task in tasks],
+            "state": states, **done}  # fmt: skip
+
+
+def mark_best(rows: list[dict[str, Any]]) -> None:
+    """For each task, model and seed the row of the learning rate with the highest accuracy over all sizes."""
+    kept: dict[Any, dict[str, Any]] = {}
+    for row in rows:
+        key = row["task"], row["model"], row["seed"]
+        if key not in kept or sum(row["accuracy"] or ()) > sum(kept[key]["accuracy"] or ()):
+            kept[key] = row
+    for row in rows:
+        row["best"] = row is kept[row["task"], row["model"], row["seed"]]
 
 
 def plot(content: dict[str, Any], path: Path) -> None:
     """Accuracy by number of pairs, and at a middle one by the numbers that the layers keep."""
     from matplotlib.figure import Figure
 
-    rows = [row for row in content["rows"] if row["task"] == "recall" and row["accuracy"]]
+    rows = [row for row in content["rows"] if row["best"] and row["task"] == "recall" and row["accuracy"]]
     sizes = rows[0]["sizes"]
     middle = len(sizes) // 2
     figure = Figure(figsize=(12, 4.6), layout="constrained")
@@ -94,7 +110,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--plot", type=Path)
-    parser.add_argument("--only", default="", help="parts of the labels of the models to run, separated by commas")
+    parser.add_argument("--only", default="", help="parts of the labels of the models to run, separated by ;")
     parser.add_argument("--tasks", default=",".join(TASKS))
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
@@ -102,27 +118,26 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     sizes, recipe = (SIZES[:2], Recipe(steps=6, tokens=256, every=3)) if given.quick else (SIZES, Recipe(steps=800))
-    setting = {"host": HOST, "recipe": recipe.to_dict()}
+    setting = {"host": HOST, "recipe": {**recipe.to_dict(), "learning_rate": list(RATES)}}
     content = json.loads(given.out.read_text()) if given.out.exists() else {**setting, "rows": []}
     if any(content[key] != value for key, value in setting.items()):
         parser.error(f"{given.out} is of another setting (--quick?): name another file")
     rows = content["rows"]
-    for seed in range(given.seeds):
-        for name in given.tasks.split(","):
-            for label in MODELS if name == "recall" else COPYING:
-                if given.only and not any(part in label for part in given.only.split(",")):
-                    continue
-                if any((row["task"], row["model"], row["seed"]) == (name, label, seed) for row in rows):
-                    continue
-                row = run(name, label, sizes, recipe, seed)
-                rows.append(row)
-                found = "diverged" if row["accuracy"] is None else " ".join(f"{part:.1%}" for part in row["accuracy"])
-                print(f"{name:8}{label:35}{found}  state {row['state'][-1]}  {row['steps']} steps, "
-                      f"{row['seconds']:.0f} s", flush=True)  # fmt: skip
-                part = given.out.with_suffix(".part")
-                content = {"machine": manifest("cpu", given.threads), **setting, "rows": rows}
-                part.write_text(json.dumps(content, indent=1) + "\n")
-                part.replace(given.out)
+    asked = [(rate, seed, name, label) for rate in RATES for seed in range(given.seeds)
+             for name in given.tasks.split(",") for label in (MODELS if name == "recall" else COPYING)
+             if not given.only or any(part in label for part in given.only.split(";"))]  # fmt: skip
+    there = {(row["learning_rate"], row["seed"], row["task"], row["model"]) for row in rows}
+    for rate, seed, name, label in asked:
+        if (rate, seed, name, label) in there:
+            continue
+        row = run(name, label, sizes, replace(recipe, learning_rate=rate), seed)
+        rows.append(row)
+        mark_best(rows)
+        found = "diverged" if row["accuracy"] is None else " ".join(f"{part:.1%}" for part in row["accuracy"])
+        print(f"{name:8}{label:35}{rate:<7g}{found}  state {row['state'][-1]}  {row['steps']} steps, "
+              f"{row['seconds']:.0f} s", flush=True)  # fmt: skip
+        content = {"machine": manifest("cpu", given.threads), **setting, "rows": rows}
+        save(content, given.out)
     if given.plot:
         plot(content, given.plot)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from saving import save
 from torch.utils.data import DataLoader, TensorDataset
 
 import polymix
@@ -72,9 +73,7 @@ def main() -> None:
             print(label, *(f"{stage} {row[stage]:.2%}" for stage in stages), flush=True)
             content = {"machine": manifest("cpu", given.threads), "host": HOST, "rows": rows,
                        "epochs": {"teacher": TEACHER, "imitate": IMITATE, "fine-tune": TUNE}}  # fmt: skip
-            part = given.out.with_suffix(".part")
-            part.write_text(json.dumps(content, indent=1) + "\n")
-            part.replace(given.out)
+            save(content, given.out)
 
 
 if __name__ == "__main__":

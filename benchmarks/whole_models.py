@@ -6,7 +6,6 @@ Attention and mixers in turn; a call over half a minute is made once.
 """
 
 import argparse
-import json
 import os
 from collections.abc import Callable
 from functools import partial
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from saving import save
 from torch import nn
 
 import polymix
@@ -72,9 +72,7 @@ def main() -> None:
             gain = before.median / after.median if before and after else 0
             print(f"{name}, {told}, {mixer}: {gain:.2f} ×", flush=True)
         content = {"machine": manifest("cpu", given.threads), "rows": rows}
-        part = given.out.with_suffix(".part")
-        part.write_text(json.dumps(content, indent=1) + "\n")
-        part.replace(given.out)
+        save(content, given.out)
 
 
 if __name__ == "__main__":

@@ -6,18 +6,16 @@ import importlib.util
 import json
 import math
 import re
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+sys.path.insert(0, str(Path(__file__).parent))  # a hook is no package
 
-
-def table(head: Iterable[Any], rows: Iterable[Iterable[Any]]) -> str:
-    lines = [list(head)]
-    lines += [["---"] * len(lines[0]), *(list(row) for row in rows)]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+import language_figures
+from tables import RESULTS, table
 
 
 def exact() -> str:
@@ -147,75 +145,8 @@ def whole_models() -> str:
     return said + "\n\n" + table(headings, lines) + "\n\n`python benchmarks/whole_models.py OUT.json`"
 
 
-def presets() -> str:
-    from polymix.models.language import PRESETS, parameters, preset
-
-    lines = []
-    for name, (family, options, printed) in PRESETS.items():
-        config = preset(name)
-        millions = f"{parameters(config) / 1e6:.1f} M"
-        mixers = ", ".join(f"`{mixer}`" for mixer in options["mixers"])
-        lines.append((f"`{name}`", family.model_type, mixers, config.intermediate_size, millions, printed))
-    return table(("name", "type", "mixers", "feed-forward", "parameters", "the paper's"), lines)
-
-
-def language() -> str:
-    content = json.loads((RESULTS / "language.json").read_text())
-    rows = {(row["kind"], row["model"]): row for row in content["rows"] if row["seed"] == 0}
-    lines = []
-    for label in dict.fromkeys(row["model"] for row in content["rows"] if row["kind"] == "train"):
-        trained, timed = rows.get(("train", label), {}), rows.get(("time", label), {})
-        state = timed.get("cache_bytes_100000")
-        lines.append((
-            label, f"{trained['parameters'] / 1e6:.2f} M", f"{trained['loss']:.3f}", f"{trained['bits_per_byte']:.3f}",
-            *(f"{timed[key]:,.{digits}f}" if key in timed else "–" for key, digits in (
-                ("tokens_per_second", 0), ("decode_ms_1000", 2), ("decode_ms_100000", 2), ("training_mib", 0))),
-            "–" if state is None else f"{state / 1024:,.0f}",
-        ))  # fmt: skip
-    its = content["machine"]
-    told = (f"{content['steps']} steps of {content['batch']} × {content['context']} tokens, {content['vocab']:,} kinds;"
-            f" one seed; {its['cpu']}, {its['threads']} threads, torch {its['torch']}, float32."
-            f" `python benchmarks/language.py OUT.json`")  # fmt: skip
-    headings = ("mixers", "parameters", "held-out loss", "bits a byte", "tokens/s in training",
-                "ms a token after 1,000", "after 100,000", "MiB in training", "KiB of cache after 100,000")  # fmt: skip
-    return table(headings, lines) + "\n\n" + told
-
-
-def recall(task: str) -> str:
-    content = json.loads((RESULTS / "recall.json").read_text())
-    rows = [row for row in content["rows"] if row["task"] == task]
-    if not rows:
-        return f"Not measured yet: `python benchmarks/recall.py OUT.json --tasks {task}`."
-    lines = []
-    for label in dict.fromkeys(row["model"] for row in rows):
-        its = [row for row in rows if row["model"] == label]
-        kept = [f"{few:,}" if few == many else f"{few:,} … {many:,}"
-                for few, many in zip(its[0]["state"][0], its[0]["state"][-1], strict=True)]  # fmt: skip
-        found = [row["accuracy"] for row in its]
-        cells = ["diverged"] * len(its[0]["sizes"]) if None in found else [
-            f"{sum(those) / len(those):.0%}" for those in zip(*found, strict=True)]  # fmt: skip
-        lines.append((label, f"{its[0]['parameters']:,}", " + ".join(kept), *cells))
-    what = "pairs" if task == "recall" else "tokens"
-    headings = ("model", "parameters", "numbers kept, layer by layer", *(f"{n} {what}" for n in rows[0]["sizes"]))
-    return table(headings, lines)
-
-
-def recall_setting() -> str:
-    content = json.loads((RESULTS / "recall.json").read_text())
-    recipe, host, its = content["recipe"], content["host"], content["machine"]
-    seeds = len({row["seed"] for row in content["rows"]})
-    return (f"Width {host['hidden_size']}, {host['num_heads']} heads, {host['vocab_size']} kinds of tokens, up to "
-            f"{recipe['steps']:,} steps of {recipe['tokens']:,} tokens, learning rate {recipe['learning_rate']:g}, "
-            f"seeds: {seeds}; {its['cpu']}, {its['threads']} threads, torch {its['torch']}, float32. "
-            f"`python benchmarks/recall.py benchmarks/results/recall.json --plot docs/images/recall.png`")  # fmt: skip
-
-
 TABLES: dict[str, Callable[[], str]] = {
-    "recall": partial(recall, "recall"),
-    "recall-copying": partial(recall, "copying"),
-    "recall-setting": recall_setting,
-    "presets": presets,
-    "language": language,
+    **language_figures.TABLES,
     "recovery": recovery,
     "hosts": hosts,
     "whole-models": whole_models,

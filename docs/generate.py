@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from functools import cache
@@ -15,6 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import tomllib
+
+sys.path.insert(0, str(Path(__file__).parent))  # a hook is no package
+
+from tables import table
 
 from polymix import structured
 from polymix.errors import PolymixError
@@ -40,12 +45,6 @@ def text(value: str) -> str:
     """Plain text of a docstring as Markdown that shows the same, its `code` kept; newlines become spaces."""
     parts = re.split(r"(`[^`]*`)", " ".join(value.split()))
     return "".join(part if part.startswith("`") else re.sub(r"([\\*_\[\]<>|])", r"\\\1", part) for part in parts)
-
-
-def table(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
-    lines = [list(head)]
-    lines += [["---"] * len(lines[0]), *([str(cell) for cell in row] for row in rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def short(value: Any) -> str:

@@ -215,6 +215,9 @@ def test_a_converted_host_that_polymix_saved(tmp_path, prompts):
 def test_folders_that_hold_no_language_model(tmp_path, folder):
     with pytest.raises(DataError, match=r"no config\.json.*Nothing is downloaded"):
         load(tmp_path / "nowhere")
+    (tmp_path / "stopped" / "checkpoint").mkdir(parents=True)
+    with pytest.raises(DataError, match=r"training was interrupted: go on with .*--resume"):
+        load(tmp_path / "stopped")
     fresh("pom").save_pretrained(tmp_path / "alone")
     with pytest.raises(DataError, match=r"`tokenizer`: got .*Copy the tokenizer's files"):
         load(tmp_path / "alone")

@@ -17,7 +17,8 @@ def command(
         str | None, typer.Option(help="Text, parquet or .bin shards, or a folder. Default: Python's own prose.")
     ] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="An option of the recipe or its model: steps=200.")
+        list[str] | None,
+        typer.Option("--set", help="steps=200: an option of the recipe (polymix.tasks.text.TextRecipe) or its model."),
     ] = None,
     out: Annotated[
         Path, typer.Option(help="Folder for the model, metrics.jsonl, report.md and the checkpoint.")

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 import polymix
-from polymix.cli import main
 from polymix.compare.conversion.images import Images
 from polymix.compare.conversion.inputs import made_up, pixels
 from polymix.compare.conversion.settings import Settings, parse_plan
@@ -25,7 +24,6 @@ safetensors = pytest.importorskip("safetensors.torch", reason="untested: saving;
 timm = pytest.importorskip("timm", reason="untested: models of timm, which is not installed")
 transformers = pytest.importorskip("transformers", reason="untested: models of transformers, which is not installed")
 
-QUICK = ("--seconds", "0.05", "--lengths", "1", "--threads", "1")
 TIMM = ("--model", "timm/test_vit.r160_in1k", "--image-size", "32", "--plan", "blocks.0.attn=padre:kernel_size=3")
 WRITTEN = {"model.safetensors", "config.json", "report.html", "results.json", "README.md", "layers.png"}
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
@@ -74,33 +72,6 @@ def place(tmp_path, monkeypatch):
         for i in range(8):
             picture(tmp_path / "photos" / name / f"{i}.png", value=i + 100 * (name == "dogs"))
     return tmp_path
-
-
-@pytest.fixture
-def run(place, capsys):
-    """polymix convert with these words, into the folder `out`: status, what it printed, what went wrong."""
-
-    def run(*words):
-        with pytest.raises(SystemExit) as stop:
-            main(["convert", *QUICK, "--out", "out", *map(str, words)])
-        out, err = capsys.readouterr()
-        return stop.value.code or 0, out, err
-
-    return run
-
-
-@pytest.fixture
-def fails(run):
-    """One line, status 2, and nothing written."""
-
-    def fails(*words, named):
-        before = sorted(Path().rglob("*"))
-        status, _, err = run(*words)
-        assert (status, len(err.splitlines())) == (2, 1), err
-        assert named in err
-        assert sorted(Path().rglob("*")) == before, "nothing is written before all has been checked"
-
-    return fails
 
 
 def results(folder="out"):

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import polymix
-from polymix.cli import main
 from polymix.compat import cure_torchvision
 
 cure_torchvision()
@@ -19,7 +18,6 @@ pytest.importorskip("lightning", reason="untested: distilling; pip install 'poly
 import polymix.models.language  # noqa: E402  # so that the Auto classes know ours
 from polymix.tasks.text.tokenizer import train_tokenizer  # noqa: E402  # needs transformers
 
-QUICK = ("--seconds", "0.05", "--lengths", "1", "--threads", "1")
 HYBRID = ("--plan", "1:1", "--mixer", "pom", "--tokens", "16")
 WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta")
 
@@ -57,33 +55,6 @@ def place(tmp_path, monkeypatch):
         model_of(kind).save_pretrained(kind)
         tokenizer.save_pretrained(kind)
     return tmp_path
-
-
-@pytest.fixture
-def run(place, capsys):
-    """polymix convert with these words, into the folder `out`: status, what it printed, what went wrong."""
-
-    def run(*words):
-        with pytest.raises(SystemExit) as stop:
-            main(["convert", *QUICK, "--out", "out", *map(str, words)])
-        out, err = capsys.readouterr()
-        return stop.value.code or 0, out, err
-
-    return run
-
-
-@pytest.fixture
-def fails(run):
-    """One line, status 2, and nothing written."""
-
-    def fails(*words, named):
-        before = sorted(Path().rglob("*"))
-        status, _, err = run(*words)
-        assert (status, len(err.splitlines())) == (2, 1), err
-        assert named in err
-        assert sorted(Path().rglob("*")) == before, "nothing is written before all has been checked"
-
-    return fails
 
 
 def results(folder="out"):

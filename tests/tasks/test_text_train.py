@@ -187,8 +187,14 @@ def test_another_text_is_told(monkeypatch, tmp_path):
     recipe = tiny(tmp_path)
     stopped(monkeypatch, 5, lambda: train_text(recipe, tmp_path / "out"), KeyboardInterrupt)
     (tmp_path / "texts" / "00.txt").write_text("Something else. " * 30, "utf-8")
-    with pytest.raises(ResultsError, match=r"of a run with text="):
+    with pytest.raises(ResultsError, match=r"of a run on other text"):
         train_text(recipe, tmp_path / "out", resume=True)
+
+
+def test_that_there_was_nothing_to_resume_is_told(tmp_path):
+    said = []
+    train_text(replace(tiny(tmp_path), steps=1), tmp_path / "out", resume=True, say=said.append)
+    assert any("No checkpoint" in line and "beginning anew" in line for line in said)
 
 
 def test_a_checkpoint_is_not_overwritten_unasked(whole):

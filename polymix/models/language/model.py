@@ -13,7 +13,7 @@ from polymix.errors import OptionError, ShapeError
 from polymix.models.language.block import FAMILIES, LanguageBlock
 from polymix.models.language.config import PolymixConfig, PolymixGPTConfig, PolymixLlamaConfig
 from polymix.models.language.fill import on_meta
-from polymix.models.language.order import settle, tokens_in
+from polymix.models.language.order import Order, settle, tokens_in
 from polymix.models.language.pretrained import PolymixPreTrainedModel
 
 
@@ -61,7 +61,8 @@ class PolymixModel(PolymixPreTrainedModel):
         if wanted and past_key_values is None and order.segments is None:
             past_key_values = DynamicCache()
         if self.position is not None:
-            x = x + self.position(self._learned(order.place))
+            self._check_learned(order, position_ids)
+            x = x + self.position(order.place)
         x = self.drop(x)
         shown = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         states: tuple[Tensor, ...] = ()
@@ -74,13 +75,15 @@ class PolymixModel(PolymixPreTrainedModel):
         )
         return out.to_tuple() if return_dict is False else out
 
-    def _learned(self, place: Tensor) -> Tensor:
-        """The positions, where there are vectors for all of them."""
-        there = self.config.max_position_embeddings
-        if not torch.compiler.is_compiling() and int(place.max()) >= there:
-            got, cure = f"position {int(place.max())}", 'Shorten the input, or use positions="rotary" or "none".'
-            raise ShapeError("input_ids", got, f"less than max_position_embeddings={there}", cure)
-        return place
+    def _check_learned(self, order: Order, given: Tensor | None) -> None:
+        """That there is a vector for every position; a device is asked only where counting leaves it open."""
+        there, counted = self.config.max_position_embeddings, order.past + order.place.shape[1]
+        if torch.compiler.is_compiling() or (given is None and counted <= there):
+            return
+        highest = int(order.place.max())
+        if highest >= there:
+            cure = 'Shorten the input, or use positions="rotary" or "none".'
+            raise ShapeError("input_ids", f"position {highest}", f"less than max_position_embeddings={there}", cure)
 
 
 class PolymixForCausalLM(PolymixPreTrainedModel, GenerationMixin):

@@ -11,6 +11,7 @@ import torch
 import polymix.models.language  # noqa: F401  # first: it cures torchvision, and makes our classes known
 from polymix.convert import load_pretrained
 from polymix.errors import DataError, PolymixError, check_choice
+from polymix.models.language.bars import no_bars
 
 from transformers import AutoModelForCausalLM, AutoTokenizer  # isort: skip
 
@@ -31,6 +32,8 @@ def load(folder: str | Path, *, device: str = "cpu", dtype: str | None = None, t
     check_choice("dtype", dtype, (None, *DTYPES))
     if not (folder / "config.json").is_file():
         cure = "Nothing is downloaded: fetch the model first."
+        if (folder / "checkpoint").is_dir():
+            cure = "Its training was interrupted: go on with polymix train … --resume."
         raise DataError("folder", f"{folder}, in which there is no config.json", FOLDER, cure)
     tokenizer = load_tokenizer(folder, trust)
     wanted = None if dtype is None else getattr(torch, dtype)
@@ -38,9 +41,10 @@ def load(folder: str | Path, *, device: str = "cpu", dtype: str | None = None, t
         if json.loads((folder / "config.json").read_text("utf-8")).get("library_name") == "polymix":
             model: Any = load_pretrained(folder, device=device, dtype=wanted, trust=trust)
         else:
-            model = AutoModelForCausalLM.from_pretrained(
-                folder, local_files_only=True, dtype=wanted or "auto", trust_remote_code=trust
-            )
+            with no_bars():
+                model = AutoModelForCausalLM.from_pretrained(
+                    folder, local_files_only=True, dtype=wanted or "auto", trust_remote_code=trust
+                )
             model.to(device)
     except PolymixError:
         raise

@@ -8,10 +8,10 @@ from typing import Any
 
 from polymix.errors import OptionError, nearest_first
 from polymix.models.language import PRESETS, PolymixGPTConfig, PolymixLlamaConfig, preset  # first: it cures torchvision
+from polymix.models.language.bars import no_bars
 from polymix.tasks.text.recipe import TextRecipe
 
 from transformers import AutoModelForCausalLM, PretrainedConfig  # isort: skip
-from transformers.utils import logging  # isort: skip
 
 _FAMILIES = {"gpt": PolymixGPTConfig, "llama": PolymixLlamaConfig}
 
@@ -35,8 +35,10 @@ def model_config(recipe: TextRecipe, vocab: int, end: int | None = None, padding
     names = {*kind().to_dict(), *kind.attribute_map}
     for name in options:
         if name not in names:
-            allowed = ", ".join(nearest_first(name, {*recipe.to_dict(), *names})[:8]) + " …"
-            raise OptionError(name, "no option of the recipe or its model", allowed, "Check its spelling.")
+            own = {*recipe.to_dict(), *names} - set(PretrainedConfig().to_dict())  # without what every config has
+            allowed = ", ".join(nearest_first(name, own)[:8]) + " …"
+            cure = "help(polymix.tasks.text.TextRecipe) lists all."
+            raise OptionError(name, "no option of the recipe or its model", allowed, cure)
     options |= {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end if padding is None else padding}
     named = isinstance(wanted, str) and wanted in PRESETS
     made = preset(wanted, **options) if named else kind.from_dict(given | options)
@@ -58,12 +60,7 @@ def build(config: Any) -> Any:
 
 def save(model: Any, tokenizer: Any, out: Path) -> None:
     """As transformers' Auto classes load it."""
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
+    with no_bars():
         model.save_pretrained(out)
         if tokenizer is not None:
             tokenizer.save_pretrained(out)
-    finally:
-        if shown:
-            logging.enable_progress_bar()

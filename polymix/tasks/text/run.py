@@ -50,6 +50,8 @@ def train_text(
     settings, done = json.loads(json.dumps(settings, default=str)), int(found["global_step"])
     if done:
         _check(last, found["polymix"], settings)
+    elif resume:
+        say(f"No checkpoint in {out} to go on from: beginning anew")
     metrics = first_of_all(lambda: Metrics(out / "metrics.jsonl", done, say, writes=rank == 0))
     with isolate_rng():
         seed_all(number(recipe.seed, "weights"))
@@ -100,8 +102,7 @@ def _check(path: Path, theirs: dict[str, Any], settings: dict[str, Any]) -> None
     """ResultsError unless a checkpoint is of a run with the same settings."""
     for key, value in settings.items():
         if theirs.get(key) != value:
-            got, cure = (
-                f"{path}, of a run with {key}={theirs.get(key)}",
-                "Go on with what it began with, or another out.",
-            )
-            raise ResultsError("resume", got, f"{key}={value}", cure)
+            cure = "Go on with what it began with, or another out."
+            if key == "text":
+                raise ResultsError("resume", f"{path}, of a run on other text", "the same data and column", cure)
+            raise ResultsError("resume", f"{path}, of a run with {key}={theirs.get(key)}", f"{key}={value}", cure)

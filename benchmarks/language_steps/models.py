@@ -1,0 +1,51 @@
+"""The models of the study: the paper's forms, then what we add, all with the parameters of the one with attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from polymix.models.language import PolymixGPTConfig, matched
+
+SIZE = {"hidden_size": 192, "num_layers": 4, "num_heads": 3}
+QUICK = {"hidden_size": 48, "num_layers": 2, "num_heads": 3}
+CONTEXT, BATCH, STEPS, VOCAB, RATE = 512, 4, 400, 1024, 2e-3
+MODELS: Mapping[str, dict[str, Any]] = {
+    "softmax": {"mixers": ["softmax"]},
+    "local": {"mixers": ["local"]},
+    "pom": {"mixers": ["pom"]},
+    "pom k=3": {"mixers": ["pom:degree=3"]},
+    "pom+local": {"mixers": ["pom", "local"]},
+    "padre": {"mixers": ["padre"]},
+    "qt": {"mixers": ["qt"]},
+    "mamba": {"mixers": ["mamba"]},
+    "pom, conv": {"mixers": ["pom"], "short_conv": 4},
+    "pom, decay": {"mixers": ["pom:decay=8"]},
+    "pom, decay, conv": {"mixers": ["pom:decay=8"], "short_conv": 4},
+    "pom+local, decay, conv": {"mixers": ["pom:decay=8", "local"], "short_conv": 4},
+    "softmax, rotary": {"mixers": ["softmax"], "positions": "rotary"},
+    "pom, decay, no positions": {"mixers": ["pom:decay=8"], "positions": "none"},
+    "pom+local, decay, conv, no positions": {
+        "mixers": ["pom:decay=8", "local"], "short_conv": 4, "positions": "none",
+    },
+}  # fmt: skip
+# Models without learned positions, at contexts that they were not trained for.
+LENGTHS: Mapping[str, dict[str, Any]] = {
+    "softmax, rotary": {"mixers": ["softmax"], "positions": "rotary"},
+    "pom, rotary": {"mixers": ["pom"], "positions": "rotary"},
+    "pom+local, rotary": {"mixers": ["pom", "local"], "positions": "rotary"},
+    "pom+local, decay, conv, no positions": {
+        "mixers": ["pom:decay=8", "local"], "short_conv": 4, "positions": "none",
+    },
+}  # fmt: skip
+LONGER = (512, 1024, 2048, 4096)
+# Models whose next token is timed at every length, not at two alone.
+DECODED = ("pom", "pom+local", "softmax")
+BEFORE = (1_000, 10_000, 100_000, 1_000_000)
+
+
+def config(options: Mapping[str, Any], quick: bool, positions: int = CONTEXT) -> PolymixGPTConfig:
+    """A model's config; its feed-forward is that for CONTEXT positions, however many it has."""
+    size = {"vocab_size": VOCAB, **(QUICK if quick else SIZE), **options}
+    hidden = matched(PolymixGPTConfig(max_position_embeddings=CONTEXT, **size)).intermediate_size
+    return PolymixGPTConfig(max_position_embeddings=positions, intermediate_size=hidden, **size)

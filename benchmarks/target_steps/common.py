@@ -1,0 +1,62 @@
+"""What is measured: a row beside its target, the mixers, their input, a training step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+import polymix
+
+DIM, HEADS, LENGTH = 192, 3, 4096
+SHAPES = ((196, 16), (LENGTH, 1))  # tokens and batch of a training step
+TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class Row(NamedTuple):
+    """`value` is to be at most, or at least, `target`."""
+
+    group: str
+    what: str
+    value: float
+    sign: str
+    target: float
+    detail: str = ""
+
+    @property
+    def met(self) -> bool:
+        return self.value <= self.target if self.sign == "≤" else self.value >= self.target
+
+
+def side(n: int) -> tuple[int, int]:
+    return (math.isqrt(n), math.isqrt(n))
+
+
+def mixer(name: str, n: int, dtype: torch.dtype = torch.float32, **options: Any) -> polymix.TokenMixer:
+    specs: dict[str, tuple[str, dict[str, Any]]] = {
+        "padre-2": ("padre", {"degree": 2, "grid": side(n)}), "padre-3": ("padre", {"degree": 3, "grid": side(n)}),
+        "pom": ("pom", {}), "qt": ("qt", {"heads": HEADS}), "poly_nl": ("poly_nl", {}),
+        "poly_sa": ("poly_sa", {"heads": HEADS, "grid": side(n)}), "softmax": ("softmax", {"heads": HEADS}),
+    }  # fmt: skip
+    kind, own = specs[name]
+    return polymix.create_mixer(kind, DIM, dtype=dtype, **{**own, **options}).eval()
+
+
+MIXERS = ("padre-2", "padre-3", "pom", "qt", "poly_sa", "poly_nl")
+
+
+def tokens(n: int, dtype: torch.dtype = torch.float32, batch: int = 1) -> torch.Tensor:
+    return torch.randn(batch, n, DIM, dtype=dtype)
+
+
+def step(module: torch.nn.Module, x: torch.Tensor, **call: Any) -> Callable[[], Any]:
+    grad = torch.randn_like(module(x, **call))
+
+    def run() -> None:
+        module.zero_grad(set_to_none=True)
+        x.grad = None
+        module(x, **call).backward(grad)
+
+    return run

@@ -1,0 +1,99 @@
+"""Where the time goes, and how near to a target anything could come that makes the same products."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from polymix.bench import floor, interleaved
+from polymix.bench.measure import once
+from target_steps.common import DIM, LENGTH, MIXERS, SHAPES, TYPES, Row, mixer, step, tokens
+
+PASSES = {  # kinds of operators, by what they spend
+    "products": ("mm", "bmm", "addmm", "baddbmm", "mkldnn_convolution", "mkldnn_linear"),
+    "functions": ("gelu", "sigmoid", "exp", "gelu_backward", "sigmoid_backward"),
+}
+
+
+def split(given: argparse.Namespace) -> Iterator[Row]:
+    """What would be left of each time if every pass between its products and convolutions cost nothing."""
+    with torch.inference_mode():
+        for name in MIXERS:
+            module, x, bare = mixer(name, LENGTH), tokens(LENGTH), floor(mixer(name, LENGTH).cost(LENGTH))
+            yield _alone(f"{name}, its products alone / floor, N = {LENGTH:,}", partial(module, x), bare, 1, 1.15)
+    for n, batch in SHAPES:
+        for name in MIXERS:
+            module = mixer(name, n).train()
+            run, bare = step(module, tokens(n, batch=batch).requires_grad_()), floor(module.cost(n), batch=batch)
+            yield _alone(f"{name}, step, its products alone / 3 floors, N = {n:,} × {batch}", run, bare, 3, 1.5)
+    yield from _convolutions()
+    yield from _ratios()
+
+
+def _alone(what: str, run: Callable[[], Any], bare: Callable[[], Any], floors: int, target: float) -> Row:
+    """The share of products and convolutions, as they run within, of the time over the floor."""
+    times = interleaved({"run": run, "floor": bare}, seconds=1.5)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        for _ in range(10):
+            run()
+    spent: dict[str, float] = {event.key: event.self_cpu_time_total for event in profile.key_averages()}
+    parts = {
+        kind: sum(time for key, time in spent.items() if key.removeprefix("aten::").rstrip("_") in keys)
+        for kind, keys in PASSES.items()
+    }
+    parts["other passes"] = sum(spent.values()) - sum(parts.values())
+    shares = {kind: time / sum(spent.values()) for kind, time in parts.items()}
+    ratio = times["run"].median / times["floor"].median / floors
+    detail = ", ".join(f"{kind} {share:.0%}" for kind, share in shares.items()) + f"; in all {ratio:.2f}"
+    return Row("split", what, shares["products"] * ratio, "≤", target, detail)
+
+
+@torch.inference_mode()
+def _convolutions() -> Iterator[Row]:
+    """The three convolutions of a depthwise one and its backward, each in the layout that it is fastest in."""
+    for size, batch in ((8, 64), (14, 16), (64, 1)):
+        taps, best = min(11, 2 * size - 1), []
+        x, grad = torch.randn(2, batch, DIM, size, size)
+        operands = (
+            (x, torch.randn(DIM, 1, taps, taps)),
+            (grad, torch.randn(DIM, 1, taps, taps)),
+            (x.reshape(1, -1, size, size), grad.reshape(-1, 1, size, size)),
+        )
+        for image, kernel in operands:
+            calls = {
+                layout: partial(
+                    F.conv2d, image.contiguous(memory_format=layout), kernel, padding=taps // 2, groups=image.shape[1]
+                )
+                for layout in (torch.contiguous_format, torch.channels_last)
+            }
+            best.append(min(timing.median for timing in interleaved(calls, seconds=0.5).values()))
+        detail = "forward, input's and weight's gradient: " + ", ".join(f"{1e3 * time:.2f}" for time in best) + " ms"
+        what = f"depthwise 11×11, its three convolutions alone / forward, {size}² × {batch}"
+        yield Row("split", what, sum(best) / best[0], "≤", 3.5, detail)
+
+
+@torch.inference_mode()
+def _ratios() -> Iterator[Row]:
+    """Attention over bare products: as fast beside attention as padre-2, folded, and pom could be."""
+    goals = {"float32": (15, 55, 220), "bfloat16": (30, 115, 450)}
+    for kind, dtype in TYPES.items():
+        for n, goal in zip((4096, 16384, 65536), goals[kind], strict=True):
+            softmax = mixer("softmax", n, dtype)
+            whole = mixer("padre-2", n, dtype).cost(n)
+            folded = replace(whole, ops=tuple(op for op in whole.ops if op.shape != (n, DIM, DIM, 1)))  # D_1 is in B_1
+            bare = {"padre-2 folded": (floor(folded, dtype=dtype), goal)}
+            if n == LENGTH:
+                bare["pom"] = floor(mixer("pom", n, dtype).cost(n), dtype=dtype), 7.5 if kind == "float32" else 20
+            base = once(partial(softmax, tokens(n, dtype)), "cpu")
+            for name, (call, limit) in bare.items():
+                least = interleaved({"floor": call}, seconds=1)["floor"].median
+                detail = f"{1e3 * base:.1f} ms over {1e3 * least:.2f}"
+                yield Row(
+                    "split", f"attention / bare products of {name}, {kind}, N = {n:,}", base / least, "≥", limit, detail
+                )
