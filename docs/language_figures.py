@@ -89,7 +89,7 @@ def recall(task: str) -> str:
     content = json.loads((RESULTS / "recall.json").read_text())
     rows = [row for row in content["rows"] if row["best"] and row["task"] == task]
     lines = []
-    for label in dict.fromkeys(row["model"] for row in rows):
+    for label in dict.fromkeys(row["model"] for row in content["rows"] if row["task"] == task):
         its = [row for row in rows if row["model"] == label]
         kept = [f"{few:,}" if few == many else f"{few:,} … {many:,}"
                 for few, many in zip(its[0]["state"][0], its[0]["state"][-1], strict=True)]  # fmt: skip

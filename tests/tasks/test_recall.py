@@ -16,11 +16,11 @@ from polymix.tasks.recall import (
     Learner,
     Recall,
     Recipe,
-    Stream,
     accuracy,
     state_size,
     train,
 )
+from polymix.tasks.recall.training import Stream
 
 cure_torchvision()
 TASKS = [Recall(4, 32), Copying(5, 32)]
