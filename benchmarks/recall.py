@@ -84,8 +84,10 @@ def plot(content: dict[str, Any], path: Path) -> None:
     middle = len(sizes) // 2
     figure = Figure(figsize=(12, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for place, label in enumerate(dict.fromkeys(row["model"] for row in rows)):
+    for place, label in enumerate(MODELS):
         its = [row for row in rows if row["model"] == label]
+        if not its:
+            continue
         mean = torch.tensor([row["accuracy"] for row in its]).mean(0).tolist()
         colour = "black" if label == "softmax" else f"C{place % 10}"
         style = {"color": colour, "marker": "o" if place < 10 else "s", "markersize": 5}

@@ -10,7 +10,13 @@ from polymix.tasks.text import TextRecipe
 
 recipe = TextRecipe(
     model="gpt",
-    options={"mixers": ["pom", "local"], "num_layers": 4, "hidden_size": 192, "num_heads": 3},
+    options={
+        "mixers": ["pom:decay=8", "local"],
+        "positions": "none",
+        "num_layers": 4,
+        "hidden_size": 192,
+        "num_heads": 3,
+    },
     context=256,
     batch_size=8,
     steps=300,

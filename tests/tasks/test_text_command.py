@@ -97,7 +97,7 @@ def test_ctrl_c_says_how_to_go_on(capsys, written, monkeypatch):
 
 def test_the_default_recipe_is_sound():
     recipe = load_recipe(ROOT / "recipes" / "text.py")
-    assert recipe.data is None and recipe.options["mixers"] == ["pom", "local"]
+    assert recipe.data is None and recipe.options["mixers"] == ["pom:decay=8", "local"]
 
 
 @pytest.mark.slow

@@ -310,9 +310,9 @@ def test_a_recipe_file_is_loaded_and_words_change_it(tmp_path):
         "from polymix.tasks.text import TextRecipe\nrecipe = TextRecipe(steps=5, options={'bias': False})\n"
     )
     recipe = changed(load_recipe(file), ["steps=7", "mixers=pom:degree=3,local", "learning_rate=1e-3", "tokenizer=a/b",
-                                         "checkpointing=true", "num_layers=2", "betas=0.9,0.99", "vocab=none"])  # fmt: skip
+                                         "checkpointing=true", "num_layers=2", "betas=0.9,0.99", "vocab=none", "positions=none"])  # fmt: skip
     assert (recipe.steps, recipe.learning_rate, recipe.tokenizer, recipe.checkpointing) == (7, 1e-3, "a/b", True)
-    assert recipe.options == {"bias": False, "mixers": ("pom:degree=3", "local"), "num_layers": 2}
+    assert recipe.options == {"bias": False, "mixers": ("pom:degree=3", "local"), "num_layers": 2, "positions": "none"}
     assert recipe.betas == (0.9, 0.99) and recipe.vocab is None
 
 

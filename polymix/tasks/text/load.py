@@ -13,6 +13,7 @@ from polymix.errors import DataError, OptionError
 from polymix.tasks.text.recipe import TextRecipe
 
 _LISTS: dict[str, type] = {"mixers": str, "prompts": str, "betas": float}
+_TEXTS = {"positions"}  # of which "none" is a name
 _WORDS = {"none": "null", "None": "null", "True": "true", "False": "false"}
 
 
@@ -45,6 +46,8 @@ def _value(name: str, text: str) -> Any:
     try:
         if name in _LISTS:
             return tuple(_LISTS[name](part) for part in text.split(","))
+        if name in _TEXTS:
+            return text
         return json.loads(_WORDS.get(text, text))
     except json.JSONDecodeError:
         return text
