@@ -39,7 +39,7 @@ def labels(kind: str) -> list[str]:
 
 
 def find(kind: str, label: str, seed: int, threads: int, quick: bool) -> dict[str, Any]:
-    options = LENGTHS[label] if kind == "length" else MODELS[label]
+    options = MODELS[label]
     if kind in ("train", "length"):
         found = train(options, quick, seed, longer=kind == "length")
     else:

@@ -63,26 +63,26 @@ def language() -> str:
     return table(headings, lines) + "\n\n" + told
 
 
+def measured_at(prefix: str, rows: list[dict[str, Any]]) -> list[int]:
+    """The numbers of tokens at which a figure stands in a row."""
+    return [int(key.removeprefix(prefix)) for key in rows[0] if key.startswith(prefix)]
+
+
 def decoding() -> str:
-    _, rows = study()
-    lines = []
-    for (kind, label), found in rows.items():
-        if kind == "decode":
-            before = [key.removeprefix("decode_ms_") for key in found[0] if key.startswith("decode_ms_")]
-            for what, key, scale in (("ms a token", "decode_ms", 1.0), ("KiB of cache", "cache_bytes", 1 / 1024)):
-                cells = [found[0][f"{key}_{tokens}"] * scale for tokens in before]
-                lines.append((label, what, *(f"{cell:,.0f}" if cell >= 100 else f"{cell:.2f}" for cell in cells)))
-    return table(("mixers", "", *(f"after {int(tokens):,}" for tokens in before)), lines)
+    rows = [row for row in study()[0]["rows"] if row["kind"] == "decode"]
+    before, lines = measured_at("decode_ms_", rows), []
+    for row in rows:
+        for what, key, scale in (("ms a token", "decode_ms", 1.0), ("KiB of cache", "cache_bytes", 1 / 1024)):
+            cells = [row[f"{key}_{tokens}"] * scale for tokens in before]
+            lines.append((row["model"], what, *(f"{cell:,.0f}" if cell >= 100 else f"{cell:.2f}" for cell in cells)))
+    return table(("mixers", "", *(f"after {tokens:,}" for tokens in before)), lines)
 
 
 def lengths() -> str:
-    _, rows = study()
-    lines = []
-    for (kind, label), found in rows.items():
-        if kind == "length":
-            keys = [key for key in found[0] if key.startswith("loss_")]
-            lines.append((label, *(over_seeds(found, key) for key in keys)))
-    return table(("mixers", *(f"{int(key.removeprefix('loss_')):,} tokens" for key in keys)), lines)
+    its = {label: found for (kind, label), found in study()[1].items() if kind == "length"}
+    contexts = measured_at("loss_", next(iter(its.values())))
+    lines = [(label, *(over_seeds(found, f"loss_{n}") for n in contexts)) for label, found in its.items()]
+    return table(("mixers", *(f"{n:,} tokens" for n in contexts)), lines)
 
 
 def recall(task: str) -> str:

@@ -24,22 +24,17 @@ MODELS: Mapping[str, dict[str, Any]] = {
     "pom, decay, conv": {"mixers": ["pom:decay=8"], "short_conv": 4},
     "pom+local, decay, conv": {"mixers": ["pom:decay=8", "local"], "short_conv": 4},
     "softmax, rotary": {"mixers": ["softmax"], "positions": "rotary"},
+    "pom, rotary": {"mixers": ["pom"], "positions": "rotary"},
+    "pom+local, rotary": {"mixers": ["pom", "local"], "positions": "rotary"},
     "pom, decay, no positions": {"mixers": ["pom:decay=8"], "positions": "none"},
     "pom+local, decay, conv, no positions": {
         "mixers": ["pom:decay=8", "local"], "short_conv": 4, "positions": "none",
     },
 }  # fmt: skip
-# Models without learned positions, at contexts that they were not trained for.
-LENGTHS: Mapping[str, dict[str, Any]] = {
-    "softmax, rotary": {"mixers": ["softmax"], "positions": "rotary"},
-    "pom, rotary": {"mixers": ["pom"], "positions": "rotary"},
-    "pom+local, rotary": {"mixers": ["pom", "local"], "positions": "rotary"},
-    "pom+local, decay, conv, no positions": {
-        "mixers": ["pom:decay=8", "local"], "short_conv": 4, "positions": "none",
-    },
-}  # fmt: skip
+# Those of them that are read at contexts they were not trained for: without learned positions.
+LENGTHS = ("softmax, rotary", "pom, rotary", "pom+local, rotary", "pom+local, decay, conv, no positions")
 LONGER = (512, 1024, 2048, 4096)
-# Models whose next token is timed at every length, not at two alone.
+# Those whose next token is timed at every length, not at two alone.
 DECODED = ("pom", "pom+local", "softmax")
 BEFORE = (1_000, 10_000, 100_000, 1_000_000)
 

@@ -13,7 +13,7 @@ import torch
 import polymix
 from polymix.bench import floor, interleaved
 from polymix.bench.measure import once
-from target_steps.common import DIM, LENGTH, MIXERS, TYPES, Row, mixer, step, tokens
+from target_steps.common import DIM, LENGTH, MIXERS, PADRE_GOALS, POM_GOALS, TYPES, Row, mixer, step, tokens
 
 
 @torch.inference_mode()
@@ -37,10 +37,8 @@ def forward(_: argparse.Namespace) -> Iterator[Row]:
 @torch.inference_mode()
 def attention(_: argparse.Namespace) -> Iterator[Row]:
     """Attention's time over that of padre-2, folded, and of pom."""
-    goals = {"float32": (15, 55, 220, 7.5), "bfloat16": (30, 115, 450, 20)}
     for kind, dtype in TYPES.items():
-        *ratios, pom = goals[kind]
-        for n, goal in zip((4096, 16384, 65536), ratios, strict=True):
+        for n, goal in PADRE_GOALS[kind].items():
             x = tokens(n, dtype)
             softmax, padre = mixer("softmax", n, dtype), mixer("padre-2", n, dtype).fold()
             calls: dict[str, Callable[[], Any]] = {"padre-2": partial(padre, x)}
@@ -50,7 +48,7 @@ def attention(_: argparse.Namespace) -> Iterator[Row]:
                 calls["softmax"] = partial(softmax, x)
             times = {name: timing.median for name, timing in interleaved(calls, seconds=1.5).items()}
             base = times["softmax"] if n < 65536 else once(partial(softmax, x), "cpu")
-            for name, limit in (("padre-2", goal), ("pom", pom)):
+            for name, limit in (("padre-2", goal), ("pom", POM_GOALS[kind])):
                 if name in times:
                     detail = f"{1e3 * base:.1f} ms over {1e3 * times[name]:.2f}"
                     what = f"attention / {name}{' folded' if name == 'padre-2' else ''}, {kind}, N = {n:,}"

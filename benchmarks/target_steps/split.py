@@ -13,7 +13,20 @@ import torch.nn.functional as F
 
 from polymix.bench import floor, interleaved
 from polymix.bench.measure import once
-from target_steps.common import DIM, LENGTH, MIXERS, SHAPES, TYPES, Row, mixer, step, tokens
+from target_steps.common import (
+    DIM,
+    IMAGES,
+    LENGTH,
+    MIXERS,
+    PADRE_GOALS,
+    POM_GOALS,
+    SHAPES,
+    TYPES,
+    Row,
+    mixer,
+    step,
+    tokens,
+)
 
 PASSES = {  # kinds of operators, by what they spend
     "products": ("mm", "bmm", "addmm", "baddbmm", "mkldnn_convolution", "mkldnn_linear"),
@@ -23,10 +36,7 @@ PASSES = {  # kinds of operators, by what they spend
 
 def split(given: argparse.Namespace) -> Iterator[Row]:
     """What would be left of each time if every pass between its products and convolutions cost nothing."""
-    with torch.inference_mode():
-        for name in MIXERS:
-            module, x, bare = mixer(name, LENGTH), tokens(LENGTH), floor(mixer(name, LENGTH).cost(LENGTH))
-            yield _alone(f"{name}, its products alone / floor, N = {LENGTH:,}", partial(module, x), bare, 1, 1.15)
+    yield from _forwards()
     for n, batch in SHAPES:
         for name in MIXERS:
             module = mixer(name, n).train()
@@ -34,6 +44,13 @@ def split(given: argparse.Namespace) -> Iterator[Row]:
             yield _alone(f"{name}, step, its products alone / 3 floors, N = {n:,} × {batch}", run, bare, 3, 1.5)
     yield from _convolutions()
     yield from _ratios()
+
+
+@torch.inference_mode()
+def _forwards() -> Iterator[Row]:
+    for name in MIXERS:
+        module, what = mixer(name, LENGTH), f"{name}, its products alone / floor, N = {LENGTH:,}"
+        yield _alone(what, partial(module, tokens(LENGTH)), floor(module.cost(LENGTH)), 1, 1.15)
 
 
 def _alone(what: str, run: Callable[[], Any], bare: Callable[[], Any], floors: int, target: float) -> Row:
@@ -57,7 +74,7 @@ def _alone(what: str, run: Callable[[], Any], bare: Callable[[], Any], floors: i
 @torch.inference_mode()
 def _convolutions() -> Iterator[Row]:
     """The three convolutions of a depthwise one and its backward, each in the layout that it is fastest in."""
-    for size, batch in ((8, 64), (14, 16), (64, 1)):
+    for size, batch in IMAGES:
         taps, best = min(11, 2 * size - 1), []
         x, grad = torch.randn(2, batch, DIM, size, size)
         operands = (
@@ -81,19 +98,17 @@ def _convolutions() -> Iterator[Row]:
 @torch.inference_mode()
 def _ratios() -> Iterator[Row]:
     """Attention over bare products: as fast beside attention as padre-2, folded, and pom could be."""
-    goals = {"float32": (15, 55, 220), "bfloat16": (30, 115, 450)}
     for kind, dtype in TYPES.items():
-        for n, goal in zip((4096, 16384, 65536), goals[kind], strict=True):
+        for n, goal in PADRE_GOALS[kind].items():
             softmax = mixer("softmax", n, dtype)
             whole = mixer("padre-2", n, dtype).cost(n)
             folded = replace(whole, ops=tuple(op for op in whole.ops if op.shape != (n, DIM, DIM, 1)))  # D_1 is in B_1
             bare = {"padre-2 folded": (floor(folded, dtype=dtype), goal)}
             if n == LENGTH:
-                bare["pom"] = floor(mixer("pom", n, dtype).cost(n), dtype=dtype), 7.5 if kind == "float32" else 20
+                bare["pom"] = floor(mixer("pom", n, dtype).cost(n), dtype=dtype), POM_GOALS[kind]
             base = once(partial(softmax, tokens(n, dtype)), "cpu")
             for name, (call, limit) in bare.items():
                 least = interleaved({"floor": call}, seconds=1)["floor"].median
                 detail = f"{1e3 * base:.1f} ms over {1e3 * least:.2f}"
-                yield Row(
-                    "split", f"attention / bare products of {name}, {kind}, N = {n:,}", base / least, "≥", limit, detail
-                )
+                what = f"attention / bare products of {name}, {kind}, N = {n:,}"
+                yield Row("split", what, base / least, "≥", limit, detail)

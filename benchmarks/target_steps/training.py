@@ -10,7 +10,7 @@ import torch
 
 from polymix.bench import floor, interleaved
 from polymix.ops.depthwise import depthwise_conv
-from target_steps.common import DIM, MIXERS, SHAPES, Row, mixer, step, tokens
+from target_steps.common import DIM, IMAGES, MIXERS, SHAPES, Row, mixer, step, tokens
 
 
 def training(_: argparse.Namespace) -> Iterator[Row]:
@@ -30,7 +30,7 @@ def training(_: argparse.Namespace) -> Iterator[Row]:
 
 def depthwise(_: argparse.Namespace) -> Iterator[Row]:
     """An 11×11 convolution with its backward over the forward alone."""
-    for size, batch in ((8, 64), (14, 16), (64, 1)):
+    for size, batch in IMAGES:
         x = torch.randn(batch, size * size, DIM, requires_grad=True)
         weight = torch.randn(DIM, 1, 11, 11, requires_grad=True)
         grad = torch.randn_like(x)

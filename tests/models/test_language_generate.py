@@ -28,6 +28,8 @@ def test_greedy_with_a_cache_is_greedy_without_token_for_token(name):
     for options in ({"no_repeat_ngram_size": 1}, {}):  # the first for tokens that differ: small models repeat one
         cached, plain = both(model, **options)
         assert torch.equal(cached, plain)
+        if options:
+            assert len(set(cached[:, IDS.shape[1] :].flatten().tolist())) > 1, "one token for everything shows nothing"
     for row, ids, mask in zip(cached, IDS, LEFT, strict=True):
         one = model.generate(ids[mask.bool()][None], max_new_tokens=MORE, do_sample=False)
         assert torch.equal(row[-MORE:], one[0, -MORE:]), "padding changed what follows"

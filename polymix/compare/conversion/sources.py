@@ -13,6 +13,7 @@ from torch import nn
 from polymix.compare.conversion.named import SIZES, named
 from polymix.compare.conversion.weights import fill, read_state
 from polymix.convert import load_pretrained
+from polymix.convert.libraries.bars import no_bars
 from polymix.convert.libraries.base import load_library
 from polymix.errors import OptionError, PolymixError
 from polymix.lens.load import called
@@ -119,12 +120,10 @@ def _transformers(folder: Path, architecture: str, kept: bool) -> Source:
 def quiet() -> Iterator[None]:
     """transformers without its bars and tables of keys, for which there is an error of ours."""
     logging: Any = load_library("transformers").utils.logging
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    level = logging.get_verbosity()
     logging.set_verbosity(logging.CRITICAL)
-    logging.disable_progress_bar()
     try:
-        yield
+        with no_bars():
+            yield
     finally:
         logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()

@@ -10,8 +10,8 @@ import torch
 
 import polymix.models.language  # noqa: F401  # first: it cures torchvision, and makes our classes known
 from polymix.convert import load_pretrained
+from polymix.convert.libraries.bars import no_bars
 from polymix.errors import DataError, PolymixError, check_choice
-from polymix.models.language.bars import no_bars
 
 from transformers import AutoModelForCausalLM, AutoTokenizer  # isort: skip
 

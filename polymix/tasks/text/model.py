@@ -6,9 +6,9 @@ import copy
 from pathlib import Path
 from typing import Any
 
+from polymix.convert.libraries.bars import no_bars
 from polymix.errors import OptionError, nearest_first
 from polymix.models.language import PRESETS, PolymixGPTConfig, PolymixLlamaConfig, preset  # first: it cures torchvision
-from polymix.models.language.bars import no_bars
 from polymix.tasks.text.recipe import TextRecipe
 
 from transformers import AutoModelForCausalLM, PretrainedConfig  # isort: skip
