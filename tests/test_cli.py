@@ -167,7 +167,7 @@ def test_an_interrupted_comparison_resumes(tmp_path):
                 break
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=300)
     finally:
         process.kill()  # nothing goes on after a test that failed
     assert process.returncode == 130, output

@@ -1,6 +1,6 @@
 """What is measured is what happens: times, allocations, floors, budgets."""
 
-import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,16 +23,48 @@ def test_timing_quantiles():
     assert Timing((3.0, 1.0, 2.0)).milliseconds() == Timing((3000.0, 1000.0, 2000.0))
 
 
-def test_calls_are_timed_in_turn():
+class Clock:
+    """A clock that only the calls that are timed move, so that a loaded machine changes nothing."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def spend(self, seconds):
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("polymix.bench.measure.time", SimpleNamespace(perf_counter=lambda: clock.now))
+    return clock
+
+
+def test_calls_are_timed_in_turn(clock):
     order = []
 
     def call(name):
         order.append(name)
-        time.sleep(0.02)
+        clock.spend({"a": 0.02, "b": 0.03}[name])
 
-    timings = interleaved({name: lambda name=name: call(name) for name in "ab"}, seconds=0.06)
-    assert "".join(order[6:]) == "ab" * (len(order[6:]) // 2), "after three warm-up calls each they take turns"
-    assert all(timing.median >= 0.02 and len(timing.runs) >= 3 for timing in timings.values())
+    timings = interleaved({name: lambda name=name: call(name) for name in "ab"}, seconds=0.12)
+    assert "".join(order) == "aaabbb" + "ab" * 4 + "aa", "three calls to warm up, then in turn while there is time"
+    assert {name: (timing.median, len(timing.runs)) for name, timing in timings.items()} == {
+        "a": (pytest.approx(0.02), 6), "b": (pytest.approx(0.03), 4),
+    }  # fmt: skip
+
+
+def test_quick_calls_are_repeated_and_slow_ones_warmed_up_once(clock):
+    order = []
+
+    def call(name, seconds):
+        order.append(name)
+        clock.spend(seconds)
+
+    timings = interleaved({"quick": lambda: call("q", 1e-3), "slow": lambda: call("s", 0.75)}, seconds=0.016)
+    assert "".join(order).startswith("qqqs") and order.count("s") == 1 + 3
+    rounds, left = divmod(order.count("q") - 3, len(timings["quick"].runs))
+    assert left == 0 and rounds in (4, 5), "each run lasts about 5 ms"  # 5e-3 / 1e-3, as floats round it
 
 
 def test_peak_memory_counts_allocations():
@@ -110,16 +142,21 @@ def test_sweep_goes_on_where_it_was():
 
 
 class Slow(nn.Module):
+    def __init__(self, clock):
+        super().__init__()
+        self.clock = clock
+
     def forward(self, x):
-        time.sleep(0.002 * x.shape[1])
+        self.clock.spend(0.002 * x.shape[1])
         return x
 
 
-def slow(config, grid):
-    return Slow(), torch.zeros(1, grid[0] * grid[1], 4), {}
+@pytest.fixture
+def slow(clock):
+    return lambda config, grid: (Slow(clock), torch.zeros(1, grid[0] * grid[1], 4), {})
 
 
-def test_a_mixer_that_passes_its_time_is_stopped_and_says_so():
+def test_a_mixer_that_passes_its_time_is_stopped_and_says_so(slow):
     rows = run_sweep(
         {"pom": polymix.PomConfig()}, [8, 20, 30, 40], make=slow, budget=Budget(seconds=0.05, timing_seconds=0.01)
     )
@@ -129,7 +166,7 @@ def test_a_mixer_that_passes_its_time_is_stopped_and_says_so():
     assert rows[3].stopped == rows[2].stopped
 
 
-def test_a_call_sure_to_pass_the_budget_is_not_made():
+def test_a_call_sure_to_pass_the_budget_is_not_made(slow):
     rows = run_sweep(
         {"pom": polymix.PomConfig()}, [8, 800], make=slow, budget=Budget(seconds=0.05, timing_seconds=0.01)
     )
