@@ -17,7 +17,7 @@ from polymix.mixers.padre_config import PadreConfig
 from polymix.mixers.registry import register
 from polymix.ops.bases import SPREAD, size
 from polymix.ops.blocked.common import Linear
-from polymix.ops.dispatch import IMPLS
+from polymix.ops.dispatch import IMPLS, KERNELS
 from polymix.ops.padre import chain, normalise
 from polymix.ops.sequences import without_padding
 from polymix.structured import Fanout, Prefixed, Site, StructuredMap, create_map, token_map
@@ -188,16 +188,14 @@ class PadreMixer(TokenMixer):
     def mix(self, x: Tensor, context: Any, call: Call) -> Tensor:
         grid = self._grid(call, x)
         if self.needs_context:
-            why = padre_factors.against(self, None)
-            self.choose(x, blocked=why, triton=why)
+            self.choose(x, **padre_factors.against(self, None))
             contexts = tuple(context) if isinstance(context, (tuple, list)) else (context,)
             masks = tuple(call.mask) if isinstance(call.mask, (tuple, list)) else (call.mask,) * len(contexts)
             masks = masks if len(masks) > len(contexts) else (None, *masks)
             p = self._cross([_hide(*pair) for pair in zip((x, *contexts), masks, strict=True)], masks, grid)
             return self._resize(_hide(p, masks[0]), masks[0])
 
-        why = padre_factors.against(self, call.mask)
-        impl = self.choose(x, blocked=why, triton=why)
+        impl = self.choose(x, **padre_factors.against(self, call.mask))
         if impl != "eager":
             p = padre_factors.run(self, x, grid, impl)
             return self._resize(p if self.L is None else p + self.L, None)
@@ -228,7 +226,7 @@ class PadreMixer(TokenMixer):
         return self._polynomial(ys, lambda token, u: token(u, grid, masks[0]))
 
     def scan(self, x: Tensor, state: PadreState | None, mask: Tensor | None) -> tuple[Tensor, PadreState]:
-        self.choose(x, blocked="it keeps no state", triton="it keeps no state")
+        self.choose(x, **dict.fromkeys(KERNELS, "it keeps no state"))
         maps = [part for part in (*self.A, *self.C) if isinstance(part, StructuredMap)]
         if state is None:
             past = {part: part.start(x.shape[0], x) for part in maps}

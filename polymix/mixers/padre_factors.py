@@ -20,8 +20,19 @@ if TYPE_CHECKING:
 FIRST = "B_1 D_1"
 
 
-def against(mixer: PadreMixer, mask: Tensor | None) -> str | None:
-    """What speaks against a kernel for this mixer, if anything."""
+def against(mixer: PadreMixer, mask: Tensor | None) -> dict[str, str | None]:
+    """What speaks against each kernel for this mixer, if anything."""
+    why = _against(mixer, mask)
+    convs = [part for part in (*mixer.A, *mixer.C) if isinstance(part, DepthwiseConv)]
+    plain = mixer.axes < 3 and all(part.dilation == 1 for part in convs)
+    return {
+        "blocked": why,
+        "triton": why,
+        "native": why or (None if plain else "it is for grids of one or two axes, without dilation"),
+    }
+
+
+def _against(mixer: PadreMixer, mask: Tensor | None) -> str | None:
     config = mixer.config
     if config.heads > 1 or config.normalize or config.denominator or config.basis != "monomial" or config.pattern:
         return "it is for one head and plain monomials: no normalize, denominator, other basis or pattern"
@@ -50,7 +61,8 @@ def run(mixer: PadreMixer, x: Tensor, grid: tuple[int, ...], impl: str) -> Tenso
     """P without L."""
     d = mixer.config.degree
     shared, merged = mixer.B["a"].maps, mixer.merged().get(FIRST)
-    if merged is None and impl == "blocked" and x.shape[0] * x.shape[1] >= 2 * mixer.dim:
+    at_once = impl == "blocked" or (impl == "native" and not (torch.is_grad_enabled() or torch.compiler.is_compiling()))
+    if merged is None and at_once and x.shape[0] * x.shape[1] >= 2 * mixer.dim:
         merged = first_merged(mixer)  # D³ for once, where it saves N D²
     linear = merged or (shared.weight, shared.bias)
     into = [share(linear, i * mixer.dim, (i + 1) * mixer.dim) for i in range(d)]
@@ -62,8 +74,8 @@ def run(mixer: PadreMixer, x: Tensor, grid: tuple[int, ...], impl: str) -> Tenso
             first, left = _factor(into[0], mixer.C[0]), None
         steps.append((left, _factor(into[i], mixer.A[i])))
     weights = [_weight(mixer, i) for i in range(1, d + 1)]
-    if impl == "blocked":
-        return blocked.padre(x, first, steps, weights, grid)
+    if at_once:
+        return blocked.padre(x, first, steps, weights, grid, native=impl == "native")
     return factored(x, first, steps, weights, grid, impl=impl)
 
 

@@ -113,3 +113,13 @@ def rotate(x: Tensor, turns: Turns, *, axes: int) -> Tensor:
     cos, sin = cos.unflatten(-1, (axes, -1)), sin.unflatten(-1, (axes, -1))
     turned = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-2)
     return turned.flatten(-3)
+
+
+def keep_large(x: Tensor) -> None:
+    """Let the allocator keep pieces of memory as large as x, for the call that begins.
+
+    One such as glibc's maps a large piece anew for every call, and the system clears it page by page, until something
+    larger has been freed: then it keeps such pieces, up to 32 MiB. So something larger is taken and freed, untouched.
+    """
+    if 2 * x.nbytes <= 32 << 20:
+        x.new_empty(2 * x.numel())

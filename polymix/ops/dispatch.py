@@ -2,9 +2,10 @@
 
     eager    plain PyTorch: differentiable to any order, traced, compiled and exported as it stands
     blocked  CPU, without gradients: blocks of tokens or channels that stay in the cache, results written in place
+    native   CPU kernels in C, forward and backward, compiled for the machine on their first use
     triton   GPU kernels, forward and backward; on a CPU under Triton's interpreter when asked for by name
 
-"auto" takes triton, else blocked, else eager: the first that has no reason against it. A name that is asked for either
+"auto" takes triton, else native, else blocked, else eager: the first that has no reason against it. A name that is asked for either
 runs or raises; it never falls back.
 """
 
@@ -23,8 +24,9 @@ from torch import Tensor
 
 from polymix.errors import CapabilityError
 from polymix.ops.common import autocast_dtype
+from polymix.ops.native import build as native
 
-KERNELS = ("triton", "blocked")  # in the order in which "auto" would have them
+KERNELS = ("triton", "native", "blocked")  # in the order in which "auto" would have them
 IMPLS = ("auto", "eager", *KERNELS)
 log = logging.getLogger("polymix")
 
@@ -97,6 +99,16 @@ def _place(tensors: Sequence[Tensor]) -> str:
 
 def _obstacle(kernel: str, tensors: Sequence[Tensor], named: bool) -> str | None:
     """What speaks against a kernel here, whatever the op. Only where it is `named` Triton's interpreter will do."""
+    if kernel == "native":
+        if torch.compiler.is_compiling() and not named:
+            return "the graph that is traced has plain PyTorch in it"
+        if any(t.device.type != "cpu" for t in tensors):
+            return "it is for the CPU"
+        if any(t.dtype not in (torch.float32, torch.bfloat16) for t in tensors if t.is_floating_point()):
+            return "it is for float32 and bfloat16, with sums in float32"
+        if reason := _transformed(tensors):
+            return reason
+        return native.why_not()
     if kernel == "blocked":
         if torch.compiler.is_compiling():
             return "the graph that is traced has plain PyTorch in it"

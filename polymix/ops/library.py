@@ -1,6 +1,6 @@
 """Registered operators, `torch.ops.polymix.*`: a schema, a fake, a backward that is an operator too.
 
-Each has a definition in plain PyTorch, and Triton kernels for it. Inside a graph that is traced, compiled or exported
+Each has a definition in plain PyTorch, Triton kernels for it, and some have kernels in C. Inside a graph that is traced, compiled or exported
 it is one node; `opcheck` holds it to that. Derivatives of derivatives are those of the definition.
 """
 
@@ -20,8 +20,9 @@ class Operator:
     Args:
         name, schema: of the operator, such as "(Tensor x, Tensor? bias, int order) -> Tensor"; `impl` is added last.
         define: the definition, on the same arguments in the same order.
-        kernel: "file.function" in polymix.ops.triton, called by the names of the schema; function_backward takes the
-            outputs' gradients in front and gives a gradient for each of `wrt`, or None.
+        kernel: "file.function" in polymix.ops.triton, and in polymix.ops.native where it has one, called by the names
+            of the schema; function_backward takes the outputs' gradients in front and gives a gradient for each of
+            `wrt`, or None.
         wrt: the arguments that have gradients, by place; a tensor that is None has none.
     """
 
@@ -49,20 +50,20 @@ class Operator:
     def _wanted(self, args: Sequence[Any]) -> list[Tensor]:
         return [args[i] for i in self.wrt if args[i] is not None]
 
-    def _launch(self, suffix: str, grads: Sequence[Tensor], args: Sequence[Any]) -> Any:
-        module = importlib.import_module(f"polymix.ops.triton.{self.module}")
+    def _launch(self, impl: str, suffix: str, grads: Sequence[Tensor], args: Sequence[Any]) -> Any:
+        module = importlib.import_module(f"polymix.ops.{impl}.{self.module}")
         with torch.cuda.device_of(args[0]):
             return getattr(module, self.function + suffix)(*grads, **dict(zip(self.names, args, strict=True)))
 
     def _forward(self, *inputs: Any) -> Any:
         *args, impl = inputs
-        return _contiguous(self.define(*args)) if impl == "eager" else self._launch("", (), args)
+        return _contiguous(self.define(*args)) if impl == "eager" else self._launch(impl, "", (), args)
 
     def _backward(self, grads: list[Tensor], *inputs: Any) -> list[Tensor]:
         *args, impl = inputs
         if impl == "eager":
             return [grad.contiguous() for grad in self._by_definition(grads, args, create_graph=False)]
-        found, wanted = self._launch("_backward", grads, args), self._wanted(args)
+        found, wanted = self._launch(impl, "_backward", grads, args), self._wanted(args)
         return [grad.to(t.dtype) for grad, t in zip((g for g in found if g is not None), wanted, strict=True)]
 
     def _by_definition(self, grads: Sequence[Tensor], args: Sequence[Any], create_graph: bool) -> list[Tensor]:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polymix.ops.common import accumulator, identity
+from polymix.ops.common import accumulator, identity, keep_large
 
 ROWS = 2048  # tokens a block: fewer, and the products themselves get slower
 IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {  # ACTIVATIONS and GATES of ops.common, over their own input
@@ -39,18 +39,8 @@ def fast_types() -> frozenset[torch.dtype]:
 
 def begin(x: Tensor) -> torch.dtype:
     """For a blocked form of x to begin with: readies the allocator and gives the type to compute products in."""
-    _keep_large(x)
+    keep_large(x)
     return x.dtype if x.dtype in fast_types() else torch.float32
-
-
-def _keep_large(x: Tensor) -> None:
-    """Let the allocator keep pieces of memory as large as x, for the call that begins.
-
-    One such as glibc's maps a large piece anew for every call, and the system clears it page by page, until something
-    larger has been freed: then it keeps such pieces, up to 32 MiB. So something larger is taken and freed, untouched.
-    """
-    if 2 * x.nbytes <= 32 << 20:
-        x.new_empty(2 * x.numel())
 
 
 class Block(NamedTuple):

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polymix.ops.blocked.common import Linear, begin, cast
+from polymix.ops.blocked.common import Linear, Product, begin, blocks, cast
 from polymix.ops.depthwise import depthwise_conv
 from polymix.ops.padre import Factor, monomials
 
@@ -25,16 +25,41 @@ def padre(
     steps: Sequence[tuple[Factor | None, Factor]],
     weights: Sequence[Tensor | float],
     grid: tuple[int, ...],
+    *,
+    native: bool = False,
 ) -> Tensor:
-    """The sum of `polymix.ops.padre.factored`, on the same arguments.
+    """The sum of `polymix.ops.padre.factored`, on the same arguments; `native`: with the convolution in C.
 
     Memory beside x and the output, both (B, N, D): two arrays as large as x, three from degree 3 on.
     """
     total: Tensor | None = None
-    for weight, z in zip(weights, monomials(x.to(begin(x)), first, steps, partial(_apply, grid)), strict=True):
+    steps, weights = _with_last(steps, weights)
+    apply = partial(_apply_whole if native else _apply, grid)
+    for weight, z in zip(weights, monomials(x.to(begin(x)), first, steps, apply), strict=True):
         total = _add(total, weight, z)
     assert total is not None
     return total.to(x.dtype)
+
+
+def _with_last(
+    steps: Sequence[tuple[Factor | None, Factor]], weights: Sequence[Tensor | float]
+) -> tuple[Sequence[tuple[Factor | None, Factor]], Sequence[Tensor | float]]:
+    """W_d put into the last map of X where it is a factor for each channel, which spares a pass over the tokens."""
+    last = weights[-1]
+    if not steps or isinstance(last, float) or last.ndim > 1:
+        return steps, weights
+    left, right = steps[-1]
+    channel, token = right
+    if token is not None:
+        scale = last.view(-1, *(1,) * (token.weight.ndim - 1))
+        bias = None if token.bias is None else token.bias * last
+        token = token._replace(weight=token.weight * scale, bias=bias)
+    elif channel is not None:
+        weight, bias = channel
+        channel = weight * last.unsqueeze(-1), None if bias is None else bias * last
+    else:
+        return steps, weights
+    return [*steps[:-1], (left, Factor(channel, token))], [*weights[:-1], 1.0]
 
 
 def _add(total: Tensor | None, weight: Tensor | float, z: Tensor) -> Tensor | None:
@@ -50,12 +75,13 @@ def _add(total: Tensor | None, weight: Tensor | float, z: Tensor) -> Tensor | No
 def _apply(grid: tuple[int, ...], factor: Factor, x: Tensor, times: Tensor | None) -> Tensor:
     """The factor of x (B, N, D), multiplied into `times` where that is given; never x itself."""
     if factor.token is None:
-        if factor.channel is None:
-            return x.clone() if times is None else times.mul_(x)
-        weight, bias = cast(factor.channel, x.dtype)
-        y = F.linear(x, weight)
-        y = y if bias is None else y.add_(bias)
-        return y if times is None else times.mul_(y)
+        if times is None or factor.channel is None:
+            y = _channels(factor.channel, x)
+            return times.mul_(y) if times is not None else y.clone() if y is x else y
+        product = Product(factor.channel, x.dtype)
+        for block in blocks(x):
+            block.of(times).mul_(block.split(product(block.rows(x, x.dtype))))
+        return times
     weight, bias = cast((factor.token.weight, factor.token.bias), x.dtype)
     size = _group_size(weight.shape[0], math.prod(grid))
     y = x.new_empty(x.shape) if times is None else times
@@ -71,6 +97,26 @@ def _apply(grid: tuple[int, ...], factor: Factor, x: Tensor, times: Tensor | Non
         else:
             y[..., group].mul_(mixed)
     return y
+
+
+def _apply_whole(grid: tuple[int, ...], factor: Factor, x: Tensor, times: Tensor | None) -> Tensor:
+    """The same; the kernel in C keeps to the cache by itself, and multiplies on the way."""
+    if factor.token is None:
+        return _apply(grid, factor, x, times)
+    from polymix.ops.native.padre import step  # compiled where it is asked for
+
+    token = factor.token
+    given = token.before(_channels(factor.channel, x))
+    return step(given, token.weight, token.bias, times, grid, causal=token.causal, out=times)
+
+
+def _channels(linear: Linear | None, x: Tensor) -> Tensor:
+    """The channel map of x (B, N, D); x itself where there is none."""
+    if linear is None:
+        return x
+    weight, bias = cast(linear, x.dtype)
+    y = F.linear(x, weight)
+    return y if bias is None else y.add_(bias)
 
 
 def _group_size(channels: int, tokens: int) -> int:

@@ -1,0 +1,141 @@
+"""The C files here as one library: compiled by the machine's own compiler, kept in the user's cache, loaded with ctypes.
+
+They need nothing of PyTorch but its threads: OpenMP's functions are left open and found in the runtime that torch has
+loaded, so that there are no two sets of threads. Where there is no compiler, `why_not` says so and plain PyTorch runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import overload
+
+from torch import Tensor
+
+FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fPIC")
+SWITCH = "POLYMIX_NATIVE"
+PATIENCE = 120  # seconds for the compiler
+log = logging.getLogger("polymix")
+
+
+class Unavailable(Exception):
+    """Why there is no library."""
+
+
+class Tokens(ctypes.Structure):
+    """An array (batch, tokens, channels): where it lies, its strides in elements; the channels side by side."""
+
+    _fields_ = (("data", ctypes.c_void_p), ("batch", ctypes.c_int64), ("token", ctypes.c_int64))
+
+
+def tokens(x: Tensor | None) -> Tokens | None:
+    """x (B, N, D) as C takes it; its last stride must be 1."""
+    return None if x is None else Tokens(x.data_ptr(), x.stride(0), x.stride(1))
+
+
+def values(x: Tensor | None) -> ctypes.c_void_p | None:
+    """A contiguous array as C takes it."""
+    return None if x is None else ctypes.c_void_p(x.data_ptr())
+
+
+@overload
+def dense(x: Tensor) -> Tensor: ...
+@overload
+def dense(x: None) -> None: ...
+def dense(x: Tensor | None) -> Tensor | None:
+    """x with its channels side by side, copied only where they are not."""
+    return x if x is None or x.stride(-1) == 1 else x.contiguous()
+
+
+def why_not() -> str | None:
+    """Why the kernels cannot run on this machine, or None where they can; compiles them when they never were."""
+    if os.environ.get(SWITCH) == "0":
+        return f"{SWITCH}=0 says so"
+    found = _found()
+    return None if isinstance(found, ctypes.CDLL) else found
+
+
+def call(name: str, *args: object) -> None:
+    """A function of the library; one that returns other than zero had no memory."""
+    library = _found()
+    assert isinstance(library, ctypes.CDLL), library
+    given = [ctypes.byref(a) if isinstance(a, ctypes.Structure) else a for a in args]
+    if getattr(library, name)(*given):
+        raise MemoryError(f"polymix: {name}: not enough memory for its buffers")
+
+
+@cache
+def _found() -> ctypes.CDLL | str:
+    """The library, or why there is none."""
+    try:
+        return ctypes.CDLL(str(_compiled()))
+    except (Unavailable, OSError) as error:  # OSError: no place to write, or a runtime of threads that does not fit
+        return " ".join(str(error).split())
+
+
+def _compiled() -> Path:
+    if sys.platform != "linux":
+        raise Unavailable(f"its kernels are built on Linux, not on {sys.platform}")
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("cc")
+    if not compiler:
+        raise Unavailable("no C compiler was found to build it (install gcc, or set CC)")
+    sources = sorted(Path(__file__).parent.glob("*.c"))
+    parts = [compiler, *FLAGS, _processor(), *(path.read_text() for path in sources)]
+    name = f"native-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
+    for folder in (_cache(), Path(tempfile.gettempdir()) / f"polymix-{os.getuid()}"):
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if folder.stat().st_uid == os.getuid():  # what is loaded was put there by this user
+                return _compile(compiler, sources, folder / name)
+        except OSError as error:
+            refused = error
+    raise Unavailable(f"there is no place to keep it: {refused}")
+
+
+def _compile(compiler: str, sources: list[Path], library: Path) -> Path:
+    if library.exists():
+        return library
+    log.info("compiling polymix's kernels for this machine, once, into %s", library)
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        objects = [Path(folder) / f"{source.stem}.o" for source in sources]
+        for source, compiled in zip(sources, objects, strict=True):
+            _run(compiler, *FLAGS, "-c", str(source), "-o", str(compiled))
+        whole = Path(folder) / library.name
+        _run(compiler, "-shared", *map(str, objects), "-o", str(whole))
+        os.replace(whole, library)  # whole or not at all, whoever else compiles it now
+    return library
+
+
+def _run(*command: str) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    except subprocess.TimeoutExpired as error:
+        raise Unavailable(f"{command[0]} took more than {PATIENCE} s to build it") from error
+    except OSError as error:
+        raise Unavailable(f"{command[0]} could not be run to build it: {error}") from error
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        raise Unavailable(f"{command[0]} failed to build it: {said[0] if said else f'status {done.returncode}'}")
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polymix"
+
+
+def _processor() -> str:
+    """What -march=native depends on: a cache may be shared by machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return "".join(line for line in dict.fromkeys(lines) if line.startswith(("model name", "flags", "Features", "CPU ")))
+

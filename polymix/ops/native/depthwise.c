@@ -1,0 +1,324 @@
+/* Depthwise convolutions of tokens (B, H W, D), D last: y = (x ⋆ w + b) ⊙ t, and what the gradient of w takes.
+
+   The channels go in vectors of LANES. A tile of T outputs beside each other and the G taps of a kernel's row stay in
+   registers while the inputs slide by, so that each is loaded once for up to G products; a convolution that loads for
+   every product is bound by its loads. For that the inputs of LANES channels are packed first, with zeros around:
+   strips of the grid small enough for the second cache. Sums are float32, of a weight's gradient over strips double. */
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#define LANES 16
+#define TILES(X, G) X(16, G) X(14, G) X(8, G) X(4, G)
+#define GROUPS(X) X(11) X(9) X(7) X(5) X(4) X(3) X(2) X(1)
+#else /* half the registers */
+#if defined(__AVX__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+#define TILES(X, G) X(8, G) X(7, G) X(4, G)
+#define GROUPS(X) X(5) X(4) X(3) X(2) X(1)
+#endif
+#define LARGEST 16
+#define STRIP (512 << 10) /* bytes of packed inputs */
+#define UNROLL _Pragma("GCC unroll 64")
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef float floats __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+typedef uint32_t words __attribute__((vector_size(4 * LANES)));
+typedef double wide __attribute__((vector_size(8 * LANES)));
+
+/* kh × kw taps over h × w inputs, `top` and `left` zeros before them, oh × ow outputs; bf16 or float32 */
+typedef struct {
+  int64_t batch, dim, h, w, oh, ow, kh, kw, top, left, bf16, threads;
+} Shape;
+/* an array (batch, tokens, channels) and its strides in elements; the channels lie side by side */
+typedef struct {
+  void *data;
+  int64_t batch, token;
+} Tokens;
+/* outputs [row, row + rows) × [col, col + cols) of sample b and channels [first, first + lanes), in tiles of `tile` */
+typedef struct {
+  int64_t b, first, lanes, row, rows, col, cols, tile;
+} Strip;
+
+INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+INLINE int64_t over(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+INLINE vec widen(halves h) { return (vec)(__builtin_convertvector(h, words) << 16); }
+
+INLINE halves narrow(vec v) { /* to the nearest, halfway to even; NaN stays NaN */
+  words bits = (words)v, nan = (words)(v != v);
+  words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  return __builtin_convertvector((rounded & ~nan) | (0x7fc0 & nan), halves);
+}
+
+/* n ≤ LANES values from place `at` on, in the type of the tokens */
+INLINE vec get(const void *data, int64_t at, int64_t n, int bf16) {
+  if (n == LANES) return bf16 ? widen(*(const halves *)((const uint16_t *)data + at)) : (vec)*(const floats *)((const float *)data + at);
+  vec v = {0};
+  halves h = {0};
+  for (int i = 0; i < n; i++)
+    if (bf16) h[i] = ((const uint16_t *)data)[at + i];
+    else v[i] = ((const float *)data)[at + i];
+  return bf16 ? widen(h) : v;
+}
+
+INLINE void put(void *data, int64_t at, int64_t n, int bf16, vec v) {
+  halves h = bf16 ? narrow(v) : (halves){0};
+  if (n == LANES) {
+    if (bf16) *(halves *)((uint16_t *)data + at) = h;
+    else *(floats *)((float *)data + at) = v;
+    return;
+  }
+  for (int i = 0; i < n; i++)
+    if (bf16) ((uint16_t *)data)[at + i] = h[i];
+    else ((float *)data)[at + i] = v[i];
+}
+
+/* A body once for whole vectors of float32, once for those of bf16, and once for what is left of the channels. */
+#define FOR_TYPES(s, p, BODY)                                        \
+  do {                                                               \
+    if ((p)->lanes == LANES && !(s)->bf16) BODY(LANES, 0);           \
+    else if ((p)->lanes == LANES) BODY(LANES, 1);                    \
+    else BODY((p)->lanes, (s)->bf16);                                \
+  } while (0)
+
+INLINE vec pack_row(vec *to, const Tokens *x, const Tokens *scale, const Strip *p, int64_t token, int64_t from,
+                    int64_t end, int64_t n, int bf16) {
+  vec sum = {0};
+  int64_t at = p->b * x->batch + token * x->token + p->first;
+  int64_t by = scale ? p->b * scale->batch + token * scale->token + p->first : 0;
+  for (int64_t j = from; j < end; j++) {
+    vec v = get(x->data, at + j * x->token, n, bf16);
+    if (scale) v *= get(scale->data, by + j * scale->token, n, bf16);
+    sum += to[j] = v;
+  }
+  return sum;
+}
+
+/* rows × pitch places of a grid h × w from (row, col) on: x ⊙ scale, zero at the sides of the grid, nothing above and
+   below it; and the sum of them all */
+static vec pack(vec *to, const Tokens *x, const Tokens *scale, const Shape *s, const Strip *p, int64_t h, int64_t w,
+                int64_t row, int64_t rows, int64_t col, int64_t pitch) {
+  vec sum = {0};
+  int64_t from = most(0, -col), end = most(from, least(pitch, w - col));
+  for (int64_t i = most(0, -row); i < least(rows, h - row); i++) {
+    vec *its = to + i * pitch;
+    for (int64_t j = 0; j < from; j++) its[j] = (vec){0};
+    for (int64_t j = end; j < pitch; j++) its[j] = (vec){0};
+#define PACK(n, bf16) sum += pack_row(its, x, scale, p, (row + i) * w + col, from, end, n, bf16)
+    FOR_TYPES(s, p, PACK);
+#undef PACK
+  }
+  return sum;
+}
+
+/* Tokens lie a whole row of channels apart, further than a processor looks ahead by itself. */
+INLINE void prefetch(const Tokens *t, const Shape *s, const Strip *p, int64_t token, int64_t count, const int write) {
+  const char *at = (const char *)t->data + (p->b * t->batch + token * t->token + p->first) * (s->bf16 ? 2 : 4);
+  for (int64_t o = 0; o < count; o++, at += t->token * (s->bf16 ? 2 : 4)) __builtin_prefetch(at, write);
+}
+
+INLINE void write_row(const Tokens *y, const Tokens *times, const Strip *p, int64_t token, int64_t count, vec *out,
+                      vec add, int64_t n, int bf16) {
+  int64_t at = p->b * y->batch + token * y->token + p->first;
+  int64_t by = times ? p->b * times->batch + token * times->token + p->first : 0;
+  /* all that is read before all that is written: a read that may be of a place just written would wait for it */
+  for (int64_t o = 0; o < count; o++) out[o] += add;
+  if (times)
+    for (int64_t o = 0; o < count; o++) out[o] *= get(times->data, by + o * times->token, n, bf16);
+  for (int64_t o = 0; o < count; o++) put(y->data, at + o * y->token, n, bf16, out[o]);
+}
+
+/* acc[o] += Σ_k Σ_i w[k, i] x[k, o + i] over rows [0, rows) and G taps of each */
+INLINE void slide(const vec *x, int64_t pitch, const vec *w, int64_t kw, int64_t rows, vec *out, const int T, const int G) {
+  vec acc[LARGEST], taps[LARGEST];
+  UNROLL for (int o = 0; o < T; o++) acc[o] = out[o];
+  for (int64_t k = 0; k < rows; k++, x += pitch, w += kw) {
+    UNROLL for (int i = 0; i < G; i++) taps[i] = w[i];
+    UNROLL for (int j = 0; j < T + G - 1; j++) {
+      vec v = x[j];
+      UNROLL for (int i = 0; i < G; i++) if (j >= i && j - i < T) acc[j - i] += taps[i] * v;
+    }
+  }
+  UNROLL for (int o = 0; o < T; o++) out[o] = acc[o];
+}
+
+/* out[i] += Σ_r Σ_o g[r, o] x[r, o + i] over rows [0, rows) of `tiles` tiles, G taps */
+INLINE void gather(const vec *x, int64_t pitch, const vec *g, int64_t tiles, int64_t rows, vec *out, const int T, const int G) {
+  vec acc[LARGEST], grad[LARGEST];
+  UNROLL for (int i = 0; i < G; i++) acc[i] = out[i];
+  for (int64_t r = 0; r < rows; r++, x += pitch, g += tiles * T)
+    for (int64_t t = 0; t < tiles; t++) {
+      UNROLL for (int o = 0; o < T; o++) grad[o] = g[t * T + o];
+      UNROLL for (int j = 0; j < T + G - 1; j++) {
+        vec v = x[t * T + j];
+        UNROLL for (int i = 0; i < G; i++) if (j >= i && j - i < T) acc[i] += grad[j - i] * v;
+      }
+    }
+  UNROLL for (int i = 0; i < G; i++) out[i] = acc[i];
+}
+
+typedef void Kernel(const vec *, int64_t, const vec *, int64_t, int64_t, vec *);
+typedef struct {
+  int tile, group;
+  Kernel *slide, *gather;
+} Form;
+#define DEFINE(T, G)                                                                                       \
+  static void slide_##T##_##G(const vec *x, int64_t p, const vec *w, int64_t n, int64_t rows, vec *out) {  \
+    slide(x, p, w, n, rows, out, T, G);                                                                    \
+  }                                                                                                        \
+  static void gather_##T##_##G(const vec *x, int64_t p, const vec *g, int64_t n, int64_t rows, vec *out) { \
+    gather(x, p, g, n, rows, out, T, G);                                                                   \
+  }
+#define ENTRY(T, G) {T, G, slide_##T##_##G, gather_##T##_##G},
+#define DEFINE_ALL(G) TILES(DEFINE, G)
+#define ENTER_ALL(G) TILES(ENTRY, G)
+GROUPS(DEFINE_ALL)
+static const Form forms[] = {GROUPS(ENTER_ALL)};
+
+/* the form for these tiles with the most taps of a group up to `taps` */
+static const Form *form(int64_t tile, int64_t taps) {
+  const Form *f = forms;
+  while (f->tile != tile || f->group > taps) f++;
+  return f;
+}
+
+static int64_t best_tile(int64_t outputs) { /* outputs computed in vain cost as much; a tile's taps cost about three */
+  int64_t best = 0, cost = INT64_MAX;
+  for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
+    int64_t its = over(outputs, forms[i].tile) * (forms[i].tile + 3);
+    if (its < cost) best = forms[i].tile, cost = its;
+  }
+  return best;
+}
+
+/* the largest strip: its outputs and the places before and after that the kernel reaches fit in STRIP bytes */
+static Strip largest(const Shape *s) {
+  int64_t tile = best_tile(s->ow), places = STRIP / sizeof(vec);
+  int64_t cols = least(over(s->ow, tile), most(1, least(512, places / s->kh) / tile)) * tile;
+  int64_t rows = places / (cols + s->kw - 1) - (s->kh - 1);
+  return (Strip){.rows = least(s->oh, most(rows, 1)), .cols = cols, .tile = tile};
+}
+
+static Strip strip(const Shape *s, Strip all, int64_t b, int64_t block, int64_t place) {
+  int64_t across = over(s->ow, all.cols);
+  all.b = b, all.first = block * LANES, all.lanes = least(LANES, s->dim - all.first);
+  all.row = place / across * all.rows, all.col = place % across * all.cols;
+  all.rows = least(all.rows, s->oh - all.row);
+  return all;
+}
+
+static void *room(int64_t vectors) { return aligned_alloc(sizeof(vec), sizeof(vec) * most(1, vectors)); }
+
+/* y = ((x ⊙ scale) ⋆ weight + bias) ⊙ times; weight (kh kw, D) and bias (D) float32; scale, bias and times may be NULL.
+   Returns 0, or 1 where there was no memory. */
+int depthwise(const Tokens *x, const Tokens *scale, const float *weight, const float *bias, const Tokens *times,
+              const Tokens *y, const Shape *s) {
+  Strip all = largest(s);
+  int64_t blocks = over(s->dim, LANES), places = over(s->oh, all.rows) * over(s->ow, all.cols);
+  int64_t items = s->batch * blocks * places, pitch = all.cols + s->kw - 1, taps = s->kh * s->kw;
+  int failed = 0;
+#pragma omp parallel num_threads(s->threads)
+  {
+    vec *w = room(taps), *in = room(pitch * (all.rows + s->kh - 1)), out[LARGEST];
+#pragma omp for schedule(static)
+    for (int64_t item = 0; item < items; item++) {
+      if (!w || !in) {
+        failed = 1;
+        continue;
+      }
+      Strip p = strip(s, all, item / (blocks * places), item / places % blocks, item % places);
+      for (int64_t t = 0; t < taps; t++) w[t] = get(weight, t * s->dim + p.first, p.lanes, 0);
+      vec add = bias ? get(bias, p.first, p.lanes, 0) : (vec){0};
+      int64_t top = p.row - s->top;
+      int64_t before = s->kh - 1; /* rows of inputs that the first row of outputs sees but for its last */
+      pack(in, x, scale, s, &p, s->h, s->w, top, before, p.col - s->left, pitch);
+      for (int64_t i = 0; i < p.rows; i++) {
+        pack(in + (i + before) * pitch, x, scale, s, &p, s->h, s->w, top + i + before, 1, p.col - s->left, pitch);
+        int64_t k0 = least(s->kh, most(0, -top - i)), k1 = most(k0, least(s->kh, s->h - top - i));
+        for (int64_t j = 0; j < p.cols && p.col + j < s->ow; j += p.tile) {
+          int64_t token = (p.row + i) * s->ow + p.col + j, count = least(p.tile, s->ow - p.col - j);
+          prefetch(y, s, &p, token, count, 1);
+          if (times) prefetch(times, s, &p, token, count, 0);
+          if (top + i + s->kh < s->h && i + 1 < p.rows) { /* what is packed next */
+            int64_t next = (top + i + s->kh) * s->w + p.col + j, its = least(p.tile, s->w - p.col - j);
+            prefetch(x, s, &p, next, its, 0);
+            if (scale) prefetch(scale, s, &p, next, its, 0);
+          }
+          for (int o = 0; o < p.tile; o++) out[o] = (vec){0};
+          for (int64_t q = 0; q < s->kw;) {
+            const Form *f = form(p.tile, s->kw - q);
+            f->slide(in + (i + k0) * pitch + j + q, pitch, w + k0 * s->kw + q, s->kw, k1 - k0, out);
+            q += f->group;
+          }
+#define WRITE(n, bf16) write_row(y, times, &p, token, count, out, add, n, bf16)
+          FOR_TYPES(s, &p, WRITE);
+#undef WRITE
+        }
+      }
+    }
+    free(w);
+    free(in);
+  }
+  return failed;
+}
+
+/* weight (kh kw, D) = Σ g ⊙ (x at the tap), bias (D) = Σ g, over samples and outputs, with g = grad ⊙ scale; scale may
+   be NULL. Returns 0, or 1 where there was no memory. */
+int depthwise_weight(const Tokens *x, const Tokens *grad, const Tokens *scale, float *weight, float *bias, const Shape *s) {
+  Strip all = largest(s);
+  int64_t blocks = over(s->dim, LANES), places = over(s->oh, all.rows) * over(s->ow, all.cols);
+  int64_t pitch = all.cols + s->kw - 1, tiles = all.cols / all.tile;
+  int64_t splits = least(s->kh, over(s->threads, blocks)); /* of the kernel's rows, where the channels are few */
+  int failed = 0;
+#pragma omp parallel num_threads(s->threads)
+  {
+    vec *in = room(pitch * (all.rows + s->kh - 1)), *g = room(all.cols * all.rows), out[LARGEST];
+    wide *sum = aligned_alloc(sizeof(wide), sizeof(wide) * (s->kh * s->kw + 1));
+#pragma omp for schedule(static)
+    for (int64_t item = 0; item < blocks * splits; item++) {
+      if (!in || !g || !sum) {
+        failed = 1;
+        continue;
+      }
+      int64_t block = item / splits, mine = item % splits;
+      for (int64_t t = 0; t <= s->kh * s->kw; t++) sum[t] = (wide){0};
+      wide *whole = sum + s->kh * s->kw;
+      for (int64_t part = 0; part < s->batch * places; part++) {
+        Strip p = strip(s, all, part / places, block, part % places);
+        int64_t top = p.row - s->top;
+        pack(in, x, NULL, s, &p, s->h, s->w, top, p.rows + s->kh - 1, p.col - s->left, pitch);
+        vec added = pack(g, grad, scale, s, &p, s->oh, s->ow, p.row, p.rows, p.col, p.cols);
+        *whole += __builtin_convertvector(added, wide);
+        for (int64_t k = mine; k < s->kh; k += splits) {
+          int64_t first = least(p.rows, most(0, -top - k)), last = most(first, least(p.rows, s->h - top - k));
+          for (int64_t q = 0; q < s->kw;) {
+            const Form *f = form(p.tile, s->kw - q);
+            for (int i = 0; i < f->group; i++) out[i] = (vec){0};
+            f->gather(in + (first + k) * pitch + q, pitch, g + first * p.cols, tiles, last - first, out);
+            for (int i = 0; i < f->group; i++) sum[k * s->kw + q + i] += __builtin_convertvector(out[i], wide);
+            q += f->group;
+          }
+        }
+      }
+      int64_t lanes = least(LANES, s->dim - block * LANES);
+      for (int64_t k = mine; k < s->kh; k += splits)
+        for (int64_t t = k * s->kw; t < (k + 1) * s->kw; t++)
+          for (int64_t i = 0; i < lanes; i++) weight[t * s->dim + block * LANES + i] = (float)sum[t][i];
+      if (mine == 0)
+        for (int64_t i = 0; i < lanes; i++) bias[block * LANES + i] = (float)(*whole)[i];
+    }
+    free(in);
+    free(g);
+    free(sum);
+  }
+  return failed;
+}
