@@ -9,13 +9,11 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from polymix.bench import floor, interleaved
 from polymix.bench.measure import once
 from target_steps.common import (
     DIM,
-    IMAGES,
     LENGTH,
     MIXERS,
     PADRE_GOALS,
@@ -29,7 +27,16 @@ from target_steps.common import (
 )
 
 PASSES = {  # kinds of operators, by what they spend
-    "products": ("mm", "bmm", "addmm", "baddbmm", "mkldnn_convolution", "mkldnn_linear"),
+    "products": (
+        "mm",
+        "bmm",
+        "addmm",
+        "baddbmm",
+        "mkldnn_convolution",
+        "mkldnn_linear",
+        "depthwise",
+        "depthwise_weight",
+    ),
     "functions": ("gelu", "sigmoid", "exp", "gelu_backward", "sigmoid_backward"),
 }
 
@@ -42,7 +49,6 @@ def split(given: argparse.Namespace) -> Iterator[Row]:
             module = mixer(name, n).train()
             run, bare = step(module, tokens(n, batch=batch).requires_grad_()), floor(module.cost(n), batch=batch)
             yield _alone(f"{name}, step, its products alone / 3 floors, N = {n:,} × {batch}", run, bare, 3, 1.5)
-    yield from _convolutions()
     yield from _ratios()
 
 
@@ -61,7 +67,7 @@ def _alone(what: str, run: Callable[[], Any], bare: Callable[[], Any], floors: i
             run()
     spent: dict[str, float] = {event.key: event.self_cpu_time_total for event in profile.key_averages()}
     parts = {
-        kind: sum(time for key, time in spent.items() if key.removeprefix("aten::").rstrip("_") in keys)
+        kind: sum(time for key, time in spent.items() if key.split("::")[-1].rstrip("_") in keys)
         for kind, keys in PASSES.items()
     }
     parts["other passes"] = sum(spent.values()) - sum(parts.values())
@@ -69,30 +75,6 @@ def _alone(what: str, run: Callable[[], Any], bare: Callable[[], Any], floors: i
     ratio = times["run"].median / times["floor"].median / floors
     detail = ", ".join(f"{kind} {share:.0%}" for kind, share in shares.items()) + f"; in all {ratio:.2f}"
     return Row("split", what, shares["products"] * ratio, "≤", target, detail)
-
-
-@torch.inference_mode()
-def _convolutions() -> Iterator[Row]:
-    """The three convolutions of a depthwise one and its backward, each in the layout that it is fastest in."""
-    for size, batch in IMAGES:
-        taps, best = min(11, 2 * size - 1), []
-        x, grad = torch.randn(2, batch, DIM, size, size)
-        operands = (
-            (x, torch.randn(DIM, 1, taps, taps)),
-            (grad, torch.randn(DIM, 1, taps, taps)),
-            (x.reshape(1, -1, size, size), grad.reshape(-1, 1, size, size)),
-        )
-        for image, kernel in operands:
-            calls = {
-                layout: partial(
-                    F.conv2d, image.contiguous(memory_format=layout), kernel, padding=taps // 2, groups=image.shape[1]
-                )
-                for layout in (torch.contiguous_format, torch.channels_last)
-            }
-            best.append(min(timing.median for timing in interleaved(calls, seconds=0.5).values()))
-        detail = "forward, input's and weight's gradient: " + ", ".join(f"{1e3 * time:.2f}" for time in best) + " ms"
-        what = f"depthwise 11×11, its three convolutions alone / forward, {size}² × {batch}"
-        yield Row("split", what, sum(best) / best[0], "≤", 3.5, detail)
 
 
 @torch.inference_mode()

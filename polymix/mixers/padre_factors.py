@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from polymix.ops.blocked import padre as blocked
 from polymix.ops.blocked.common import Linear, share
+from polymix.ops.dispatch import at_once
 from polymix.ops.padre import Convolution, Factor, factored
 from polymix.structured import Dense, DepthwiseConv
 from polymix.structured.compose import Identity
@@ -61,8 +62,7 @@ def run(mixer: PadreMixer, x: Tensor, grid: tuple[int, ...], impl: str) -> Tenso
     """P without L."""
     d = mixer.config.degree
     shared, merged = mixer.B["a"].maps, mixer.merged().get(FIRST)
-    at_once = impl == "blocked" or (impl == "native" and not (torch.is_grad_enabled() or torch.compiler.is_compiling()))
-    if merged is None and at_once and x.shape[0] * x.shape[1] >= 2 * mixer.dim:
+    if merged is None and at_once(impl) and x.shape[0] * x.shape[1] >= 2 * mixer.dim:
         merged = first_merged(mixer)  # D³ for once, where it saves N D²
     linear = merged or (shared.weight, shared.bias)
     into = [share(linear, i * mixer.dim, (i + 1) * mixer.dim) for i in range(d)]
@@ -74,7 +74,7 @@ def run(mixer: PadreMixer, x: Tensor, grid: tuple[int, ...], impl: str) -> Tenso
             first, left = _factor(into[0], mixer.C[0]), None
         steps.append((left, _factor(into[i], mixer.A[i])))
     weights = [_weight(mixer, i) for i in range(1, d + 1)]
-    if at_once:
+    if at_once(impl):
         return blocked.padre(x, first, steps, weights, grid, native=impl == "native")
     return factored(x, first, steps, weights, grid, impl=impl)
 

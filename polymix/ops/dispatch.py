@@ -5,8 +5,8 @@
     native   CPU kernels in C, forward and backward, compiled for the machine on their first use
     triton   GPU kernels, forward and backward; on a CPU under Triton's interpreter when asked for by name
 
-"auto" takes triton, else native, else blocked, else eager: the first that has no reason against it. A name that is asked for either
-runs or raises; it never falls back.
+"auto" takes triton, else native, else blocked, else eager: the first that has no reason against it. A name that is
+asked for either runs or raises; it never falls back.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from polymix.ops.common import autocast_dtype
 from polymix.ops.native import build as native
 
 KERNELS = ("triton", "native", "blocked")  # in the order in which "auto" would have them
-IMPLS = ("auto", "eager", *KERNELS)
+IMPLS = ("auto", "eager", "triton", "blocked")  # of every mixer with kernels; some have native ones too
 log = logging.getLogger("polymix")
 
 
@@ -80,6 +80,11 @@ def choose(op: str, impl: str, tensors: Sequence[Tensor], against: Mapping[str, 
     return _settle(op, "eager", "; ".join(reasons) or "the only one")
 
 
+def at_once(impl: str) -> bool:
+    """Whether the form without gradients runs, that writes in place: native has it where nothing is recorded."""
+    return impl == "blocked" or (impl == "native" and not torch.is_grad_enabled() and not torch.compiler.is_compiling())
+
+
 def _settle(op: str, impl: str, why: str) -> str:
     if torch.compiler.is_compiling():  # tracing neither logs nor records
         return impl
@@ -108,7 +113,9 @@ def _obstacle(kernel: str, tensors: Sequence[Tensor], named: bool) -> str | None
             return "it is for float32 and bfloat16, with sums in float32"
         if reason := _transformed(tensors):
             return reason
-        return native.why_not()
+        return (
+            None if torch.compiler.is_compiling() else native.why_not()
+        )  # in a graph the operator says it when it runs
     if kernel == "blocked":
         if torch.compiler.is_compiling():
             return "the graph that is traced has plain PyTorch in it"

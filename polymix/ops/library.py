@@ -1,7 +1,7 @@
 """Registered operators, `torch.ops.polymix.*`: a schema, a fake, a backward that is an operator too.
 
-Each has a definition in plain PyTorch, Triton kernels for it, and some have kernels in C. Inside a graph that is traced, compiled or exported
-it is one node; `opcheck` holds it to that. Derivatives of derivatives are those of the definition.
+Each has a definition in plain PyTorch, Triton kernels for it, and some have kernels in C. Inside a graph that is
+traced, compiled or exported it is one node; `opcheck` holds it to that. Second derivatives are those of the definition.
 """
 
 from __future__ import annotations

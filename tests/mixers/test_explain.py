@@ -7,6 +7,7 @@ from torch import nn
 import polymix
 from polymix import explain
 from polymix.errors import CapabilityError, OptionError, PolymixError
+from polymix.ops.native.build import why_not
 from tests.helpers import tokens
 
 X = tokens(2, 12, 12, dtype=torch.float32)
@@ -17,7 +18,8 @@ def hooks(model):
 
 
 @pytest.mark.parametrize("name", ["padre", "pom", "qt", "poly_nl"])
-def test_what_ran_and_why(name):
+def test_what_ran_and_why(name, monkeypatch):
+    monkeypatch.setenv("POLYMIX_NATIVE", "0")
     mixer = polymix.create_mixer(name, 12)
     (trained,) = explain(mixer, X)
     assert (trained.layer, trained.mixer, trained.impl) == ("", name, "eager")
@@ -28,6 +30,16 @@ def test_what_ran_and_why(name):
     for impl in ("eager", "triton"):
         (asked,) = explain(polymix.create_mixer(name, 12, impl=impl), X)
         assert (asked.impl, asked.why) == (impl, "asked for")
+
+
+@pytest.mark.skipif(why_not() is not None, reason=f"untested: what is said of kernels in C: {why_not()}")
+def test_kernels_in_c_are_said_or_why_there_are_none(monkeypatch):
+    mixer = polymix.create_mixer("padre", 12)
+    (said,) = explain(mixer, X)
+    assert said.impl == "native" and "float32 on cpu" in said.why
+    monkeypatch.setenv("POLYMIX_NATIVE", "0")
+    (said,) = explain(mixer, X)
+    assert said.impl == "eager" and "not native: POLYMIX_NATIVE=0 says so" in said.why
 
 
 def test_a_mixer_with_one_form_alone():

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch._dynamo.testing
 
+from polymix.ops.native.build import why_not
 from polymix.ops.padre import padre_step
 from polymix.ops.pom import pom_pool, pom_scan
 from polymix.ops.pooled import pooled_product, pooled_spread
@@ -76,7 +77,7 @@ def qt_cases():
 
 def padre_cases():
     for name, grid, kernel, causal, dilation in (
-        ("1-D", (6,), (3,), False, 1), ("causal", (6,), (2,), True, 2), ("2-D", (2, 3), (3, 3), False, 1),
+        ("1-D", (6,), (3,), False, 1), ("causal", (6,), (4,), True, 1), ("causal, dilated", (6,), (2,), True, 2), ("2-D", (2, 3), (3, 3), False, 1),
         ("3-D", (1, 2, 3), (1, 3, 3), False, 1),
     ):  # fmt: skip
         n = 6 + (dilation * (kernel[0] - 1) if causal else 0)
@@ -90,7 +91,13 @@ def padre_cases():
 
 CASES = dict(itertools.chain(pom_cases(), pooled_cases(), qt_cases(), padre_cases()))
 every_case = pytest.mark.parametrize("case", list(CASES))
-IMPLS = {"eager": torch.float64, "triton": torch.float32}
+IMPLS = {"eager": torch.float64, "triton": torch.float32, "native": torch.float32}
+
+
+def runs(case):
+    """The implementations that a case has."""
+    native = operator(case) == "padre_step" and "dilated" not in case and "3-D" not in case and why_not() is None
+    return [impl for impl in IMPLS if impl != "native" or native]
 
 
 def arguments(case, dtype=torch.float64, transposed=False):
@@ -135,8 +142,7 @@ def test_every_registered_operator_has_a_case():
     assert {operator(case) for case in CASES} == {operator(case) for case in LADEN} == set(OPERATORS)
 
 
-@every_case
-@pytest.mark.parametrize("impl", list(IMPLS))
+@pytest.mark.parametrize(("case", "impl"), [(case, impl) for case in CASES for impl in runs(case)])
 def test_opcheck(case, impl):
     """With tokens that are not the slowest axis in memory: what the fake says of strides must hold."""
     args = arguments(case, IMPLS[impl], transposed=True)
@@ -176,7 +182,7 @@ def total(out):
 def test_kernels_give_the_derivatives_of_the_definition(case):
     """Output, first derivatives by the backward's kernels, and second ones beside the forward's kernels."""
     found = {}
-    for impl in IMPLS:
+    for impl in runs(case):
         args = arguments(case, torch.float32, transposed=True)
         leaves = [a for a in args if isinstance(a, torch.Tensor) and a.requires_grad]
         out = run(case, args, impl)
@@ -184,9 +190,10 @@ def test_kernels_give_the_derivatives_of_the_definition(case):
         slopes = torch.autograd.grad(total(out), leaves, create_graph=True)
         second = torch.autograd.grad(total(tuple(slopes)), leaves, allow_unused=True)
         found[impl] = (*out, *first, *(x if g is None else g for x, g in zip(leaves, second, strict=True)))
-    for ours, wanted in zip(found["triton"], found["eager"], strict=True):
-        assert (ours.shape, ours.dtype) == (wanted.shape, wanted.dtype)
-        close(ours, wanted, 1e-4)
+    for theirs in found.values():
+        for ours, wanted in zip(theirs, found["eager"], strict=True):
+            assert (ours.shape, ours.dtype) == (wanted.shape, wanted.dtype)
+            close(ours, wanted, 1e-4)
 
 
 MIXERS = {
@@ -200,8 +207,8 @@ MIXERS = {
 }
 # Without kernels tests/mixers/test_numerics.py compiles every mixer; here what "auto" leaves in the graph.
 COMPILED = [(name, "triton", False) for name in ("padre", "pom", "qt", "poly_sa", "poly_nl")]
-COMPILED += [("pom", "triton", True), ("qt", "triton", True), ("pom", "auto", False)]
-every_mixer = pytest.mark.parametrize("name", list(MIXERS))
+COMPILED += [("pom", "triton", True), ("qt", "triton", True), ("pom", "auto", False), ("padre", "auto", False)]
+COMPILED += [("padre", "native", False), ("padre-causal", "native", False)] if why_not() is None else []
 
 
 def make(name, impl):
@@ -229,8 +236,10 @@ def test_one_graph_for_every_length(name, impl, causal):
     assert len(set(graphs)) == 1, "a new length compiled again"
 
 
-@every_mixer
-@pytest.mark.parametrize("impl", ["auto", "eager", "triton"])
+@pytest.mark.parametrize(("name", "impl"), [
+    *((name, impl) for name in MIXERS for impl in ("auto", "eager", "triton")),
+    *((name, "native") for name in ("padre", "padre-causal") if why_not() is None),
+])  # fmt: skip
 def test_export_with_a_dynamic_length(name, impl):
     mixer = make(name, impl).eval()
     length = torch.export.Dim("length", min=2, max=4096)
@@ -238,4 +247,6 @@ def test_export_with_a_dynamic_length(name, impl):
     x = tokens(2, 17, 8, dtype=torch.float32)
     close(program.module()(x), make(name, "eager")(x), 1e-4)
     kernels = [node for node in program.graph.nodes if "polymix" in str(node.target)]
-    assert bool(kernels) == (impl == "triton"), "plain PyTorch goes into the graph unless kernels are asked for"
+    assert bool(kernels) == (impl in ("triton", "native")), (
+        "plain PyTorch goes into the graph unless kernels are asked for"
+    )

@@ -1,7 +1,8 @@
-"""The C files here as one library: compiled by the machine's own compiler, kept in the user's cache, loaded with ctypes.
+"""The C files here as one library: compiled by the machine's compiler, kept in the user's cache, loaded with ctypes.
 
 They need nothing of PyTorch but its threads: OpenMP's functions are left open and found in the runtime that torch has
-loaded, so that there are no two sets of threads. Where there is no compiler, `why_not` says so and plain PyTorch runs.
+loaded, so that there are no two sets of threads. Where there is no compiler, `why_not` says so and plain PyTorch runs;
+POLYMIX_NATIVE=0 says the same.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import overload
 
+import torch
 from torch import Tensor
 
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fPIC")
@@ -61,15 +64,18 @@ def why_not() -> str | None:
     if os.environ.get(SWITCH) == "0":
         return f"{SWITCH}=0 says so"
     found = _found()
-    return None if isinstance(found, ctypes.CDLL) else found
+    return found if isinstance(found, str) else None
 
 
 def call(name: str, *args: object) -> None:
     """A function of the library; one that returns other than zero had no memory."""
     library = _found()
-    assert isinstance(library, ctypes.CDLL), library
+    if isinstance(library, str):  # a graph with the operator in it, elsewhere than where it was traced
+        raise RuntimeError(f"polymix: {name} has no kernel here: {library}")
     given = [ctypes.byref(a) if isinstance(a, ctypes.Structure) else a for a in args]
-    if getattr(library, name)(*given):
+    with torch.profiler.record_function(f"polymix::{name}"):  # a profile would not see it otherwise
+        failed = getattr(library, name)(*given)
+    if failed:
         raise MemoryError(f"polymix: {name}: not enough memory for its buffers")
 
 
@@ -77,15 +83,23 @@ def call(name: str, *args: object) -> None:
 def _found() -> ctypes.CDLL | str:
     """The library, or why there is none."""
     try:
-        return ctypes.CDLL(str(_compiled()))
-    except (Unavailable, OSError) as error:  # OSError: no place to write, or a runtime of threads that does not fit
-        return " ".join(str(error).split())
+        path = _compiled()
+    except Unavailable as error:
+        return str(error)
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        with suppress(OSError):
+            path.unlink()  # what is broken is built anew by the next process
+        return f"what {_compiler()} built cannot be loaded: {error}"
 
 
 def _compiled() -> Path:
     if sys.platform != "linux":
         raise Unavailable(f"its kernels are built on Linux, not on {sys.platform}")
-    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("cc")
+    if not hasattr(ctypes.CDLL(None), "GOMP_parallel"):
+        raise Unavailable("its threads are GNU OpenMP's, which this build of torch does not have")
+    compiler = _compiler()
     if not compiler:
         raise Unavailable("no C compiler was found to build it (install gcc, or set CC)")
     sources = sorted(Path(__file__).parent.glob("*.c"))
@@ -94,8 +108,10 @@ def _compiled() -> Path:
     for folder in (_cache(), Path(tempfile.gettempdir()) / f"polymix-{os.getuid()}"):
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if folder.stat().st_uid == os.getuid():  # what is loaded was put there by this user
+            found = folder.stat()
+            if found.st_uid == os.getuid() and not found.st_mode & 0o022:  # what is loaded was put there by this user
                 return _compile(compiler, sources, folder / name)
+            refused = OSError(f"others can write to {folder}")
         except OSError as error:
             refused = error
     raise Unavailable(f"there is no place to keep it: {refused}")
@@ -127,6 +143,10 @@ def _run(*command: str) -> None:
         raise Unavailable(f"{command[0]} failed to build it: {said[0] if said else f'status {done.returncode}'}")
 
 
+def _compiler() -> str | None:
+    return os.environ.get("CC") or shutil.which("gcc") or shutil.which("cc")
+
+
 def _cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polymix"
 
@@ -137,5 +157,6 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    return "".join(line for line in dict.fromkeys(lines) if line.startswith(("model name", "flags", "Features", "CPU ")))
-
+    return "".join(
+        line for line in dict.fromkeys(lines) if line.startswith(("model name", "flags", "Features", "CPU "))
+    )

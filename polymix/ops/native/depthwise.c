@@ -204,8 +204,8 @@ static int64_t best_tile(int64_t outputs) { /* outputs computed in vain cost as 
 static Strip largest(const Shape *s) {
   int64_t tile = best_tile(s->ow), places = STRIP / sizeof(vec);
   int64_t cols = least(over(s->ow, tile), most(1, least(512, places / s->kh) / tile)) * tile;
-  int64_t rows = places / (cols + s->kw - 1) - (s->kh - 1);
-  return (Strip){.rows = least(s->oh, most(rows, 1)), .cols = cols, .tile = tile};
+  int64_t rows = most(1, places / (cols + s->kw - 1) - (s->kh - 1));
+  return (Strip){.rows = over(s->oh, over(s->oh, rows)), .cols = cols, .tile = tile};
 }
 
 static Strip strip(const Shape *s, Strip all, int64_t b, int64_t block, int64_t place) {

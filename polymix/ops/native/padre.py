@@ -100,7 +100,7 @@ def step_backward(
     x, grad, y = dense(x), dense(grad), dense(y)
     call("depthwise_weight", tokens(x), tokens(grad), tokens(y), values(sums), values(bias_sums),
          _shape(x, size, seen, kernel, pad))  # fmt: skip
-    grad_weight = sums.t().reshape(weight.shape[0], 1, *kernel[2 - len(grid) :])
+    grad_weight = sums.t().contiguous().view(weight.shape[0], 1, *kernel[2 - len(grid) :])
     rim = [(k - taken) // 2 for k, taken in zip(given.shape[2:], grad_weight.shape[2:], strict=True)]
-    grad_weight = F.pad(grad_weight, [side for k in reversed(rim) for side in (k, k)]).view(given.shape)
+    grad_weight = F.pad(grad_weight, [side for k in reversed(rim) for side in (k, k)])
     return grad_x, grad_weight, None if bias is None else bias_sums, grad_y

@@ -1,0 +1,113 @@
+"""Mixers that run the kernels in C against their own eager code: outputs, gradients, what they refuse."""
+
+import math
+
+import pytest
+import torch
+
+import polymix
+from polymix.ops.native.build import why_not
+from tests.helpers import build, close, tokens
+from tests.mixers.impls.cases import CASES, both, length, make, of, padding
+from tests.mixers.impls.test_choice import refuses
+
+NATIVE = why_not()
+pytestmark = pytest.mark.skipif(NATIVE is not None, reason=f"untested: mixers on the kernels in C: {NATIVE}")
+NOT = {"dilated", "causal, dilated", "3-D", "2-D dilated"}
+every_case = pytest.mark.parametrize("case", [c for c in CASES if c.startswith("padre: ") and c[7:] not in NOT])
+
+
+@every_case
+@pytest.mark.parametrize("batch", [1, 3])
+def test_it_equals_eager_code_with_its_gradients(case, batch):
+    mixer, x = make(case), tokens(batch, length(case), 12)
+    found = []
+    for impl, dtype in (("native", torch.float32), ("eager", torch.float64)):
+        other, given = of(mixer, impl).to(dtype), x.to(dtype).requires_grad_()
+        y = other(given)
+        leaves = {"x": given, **dict(other.named_parameters())}
+        grads = torch.autograd.grad(y.square().sum(), leaves.values(), allow_unused=True)
+        found.append({"output": y, **dict(zip(leaves, grads, strict=True))})
+    for part, wanted in found[1].items():
+        if wanted is None:
+            assert found[0][part] is None, part
+            continue
+        ours = found[0][part].double()
+        assert torch.allclose(ours, wanted, rtol=1e-4, atol=1e-4 * max(wanted.abs().max().item(), 1e-3)), part
+
+
+@every_case
+def test_without_gradients_it_is_the_same(case):
+    mixer, x = make(case).float(), tokens(2, length(case), 12, dtype=torch.float32)
+    before = x.clone()
+    ours, wanted = both(mixer, "native", x)
+    close(ours, wanted, 1e-5)
+    assert torch.equal(x, before), "the input was written to"
+    with torch.no_grad():
+        close(of(mixer, "native").fold()(x), wanted, 1e-5)
+        close(of(mixer, "auto")(x), ours, 1e-7)
+
+
+@every_case
+def test_bf16(case):
+    mixer, x = make(case).bfloat16(), tokens(2, length(case), 12).bfloat16()
+    ours, eager = both(mixer, "native", x)
+    (exact, _) = both(mixer.double(), "eager", x.double())
+    error, allowed = ((y.double() - exact).abs().max() / exact.abs().max() for y in (ours, eager))
+    assert ours.dtype == torch.bfloat16 and error <= 2 * allowed, f"{error:.1e} > 2 · {allowed:.1e}"
+    mixer, x = of(make(case), "native").bfloat16(), x.requires_grad_()
+    mixer(x).float().square().sum().backward()
+    assert all(p.grad is None or p.grad.dtype == torch.bfloat16 for p in (x, *mixer.parameters()))
+
+
+def test_second_derivatives():
+    mixer, x = make("padre: 3"), tokens(1, 7, 12)
+    found = []
+    for impl, dtype in (("native", torch.float32), ("eager", torch.float64)):
+        other, given = of(mixer, impl).to(dtype), x.to(dtype).requires_grad_()
+        (slope,) = torch.autograd.grad(other(given).square().sum(), given, create_graph=True)
+        found.append(torch.autograd.grad(slope.square().sum(), list(other.parameters()))[0].double())
+    close(found[0], found[1], 1e-4)
+
+
+def test_what_it_refuses():
+    x = tokens(2, 11, 12, dtype=torch.float32)
+    mixer = of(make("padre: 3").float(), "native")
+    refuses(mixer, "native", "takes no mask", x, mask=padding(2, 11))
+    refuses(of(make("padre: 3"), "native"), "native", "float32", x.double())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        refuses(mixer, "native", "autocast", x)
+    refuses(of(make("padre: dilated").float(), "native"), "native", "dilation", x)
+    refuses(of(make("padre: 3-D").float(), "native"), "native", "one or two axes", x[:, :1].expand(2, 30, 12))
+    refuses(build("padre", 12, heads=2, impl="native").float(), "native", "one head", x)
+    with pytest.raises(polymix.errors.CapabilityError, match=r"torch\.func"):
+        torch.func.vmap(mixer)(x[None])
+    with pytest.raises(polymix.errors.CapabilityError, match="state"):
+        of(make("padre: causal").float(), "native").prefill(x)
+
+
+def test_auto_takes_it_with_and_without_gradients_and_never_for_float64():
+    mixer, x = make("padre: 3"), tokens(2, 11, 12)
+    assert polymix.explain(mixer, x)[0].impl == "eager" and "float32 and bfloat16" in polymix.explain(mixer, x)[0].why
+    mixer, x = mixer.float(), x.float()
+    for context in (torch.enable_grad(), torch.no_grad(), torch.inference_mode()):
+        with context:
+            assert polymix.explain(mixer, x)[0].impl == "native"
+
+
+def test_a_small_model_learns_on_it():
+    """Steps of an optimizer keep pace with those on eager code."""
+    losses = []
+    for impl in ("native", "eager"):
+        mixer = of(make("padre: 2-D").float(), impl)
+        x, wanted = tokens(4, 35, 12, dtype=torch.float32), tokens(4, 35, 12, seed=1, dtype=torch.float32)
+        optimizer = torch.optim.AdamW(mixer.parameters(), lr=1e-2)
+        losses.append([])
+        for _ in range(20):
+            loss = (mixer(x) - wanted).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses[-1].append(loss.item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3) and losses[0][-1] < 0.9 * losses[0][0]
+    assert not math.isnan(losses[0][-1])
