@@ -13,6 +13,7 @@ from polymix import errors
 from polymix.mixers.checks import Call, check_call, check_length, check_padding, check_state
 from polymix.mixers.registry import check_options, lacks, mixer_class
 from polymix.ops.blocked.common import Linear
+from polymix.ops.common import keep_memory
 from polymix.ops.dispatch import choose
 from polymix.ops.visibility import Segments
 from polymix.structured.cost import Cost, Op, cost_of
@@ -196,8 +197,10 @@ class TokenMixer(nn.Module, ABC):
 
     def choose(self, *inputs: Tensor, **against: str | None) -> str:
         """The implementation for a call: `against` has a reason, or None, for each kernel that there is."""
-        optional = self.config.impl == "auto" and "blocked" in against and not torch.compiler.is_compiling()
-        if optional and inputs[0].shape[:2].numel() < FEW:
+        traced = torch.compiler.is_compiling()
+        if not traced:
+            keep_memory()
+        if self.config.impl == "auto" and "blocked" in against and not traced and inputs[0].shape[:2].numel() < FEW:
             against["blocked"] = against["blocked"] or f"fewer than {FEW} tokens are faster without blocks"
         return choose(self.name, self.config.impl, (*inputs, *self.parameters()), against)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -115,11 +116,12 @@ def rotate(x: Tensor, turns: Turns, *, axes: int) -> Tensor:
     return turned.flatten(-3)
 
 
-def keep_large(x: Tensor) -> None:
-    """Let the allocator keep pieces of memory as large as x, for the call that begins.
+@cache
+def keep_memory() -> None:
+    """Let the allocator keep what is freed, from the first call of a process on.
 
-    One such as glibc's maps a large piece anew for every call, and the system clears it page by page, until something
-    larger has been freed: then it keeps such pieces, up to 32 MiB. So something larger is taken and freed, untouched.
+    One such as glibc's maps every large piece anew, and the system clears it page by page, which takes up to a fifth of
+    a training step; once a larger piece has been freed it keeps those up to its size, 32 MiB at most, and twice as much
+    in all. So a piece of that size is taken and freed, untouched.
     """
-    if 2 * x.nbytes <= 32 << 20:
-        x.new_empty(2 * x.numel())
+    torch.UntypedStorage(31 << 20)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polymix.ops.common import accumulator, identity, keep_large
+from polymix.ops.common import accumulator, identity
 
 ROWS = 2048  # tokens a block: fewer, and the products themselves get slower
 IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {  # ACTIVATIONS and GATES of ops.common, over their own input
@@ -37,9 +37,8 @@ def fast_types() -> frozenset[torch.dtype]:
     return frozenset(native)
 
 
-def begin(x: Tensor) -> torch.dtype:
-    """For a blocked form of x to begin with: readies the allocator and gives the type to compute products in."""
-    keep_large(x)
+def computed_in(x: Tensor) -> torch.dtype:
+    """The type in which a blocked form of x computes its products."""
     return x.dtype if x.dtype in fast_types() else torch.float32
 
 

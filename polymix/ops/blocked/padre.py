@@ -10,13 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polymix.ops.blocked.common import Linear, Product, begin, blocks, cast
+from polymix.ops.blocked.common import Linear, Product, blocks, cast, computed_in
 from polymix.ops.depthwise import depthwise_conv
 from polymix.ops.padre import Factor, monomials
 
 # A depthwise convolution of all channels at once leaves the cache where the grid is large; so many at a time do not.
 CHANNELS = (48, 64, 32, 16)
 LARGE = 2048  # tokens
+KEPT = 32 << 20  # bytes: no allocator keeps larger pieces, and clearing their pages takes as long as a product
 
 
 def padre(
@@ -34,8 +35,8 @@ def padre(
     """
     total: Tensor | None = None
     steps, weights = _with_last(steps, weights)
-    apply = partial(_apply_whole if native else _apply, grid)
-    for weight, z in zip(weights, monomials(x.to(begin(x)), first, steps, apply), strict=True):
+    apply = partial(_apply_native if native else _apply, grid)
+    for weight, z in zip(weights, monomials(x.to(computed_in(x)), first, steps, apply), strict=True):
         total = _add(total, weight, z)
     assert total is not None
     return total.to(x.dtype)
@@ -99,15 +100,28 @@ def _apply(grid: tuple[int, ...], factor: Factor, x: Tensor, times: Tensor | Non
     return y
 
 
-def _apply_whole(grid: tuple[int, ...], factor: Factor, x: Tensor, times: Tensor | None) -> Tensor:
+def _apply_native(grid: tuple[int, ...], factor: Factor, x: Tensor, times: Tensor | None) -> Tensor:
     """The same; the kernel in C keeps to the cache by itself, and multiplies on the way."""
-    if factor.token is None:
+    channel, token = factor
+    if token is None:
         return _apply(grid, factor, x, times)
-    from polymix.ops.native.padre import step  # compiled where it is asked for
+    from polymix.ops.native import padre as native  # compiled where it is asked for
 
-    token = factor.token
-    given = token.before(_channels(factor.channel, x))
-    return step(given, token.weight, token.bias, times, grid, causal=token.causal, out=times)
+    if channel is None or len(grid) == 1 or x.nbytes <= KEPT:
+        given = token.before(_channels(channel, x))
+        return native.step(given, token.weight, token.bias, times, grid, causal=token.causal, out=times)
+    y = x.new_empty(x.shape) if times is None else times
+    product, (rows, width) = Product(channel, x.dtype), grid
+    reach, most = token.weight.shape[2] // 2, max(1, KEPT // (2 * width * x.shape[-1] * x.element_size()))
+    for sample in range(x.shape[0]):
+        for first in range(0, rows, most):
+            last = min(first + most, rows)
+            above, below = max(0, first - reach), min(rows, last + reach)
+            u = product(x[sample, above * width : below * width])[None]
+            place = slice(first * width, last * width)
+            native.band(u, token.weight, token.bias, None if times is None else times[sample : sample + 1, place],
+                        width, first - above, y[sample : sample + 1, place])  # fmt: skip
+    return y
 
 
 def _channels(linear: Linear | None, x: Tensor) -> Tensor:

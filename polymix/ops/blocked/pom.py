@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polymix.ops.blocked.common import IN_PLACE, Linear, Product, SampleProduct, begin, blocks, zeros
+from polymix.ops.blocked.common import IN_PLACE, Linear, Product, SampleProduct, blocks, computed_in, zeros
 from polymix.ops.common import count_real
 
 STRIDE = 32  # tokens between the walks of a running sum
@@ -31,7 +31,7 @@ def pom(x: Tensor, context: Tensor, parts: Parts, mask: Tensor | None = None) ->
 
     x (B, N, D), context (B, M, D), mask (B, M). Returns (B, N, D). Memory beside it: three blocks.
     """
-    dtype, (weight, bias) = begin(x), parts.proj
+    dtype, (weight, bias) = computed_in(x), parts.proj
     pooled = _pool(context, parts, mask, dtype)
     if parts.reduction == "mean":
         pooled = pooled / count_real(context, mask)
@@ -58,7 +58,7 @@ def _pool(context: Tensor, parts: Parts, mask: Tensor | None, dtype: torch.dtype
 
 def pom_causal(x: Tensor, parts: Parts, mask: Tensor | None = None) -> Tensor:
     """The same with H_i over the tokens up to i: one pass, the sums so far carried from block to block."""
-    dtype, y = begin(x), x.new_empty(x.shape)
+    dtype, y = computed_in(x), x.new_empty(x.shape)
     into, ask, tell = (Product(linear, dtype) for linear in (parts.poly, parts.gate, parts.proj))
     factors = parts.alpha.t().to(dtype)
     real = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask

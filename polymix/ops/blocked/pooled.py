@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from polymix.ops.blocked.common import Block, Linear, Product, SampleProduct, begin, blocks, cast, share, zeros
+from polymix.ops.blocked.common import Block, Linear, Product, SampleProduct, blocks, cast, computed_in, share, zeros
 from polymix.ops.common import count_real
 from polymix.ops.pooled import gate_of_sum, mean_from_moments, moments_pay
 
@@ -29,7 +29,7 @@ def poly_sa(
 
     x (B, N, D), p_1 and p_2 (heads, N), or both None for a mean over the mask (B, N). Returns (B, N, D).
     """
-    dtype, dim = begin(x), x.shape[-1]
+    dtype, dim = computed_in(x), x.shape[-1]
     tell = Product(share(qkv, dim, 3 * dim), dtype)
     pooled = zeros(x, x.shape[0], dim, dtype=dtype)
     for block in blocks(x):
@@ -68,7 +68,7 @@ def poly_nl(
     What the tokens are multiplied with in the end is one matrix a sample: αI + β diag(mean) W_3.
     x (B, N, D), mask (B, N). Returns (B, N, D).
     """
-    dtype = begin(x)
+    dtype = computed_in(x)
     inner = None if into is None else Product(into, dtype)
 
     def tokens(block: Block) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from polymix.ops.blocked.common import Block, Linear, Product, begin, blocks, share, zeros
+from polymix.ops.blocked.common import Block, Linear, Product, blocks, computed_in, share, zeros
 from polymix.ops.common import accumulator, count_real
 from polymix.ops.qt import GUARD
 
@@ -30,7 +30,7 @@ def qt(
     which all go into the pooled moments. x (B, M, D), context (B, N, D), mask (B, N), scale (3, heads, 1, 1) in the
     compact form. Returns (B, M, D).
     """
-    dtype, dim = begin(x), x.shape[-1]
+    dtype, dim = computed_in(x), x.shape[-1]
     d, wide = dim // heads, accumulator(dtype)
     first, *rest = _coefficients(d, form, order, scale, wide, x.device)
     values, moments = _pool(context, Product(share(qkv, dim, 3 * dim), dtype), heads, form, order, mask)

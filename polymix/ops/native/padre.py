@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polymix.ops.common import keep_large
 from polymix.ops.depthwise import effective_kernel
 from polymix.ops.native.build import call, dense, tokens, values
 
@@ -54,7 +53,6 @@ def _conv(
     kernel: Axes, pad: Axes, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """(conv(x ⊙ scale) + bias) ⊙ times (B, ∏ size, D) of x (B, ∏ seen, D) and taps (∏ kernel, D)."""
-    keep_large(x)
     out = x.new_empty(x.shape[0], size[0] * size[1], x.shape[2]) if out is None else out
     bias = None if bias is None else bias.float().contiguous()
     x, scale, times = dense(x), dense(scale), dense(times)
@@ -77,6 +75,16 @@ def step(
     assert dilation == 1
     weight, size, seen, kernel, pad = _geometry(x, weight, grid, causal)
     return _conv(x, None, _taps(weight), bias, y, size, seen, kernel, pad, out)
+
+
+def band(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor | None, width: int, first: int, out: Tensor) -> None:
+    """Rows of `step` on a grid of two axes: from row `first` of x on, as many as out (B, rows · width, D) has.
+
+    x (B, N, D) are the rows that these see, none but those at the edge of the grid left out.
+    """
+    seen, size = (x.shape[1] // width, width), (out.shape[1] // width, width)
+    flat, _, _, kernel, pad = _geometry(x, weight, (1 << 30, width), False)
+    _conv(x, None, _taps(flat), bias, y, size, seen, kernel, (pad[0] - first, pad[1]), out)
 
 
 def step_backward(

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import polymix
+from polymix.ops.blocked import padre as blocked_padre
 from polymix.ops.native.build import why_not
 from tests.helpers import build, close, tokens
 from tests.mixers.impls.cases import CASES, both, length, make, of, padding
@@ -46,6 +47,22 @@ def test_without_gradients_it_is_the_same(case):
     with torch.no_grad():
         close(of(mixer, "native").fold()(x), wanted, 1e-5)
         close(of(mixer, "auto")(x), ours, 1e-7)
+
+
+@pytest.mark.parametrize("kept", [0, 2000, 4000])
+@pytest.mark.parametrize("options", [
+    {"grid": (37, 9), "degree": 3}, {"grid": (5, 40), "kernel_size": (3, 7)}, {"grid": (64, 3), "kernel_size": (13, 5)},
+    {"grid": (2, 2)}, {"grid": (9, 9), "preset": "full", "degree": 3, "kernel_size": 5},
+])  # fmt: skip
+def test_what_no_allocator_keeps_goes_in_bands(options, kept, monkeypatch):
+    """Bands of the grid, whose edges see their neighbours; the smallest are one row."""
+    mixer = build("padre", 12, **options).float()
+    x = tokens(2, math.prod(options["grid"]), 12, dtype=torch.float32)
+    (whole, wanted) = both(mixer, "native", x)
+    monkeypatch.setattr(blocked_padre, "KEPT", kept)
+    (banded, _) = both(mixer, "native", x)
+    close(banded, wanted, 1e-5)
+    close(banded, whole, 1e-6)
 
 
 @every_case
