@@ -28,6 +28,7 @@ from polymix.ops.native import build as native
 
 KERNELS = ("triton", "native", "blocked")  # in the order in which "auto" would have them
 IMPLS = ("auto", "eager", "triton", "blocked")  # of every mixer with kernels; some have native ones too
+_TRACED = "the graph that is traced has plain PyTorch in it"
 log = logging.getLogger("polymix")
 
 
@@ -104,34 +105,39 @@ def _place(tensors: Sequence[Tensor]) -> str:
 
 def _obstacle(kernel: str, tensors: Sequence[Tensor], named: bool) -> str | None:
     """What speaks against a kernel here, whatever the op. Only where it is `named` Triton's interpreter will do."""
-    if kernel == "native":
-        if torch.compiler.is_compiling() and not named:
-            return "the graph that is traced has plain PyTorch in it"
-        if any(t.device.type != "cpu" for t in tensors):
-            return "it is for the CPU"
-        if any(t.dtype not in (torch.float32, torch.bfloat16) for t in tensors if t.is_floating_point()):
-            return "it is for float32 and bfloat16, with sums in float32"
-        if reason := _transformed(tensors):
-            return reason
-        return (
-            None if torch.compiler.is_compiling() else native.why_not()
-        )  # in a graph the operator says it when it runs
-    if kernel == "blocked":
-        if torch.compiler.is_compiling():
-            return "the graph that is traced has plain PyTorch in it"
-        if any(t.device.type != "cpu" for t in tensors):
-            return "it is for the CPU"
-        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-            return "it has no backward (call under torch.inference_mode() or torch.no_grad())"
-    else:
-        if not _HAS_TRITON:
-            return "triton is not installed"
-        interpreted = named and os.environ.get("TRITON_INTERPRET") == "1"
-        if any(t.device.type != "cuda" for t in tensors) and not interpreted:
-            return "it needs a GPU (or, asked for by name, TRITON_INTERPRET=1)"
-        if any(t.dtype == torch.float64 for t in tensors):
-            return "its accumulators are float32"
-    return _transformed(tensors)
+    return {"triton": _triton, "native": _native, "blocked": _blocked}[kernel](tensors, named) or _transformed(tensors)
+
+
+def _triton(tensors: Sequence[Tensor], named: bool) -> str | None:
+    if not _HAS_TRITON:
+        return "triton is not installed"
+    interpreted = named and os.environ.get("TRITON_INTERPRET") == "1"
+    if any(not t.is_cuda for t in tensors) and not interpreted:
+        return "it needs a GPU (or, asked for by name, TRITON_INTERPRET=1)"
+    if any(t.dtype == torch.float64 for t in tensors):
+        return "its accumulators are float32"
+    return None
+
+
+def _native(tensors: Sequence[Tensor], named: bool) -> str | None:
+    traced = torch.compiler.is_compiling()
+    if traced and not named:
+        return _TRACED
+    if any(not t.is_cpu for t in tensors):
+        return "it is for the CPU"
+    if not {t.dtype for t in tensors} <= {torch.float32, torch.bfloat16}:
+        return "it is for float32 and bfloat16, with sums in float32"
+    return None if traced else native.why_not()  # in a graph the operator says so when it runs
+
+
+def _blocked(tensors: Sequence[Tensor], named: bool) -> str | None:
+    if torch.compiler.is_compiling():
+        return _TRACED
+    if any(not t.is_cpu for t in tensors):
+        return "it is for the CPU"
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        return "it has no backward (call under torch.inference_mode() or torch.no_grad())"
+    return None
 
 
 def _findable(package: str) -> bool:

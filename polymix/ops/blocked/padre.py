@@ -102,16 +102,20 @@ def _apply(grid: tuple[int, ...], factor: Factor, x: Tensor, times: Tensor | Non
 
 def _apply_native(grid: tuple[int, ...], factor: Factor, x: Tensor, times: Tensor | None) -> Tensor:
     """The same; the kernel in C keeps to the cache by itself, and multiplies on the way."""
-    channel, token = factor
+    token = factor.token
     if token is None:
         return _apply(grid, factor, x, times)
     from polymix.ops.native import padre as native  # compiled where it is asked for
 
-    if channel is None or len(grid) == 1 or x.nbytes <= KEPT:
-        given = token.before(_channels(channel, x))
+    if token.causal or factor.channel is None:
+        given = token.before(_channels(factor.channel, x))
         return native.step(given, token.weight, token.bias, times, grid, causal=token.causal, out=times)
+    weight, shift = cast(factor.channel, x.dtype)
+    if len(grid) == 1 or x.nbytes <= KEPT:
+        given = F.linear(x, weight)
+        return native.step(given, token.weight, token.bias, times, grid, out=times, shift=shift)
     y = x.new_empty(x.shape) if times is None else times
-    product, (rows, width) = Product(channel, x.dtype), grid
+    product, (rows, width) = Product((weight, None), x.dtype), grid
     reach, most = token.weight.shape[2] // 2, max(1, KEPT // (2 * width * x.shape[-1] * x.element_size()))
     for sample in range(x.shape[0]):
         for first in range(0, rows, most):
@@ -119,8 +123,10 @@ def _apply_native(grid: tuple[int, ...], factor: Factor, x: Tensor, times: Tenso
             above, below = max(0, first - reach), min(rows, last + reach)
             u = product(x[sample, above * width : below * width])[None]
             place = slice(first * width, last * width)
-            native.band(u, token.weight, token.bias, None if times is None else times[sample : sample + 1, place],
-                        width, first - above, y[sample : sample + 1, place])  # fmt: skip
+            native.band(
+                u, shift, token.weight, token.bias, None if times is None else times[sample : sample + 1, place],
+                width, first - above, y[sample : sample + 1, place],
+            )  # fmt: skip
     return y
 
 

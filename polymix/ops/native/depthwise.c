@@ -42,6 +42,11 @@ typedef struct {
   void *data;
   int64_t batch, token;
 } Tokens;
+/* a kernel a channel and its strides in elements, which turn it around where they are negative; float32 */
+typedef struct {
+  float *data;
+  int64_t channel, row, col;
+} Taps;
 /* outputs [row, row + rows) × [col, col + cols) of sample b and channels [first, first + lanes), in tiles of `tile` */
 typedef struct {
   int64_t b, first, lanes, row, rows, col, cols, tile;
@@ -90,22 +95,22 @@ INLINE void put(void *data, int64_t at, int64_t n, int bf16, vec v) {
     else BODY((p)->lanes, (s)->bf16);                                \
   } while (0)
 
-INLINE vec pack_row(vec *to, const Tokens *x, const Tokens *scale, const Strip *p, int64_t token, int64_t from,
-                    int64_t end, int64_t n, int bf16) {
+INLINE vec pack_row(vec *to, const Tokens *x, vec shift, const Tokens *scale, const Strip *p, int64_t token,
+                    int64_t from, int64_t end, int64_t n, int bf16) {
   vec sum = {0};
   int64_t at = p->b * x->batch + token * x->token + p->first;
   int64_t by = scale ? p->b * scale->batch + token * scale->token + p->first : 0;
   for (int64_t j = from; j < end; j++) {
-    vec v = get(x->data, at + j * x->token, n, bf16);
+    vec v = get(x->data, at + j * x->token, n, bf16) + shift;
     if (scale) v *= get(scale->data, by + j * scale->token, n, bf16);
     sum += to[j] = v;
   }
   return sum;
 }
 
-/* rows × pitch places of a grid h × w from (row, col) on: x ⊙ scale, zero at the sides of the grid, nothing above and
+/* rows × pitch places of a grid h × w from (row, col) on: (x + shift) ⊙ scale, zero at the sides of the grid, nothing above and
    below it; and the sum of them all */
-static vec pack(vec *to, const Tokens *x, const Tokens *scale, const Shape *s, const Strip *p, int64_t h, int64_t w,
+static vec pack(vec *to, const Tokens *x, vec shift, const Tokens *scale, const Shape *s, const Strip *p, int64_t h, int64_t w,
                 int64_t row, int64_t rows, int64_t col, int64_t pitch) {
   vec sum = {0};
   int64_t from = most(0, -col), end = most(from, least(pitch, w - col));
@@ -113,7 +118,7 @@ static vec pack(vec *to, const Tokens *x, const Tokens *scale, const Shape *s, c
     vec *its = to + i * pitch;
     for (int64_t j = 0; j < from; j++) its[j] = (vec){0};
     for (int64_t j = end; j < pitch; j++) its[j] = (vec){0};
-#define PACK(n, bf16) sum += pack_row(its, x, scale, p, (row + i) * w + col, from, end, n, bf16)
+#define PACK(n, bf16) sum += pack_row(its, x, shift, scale, p, (row + i) * w + col, from, end, n, bf16)
     FOR_TYPES(s, p, PACK);
 #undef PACK
   }
@@ -218,9 +223,13 @@ static Strip strip(const Shape *s, Strip all, int64_t b, int64_t block, int64_t 
 
 static void *room(int64_t vectors) { return aligned_alloc(sizeof(vec), sizeof(vec) * most(1, vectors)); }
 
-/* y = ((x ⊙ scale) ⋆ weight + bias) ⊙ times; weight (kh kw, D) and bias (D) float32; scale, bias and times may be NULL.
-   Returns 0, or 1 where there was no memory. */
-int depthwise(const Tokens *x, const Tokens *scale, const float *weight, const float *bias, const Tokens *times,
+INLINE float *tap(const Taps *t, const Shape *s, int64_t channel, int64_t place) {
+  return t->data + channel * t->channel + place / s->kw * t->row + place % s->kw * t->col;
+}
+
+/* y = (((x + shift) ⊙ scale) ⋆ weight + bias) ⊙ times; shift and bias (D) float32; shift, scale, bias and times may be
+   NULL, y may be times. Returns 0, or 1 where there was no memory. */
+int depthwise(const Tokens *x, const float *shift, const Tokens *scale, const Taps *weight, const float *bias, const Tokens *times,
               const Tokens *y, const Shape *s) {
   Strip all = largest(s);
   int64_t blocks = over(s->dim, LANES), places = over(s->oh, all.rows) * over(s->ow, all.cols);
@@ -228,21 +237,27 @@ int depthwise(const Tokens *x, const Tokens *scale, const float *weight, const f
   int failed = 0;
 #pragma omp parallel num_threads(s->threads)
   {
-    vec *w = room(taps), *in = room(pitch * (all.rows + s->kh - 1)), out[LARGEST];
+    vec *w = room(taps), *in = room(pitch * (all.rows + s->kh - 1)), out[LARGEST], add = {0}, moved = {0};
+    int64_t block = -1;
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < items; item++) {
       if (!w || !in) {
         failed = 1;
         continue;
       }
-      Strip p = strip(s, all, item / (blocks * places), item / places % blocks, item % places);
-      for (int64_t t = 0; t < taps; t++) w[t] = get(weight, t * s->dim + p.first, p.lanes, 0);
-      vec add = bias ? get(bias, p.first, p.lanes, 0) : (vec){0};
+      Strip p = strip(s, all, item / places % s->batch, item / (places * s->batch), item % places);
+      if (block != p.first) { /* many items of a block come after each other */
+        block = p.first;
+        for (int64_t t = 0; t < taps; t++)
+          for (int i = 0; i < LANES; i++) w[t][i] = i < p.lanes ? *tap(weight, s, block + i, t) : 0.0f;
+        add = bias ? get(bias, block, p.lanes, 0) : (vec){0};
+        moved = shift ? get(shift, block, p.lanes, 0) : (vec){0};
+      }
       int64_t top = p.row - s->top;
       int64_t before = s->kh - 1; /* rows of inputs that the first row of outputs sees but for its last */
-      pack(in, x, scale, s, &p, s->h, s->w, top, before, p.col - s->left, pitch);
+      pack(in, x, moved, scale, s, &p, s->h, s->w, top, before, p.col - s->left, pitch);
       for (int64_t i = 0; i < p.rows; i++) {
-        pack(in + (i + before) * pitch, x, scale, s, &p, s->h, s->w, top + i + before, 1, p.col - s->left, pitch);
+        pack(in + (i + before) * pitch, x, moved, scale, s, &p, s->h, s->w, top + i + before, 1, p.col - s->left, pitch);
         int64_t k0 = least(s->kh, most(0, -top - i)), k1 = most(k0, least(s->kh, s->h - top - i));
         for (int64_t j = 0; j < p.cols && p.col + j < s->ow; j += p.tile) {
           int64_t token = (p.row + i) * s->ow + p.col + j, count = least(p.tile, s->ow - p.col - j);
@@ -271,9 +286,10 @@ int depthwise(const Tokens *x, const Tokens *scale, const float *weight, const f
   return failed;
 }
 
-/* weight (kh kw, D) = Σ g ⊙ (x at the tap), bias (D) = Σ g, over samples and outputs, with g = grad ⊙ scale; scale may
-   be NULL. Returns 0, or 1 where there was no memory. */
-int depthwise_weight(const Tokens *x, const Tokens *grad, const Tokens *scale, float *weight, float *bias, const Shape *s) {
+/* weight = Σ g ⊙ (x at the tap), bias (D) = Σ g, over samples and outputs, with g = grad ⊙ scale; scale may be NULL.
+   Returns 0, or 1 where there was no memory. */
+int depthwise_weight(const Tokens *x, const Tokens *grad, const Tokens *scale, const Taps *weight, float *bias,
+                     const Shape *s) {
   Strip all = largest(s);
   int64_t blocks = over(s->dim, LANES), places = over(s->oh, all.rows) * over(s->ow, all.cols);
   int64_t pitch = all.cols + s->kw - 1, tiles = all.cols / all.tile;
@@ -295,8 +311,8 @@ int depthwise_weight(const Tokens *x, const Tokens *grad, const Tokens *scale, f
       for (int64_t part = 0; part < s->batch * places; part++) {
         Strip p = strip(s, all, part / places, block, part % places);
         int64_t top = p.row - s->top;
-        pack(in, x, NULL, s, &p, s->h, s->w, top, p.rows + s->kh - 1, p.col - s->left, pitch);
-        vec added = pack(g, grad, scale, s, &p, s->oh, s->ow, p.row, p.rows, p.col, p.cols);
+        pack(in, x, (vec){0}, NULL, s, &p, s->h, s->w, top, p.rows + s->kh - 1, p.col - s->left, pitch);
+        vec added = pack(g, grad, (vec){0}, scale, s, &p, s->oh, s->ow, p.row, p.rows, p.col, p.cols);
         *whole += __builtin_convertvector(added, wide);
         for (int64_t k = mine; k < s->kh; k += splits) {
           int64_t first = least(p.rows, most(0, -top - k)), last = most(first, least(p.rows, s->h - top - k));
@@ -312,7 +328,7 @@ int depthwise_weight(const Tokens *x, const Tokens *grad, const Tokens *scale, f
       int64_t lanes = least(LANES, s->dim - block * LANES);
       for (int64_t k = mine; k < s->kh; k += splits)
         for (int64_t t = k * s->kw; t < (k + 1) * s->kw; t++)
-          for (int64_t i = 0; i < lanes; i++) weight[t * s->dim + block * LANES + i] = (float)sum[t][i];
+          for (int64_t i = 0; i < lanes; i++) *tap(weight, s, block * LANES + i, t) = (float)sum[t][i];
       if (mine == 0)
         for (int64_t i = 0; i < lanes; i++) bias[block * LANES + i] = (float)(*whole)[i];
     }

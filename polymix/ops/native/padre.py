@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from polymix.ops.depthwise import effective_kernel
@@ -23,68 +23,92 @@ class Shape(ctypes.Structure):
     )
 
 
-def _shape(x: Tensor, size: Axes, seen: Axes, kernel: Axes, pad: Axes) -> Shape:
-    """Outputs `size` of inputs `seen`."""
-    bf16 = int(x.dtype == torch.bfloat16)
-    return Shape(x.shape[0], x.shape[2], *seen, *size, *kernel, *pad, bf16, torch.get_num_threads())
+class Taps(ctypes.Structure):
+    """As in depthwise.c."""
+
+    _fields_ = (("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("channel", "row", "col")))
 
 
-def _geometry(x: Tensor, weight: Tensor, grid: Axes, causal: bool) -> tuple[Tensor, Axes, Axes, Axes, Axes]:
-    """The weight (D, kh, kw) without the taps that no token reaches, and the grid of the output, that of the input, the
-    kernel and the padding in front: two axes each."""
-    full = tuple(weight.shape[2:])
-    taps = full if causal else effective_kernel(full, tuple(grid))
-    for axis, (k, rest) in enumerate(zip(full, taps, strict=True), start=2):
-        weight = weight.narrow(axis, (k - rest) // 2, rest)
-    lead = (1,) * (2 - len(grid))
-    size, kernel = (*lead, *grid), (*lead, *taps)
+class Geometry(NamedTuple):
+    """The grids of outputs and inputs, the part of the kernel that can touch them, the zeros before: two axes each."""
+
+    size: Axes
+    seen: Axes
+    kernel: Axes
+    pad: Axes
+
+    def shape(self, x: Tensor) -> Shape:
+        bf16 = int(x.dtype == torch.bfloat16)
+        return Shape(
+            x.shape[0], x.shape[2], *self.seen, *self.size, *self.kernel, *self.pad, bf16, torch.get_num_threads()
+        )
+
+    def transposed(self) -> Geometry:
+        """That of the gradient of the inputs."""
+        return Geometry(
+            self.seen, self.size, self.kernel, (self.kernel[0] - 1 - self.pad[0], self.kernel[1] - 1 - self.pad[1])
+        )
+
+    def taps(self, weight: Tensor, *, turned: bool = False) -> Taps:
+        """Those of a contiguous weight (D, 1, *kernel) that are used, `turned` around."""
+        height, width = (1, *weight.shape[2:])[-2:]
+        row, col = (height - self.kernel[0]) // 2, (width - self.kernel[1]) // 2
+        if turned:
+            row, col = row + self.kernel[0] - 1, col + self.kernel[1] - 1
+        sign, start = (-1 if turned else 1), weight.data_ptr() + weight.element_size() * (row * width + col)
+        return Taps(start, height * width, sign * width, sign)
+
+
+def _geometry(x: Tensor, weight: Tensor, grid: Axes, causal: bool) -> Geometry:
+    lead, kernel = (1,) * (2 - len(grid)), tuple(weight.shape[2:])
     if causal:
-        return weight.flatten(1), size, (1, x.shape[1]), kernel, (0, 0)
-    return weight.flatten(1), size, size, kernel, tuple(k // 2 for k in kernel)
-
-
-def _taps(weight: Tensor) -> Tensor:
-    """(D, taps) tap by tap, in float32: read along the channels."""
-    return weight.t().float().contiguous()
+        return Geometry((*lead, *grid), (1, x.shape[1]), (*lead, *kernel), (0, 0))
+    size, kernel = (*lead, *grid), (*lead, *effective_kernel(kernel, tuple(grid)))
+    return Geometry(size, size, kernel, (kernel[0] // 2, kernel[1] // 2))
 
 
 def _conv(
-    x: Tensor, scale: Tensor | None, taps: Tensor, bias: Tensor | None, times: Tensor | None, size: Axes, seen: Axes,
-    kernel: Axes, pad: Axes, out: Tensor | None = None,
+    x: Tensor, scale: Tensor | None, taps: Taps, bias: Tensor | None, times: Tensor | None, geometry: Geometry,
+    out: Tensor | None = None, shift: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """(conv(x ⊙ scale) + bias) ⊙ times (B, ∏ size, D) of x (B, ∏ seen, D) and taps (∏ kernel, D)."""
-    out = x.new_empty(x.shape[0], size[0] * size[1], x.shape[2]) if out is None else out
-    bias = None if bias is None else bias.float().contiguous()
+    """(conv((x + shift) ⊙ scale) + bias) ⊙ times (B, ∏ size, D) of x (B, ∏ seen, D)."""
+    if out is None:
+        out = x.new_empty(x.shape[0], geometry.size[0] * geometry.size[1], x.shape[2])
+    shift, bias = (None if v is None else v.float().contiguous() for v in (shift, bias))
     x, scale, times = dense(x), dense(scale), dense(times)
-    call("depthwise", tokens(x), tokens(scale), values(taps), values(bias), tokens(times), tokens(out),
-         _shape(x, size, seen, kernel, pad))  # fmt: skip
+    call("depthwise", tokens(x), values(shift), tokens(scale), taps, values(bias), tokens(times), tokens(out),
+         geometry.shape(x))  # fmt: skip
     return out
 
 
 def step(
     x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor | None, grid: Axes, *,
-    causal: bool = False, dilation: int = 1, out: Tensor | None = None,
+    causal: bool = False, dilation: int = 1, out: Tensor | None = None, shift: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """(depthwise(x) + bias) ⊙ y, the convolution as `polymix.ops.depthwise.depthwise_conv` defines it.
+    """(depthwise(x + shift) + bias) ⊙ y, the convolution as `polymix.ops.depthwise.depthwise_conv` defines it.
 
     x (B, N, D) of float32 or bf16, N = ∏ grid; when causal (B, k - 1 + N, D), the earlier tokens first. weight
-    (D, 1, *kernel); bias (D,) or None; y (B, N, D) or None for ones. Returns (B, N, D) in x's type. Cost:
+    (D, 1, *kernel); bias and shift (D,) or None; y (B, N, D) or None for ones. Returns (B, N, D) in x's type. Cost:
     N D (∏ kernel + 1) multiply-adds, summed in float32; beside the output, or `out`, which may be y, a strip of the
     inputs a thread, 512 KiB.
     """
     assert dilation == 1
-    weight, size, seen, kernel, pad = _geometry(x, weight, grid, causal)
-    return _conv(x, None, _taps(weight), bias, y, size, seen, kernel, pad, out)
+    weight, geometry = weight.float().contiguous(), _geometry(x, weight, grid, causal)
+    return _conv(x, None, geometry.taps(weight), bias, y, geometry, out, shift)
 
 
-def band(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor | None, width: int, first: int, out: Tensor) -> None:
+def band(
+    x: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor | None, y: Tensor | None, width: int, first: int,
+    out: Tensor,
+) -> None:  # fmt: skip
     """Rows of `step` on a grid of two axes: from row `first` of x on, as many as out (B, rows · width, D) has.
 
     x (B, N, D) are the rows that these see, none but those at the edge of the grid left out.
     """
-    seen, size = (x.shape[1] // width, width), (out.shape[1] // width, width)
-    flat, _, _, kernel, pad = _geometry(x, weight, (1 << 30, width), False)
-    _conv(x, None, _taps(flat), bias, y, size, seen, kernel, (pad[0] - first, pad[1]), out)
+    weight = weight.float().contiguous()
+    _, _, kernel, pad = _geometry(x, weight, (weight.shape[2], width), False)
+    geometry = Geometry((out.shape[1] // width, width), (x.shape[1] // width, width), kernel, (pad[0] - first, pad[1]))
+    _conv(x, None, geometry.taps(weight), bias, y, geometry, out, shift)
 
 
 def step_backward(
@@ -99,16 +123,18 @@ def step_backward(
     Cost: that of three forward steps, two where y is None. The same bits every time: no sum depends on the threads.
     """
     assert dilation == 1
-    given, (weight, size, seen, kernel, pad) = weight, _geometry(x, weight, grid, causal)
-    taps = _taps(weight)
-    rest = tuple(k - 1 - p for k, p in zip(kernel, pad, strict=True))
-    grad_x = _conv(grad, y, taps.flip(0), None, None, seen, size, kernel, rest)
-    grad_y = None if y is None else _conv(x, None, taps, bias, grad, size, seen, kernel, pad)
-    sums, bias_sums = torch.empty_like(taps), taps.new_empty(x.shape[2])
+    weight, geometry = weight.float().contiguous(), _geometry(x, weight, grid, causal)
+    grad_x = _conv(grad, y, geometry.taps(weight, turned=True), None, None, geometry.transposed())
+    grad_y = None if y is None else _conv(x, None, geometry.taps(weight), bias, grad, geometry)
+    sums, bias_sums = torch.zeros_like(weight), weight.new_empty(x.shape[2])  # zero where no token reaches
     x, grad, y = dense(x), dense(grad), dense(y)
-    call("depthwise_weight", tokens(x), tokens(grad), tokens(y), values(sums), values(bias_sums),
-         _shape(x, size, seen, kernel, pad))  # fmt: skip
-    grad_weight = sums.t().contiguous().view(weight.shape[0], 1, *kernel[2 - len(grid) :])
-    rim = [(k - taken) // 2 for k, taken in zip(given.shape[2:], grad_weight.shape[2:], strict=True)]
-    grad_weight = F.pad(grad_weight, [side for k in reversed(rim) for side in (k, k)])
-    return grad_x, grad_weight, None if bias is None else bias_sums, grad_y
+    call(
+        "depthwise_weight",
+        tokens(x),
+        tokens(grad),
+        tokens(y),
+        geometry.taps(sums),
+        values(bias_sums),
+        geometry.shape(x),
+    )
+    return grad_x, sums, None if bias is None else bias_sums, grad_y
