@@ -6,6 +6,8 @@ fresh memory, whose pages the system clears first. So a block is small, and its 
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import NamedTuple
@@ -16,6 +18,8 @@ from torch import Tensor
 
 from polymix.ops.common import accumulator, identity
 
+KEPT = 32 << 20  # bytes: no allocator keeps larger pieces, and clearing their pages takes as long as a product
+HUGE, ADVICE = 2 << 20, 14  # bytes of a large page, and Linux's MADV_HUGEPAGE
 ROWS = 2048  # tokens a block: fewer, and the products themselves get slower
 IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {  # ACTIVATIONS and GATES of ops.common, over their own input
     "gelu": torch.ops.aten.gelu_.default,
@@ -126,6 +130,16 @@ class SampleProduct:
         else:
             product = torch.bmm(tokens, matrix)
             place.copy_(product if self.bias is None else product.add_(self.bias))
+
+
+def output(x: Tensor) -> Tensor:
+    """x.new_empty(x.shape). Where no allocator keeps so large a piece the system is asked for pages of 2 MiB, which it
+    clears in a fraction of the time that small ones take."""
+    y = x.new_empty(x.shape)
+    if sys.platform == "linux" and y.nbytes > KEPT:
+        first, last = -(-y.data_ptr() // HUGE), (y.data_ptr() + y.nbytes) // HUGE  # the whole pages within
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(first * HUGE), ctypes.c_size_t((last - first) * HUGE), ADVICE)
+    return y
 
 
 def zeros(x: Tensor, *shape: int, dtype: torch.dtype) -> Tensor:

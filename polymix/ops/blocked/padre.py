@@ -10,14 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polymix.ops.blocked.common import Linear, Product, blocks, cast, computed_in
+from polymix.ops.blocked.common import KEPT, Linear, Product, blocks, cast, computed_in, output
 from polymix.ops.depthwise import depthwise_conv
 from polymix.ops.padre import Factor, monomials
 
 # A depthwise convolution of all channels at once leaves the cache where the grid is large; so many at a time do not.
 CHANNELS = (48, 64, 32, 16)
 LARGE = 2048  # tokens
-KEPT = 32 << 20  # bytes: no allocator keeps larger pieces, and clearing their pages takes as long as a product
 
 
 def padre(
@@ -85,7 +84,7 @@ def _apply(grid: tuple[int, ...], factor: Factor, x: Tensor, times: Tensor | Non
         return times
     weight, bias = cast((factor.token.weight, factor.token.bias), x.dtype)
     size = _group_size(weight.shape[0], math.prod(grid))
-    y = x.new_empty(x.shape) if times is None else times
+    y = output(x) if times is None else times
     for place, part in enumerate(_in_groups(factor.channel, x, size)):
         group = slice(place * size, (place + 1) * size)
         token = factor.token
@@ -114,7 +113,7 @@ def _apply_native(grid: tuple[int, ...], factor: Factor, x: Tensor, times: Tenso
     if len(grid) == 1 or x.nbytes <= KEPT:
         given = F.linear(x, weight)
         return native.step(given, token.weight, token.bias, times, grid, out=times, shift=shift)
-    y = x.new_empty(x.shape) if times is None else times
+    y = output(x) if times is None else times
     product, (rows, width) = Product((weight, None), x.dtype), grid
     reach, most = token.weight.shape[2] // 2, max(1, KEPT // (2 * width * x.shape[-1] * x.element_size()))
     for sample in range(x.shape[0]):
@@ -135,7 +134,8 @@ def _channels(linear: Linear | None, x: Tensor) -> Tensor:
     if linear is None:
         return x
     weight, bias = cast(linear, x.dtype)
-    y = F.linear(x, weight)
+    y = output(x)
+    torch.mm(x.flatten(0, 1), weight.t(), out=y.view(-1, y.shape[-1]))
     return y if bias is None else y.add_(bias)
 
 

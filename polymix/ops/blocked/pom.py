@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polymix.ops.blocked.common import IN_PLACE, Linear, Product, SampleProduct, blocks, computed_in, zeros
+from polymix.ops.blocked.common import IN_PLACE, Linear, Product, SampleProduct, blocks, computed_in, output, zeros
 from polymix.ops.common import count_real
 
 STRIDE = 32  # tokens between the walks of a running sum
@@ -35,7 +35,7 @@ def pom(x: Tensor, context: Tensor, parts: Parts, mask: Tensor | None = None) ->
     pooled = _pool(context, parts, mask, dtype)
     if parts.reduction == "mean":
         pooled = pooled / count_real(context, mask)
-    ask, y = Product(parts.gate, dtype), x.new_empty(x.shape)
+    ask, y = Product(parts.gate, dtype), output(x)
     asked = (pooled.unsqueeze(-1) * weight.t()).unflatten(1, (ask.width, -1)).sum(2)  # (B, gates, D): H in W_o
     out = SampleProduct(asked.to(dtype), bias)
     for block in blocks(x):
@@ -58,7 +58,7 @@ def _pool(context: Tensor, parts: Parts, mask: Tensor | None, dtype: torch.dtype
 
 def pom_causal(x: Tensor, parts: Parts, mask: Tensor | None = None) -> Tensor:
     """The same with H_i over the tokens up to i: one pass, the sums so far carried from block to block."""
-    dtype, y = computed_in(x), x.new_empty(x.shape)
+    dtype, y = computed_in(x), output(x)
     into, ask, tell = (Product(linear, dtype) for linear in (parts.poly, parts.gate, parts.proj))
     factors = parts.alpha.t().to(dtype)
     real = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask

@@ -7,7 +7,18 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from polymix.ops.blocked.common import Block, Linear, Product, SampleProduct, blocks, cast, computed_in, share, zeros
+from polymix.ops.blocked.common import (
+    Block,
+    Linear,
+    Product,
+    SampleProduct,
+    blocks,
+    cast,
+    computed_in,
+    output,
+    share,
+    zeros,
+)
 from polymix.ops.common import count_real
 from polymix.ops.pooled import gate_of_sum, mean_from_moments, moments_pay
 
@@ -41,7 +52,7 @@ def poly_sa(
             every = p_2[:, block.tokens].to(dtype) @ block.split(product)  # (samples, heads, D)
             pooled[block.samples] += every.unflatten(-1, (heads, -1)).diagonal(dim1=1, dim2=2).mT.flatten(1)
     gate = gate_of_sum(x, pooled.unflatten(-1, (heads, -1)), p_2, kind, mask).to(dtype).flatten(1)
-    ask, y = Product(share(qkv, 0, dim), dtype), x.new_empty(x.shape)
+    ask, y = Product(share(qkv, 0, dim), dtype), output(x)
     out = None if proj is None else SampleProduct(gate.unsqueeze(-1) * proj[0].t().to(dtype), proj[1])
     for block in blocks(x):
         q = block.split(ask(block.rows(x, dtype)))
@@ -81,7 +92,7 @@ def poly_nl(
     matrix = beta * mean.to(dtype).unsqueeze(-1) * weight.t().to(dtype)  # (B, inner, D)
     if inner is None:
         matrix.diagonal(dim1=1, dim2=2).add_(alpha)
-    out, y = SampleProduct(matrix, None if bias is None else beta * bias), x.new_empty(x.shape)
+    out, y = SampleProduct(matrix, None if bias is None else beta * bias), output(x)
     for block in blocks(x):
         out.into(y, block, tokens(block))
         if inner is not None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from polymix.ops.blocked.common import Block, Linear, Product, blocks, computed_in, share, zeros
+from polymix.ops.blocked.common import Block, Linear, Product, blocks, computed_in, output, share, zeros
 from polymix.ops.common import accumulator, count_real
 from polymix.ops.qt import GUARD
 
@@ -39,7 +39,7 @@ def qt(
     count = (first * seen.to(wide)).to(dtype).expand(x.shape[0], heads, -1, -1)
     weighed = [(m * c.unsqueeze(-1)).to(dtype) for m, c in zip(moments, rest, strict=True)]
     tops, bottoms = [m[..., :d].contiguous() for m in weighed], [m[..., d:] for m in weighed]
-    ask, out, y = Product(share(qkv, 0, dim), dtype), Product(proj, dtype), x.new_empty(x.shape)
+    ask, out, y = Product(share(qkv, 0, dim), dtype), Product(proj, dtype), output(x)
     for block in blocks(x):
         q, s = _by_head(block, ask(block.rows(x, dtype)), heads), block.samples
         top, below = bare[s].expand(-1, -1, block.length, -1), count[s]

@@ -116,3 +116,12 @@ class TestBlocked:
         mixed = exact - mixer.alpha.item() * x
         error = (ours.double() - exact).abs().max() / mixed.abs().max()
         assert error < 1e-4, f"{error:.1e}"
+
+
+def test_an_output_too_large_to_be_kept_is_ordinary_memory():
+    """… of which the system was asked for large pages: none of them may reach beyond the output."""
+    x = torch.empty(1, 1, (common.KEPT >> 2) + 12345)
+    before, after = torch.full((1 << 20,), 3.0), torch.full((1 << 20,), 4.0)
+    y = common.output(x).fill_(2.0)
+    assert y.shape == x.shape and y.is_contiguous() and (y == 2.0).all()
+    assert (before == 3.0).all() and (after == 4.0).all()
