@@ -2,6 +2,7 @@
 
 import logging
 import os
+import platform
 import subprocess
 import sys
 
@@ -164,6 +165,20 @@ def test_a_sum_over_many_samples_that_cancel():
     assert torch.allclose(weight.flatten(), torch.full((16,), 4.0)) and torch.allclose(bias, torch.full((16,), 4.0))
 
 
+@needs_it
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="untested: narrower vectors of x86")
+@pytest.mark.parametrize("architecture", ["x86-64", "x86-64-v3"])
+def test_processors_with_narrower_vectors(architecture, nothing_built, monkeypatch):
+    """Four or eight floats at once, with half the registers; such machines as this one run their code too."""
+    monkeypatch.setattr(build, "FLAGS", (f"-march={architecture}", *(f for f in build.FLAGS if "-march" not in f)))
+    for shape in SHAPES:
+        for dtype in (torch.float32, torch.bfloat16):
+            args = arguments(*SHAPES[shape], dtype=dtype)
+            found = (derivatives(given, impl, dtype) for given, impl in ((args, "native"), (doubled(args), "eager")))
+            for ours, wanted in zip(*found, strict=True):
+                assert off(ours, wanted) < (3e-6 if dtype == torch.float32 else 2**-8), shape
+
+
 # Its building
 
 
@@ -186,6 +201,19 @@ def test_it_is_compiled_once_and_said(nothing_built, caplog, monkeypatch):
     build._found.cache_clear()
     monkeypatch.setattr(build, "_run", lambda *command: pytest.fail("it was compiled again"))
     assert build.why_not() is None and len(caplog.records) == 1
+
+
+@needs_it
+def test_a_compiler_may_be_a_command_with_options(nothing_built, monkeypatch):
+    monkeypatch.setenv("CC", f"env {build._compiler()[0]} -g0")
+    assert build.why_not() is None
+
+
+@needs_it
+def test_without_a_home_it_is_kept_elsewhere(nothing_built, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(build.os.path, "expanduser", lambda path: path)
+    assert build.why_not() is None and list((nothing_built / "temporary").rglob("*.so"))
 
 
 @needs_it
@@ -232,7 +260,7 @@ def test_a_compiler_that_fails_is_a_reason_and_plain_pytorch_runs(nothing_built,
 @pytest.mark.parametrize(("change", "said"), [
     (lambda patch: patch.setattr(build.sys, "platform", "win32"), "not on win32"),
     (lambda patch: (patch.delenv("CC", raising=False), patch.setattr(build.shutil, "which", lambda name: None)), "no C compiler"),
-    (lambda patch: patch.setenv("CC", "/nowhere/cc"), "could not be run"),
+    (lambda patch: patch.setenv("CC", "/nowhere/cc -O1"), "/nowhere/cc could not be run"),
     (lambda patch: patch.setattr(build.ctypes, "CDLL", lambda name: object()), "GNU OpenMP"), (lambda patch: patch.setenv("POLYMIX_NATIVE", "0"), "POLYMIX_NATIVE=0"),
 ])  # fmt: skip
 def test_why_there_is_none(nothing_built, monkeypatch, change, said):

@@ -33,23 +33,24 @@ def padre(
     Memory beside x and the output, both (B, N, D): two arrays as large as x, three from degree 3 on.
     """
     total: Tensor | None = None
-    steps, weights = _with_last(steps, weights)
+    dtype = computed_in(x)
+    steps, weights = _with_last(steps, weights, dtype)
     apply = partial(_apply_native if native else _apply, grid)
-    for weight, z in zip(weights, monomials(x.to(computed_in(x)), first, steps, apply), strict=True):
+    for weight, z in zip(weights, monomials(x.to(dtype), first, steps, apply), strict=True):
         total = _add(total, weight, z)
     assert total is not None
     return total.to(x.dtype)
 
 
 def _with_last(
-    steps: Sequence[tuple[Factor | None, Factor]], weights: Sequence[Tensor | float]
+    steps: Sequence[tuple[Factor | None, Factor]], weights: Sequence[Tensor | float], dtype: torch.dtype
 ) -> tuple[Sequence[tuple[Factor | None, Factor]], Sequence[Tensor | float]]:
     """W_d put into the last map of X where it is a factor for each channel, which spares a pass over the tokens."""
     last = weights[-1]
     if not steps or isinstance(last, float) or last.ndim > 1:
         return steps, weights
-    left, right = steps[-1]
-    channel, token = right
+    last = last.to(dtype)  # and so what it is multiplied with
+    left, (channel, token) = steps[-1]
     if token is not None:
         scale = last.view(-1, *(1,) * (token.weight.ndim - 1))
         bias = None if token.bias is None else token.bias * last

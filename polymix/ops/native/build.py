@@ -12,6 +12,7 @@ import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -91,7 +92,7 @@ def _found() -> ctypes.CDLL | str:
     except OSError as error:
         with suppress(OSError):
             path.unlink()  # what is broken is built anew by the next process
-        return f"what {_compiler()} built cannot be loaded: {error}"
+        return f"what {' '.join(_compiler())} built cannot be loaded: {error}"
 
 
 def _compiled() -> Path:
@@ -103,9 +104,9 @@ def _compiled() -> Path:
     if not compiler:
         raise Unavailable("no C compiler was found to build it (install gcc, or set CC)")
     sources = sorted(Path(__file__).parent.glob("*.c"))
-    parts = [compiler, *FLAGS, _processor(), *(path.read_text() for path in sources)]
+    parts = [*compiler, *FLAGS, _processor(), *(path.read_text() for path in sources)]
     name = f"native-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
-    for folder in (_cache(), Path(tempfile.gettempdir()) / f"polymix-{os.getuid()}"):
+    for folder in _folders():
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             found = folder.stat()
@@ -117,16 +118,16 @@ def _compiled() -> Path:
     raise Unavailable(f"there is no place to keep it: {refused}")
 
 
-def _compile(compiler: str, sources: list[Path], library: Path) -> Path:
+def _compile(compiler: list[str], sources: list[Path], library: Path) -> Path:
     if library.exists():
         return library
     log.info("compiling polymix's kernels for this machine, once, into %s", library)
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         objects = [Path(folder) / f"{source.stem}.o" for source in sources]
         for source, compiled in zip(sources, objects, strict=True):
-            _run(compiler, *FLAGS, "-c", str(source), "-o", str(compiled))
+            _run(*compiler, *FLAGS, "-c", str(source), "-o", str(compiled))
         whole = Path(folder) / library.name
-        _run(compiler, "-shared", *map(str, objects), "-o", str(whole))
+        _run(*compiler, "-shared", *map(str, objects), "-o", str(whole))
         os.replace(whole, library)  # whole or not at all, whoever else compiles it now
     return library
 
@@ -143,12 +144,18 @@ def _run(*command: str) -> None:
         raise Unavailable(f"{command[0]} failed to build it: {said[0] if said else f'status {done.returncode}'}")
 
 
-def _compiler() -> str | None:
-    return os.environ.get("CC") or shutil.which("gcc") or shutil.which("cc")
+def _compiler() -> list[str]:
+    """The command, empty where there is none."""
+    if given := os.environ.get("CC"):
+        return shlex.split(given)
+    return [found for name in ("gcc", "cc") if (found := shutil.which(name))][:1]
 
 
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polymix"
+def _folders() -> list[Path]:
+    """Where the library may be kept: the user's cache, or else a place of the user's own among temporary files."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    temporary = Path(tempfile.gettempdir()) / f"polymix-{os.getuid()}"
+    return [Path(cache) / "polymix", temporary] if os.path.isabs(cache) else [temporary]
 
 
 def _processor() -> str:

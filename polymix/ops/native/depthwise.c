@@ -242,6 +242,7 @@ int depthwise(const Tokens *x, const float *shift, const Tokens *scale, const Ta
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < items; item++) {
       if (!w || !in) {
+#pragma omp atomic write
         failed = 1;
         continue;
       }
@@ -302,6 +303,7 @@ int depthwise_weight(const Tokens *x, const Tokens *grad, const Tokens *scale, c
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < blocks * splits; item++) {
       if (!in || !g || !sum) {
+#pragma omp atomic write
         failed = 1;
         continue;
       }
