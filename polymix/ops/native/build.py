@@ -12,7 +12,6 @@ import hashlib
 import logging
 import os
 import platform
-import shlex
 import shutil
 import subprocess
 import sys
@@ -147,7 +146,7 @@ def _run(*command: str) -> None:
 def _compiler() -> list[str]:
     """The command, empty where there is none."""
     if given := os.environ.get("CC"):
-        return shlex.split(given)
+        return given.split()
     return [found for name in ("gcc", "cc") if (found := shutil.which(name))][:1]
 
 
