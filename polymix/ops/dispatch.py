@@ -105,7 +105,7 @@ def _place(tensors: Sequence[Tensor]) -> str:
 
 def _obstacle(kernel: str, tensors: Sequence[Tensor], named: bool) -> str | None:
     """What speaks against a kernel here, whatever the op. Only where it is `named` Triton's interpreter will do."""
-    return {"triton": _triton, "native": _native, "blocked": _blocked}[kernel](tensors, named) or _transformed(tensors)
+    return {"triton": _triton, "native": _native, "blocked": _blocked}[kernel](tensors, named)
 
 
 def _triton(tensors: Sequence[Tensor], named: bool) -> str | None:
@@ -116,7 +116,7 @@ def _triton(tensors: Sequence[Tensor], named: bool) -> str | None:
         return "it needs a GPU (or, asked for by name, TRITON_INTERPRET=1)"
     if any(t.dtype == torch.float64 for t in tensors):
         return "its accumulators are float32"
-    return None
+    return _transformed(tensors)
 
 
 def _native(tensors: Sequence[Tensor], named: bool) -> str | None:
@@ -127,7 +127,9 @@ def _native(tensors: Sequence[Tensor], named: bool) -> str | None:
         return "it is for the CPU"
     if not {t.dtype for t in tensors} <= {torch.float32, torch.bfloat16}:
         return "it is for float32 and bfloat16, with sums in float32"
-    return None if traced else native.why_not()  # in a graph the operator says so when it runs
+    if reason := _transformed(tensors):
+        return reason
+    return None if traced else native.why_not()  # last, for it may compile; in a graph the operator says it as it runs
 
 
 def _blocked(tensors: Sequence[Tensor], named: bool) -> str | None:
@@ -137,7 +139,7 @@ def _blocked(tensors: Sequence[Tensor], named: bool) -> str | None:
         return "it is for the CPU"
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return "it has no backward (call under torch.inference_mode() or torch.no_grad())"
-    return None
+    return _transformed(tensors)
 
 
 def _findable(package: str) -> bool:

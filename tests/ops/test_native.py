@@ -1,5 +1,6 @@
 """The kernels in C against the definition in float64, on sizes that fill no vector, tile or strip; and their building."""
 
+import ctypes
 import logging
 import os
 import platform
@@ -190,6 +191,24 @@ def nothing_built(monkeypatch, tmp_path):
     build._found.cache_clear()
     yield tmp_path
     build._found.cache_clear()
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or not build._compiler() or not hasattr(ctypes.CDLL(None), "GOMP_parallel")
+    or os.environ.get(build.SWITCH) == "0",
+    reason="untested: that the kernels build, for which Linux, a compiler and GNU OpenMP are needed",
+)  # fmt: skip
+def test_where_there_is_a_compiler_they_build():
+    """Were the C at fault, all that needs the kernels would be skipped, and nothing else would fail."""
+    assert NATIVE is None and build.why_not() is None
+
+
+@needs_it
+def test_nothing_is_compiled_for_a_call_that_they_are_not_for(nothing_built):
+    mixer, x = polymix.create_mixer("padre", 16), torch.randn(1, 5, 16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert "autocast" in polymix.explain(mixer, x)[0].why
+    assert not list(nothing_built.rglob("*.so"))
 
 
 @needs_it

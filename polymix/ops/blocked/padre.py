@@ -134,10 +134,9 @@ def _channels(linear: Linear | None, x: Tensor) -> Tensor:
     """The channel map of x (B, N, D); x itself where there is none."""
     if linear is None:
         return x
-    weight, bias = cast(linear, x.dtype)
     y = output(x)
-    torch.mm(x.flatten(0, 1), weight.t(), out=y.view(-1, y.shape[-1]))
-    return y if bias is None else y.add_(bias)
+    Product(linear, x.dtype)(x.flatten(0, 1), y.view(-1, y.shape[-1]))
+    return y
 
 
 def _group_size(channels: int, tokens: int) -> int:
