@@ -202,7 +202,7 @@ class TokenMixer(nn.Module, ABC):
             keep_memory()
         if self.config.impl == "auto" and "blocked" in against and not traced and inputs[0].shape[:2].numel() < FEW:
             against["blocked"] = against["blocked"] or f"fewer than {FEW} tokens are faster without blocks"
-        return choose(self.name, self.config.impl, (*inputs, *_weights(self)), against)
+        return choose(self.name, self.config.impl, (*inputs, *self.parameters()), against)
 
     def merge(self) -> dict[str, Linear]:
         """Linear maps that follow each other with nothing between them, by name, as one; empty where none do."""
@@ -232,11 +232,11 @@ class TokenMixer(nn.Module, ABC):
 
     def merged(self) -> dict[str, Linear]:
         """What `fold` merged, where it may be used: nothing in a call that records gradients."""
-        if self._folded is None or (torch.is_grad_enabled() and any(p.requires_grad for p in _weights(self))):
+        if self._folded is None or (torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())):
             return {}
         if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
             return self.merge()  # part of the graph
-        stamp = tuple(_Stamp(p, p.data_ptr(), p.dtype, _version(p)) for p in _weights(self))
+        stamp = tuple(_Stamp(p, p.data_ptr(), p.dtype, _version(p)) for p in self.parameters())
         if not _same(stamp, self._folded.stamps):
             with torch.inference_mode(False), torch.no_grad():  # what is merged may meet a graph later
                 self._folded = _Folded(stamp, self.merge())
@@ -283,15 +283,6 @@ class _Stamp(NamedTuple):
     address: int
     dtype: torch.dtype
     version: int
-
-
-def _weights(module: nn.Module) -> list[nn.Parameter]:
-    """module.parameters(), at a quarter of the cost: it is asked in every call."""
-    found = [p for p in module._parameters.values() if p is not None]
-    for part in module._modules.values():
-        if part is not None:
-            found += _weights(part)
-    return found
 
 
 class _Folded(NamedTuple):
