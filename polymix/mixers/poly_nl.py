@@ -15,9 +15,10 @@ from polymix.mixers.checks import Call
 from polymix.mixers.registry import register
 from polymix.ops.blocked import pooled as blocked
 from polymix.ops.blocked.common import Linear
-from polymix.ops.common import scaled_linear
+from polymix.ops.common import count_real, scaled_linear
 from polymix.ops.dispatch import IMPLS
 from polymix.ops.pooled import mean_of_products, mean_over_tokens, moments_pay, pooled_spread
+from polymix.ops.pooled_linear import linear_pairs
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
 
@@ -39,7 +40,7 @@ class PolyNlMixer(TokenMixer):
     name = "poly_nl"
     capabilities = Capabilities(masks=frozenset({"padding"}))
     feature_maps = True
-    impls = IMPLS
+    impls = (*IMPLS, "native")
     config: PolyNlConfig
 
     def __init__(self, config: PolyNlConfig, dim: int, **kw: Any) -> None:
@@ -59,7 +60,7 @@ class PolyNlMixer(TokenMixer):
 
     def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
         why = None if self.config.order == 3 else "it is for order 3"
-        impl = self.choose(x, blocked=why, triton=None)
+        impl = self.choose(x, blocked=why, native=why, triton=None)
         if impl == "blocked":
             into = None if self.into is None else (self.into.weight, self.into.bias)
             last = self.merged().get(_LAST) or self._last()
@@ -67,8 +68,12 @@ class PolyNlMixer(TokenMixer):
             return blocked.poly_nl(x, into, (self.product.weight, self.product.bias), last, alpha, beta, call.mask)
         inner = x if self.into is None else self.into(x)
         product: dict[str, Tensor] = {}
-        if impl == "eager" and self.config.order == 3 and moments_pay(inner, inner.shape[2], inner.dtype):
-            pooled = mean_of_products(inner, self.product.weight, self.product.bias, call.mask)
+        both = self.product.weight, self.product.bias
+        if impl in ("eager", "native") and self.config.order == 3 and moments_pay(inner, inner.shape[2], inner.dtype):
+            pooled = mean_of_products(inner, *both, call.mask)
+        elif impl == "native":
+            count = count_real(inner, call.mask)
+            pooled = (linear_pairs(inner, *both, None, call.mask, impl=impl) / count).unsqueeze(1)
         else:
             product = dict(zip(self.parts, self.product(inner).chunk(len(self.parts), dim=-1), strict=True))
             pooled = mean_over_tokens(product["W_1"], call.mask, product.get("W_2"), impl=impl)

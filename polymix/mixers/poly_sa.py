@@ -15,9 +15,11 @@ from polymix.mixers.checks import Call, check_grid
 from polymix.mixers.heads import Heads, head_count
 from polymix.mixers.registry import register
 from polymix.ops.blocked import pooled as blocked
+from polymix.ops.blocked.common import share
 from polymix.ops.common import SIGMAS, scaled_linear
 from polymix.ops.dispatch import IMPLS
-from polymix.ops.pooled import poly_sa_gate, pooled_spread
+from polymix.ops.pooled import gate_of_sum, poly_sa_gate, pooled_spread
+from polymix.ops.pooled_linear import linear_gated, linear_pairs
 from polymix.structured import Dense, Prefixed, Site, StructuredMap, token_map
 from polymix.structured.cost import Op
 
@@ -41,7 +43,7 @@ class PolySaMixer(TokenMixer):
 
     name = "poly_sa"
     capabilities = Capabilities(masks=frozenset({"padding"}), grids=(1, 2))
-    impls = IMPLS
+    impls = (*IMPLS, "native")
     config: PolySaConfig
 
     def __init__(self, config: PolySaConfig, dim: int, **kw: Any) -> None:
@@ -71,7 +73,9 @@ class PolySaMixer(TokenMixer):
 
     def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
         p_1, p_2 = self._positions(call.grid, x.shape[1])
-        impl = self.choose(x, blocked=None, triton=None)
+        impl = self.choose(x, blocked=None, native=None, triton=None)
+        if impl == "native":
+            return self._at_once(x, p_1, p_2, call)
         if impl == "blocked":
             qkv, dense = self.qkv.qkv, self.proj if isinstance(self.proj, Dense) else None
             y = blocked.poly_sa(
@@ -85,6 +89,17 @@ class PolySaMixer(TokenMixer):
             y = q if p_1 is None else q * p_1.t()[..., None].to(q.dtype)
             return scaled_linear(y.flatten(-2), gate.flatten(1)[:, None].to(q.dtype), self.proj.weight, self.proj.bias)
         return self.proj(pooled_spread(q, gate, p_1, impl=impl).flatten(-2), call.grid, call.mask)
+
+    def _at_once(self, x: Tensor, p_1: Tensor | None, p_2: Tensor | None, call: Call) -> Tensor:
+        """The maps with their pooling, and with what was pooled, in one operator each."""
+        (weight, bias), dim = (self.qkv.qkv.weight, self.qkv.qkv.bias), self.dim
+        ask, tell = share((weight, bias), 0, dim), share((weight, bias), dim, 3 * dim)
+        pooled = linear_pairs(x, *tell, p_2, call.mask, impl="native").unflatten(-1, (self.heads, -1))
+        gate = gate_of_sum(x, pooled, p_2, self.config.sigma, call.mask).flatten(1)
+        dense = isinstance(self.proj, Dense)
+        last = (self.proj.weight, self.proj.bias) if dense else (None, None)
+        y = linear_gated(x, *ask, gate, p_1, *last, "identity", impl="native")
+        return y if dense else self.proj(y, call.grid, call.mask)
 
     def _positions(self, grid: tuple[int, ...] | None, n: int) -> tuple[Tensor | None, Tensor | None]:
         """p_1 and p_2 (heads, N) for this grid."""

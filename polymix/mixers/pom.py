@@ -16,15 +16,17 @@ from polymix.mixers.checks import Call
 from polymix.mixers.loading import check_keys, load
 from polymix.mixers.registry import register
 from polymix.ops.blocked import pom as blocked
-from polymix.ops.common import ACTIVATIONS, GATES, Turns, accumulator, rotary, rotate, scaled_linear
+from polymix.ops.common import ACTIVATIONS, GATES, Turns, accumulator, count_real, rotary, rotate, scaled_linear
 from polymix.ops.decay import BLOCK, decayed_mean
 from polymix.ops.dispatch import IMPLS
 from polymix.ops.pom import PomState, Terms, divide, pom_reduce
+from polymix.ops.pooled_linear import linear_gated, linear_powers
 from polymix.ops.visibility import positions
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import linear
 
 _AXES = {"1d": 1, "2d": 2}
+_NO_STATE = "it keeps no state"
 _MASKS = frozenset({"padding", "arbitrary", "block_causal", "segments"})
 
 
@@ -50,7 +52,7 @@ class PomMixer(TokenMixer):
 
     name = "pom"
     capabilities = Capabilities(causal=True, cross=True, masks=_MASKS, recurrent=True, grids=(2,))
-    impls = IMPLS
+    impls = (*IMPLS, "native")
     config: PomConfig
 
     def __init__(self, config: PomConfig, dim: int, **kw: Any) -> None:
@@ -89,8 +91,11 @@ class PomMixer(TokenMixer):
         impl = self.choose(
             x, context,
             triton=None if visible is None else "an arbitrary mask is a product with the mask",
+            native=self._native(plain, call),
             blocked=None if plain else "it is for one group, no rotary, and a context seen whole or up to the token",
         )  # fmt: skip
+        if impl == "native":
+            return self._at_once(x, context, padding)
         if impl == "blocked":
             poly, gate, proj = ((layer.weight, layer.bias) for layer in (self.poly, self.gate, self.proj))
             how = (self.config.activation, self.config.gate, self.config.reduction)
@@ -103,12 +108,29 @@ class PomMixer(TokenMixer):
         )
         return self._ask(x, total, count, asks)
 
+    def _native(self, plain: bool, call: Call) -> str | None:
+        """What the kernels in C have against a call."""
+        if not plain or call.causal:
+            return "it is for one group, no rotary, and a context seen whole"
+        return None if self.config.selection_heads is None else "it is for a gate a channel"
+
+    def _at_once(self, x: Tensor, context: Tensor, padding: Tensor | None) -> Tensor:
+        """The maps with their pooling, and with what was pooled, in one operator each."""
+        config, poly, gate, proj = self.config, self.poly, self.gate, self.proj
+        sums = linear_powers(
+            context, poly.weight, poly.bias, padding, config.activation, config.degree, impl="native"
+        )  # (B, degree, E)
+        pooled = (sums * self.alpha.t()).sum(1)
+        if config.reduction == "mean":
+            pooled = pooled / count_real(context, padding)
+        return linear_gated(x, gate.weight, gate.bias, pooled, None, proj.weight, proj.bias, config.gate, impl="native")
+
     def scan(self, x: Tensor, state: PomState | None, mask: Tensor | None) -> tuple[Tensor, PomState]:
         if self.times is not None:
-            impl = self.choose(x, triton="it does not forget", blocked="it keeps no state")
+            impl = self.choose(x, triton="it does not forget", native=_NO_STATE, blocked=_NO_STATE)
             mean, state = decayed_mean(self._terms(x, mask, None, impl).values(), self.times, mask, state)
             return self._ask(x, mean, torch.ones((1, 1), device=x.device), None), state
-        impl = self.choose(x, triton=None, blocked="it keeps no state")
+        impl = self.choose(x, triton=None, native=_NO_STATE, blocked=_NO_STATE)
         turns = None
         if self.config.rotary is not None:
             place = positions(x.shape[1], mask, None, x.device)

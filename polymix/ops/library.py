@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -44,16 +45,31 @@ class Operator:
         self._op_backward = getattr(torch.ops.polymix, f"{name}_backward")
 
     def __call__(self, *args: Any, impl: str) -> Any:
-        """The definition itself for "eager", so that every transform sees through it; else the operator."""
-        return self.define(*args) if impl == "eager" else self._op(*args, impl)
+        """The definition itself for "eager", so that every transform sees through it; else the operator.
+
+        A kernel in C that nothing looks at from outside is called at once: the dispatcher takes half a millisecond in
+        a training step, which is what a small mixer takes.
+        """
+        if impl == "eager":
+            return self.define(*args)
+        if not _unseen(impl):
+            return self._op(*args, impl)
+        return _AtOnce.apply(self, *args, impl) if torch.is_grad_enabled() else self._forward(*args, impl)
 
     def _wanted(self, args: Sequence[Any]) -> list[Tensor]:
         return [args[i] for i in self.wrt if args[i] is not None]
 
     def _launch(self, impl: str, suffix: str, grads: Sequence[Tensor], args: Sequence[Any]) -> Any:
-        module = importlib.import_module(f"polymix.ops.{impl}.{self.module}")
+        kernel, named = self._kernel(impl, suffix), dict(zip(self.names, args, strict=True))
+        if args[0].is_cpu:
+            return kernel(*grads, **named)
         with torch.cuda.device_of(args[0]):
-            return getattr(module, self.function + suffix)(*grads, **dict(zip(self.names, args, strict=True)))
+            return kernel(*grads, **named)
+
+    @cache  # noqa: B019  operators live as long as the process
+    def _kernel(self, impl: str, suffix: str) -> Callable[..., Any]:
+        """The function, imported when it is first called."""
+        return getattr(importlib.import_module(f"polymix.ops.{impl}.{self.module}"), self.function + suffix)
 
     def _forward(self, *inputs: Any) -> Any:
         *args, impl = inputs
@@ -91,11 +107,30 @@ class Operator:
         if torch.is_grad_enabled():
             found = self._by_definition(grads, args, create_graph=True)
         else:
-            found = self._op_backward(list(grads), *args, impl)
+            found = (self._backward if _unseen(impl) else self._op_backward)(list(grads), *args, impl)
         by_place: list[Tensor | None] = [None] * (len(args) + 1)
         for place, grad in zip((i for i in self.wrt if args[i] is not None), found, strict=True):
             by_place[place] = grad
         return tuple(by_place)
+
+
+class _AtOnce(torch.autograd.Function):
+    """An operator without the dispatcher."""
+
+    @staticmethod
+    def forward(ctx: Any, operator: Operator, *inputs: Any) -> Any:
+        ctx.operator = operator
+        operator._save(ctx, inputs, None)
+        return operator._forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return (None, *ctx.operator._differentiate(ctx, *grads))
+
+
+def _unseen(impl: str) -> bool:
+    """Whether a kernel runs that no graph and no dispatch mode, such as a counter of FLOPs, is to see as an operator."""
+    return impl == "native" and not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack()
 
 
 def _contiguous(outputs: Any) -> Any:

@@ -73,7 +73,10 @@ def call(name: str, *args: object) -> None:
     if isinstance(library, str):  # a graph with the operator in it, elsewhere than where it was traced
         raise RuntimeError(f"polymix: {name} has no kernel here: {library}")
     given = [ctypes.byref(a) if isinstance(a, ctypes.Structure) else a for a in args]
-    with torch.profiler.record_function(f"polymix::{name}"):  # a profile would not see it otherwise
+    if torch.autograd.profiler._is_profiler_enabled:  # which would not see it otherwise
+        with torch.profiler.record_function(f"polymix::{name}"):
+            failed = getattr(library, name)(*given)
+    else:
         failed = getattr(library, name)(*given)
     if failed:
         raise MemoryError(f"polymix: {name}: not enough memory for its buffers")
@@ -102,8 +105,9 @@ def _compiled() -> Path:
     compiler = _compiler()
     if not compiler:
         raise Unavailable("no C compiler was found to build it (install gcc, or set CC)")
-    sources = sorted(Path(__file__).parent.glob("*.c"))
-    parts = [*compiler, *FLAGS, _processor(), *(path.read_text() for path in sources)]
+    files = sorted(Path(__file__).parent.glob("*.[ch]"))
+    sources = [path for path in files if path.suffix == ".c"]
+    parts = [*compiler, *FLAGS, _processor(), *(path.read_text() for path in files)]
     name = f"native-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
     for folder in _folders():
         try:

@@ -5,43 +5,22 @@
    every product is bound by its loads. For that the inputs of LANES channels are packed first, with zeros around:
    strips of the grid small enough for the second cache. Sums are float32, of a weight's gradient over strips double. */
 
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
+#include "vectors.h"
 
-#if defined(__AVX512F__)
-#define LANES 16
+#if LANES == 16
 #define TILES(X, G) X(16, G) X(14, G) X(8, G) X(4, G)
 #define GROUPS(X) X(11) X(9) X(7) X(5) X(4) X(3) X(2) X(1)
 #else /* half the registers */
-#if defined(__AVX__)
-#define LANES 8
-#else
-#define LANES 4
-#endif
 #define TILES(X, G) X(8, G) X(7, G) X(4, G)
 #define GROUPS(X) X(5) X(4) X(3) X(2) X(1)
 #endif
 #define LARGEST 16
 #define STRIP (512 << 10) /* bytes of packed inputs */
-#define UNROLL _Pragma("GCC unroll 64")
-#define INLINE static inline __attribute__((always_inline))
-
-typedef float vec __attribute__((vector_size(4 * LANES)));
-typedef float floats __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
-typedef uint32_t words __attribute__((vector_size(4 * LANES)));
-typedef double wide __attribute__((vector_size(8 * LANES)));
 
 /* kh × kw taps over h × w inputs, `top` and `left` zeros before them, oh × ow outputs; bf16 or float32 */
 typedef struct {
   int64_t batch, dim, h, w, oh, ow, kh, kw, top, left, bf16, threads;
 } Shape;
-/* an array (batch, tokens, channels) and its strides in elements; the channels lie side by side */
-typedef struct {
-  void *data;
-  int64_t batch, token;
-} Tokens;
 /* a kernel a channel and its strides in elements, which turn it around where they are negative; float32 */
 typedef struct {
   float *data;
@@ -51,41 +30,6 @@ typedef struct {
 typedef struct {
   int64_t b, first, lanes, row, rows, col, cols, tile;
 } Strip;
-
-INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
-INLINE int64_t over(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-INLINE vec widen(halves h) { return (vec)(__builtin_convertvector(h, words) << 16); }
-
-INLINE halves narrow(vec v) { /* to the nearest, halfway to even; NaN stays NaN */
-  words bits = (words)v, nan = (words)(v != v);
-  words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  return __builtin_convertvector((rounded & ~nan) | (0x7fc0 & nan), halves);
-}
-
-/* n ≤ LANES values from place `at` on, in the type of the tokens */
-INLINE vec get(const void *data, int64_t at, int64_t n, int bf16) {
-  if (n == LANES) return bf16 ? widen(*(const halves *)((const uint16_t *)data + at)) : (vec)*(const floats *)((const float *)data + at);
-  vec v = {0};
-  halves h = {0};
-  for (int i = 0; i < n; i++)
-    if (bf16) h[i] = ((const uint16_t *)data)[at + i];
-    else v[i] = ((const float *)data)[at + i];
-  return bf16 ? widen(h) : v;
-}
-
-INLINE void put(void *data, int64_t at, int64_t n, int bf16, vec v) {
-  halves h = bf16 ? narrow(v) : (halves){0};
-  if (n == LANES) {
-    if (bf16) *(halves *)((uint16_t *)data + at) = h;
-    else *(floats *)((float *)data + at) = v;
-    return;
-  }
-  for (int i = 0; i < n; i++)
-    if (bf16) ((uint16_t *)data)[at + i] = h[i];
-    else ((float *)data)[at + i] = v[i];
-}
 
 /* A body once for whole vectors of float32, once for those of bf16, and once for what is left of the channels. */
 #define FOR_TYPES(s, p, BODY)                                        \
@@ -220,8 +164,6 @@ static Strip strip(const Shape *s, Strip all, int64_t b, int64_t block, int64_t 
   all.rows = least(all.rows, s->oh - all.row);
   return all;
 }
-
-static void *room(int64_t vectors) { return aligned_alloc(sizeof(vec), sizeof(vec) * most(1, vectors)); }
 
 INLINE float *tap(const Taps *t, const Shape *s, int64_t channel, int64_t place) {
   return t->data + channel * t->channel + place / s->kw * t->row + place % s->kw * t->col;

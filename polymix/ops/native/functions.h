@@ -1,0 +1,82 @@
+/* Activations and gates with their derivatives, a vector at a time; as ops/common.py defines them, to float32's rounding. */
+
+#pragma once
+#include "vectors.h"
+#if LANES == 16
+#include <immintrin.h>
+#endif
+
+enum { IDENTITY, GELU, RELU, CLAMPED_LEAKY_RELU, SIGMOID, HARDSIGMOID }; /* as in pooled.py */
+
+INLINE vec choose(words where, vec a, vec b) { return (vec)(((words)a & where) | ((words)b & ~where)); }
+INLINE vec bound(vec a, float low, float high) { /* NaN stays */
+  a = choose((words)(a < low), all(low), a);
+  return choose((words)(a > high), all(high), a);
+}
+
+INLINE vec inverse(vec q) { /* 1 / q, a rounding or two off, in a third of a division's time where the processor has it */
+#if LANES == 16
+  vec r = (vec)_mm512_rcp14_ps((__m512)q);
+  return r * (2.0f - q * r);
+#else
+  return 1.0f / q;
+#endif
+}
+
+INLINE vec power_of_e(vec x) { /* 2^n e^r with |r| ≤ ln 2 / 2; off by 3e-9 before rounding */
+  typedef int32_t whole __attribute__((vector_size(4 * LANES)));
+  vec inside = bound(x, -87.0f, 88.0f);
+  vec n = (inside * 1.44269504f + 12582912.0f) - 12582912.0f; /* to the nearest whole number */
+  vec r = (inside - n * 0.693359375f) + n * 2.12194440e-4f;
+  vec e = all(1.394110846934711e-3f);
+  e = e * r + 8.375126398416404e-3f;
+  e = e * r + 4.1666352896198126e-2f;
+  e = e * r + 1.6666415514649002e-1f;
+  e = e * r + 5.000000047117972e-1f;
+  e = e * r + 1.0000000377162153f;
+  e = e * r + 1.0f;
+  return e * (vec)((__builtin_convertvector(n, whole) + 127) << 23);
+}
+
+INLINE vec normal(vec z) { /* Φ(z) = 1/2 + z P(z²) / Q(z²), fitted on |z| ≤ 5.6; off by 1e-8 before rounding */
+  vec t = z * z;
+  vec p = all(2.2145265738023317e-8f);
+  p = p * t + 6.356493480617171e-6f;
+  p = p * t + 1.7384902481620666e-4f;
+  p = p * t + 4.707249008260276e-3f;
+  p = p * t + 3.4375969785348535e-2f;
+  p = p * t + 3.9894222157435977e-1f;
+  vec q = all(1.1802076959636285e-6f);
+  q = q * t + 7.510123026236638e-5f;
+  q = q * t + 1.9129687998949991e-3f;
+  q = q * t + 2.8940003991211386e-2f;
+  q = q * t + 2.528334910946558e-1f;
+  q = q * t + 1.0f;
+  vec inside = 0.5f + z * (p * inverse(q));
+  inside = choose((words)(z > 5.6f), all(1.0f), inside);
+  return choose((words)(z < -5.6f), all(0.0f), inside);
+}
+
+INLINE vec act(vec z, const int kind) {
+  switch (kind) {
+    case GELU: return z * normal(z);
+    case RELU: return choose((words)(z < 0.0f), all(0.0f), z);
+    case CLAMPED_LEAKY_RELU: return bound(choose((words)(z < 0.0f), 0.01f * z, z), -0.1f, 6.0f);
+    case SIGMOID: return inverse(1.0f + power_of_e(-z));
+    case HARDSIGMOID: return bound(z + 3.0f, 0.0f, 6.0f) * (1.0f / 6.0f);
+    default: return z;
+  }
+}
+
+/* act'(z), where y = act(z); on a corner what PyTorch takes */
+INLINE vec slope(vec z, vec y, const int kind) {
+  vec one = all(1.0f), none = all(0.0f);
+  switch (kind) {
+    case GELU: return normal(z) + z * 0.3989422804f * power_of_e(-0.5f * z * z);
+    case RELU: return choose((words)(z > 0.0f), one, none);
+    case CLAMPED_LEAKY_RELU: return choose((words)(z >= -10.0f) & (words)(z <= 6.0f), choose((words)(z > 0.0f), one, all(0.01f)), none);
+    case SIGMOID: return y * (1.0f - y);
+    case HARDSIGMOID: return choose((words)(z > -3.0f) & (words)(z < 3.0f), all(1.0f / 6.0f), none);
+    default: return one;
+  }
+}

@@ -1,0 +1,212 @@
+/* Products of a block of tokens with a weight, inside one thread: what is done to the tokens before and after them then
+   finds them in the cache, where whole products would write them to memory and read them again.
+
+   A tile of T tokens by A vectors of outputs stays in registers while the inputs go by. The weight is packed first, so
+   that a tile's share of it lies in one piece. Rows that are read together are padded to whole vectors. */
+
+#pragma once
+#include "vectors.h"
+
+#define ROWS 128 /* tokens of a block */
+#define DEEP 192 /* inputs of a tile: what it reads of a packed weight fits in the first cache */
+#define ACROSS 3
+#if LANES == 16
+#define TALL 8
+#else /* half the registers */
+#define TALL 4
+#endif
+#define SHORT 2
+
+/* y = x Wᵀ + b as nn.Linear has it, contiguous float32; b may be NULL */
+typedef struct {
+  const float *weight, *bias;
+  int64_t out, in;
+} Linear;
+/* rows of `width` numbers, whole vectors, `pitch` apart */
+typedef struct {
+  float *at;
+  int64_t width, pitch;
+} Rows;
+/* panels of ACROSS vectors of outputs, input by input; and the bias */
+typedef struct {
+  float *at, *bias;
+  int64_t out, in;
+} Packed;
+
+/* where the next piece of a larger one begins */
+INLINE float *take(float **room, int64_t size) {
+  float *piece = *room;
+  *room += padded(size);
+  return piece;
+}
+/* an odd number of vectors from row to row: an even one would crowd a column of them into few sets of the first cache */
+INLINE int64_t pitch_of(int64_t width) { return padded(width) | LANES; }
+INLINE int64_t size_of_rows(int64_t width) { return ROWS * pitch_of(width); }
+INLINE Rows take_rows(float **room, int64_t width) {
+  return (Rows){take(room, size_of_rows(width)), padded(width), pitch_of(width)};
+}
+INLINE int64_t size_of_packed(int64_t out, int64_t in) { return padded(out) * (in + 1); }
+
+INLINE Packed take_packed(float **room, int64_t out, int64_t in) {
+  float *at = take(room, size_of_packed(out, in));
+  return (Packed){at, at + padded(out) * in, padded(out), in};
+}
+
+/* The map with weight[o · by_out + i · by_in], one of the two 1, by all threads of a team together. */
+static void pack(Packed p, const float *weight, int64_t out, int64_t by_out, int64_t by_in, const float *bias) {
+#pragma omp for schedule(static)
+  for (int64_t first = 0; first < p.out; first += ACROSS * LANES) {
+    int64_t width = least(ACROSS * LANES, p.out - first), its = least(width, out - first);
+    const float *from = weight + first * by_out;
+    float *to = p.at + first * p.in;
+    if (by_in == 1)
+      for (int64_t o = 0; o < its; o++)
+        for (int64_t i = 0; i < p.in; i++) to[i * width + o] = from[o * by_out + i];
+    else
+      for (int64_t i = 0; i < p.in; i++)
+        for (int64_t o = 0; o < its; o++) to[i * width + o] = from[i * by_in + o];
+    for (int64_t i = 0; its < width && i < p.in; i++)
+      for (int64_t o = its; o < width; o++) to[i * width + o] = 0.0f;
+    for (int64_t o = 0; o < width; o++) p.bias[first + o] = bias && o < its ? bias[first + o] : 0.0f;
+  }
+}
+static void pack_linear(Packed p, const Linear *l) { pack(p, l->weight, l->out, l->in, 1, l->bias); }
+/* the way back: gradients of outputs to gradients of inputs */
+static void pack_back(Packed p, const Linear *l) { pack(p, l->weight, l->in, 1, l->in, NULL); }
+
+INLINE void product_tile(const float *x, int64_t by, const float *w, int64_t in, const float *start, int64_t step,
+                         float *y, int64_t pitch, const int T, const int A) {
+  vec sums[TALL][ACROSS], its[ACROSS];
+  UNROLL for (int t = 0; t < T; t++)
+    UNROLL for (int a = 0; a < A; a++) sums[t][a] = *(const floats *)(start + t * step + a * LANES);
+  for (int64_t i = 0; i < in; i++, w += A * LANES) {
+    UNROLL for (int a = 0; a < A; a++) its[a] = *(const vec *)(w + a * LANES);
+    UNROLL for (int t = 0; t < T; t++) {
+      vec value = all(x[t * by + i]);
+      UNROLL for (int a = 0; a < A; a++) sums[t][a] += value * its[a];
+    }
+  }
+  UNROLL for (int t = 0; t < T; t++)
+    UNROLL for (int a = 0; a < A; a++) *(floats *)(y + t * pitch + a * LANES) = sums[t][a];
+}
+
+/* total[t, a] += Σ_r x[r, t] y[r, a] */
+INLINE void outer_tile(const float *x, int64_t by, const float *y, int64_t pitch, int64_t rows, float *total,
+                       int64_t step, const int T, const int A) {
+  vec sums[TALL][ACROSS], its[ACROSS];
+  UNROLL for (int t = 0; t < T; t++)
+    UNROLL for (int a = 0; a < A; a++) sums[t][a] = *(const vec *)(total + t * step + a * LANES);
+  for (int64_t r = 0; r < rows; r++, x += by, y += pitch) {
+    UNROLL for (int a = 0; a < A; a++) its[a] = *(const floats *)(y + a * LANES);
+    UNROLL for (int t = 0; t < T; t++) {
+      vec value = all(x[t]);
+      UNROLL for (int a = 0; a < A; a++) sums[t][a] += value * its[a];
+    }
+  }
+  UNROLL for (int t = 0; t < T; t++)
+    UNROLL for (int a = 0; a < A; a++) *(vec *)(total + t * step + a * LANES) = sums[t][a];
+}
+
+typedef void ProductTile(const float *, int64_t, const float *, int64_t, const float *, int64_t, float *, int64_t);
+typedef void OuterTile(const float *, int64_t, const float *, int64_t, int64_t, float *, int64_t);
+#define DEFINE_TILES(T, A)                                                                                          \
+  static void product_##T##_##A(const float *x, int64_t by, const float *w, int64_t in, const float *start,         \
+                                int64_t step, float *y, int64_t pitch) {                                            \
+    product_tile(x, by, w, in, start, step, y, pitch, T, A);                                                        \
+  }
+#define DEFINE_OUTER(A)                                                                                             \
+  static void outer_##A(const float *x, int64_t by, const float *y, int64_t pitch, int64_t rows, float *total,      \
+                        int64_t step) {                                                                             \
+    outer_tile(x, by, y, pitch, rows, total, step, TALL, A);                                                        \
+  }
+#define NAME(T, A) product_##T##_##A
+#define DEFINE_ACROSS(T) DEFINE_TILES(T, 1) DEFINE_TILES(T, 2) DEFINE_TILES(T, 3)
+#if LANES == 16
+DEFINE_ACROSS(8)
+static ProductTile *const tall[] = {product_8_1, product_8_2, product_8_3};
+#else
+DEFINE_ACROSS(4)
+static ProductTile *const tall[] = {product_4_1, product_4_2, product_4_3};
+#endif
+DEFINE_ACROSS(2)
+static ProductTile *const low[] = {product_2_1, product_2_2, product_2_3};
+DEFINE_OUTER(1) DEFINE_OUTER(2) DEFINE_OUTER(3)
+static OuterTile *const outers[] = {outer_1, outer_2, outer_3};
+
+/* y = x Wᵀ + b, or y += x Wᵀ; after the last row up to SHORT - 1 more are read and written */
+static void product(Rows x, int64_t rows, Packed w, Rows y, int more) {
+  for (int64_t from = 0; from < w.in; from += DEEP) {
+    int64_t in = least(DEEP, w.in - from);
+    for (int64_t first = 0; first < w.out; first += ACROSS * LANES) {
+      int64_t width = least(ACROSS * LANES, w.out - first), across = width / LANES - 1;
+      const float *panel = w.at + first * w.in + from * width;
+      for (int64_t r = 0; r < rows;) {
+        int high = rows - r > TALL - SHORT;
+        float *to = y.at + r * y.pitch + first;
+        const float *start = more || from ? to : w.bias + first;
+        (high ? tall : low)[across](x.at + r * x.pitch + from, x.pitch, panel, in, start, more || from ? y.pitch : 0, to, y.pitch);
+        r += high ? TALL : SHORT;
+      }
+    }
+  }
+}
+
+/* total (width of x, width of y) += Σ_r x[r] ⊗ y[r] */
+static void outer(Rows x, Rows y, int64_t rows, float *total) {
+  for (int64_t first = 0; first < y.width; first += ACROSS * LANES) {
+    int64_t across = least(ACROSS, (y.width - first) / LANES) - 1;
+    for (int64_t t = 0; t < x.width; t += TALL)
+      outers[across](x.at + t, x.pitch, y.at + first, y.pitch, rows, total + t * y.width + first, y.width);
+  }
+}
+
+/* total (width) += Σ_r x[r] */
+static void add_rows(Rows x, int64_t rows, float *total) {
+  for (int64_t c = 0; c < x.width; c += LANES) {
+    vec sum = {0};
+    for (int64_t r = 0; r < rows; r++) sum += *(const floats *)(x.at + r * x.pitch + c);
+    *(vec *)(total + c) += sum;
+  }
+}
+
+/* whether rows of an array are as good as rows in the cache: nothing pads them, and none after the last is touched */
+INLINE int plain(int64_t rows, int64_t width, int bf16) { return !bf16 && rows % SHORT == 0 && width % LANES == 0; }
+INLINE Rows rows_of(const Tokens *x, int64_t b, int64_t first, int64_t width) {
+  return (Rows){(float *)x->data + b * x->batch + first * x->token, width, x->token};
+}
+
+/* tokens [first, first + rows) of sample b, `width` channels, with zeros in what pads them */
+static void copy(Rows to, const Tokens *x, int64_t b, int64_t first, int64_t rows, int64_t width, int bf16) {
+  for (int64_t r = 0; r < rows; r++) {
+    int64_t at = b * x->batch + (first + r) * x->token, c = 0;
+    float *row = to.at + r * to.pitch;
+    if (bf16)
+      for (; c + LANES <= width; c += LANES) *(vec *)(row + c) = get(x->data, at + c, LANES, 1);
+    else
+      for (; c + LANES <= width; c += LANES) *(vec *)(row + c) = get(x->data, at + c, LANES, 0);
+    if (c < width) *(vec *)(row + c) = get(x->data, at + c, width - c, bf16);
+  }
+}
+/* the same to be read alone: where they are, or in `room` */
+INLINE Rows load(Rows room, const Tokens *x, int64_t b, int64_t first, int64_t rows, int64_t width, int bf16) {
+  if (plain(rows, width, bf16)) return rows_of(x, b, first, width);
+  copy(room, x, b, first, rows, width, bf16);
+  return room;
+}
+
+/* where rows that will be stored there are best written: in their place in y, or in `from` */
+static Rows place_of(Rows from, const Tokens *y, int64_t b, int64_t first, int64_t rows, int64_t width, int bf16) {
+  return plain(rows, width, bf16) ? rows_of(y, b, first, width) : from;
+}
+static void store(Rows from, const Tokens *y, int64_t b, int64_t first, int64_t rows, int64_t width, int bf16) {
+  if (from.at == rows_of(y, b, first, width).at) return;
+  for (int64_t r = 0; r < rows; r++) {
+    int64_t at = b * y->batch + (first + r) * y->token, c = 0;
+    const float *row = from.at + r * from.pitch;
+    if (bf16)
+      for (; c + LANES <= width; c += LANES) put(y->data, at + c, LANES, 1, *(const vec *)(row + c));
+    else
+      for (; c + LANES <= width; c += LANES) put(y->data, at + c, LANES, 0, *(const vec *)(row + c));
+    if (c < width) put(y->data, at + c, width - c, bf16, *(const vec *)(row + c));
+  }
+}

@@ -1,0 +1,68 @@
+/* What the kernels share: vectors of LANES floats, tokens in float32 or bf16, small helpers. */
+
+#pragma once
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#define LANES 16
+#elif defined(__AVX__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+#define UNROLL _Pragma("GCC unroll 64")
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef float floats __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+typedef uint32_t words __attribute__((vector_size(4 * LANES)));
+typedef double wide __attribute__((vector_size(8 * LANES)));
+
+/* an array (batch, tokens, channels) and its strides in elements; the channels lie side by side */
+typedef struct {
+  void *data;
+  int64_t batch, token;
+} Tokens;
+
+INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+INLINE int64_t over(int64_t a, int64_t b) { return (a + b - 1) / b; }
+INLINE int64_t padded(int64_t n) { return over(n, LANES) * LANES; }
+
+INLINE vec all(float a) { return a - (vec){0}; } /* which, unlike a + 0, is a itself: nothing is computed */
+
+INLINE vec widen(halves h) { return (vec)(__builtin_convertvector(h, words) << 16); }
+
+INLINE halves narrow(vec v) { /* to the nearest, halfway to even; NaN stays NaN */
+  words bits = (words)v, nan = (words)(v != v);
+  words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  return __builtin_convertvector((rounded & ~nan) | (0x7fc0 & nan), halves);
+}
+
+/* n ≤ LANES values from place `at` on, in the type of the tokens */
+INLINE vec get(const void *data, int64_t at, int64_t n, int bf16) {
+  if (n == LANES) return bf16 ? widen(*(const halves *)((const uint16_t *)data + at)) : (vec)*(const floats *)((const float *)data + at);
+  vec v = {0};
+  halves h = {0};
+  for (int i = 0; i < n; i++)
+    if (bf16) h[i] = ((const uint16_t *)data)[at + i];
+    else v[i] = ((const float *)data)[at + i];
+  return bf16 ? widen(h) : v;
+}
+
+INLINE void put(void *data, int64_t at, int64_t n, int bf16, vec v) {
+  halves h = bf16 ? narrow(v) : (halves){0};
+  if (n == LANES) {
+    if (bf16) *(halves *)((uint16_t *)data + at) = h;
+    else *(floats *)((float *)data + at) = v;
+    return;
+  }
+  for (int i = 0; i < n; i++)
+    if (bf16) ((uint16_t *)data)[at + i] = h[i];
+    else ((float *)data)[at + i] = v[i];
+}
+
+INLINE void *room(int64_t vectors) { return aligned_alloc(sizeof(vec), sizeof(vec) * most(1, vectors)); }
