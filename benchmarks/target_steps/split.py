@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -26,55 +27,56 @@ from target_steps.common import (
     tokens,
 )
 
-PASSES = {  # kinds of operators, by what they spend
-    "products": (
-        "mm",
-        "bmm",
-        "addmm",
-        "baddbmm",
-        "mkldnn_convolution",
-        "mkldnn_linear",
-        "depthwise",
-        "depthwise_weight",
-    ),
-    "functions": ("gelu", "sigmoid", "exp", "gelu_backward", "sigmoid_backward"),
-}
+PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "mkldnn_convolution", "mkldnn_linear"}  # operators of PyTorch
+KERNELS = ("depthwise", "linear_", "moments", "pom_causal", "qt_")  # in C, with the passes in them
+FUNCTIONS = {"gelu", "sigmoid", "exp", "gelu_backward", "sigmoid_backward"}
+CALLS = 20  # that a profile is of
+
+
+def kind_of(operator: str) -> str:
+    """By what an operator spends its time."""
+    name = operator.split("::")[-1].rstrip("_")
+    if operator.startswith("polymix::") and name.startswith(KERNELS):
+        return "kernels in C"
+    return "products" if name in PRODUCTS else "functions" if name in FUNCTIONS else "other passes"
 
 
 def split(given: argparse.Namespace) -> Iterator[Row]:
-    """What would be left of each time if every pass between its products and convolutions cost nothing."""
+    """What would be left of each time if all that is between its products, or its kernels in C, cost nothing."""
     yield from _forwards()
     for n, batch in SHAPES:
         for name in MIXERS:
             module = mixer(name, n).train()
             run, bare = step(module, tokens(n, batch=batch).requires_grad_()), floor(module.cost(n), batch=batch)
-            yield _alone(f"{name}, step, its products alone / 3 floors, N = {n:,} × {batch}", run, bare, 3, 1.5)
+            yield _alone(
+                f"{name}, step, its products and kernels alone / 3 floors, N = {n:,} × {batch}", run, bare, 3, 1.5
+            )
     yield from _ratios()
 
 
 @torch.inference_mode()
 def _forwards() -> Iterator[Row]:
     for name in MIXERS:
-        module, what = mixer(name, LENGTH), f"{name}, its products alone / floor, N = {LENGTH:,}"
+        module, what = mixer(name, LENGTH), f"{name}, its products and kernels alone / floor, N = {LENGTH:,}"
         yield _alone(what, partial(module, tokens(LENGTH)), floor(module.cost(LENGTH)), 1, 1.15)
 
 
 def _alone(what: str, run: Callable[[], Any], bare: Callable[[], Any], floors: int, target: float) -> Row:
-    """The share of products and convolutions, as they run within, of the time over the floor."""
+    """What of the time over the floor products and kernels in C take, as they run within."""
     times = interleaved({"run": run, "floor": bare}, seconds=1.5)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        for _ in range(10):
+        began = time.perf_counter()
+        for _ in range(CALLS):
             run()
-    spent: dict[str, float] = {event.key: event.self_cpu_time_total for event in profile.key_averages()}
-    parts = {
-        kind: sum(time for key, time in spent.items() if key.split("::")[-1].rstrip("_") in keys)
-        for kind, keys in PASSES.items()
-    }
-    parts["other passes"] = sum(spent.values()) - sum(parts.values())
-    shares = {kind: time / sum(spent.values()) for kind, time in parts.items()}
+        whole = 1e6 * (time.perf_counter() - began)
+    spent = dict.fromkeys(("products", "kernels in C", "functions", "other passes"), 0.0)
+    for event in profile.key_averages():
+        spent[kind_of(event.key)] += event.self_cpu_time_total
+    spent["Python"] = max(0.0, whole - sum(spent.values()))
+    shares = {kind: part / sum(spent.values()) for kind, part in spent.items()}
     ratio = times["run"].median / times["floor"].median / floors
     detail = ", ".join(f"{kind} {share:.0%}" for kind, share in shares.items()) + f"; in all {ratio:.2f}"
-    return Row("split", what, shares["products"] * ratio, "≤", target, detail)
+    return Row("split", what, (shares["products"] + shares["kernels in C"]) * ratio, "≤", target, detail)
 
 
 @torch.inference_mode()

@@ -21,7 +21,7 @@ from polymix.structured.cost import Cost, Op, cost_of
 # What softmax attention's output has at its init over ~200 unit-variance tokens (√(e/N), a ViT's 14 × 14): mixers
 # whose output does not shrink with N scale their init to it, so that a host trains from the first step.
 INIT_STD = 0.125
-FEW = 512  # tokens in a batch below which "auto" takes no blocked form: what it saves is less than its own calls
+FEW = 512  # tokens in a batch below which "auto" takes no form in blocks: what it saves is less than its own calls
 M = TypeVar("M", bound="TokenMixer")
 
 
@@ -106,6 +106,7 @@ class TokenMixer(nn.Module, ABC):
     contexts = 1  # how many separate contexts a call may pass
     needs_context = False  # True where a call must pass all of them
     impls: ClassVar[tuple[str, ...]] = ("auto", "eager")  # what there is to choose from
+    in_blocks: ClassVar[tuple[str, ...]] = ("native", "blocked")  # those of them that need many tokens to pay
     feature_maps: ClassVar[bool] = False  # True where (B, D, H, W) is taken as well as (B, N, D), and returned alike
 
     def __init__(self, config: Any, dim: int, **kw: Any) -> None:
@@ -146,7 +147,8 @@ class TokenMixer(nn.Module, ABC):
             y = self.forward(tokens, context, mask=mask, causal=causal, grid=grid or place, segments=segments)
             return y.transpose(1, 2).unflatten(2, x.shape[2:])
         call = check_call(self, x, context, mask, causal, grid, segments)
-        return self.drop(self.mix(x, x if context is None else context, call))
+        y = self.mix(x, x if context is None else context, call)
+        return self.drop(y) if self.training else y
 
     def prefill(self, x: Tensor, state: Any = None, *, mask: Tensor | None = None) -> tuple[Tensor, Any]:
         """Mix a chunk (B, N, D) causally after `state` (None: the start); returns its output and the new state.
@@ -201,7 +203,8 @@ class TokenMixer(nn.Module, ABC):
         if not traced:
             keep_memory()
         if self.config.impl == "auto" and "blocked" in against and not traced and inputs[0].shape[:2].numel() < FEW:
-            against["blocked"] = against["blocked"] or f"fewer than {FEW} tokens are faster without blocks"
+            few = f"fewer than {FEW} tokens are faster without blocks"
+            against |= {kernel: why or few for kernel, why in against.items() if kernel in self.in_blocks}
         return choose(self.name, self.config.impl, (*inputs, *self.parameters()), against)
 
     def merge(self) -> dict[str, Linear]:

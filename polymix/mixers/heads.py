@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymix.errors import check_divides, check_int
+from polymix.ops.blocked.common import Linear
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
 
@@ -34,14 +35,16 @@ class Heads(nn.Module):
         if context is x:
             parts = self.qkv(x).chunk(3, dim=-1)
         else:
-            weight, bias = self.qkv.weight, self.qkv.bias
-            b_q, b_kv = (None, None) if bias is None else (bias[: self.dim], bias[self.dim :])
-            parts = (
-                F.linear(x, weight[: self.dim], b_q),
-                *F.linear(context, weight[self.dim :], b_kv).chunk(2, dim=-1),
-            )
+            ask, tell = self.apart()
+            parts = (F.linear(x, *ask), *F.linear(context, *tell).chunk(2, dim=-1))
         q, k, v = (part.unflatten(-1, (self.heads, -1)) for part in parts)
         return q, k, v
+
+    def apart(self) -> tuple[Linear, Linear]:
+        """The map to Q, and that to K and V."""
+        sizes, bias = (self.dim, 2 * self.dim), self.qkv.bias
+        (q, kv), (b_q, b_kv) = self.qkv.weight.split(sizes), (None, None) if bias is None else bias.split(sizes)
+        return (q, b_q), (kv, b_kv)
 
     def op(self, n: int) -> Op:
         return linear_op(n, self.qkv)

@@ -65,7 +65,8 @@ class PadreMixer(TokenMixer):
     D: Any
     name = "padre"
     capabilities = Capabilities(causal=True, cross=True, masks=frozenset({"padding"}), recurrent=True, grids=(1, 2, 3))
-    impls = (*IMPLS, "native")
+    impls = IMPLS
+    in_blocks = ("blocked",)
     config: PadreConfig
 
     def __init__(self, config: PadreConfig, dim: int, **kw: Any) -> None:

@@ -18,7 +18,7 @@ from polymix.ops.blocked.common import Linear
 from polymix.ops.common import count_real, scaled_linear
 from polymix.ops.dispatch import IMPLS
 from polymix.ops.pooled import mean_of_products, mean_over_tokens, moments_pay, pooled_spread
-from polymix.ops.pooled_linear import linear_pairs
+from polymix.ops.pooled_linear import linear_pairs, linear_scaled, wide
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
 
@@ -40,7 +40,7 @@ class PolyNlMixer(TokenMixer):
     name = "poly_nl"
     capabilities = Capabilities(masks=frozenset({"padding"}))
     feature_maps = True
-    impls = (*IMPLS, "native")
+    impls = IMPLS
     config: PolyNlConfig
 
     def __init__(self, config: PolyNlConfig, dim: int, **kw: Any) -> None:
@@ -60,7 +60,7 @@ class PolyNlMixer(TokenMixer):
 
     def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
         why = None if self.config.order == 3 else "it is for order 3"
-        impl = self.choose(x, blocked=why, native=why, triton=None)
+        impl = self.choose(x, blocked=why, native=why or wide(x), triton=None)
         if impl == "blocked":
             into = None if self.into is None else (self.into.weight, self.into.bias)
             last = self.merged().get(_LAST) or self._last()
@@ -69,14 +69,16 @@ class PolyNlMixer(TokenMixer):
         inner = x if self.into is None else self.into(x)
         product: dict[str, Tensor] = {}
         both = self.product.weight, self.product.bias
-        if impl in ("eager", "native") and self.config.order == 3 and moments_pay(inner, inner.shape[2], inner.dtype):
-            pooled = mean_of_products(inner, *both, call.mask)
+        if why is None and impl != "triton" and moments_pay(inner, inner.shape[2], inner.dtype):
+            pooled = mean_of_products(inner, *both, call.mask, impl=impl)
         elif impl == "native":
-            count = count_real(inner, call.mask)
-            pooled = (linear_pairs(inner, *both, None, call.mask, impl=impl) / count).unsqueeze(1)
+            sums = linear_pairs(inner, *both, None, call.mask, impl=impl)
+            pooled = (sums / count_real(inner, call.mask)).unsqueeze(1)
         else:
             product = dict(zip(self.parts, self.product(inner).chunk(len(self.parts), dim=-1), strict=True))
             pooled = mean_over_tokens(product["W_1"], call.mask, product.get("W_2"), impl=impl)
+        if impl == "native":
+            return self._scaled(x, inner, pooled.squeeze(1))
         linear = self.merged().get(_LAST) or (self.proj.weight, self.proj.bias)
         if impl == "triton":
             y = F.linear(pooled_spread(inner.unsqueeze(2), pooled, None, impl=impl).squeeze(2), *linear)
@@ -87,6 +89,13 @@ class PolyNlMixer(TokenMixer):
         if self.out is not None and _LAST not in self.merged():
             y = self.out(y)
         return self.alpha * x + self.beta * y
+
+    def _scaled(self, x: Tensor, inner: Tensor, pooled: Tensor) -> Tensor:
+        """αX + βY of what was pooled, in one operator."""
+        weight, bias = self.merged().get(_LAST) or self._last()
+        scale, bias, whole = self.beta * pooled, None if bias is None else self.beta * bias, self.into is None
+        y = linear_scaled(inner, scale, weight, bias, self.alpha if whole else None, impl="native")
+        return y if whole else y.addcmul_(x, self.alpha)  # y is nobody else's
 
     def _last(self) -> Linear:
         """W_3, and W_out after it where there is a reduction, as one map."""

@@ -15,11 +15,10 @@ from polymix.mixers.checks import Call, check_grid
 from polymix.mixers.heads import Heads, head_count
 from polymix.mixers.registry import register
 from polymix.ops.blocked import pooled as blocked
-from polymix.ops.blocked.common import share
 from polymix.ops.common import SIGMAS, scaled_linear
 from polymix.ops.dispatch import IMPLS
 from polymix.ops.pooled import gate_of_sum, poly_sa_gate, pooled_spread
-from polymix.ops.pooled_linear import linear_gated, linear_pairs
+from polymix.ops.pooled_linear import linear_gated, linear_pairs, wide
 from polymix.structured import Dense, Prefixed, Site, StructuredMap, token_map
 from polymix.structured.cost import Op
 
@@ -43,7 +42,7 @@ class PolySaMixer(TokenMixer):
 
     name = "poly_sa"
     capabilities = Capabilities(masks=frozenset({"padding"}), grids=(1, 2))
-    impls = (*IMPLS, "native")
+    impls = IMPLS
     config: PolySaConfig
 
     def __init__(self, config: PolySaConfig, dim: int, **kw: Any) -> None:
@@ -73,7 +72,7 @@ class PolySaMixer(TokenMixer):
 
     def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
         p_1, p_2 = self._positions(call.grid, x.shape[1])
-        impl = self.choose(x, blocked=None, native=None, triton=None)
+        impl = self.choose(x, blocked=None, native=wide(x), triton=None)
         if impl == "native":
             return self._at_once(x, p_1, p_2, call)
         if impl == "blocked":
@@ -92,8 +91,7 @@ class PolySaMixer(TokenMixer):
 
     def _at_once(self, x: Tensor, p_1: Tensor | None, p_2: Tensor | None, call: Call) -> Tensor:
         """The maps with their pooling, and with what was pooled, in one operator each."""
-        (weight, bias), dim = (self.qkv.qkv.weight, self.qkv.qkv.bias), self.dim
-        ask, tell = share((weight, bias), 0, dim), share((weight, bias), dim, 3 * dim)
+        ask, tell = self.qkv.apart()
         pooled = linear_pairs(x, *tell, p_2, call.mask, impl="native").unflatten(-1, (self.heads, -1))
         gate = gate_of_sum(x, pooled, p_2, self.config.sigma, call.mask).flatten(1)
         dense = isinstance(self.proj, Dense)

@@ -18,9 +18,10 @@ from polymix.mixers.registry import register
 from polymix.ops.blocked import pom as blocked
 from polymix.ops.common import ACTIVATIONS, GATES, Turns, accumulator, count_real, rotary, rotate, scaled_linear
 from polymix.ops.decay import BLOCK, decayed_mean
-from polymix.ops.dispatch import IMPLS
+from polymix.ops.dispatch import IMPLS, at_once
+from polymix.ops.native import pom as native
 from polymix.ops.pom import PomState, Terms, divide, pom_reduce
-from polymix.ops.pooled_linear import linear_gated, linear_powers
+from polymix.ops.pooled_linear import linear_gated, linear_powers, wide
 from polymix.ops.visibility import positions
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import linear
@@ -52,7 +53,7 @@ class PomMixer(TokenMixer):
 
     name = "pom"
     capabilities = Capabilities(causal=True, cross=True, masks=_MASKS, recurrent=True, grids=(2,))
-    impls = (*IMPLS, "native")
+    impls = IMPLS
     config: PomConfig
 
     def __init__(self, config: PomConfig, dim: int, **kw: Any) -> None:
@@ -91,16 +92,18 @@ class PomMixer(TokenMixer):
         impl = self.choose(
             x, context,
             triton=None if visible is None else "an arbitrary mask is a product with the mask",
-            native=self._native(plain, call),
+            native=self._native(plain, call) or wide(x),
             blocked=None if plain else "it is for one group, no rotary, and a context seen whole or up to the token",
         )  # fmt: skip
-        if impl == "native":
+        if impl == "native" and not call.causal:
             return self._at_once(x, context, padding)
-        if impl == "blocked":
+        if impl in ("native", "blocked"):
             poly, gate, proj = ((layer.weight, layer.bias) for layer in (self.poly, self.gate, self.proj))
             how = (self.config.activation, self.config.gate, self.config.reduction)
             parts = blocked.Parts(poly, gate, proj, self.alpha, *how)
-            return blocked.pom_causal(x, parts, padding) if call.causal else blocked.pom(x, context, parts, padding)
+            if not call.causal:
+                return blocked.pom(x, context, parts, padding)
+            return (native if impl == "native" else blocked).pom_causal(x, parts, padding)
         asks, tells = self._turns(x, context, call, padding)
         terms = self._terms(context, padding, tells, impl)
         total, count = pom_reduce(
@@ -110,9 +113,13 @@ class PomMixer(TokenMixer):
 
     def _native(self, plain: bool, call: Call) -> str | None:
         """What the kernels in C have against a call."""
-        if not plain or call.causal:
-            return "it is for one group, no rotary, and a context seen whole"
-        return None if self.config.selection_heads is None else "it is for a gate a channel"
+        if not plain:
+            return "it is for one group, no rotary, and a context seen whole or up to the token"
+        if self.config.selection_heads is not None:
+            return "it is for a gate a channel"
+        if call.causal and not at_once("native"):
+            return "its causal form has no backward (call under torch.inference_mode() or torch.no_grad())"
+        return None
 
     def _at_once(self, x: Tensor, context: Tensor, padding: Tensor | None) -> Tensor:
         """The maps with their pooling, and with what was pooled, in one operator each."""

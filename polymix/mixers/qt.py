@@ -16,7 +16,9 @@ from polymix.mixers.registry import register
 from polymix.ops.blocked.qt import qt
 from polymix.ops.common import accumulator
 from polymix.ops.dispatch import IMPLS
-from polymix.ops.qt import QtState, feature_size, qt_attention, qt_causal
+from polymix.ops.pooled_linear import wide
+from polymix.ops.qt import GUARD, QtState, feature_size, qt_attention, qt_causal
+from polymix.ops.qt_linear import coefficients, qt_pool, qt_spread
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
 
@@ -62,7 +64,10 @@ class QtMixer(TokenMixer):
     def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
         if call.causal:
             return self.scan(x, None, call.mask)[0]
-        impl = self.choose(x, context, blocked=None, triton=self._wide)
+        native = wide(x) if self.config.form == "compact" else 'it is for form="compact"'
+        impl = self.choose(x, context, blocked=None, native=native, triton=self._wide)
+        if impl == "native":
+            return self._at_once(x, context, call.mask)
         if impl == "blocked":
             qkv, proj = self.qkv.qkv, self.proj
             return qt(
@@ -73,11 +78,25 @@ class QtMixer(TokenMixer):
         y = qt_attention(q, k, v, mask=call.mask, impl=impl, **self._form)
         return self._join(y)
 
+    def _at_once(self, x: Tensor, context: Tensor, mask: Tensor | None) -> Tensor:
+        """The maps with what they pool, and with what is made of that, in one operator each."""
+        assert self.scale is not None
+        (ask, tell), order = self.qkv.apart(), self.config.order
+        sums = qt_pool(context, *tell, mask, self.heads, order, impl="native")
+        if mask is None:
+            least = sums.new_full(x.shape[:1], GUARD * context.shape[1])
+        else:
+            least = GUARD * mask.sum(1).clamp_min(1).to(sums.dtype)
+        moments = sums * coefficients(self.scale, self.dim // self.heads, order)
+        proj = (self.proj.weight, self.proj.bias)
+        return qt_spread(x, *ask, moments, least, *proj, impl="native")
+
     def _join(self, y: Tensor) -> Tensor:
         return self.proj(y.transpose(1, 2).flatten(-2))
 
     def scan(self, x: Tensor, state: QtState | None, mask: Tensor | None) -> tuple[Tensor, QtState]:
-        impl = self.choose(x, blocked="it is for a context that every token sees whole", triton=self._wide)
+        whole = "it is for a context that every token sees whole"
+        impl = self.choose(x, blocked=whole, native="it keeps no state", triton=self._wide)
         q, k, v = (part.transpose(1, 2) for part in self.qkv(x, x))
         y, state = qt_causal(q, k, v, mask=mask, state=state, impl=impl, **self._form)
         return self._join(y), state

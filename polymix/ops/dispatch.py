@@ -27,7 +27,7 @@ from polymix.ops.common import autocast_dtype
 from polymix.ops.native import build as native
 
 KERNELS = ("triton", "native", "blocked")  # in the order in which "auto" would have them
-IMPLS = ("auto", "eager", "triton", "blocked")  # of every mixer with kernels; some have native ones too
+IMPLS = ("auto", "eager", *KERNELS)  # of every mixer with kernels
 _TRACED = "the graph that is traced has plain PyTorch in it"
 log = logging.getLogger("polymix")
 
@@ -40,8 +40,17 @@ class Choice(NamedTuple):
     why: str
 
 
+class _Kind(NamedTuple):
+    """What a choice depends on of a tensor."""
+
+    device: torch.device
+    dtype: torch.dtype
+    type: type[Tensor]
+    requires_grad: bool
+
+
 _recorder: ContextVar[list[Choice] | None] = ContextVar("polymix_choices", default=None)
-_said: set[Choice] = set()
+_said: set[object] = set()
 
 
 @contextmanager
@@ -66,19 +75,20 @@ def choose(op: str, impl: str, tensors: Sequence[Tensor], against: Mapping[str, 
     """
     if impl == "eager":
         return _settle(op, "eager", "asked for")
+    kinds = {_Kind(t.device, t.dtype, type(t), t.requires_grad) for t in tensors}
     if impl != "auto":
-        why = against.get(impl, f"{op} has no such form") or _obstacle(impl, tensors, named=True)
+        why = against.get(impl, f"{op} has no such form") or _obstacle(impl, kinds, named=True)
         if why is not None:
             raise CapabilityError("impl", f"{impl!r} for {op}: {why}", "'auto', 'eager'", "Those run everywhere.")
         return _settle(op, impl, "asked for")
     reasons: list[str] = []
     for kernel in KERNELS:
         if kernel in against:
-            why = against[kernel] or _obstacle(kernel, tensors, named=False)
+            why = against[kernel] or _obstacle(kernel, kinds, named=False)
             if why is None:
-                return _settle(op, kernel, "; ".join([f"the fastest for {_place(tensors)}", *reasons]))
+                return _settle(op, kernel, *reasons, place=tensors[0])
             reasons.append(f"not {kernel}: {why}")
-    return _settle(op, "eager", "; ".join(reasons) or "the only one")
+    return _settle(op, "eager", *(reasons or ("the only one",)))
 
 
 def at_once(impl: str) -> bool:
@@ -86,60 +96,61 @@ def at_once(impl: str) -> bool:
     return impl == "blocked" or (impl == "native" and not torch.is_grad_enabled() and not torch.compiler.is_compiling())
 
 
-def _settle(op: str, impl: str, why: str) -> str:
+def _settle(op: str, impl: str, *reasons: str, place: Tensor | None = None) -> str:
+    """`impl`, recorded and logged with the reasons; at its `place` it is the fastest."""
     if torch.compiler.is_compiling():  # tracing neither logs nor records
         return impl
-    choice = Choice(op, impl, why)
     recorder = _recorder.get()
+    case = (op, impl, reasons, None if place is None else (place.dtype, place.device.type))
+    if recorder is None and case in _said:  # the text takes longer than the choice
+        return impl
+    where = [] if place is None else [f"the fastest for {place.dtype} on {place.device.type}".replace("torch.", "")]
+    choice = Choice(op, impl, "; ".join([*where, *reasons]))
     if recorder is not None:
         recorder.append(choice)
-    if choice not in _said:
-        _said.add(choice)
+    if case not in _said:
+        _said.add(case)
         log.info("%s runs %s: %s", *choice)
     return impl
 
 
-def _place(tensors: Sequence[Tensor]) -> str:
-    return f"{tensors[0].dtype} on {tensors[0].device.type}".removeprefix("torch.")
-
-
-def _obstacle(kernel: str, tensors: Sequence[Tensor], named: bool) -> str | None:
+def _obstacle(kernel: str, kinds: set[_Kind], named: bool) -> str | None:
     """What speaks against a kernel here, whatever the op. Only where it is `named` Triton's interpreter will do."""
-    return {"triton": _triton, "native": _native, "blocked": _blocked}[kernel](tensors, named)
+    return {"triton": _triton, "native": _native, "blocked": _blocked}[kernel](kinds, named)
 
 
-def _triton(tensors: Sequence[Tensor], named: bool) -> str | None:
+def _triton(kinds: set[_Kind], named: bool) -> str | None:
     if not _HAS_TRITON:
         return "triton is not installed"
     interpreted = named and os.environ.get("TRITON_INTERPRET") == "1"
-    if any(not t.is_cuda for t in tensors) and not interpreted:
+    if any(k.device.type != "cuda" for k in kinds) and not interpreted:
         return "it needs a GPU (or, asked for by name, TRITON_INTERPRET=1)"
-    if any(t.dtype == torch.float64 for t in tensors):
+    if any(k.dtype == torch.float64 for k in kinds):
         return "its accumulators are float32"
-    return _transformed(tensors)
+    return _transformed(kinds)
 
 
-def _native(tensors: Sequence[Tensor], named: bool) -> str | None:
+def _native(kinds: set[_Kind], named: bool) -> str | None:
     traced = torch.compiler.is_compiling()
     if traced and not named:
         return _TRACED
-    if any(not t.is_cpu for t in tensors):
+    if any(k.device.type != "cpu" for k in kinds):
         return "it is for the CPU"
-    if not {t.dtype for t in tensors} <= {torch.float32, torch.bfloat16}:
+    if any(k.dtype not in (torch.float32, torch.bfloat16) for k in kinds):
         return "it is for float32 and bfloat16, with sums in float32"
-    if reason := _transformed(tensors):
+    if reason := _transformed(kinds):
         return reason
     return None if traced else native.why_not()  # last, for it may compile; in a graph the operator says it as it runs
 
 
-def _blocked(tensors: Sequence[Tensor], named: bool) -> str | None:
+def _blocked(kinds: set[_Kind], named: bool) -> str | None:
     if torch.compiler.is_compiling():
         return _TRACED
-    if any(not t.is_cpu for t in tensors):
+    if any(k.device.type != "cpu" for k in kinds):
         return "it is for the CPU"
-    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+    if torch.is_grad_enabled() and any(k.requires_grad for k in kinds):
         return "it has no backward (call under torch.inference_mode() or torch.no_grad())"
-    return _transformed(tensors)
+    return _transformed(kinds)
 
 
 def _findable(package: str) -> bool:
@@ -153,14 +164,14 @@ def _findable(package: str) -> bool:
 _HAS_TRITON = _findable("triton")
 
 
-def _transformed(tensors: Sequence[Tensor]) -> str | None:
+def _transformed(kinds: set[_Kind]) -> str | None:
     """What a hand-written kernel cannot see through."""
-    if autocast_dtype(tensors[0].device):
+    if any(autocast_dtype(k.device) for k in kinds):
         return "autocast decides the types"
     if torch.compiler.is_compiling():
         return None
     if torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
         return "torch.func and forward-mode derivatives need plain PyTorch"
-    if any(type(t) not in (Tensor, torch.nn.Parameter) for t in tensors):
+    if any(k.type not in (Tensor, torch.nn.Parameter) for k in kinds):
         return "a tensor subclass needs plain PyTorch"
     return None

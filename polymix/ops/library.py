@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymix.errors import CapabilityError
+
 
 class Operator:
     """polymix::name and polymix::name_backward.
@@ -28,7 +30,7 @@ class Operator:
     """
 
     def __init__(self, name: str, schema: str, define: Callable[..., Any], kernel: str, wrt: Sequence[int]) -> None:
-        self.define, self.wrt = define, tuple(wrt)
+        self.name, self.define, self.wrt = name, define, tuple(wrt)
         self.module, self.function = kernel.split(".")
         arguments, returns = schema.removeprefix("(").split(") -> ")
         self.names = [argument.split()[-1] for argument in arguments.split(", ")]
@@ -69,7 +71,14 @@ class Operator:
     @cache  # noqa: B019  operators live as long as the process
     def _kernel(self, impl: str, suffix: str) -> Callable[..., Any]:
         """The function, imported when it is first called."""
-        return getattr(importlib.import_module(f"polymix.ops.{impl}.{self.module}"), self.function + suffix)
+        module = f"polymix.ops.{impl}.{self.module}"
+        try:
+            return getattr(importlib.import_module(module), self.function + suffix)
+        except ModuleNotFoundError as error:
+            if error.name and module.startswith(error.name):
+                why = f"{impl!r} for {self.name}"
+                raise CapabilityError("impl", why, "'eager', or a kernel that there is", "") from None
+            raise
 
     def _forward(self, *inputs: Any) -> Any:
         *args, impl = inputs
@@ -129,7 +138,7 @@ class _AtOnce(torch.autograd.Function):
 
 
 def _unseen(impl: str) -> bool:
-    """Whether a kernel runs that no graph and no dispatch mode, such as a counter of FLOPs, is to see as an operator."""
+    """Whether a kernel runs that no graph, and no dispatch mode such as a counter of FLOPs, is to see."""
     return impl == "native" and not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack()
 
 

@@ -51,18 +51,28 @@ def moments_pay(x: Tensor, width: int, dtype: torch.dtype) -> bool:
     return dtype == accumulator(dtype) and x.shape[1] >= 2 * width
 
 
-def mean_of_products(x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None) -> Tensor:
+def _moments(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The mean μ of the real tokens of x (B, N, D), (B, D), and Σ (x_n - μ)(x_n - μ)ᵀ over them, (B, D, D)."""
+    hidden = None if mask is None else ~mask.unsqueeze(-1)
+    centre = (x if hidden is None else x.masked_fill(hidden, 0.0)).sum(1) / count_real(x, mask)
+    apart = x - centre.unsqueeze(1)
+    apart = apart if hidden is None else apart.masked_fill(hidden, 0.0)
+    return centre, apart.mT @ apart
+
+
+moments = Operator("moments", "(Tensor x, Tensor? mask) -> (Tensor, Tensor)", _moments, "poly_nl.moments", (0,))
+
+
+def mean_of_products(
+    x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, *, impl: str = "eager"
+) -> Tensor:
     """mean(X W_1 ⊙ X W_2) by the tokens' second moment S about their mean μ: w_1ᵀ S w_2 + (w_1ᵀμ + b_1)(w_2ᵀμ + b_2).
 
     x (B, N, D); weight (2E, D) and bias (2E) as nn.Linear's, W_1 then W_2; mask (B, N). Returns (B, 1, E). Cost:
     N D² + D² E multiply-adds instead of 2 N D E. About zero, a large mean would swallow S.
     """
-    hidden = None if mask is None else ~mask.unsqueeze(-1)
-    count = count_real(x, mask)
-    centre = (x if hidden is None else x.masked_fill(hidden, 0.0)).sum(1) / count
-    apart = x - centre.unsqueeze(1)
-    apart = apart if hidden is None else apart.masked_fill(hidden, 0.0)
-    return mean_from_moments(centre, apart.mT @ apart, count, weight, bias, mask).unsqueeze(1)
+    centre, moment = moments(x, mask, impl=impl)
+    return mean_from_moments(centre, moment, count_real(x, mask), weight, bias, mask).unsqueeze(1)
 
 
 def mean_from_moments(

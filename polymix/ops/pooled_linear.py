@@ -1,7 +1,7 @@
-"""Linear maps of tokens that are pooled over them, or multiplied with what was pooled, each with its map as one operator.
+"""Linear maps of tokens and what becomes of their outputs, pooled or multiplied with what was pooled, as one operator.
 
-PoM pools powers of one map, Poly-SA and Poly-NL the product of two, and PoM and Poly-SA multiply a third with the result.
-As operators they never hold the map's outputs, nor keep them for the backward, which computes them again.
+PoM pools powers of one map, Poly-SA and Poly-NL the product of two, and PoM and Poly-SA multiply a third with that.
+As operators they never hold the maps' outputs, nor keep them for the backward, which computes them again.
 """
 
 from __future__ import annotations
@@ -10,10 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polymix.ops.blocked.common import fast_types
 from polymix.ops.common import ACTIVATIONS, GATES, accumulator
 from polymix.ops.library import Operator
 
 FUNCTIONS = {**ACTIVATIONS, **GATES}
+
+
+def wide(x: Tensor) -> str | None:
+    """What the kernels in C, which multiply in float32, have against the type of x on this machine."""
+    fast = x.dtype == torch.bfloat16 and x.dtype in fast_types()
+    return "this processor multiplies bfloat16 itself" if fast else None
 
 
 def _hide(x: Tensor, mask: Tensor | None) -> Tensor:
@@ -56,9 +63,16 @@ def _gated(
     return u if last is None else F.linear(u, last, last_bias)
 
 
+def _scaled(x: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None, rest: Tensor | None) -> Tensor:
+    """(x ⊙ scale) Wᵀ + b + rest x, (B, N, D) in the type of x."""
+    y = F.linear(x * scale.unsqueeze(1).to(x.dtype), weight, bias)
+    return y if rest is None else y + rest * x
+
+
 _MAP = "Tensor x, Tensor weight, Tensor? bias"
 # x (B, N, D); weight (E, D), for pairs (2E, D): W_1, then W_2; bias as long; mask (B, N); p (heads, N), a number for
-# each head's share of the E channels; gate (B, E); last (D', E) and last_bias (D'), which may be None for no map.
+# each head's share of the E channels; gate (B, E); scale (B, D); rest a number; last (D', E) and last_bias (D'), which
+# may be None for no map.
 linear_powers = Operator(
     "linear_powers", f"({_MAP}, Tensor? mask, str activation, int degree) -> Tensor", _powers,
     "pooled_linear.powers", (0, 1, 2),
@@ -69,4 +83,8 @@ linear_pairs = Operator(
 linear_gated = Operator(
     "linear_gated", f"({_MAP}, Tensor gate, Tensor? p, Tensor? last, Tensor? last_bias, str activation) -> Tensor",
     _gated, "pooled_linear.gated", (0, 1, 2, 3, 4, 5, 6),
+)  # fmt: skip
+linear_scaled = Operator(
+    "linear_scaled", "(Tensor x, Tensor scale, Tensor weight, Tensor? bias, Tensor? rest) -> Tensor", _scaled,
+    "poly_nl.scaled", (0, 1, 2, 3, 4),
 )  # fmt: skip

@@ -35,8 +35,9 @@ def test_what_ran_and_why(name, monkeypatch):
 @pytest.mark.skipif(why_not() is not None, reason=f"untested: what is said of kernels in C: {why_not()}")
 def test_kernels_in_c_are_said_or_why_there_are_none(monkeypatch):
     mixer = polymix.create_mixer("padre", 12)
-    (said,) = explain(mixer, X)
-    assert said.impl == "native" and "float32 on cpu" in said.why
+    for kernels in ("padre", "pom", "qt", "poly_nl"):
+        (said,) = explain(polymix.create_mixer(kernels, 12), X)
+        assert said.impl == "native" and "float32 on cpu" in said.why
     monkeypatch.setenv("POLYMIX_NATIVE", "0")
     (said,) = explain(mixer, X)
     assert said.impl == "eager" and "not native: POLYMIX_NATIVE=0 says so" in said.why
@@ -49,7 +50,8 @@ def test_a_mixer_with_one_form_alone():
         explain(polymix.create_mixer("pom", 12, impl="blocked"), X)
 
 
-def test_options_and_arguments_decide():
+def test_options_and_arguments_decide(monkeypatch):
+    monkeypatch.setenv("POLYMIX_NATIVE", "0")
     pom = polymix.create_mixer("pom", 12)
     with torch.inference_mode():
         assert explain(pom, X)[0].impl == "blocked"
@@ -57,7 +59,8 @@ def test_options_and_arguments_decide():
         assert "prefix" in explain(polymix.create_mixer("padre", 12, grid=(11,), num_prefix_tokens=1), X)[0].why
 
 
-def test_layers_of_a_model_by_name_in_the_order_of_the_calls():
+def test_layers_of_a_model_by_name_in_the_order_of_the_calls(monkeypatch):
+    monkeypatch.setenv("POLYMIX_NATIVE", "0")
     shared = polymix.create_mixer("qt", 12)
     model = nn.Sequential(
         nn.Linear(12, 12), polymix.create_mixer("pom", 12, impl="eager"),
@@ -147,6 +150,7 @@ def test_mixers_inside_mixers_are_each_said_once():
 def test_few_tokens_are_not_worth_blocks(monkeypatch):
     """Below FEW tokens "auto" keeps plain PyTorch and says so; a name that is asked for runs all the same."""
     monkeypatch.setattr("polymix.mixers.base.FEW", 512)
+    monkeypatch.setenv("POLYMIX_NATIVE", "0")
     x = torch.randn(2, 100, 8)
     with torch.inference_mode():
         (said,) = polymix.explain(polymix.create_mixer("pom", 8), x)

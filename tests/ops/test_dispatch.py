@@ -96,7 +96,8 @@ def test_recordings_nest_and_end(caplog):
     assert [choice.op for choice in inner] == ["second"]
 
 
-def test_auto_says_once_what_runs_and_why(caplog):
+def test_auto_says_once_what_runs_and_why(caplog, monkeypatch):
+    monkeypatch.setenv("POLYMIX_NATIVE", "0")
     caplog.set_level(logging.INFO, "polymix")
     mixer, x = polymix.create_mixer("pom", 8), tokens(2, 5, 8, dtype=torch.float32)
     for _ in range(3):

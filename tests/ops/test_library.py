@@ -10,14 +10,18 @@ import torch._dynamo.testing
 from polymix.ops.native.build import why_not
 from polymix.ops.padre import padre_step
 from polymix.ops.pom import pom_pool, pom_scan
-from polymix.ops.pooled import pooled_product, pooled_spread
+from polymix.ops.pooled import moments, pooled_product, pooled_spread
+from polymix.ops.pooled_linear import linear_gated, linear_pairs, linear_powers, linear_scaled
 from polymix.ops.qt import qt_ask, qt_moments, qt_sums
+from polymix.ops.qt_linear import qt_pool, qt_spread
 from tests.helpers import build, close, tokens
 
 pytestmark = pytest.mark.slow
 OPERATORS = {
     "pom_pool": pom_pool, "pom_scan": pom_scan, "pooled_product": pooled_product, "pooled_spread": pooled_spread,
     "qt_moments": qt_moments, "qt_ask": qt_ask, "qt_causal": qt_sums, "padre_step": padre_step,
+    "linear_powers": linear_powers, "linear_pairs": linear_pairs, "linear_gated": linear_gated, "linear_scaled": linear_scaled,
+    "moments": moments, "qt_pool": qt_pool, "qt_spread": qt_spread,
 }  # fmt: skip
 B, N, E, H, D = 2, 5, 4, 2, 3  # batch, tokens, features, heads, channels a head
 MASK = torch.tensor([[True, False, True, True, False], [False] * 5])
@@ -89,15 +93,48 @@ def padre_cases():
             yield f"padre_step: {name}{extra}", args
 
 
-CASES = dict(itertools.chain(pom_cases(), pooled_cases(), qt_cases(), padre_cases()))
+def linear_cases():
+    x, weight, bias, p = tokens(B, N, E), tokens(6, E, seed=1), tokens(6, seed=2), tokens(H, N, seed=3)
+    gate, last, last_bias = tokens(B, 6, seed=4), tokens(D, 6, seed=5), tokens(D, seed=6)
+    yield "linear_powers: plain", (x, weight, None, None, "identity", 1)
+    yield "linear_powers: masked, bias", (x, weight, bias, MASK, "gelu", 3)
+    yield "linear_pairs: plain", (x, weight, None, None, None)
+    yield "linear_pairs: p, mask, bias", (x, torch.cat((weight, weight[:2])), tokens(8, seed=2), p, MASK)
+    yield "linear_gated: no last map", (x, weight, None, gate, None, None, None, "sigmoid")
+    yield "linear_gated: all", (x, weight, bias, gate, p, last, last_bias, "sigmoid")
+    square = tokens(E, E, seed=7)
+    yield "linear_scaled: plain", (x, tokens(B, E, seed=8), weight, None, None)
+    yield "linear_scaled: all", (x, tokens(B, E, seed=8), square, tokens(E, seed=9), torch.tensor(0.7).double())
+    yield "moments: plain", (x, None)
+    yield "moments: masked", (x, MASK)
+
+
+def qt_linear_cases():
+    x, weight, query = tokens(B, N, E), tokens(2 * E, E, seed=1), tokens(E, E, seed=2)
+    least, last = torch.full((B,), 1e-3 * N, dtype=torch.float64), tokens(D, E, seed=3)
+    for order, mask in ((0, None), (1, MASK), (2, None)):
+        sums = qt_pool.define(x, weight, None, mask, H, order).abs()
+        yield f"qt_pool: {order}", (x, weight, None, mask, H, order)
+        yield f"qt_spread: {order}", (x, query, None, sums + 1.0, least, last, None)
+    sums = qt_pool.define(x, weight, tokens(2 * E, seed=4), None, H, 2).abs()
+    yield "qt_pool: all", (x, weight, tokens(2 * E, seed=4), MASK, H, 2)
+    yield "qt_spread: all", (x, query, tokens(E, seed=5), sums + 1.0, least, last, tokens(D, seed=6))
+
+
+CASES = dict(itertools.chain(pom_cases(), pooled_cases(), qt_cases(), padre_cases(), linear_cases(), qt_linear_cases()))
 every_case = pytest.mark.parametrize("case", list(CASES))
 IMPLS = {"eager": torch.float64, "triton": torch.float32, "native": torch.float32}
 
 
+IN_C = ("linear_", "moments", "qt_pool", "qt_spread")  # and nowhere else
+
+
 def runs(case):
     """The implementations that a case has."""
-    native = operator(case) == "padre_step" and "dilated" not in case and "3-D" not in case and why_not() is None
-    return [impl for impl in IMPLS if impl != "native" or native]
+    alone = operator(case).startswith(IN_C)
+    native = alone or (operator(case) == "padre_step" and "dilated" not in case and "3-D" not in case)
+    native = native and why_not() is None
+    return [impl for impl in IMPLS if {"native": native, "triton": not alone}.get(impl, True)]
 
 
 def arguments(case, dtype=torch.float64, transposed=False):
@@ -128,6 +165,8 @@ ELSEWHERE = {"linear_scan"}  # no Operator; tests/ops/test_selective_scan.py hol
 LADEN = [
     "pom_pool: rotary in 2-D", "pom_scan: segments", "pooled_product: v p_2 mask", "pooled_spread: positions",
     "qt_moments: compact, masked", "qt_ask: compact 2", "qt_causal: compact, started", "padre_step: 2-D, bias, y",
+    "linear_powers: masked, bias", "linear_pairs: p, mask, bias", "linear_gated: all", "linear_scaled: all", "moments: masked",
+    "qt_pool: all", "qt_spread: all",
 ]  # fmt: skip
 
 
@@ -208,7 +247,8 @@ MIXERS = {
 # Without kernels tests/mixers/test_numerics.py compiles every mixer; here what "auto" leaves in the graph.
 COMPILED = [(name, "triton", False) for name in ("padre", "pom", "qt", "poly_sa", "poly_nl")]
 COMPILED += [("pom", "triton", True), ("qt", "triton", True), ("pom", "auto", False), ("padre", "auto", False)]
-COMPILED += [("padre", "native", False), ("padre-causal", "native", False)] if why_not() is None else []
+NATIVE = ("padre", "padre-causal", "pom", "qt", "poly_sa", "poly_nl") if why_not() is None else ()
+COMPILED += [(name, "native", False) for name in NATIVE]
 
 
 def make(name, impl):
@@ -238,7 +278,7 @@ def test_one_graph_for_every_length(name, impl, causal):
 
 @pytest.mark.parametrize(("name", "impl"), [
     *((name, impl) for name in MIXERS for impl in ("auto", "eager", "triton")),
-    *((name, "native") for name in ("padre", "padre-causal") if why_not() is None),
+    *((name, "native") for name in NATIVE),
 ])  # fmt: skip
 def test_export_with_a_dynamic_length(name, impl):
     mixer = make(name, impl).eval()

@@ -133,8 +133,11 @@ class SampleProduct:
 
 
 def output(x: Tensor, width: int | None = None) -> Tensor:
-    """x.new_empty(B, N, width), x's own width where that is None. Where no allocator keeps so large a piece the system is asked for pages of 2 MiB, which it
-    clears in a fraction of the time that small ones take."""
+    """x.new_empty(B, N, width), x's own width where that is None.
+
+    Where no allocator keeps so large a piece the system is asked for pages of 2 MiB, which it clears in a fraction of
+    the time that small ones take.
+    """
     y = x.new_empty(*x.shape[:2], x.shape[2] if width is None else width)
     if sys.platform == "linux" and y.nbytes > KEPT:
         first, last = -(-y.data_ptr() // HUGE), (y.data_ptr() + y.nbytes) // HUGE  # the whole pages within

@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -127,8 +128,9 @@ def _compile(compiler: list[str], sources: list[Path], library: Path) -> Path:
     log.info("compiling polymix's kernels for this machine, once, into %s", library)
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         objects = [Path(folder) / f"{source.stem}.o" for source in sources]
-        for source, compiled in zip(sources, objects, strict=True):
-            _run(*compiler, *FLAGS, "-c", str(source), "-o", str(compiled))
+        with ThreadPoolExecutor() as side_by_side:
+            commands = zip(sources, objects, strict=True)
+            list(side_by_side.map(lambda its: _run(*compiler, *FLAGS, "-c", str(its[0]), "-o", str(its[1])), commands))
         whole = Path(folder) / library.name
         _run(*compiler, "-shared", *map(str, objects), "-o", str(whole))
         os.replace(whole, library)  # whole or not at all, whoever else compiles it now

@@ -80,3 +80,14 @@ INLINE vec slope(vec z, vec y, const int kind) {
     default: return one;
   }
 }
+
+/* A body with the activation, or the gate, known to the compiler. */
+#define OF_KIND(kind, BODY)                                  \
+  switch (kind) {                                            \
+    case GELU: BODY(GELU); break;                            \
+    case RELU: BODY(RELU); break;                            \
+    case CLAMPED_LEAKY_RELU: BODY(CLAMPED_LEAKY_RELU); break; \
+    case SIGMOID: BODY(SIGMOID); break;                      \
+    case HARDSIGMOID: BODY(HARDSIGMOID); break;              \
+    default: BODY(IDENTITY);                                 \
+  }

@@ -1,92 +1,30 @@
 /* Linear maps of the tokens that are pooled over them, or multiplied with what was pooled, without their outputs ever
    leaving the cache: what PoM, Poly-SA and Poly-NL are made of, forward and backward.
 
-   Each thread takes a block of tokens through all of it. Sums over tokens are made block by block, in float32, then over
-   the blocks in their order, in double, whatever the number of threads; a weight's gradient thread by thread. */
+   Each thread takes a block of tokens through all of it. Sums over tokens are made block by block in float32, then over the
+   blocks in their order in double, whatever the number of threads; a weight's gradient thread by thread. */
 
-#include <omp.h>
-
+#include "blocks.h"
 #include "functions.h"
-#include "product.h"
-
-/* batch × tokens of dim channels, `width` numbers of each that are pooled or asked, `out` channels in the end */
-typedef struct {
-  int64_t batch, tokens, dim, width, out, kind, degree, heads, bf16, threads;
-} Sizes;
-typedef struct {
-  int64_t b, first, rows;
-} Block;
-
-INLINE int64_t blocks_of(const Sizes *s) { return over(s->tokens, ROWS); }
-INLINE Block block_of(const Sizes *s, int64_t item) {
-  int64_t each = over(s->tokens, blocks_of(s)), first = item % blocks_of(s) * each;
-  return (Block){item / blocks_of(s), first, least(each, s->tokens - first)};
-}
-INLINE int hidden(const uint8_t *mask, const Sizes *s, Block k, int64_t row) {
-  return mask && !mask[k.b * s->tokens + k.first + row];
-}
-INLINE vec *at(float *row, int64_t c) { return (vec *)(row + c); }
-INLINE float *reserve(int64_t size) { return room(over(size, LANES)); }
-static void clear(float *to, int64_t size) { memset(to, 0, sizeof(float) * size); }
-
-static void load_row(float *to, const float *from, int64_t width) {
-  memcpy(to, from, sizeof(float) * width);
-  clear(to + width, padded(width) - width);
-}
-
-/* to (batch, rows, width) = the sums over the blocks of each sample, by all threads of a team together */
-static void add_blocks(float *to, const float *parts, int64_t rows, int64_t width, const Sizes *s) {
-  int64_t pitch = padded(width), blocks = blocks_of(s);
-#pragma omp for schedule(static)
-  for (int64_t item = 0; item < s->batch * rows; item++)
-    for (int64_t c = 0; c < width; c += LANES) {
-      wide sum = {0};
-      const float *from = parts + (item / rows * blocks * rows + item % rows) * pitch + c;
-      for (int64_t k = 0; k < blocks; k++, from += rows * pitch) sum += __builtin_convertvector(*(const vec *)from, wide);
-      put(to, item * width + c, least(LANES, width - c), 0, __builtin_convertvector(sum, vec));
-    }
-}
-
-/* to (rows, width) = the sum of each thread's (rows, pitch), `step` apart */
-static void add_threads(float *to, const float *parts, int64_t step, int64_t rows, int64_t width) {
-  int64_t threads = omp_get_num_threads();
-#pragma omp for schedule(static)
-  for (int64_t row = 0; row < rows; row++)
-    for (int64_t c = 0; c < width; c += LANES) {
-      vec sum = {0};
-      for (int64_t t = 0; t < threads; t++) sum += *(const vec *)(parts + t * step + row * padded(width) + c);
-      put(to, row * width + c, least(LANES, width - c), 0, sum);
-    }
-}
-
-/* A body with the activation known to the compiler. */
-#define OF_KIND(kind, BODY)                                  \
-  switch (kind) {                                            \
-    case GELU: BODY(GELU); break;                            \
-    case RELU: BODY(RELU); break;                            \
-    case CLAMPED_LEAKY_RELU: BODY(CLAMPED_LEAKY_RELU); break; \
-    case SIGMOID: BODY(SIGMOID); break;                      \
-    case HARDSIGMOID: BODY(HARDSIGMOID); break;              \
-    default: BODY(IDENTITY);                                 \
-  }
 
 /* ---- powers: Σ_j h_j^p for p = 1 … degree, h = act(W x_j + b) ---- */
 
-INLINE void add_powers(Rows u, Block k, const uint8_t *mask, const Sizes *s, float *sums, const int kind) {
+/* sums (degree, step) += the powers of act(u) */
+INLINE void add_powers(Rows u, Block k, const uint8_t *mask, const Sizes *s, float *sums, int64_t step, const int kind) {
   for (int64_t r = 0; r < k.rows; r++) {
     if (hidden(mask, s, k, r)) continue;
     for (int64_t c = 0; c < u.width; c += LANES) {
       vec h = act(*at(u.at + r * u.pitch, c), kind), power = h;
       *at(sums, c) += h;
-      for (int64_t p = 1; p < s->degree; p++) *at(sums + p * u.width, c) += power *= h;
+      for (int64_t p = 1; p < s->degree; p++) *at(sums + p * step, c) += power *= h;
     }
   }
 }
 
 /* sums (batch, degree, width). Returns 0, or 1 where there was no memory, as all of these do. */
 int linear_powers(const Tokens *x, const Linear *w, const uint8_t *mask, float *sums, const Sizes *s) {
-  int64_t items = s->batch * blocks_of(s), part = s->degree * padded(s->width);
-  int64_t each = size_of_rows(s->dim) + size_of_rows(s->width);
+  int64_t items = s->batch * blocks_of(s), width = padded(s->width), part = s->degree * width;
+  int64_t each = size_of_rows(s->dim) + size_of_rows(PANEL);
   float *whole = reserve(size_of_packed(s->width, s->dim) + items * part + s->threads * each), *place = whole;
   if (!whole) return 1;
   Packed map = take_packed(&place, s->width, s->dim);
@@ -94,17 +32,22 @@ int linear_powers(const Tokens *x, const Linear *w, const uint8_t *mask, float *
 #pragma omp parallel num_threads(s->threads)
   {
     float *own = place + omp_get_thread_num() * each;
-    Rows room_in = take_rows(&own, s->dim), u = take_rows(&own, s->width);
+    Rows room_in = take_rows(&own, s->dim), u = take_rows(&own, PANEL);
     pack_linear(map, w);
 #pragma omp for schedule(dynamic)
     for (int64_t item = 0; item < items; item++) {
       Block k = block_of(s, item);
       Rows in = load(room_in, x, k.b, k.first, k.rows, s->dim, s->bf16);
-      product(in, k.rows, map, u, 0);
-      clear(parts + item * part, part);
-#define ADD(kind) add_powers(u, k, mask, s, parts + item * part, kind)
-      OF_KIND(s->kind, ADD)
+      float *its = parts + item * part;
+      clear(its, part);
+      for (int64_t c = 0; c < width; c += PANEL) {
+        Packed panel = panel_of(map, c);
+        u.width = panel.out;
+        product(in, k.rows, panel, u, 0);
+#define ADD(kind) add_powers(u, k, mask, s, its + c, width, kind)
+        OF_KIND(s->kind, ADD)
 #undef ADD
+      }
     }
     add_blocks(sums, parts, s->degree, s->width, s);
   }

@@ -151,6 +151,13 @@ static void product(Rows x, int64_t rows, Packed w, Rows y, int more) {
   }
 }
 
+/* the outputs of a map by PANEL: what a product writes there is worked on before it leaves the first cache */
+#define PANEL (ACROSS * LANES)
+INLINE Packed panel_of(Packed w, int64_t first) {
+  return (Packed){w.at + first * w.in, w.bias + first, least(PANEL, w.out - first), w.in};
+}
+INLINE Rows columns_of(Rows u, int64_t first) { return (Rows){u.at + first, least(PANEL, u.width - first), u.pitch}; }
+
 /* total (width of x, width of y) += Σ_r x[r] ⊗ y[r] */
 static void outer(Rows x, Rows y, int64_t rows, float *total) {
   for (int64_t first = 0; first < y.width; first += ACROSS * LANES) {

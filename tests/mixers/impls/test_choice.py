@@ -88,9 +88,8 @@ def test_an_arbitrary_mask_is_not_for_triton():
 @pytest.mark.parametrize("name", polymix.list_mixers())
 def test_names_of_implementations(name):
     mixer = polymix.create_mixer(name, 12, **({"grid": (3, 4)} if name in NEED_GRID else {}))
-    native = {"native"} if name == "padre" else set()
-    assert set(mixer.impls) == ({*IMPLS, *native} if name in OPTIONS else {"auto", "eager"})
-    for impl in {*IMPLS, "native", "cuda", None, ""} - set(mixer.impls):
+    assert set(mixer.impls) == (set(IMPLS) if name in OPTIONS else {"auto", "eager"})
+    for impl in {*IMPLS, "cuda", None, ""} - set(mixer.impls):
         with pytest.raises(OptionError, match="impl"):
             mixer.config.changed(impl=impl)
     assert mixer.config.impl == "auto"

@@ -14,8 +14,10 @@ from tests.mixers.impls.test_choice import refuses
 
 NATIVE = why_not()
 pytestmark = pytest.mark.skipif(NATIVE is not None, reason=f"untested: mixers on the kernels in C: {NATIVE}")
-NOT = {"dilated", "causal, dilated", "3-D", "2-D dilated"}
-every_case = pytest.mark.parametrize("case", [c for c in CASES if c.startswith("padre: ") and c[7:] not in NOT])
+NOT = {"padre: dilated", "padre: causal, dilated", "padre: 3-D", "padre: 2-D dilated", "pom: clamped", "pom: one gate"}
+NOT |= {case for case in CASES if case.startswith("qt: full")}
+every_case = pytest.mark.parametrize("case", [case for case in CASES if case not in NOT])
+PADDED = ("pom: 2", "pom: 3", "qt: compact 2", "poly_sa: mean", "poly_nl: 1", "poly_nl: 2")
 
 
 @every_case
@@ -31,10 +33,13 @@ def test_it_equals_eager_code_with_its_gradients(case, batch):
         found.append({"output": y, **dict(zip(leaves, grads, strict=True))})
     for part, wanted in found[1].items():
         if wanted is None:
-            assert found[0][part] is None, part
+            assert found[0][part] is None or not found[0][part].any(), part
             continue
-        ours = found[0][part].double()
-        assert torch.allclose(ours, wanted, rtol=1e-4, atol=1e-4 * max(wanted.abs().max().item(), 1e-3)), part
+        ours, least = (
+            found[0][part].double(),
+            1.0 if part == "scale" else 1e-3,
+        )  # which a qt of order 0 divides by itself
+        assert torch.allclose(ours, wanted, rtol=1e-4, atol=1e-4 * max(wanted.abs().max().item(), least)), part
 
 
 @every_case
@@ -47,6 +52,28 @@ def test_without_gradients_it_is_the_same(case):
     with torch.no_grad():
         close(of(mixer, "native").fold()(x), wanted, 1e-5)
         close(of(mixer, "auto")(x), ours, 1e-7)
+
+
+@pytest.mark.parametrize("case", PADDED)
+def test_padding_with_its_gradients(case):
+    """A row of padding alone, too; what padding holds reaches nothing."""
+    x, mask, found = tokens(3, 35, 12), padding(3, 35), []
+    for impl, dtype in (("native", torch.float32), ("eager", torch.float64)):
+        mixer = of(make(case), impl).to(dtype)
+        given = x.to(dtype).masked_fill(~mask.unsqueeze(-1), 1e3).requires_grad_()
+        y = mixer(given, mask=mask)[mask]
+        found.append([y, *torch.autograd.grad(y.square().sum(), (given, *mixer.parameters()))])
+        assert not found[-1][1][~mask].any(), "the gradient of padding"
+    for ours, wanted in zip(*found, strict=True):
+        assert torch.allclose(ours.double(), wanted, rtol=1e-4, atol=1e-4 * max(wanted.abs().max().item(), 1e-3))
+
+
+@pytest.mark.parametrize("case", ["pom: 2", "qt: compact 2"])
+def test_a_separate_context(case):
+    x, context, mask = tokens(3, 9, 12), tokens(3, 35, 12, seed=1), padding(3, 35)
+    mixer = make(case)
+    ours = of(mixer, "native").float()(x.float(), context.float(), mask=mask)
+    close(ours.double(), of(mixer, "eager")(x, context, mask=mask), 1e-5)
 
 
 @pytest.mark.parametrize("kept", [0, 2000, 4000])
@@ -103,13 +130,17 @@ def test_what_it_refuses():
         of(make("padre: causal").float(), "native").prefill(x)
 
 
-def test_auto_takes_it_with_and_without_gradients_and_never_for_float64():
-    mixer, x = make("padre: 3"), tokens(2, 11, 12)
+@pytest.mark.parametrize("case", ["padre: 3", "pom: 2", "qt: compact 2", "poly_sa: mean", "poly_nl: 1"])
+def test_auto_takes_it_with_and_without_gradients_and_never_for_float64(case, monkeypatch):
+    monkeypatch.setattr("polymix.mixers.base.FEW", 512)
+    mixer, x = make(case), tokens(2, 300, 12)
     assert polymix.explain(mixer, x)[0].impl == "eager" and "float32 and bfloat16" in polymix.explain(mixer, x)[0].why
     mixer, x = mixer.float(), x.float()
     for context in (torch.enable_grad(), torch.no_grad(), torch.inference_mode()):
         with context:
             assert polymix.explain(mixer, x)[0].impl == "native"
+            few = polymix.explain(mixer, x[:, :9])[0]
+            assert few.impl == ("native" if mixer.name == "padre" else "eager"), few.why
 
 
 def test_a_small_model_learns_on_it():

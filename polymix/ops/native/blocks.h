@@ -1,0 +1,56 @@
+/* What kernels share that take tokens through all they do block by block: the blocks, sums over them and over threads. */
+
+#pragma once
+#include <omp.h>
+
+#include "product.h"
+
+/* batch × tokens of dim channels, `width` numbers of each that are pooled or asked, `out` channels in the end */
+typedef struct {
+  int64_t batch, tokens, dim, width, out, kind, degree, heads, bf16, threads;
+} Sizes;
+typedef struct {
+  int64_t b, first, rows;
+} Block;
+
+INLINE int64_t blocks_of(const Sizes *s) { return over(s->tokens, ROWS); }
+INLINE Block block_of(const Sizes *s, int64_t item) {
+  int64_t each = over(s->tokens, blocks_of(s)), first = item % blocks_of(s) * each;
+  return (Block){item / blocks_of(s), first, least(each, s->tokens - first)};
+}
+INLINE int hidden(const uint8_t *mask, const Sizes *s, Block k, int64_t row) {
+  return mask && !mask[k.b * s->tokens + k.first + row];
+}
+INLINE vec *at(float *row, int64_t c) { return (vec *)(row + c); }
+INLINE float *reserve(int64_t size) { return room(over(size, LANES)); }
+static void clear(float *to, int64_t size) { memset(to, 0, sizeof(float) * size); }
+
+static void load_row(float *to, const float *from, int64_t width) {
+  memcpy(to, from, sizeof(float) * width);
+  clear(to + width, padded(width) - width);
+}
+
+/* to (batch, rows, width) = the sums over the blocks of each sample, by all threads of a team together */
+static void add_blocks(float *to, const float *parts, int64_t rows, int64_t width, const Sizes *s) {
+  int64_t pitch = padded(width), blocks = blocks_of(s);
+#pragma omp for schedule(static)
+  for (int64_t item = 0; item < s->batch * rows; item++)
+    for (int64_t c = 0; c < width; c += LANES) {
+      wide sum = {0};
+      const float *from = parts + (item / rows * blocks * rows + item % rows) * pitch + c;
+      for (int64_t k = 0; k < blocks; k++, from += rows * pitch) sum += __builtin_convertvector(*(const vec *)from, wide);
+      put(to, item * width + c, least(LANES, width - c), 0, __builtin_convertvector(sum, vec));
+    }
+}
+
+/* to (rows, width) = the sum of each thread's (rows, pitch), `step` apart */
+static void add_threads(float *to, const float *parts, int64_t step, int64_t rows, int64_t width) {
+  int64_t threads = omp_get_num_threads();
+#pragma omp for schedule(static)
+  for (int64_t row = 0; row < rows; row++)
+    for (int64_t c = 0; c < width; c += LANES) {
+      vec sum = {0};
+      for (int64_t t = 0; t < threads; t++) sum += *(const vec *)(parts + t * step + row * padded(width) + c);
+      put(to, row * width + c, least(LANES, width - c), 0, sum);
+    }
+}
