@@ -46,11 +46,6 @@ def tokens(x: Tensor | None) -> Tokens | None:
     return None if x is None else Tokens(x.data_ptr(), x.stride(0), x.stride(1))
 
 
-def values(x: Tensor | None) -> ctypes.c_void_p | None:
-    """A contiguous array as C takes it."""
-    return None if x is None else ctypes.c_void_p(x.data_ptr())
-
-
 @overload
 def dense(x: Tensor) -> Tensor: ...
 @overload
@@ -68,12 +63,12 @@ def why_not() -> str | None:
     return found if isinstance(found, str) else None
 
 
-def call(name: str, *args: object) -> None:
-    """A function of the library; one that returns other than zero had no memory."""
+def call(name: str, *args: Tensor | ctypes.Structure | int | None) -> None:
+    """A function of the library; one that returns other than zero had no memory. Tensors are contiguous."""
     library = _found()
     if isinstance(library, str):  # a graph with the operator in it, elsewhere than where it was traced
         raise RuntimeError(f"polymix: {name} has no kernel here: {library}")
-    given = [ctypes.byref(a) if isinstance(a, ctypes.Structure) else a for a in args]
+    given = [_as_c(a) for a in args]
     if torch.autograd.profiler._is_profiler_enabled:  # which would not see it otherwise
         with torch.profiler.record_function(f"polymix::{name}"):
             failed = getattr(library, name)(*given)
@@ -81,6 +76,13 @@ def call(name: str, *args: object) -> None:
         failed = getattr(library, name)(*given)
     if failed:
         raise MemoryError(f"polymix: {name}: not enough memory for its buffers")
+
+
+def _as_c(given: Tensor | ctypes.Structure | int | None) -> object:
+    """An array and a structure by their addresses."""
+    if isinstance(given, Tensor):
+        return ctypes.c_void_p(given.data_ptr())
+    return ctypes.byref(given) if isinstance(given, ctypes.Structure) else given
 
 
 @cache

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from polymix.ops.depthwise import effective_kernel
-from polymix.ops.native.build import call, dense, tokens, values
+from polymix.ops.native.build import call, dense, tokens
 
 Axes = tuple[int, ...]
 
@@ -76,7 +76,7 @@ def _conv(
         out = x.new_empty(x.shape[0], geometry.size[0] * geometry.size[1], x.shape[2])
     shift, bias = (None if v is None else v.float().contiguous() for v in (shift, bias))
     x, scale, times = dense(x), dense(scale), dense(times)
-    call("depthwise", tokens(x), values(shift), tokens(scale), taps, values(bias), tokens(times), tokens(out),
+    call("depthwise", tokens(x), shift, tokens(scale), taps, bias, tokens(times), tokens(out),
          geometry.shape(x))  # fmt: skip
     return out
 
@@ -134,7 +134,7 @@ def step_backward(
         tokens(grad),
         tokens(y),
         geometry.taps(sums),
-        values(bias_sums),
+        bias_sums,
         geometry.shape(x),
     )
     return grad_x, sums, None if bias is None else bias_sums, grad_y

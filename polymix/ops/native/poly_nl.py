@@ -7,7 +7,7 @@ from torch import Tensor
 
 from polymix.ops.blocked.common import output
 from polymix.ops.common import count_real
-from polymix.ops.native.build import call, dense, tokens, values
+from polymix.ops.native.build import call, dense, tokens
 from polymix.ops.native.pooled_linear import full, hidden, linear_of, sizes_of
 
 
@@ -16,7 +16,7 @@ def moments(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     x, mask = dense(x), hidden(mask)
     count, centre = _count(x, mask), torch.empty(x.shape[0], x.shape[2])
     moment = torch.empty(x.shape[0], x.shape[2], x.shape[2])
-    call("moments", tokens(x), values(mask), values(count), values(centre), values(moment), sizes_of(x, 0))
+    call("moments", tokens(x), mask, count, centre, moment, sizes_of(x, 0))
     return centre, moment
 
 
@@ -28,7 +28,7 @@ def moments_backward(grad_centre: Tensor, grad_moment: Tensor, x: Tensor, mask: 
     both = (grad_moment.float() + grad_moment.mT).contiguous()
     last = (grad_centre / count - (centre.unsqueeze(1) @ both).squeeze(1)).contiguous()
     grad_x = x.new_empty(x.shape)
-    call("moments_backward", tokens(x), values(mask), values(both), values(last), tokens(grad_x), sizes_of(x, 0))
+    call("moments_backward", tokens(x), mask, both, last, tokens(grad_x), sizes_of(x, 0))
     return (grad_x,)
 
 
@@ -36,7 +36,7 @@ def scaled(x: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None, rest: 
     """(x ⊙ scale) Wᵀ + b + rest x, (B, N, D')."""
     x, scale, weight, bias, rest = dense(x), full(scale), full(weight), full(bias), full(rest)
     y = output(x, weight.shape[0])
-    call("linear_scaled", tokens(x), values(scale), linear_of(weight, bias), values(rest), tokens(y),
+    call("linear_scaled", tokens(x), scale, linear_of(weight, bias), rest, tokens(y),
          sizes_of(x, 0, out=weight.shape[0]))  # fmt: skip
     return y
 
@@ -48,8 +48,8 @@ def scaled_backward(
     grad, x, scale, weight, bias, rest = dense(grad), dense(x), full(scale), full(weight), full(bias), full(rest)
     grad_x, grad_scale, grad_w = x.new_empty(x.shape), torch.empty_like(scale), torch.empty_like(weight)
     grad_b, grad_rest = weight.new_empty(weight.shape[0]), weight.new_zeros(torch.get_num_threads())
-    call("linear_scaled_backward", tokens(grad), tokens(x), values(scale), linear_of(weight, bias), values(rest),
-         tokens(grad_x), values(grad_scale), values(grad_w), values(grad_b), values(grad_rest),
+    call("linear_scaled_backward", tokens(grad), tokens(x), scale, linear_of(weight, bias), rest,
+         tokens(grad_x), grad_scale, grad_w, grad_b, grad_rest,
          sizes_of(x, 0, out=weight.shape[0]))  # fmt: skip
     own_rest = None if rest is None else grad_rest.sum().view(rest.shape)
     return grad_x, grad_scale, grad_w, None if bias is None else grad_b, own_rest

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polymix.ops.blocked.common import output
 from polymix.ops.blocked.pom import Parts
-from polymix.ops.native.build import call, dense, tokens, values
+from polymix.ops.native.build import call, dense, tokens
 from polymix.ops.native.pooled_linear import KINDS, full, hidden, linear_of, sizes_of
 
 
@@ -25,5 +25,5 @@ def pom_causal(x: Tensor, parts: Parts, mask: Tensor | None = None) -> Tensor:
     sizes = sizes_of(x, width, out=x.shape[2], activation=parts.activation, degree=degree)
     gating, mean = KINDS.index(parts.gating), int(parts.reduction == "mean")
     linears = (linear_of(*linear) for linear in maps)
-    call("pom_causal", tokens(x), *linears, values(alpha), values(mask), tokens(y), gating, mean, sizes)
+    call("pom_causal", tokens(x), *linears, alpha, mask, tokens(y), gating, mean, sizes)
     return y

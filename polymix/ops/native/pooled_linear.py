@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from polymix.ops.blocked.common import output
-from polymix.ops.native.build import call, dense, tokens, values
+from polymix.ops.native.build import call, dense, tokens
 
 KINDS = ("identity", "gelu", "relu", "clamped_leaky_relu", "sigmoid", "hardsigmoid")  # as in functions.h
 
@@ -65,7 +65,7 @@ def powers(x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, 
     x, weight, bias, mask = dense(x), full(weight), full(bias), hidden(mask)
     sums = weight.new_empty(x.shape[0], degree, weight.shape[0])
     sizes = sizes_of(x, weight.shape[0], activation=activation, degree=degree)
-    call("linear_powers", tokens(x), linear_of(weight, bias), values(mask), values(sums), sizes)
+    call("linear_powers", tokens(x), linear_of(weight, bias), mask, sums, sizes)
     return sums
 
 
@@ -76,8 +76,8 @@ def powers_backward(
     grad, x, weight, mask = full(grad), dense(x), full(weight), hidden(mask)
     grad_x, grad_w, grad_b = _like(x), torch.empty_like(weight), weight.new_empty(weight.shape[0])
     bias, sizes = full(bias), sizes_of(x, weight.shape[0], activation=activation, degree=degree)
-    call("linear_powers_backward", values(grad), tokens(x), linear_of(weight, bias), values(mask), tokens(grad_x),
-         values(grad_w), values(grad_b), sizes)  # fmt: skip
+    call("linear_powers_backward", grad, tokens(x), linear_of(weight, bias), mask, tokens(grad_x),
+         grad_w, grad_b, sizes)  # fmt: skip
     return grad_x, grad_w, None if bias is None else grad_b
 
 
@@ -86,7 +86,7 @@ def pairs(x: Tensor, weight: Tensor, bias: Tensor | None, p: Tensor | None, mask
     x, weight, bias, p, mask = dense(x), full(weight), full(bias), full(p), hidden(mask)
     sums = weight.new_empty(x.shape[0], weight.shape[0] // 2)
     sizes = sizes_of(x, sums.shape[1], p)
-    call("linear_pairs", tokens(x), linear_of(weight, bias), values(p), values(mask), values(sums), sizes)
+    call("linear_pairs", tokens(x), linear_of(weight, bias), p, mask, sums, sizes)
     return sums
 
 
@@ -97,8 +97,8 @@ def pairs_backward(
     grad, x, weight, bias, p, mask = full(grad), dense(x), full(weight), full(bias), full(p), hidden(mask)
     grad_x, grad_w, grad_b = _like(x), torch.empty_like(weight), weight.new_empty(weight.shape[0])
     grad_p = None if p is None else p.new_zeros(x.shape[0], *p.shape)  # zero where a token is padding
-    call("linear_pairs_backward", values(grad), tokens(x), linear_of(weight, bias), values(p), values(mask),
-         tokens(grad_x), values(grad_w), values(grad_b), values(grad_p), sizes_of(x, grad.shape[1], p))  # fmt: skip
+    call("linear_pairs_backward", grad, tokens(x), linear_of(weight, bias), p, mask,
+         tokens(grad_x), grad_w, grad_b, grad_p, sizes_of(x, grad.shape[1], p))  # fmt: skip
     return grad_x, grad_w, None if bias is None else grad_b, None if grad_p is None else grad_p.sum(0)
 
 
@@ -111,7 +111,7 @@ def gated(
     last, last_bias = full(last), full(last_bias)
     out = weight.shape[0] if last is None else last.shape[0]
     y = output(x, out)
-    call("linear_gated", tokens(x), linear_of(weight, bias), values(gate), values(p),
+    call("linear_gated", tokens(x), linear_of(weight, bias), gate, p,
          None if last is None else linear_of(last, last_bias), tokens(y),
          sizes_of(x, weight.shape[0], p, out=out, activation=activation))  # fmt: skip
     return y
@@ -127,9 +127,9 @@ def gated_backward(
     grad_x, grad_w, grad_b = _like(x), torch.empty_like(weight), weight.new_empty(weight.shape[0])
     grad_gate, grad_p = torch.empty_like(gate), None if p is None else p.new_empty(x.shape[0], *p.shape)
     grad_last, grad_last_b = (None, None) if last is None else (torch.empty_like(last), last.new_empty(last.shape[0]))
-    call("linear_gated_backward", tokens(grad), tokens(x), linear_of(weight, bias), values(gate), values(p),
-         None if last is None else linear_of(last, last_bias), tokens(grad_x), values(grad_w), values(grad_b),
-         values(grad_gate), values(grad_p), values(grad_last), values(grad_last_b),
+    call("linear_gated_backward", tokens(grad), tokens(x), linear_of(weight, bias), gate, p,
+         None if last is None else linear_of(last, last_bias), tokens(grad_x), grad_w, grad_b,
+         grad_gate, grad_p, grad_last, grad_last_b,
          sizes_of(x, weight.shape[0], p, out=grad.shape[2], activation=activation))  # fmt: skip
     return (
         grad_x, grad_w, None if bias is None else grad_b, grad_gate, None if grad_p is None else grad_p.sum(0),

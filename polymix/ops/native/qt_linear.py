@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from polymix.ops.blocked.common import output
-from polymix.ops.native.build import call, dense, tokens, values
+from polymix.ops.native.build import call, dense, tokens
 from polymix.ops.native.pooled_linear import Sizes, full, hidden, linear_of
 
 
@@ -25,7 +25,7 @@ def pool(x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, he
     x, weight, bias, mask = dense(x), full(weight), full(bias), hidden(mask)
     d = x.shape[2] // heads
     sums = weight.new_empty(x.shape[0], heads, 1 + order * d, d + 1)
-    call("qt_pool", tokens(x), linear_of(weight, bias), values(mask), values(sums), _sizes(x, heads, order))
+    call("qt_pool", tokens(x), linear_of(weight, bias), mask, sums, _sizes(x, heads, order))
     return sums
 
 
@@ -35,8 +35,8 @@ def pool_backward(
     """With G_0, G_1, G_2 the rows of grad,  v: G_0 + k G_1 + k² G_2;  k: [v, 1] G_1ᵀ + 2 k ⊙ ([v, 1] G_2ᵀ)."""
     grad, x, weight, bias, mask = full(grad), dense(x), full(weight), full(bias), hidden(mask)
     grad_x, grad_w, grad_b = x.new_empty(x.shape), torch.empty_like(weight), weight.new_empty(weight.shape[0])
-    call("qt_pool_backward", values(grad), tokens(x), linear_of(weight, bias), values(mask), tokens(grad_x),
-         values(grad_w), values(grad_b), _sizes(x, heads, order))  # fmt: skip
+    call("qt_pool_backward", grad, tokens(x), linear_of(weight, bias), mask, tokens(grad_x),
+         grad_w, grad_b, _sizes(x, heads, order))  # fmt: skip
     return grad_x, grad_w, None if bias is None else grad_b
 
 
@@ -52,7 +52,7 @@ def spread(
     x, weight, bias, moments, least = dense(x), full(weight), full(bias), full(moments), full(least)
     last, last_bias = full(last), full(last_bias)
     y = output(x, last.shape[0])
-    call("qt_spread", tokens(x), linear_of(weight, bias), values(moments), values(least), linear_of(last, last_bias),
+    call("qt_spread", tokens(x), linear_of(weight, bias), moments, least, linear_of(last, last_bias),
          tokens(y), _sizes(x, moments.shape[1], _order(moments), y.shape[2]))  # fmt: skip
     return y
 
@@ -66,9 +66,9 @@ def spread_backward(
     last, last_bias = full(last), full(last_bias)
     grad_x, grad_w, grad_b = x.new_empty(x.shape), torch.empty_like(weight), weight.new_empty(weight.shape[0])
     grad_m, grad_last, grad_last_b = torch.empty_like(moments), torch.empty_like(last), last.new_empty(last.shape[0])
-    call("qt_spread_backward", tokens(grad), tokens(x), linear_of(weight, bias), values(moments), values(least),
-         linear_of(last, last_bias), tokens(grad_x), values(grad_w), values(grad_b), values(grad_m), values(grad_last),
-         values(grad_last_b), _sizes(x, moments.shape[1], _order(moments), grad.shape[2]))  # fmt: skip
+    call("qt_spread_backward", tokens(grad), tokens(x), linear_of(weight, bias), moments, least,
+         linear_of(last, last_bias), tokens(grad_x), grad_w, grad_b, grad_m, grad_last,
+         grad_last_b, _sizes(x, moments.shape[1], _order(moments), grad.shape[2]))  # fmt: skip
     return (
         grad_x, grad_w, None if bias is None else grad_b, grad_m, grad_last, None if last_bias is None else grad_last_b
     )  # fmt: skip
