@@ -148,7 +148,7 @@ class TokenMixer(nn.Module, ABC):
             return y.transpose(1, 2).unflatten(2, x.shape[2:])
         call = check_call(self, x, context, mask, causal, grid, segments)
         y = self.mix(x, x if context is None else context, call)
-        return self.drop(y) if self.training else y
+        return self.drop(y) if self.drop.training else y  # which takes longer than to see that it does nothing
 
     def prefill(self, x: Tensor, state: Any = None, *, mask: Tensor | None = None) -> tuple[Tensor, Any]:
         """Mix a chunk (B, N, D) causally after `state` (None: the start); returns its output and the new state.

@@ -134,6 +134,8 @@ def _native(kinds: set[_Kind], named: bool) -> str | None:
     traced = torch.compiler.is_compiling()
     if traced and not named:
         return _TRACED
+    if torch._C._len_torch_dispatch_stack() and not named:
+        return "what looks at every operator, as a counter of FLOPs does, is to see plain PyTorch"
     if any(k.device.type != "cpu" for k in kinds):
         return "it is for the CPU"
     if any(k.dtype not in (torch.float32, torch.bfloat16) for k in kinds):

@@ -22,6 +22,19 @@ def test_formula_equals_the_counter(case):
     assert cost.parameters == sum(p.numel() for p in mixer.parameters())
 
 
+@pytest.mark.parametrize("name", ["padre", "pom", "qt", "poly_sa", "poly_nl"])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_counter_sees_the_products_of_what_auto_would_run_in_c(name, training):
+    """A kernel is one operator that no counter knows: an assessment would call the mixer free. Blocks make some of the
+    products by sums, which are not counted."""
+    options = {"positions": "mean"} if name == "poly_sa" else {}
+    mixer = polymix.create_mixer(name, 12, **options)
+    with torch.set_grad_enabled(training), FlopCounterMode(display=False) as counter:
+        mixer(torch.randn(1, 20, 12))
+    counted = mixer.cost(20).counted_flops
+    assert counter.get_total_flops() == counted if training else counter.get_total_flops() >= 0.8 * counted
+
+
 # Not linear by their definition: all pairs of tokens (softmax, non_local), or of one row's or column's (tesa).
 MORE_THAN_LINEAR = {
     "softmax",
