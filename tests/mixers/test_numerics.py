@@ -167,6 +167,14 @@ def test_device_and_dtype_arguments(case):
     assert all(p.device.type == "meta" and p.dtype == torch.bfloat16 for p in mixer.parameters())
 
 
+def test_a_dropout_put_in_training_by_itself_drops():
+    """As those do who draw samples from a trained model."""
+    mixer, x = polymix.create_mixer("pom", 12, dropout=0.5).eval(), torch.randn(1, 7, 12)
+    assert torch.equal(mixer(x), mixer(x))
+    mixer.drop.train()
+    assert not torch.equal(mixer(x), mixer(x))
+
+
 @every_case
 def test_dropout_acts_in_training_alone(case):
     name, options = CASES[case]
