@@ -134,7 +134,7 @@ def _native(kinds: set[_Kind], named: bool) -> str | None:
     traced = torch.compiler.is_compiling()
     if traced and not named:
         return _TRACED
-    if torch._C._len_torch_dispatch_stack() and not named:
+    if not named and torch._C._len_torch_dispatch_stack():  # in this order: nothing of the kind can be traced
         return "what looks at every operator, as a counter of FLOPs does, is to see plain PyTorch"
     if any(k.device.type != "cpu" for k in kinds):
         return "it is for the CPU"
