@@ -54,3 +54,21 @@ static void add_threads(float *to, const float *parts, int64_t step, int64_t row
       put(to, row * width + c, least(LANES, width - c), 0, sum);
     }
 }
+
+/* the tokens of a block, to be read alone */
+INLINE Rows read_block(Rows room, const Tokens *x, Block k, const Sizes *s) {
+  return load(room, x, k.b, k.first, k.rows, s->dim, s->bf16);
+}
+/* a block of y, `width` channels = u Wᵀ + b */
+static void write_product(Rows u, Packed w, Rows room, const Tokens *y, Block k, int64_t width, const Sizes *s) {
+  Rows out = place_of(room, y, k.b, k.first, k.rows, width, s->bf16);
+  product(u, k.rows, w, out, 0);
+  store(out, y, k.b, k.first, k.rows, width, s->bf16);
+}
+/* The way back through a map of the tokens `in`, for du the gradient of its outputs: that of W and b is added to `total`,
+   the one after the other, that of the tokens written to grad_x. */
+static void product_back(Rows du, Rows in, Packed back, float *total, Rows room, const Tokens *grad_x, Block k, const Sizes *s) {
+  outer(du, in, k.rows, total);
+  add_rows(du, k.rows, total + du.width * in.width);
+  write_product(du, back, room, grad_x, k, s->dim, s);
+}

@@ -99,7 +99,7 @@ int moments_backward(const Tokens *x, const uint8_t *mask, const float *a, const
       Block k = block_of(s, item);
       float *its = maps + k.b * packed;
       Packed map = take_packed(&its, s->dim, s->dim);
-      Rows in = load(room_in, x, k.b, k.first, k.rows, s->dim, s->bf16);
+      Rows in = read_block(room_in, x, k, s);
       Rows out = place_of(room_out, y, k.b, k.first, k.rows, s->dim, s->bf16);
       product(in, k.rows, map, out, 0);
       for (int64_t r = 0; r < k.rows; r++)

@@ -92,7 +92,7 @@ int pom_causal(const Tokens *x, const Linear *poly, const Linear *gate, const Li
     /* in their order, so that whoever waits, waits for one who works */
     for (int64_t item; (item = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < items;) {
       Block k = block_of(s, item);
-      Rows in = load(room_in, x, k.b, k.first, k.rows, s->dim, s->bf16);
+      Rows in = read_block(room_in, x, k, s);
       clear(sums, size);
       for (int64_t c = 0; c < width; c += PANEL) {
         Rows panel = columns_of(u, c);
@@ -112,9 +112,7 @@ int pom_causal(const Tokens *x, const Linear *poly, const Linear *gate, const Li
         OF_KIND(gating, GATE)
 #undef GATE
       }
-      Rows out = place_of(room_out, y, k.b, k.first, k.rows, s->out, s->bf16);
-      product(u, k.rows, end, out, 0);
-      store(out, y, k.b, k.first, k.rows, s->out, s->bf16);
+      write_product(u, end, room_out, y, k, s->out, s);
     }
   }
   free(whole);

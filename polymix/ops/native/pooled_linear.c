@@ -37,7 +37,7 @@ int linear_powers(const Tokens *x, const Linear *w, const uint8_t *mask, float *
 #pragma omp for schedule(dynamic)
     for (int64_t item = 0; item < items; item++) {
       Block k = block_of(s, item);
-      Rows in = load(room_in, x, k.b, k.first, k.rows, s->dim, s->bf16);
+      Rows in = read_block(room_in, x, k, s);
       float *its = parts + item * part;
       clear(its, part);
       for (int64_t c = 0; c < width; c += PANEL) {
@@ -82,8 +82,7 @@ int linear_powers_backward(const float *grad, const Tokens *x, const Linear *w, 
   Packed map = take_packed(&place, s->width, s->dim), back = take_packed(&place, s->dim, s->width);
 #pragma omp parallel num_threads(s->threads)
   {
-    float *own = place + omp_get_thread_num() * each, *total = take(&own, sums), *bias = total + sums - width;
-    float *g = take(&own, s->degree * width);
+    float *own = place + omp_get_thread_num() * each, *total = take(&own, sums), *g = take(&own, s->degree * width);
     Rows room_in = take_rows(&own, s->dim), room_out = take_rows(&own, s->dim), u = take_rows(&own, s->width);
     clear(total, sums);
     pack_linear(map, w);
@@ -91,17 +90,13 @@ int linear_powers_backward(const float *grad, const Tokens *x, const Linear *w, 
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < items; item++) {
       Block k = block_of(s, item);
-      Rows in = load(room_in, x, k.b, k.first, k.rows, s->dim, s->bf16);
+      Rows in = read_block(room_in, x, k, s);
       for (int64_t p = 0; p < s->degree; p++) load_row(g + p * width, grad + (k.b * s->degree + p) * s->width, s->width);
       product(in, k.rows, map, u, 0);
 #define BACK(kind) powers_back(u, k, mask, s, g, kind)
       OF_KIND(s->kind, BACK)
 #undef BACK
-      outer(u, in, k.rows, total);
-      add_rows(u, k.rows, bias);
-      Rows out = place_of(room_out, grad_x, k.b, k.first, k.rows, s->dim, s->bf16);
-      product(u, k.rows, back, out, 0);
-      store(out, grad_x, k.b, k.first, k.rows, s->dim, s->bf16);
+      product_back(u, in, back, total, room_out, grad_x, k, s);
     }
     add_threads(grad_w, place, each, s->width, s->dim);
     add_threads(grad_b, place + sums - width, each, 1, s->width);
@@ -156,7 +151,7 @@ int linear_pairs(const Tokens *x, const Linear *w, const float *p, const uint8_t
 #pragma omp for schedule(dynamic)
     for (int64_t item = 0; item < items; item++) {
       Block k = block_of(s, item);
-      Rows in = load(room_in, x, k.b, k.first, k.rows, s->dim, s->bf16);
+      Rows in = read_block(room_in, x, k, s);
       product(in, k.rows, first, u, 0);
       product(in, k.rows, second, v, 0);
       float *its = parts + item * width;
@@ -200,7 +195,7 @@ int linear_pairs_backward(const float *grad, const Tokens *x, const Linear *w, c
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < items; item++) {
       Block k = block_of(s, item);
-      Rows in = load(room_in, x, k.b, k.first, k.rows, s->dim, s->bf16);
+      Rows in = read_block(room_in, x, k, s);
       load_row(g, grad + k.b * s->width, s->width);
       product(in, k.rows, first, u, 0);
       product(in, k.rows, second, v, 0);
@@ -271,15 +266,14 @@ int linear_gated(const Tokens *x, const Linear *w, const float *gate, const floa
 #pragma omp for schedule(dynamic)
     for (int64_t item = 0; item < items; item++) {
       Block k = block_of(s, item);
-      Rows in = load(room_in, x, k.b, k.first, k.rows, s->dim, s->bf16);
+      Rows in = read_block(room_in, x, k, s);
       load_row(its, gate + k.b * s->width, s->width);
       product(in, k.rows, map, u, 0);
 #define GATE(kind) gate_rows(u, k, its, by, p, s, kind)
       OF_KIND(s->kind, GATE)
 #undef GATE
-      Rows out = last ? place_of(room_out, y, k.b, k.first, k.rows, s->out, s->bf16) : u;
-      if (last) product(u, k.rows, end, out, 0);
-      store(out, y, k.b, k.first, k.rows, s->out, s->bf16);
+      if (last) write_product(u, end, room_out, y, k, s->out, s);
+      else store(u, y, k.b, k.first, k.rows, s->out, s->bf16);
     }
   }
   free(whole);
@@ -318,8 +312,7 @@ int linear_gated_backward(const Tokens *grad, const Tokens *x, const Linear *w, 
   float *parts = take(&place, items * width);
 #pragma omp parallel num_threads(s->threads)
   {
-    float *own = place + omp_get_thread_num() * each, *total = take(&own, sums), *bias = total + of_w;
-    float *total_last = bias + width, *bias_last = total_last + of_last;
+    float *own = place + omp_get_thread_num() * each, *total = take(&own, sums), *total_last = total + of_w + width;
     float *by = take(&own, width), *its = take(&own, width), *product_row = take(&own, width);
     Rows room_in = take_rows(&own, s->dim), room_out = take_rows(&own, s->dim), room_g = take_rows(&own, s->out);
     Rows u = take_rows(&own, s->width), dz = take_rows(&own, s->width);
@@ -331,7 +324,7 @@ int linear_gated_backward(const Tokens *grad, const Tokens *x, const Linear *w, 
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < items; item++) {
       Block k = block_of(s, item);
-      Rows in = load(room_in, x, k.b, k.first, k.rows, s->dim, s->bf16);
+      Rows in = read_block(room_in, x, k, s);
       load_row(its, gate + k.b * s->width, s->width);
       product(in, k.rows, map, u, 0);
       Rows g = {0};
@@ -343,13 +336,9 @@ int linear_gated_backward(const Tokens *grad, const Tokens *x, const Linear *w, 
 #undef BACK
       if (last) {
         outer(g, u, k.rows, total_last);
-        add_rows(g, k.rows, bias_last);
+        add_rows(g, k.rows, total_last + of_last);
       }
-      outer(dz, in, k.rows, total);
-      add_rows(dz, k.rows, bias);
-      Rows out = place_of(room_out, grad_x, k.b, k.first, k.rows, s->dim, s->bf16);
-      product(dz, k.rows, back, out, 0);
-      store(out, grad_x, k.b, k.first, k.rows, s->dim, s->bf16);
+      product_back(dz, in, back, total, room_out, grad_x, k, s);
     }
     add_blocks(grad_gate, parts, 1, s->width, s);
     add_threads(grad_w, place, each, s->width, s->dim);

@@ -284,7 +284,7 @@ int qt_pool(const Tokens *x, const Linear *w, const uint8_t *mask, float *sums, 
     Run run = run_of(omp_get_thread_num(), s);
     for (int64_t item = run.from; item < run.to; item++) {
       Block k = block_of(s, item);
-      product(load(room_in, x, k.b, k.first, k.rows, s->dim, s->bf16), k.rows, map, u, 0);
+      product(read_block(room_in, x, k, s), k.rows, map, u, 0);
       hide(u, k, mask, b, s);
       float *its = begin_sums(mine, item, run, g, s);
       for (int64_t h = 0; h < g.number; h++) {
@@ -328,7 +328,7 @@ int qt_pool_backward(float *grad, const Tokens *x, const Linear *w, const uint8_
     for (int64_t item = 0; item < s->batch * blocks_of(s); item++) {
       Block k = block_of(s, item);
       if (k.b != sample) take_sample(m, room_m, grad, sample = k.b, 1, g);
-      Rows in = load(room_in, x, k.b, k.first, k.rows, s->dim, s->bf16);
+      Rows in = read_block(room_in, x, k, s);
       product(in, k.rows, map, u, 0);
       hide(u, k, mask, b, s);
       for (int64_t h = 0; h < g.number; h++) {
@@ -339,11 +339,7 @@ int qt_pool_backward(float *grad, const Tokens *x, const Linear *w, const uint8_
         slopes(m + h, keys, both, b, k.rows, g);
       }
       hide(u, k, mask, b, s);
-      outer(u, in, k.rows, total);
-      add_rows(u, k.rows, total + square);
-      Rows out = place_of(room_out, grad_x, k.b, k.first, k.rows, s->dim, s->bf16);
-      product(u, k.rows, back, out, 0);
-      store(out, grad_x, k.b, k.first, k.rows, s->dim, s->bf16);
+      product_back(u, in, back, total, room_out, grad_x, k, s);
     }
     add_maps(grad_w, grad_b, 2 * g.number, g, s->dim, place, each);
   }
@@ -413,12 +409,10 @@ int qt_spread(const Tokens *x, const Linear *w, float *moments, const float *bou
     for (int64_t item = 0; item < s->batch * blocks_of(s); item++) {
       Block k = block_of(s, item);
       if (k.b != sample) take_sample(m, room_m, moments, sample = k.b, 0, g);
-      product(load(room_in, x, k.b, k.first, k.rows, s->dim, s->bf16), k.rows, map, q, 0);
+      product(read_block(room_in, x, k, s), k.rows, map, q, 0);
       for (int64_t h = 0; h < g.number; h++)
         divide(m + h, head_of(q, h, g), squares, k.rows, bounds[k.b], below, head_of(z, h, g), g);
-      Rows out = place_of(room_out, y, k.b, k.first, k.rows, s->out, s->bf16);
-      product(z, k.rows, end, out, 0);
-      store(out, y, k.b, k.first, k.rows, s->out, s->bf16);
+      write_product(z, end, room_out, y, k, s->out, s);
     }
   }
   free(whole);
@@ -461,7 +455,7 @@ int qt_spread_backward(const Tokens *grad, const Tokens *x, const Linear *w, flo
       Block k = block_of(s, item);
       float *its = begin_sums(mine, item, run, g, s);
       if (k.b != sample) take_sample(m, room_m, moments, sample = k.b, 1, g);
-      Rows in = load(room_in, x, k.b, k.first, k.rows, s->dim, s->bf16);
+      Rows in = read_block(room_in, x, k, s);
       Rows dy = load(room_g, grad, k.b, k.first, k.rows, s->out, s->bf16);
       product(in, k.rows, map, q, 0);
       product(dy, k.rows, end_back, dz, 0);
@@ -476,11 +470,7 @@ int qt_spread_backward(const Tokens *grad, const Tokens *x, const Linear *w, flo
       end_sums(grad_m, mine, item, run, g, s);
       outer(dy, z, k.rows, total_last);
       add_rows(dy, k.rows, total_last + of_last);
-      outer(q, in, k.rows, total);
-      add_rows(q, k.rows, total + of_w - width);
-      Rows out = place_of(room_out, grad_x, k.b, k.first, k.rows, s->dim, s->bf16);
-      product(q, k.rows, back, out, 0);
-      store(out, grad_x, k.b, k.first, k.rows, s->dim, s->bf16);
+      product_back(q, in, back, total, room_out, grad_x, k, s);
     }
     end_shared(grad_m, place + padded(totals), each, g, s);
     add_maps(grad_w, grad_b, g.number, g, s->dim, place, each);
