@@ -28,8 +28,8 @@ from gpu_steps import ceilings, checks, mixers, ops, others
 from gpu_steps.bench import DRY, QUICK, STEPS, Bench, Clock, Row, Sizes, begin
 from gpu_steps.report import report
 
-from polymix.bench.machine import check_device, manifest
 from polymix.errors import MissingExtraError, OptionError, PolymixError, check_choice
+from polymix.measure.machine import check_device, manifest
 
 JOBS = {
     "tests": checks.jobs, "ceilings": ceilings.jobs, "ops": ops.jobs, "paper": mixers.paper_jobs,

@@ -28,7 +28,7 @@ from language_steps.timing import measure
 from language_steps.training import train
 from saving import save
 
-from polymix.bench import manifest
+from polymix.measure import manifest
 from polymix.models.language import parameters
 
 KINDS = ("train", "time", "decode", "length")

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from saving import save
 
-from polymix.bench import manifest
+from polymix.measure import manifest
 from polymix.models.language import PolymixGPTConfig, PolymixGPTForCausalLM, parameters
 from polymix.tasks.recall import Copying, Recall, Recipe, Task, state_size, train
 

@@ -16,7 +16,7 @@ from saving import save
 from torch.utils.data import DataLoader, TensorDataset
 
 import polymix
-from polymix.bench import manifest
+from polymix.measure import manifest
 from polymix.mixers.spec import parse_mixer
 from polymix.models import VisionTransformer
 from polymix.tasks.classify import Recipe, train

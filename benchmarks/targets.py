@@ -24,7 +24,7 @@ from target_steps.memory import decoding, memory
 from target_steps.split import split
 from target_steps.training import depthwise, training
 
-from polymix.bench import manifest
+from polymix.measure import manifest
 
 GROUPS = {f.__name__: f for f in (forward, attention, authors, training, depthwise, memory, decoding, slope, split)}
 

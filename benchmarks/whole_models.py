@@ -17,9 +17,9 @@ from saving import save
 from torch import nn
 
 import polymix
-from polymix.bench import manifest
-from polymix.compare.recommend.measure import timed
 from polymix.compat import cure_torchvision
+from polymix.measure import manifest
+from polymix.workflows.recommend.measure import timed
 
 cure_torchvision()
 import timm  # noqa: E402

@@ -44,9 +44,9 @@ from polymix.mixers import (
 from polymix.structured import Cost
 
 if TYPE_CHECKING:
-    from polymix.compare.conversion import assess as assess
-    from polymix.compare.recommend import recommend as recommend
     from polymix.tasks.distill import distill as distill
+    from polymix.workflows.convert import assess as assess
+    from polymix.workflows.recommend import recommend as recommend
 
 __version__ = "0.1.0"
 
@@ -60,9 +60,9 @@ __all__ = [
 
 
 _LATER = {
-    "assess": "polymix.compare.conversion",
+    "assess": "polymix.workflows.convert",
     "distill": "polymix.tasks.distill",
-    "recommend": "polymix.compare.recommend",
+    "recommend": "polymix.workflows.recommend",
 }
 
 

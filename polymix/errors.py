@@ -16,7 +16,7 @@ class PolymixError(Exception):
     def __init__(self, argument: str, got: Any, allowed: str, cure: str = "") -> None:
         self.argument, self.got, self.allowed, self.cure = argument, got, allowed, cure
         # not by super(), through which torch.compile cannot follow
-        Exception.__init__(self, f"`{argument}`: got {got}; allowed: {allowed}." + (f" {cure}" if cure else ""))
+        Exception.__init__(self, f"`{argument}`: expected {allowed}, got {got}." + (f" {cure}" if cure else ""))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.argument, self.got, self.allowed, self.cure)

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import polymix
-from polymix.bench.machine import manifest
+from polymix.measure.machine import manifest
 from polymix.models import VisionTransformer
 from polymix.tasks.classify import Recipe, train
 from polymix.tasks.images import ImageData, load_digits

@@ -4,6 +4,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from polymix.ops.shared.blocks import fast_types
+
 torch.set_num_threads(1)  # the suite runs in as many processes as there are cores: threads beside them only wait
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported: its kernels run without a GPU
@@ -14,9 +16,19 @@ settings.load_profile("polymix")
 @pytest.fixture(autouse=True)
 def _blocks_for_few_tokens(monkeypatch):
     """The blocked forms run in every test that records no gradients, however few its tokens."""
-    monkeypatch.setattr("polymix.mixers.base.FEW", 0)
+    monkeypatch.setattr("polymix.ops.dispatch.FEW", 0)
 
 
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture(params=[False, True], ids=["bf16 widened", "bf16 products"])
+def bf16_products(request, monkeypatch):
+    """Whether the processor multiplies bf16 itself: both ways on any machine, since what is detected is patched."""
+    for detected in ("_is_amx_tile_supported", "_is_avx512_bf16_supported"):
+        monkeypatch.setattr(torch.cpu, detected, lambda: request.param)
+    fast_types.cache_clear()
+    yield request.param
+    fast_types.cache_clear()

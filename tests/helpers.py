@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from polymix.ops import reference
-from polymix.ops.common import ACTIVATIONS
+from polymix.ops.shared.activations import ACTIVATIONS
+from tests import references as reference
 
 GOLDEN = Path(__file__).parent / "golden"
 assert ACTIVATIONS  # imported so that a rename there is seen here

@@ -39,7 +39,7 @@ def run(capsys, *arguments):
 
 def valid(folder):
     content = json.loads((folder / "results.json").read_text())
-    schema = json.loads(files("polymix").joinpath("compare/results.schema.json").read_text())
+    schema = json.loads(files("polymix").joinpath("workflows/compare/results.schema.json").read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.validate(content, schema)
     return content

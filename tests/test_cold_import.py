@@ -24,7 +24,7 @@ class Blocked:
 sys.meta_path.insert(0, Blocked())
 import torch
 import polymix
-assert not {"polymix.bench", "polymix.compare"} & set(sys.modules), "what measures is loaded on demand alone"
+assert not {"polymix.measure", "polymix.workflows.compare"} & set(sys.modules), "what measures is loaded on demand alone"
 
 wraps = set()
 for name, options in cases:

@@ -22,7 +22,7 @@ tomllib = pytest.importorskip("tomllib", reason="untested: the docs, which are b
 
 
 def hook(name):
-    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / "_hooks" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -48,11 +48,41 @@ def test_a_block_that_fails_stops_the_build_at_its_line():
     assert (str(last.path), last.lineno + 1) == ("page.md", 5)
 
 
+TWO_BLOCKS = "```python\nx = 2\n```\nThen\n\n```python\nprint(x)\n```\n"
+
+
 def test_what_a_block_prints_stands_under_it():
-    page = "```python\nx = 2\n```\nThen\n\n```python\nprint(x)\n```\n"
-    shown = hook("blocks").run(page, "page.md")
-    assert re.search(r"print\(x\)\n```\n\n```text[^\n]*\n2\n```", shown)
-    assert shown.count("```text") == 1
+    blocks = hook("blocks")
+    shown = blocks.with_outputs(TWO_BLOCKS, blocks.run(TWO_BLOCKS, "page.md"))
+    assert re.search(r"print\(x\)\n```\n\n```[^\n]*prints[^\n]*\n2\n```", shown)
+    assert shown.count("prints") == 1
+
+
+def test_blocks_run_again_only_when_they_or_the_package_have_changed(tmp_path, monkeypatch):
+    blocks, runs = hook("blocks"), []
+    run = blocks.run
+    monkeypatch.setattr(blocks, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(blocks, "run", lambda markdown, page: runs.append(page) or run(markdown, page))
+    assert blocks.cached(TWO_BLOCKS, "page.md") == ["", "2"]
+    assert blocks.cached(f"Other prose.\n\n{TWO_BLOCKS}", "page.md") == ["", "2"]
+    assert len(runs) == 1, "prose is not code"
+    assert blocks.cached(TWO_BLOCKS.replace("x = 2", "x = 3"), "page.md") == ["", "3"]
+    assert len(runs) == 2, "an earlier block of the page has changed"
+    monkeypatch.setattr(blocks, "environment", lambda: "another version")
+    assert blocks.cached(TWO_BLOCKS, "page.md") == ["", "2"]
+    assert len(runs) == 3
+
+
+def test_the_cache_knows_the_package_and_is_not_in_git(tmp_path, monkeypatch):
+    blocks = hook("blocks")
+    assert blocks.environment() == hook("blocks").environment()
+    assert ".cache/" in (ROOT / ".gitignore").read_text().splitlines()
+    monkeypatch.setattr(blocks, "ROOT", tmp_path)
+    (tmp_path / "polymix").mkdir()
+    (tmp_path / "polymix" / "a.py").write_text("1")
+    before = blocks.environment.__wrapped__()
+    (tmp_path / "polymix" / "a.py").write_text("2")
+    assert blocks.environment.__wrapped__() != before
 
 
 def test_when_to_use_every_mixer_and_nothing_else():
@@ -72,9 +102,12 @@ def test_every_option_has_a_default_and_a_meaning(generate, name):
 @pytest.mark.parametrize("name", polymix.list_mixers())
 def test_every_mixer_has_its_page(generate, name):
     page = generate.pages()[f"mixers/{name}.md"]
-    for part in (f"# {name}\n", "## When to use it", "**Shapes**", "**Cost**", "**Here**", "**Source**", "**Library**",
-                 "## As a function", "## What it can do", "## Options"):  # fmt: skip
+    for part in (f"# {name}\n", "## When to use it", "**A token sees**", "**Shapes**", "**Cost in multiply-adds**",
+                 "**At 4,096 tokens of 192 channels**", "**Source**", "**Library**", "## As a function",
+                 "## What it can do", "## Options"):  # fmt: skip
         assert part in page, part
+    assert generate.text(config_class(name).cost_formula) in page
+    assert not re.search(r"\b(?:PD|PM|QT|PL)-\d{3}", page), "a reference that a reader cannot follow"
     for line in page.splitlines():  # a stray | would add a column
         if line.startswith("|"):
             assert len(re.findall(r"(?<!\\)\|", re.sub(r"`[^`]*`", "", line))) == 4, line
@@ -83,13 +116,19 @@ def test_every_mixer_has_its_page(generate, name):
 def test_a_page_says_which_library_a_mixer_wraps(generate):
     wrapped = {name for name in polymix.list_mixers() if generate.wraps(name)}
     assert wrapped == {"gc", "mamba", "non_local", "relu_linear", "se", "xca"}
+    assert wrapped == {name for name in polymix.list_mixers() if config_class(name).layer_of}
     assert generate.wraps("mamba") == "transformers' MambaMixer"
     assert generate.wraps("se") == "timm's EffectiveSEModule and timm's SEModule"
 
 
 def test_overview_and_structures_leave_nothing_out(generate):
-    overview, structures = generate.overview(), generate.structures() + generate.each_structure()
-    assert all(f"[{name}]({name}.md)" in overview for name in polymix.list_mixers())
+    overview, costs = generate.overview(), generate.costs()
+    for name in polymix.list_mixers():
+        config = config_class(name)
+        cells = (config.output, config.sees, config.cost_formula)
+        assert f"| [{name}]({name}.md) | {' | '.join(map(generate.text, cells))} |" in overview
+        assert f"| [{name}]({name}.md) |" in costs
+    structures = generate.structures() + generate.each_structure()
     for name in generate.list_maps():
         assert f"[{name}](#{name})" in structures
         assert f"### {name}\n\n`{name}" in structures
@@ -97,6 +136,10 @@ def test_overview_and_structures_leave_nothing_out(generate):
 
 def test_plain_text_shows_as_it_is(generate):
     assert generate.text("a | b * c <d> [e] `f | g` W_i") == r"a \| b \* c \<d\> \[e\] `f | g` W\_i"
+    assert (
+        generate.text('in the paper (PL-037), see PD-001 … PD-031, PM-002 and (PL-020, "x")')
+        == 'in the paper, see and ("x")'
+    )
 
 
 def test_figures_are_those_of_the_results():
@@ -113,7 +156,16 @@ def test_figures_are_those_of_the_results():
 
 def test_every_table_that_a_page_asks_for_is_made_and_none_is_left_over(generate):
     asked = {name for page in PAGES for name in re.findall(r"<!-- generated: (.*?) -->", page.read_text())}
-    assert asked == set(generate.TABLES) | set(hook("figures").TABLES)
+    assert asked == set(generate.TABLES)
+    assert set(hook("figures").TABLES) < set(generate.TABLES)
+
+
+def test_every_verb_is_on_the_home_page():
+    from polymix.cli import VERBS
+
+    home = (DOCS / "index.md").read_text()
+    for verb in VERBS:
+        assert re.search(rf"\[`polymix {verb}`\]\([^)]+\.md[^)]*\)", home), f"polymix {verb}, with a link"
 
 
 def test_nav_names_files_that_exist_and_every_page():

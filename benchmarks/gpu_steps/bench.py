@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import torch
 
 import polymix
-from polymix.bench.measure import Timing, interleaved, once
-from polymix.bench.results import write_atomically
 from polymix.errors import ResultsError
+from polymix.measure.timing import Timing, interleaved, once
+from polymix.workflows.results import write_atomically
 
 K = TypeVar("K", bound=Hashable)
 Row = dict[str, Any]

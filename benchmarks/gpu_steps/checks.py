@@ -16,8 +16,8 @@ from typing import IO
 
 from gpu_steps.bench import DTYPES, Bench, Jobs, Row, reason
 from gpu_steps.mixers import MIXERS, TESTS, config
-from polymix.bench.cell import wrong
-from polymix.bench.settings import Group
+from polymix.measure.case import wrong
+from polymix.workflows.bench.settings import Group
 
 Process = subprocess.Popen[bytes]
 ROOT = Path(__file__).parents[2]

@@ -14,10 +14,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpu_steps.bench import DTYPES, Bench, Jobs, Row, Sizes, foreseen, reason, timing
-from polymix.bench.cell import Cell, prepare, wrong
-from polymix.bench.settings import Group
-from polymix.bench.sweep import disagreement
+from polymix.measure.case import Cell, prepare, wrong
+from polymix.measure.sweep import disagreement
 from polymix.mixers import MixerConfig, config_class
+from polymix.workflows.bench.settings import Group
 
 Who = tuple[str, str]  # a mixer and an implementation, or attention and a backend
 MIXERS: dict[str, tuple[str, dict[str, Any]]] = {

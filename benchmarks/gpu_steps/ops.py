@@ -13,12 +13,12 @@ from torch import Tensor
 
 from gpu_steps.bench import DTYPES, Bench, Jobs, Row, foreseen, reason, timing
 from gpu_steps.ceilings import copied, multiplied
-from polymix.bench.sweep import disagreement, near_square
-from polymix.ops.linear_attention import CHUNK
+from polymix.measure.sweep import disagreement, near_square
 from polymix.ops.padre import padre_step
 from polymix.ops.pom import pom_pool, pom_scan
 from polymix.ops.pooled import pooled_product, pooled_spread
 from polymix.ops.qt import feature_size, qt_ask, qt_moments, qt_sums
+from polymix.ops.shared.causal_sums import CHUNK
 
 PASSES = ("forward", "training")
 TARGET, FROM = 0.8, 16384  # share of the copy's bytes/s, from so many tokens on

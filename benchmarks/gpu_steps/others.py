@@ -16,8 +16,8 @@ from torch import Tensor
 
 from gpu_steps.bench import DTYPES, Bench, Jobs, Row, foreseen, reason, timing
 from gpu_steps.ops import PASSES
-from polymix.bench.sweep import disagreement
 from polymix.errors import OptionError
+from polymix.measure.sweep import disagreement
 from polymix.ops.pom import pom_pool, pom_scan
 from polymix.ops.qt import normalise, qt_sums
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 import polymix
-from polymix.bench import floor, interleaved
-from polymix.bench.measure import once
+from polymix.measure import floor, interleaved
+from polymix.measure.timing import once
 from target_steps.common import DIM, LENGTH, MIXERS, PADRE_GOALS, POM_GOALS, TYPES, Row, mixer, step, tokens
 
 

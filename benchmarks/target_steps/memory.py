@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from polymix.bench import interleaved, peak_memory
+from polymix.measure import interleaved, peak_memory
 from target_steps.common import DIM, LENGTH, MIXERS, Row, mixer, tokens
 
 

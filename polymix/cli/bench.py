@@ -45,9 +45,9 @@ def command(
     """
     if against is not None:
         return _compare_benchmarks(*against, noise)
-    from polymix.bench.run import bench as run
-    from polymix.bench.settings import Settings
     from polymix.mixers.spec import parse_mixers
+    from polymix.workflows.bench.run import bench as run
+    from polymix.workflows.bench.settings import Settings
 
     settings = Settings(
         mixers=mixers, tokens=counts(tokens), dims=counts(dims, "--dims", "192,384"),
@@ -59,8 +59,8 @@ def command(
     console = Console(highlight=False)
     with bars(console, out) as progress:
         results = run(settings, parse_mixers(mixers), out, progress, resume=resume)
-    from polymix.bench.report import write_report
-    from polymix.bench.table import label, tabled, views
+    from polymix.workflows.bench.report import write_report
+    from polymix.workflows.bench.table import label, tabled, views
 
     report = write_report(results.content, out)
     for title, rows in views(results.content):
@@ -75,8 +75,8 @@ def command(
 
 
 def _compare_benchmarks(a: Path, b: Path, noise: float) -> None:
-    from polymix.bench.compare import HEADINGS, REGRESSIONS, compare, warnings
-    from polymix.bench.results import Results
+    from polymix.workflows.bench.compare import HEADINGS, REGRESSIONS, compare, warnings
+    from polymix.workflows.results import Results
 
     before, after = Results.load(a), Results.load(b)
     changes = compare(before, after, noise)

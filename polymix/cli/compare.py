@@ -39,9 +39,9 @@ def command(
 
     Example: polymix compare --data photos --mixers padre:degree=3,pom:degree=3:expand=1 --out photos-report
     """
-    from polymix.compare.run import compare as run
-    from polymix.compare.settings import Settings
     from polymix.mixers.spec import DEFAULT
+    from polymix.workflows.compare.run import compare as run
+    from polymix.workflows.compare.settings import Settings
 
     settings = Settings(
         data=data, mixers=mixers or DEFAULT, image_size=image_size, patch_size=patch_size, epochs=epochs, seeds=seeds,
@@ -52,8 +52,8 @@ def command(
     console = Console()
     with bars(console, out) as progress:
         results = run(settings, out, progress, resume=resume)
-    from polymix.compare.report import write_report
-    from polymix.compare.table import terminal_table
+    from polymix.workflows.compare.report import write_report
+    from polymix.workflows.compare.table import terminal_table
 
     report = write_report(results.content, out)
     headings, rows = terminal_table(results.content)

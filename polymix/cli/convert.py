@@ -59,8 +59,8 @@ def command(
     """
     import torch
 
-    from polymix.compare.conversion.command import run
-    from polymix.compare.conversion.settings import Settings
+    from polymix.workflows.convert.command import run
+    from polymix.workflows.convert.settings import Settings
 
     settings = Settings(
         model=model, plan=plan, mixer=mixer, weights=None if weights is None else str(weights), data=data,

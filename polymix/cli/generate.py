@@ -45,8 +45,8 @@ def command(
     """
     import torch
 
-    from polymix.bench.machine import check_device
-    from polymix.tasks.generate.settings import Settings
+    from polymix.measure.machine import check_device
+    from polymix.workflows.generate.settings import Settings
 
     settings = Settings(max_new_tokens, temperature, top_k, top_p, beams, num, seed, stream)
     if lines and prompt is not None:
@@ -56,7 +56,7 @@ def command(
     check_device(device)
     torch.set_num_threads(threads or cores())
 
-    from polymix.tasks.generate import Clock, generate, load
+    from polymix.workflows.generate import Clock, generate, load
 
     model, tokenizer = load(folder, device=device, dtype=dtype, trust=trust)
     prompts = _prompts(lines) if prompt is None else [prompt]

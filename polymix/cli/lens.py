@@ -33,9 +33,9 @@ def command(
     import torch
 
     from polymix import create_mixer
-    from polymix.compare.results import write_atomically
+    from polymix._io import parse_options
     from polymix.lens import load, overview
-    from polymix.mixers.spec import parse_options
+    from polymix.workflows.compare.results import write_atomically
 
     check_choice("--image", image, (None, "digits"))
     chosen = parse_options(options or [])

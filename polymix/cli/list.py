@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import re
 from dataclasses import fields
 
 from rich.console import Console
@@ -23,16 +21,9 @@ def command() -> None:
     for name in list_mixers():
         mixer, config = mixer_class(name), config_class(name)
         can = mixer.capabilities
-        able = [word for word in ("causal", "cross", "recurrent", "any_length", "export") if getattr(can, word)]
+        able = [word for word in ("causal", "cross", "recurrent", "any_length") if getattr(can, word)]
         able += [f"{'/'.join(map(str, can.grids))}-D"] if can.grids else []
         its = ", ".join(f"{f.name}={f.default}" for f in fields(config))
         able += [f"masks: {', '.join(sorted(can.masks))}"] if can.masks else []
-        table.add_row(name, ", ".join(able), _cost_line(mixer), its)
+        table.add_row(name, ", ".join(able), config.cost_formula, its)
     Console().print(table)
-
-
-def _cost_line(mixer: type) -> str:
-    """The cost formula out of the docstring, where it stands once."""
-    text = " ".join((inspect.getdoc(mixer) or "").split())
-    found = re.search(r"Cost[^:]*: (.*?)(?=\. [A-Z]|\.$)", text)
-    return found[1] if found else "–"

@@ -28,7 +28,7 @@ def command(
 
     Example: polymix recommend --shape 4096x192:heads=3 --shape 196x384
     """
-    from polymix.compare.recommend.command import run
+    from polymix.workflows.recommend.command import run
 
     chosen = {"candidates": words(mixers)} if mixers else {}
     answer = run(

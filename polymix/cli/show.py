@@ -23,10 +23,10 @@ def command(
     """
     import torch
 
-    from polymix.bench import floor, interleaved
-    from polymix.bench.papers import printed
+    from polymix._io import parse_options
+    from polymix.measure import floor, interleaved
     from polymix.mixers import create_mixer
-    from polymix.mixers.spec import parse_options
+    from polymix.workflows.papers import printed
 
     chosen = parse_options(options or [])
     dim, n = chosen.pop("dim", 192), chosen.pop("n", None)

@@ -15,7 +15,6 @@ from polymix.convert.attention import Attention
 from polymix.convert.find import grids, prefix_tokens
 from polymix.convert.masks import split
 from polymix.mixers import TokenMixer
-from polymix.mixers.fit import call_options
 
 A = TypeVar("A", bound="type[Adapter]")
 _ADAPTERS: dict[str, type[Adapter]] = {}  # by the attention's class, "package.module.Class"
@@ -140,11 +139,11 @@ class Adapter(nn.Module):
             return {}
         tokens = x.shape[1] - self.prefix
         if self.grid is None:
-            return {"grid": (tokens,)} if getattr(self.mixer.config, "grid", None) is not None else {}
+            return {"grid": (tokens,)} if self.mixer.config.built_grid is not None else {}
         grid = grid or self.now or self.grid
         if tokens != math.prod(grid):
             grid = resized(grid, tokens)
-        return {"grid": grid} if grid != self.grid else call_options(self.mixer.config, grid)
+        return {"grid": grid} if grid != self.grid else self.mixer.config.call_options(grid)
 
 
 def resized(grid: tuple[int, ...], tokens: int) -> tuple[int, ...]:

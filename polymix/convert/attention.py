@@ -9,18 +9,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from polymix.mixers import MixerConfig, TokenMixer
-
-
-class Projection(NamedTuple):
-    """A linear map of an attention layer, and the parameters that it comes from: "weight", or "weight[part]"."""
-
-    weight: Tensor  # (out, in), as nn.Linear's
-    bias: Tensor | None
-    keys: tuple[str, ...]
-
-    def rows(self, first: int, last: int) -> Projection:
-        """Outputs first … last - 1 alone."""
-        return Projection(self.weight[first:last], None if self.bias is None else self.bias[first:last], self.keys)
+from polymix.mixers.inheritance import AttentionMaps, Projection
 
 
 class Twin(NamedTuple):
@@ -39,7 +28,7 @@ class Twin(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attention:
+class Attention(AttentionMaps):
     """One attention layer: what it computes with, and what stands in its place must be able to do.
 
     dim: channels of its input and output. heads: of its queries. scale: of its logits; None: d^-½. query … out: its
@@ -51,13 +40,6 @@ class Attention:
     mixer takes over, and why.
     """
 
-    dim: int
-    heads: int
-    query: Projection | None = None
-    key: Projection | None = None
-    value: Projection | None = None
-    out: Projection | None = None
-    scale: float | None = None
     causal: bool = False
     cross: bool = False
     masks: frozenset[str] = frozenset()
@@ -66,7 +48,6 @@ class Attention:
     max_tokens: int | None = None
     any_length: bool = False
     dropout: float = 0.0
-    relative: Projection | None = None
     rotary: float | None = None
     span: int | None = None
     twin: Twin | None = None

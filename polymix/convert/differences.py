@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from polymix.convert.adapter import path
-from polymix.convert.hosts import FORMS
+from polymix.convert.model_recipes import FORMS
 from polymix.convert.plain import is_plain
 from polymix.errors import OptionError
 

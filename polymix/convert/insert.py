@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from polymix.convert.adapter import Adapter, Host
 from polymix.convert.attention import Attention
+from polymix.convert.convert import fitted
+from polymix.convert.insertion_point import KEY, asked, given, settle
 from polymix.convert.plan import config_of
 from polymix.convert.report import LayerReport, parameters, table
-from polymix.convert.site import KEY, asked, given, settle
-from polymix.convert.swap import fitted
 from polymix.errors import OptionError, PolymixError, ShapeError, check_choice
 from polymix.mixers import MixerConfig, PolyNlMixer, TokenMixer
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from polymix.convert import hosts
+from polymix.convert import model_recipes as hosts
 from polymix.convert.adapter import Adapter, Host, adapter_for
 from polymix.convert.attention import Attention
 from polymix.convert.differences import plain_attributes

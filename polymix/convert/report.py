@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from polymix.convert.adapter import Adapter, Host
-from polymix.convert.attention import Attention, Projection
+from polymix.convert.attention import Attention
 from polymix.errors import OptionError
+from polymix.mixers.inheritance import Projection
 
 
 @dataclass(frozen=True)

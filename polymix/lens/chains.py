@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from polymix.errors import ShapeError
-from polymix.mixers.base import Polynomial
-from polymix.ops import reference
+from polymix.mixers.mixer import Polynomial
+from polymix.ops.padre import reference
+from polymix.ops.shared import reference as maps
 
 Maps = Sequence[Tensor | None]
 
@@ -100,9 +101,9 @@ class PadreForm(nn.Module):
         if self.below is not None:
             parts = [chain(x) for chain in self.below]
             y = y / (torch.stack(parts).sum(0) + self.constant if parts else self.constant)
-        y = y if self.U is None else reference.mix_tokens(self.U, y)
+        y = y if self.U is None else maps.mix_tokens(self.U, y)
         y = y if self.V is None else y @ self.V
-        return reference.plus(y, self.bias)
+        return maps.plus(y, self.bias)
 
     @property
     def tokens(self) -> int | None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from polymix.errors import CapabilityError, OptionError, check_choice, check_int
 from polymix.lens.chains import Chain, PadreForm
 from polymix.mixers import TokenMixer
-from polymix.ops.selective_scan import selective_scan
+from polymix.ops.related.selective_scan import selective_scan
 
 F64 = torch.float64
 

@@ -18,7 +18,7 @@ from polymix.lens.field import receptive_field
 from polymix.lens.interactions import interactions
 from polymix.lens.probe import float64_copy
 from polymix.mixers import TokenMixer
-from polymix.mixers.base import Polynomial
+from polymix.mixers.mixer import Polynomial
 
 SCHEMA = "polymix.lens/1"
 

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polymix.errors import MaskError, PolymixError, ShapeError, StateError, check_int
-from polymix.mixers.registry import lacks
-from polymix.ops.common import autocast_dtype
-from polymix.ops.visibility import Segments
+from polymix.mixers.registry import Capabilities, lacks
+from polymix.ops.shared.masks import Segments
+from polymix.ops.shared.tensors import autocast_dtype
 
-if TYPE_CHECKING:
-    from polymix.mixers.base import TokenMixer
-
-
+REMEMBERED = 64  # kinds of calls that a mixer remembers
 _IDS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-class Call(NamedTuple):
-    """What a forward was asked, checked: causal is 0, 1 or a block length K."""
+class Placement(Protocol):
+    """What a config declares of the places that its mixer was built for."""
+
+    @property
+    def built_grid(self) -> tuple[int, ...] | None: ...
+    @property
+    def prefix(self) -> int: ...
+    @property
+    def causal_by_build(self) -> bool: ...
+
+
+class MixerCall(NamedTuple):
+    """What a forward was asked for, checked: causal is 0, 1 or a block length K."""
 
     mask: Tensor | None = None
     causal: int = 0
@@ -30,11 +39,27 @@ class Call(NamedTuple):
     cross: bool = False
 
 
+class Checked(Protocol):
+    """What the checks must know of a mixer."""
+
+    capabilities: Capabilities
+    contexts: int
+    needs_context: bool
+    dim: int
+    checked_calls: dict[Any, MixerCall]
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def config(self) -> Placement: ...
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+
 def _shape(x: Any) -> str:
     return str(tuple(x.shape)) if isinstance(x, Tensor) else type(x).__name__
 
 
-def check_tokens(mixer: TokenMixer, argument: str, x: Tensor, batch: int | None = None) -> None:
+def check_tokens(mixer: Checked, argument: str, x: Tensor, batch: int | None = None) -> None:
     if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[-1] != mixer.dim or x.shape[1] == 0:
         raise ShapeError(
             argument,
@@ -56,7 +81,7 @@ def _check_place(argument: str, part: Tensor, device: torch.device, kind: type[P
         raise kind(argument, f"a tensor on {part.device}", f"one on {device}, where x is", "Move it with .to(device).")
 
 
-def _check_mask(mixer: TokenMixer, mask: Tensor, x: Tensor, m: int) -> None:
+def _check_mask(mixer: Checked, mask: Tensor, x: Tensor, m: int) -> None:
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         got = str(mask.dtype) if isinstance(mask, Tensor) else type(mask).__name__
         raise MaskError("mask", got, "a boolean tensor, True = takes part", "Compare a weight mask with > 0 first.")
@@ -68,7 +93,7 @@ def _check_mask(mixer: TokenMixer, mask: Tensor, x: Tensor, m: int) -> None:
         )  # fmt: skip
     capability = "padding" if mask.ndim == 2 else "arbitrary"
     if not mixer.capabilities.has(capability):
-        raise lacks(mixer, capability, "mask", f"a mask of shape {_shape(mask)}")
+        raise lacks(mixer.name, capability, "mask", f"a mask of shape {_shape(mask)}")
     _check_place("mask", mask, x.device, MaskError)
 
 
@@ -78,9 +103,9 @@ def check_padding(mask: Tensor | None) -> None:
         raise MaskError("mask", _shape(mask), "(B, N), True = takes part", "prefill is causal; it needs no (B, N, N).")
 
 
-def _check_segments(mixer: TokenMixer, segments: Segments, x: Tensor, m: int, cross: bool) -> None:
+def _check_segments(mixer: Checked, segments: Segments, x: Tensor, m: int, cross: bool) -> None:
     if not mixer.capabilities.has("segments"):
-        raise lacks(mixer, "segments", "segments", "segments (packed sequences)")
+        raise lacks(mixer.name, "segments", "segments", "segments (packed sequences)")
     pair = isinstance(segments, tuple) and len(segments) == 2
     if cross != pair:
         allowed = "a pair (query ids, context ids) with a context, one tensor without"
@@ -95,25 +120,25 @@ def _check_segments(mixer: TokenMixer, segments: Segments, x: Tensor, m: int, cr
         _check_place("segments", ids, x.device, MaskError)
 
 
-def _causal(mixer: TokenMixer, causal: bool | int | None, cross: bool) -> int:
+def _causal(mixer: Checked, causal: bool | int | None, cross: bool) -> int:
     if causal is None:
-        return int(mixer.causal_by_build)
+        return int(mixer.config.causal_by_build)
     if not isinstance(causal, (bool, int)) or causal < 0:
         raise MaskError("causal", repr(causal), "None, True, False or a block length of at least 1", "")
     if causal and cross:
         raise MaskError("causal", causal, "False with a separate context", "Order is defined within one sequence only.")
-    if mixer.causal_by_build and int(causal) != 1:
+    if mixer.config.causal_by_build and int(causal) != 1:
         raise MaskError("causal", causal, f"True: this {mixer.name} was built causal", "Build it with causal=False.")
     if causal and not mixer.capabilities.causal:
-        raise lacks(mixer, "causal", "causal", "causal=True")
+        raise lacks(mixer.name, "causal", "causal", "causal=True")
     if causal > 1 and not mixer.capabilities.has("block_causal"):
-        raise lacks(mixer, "block_causal", "causal", f"block-causal with blocks of {causal}")
+        raise lacks(mixer.name, "block_causal", "causal", f"block-causal with blocks of {causal}")
     return int(causal)
 
 
-def check_grid(mixer: TokenMixer, grid: tuple[int, ...] | None, tokens: int) -> tuple[int, ...] | None:
+def check_grid(mixer: Checked, grid: tuple[int, ...] | None, tokens: int) -> tuple[int, ...] | None:
     """The grid of `tokens` tokens (prefix taken off): the one of the call, else the one built for."""
-    built = getattr(mixer.config, "grid", None)
+    built = mixer.config.built_grid
     if grid is None:
         grid = built
         if grid is None or not mixer.capabilities.grids:
@@ -121,7 +146,7 @@ def check_grid(mixer: TokenMixer, grid: tuple[int, ...] | None, tokens: int) -> 
         if len(grid) == 1:  # one axis leaves no doubt
             return (tokens,)
     elif not mixer.capabilities.grids:
-        raise lacks(mixer, "grids", "grid", f"grid={grid}")
+        raise lacks(mixer.name, "grids", "grid", f"grid={grid}")
     sizes = isinstance(grid, (tuple, list)) and all(isinstance(size, (int, torch.SymInt)) and size > 0 for size in grid)
     if not sizes or len(grid) not in mixer.capabilities.grids:
         axes = " or ".join(map(str, mixer.capabilities.grids))
@@ -135,7 +160,7 @@ def check_grid(mixer: TokenMixer, grid: tuple[int, ...] | None, tokens: int) -> 
     return grid
 
 
-def _check_contexts(mixer: TokenMixer, context: Any, x: Tensor) -> tuple[Tensor, ...]:
+def _check_contexts(mixer: Checked, context: Any, x: Tensor) -> tuple[Tensor, ...]:
     """The separate contexts of a call, as many as the mixer takes."""
     if context is None:
         if mixer.needs_context:
@@ -143,7 +168,7 @@ def _check_contexts(mixer: TokenMixer, context: Any, x: Tensor) -> tuple[Tensor,
             raise ShapeError("context", None, wanted, "Pass it second; a tuple of them where there are several.")
         return ()
     if not mixer.capabilities.cross:
-        raise lacks(mixer, "cross", "context", "a separate context")
+        raise lacks(mixer.name, "cross", "context", "a separate context")
     parts = tuple(context) if isinstance(context, (tuple, list)) else (context,)
     if len(parts) != mixer.contexts:
         raise ShapeError("context", f"{len(parts)} contexts", f"{mixer.contexts}", "One for each letter after a.")
@@ -153,14 +178,41 @@ def _check_contexts(mixer: TokenMixer, context: Any, x: Tensor) -> tuple[Tensor,
 
 
 def check_call(
-    mixer: TokenMixer,
+    mixer: Checked,
     x: Tensor,
     context: Any,
     mask: Any,
     causal: bool | int | None,
     grid: tuple[int, ...] | None,
     segments: Segments | None,
-) -> Call:
+) -> MixerCall:
+    """The call, checked. What is asked of dense tensors alone is remembered by their shapes, types and devices."""
+    plain = context is None and segments is None and type(x) is Tensor and (mask is None or type(mask) is Tensor)
+    if not plain or type(grid) not in (tuple, type(None)) or torch.compiler.is_compiling():
+        return _check_call(mixer, x, context, mask, causal, grid, segments)
+    weight = next(mixer.parameters())
+    key = (x.shape, x.dtype, x.device, x.layout, weight.dtype, weight.device, causal, type(causal), grid,
+           None if mask is None else (mask.shape, mask.dtype, mask.device, mask.layout))  # fmt: skip
+    call = mixer.checked_calls.get(key)
+    if call is None:
+        call = _check_call(mixer, x, context, mask, causal, grid, segments)
+        if x.dtype == weight.dtype:  # else autocast let it through, which may be off the next time
+            if len(mixer.checked_calls) >= REMEMBERED:
+                mixer.checked_calls.clear()
+            mixer.checked_calls[key] = call._replace(mask=None)
+        return call
+    return call if mask is None else call._replace(mask=mask)
+
+
+def _check_call(
+    mixer: Checked,
+    x: Tensor,
+    context: Any,
+    mask: Any,
+    causal: bool | int | None,
+    grid: tuple[int, ...] | None,
+    segments: Segments | None,
+) -> MixerCall:
     check_tokens(mixer, "x", x)
     parts = _check_contexts(mixer, context, x)
     n = x.shape[1]
@@ -178,25 +230,26 @@ def check_call(
                 _check_mask(mixer, its, x, part.shape[1])
     if segments is not None:
         _check_segments(mixer, segments, x, m, context is not None)
-    prefix = getattr(mixer.config, "num_prefix_tokens", 0)
+    prefix = mixer.config.prefix
     if prefix and n <= prefix:
         raise ShapeError("x", _shape(x), f"more than num_prefix_tokens={prefix} tokens", "The rest are the grid.")
-    return Call(mask, order, check_grid(mixer, grid, n - prefix), segments, context is not None)
+    return MixerCall(mask, order, check_grid(mixer, grid, n - prefix), segments, context is not None)
 
 
-def check_length(mixer: TokenMixer, n: int) -> None:
+def check_length(mixer: Checked, n: int) -> None:
     """A number of tokens that leaves some for the grid."""
-    prefix = getattr(mixer.config, "num_prefix_tokens", 0)
+    prefix = mixer.config.prefix
     if prefix and isinstance(n, int) and n <= prefix:
         raise ShapeError("n", n, f"more than num_prefix_tokens={prefix}", "The rest are the grid.")
     check_int("n", n, 1)
 
 
-def check_state(mixer: TokenMixer, state: Any, x: Tensor) -> None:
+def check_state(fits: Callable[[Any, Tensor], str | None], state: Any, x: Tensor) -> None:
+    """Raise StateError unless `fits(state, x)` is None: what a state for x must look like where this one does not."""
     if state is None:
         return
     try:
-        wanted = mixer.check_state(state, x)
+        wanted = fits(state, x)
         parts = [part for field in state for part in (field if isinstance(field, tuple) else (field,))]
     except (AttributeError, TypeError):
         wanted, parts = "what prefill or step of this mixer returned", []

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from polymix.errors import OptionError
-from polymix.mixers.base import TokenMixer
+from polymix.mixers.mixer import TokenMixer
 from polymix.ops.dispatch import Choice, recording
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymix.errors import check_divides, check_int
-from polymix.ops.blocked.common import Linear
+from polymix.ops.shared.tensors import Linear
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
 
@@ -49,7 +49,7 @@ class Heads(nn.Module):
     def op(self, n: int) -> Op:
         return linear_op(n, self.qkv)
 
-    def letters(self, proj: nn.Linear | None) -> dict[str, Tensor | None]:
+    def named_matrices(self, proj: nn.Linear | None) -> dict[str, Tensor | None]:
         """W_q, W_k, W_v, W_o as they act on row tokens, and their biases."""
         weight, bias = self.qkv.weight.chunk(3), self.qkv.bias
         b_q, b_k, b_v = (None, None, None) if bias is None else bias.chunk(3)

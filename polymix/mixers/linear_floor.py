@@ -7,10 +7,11 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, Polynomial, TokenMixer
-from polymix.mixers.checks import Call
+from polymix.mixers.checks import MixerCall
+from polymix.mixers.config import MixerConfig
 from polymix.mixers.heads import Heads
-from polymix.mixers.registry import register
+from polymix.mixers.mixer import INIT_STD, Polynomial, TokenMixer
+from polymix.mixers.registry import Capabilities, register
 from polymix.structured.base import init_
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
@@ -32,7 +33,7 @@ class LinearFloorMixer(TokenMixer):
         self.proj = Dense(dim, dim, config.bias, **kw)
         init_(self.proj.weight, dim, INIT_STD * 3**-0.5)
 
-    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+    def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         q, k, v = self.qkv(x, context)
         return self.proj((q + k + v).flatten(-2))
 
@@ -40,10 +41,10 @@ class LinearFloorMixer(TokenMixer):
     def polynomial(self) -> Polynomial:
         return Polynomial(1, homogeneous=not self.config.bias)
 
-    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
-        return self.qkv.letters(self.proj)
+    def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+        return self.qkv.named_matrices(self.proj)
 
-    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+    def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         return [self.qkv.op(n), linear_op(n, self.proj)]
 
 
@@ -53,3 +54,6 @@ class LinearFloorConfig(MixerConfig):
     """No options beyond those that every mixer has."""
 
     name: ClassVar[str] = "linear_floor"
+    output: ClassVar[str] = "attention's linear layers, nothing mixed"
+    cost_formula: ClassVar[str] = "4 N D²"
+    sees: ClassVar[str] = "itself"

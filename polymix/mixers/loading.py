@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from polymix.errors import OptionError, nearest_first
-from polymix.mixers.base import MixerConfig
+from polymix.mixers.config import MixerConfig
 
 
 def translate(config: type[MixerConfig], options: Mapping[str, Any], names: Mapping[str, str | None]) -> dict[str, Any]:

@@ -4,27 +4,39 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from polymix import ops
 from polymix.errors import OptionError, ShapeError
-from polymix.mixers import padre_factors
-from polymix.mixers.base import INIT_STD, Capabilities, Polynomial, TokenMixer
-from polymix.mixers.checks import Call, check_grid
+from polymix.mixers.checks import MixerCall, check_grid
+from polymix.mixers.inheritance import AttentionMaps, Projection, Sources, add_sources, copy_map
+from polymix.mixers.mixer import INIT_STD, Polynomial, TokenMixer
 from polymix.mixers.padre_config import PadreConfig
-from polymix.mixers.registry import register
-from polymix.ops.bases import SPREAD, size
-from polymix.ops.blocked.common import Linear
-from polymix.ops.dispatch import IMPLS, KERNELS
-from polymix.ops.padre import chain, normalise
-from polymix.ops.sequences import without_padding
-from polymix.structured import Fanout, Prefixed, Site, StructuredMap, create_map, token_map
+from polymix.mixers.registry import Capabilities, register
+from polymix.ops.dispatch import IMPLS
+from polymix.ops.padre import SPREAD, Convolution, PadreMaps, PadreTerms, merged_first, size
+from polymix.ops.padre.eager import Map
+from polymix.ops.shared.sequences import without_padding
+from polymix.ops.shared.tensors import Linear
+from polymix.structured import (
+    DepthwiseConv,
+    Fanout,
+    Identity,
+    Prefixed,
+    Site,
+    StructuredMap,
+    create_map,
+    token_map,
+)
 from polymix.structured.cost import Op
+from polymix.structured.dense import affine
 from polymix.structured.registry import crosses
 
-Mix = Callable[[nn.Module, Tensor], Tensor]
+_FIRST = "B_1 D_1"
 
 
 class PadreState(NamedTuple):
@@ -66,14 +78,12 @@ class PadreMixer(TokenMixer):
     name = "padre"
     capabilities = Capabilities(causal=True, cross=True, masks=frozenset({"padding"}), recurrent=True, grids=(1, 2, 3))
     impls = IMPLS
-    in_blocks = ("blocked",)
     config: PadreConfig
 
     def __init__(self, config: PadreConfig, dim: int, **kw: Any) -> None:
         super().__init__(config, dim)
         plan = self.plan = config.plan(dim)
         self.axes = 1 if config.grid is None else len(config.grid)
-        self.causal_by_build = config.causal
         self.terms, self.inputs = plan.terms, sorted(set(plan.letters))
         self.contexts, self.needs_context = len(self.inputs) - 1, len(self.inputs) > 1
         p, bias = config.num_prefix_tokens, config.bias
@@ -122,7 +132,9 @@ class PadreMixer(TokenMixer):
     def _settle_capabilities(self) -> None:
         config = self.config
         full = "full" in (config.weight, config.constant)
-        self.tied = any(part.fixed for part in self._maps() if isinstance(part, StructuredMap))
+        self.tied = any(part.fixed for part in self._token_maps() if isinstance(part, StructuredMap))
+        self.one_grid = full or self.tied
+        self.dense = set(self.plan.B) == {"dense"} and {*self.plan.D} <= {"dense", "identity"}
         memory = all(isinstance(part, StructuredMap) and part.recurrent for part in (*self.A, *self.C))
         self.capabilities = Capabilities(
             causal=config.causal, cross=self.needs_context,
@@ -131,7 +143,7 @@ class PadreMixer(TokenMixer):
             recurrent=config.causal and memory and not full, any_length=not full and not self.tied, grids=(self.axes,),
         )  # fmt: skip
 
-    def _maps(self) -> list[nn.Module]:
+    def _token_maps(self) -> list[nn.Module]:
         """Every map on the token side, the parts of composites too."""
         return [part for top in (*self.A, *self.C, self.U) if top is not None for part in top.modules()]
 
@@ -168,8 +180,8 @@ class PadreMixer(TokenMixer):
         return self.B[letter].scale_(self.plan.letters[:i].count(letter), gain)
 
     def merge(self) -> dict[str, Linear]:
-        first = padre_factors.first_merged(self)
-        return {} if first is None else {padre_factors.FIRST: first}
+        first = None if self.needs_context else merged_first(self._maps(()), self._terms)
+        return {} if first is None else {_FIRST: first}
 
     @property
     def polynomial(self) -> Polynomial:
@@ -186,32 +198,96 @@ class PadreMixer(TokenMixer):
         plain = not config.bias and self.L is None and monomial
         return Polynomial(max(a), homogeneous=plain and len(set(a)) == 1)
 
-    def mix(self, x: Tensor, context: Any, call: Call) -> Tensor:
-        grid = self._grid(call, x)
+    def mix(self, x: Tensor, context: Any, call: MixerCall) -> Tensor:
+        grid = (x.shape[1] - self.config.num_prefix_tokens,) if call.grid is None else call.grid
+        if self.one_grid:
+            self.config.check_built_for(grid, self.tied)
         if self.needs_context:
-            self.choose(x, **padre_factors.against(self, None))
             contexts = tuple(context) if isinstance(context, (tuple, list)) else (context,)
             masks = tuple(call.mask) if isinstance(call.mask, (tuple, list)) else (call.mask,) * len(contexts)
             masks = masks if len(masks) > len(contexts) else (None, *masks)
-            p = self._cross([_hide(*pair) for pair in zip((x, *contexts), masks, strict=True)], masks, grid)
+            inputs = [_hide(*pair) for pair in zip((x, *contexts), masks, strict=True)]
+            p = ops.padre(x, self._cross(inputs, masks, grid), self._terms, grid, impl=self.config.impl)
             return self._resize(_hide(p, masks[0]), masks[0])
 
-        impl = self.choose(x, **padre_factors.against(self, call.mask))
-        if impl != "eager":
-            p = padre_factors.run(self, x, grid, impl)
-            return self._resize(p if self.L is None else p + self.L, None)
+        if call.mask is None:
+            p = ops.padre(x, self._maps(grid), self._terms, grid, impl=self.config.impl)
+            return p if self.U is None and self.V is None else self._resize(p, None)
 
         def run(x: Tensor, mask: Tensor | None) -> Tensor:
-            return self._polynomial(self._ys(x, lambda token, u: token(u, grid, mask)),
-                                    lambda token, u: token(u, grid, mask))  # fmt: skip
+            maps = self._maps(grid, lambda part: lambda u: part(u, grid, mask), "it takes no mask")
+            return ops.padre(x, maps, self._terms, grid, impl=self.config.impl)
 
-        if call.mask is None or self.axes == 1:
+        if self.axes == 1:
             p = without_padding(x, call.mask, run, prefix=self.config.num_prefix_tokens)
         else:
             p = _hide(run(_hide(x, call.mask), call.mask), call.mask)
         return self._resize(p, call.mask)
 
-    def _cross(self, inputs: Sequence[Tensor], masks: Sequence[Tensor | None], grid: tuple[int, ...]) -> Tensor:
+    def scan(self, x: Tensor, state: PadreState | None, mask: Tensor | None) -> tuple[Tensor, PadreState]:
+        maps = [part for part in (*self.A, *self.C) if isinstance(part, StructuredMap)]
+        if state is None:
+            past = {part: part.start(x.shape[0], x) for part in maps}
+        else:
+            windows = iter(state.windows)
+            past = {part: [next(windows) for _ in part.memory(0)] for part in maps}
+
+        def run(x: Tensor, real: Tensor | None) -> Tensor:
+            def recurrent(part: Any) -> Map:
+                def step(u: Tensor) -> Tensor:
+                    y, past[part] = part.scan(u, past[part], real)
+                    return y if part.bias is None else y + part.bias.to(y.dtype)
+
+                return step
+
+            grid = (x.shape[1],)
+            maps = self._maps(grid, recurrent, "it keeps no state")
+            return ops.padre(x, maps, self._terms, grid, impl=self.config.impl)
+
+        p = without_padding(x, mask, run)
+        return self._resize(p, mask), PadreState(tuple(tensor for memory in past.values() for tensor in memory))
+
+    def _maps(
+        self, grid: tuple[int, ...], token: Callable[[Any], Map] | None = None, why: str | None = None
+    ) -> PadreMaps:
+        """The maps for one call; `token` turns a token map into a function where it is not called plainly.
+
+        why: why no kernel can run the call, or None where the maps decide that.
+        """
+        A: list[Convolution | Map | None] = []
+        C: list[Convolution | Map | None] = []
+        for made, parts in ((A, self.A), (C, self.C)):
+            for part in parts:
+                if isinstance(part, Identity):
+                    made.append(None)
+                elif token is not None:
+                    made.append(token(part))
+                elif isinstance(part, DepthwiseConv):
+                    made.append(Convolution(part.weight, part.bias, part.site.causal, part.dilation))
+                else:
+                    made.append(partial(part, grid=grid))
+                    why = why or "it is for depthwise token maps, without prefix tokens"
+        channels: list[Linear | Map | None] = []
+        for part, spec in zip(self.D, self.plan.D, strict=True):
+            channels.append(None if isinstance(part, Identity) else affine(part) if spec == "dense" else part)
+        if not self.dense:
+            why = "it is for dense channel maps"
+        shared = affine(self.B["a"].maps) if self.plan.B[0] == "dense" and self.B["a"].maps is not None else None
+        merged = self.merged().get(_FIRST) if self._folded is not None else None
+        project = None if self.dense and self.config.heads == 1 else lambda x: self.B["a"](x, merged)
+        maps = PadreMaps(project, A, C, channels, shared, why)
+        return maps if merged is None else maps.with_first(merged)
+
+    @property
+    def _terms(self) -> PadreTerms:
+        config = self.config
+        return PadreTerms(
+            config.degree, self.terms, self.W, self.L, self.Q, self.S, config.basis, config.normalize, config.heads,
+            config.eps,
+        )  # fmt: skip
+
+    def _cross(self, inputs: Sequence[Tensor], masks: Sequence[Tensor | None], grid: tuple[int, ...]) -> PadreMaps:
+        """The maps of several inputs: Y_i already brought to the length of x."""
         n = inputs[0].shape[1]
         for token, letter in zip(self.A, self.plan.letters, strict=True):
             length = inputs[self.inputs.index(letter)].shape[1]
@@ -223,58 +299,14 @@ class PadreMixer(TokenMixer):
         for token, letter in zip(self.A, self.plan.letters, strict=True):
             mask = masks[self.inputs.index(letter)]
             u = next(made[letter])
-            ys.append(self._normalise(token(u, None, mask, out=n) if _crossing(token) else token(u, grid, mask)))
-        return self._polynomial(ys, lambda token, u: token(u, grid, masks[0]))
-
-    def scan(self, x: Tensor, state: PadreState | None, mask: Tensor | None) -> tuple[Tensor, PadreState]:
-        self.choose(x, **dict.fromkeys(KERNELS, "it keeps no state"))
-        maps = [part for part in (*self.A, *self.C) if isinstance(part, StructuredMap)]
-        if state is None:
-            past = {part: part.start(x.shape[0], x) for part in maps}
-        else:
-            windows = iter(state.windows)
-            past = {part: [next(windows) for _ in part.memory(0)] for part in maps}
-
-        def run(x: Tensor, real: Tensor | None) -> Tensor:
-            def step(part: nn.Module, u: Tensor) -> Tensor:
-                assert isinstance(part, StructuredMap)
-                y, past[part] = part.scan(u, past[part], real)
-                return y if part.bias is None else y + part.bias.to(y.dtype)
-
-            return self._polynomial(self._ys(x, step), step)
-
-        p = without_padding(x, mask, run)
-        return self._resize(p, mask), PadreState(tuple(tensor for memory in past.values() for tensor in memory))
-
-    def _ys(self, x: Tensor, mix: Mix) -> list[Tensor]:
-        made = self.B["a"](x, self.merged().get(padre_factors.FIRST))
-        return [self._normalise(mix(token, u)) for token, u in zip(self.A, made, strict=True)]  # Eq. 1
-
-    def _polynomial(self, ys: list[Tensor], mix: Mix) -> Tensor:
-        """P from Y_1 …, the token maps C applied by `mix` (Eq. 2-6, 16-20)."""
-        d, basis, merged = self.config.degree, self.config.basis, self.merged()  # merged: Z_1 D_1 stands for Z_1
-
-        def step(i: int, z: Tensor) -> Tensor:
-            return mix(self.C[i - 1], z if i == 1 and merged else self.D[i - 1](z))
-
-        p = chain(ys[:d], step, terms=self.terms, weight=self.W, basis=basis)
-        p = p if self.L is None else p + self.L
-        if self.S is None:
-            return p
-        below = range(1, self.config.denominator + 1)
-        r = chain(ys[d:], lambda k, z: step(d - 1 + k, z), terms=below, weight=self.Q, basis=basis) + self.S
-        return p / (r * r + self.config.eps)  # kept away from zero
-
-    def _normalise(self, y: Tensor) -> Tensor:
-        return normalise(y, self.config.normalize, self.config.heads)
+            ys.append(token(u, None, mask, out=n) if _crossing(token) else token(u, grid, mask))
+        C = [lambda u, part=part: part(u, grid, masks[0]) for part in self.C]
+        several = "it is for one head and plain monomials: no normalize, denominator, other basis or pattern"
+        return PadreMaps(lambda x: ys, (None,) * len(ys), C, list(self.D), None, several)
 
     def _resize(self, p: Tensor, mask: Tensor | None) -> Tensor:
         p = p if self.U is None else self.U(p, None, mask)
         return p if self.V is None else self.V(p)
-
-    def _grid(self, call: Call, x: Tensor) -> tuple[int, ...]:
-        grid = (x.shape[1] - self.config.num_prefix_tokens,) if call.grid is None else call.grid
-        return self.config.same_as_built(grid, self.tied)
 
     def check_state(self, state: Any, x: Tensor) -> str | None:
         maps = [part for part in (*self.A, *self.C) if isinstance(part, StructuredMap)]
@@ -289,13 +321,52 @@ class PadreMixer(TokenMixer):
             return None
         return f"a PadreState with windows {shapes}, float32 at least"
 
+    @torch.no_grad()
+    def inherit(self, attention: AttentionMaps) -> Sources:
+        """Values, mixed locally, gated gently: B_d = W_v W_o, A_d a local mean, and what Y_d is multiplied with near 1.
+
+        Nothing in another basis, with several inputs, or without the maps that this takes: dense B_d and D, biases.
+        """
+        value, out, degree = attention.value, attention.out, self.config.degree
+        last = self.B["a"].linear(degree - 1) if not self.needs_context else None
+        if value is None or out is None or last is None or self.config.basis != "monomial" or last[1] is None:
+            return {}
+        bias = None if value.bias is None else out.weight @ value.bias
+        bias = out.bias if bias is None or out.bias is None else bias + out.bias
+        both = Projection(out.weight @ value.weight, bias, (*value.keys, *out.keys))
+        if both.weight.shape != last[0].shape:
+            return {}
+        found: Sources = {}
+        add_sources(found, "B.a.maps", copy_map(both, *last))
+        _smooth_(self.A[degree - 1])
+        if degree > 1:  # the gate C_{d-1} (Z_{d-1} D_{d-1}) + b_C
+            gate = self.C[degree - 2] if self.C[degree - 2].bias is not None else self.D[degree - 2]
+            self.D[degree - 2].scale_(0.25)
+            gate.bias.fill_(1.0)
+        return found
+
+    @torch.no_grad()
+    def scale_output_(self, factor: float) -> bool:
+        """By Y_1, b_D and b_C together, in which every Z_i is linear, and by L."""
+        if self.config.basis != "monomial" or self.config.normalize is not None or self.needs_context:
+            return False
+        first = self.B["a"].linear(0)
+        if first is None:
+            return False
+        below = (*self.C[: self.config.degree - 1], *self.D[: self.config.degree - 1])
+        for part in (*first, self.A[0].bias, self.L, *(part.bias for part in below)):
+            if part is not None:
+                part.mul_(factor)
+        return True
+
     def no_weight_decay(self) -> set[str]:
         return {name for name in ("W", "L", "Q", "S") if getattr(self, name) is not None}
 
-    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+    def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
         config, like = self.config, next(self.parameters())
         tokens = n - config.num_prefix_tokens
-        grid = config.same_as_built(check_grid(self, grid, tokens) or (tokens,), self.tied)
+        grid = check_grid(self, grid, tokens) or (tokens,)
+        config.check_built_for(grid, self.tied)
         lengths = dict(zip(self.inputs[1:], config.context_lengths or (), strict=False))
 
         def token(part: Any, letter: str = "a") -> Tensor:
@@ -323,16 +394,28 @@ class PadreMixer(TokenMixer):
             letters["S"] = self.S.expand(n, self.dim)
         return letters
 
-    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+    def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         tokens = n - self.config.num_prefix_tokens
         grid = check_grid(self, grid, tokens) or (tokens,)
         lengths = dict(zip(self.inputs[1:], self.config.context_lengths or (), strict=False))
-        found = [op for c in self.inputs for op in self.B[c].ops(lengths.get(c, n))]
-        found += [op for part in self.D for op in part.ops(n)]
+        found = [op for c in self.inputs for op in self.B[c].cost_ops(lengths.get(c, n))]
+        found += [op for part in self.D for op in part.cost_ops(n)]
         for part, c in zip((*self.A, *self.C), self.plan.letters + "a" * len(self.C), strict=True):
-            found += part.ops(lengths.get(c, n), None, n) if _crossing(part) else part.ops(n, grid)
-        found += [] if self.U is None else self.U.ops(n)
-        return found + ([] if self.V is None else self.V.ops(self.config.out_tokens or n))
+            found += part.cost_ops(lengths.get(c, n), None, n) if _crossing(part) else part.cost_ops(n, grid)
+        found += [] if self.U is None else self.U.cost_ops(n)
+        return found + ([] if self.V is None else self.V.cost_ops(self.config.out_tokens or n))
+
+
+def _smooth_(part: nn.Module) -> None:
+    """A depthwise kernel that is a local mean: a bump a quarter of the kernel wide; in a causal one, its later half."""
+    part = part.inner if isinstance(part, Prefixed) else part
+    if isinstance(part, DepthwiseConv):
+        bump = torch.ones((), dtype=part.weight.dtype, device=part.weight.device)
+        for size in part.kernel:
+            centre = size - 1 if part.site.causal else size // 2
+            place = torch.arange(size, dtype=bump.dtype, device=bump.device) - centre
+            bump = bump[..., None] * (-0.5 * (place / max(size / 4, 0.5)).square()).exp()
+        part.weight.copy_((bump / bump.sum()).expand_as(part.weight))
 
 
 def _hide(x: Tensor, mask: Tensor | None) -> Tensor:

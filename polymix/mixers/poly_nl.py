@@ -6,21 +6,20 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polymix import ops
 from polymix.errors import check_choice, check_divides, check_int
-from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, Polynomial, TokenMixer
-from polymix.mixers.checks import Call
-from polymix.mixers.registry import register
-from polymix.ops.blocked import pooled as blocked
-from polymix.ops.blocked.common import Linear
-from polymix.ops.common import count_real, scaled_linear
+from polymix.mixers.checks import MixerCall
+from polymix.mixers.config import MixerConfig
+from polymix.mixers.inheritance import AttentionMaps, Sources, add_sources, copy_map, first_rows
+from polymix.mixers.mixer import INIT_STD, Polynomial, TokenMixer
+from polymix.mixers.registry import Capabilities, register
 from polymix.ops.dispatch import IMPLS
-from polymix.ops.pooled import mean_of_products, mean_over_tokens, moments_pay, pooled_spread
-from polymix.ops.pooled_linear import linear_pairs, linear_scaled, wide
+from polymix.ops.pooled import PolyNlWeights
+from polymix.ops.shared.tensors import Linear
 from polymix.structured.cost import Op, linear_op
-from polymix.structured.dense import Dense
+from polymix.structured.dense import Dense, affine
 
 _LAST = "W_3 W_out"
 
@@ -58,54 +57,20 @@ class PolyNlMixer(TokenMixer):
         self.alpha = nn.Parameter(torch.zeros((), **kw))
         self.beta = nn.Parameter(torch.ones((), **kw))
 
-    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
-        why = None if self.config.order == 3 else "it is for order 3"
-        impl = self.choose(x, blocked=why, native=why or wide(x), triton=None)
-        if impl == "blocked":
-            into = None if self.into is None else (self.into.weight, self.into.bias)
-            last = self.merged().get(_LAST) or self._last()
-            alpha, beta = self.alpha.item(), self.beta.item()
-            return blocked.poly_nl(x, into, (self.product.weight, self.product.bias), last, alpha, beta, call.mask)
-        inner = x if self.into is None else self.into(x)
-        product: dict[str, Tensor] = {}
-        both = self.product.weight, self.product.bias
-        if why is None and impl != "triton" and moments_pay(inner, inner.shape[2], inner.dtype):
-            pooled = mean_of_products(inner, *both, call.mask, impl=impl)
-        elif impl == "native":
-            sums = linear_pairs(inner, *both, None, call.mask, impl=impl)
-            pooled = (sums / count_real(inner, call.mask)).unsqueeze(1)
-        else:
-            product = dict(zip(self.parts, self.product(inner).chunk(len(self.parts), dim=-1), strict=True))
-            pooled = mean_over_tokens(product["W_1"], call.mask, product.get("W_2"), impl=impl)
-        if impl == "native":
-            return self._scaled(x, inner, pooled.squeeze(1))
-        linear = self.merged().get(_LAST) or (self.proj.weight, self.proj.bias)
-        if impl == "triton":
-            y = F.linear(pooled_spread(inner.unsqueeze(2), pooled, None, impl=impl).squeeze(2), *linear)
-        else:
-            y = scaled_linear(inner, pooled.to(inner.dtype), *linear)
-        if "W_p" in product:
-            y = y + product["W_p"] * inner
-        if self.out is not None and _LAST not in self.merged():
-            y = self.out(y)
-        return self.alpha * x + self.beta * y
+    def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
+        return ops.poly_nl(
+            x, self._weights(self.merged().get(_LAST)), order=self.config.order, mask=call.mask, impl=self.config.impl
+        )
 
-    def _scaled(self, x: Tensor, inner: Tensor, pooled: Tensor) -> Tensor:
-        """αX + βY of what was pooled, in one operator."""
-        weight, bias = self.merged().get(_LAST) or self._last()
-        scale, bias, whole = self.beta * pooled, None if bias is None else self.beta * bias, self.into is None
-        y = linear_scaled(inner, scale, weight, bias, self.alpha if whole else None, impl="native")
-        return y if whole else y.addcmul_(x, self.alpha)  # y is nobody else's
-
-    def _last(self) -> Linear:
-        """W_3, and W_out after it where there is a reduction, as one map."""
-        weight, bias = self.proj.weight, self.proj.bias
-        if self.out is None:
-            return weight, bias
-        return self.out.weight @ weight, None if bias is None else F.linear(bias, self.out.weight, self.out.bias)
+    def _weights(self, merged: Linear | None = None) -> PolyNlWeights:
+        into, out = (None if part is None else affine(part) for part in (self.into, self.out))
+        product, proj = (affine(part) for part in (self.product, self.proj))
+        return PolyNlWeights(product, proj, self.alpha, self.beta, into, out, merged)
 
     def merge(self) -> dict[str, Linear]:
-        return {} if self.out is None or "W_p" in self.parts else {_LAST: self._last()}
+        if self.out is None or "W_p" in self.parts:
+            return {}
+        return {_LAST: self._weights().last()}
 
     @property
     def polynomial(self) -> Polynomial:
@@ -113,10 +78,29 @@ class PolyNlMixer(TokenMixer):
         plain = self.config.order != "2+3" and not self.config.bias and not self.alpha.item()
         return Polynomial(degree, homogeneous=plain)
 
+    @torch.no_grad()
+    def inherit(self, attention: AttentionMaps) -> Sources:
+        """W_1 = W_k, W_2 = W_v, W_3 = W_o, without a reduction."""
+        found: Sources = {}
+        if self.into is not None:
+            return found
+        parts = {"W_1": attention.key, "W_2": attention.value}
+        for i, name in enumerate(self.parts):
+            part, rows = parts.get(name), slice(i * self.dim, (i + 1) * self.dim)
+            if part is not None and part.weight.shape[0] == self.dim:
+                sources = copy_map(part, self.product.weight[rows], first_rows(self.product.bias, rows))
+                add_sources(found, "product", sources)
+        if attention.out is not None and attention.out.weight.shape == self.proj.weight.shape:
+            add_sources(found, "proj", copy_map(attention.out, self.proj.weight, self.proj.bias))
+        return found
+
+    def output_map(self) -> nn.Linear | None:
+        return super().output_map() if not self.alpha.item() else None  # else X is added after it
+
     def no_weight_decay(self) -> set[str]:
         return {"alpha", "beta"}
 
-    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+    def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
         count = len(self.parts)
         weights = dict(zip(self.parts, (w.t() for w in self.product.weight.chunk(count)), strict=True))
         bias = (None,) * count if self.product.bias is None else self.product.bias.chunk(count)
@@ -128,7 +112,7 @@ class PolyNlMixer(TokenMixer):
                 letters |= {f"W_{name}": layer.weight.t(), f"b_{name}": layer.bias}
         return letters
 
-    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+    def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         layers = (self.into, self.product, self.proj, self.out)
         return [linear_op(n, layer) for layer in layers if layer is not None]
 
@@ -139,6 +123,9 @@ class PolyNlConfig(MixerConfig):
     """Options of Poly-NL. reduction: bottleneck factor, 1 for none. order: 3, 2, or "2+3" for both."""
 
     name: ClassVar[str] = "poly_nl"
+    output: ClassVar[str] = "αX + β (Ψ(X W₁ ⊙ X W₂) ⊙ X) W₃"
+    cost_formula: ClassVar[str] = "3 N D²; 3 N r² + 2 N D r at a reduction to r = D / reduction"
+    sees: ClassVar[str] = "everything"
     reduction: int = 1
     order: int | str = 3
 

@@ -9,18 +9,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polymix import ops
 from polymix.errors import OptionError, check_choice, check_grid_option, check_int
-from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, Polynomial, TokenMixer
-from polymix.mixers.checks import Call, check_grid
+from polymix.mixers.checks import MixerCall, check_grid
+from polymix.mixers.config import HeadsConfig, PrefixedGridConfig
 from polymix.mixers.heads import Heads, head_count
-from polymix.mixers.registry import register
-from polymix.ops.blocked import pooled as blocked
-from polymix.ops.common import SIGMAS, scaled_linear
+from polymix.mixers.mixer import INIT_STD, Polynomial, TokenMixer
+from polymix.mixers.registry import Capabilities, register
 from polymix.ops.dispatch import IMPLS
-from polymix.ops.pooled import gate_of_sum, poly_sa_gate, pooled_spread
-from polymix.ops.pooled_linear import linear_gated, linear_pairs, wide
+from polymix.ops.shared.activations import SIGMAS
 from polymix.structured import Dense, Prefixed, Site, StructuredMap, token_map
 from polymix.structured.cost import Op
+from polymix.structured.dense import affine
 
 # Output spread at init relative to q when p_1 = 1 and p_2 = 1/N: what W_o's init makes up for.
 _GAIN = {"softmax": lambda d: d, "sigmoid": lambda d: 2.0, "tanh": lambda d: 8.0, "identity": lambda d: 8.0}
@@ -70,34 +70,14 @@ class PolySaMixer(TokenMixer):
             grids=() if config.grid is None else (len(config.grid),),
         )
 
-    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+    def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         p_1, p_2 = self._positions(call.grid, x.shape[1])
-        impl = self.choose(x, blocked=None, native=wide(x), triton=None)
-        if impl == "native":
-            return self._at_once(x, p_1, p_2, call)
-        if impl == "blocked":
-            qkv, dense = self.qkv.qkv, self.proj if isinstance(self.proj, Dense) else None
-            y = blocked.poly_sa(
-                x, (qkv.weight, qkv.bias), None if dense is None else (dense.weight, dense.bias), p_1, p_2,
-                heads=self.heads, kind=self.config.sigma, mask=call.mask,
-            )  # fmt: skip
-            return y if dense is not None else self.proj(y, call.grid, call.mask)
-        q, k, v = self.qkv(x, x)
-        gate = poly_sa_gate(k, v, p_2, kind=self.config.sigma, mask=call.mask, impl=impl)
-        if impl == "eager" and isinstance(self.proj, Dense):
-            y = q if p_1 is None else q * p_1.t()[..., None].to(q.dtype)
-            return scaled_linear(y.flatten(-2), gate.flatten(1)[:, None].to(q.dtype), self.proj.weight, self.proj.bias)
-        return self.proj(pooled_spread(q, gate, p_1, impl=impl).flatten(-2), call.grid, call.mask)
-
-    def _at_once(self, x: Tensor, p_1: Tensor | None, p_2: Tensor | None, call: Call) -> Tensor:
-        """The maps with their pooling, and with what was pooled, in one operator each."""
-        ask, tell = self.qkv.apart()
-        pooled = linear_pairs(x, *tell, p_2, call.mask, impl="native").unflatten(-1, (self.heads, -1))
-        gate = gate_of_sum(x, pooled, p_2, self.config.sigma, call.mask).flatten(1)
-        dense = isinstance(self.proj, Dense)
-        last = (self.proj.weight, self.proj.bias) if dense else (None, None)
-        y = linear_gated(x, *ask, gate, p_1, *last, "identity", impl="native")
-        return y if dense else self.proj(y, call.grid, call.mask)
+        proj = affine(self.proj) if self.config.head_mixing is None else None
+        y = ops.poly_sa(
+            x, affine(self.qkv.qkv), proj, p_1, p_2,
+            heads=self.heads, sigma=self.config.sigma, mask=call.mask, impl=self.config.impl,
+        )  # fmt: skip
+        return y if proj is not None else self.proj(y, call.grid, call.mask)
 
     def _positions(self, grid: tuple[int, ...] | None, n: int) -> tuple[Tensor | None, Tensor | None]:
         """p_1 and p_2 (heads, N) for this grid."""
@@ -114,18 +94,18 @@ class PolySaMixer(TokenMixer):
     def no_weight_decay(self) -> set[str]:
         return {"p_1", "p_2"} if self.learned else set()
 
-    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+    def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
         grid = check_grid(self, grid, n - self.config.num_prefix_tokens)
-        letters = self.qkv.letters(self.proj if isinstance(self.proj, Dense) else None)
+        letters = self.qkv.named_matrices(self.proj if isinstance(self.proj, Dense) else None)
         if not isinstance(self.proj, Dense):
             letters |= {"W_o": self.proj.dense(n, grid), "b_o": self.proj.bias}
         p_1, p_2 = self._positions(grid, n)
         ones = self.qkv.qkv.weight.new_ones(self.heads, n)
         return {**letters, "p_1": ones if p_1 is None else p_1, "p_2": ones / n if p_2 is None else p_2}
 
-    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+    def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         grid = check_grid(self, grid, n - self.config.num_prefix_tokens)
-        return [self.qkv.op(n), *self.proj.ops(n, grid)]
+        return [self.qkv.op(n), *self.proj.cost_ops(n, grid)]
 
 
 def resample(p: Tensor, old: tuple[int, ...], new: tuple[int, ...], prefix: int) -> Tensor:
@@ -140,7 +120,7 @@ def resample(p: Tensor, old: tuple[int, ...], new: tuple[int, ...], prefix: int)
 
 @register(PolySaMixer)
 @dataclass(frozen=True, kw_only=True)
-class PolySaConfig(MixerConfig):
+class PolySaConfig(HeadsConfig, PrefixedGridConfig):
     """Options of Poly-SA.
 
     heads: None takes one for every 64 channels. grid: (N,) or (H, W) that the positions belong to. sigma: "softmax"
@@ -149,12 +129,12 @@ class PolySaConfig(MixerConfig):
     """
 
     name: ClassVar[str] = "poly_sa"
-    heads: int | None = None
-    grid: tuple[int, ...] | None = None
+    output: ClassVar[str] = "Q ⊙ p₁ σ(p₂ᵀ(K ⊙ V)), heads"
+    cost_formula: ClassVar[str] = "4 N D²; 3 N D² + 9 N D with head_mixing"
+    sees: ClassVar[str] = "everything"
     sigma: str = "softmax"
     positions: str = "learned"
     head_mixing: str | None = None
-    num_prefix_tokens: int = 0
 
     def check(self) -> None:
         check_choice("sigma", self.sigma, SIGMAS)
@@ -170,7 +150,6 @@ class PolySaConfig(MixerConfig):
 
     @property
     def placed(self) -> bool:
-        """Whether positions play a part, so that a grid is needed: here, or from the host that builds the mixer."""
         return self.positions == "learned" or self.head_mixing is not None
 
     def check_grid(self) -> None:

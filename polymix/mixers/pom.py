@@ -10,24 +10,22 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from polymix import ops
 from polymix.errors import OptionError, ShapeError, check_choice, check_divides, check_int, check_number
-from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, Polynomial, TokenMixer
-from polymix.mixers.checks import Call
+from polymix.mixers.checks import MixerCall
+from polymix.mixers.config import MixerConfig
+from polymix.mixers.inheritance import AttentionMaps, Sources, add_sources, copy_map, first_rows
 from polymix.mixers.loading import check_keys, load
-from polymix.mixers.registry import register
-from polymix.ops.blocked import pom as blocked
-from polymix.ops.common import ACTIVATIONS, GATES, Turns, accumulator, count_real, rotary, rotate, scaled_linear
-from polymix.ops.decay import BLOCK, decayed_mean
-from polymix.ops.dispatch import IMPLS, at_once
-from polymix.ops.native import pom as native
-from polymix.ops.pom import PomState, Terms, divide, pom_reduce
-from polymix.ops.pooled_linear import linear_gated, linear_powers, wide
-from polymix.ops.visibility import positions
+from polymix.mixers.mixer import INIT_STD, Polynomial, TokenMixer
+from polymix.mixers.registry import Capabilities, register
+from polymix.ops.dispatch import IMPLS
+from polymix.ops.pom import BLOCK, PomOptions, PomState, PomWeights
+from polymix.ops.pom.eager import AXES
+from polymix.ops.shared.activations import ACTIVATIONS, GATES
+from polymix.ops.shared.tensors import accumulator
 from polymix.structured.cost import Op, linear_op
-from polymix.structured.dense import linear
+from polymix.structured.dense import affine, linear
 
-_AXES = {"1d": 1, "2d": 2}
-_NO_STATE = "it keeps no state"
 _MASKS = frozenset({"padding", "arbitrary", "block_causal", "segments"})
 
 
@@ -70,7 +68,6 @@ class PomMixer(TokenMixer):
                 self.alpha[:, p - 1].normal_(std=config.degree**-0.5 / moment)
         self.times: nn.Parameter | None = None
         if config.decay is not None:
-            self.causal_by_build = True
             self.times = nn.Parameter(torch.arange(2, 2 + config.decay, **kw) * math.log(2.0))
             with torch.no_grad():  # a mean over few tokens is larger than one over many
                 few = (2 * self.times.exp() * INIT_STD**2 / math.e).sqrt().clamp_max(1.0)
@@ -81,115 +78,26 @@ class PomMixer(TokenMixer):
             causal=True, cross=not flat and not forgets, masks=masks, recurrent=not flat, grids=(2,) if flat else ()
         )
 
-    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+    def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         if self.config.rotary == "2d" and call.grid is None:
             raise ShapeError("grid", None, "grid=(H, W) in the call", 'rotary="2d" needs to know rows and columns.')
-        if self.times is not None:
-            return self.scan(x, None, call.mask)[0]
-        padding, visible = (call.mask, None) if call.mask is None or call.mask.ndim == 2 else (None, call.mask)
-        plain = self.config.rotary is None and self.config.groups == 1 and call.segments is None and visible is None
-        plain = plain and (call.causal == 0 or (call.causal == 1 and not call.cross))
-        impl = self.choose(
-            x, context,
-            triton=None if visible is None else "an arbitrary mask is a product with the mask",
-            native=self._native(plain, call) or wide(x),
-            blocked=None if plain else "it is for one group, no rotary, and a context seen whole or up to the token",
+        return ops.pom(
+            x, context, self._weights, self._options, mask=call.mask, causal=call.causal, grid=call.grid,
+            segments=call.segments, impl=self.config.impl,
         )  # fmt: skip
-        if impl == "native" and not call.causal:
-            return self._at_once(x, context, padding)
-        if impl in ("native", "blocked"):
-            poly, gate, proj = ((layer.weight, layer.bias) for layer in (self.poly, self.gate, self.proj))
-            how = (self.config.activation, self.config.gate, self.config.reduction)
-            parts = blocked.Parts(poly, gate, proj, self.alpha, *how)
-            if not call.causal:
-                return blocked.pom(x, context, parts, padding)
-            return (native if impl == "native" else blocked).pom_causal(x, parts, padding)
-        asks, tells = self._turns(x, context, call, padding)
-        terms = self._terms(context, padding, tells, impl)
-        total, count = pom_reduce(
-            terms, queries=x.shape[1], visible=visible, causal=call.causal, segments=call.segments
-        )
-        return self._ask(x, total, count, asks)
-
-    def _native(self, plain: bool, call: Call) -> str | None:
-        """What the kernels in C have against a call."""
-        if not plain:
-            return "it is for one group, no rotary, and a context seen whole or up to the token"
-        if self.config.selection_heads is not None:
-            return "it is for a gate a channel"
-        if call.causal and not at_once("native"):
-            return "its causal form has no backward (call under torch.inference_mode() or torch.no_grad())"
-        return None
-
-    def _at_once(self, x: Tensor, context: Tensor, padding: Tensor | None) -> Tensor:
-        """The maps with their pooling, and with what was pooled, in one operator each."""
-        config, poly, gate, proj = self.config, self.poly, self.gate, self.proj
-        sums = linear_powers(
-            context, poly.weight, poly.bias, padding, config.activation, config.degree, impl="native"
-        )  # (B, degree, E)
-        pooled = (sums * self.alpha.t()).sum(1)
-        if config.reduction == "mean":
-            pooled = pooled / count_real(context, padding)
-        return linear_gated(x, gate.weight, gate.bias, pooled, None, proj.weight, proj.bias, config.gate, impl="native")
 
     def scan(self, x: Tensor, state: PomState | None, mask: Tensor | None) -> tuple[Tensor, PomState]:
-        if self.times is not None:
-            impl = self.choose(x, triton="it does not forget", native=_NO_STATE, blocked=_NO_STATE)
-            mean, state = decayed_mean(self._terms(x, mask, None, impl).values(), self.times, mask, state)
-            return self._ask(x, mean, torch.ones((1, 1), device=x.device), None), state
-        impl = self.choose(x, triton=None, native=_NO_STATE, blocked=_NO_STATE)
-        turns = None
-        if self.config.rotary is not None:
-            place = positions(x.shape[1], mask, None, x.device)
-            turns = place if state is None else place + state.count[:, None]
-        total, count = pom_reduce(self._terms(x, mask, turns, impl), queries=x.shape[1], causal=1, state=state)
-        return self._ask(x, total, count, turns), PomState(
-            total[:, -1].clone(), count[:, -1].expand(x.shape[0]).clone()
-        )
+        return ops.pom_chunk(x, state, self._weights, self._options, mask=mask, impl=self.config.impl)
 
-    def _terms(self, context: Tensor, padding: Tensor | None, place: Tensor | None, impl: str) -> Terms:
-        """Of W_h x_j + b_h, turned by the positions `place`."""
-        turns = None if place is None else self._turn(self.inner, place, None)
-        axes = _AXES[self.config.rotary or "1d"]
-        return Terms(self.poly(context), self.alpha, self.config.activation, padding, turns, axes, impl)
+    @property
+    def _weights(self) -> PomWeights:
+        poly, gate, proj = (affine(layer) for layer in (self.poly, self.gate, self.proj))
+        return PomWeights(poly, gate, proj, self.alpha, self.times)
 
-    def _turn(self, width: int, place: Tensor, heads: int | None) -> Turns:
-        """Of `width` features at positions (N), (B, N) or in 2-D (N, 2): (B or 1, N, width / 2) each."""
-        cos, sin = rotary(place, width, axes=_AXES[self.config.rotary or "1d"], heads=heads)
-        return (cos, sin) if cos.ndim == 3 else (cos[None], sin[None])
-
-    def _turns(
-        self, x: Tensor, context: Tensor, call: Call, padding: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Positions of the queries and of the context tokens; None without rotary."""
-        if self.config.rotary is None:
-            return None, None
-        if call.grid is not None:
-            rows, columns = (torch.arange(size, device=x.device) for size in call.grid)
-            place = torch.cartesian_prod(rows, columns)  # (N, 2)
-            return place, place
-        if call.cross:
-            ask, tell = call.segments if isinstance(call.segments, tuple) else (None, None)
-            return (
-                positions(x.shape[1], None, ask, x.device),
-                positions(context.shape[1], padding, tell, x.device),
-            )
-        assert not isinstance(call.segments, tuple)
-        place = positions(x.shape[1], padding, call.segments, x.device)
-        return place, place
-
-    def _ask(self, x: Tensor, total: Tensor, count: Tensor, place: Tensor | None) -> Tensor:
-        """W_o [gate ⊙ H] for total (B, N or 1, D_inner) over count (B or 1, N or 1) tokens."""
-        gate = GATES[self.config.gate](self.gate(x))
-        if place is not None:
-            turns = self._turn(gate.shape[-1], place, self.config.selection_heads)
-            gate = rotate(gate, turns, axes=_AXES[self.config.rotary or "1d"])
-        mean = divide(total, count, self.config.reduction).to(gate.dtype)
-        heads = gate.shape[-1]
-        if heads == self.inner and mean.shape[1] == 1:
-            return scaled_linear(gate, mean, self.proj.weight, self.proj.bias)
-        y = (gate.unsqueeze(-1) * mean.unflatten(-1, (heads, -1))).flatten(-2) if heads != self.inner else gate * mean
-        return self.proj(y)
+    @property
+    def _options(self) -> PomOptions:
+        config = self.config
+        return PomOptions(config.activation, config.gate, config.reduction, config.rotary, config.selection_heads)
 
     def check_state(self, state: Any, x: Tensor) -> str | None:
         shape = (x.shape[0], self.inner)
@@ -204,17 +112,30 @@ class PomMixer(TokenMixer):
             return Polynomial()
         return Polynomial(config.degree + 1, homogeneous=config.degree == 1 and not config.bias)
 
+    @torch.no_grad()
+    def inherit(self, attention: AttentionMaps) -> Sources:
+        """The first D rows of W_h are W_v, the first D columns of W_o the attention's."""
+        found: Sources = {}
+        value, out = attention.value, attention.out
+        if value is not None and self.config.groups == 1 and value.weight.shape[0] <= self.inner:
+            rows = slice(0, value.weight.shape[0])
+            sources = copy_map(value, self.poly.weight[rows], first_rows(self.poly.bias, rows))
+            add_sources(found, "poly", sources)
+        if out is not None and out.weight.shape[0] == self.dim and out.weight.shape[1] <= self.inner:
+            add_sources(found, "proj", copy_map(out, self.proj.weight[:, : out.weight.shape[1]], self.proj.bias))
+        return found
+
     def no_weight_decay(self) -> set[str]:
         return {"alpha"} if self.times is None else {"alpha", "times"}
 
-    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+    def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
         return {
             "W_h": self.poly.dense(), "W_s": self.gate.dense(), "W_o": self.proj.dense(), "alpha": self.alpha,
             "b_h": self.poly.bias, "b_s": self.gate.bias, "b_o": self.proj.bias,
             **({} if self.times is None else {"decay": (-(-self.times).exp()).exp()}),
         }  # fmt: skip
 
-    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+    def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         forgets = [] if self.times is None else [Op("matmul", (n, min(n, BLOCK), self.inner + len(self.times), 1))]
         return [linear_op(n, layer) for layer in (self.poly, self.gate)] + forgets + [linear_op(n, self.proj)]
 
@@ -286,6 +207,9 @@ class PomConfig(MixerConfig):
     """
 
     name: ClassVar[str] = "pom"
+    output: ClassVar[str] = "W_o [σ(W_s x) ⊙ mean Σₚ αₚ ⊙ h(W_h x)ᵖ]"
+    cost_formula: ClassVar[str] = "3 N D E, E = expand · D; N M E more for an arbitrary mask"
+    sees: ClassVar[str] = "everything, the past, blocks, any mask, segments, a context"
     degree: int = 2
     expand: float = 2
     activation: str = "gelu"
@@ -302,7 +226,7 @@ class PomConfig(MixerConfig):
         check_choice("gate", self.gate, GATES)
         check_choice("reduction", self.reduction, ("mean", "sum"))
         check_int("groups", self.groups, 1)
-        check_choice("rotary", self.rotary, (None, *_AXES))
+        check_choice("rotary", self.rotary, (None, *AXES))
         if self.decay is not None:
             check_int("decay", self.decay, 1)
             for name, wanted in (("reduction", "mean"), ("rotary", None)):
@@ -312,6 +236,16 @@ class PomConfig(MixerConfig):
         if self.selection_heads is not None:
             check_int("selection_heads", self.selection_heads, 1)
         check_number("expand", self.expand, 1e-6, math.inf, "a positive number", 2)
+
+    @property
+    def causal_by_build(self) -> bool:
+        return self.decay is not None
+
+    def for_rotary(self, base: float | None) -> PomConfig:
+        return self.changed(rotary="1d") if base is not None and self.rotary is None and self.decay is None else self
+
+    def call_options(self, grid: tuple[int, ...]) -> dict[str, Any]:
+        return {"grid": grid} if self.rotary == "2d" else {}
 
     def inner(self, dim: int) -> int:
         """D_inner for `dim` channels, after the checks that depend on it."""
@@ -324,7 +258,7 @@ class PomConfig(MixerConfig):
         if self.selection_heads is not None:
             check_divides("selection_heads", self.selection_heads, "expand · dim", inner)
         if self.rotary is not None:
-            pairs = 2 * _AXES[self.rotary]
+            pairs = 2 * AXES[self.rotary]
             for name, width in (("expand · dim", inner), ("selection_heads", self.selection_heads or inner)):
                 if width % pairs:
                     raise OptionError("rotary", f"{self.rotary!r} with {name}={width}", f"a multiple of {pairs}", "")

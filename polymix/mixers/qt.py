@@ -8,19 +8,18 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from polymix import ops
 from polymix.errors import check_choice
-from polymix.mixers.base import Capabilities, MixerConfig, Polynomial, TokenMixer
-from polymix.mixers.checks import Call
+from polymix.mixers.checks import MixerCall
+from polymix.mixers.config import HeadsConfig
 from polymix.mixers.heads import Heads, head_count
-from polymix.mixers.registry import register
-from polymix.ops.blocked.qt import qt
-from polymix.ops.common import accumulator
+from polymix.mixers.mixer import Polynomial, TokenMixer
+from polymix.mixers.registry import Capabilities, register
 from polymix.ops.dispatch import IMPLS
-from polymix.ops.pooled_linear import wide
-from polymix.ops.qt import GUARD, QtState, feature_size, qt_attention, qt_causal
-from polymix.ops.qt_linear import coefficients, qt_pool, qt_spread
+from polymix.ops.qt import QtOptions, QtState, QtWeights, feature_size
+from polymix.ops.shared.tensors import accumulator
 from polymix.structured.cost import Op, linear_op
-from polymix.structured.dense import Dense
+from polymix.structured.dense import Dense, affine
 
 
 class QtMixer(TokenMixer):
@@ -53,53 +52,20 @@ class QtMixer(TokenMixer):
         compact = config.form == "compact"
         self.scale = nn.Parameter(torch.ones(3, self.heads, 1, 1, **kw)) if compact else None  # α, β, γ
 
-    @property
-    def _form(self) -> dict[str, Any]:
-        return {"form": self.config.form, "order": self.config.order, "scale": self.scale}
-
-    @property
-    def _wide(self) -> str | None:
-        return None if self.dim // self.heads <= 128 else "its kernels take heads of up to 128 channels"
-
-    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
-        if call.causal:
-            return self.scan(x, None, call.mask)[0]
-        native = wide(x) if self.config.form == "compact" else 'it is for form="compact"'
-        impl = self.choose(x, context, blocked=None, native=native, triton=self._wide)
-        if impl == "native":
-            return self._at_once(x, context, call.mask)
-        if impl == "blocked":
-            qkv, proj = self.qkv.qkv, self.proj
-            return qt(
-                x, context, (qkv.weight, qkv.bias), (proj.weight, proj.bias), self.scale,
-                heads=self.heads, form=self.config.form, order=self.config.order, mask=call.mask,
-            )  # fmt: skip
-        q, k, v = (part.transpose(1, 2) for part in self.qkv(x, context))
-        y = qt_attention(q, k, v, mask=call.mask, impl=impl, **self._form)
-        return self._join(y)
-
-    def _at_once(self, x: Tensor, context: Tensor, mask: Tensor | None) -> Tensor:
-        """The maps with what they pool, and with what is made of that, in one operator each."""
-        assert self.scale is not None
-        (ask, tell), order = self.qkv.apart(), self.config.order
-        sums = qt_pool(context, *tell, mask, self.heads, order, impl="native")
-        if mask is None:
-            least = sums.new_full(x.shape[:1], GUARD * context.shape[1])
-        else:
-            least = GUARD * mask.sum(1).clamp_min(1).to(sums.dtype)
-        moments = sums * coefficients(self.scale, self.dim // self.heads, order)
-        proj = (self.proj.weight, self.proj.bias)
-        return qt_spread(x, *ask, moments, least, *proj, impl="native")
-
-    def _join(self, y: Tensor) -> Tensor:
-        return self.proj(y.transpose(1, 2).flatten(-2))
+    def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
+        kw: dict[str, Any] = {"mask": call.mask, "causal": bool(call.causal), "impl": self.config.impl}
+        return ops.qt(x, context, self._weights, self._options, **kw)
 
     def scan(self, x: Tensor, state: QtState | None, mask: Tensor | None) -> tuple[Tensor, QtState]:
-        whole = "it is for a context that every token sees whole"
-        impl = self.choose(x, blocked=whole, native="it keeps no state", triton=self._wide)
-        q, k, v = (part.transpose(1, 2) for part in self.qkv(x, x))
-        y, state = qt_causal(q, k, v, mask=mask, state=state, impl=impl, **self._form)
-        return self._join(y), state
+        return ops.qt_chunk(x, state, self._weights, self._options, mask=mask, impl=self.config.impl)
+
+    @property
+    def _weights(self) -> QtWeights:
+        return QtWeights(affine(self.qkv.qkv), affine(self.proj), self.scale)
+
+    @property
+    def _options(self) -> QtOptions:
+        return QtOptions(self.heads, self.config.form, self.config.order)
 
     def check_state(self, state: Any, x: Tensor) -> str | None:
         d = self.dim // self.heads
@@ -119,12 +85,12 @@ class QtMixer(TokenMixer):
     def no_weight_decay(self) -> set[str]:
         return set() if self.scale is None else {"scale"}
 
-    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
-        letters = self.qkv.letters(self.proj)
+    def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+        letters = self.qkv.named_matrices(self.proj)
         scale = (None, None, None) if self.scale is None else self.scale[:, :, 0, 0].unbind()
         return {**letters, **dict(zip(("alpha", "beta", "gamma"), scale, strict=True))}
 
-    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+    def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         d = self.dim // self.heads
         if self.config.form == "compact":  # a product for each power of k, one for each of q; sums are none
             powers = self.heads * self.config.order
@@ -138,7 +104,7 @@ class QtMixer(TokenMixer):
 
 @register(QtMixer)
 @dataclass(frozen=True, kw_only=True)
-class QtConfig(MixerConfig):
+class QtConfig(HeadsConfig):
     """Options of QT.
 
     heads: None takes one for every 64 channels. form: "compact" (learned, O(N d²)) or "full" (exact, O(N d³)).
@@ -146,7 +112,11 @@ class QtConfig(MixerConfig):
     """
 
     name: ClassVar[str] = "qt"
-    heads: int | None = None
+    output: ClassVar[str] = "attention with exp cut to 1 + s + s²/2"
+    cost_formula: ClassVar[str] = (
+        '4 N D² + order N d (2 d + 1) heads; form="full": 4 N D² + 2 N F (d + 1) heads, F = 1 + d + d (d + 1) / 2'
+    )
+    sees: ClassVar[str] = "everything, the past, a context"
     form: str = "compact"
     order: int = 2
 

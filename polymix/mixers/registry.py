@@ -1,39 +1,54 @@
-"""Mixers by name."""
+"""Mixers by name, what each can do, and which can do what another cannot."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any, TypeVar
-
-import torch
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
 from polymix.errors import CapabilityError, OptionError, UnknownNameError, nearest_first
 
-if TYPE_CHECKING:
-    from polymix.mixers.base import MixerConfig, TokenMixer
+ATTENTION, FLOOR = "softmax", "linear_floor"  # the yardstick, and the mixer that mixes nothing
+_CONFIGS: dict[str, Any] = {}
+C = TypeVar("C", bound=type[Any])
 
-_CONFIGS: dict[str, type[MixerConfig]] = {}
-_MIXERS: dict[str, type[TokenMixer]] = {}
-C = TypeVar("C", bound="type[MixerConfig]")
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a mixer can do: on the class with the right options, on an instance as it was built."""
+
+    causal: bool = False  # a token may see its past alone
+    cross: bool = False  # a separate context
+    masks: frozenset[str] = frozenset()  # of "padding", "arbitrary", "block_causal", "segments"
+    recurrent: bool = False  # prefill and step, with a state whose size does not depend on N
+    any_length: bool = True  # one set of weights serves every N
+    grids: tuple[int, ...] = ()  # how many axes its grid may have; () where positions play no part
+
+    def has(self, name: str) -> bool:
+        """Whether a capability, or a kind of mask, is there."""
+        return name in self.masks or bool(getattr(self, name, False))
 
 
 def _load_related() -> None:
-    """Register the related mechanisms, on the first question that they may be the answer to: nobody else waits for
-    them at import."""
+    """Register the related mechanisms when a question first needs them, so that no import of polymix waits for them."""
     importlib.import_module("polymix.mixers.related")
 
 
-def register(mixer: type[TokenMixer]) -> Callable[[C], C]:
-    """Class decorator for a config: its `name` builds `mixer` from then on. A name can be taken once."""
+def register(mixer: type[Any]) -> Callable[[C], C]:
+    """Class decorator for a config: its `name` builds `mixer` from then on. A name can be taken once.
+
+    The mixer's docstring gets the config's `cost_formula` as its last line.
+    """
 
     def add(config: C) -> C:
         if not mixer.__module__.startswith("polymix."):
             _load_related()  # their names are taken
         if config.name in _CONFIGS:
             raise OptionError("name", config.name, "a name not yet registered", "Choose another name.")
-        _CONFIGS[config.name], _MIXERS[config.name] = config, mixer
+        config.mixer = mixer
+        mixer.__doc__ = f"{(mixer.__doc__ or '').rstrip()}\n\n    Cost: {config.cost_formula} multiply-adds.\n    "
+        _CONFIGS[config.name] = config
         return config
 
     return add
@@ -45,23 +60,22 @@ def list_mixers() -> tuple[str, ...]:
     return tuple(_CONFIGS)
 
 
-def config_class(name: str) -> type[MixerConfig]:
+def config_class(name: str) -> Any:
     """The config dataclass behind a name."""
     if name not in _CONFIGS:
         _load_related()
     if not isinstance(name, str) or name not in _CONFIGS:
         known = ", ".join(nearest_first(str(name), _CONFIGS))
-        raise UnknownNameError("name", repr(name), known, "Pick one of these; the nearest stand first.")
+        raise UnknownNameError("name", repr(name), known, "The nearest names come first.")
     return _CONFIGS[name]
 
 
-def mixer_class(name: str) -> type[TokenMixer]:
+def mixer_class(name: str) -> Any:
     """The module class behind a name."""
-    config_class(name)
-    return _MIXERS[name]
+    return config_class(name).mixer
 
 
-def check_options(config: type[MixerConfig], options: dict[str, Any]) -> None:
+def check_options(config: type[Any], options: dict[str, Any]) -> None:
     """Raise OptionError for an option that `config` does not have."""
     known = {f.name for f in fields(config)}
     for option in options:
@@ -72,23 +86,11 @@ def check_options(config: type[MixerConfig], options: dict[str, Any]) -> None:
             )
 
 
-def create_mixer(
-    name: str, dim: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None, **options: Any
-) -> TokenMixer:
-    """Build a mixer by name: create_mixer("padre", dim=192, degree=3, grid=(14, 14)).
-
-    Raises UnknownNameError for a name, and OptionError for an option, that is not known or makes no sense.
-    """
-    config = config_class(name)
-    check_options(config, options)
-    return config(**options).build(dim, device=device, dtype=dtype)
-
-
-def lacks(mixer: TokenMixer, capability: str, argument: str, wanted: str) -> CapabilityError:
-    """The error for an argument that a mixer cannot serve as built, naming those that can."""
+def lacks(name: str, capability: str, argument: str, wanted: str) -> CapabilityError:
+    """The error for an argument that the mixer `name`, as built, cannot serve; it names those that can."""
     _load_related()
-    able = [name for name, other in _MIXERS.items() if other.capabilities.has(capability) and name != mixer.name]
-    cure = "Build it with other options." if type(mixer).capabilities.has(capability) else "Use one of those."
-    return CapabilityError(
-        argument, f"{wanted}, which this {mixer.name} cannot do", f"that with {', '.join(able) or 'no mixer'}", cure
-    )
+    able = [other for other, config in _CONFIGS.items() if config.mixer.capabilities.has(capability) and other != name]
+    own = name in _CONFIGS and _CONFIGS[name].mixer.capabilities.has(capability)
+    cure = f"Build {name} with other options, or use one of those." if own else "Use one of those."
+    got = f"{wanted}, which this {name} cannot do"
+    return CapabilityError(argument, got, f"a mixer that can: {', '.join(able) or 'there is none'}", cure)

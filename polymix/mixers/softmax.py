@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from polymix.errors import OptionError, ShapeError, check_choice, check_grid_option, check_number
-from polymix.mixers.base import Capabilities, MixerConfig, TokenMixer
-from polymix.mixers.checks import Call
+from polymix.mixers.checks import MixerCall
+from polymix.mixers.config import GridConfig, HeadsConfig
 from polymix.mixers.heads import Heads, head_count
-from polymix.mixers.registry import register
-from polymix.ops.attention import softmax_attention
-from polymix.ops.common import rotary, rotate
+from polymix.mixers.inheritance import AttentionMaps, Sources
+from polymix.mixers.mixer import TokenMixer
+from polymix.mixers.registry import Capabilities, register
+from polymix.ops.related.attention import softmax_attention
+from polymix.ops.shared.rotary import rotary, rotate
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
 
@@ -55,7 +57,7 @@ class SoftmaxMixer(TokenMixer):
             grids=(len(config.grid or ()),) if tied else (),
         )  # fmt: skip
 
-    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+    def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         q, k, v = (part.transpose(1, 2) for part in self.qkv(x, context))
         scale = q.shape[-1] ** -0.5
         if self.config.rotary is not None:
@@ -76,20 +78,29 @@ class SoftmaxMixer(TokenMixer):
         """(heads, N, N)."""
         return None if self.table is None else self.table[self.offset].permute(2, 0, 1)
 
+    @torch.no_grad()
+    def inherit(self, attention: AttentionMaps) -> Sources:
+        """All four projections, and the relative bias."""
+        found = super().inherit(attention)
+        if self.table is not None and attention.relative is not None:
+            self.table.copy_(attention.relative.weight)
+            found["table"] = attention.relative.keys
+        return found
+
     def no_weight_decay(self) -> set[str]:
         return set() if self.table is None else {"table"}
 
-    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
-        return {**self.qkv.letters(self.proj), "bias": self._bias()}
+    def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+        return {**self.qkv.named_matrices(self.proj), "bias": self._bias()}
 
-    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+    def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         attention = Op("attention", (self.heads, n, n, self.dim // self.heads))
         return [self.qkv.op(n), attention, linear_op(n, self.proj)]
 
 
 @register(SoftmaxMixer)
 @dataclass(frozen=True, kw_only=True)
-class SoftmaxConfig(MixerConfig):
+class SoftmaxConfig(HeadsConfig, GridConfig):
     """Options of softmax attention.
 
     heads: None takes one for every 64 channels. relative: a learned bias for each offset on the grid. grid: (N,),
@@ -97,9 +108,12 @@ class SoftmaxConfig(MixerConfig):
     """
 
     name: ClassVar[str] = "softmax"
-    heads: int | None = None
+    output: ClassVar[str] = "softmax attention by PyTorch's fused kernel: the yardstick"
+    cost_formula: ClassVar[str] = "4 N D² + 2 N² D"
+    sees: ClassVar[str] = "any mask"
+    is_attention: ClassVar[bool] = True
+    cache_grows: ClassVar[bool] = True
     relative: bool = False
-    grid: tuple[int, ...] | None = None
     rotary: float | None = None
 
     def check(self) -> None:
@@ -115,8 +129,13 @@ class SoftmaxConfig(MixerConfig):
 
     @property
     def placed(self) -> bool:
-        """Whether positions play a part, so that a grid is needed: here, or from the host that builds the mixer."""
         return self.relative
+
+    def for_rotary(self, base: float | None) -> SoftmaxConfig:
+        return self.changed(rotary=base) if self.rotary is None else self
+
+    def for_relative(self, relative: bool) -> SoftmaxConfig:
+        return self.changed(relative=relative)
 
     def check_grid(self) -> None:
         check_grid_option(self.grid, (1, 2, 3))

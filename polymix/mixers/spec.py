@@ -6,41 +6,13 @@ import re
 from dataclasses import fields
 from typing import Any
 
+from polymix._io import parse_options
 from polymix.errors import OptionError
-from polymix.mixers.base import MixerConfig
-from polymix.mixers.registry import check_options, config_class
+from polymix.mixers.config import MixerConfig
+from polymix.mixers.registry import ATTENTION, check_options, config_class
 
 DEFAULT = "softmax,padre-2,padre-3,pom,qt,poly_sa,poly_nl,linear_floor"
-_TUPLES = ("grid", "terms")
 _STRUCTURES = ("token", "channel", "A", "B", "C", "D", "U", "V")
-_WORDS: dict[str, Any] = {"none": None, "true": True, "false": False}
-
-
-def parse_value(option: str, text: str) -> Any:
-    """A number, true, false, none, 64x64 for a tuple, or a word; grid and terms are tuples whatever comes."""
-    if text.lower() in _WORDS:
-        return _WORDS[text.lower()]
-    if re.fullmatch(r"\d+(x\d+)+", text):
-        return tuple(map(int, text.split("x")))
-    if re.fullmatch(r"[+-]?\d+", text):
-        return (int(text),) if option in _TUPLES else int(text)
-    try:
-        return float(text)
-    except ValueError:
-        return tuple(text.split("/")) if "/" in text else text
-
-
-def parse_options(words: list[str]) -> dict[str, Any]:
-    """["degree=3", "grid=64x64"] -> {"degree": 3, "grid": (64, 64)}."""
-    options = {}
-    for word in words:
-        option, sign, value = word.partition("=")
-        if not sign or not option or not value:
-            raise OptionError(word, "no option", "option=value, such as degree=3", "Write = without spaces.")
-        if option in options:
-            raise OptionError(option, "given twice", "once", "Drop one of them.")
-        options[option] = parse_value(option, value)
-    return options
 
 
 def parse_mixer(text: str) -> tuple[str, MixerConfig]:
@@ -50,7 +22,7 @@ def parse_mixer(text: str) -> tuple[str, MixerConfig]:
         text = f"{short[1]}:degree={short[2]}"
     name, *words = text.strip().split(":")
     config = config_class(name)
-    options = parse_options(_with_structures(words, {f.name for f in fields(config)}))
+    options = parse_options(_with_structures(words, {f.name for f in fields(config)}), config.annotations())
     for reserved in ("grid", "num_prefix_tokens"):
         if reserved in options:
             raise OptionError(reserved, text, "a mixer without it: the host decides", "Leave it out of --mixers.")
@@ -82,8 +54,8 @@ def parse_mixers(text: str) -> dict[str, MixerConfig]:
         if label in mixers:
             raise OptionError("--mixers", f"{label} twice", "different mixers", "Drop one of them.")
         mixers[label] = config
-    if "softmax" not in mixers:
-        mixers = {**dict([parse_mixer("softmax")]), **mixers}
+    if ATTENTION not in mixers:
+        mixers = {**dict([parse_mixer(ATTENTION)]), **mixers}
     return mixers
 
 

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from polymix.blocks import MixerBlock
 from polymix.errors import OptionError, ShapeError, check_int
 from polymix.mixers import MixerConfig
-from polymix.mixers.fit import call_options, fit_to_grid
-from polymix.ops.common import autocast_dtype
+from polymix.ops.shared.tensors import autocast_dtype
 
 
 class VisionTransformer(nn.Module):
@@ -60,11 +59,11 @@ class VisionTransformer(nn.Module):
         self.position = nn.Parameter(torch.zeros(1, self.grid[0] * self.grid[1] + class_token, dim, **kw))
         with torch.no_grad():
             self.position[0, int(class_token) :] = sine_positions(self.grid, dim).to(self.position)
-        config = fit_to_grid(mixer, self.grid, num_prefix_tokens=int(class_token))
+        config = mixer.for_grid(self.grid, int(class_token))
         self.blocks = nn.ModuleList(MixerBlock(dim, config, mlp_ratio=mlp_ratio, **kw) for _ in range(depth))
         self.norm = nn.LayerNorm(dim, eps=1e-6, **kw)
         self.head = nn.Linear(dim, classes, **kw)
-        self.call = call_options(config, self.grid)
+        self.call = config.call_options(self.grid)
 
     def forward(self, images: Tensor) -> Tensor:
         size = (self.channels, *self.image_size)

@@ -1,12 +1,12 @@
-"""Which implementation of an op runs, and why.
+"""Which implementation of an op runs, and why; and the registered operators that kernels run behind.
 
-    eager    plain PyTorch: differentiable to any order, traced, compiled and exported as it stands
+    eager    plain PyTorch: differentiable to any order; can be traced, compiled and exported
     blocked  CPU, without gradients: blocks of tokens or channels that stay in the cache, results written in place
     native   CPU kernels in C, forward and backward, compiled for the machine on their first use
     triton   GPU kernels, forward and backward; on a CPU under Triton's interpreter when asked for by name
 
-"auto" takes triton, else native, else blocked, else eager: the first that has no reason against it. A name that is
-asked for either runs or raises; it never falls back.
+"auto" takes triton, else native, else blocked, else eager: the first that can run and is not slower. An implementation
+that is asked for by name runs or raises; it never falls back.
 """
 
 from __future__ import annotations
@@ -14,21 +14,24 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import NamedTuple
+from functools import cache
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from polymix.errors import CapabilityError
-from polymix.ops.common import autocast_dtype
 from polymix.ops.native import build as native
+from polymix.ops.shared.tensors import autocast_dtype, keep_memory
 
 KERNELS = ("triton", "native", "blocked")  # in the order in which "auto" would have them
 IMPLS = ("auto", "eager", *KERNELS)  # of every mixer with kernels
-_TRACED = "the graph that is traced has plain PyTorch in it"
+FEW = 512  # tokens in a batch below which blocks save less than their own calls cost
+_TRACED = "a traced graph is made of plain PyTorch"
 log = logging.getLogger("polymix")
 
 
@@ -64,35 +67,55 @@ def recording() -> Iterator[list[Choice]]:
         _recorder.reset(token)
 
 
-def choose(op: str, impl: str, tensors: Sequence[Tensor], against: Mapping[str, str | None]) -> str:
-    """The implementation that runs for `op` on `tensors`.
+def choose(
+    op: str,
+    impl: str,
+    tensors: Iterable[Tensor | None],
+    unsupported: Mapping[str, str | None],
+    *,
+    slower: Mapping[str, str | None] = MappingProxyType({}),
+    in_blocks: Collection[str] = (),
+) -> str:
+    """The implementation that runs for `op` on `tensors`, the first of which has the tokens (B, N, …).
 
     Args:
-        impl: "auto" or the one that is asked for.
-        against: what the op itself has against each kernel that it has: a reason, or None.
+        impl: "auto", or the implementation that is asked for.
+        unsupported: for each kernel that the op has, why it cannot run this call, or None.
+        slower: for some of them, why "auto" should not take them although they could run, or None.
+        in_blocks: those that need FEW tokens in a batch before they pay; "auto" leaves them out below that.
     Raises:
-        CapabilityError: the one that is asked for cannot run here; the message says why.
+        CapabilityError: the implementation that is asked for cannot run; the message says why.
     """
+    traced = torch.compiler.is_compiling()
+    if not traced:
+        keep_memory()
     if impl == "eager":
         return _settle(op, "eager", "asked for")
-    kinds = {_Kind(t.device, t.dtype, type(t), t.requires_grad) for t in tensors}
+    present = [t for t in tensors if t is not None]
+    kinds = {_Kind(t.device, t.dtype, type(t), t.requires_grad) for t in present}
     if impl != "auto":
-        why = against.get(impl, f"{op} has no such form") or _obstacle(impl, kinds, named=True)
+        why = unsupported.get(impl, f"{op} has no such form") or _obstacle(impl, kinds, named=True)
         if why is not None:
-            raise CapabilityError("impl", f"{impl!r} for {op}: {why}", "'auto', 'eager'", "Those run everywhere.")
+            raise CapabilityError("impl", f"{impl!r} for {op}: {why}", "'auto', 'eager'",
+                                  "These run everywhere.")  # fmt: skip
         return _settle(op, impl, "asked for")
+    few = not traced and bool(in_blocks) and present[0].shape[:2].numel() < FEW
     reasons: list[str] = []
     for kernel in KERNELS:
-        if kernel in against:
-            why = against[kernel] or _obstacle(kernel, kinds, named=False)
-            if why is None:
-                return _settle(op, kernel, *reasons, place=tensors[0])
-            reasons.append(f"not {kernel}: {why}")
+        if kernel not in unsupported:
+            continue
+        why = unsupported[kernel] or slower.get(kernel)
+        if why is None and few and kernel in in_blocks:
+            why = f"fewer than {FEW} tokens are faster without blocks"
+        why = why or _obstacle(kernel, kinds, named=False)
+        if why is None:
+            return _settle(op, kernel, *reasons, place=present[0])
+        reasons.append(f"not {kernel}: {why}")
     return _settle(op, "eager", *(reasons or ("the only one",)))
 
 
-def at_once(impl: str) -> bool:
-    """Whether the form without gradients runs, that writes in place: native has it where nothing is recorded."""
+def without_gradients(impl: str) -> bool:
+    """Whether the form that records no gradients runs, and writes in place: native has it where none are recorded."""
     return impl == "blocked" or (impl == "native" and not torch.is_grad_enabled() and not torch.compiler.is_compiling())
 
 
@@ -115,7 +138,7 @@ def _settle(op: str, impl: str, *reasons: str, place: Tensor | None = None) -> s
 
 
 def _obstacle(kernel: str, kinds: set[_Kind], named: bool) -> str | None:
-    """What speaks against a kernel here, whatever the op. Only where it is `named` Triton's interpreter will do."""
+    """Why a kernel cannot run here, whatever the op; `named`: asked for by name, when Triton's interpreter will do."""
     return {"triton": _triton, "native": _native, "blocked": _blocked}[kernel](kinds, named)
 
 
@@ -135,7 +158,7 @@ def _native(kinds: set[_Kind], named: bool) -> str | None:
     if traced and not named:
         return _TRACED
     if not named and torch._C._len_torch_dispatch_stack():  # in this order: nothing of the kind can be traced
-        return "what looks at every operator, as a counter of FLOPs does, is to see plain PyTorch"
+        return "a dispatch mode (such as FlopCounterMode) is active: it should see plain PyTorch"
     if any(k.device.type != "cpu" for k in kinds):
         return "it is for the CPU"
     if any(k.dtype not in (torch.float32, torch.bfloat16) for k in kinds):
@@ -167,7 +190,7 @@ _HAS_TRITON = _findable("triton")
 
 
 def _transformed(kinds: set[_Kind]) -> str | None:
-    """What a hand-written kernel cannot see through."""
+    """The transform that a hand-written kernel cannot see through, or None."""
     if any(autocast_dtype(k.device) for k in kinds):
         return "autocast decides the types"
     if torch.compiler.is_compiling():
@@ -177,3 +200,131 @@ def _transformed(kinds: set[_Kind]) -> str | None:
     if any(k.type not in (Tensor, torch.nn.Parameter) for k in kinds):
         return "a tensor subclass needs plain PyTorch"
     return None
+
+
+class Operator:
+    """polymix::name and polymix::name_backward: one node in a graph that is traced, compiled or exported.
+
+    It has a schema, a fake, and a backward that is an operator too. Second derivatives are those of the definition.
+
+    Args:
+        name, schema: of the operator, such as "(Tensor x, Tensor? bias, int order) -> Tensor"; `impl` is added last.
+        define: the definition in plain PyTorch, on the same arguments in the same order.
+        wrt: the places of the arguments that have gradients; a tensor that is None has none.
+        kernels: for each implementation its "module:function", called by the names of the schema and imported when it
+            first runs. function_backward takes the outputs' gradients in front and returns a gradient for each of
+            `wrt`, or None.
+    """
+
+    def __init__(self, name: str, schema: str, define: Callable[..., Any], wrt: Sequence[int], **kernels: str) -> None:
+        self.name, self.define, self.wrt, self.kernels = name, define, tuple(wrt), kernels
+        arguments, returns = schema.removeprefix("(").split(") -> ")
+        self.names = [argument.split()[-1] for argument in arguments.split(", ")]
+        self.several = returns.startswith("(")
+        forward, backward = f"polymix::{name}", f"polymix::{name}_backward"
+        torch.library.define(forward, f"({arguments}, str impl) -> {returns}")
+        torch.library.define(backward, f"(Tensor[] grads, {arguments}, str impl) -> Tensor[]")
+        torch.library.impl(forward, ("cpu", "cuda"), self._forward)
+        torch.library.impl(backward, ("cpu", "cuda"), self._backward)
+        torch.library.register_fake(forward, lambda *args: _contiguous(define(*args[:-1])))
+        torch.library.register_fake(backward, lambda grads, *args: [t.new_empty(t.shape) for t in self._wanted(args)])
+        torch.library.register_autograd(forward, self._differentiate, setup_context=self._save)
+        self._op = getattr(torch.ops.polymix, name)
+        self._op_backward = getattr(torch.ops.polymix, f"{name}_backward")
+
+    def __call__(self, *args: Any, impl: str) -> Any:
+        """Run the definition itself for "eager", so that every transform sees through it; else the operator.
+
+        A kernel in C that nothing observes is called without the dispatcher, which takes half a millisecond of a
+        training step: as much as a small mixer.
+        """
+        if impl == "eager":
+            return self.define(*args)
+        if not _unseen(impl):
+            return self._op(*args, impl)
+        return _Undispatched.apply(self, *args, impl) if torch.is_grad_enabled() else self._forward(*args, impl)
+
+    def _wanted(self, args: Sequence[Any]) -> list[Tensor]:
+        return [args[i] for i in self.wrt if args[i] is not None]
+
+    def _launch(self, impl: str, suffix: str, grads: Sequence[Tensor], args: Sequence[Any]) -> Any:
+        kernel, named = self._kernel(impl, suffix), dict(zip(self.names, args, strict=True))
+        if args[0].is_cpu:
+            return kernel(*grads, **named)
+        with torch.cuda.device_of(args[0]):
+            return kernel(*grads, **named)
+
+    @cache  # noqa: B019  operators live as long as the process
+    def _kernel(self, impl: str, suffix: str) -> Callable[..., Any]:
+        """The function, imported when it is first called."""
+        if impl not in self.kernels:
+            got, allowed = f"{impl!r} for {self.name}", ", ".join(map(repr, ("eager", *self.kernels)))
+            raise CapabilityError("impl", got, allowed, "Choose one of these.")
+        module, _, function = self.kernels[impl].partition(":")
+        return getattr(importlib.import_module(module), function + suffix)
+
+    def _forward(self, *inputs: Any) -> Any:
+        *args, impl = inputs
+        return _contiguous(self.define(*args)) if impl == "eager" else self._launch(impl, "", (), args)
+
+    def _backward(self, grads: list[Tensor], *inputs: Any) -> list[Tensor]:
+        *args, impl = inputs
+        if impl == "eager":
+            return [grad.contiguous() for grad in self._by_definition(grads, args, create_graph=False)]
+        found, wanted = self._launch(impl, "_backward", grads, args), self._wanted(args)
+        return [grad.to(t.dtype) for grad, t in zip((g for g in found if g is not None), wanted, strict=True)]
+
+    def _by_definition(self, grads: Sequence[Tensor], args: Sequence[Any], create_graph: bool) -> list[Tensor]:
+        """Gradients through the definition, run once more."""
+        autograd = torch._C.DispatchKey.AutogradFunctionality  # below a dispatch mode it is switched off
+        with torch.enable_grad(), torch._C._SetExcludeDispatchKeyGuard(autograd, False):
+            # Views, so that no gradient flows from one argument to another.
+            fresh = [a.view_as(a) if create_graph else a.detach().requires_grad_() for a in self._wanted(args)]
+            given = iter(fresh)
+            outputs = self.define(*(next(given) if i in self.wrt and a is not None else a for i, a in enumerate(args)))
+            outputs = outputs if self.several else (outputs,)
+            found = torch.autograd.grad(outputs, fresh, grads, create_graph=create_graph, allow_unused=True)
+        return [torch.zeros_like(t) if grad is None else grad for grad, t in zip(found, fresh, strict=True)]
+
+    def _save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.places = [i for i, value in enumerate(inputs) if isinstance(value, Tensor)]
+        ctx.save_for_backward(*(inputs[i] for i in ctx.places))
+        ctx.others = [None if isinstance(value, Tensor) else value for value in inputs]
+
+    def _differentiate(self, ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        inputs = list(ctx.others)
+        for place, tensor in zip(ctx.places, ctx.saved_tensors, strict=True):
+            inputs[place] = tensor
+        *args, impl = inputs
+        if torch.is_grad_enabled():
+            found = self._by_definition(grads, args, create_graph=True)
+        else:
+            found = (self._backward if _unseen(impl) else self._op_backward)(list(grads), *args, impl)
+        by_place: list[Tensor | None] = [None] * (len(args) + 1)
+        for place, grad in zip((i for i in self.wrt if args[i] is not None), found, strict=True):
+            by_place[place] = grad
+        return tuple(by_place)
+
+
+class _Undispatched(torch.autograd.Function):
+    """An operator, called without the dispatcher."""
+
+    @staticmethod
+    def forward(ctx: Any, operator: Operator, *inputs: Any) -> Any:
+        ctx.operator = operator
+        operator._save(ctx, inputs, None)
+        return operator._forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return (None, *ctx.operator._differentiate(ctx, *grads))
+
+
+def _unseen(impl: str) -> bool:
+    """Whether a kernel runs that neither a graph nor a dispatch mode, such as FlopCounterMode, observes."""
+    return impl == "native" and not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack()
+
+
+def _contiguous(outputs: Any) -> Any:
+    """Contiguous, as kernels return them: a graph relies on the strides that its fake had."""
+    return tuple(y.contiguous() for y in outputs) if isinstance(outputs, tuple) else outputs.contiguous()

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymix.errors import OptionError, ShapeError
-from polymix.ops.common import accumulator
+from polymix.ops.shared.tensors import accumulator
 from polymix.structured.cost import Cost, Op, cost_of
 
 Grid = tuple[int, ...] | None
@@ -178,7 +178,7 @@ class StructuredMap(nn.Module, ABC):
             return matrix[0]
         return matrix.repeat_interleave(self.site.channels // matrix.shape[0], dim=0)
 
-    def ops(self, n: int, grid: Grid = None, out: int | None = None) -> list[Op]:
+    def cost_ops(self, n: int, grid: Grid = None, out: int | None = None) -> list[Op]:
         """The work on n tokens."""
         if self.site.side == "channel":
             assert self.site.size is not None and self.site.out is not None
@@ -191,7 +191,7 @@ class StructuredMap(nn.Module, ABC):
 
     def cost(self, n: int, grid: Grid = None, out: int | None = None, dtype: torch.dtype = torch.float32) -> Cost:
         """Parameters, multiply-adds and bytes on n tokens, by formula."""
-        return cost_of(self, self.ops(n, grid, out), dtype)
+        return cost_of(self, self.cost_ops(n, grid, out), dtype)
 
     def transpose(self) -> StructuredMap:
         """The map of Mᵀ, on the same weights; the bias stays behind."""

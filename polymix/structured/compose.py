@@ -97,8 +97,8 @@ class Sum(_Composite):
     def dense(self, n: int | None = None, grid: Grid = None, out: int | None = None) -> Tensor:
         return reduce(add, (part.dense(n, grid, out) for part in self.members))
 
-    def ops(self, n: int, grid: Grid = None, out: int | None = None) -> list[Op]:
-        return [op for part in self.members for op in part.ops(n, grid, out)]
+    def cost_ops(self, n: int, grid: Grid = None, out: int | None = None) -> list[Op]:
+        return [op for part in self.members for op in part.cost_ops(n, grid, out)]
 
     def scale_(self, gain: float) -> bool:
         done = [part.scale_(gain) for part in self.members]  # every part, whether or not another could
@@ -133,10 +133,10 @@ class Product(_Composite):
             whole = whole @ matrix if self.site.side == "channel" else matrix @ whole
         return whole
 
-    def ops(self, n: int, grid: Grid = None, out: int | None = None) -> list[Op]:
+    def cost_ops(self, n: int, grid: Grid = None, out: int | None = None) -> list[Op]:
         *rest, first = self.members
         length = (self._after(n, out) if self.site.side == "token" else n) or n
-        return first.ops(n, grid, out) + [op for part in reversed(rest) for op in part.ops(length, grid)]
+        return first.cost_ops(n, grid, out) + [op for part in reversed(rest) for op in part.cost_ops(length, grid)]
 
     def scale_(self, gain: float) -> bool:
         return any(part.scale_(gain) for part in self.members)  # the first that can
@@ -180,8 +180,8 @@ class Transposed(StructuredMap):
     def vector_ops(self, rows: int, n: int, out: int) -> list[Op]:
         return self.inner.vector_ops(rows, out, n)
 
-    def ops(self, n: int, grid: Grid = None, out: int | None = None) -> list[Op]:
-        return self.inner.ops(n, grid, out)
+    def cost_ops(self, n: int, grid: Grid = None, out: int | None = None) -> list[Op]:
+        return self.inner.cost_ops(n, grid, out)
 
     def scale_(self, gain: float) -> bool:
         return self.inner.scale_(gain)
@@ -225,8 +225,8 @@ class Prefixed(nn.Module):
         whole[:, :p, p:] = (self.prefix_mean.t() / (n - p)).unsqueeze(-1)
         return whole
 
-    def ops(self, n: int, grid: Grid = None) -> list[Op]:
-        return self.inner.ops(n - self.prefix, grid)
+    def cost_ops(self, n: int, grid: Grid = None) -> list[Op]:
+        return self.inner.cost_ops(n - self.prefix, grid)
 
     def scale_(self, gain: float) -> bool:
         return self.inner.scale_(gain)

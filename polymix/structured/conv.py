@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymix.errors import OptionError, check_int
-from polymix.ops.depthwise import depthwise_conv, effective_kernel
-from polymix.ops.sequences import after_window, next_window
+from polymix.ops.shared.depthwise import depthwise_conv, effective_kernel
+from polymix.ops.shared.sequences import after_window, next_window
 from polymix.structured.base import Grid, Site, StructuredMap
 from polymix.structured.cost import Op
 
@@ -89,9 +89,9 @@ class DepthwiseConv(StructuredMap):
             return super().dense(n, grid, out)
         return conv_matrix(self.weight, grid or (n or 0,), causal=self.site.causal, dilation=self.dilation)
 
-    def ops(self, n: int, grid: Grid = None, out: int | None = None) -> list[Op]:
+    def cost_ops(self, n: int, grid: Grid = None, out: int | None = None) -> list[Op]:
         if self.site.side == "channel":
-            return super().ops(n, grid, out)
+            return super().cost_ops(n, grid, out)
         grid = grid or (n,)
         return [Op("depthwise", grid, effective_kernel(self.kernel, grid, self.dilation), self.site.channels)]
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymix.errors import check_divides, check_int
+from polymix.ops.shared.tensors import Linear
 from polymix.structured.base import Grid, Site, StructuredMap, init_
 from polymix.structured.cost import Op, linear_op
 
@@ -106,6 +107,19 @@ class BlockDiagonal(StructuredMap):
         return f"{self.in_features}, {self.out_features}, blocks={self.blocks}, bias={self.bias is not None}"
 
 
+def affine(layer: Any) -> Linear:
+    """The weight and the bias of a dense or block-diagonal layer.
+
+    A layer that wraps one of ours (LoRA, say) is asked what it does to zero and to the unit vectors: its own forward
+    holds.
+    """
+    if isinstance(layer, (Dense, BlockDiagonal)):
+        return layer.weight, layer.bias
+    units = torch.eye(layer.in_features, device=layer.weight.device, dtype=layer.weight.dtype)
+    bias = layer(units.new_zeros(1, layer.in_features))
+    return (layer(units) - bias).t(), bias[0]
+
+
 def linear(in_features: int, out_features: int, blocks: int = 1, bias: bool = True, **kw: Any) -> Dense | BlockDiagonal:
     """A channel map: dense, or block-diagonal where there is more than one block."""
     if blocks == 1:
@@ -117,4 +131,4 @@ def linear(in_features: int, out_features: int, blocks: int = 1, bias: bool = Tr
     return layer
 
 
-__all__ = ["BlockDiagonal", "Dense", "linear"]
+__all__ = ["BlockDiagonal", "Dense", "affine", "linear"]

@@ -74,6 +74,6 @@ class Fanout(nn.Module):
         bias = None if self.maps.bias is None else self.maps.bias.view(self.heads, self.count, -1)[:, place].flatten()
         return torch.block_diag(*weight.transpose(-1, -2)), bias
 
-    def ops(self, n: int) -> list[Op]:
+    def cost_ops(self, n: int) -> list[Op]:
         shared = [] if self.maps is None else [linear_op(n, self.maps)]
-        return shared + [op for other in self.others if isinstance(other, StructuredMap) for op in other.ops(n)]
+        return shared + [op for other in self.others if isinstance(other, StructuredMap) for op in other.cost_ops(n)]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from polymix.errors import check_int
-from polymix.ops.common import accumulator
+from polymix.ops.shared.tensors import accumulator
 from polymix.structured.base import Site, StructuredMap, Weightless, init_
 from polymix.structured.cost import Op
 

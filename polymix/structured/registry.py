@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import re
 from dataclasses import replace
 from typing import Any
 
+from polymix._io import parse_value
 from polymix.errors import OptionError, UnknownNameError, nearest_first
 from polymix.structured.base import Site, StructuredMap, transposed_site
 from polymix.structured.compose import Identity, Prefixed, Product, Sum, Transposed
@@ -25,25 +25,11 @@ _MAPS: dict[str, type[StructuredMap]] = {
     )
 }  # fmt: skip
 _ALIASES = {"rank_1": "rank_one", "rank1": "rank_one", "mean_pooling": "mean", "pooling": "mean"}
-_WORDS: dict[str, Any] = {"none": None, "true": True, "false": False}
 
 
 def list_maps() -> tuple[str, ...]:
     """The structures that a specification may name."""
     return tuple(_MAPS)
-
-
-def _value(text: str) -> Any:
-    if text.lower() in _WORDS:
-        return _WORDS[text.lower()]
-    if re.fullmatch(r"\d+(x\d+)+", text):
-        return tuple(map(int, text.split("x")))
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 def parse(argument: str, text: Any) -> tuple[str, dict[str, Any], bool]:
@@ -69,7 +55,7 @@ def parse(argument: str, text: Any) -> tuple[str, dict[str, Any], bool]:
             raise OptionError(argument, repr(text), f"{name} with {allowed}", "Check the spelling.")
         if option in options:
             raise OptionError(argument, repr(text), f"{option} once", "Drop one of them.")
-        options[option] = _value(value)
+        options[option] = parse_value(value)
     return name, options, bool(mark)
 
 

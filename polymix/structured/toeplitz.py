@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from polymix.errors import OptionError, check_choice, check_int
-from polymix.ops.common import accumulator
-from polymix.ops.fft_conv import causal_fft_conv, circular_fft_conv
-from polymix.ops.sequences import after_window, next_window
+from polymix.ops.shared.fft_conv import causal_fft_conv, circular_fft_conv
+from polymix.ops.shared.sequences import after_window, next_window
+from polymix.ops.shared.tensors import accumulator
 from polymix.structured.base import Site, StructuredMap, init_
 from polymix.structured.cost import Op, linear_op
 
@@ -46,7 +46,7 @@ class ImplicitFilter(nn.Module):
         curve = self.out(torch.sin(self.frequency * self.into(features)))
         return (curve * torch.exp(-t * self.log_decay.exp()).to(curve.dtype)).t()
 
-    def ops(self, n: int) -> list[Op]:
+    def cost_ops(self, n: int) -> list[Op]:
         return [linear_op(n, self.into), linear_op(n, self.out)]
 
 
@@ -101,7 +101,7 @@ class _Filtered(StructuredMap):
 
     def vector_ops(self, rows: int, n: int, out: int) -> list[Op]:
         transforms = Op("fft", (2 * rows * self.site.groups + self.copies, self.transform_size(n)))
-        return [transforms] if self.curve is None else [*self.curve.ops(n), transforms]
+        return [transforms] if self.curve is None else [*self.curve.cost_ops(n), transforms]
 
     def transform_size(self, n: int) -> int:
         return n

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from polymix.bench.compare import compare, warnings
 from polymix.cli import main
 from polymix.errors import OptionError, ResultsError
+from polymix.workflows.bench.compare import compare, warnings
 from tests.bench.content import content, row
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import polymix
-from polymix.bench.cell import prepare, wrong
-from polymix.bench.memory import Apart, measure
-from polymix.bench.settings import Group
+from polymix.measure.case import prepare, wrong
+from polymix.measure.memory import Apart, measure
 from polymix.mixers import PomMixer
+from polymix.workflows.bench.settings import Group
 
 GROUP = Group(tokens=128, dim=12, batch=2, dtype="float32", pass_="forward", threads=1)
 

@@ -11,14 +11,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import polymix
-from polymix.bench import floor, group, run
-from polymix.bench.floor import bytes_moved
-from polymix.bench.group import with_impl
-from polymix.bench.run import bench
-from polymix.bench.settings import Settings
 from polymix.cli import main
 from polymix.errors import OptionError, ResultsError
+from polymix.measure import floor
+from polymix.measure.floor import bytes_moved
 from polymix.mixers.spec import parse_mixers
+from polymix.workflows.bench import group, run
+from polymix.workflows.bench.group import with_impl
+from polymix.workflows.bench.run import bench
+from polymix.workflows.bench.settings import Settings
 
 MIXERS = "softmax,padre-2,poly_nl"
 TINY = {"tokens": (16, 36), "dims": (12,), "batch": (2,), "threads": (1,), "seconds": 0.005}
@@ -35,8 +36,8 @@ def small_ceilings():
     """Ceilings of nothing in particular, soon measured; the threads as they were."""
     threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("polymix.bench.roofline._SIZES", (16, 32))
-        patch.setattr("polymix.bench.roofline._COPY", 1 << 12)
+        patch.setattr("polymix.measure.roofline._SIZES", (16, 32))
+        patch.setattr("polymix.measure.roofline._COPY", 1 << 12)
         yield
     torch.set_num_threads(threads)
 
@@ -55,7 +56,7 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def results(folder):
     content = json.loads((folder / "results.json").read_text())
-    schema = json.loads(files("polymix").joinpath("bench/results.schema.json").read_text())
+    schema = json.loads(files("polymix").joinpath("workflows/bench/results.schema.json").read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.validate(content, schema)
     return content
@@ -149,7 +150,7 @@ def test_an_implementation_that_a_mixer_lacks_is_said_in_its_rows(tmp_path, monk
     def only_pom(config, impl):
         return config if config.name == "pom" else with_impl(config, impl)
 
-    monkeypatch.setattr("polymix.bench.settings.with_impl", only_pom)
+    monkeypatch.setattr("polymix.workflows.bench.settings.with_impl", only_pom)
     monkeypatch.setattr(group, "with_impl", only_pom)
     rows = make(tmp_path, "softmax,pom", tokens=(16,), passes=("forward",), impls=("auto", "magic"))["rows"]
     said = {(row["mixer"], row["impl"]): row["stopped"] for row in rows}

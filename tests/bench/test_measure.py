@@ -9,11 +9,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import polymix
-from polymix.bench import Budget, floor, interleaved, manifest, peak_memory, sweep
-from polymix.bench.machine import check_device
-from polymix.bench.measure import Timing
-from polymix.bench.sweep import alone, near_square
-from polymix.mixers.fit import with_heads
+from polymix.measure import Budget, floor, interleaved, manifest, peak_memory, sweep
+from polymix.measure.machine import check_device
+from polymix.measure.sweep import alone, near_square
+from polymix.measure.timing import Timing
 from tests.mixers.cases import CASES
 
 
@@ -36,7 +35,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr("polymix.bench.measure.time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr("polymix.measure.timing.time", SimpleNamespace(perf_counter=lambda: clock.now))
     return clock
 
 
@@ -107,10 +106,10 @@ def test_near_square():
 
 
 def test_heads_of_the_host_fill_what_is_open():
-    assert with_heads(polymix.SoftmaxConfig(), 4).heads == 4
-    assert with_heads(polymix.SoftmaxConfig(heads=2), 4).heads == 2
-    assert with_heads(polymix.PadreConfig(), 4).heads == 1, "padre's single head is the paper's, not an open choice"
-    assert with_heads(polymix.PomConfig(), 4) == polymix.PomConfig()
+    assert polymix.SoftmaxConfig().for_heads(4).heads == 4
+    assert polymix.SoftmaxConfig(heads=2).for_heads(4).heads == 2
+    assert polymix.PadreConfig().for_heads(4).heads == 1, "padre's single head is the paper's, not an open choice"
+    assert polymix.PomConfig().for_heads(4) == polymix.PomConfig()
 
 
 def run_sweep(mixers, tokens, **options):

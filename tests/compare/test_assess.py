@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 import polymix
-from polymix.bench.measure import Timing
-from polymix.compare.conversion import assess
-from polymix.compare.conversion.assessment import Assessment, LayerCost, Length, Pair
 from polymix.compat import cure_torchvision
 from polymix.errors import OptionError
+from polymix.measure.timing import Timing
 from polymix.mixers import SoftmaxMixer
 from polymix.models import VisionTransformer
+from polymix.workflows.convert import assess
+from polymix.workflows.convert.assessment import Assessment, LayerCost, Length, Pair
 
 cure_torchvision()
 yaml = pytest.importorskip("yaml", reason="untested: the model card's metadata, for which PyYAML is needed")
@@ -144,7 +144,7 @@ def test_attention_to_another_context_has_no_curve():
 def test_lengths_too_slow_for_the_budget_are_left_out(monkeypatch):
     """Four times as many tokens take attention up to sixteen times as long."""
     monkeypatch.setattr(
-        "polymix.compare.recommend.measure.timed", lambda calls, *_: {name: timed(1000) for name in calls}
+        "polymix.workflows.recommend.measure.timed", lambda calls, *_: {name: timed(1000) for name in calls}
     )
     for most, lengths in ((15.9, [1]), (16.1, [1, 4])):
         its = report({"blocks.0.mixer": "pom"})
@@ -164,15 +164,15 @@ def test_a_call_that_runs_out_of_memory_is_told(monkeypatch):
     its = report()
     monkeypatch.setattr(SoftmaxMixer, "mix", small)
     assert [length.factor for length in assess(its, X, seconds=0.05, lengths=(1, 4, 16)).curve] == [1]
-    monkeypatch.setattr("polymix.compare.conversion.timed", lambda runs, seconds, device: {})
+    monkeypatch.setattr("polymix.workflows.convert.timed", lambda runs, seconds, device: {})
     answer = assess(its, X, **QUICK)
     assert answer.whole == Pair((None, None), (None, None), (None, None)) and "ran out of memory" in answer.headline
     assert "–" in str(answer) and json.dumps(answer.to_dict(), allow_nan=False)
 
 
 @pytest.mark.parametrize(("change", "match"), [
-    (lambda its: its.undo(), "`report`.*undone"), (lambda its: "report", "`report`: got str"),
-    (lambda its: polymix.insert(copy.deepcopy(its.model), "blocks.0", "pom", input=X), "`report`: got InsertionReport"),
+    (lambda its: its.undo(), "`report`.*undone"), (lambda its: "report", "`report`: .*got str"),
+    (lambda its: polymix.insert(copy.deepcopy(its.model), "blocks.0", "pom", input=X), "`report`: .*got InsertionReport"),
 ])  # fmt: skip
 def test_what_is_no_standing_conversion_is_told(change, match):
     its = report()

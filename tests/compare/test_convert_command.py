@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 import polymix
-from polymix.compare.conversion.images import Images
-from polymix.compare.conversion.inputs import made_up, pixels
-from polymix.compare.conversion.settings import Settings, parse_plan
-from polymix.compare.conversion.sources import Source, load_model
 from polymix.compat import cure_torchvision
 from polymix.errors import OptionError
 from polymix.models import VisionTransformer
+from polymix.workflows.convert.images import Images
+from polymix.workflows.convert.inputs import made_up, pixels
+from polymix.workflows.convert.settings import Settings, parse_plan
+from polymix.workflows.convert.sources import Source, load_model
 from tests.tasks.test_images import picture
 
 cure_torchvision()
@@ -339,8 +339,8 @@ def times(monkeypatch):
     def clock(calls, seconds, device):
         return {name: near(said.get(name, 0.02)) for name in calls}
 
-    monkeypatch.setattr("polymix.compare.recommend.measure.timed", clock)
-    monkeypatch.setattr("polymix.compare.recommend.timed", clock)
+    monkeypatch.setattr("polymix.workflows.recommend.measure.timed", clock)
+    monkeypatch.setattr("polymix.workflows.recommend.timed", clock)
     return said
 
 
@@ -348,7 +348,7 @@ def test_a_recommendation_is_followed_and_kept(run, fails, times, monkeypatch):
     fails("--model", "mine.py:vit", "--plan", "recommend", named="kept everywhere")
     times["pom"] = 0.001
     with monkeypatch.context() as patch:
-        patch.setattr("polymix.compare.conversion.command.assess", interrupt)
+        patch.setattr("polymix.workflows.convert.command.assess", interrupt)
         assert run("--model", "mine.py:vit", "--plan", "recommend")[0] == 130
     times["qt"] = 0.0001
     status, out, err = run("--model", "mine.py:vit", "--plan", "recommend", "--resume")

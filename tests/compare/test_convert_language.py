@@ -96,9 +96,9 @@ def test_a_folder_becomes_a_hybrid_that_the_auto_classes_load(run, kind, name):
 
 def test_the_figures_are_the_models_own_on_the_same_tokens(run):
     """`before` is the checkpoint's perplexity, the last one that of the model which the folder has."""
-    from polymix.compare.conversion.settings import Settings
-    from polymix.compare.conversion.sources import load_model
-    from polymix.compare.conversion.text import Text
+    from polymix.workflows.convert.settings import Settings
+    from polymix.workflows.convert.sources import load_model
+    from polymix.workflows.convert.text import Text
 
     assert run("--model", "gpt2", "--data", "texts", *HYBRID)[0] == 0
     settings = Settings(model="gpt2", data="texts", tokens=16)
@@ -115,9 +115,9 @@ def test_the_figures_are_the_models_own_on_the_same_tokens(run):
 
 
 def test_what_is_held_back_is_nothing_that_is_trained_on(place):
-    from polymix.compare.conversion.settings import Settings
-    from polymix.compare.conversion.sources import load_model
-    from polymix.compare.conversion.text import Text
+    from polymix.workflows.convert.settings import Settings
+    from polymix.workflows.convert.sources import load_model
+    from polymix.workflows.convert.text import Text
 
     Path("one.txt").write_text("".join(f"{i:05d} " for i in range(400)))  # no piece of it comes twice
     text = Text("one.txt", load_model("gpt2"), Settings(model="gpt2", data="one.txt", tokens=8))

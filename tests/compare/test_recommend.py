@@ -9,20 +9,20 @@ import torch
 from torch import nn
 
 import polymix
-from polymix.bench.measure import Timing
-from polymix.compare.recommend import Shape, measure, parse_shape, recommend
-from polymix.compare.recommend.advice import LayerAdvice, Recommendation
-from polymix.compare.recommend.decide import Candidate, choose, gain, wins_from, worth_it
-from polymix.compare.recommend.layers import record
-from polymix.compare.recommend.measure import Bench, timed
-from polymix.compare.recommend.shapes import shape_of, shapes_of
 from polymix.compat import cure_torchvision
 from polymix.convert.find import attention_modules, known_input
 from polymix.convert.masks import Seen, seen_through
 from polymix.convert.replay import call_of
 from polymix.errors import OptionError, PolymixError
+from polymix.measure.timing import Timing
 from polymix.mixers import PadreConfig, SoftmaxConfig
 from polymix.models import VisionTransformer
+from polymix.workflows.recommend import Shape, measure, parse_shape, recommend
+from polymix.workflows.recommend.advice import LayerAdvice, Recommendation
+from polymix.workflows.recommend.decide import Candidate, choose, gain, wins_from, worth_it
+from polymix.workflows.recommend.layers import record
+from polymix.workflows.recommend.measure import Bench, timed
+from polymix.workflows.recommend.shapes import shape_of, shapes_of
 
 MACHINE = {"gpu": None, "cpu": "a CPU", "threads": 1}
 PAIR = ("padre:degree=2:kernel_size=3", "pom")
@@ -51,7 +51,7 @@ def stopwatch(monkeypatch):
         return {name: near(times.get(name, 0.020)) for name in calls}
 
     monkeypatch.setattr(measure, "timed", clock)
-    monkeypatch.setattr("polymix.compare.recommend.timed", clock)
+    monkeypatch.setattr("polymix.workflows.recommend.timed", clock)
     return times
 
 

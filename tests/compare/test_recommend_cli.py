@@ -6,7 +6,7 @@ import pytest
 
 import polymix
 from polymix.cli import main
-from polymix.compare.recommend import recommend
+from polymix.workflows.recommend import recommend
 
 TINY = ("--mixers", "pom,poly_nl", "--seconds", "0.3", "--threads", "1")
 MODEL = """

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from polymix.compare.plots import pareto
-from polymix.compare.report import write_report
-from polymix.compare.results import Results, load, write_atomically
-from polymix.compare.table import headings, rows, terminal_table
-from polymix.compare.verdict import answer
 from polymix.errors import ResultsError
+from polymix.workflows.compare.plots import pareto
+from polymix.workflows.compare.report import write_report
+from polymix.workflows.compare.results import Results, load, write_atomically
+from polymix.workflows.compare.table import headings, rows, terminal_table
+from polymix.workflows.compare.verdict import answer
 from tests.compare.content import make
 
 SETTINGS, MACHINE = {"epochs": 3, "tokens": [64]}, {"cpu": "x", "threads": 2}
@@ -45,7 +45,7 @@ def test_resume_needs_the_same_question_and_machine(tmp_path, settings, machine,
         Results.open(tmp_path, settings, machine, resume=True)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": "other/1"}', '{"schema": "polymix.compare/2"}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": "other/1"}', '{"schema": "polymix.workflows.compare/2"}'])
 def test_damaged_and_foreign_files(tmp_path, text):
     (tmp_path / "results.json").write_text(text)
     with pytest.raises(ResultsError, match=r"results\.json"):

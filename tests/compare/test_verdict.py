@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from polymix.compare import verdict
-from polymix.compare.verdict import answer, count, crossover, good_enough, latencies, noise, scores, slope
+from polymix.workflows.compare import verdict
+from polymix.workflows.compare.verdict import answer, count, crossover, good_enough, latencies, noise, scores, slope
 from tests.compare.content import make, row
 
 ATTENTION = [1.0, 2.0, 8.0, 100.0]

@@ -300,7 +300,7 @@ def test_a_sequential_hands_down_to_its_ends():
 @pytest.mark.parametrize(
     ("at", "options", "kind", "match"),
     [
-        ("layer3.7", {}, OptionError, "names no module.*layer3.1"),
+        ("layer3.7", {}, OptionError, "layer3.1.*names no module"),
         ("layer3.1", {"where": "around"}, OptionError, "where"),
         ("layer3.1", {"where": "after"}, OptionError, "after layer3.1 .*does not say the channels"),
         ("relu", {}, OptionError, "does not say the channels"),
@@ -329,7 +329,7 @@ def test_a_container_that_runs_its_children_itself_is_named_with_them():
             return x
 
     model = nn.Sequential(Chain({"a": nn.Linear(16, 16), "b": nn.Linear(16, 16)}))
-    with pytest.raises(OptionError, match=r"'0', a Chain; allowed: 0.a, 0.b"):
+    with pytest.raises(OptionError, match=r"expected .*0.a, 0.b.*got .*'0', a Chain"):
         polymix.insert(model, "0", "poly_nl")
     polymix.insert(model, "0.b", "poly_nl")
 

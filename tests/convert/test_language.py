@@ -12,7 +12,7 @@ from tests.helpers import close, jitter
 
 cure_torchvision()
 transformers = pytest.importorskip("transformers", reason="untested: language models; pip install 'polymix[text]'")
-from polymix.compare.conversion.language import repackage  # noqa: E402  # needs transformers
+from polymix.workflows.convert.language import repackage  # noqa: E402  # needs transformers
 
 ENDS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
 IDS = torch.randint(3, 40, (2, 12), generator=torch.Generator().manual_seed(0))

@@ -18,7 +18,7 @@ def test_errors_pickle(kind):
     error = kind("mask", (2, 3), "a boolean tensor", "Compare first.")
     other = pickle.loads(pickle.dumps(error))
     assert type(other) is kind
-    assert str(other) == str(error) == "`mask`: got (2, 3); allowed: a boolean tensor. Compare first."
+    assert str(other) == str(error) == "`mask`: expected a boolean tensor, got (2, 3). Compare first."
     assert vars(other) == vars(error)
 
 
@@ -34,7 +34,7 @@ def test_errors_are_also_what_python_calls_them():
 
 
 def test_an_error_without_a_cure_ends_with_what_is_allowed():
-    assert str(OptionError("a", 1, "2")) == "`a`: got 1; allowed: 2."
+    assert str(OptionError("a", 1, "2")) == "`a`: expected 2, got 1."
 
 
 def test_check_int_knows_both_ends():

@@ -56,7 +56,7 @@ def test_what_cannot_be_done_is_said_in_its_place():
 
 
 def test_a_wrong_declaration_is_seen(monkeypatch):
-    from polymix.mixers.base import Polynomial
+    from polymix.mixers.mixer import Polynomial
 
     mixer = build("poly_nl", 4)
     monkeypatch.setattr(type(mixer), "polynomial", property(lambda self: Polynomial(2)))

@@ -149,7 +149,7 @@ def test_mixers_inside_mixers_are_each_said_once():
 
 def test_few_tokens_are_not_worth_blocks(monkeypatch):
     """Below FEW tokens "auto" keeps plain PyTorch and says so; a name that is asked for runs all the same."""
-    monkeypatch.setattr("polymix.mixers.base.FEW", 512)
+    monkeypatch.setattr("polymix.ops.dispatch.FEW", 512)
     monkeypatch.setenv("POLYMIX_NATIVE", "0")
     x = torch.randn(2, 100, 8)
     with torch.inference_mode():

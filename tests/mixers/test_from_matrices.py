@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from polymix.ops import reference
+from tests import references as reference
 from tests.helpers import attention_from_matrices, build, close, padre_from_matrices, pom_from_matrices, tokens, visible
 
 TOL = 1e-12

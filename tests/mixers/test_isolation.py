@@ -93,7 +93,7 @@ def test_the_guard_of_qt_binds_in_its_own_type():
 
 def test_compact_similarity_is_a_sum_of_squares_while_beta_allows():
     """α² t² + 2β² t/√d + γ²/d ≥ 0 for each product t = q_i k_i while β² ≤ |αγ|: the guard then never binds."""
-    from polymix.ops.qt import taylor_features
+    from polymix.ops.qt.eager import taylor_features
 
     q, k = tokens(1, 1, 50, 6), tokens(1, 1, 50, 6, seed=1)
     scale = torch.tensor([0.7, (0.7 * 1.3) ** 0.5, 1.3], dtype=torch.float64).view(3, 1, 1, 1)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import polymix
-from polymix.bench import peak_memory
+from polymix.measure import peak_memory
 
 N, D = 16384, 64
 
@@ -48,6 +48,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.usefixtures("bf16_products")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", list(CASES))
 def test_no_more_than_the_largest_intermediate_of_the_floor(case, dtype):

@@ -188,7 +188,7 @@ def test_pom_is_a_contextual_mapping(seed):
 
 def test_pom_rotary_is_relative():
     """The sum over a rotated pair depends on the distance of query and context alone."""
-    from polymix.ops.common import rotary, rotate
+    from polymix.ops.shared.rotary import rotary, rotate
 
     s, h = tokens(1, 8), tokens(1, 8, seed=1)
 

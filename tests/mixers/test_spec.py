@@ -3,9 +3,10 @@
 import pytest
 
 import polymix
-from polymix.compare.settings import Settings
+from polymix._io import parse_options
 from polymix.errors import OptionError, PolymixError, UnknownNameError
-from polymix.mixers.spec import DEFAULT, parse_mixer, parse_mixers, parse_options
+from polymix.mixers.spec import DEFAULT, parse_mixer, parse_mixers
+from polymix.workflows.compare.settings import Settings
 
 
 @pytest.mark.parametrize(("text", "label", "config"), [
@@ -51,7 +52,8 @@ def test_what_is_not_understood(text, error, named):
 
 
 def test_options_of_show():
-    options = parse_options(["dim=192", "grid=64x64", "terms=2", "dropout=0.1", "weight=full", "causal=true", "n=196"])
+    words = ["dim=192", "grid=64x64", "terms=2", "dropout=0.1", "weight=full", "causal=true", "n=196"]
+    options = parse_options(words, polymix.PadreConfig.annotations())
     assert options == {
         "dim": 192, "grid": (64, 64), "terms": (2,), "dropout": 0.1, "weight": "full", "causal": True, "n": 196,
     }  # fmt: skip

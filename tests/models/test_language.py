@@ -24,9 +24,9 @@ CANNOT = [name for name, kind in ((n, mixer_class(n)) for n in ("poly_nl", "knn"
 @pytest.mark.parametrize(
     ("mixers", "options", "kind", "says"),
     [
-        ("pomm", {}, errors.UnknownNameError, "'pomm'.*allowed: pom"),
-        (["pom", "padrr-3"], {}, errors.UnknownNameError, "'padrr'.*allowed: padre"),
-        ("pom:degre=3", {}, errors.OptionError, "degre.*allowed: the options of pom: degree"),
+        ("pomm", {}, errors.UnknownNameError, "expected pom.*got 'pomm'"),
+        (["pom", "padrr-3"], {}, errors.UnknownNameError, "expected padre.*got 'padrr'"),
+        ("pom:degre=3", {}, errors.OptionError, "degre.*expected the options of pom: degree"),
         (["pom"] * 3, {}, errors.OptionError, "mixers.*3 for 2 layers.*Drop some"),
         ([], {}, errors.OptionError, "mixers.*none"),
         ([{"degree": 3}], {}, errors.OptionError, r"mixers\[0\].*a dict with \"name\""),
@@ -34,7 +34,7 @@ CANNOT = [name for name, kind in ((n, mixer_class(n)) for n in ("poly_nl", "knn"
         (["pom", {"name": "pomm"}], {}, errors.UnknownNameError, "pomm"),
         ([{"name": "pom", "degre": 3}], {}, errors.OptionError, "degre"),
         ("pom", {"num_heads": 3}, errors.OptionError, "num_heads.*a divisor of hidden_size=16"),
-        ("pom", {"positions": "alibi"}, errors.OptionError, "'alibi'.*'learned', 'rotary', 'none'"),
+        ("pom", {"positions": "alibi"}, errors.OptionError, "'learned', 'rotary', 'none'.*'alibi'"),
         ("pom", {"vocab_size": 0}, errors.OptionError, "vocab_size"),
         ("pom", {"hidden_size": 16.0}, errors.OptionError, "hidden_size"),
         ("pom", {"num_layers": True}, errors.OptionError, "num_layers"),
@@ -57,7 +57,7 @@ def test_an_option_that_makes_no_sense_raises_in_the_config(mixers, options, kin
 
 @pytest.mark.parametrize("name", CANNOT)
 def test_a_mixer_without_a_state_raises_and_names_those_with_one(name):
-    with pytest.raises(errors.CapabilityError, match=rf"mixers, layer 1.*this {name} cannot do.*padre, pom, qt"):
+    with pytest.raises(errors.CapabilityError, match=rf"mixers, layer 1.*padre, pom, qt.*this {name} cannot do"):
         fresh(["pom", name])
 
 
@@ -112,7 +112,7 @@ def test_presets_take_changes_and_names_that_are_not_known_raise():
     like = matched(config("softmax", hidden_size=64), multiple=1)
     assert abs(parameters(matched(config("mamba", hidden_size=64), like, multiple=1)) - parameters(like)) < 200
     assert preset("gpt2-s", intermediate_size=7).intermediate_size == 7
-    with pytest.raises(errors.UnknownNameError, match=r"'gppom'.*gppom2-s"):
+    with pytest.raises(errors.UnknownNameError, match=r"gppom2-s.*'gppom'"):
         preset("gppom")
 
 
@@ -227,7 +227,7 @@ def test_texts_longer_than_those_trained_for(name):
         assert tiny(name, shape).generate(ids, max_new_tokens=3).shape == (1, 153)
     model, ran = tiny(name, "gpt"), []
     hook = model.model.blocks[0].register_forward_pre_hook(lambda *_: ran.append(1))
-    with pytest.raises(errors.ShapeError, match=r'position 149.*max_position_embeddings=64.*positions="rotary"'):
+    with pytest.raises(errors.ShapeError, match=r'max_position_embeddings=64.*position 149.*positions="rotary"'):
         model(ids)
     hook.remove()
     assert not ran, "a layer ran before the error"

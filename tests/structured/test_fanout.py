@@ -46,7 +46,7 @@ KINDS = [kinds for count in (1, 2, 3) for kinds in itertools.product(("dense", "
 def test_fanout(kinds, heads, bias):
     """Each map apart equals its own matrix, whatever stands beside it in the shared product."""
     maps = jitter(Fanout(kinds, 12, heads, bias, **F64))
-    assert len(maps.ops(7)) == ("dense" in kinds) + 2 * kinds.count("monarch")
+    assert len(maps.cost_ops(7)) == ("dense" in kinds) + 2 * kinds.count("monarch")
     for i, kind in enumerate(kinds):
         matrix, b = maps.dense(i)
         if kind == "identity":

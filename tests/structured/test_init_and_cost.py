@@ -133,6 +133,6 @@ def test_cost_of_a_layer(blocks):
 def test_cost_of_a_convolution_leaves_out_taps_that_touch_nothing(grid, kernel, counted):
     layer = conv(5, kernel, prefix=2)
     n = 2 + math.prod(grid)
-    assert layer.ops(n, grid) == [Op("depthwise", grid, counted, 5)]
+    assert layer.cost_ops(n, grid) == [Op("depthwise", grid, counted, 5)]
     reached = layer.dense(n, grid)[0, 2:, 2:].count_nonzero().item()
     assert reached <= math.prod(grid) * math.prod(counted), "the formula must bound what is there"

@@ -172,8 +172,8 @@ def test_what_decides_no_loss_may_change_on_the_way(whole, monkeypatch, tmp_path
 
 
 @pytest.mark.parametrize(("changes", "match"), [
-    ({"steps": 9}, "steps=8; allowed: steps=9"), ({"seed": 1}, "seed=0"), ({"learning_rate": 1e-3}, "learning_rate=0.01"),
-    ({"options": MODEL}, r"model\.dropout=0\.2; allowed: model\.dropout=0\.0"), ({"vocab": 290}, "vocab=300"), ({"held_out": 0.5}, "held_out=0.2"),
+    ({"steps": 9}, "expected .*steps=9.*got .*steps=8"), ({"seed": 1}, "seed=0"), ({"learning_rate": 1e-3}, "learning_rate=0.01"),
+    ({"options": MODEL}, r"expected .*model\.dropout=0\.0.*got .*model\.dropout=0\.2"), ({"vocab": 290}, "vocab=300"), ({"held_out": 0.5}, "held_out=0.2"),
 ], ids=str)  # fmt: skip
 def test_another_run_s_checkpoint_is_told_with_what_differs(whole, changes, match):
     recipe, out = whole
@@ -199,7 +199,7 @@ def test_that_there_was_nothing_to_resume_is_told(tmp_path):
 
 def test_a_checkpoint_is_not_overwritten_unasked(whole):
     recipe, out = whole
-    with pytest.raises(ResultsError, match=r"`out`: got .*which has a checkpoint"):
+    with pytest.raises(ResultsError, match=r"`out`: .*got .*which has a checkpoint"):
         train_text(recipe, out)
 
 
@@ -282,8 +282,8 @@ def gpt2(**options):
     (lambda: {"model": "gtp"}, "gpt, llama"), (lambda: {"model": 3}, "`model`"),
     (lambda: {"options": {**MODEL, "hiden_size": 8}}, "`hiden_size`.*hidden_size"),
     (lambda: {"options": {**MODEL, "mixers": ["padr"]}}, "padre"),
-    (lambda: {"options": {**MODEL, "max_position_embeddings": 8}}, "`context`: got 16"),
-    (lambda: {**gpt2(), "context": 17}, "`context`: got 17"), (lambda: {**gpt2(), "packing": "segments"}, "`packing`"),
+    (lambda: {"options": {**MODEL, "max_position_embeddings": 8}}, "`context`: .*got 16"),
+    (lambda: {**gpt2(), "context": 17}, "`context`: .*got 17"), (lambda: {**gpt2(), "packing": "segments"}, "`packing`"),
     (lambda: {"strategy": "fsdp"}, "torchrun"), (lambda: {"data": "/nowhere"}, "does not exist"),
     (lambda: {"tokenizer": "/nowhere"}, "does not exist"),
 ])  # fmt: skip

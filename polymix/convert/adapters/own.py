@@ -7,8 +7,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from polymix.convert.adapter import Adapter, Host, register_adapter
-from polymix.convert.attention import Attention, Projection, linear, thirds
+from polymix.convert.attention import Attention, linear, thirds
 from polymix.mixers import SoftmaxMixer
+from polymix.mixers.inheritance import Projection
 
 
 @register_adapter(SoftmaxMixer)

@@ -7,11 +7,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from polymix.convert.adapter import Adapter, Host, register_adapter
-from polymix.convert.attention import Attention, Projection, linear, thirds
+from polymix.convert.attention import Attention, linear, thirds
 from polymix.convert.masks import visible
 from polymix.errors import MaskError, OptionError, ShapeError
 from polymix.mixers import TokenMixer
 from polymix.mixers.checks import holds
+from polymix.mixers.inheritance import Projection
 
 _DROPS = {"bias_k": "a key that no token has", "bias_v": "a value that no token has"}
 

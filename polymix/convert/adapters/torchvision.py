@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymix.convert.adapter import Adapter, Host, register_adapter
-from polymix.convert.attention import Attention, Projection, linear, thirds
+from polymix.convert.attention import Attention, linear, thirds
 from polymix.errors import CapabilityError, OptionError
 from polymix.mixers import TokenMixer
+from polymix.mixers.inheritance import Projection
 from polymix.mixers.registry import lacks
 
 _TABLE = "relative_position_bias_table"
@@ -35,7 +36,7 @@ class ShiftedWindowAdapter(Adapter):
         if attention.grid != tuple(module.window_size):
             raise OptionError("grid", attention.grid, f"the window, {tuple(module.window_size)}", "Leave it out.")
         if any(module.shift_size) and not mixer.capabilities.has("segments"):
-            error = lacks(mixer, "segments", "mixer", "shifted windows, parts of which must not see each other")
+            error = lacks(mixer.name, "segments", "mixer", "shifted windows, parts of which must not see each other")
             raise CapabilityError(error.argument, error.got, error.allowed, _MERGE)
 
     @classmethod

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polymix.ops.depthwise import depthwise_conv
+from polymix.ops.shared.depthwise import depthwise_conv
 from polymix.structured.conv import conv_matrix
 
 

@@ -12,17 +12,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymix.errors import OptionError, check_choice, check_int
-from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, Polynomial, TokenMixer
-from polymix.mixers.checks import Call
+from polymix.mixers.checks import MixerCall
+from polymix.mixers.config import HeadsConfig
 from polymix.mixers.heads import Heads, head_count
 from polymix.mixers.loading import check_keys, load, settle, translate
-from polymix.mixers.registry import register
+from polymix.mixers.mixer import INIT_STD, Polynomial, TokenMixer
+from polymix.mixers.registry import Capabilities, register
 from polymix.mixers.related.attention_loading import projections
 from polymix.mixers.related.branches import dense
-from polymix.ops.common import accumulator
-from polymix.ops.depthwise import depthwise_conv
-from polymix.ops.linear_attention import hide, linear_attention
-from polymix.ops.sequences import without_padding
+from polymix.ops.related.linear_attention import linear_attention
+from polymix.ops.shared.causal_sums import hide
+from polymix.ops.shared.depthwise import depthwise_conv
+from polymix.ops.shared.sequences import without_padding
+from polymix.ops.shared.tensors import accumulator
 from polymix.structured.base import init_
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
@@ -64,7 +66,7 @@ class CastlingMixer(TokenMixer):
             gain = (0.5 * math.pi / (14 * d**0.5)) ** 0.5
             init_(self.qkv.qkv.weight[: 2 * dim], dim, gain)
 
-    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+    def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         q, k, v = (hide(part.transpose(1, 2), call.mask) for part in self.qkv(x, x))
         wide = v.to(accumulator(v.dtype))
         asks, tells = q.to(wide.dtype), k.to(wide.dtype)
@@ -95,10 +97,10 @@ class CastlingMixer(TokenMixer):
     def polynomial(self) -> Polynomial:
         return Polynomial() if self.config.normalize or self.config.sparse_reg else Polynomial(3)
 
-    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
-        return {**self.qkv.letters(self.proj), "M": dense(self._kernel(), (n,))}
+    def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+        return {**self.qkv.named_matrices(self.proj), "M": dense(self._kernel(), (n,))}
 
-    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+    def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         d = self.dim // self.heads
         found = [self.qkv.op(n), Op("matmul", (self.heads, d, n, d)), Op("matmul", (self.heads, n, d, d))]
         if self.config.sparse_reg:
@@ -126,7 +128,7 @@ class CastlingMixer(TokenMixer):
 
 @register(CastlingMixer)
 @dataclass(frozen=True, kw_only=True)
-class CastlingConfig(MixerConfig):
+class CastlingConfig(HeadsConfig):
     """Options of linear-angular attention.
 
     heads: None takes one for every 64 channels. kernel_size: of the branch, odd. normalize: unit rows, as the authors'
@@ -134,7 +136,9 @@ class CastlingConfig(MixerConfig):
     """
 
     name: ClassVar[str] = "castling"
-    heads: int | None = None
+    output: ClassVar[str] = "linear-angular attention with a depthwise branch"
+    cost_formula: ClassVar[str] = "4 N D² + 2 N D d + N D kernel_size; 2 N² D more with sparse_reg"
+    sees: ClassVar[str] = "everything"
     kernel_size: int = 9
     normalize: bool = True
     sparse_reg: bool = False

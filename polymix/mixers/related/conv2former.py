@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from polymix.errors import OptionError, ShapeError, check_choice, check_grid_option, check_int
-from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, Polynomial, TokenMixer
-from polymix.mixers.checks import Call, check_grid
+from polymix.mixers.checks import MixerCall, check_grid
+from polymix.mixers.config import GridConfig
 from polymix.mixers.loading import check_keys, load, translate
-from polymix.mixers.registry import register
-from polymix.ops.common import ACTIVATIONS
-from polymix.ops.depthwise import depthwise_conv, effective_kernel
-from polymix.ops.sequences import without_padding
+from polymix.mixers.mixer import INIT_STD, Polynomial, TokenMixer
+from polymix.mixers.registry import Capabilities, register
+from polymix.ops.shared.activations import ACTIVATIONS
+from polymix.ops.shared.depthwise import depthwise_conv, effective_kernel
+from polymix.ops.shared.sequences import without_padding
 from polymix.structured.conv import conv_matrix
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
@@ -57,7 +58,7 @@ class Conv2FormerMixer(TokenMixer):
             self.conv.normal_(std=config.kernel_size ** (-self.axes / 2))
             self.proj.weight *= INIT_STD
 
-    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+    def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         grid = call.grid
         if grid is None:
             cure = "Pass grid=(H, W) of this input, build with grid=, or pass (B, D, H, W)."
@@ -84,7 +85,7 @@ class Conv2FormerMixer(TokenMixer):
             return Polynomial()
         return Polynomial(2, homogeneous=not self.config.bias)
 
-    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+    def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
         (w_1, w_2), bias = self.into.weight.chunk(2), self.into.bias
         b_1, b_2 = (None, None) if bias is None else bias.chunk(2)
         norm = (None, None) if self.norm is None else (self.norm.weight, self.norm.bias)
@@ -100,7 +101,7 @@ class Conv2FormerMixer(TokenMixer):
             raise ShapeError("grid", None, f"rows and columns of {n} tokens", "Pass grid=(H, W).")
         return grid
 
-    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+    def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         grid = self._grid(n, grid)
         kernel = effective_kernel(tuple(self.conv.shape[2:]), grid)
         return [linear_op(n, self.into), Op("depthwise", grid, kernel, self.dim), linear_op(n, self.proj)]
@@ -145,7 +146,7 @@ class Conv2FormerMixer(TokenMixer):
 
 @register(Conv2FormerMixer)
 @dataclass(frozen=True, kw_only=True)
-class Conv2FormerConfig(MixerConfig):
+class Conv2FormerConfig(GridConfig):
     """Options of Conv2Former.
 
     Args:
@@ -156,7 +157,9 @@ class Conv2FormerConfig(MixerConfig):
     """
 
     name: ClassVar[str] = "conv2former"
-    grid: tuple[int, ...] | None = None
+    output: ClassVar[str] = "an 11×11 convolution times the values"
+    cost_formula: ClassVar[str] = "3 N D² + N D taps, taps = kernel_size² (kernel_size in 1-D)"
+    sees: ClassVar[str] = "a neighbourhood"
     kernel_size: int = 11
     activation: str = "gelu"
     norm: str | None = "layer"

@@ -8,12 +8,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, TokenMixer
-from polymix.mixers.checks import Call
+from polymix.mixers.checks import MixerCall
+from polymix.mixers.config import HeadsConfig
 from polymix.mixers.heads import Heads, head_count
-from polymix.mixers.registry import register
-from polymix.ops.common import accumulator
-from polymix.ops.linear_attention import linear_attention
+from polymix.mixers.mixer import INIT_STD, TokenMixer
+from polymix.mixers.registry import Capabilities, register
+from polymix.ops.related.linear_attention import linear_attention
+from polymix.ops.shared.tensors import accumulator
 from polymix.structured.base import init_
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
@@ -42,7 +43,7 @@ class EfficientMixer(TokenMixer):
         self.proj = Dense(dim, dim, config.bias, **kw)
         init_(self.proj.weight, dim, INIT_STD * 14)  # of a mean of 196 values, weighted almost alike
 
-    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+    def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         q, k, v = (part.transpose(1, 2) for part in self.qkv(x, context))
         dtype = accumulator(v.dtype)
         q, k = q.to(dtype), k.to(dtype)
@@ -51,10 +52,10 @@ class EfficientMixer(TokenMixer):
         y = linear_attention(q.softmax(-1), k.softmax(2), v, mask=call.mask, normalize=False, scale=1.0)
         return self.proj(y.transpose(1, 2).flatten(-2))
 
-    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
-        return self.qkv.letters(self.proj)
+    def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+        return self.qkv.named_matrices(self.proj)
 
-    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+    def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         d = self.dim // self.heads
         pool, ask = Op("matmul", (self.heads, d, n, d)), Op("matmul", (self.heads, n, d, d))
         return [self.qkv.op(n), pool, ask, linear_op(n, self.proj)]
@@ -62,8 +63,10 @@ class EfficientMixer(TokenMixer):
 
 @register(EfficientMixer)
 @dataclass(frozen=True, kw_only=True)
-class EfficientConfig(MixerConfig):
+class EfficientConfig(HeadsConfig):
     """Options of efficient attention. heads: None takes one for every 64 channels."""
 
     name: ClassVar[str] = "efficient"
-    heads: int | None = None
+    output: ClassVar[str] = "softmax of q over channels, of k over tokens"
+    cost_formula: ClassVar[str] = "4 N D² + 2 N D d"
+    sees: ClassVar[str] = "everything"

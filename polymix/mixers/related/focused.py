@@ -12,17 +12,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymix.errors import OptionError, ShapeError, check_grid_option, check_int, check_number
-from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, TokenMixer
-from polymix.mixers.checks import Call, check_grid
+from polymix.mixers.checks import MixerCall, check_grid
+from polymix.mixers.config import HeadsConfig, PrefixedGridConfig
 from polymix.mixers.heads import Heads, head_count
 from polymix.mixers.loading import check_keys, load, settle, translate
+from polymix.mixers.mixer import INIT_STD, TokenMixer
 from polymix.mixers.poly_sa import resample
-from polymix.mixers.registry import register
+from polymix.mixers.registry import Capabilities, register
 from polymix.mixers.related.attention_loading import projections
 from polymix.mixers.related.branches import dense, on_grid
-from polymix.ops.common import accumulator
-from polymix.ops.depthwise import effective_kernel
-from polymix.ops.linear_attention import linear_attention
+from polymix.ops.related.linear_attention import linear_attention
+from polymix.ops.shared.depthwise import effective_kernel
+from polymix.ops.shared.tensors import accumulator
 from polymix.structured.base import init_
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
@@ -84,7 +85,7 @@ class FocusedMixer(TokenMixer):
             raise ShapeError("grid", grid, f"at least sr_ratio={s} rows and columns", "Build it with sr_ratio=1.")
         return tuple(size // s for size in grid)
 
-    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+    def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         assert call.grid is not None
         q, k, v = (part.flatten(-2) for part in self.qkv(x, self._context(x, call.grid)))
         if call.mask is not None:
@@ -126,10 +127,10 @@ class FocusedMixer(TokenMixer):
     def no_weight_decay(self) -> set[str]:
         return {"scale", "positional_encoding"}
 
-    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+    def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
         grid = self._grid(n, grid)
         bias = None if self.dwc.bias is None else self.dwc.bias.repeat(self.heads)
-        found = {**self.qkv.letters(self.proj), "scale": self.scale[0, 0], "P": self._positions(grid),
+        found = {**self.qkv.named_matrices(self.proj), "scale": self.scale[0, 0], "P": self._positions(grid),
                  "M": dense(self._kernel(), grid, self.config.num_prefix_tokens), "b_M": bias}  # fmt: skip
         if self.sr is not None and self.norm is not None:
             found |= {"W_s": self.sr.weight, "b_s": self.sr.bias, "gain": self.norm.weight, "shift": self.norm.bias}
@@ -140,7 +141,7 @@ class FocusedMixer(TokenMixer):
         assert grid is not None
         return grid
 
-    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+    def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         grid, d, s = self._grid(n, grid), self.dim // self.heads, self.config.sr_ratio
         keys = self.config.num_prefix_tokens + math.prod(self._reduced(grid))
         found = [self.qkv.op(n)]
@@ -184,7 +185,7 @@ class FocusedMixer(TokenMixer):
 
 @register(FocusedMixer)
 @dataclass(frozen=True, kw_only=True)
-class FocusedConfig(MixerConfig):
+class FocusedConfig(HeadsConfig, PrefixedGridConfig):
     """Options of focused linear attention.
 
     heads: None takes one for every 64 channels. grid: (H, W) that the positions belong to. focusing_factor: p.
@@ -193,12 +194,12 @@ class FocusedConfig(MixerConfig):
     """
 
     name: ClassVar[str] = "focused"
-    heads: int | None = None
-    grid: tuple[int, ...] | None = None
+    output: ClassVar[str] = "focused linear attention with a depthwise branch"
+    cost_formula: ClassVar[str] = "4 N D² + 2 N D (d + 1) + N D kernel_size², at sr_ratio 1"
+    sees: ClassVar[str] = "everything"
     focusing_factor: float = 3
     kernel_size: int = 5
     sr_ratio: int = 1
-    num_prefix_tokens: int = 0
 
     def check(self) -> None:
         if self.grid is not None:

@@ -10,10 +10,11 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from polymix.errors import OptionError, check_choice
-from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, TokenMixer
-from polymix.mixers.checks import Call
+from polymix.mixers.checks import MixerCall
+from polymix.mixers.config import MixerConfig
 from polymix.mixers.loading import check_keys, load, settle, translate
-from polymix.mixers.registry import register
+from polymix.mixers.mixer import INIT_STD, TokenMixer
+from polymix.mixers.registry import Capabilities, register
 from polymix.mixers.related.pointwise import (
     check_reduced,
     pointwise,
@@ -23,8 +24,8 @@ from polymix.mixers.related.pointwise import (
     restart,
 )
 from polymix.mixers.related.timm_layers import timm_layer
-from polymix.ops.attention import softmax_pool
 from polymix.ops.pooled import mean_over_tokens
+from polymix.ops.related.attention import softmax_pool
 from polymix.structured.cost import Op
 
 
@@ -66,7 +67,7 @@ class GcMixer(TokenMixer):
             restart(layer.mlp_add.fc2, config.bias, gain=2**0.5 * INIT_STD)
         self.layer = layer
 
-    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+    def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         # timm's own forward pools feature maps without a mask, in their own type; all after the pooling is timm's.
         layer = self.layer
         if self.config.use_attn:
@@ -86,7 +87,7 @@ class GcMixer(TokenMixer):
         found = {"scale": self.layer.mlp_scale, "add": self.layer.mlp_add}
         return {name: mlp for name, mlp in found.items() if mlp is not None}
 
-    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+    def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
         """`scale` and `add` hold W_1, b_1, the LayerNorm's gain and shift, W_2 and b_2; None for one that is off."""
         letters: dict[str, Any] = {"W_a": None, "b_a": None, "scale": None, "add": None}
         if self.config.use_attn:
@@ -96,7 +97,7 @@ class GcMixer(TokenMixer):
             letters[name] = pointwise_letters("1", mlp.fc1) | norm | pointwise_letters("2", mlp.fc2)
         return letters
 
-    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+    def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         ops = [pointwise_op(1, conv) for mlp in self._branches.values() for conv in (mlp.fc1, mlp.fc2)]
         if self.config.use_attn:
             ops += [pointwise_op(n, self.layer.conv_attn), Op("matmul", (1, 1, n, self.dim))]
@@ -153,6 +154,12 @@ class GcConfig(MixerConfig):
     """
 
     name: ClassVar[str] = "gc"
+    output: ClassVar[str] = "global context"
+    cost_formula: ClassVar[str] = (
+        "2 N D + 2 D r; 2 D r more with both fuse_scale and fuse_add, 2 N D less without use_attn"
+    )
+    sees: ClassVar[str] = "everything"
+    layer_of: ClassVar[str | None] = "timm"
     use_attn: bool = True
     fuse_scale: bool = True
     fuse_add: bool = False

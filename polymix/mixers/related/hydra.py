@@ -7,12 +7,13 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, TokenMixer
-from polymix.mixers.checks import Call
+from polymix.mixers.checks import MixerCall
+from polymix.mixers.config import MixerConfig
 from polymix.mixers.heads import Heads
-from polymix.mixers.registry import register
-from polymix.ops.channel_attention import HydraState, hydra
-from polymix.ops.common import accumulator
+from polymix.mixers.mixer import INIT_STD, TokenMixer
+from polymix.mixers.registry import Capabilities, register
+from polymix.ops.related.channel_attention import HydraState, hydra
+from polymix.ops.shared.tensors import accumulator
 from polymix.structured.base import init_
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
@@ -38,7 +39,7 @@ class HydraMixer(TokenMixer):
         self.proj = Dense(dim, dim, config.bias, **kw)
         init_(self.proj.weight, dim, INIT_STD * dim / 14)  # q / |q| and k / |k| have entries of 1 / √D; √196 tokens
 
-    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+    def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         q, k, v = (part.flatten(-2) for part in self.qkv(x, context))
         return self.proj(hydra(q, k, v, mask=call.mask, causal=bool(call.causal))[0])
 
@@ -53,10 +54,10 @@ class HydraMixer(TokenMixer):
             return None
         return f"a HydraState with total {shape} in {accumulator(x.dtype)}"
 
-    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
-        return self.qkv.letters(self.proj)
+    def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+        return self.qkv.named_matrices(self.proj)
 
-    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+    def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         return [self.qkv.op(n), linear_op(n, self.proj)]
 
 
@@ -66,3 +67,6 @@ class HydraConfig(MixerConfig):
     """No options beyond those that every mixer has: there are as many heads as channels."""
 
     name: ClassVar[str] = "hydra"
+    output: ClassVar[str] = "as many heads as channels, cosine similarity"
+    cost_formula: ClassVar[str] = "4 N D²"
+    sees: ClassVar[str] = "everything, the past"

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from polymix.errors import ShapeError
-from polymix.mixers.base import INIT_STD, Capabilities, Polynomial, TokenMixer
-from polymix.mixers.checks import Call
+from polymix.mixers.checks import MixerCall
 from polymix.mixers.loading import check_keys, load, settle, translate
-from polymix.mixers.registry import register
+from polymix.mixers.mixer import INIT_STD, Polynomial, TokenMixer
+from polymix.mixers.registry import Capabilities, register
 from polymix.mixers.related.hyena_config import HyenaConfig
 from polymix.mixers.related.hyena_filters import ExplicitFilter, ImplicitFilter
-from polymix.ops.fft_conv import causal_fft_conv, fft_size
-from polymix.ops.sequences import after_window, causal_conv, next_window, without_padding
+from polymix.ops.shared.fft_conv import causal_fft_conv, fft_size
+from polymix.ops.shared.sequences import after_window, causal_conv, next_window, without_padding
 from polymix.structured.conv import conv_matrix
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
@@ -53,7 +53,6 @@ class HyenaMixer(TokenMixer):
 
     name = "hyena"
     capabilities = Capabilities(causal=True, masks=frozenset({"padding"}), recurrent=True)
-    causal_by_build = True
     config: HyenaConfig
 
     def __init__(self, config: HyenaConfig, dim: int, **kw: Any) -> None:
@@ -75,7 +74,7 @@ class HyenaMixer(TokenMixer):
             self.skip.normal_()
             self.out_proj.weight *= INIT_STD
 
-    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+    def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         if self.config.filter == "implicit" and x.shape[1] > self.config.length:
             raise ShapeError(
                 "x", f"{x.shape[1]} tokens", f"at most length={self.config.length}, to which the filters are scaled",
@@ -139,7 +138,7 @@ class HyenaMixer(TokenMixer):
         own = {"filter.z", "filter.frequency"} if self.config.filter == "implicit" else set()
         return {"skip"} | own
 
-    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+    def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
         taps = self.filter(n)
         place = torch.arange(n, device=taps.device)
         eye = torch.eye(n, device=taps.device, dtype=taps.dtype)
@@ -152,14 +151,20 @@ class HyenaMixer(TokenMixer):
             "W_out": self.out_proj.weight.t(), "b_out": self.out_proj.bias,
         }  # fmt: skip
 
-    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+    def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         config, steps = self.config, self.config.order - 1
         short = Op("depthwise", (n,), (config.kernel_size,), (config.order + 1) * self.dim)
         if config.filter == "explicit" and config.length <= DIRECT:
             long = Op("depthwise", (n,), (config.length,), self.dim)
         else:  # of v, of the taps and back
             long = Op("fft", (3 * self.dim, fft_size(n + min(n, config.length) - 1)))
-        return [linear_op(n, self.in_proj), short, *self.filter.ops(n), *[long] * steps, linear_op(n, self.out_proj)]
+        return [
+            linear_op(n, self.in_proj),
+            short,
+            *self.filter.cost_ops(n),
+            *[long] * steps,
+            linear_op(n, self.out_proj),
+        ]
 
     @classmethod
     def from_reference(cls, state_dict: Mapping[str, Tensor], *, k: Tensor | None = None, **options: Any) -> HyenaMixer:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from polymix.errors import OptionError, check_choice, check_int, check_number
-from polymix.mixers.base import MixerConfig
+from polymix.mixers.config import MixerConfig
 
 _IMPLICIT = ("filter_width", "filter_depth", "emb_dim", "frequency", "shift")
 
@@ -28,6 +28,9 @@ class HyenaConfig(MixerConfig):
     """
 
     name: ClassVar[str] = "hyena"
+    output: ClassVar[str] = "gates with long convolutions between them"
+    cost_formula: ClassVar[str] = "(order + 2) N D² + 3 (order + 1) N D + O(N log N) D (order - 1)"
+    sees: ClassVar[str] = "the past"
     order: int = 2
     filter: str = "implicit"
     length: int = 1024
@@ -38,6 +41,10 @@ class HyenaConfig(MixerConfig):
     emb_dim: int = 3
     frequency: float = 1.0
     shift: float = 0.0
+
+    @property
+    def causal_by_build(self) -> bool:
+        return True
 
     def check(self) -> None:
         check_int("order", self.order, 2)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymix.mixers.related.hyena_config import HyenaConfig
-from polymix.ops.common import accumulator, without_autocast
+from polymix.ops.shared.tensors import accumulator, without_autocast
 from polymix.structured.cost import Op, linear_op
 
 
@@ -72,7 +72,7 @@ class ImplicitFilter(nn.Module):
             t, deltas = self.get_buffer("t")[places].to(wide), self.get_buffer("deltas").to(wide)
             return h * (torch.exp(-t[:, None] * deltas.abs()) + self.config.shift)
 
-    def ops(self, n: int) -> list[Op]:
+    def cost_ops(self, n: int) -> list[Op]:
         layers = [layer for layer in (*self.layers, self.last) if isinstance(layer, nn.Linear)]
         return [linear_op(n, layer) for layer in layers]
 
@@ -93,5 +93,5 @@ class ExplicitFilter(nn.Module):
     def forward(self, n: int) -> Tensor:
         return self.taps
 
-    def ops(self, n: int) -> list[Op]:
+    def cost_ops(self, n: int) -> list[Op]:
         return []

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from polymix.errors import OptionError, check_choice, check_int
-from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, TokenMixer
-from polymix.mixers.checks import Call
+from polymix.mixers.checks import MixerCall
+from polymix.mixers.config import HeadsConfig
 from polymix.mixers.heads import Heads, head_count
-from polymix.mixers.registry import register
-from polymix.ops.neighbours import METRICS, nearest_attention, nearest_features
-from polymix.ops.visibility import dense_mask
+from polymix.mixers.mixer import INIT_STD, TokenMixer
+from polymix.mixers.registry import Capabilities, register
+from polymix.ops.related.neighbours import METRICS, nearest_attention, nearest_features
+from polymix.ops.shared.masks import dense_mask
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
 
@@ -51,7 +52,7 @@ class KnnMixer(TokenMixer):
         with torch.no_grad():  # few neighbours average little away
             self.proj.weight *= min(1.0, INIT_STD * config.k**0.5) if attends else INIT_STD
 
-    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+    def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         config = self.config
         if call.mask is not None and call.mask.ndim == 2:  # whatever padding holds must not get through
             same, context = context is x, context.masked_fill(~call.mask.unsqueeze(-1), 0.0)
@@ -65,13 +66,13 @@ class KnnMixer(TokenMixer):
         seen = None if visible is None else visible.unsqueeze(1)
         return self.proj(nearest_attention(q, k, v, seen, **search).transpose(1, 2).flatten(-2))
 
-    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+    def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
         if self.qkv is not None:
-            return self.qkv.letters(self.proj)
+            return self.qkv.named_matrices(self.proj)
         own, near = self.proj.weight.t().chunk(2)
         return {"W_x": own, "W_n": near, "b": self.proj.bias}
 
-    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+    def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         if self.qkv is None:
             return [Op("matmul", (1, n, self.dim, n)), linear_op(n, self.proj)]
         attention = Op("attention", (self.heads, n, n, self.dim // self.heads))
@@ -80,7 +81,7 @@ class KnnMixer(TokenMixer):
 
 @register(KnnMixer)
 @dataclass(frozen=True, kw_only=True)
-class KnnConfig(MixerConfig):
+class KnnConfig(HeadsConfig):
     """Options of k-nearest-neighbour mixing.
 
     Args:
@@ -91,11 +92,13 @@ class KnnConfig(MixerConfig):
     """
 
     name: ClassVar[str] = "knn"
+    output: ClassVar[str] = "attention of the k greatest logits; graph aggregation"
+    cost_formula: ClassVar[str] = "4 N D² + 2 N² D; 2 N D² + N² D for graphs"
+    sees: ClassVar[str] = "any mask"
     k: int = 32
     dilation: int = 1
     metric: str = "dot"
     aggregate: str = "softmax"
-    heads: int | None = None
 
     def check(self) -> None:
         check_int("k", self.k, 1)

@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymix.errors import check_choice, check_int
-from polymix.mixers.base import Capabilities, MixerConfig, TokenMixer
-from polymix.mixers.checks import Call
-from polymix.mixers.registry import register
-from polymix.ops.common import accumulator, without_autocast
+from polymix.mixers.checks import MixerCall
+from polymix.mixers.config import MixerConfig
+from polymix.mixers.mixer import TokenMixer
+from polymix.mixers.registry import Capabilities, register
+from polymix.ops.shared.tensors import accumulator, without_autocast
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
 
@@ -58,7 +59,7 @@ class LatentGnnMixer(TokenMixer):
         if config.graph == "learned":
             self.messages = nn.Parameter(torch.eye(config.latent, **kw).repeat(config.kernels, 1, 1))
 
-    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+    def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         dtype, shape, mask = accumulator(x.dtype), (self.config.kernels, self.config.latent), call.mask
         values, reader = self.write(context), self.read(x)
         if mask is not None:
@@ -87,7 +88,7 @@ class LatentGnnMixer(TokenMixer):
     def no_weight_decay(self) -> set[str]:
         return set() if self.messages is None else {"messages"}
 
-    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+    def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
         """W_psi and W_phi are (r, S d), kernel after kernel; A is (S, d, d), None where it comes from the nodes."""
         names = {"v": self.write, "r": self.read, "psi": self.into, "phi": self.back, "o": self.proj}
         letters: dict[str, Any] = {"A": self.messages}
@@ -95,7 +96,7 @@ class LatentGnnMixer(TokenMixer):
             letters |= {f"W_{name}": layer.dense(), f"b_{name}": layer.bias}
         return letters
 
-    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+    def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         s, d, r = self.config.kernels, self.config.latent, self.inner
         alike = [Op("matmul", (s, d, r, d))] if self.messages is None else []
         mixed = [Op("matmul", (s, d, n, r)), *alike, Op("matmul", (s, d, d, r)), Op("matmul", (s, n, d, r))]
@@ -112,6 +113,11 @@ class LatentGnnConfig(MixerConfig):
     """
 
     name: ClassVar[str] = "latent_gnn"
+    output: ClassVar[str] = "tokens to a small graph and back"
+    cost_formula: ClassVar[str] = (
+        'N D r (2 + kernels) + 4 kernels N r latent + 2 kernels r latent²; kernels r latent² less with graph="learned"'
+    )
+    sees: ClassVar[str] = "everything"
     latent: int = 100
     kernels: int = 2
     graph: str = "similarity"

@@ -8,12 +8,13 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from polymix.errors import OptionError, check_choice
-from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, Polynomial, TokenMixer
-from polymix.mixers.checks import Call
+from polymix.mixers.checks import MixerCall
+from polymix.mixers.config import HeadsConfig
 from polymix.mixers.heads import Heads, head_count
-from polymix.mixers.registry import register
-from polymix.ops.common import accumulator
-from polymix.ops.linear_attention import FEATURE_MAPS, LinearState, linear_attention, linear_causal
+from polymix.mixers.mixer import INIT_STD, Polynomial, TokenMixer
+from polymix.mixers.registry import Capabilities, register
+from polymix.ops.related.linear_attention import FEATURE_MAPS, LinearState, linear_attention, linear_causal
+from polymix.ops.shared.tensors import accumulator
 from polymix.structured.base import init_
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
@@ -58,7 +59,7 @@ class LinearMixer(TokenMixer):
         q, k = feature_map(q.to(dtype)), feature_map(k.to(dtype))
         return (q, k, v) if self.config.normalize else (q * q.shape[-1] ** -0.5, k, v)
 
-    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+    def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         if call.causal:
             return self.scan(x, None, call.mask)[0]
         q, k, v = self._features(x, context)
@@ -83,10 +84,10 @@ class LinearMixer(TokenMixer):
             Polynomial(3, homogeneous=not self.config.bias) if self.config.feature_map == "identity" else Polynomial()
         )
 
-    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
-        return self.qkv.letters(self.proj)
+    def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+        return self.qkv.named_matrices(self.proj)
 
-    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+    def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         d = self.dim // self.heads
         width = d + self.config.normalize
         pool, ask = Op("matmul", (self.heads, d, n, width)), Op("matmul", (self.heads, n, d, width))
@@ -95,7 +96,7 @@ class LinearMixer(TokenMixer):
 
 @register(LinearMixer)
 @dataclass(frozen=True, kw_only=True)
-class LinearConfig(MixerConfig):
+class LinearConfig(HeadsConfig):
     """Options of linear attention.
 
     heads: None takes one for every 64 channels. feature_map: "elu+1", "relu", or "identity" without a denominator.
@@ -103,7 +104,9 @@ class LinearConfig(MixerConfig):
     """
 
     name: ClassVar[str] = "linear"
-    heads: int | None = None
+    output: ClassVar[str] = "linear attention, φ of elu + 1 or relu"
+    cost_formula: ClassVar[str] = "4 N D² + 2 N D (d + 1)"
+    sees: ClassVar[str] = "everything, the past"
     feature_map: str = "elu+1"
     normalize: bool = True
 

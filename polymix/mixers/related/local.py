@@ -11,14 +11,16 @@ import torch
 from torch import Tensor
 
 from polymix.errors import OptionError, check_int, check_number
-from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, TokenMixer
-from polymix.mixers.checks import Call
+from polymix.mixers.checks import MixerCall
+from polymix.mixers.config import HeadsConfig
 from polymix.mixers.heads import Heads, head_count
-from polymix.mixers.registry import register
-from polymix.ops.attention import Past, local_attention
-from polymix.ops.common import accumulator, rotary, rotate
-from polymix.ops.sequences import after_window, next_window, take, without_padding
-from polymix.ops.visibility import compact
+from polymix.mixers.mixer import INIT_STD, TokenMixer
+from polymix.mixers.registry import Capabilities, register
+from polymix.ops.related.attention import Past, local_attention
+from polymix.ops.shared.masks import compact
+from polymix.ops.shared.rotary import rotary, rotate
+from polymix.ops.shared.sequences import after_window, next_window, take, without_padding
+from polymix.ops.shared.tensors import accumulator
 from polymix.structured.base import init_
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
@@ -49,7 +51,6 @@ class LocalMixer(TokenMixer):
 
     name = "local"
     capabilities = Capabilities(causal=True, masks=frozenset({"padding", "segments"}), recurrent=True)
-    causal_by_build = True
     config: LocalConfig
 
     def __init__(self, config: LocalConfig, dim: int, **kw: Any) -> None:
@@ -64,7 +65,7 @@ class LocalMixer(TokenMixer):
         # a mean over few tokens is larger than attention's over all, √(e / window) where that is below one
         init_(self.proj.weight, dim, min(1.0, INIT_STD * max(config.window / math.e, 1.0) ** 0.5))
 
-    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+    def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         if isinstance(call.segments, Tensor):
             y = _by_segment(x, call.segments, call.mask, lambda x, ids: self._attend(x, ids=ids)[0])
         else:
@@ -117,10 +118,10 @@ class LocalMixer(TokenMixer):
                 return None
         return f"a LocalState with keys and values {wanted} and a count of {wanted[:1]}"
 
-    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
-        return self.qkv.letters(self.proj)
+    def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+        return self.qkv.named_matrices(self.proj)
 
-    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+    def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         window = self.config.window
         shape = (self.heads, n, n) if n <= window else (self.heads * math.ceil(n / window), window, 2 * window)
         return [self.qkv.op(n), Op("attention", (*shape, self.width)), linear_op(n, self.proj)]
@@ -137,7 +138,7 @@ def _by_segment(x: Tensor, segments: Tensor, mask: Tensor | None, run: Callable[
 
 @register(LocalMixer)
 @dataclass(frozen=True, kw_only=True)
-class LocalConfig(MixerConfig):
+class LocalConfig(HeadsConfig):
     """Options of local attention.
 
     heads: None takes one for every 64 channels. window: how many tokens each sees, itself among them. rotary: the base
@@ -145,9 +146,19 @@ class LocalConfig(MixerConfig):
     """
 
     name: ClassVar[str] = "local"
-    heads: int | None = None
+    output: ClassVar[str] = "softmax attention over the last `window` tokens"
+    cost_formula: ClassVar[str] = "4 N D² + 4 N window D; 4 N D² + 2 N² D up to N = window"
+    sees: ClassVar[str] = "the last tokens"
+    is_attention: ClassVar[bool] = True
     window: int = 128
     rotary: float | None = None
+
+    @property
+    def causal_by_build(self) -> bool:
+        return True
+
+    def for_rotary(self, base: float | None) -> LocalConfig:
+        return self.changed(rotary=base) if self.rotary is None else self
 
     def check(self) -> None:
         if self.heads is not None:

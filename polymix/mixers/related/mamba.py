@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 from polymix.compat import cure_torchvision
 from polymix.errors import MissingExtraError, OptionError, check_int, check_number
-from polymix.mixers.base import Capabilities, MixerConfig, TokenMixer
-from polymix.mixers.checks import Call
+from polymix.mixers.checks import MixerCall
+from polymix.mixers.config import MixerConfig
 from polymix.mixers.loading import check_keys, load, settle, translate
-from polymix.mixers.registry import register
-from polymix.ops.common import accumulator
-from polymix.ops.selective_scan import selective_scan
-from polymix.ops.sequences import causal_conv, next_window, without_padding
+from polymix.mixers.mixer import TokenMixer
+from polymix.mixers.registry import Capabilities, register
+from polymix.ops.related.selective_scan import selective_scan
+from polymix.ops.shared.sequences import causal_conv, next_window, without_padding
+from polymix.ops.shared.tensors import accumulator
 from polymix.structured.base import init_
 from polymix.structured.conv import conv_matrix
 from polymix.structured.cost import Op, linear_op
@@ -51,7 +52,6 @@ class MambaMixer(TokenMixer):
 
     name = "mamba"
     capabilities = Capabilities(causal=True, masks=frozenset({"padding"}), recurrent=True)
-    causal_by_build = True
     config: MambaConfig
 
     def __init__(self, config: MambaConfig, dim: int, **kw: Any) -> None:
@@ -65,7 +65,7 @@ class MambaMixer(TokenMixer):
                 if linear.bias is not None:
                     nn.init.zeros_(linear.bias)
 
-    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+    def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         return self.scan(x, None, call.mask)[0]
 
     def scan(self, x: Tensor, state: MambaState | None, mask: Tensor | None) -> tuple[Tensor, MambaState]:
@@ -110,7 +110,7 @@ class MambaMixer(TokenMixer):
     def no_weight_decay(self) -> set[str]:
         return {"layer.A_log", "layer.D", "layer.dt_proj.bias"}
 
-    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+    def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
         layer = self.layer
         low, to_b, to_c = layer.x_proj.weight.split(self.sizes)
         return {
@@ -121,7 +121,7 @@ class MambaMixer(TokenMixer):
             "W_out": layer.out_proj.weight.t(), "b_out": layer.out_proj.bias,
         }  # fmt: skip
 
-    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+    def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         layer, states = self.layer, self.config.state_size
         return [
             linear_op(n, layer.in_proj), Op("depthwise", (n,), (self.config.conv_kernel,), self.inner),
@@ -174,12 +174,22 @@ class MambaConfig(MixerConfig):
     """
 
     name: ClassVar[str] = "mamba"
+    output: ClassVar[str] = "selective scan"
+    cost_formula: ClassVar[str] = (
+        "N E (3 D + 2 R + 7 S + conv_kernel), E = expand · D, R, S = time_step_rank, state_size"
+    )
+    sees: ClassVar[str] = "the past"
+    layer_of: ClassVar[str | None] = "transformers"
     state_size: int = 16
     conv_kernel: int = 4
     expand: float = 2
     time_step_rank: int | None = None
     dt_min: float = 1e-3
     dt_max: float = 0.1
+
+    @property
+    def causal_by_build(self) -> bool:
+        return True
 
     def check(self) -> None:
         check_int("state_size", self.state_size, 1)

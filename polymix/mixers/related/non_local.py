@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from polymix.errors import check_choice
-from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, Polynomial, TokenMixer
-from polymix.mixers.checks import Call
+from polymix.mixers.checks import MixerCall
+from polymix.mixers.config import MixerConfig
 from polymix.mixers.loading import check_keys, load, settle, translate
-from polymix.mixers.registry import register
+from polymix.mixers.mixer import INIT_STD, Polynomial, TokenMixer
+from polymix.mixers.registry import Capabilities, register
 from polymix.mixers.related.pointwise import (
     check_reduced,
     pointwise,
@@ -23,9 +24,9 @@ from polymix.mixers.related.pointwise import (
     restart,
 )
 from polymix.mixers.related.timm_layers import timm_layer
-from polymix.ops.attention import softmax_attention
-from polymix.ops.common import accumulator
-from polymix.ops.linear_attention import LinearState, linear_attention, linear_causal
+from polymix.ops.related.attention import softmax_attention
+from polymix.ops.related.linear_attention import LinearState, linear_attention, linear_causal
+from polymix.ops.shared.tensors import accumulator
 from polymix.structured.cost import Op
 
 _EVERY_MASK = frozenset({"padding", "arbitrary", "block_causal", "segments"})
@@ -92,7 +93,7 @@ class NonLocalMixer(TokenMixer):
             y = self.layer.norm(y.flatten(0, 1)).view_as(y)
         return x + y if self.config.residual else y
 
-    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+    def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         # timm's own forward knows feature maps alone, no masks, no context, and holds the N × N matrix.
         if self.config.form == "softmax":
             t, p, g = self._embedded(x, context)
@@ -123,7 +124,7 @@ class NonLocalMixer(TokenMixer):
             return Polynomial()
         return Polynomial(3, homogeneous=not config.bias and config.norm is None and not config.residual)
 
-    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+    def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
         """`gain` and `shift` are what a batch norm does to a channel in evaluation; None without one."""
         letters: dict[str, Any] = {"gain": None, "shift": None}
         for name in "tpgz":
@@ -134,7 +135,7 @@ class NonLocalMixer(TokenMixer):
             letters |= {"gain": gain, "shift": norm.bias - gain * norm.running_mean}
         return letters
 
-    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+    def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         r = self.inner
         softmax = [Op("attention", (1, n, n, r))]
         mixed = softmax if self.config.form == "softmax" else [Op("matmul", (1, r, n, r)), Op("matmul", (1, n, r, r))]
@@ -178,6 +179,10 @@ class NonLocalConfig(MixerConfig):
     """
 
     name: ClassVar[str] = "non_local"
+    output: ClassVar[str] = "the non-local block, softmax or dot product"
+    cost_formula: ClassVar[str] = "4 N D r + 2 N² r; 4 N D r + 2 N r² for dot_product"
+    sees: ClassVar[str] = "everything"
+    layer_of: ClassVar[str | None] = "timm"
     form: str = "softmax"
     use_scale: bool = True
     rd_ratio: float | None = None

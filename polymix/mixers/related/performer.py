@@ -9,13 +9,20 @@ import torch
 from torch import Tensor
 
 from polymix.errors import check_choice, check_int
-from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, TokenMixer
-from polymix.mixers.checks import Call
+from polymix.mixers.checks import MixerCall
+from polymix.mixers.config import HeadsConfig
 from polymix.mixers.heads import Heads, head_count
-from polymix.mixers.registry import register
-from polymix.ops.common import accumulator
-from polymix.ops.linear_attention import LinearState, linear_attention, linear_causal
-from polymix.ops.performer import PerformerState, orthogonal_features, performer, performer_causal, relu_features
+from polymix.mixers.mixer import INIT_STD, TokenMixer
+from polymix.mixers.registry import Capabilities, register
+from polymix.ops.related.linear_attention import LinearState, linear_attention, linear_causal
+from polymix.ops.related.performer import (
+    PerformerState,
+    orthogonal_features,
+    performer,
+    performer_causal,
+    relu_features,
+)
+from polymix.ops.shared.tensors import accumulator
 from polymix.structured.base import init_
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
@@ -74,7 +81,7 @@ class PerformerMixer(TokenMixer):
         with torch.no_grad():
             self.omega.copy_(orthogonal_features(self.features, self.omega.shape[1], generator))
 
-    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+    def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         if call.causal:
             return self.scan(x, None, call.mask)[0]
         q, k, v = (part.transpose(1, 2) for part in self.qkv(x, context))
@@ -110,10 +117,10 @@ class PerformerMixer(TokenMixer):
         fits = isinstance(state, PerformerState) and tuple(state.sums.shape) == shape
         return None if fits and state.top.shape == shape[:3] else f"a PerformerState with sums {shape} in {dtype}"
 
-    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
-        return {**self.qkv.letters(self.proj), "omega": self.omega}
+    def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+        return {**self.qkv.named_matrices(self.proj), "omega": self.omega}
 
-    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+    def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         d, m = self.dim // self.heads, self.features
         project = Op("matmul", (self.heads, n, d, m))
         pool, ask = Op("matmul", (self.heads, m, n, d + 1)), Op("matmul", (self.heads, n, m, d + 1))
@@ -122,7 +129,7 @@ class PerformerMixer(TokenMixer):
 
 @register(PerformerMixer)
 @dataclass(frozen=True, kw_only=True)
-class PerformerConfig(MixerConfig):
+class PerformerConfig(HeadsConfig):
     """Options of Performer.
 
     heads: None takes one for every 64 channels. features: m a head, None for 2 d; the error of the softmax kernel falls
@@ -130,7 +137,9 @@ class PerformerConfig(MixerConfig):
     """
 
     name: ClassVar[str] = "performer"
-    heads: int | None = None
+    output: ClassVar[str] = "positive orthogonal random features"
+    cost_formula: ClassVar[str] = "4 N D² + 2 N m (2 d + 1) heads, m = features"
+    sees: ClassVar[str] = "everything, the past"
     features: int | None = None
     kernel: str = "softmax"
     seed: int = 0

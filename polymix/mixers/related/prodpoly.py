@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from polymix.errors import OptionError, check_choice, check_int
-from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, Polynomial, TokenMixer
-from polymix.mixers.checks import Call
-from polymix.mixers.registry import register
+from polymix.mixers.checks import MixerCall
+from polymix.mixers.config import MixerConfig
+from polymix.mixers.mixer import INIT_STD, Polynomial, TokenMixer
+from polymix.mixers.registry import Capabilities, register
 from polymix.structured.base import init_
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
@@ -61,7 +62,7 @@ class ProdPolyMixer(TokenMixer):
             else:
                 self.maps.weight[-self.rank :] *= INIT_STD
 
-    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+    def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         factors = self.maps(x).unflatten(-1, (self.count, self.rank)).unbind(-2)
         if self.config.decomposition == "product":
             y = x
@@ -89,7 +90,7 @@ class ProdPolyMixer(TokenMixer):
     def no_weight_decay(self) -> set[str]:
         return set() if self.omega is None else {"omega"}
 
-    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+    def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
         """U and S are lists (U_1 … U_d, but U_2 … U_d of the product form; S_2 … S_d), omega (d, R)."""
         bias = self.maps.bias
         letters: dict[str, Any] = {
@@ -100,7 +101,7 @@ class ProdPolyMixer(TokenMixer):
         }  # fmt: skip
         return letters if self.out is None else letters | {"C": self.out.dense(), "b_C": self.out.bias}
 
-    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+    def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         return [linear_op(n, layer) for layer in (self.maps, *self.nest, self.out) if layer is not None]
 
 
@@ -114,6 +115,11 @@ class ProdPolyConfig(MixerConfig):
     """
 
     name: ClassVar[str] = "prodpoly"
+    output: ClassVar[str] = "Π-nets: a polynomial of each token"
+    cost_formula: ClassVar[str] = (
+        "(degree + 1) N D R, R = rank; (degree - 1) N R² more for nested, (degree - 1) N D² for product"
+    )
+    sees: ClassVar[str] = "itself"
     degree: int = 2
     decomposition: str = "coupled"
     rank: int | None = None

@@ -11,14 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from polymix.errors import OptionError, ShapeError, check_choice, check_grid_option, check_int, check_number
-from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, TokenMixer
-from polymix.mixers.checks import Call, check_grid
+from polymix.mixers.checks import MixerCall, check_grid
+from polymix.mixers.config import HeadsConfig, PrefixedGridConfig
 from polymix.mixers.heads import head_count
 from polymix.mixers.loading import check_keys, load, settle, translate
-from polymix.mixers.registry import register
+from polymix.mixers.mixer import INIT_STD, TokenMixer
+from polymix.mixers.registry import Capabilities, register
 from polymix.mixers.related.branches import dense
 from polymix.mixers.related.timm_layers import timm_layer
-from polymix.ops.linear_attention import linear_attention
+from polymix.ops.related.linear_attention import linear_attention
 from polymix.structured.base import init_
 from polymix.structured.cost import Op
 
@@ -65,7 +66,7 @@ class ReluLinearMixer(TokenMixer):
             init_(self.mla.proj.conv.weight, self.mla.proj.conv.in_channels, INIT_STD * 14)
         self.capabilities = Capabilities(masks=_PADDING, grids=(2,) if config.scales else ())
 
-    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+    def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         if self.config.scales and call.grid is None:
             raise ShapeError("grid", None, "grid=(H, W) in the call or the options", "scales need rows and columns.")
         mask = call.mask
@@ -104,7 +105,7 @@ class ReluLinearMixer(TokenMixer):
     def no_weight_decay(self) -> set[str]:
         return {"mla.proj.norm.weight", "mla.proj.norm.bias"} if self.config.norm else set()
 
-    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+    def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
         """W_q … of the plain scale; for each further one M (3D, N, N) and W_M (3D, 3D) on the columns [Q | K | V]."""
         d, norm = self.dim // self.heads, self.mla.proj.norm if self.config.norm else None
         order = torch.arange(3 * self.dim).view(self.heads, 3, d).transpose(0, 1).flatten()
@@ -140,7 +141,7 @@ class ReluLinearMixer(TokenMixer):
             raise ShapeError("grid", None, "grid=(H, W)", "scales need rows and columns.")
         return grid
 
-    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+    def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         D, d, p = self.dim, self.dim // self.heads, self.config.num_prefix_tokens
         place, heads = self._grid(n, grid), self.heads * (1 + len(self.config.scales))
         found = [Op("linear", (n, D, 3 * D, 1))]
@@ -207,7 +208,7 @@ class ReluLinearMixer(TokenMixer):
 
 @register(ReluLinearMixer)
 @dataclass(frozen=True, kw_only=True)
-class ReluLinearConfig(MixerConfig):
+class ReluLinearConfig(HeadsConfig, PrefixedGridConfig):
     """Options of EfficientViT's ReLU linear attention.
 
     heads: None takes one for every 64 channels. scales: sizes of the smoothing convolutions, odd; (5,) in the authors'
@@ -217,12 +218,13 @@ class ReluLinearConfig(MixerConfig):
     """
 
     name: ClassVar[str] = "relu_linear"
-    heads: int | None = None
+    output: ClassVar[str] = "EfficientViT's ReLU linear attention, multi-scale"
+    cost_formula: ClassVar[str] = "4 N D² + 2 N D (d + 1); each scale s adds N D (3 s² + 3 d + D) + 2 N D (d + 1)"
+    sees: ClassVar[str] = "everything"
+    layer_of: ClassVar[str | None] = "timm"
     scales: tuple[int, ...] = ()
     norm: str | None = "batch"
     eps: float = 1e-15
-    grid: tuple[int, ...] | None = None
-    num_prefix_tokens: int = 0
 
     def check(self) -> None:
         check_choice("norm", self.norm, ("batch", None))

@@ -10,10 +10,11 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from polymix.errors import OptionError, check_choice
-from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, TokenMixer
-from polymix.mixers.checks import Call
+from polymix.mixers.checks import MixerCall
+from polymix.mixers.config import MixerConfig
 from polymix.mixers.loading import check_keys, load, settle, translate
-from polymix.mixers.registry import register
+from polymix.mixers.mixer import INIT_STD, TokenMixer
+from polymix.mixers.registry import Capabilities, register
 from polymix.mixers.related.pointwise import (
     check_reduced,
     pointwise_letters,
@@ -66,7 +67,7 @@ class SeMixer(TokenMixer):
     def _convs(self) -> list[Any]:
         return [self.layer.fc] if self.config.form == "effective" else [self.layer.fc1, self.layer.fc2]
 
-    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+    def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         # timm's own forward pools feature maps without a mask, in their own type; all after the pooling is timm's.
         layer = self.layer
         s = mean_over_tokens(context, call.mask)
@@ -76,13 +77,13 @@ class SeMixer(TokenMixer):
         s = layer.fc(s) if self.config.form == "effective" else layer.fc2(layer.act(layer.bn(layer.fc1(s))))
         return x * layer.gate(s).squeeze(-1).transpose(1, 2)
 
-    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+    def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
         letters: dict[str, Any] = {"W_2": None, "b_2": None}
         for place, conv in enumerate(self._convs, start=1):
             letters |= pointwise_letters(str(place), conv)
         return letters
 
-    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+    def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         return [pointwise_op(1, conv) for conv in self._convs]
 
     @classmethod
@@ -127,6 +128,10 @@ class SeConfig(MixerConfig):
     """
 
     name: ClassVar[str] = "se"
+    output: ClassVar[str] = "squeeze and excite"
+    cost_formula: ClassVar[str] = "2 D r; D² for the effective form"
+    sees: ClassVar[str] = "everything"
+    layer_of: ClassVar[str | None] = "timm"
     form: str = "squeeze"
     rd_ratio: float | None = None
     rd_channels: int | None = None

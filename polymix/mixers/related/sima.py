@@ -11,14 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymix.errors import check_choice
-from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, TokenMixer
-from polymix.mixers.checks import Call
+from polymix.mixers.checks import MixerCall
+from polymix.mixers.config import HeadsConfig
 from polymix.mixers.heads import Heads, head_count
 from polymix.mixers.loading import check_keys, load, settle, translate
-from polymix.mixers.registry import register
+from polymix.mixers.mixer import INIT_STD, TokenMixer
+from polymix.mixers.registry import Capabilities, register
 from polymix.mixers.related.attention_loading import projections
-from polymix.ops.common import accumulator
-from polymix.ops.linear_attention import hide, linear_attention
+from polymix.ops.related.linear_attention import linear_attention
+from polymix.ops.shared.causal_sums import hide
+from polymix.ops.shared.tensors import accumulator
 from polymix.structured.base import init_
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
@@ -54,7 +56,7 @@ class SimaMixer(TokenMixer):
             self.class_drop, self.drop = self.drop, nn.Dropout(0.0)
             self.capabilities = Capabilities(masks=frozenset({"padding"}))
 
-    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+    def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         q, k, v = (part.transpose(1, 2) for part in self.qkv(x, context))
         dtype, own = accumulator(v.dtype), None if call.cross else call.mask
         q = F.normalize(hide(q.to(dtype), own), p=1.0, dim=2, eps=self.eps)
@@ -72,10 +74,10 @@ class SimaMixer(TokenMixer):
         q, k = (part.flatten(-2).to(dtype).abs().sum(1).clamp_min(self.eps) for part in (q, k))
         return q, k
 
-    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
-        return self.qkv.letters(self.proj)
+    def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+        return self.qkv.named_matrices(self.proj)
 
-    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+    def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         d, asks = self.dim // self.heads, 1 if self.config.class_attention else n
         pool, ask = Op("matmul", (self.heads, d, n, d)), Op("matmul", (self.heads, asks, d, d))
         return [self.qkv.op(n), pool, ask, linear_op(asks, self.proj)]
@@ -99,14 +101,16 @@ class SimaMixer(TokenMixer):
 
 @register(SimaMixer)
 @dataclass(frozen=True, kw_only=True)
-class SimaConfig(MixerConfig):
+class SimaConfig(HeadsConfig):
     """Options of SimA.
 
     heads: None takes one for every 64 channels. class_attention: only the first token is updated.
     """
 
     name: ClassVar[str] = "sima"
-    heads: int | None = None
+    output: ClassVar[str] = "q and k of unit L1 norm along the tokens"
+    cost_formula: ClassVar[str] = "4 N D² + 2 N D d"
+    sees: ClassVar[str] = "everything"
     class_attention: bool = False
 
     def check(self) -> None:

@@ -9,11 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polymix.errors import ShapeError, check_choice, check_grid_option, check_int
-from polymix.mixers.base import Capabilities, MixerConfig, Polynomial, TokenMixer
-from polymix.mixers.checks import Call, check_grid
-from polymix.mixers.registry import register
-from polymix.ops.attention import softmax_attention
-from polymix.ops.linear_attention import linear_attention
+from polymix.mixers.checks import MixerCall, check_grid
+from polymix.mixers.config import PrefixedGridConfig
+from polymix.mixers.mixer import Polynomial, TokenMixer
+from polymix.mixers.registry import Capabilities, register
+from polymix.ops.related.attention import softmax_attention
+from polymix.ops.related.linear_attention import linear_attention
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
 
@@ -53,7 +54,7 @@ class TesaMixer(TokenMixer):
         self.embed = Dense(dim, 3 * self.inner, config.bias, **kw)  # W_t, W_p, W_g read the same tokens
         self.proj = Dense(self.inner, dim, config.bias, **kw)  # W_z
 
-    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+    def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         if call.grid is None:
             cure = "Pass grid=(H, W) in the call or at the build, or a feature map (B, D, H, W)."
             raise ShapeError("grid", None, "a grid of two axes", cure)
@@ -91,14 +92,14 @@ class TesaMixer(TokenMixer):
             return Polynomial()
         return Polynomial(3, homogeneous=not self.config.bias)
 
-    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+    def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
         letters: dict[str, Any] = {"W_z": self.proj.dense(), "b_z": self.proj.bias}
         biases = (None,) * 3 if self.embed.bias is None else self.embed.bias.chunk(3)
         for name, weight, bias in zip("tpg", self.embed.weight.chunk(3), biases, strict=True):
             letters |= {f"W_{name}": weight.t(), f"b_{name}": bias}
         return letters
 
-    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+    def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         grid = check_grid(self, grid, n - self.config.num_prefix_tokens)
         if grid is None:
             raise ShapeError("grid", None, "a grid of two axes", "Pass grid=(H, W).")
@@ -125,7 +126,7 @@ _HEIGHT, _WIDTH = _Mode(1, 2, (3, 1, 2)), _Mode(2, 1, (1, 3, 2))
 
 @register(TesaMixer)
 @dataclass(frozen=True, kw_only=True)
-class TesaConfig(MixerConfig):
+class TesaConfig(PrefixedGridConfig):
     """Options of TESA.
 
     reduction: D / r, rounded up to whole channels. form: "softmax", or "dot_product" (a polynomial). grid: (H, W) of
@@ -133,10 +134,11 @@ class TesaConfig(MixerConfig):
     """
 
     name: ClassVar[str] = "tesa"
+    output: ClassVar[str] = "attention along the modes H, W and C"
+    cost_formula: ClassVar[str] = "4 N D r + 2 N² r + 2 N r² (H + W); 4 N D r + 2 N r (r + H + W) for dot_product"
+    sees: ClassVar[str] = "everything"
     reduction: int = 4
     form: str = "softmax"
-    grid: tuple[int, ...] | None = None
-    num_prefix_tokens: int = 0
 
     def check(self) -> None:
         check_int("reduction", self.reduction, 1)

@@ -9,13 +9,14 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from polymix.errors import check_choice
-from polymix.mixers.base import INIT_STD, Capabilities, MixerConfig, TokenMixer
-from polymix.mixers.checks import Call
+from polymix.mixers.checks import MixerCall
+from polymix.mixers.config import HeadsConfig
 from polymix.mixers.heads import head_count
 from polymix.mixers.loading import check_keys, load, settle, translate
-from polymix.mixers.registry import register
+from polymix.mixers.mixer import INIT_STD, TokenMixer
+from polymix.mixers.registry import Capabilities, register
 from polymix.mixers.related.timm_layers import timm_layer
-from polymix.ops.channel_attention import cross_covariance
+from polymix.ops.related.channel_attention import cross_covariance
 from polymix.structured.base import init_
 from polymix.structured.cost import Op, linear_op
 
@@ -48,7 +49,7 @@ class XcaMixer(TokenMixer):
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
 
-    def mix(self, x: Tensor, context: Tensor, call: Call) -> Tensor:
+    def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         # Not timm's own forward: it knows no padding, and sums over the tokens in the type of x.
         q, k, v = self.xca.qkv(x).unflatten(-1, (3, self.heads, -1)).transpose(1, 3).unbind(2)  # (B, h, N, d)
         y = cross_covariance(q, k, v, self.xca.temperature, mask=call.mask)
@@ -57,14 +58,14 @@ class XcaMixer(TokenMixer):
     def no_weight_decay(self) -> set[str]:
         return {"xca.temperature"}
 
-    def letters(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+    def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
         qkv, proj = self.xca.qkv, self.xca.proj
         found: dict[str, Any] = {f"W_{c}": w.t() for c, w in zip("qkv", qkv.weight.chunk(3), strict=True)}
         biases = (None,) * 3 if qkv.bias is None else qkv.bias.chunk(3)
         found |= {f"b_{c}": b for c, b in zip("qkv", biases, strict=True)}
         return {**found, "W_o": proj.weight.t(), "b_o": proj.bias, "tau": self.xca.temperature[:, 0, 0]}
 
-    def ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
+    def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         d = self.dim // self.heads
         pool, ask = Op("matmul", (self.heads, d, n, d)), Op("matmul", (self.heads, n, d, d))
         return [linear_op(n, self.xca.qkv), pool, ask, linear_op(n, self.xca.proj)]
@@ -90,8 +91,11 @@ class XcaMixer(TokenMixer):
 
 @register(XcaMixer)
 @dataclass(frozen=True, kw_only=True)
-class XcaConfig(MixerConfig):
+class XcaConfig(HeadsConfig):
     """Options of XCA. heads: None takes one for every 64 channels."""
 
     name: ClassVar[str] = "xca"
-    heads: int | None = None
+    output: ClassVar[str] = "attention among channels (XCiT)"
+    cost_formula: ClassVar[str] = "4 N D² + 2 N D d"
+    sees: ClassVar[str] = "everything"
+    layer_of: ClassVar[str | None] = "timm"

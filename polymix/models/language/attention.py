@@ -11,8 +11,8 @@ from polymix.errors import StateError
 from polymix.mixers import SoftmaxMixer
 from polymix.mixers.cache import StateLayer
 from polymix.models.language.order import Order
-from polymix.ops.attention import softmax_attention
-from polymix.ops.common import rotary, rotate
+from polymix.ops.related.attention import softmax_attention
+from polymix.ops.shared.rotary import rotary, rotate
 
 
 def attend(mixer: SoftmaxMixer, x: Tensor, order: Order, cache: Any, index: int) -> Tensor:

@@ -10,7 +10,6 @@ from transformers import PretrainedConfig
 
 from polymix.errors import OptionError, check_choice, check_divides, check_int, check_number
 from polymix.mixers import MixerConfig
-from polymix.mixers.fit import fit_to_text
 from polymix.mixers.spec import mixer_config, parse_mixer
 
 POSITIONS = ("learned", "rotary", "none")
@@ -105,7 +104,7 @@ class PolymixConfig(PretrainedConfig):
         defaults = {"bias": self.bias, "dropout": self.dropout}
         config = config.changed(**{name: value for name, value in defaults.items() if name not in given})
         turns = self.positions == "rotary" and "rotary" not in given
-        return fit_to_text(config, self.num_heads, self.rope_theta if turns else None)
+        return config.for_heads(self.num_heads).for_order().for_rotary(self.rope_theta if turns else None)
 
 
 class PolymixGPTConfig(PolymixConfig):

@@ -12,7 +12,7 @@ from polymix.mixers.cache import state_layer
 from polymix.mixers.registry import lacks
 from polymix.models.language.attention import attend
 from polymix.models.language.order import Order, apart
-from polymix.ops.sequences import causal_conv, next_window, without_padding
+from polymix.ops.shared.sequences import causal_conv, next_window, without_padding
 
 ATTENTION = ("softmax", "local")
 
@@ -31,7 +31,7 @@ class CausalLayer(nn.Module):
         self.unfilled = False
         self.mixer = config.build(dim, **kw)
         if not self.mixer.capabilities.recurrent and not isinstance(self.mixer, SoftmaxMixer):
-            raise lacks(self.mixer, "recurrent", f"mixers, layer {index}", "a language model's constant state")
+            raise lacks(config.name, "recurrent", f"mixers, layer {index}", "a language model's constant state")
         self.conv: nn.Parameter | None = None
         if self.taps:
             self.conv = nn.Parameter(torch.randn(dim, 1, self.taps, **kw) * 0.02)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polymix.errors import CapabilityError, MaskError, ShapeError, StateError
 from polymix.mixers.checks import holds
-from polymix.ops.visibility import positions
+from polymix.ops.shared.masks import positions
 
 
 class Order(NamedTuple):

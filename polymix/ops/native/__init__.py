@@ -1,1 +1,1 @@
-"""Kernels in C for a CPU, forward and backward: compiled once for the machine at hand, on their first use."""
+"""Kernels in C for a CPU: the build, the arrays that they take, and the headers that they share."""

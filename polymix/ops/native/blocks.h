@@ -72,3 +72,25 @@ static void product_back(Rows du, Rows in, Packed back, float *total, Rows room,
   add_rows(du, k.rows, total + du.width * in.width);
   write_product(du, back, room, grad_x, k, s->dim, s);
 }
+
+/* ---- numbers for each head: p (heads, tokens), spread over the channels of a head, or summed over them ---- */
+
+/* row = what p (heads, tokens) has for token n, in every channel of its head */
+INLINE void spread_row(float *row, const float *p, int64_t n, const Sizes *s) {
+  int64_t wide = s->width / s->heads;
+  for (int64_t h = 0; h < s->heads; h++, row += wide) {
+    float value = p ? p[h * s->tokens + n] : 1.0f;
+    for (int64_t c = 0; c < wide; c++) row[c] = value;
+  }
+}
+/* p (batch, heads, tokens) of a block = the sum of the row over each head */
+INLINE void sum_row(const float *row, float *p, Block k, int64_t r, const Sizes *s) {
+  int64_t wide = s->width / s->heads;
+  for (int64_t h = 0; h < s->heads; h++) {
+    vec sum = {0};
+    for (int64_t c = 0; c < wide; c += LANES) sum += get(row, h * wide + c, least(LANES, wide - c), 0);
+    float whole = 0;
+    for (int i = 0; i < LANES; i++) whole += sum[i];
+    p[(k.b * s->heads + h) * s->tokens + k.first + r] = whole;
+  }
+}

@@ -1,4 +1,4 @@
-"""The C files here as one library: compiled by the machine's compiler, kept in the user's cache, loaded with ctypes.
+"""The C files of all ops as one library: compiled by the machine's compiler, cached, loaded with ctypes.
 
 They need nothing of PyTorch but its threads: OpenMP's functions are left open and found in the runtime that torch has
 loaded, so that there are no two sets of threads. Where there is no compiler, `why_not` says so and plain PyTorch runs;
@@ -20,7 +20,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import overload
 
 import torch
 from torch import Tensor
@@ -28,31 +27,12 @@ from torch import Tensor
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fPIC")
 SWITCH = "POLYMIX_NATIVE"
 PATIENCE = 120  # seconds for the compiler
+HEADERS = Path(__file__).parent
 log = logging.getLogger("polymix")
 
 
 class Unavailable(Exception):
     """Why there is no library."""
-
-
-class Tokens(ctypes.Structure):
-    """An array (batch, tokens, channels): where it lies, its strides in elements; the channels side by side."""
-
-    _fields_ = (("data", ctypes.c_void_p), ("batch", ctypes.c_int64), ("token", ctypes.c_int64))
-
-
-def tokens(x: Tensor | None) -> Tokens | None:
-    """x (B, N, D) as C takes it; its last stride must be 1."""
-    return None if x is None else Tokens(x.data_ptr(), x.stride(0), x.stride(1))
-
-
-@overload
-def dense(x: Tensor) -> Tensor: ...
-@overload
-def dense(x: None) -> None: ...
-def dense(x: Tensor | None) -> Tensor | None:
-    """x with its channels side by side, copied only where they are not."""
-    return x if x is None or x.stride(-1) == 1 else x.contiguous()
 
 
 def why_not() -> str | None:
@@ -108,8 +88,8 @@ def _compiled() -> Path:
     compiler = _compiler()
     if not compiler:
         raise Unavailable("no C compiler was found to build it (install gcc, or set CC)")
-    files = sorted(Path(__file__).parent.glob("*.[ch]"))
-    sources = [path for path in files if path.suffix == ".c"]
+    sources = sorted(HEADERS.parent.glob("*/*.c"))
+    files = *sorted(HEADERS.parent.glob("*/*.h")), *sources
     parts = [*compiler, *FLAGS, _processor(), *(path.read_text() for path in files)]
     name = f"native-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
     for folder in _folders():
@@ -132,7 +112,11 @@ def _compile(compiler: list[str], sources: list[Path], library: Path) -> Path:
         objects = [Path(folder) / f"{source.stem}.o" for source in sources]
         with ThreadPoolExecutor() as side_by_side:
             commands = zip(sources, objects, strict=True)
-            list(side_by_side.map(lambda its: _run(*compiler, *FLAGS, "-c", str(its[0]), "-o", str(its[1])), commands))
+            list(
+                side_by_side.map(
+                    lambda its: _run(*compiler, *FLAGS, f"-I{HEADERS}", "-c", str(its[0]), "-o", str(its[1])), commands
+                )
+            )
         whole = Path(folder) / library.name
         _run(*compiler, "-shared", *map(str, objects), "-o", str(whole))
         os.replace(whole, library)  # whole or not at all, whoever else compiles it now

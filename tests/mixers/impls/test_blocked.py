@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from polymix.ops.blocked import common
-from polymix.ops.blocked import padre as blocked_padre
+from polymix.ops.padre import blocked as blocked_padre
+from polymix.ops.shared import blocks as common
 from tests.helpers import build, close, poisoned, tokens
 from tests.mixers.impls.cases import CASES, both, every_case, length, make, of, padding
 
@@ -83,6 +83,7 @@ class TestBlocked:
             close(*both(mixer, "blocked", layout), 1e-12)
             assert torch.equal(layout, before), "the input was written to"
 
+    @pytest.mark.usefixtures("bf16_products")
     @every_case
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
     def test_low_precision(self, case, dtype):

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import polymix
-from polymix.ops.blocked import padre as blocked_padre
 from polymix.ops.native.build import why_not
+from polymix.ops.shared import blocks
 from tests.helpers import build, close, tokens
 from tests.mixers.impls.cases import CASES, both, length, make, of, padding
 from tests.mixers.impls.test_choice import refuses
@@ -96,12 +96,13 @@ def test_what_no_allocator_keeps_goes_in_bands(options, kept, monkeypatch):
     mixer = build("padre", 12, **options).float()
     x = tokens(2, math.prod(options["grid"]), 12, dtype=torch.float32)
     (whole, wanted) = both(mixer, "native", x)
-    monkeypatch.setattr(blocked_padre, "KEPT", kept)
+    monkeypatch.setattr(blocks, "KEPT", kept)
     (banded, _) = both(mixer, "native", x)
     close(banded, wanted, 1e-5)
     close(banded, whole, 1e-6)
 
 
+@pytest.mark.usefixtures("bf16_products")
 @every_case
 def test_bf16(case):
     mixer, x = make(case).bfloat16(), tokens(2, length(case), 12).bfloat16()
@@ -142,7 +143,7 @@ def test_what_it_refuses():
 
 @pytest.mark.parametrize("case", ["padre: 3", "pom: 2", "qt: compact 2", "poly_sa: mean", "poly_nl: 1"])
 def test_auto_takes_it_with_and_without_gradients_and_never_for_float64(case, monkeypatch):
-    monkeypatch.setattr("polymix.mixers.base.FEW", 512)
+    monkeypatch.setattr("polymix.ops.dispatch.FEW", 512)
     mixer, x = make(case), tokens(2, 300, 12)
     assert polymix.explain(mixer, x)[0].impl == "eager" and "float32 and bfloat16" in polymix.explain(mixer, x)[0].why
     mixer, x = mixer.float(), x.float()
@@ -151,6 +152,17 @@ def test_auto_takes_it_with_and_without_gradients_and_never_for_float64(case, mo
             assert polymix.explain(mixer, x)[0].impl == "native"
             few = polymix.explain(mixer, x[:, :9])[0]
             assert few.impl == ("native" if mixer.name == "padre" else "eager"), few.why
+
+
+@pytest.mark.parametrize("case", ["padre: 3", "pom: 2", "qt: compact 2", "poly_sa: mean", "poly_nl: 1"])
+def test_auto_leaves_bf16_to_a_processor_that_multiplies_it(case, bf16_products):
+    """Kernels that multiply in float32 are slower there, but run when asked for by name; padre has no such products."""
+    mixer, x = make(case).bfloat16(), tokens(2, 300, 12).bfloat16()
+    left = bf16_products and not case.startswith("padre")
+    with torch.no_grad():
+        auto, named = polymix.explain(mixer, x)[0], polymix.explain(of(mixer, "native"), x)[0]
+    assert auto.impl == ("blocked" if left else "native") and ("bfloat16 itself" in auto.why) == left
+    assert named.impl == "native"
 
 
 def test_a_small_model_learns_on_it():

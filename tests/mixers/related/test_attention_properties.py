@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from polymix.mixers import config_class
-from polymix.mixers.base import Polynomial
+from polymix.mixers.mixer import Polynomial
 from polymix.models import VisionTransformer
 from tests.helpers import close, tokens
 from tests.mixers.compiled import graphs

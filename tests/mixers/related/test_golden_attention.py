@@ -6,7 +6,7 @@ import torch
 import polymix
 import polymix.mixers.related  # registers the mechanisms
 from polymix.mixers.related import CastlingMixer, FocusedMixer, ReluLinearMixer, SimaMixer, XcaMixer
-from polymix.ops.linear_attention import linear_attention
+from polymix.ops.related.linear_attention import linear_attention
 from tests.helpers import Golden, close
 
 OPS, LITE = Golden("flashbla_ops"), Golden("efficientvit_litemla")

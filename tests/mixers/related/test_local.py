@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import polymix
 from polymix.errors import CapabilityError, MaskError, OptionError, StateError
 from polymix.mixers.related import LocalState
-from polymix.ops import reference
+from tests import references as reference
 from tests.helpers import build, close, real_positions, tokens, visible
 from tests.mixers.compiled import graphs
 

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from polymix.convert.adapter import Adapter, Host, register_adapter
 from polymix.convert.adapters.timm.layout import stage_grid
 from polymix.convert.adapters.timm.vit import TokensAdapter, described
-from polymix.convert.attention import Attention, Projection, Twin, linear, thirds
+from polymix.convert.attention import Attention, Twin, linear, thirds
 from polymix.errors import OptionError
 from polymix.mixers import TokenMixer
+from polymix.mixers.inheritance import Projection
 from polymix.mixers.registry import mixer_class
 
 _EPS = 1e-5  # of relu_linear's BatchNorm

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from polymix.convert.adapter import Adapter, Host, register_adapter
 from polymix.convert.adapters.timm.layout import Grid
 from polymix.convert.adapters.timm.vit import described
-from polymix.convert.attention import Attention, Projection, linear, thirds
+from polymix.convert.attention import Attention, linear, thirds
 from polymix.convert.find import pair
 from polymix.convert.masks import visible
 from polymix.errors import CapabilityError, MaskError, OptionError
 from polymix.mixers import TokenMixer
 from polymix.mixers.checks import holds
+from polymix.mixers.inheritance import Projection
 from polymix.mixers.registry import lacks
 
 _TABLE = "relative_position_bias_table"
@@ -52,7 +53,7 @@ class WindowAdapter(Adapter):
         if not self.merged and attention.grid != self.window:
             raise OptionError("grid", attention.grid, f"the window, {self.window}", "Leave it out.")
         if not self.merged and any(self.shift) and not self.packed and not mixer.capabilities.has("arbitrary"):
-            error = lacks(mixer, "segments", "mixer", "shifted windows, parts of which must not see each other")
+            error = lacks(mixer.name, "segments", "mixer", "shifted windows, parts of which must not see each other")
             raise CapabilityError(error.argument, error.got, error.allowed, _MERGE)
 
     @classmethod

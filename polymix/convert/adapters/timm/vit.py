@@ -8,11 +8,12 @@ from torch import Tensor, nn
 
 from polymix.convert.adapter import Adapter, Host, register_adapter
 from polymix.convert.adapters.timm.layout import Grid, grid_of, layout
-from polymix.convert.attention import Attention, Projection, linear, thirds
+from polymix.convert.attention import Attention, linear, thirds
 from polymix.convert.masks import visible
 from polymix.errors import MaskError, OptionError
 from polymix.mixers import TokenMixer
 from polymix.mixers.checks import holds
+from polymix.mixers.inheritance import Projection
 
 _INSIDE = {
     "q_norm": "a mixer does not normalise its queries", "k_norm": "a mixer does not normalise its keys",

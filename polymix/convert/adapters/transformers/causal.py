@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from polymix.convert.adapter import Adapter, Host, register_adapter
 from polymix.convert.adapters.transformers.order import Seen, grid, in_step, look
-from polymix.convert.attention import Attention, Projection, linear, thirds
+from polymix.convert.attention import Attention, linear, thirds
 from polymix.errors import CapabilityError, MaskError, OptionError, PolymixError, StateError
 from polymix.mixers import SoftmaxMixer, TokenMixer
 from polymix.mixers.cache import StateLayer, state_layer
+from polymix.mixers.inheritance import Projection
 from polymix.mixers.registry import lacks
 
 
@@ -58,11 +59,11 @@ class CausalAdapter(Adapter):
             raise MaskError("position_ids", got, "steps of one from token to token", "Leave them to the model.")
         if seen.segments is not None:
             if not can.has("segments"):
-                raise lacks(self.mixer, "segments", "position_ids", "packed sequences")
+                raise lacks(self.mixer.name, "segments", "position_ids", "packed sequences")
             return {"segments": seen.segments}
         if seen.pairs is not None:
             if not can.has("arbitrary"):
-                raise lacks(self.mixer, "arbitrary", "attention_mask", "a mask beyond order and padding")
+                raise lacks(self.mixer.name, "arbitrary", "attention_mask", "a mask beyond order and padding")
             return {"mask": seen.pairs, "causal": False}
         return {"mask": seen.padding}
 
@@ -70,7 +71,7 @@ class CausalAdapter(Adapter):
         """Why the mixer cannot go on after what the cache has seen."""
         cure = "Pass use_cache=False, to generate() too."
         if not recurrent:
-            error = lacks(self.mixer, "recurrent", "past_key_values", f"going on after {layer.seen} cached tokens")
+            error = lacks(self.mixer.name, "recurrent", "past_key_values", f"going on after {layer.seen} cached tokens")
             return CapabilityError(error.argument, error.got, error.allowed, cure)
         if layer.state is not None:
             return MaskError("attention_mask", "a mask beyond order and padding beside a cache", "those alone", cure)

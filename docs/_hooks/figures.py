@@ -1,0 +1,333 @@
+"""The tables of measured results that a page asks for by <!-- generated: NAME -->, from benchmarks/results."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+from collections.abc import Callable, Iterable
+from functools import cache, partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+STUDIES = ("degree-study", "degree-study-roomy")
+
+
+def table(head: Iterable[Any], rows: Iterable[Iterable[Any]]) -> str:
+    """A table in Markdown."""
+    lines = [list(head)]
+    lines += [["---"] * len(lines[0]), *(list(row) for row in rows)]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def load(name: str) -> dict[str, Any]:
+    return dict(json.loads((RESULTS / name).read_text(encoding="utf-8")))
+
+
+def where(machine: dict[str, Any]) -> str:
+    threads = machine["threads"]
+    return f"{machine['cpu']}, {threads} thread{'s' * (threads != 1)}, torch {machine['torch']}"
+
+
+def sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+# Speed and memory
+
+
+def bench() -> str:
+    """What `polymix bench` measured, every column."""
+    from polymix.workflows.bench.table import markdown
+
+    return sentence(markdown(load("bench/results.json")))
+
+
+def targets() -> str:
+    content, lines = load("targets.json"), []
+    for row in content["rows"]:
+        goal, verdict = f"{row['sign']} {row['target']:.3g}", "met" if row["met"] else "**not met**"
+        lines.append((row["what"], f"{row['value']:.3g}", goal, verdict, row["detail"]))
+    head = ("measurement", "measured", "target", "", "from")
+    return f"{where(content['machine'])}, {content['machine']['cpu_capability']}.\n\n{table(head, lines)}"
+
+
+def whole_models() -> str:
+    content, lines = load("whole-models.json"), []
+    for row in content["rows"]:
+        speedup = f"{row['before'] / row['after']:.2f} ×" if row["before"] and row["after"] else "–"
+        times = [f"{1e3 * row[key]:.0f}" if row[key] else "–" for key in ("before", "after")]
+        lines.append((row["model"], row["input"], f"{row['tokens']:,}", row["mixer"], *times, speedup))
+    head = ("model", "input", "tokens", "mixer", "attention, ms", "mixer, ms", "speedup")
+    setting = f"{where(content['machine'])}; batch 1, float32, forward."
+    return f"{setting}\n\n{table(head, lines)}\n\n`python benchmarks/whole_models.py OUT.json`"
+
+
+# Conversion
+
+
+def recovery() -> str:
+    content = load("recovery.json")
+    stages = ("before", "converted", "imitated", "distilled", "scratch")
+    lines = [(row["mixer"], *(f"{row[stage]:.1%}" for stage in stages)) for row in content["rows"]]
+    epochs = content["epochs"]
+    setting = (
+        f"Epochs: {epochs['teacher']} to train the model with attention, then {epochs['imitate']} of imitation and "
+        f"{epochs['fine-tune']} of fine-tuning. The models from scratch are trained for the sum of the last two. "
+        "One seed. `python benchmarks/recovery.py OUT.json`"
+    )
+    head = ("mixer", "attention", "converted", "after imitation", "after fine-tuning", "from scratch")
+    return f"{table(head, lines)}\n\n{setting}"
+
+
+def hosts() -> str:
+    lines = []
+    for row in load("hosts.json")["rows"]:
+        if row["refused"]:
+            lines.append((row["host"], row["mixer"], f"error: {row['refused']}", "", "", ""))
+            continue
+        published = row["printed"]
+        paper = "" if published is None else (
+            f"{published['parameters']} M, {published['multiply_adds']} G of the {published['what']} "
+            f"({published['source']})"
+        )  # fmt: skip
+        counts = ("–" if row[key] is None else f"{row[key]:.2f}" for key in ("multiply_adds", "layer_multiply_adds"))
+        lines.append((row["host"], row["mixer"], f"{row['parameters']:.2f}", *counts, paper))
+    head = ("model", "mixer", "parameters, M", "multiply-adds, G", "of the layers, G", "in the paper")
+    return f"{table(head, lines)}\n\n`python benchmarks/hosts.py OUT.json`"
+
+
+# Table 1
+
+
+def exact() -> str:
+    rows = load("table-1.json")["exact"]
+    cells = [(row["mechanism"], row["degree"], row["chains"], f"{row['error']:.1e}") for row in rows]
+    return table(("mechanism", "degree", "chains", "relative error"), cells)
+
+
+def approximate(part: str, down: str, across: str, label: str, heading: str) -> str:
+    """Errors by two variables, one down and one across."""
+    errors = {(row[down], row[across]): f"{row['error']:.1e}" for row in load("table-1.json")[part]}
+    columns = list(dict.fromkeys(column for _, column in errors))
+    lines = [
+        (f"{line:g}", *(errors[line, column] for column in columns)) for line in dict.fromkeys(d for d, _ in errors)
+    ]
+    return table((label, *(heading.format(column) for column in columns)), lines)
+
+
+# QT and the degree study
+
+
+def qt_error() -> str:
+    rows = load("qt-error.json")["rows"]
+    orders = ("order_0", "order_1", "order_2")
+    lines = [
+        (f"{row['spread']:g}", f"{row['largest']:.1f}", *(f"{row[order]:.2g}" for order in orders)) for row in rows
+    ]
+    head = ("standard deviation of s", "largest s", *(order.replace("_", " ") for order in orders))
+    return table(head, lines)
+
+
+@cache
+def recipe() -> Any:
+    """recipes/degree_study.py as a module."""
+    spec = importlib.util.spec_from_file_location("degree_study", ROOT / "recipes" / "degree_study.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def study(folder: str) -> dict[str, Any]:
+    return load(f"{folder}/results.json")
+
+
+def study_setting(folder: str) -> str:
+    content = study(folder)
+    host, seeds = content["host"], len({row["seed"] for row in content["rows"]})
+    side = host["image_size"] // host["patch_size"]
+    return (
+        f"{side * side} tokens of {host['patch_size']} × {host['patch_size']} pixels, blocks: {host['depth']}, "
+        f"channels: {host['dim']}, hidden units of an MLP: {int(host['dim'] * host['mlp_ratio'])}, "
+        f"epochs: {content['recipe']['epochs']}, seeds: {seeds}, runs: {len(content['rows'])}."
+    )
+
+
+def accuracy(folder: str) -> str:
+    return str(recipe().table(study(folder)["rows"]))
+
+
+def growth(when: str, figure: str, folder: str) -> str:
+    """Geometric mean over seeds of a figure, laid out as the recipe's own table."""
+    rows = study(folder)["rows"]
+    degrees = sorted({row["degree"] for row in rows})
+    lines = []
+    for basis in recipe().BASES:
+        for normalize in (None, "rms"):
+            cells = []
+            for degree in degrees:
+                key = (degree, normalize, basis if degree > 1 else recipe().BASES[0])
+                cells.append(mean([
+                    row[when][figure] for row in rows if (row["degree"], row["normalize"], row["basis"]) == key
+                ]))  # fmt: skip
+            lines.append((basis, normalize or "as it is", *cells))
+    return table(("basis", "Y", *degrees), lines)
+
+
+def mean(values: list[float | None]) -> str:
+    logs = [math.log(value) for value in values if value is not None and 0 < value < math.inf]
+    if len(logs) < len(values) or not values:
+        return "not finite" if values else "–"
+    centre = math.exp(fmean(logs))
+    return f"{centre:.2g}" if centre < 100 else f"{centre:,.0f}"
+
+
+def plot(folder: str) -> str:
+    there = (RESULTS / folder / "degree.png").exists()
+    return f"![Accuracy, gradients and outputs by degree](images/{folder}.png)" if there else ""
+
+
+def pictures() -> dict[str, Path]:
+    """Pictures of results, by their place on the site."""
+    files = {f"images/{folder}.png": RESULTS / folder / "degree.png" for folder in STUDIES}
+    return {place: path for place, path in files.items() if path.exists()}
+
+
+# Language models
+
+
+def presets() -> str:
+    from polymix.models.language import PRESETS, parameters, preset
+
+    lines = []
+    for name, (family, options, published) in PRESETS.items():
+        config = preset(name)
+        millions = f"{parameters(config) / 1e6:.1f} M"
+        mixers = ", ".join(f"`{mixer}`" for mixer in options["mixers"])
+        paper = published.split(" (")[0]
+        lines.append((f"`{name}`", family.model_type, mixers, config.intermediate_size, millions, paper))
+    return table(("name", "type", "mixers", "feed-forward", "parameters", "in the paper"), lines)
+
+
+def language_rows() -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """The rows of language.json by kind and model, one for each seed."""
+    rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in load("language.json")["rows"]:
+        rows.setdefault((row["kind"], row["model"]), []).append(row)
+    return rows
+
+
+def over_seeds(rows: list[dict[str, Any]], key: str) -> str:
+    """The mean; with several seeds the smallest and largest value too."""
+    values = [row[key] for row in rows]
+    return f"{fmean(values):.3f}" + (f" ({min(values):.3f} … {max(values):.3f})" if len(values) > 1 else "")
+
+
+def language() -> str:
+    content, rows, lines = load("language.json"), language_rows(), []
+    for (kind, model), trained in rows.items():
+        if kind != "train":
+            continue
+        timed = rows.get(("time", model), [{}])[0]
+        cache_bytes = timed.get("cache_bytes_100000")
+        lines.append((
+            model, f"{trained[0]['parameters'] / 1e6:.2f} M", over_seeds(trained, "loss"),
+            f"{fmean(row['bits_per_byte'] for row in trained):.3f}",
+            *(f"{timed[key]:,.{digits}f}" if key in timed else "–" for key, digits in (
+                ("tokens_per_second", 0), ("decode_ms_1000", 2), ("decode_ms_100000", 2), ("training_mib", 0))),
+            "–" if cache_bytes is None else f"{cache_bytes / 1024:,.0f}",
+        ))  # fmt: skip
+    lines.sort(key=lambda line: float(line[3]))
+    setting = (
+        f"{content['steps']} steps of {content['batch']} × {content['context']} tokens, vocabulary of "
+        f"{content['vocab']:,}; a range is over {max(map(len, rows.values()))} seeds; {where(content['machine'])}, "
+        "float32. `python benchmarks/language.py OUT.json`"
+    )
+    head = ("mixers", "parameters", "held-out loss", "bits per byte", "training, tokens/s",
+            "ms per token after 1,000", "after 100,000", "training, MiB", "cache after 100,000, KiB")  # fmt: skip
+    return f"{table(head, lines)}\n\n{setting}"
+
+
+def counts(prefix: str, row: dict[str, Any]) -> list[int]:
+    """The numbers of tokens at which a row has a figure."""
+    return [int(key.removeprefix(prefix)) for key in row if key.startswith(prefix)]
+
+
+def decoding() -> str:
+    rows = [row for (kind, _), rows in language_rows().items() for row in rows if kind == "decode"]
+    before, lines = counts("decode_ms_", rows[0]), []
+    for row in rows:
+        for label, key, scale in (("ms per token", "decode_ms", 1.0), ("KiB of cache", "cache_bytes", 1 / 1024)):
+            cells = [row[f"{key}_{tokens}"] * scale for tokens in before]
+            lines.append((row["model"], label, *(f"{cell:,.0f}" if cell >= 100 else f"{cell:.2f}" for cell in cells)))
+    return table(("mixers", "", *(f"after {tokens:,}" for tokens in before)), lines)
+
+
+def lengths() -> str:
+    models = {model: rows for (kind, model), rows in language_rows().items() if kind == "length"}
+    contexts = counts("loss_", next(iter(models.values()))[0])
+    lines = [(model, *(over_seeds(rows, f"loss_{n}") for n in contexts)) for model, rows in models.items()]
+    return table(("mixers", *(f"{n:,} tokens" for n in contexts)), lines)
+
+
+def recall(task: str) -> str:
+    models: dict[str, list[dict[str, Any]]] = {}
+    for row in load("recall.json")["rows"]:
+        if row["task"] == task:
+            models.setdefault(row["model"], []).extend([row] if row["best"] else [])
+    lines = []
+    for model, rows in models.items():
+        first = rows[0]
+        kept = [f"{few:,}" if few == many else f"{few:,} … {many:,}"
+                for few, many in zip(first["state"][0], first["state"][-1], strict=True)]  # fmt: skip
+        accuracies = [row["accuracy"] for row in rows]
+        cells = ["diverged"] * len(first["sizes"]) if None in accuracies else [
+            f"{fmean(column):.0%}" for column in zip(*accuracies, strict=True)]  # fmt: skip
+        rates = " ".join(f"{rate:g}" for rate in dict.fromkeys(row["learning_rate"] for row in rows))
+        lines.append((model, f"{first['parameters']:,}", " + ".join(kept), *cells, rates))
+    unit = "pairs" if task == "recall" else "tokens"
+    sizes = next(rows[0]["sizes"] for rows in models.values())
+    head = ("model", "parameters", "numbers kept, by layer", *(f"{n} {unit}" for n in sizes), "learning rate")
+    return table(head, lines)
+
+
+def recall_setting() -> str:
+    content = load("recall.json")
+    recipe, host = content["recipe"], content["host"]
+    rates, seeds = (f"{rate:g}" for rate in recipe["learning_rate"]), len({row["seed"] for row in content["rows"]})
+    return (
+        f"Width {host['hidden_size']}, {host['num_heads']} heads, vocabulary of {host['vocab_size']}, up to "
+        f"{recipe['steps']:,} steps of {recipe['tokens']:,} tokens, the better of the learning rates "
+        f"{' and '.join(rates)}, seeds: {seeds}; {where(content['machine'])}, float32. "
+        "`python benchmarks/recall.py benchmarks/results/recall.json --plot docs/images/recall.png`"
+    )
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "bench": bench,
+    "targets": targets,
+    "whole-models": whole_models,
+    "recovery": recovery,
+    "hosts": hosts,
+    "table-1-exact": exact,
+    "table-1-softmax": partial(approximate, "softmax", "reach", "order", "largest logit", "order {}"),
+    "table-1-mamba": partial(approximate, "mamba", "largest", "held", "largest Δ", "Δ {}"),
+    "qt-error": qt_error,
+    "presets": presets,
+    "language": language,
+    "language-decoding": decoding,
+    "language-lengths": lengths,
+    "recall": partial(recall, "recall"),
+    "recall-copying": partial(recall, "copying"),
+    "recall-setting": recall_setting,
+}
+for folder in STUDIES:
+    TABLES |= {
+        f"{folder}-host": partial(study_setting, folder), f"{folder}-accuracy": partial(accuracy, folder),
+        f"{folder}-gradient": partial(growth, "at_init", "gradient", folder),
+        f"{folder}-largest": partial(growth, "trained", "largest", folder), f"{folder}-plot": partial(plot, folder),
+    }  # fmt: skip

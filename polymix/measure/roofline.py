@@ -1,0 +1,43 @@
+"""What this machine can do at most, measured: the ceilings that a mixer's operations and bytes are shares of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from polymix.measure.timing import interleaved
+
+_SIZES = (512, 1024, 2048)  # of square products
+_COPY = 256 << 20  # bytes: out of every cache
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """FLOP/s of dense products in one type and bytes/s of a copy (read and written), with so many threads."""
+
+    dtype: str
+    threads: int
+    flops_per_second: float
+    bytes_per_second: float
+
+    def roof(self, intensity: float) -> float:
+        """FLOP/s that code with `intensity` FLOPs a byte can reach."""
+        return min(self.flops_per_second, intensity * self.bytes_per_second)
+
+
+@torch.inference_mode()
+def ceiling(dtype: str, threads: int, device: str, seconds: float) -> Ceiling:
+    """The best of a few sizes of product, and of the rounds of a copy, about `seconds` each."""
+    torch.set_num_threads(threads)
+    kw = {"device": device, "dtype": getattr(torch, dtype)}
+    squares = {n: (torch.randn(n, n, **kw), torch.randn(n, n, **kw)) for n in _SIZES}
+    products = interleaved({n: partial(F.linear, *ab) for n, ab in squares.items()}, seconds=seconds, device=device)
+    source = torch.zeros(_COPY, dtype=torch.uint8, device=device)
+    target = torch.zeros_like(source)
+    copies = interleaved({"copy": lambda: target.copy_(source)}, seconds=seconds, device=device)
+    return Ceiling(
+        dtype, threads, max(2 * n**3 / min(t.runs) for n, t in products.items()), 2 * _COPY / min(copies["copy"].runs)
+    )

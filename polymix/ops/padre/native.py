@@ -1,0 +1,178 @@
+"""PADRe's step on a CPU, (depthwise(x) + bias) ⊙ y, forward and backward, for grids of one or two axes."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polymix.ops.native.arrays import dense, tokens
+from polymix.ops.native.build import call
+from polymix.ops.padre import blocked
+from polymix.ops.padre.eager import Convolution, pad
+from polymix.ops.shared import blocks
+from polymix.ops.shared.blocks import Product, output
+from polymix.ops.shared.depthwise import effective_kernel
+from polymix.ops.shared.tensors import Linear, cast
+
+Axes = tuple[int, ...]
+
+
+class Shape(ctypes.Structure):
+    """As in depthwise.c."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_int64)
+        for name in ("batch", "dim", "h", "w", "oh", "ow", "kh", "kw", "top", "left", "bf16", "threads")
+    )
+
+
+class Taps(ctypes.Structure):
+    """As in depthwise.c."""
+
+    _fields_ = (("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("channel", "row", "col")))
+
+
+class Geometry(NamedTuple):
+    """The grids of outputs and inputs, the part of the kernel that can touch them, the zeros before: two axes each."""
+
+    size: Axes
+    seen: Axes
+    kernel: Axes
+    pad: Axes
+
+    def shape(self, x: Tensor) -> Shape:
+        bf16 = int(x.dtype == torch.bfloat16)
+        return Shape(
+            x.shape[0], x.shape[2], *self.seen, *self.size, *self.kernel, *self.pad, bf16, torch.get_num_threads()
+        )
+
+    def transposed(self) -> Geometry:
+        """That of the gradient of the inputs."""
+        return Geometry(
+            self.seen, self.size, self.kernel, (self.kernel[0] - 1 - self.pad[0], self.kernel[1] - 1 - self.pad[1])
+        )
+
+    def taps(self, weight: Tensor, *, turned: bool = False) -> Taps:
+        """Those of a contiguous weight (D, 1, *kernel) that are used, `turned` around."""
+        height, width = (1, *weight.shape[2:])[-2:]
+        row, col = (height - self.kernel[0]) // 2, (width - self.kernel[1]) // 2
+        if turned:
+            row, col = row + self.kernel[0] - 1, col + self.kernel[1] - 1
+        sign, start = (-1 if turned else 1), weight.data_ptr() + weight.element_size() * (row * width + col)
+        return Taps(start, height * width, sign * width, sign)
+
+
+def _geometry(x: Tensor, weight: Tensor, grid: Axes, causal: bool) -> Geometry:
+    lead, kernel = (1,) * (2 - len(grid)), tuple(weight.shape[2:])
+    if causal:
+        return Geometry((*lead, *grid), (1, x.shape[1]), (*lead, *kernel), (0, 0))
+    size, kernel = (*lead, *grid), (*lead, *effective_kernel(kernel, tuple(grid)))
+    return Geometry(size, size, kernel, (kernel[0] // 2, kernel[1] // 2))
+
+
+def _conv(
+    x: Tensor, scale: Tensor | None, taps: Taps, bias: Tensor | None, times: Tensor | None, geometry: Geometry,
+    out: Tensor | None = None, shift: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """(conv((x + shift) ⊙ scale) + bias) ⊙ times (B, ∏ size, D) of x (B, ∏ seen, D)."""
+    if out is None:
+        out = x.new_empty(x.shape[0], geometry.size[0] * geometry.size[1], x.shape[2])
+    shift, bias = (None if v is None else v.float().contiguous() for v in (shift, bias))
+    x, scale, times = dense(x), dense(scale), dense(times)
+    call("depthwise", tokens(x), shift, tokens(scale), taps, bias, tokens(times), tokens(out),
+         geometry.shape(x))  # fmt: skip
+    return out
+
+
+def step(
+    x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor | None, grid: Axes, *,
+    causal: bool = False, dilation: int = 1, out: Tensor | None = None, shift: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """(depthwise(x + shift) + bias) ⊙ y, the convolution as `polymix.ops.shared.depthwise.depthwise_conv` defines it.
+
+    x (B, N, D) of float32 or bf16, N = ∏ grid; when causal (B, k - 1 + N, D), the earlier tokens first. weight
+    (D, 1, *kernel); bias and shift (D,) or None; y (B, N, D) or None for ones. Returns (B, N, D) in x's type. Cost:
+    N D (∏ kernel + 1) multiply-adds, summed in float32; beside the output, or `out`, which may be y, a strip of the
+    inputs a thread, 512 KiB.
+    """
+    assert dilation == 1
+    weight, geometry = weight.float().contiguous(), _geometry(x, weight, grid, causal)
+    return _conv(x, None, geometry.taps(weight), bias, y, geometry, out, shift)
+
+
+def _band(
+    x: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor | None, y: Tensor | None, width: int, first: int,
+    out: Tensor,
+) -> None:  # fmt: skip
+    """Rows of `step` on a grid of two axes: from row `first` of x on, as many as out (B, rows · width, D) has.
+
+    x (B, N, D) are the rows that these see, none but those at the edge of the grid left out.
+    """
+    weight = weight.float().contiguous()
+    _, _, kernel, pad = _geometry(x, weight, (weight.shape[2], width), False)
+    geometry = Geometry((out.shape[1] // width, width), (x.shape[1] // width, width), kernel, (pad[0] - first, pad[1]))
+    _conv(x, None, geometry.taps(weight), bias, y, geometry, out, shift)
+
+
+def step_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor | None, grid: Axes, *,
+    causal: bool = False, dilation: int = 1,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    """The gradients of `step`: of x and y in their types, of the weight and the bias in float32, of what is given.
+
+    grad (B, N, D). With g = grad ⊙ y, formed on the way and never written,
+        x:  g convolved with the flipped kernel;       weight:  Σ_{b,n} g ⊙ (x at the tap);
+        y:  grad ⊙ (depthwise(x) + bias), once more;   bias:    Σ_{b,n} g.
+    Cost: that of three forward steps, two where y is None. The same bits every time: no sum depends on the threads.
+    """
+    assert dilation == 1
+    weight, geometry = weight.float().contiguous(), _geometry(x, weight, grid, causal)
+    grad_x = _conv(grad, y, geometry.taps(weight, turned=True), None, None, geometry.transposed())
+    grad_y = None if y is None else _conv(x, None, geometry.taps(weight), bias, grad, geometry)
+    sums, bias_sums = torch.zeros_like(weight), weight.new_empty(x.shape[2])  # zero where no token reaches
+    x, grad, y = dense(x), dense(grad), dense(y)
+    call(
+        "depthwise_weight",
+        tokens(x),
+        tokens(grad),
+        tokens(y),
+        geometry.taps(sums),
+        bias_sums,
+        geometry.shape(x),
+    )
+    return grad_x, sums, None if bias is None else bias_sums, grad_y
+
+
+def apply(grid: Axes, channel: Linear | None, token: Convolution | None, x: Tensor, times: Tensor | None) -> Tensor:
+    """As `blocked.apply`; the kernel stays in the cache by itself, and multiplies on the way.
+
+    Where no allocator keeps an array as large as x, a grid of two axes goes in bands of rows.
+    """
+    if token is None:
+        return blocked.apply(grid, channel, None, x, times)
+    if token.causal or channel is None:
+        u = pad(token, blocked.map_channels(channel, x))
+        return step(u, token.weight, token.bias, times, grid, causal=token.causal, out=times)
+    weight, shift = cast(channel, x.dtype)
+    if len(grid) == 1 or x.nbytes <= blocks.KEPT:
+        u = F.linear(x, weight)
+        return step(u, token.weight, token.bias, times, grid, out=times, shift=shift)
+    y = output(x) if times is None else times
+    product, (rows, width) = Product((weight, None), x.dtype), grid
+    reach = token.weight.shape[2] // 2
+    most = max(1, blocks.KEPT // (2 * width * x.shape[-1] * x.element_size()))
+    for sample in range(x.shape[0]):
+        for first in range(0, rows, most):
+            last = min(first + most, rows)
+            above, below = max(0, first - reach), min(rows, last + reach)
+            u = product(x[sample, above * width : below * width])[None]
+            place = slice(first * width, last * width)
+            _band(
+                u, shift, token.weight, token.bias, None if times is None else times[sample : sample + 1, place],
+                width, first - above, y[sample : sample + 1, place],
+            )  # fmt: skip
+    return y

@@ -1,0 +1,53 @@
+"""PoM's pooled powers on a CPU, forward and backward, and its causal form, forward, in C.
+
+x (B, N, D) of float32 or bf16. Everything is computed in float32; what has tokens is rounded once to x's type; sums
+and the gradients of weights are float32. Memory beside the results: the packed weights, a few blocks of 128 tokens for
+each thread and, backward, the weights' gradients for each thread. Cost in products: forward that of the map, backward
+three times that.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from polymix.ops.native.arrays import KINDS, dense, full, hidden, linear_of, room_like, sizes_of, tokens
+from polymix.ops.native.build import call
+from polymix.ops.pom.eager import PomOptions, PomWeights
+from polymix.ops.shared.blocks import output
+
+
+def powers(x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, activation: str, degree: int) -> Tensor:
+    """Σ_n h_n^p, (B, degree, E)."""
+    x, weight, bias, mask = dense(x), full(weight), full(bias), hidden(mask)
+    sums = weight.new_empty(x.shape[0], degree, weight.shape[0])
+    sizes = sizes_of(x, weight.shape[0], activation=activation, degree=degree)
+    call("linear_powers", tokens(x), linear_of(weight, bias), mask, sums, sizes)
+    return sums
+
+
+def powers_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, activation: str, degree: int
+) -> tuple[Tensor | None, ...]:
+    """With du = act'(u) Σ_p p g_p h^(p-1):  x: du W;  W: Σ duᵀ x;  b: Σ du."""
+    grad, x, weight, mask = full(grad), dense(x), full(weight), hidden(mask)
+    grad_x, grad_w, grad_b = room_like(x), torch.empty_like(weight), weight.new_empty(weight.shape[0])
+    bias, sizes = full(bias), sizes_of(x, weight.shape[0], activation=activation, degree=degree)
+    call("linear_powers_backward", grad, tokens(x), linear_of(weight, bias), mask, tokens(grad_x),
+         grad_w, grad_b, sizes)  # fmt: skip
+    return grad_x, grad_w, None if bias is None else grad_b
+
+
+def causal(x: Tensor, weights: PomWeights, options: PomOptions, mask: Tensor | None = None) -> Tensor:
+    """PoM with H_i over the tokens up to i, in one pass and without gradients: x (B, N, D), mask (B, N) -> (B, N, D).
+
+    The same bits for any number of threads.
+    """
+    x, mask, alpha = dense(x), hidden(mask), full(weights.alpha.t())
+    maps = [(full(weight), full(bias)) for weight, bias in (weights.poly, weights.gate, weights.proj)]
+    y, (degree, width) = output(x), alpha.shape
+    sizes = sizes_of(x, width, out=x.shape[2], activation=options.activation, degree=degree)
+    gating, mean = KINDS.index(options.gate), int(options.reduction == "mean")
+    linears = (linear_of(*linear) for linear in maps)
+    call("pom_causal", tokens(x), *linears, alpha, mask, tokens(y), gating, mean, sizes)
+    return y

@@ -1,0 +1,153 @@
+"""Poly-SA and Poly-NL, whose tokens are multiplied with one pooled vector: one call each."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from polymix.ops.dispatch import KERNELS, Operator, choose
+from polymix.ops.gated import gated
+from polymix.ops.pooled import blocked, eager
+from polymix.ops.shared.blocks import slower_in_float32
+from polymix.ops.shared.tensors import Linear, count_real, scaled_linear, share
+
+_NATIVE, _TRITON = "polymix.ops.pooled.native", "polymix.ops.pooled.triton"
+pooled_product = Operator(
+    "pooled_product", "(Tensor k, Tensor? v, Tensor? p_2, Tensor? mask) -> Tensor", eager.product, (0, 1, 2),
+    triton=f"{_TRITON}:product",
+)  # fmt: skip
+gate_tokens = Operator(
+    "gate_tokens", "(Tensor q, Tensor gate, Tensor? p_1) -> Tensor", eager.gate_tokens, (0, 1, 2),
+    triton=f"{_TRITON}:gate_tokens",
+)  # fmt: skip
+linear_pairs = Operator(
+    "linear_pairs", "(Tensor x, Tensor weight, Tensor? bias, Tensor? p, Tensor? mask) -> Tensor", eager.pairs,
+    (0, 1, 2, 3), native=f"{_NATIVE}:pairs",
+)  # fmt: skip
+linear_scaled = Operator(
+    "linear_scaled", "(Tensor x, Tensor scale, Tensor weight, Tensor? bias, Tensor? rest) -> Tensor", eager.scaled,
+    (0, 1, 2, 3, 4), native=f"{_NATIVE}:scaled",
+)  # fmt: skip
+moments = Operator(
+    "moments", "(Tensor x, Tensor? mask) -> (Tensor, Tensor)", eager.moments, (0,), native=f"{_NATIVE}:moments"
+)
+
+
+def poly_sa(
+    x: Tensor,
+    qkv: Linear,
+    proj: Linear | None,
+    p_1: Tensor | None,
+    p_2: Tensor | None,
+    *,
+    heads: int,
+    sigma: str,
+    mask: Tensor | None = None,
+    impl: str = "auto",
+) -> Tensor:
+    """Q ⊙ p_1 σ(p_2ᵀ(K ⊙ V)) a head, then W_o.
+
+    Args:
+        x: (B, N, D). qkv: W_q, W_k, W_v in one map (3D, D). proj: W_o; None where something else follows.
+        p_1, p_2: (heads, N), or both None for p_1 = 1 and a mean over the mask (B, N).
+        sigma: "softmax" over a head's channels, "sigmoid", "tanh" or "identity".
+    Returns:
+        (B, N, D) in the type of x. Cost: 4 N D² multiply-adds, 3 N D² without `proj`.
+    """
+    dim = x.shape[-1]
+    impl = choose("poly_sa", impl, (x, *qkv, *(proj or ()), p_1, p_2), dict.fromkeys(KERNELS),
+                  slower={"native": slower_in_float32(x)}, in_blocks=("native", "blocked"))  # fmt: skip
+    if impl == "blocked":
+        return blocked.poly_sa(x, qkv, proj, p_1, p_2, heads=heads, kind=sigma, mask=mask)
+    if impl == "triton":
+        q, k, v = F.linear(x, *qkv).unflatten(-1, (3 * heads, -1)).chunk(3, dim=2)
+        gate = eager.gate_of_sum(k, pooled_product(k, v, p_2, mask, impl=impl), p_2, sigma, mask)
+        y = gate_tokens(q, gate, p_1, impl=impl).flatten(2)
+        return y if proj is None else F.linear(y, *proj)
+    pooled = linear_pairs(x, *share(qkv, dim, 3 * dim), p_2, mask, impl=impl).unflatten(-1, (heads, -1))
+    gate = eager.gate_of_sum(x, pooled, p_2, sigma, mask).flatten(1)
+    return gated(x, share(qkv, 0, dim), gate, proj, "identity", p=p_1, impl=impl)
+
+
+class PolyNlWeights(NamedTuple):
+    """W_1, W_2 (and W_p) in one map, W_3, and α, β; W_in and W_out of a bottleneck; W_3 W_out as one map, if merged."""
+
+    product: Linear
+    proj: Linear
+    alpha: Tensor
+    beta: Tensor
+    into: Linear | None = None
+    out: Linear | None = None
+    merged: Linear | None = None
+
+    def last(self) -> Linear:
+        """W_3, and W_out after it where there is a bottleneck, as one map."""
+        weight, bias = self.proj
+        if self.out is None:
+            return weight, bias
+        return self.merged or (self.out[0] @ weight, None if bias is None else F.linear(bias, *self.out))
+
+
+def poly_nl(
+    x: Tensor, weights: PolyNlWeights, *, order: int | str = 3, mask: Tensor | None = None, impl: str = "auto"
+) -> Tensor:
+    """Z = αX + βY, Y = (Ψ(X W_1 ⊙ X W_2) ⊙ X) W_3, Ψ the mean over the real tokens, between W_in and W_out if given.
+
+    Args:
+        x: (B, N, D). mask: (B, N). order: 3; 2 without W_2; "2+3" with X W_p ⊙ X added to Y.
+    Returns:
+        (B, N, D) in the type of x. Cost: 3 N D² multiply-adds; N D² less from 2 D tokens on, where the mean is taken
+        from the tokens' second moment.
+    """
+    why = None if order == 3 else "it is for order 3"
+    tensors = (x, *weights.product, *weights.proj, weights.alpha, weights.beta,
+               *(weights.into or ()), *(weights.out or ()))  # fmt: skip
+    impl = choose("poly_nl", impl, tensors, {"blocked": why, "native": why, "triton": None},
+                  slower={"native": slower_in_float32(x)}, in_blocks=("native", "blocked"))  # fmt: skip
+    if impl == "blocked":
+        alpha, beta = weights.alpha.item(), weights.beta.item()
+        return blocked.poly_nl(x, weights.into, weights.product, weights.last(), alpha, beta, mask)
+    inner = x if weights.into is None else F.linear(x, *weights.into)
+    if order == 3 and impl != "triton":
+        mean = _mean_of_products(inner, weights.product, mask, impl)
+        weight, bias = weights.last()
+        bias, whole = None if bias is None else weights.beta * bias, weights.into is None
+        y = linear_scaled(inner, weights.beta * mean, weight, bias, weights.alpha if whole else None, impl=impl)
+        if whole:
+            return y
+        return y.addcmul_(x, weights.alpha) if impl == "native" else y + weights.alpha * x
+    parts = F.linear(inner, *weights.product).split(inner.shape[-1], dim=-1)  # W_1; W_2; W_p
+    mean = mean_over_tokens(parts[0], mask, parts[1] if len(parts) > 1 else None, impl=impl)
+    last = weights.merged or weights.proj
+    if impl == "triton":
+        y = F.linear(gate_tokens(inner.unsqueeze(2), mean, None, impl=impl).squeeze(2), *last)
+    else:
+        y = scaled_linear(inner, mean.to(inner.dtype), *last)
+    if order == "2+3":
+        y = y + parts[2] * inner
+    if weights.out is not None and weights.merged is None:
+        y = F.linear(y, *weights.out)
+    return weights.alpha * x + weights.beta * y
+
+
+def _mean_of_products(x: Tensor, product: Linear, mask: Tensor | None, impl: str) -> Tensor:
+    """mean(X W_1 ⊙ X W_2) over the real tokens of x (B, N, D): (B, E), from the second moment where that pays."""
+    weight, bias = product
+    if eager.moments_pay(x, x.shape[2], x.dtype):
+        centre, moment = moments(x, mask, impl=impl)
+        return eager.mean_from_moments(centre, moment, count_real(x, mask), weight, bias, mask)
+    return linear_pairs(x, weight, bias, None, mask, impl=impl) / count_real(x, mask)
+
+
+def mean_over_tokens(x: Tensor, mask: Tensor | None, times: Tensor | None = None, *, impl: str = "eager") -> Tensor:
+    """The mean of x ⊙ times (B, N, D) over the real tokens, (B, 1, D); zero if none is real."""
+    x, times = x.unsqueeze(2), None if times is None else times.unsqueeze(2)
+    return pooled_product(x, times, None, mask, impl=impl) / count_real(x, mask, ndim=3)
+
+
+__all__ = [
+    "PolyNlWeights", "gate_tokens", "linear_pairs", "linear_scaled", "mean_over_tokens", "moments", "poly_nl",
+    "poly_sa", "pooled_product",
+]  # fmt: skip

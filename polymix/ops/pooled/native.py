@@ -1,0 +1,88 @@
+"""What Poly-SA and Poly-NL pool, and Poly-NL's last map, on a CPU, forward and backward, in C.
+
+x (B, N, D) of float32 or bf16. Everything is computed in float32; what has tokens is rounded once to x's type; sums
+and the gradients of weights are float32. Memory beside the results: the packed weights, a few blocks of 128 tokens for
+each thread and, backward, the weights' gradients for each thread. Cost in products: forward that of the maps, backward
+three times that.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from polymix.ops.native.arrays import dense, full, hidden, linear_of, room_like, sizes_of, tokens
+from polymix.ops.native.build import call
+from polymix.ops.shared.blocks import output
+from polymix.ops.shared.tensors import count_real
+
+
+def pairs(x: Tensor, weight: Tensor, bias: Tensor | None, p: Tensor | None, mask: Tensor | None) -> Tensor:
+    """Σ_n p_n ⊙ (x_n W_1ᵀ + b_1) ⊙ (x_n W_2ᵀ + b_2), (B, E)."""
+    x, weight, bias, p, mask = dense(x), full(weight), full(bias), full(p), hidden(mask)
+    sums = weight.new_empty(x.shape[0], weight.shape[0] // 2)
+    sizes = sizes_of(x, sums.shape[1], p)
+    call("linear_pairs", tokens(x), linear_of(weight, bias), p, mask, sums, sizes)
+    return sums
+
+
+def pairs_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, p: Tensor | None, mask: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    """With u and v the two maps' outputs, du = g ⊙ p ⊙ v, dv = g ⊙ p ⊙ u and p: Σ over a head of g ⊙ u ⊙ v."""
+    grad, x, weight, bias, p, mask = full(grad), dense(x), full(weight), full(bias), full(p), hidden(mask)
+    grad_x, grad_w, grad_b = room_like(x), torch.empty_like(weight), weight.new_empty(weight.shape[0])
+    grad_p = None if p is None else p.new_zeros(x.shape[0], *p.shape)  # zero where a token is padding
+    call("linear_pairs_backward", grad, tokens(x), linear_of(weight, bias), p, mask,
+         tokens(grad_x), grad_w, grad_b, grad_p, sizes_of(x, grad.shape[1], p))  # fmt: skip
+    return grad_x, grad_w, None if bias is None else grad_b, None if grad_p is None else grad_p.sum(0)
+
+
+def moments(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The mean μ (B, D) and Σ (x_n - μ)(x_n - μ)ᵀ (B, D, D). Cost: N D² / 2 multiply-adds and a little more."""
+    x, mask = dense(x), hidden(mask)
+    count, centre = _count(x, mask), torch.empty(x.shape[0], x.shape[2])
+    moment = torch.empty(x.shape[0], x.shape[2], x.shape[2])
+    call("moments", tokens(x), mask, count, centre, moment, sizes_of(x, 0))
+    return centre, moment
+
+
+def moments_backward(grad_centre: Tensor, grad_moment: Tensor, x: Tensor, mask: Tensor | None) -> tuple[Tensor]:
+    """g_μ / count + (x_n - μ)(G + Gᵀ) for the real tokens: N D² multiply-adds."""
+    x, mask = dense(x), hidden(mask)
+    count = _count(x, mask)[:, None]
+    centre = (x if mask is None else x.masked_fill(~mask.unsqueeze(-1), 0.0)).sum(1, dtype=torch.float32) / count
+    both = (grad_moment.float() + grad_moment.mT).contiguous()
+    last = (grad_centre / count - (centre.unsqueeze(1) @ both).squeeze(1)).contiguous()
+    grad_x = room_like(x)
+    call("moments_backward", tokens(x), mask, both, last, tokens(grad_x), sizes_of(x, 0))
+    return (grad_x,)
+
+
+def scaled(x: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None, rest: Tensor | None) -> Tensor:
+    """(x ⊙ scale) Wᵀ + b + rest x, (B, N, D')."""
+    x, scale, weight, bias, rest = dense(x), full(scale), full(weight), full(bias), full(rest)
+    y = output(x, weight.shape[0])
+    call("linear_scaled", tokens(x), scale, linear_of(weight, bias), rest, tokens(y),
+         sizes_of(x, 0, out=weight.shape[0]))  # fmt: skip
+    return y
+
+
+def scaled_backward(
+    grad: Tensor, x: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None, rest: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    """With dz = grad W:  x: dz ⊙ scale + rest grad;  scale: Σ_n dz ⊙ x;  W: Σ gradᵀ (x ⊙ scale);  rest: Σ grad ⊙ x."""
+    grad, x, scale, weight, bias, rest = dense(grad), dense(x), full(scale), full(weight), full(bias), full(rest)
+    grad_x, grad_scale, grad_w = room_like(x), torch.empty_like(scale), torch.empty_like(weight)
+    grad_b, grad_rest = weight.new_empty(weight.shape[0]), weight.new_zeros(torch.get_num_threads())
+    call("linear_scaled_backward", tokens(grad), tokens(x), scale, linear_of(weight, bias), rest,
+         tokens(grad_x), grad_scale, grad_w, grad_b, grad_rest,
+         sizes_of(x, 0, out=weight.shape[0]))  # fmt: skip
+    own_rest = None if rest is None else grad_rest.sum().view(rest.shape)
+    return grad_x, grad_scale, grad_w, None if bias is None else grad_b, own_rest
+
+
+def _count(x: Tensor, mask: Tensor | None) -> Tensor:
+    """How many real tokens each sample has, (B,), at least 1."""
+    count = count_real(x, mask, ndim=1)
+    return count.float() if isinstance(count, Tensor) else torch.full(x.shape[:1], float(count))

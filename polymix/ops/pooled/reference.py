@@ -1,0 +1,56 @@
+"""Poly-NL and Poly-SA as their equations, 9 and 18.
+
+Written to be read beside the paper: N×N objects and loops. It takes a mixer's `matrices()` by the paper's letters; x is
+(B, N, D); a right matrix acts on row tokens, X B; a token map is (N, N), or (D, N, N) where every channel has its own;
+a bias is None where there is none. Only tests call it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from polymix.ops.shared.activations import sigma
+from polymix.ops.shared.reference import heads_of, joined, mix_tokens, plus
+
+
+def poly_nl(
+    x: Tensor, real: Tensor,
+    W_1: Tensor, W_2: Tensor | None, W_3: Tensor,
+    b_1: Tensor | None, b_2: Tensor | None, b_3: Tensor | None,
+    alpha: Tensor, beta: Tensor,
+    W_in: Tensor | None = None, b_in: Tensor | None = None, W_out: Tensor | None = None, b_out: Tensor | None = None,
+    W_p: Tensor | None = None, b_p: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Poly-NL, Eq. 9: Z = αX + βY, Y = (Ψ(XW₁ ⊙ XW₂) ⊙ X) W₃ [+ XW_p ⊙ X], between W_in and W_out where there are."""
+    inner = x if W_in is None else plus(x @ W_in, b_in)
+    product = plus(inner @ W_1, b_1)
+    if W_2 is not None:
+        product = product * plus(inner @ W_2, b_2)
+    pooled = (product * real[..., None]).sum(1, keepdim=True) / real.sum(1).clamp_min(1)[:, None, None]
+    y = plus((pooled * inner) @ W_3, b_3)
+    if W_p is not None:
+        y = y + plus(inner @ W_p, b_p) * inner
+    return alpha * x + beta * (y if W_out is None else plus(y @ W_out, b_out))
+
+
+def poly_sa(
+    x: Tensor, heads: int,
+    W_q: Tensor, W_k: Tensor, W_v: Tensor, W_o: Tensor,
+    b_q: Tensor | None, b_k: Tensor | None, b_v: Tensor | None, b_o: Tensor | None,
+    p_1: Tensor, p_2: Tensor,
+    *, kind: str = "softmax", real: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Poly-SA, Eq. 18, p_1 and p_2 (heads, N); W_o is (D, N, N) where a depthwise convolution mixes the heads.
+
+    With `real` (B, N) the pooling is Eq. 16's mean over the real tokens instead of p_2.
+    """
+    q, k, v = (heads_of(x, W, b, heads) for W, b in ((W_q, b_q), (W_k, b_k), (W_v, b_v)))
+    if real is None:
+        pooled = torch.einsum("hn,bhnd->bhd", p_2, k * v)
+    else:
+        pooled = torch.einsum("bn,bhnd->bhd", real / real.sum(1, keepdim=True), k * v)
+    y = q * torch.einsum("hn,bhd->bhnd", p_1, sigma(pooled, kind))
+    if W_o.ndim == 2:
+        return joined(y, W_o, b_o)
+    return plus(mix_tokens(W_o, y.transpose(1, 2).flatten(-2)), b_o)

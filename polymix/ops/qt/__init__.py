@@ -1,0 +1,155 @@
+"""QT, quadratic-Taylor attention: one call, whichever implementation runs."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polymix.ops.dispatch import Operator, choose
+from polymix.ops.qt import blocked, eager
+from polymix.ops.qt.eager import GUARD, QtState, feature_size
+from polymix.ops.shared.blocks import slower_in_float32
+from polymix.ops.shared.causal_sums import seen_by_all, seen_by_each
+from polymix.ops.shared.tensors import Linear, share, without_autocast
+
+_FORM = "str form, int order"
+qt_moments = Operator(
+    "qt_moments", f"(Tensor k, Tensor v, Tensor? scale, Tensor? mask, {_FORM}) -> Tensor", eager.moments, (0, 1, 2),
+    triton="polymix.ops.qt.triton:moments",
+)  # fmt: skip
+qt_query = Operator(
+    "qt_query", f"(Tensor q, Tensor moments, Tensor? scale, {_FORM}) -> Tensor", eager.query, (0, 1, 2),
+    triton="polymix.ops.qt.triton:query",
+)  # fmt: skip
+qt_causal = Operator(
+    "qt_causal",
+    f"(Tensor q, Tensor k, Tensor v, Tensor? scale, Tensor? start, Tensor? mask, {_FORM}) -> (Tensor, Tensor)",
+    eager.causal, (0, 1, 2, 3, 4), triton="polymix.ops.qt.triton_causal:causal",
+)  # fmt: skip
+qt_pool = Operator(
+    "qt_pool", "(Tensor x, Tensor weight, Tensor? bias, Tensor? mask, int heads, int order) -> Tensor", eager.pool,
+    (0, 1, 2), native="polymix.ops.qt.native:pool",
+)  # fmt: skip
+qt_spread = Operator(
+    "qt_spread",
+    "(Tensor x, Tensor weight, Tensor? bias, Tensor moments, Tensor least, Tensor last, Tensor? last_bias) -> Tensor",
+    eager.spread, (0, 1, 2, 3, 5, 6), native="polymix.ops.qt.native:spread",
+)  # fmt: skip
+
+
+class QtWeights(NamedTuple):
+    """W_q, W_k, W_v in one map (3D, D), W_o, and α, β, γ of the compact form, (3, heads, 1, 1)."""
+
+    qkv: Linear
+    proj: Linear
+    scale: Tensor | None
+
+
+class QtOptions(NamedTuple):
+    heads: int
+    form: str  # "compact" or "full"
+    order: int  # 0, 1 or 2
+
+
+def qt(
+    x: Tensor,
+    context: Tensor,
+    weights: QtWeights,
+    options: QtOptions,
+    *,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    impl: str = "auto",
+) -> Tensor:
+    """φ(Q)(φ(K)ᵀV) / (φ(Q) Σ_j φ(k_j)) a head, heads joined by W_o, with ⟨φ(q), φ(k)⟩ = 1 + s + s²/2.
+
+    The compact form keeps the terms of each channel alone, under learned factors.
+
+    Args:
+        x: (B, M, D). context: (B, N, D), x itself where there is none of its own. mask: (B, N) over real tokens.
+        causal: every token sees itself and its past.
+    Returns:
+        (B, M, D) in the type of x. Sums are kept in float32 at least. Cost: 4 N D² multiply-adds and 2 N F (d + 1) a
+        head, F = `feature_size`; the causal form adds 128 N (F + d) a head.
+    """
+    if causal:
+        return qt_chunk(x, None, weights, options, mask=mask, impl=impl)[0]
+    compact, dim = weights.scale is not None, x.shape[-1]
+    unsupported = {
+        "blocked": None, "native": None if compact else 'it is for form="compact"', "triton": _too_wide(dim, options),
+    }  # fmt: skip
+    impl = choose("qt", impl, (x, context, *weights.qkv, *weights.proj, weights.scale), unsupported,
+                  slower={"native": slower_in_float32(x)}, in_blocks=("native", "blocked"))  # fmt: skip
+    if impl == "blocked":
+        return blocked.qt(x, context, *weights, heads=options.heads, form=options.form, order=options.order, mask=mask)
+    if compact and impl != "triton":  # neither queries, keys and values nor their features are held by a kernel
+        assert weights.scale is not None
+        sums = qt_pool(context, *share(weights.qkv, dim, 3 * dim), mask, options.heads, options.order, impl=impl)
+        moments = sums * eager.coefficients(weights.scale, dim // options.heads, options.order, sums.dtype)
+        count = mask.sum(1) if mask is not None else torch.full(x.shape[:1], context.shape[1], device=x.device)
+        least = eager.least(count, sums.dtype)
+        return qt_spread(x, *share(weights.qkv, 0, dim), moments, least, *weights.proj, impl=impl)
+    q, k, v = _heads(x, context, weights.qkv, options)
+    kw: dict[str, Any] = {"form": options.form, "order": options.order, "impl": impl}
+    y = qt_attention(q, k, v, scale=weights.scale, mask=mask, **kw)
+    return F.linear(y.transpose(1, 2).flatten(2), *weights.proj)
+
+
+def qt_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, form: str, order: int = 2, scale: Tensor | None = None,
+    mask: Tensor | None = None, impl: str = "eager",
+) -> Tensor:  # fmt: skip
+    """φ(Q)(φ(K)ᵀV) / (φ(Q) Σ_j φ(k_j)) of heads: q (B, h, M, d), k and v (B, h, N, d), mask (B, N) -> (B, h, M, d)."""
+    with without_autocast(q.device):
+        moments = qt_moments(k, v, scale, mask, form, order, impl=impl)
+        weighted = qt_query(q, moments, scale, form, order, impl=impl)
+        return eager.quotient(weighted, eager.least(seen_by_all(k, mask), weighted.dtype)).to(q.dtype)
+
+
+def qt_chunk(
+    x: Tensor,
+    state: QtState | None,
+    weights: QtWeights,
+    options: QtOptions,
+    *,
+    mask: Tensor | None = None,
+    impl: str = "auto",
+) -> tuple[Tensor, QtState]:
+    """One chunk (B, N, D) of a causal sequence after `state`, None at the start; the output and the state after it."""
+    unsupported = {
+        "blocked": "it is for a context that every token sees whole", "native": "it keeps no state",
+        "triton": _too_wide(x.shape[-1], options),
+    }  # fmt: skip
+    impl = choose("qt", impl, (x, *weights.qkv, *weights.proj, weights.scale), unsupported,
+                  in_blocks=("native", "blocked"))  # fmt: skip
+    q, k, v = _heads(x, x, weights.qkv, options)
+    seen = seen_by_each(k, mask, None if state is None else state.count)
+    with without_autocast(x.device):
+        start = None if state is None else state.moments
+        weighted, end = qt_causal(q, k, v, weights.scale, start, mask, options.form, options.order, impl=impl)
+        y = eager.quotient(weighted, eager.least(seen[:, None, :, None], weighted.dtype)).to(q.dtype)
+    return F.linear(y.transpose(1, 2).flatten(2), *weights.proj), QtState(end, seen[:, -1].clone())
+
+
+def _heads(x: Tensor, context: Tensor, qkv: Linear, options: QtOptions) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries of x, keys and values of the context: (B, heads, ·, d) each."""
+    if context is x:
+        parts = F.linear(x, *qkv).chunk(3, dim=-1)
+    else:
+        dim = x.shape[-1]
+        parts = (F.linear(x, *share(qkv, 0, dim)), *F.linear(context, *share(qkv, dim, 3 * dim)).chunk(2, dim=-1))
+    q, k, v = (part.unflatten(-1, (options.heads, -1)).transpose(1, 2) for part in parts)
+    return q, k, v
+
+
+def _too_wide(dim: int, options: QtOptions) -> str | None:
+    return None if dim // options.heads <= 128 else "its kernels take heads of up to 128 channels"
+
+
+__all__ = [
+    "GUARD", "QtOptions", "QtState", "QtWeights", "feature_size", "qt", "qt_attention", "qt_causal", "qt_chunk",
+    "qt_moments", "qt_pool", "qt_query", "qt_spread",
+]  # fmt: skip

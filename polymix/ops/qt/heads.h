@@ -1,0 +1,67 @@
+/* Heads of channels in rows of whole vectors: each head begins at a vector, with zeros after it where it does not fill the last.
+   Maps to and from such rows, and the gradients of their weights. */
+
+#pragma once
+#include "blocks.h"
+
+/* `each` numbers a head, `wide` in a row */
+typedef struct {
+  int64_t number, each, wide, order;
+} Heads;
+INLINE Heads heads_of(const Sizes *s) {
+  int64_t each = s->width / s->heads;
+  return (Heads){s->heads, each, padded(each), s->degree};
+}
+INLINE Rows head_of(Rows x, int64_t h, Heads g) { return (Rows){x.at + h * g.wide, g.wide, x.pitch}; }
+INLINE float *row_of(Rows x, int64_t r) { return x.at + r * x.pitch; }
+
+/* ---- maps of heads that do not fill vectors ---- */
+
+INLINE int64_t size_spaced(int64_t runs, int64_t each, int64_t wide) { return each == wide ? 0 : padded(runs * wide); }
+
+/* Runs of `each` numbers, `wide` apart with zeros between them, by all threads of a team together; or where they are. */
+static const float *spaced(float **room, const float *from, int64_t runs, int64_t each, int64_t wide) {
+  if (!from || each == wide) return from;
+  float *to = take(room, runs * wide);
+#pragma omp for schedule(static)
+  for (int64_t run = 0; run < runs; run++) {
+    memcpy(to + run * wide, from + run * each, sizeof(float) * each);
+    clear(to + run * wide + each, wide - each);
+  }
+  return to;
+}
+/* the map to `heads` heads, and the one from all of them */
+INLINE int64_t size_to(int64_t heads, int64_t in, Heads g) {
+  return size_spaced(heads, g.each * in, g.wide * in) + size_spaced(heads, g.each, g.wide);
+}
+static Linear map_to(float *room, const Linear *w, int64_t heads, Heads g) {
+  const float *weight = spaced(&room, w->weight, heads, g.each * w->in, g.wide * w->in);
+  return (Linear){weight, spaced(&room, w->bias, heads, g.each, g.wide), heads * g.wide, w->in};
+}
+INLINE int64_t size_from(int64_t out, Heads g) { return size_spaced(out * g.number, g.each, g.wide); }
+static Linear map_from(float *room, const Linear *w, Heads g) {
+  return (Linear){spaced(&room, w->weight, w->out * g.number, g.each, g.wide), w->bias, w->out, g.number * g.wide};
+}
+
+/* to (rows, width) = the sum of what each thread has, `step` apart, in rows of `pitch`; of the rows there, and of the
+   columns there, `each` of `wide` count */
+static void add_spaced(float *to, int64_t rows, int64_t row_each, int64_t row_wide, int64_t width, int64_t each,
+                       int64_t wide, const float *parts, int64_t pitch, int64_t step) {
+  int64_t threads = omp_get_num_threads();
+#pragma omp for schedule(static)
+  for (int64_t row = 0; row < rows; row++) {
+    const float *from = parts + (row / row_each * row_wide + row % row_each) * pitch;
+    for (int64_t c = 0; c < width; c += each, from += wide)
+      for (int64_t i = 0; i < each; i += LANES) {
+        vec sum = {0};
+        for (int64_t t = 0; t < threads; t++) sum += *(const vec *)(from + t * step + i);
+        put(to, row * width + c + i, least(LANES, each - i), 0, sum);
+      }
+  }
+}
+/* the gradients of a map to heads, from (heads · wide, padded inputs) and then (heads · wide) in each thread */
+static void add_maps(float *grad_w, float *grad_b, int64_t heads, Heads g, int64_t in, const float *parts, int64_t step) {
+  int64_t out = heads * g.each, ins = padded(in);
+  add_spaced(grad_w, out, g.each, g.wide, in, in, ins, parts, ins, step);
+  add_spaced(grad_b, 1, 1, 1, out, g.each, g.wide, parts + heads * g.wide * ins, 0, step);
+}

@@ -1,0 +1,74 @@
+"""What QT pools, and what a query makes of it, on a CPU, forward and backward, in C.
+
+x (B, N, D) of float32 or bf16; all is computed in float32, and what has tokens is rounded once to x's type. Memory
+beside the results: the packed weights and, for each thread, a few blocks of 128 tokens, the sums of three samples and,
+backward, the weights' gradients. Cost in products: forward each once; backward three times that of the inner maps and
+of the numerators, twice that of all others.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from polymix.ops.native.arrays import Sizes, dense, full, hidden, linear_of, room_like, tokens
+from polymix.ops.native.build import call
+from polymix.ops.shared.blocks import output
+
+
+def _sizes(x: Tensor, heads: int, order: int, out: int = 0) -> Sizes:
+    return Sizes(*x.shape, x.shape[2], out, 0, order, heads, int(x.dtype == torch.bfloat16), torch.get_num_threads())
+
+
+def pool(x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, heads: int, order: int) -> Tensor:
+    """Σ_n [1, k_n, k_n ⊙ k_n] ⊗ [v_n, 1], (B, heads, 1 + order · d, d + 1)."""
+    x, weight, bias, mask = dense(x), full(weight), full(bias), hidden(mask)
+    d = x.shape[2] // heads
+    sums = weight.new_empty(x.shape[0], heads, 1 + order * d, d + 1)
+    call("qt_pool", tokens(x), linear_of(weight, bias), mask, sums, _sizes(x, heads, order))
+    return sums
+
+
+def pool_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, heads: int, order: int
+) -> tuple[Tensor | None, ...]:
+    """With G_0, G_1, G_2 the rows of grad,  v: G_0 + k G_1 + k² G_2;  k: [v, 1] G_1ᵀ + 2 k ⊙ ([v, 1] G_2ᵀ)."""
+    grad, x, weight, bias, mask = full(grad), dense(x), full(weight), full(bias), hidden(mask)
+    grad_x, grad_w, grad_b = room_like(x), torch.empty_like(weight), weight.new_empty(weight.shape[0])
+    call("qt_pool_backward", grad, tokens(x), linear_of(weight, bias), mask, tokens(grad_x),
+         grad_w, grad_b, _sizes(x, heads, order))  # fmt: skip
+    return grad_x, grad_w, None if bias is None else grad_b
+
+
+def _order(moments: Tensor) -> int:
+    return (moments.shape[2] - 1) // (moments.shape[3] - 1)
+
+
+def spread(
+    x: Tensor, weight: Tensor, bias: Tensor | None, moments: Tensor, least: Tensor, last: Tensor,
+    last_bias: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """W_o (numerators / denominators) + b_o, (B, M, D')."""
+    x, weight, bias, moments, least = dense(x), full(weight), full(bias), full(moments), full(least)
+    last, last_bias = full(last), full(last_bias)
+    y = output(x, last.shape[0])
+    call("qt_spread", tokens(x), linear_of(weight, bias), moments, least, linear_of(last, last_bias),
+         tokens(y), _sizes(x, moments.shape[1], _order(moments), y.shape[2]))  # fmt: skip
+    return y
+
+
+def spread_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, moments: Tensor, least: Tensor, last: Tensor,
+    last_bias: Tensor | None,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """With dz = grad W_o and z the quotients,  numerators: dz / denominators;  those: -Σ z ⊙ dz / denominators."""
+    grad, x, weight, bias, moments, least = dense(grad), dense(x), full(weight), full(bias), full(moments), full(least)
+    last, last_bias = full(last), full(last_bias)
+    grad_x, grad_w, grad_b = room_like(x), torch.empty_like(weight), weight.new_empty(weight.shape[0])
+    grad_m, grad_last, grad_last_b = torch.empty_like(moments), torch.empty_like(last), last.new_empty(last.shape[0])
+    call("qt_spread_backward", tokens(grad), tokens(x), linear_of(weight, bias), moments, least,
+         linear_of(last, last_bias), tokens(grad_x), grad_w, grad_b, grad_m, grad_last,
+         grad_last_b, _sizes(x, moments.shape[1], _order(moments), grad.shape[2]))  # fmt: skip
+    return (
+        grad_x, grad_w, None if bias is None else grad_b, grad_m, grad_last, None if last_bias is None else grad_last_b
+    )  # fmt: skip

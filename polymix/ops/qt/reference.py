@@ -1,0 +1,38 @@
+"""Quadratic-Taylor attention as its equation.
+
+Written to be read beside the paper: N×N objects and loops. It takes a mixer's `matrices()` by the paper's letters; x is
+(B, N, D); a right matrix acts on row tokens, X B; a token map is (N, N), or (D, N, N) where every channel has its own;
+a bias is None where there is none. Only tests call it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from polymix.ops.shared.reference import heads_of, joined
+
+
+def qt(
+    x: Tensor, context: Tensor, visible: Tensor, heads: int,
+    W_q: Tensor, W_k: Tensor, W_v: Tensor, W_o: Tensor,
+    b_q: Tensor | None, b_k: Tensor | None, b_v: Tensor | None, b_o: Tensor | None,
+    alpha: Tensor | None, beta: Tensor | None, gamma: Tensor | None,
+    *, order: int = 2, guard: float = 1e-3,
+) -> Tensor:  # fmt: skip
+    """QT: Σ_j sim(q, k_j) v_j / Σ_j sim(q, k_j); alpha, beta, gamma (heads,) in the compact form, None in the full."""
+    q, k, v = heads_of(x, W_q, b_q, heads), heads_of(context, W_k, b_k, heads), heads_of(context, W_v, b_v, heads)
+    d = q.shape[-1]
+    dot = q @ k.transpose(-1, -2)
+    if alpha is None or beta is None or gamma is None:
+        s = dot / math.sqrt(d)
+        terms = [torch.ones_like(s), s, s**2 / 2]
+    else:
+        squares = q.square() @ k.square().transpose(-1, -2)
+        a, b, c = (letter[:, None, None] for letter in (alpha, beta, gamma))
+        terms = [c**2 * torch.ones_like(dot), b**2 * (4 / d) ** 0.5 * dot, a**2 * squares]
+    similarity = torch.stack(terms[: order + 1]).sum(0) * visible[:, None]
+    floor = guard * visible.sum(-1).clamp_min(1)[:, None, :, None].to(similarity.dtype)
+    return joined(similarity @ v / torch.maximum(similarity.sum(-1, keepdim=True), floor), W_o, b_o)

@@ -1,0 +1,362 @@
+"""Quadratic-Taylor attention on a GPU: the features φ are built where they are used and never written to memory.
+
+A feature is the product of two entries of [x, 1], weighted by its degree in x: w_0, w_1 x_i, w_2 x_i x_j, in the order
+of `taylor_features`. Three kernels do all of it, each with a row of d + 1 numbers at every token ([v, 1], or the
+gradient of what was asked): features times rows are moments, features times moments are rows again, and rows times
+moments are the gradient of the features, pulled back to x on the way. The moments may differ from chunk to chunk.
+"""
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from polymix.ops.qt.eager import feature_size
+
+PROGRAMS = 512  # what the pooling of the keys aims for: several for each multiprocessor of the largest cards
+FEATURES = 64  # features in registers at a time
+PULLED = 64  # columns of x that one program pulls back to: all of an ordinary head
+
+
+@triton.jit
+def weights_of(weights, head, D: tl.constexpr, FULL: tl.constexpr):
+    """(w_0, w_1, w_2) of a head: 1, d^-¼, d^-½ in the full form; the compact form's stand in `weights` (heads, 3)."""
+    if FULL:
+        return 1.0, D**-0.25, D**-0.5
+    else:  # noqa: RET505  Triton compiles the branch that is taken
+        return tl.load(weights + head * 3), tl.load(weights + head * 3 + 1), tl.load(weights + head * 3 + 2)
+
+
+@triton.jit
+def own_tokens(heads, blocks, BLOCK_N: tl.constexpr):
+    """The BLOCK_N tokens of a program: number of their block, row of batch × heads, batch, head, indices."""
+    block, row = tl.program_id(0) % blocks, (tl.program_id(0) // blocks).to(tl.int64)
+    token = (block * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
+    return block, row, row // heads, row % heads, token
+
+
+@triton.jit
+def is_real(mask, mask_b, mask_n, batch, token, n):
+    """Tokens that exist and take part; `mask` may be None."""
+    real = token < n
+    if mask is not None:
+        real = tl.load(mask + batch * mask_b + token * mask_n, mask=real, other=0) != 0
+    return real
+
+
+@triton.jit
+def load_tile(x, x_n, x_d, token, channel, real, D: tl.constexpr):
+    """(tokens, channels) in float32, zero at what is not real: what is hidden is never read."""
+    keep = real[:, None] & (channel < D)[None, :]
+    return tl.load(x + token[:, None] * x_n + channel[None, :] * x_d, mask=keep, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def load_last(rows, r_n, r_d, token, real, D: tl.constexpr, LAST: tl.constexpr):
+    """The last column of the rows: their own where they have one, else the 1 of [v, 1]; zero at what is not real."""
+    if LAST:
+        return tl.load(rows + token * r_n + D * r_d, mask=real, other=0.0).to(tl.float32)
+    else:  # noqa: RET505
+        return real.to(tl.float32)
+
+
+@triton.jit
+def _diagonal(i, D: tl.constexpr):
+    """Where x_i² stands among the features of the full form."""
+    return 1 + D + i * D - i * (i - 1) // 2
+
+
+@triton.jit
+def _entries(f, D: tl.constexpr, FULL: tl.constexpr):
+    """The two entries of [x, 1] whose product feature f is; entry D is the 1."""
+    linear = tl.where(f > 0, f - 1, D)
+    i = tl.minimum(tl.maximum(f - 1 - D, 0), D - 1)
+    j = i
+    if FULL:
+        pair = tl.minimum(tl.maximum(f - 1 - D, 0), D * (D + 1) // 2 - 1)
+        root = tl.sqrt(((2 * D + 1) * (2 * D + 1) - 8 * pair).to(tl.float32))
+        i = ((2 * D + 1 - root) / 2).to(tl.int32)
+        i -= (_diagonal(i, D) > pair + 1 + D).to(tl.int32)  # the root may round to either side of a whole number
+        i += (_diagonal(i + 1, D) <= pair + 1 + D).to(tl.int32)
+        j = pair + 1 + D - _diagonal(i, D) + i
+    return tl.where(f > D, i, D), tl.where(f > D, j, linear)
+
+
+@triton.jit
+def _features(x, x_n, x_d, token, real, f, w0, w1, w2, D: tl.constexpr, F: tl.constexpr, FULL: tl.constexpr):
+    """φ_f of the tokens, both given as they are to broadcast; finite where a token is not real."""
+    left, right = _entries(f, D, FULL)
+    keep = real & (f < F)
+    one = tl.load(x + token * x_n + left * x_d, mask=keep & (left < D), other=1.0).to(tl.float32)
+    two = tl.load(x + token * x_n + right * x_d, mask=keep & (right < D), other=1.0).to(tl.float32)
+    quadratic = w2 * tl.where(left == right, 0.7071067811865476, 1.0) if FULL else w2
+    return one * two * tl.where(f == 0, w0, tl.where(f <= D, w1, quadratic))
+
+
+@triton.jit(do_not_specialize=["n", "span", "parts"])
+def _moments_kernel(
+    x, x_b, x_h, x_n, x_d, rows, r_b, r_h, r_n, r_d, mask, mask_b, mask_n, weights, out, out_row, heads, n, span, parts,
+    D: tl.constexpr, F: tl.constexpr, FULL: tl.constexpr, LAST: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """out[row, part] (F, D + 1) = Σ φ(x_n) ⊗ rows_n over the `span` tokens of a part; a program owns BLOCK_F rows."""
+    TILES: tl.constexpr = (F + BLOCK_F - 1) // BLOCK_F
+    tile, part = tl.program_id(0) % TILES, tl.program_id(0) // TILES % parts
+    row = (tl.program_id(0) // TILES // parts).to(tl.int64)  # of batch × heads
+    batch, head = row // heads, row % heads
+    x += batch * x_b + head * x_h
+    rows += batch * r_b + head * r_h
+    w0, w1, w2 = weights_of(weights, head, D, FULL)
+    f, channel = tile * BLOCK_F + tl.arange(0, BLOCK_F), tl.arange(0, BLOCK_D)
+    total = tl.zeros((BLOCK_F, BLOCK_D), tl.float32)
+    tail = tl.zeros((BLOCK_F,), tl.float32)
+    for first in range(part * span, tl.minimum((part + 1) * span, n), BLOCK_N):
+        token = (first + tl.arange(0, BLOCK_N)).to(tl.int64)
+        real = is_real(mask, mask_b, mask_n, batch, token, n)
+        phi = _features(x, x_n, x_d, token[None, :], real[None, :], f[:, None], w0, w1, w2, D, F, FULL)
+        values = load_tile(rows, r_n, r_d, token, channel, real, D)
+        total += tl.dot(phi, values, input_precision=PRECISION)
+        tail += tl.sum(phi * load_last(rows, r_n, r_d, token, real, D, LAST)[None, :], 1)
+    out += row * out_row + part.to(tl.int64) * F * (D + 1)
+    tl.store(out + f[:, None] * (D + 1) + channel[None, :], total, mask=(f < F)[:, None] & (channel < D)[None, :])
+    tl.store(out + f * (D + 1) + D, tail, mask=f < F)
+
+
+@triton.jit(do_not_specialize=["n", "span", "blocks"])
+def _query_kernel(
+    x, x_b, x_h, x_n, x_d, mask, mask_b, mask_n, moments, m_row, m_part, weights, base, out, heads, n, span, blocks,
+    D: tl.constexpr, F: tl.constexpr, FULL: tl.constexpr, LAST: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """out_n (D, or D + 1 with LAST) = base_n + φ(x_n) · moments of the part of n; zero where n is not real."""
+    block, row, batch, head, token = own_tokens(heads, blocks, BLOCK_N)
+    x += batch * x_b + head * x_h
+    moments += row * m_row + (block * BLOCK_N // span).to(tl.int64) * m_part
+    w0, w1, w2 = weights_of(weights, head, D, FULL)
+    channel = tl.arange(0, BLOCK_D)
+    real = is_real(mask, mask_b, mask_n, batch, token, n)
+    total = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
+    tail = tl.zeros((BLOCK_N,), tl.float32)
+    for first in range(0, F, BLOCK_F):
+        f = first + tl.arange(0, BLOCK_F)
+        phi = _features(x, x_n, x_d, token[:, None], real[:, None], f[None, :], w0, w1, w2, D, F, FULL)
+        total += tl.dot(phi, load_tile(moments, D + 1, 1, f, channel, f < F, D), input_precision=PRECISION)
+        if LAST:
+            tail += tl.sum(phi * load_last(moments, D + 1, 1, f, f < F, D, True)[None, :], 1)
+    WIDTH: tl.constexpr = D + 1 if LAST else D
+    place = (row * n + token) * WIDTH
+    keep = (token < n)[:, None] & (channel < D)[None, :]
+    if base is not None:
+        total += tl.load(base + place[:, None] + channel[None, :], mask=keep, other=0.0)
+    tl.store(out + place[:, None] + channel[None, :], tl.where(real[:, None], total, 0.0), mask=keep)
+    if LAST:
+        if base is not None:
+            tail += tl.load(base + place + D, mask=token < n, other=0.0)
+        tl.store(out + place + D, tl.where(real, tail, 0.0), mask=token < n)
+
+
+@triton.jit
+def _pull(rows, last, moments, f, inside, D: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr):
+    """rows · moments[f]: the gradient of the features f, (tokens, columns); f is one feature a column."""
+    e = tl.arange(0, BLOCK_D)
+    keep = (e < D)[:, None] & inside[None, :]
+    body = tl.load(moments + f[None, :] * (D + 1) + e[:, None], mask=keep, other=0.0)
+    tail = tl.load(moments + f * (D + 1) + D, mask=inside, other=0.0)
+    return tl.dot(rows, body, input_precision=PRECISION) + last[:, None] * tail[None, :]
+
+
+@triton.jit(do_not_specialize=["n", "span", "blocks"])
+def _pull_kernel(
+    x, x_b, x_h, x_n, x_d, rows, r_b, r_h, r_n, r_d, mask, mask_b, mask_n, moments, m_row, m_part, weights,
+    base, out, grad_w, heads, n, span, blocks,
+    D: tl.constexpr, ORDER: tl.constexpr, FULL: tl.constexpr, LAST: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """out_n (D) = base_n + (∂φ(x_n)/∂x_n)ᵀ · (moments · rows_n), and the gradient of w_0, w_1, w_2, one a program.
+
+    A program owns BLOCK_N tokens and BLOCK_J columns of x. The full form takes every pair (i, j) in both orders, twice
+    the products there are, so that no column is ever scattered to.
+    """
+    block, row, batch, head, token = own_tokens(heads, blocks, BLOCK_N)
+    x += batch * x_b + head * x_h
+    rows += batch * r_b + head * r_h
+    moments += row * m_row + (block * BLOCK_N // span).to(tl.int64) * m_part
+    _, w1, w2 = weights_of(weights, head, D, FULL)
+    real = is_real(mask, mask_b, mask_n, batch, token, n)
+    e, j = tl.arange(0, BLOCK_D), tl.program_id(1) * BLOCK_J + tl.arange(0, BLOCK_J)
+    inside = j < D
+    grad = load_tile(rows, r_n, r_d, token, e, real, D)
+    last = load_last(rows, r_n, r_d, token, real, D, LAST)
+    mine = load_tile(x, x_n, x_d, token, j, real, D)
+    total = tl.zeros((BLOCK_N, BLOCK_J), tl.float32)
+    grad_w1, grad_w2 = total, total
+    if ORDER >= 1:
+        linear = _pull(grad, last, moments, 1 + j, inside, D, BLOCK_D, PRECISION)
+        total += w1 * linear
+        grad_w1 = linear * mine
+    if ORDER == 2 and FULL:
+        for i in range(D):
+            f = _diagonal(tl.minimum(i, j), D) + tl.maximum(i, j) - tl.minimum(i, j)
+            slope = _pull(grad, last, moments, f, inside, D, BLOCK_D, PRECISION)
+            slope *= tl.where(i == j, 1.4142135623730951 * w2, w2)[None, :]  # x_i²/√2 has the slope √2 x_i
+            total += slope * tl.load(x + token * x_n + i * x_d, mask=real, other=0.0).to(tl.float32)[:, None]
+    elif ORDER == 2:
+        square = _pull(grad, last, moments, 1 + D + j, inside, D, BLOCK_D, PRECISION)
+        total += 2 * w2 * mine * square
+        grad_w2 = square * mine * mine
+    place = (row * n + token)[:, None] * D + j[None, :]
+    keep = (token < n)[:, None] & inside[None, :]
+    if base is not None:
+        total += tl.load(base + place, mask=keep, other=0.0)
+    tl.store(out + place, tl.where(real[:, None], total, 0.0), mask=keep)
+    if not FULL:
+        constant = tl.load(moments + e, mask=e < D, other=0.0)[None, :] * grad
+        grad_w0 = tl.sum(tl.sum(constant, 1) + last * tl.load(moments + D), 0)
+        grad_w += (tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)) * 3
+        tl.store(grad_w, tl.where(tl.program_id(1) == 0, grad_w0, 0.0))  # all its columns belong to the first
+        tl.store(grad_w + 1, tl.sum(tl.sum(grad_w1, 1), 0))
+        tl.store(grad_w + 2, tl.sum(tl.sum(grad_w2, 1), 0))
+
+
+def precision(x: Tensor) -> str:
+    """How products are taken: bf16 and fp16 lose nothing that they had in tf32."""
+    return "ieee" if x.dtype == torch.float32 else "tf32"
+
+
+def block_d(d: int) -> int:
+    return max(16, triton.next_power_of_2(d))
+
+
+def block_n(x: Tensor) -> int:
+    """Tokens in registers at a time, a divisor of every `span`; wide or float32 tiles of 64 overflow a small card."""
+    return 64 if x.shape[-1] <= 64 and x.dtype != torch.float32 else 32
+
+
+def degree_weights(scale: Tensor | None, d: int) -> Tensor | None:
+    """(α, β, γ) as (3, heads, 1, 1) -> the weight of each degree, (heads, 3); None for the full form."""
+    if scale is None:
+        return None
+    alpha, beta, gamma = scale.detach().float().flatten(1)
+    return torch.stack((gamma, beta * (4 / d) ** 0.25, alpha), dim=1)
+
+
+def grad_of_scale(grad_w: Tensor | None, d: int) -> Tensor | None:
+    """The gradients (B, heads, …, 3) of the degrees' weights, summed -> that of `scale`, (3, heads, 1, 1)."""
+    if grad_w is None:
+        return None
+    constant, linear, quadratic = grad_w.flatten(2, -2).sum((0, 2)).unbind(1)
+    return torch.stack((quadratic, linear * (4 / d) ** 0.25, constant))[:, :, None, None]
+
+
+def mask_arguments(mask: Tensor | None) -> tuple[Tensor | None, int, int]:
+    return (None, 0, 0) if mask is None else (mask, mask.stride(0), mask.stride(1))
+
+
+def write_moments(
+    out: Tensor, x: Tensor, rows: Tensor, span: int, form: str, order: int, weights: Tensor | None, mask: Tensor | None
+) -> None:
+    """out (B, h, parts, F, d + 1) = Σ φ(x_n) ⊗ rows_n of each `span` tokens; only between heads may `out` have gaps."""
+    (batch, heads, n, d), (parts, size) = x.shape, out.shape[2:4]
+    _moments_kernel[(batch * heads * parts * triton.cdiv(size, FEATURES),)](
+        x, *x.stride(), rows, *rows.stride(), *mask_arguments(mask), weights, out, out.stride(1), heads, n, span, parts,
+        D=d, F=size, FULL=form == "full", LAST=rows.shape[-1] > d, PRECISION=precision(x),
+        BLOCK_N=32, BLOCK_F=FEATURES, BLOCK_D=block_d(d), num_warps=4,
+    )  # fmt: skip
+
+
+def write_query(
+    out: Tensor, x: Tensor, moments: Tensor, span: int, form: str, weights: Tensor | None, mask: Tensor | None = None,
+    base: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """out (B, h, N, d or d + 1) = base + φ(x) · moments (B, h, parts, F, d + 1), zero where masked."""
+    batch, heads, n, d = x.shape
+    blocks = triton.cdiv(n, block_n(x))
+    _query_kernel[(batch * heads * blocks,)](
+        x, *x.stride(), *mask_arguments(mask), moments, moments.stride(1), moments.stride(2), weights, base, out,
+        heads, n, span, blocks,
+        D=d, F=moments.shape[3], FULL=form == "full", LAST=out.shape[-1] > d, PRECISION=precision(x),
+        BLOCK_N=block_n(x), BLOCK_F=FEATURES, BLOCK_D=block_d(d), num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+def pulled_back(
+    x: Tensor, rows: Tensor, moments: Tensor, span: int, form: str, order: int, weights: Tensor | None,
+    mask: Tensor | None = None, base: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """base + the gradient of x where that of φ(x_n) is moments · rows_n, and the weights' (B, h, programs, 3)."""
+    batch, heads, n, d = x.shape
+    blocks, width = triton.cdiv(n, block_n(x)), min(PULLED, block_d(d))
+    columns = triton.cdiv(d, width)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    grad_w = None
+    if weights is not None:
+        grad_w = torch.empty(batch, heads, blocks * columns, 3, dtype=torch.float32, device=x.device)
+    _pull_kernel[(batch * heads * blocks, columns)](
+        x, *x.stride(), rows, *rows.stride(), *mask_arguments(mask), moments, moments.stride(1), moments.stride(2),
+        weights, base, out, grad_w, heads, n, span, blocks,
+        D=d, ORDER=order, FULL=form == "full", LAST=rows.shape[-1] > d, PRECISION=precision(x),
+        BLOCK_N=block_n(x), BLOCK_J=width, BLOCK_D=block_d(d), num_warps=4,
+    )  # fmt: skip
+    return out, grad_w
+
+
+def _pool(x: Tensor, rows: Tensor, form: str, order: int, weights: Tensor | None, mask: Tensor | None) -> Tensor:
+    """Σ_n φ(x_n) ⊗ rows_n in as many parts as fill a card, added in their order: (B, h, F, d + 1)."""
+    batch, heads, n, d = x.shape
+    size = feature_size(d, form, order)
+    splits = triton.cdiv(PROGRAMS, max(1, batch * heads * triton.cdiv(size, FEATURES)))
+    span = max(128, triton.cdiv(triton.cdiv(n, splits), 64) * 64)
+    out = torch.empty(batch, heads, max(1, triton.cdiv(n, span)), size, d + 1, dtype=torch.float32, device=x.device)
+    write_moments(out, x, rows, span, form, order, weights, mask)
+    return out.sum(2)
+
+
+def _one_part(moments: Tensor) -> Tensor:
+    return moments.contiguous().unsqueeze(2)
+
+
+def moments(
+    k: Tensor, v: Tensor, *, form: str, order: int, scale: Tensor | None = None, mask: Tensor | None = None
+) -> Tensor:
+    """Σ_n φ(k_n) ⊗ [v_n, 1]: k, v (B, h, N, d), mask (B, N) -> (B, h, F, d + 1) float32; N · F · (d + 1) a head."""
+    return _pool(k, v, form, order, degree_weights(scale, k.shape[-1]), mask)
+
+
+def query(q: Tensor, moments: Tensor, *, form: str, order: int, scale: Tensor | None = None) -> Tensor:
+    """φ(q) · moments: q (B, h, M, d), moments (B, h, F, d + 1) -> (B, h, M, d + 1) float32; M · F · (d + 1) a head."""
+    m, d = q.shape[2:]
+    out = torch.empty(*q.shape[:3], d + 1, dtype=torch.float32, device=q.device)
+    return write_query(out, q, _one_part(moments), max(m, 1), form, degree_weights(scale, d))
+
+
+def moments_backward(
+    grad: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    form: str,
+    order: int,
+    scale: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The gradients of k, v and `scale` (None for the full form) from grad (B, h, F, d + 1), that of `moments`."""
+    n, d = k.shape[2:]
+    weights, grad = degree_weights(scale, d), _one_part(grad)
+    grad_v = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    write_query(grad_v, k, grad, max(n, 1), form, weights, mask)
+    grad_k, grad_w = pulled_back(k, v, grad, max(n, 1), form, order, weights, mask)
+    return grad_k, grad_v, grad_of_scale(grad_w, d)
+
+
+def query_backward(
+    grad: Tensor, q: Tensor, moments: Tensor, *, form: str, order: int, scale: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The gradients of q, the moments (float32) and `scale` from grad (B, h, M, d + 1), that of `query`."""
+    m, d = q.shape[2:]
+    weights = degree_weights(scale, d)
+    grad_q, grad_w = pulled_back(q, grad, _one_part(moments), max(m, 1), form, order, weights)
+    return grad_q, _pool(q, grad, form, order, weights, None), grad_of_scale(grad_w, d)

@@ -1,0 +1,213 @@
+"""Mamba's selective scan: a linear recurrence whose decay and input depend on the token, in parallel over chunks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polymix.errors import ShapeError
+from polymix.ops.shared.tensors import accumulator, without_autocast
+
+CHUNK = 16  # tokens stepped through one by one; all chunks of a block at the same time
+BLOCK = 2048  # tokens whose states are held at once where no graph is traced
+
+
+def selective_scan(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    *,
+    delta_softplus: bool = False,
+    mask: Tensor | None = None,
+    state: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """h_t = exp(Δ_t A) h_{t-1} + Δ_t B_t u_t,  y_t = C_t · h_t + D u_t, times silu(z_t) if z is given.
+
+    Args:
+        u, delta, z: (B, N, D); Δ = delta + delta_bias (D), through softplus if `delta_softplus`.
+        A: (D, S), not positive where the recurrence is to forget. D: (D).
+        B, C: (B, N, S); (B, N, G, S) where each of G groups serves D / G neighbouring channels; or constant, (D, S).
+        mask: (B, N), True = a real token; at the others the state stands still.
+        state: (B, D, S), h before the first token; zeros if None.
+    Returns:
+        y (B, N, D) in the type of u, and h after the last token (B, D, S), float32 at least as all of the recurrence.
+
+    No decay is divided by and no positive exponent is taken, so a large Δ is safe. Cost: about 4 N D S multiply-adds,
+    in CHUNK steps (twice) over all chunks of a block and a logarithmic pass over their ends. Memory: three arrays of
+    (B, min(N, BLOCK), D, S); for a backward two of (B, N, D, S) are kept, and in a traced graph there are no blocks.
+    """
+    _check(u, delta, A, B, C, mask, state)
+    dtype, n = accumulator(u.dtype), u.shape[1]
+    with without_autocast(u.device):
+        wide = [None if part is None else part.to(dtype) for part in (u, delta, A, B, C, D, z, delta_bias, state)]
+        u_, delta_, A_, B_, C_, D_, z_, bias, h = wide
+        assert u_ is not None and delta_ is not None and A_ is not None and B_ is not None and C_ is not None
+        step = delta_ if bias is None else delta_ + bias
+        step = F.softplus(step) if delta_softplus else step
+        if mask is not None:
+            hidden = ~mask.unsqueeze(-1)
+            step, u_ = step.masked_fill(hidden, 0.0), u_.masked_fill(hidden, 0.0)
+            B_ = B_ if B_.ndim == 2 else B_.masked_fill(hidden if B_.ndim == 3 else hidden.unsqueeze(-1), 0.0)
+        h = u_.new_zeros(u.shape[0], *A.shape) if h is None else h
+        if torch.compiler.is_compiling() or n <= BLOCK:
+            y, h = _block(u_, step, A_, B_, C_, h)
+        else:
+            parts = []
+            for start in range(0, n, BLOCK):
+                piece = slice(start, start + BLOCK)
+                into, out = (part[:, piece] if part.ndim > 2 else part for part in (B_, C_))
+                y, h = _block(u_[:, piece], step[:, piece], A_, into, out, h)
+                parts.append(y)
+            y = torch.cat(parts, dim=1)
+        y = y if D_ is None else y + D_ * u_
+        y = y if z_ is None else y * F.silu(z_)
+    return y.to(u.dtype), h
+
+
+def _block(u: Tensor, step: Tensor, A: Tensor, B: Tensor, C: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    """y without its skip and gate, and the last state."""
+
+    def per_channel(x: Tensor) -> Tensor:
+        """B or C beside (B, N, D, S)."""
+        if x.ndim == 4:
+            return x.repeat_interleave(u.shape[2] // x.shape[2], dim=2)
+        return x if x.ndim == 2 else x.unsqueeze(-2)
+
+    decay = torch.exp(step.unsqueeze(-1) * A)  # (B, N, D, S)
+    states = linear_scan(decay, (step * u).unsqueeze(-1) * per_channel(B), h)
+    shared = C.ndim == 3  # one vector for all channels: a product, where a sum would write (B, N, D, S) once more
+    y = (states @ C.unsqueeze(-1)).squeeze(-1) if shared else (states * per_channel(C)).sum(-1)
+    return y, states[:, -1].clone()  # a view would keep every state alive
+
+
+def linear_scan(a: Tensor, b: Tensor, start: Tensor, reverse: bool = False) -> Tensor:
+    """h_t = a_t h_{t-1} + b_t elementwise over a, b (B, N, *), h_{-1} = start (B, *); from the end on if `reverse`."""
+    h: Tensor = _linear_scan(a, b, start, reverse)
+    return h
+
+
+@torch.library.custom_op(
+    "polymix::linear_scan", mutates_args=(), schema="(Tensor a, Tensor b, Tensor start, bool reverse) -> Tensor"
+)
+def _linear_scan(a: Tensor, b: Tensor, start: Tensor, reverse: bool) -> Tensor:
+    """An op of its own, since a traced graph could not hold a number of passes that depends on N."""
+    n = a.shape[1]
+    whole = n - n % CHUNK
+    h = torch.empty_like(b, memory_format=torch.contiguous_format)
+
+    def step_through(places: range, state: Tensor) -> Tensor:
+        for t in places:
+            state = torch.addcmul(b[:, t], a[:, t], state, out=h[:, t])
+        return state
+
+    if reverse:
+        start = step_through(range(n - 1, whole - 1, -1), start)
+    if whole:
+        decays, gains, states = (x[:, :whole].unflatten(1, (-1, CHUNK)) for x in (a, b, h))
+        _chunks(decays, gains, states, start, reverse)
+        start = h[:, whole - 1]
+    if not reverse:
+        step_through(range(whole, n), start)
+    return h
+
+
+def _chunks(a: Tensor, b: Tensor, h: Tensor, start: Tensor, reverse: bool) -> None:
+    """Fill h (B, K, T, *): what every chunk does to a state, the states between chunks, then all states in them."""
+    order = range(CHUNK - 1, -1, -1) if reverse else range(CHUNK)
+    first, *rest = order
+    end, decay = b[:, :, first], a[:, :, first]
+    for t in rest:
+        end, decay = torch.addcmul(b[:, :, t], a[:, :, t], end), decay * a[:, :, t]
+    if reverse:
+        end, decay = end.flip(1), decay.flip(1)
+    state = _before_chunks(decay, end, start)
+    state = state.flip(1) if reverse else state
+    for t in order:
+        state = torch.addcmul(b[:, :, t], a[:, :, t], state, out=h[:, :, t])
+
+
+def _before_chunks(decay: Tensor, end: Tensor, start: Tensor) -> Tensor:
+    """The state that each chunk begins with, (B, K, *), where a chunk takes a state h to decay h + end.
+
+    By doubling: before the pass of distance s, entry k tells what the s chunks up to k do together.
+    """
+    # Entry k is what happens before chunk k: first `start`, whatever was before it, then chunk k - 1.
+    end = torch.cat((start.unsqueeze(1), end[:, :-1]), dim=1)
+    decay = torch.cat((torch.zeros_like(start).unsqueeze(1), decay[:, :-1]), dim=1)
+    distance = 1
+    while distance < end.shape[1]:
+        late_end = torch.addcmul(end[:, distance:], decay[:, distance:], end[:, :-distance])
+        late_decay = decay[:, distance:] * decay[:, :-distance]
+        end = torch.cat((end[:, :distance], late_end), dim=1)
+        decay = torch.cat((decay[:, :distance], late_decay), dim=1)
+        distance *= 2
+    return end
+
+
+@_linear_scan.register_fake
+def _(a: Tensor, b: Tensor, start: Tensor, reverse: bool) -> Tensor:
+    return torch.empty_like(b, memory_format=torch.contiguous_format)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    a, _, start, ctx.reverse = inputs
+    ctx.save_for_backward(a, start, output)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    """A scan from the other end: g_t = grad_t + a_{t+1} g_{t+1}. It is this op again, so it has a derivative too."""
+    a, start, h = ctx.saved_tensors
+    nothing = torch.zeros_like(start)
+    g = linear_scan(_shifted(a, nothing, not ctx.reverse), grad, nothing, not ctx.reverse)
+    end = -1 if ctx.reverse else 0
+    return g * _shifted(h, start, ctx.reverse), g, a[:, end] * g[:, end], None
+
+
+def _shifted(x: Tensor, first: Tensor, reverse: bool) -> Tensor:
+    """The sequence one token later, `first` in front; one earlier with `first` behind if `reverse`."""
+    first = first.unsqueeze(1)
+    return torch.cat((x[:, 1:], first) if reverse else (first, x[:, :-1]), dim=1)
+
+
+def _over_a_batch(info: Any, dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
+    """vmap: its axis joins the batch."""
+    *parts, reverse = args
+    spread = [
+        (x.unsqueeze(0).expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
+        for x, dim in zip(parts, dims[:3], strict=True)
+    ]
+    a, b, start = spread
+    return linear_scan(a, b, start, reverse).unflatten(0, (info.batch_size, -1)), 0
+
+
+_linear_scan.register_autograd(_backward, setup_context=_save)
+_linear_scan.register_vmap(_over_a_batch)
+
+
+def _check(
+    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, mask: Tensor | None, state: Tensor | None
+) -> None:
+    if u.ndim != 3 or u.shape[1] == 0:
+        raise ShapeError("u", tuple(u.shape), "(B, N, D) with N ≥ 1", "Put channels last.")
+    if A.ndim != 2 or A.shape[0] != u.shape[2]:
+        raise ShapeError("A", tuple(A.shape), f"({u.shape[2]}, S)", "One row a channel.")
+    batch, n, channels = u.shape
+    size = A.shape[1]
+    for name, value, shape in (("delta", delta, u.shape), ("state", state, (batch, channels, size)),
+                               ("mask", mask, (batch, n))):  # fmt: skip
+        if value is not None and tuple(value.shape) != tuple(shape):
+            raise ShapeError(name, tuple(value.shape), str(tuple(shape)), "")
+    for name, value in (("B", B), ("C", C)):
+        plain = tuple(value.shape) in ((batch, n, size), (channels, size))
+        grouped = value.ndim == 4 and tuple(value.shape[:2]) == (batch, n) and value.shape[3] == size
+        if not plain and not (grouped and channels % value.shape[2] == 0):
+            allowed = f"({batch}, {n}, {size}), ({batch}, {n}, G, {size}) with G a divisor of {channels}, "
+            raise ShapeError(name, tuple(value.shape), allowed + f"or ({channels}, {size})", "")

@@ -1,0 +1,52 @@
+"""Activations, gates and normalisations by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def clamped_leaky_relu(x: Tensor) -> Tensor:
+    """clamp(leaky_relu(x, 0.01), -0.1, 6), the activation of the PoM authors' code."""
+    return F.leaky_relu(x, 0.01).clamp(-0.1, 6.0)
+
+
+def identity(x: Tensor) -> Tensor:
+    return x
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "identity": identity,
+    "clamped_leaky_relu": clamped_leaky_relu,
+}
+GATES: dict[str, Callable[[Tensor], Tensor]] = {
+    "sigmoid": torch.sigmoid,
+    "hardsigmoid": F.hardsigmoid,
+    "identity": identity,
+}
+FUNCTIONS = {**ACTIVATIONS, **GATES}
+SIGMAS: dict[str, Callable[[Tensor], Tensor] | None] = {
+    "softmax": None,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "identity": identity,
+}
+IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {  # ACTIVATIONS and GATES, over their own input
+    "gelu": torch.ops.aten.gelu_.default,
+    "relu": torch.relu_,
+    "identity": identity,
+    "clamped_leaky_relu": lambda x: F.leaky_relu_(x, 0.01).clamp_(-0.1, 6.0),
+    "sigmoid": torch.sigmoid_,
+    "hardsigmoid": torch.ops.aten.hardsigmoid_.default,
+}
+
+
+def sigma(x: Tensor, kind: str) -> Tensor:
+    """The normalisation σ of Poly-SA over the last axis (one head's channels)."""
+    function = SIGMAS[kind]
+    return x.softmax(-1) if function is None else function(x)

@@ -1,0 +1,136 @@
+"""Depthwise convolution on tokens, with a backward made of forward convolutions.
+
+PyTorch's own CPU backward of a depthwise convolution costs 20 to 50 times its forward. Both gradients are themselves
+depthwise convolutions, each about as dear as the forward:
+    input:   the output's gradient, convolved with the flipped kernel, padded by the kernel's span - 1 - p;
+    weight:  the input as one image of B·C channels, convolved with the output's gradient as the kernel, summed over B.
+A kernel of k taps with dilation δ spans (k - 1) δ + 1 places.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polymix.errors import ShapeError
+from polymix.ops.shared.tensors import accumulator, autocast_dtype
+
+_CONV = {2: F.conv2d, 3: F.conv3d}
+Axes = tuple[int, ...]
+
+
+def _conv(x: Tensor, weight: Tensor, padding: Axes, dilation: Axes, bias: Tensor | None = None) -> Tensor:
+    return _CONV[len(padding)](x, weight, bias, padding=padding, dilation=dilation, groups=x.shape[1])
+
+
+class _Depthwise(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, padding: Axes, dilation: Axes) -> Tensor:
+        return _conv(x, weight, padding, dilation)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, weight, ctx.padding, ctx.dilation = inputs
+        ctx.save_for_backward(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        (grad,) = grads
+        x, weight = ctx.saved_tensors
+        span = tuple((k - 1) * d + 1 for k, d in zip(weight.shape[2:], ctx.dilation, strict=True))
+        grad_x = grad_w = None
+        if ctx.needs_input_grad[0]:
+            flipped = weight.flip(tuple(range(2, weight.ndim)))
+            rest = tuple(k - 1 - p for k, p in zip(span, ctx.padding, strict=True))
+            grad_x = _convolve(grad, flipped, rest, ctx.dilation)
+        if ctx.needs_input_grad[1]:
+            # In float32 at least: the samples' gradients are summed, and may cancel.
+            wide = accumulator(weight.dtype)
+            grad_w = _weight_gradient(x.to(wide), grad.to(wide), span, ctx.padding, ctx.dilation).to(weight.dtype)
+        return grad_x, grad_w, None, None
+
+
+def _convolve(x: Tensor, weight: Tensor, padding: Axes, dilation: Axes) -> Tensor:
+    """The differentiable convolution; a negative padding cuts the input. Gradients come back here, so that second
+    derivatives are fast too."""
+    for axis, p in enumerate(padding, start=2):
+        x = x.narrow(axis, -p, x.shape[axis] + 2 * p) if p < 0 else x
+    return _Depthwise.apply(x, weight, tuple(max(p, 0) for p in padding), dilation)
+
+
+def _weight_gradient(x: Tensor, grad: Tensor, span: Axes, padding: Axes, dilation: Axes) -> Tensor:
+    """(D, 1, *taps) from x and the output's gradient, both (B, D, *grid)."""
+    batch, dim = x.shape[:2]
+    taps = tuple((s - 1) // d + 1 for s, d in zip(span, dilation, strict=True))
+    if batch == 0:
+        return x.new_zeros(dim, 1, *taps)
+    if x.ndim == 4 and span[0] == 1:  # a sequence: a sum a tap, where a kernel as long as the sequence is slow
+        x = F.pad(x, (padding[1], padding[1]))
+        starts = range(0, span[1], dilation[1])
+        shifts = [(grad * x[..., t : t + grad.shape[-1]]).sum((0, 2, 3)) for t in starts]
+        return torch.stack(shifts, dim=1).view(dim, 1, *taps)
+    image = x.reshape(1, batch * dim, *x.shape[2:])
+    kernel = grad.reshape(batch * dim, 1, *grad.shape[2:])
+    per_sample = _convolve(image, kernel, padding, (1,) * len(padding)).view(batch, dim, 1, *span)
+    for axis, d in enumerate(dilation, start=3):  # of all the places that the kernel spans those where a tap is
+        per_sample = per_sample if d == 1 else per_sample[(slice(None),) * axis + (slice(None, None, d),)]
+    return per_sample.sum(0)
+
+
+def effective_kernel(kernel: Axes, grid: Axes, dilation: int = 1) -> Axes:
+    """The part of a kernel that can touch a grid: 2 ⌊(size - 1) / δ⌋ + 1 taps an axis at most.
+
+    Beyond one axis only: the length of a sequence may be symbolic, and a kernel is short beside it.
+    """
+    if len(grid) == 1:
+        return kernel
+    return tuple(min(k, 2 * ((size - 1) // dilation) + 1) for k, size in zip(kernel, grid, strict=True))
+
+
+def depthwise_conv(
+    x: Tensor, weight: Tensor, grid: Axes, *, causal: bool = False, dilation: int = 1, bias: Tensor | None = None
+) -> Tensor:
+    """Convolve each channel of a grid of tokens with its own kernel.
+
+        y[n, c] = Σ_t weight[c, 0, t] · x[n + δ (t - ⌊k/2⌋), c]        (zero outside the grid)
+        y[n, c] = Σ_t weight[c, 0, t] · x[n + δ (t - (k - 1)), c]      (causal; x begins δ (k - 1) tokens early)
+
+    Args:
+        x: tokens (B, N, D) with N = ∏ grid, row-major; when causal (B, δ (k - 1) + N, D), the earlier ones first.
+        weight: (D, 1, *kernel), one entry of the kernel a grid axis; odd sizes unless causal.
+        grid: 1, 2 or 3 axes.
+        dilation: δ, on every axis.
+        bias: (D), added.
+    Returns:
+        (B, N, D). Cost: N · D · ∏ kernel multiply-adds, backward about twice that (with a dilation the weight's
+        gradient costs what the kernel without gaps would); taps that a small grid cannot reach are cut off first
+        (oneDNN is 40 times slower where the kernel is larger than the image).
+    """
+    if len(grid) != weight.ndim - 2 or (causal and len(grid) != 1):
+        raise ShapeError("grid", grid, f"as many axes as the kernel {tuple(weight.shape[2:])}, one if causal", "")
+    if not causal and any(k % 2 == 0 for k in weight.shape[2:]):
+        raise ShapeError("weight", tuple(weight.shape), "odd kernel sizes unless causal", "Pad the kernel by one.")
+    batch, _, dim = x.shape
+    full = tuple(weight.shape[2:])
+    taps = effective_kernel(full, grid, dilation)
+    for axis, (k, rest) in enumerate(zip(full, taps, strict=True)):
+        weight = weight if k == rest else weight.narrow(2 + axis, (k - rest) // 2, rest)
+    padding = (0,) * len(taps) if causal else tuple(dilation * (k // 2) for k in taps)
+    gaps = (dilation,) * len(taps)
+    if len(grid) == 1:  # oneDNN's 2-D path takes a tokens-first view without a copy, its 1-D path does not
+        grid, padding, gaps, weight = (1, x.shape[1]), (0, *padding), (1, *gaps), weight.unsqueeze(2)
+    image = x.reshape(batch, *grid, dim).movedim(-1, 1)  # (B, D, *grid), a channels-last view
+    dtype = x.dtype if x.dtype == torch.float64 else autocast_dtype(x.device) or x.dtype
+    image, weight, bias = image.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    given = (image, weight) if bias is None else (image, weight, bias)
+    if torch.is_grad_enabled() and any(part.requires_grad for part in given):
+        out = _convolve(image, weight, padding, gaps)
+    else:
+        out, bias = _conv(image, weight, padding, gaps, bias), None
+    out = out.movedim(1, -1).flatten(1, -2)  # (B, N, D)
+    return out if bias is None else out + bias

@@ -1,1 +1,0 @@
-"""Triton kernels: plain launchers on tensors, imported when first dispatched."""

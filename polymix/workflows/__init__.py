@@ -1,0 +1,1 @@
+"""What `polymix` does from end to end, one folder a verb, and what their pages and pictures share."""

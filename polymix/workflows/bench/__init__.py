@@ -1,0 +1,1 @@
+"""`polymix bench`: what the mixers cost on this machine."""

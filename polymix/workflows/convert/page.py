@@ -1,0 +1,106 @@
+"""report.html, results.json and README.md, the model card, of a conversion."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+import polymix
+from polymix.workflows.convert.plots import draw
+from polymix.workflows.results import write_atomically
+
+if TYPE_CHECKING:
+    from polymix.workflows.convert.assessment import Assessment
+
+_STAGES = ("before", "converted", "imitated", "distilled")
+
+
+def write(assessment: Assessment, folder: Path, title: str, card: Mapping[str, Any], about: Mapping[str, Any]) -> Path:
+    """All of it into `folder`, results.json last. `card` adds to, or replaces, the metadata at the head of the card."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content: dict[str, Any] = {**about, **assessment.to_dict()}
+    pictures = {
+        path.name: "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+        for path in draw(content, folder)
+    }
+    named = {
+        "title": title, "content": content, "rows": rows(content), "machine": machine(content),
+        "accuracy": accuracy(content), "mixers": mixers(content), "version": polymix.__version__,
+        "notes": content.get("notes", []), "code": content.get("code"), "language": content.get("language", False),
+        "metric": content["conversion"].get("metric", "accuracy"),
+    }  # fmt: skip
+    environment = Environment(
+        loader=PackageLoader("polymix", "workflows/convert"), undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True, autoescape=lambda name: name is not None and "html" in name,
+    )  # fmt: skip
+    page = environment.get_template("report.html.j2").render(**named, pictures=pictures)
+    told = environment.get_template("card.md.j2").render(
+        **named, metadata=metadata(content, card), pictures=list(pictures)
+    )
+    write_atomically(folder / "README.md", told)
+    write_atomically(folder / "report.html", page)
+    write_atomically(folder / "results.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
+    return folder / "report.html"
+
+
+def rows(content: Mapping[str, Any]) -> list[list[str]]:
+    """The model, then a row a layer: what was, what is, error, parameters, FLOPs, time, memory."""
+    whole = {
+        "name": "the whole model",
+        "was": "",
+        "now": "",
+        "error": None,
+        "parameters": content["conversion"]["parameters"],
+    }
+    found = [_row(whole, content["model"])]
+    for layer in content["conversion"]["layers"]:
+        found.append(_row(layer, content["layers"].get(layer["name"])))
+    return found
+
+
+def _row(layer: Mapping[str, Any], cost: Mapping[str, Any] | None) -> list[str]:
+    kept = layer["now"] is None
+    start = [layer["name"] or "(the model)", layer["was"], "kept" if kept else layer["now"]]
+    error = "–" if layer["error"] is None else f"{layer['error']:.3g}"
+    return [*start, error, change(layer["parameters"], 1, ",.0f"), *(
+        ("–",) * 4 if cost is None else (
+            change(cost["flops"], 1e6), change([cost["before"]["ms"], cost["after"]["ms"]]),
+            "–" if cost["gain"] is None else f"{cost['gain']:.2f} ×", change(cost["memory_bytes"], 2**20),
+        )
+    )]  # fmt: skip
+
+
+def change(pair: Any, unit: float = 1, form: str = ",.3g") -> str:
+    before, after = ("–" if value is None else format(value / unit, form) for value in pair)
+    return before if before == after else f"{before} → {after}"
+
+
+def machine(content: Mapping[str, Any]) -> str:
+    its = content["machine"]
+    return f"{its['gpu'] or its['cpu']}, {its['threads']} threads, torch {its['torch']}, {its['system']}"
+
+
+def accuracy(content: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Stages in order, then figures under the user's own names."""
+    given, nats = content["conversion"]["accuracy"], content["conversion"].get("metric") == "perplexity"
+    told = {name: f"{x:.4g}" + (f" ({math.log(x):.4f} nats a token)" if nats else "") for name, x in given.items()}
+    return [(name, told[name]) for name in (*_STAGES, *(set(given) - set(_STAGES))) if name in given]
+
+
+def mixers(content: Mapping[str, Any]) -> dict[str, int]:
+    """How many layers each mixer has; attention that was kept under "attention"."""
+    names = [layer["now"] or "attention" for layer in content["conversion"]["layers"]]
+    return {name: names.count(name) for name in dict.fromkeys(names)}
+
+
+def metadata(content: Mapping[str, Any], card: Mapping[str, Any]) -> list[str]:
+    """YAML for a hub: every value as JSON, which is YAML too."""
+    names = [name for name in mixers(content) if name != "attention"]
+    own: dict[str, Any] = {"library_name": "polymix", "tags": ["polymix", "linear-attention", *names]}
+    return [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in {**own, **card}.items()]

@@ -1,0 +1,147 @@
+"""The attention layers of any PyTorch model, found by what they hold, and what each is called with in one run."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polymix.convert import attention_layers, convert
+from polymix.convert.adapter import Host, adapter_for
+from polymix.convert.find import CONTEXTS, SOUGHT, attention_modules, grids, head_count
+from polymix.convert.masks import seen_through
+from polymix.convert.replay import call_of, kept, tensors
+from polymix.errors import CapabilityError, OptionError, PolymixError
+from polymix.measure.timing import Call
+from polymix.mixers import MixerConfig
+from polymix.workflows.recommend.shapes import Shape
+
+_PREFIX = 8  # more tokens than these in front of a grid: it is another grid
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Calls of one kind of attention layer at one shape: the first of them stands for all."""
+
+    names: tuple[str, ...]  # one a call
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    shape: Shape
+    host: nn.Module
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The layers as `polymix.convert` names them, which may replace what holds them; () where it knows none."""
+        try:
+            known = attention_layers(self.host)
+        except OptionError:
+            return ()
+        held = (place for name in self.names for place in known if not place or f"{name}.".startswith(f"{place}."))
+        return tuple(dict.fromkeys(held))
+
+    def refused(self, mixers: Mapping[str, MixerConfig]) -> dict[str, str]:
+        """Why `polymix.convert` would not put one of the mixers here, by their labels."""
+        reasons: dict[str, str] = {}
+        for place in self.places[:1]:
+            module = self.host.get_submodule(place)
+            kind = adapter_for(module)
+            shown = kind is not None and kind.feature_map(module, Host(self.host, place)) is not None
+            for label, config in mixers.items():
+                try:
+                    convert(self.host, {place: config}, init="fresh", grid=self.shape.grid if shown else None).undo()
+                except CapabilityError as error:
+                    reasons[label] = " ".join(str(error.got).split())
+                except PolymixError as error:
+                    reasons[label] = f"{error.argument.rpartition(': ')[2]} is {error.got}, not {error.allowed}"
+        return reasons
+
+    def call(self, training: bool) -> Call:
+        """The layer alone, called so again."""
+        for t in tensors((self.args, self.kwargs)) if training else ():
+            if t.is_floating_point() and t.shape[-1] == self.shape.dim:  # tokens: no mask, no angles
+                t.requires_grad_()
+        return call_of(self.module, self.args, self.kwargs, training)
+
+
+def record(model: nn.Module, run: Call, ids: bool) -> tuple[list[Layer], list[str]]:
+    """The distinct layers of one `run` of the model, and which were found but cannot be judged, and why.
+
+    ids: the model reads ids of a text, so that its tokens stand in a line.
+
+    Raises:
+        OptionError: there is nothing that attends; the message says what was looked for.
+    """
+    found = dict(attention_modules(model))
+    if not found:
+        raise OptionError("model", f"{type(model).__name__}, in which nothing attends,", SOUGHT, "Or pass shapes.")
+    layers: dict[tuple[type, Shape], Layer] = {}
+    left_out: dict[str, str] = {}
+    its_grids = list(grids(model))
+
+    def seen(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            shape = _located(shape_of_call(module, args, kwargs), its_grids, ids)
+        except PolymixError as error:
+            left_out[name] = f"{name} ({type(module).__name__}) is left out: {error.got}"
+            return
+        key = type(module), shape
+        if key in layers:
+            layers[key] = replace(layers[key], names=(*layers[key].names, name))
+        else:
+            layers[key] = Layer((name,), module, *kept(args, kwargs), shape, model)
+
+    with ExitStack() as stack:
+        for name, module in found.items():
+            hook = module.register_forward_pre_hook(partial(seen, name), with_kwargs=True)
+            stack.callback(hook.remove)
+        fast = torch.backends.mha.get_fastpath_enabled()
+        stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
+        torch.backends.mha.set_fastpath_enabled(False)  # it would pass the hooks by
+        run()
+    if not layers:
+        got = "; ".join(left_out.values()) or f"no call of {', '.join(found)}"
+        raise OptionError("input", got, "one with which the model attends", "Pass shapes instead.")
+    return list(layers.values()), list(left_out.values())
+
+
+def shape_of_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shape:
+    """What the layer is called with, without its grid."""
+    bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+    given = {**bound, **bound.get("kwargs", {})}
+    x = next((value for value in given.values() if isinstance(value, Tensor) and value.is_floating_point()), None)
+    if x is None or x.ndim not in (2, 3) or (x.ndim == 2 and not isinstance(module, nn.MultiheadAttention)):
+        got = "no tensor" if x is None else f"an input of shape {tuple(x.shape)}"
+        raise OptionError("model", got, "layers that are given (batch, tokens, channels)", "")
+    axis = 0 if x.ndim == 2 else int(getattr(module, "batch_first", True))
+    tokens, batch = x.shape[axis], 1 if x.ndim == 2 else x.shape[1 - axis]
+    context = next((given[name] for name in CONTEXTS if isinstance(given.get(name), Tensor)), x)
+    cross = context.data_ptr() != x.data_ptr() or context.shape != x.shape
+    if context.shape[-1] != x.shape[-1]:
+        got = f"a context of {context.shape[-1]} channels for {x.shape[-1]}"
+        raise OptionError("model", got, "one width for both", "")
+    mask = seen_through(module, given, tokens, context.shape[axis])
+    return Shape(
+        tokens=tokens,
+        dim=x.shape[-1],
+        heads=head_count(module),
+        batch=batch,
+        causal=mask.causal and not cross,
+        cross=context.shape[axis] if cross else None,
+        mask=mask.kind,
+    )
+
+
+def _located(shape: Shape, grids: Sequence[tuple[int, ...]], ids: bool) -> Shape:
+    """With the model's grid where it has one that fits; a text has a line."""
+    if ids or shape.causal:
+        return replace(shape, grid=(shape.tokens,))
+    prefixes = {grid: shape.tokens - torch.Size(grid).numel() for grid in grids}
+    fits = [grid for grid, prefix in prefixes.items() if 0 <= prefix <= _PREFIX]
+    return replace(shape, grid=min(fits, key=prefixes.__getitem__)) if fits else shape.placed()

@@ -1,0 +1,241 @@
+"""PoM's kernels against the written-out sums in float64; every launcher's memory starts as NaN."""
+
+import pytest
+import torch
+
+from polymix.ops.shared.activations import ACTIVATIONS
+from tests.ops.kernels import DEVICE, assert_close, assert_same_bits, twice, with_gradients
+
+pytest.importorskip("triton", reason="untested: PoM's kernels, for which Triton is needed")
+
+from polymix.ops.pom import triton as pom
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unwritten_is_nan")]
+NAMES = ("output", "grad_h", "grad_alpha")
+
+
+def make(batch, n, width, degree, *, dtype=torch.float32, masked=False, rotary=0, sort=False, ids=None, start=False):
+    """h and alpha, and the options of both launchers and of `scan` alone."""
+    h = (0.7 * torch.randn(batch, n, width)).to(DEVICE, dtype)
+    alpha = torch.randn(width, degree).to(DEVICE)
+    both, own = {}, {}
+    if masked:
+        mask = torch.rand(batch, n) < 0.7
+        mask[-1] = False
+        both["mask"] = mask.to(DEVICE)
+        h[~both["mask"]] = float("nan")
+    if rotary:
+        angles = 6 * torch.rand(1 if rotary == 1 else batch, n, width // 2, device=DEVICE)
+        both |= {"cos": angles.cos(), "sin": angles.sin(), "axes": rotary}
+    if sort:
+        own["order"] = torch.rand(batch, n).argsort(1).to(DEVICE)
+    if ids is not None:
+        ids = torch.randint(ids, (batch, n)).sort(1).values
+        own["first"] = torch.searchsorted(ids, ids).to(DEVICE)
+    if start:
+        own["start"] = torch.randn(batch, width).to(DEVICE)
+    return h, alpha, both, own
+
+
+def terms(h, alpha, activation, mask=None, cos=None, sin=None, axes=1):
+    """The terms in h's type: powers one by one, the rotation as a product of complex numbers."""
+    if mask is not None:
+        h = torch.where(mask[..., None], h, torch.zeros_like(h))
+    a = ACTIVATIONS[activation](h)
+    t = sum(alpha[:, p].to(h.dtype) * a ** (p + 1) for p in range(alpha.shape[1]))
+    if cos is None:
+        return t
+    z = t.unflatten(-1, (axes, 2, -1)).double()
+    z = torch.complex(z[..., 0, :], z[..., 1, :]) * torch.complex(
+        *(x.double().unflatten(-1, (axes, -1)) for x in (cos, sin))
+    )
+    return torch.stack((z.real, z.imag), -2).flatten(-3).to(t.dtype)
+
+
+def eager(h, alpha, activation, both, own, running):
+    """The sums, by a dense matrix of who sees whom."""
+    t = terms(h, alpha, activation, **both)
+    t = t.to(torch.promote_types(t.dtype, torch.float32))
+    if not running:
+        return t.sum(1)
+    n = h.shape[1]
+    if "order" in own:
+        t = t.gather(1, own["order"][..., None].expand_as(t))
+    place = torch.arange(n, device=h.device)
+    first = own.get("first", torch.zeros(h.shape[:2], dtype=torch.int64, device=h.device))
+    sees = (place[None, None, :] <= place[None, :, None]) & (place[None, None, :] >= first[:, :, None])
+    total = sees.to(t.dtype) @ t
+    return total + own["start"][:, None].to(t.dtype) if "start" in own else total
+
+
+def answers(h, alpha, activation, both, own, running, grad, dtype=torch.float64):
+    """Output, grad_h and grad_alpha by autograd in `dtype`."""
+    if "mask" in both:
+        h = h.masked_fill(~both["mask"][..., None], 0)
+    how = {"activation": activation, "both": both, "own": own, "running": running}
+    return with_gradients(eager, grad, h.to(dtype), alpha.to(dtype), **how)
+
+
+def kernels(h, alpha, activation, both, own, running, grad):
+    call = {"activation": activation, **both}
+    if not running:
+        return pom.pool(h, alpha, **call), *pom.pool_backward(grad, h, alpha, **call)
+    back = {key: value for key, value in own.items() if key != "start"}
+    grad_h, grad_alpha, _ = pom.scan_backward(grad, h, alpha, **call, **back)
+    return pom.scan(h, alpha, **call, **own), grad_h, grad_alpha
+
+
+def check(h, alpha, activation="gelu", both=None, own=None, running=True, grad=None):
+    both, own = both or {}, own or {}
+    shape = h.shape if running else (h.shape[0], h.shape[2])
+    grad = torch.randn(shape).to(h.device) if grad is None else grad
+    got = kernels(h, alpha, activation, both, own, running, grad)
+    want, allowed = answers(h, alpha, activation, both, own, running, grad), None
+    if h.dtype != torch.float32:
+        plain = answers(h, alpha, activation, both, own, running, grad, h.dtype)
+        allowed = twice(plain, want, h.dtype)
+    assert_close(NAMES, got, want, allowed)
+    assert got[0].dtype == got[2].dtype == torch.float32 and got[1].dtype == h.dtype, "sums are kept in float32"
+    if "mask" in both:
+        assert (got[1][~both["mask"]] == 0).all(), "a hidden token has a gradient"
+
+
+SHAPES = [(2, 1, 12, 1), (2, 63, 12, 2), (1, 100, 60, 3), (1, 257, 4, 5), (1, 5, 192, 2)]
+
+
+@pytest.mark.parametrize("running", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_awkward_shapes_of_every_degree(shape, running):
+    h, alpha, both, own = make(*shape, start=running)
+    check(h, alpha, both=both, own=own, running=running)
+
+
+@pytest.mark.parametrize("running", [False, True])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_every_activation_at_its_kinks(activation, running):
+    h, alpha, *_ = make(1, 40, 4, 3)
+    h[0, :9, 0] = torch.tensor([0.0, -0.0, -5.0, -30.0, 6.5, 1e-20, -1e-20, -11.0, 5.9])
+    check(h, alpha, activation, running=running)
+
+
+OPTIONS = {
+    "masked": {"masked": True},
+    "rotary": {"rotary": 1},
+    "grid": {"rotary": 2, "masked": True},
+    "segments": {"ids": 4},
+    "one token a segment": {"ids": 5000},
+    "everything": {"masked": True, "rotary": 1, "sort": True, "ids": 3},
+    "everything on a grid": {"masked": True, "rotary": 2, "sort": True, "ids": 3},
+    "sorted": {"sort": True, "start": True, "masked": True},
+}
+
+
+@pytest.mark.parametrize("splits", [2, 4])  # of two tiles, of one
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_options_however_it_is_split(options, splits, monkeypatch):
+    monkeypatch.setattr(pom, "TILE", 16)
+    monkeypatch.setattr(pom, "PROGRAMS", splits * 2 * max(1, options.get("rotary", 0)))
+    h, alpha, both, own = make(2, 50, 12, 2, **options)
+    check(h, alpha, both=both, own=own)
+    if not own:
+        check(h, alpha, both=both, running=False)
+
+
+def test_pool_of_more_channels_than_a_block():
+    for options in ({"masked": True}, {"rotary": 1}, {"rotary": 2}):
+        h, alpha, both, _ = make(2, 10, 140, 2, **options)
+        check(h, alpha, both=both, running=False)
+
+
+@pytest.mark.parametrize("ids", [None, 2])
+def test_more_splits_than_a_tile_of_them(ids, monkeypatch):
+    monkeypatch.setattr(pom, "TILE", 4)
+    h, alpha, both, own = make(1, 63, 4, 2, ids=ids)
+    check(h, alpha, both=both, own=own)
+
+
+def test_segments_that_begin_where_a_split_does(monkeypatch):
+    monkeypatch.setattr(pom, "TILE", 4)
+    h, alpha, *_ = make(1, 20, 4, 2)
+    check(h, alpha, own={"first": (torch.arange(20, device=DEVICE) // 8 * 8)[None]})
+
+
+@pytest.mark.parametrize("running", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_as_good_as_eager_code(dtype, running):
+    h, alpha, both, own = make(2, 33, 12, 3, dtype=dtype, masked=True, rotary=1)
+    check(h, alpha, both=both, own=own, running=running)
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_any_strides(running):
+    h, alpha, *_ = make(2, 40, 12, 2)
+    grad = torch.randn(40, 12, 2, device=DEVICE).permute(2, 0, 1) if running else torch.randn(12, 2, device=DEVICE).T
+    check(h.mT.contiguous().mT, alpha.T.contiguous().T, running=running, grad=grad)
+    wide = torch.full((3, 80, 25), float("nan"), device=DEVICE)
+    wide[1:, ::2, 1::2] = h
+    mask, angles = torch.rand(40, 2, device=DEVICE).T < 0.7, torch.rand(2, 6, 40, device=DEVICE).mT
+    order, first = (
+        torch.arange(40, device=DEVICE).flip(0).expand(2, 40),
+        torch.zeros(40, 2, dtype=int, device=DEVICE).T,
+    )
+    both = {"mask": mask, "cos": angles.cos(), "sin": angles.sin().contiguous()}
+    own = {"order": order, "first": first} if running else {}
+    check(wide[1:, ::2, 1::2], alpha, both=both, own=own, running=running, grad=grad)
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 12), (2, 0, 12)])
+@pytest.mark.parametrize("running", [False, True])
+def test_nothing_to_sum(shape, running):
+    h, alpha = torch.zeros(shape, device=DEVICE), torch.ones(12, 2, device=DEVICE)
+    grad = torch.ones(shape if running else (shape[0], 12), device=DEVICE)
+    turn = torch.zeros(shape[0], shape[1], 6, device=DEVICE)
+    out, grad_h, grad_alpha = kernels(h, alpha, "gelu", {"cos": turn, "sin": turn}, {}, running, grad)
+    assert out.shape == grad.shape and (out == 0).all(), "the sum of nothing is not zero"
+    assert grad_h.shape == shape and grad_alpha.shape == (12, 2) and (grad_alpha == 0).all(), "nothing has a gradient"
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's arithmetic is NumPy's
+def test_no_segment_shows_in_another():
+    h, alpha, _, own = make(1, 70, 4, 2, ids=3)
+    begins = own["first"].unique().tolist()
+    grad = torch.randn(h.shape, device=DEVICE)
+    before = kernels(h, alpha, "gelu", {}, own, True, grad)
+    h[:, begins[1] : begins[2]] = torch.tensor([1e18, float("nan"), float("inf"), 3.0], device=DEVICE)
+    grad[:, begins[1] : begins[2]] *= 1e30
+    after = kernels(h, alpha, "gelu", {}, own, True, grad)
+    for x, y in zip(before[:2], after[:2], strict=True):
+        for part in (slice(0, begins[1]), slice(begins[2], None)):
+            assert torch.equal(x[:, part], y[:, part]), "another segment's size shows in this one"
+
+
+def test_a_real_nan_is_not_hidden():
+    for activation in ACTIVATIONS:
+        h = torch.zeros(1, 3, 4, device=DEVICE)
+        h[0, 1, 2] = float("nan")
+        out = pom.pool(h, torch.ones(4, 2, device=DEVICE), activation=activation)
+        assert out.isnan().tolist() == [[False, False, True, False]], f"{activation} swallows or spreads a NaN"
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_same_input_same_bits(running):
+    h, alpha, both, own = make(2, 40, 12, 3, masked=True, rotary=1)
+    grad = torch.randn(h.shape if running else (2, 12), device=DEVICE)
+    one, two = (kernels(h, alpha, "gelu", both, own, running, grad) for _ in range(2))
+    assert_same_bits(NAMES, one, two, "two runs differ")
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="untested: offsets beyond 2³¹, for which 4 GiB of a GPU are needed")
+def test_offsets_beyond_two_to_the_31():
+    far = torch.zeros(2**31 + 64, dtype=torch.bfloat16, device=DEVICE)
+    far[-64:] = 1
+    h = far.as_strided((1, 2, 12), (0, 2**31, 1))
+    out = pom.pool(h, torch.ones(12, 1, device=DEVICE), activation="identity")
+    assert (out == 1).all(), "an offset wrapped around"
+
+
+def test_the_start_has_the_sum_of_all_gradients():
+    h, alpha, both, own = make(2, 9, 8, 2, start=True)
+    grad = torch.randn(2, 9, 8, device=DEVICE)
+    *_, grad_start = pom.scan_backward(grad, h, alpha, activation="gelu", **both, **own)
+    torch.testing.assert_close(grad_start, grad.sum(1))

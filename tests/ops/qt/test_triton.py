@@ -1,0 +1,210 @@
+"""The Triton kernels of quadratic-Taylor attention against the equation written out in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from polymix.ops.qt.eager import feature_size, taylor_features
+from tests.ops.kernels import DEVICE
+
+pytest.importorskip("triton", reason="untested: QT's kernels, for which Triton is needed")
+
+from polymix.ops.qt import triton as qt
+from polymix.ops.qt import triton_causal as qt_causal
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unwritten_is_nan")]
+HALF = [torch.bfloat16, torch.float16]
+FORMS = [("full", 0), ("full", 1), ("full", 2), ("compact", 0), ("compact", 1), ("compact", 2)]
+
+
+@pytest.fixture(autouse=True)
+def _short_chunks(monkeypatch):
+    """Several chunks in few tokens."""
+    monkeypatch.setattr(qt_causal, "CHUNK", 64)
+
+
+def _inputs(n, d, heads=1, batch=1, dtype=torch.float32, mask=False):
+    """q, k, v as views of one (B, N, 3D) product, so that no stride is the plain one; the mask hides NaNs."""
+    product = torch.randn(batch, n, 3 * heads * d).to(DEVICE, dtype)
+    q, k, v = product.unflatten(-1, (3, heads, d)).permute(2, 0, 3, 1, 4)
+    if not mask:
+        return q, k, v, None
+    real = torch.rand(batch, 2 * n).to(DEVICE)[:, ::2] > 0.4
+    real[-1] = False  # nothing of the last row takes part
+    hidden = ~real[:, None, :, None]
+    return q, k.masked_fill(hidden, float("nan")), v.masked_fill(hidden, float("nan")), real
+
+
+def _scale(form, heads=1):
+    return torch.rand(3, heads, 1, 1).to(DEVICE) + 0.5 if form == "compact" else None
+
+
+def _exact(tensors):
+    """float64 leaves of the same values, with 0 for the NaN that stands at padding."""
+    return [None if t is None else t.detach().double().nan_to_num(0.0).requires_grad_() for t in tensors]
+
+
+def _moments(k, v, form, order, scale, mask):
+    phi, rows = taylor_features(k, form, order, scale), torch.cat((v, torch.ones_like(v[..., :1])), -1)
+    if mask is not None:
+        rows = rows * mask[:, None, :, None]
+    return torch.einsum("bhnf,bhne->bhfe", phi, rows)
+
+
+def _causal(q, k, v, start, form, order, scale, mask):
+    """Every pair of tokens directly: the definition, which knows of no chunk."""
+    asks, keys = taylor_features(q, form, order, scale), taylor_features(k, form, order, scale)
+    rows = torch.cat((v, torch.ones_like(v[..., :1])), -1)
+    if mask is not None:
+        rows = rows * mask[:, None, :, None]
+    end = torch.einsum("bhnf,bhne->bhfe", keys, rows)
+    weighted = (asks @ keys.transpose(-1, -2)).tril() @ rows
+    return (weighted, end) if start is None else (weighted + asks @ start, end + start)
+
+
+def _close(ours: Tensor | None, exact: Tensor | None, what: str, dtype=torch.float32) -> None:
+    """Within 1e-4 of the largest entry; in 16 bits 1e-3, and twice what rounding the exact answer to its type may cost."""
+    if exact is None:
+        assert ours is None, f"{what} is not None"
+        return
+    assert ours is not None and ours.shape == exact.shape, f"{what} has the shape of another"
+    assert not ours.isnan().any(), f"{what} has NaN: left unwritten, or read from padding"
+    if not exact.numel():
+        return
+    rounding = torch.finfo(ours.dtype).eps * exact.abs()
+    excess = ((ours.double() - exact).abs() - rounding).max() / exact.abs().max().clamp_min(1e-30)
+    assert excess <= (1e-4 if dtype == torch.float32 else 1e-3), f"{what} is off by {excess:.2e} of its largest entry"
+
+
+def _check_pooled(n, d, form, order, heads=1, batch=1, dtype=torch.float32, mask=False, queries=None):
+    q, k, v, real = _inputs(n, d, heads, batch, dtype, mask)
+    q = q if queries is None else torch.randn(batch, heads, queries, d).to(DEVICE, dtype)
+    scale, options = _scale(form, heads), {"form": form, "order": order}
+    pooled = qt.moments(k, v, **options, scale=scale, mask=real)
+    asked = qt.query(q, pooled, **options, scale=scale)
+    assert pooled.dtype == asked.dtype == torch.float32, "sums are not kept in float32"
+
+    k64, v64, scale64 = _exact((k, v, scale))
+    exact = _moments(k64, v64, form, order, scale64, real)
+    _close(pooled, exact, "moments", dtype)
+    grad = torch.randn(exact.shape).to(DEVICE)
+    inputs = [t for t in (k64, v64, scale64) if t is not None]
+    grads = torch.autograd.grad(exact, inputs, grad.double(), allow_unused=True, materialize_grads=True)
+    ours = qt.moments_backward(grad, k, v, **options, scale=scale, mask=real)
+    assert ours[0].dtype == ours[1].dtype == dtype, "a gradient has not the type of its input"
+    for one, other, what in zip(ours, (*grads, None), ("grad k", "grad v", "grad scale"), strict=False):
+        _close(one, other, what, dtype)
+
+    q64, scale64, state = _exact((q, scale, pooled))
+    exact = taylor_features(q64, form, order, scale64) @ state
+    _close(asked, exact, "asked", dtype)
+    grad = torch.randn(*exact.shape[:2], exact.shape[3], exact.shape[2]).to(DEVICE).transpose(-1, -2)
+    inputs = [t for t in (q64, state, scale64) if t is not None]
+    grads = torch.autograd.grad(exact, inputs, grad.double(), allow_unused=True, materialize_grads=True)
+    ours = qt.query_backward(grad, q, pooled, **options, scale=scale)
+    for one, other, what in zip(ours, (*grads, None), ("grad q", "grad moments", "grad scale"), strict=False):
+        _close(one, other, what, dtype)
+
+
+def _check_causal(n, d, form, order, heads=1, batch=1, dtype=torch.float32, mask=False, started=True):
+    q, k, v, real = _inputs(n, d, heads, batch, dtype, mask)
+    scale, options = _scale(form, heads), {"form": form, "order": order}
+    size = feature_size(d, form, order)
+    start = torch.randn(batch, heads, size, d + 1).to(DEVICE) if started else None
+    ours = qt_causal.causal(q, k, v, **options, scale=scale, mask=real, start=start)
+    q64, k64, v64, scale64, start64 = _exact((q, k, v, scale, start))
+    exact = _causal(q64, k64, v64, start64, form, order, scale64, real)
+    for one, other, what in zip(ours, exact, ("weighted", "end"), strict=True):
+        _close(one, other, what, dtype)
+
+    grads = [torch.randn(part.shape).to(DEVICE) for part in exact]
+    leaves = (q64, k64, v64, scale64, start64)
+    inputs = [t for t in leaves if t is not None]
+    found = iter(
+        torch.autograd.grad(exact, inputs, [g.double() for g in grads], allow_unused=True, materialize_grads=True)
+    )
+    ours = qt_causal.causal_backward(*grads, q, k, v, **options, scale=scale, mask=real, start=start)
+    for one, leaf, what in zip(ours, leaves, ("grad q", "grad k", "grad v", "grad scale", "grad start"), strict=True):
+        _close(one, None if leaf is None else next(found), what, dtype)
+
+
+@pytest.mark.parametrize(("form", "order"), FORMS)
+def test_pooled_is_the_equation(form, order):
+    _check_pooled(40, 4, form, order, heads=2)
+
+
+@pytest.mark.parametrize(
+    ("n", "d", "heads", "queries"), [(1, 16, 3, 1), (63, 20, 1, 7), (257, 4, 1, None), (0, 4, 2, 3)]
+)
+@pytest.mark.parametrize("form", ["full", "compact"])
+def test_pooled_at_awkward_sizes(form, n, d, heads, queries):
+    _check_pooled(n, d, form, 2, heads, queries=queries)
+
+
+@pytest.mark.parametrize("form", ["full", "compact"])
+def test_what_is_masked_reaches_nothing(form):
+    _check_pooled(40, 4, form, 2, batch=2, mask=True)
+    _check_causal(70, 4, form, 2, batch=2, mask=True)
+
+
+@pytest.mark.parametrize("form", ["full", "compact"])
+@pytest.mark.parametrize("dtype", HALF)
+def test_sixteen_bits(form, dtype):
+    _check_pooled(33, 5, form, 2, dtype=dtype)
+    _check_causal(33, 5, form, 2, dtype=dtype)
+
+
+@pytest.mark.parametrize(("form", "order"), FORMS)
+def test_causal_is_the_equation(form, order):
+    _check_causal(70, 4, form, order)
+
+
+@pytest.mark.parametrize(
+    ("n", "d", "heads", "started"), [(1, 16, 3, True), (63, 20, 1, False), (257, 4, 1, True), (0, 4, 2, True)]
+)
+@pytest.mark.parametrize("form", ["full", "compact"])
+def test_causal_at_awkward_sizes(form, n, d, heads, started):
+    _check_causal(n, d, form, 2, heads, started=started)
+
+
+def test_no_future_token_is_seen():
+    q, k, v, _ = _inputs(80, 4)
+    before, _ = qt_causal.causal(q, k, v, form="full", order=2)
+    k, v = k.clone(), v.clone()
+    k[:, :, 70:], v[:, :, 70:] = 1e3, -1e3
+    after, _ = qt_causal.causal(q, k, v, form="full", order=2)
+    assert torch.equal(before[:, :, :70], after[:, :, :70]), "a token changed with what comes after it"
+
+
+def test_an_empty_batch_passes():
+    q = torch.randn(0, 2, 5, 4, device=DEVICE)
+    assert qt.query(q, qt.moments(q, q, form="full", order=2), form="full", order=2).shape == (0, 2, 5, 5)
+    assert qt_causal.causal(q, q, q, form="full", order=2)[0].shape == (0, 2, 5, 5)
+
+
+def test_every_pair_of_a_wide_head_is_found_once():
+    """The features' places in the triangle are computed, not looked up: none may be missed at any width."""
+    d = 67
+    x = torch.randn(1, 1, 1, d, device=DEVICE)
+    ours = qt.moments(x, torch.ones_like(x), form="full", order=2)[0, 0, :, -1]
+    _close(ours, taylor_features(x.double(), "full", 2)[0, 0, 0], "features")
+
+
+@pytest.mark.parametrize("form", ["full", "compact"])
+def test_two_runs_give_the_same_bits(form):
+    q, k, v, _ = _inputs(70, 4)
+    scale, grad = _scale(form), torch.randn(1, 1, 70, 5).to(DEVICE)
+    options = {"form": form, "order": 2, "scale": scale}
+
+    def run():
+        pooled = qt.moments(k, v, **options)
+        weighted, end = qt_causal.causal(q, k, v, **options)
+        return [
+            pooled, weighted, end, *qt.query_backward(grad, q, pooled, **options),
+            *qt.moments_backward(pooled, k, v, **options), *qt_causal.causal_backward(grad, end, q, k, v, **options),
+        ]  # fmt: skip
+
+    for one, other in zip(run(), run(), strict=True):
+        assert one is other is None or torch.equal(one, other), "the same input gave other bits"
