@@ -180,7 +180,7 @@ class PadreMixer(TokenMixer):
         return self.B[letter].scale_(self.plan.letters[:i].count(letter), gain)
 
     def merge(self) -> dict[str, Linear]:
-        first = None if self.needs_context else merged_first(self._maps(()), self._terms)
+        first = None if self.needs_context else merged_first(self._maps((), use_folded=False), self._terms)
         return {} if first is None else {_FIRST: first}
 
     @property
@@ -248,11 +248,13 @@ class PadreMixer(TokenMixer):
         return self._resize(p, mask), PadreState(tuple(tensor for memory in past.values() for tensor in memory))
 
     def _maps(
-        self, grid: tuple[int, ...], token: Callable[[Any], Map] | None = None, why: str | None = None
-    ) -> PadreMaps:
+        self, grid: tuple[int, ...], token: Callable[[Any], Map] | None = None, why: str | None = None,
+        *, use_folded: bool = True,
+    ) -> PadreMaps:  # fmt: skip
         """The maps for one call; `token` turns a token map into a function where it is not called plainly.
 
-        why: why no kernel can run the call, or None where the maps decide that.
+        why: why no kernel can run the call, or None where the maps decide that. use_folded: whether the product that
+        `fold` merged stands in for its factors; `merge` itself asks for the factors.
         """
         A: list[Convolution | Map | None] = []
         C: list[Convolution | Map | None] = []
@@ -268,13 +270,15 @@ class PadreMixer(TokenMixer):
                     made.append(partial(part, grid=grid))
                     why = why or "it is for depthwise token maps, without prefix tokens"
         channels: list[Linear | Map | None] = []
+        one_head = self.config.heads == 1
         for part, spec in zip(self.D, self.plan.D, strict=True):
-            channels.append(None if isinstance(part, Identity) else affine(part) if spec == "dense" else part)
+            plain = spec == "dense" and one_head  # the heads' products are a map of their own
+            channels.append(None if isinstance(part, Identity) else affine(part) if plain else part)
         if not self.dense:
             why = "it is for dense channel maps"
         shared = affine(self.B["a"].maps) if self.plan.B[0] == "dense" and self.B["a"].maps is not None else None
-        merged = self.merged().get(_FIRST) if self._folded is not None else None
-        project = None if self.dense and self.config.heads == 1 else lambda x: self.B["a"](x, merged)
+        merged = self.merged().get(_FIRST) if use_folded and self._folded is not None else None
+        project = None if self.dense and one_head else lambda x: self.B["a"](x, merged)
         maps = PadreMaps(project, A, C, channels, shared, why)
         return maps if merged is None else maps.with_first(merged)
 
