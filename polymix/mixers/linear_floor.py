@@ -1,4 +1,4 @@
-"""The floor: attention's projections and nothing else, so what any mixer at least costs and must beat."""
+"""The floor: only the linear layers of attention. A mixer should cost little more, and be more accurate."""
 
 from __future__ import annotations
 
@@ -18,9 +18,13 @@ from polymix.structured.dense import Dense
 
 
 class LinearFloorMixer(TokenMixer):
-    """Y = (Q + K + V) W_o: the linear layers of attention, of the same size, without the attention (PL-020, "No-SA").
+    """The linear layers of attention without the attention: no token sees another.
 
-    No token sees another. Shapes: (B, N, D) -> (B, N, D). Cost: 4 N D² multiply-adds.
+        Y = (Q + K + V) W_o
+
+    Raises: CapabilityError for masks, contexts and causal=True, which would have no effect.
+
+    Shapes: (B, N, D) -> (B, N, D). Cost: 4 N D² multiply-adds. Source: Poly-NL, Sec. 5.2.1 ("No-SA").
     """
 
     name = "linear_floor"

@@ -1,4 +1,4 @@
-"""QT, quadratic-Taylor attention (QT-ViT)."""
+"""QT, attention with a quadratic Taylor expansion of the exponential (QT-ViT)."""
 
 from __future__ import annotations
 
@@ -23,20 +23,25 @@ from polymix.structured.dense import Dense, affine
 
 
 class QtMixer(TokenMixer):
-    """Attention whose exp(s), s = q·k/√d, is cut to 1 + s + s²/2, so that it takes linear time.
+    """Attention in linear time, with exp(s), s = q·k/√d, replaced by its Taylor expansion 1 + s + s²/2 (QT-ViT).
 
-        Y = φ(Q)(φ(K)ᵀV) / (φ(Q) Σ_j φ(k_j)) a head, heads joined by W_o
-        full     ⟨φ(q), φ(k)⟩ = 1 + s + s²/2                              F = 1 + d + d(d+1)/2 features
-        compact  φ(x) = [α x_i², β (4/d)^¼ x_i, γ], α, β, γ learned a head   F = 2d + 1
+        Y = φ(Q)(φ(K)ᵀV) / (φ(Q) Σ_j φ(k_j))        for each head; W_o joins the heads
+        full     ⟨φ(q), φ(k)⟩ = 1 + s + s²/2                                    F = 1 + d + d(d+1)/2 features
+        compact  φ(x) = [α x_i², β (4/d)^¼ x_i, γ], one learned α, β, γ per head   F = 2d + 1
 
-    `order` cuts the expansion after s⁰, s¹ or s². Full order 2 is at least ½ everywhere. The compact similarity
-    cannot fall below zero while β² ≤ |αγ| (it is then a sum of squares); beyond that, and at order 1, it can, so the
-    denominator is never let below 0.001 × the number of tokens seen.
+    φ of the full form is K_r in the paper, φ of the compact form K̃_r. `form` chooses between them, `order` ends the
+    expansion after s⁰, s¹ or s². At full order 2 the similarity is at least ½. The compact similarity is not negative
+    while β² ≤ |αγ|; beyond that, and at order 1, it can be. The denominator therefore is at least 0.001 × the number
+    of tokens seen.
+
+    Works bidirectionally, causally (in chunks of 128; torch.export then needs a fixed length), token by token, with
+    padding masks and with a separate context.
+
+    Raises: OptionError for a number of heads that does not divide dim.
 
     Shapes: (B, N, D) -> (B, N, D), d = D / heads. Cost: 4 N D² + 2 N F (d + 1) heads multiply-adds, and as 4 N D² +
-    order · N d (2 d + 1) heads in the compact form, whose sums are no products. State: F (d + 1) numbers a head.
-    Bidirectional, causal (in chunks of 128; torch.export then needs a fixed length), recurrent, padding masks, cross.
-    Source: QT-001 … QT-017 (QT-ViT; the paper writes K_r and K̃_r for φ).
+    order · N d (2 d + 1) heads in the compact form, whose sums are no products. State: F (d + 1) numbers for each head.
+    Source: QT-ViT, the sections on decomposing the quadratic Taylor expansion (full) and on reducing it (compact).
     """
 
     name = "qt"
@@ -79,27 +84,27 @@ class QtMixer(TokenMixer):
         order = self.config.order
         if order == 0:  # the mean of the values
             return Polynomial(1, homogeneous=not self.config.bias)
-        below = 2 * order * self.heads  # W_o adds quotients of as many denominators as there are heads
-        return Polynomial(rational=(below + 1, below))
+        degree = 2 * order * self.heads  # of the common denominator: W_o adds one quotient for each head
+        return Polynomial(rational=(degree + 1, degree))
 
     def no_weight_decay(self) -> set[str]:
         return set() if self.scale is None else {"scale"}
 
     def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
-        letters = self.qkv.named_matrices(self.proj)
+        matrices = self.qkv.named_matrices(self.proj)
         scale = (None, None, None) if self.scale is None else self.scale[:, :, 0, 0].unbind()
-        return {**letters, **dict(zip(("alpha", "beta", "gamma"), scale, strict=True))}
+        return {**matrices, **dict(zip(("alpha", "beta", "gamma"), scale, strict=True))}
 
     def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         d = self.dim // self.heads
-        if self.config.form == "compact":  # a product for each power of k, one for each of q; sums are none
+        if self.config.form == "compact":  # one product for each power of k and of q; the rest are sums
             powers = self.heads * self.config.order
             products = [Op("matmul", (powers, d, n, d)), Op("matmul", (powers, n, d, d + 1))]
             return [self.qkv.op(n), *(products if powers else ()), linear_op(n, self.proj)]
         features = feature_size(d, self.config.form, self.config.order)
         pool = Op("matmul", (self.heads, features, n, d + 1))
-        ask = Op("matmul", (self.heads, n, features, d + 1))
-        return [self.qkv.op(n), pool, ask, linear_op(n, self.proj)]
+        query = Op("matmul", (self.heads, n, features, d + 1))
+        return [self.qkv.op(n), pool, query, linear_op(n, self.proj)]
 
 
 @register(QtMixer)

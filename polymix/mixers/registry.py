@@ -1,4 +1,4 @@
-"""Mixers by name, what each can do, and which can do what another cannot."""
+"""The registry of mixers: names, configs, classes and capabilities."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from typing import Any, TypeVar
 
 from polymix.errors import CapabilityError, OptionError, UnknownNameError, nearest_first
 
-ATTENTION, FLOOR = "softmax", "linear_floor"  # the yardstick, and the mixer that mixes nothing
+ATTENTION, FLOOR = "softmax", "linear_floor"  # the two baselines: attention, and its linear layers without mixing
 _CONFIGS: dict[str, Any] = {}
 C = TypeVar("C", bound=type[Any])
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a mixer can do: on the class with the right options, on an instance as it was built."""
+    """What a mixer can do. On the class: with suitable options. On an instance: as it was built."""
 
-    causal: bool = False  # a token may see its past alone
-    cross: bool = False  # a separate context
+    causal: bool = False  # causal mixing: a token sees itself and earlier tokens
+    cross: bool = False  # reads a separate context
     masks: frozenset[str] = frozenset()  # of "padding", "arbitrary", "block_causal", "segments"
-    recurrent: bool = False  # prefill and step, with a state whose size does not depend on N
-    any_length: bool = True  # one set of weights serves every N
-    grids: tuple[int, ...] = ()  # how many axes its grid may have; () where positions play no part
+    recurrent: bool = False  # has prefill and step, with a state of fixed size
+    any_length: bool = True  # the same weights work for every number of tokens
+    grids: tuple[int, ...] = ()  # allowed numbers of grid axes; () if positions play no part
 
     def has(self, name: str) -> bool:
-        """Whether a capability, or a kind of mask, is there."""
+        """Whether the mixer has this capability or kind of mask."""
         return name in self.masks or bool(getattr(self, name, False))
 
 
 def _load_related() -> None:
-    """Register the related mechanisms when a question first needs them, so that no import of polymix waits for them."""
+    """Register the related mechanisms on first use, which keeps `import polymix` fast."""
     importlib.import_module("polymix.mixers.related")
 
 
@@ -55,28 +55,32 @@ def register(mixer: type[Any]) -> Callable[[C], C]:
 
 
 def list_mixers() -> tuple[str, ...]:
-    """The names that `create_mixer` knows."""
+    """The names of all registered mixers, for `create_mixer`."""
     _load_related()
     return tuple(_CONFIGS)
 
 
 def config_class(name: str) -> Any:
-    """The config dataclass behind a name."""
+    """The config dataclass of a mixer.
+
+    Raises:
+        UnknownNameError: no mixer has this name.
+    """
     if name not in _CONFIGS:
         _load_related()
     if not isinstance(name, str) or name not in _CONFIGS:
         known = ", ".join(nearest_first(str(name), _CONFIGS))
-        raise UnknownNameError("name", repr(name), known, "The nearest names come first.")
+        raise UnknownNameError("name", repr(name), known, "Choose one of these; the nearest come first.")
     return _CONFIGS[name]
 
 
 def mixer_class(name: str) -> Any:
-    """The module class behind a name."""
+    """The module class of a mixer. Raises UnknownNameError as `config_class` does."""
     return config_class(name).mixer
 
 
 def check_options(config: type[Any], options: dict[str, Any]) -> None:
-    """Raise OptionError for an option that `config` does not have."""
+    """Raise OptionError if `config` does not have one of the options."""
     known = {f.name for f in fields(config)}
     for option in options:
         if option not in known:
@@ -87,10 +91,12 @@ def check_options(config: type[Any], options: dict[str, Any]) -> None:
 
 
 def lacks(name: str, capability: str, argument: str, wanted: str) -> CapabilityError:
-    """The error for an argument that the mixer `name`, as built, cannot serve; it names those that can."""
+    """The error to raise if mixer `name`, as built, lacks a capability; it names the mixers that have it.
+
+    `wanted` says in words what the argument asked for.
+    """
     _load_related()
-    able = [other for other, config in _CONFIGS.items() if config.mixer.capabilities.has(capability) and other != name]
-    own = name in _CONFIGS and _CONFIGS[name].mixer.capabilities.has(capability)
-    cure = f"Build {name} with other options, or use one of those." if own else "Use one of those."
-    got = f"{wanted}, which this {name} cannot do"
-    return CapabilityError(argument, got, f"a mixer that can: {', '.join(able) or 'there is none'}", cure)
+    capable = [other for other, config in _CONFIGS.items() if config.mixer.capabilities.has(capability)]
+    others = ", ".join(other for other in capable if other != name) or "there is none"
+    cure = f"Build {name} with other options, or use one of those." if name in capable else "Use one of those."
+    return CapabilityError(argument, f"{wanted}, which this {name} cannot do", f"a mixer that can: {others}", cure)
