@@ -16,7 +16,7 @@ from polymix.convert.record import without_fast_path
 from polymix.convert.replay import kept, tensors
 from polymix.errors import DataError, OptionError
 from polymix.tasks.distill.batches import Forward, answer, logits_of, plain, run
-from polymix.tasks.distill.order import Ordered, number, seed_all
+from polymix.tasks.order import Ordered, number, seed_all
 from polymix.tasks.trainer import LightningModule, decay_groups, one_cycle
 
 
