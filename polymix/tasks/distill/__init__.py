@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from polymix.convert import ConversionReport
-from polymix.convert.replay import mode
+from polymix.convert.tracing import mode
 from polymix.errors import OptionError, check_int, check_number
 from polymix.tasks.distill.batches import Forward, answer, first_of, logits_of, moved
 from polymix.tasks.distill.fit import Fit

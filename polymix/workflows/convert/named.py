@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from polymix.convert.libraries import LIBRARIES
-from polymix.convert.libraries.base import load_library
+from polymix.convert.adapters.libraries import LIBRARIES, load_library
 from polymix.errors import OptionError, PolymixError, nearest_first
 from polymix.workflows.convert.weights import classes_of
 

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from polymix.convert import load_pretrained
-from polymix.convert.libraries.bars import no_bars
-from polymix.convert.libraries.base import load_library
+from polymix.convert.adapters.libraries import load_library, no_bars
 from polymix.errors import OptionError, PolymixError
 from polymix.lens.load import called
 from polymix.workflows.convert.named import SIZES, named
