@@ -18,6 +18,12 @@ MODULES = {
     "polymix.compare": "polymix.workflows",
     "polymix.compare.conversion": "polymix.workflows.convert",
     "polymix.compare.conversion.language": "polymix.workflows.convert.language",
+    "polymix.convert.attention": "polymix.convert.spec",
+    "polymix.convert.files": "polymix.convert.saving.files",
+    "polymix.convert.plain": "polymix.convert.model_recipes",
+    "polymix.convert.rebuild": "polymix.convert.saving.rebuild",
+    "polymix.convert.record": "polymix.convert.tracing",
+    "polymix.convert.replay": "polymix.convert.tracing",
     "polymix.mixers.base": "polymix.mixers.mixer",
 }
 

@@ -17,7 +17,7 @@ LAYERS = (
 # Core files that import a library inside a function alone: what they draw, or whose layer they wrap, is beside the point
 # of the core, which works, and is imported, without it.
 LAZY = {
-    "convert/files.py", "lens/plots.py", "mixers/cache.py", "mixers/related/mamba.py",
+    "convert/saving/files.py", "lens/plots.py", "mixers/cache.py", "mixers/related/mamba.py",
     "mixers/related/timm_layers.py",
 }  # fmt: skip
 # Models that are classes of a library themselves; whoever imports them has it.
@@ -44,7 +44,7 @@ LIBRARIES: dict[str, set[str]] = {
         "tasks/text/model.py",
         "tasks/text/tokenizer.py",
     },
-    "safetensors": {"convert/files.py"},
+    "safetensors": {"convert/saving/files.py"},
     "lightning": {"tasks/classify.py", "tasks/text/processes.py", "tasks/trainer.py"},
     "tokenizers": {"tasks/text/tokenizer.py"},
     "pyarrow": {"tasks/text/data.py"},
@@ -244,7 +244,7 @@ def test_mixers_leave_the_choice_of_an_implementation_to_the_ops():
 
 
 # Configs of other libraries, whose versions differ in what they have.
-FOREIGN_CONFIGS = ("convert/adapters/", "convert/libraries/", "convert/model_recipes", "workflows/convert/inputs.py")
+FOREIGN_CONFIGS = ("convert/adapters/", "convert/model_recipes", "workflows/convert/inputs.py")
 
 
 def test_nobody_guesses_what_a_config_has():

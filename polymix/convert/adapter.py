@@ -77,7 +77,11 @@ class Adapter(nn.Module):
         super().__init_subclass__(**options)
         for old, new in _RENAMED.items():
             if old in vars(cls):
-                warnings.warn(f"Adapter.{old} is now called {new}; the old name will be removed.", DeprecationWarning, stacklevel=2)
+                warnings.warn(
+                    f"Adapter.{old} is now called {new}; the old name will be removed.",
+                    DeprecationWarning,
+                    stacklevel=2,
+                )
                 setattr(cls, new, vars(cls)[old])
 
     def __init__(self, mixer: TokenMixer, attention: AttentionSpec, module: nn.Module) -> None:
@@ -149,7 +153,9 @@ class Adapter(nn.Module):
 
     def seen(self, visible: Tensor | None, padding: Tensor | None = None, causal: bool | None = None) -> dict[str, Any]:
         """Deprecated name of `mask_options`."""
-        warnings.warn("Adapter.seen is now called mask_options; the old name will be removed.", DeprecationWarning, stacklevel=2)
+        warnings.warn(
+            "Adapter.seen is now called mask_options; the old name will be removed.", DeprecationWarning, stacklevel=2
+        )
         return self.mask_options(visible, padding, causal)
 
     def mix(
@@ -173,6 +179,11 @@ class Adapter(nn.Module):
         if tokens != math.prod(grid):
             grid = resized(grid, tokens)
         return {"grid": grid} if grid != self.grid else self.mixer.config.call_options(grid)
+
+
+def _warn(old: str, new: str) -> None:
+    text = f"Adapter.{old} is now called Adapter.{new}; the old name will be removed."
+    warnings.warn(text, DeprecationWarning, stacklevel=3)
 
 
 def resized(grid: tuple[int, ...], tokens: int) -> tuple[int, ...]:

@@ -151,7 +151,7 @@ def _imitate(report: ConversionReport, host: nn.Module, fit: Fit, data: Any, **o
     """Stage 1: nothing of the host learns, or takes part otherwise than in evaluation; mixers without their dropout."""
     stage = Imitation(host, report.adapters, data, **options)
     learning = [p for p in host.parameters() if p.requires_grad]
-    hooks = report.follow()
+    hooks = report.follow_grids()
     try:
         for p in learning:
             p.requires_grad_(False)

@@ -66,7 +66,10 @@ def assess(
     kwargs = dict(input) if isinstance(input, Mapping) else {}
     args = () if kwargs else tuple(input) if isinstance(input, (tuple, list)) else (input,)
     with torch.random.fork_rng(devices=[]), mode(former, training), mode(converted.model, training):
-        runs = {_BEFORE: call_of(former, args, kwargs, training), _AFTER: call_of(converted.model, args, kwargs, training)}
+        runs = {
+            _BEFORE: call_of(former, args, kwargs, training),
+            _AFTER: call_of(converted.model, args, kwargs, training),
+        }
         whole = _pair(runs, 0.4 * seconds, device)
         layers = _layers(attentions, converted.adapters, calls, training, 0.6 * seconds, device)
         curve = _curve(attentions, converted.adapters, calls, training, lengths, seconds, max_seconds, device)

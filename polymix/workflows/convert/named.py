@@ -30,7 +30,7 @@ def named(
 def _built(library: str, name: str, classes: int | None, size: int | None) -> nn.Module:
     options = {} if classes is None else {"num_classes": classes}
     sized = options if size is None else {**options, SIZES[library]: size}
-    build, recipe = LIBRARIES[library].build, {"library": library, "name": name}
+    build, recipe = LIBRARIES[library].load_adapters().build_model, {"library": library, "name": name}
     try:
         try:
             model = build(recipe, sized)
