@@ -50,9 +50,6 @@ LIBRARIES: dict[str, set[str]] = {
     "pyarrow": {"tasks/text/data.py"},
     "torchmetrics": {"tasks/classify.py"},
     "sklearn": {"tasks/images.py"},
-    "onnx": set(),
-    "onnxscript": set(),
-    "onnxruntime": set(),
     "matplotlib": {
         "workflows/bench/plots.py",
         "workflows/convert/plots.py",
