@@ -6,7 +6,7 @@ import copy
 from pathlib import Path
 from typing import Any
 
-from polymix.convert.libraries.bars import no_bars
+from polymix.convert.adapters.libraries import no_bars
 from polymix.errors import OptionError, nearest_first
 from polymix.models.language import PRESETS, PolymixGPTConfig, PolymixLlamaConfig, preset  # first: it cures torchvision
 from polymix.tasks.text.data import VOCAB, TextData
