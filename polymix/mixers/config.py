@@ -88,6 +88,11 @@ class MixerConfig:
         return False
 
     @property
+    def rotary_base(self) -> float | None:
+        """The base of the rotary positions; None without them."""
+        return None
+
+    @property
     def placed(self) -> bool:
         """Whether the output depends on where tokens lie on a grid."""
         return False

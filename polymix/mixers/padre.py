@@ -24,8 +24,8 @@ from polymix.ops.shared.sequences import without_padding
 from polymix.ops.shared.tensors import Linear
 from polymix.structured import (
     DepthwiseConv,
-    Fanout,
     Identity,
+    ParallelLinear,
     Prefixed,
     Site,
     StructuredMap,
@@ -77,7 +77,7 @@ class PadreMixer(TokenMixer):
     k - 1 tokens for each convolution. Source: PADRe, Eq. 1-7, Lemma 1, Eq. 11 (patterns) and Eq. 15-20 (rational).
     """
 
-    A: Any  # A, C, D: ModuleLists of maps; B: a ModuleDict from an input's letter to its Fanout
+    A: Any  # A, C, D: ModuleLists of maps; B: a ModuleDict from an input's letter to its ParallelLinear
     B: Any
     C: Any
     D: Any
@@ -110,7 +110,9 @@ class PadreMixer(TokenMixer):
         mixed = Site("channel", dim, dim // config.heads, dim // config.heads, config.heads)
         specs_B = {letter: tuple(b for b, c in zip(plan.B, plan.letters, strict=True) if c == letter)
                    for letter in self.inputs}  # fmt: skip
-        self.B = nn.ModuleDict({c: Fanout(specs, dim, config.heads, bias, **kw) for c, specs in specs_B.items()})
+        self.B = nn.ModuleDict(
+            {c: ParallelLinear(specs, dim, config.heads, bias, **kw) for c, specs in specs_B.items()}
+        )
         self.A = nn.ModuleList(tokens(*pair) for pair in zip(plan.A, plan.letters, strict=True))
         self.D = nn.ModuleList(create_map(spec, mixed, bias=bias, **kw) for spec in plan.D)
         self.C = nn.ModuleList(tokens(spec) for spec in plan.C)
