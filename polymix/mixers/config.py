@@ -86,6 +86,11 @@ class MixerConfig:
         return False
 
     @property
+    def rotary_base(self) -> float | None:
+        """The base of its rotary positions; None where it has none."""
+        return None
+
+    @property
     def placed(self) -> bool:
         """Whether the positions of tokens on a grid matter."""
         return False
@@ -167,6 +172,11 @@ class GridConfig(MixerConfig):
     @property
     def built_grid(self) -> tuple[int, ...] | None:
         return self.grid
+
+    @property
+    def rotary_base(self) -> float | None:
+        """The base of its rotary positions; None where it has none."""
+        return None
 
     @property
     def placed(self) -> bool:

@@ -12,8 +12,7 @@ from torch import nn
 
 from polymix._io import call_function
 from polymix.convert import load_pretrained
-from polymix.convert.libraries.bars import no_bars
-from polymix.convert.libraries.base import load_library
+from polymix.convert.adapters.libraries import load_library, no_bars
 from polymix.errors import OptionError, PolymixError
 from polymix.workflows.convert.named import SIZES, named
 from polymix.workflows.convert.weights import fill, read_state
