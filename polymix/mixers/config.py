@@ -28,9 +28,8 @@ class MixerConfig:
     name: ClassVar[str]
     mixer: ClassVar[type[TokenMixer]]  # set by `register`
     output: ClassVar[str]  # what it computes, as a formula or in words, on one line
-    cost_formula: ClassVar[
-        str
-    ]  # multiply-adds of N tokens with D channels; d = D / heads, H and W a grid, other names options
+    # Multiply-adds for N tokens of D channels, with d = D / heads, a grid (H, W), and options by name.
+    cost_formula: ClassVar[str]
     sees: ClassVar[str] = "everything"  # what a token may see
     layer_of: ClassVar[str | None] = None  # the library whose layer it wraps
     is_attention: ClassVar[bool] = False  # softmax attention, full or over a window; can be the host's own layer
