@@ -33,9 +33,8 @@ def command(
     import torch
 
     from polymix import create_mixer
-    from polymix._io import parse_options
+    from polymix._io import parse_options, write_whole
     from polymix.lens import load, overview
-    from polymix.workflows.compare.results import write_atomically
 
     check_choice("--image", image, (None, "digits"))
     chosen = parse_options(options or [])
@@ -65,5 +64,5 @@ def command(
         out.mkdir(parents=True, exist_ok=True)
         view.draw(out)
         content = {"name": name, "options": {**chosen, "dim": dim, "shape": shape}, **view.content}
-        write_atomically(out / "lens.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
+        write_whole(out / "lens.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
         console.print(f"Pictures and lens.json: {out}")

@@ -144,7 +144,7 @@ def test_attention_to_another_context_has_no_curve():
 def test_lengths_too_slow_for_the_budget_are_left_out(monkeypatch):
     """Four times as many tokens take attention up to sixteen times as long."""
     monkeypatch.setattr(
-        "polymix.workflows.recommend.measure.timed", lambda calls, *_: {name: timed(1000) for name in calls}
+        "polymix.measure.candidates.interleaved_within", lambda calls, *_: {name: timed(1000) for name in calls}
     )
     for most, lengths in ((15.9, [1]), (16.1, [1, 4])):
         its = report({"blocks.0.mixer": "pom"})

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from polymix._io import RESULTS as FILE
 from polymix.errors import OptionError, ResultsError
 from polymix.workflows import results
-from polymix.workflows.results import FILE
 
 
 class Results(results.Results):
