@@ -17,8 +17,8 @@ from polymix.measure.case import disagreement
 from polymix.measure.shapes import near_square
 from polymix.ops.padre import padre_step
 from polymix.ops.pom import pom_pool, pom_scan
-from polymix.ops.pooled import pooled_product, pooled_spread
-from polymix.ops.qt import feature_size, qt_ask, qt_moments, qt_sums
+from polymix.ops.pooled import gate_tokens, pooled_product
+from polymix.ops.qt import feature_size, qt_causal, qt_moments, qt_query
 from polymix.ops.shared.causal_sums import CHUNK
 
 PASSES = ("forward", "training")
@@ -65,7 +65,7 @@ def _pooled(normal: Normal, b: int, n: int, dim: int, heads: int) -> Sequence[Te
     return k, v, normal(heads, n)
 
 
-def _spread(normal: Normal, b: int, n: int, dim: int, heads: int) -> Sequence[Tensor]:
+def _gated(normal: Normal, b: int, n: int, dim: int, heads: int) -> Sequence[Tensor]:
     return normal(b, n, heads, dim // heads), normal(b, heads, dim // heads).float(), normal(heads, n)
 
 
@@ -81,11 +81,11 @@ def _run_padre(impl: str, n: int, *tensors: Tensor) -> Tensor:
 
 def _run_qt(form: str, impl: str, n: int, q: Tensor, k: Tensor, v: Tensor, scale: Tensor | None = None) -> Tensor:
     moments = qt_moments(k, v, scale, None, form, 2, impl=impl)
-    return qt_ask(q, moments, scale, form, 2, impl=impl)
+    return qt_query(q, moments, scale, form, 2, impl=impl)
 
 
 def _run_causal(form: str, impl: str, n: int, q: Tensor, k: Tensor, v: Tensor, scale: Tensor | None = None) -> Tensor:
-    return qt_sums(q, k, v, scale, None, None, form, 2, impl=impl)[0]
+    return qt_causal(q, k, v, scale, None, None, form, 2, impl=impl)[0]
 
 
 def _padre_flops(k: int, dim: int, heads: int) -> float:
@@ -122,8 +122,8 @@ CASES = {
         "pooled/test_triton.py", _pooled, lambda impl, n, k, v, p: pooled_product(k, v, p, None, impl=impl),
         lambda dim, heads: 3.0 * dim,
     ),
-    "pooled_spread": Case(
-        "pooled/test_triton.py", _spread, lambda impl, n, q, gate, p: pooled_spread(q, gate, p, impl=impl),
+    "gate_tokens": Case(
+        "pooled/test_triton.py", _gated, lambda impl, n, q, gate, p: gate_tokens(q, gate, p, impl=impl),
         lambda dim, heads: 2.0 * dim,
     ),
 }  # fmt: skip

@@ -19,7 +19,8 @@ from gpu_steps.ops import PASSES
 from polymix.errors import OptionError
 from polymix.measure.case import disagreement
 from polymix.ops.pom import pom_pool, pom_scan
-from polymix.ops.qt import normalise, qt_sums
+from polymix.ops.qt import qt_causal
+from polymix.ops.qt.eager import least, quotient
 
 TARGET, UP_TO = 1.5, 4  # times as fast as the PoM authors' kernels, up to this batch
 BATCH = (1, 4)
@@ -91,9 +92,9 @@ def _causal(h: Tensor, alpha: Tensor) -> Tensor:
 def _qt(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """(B, N, h, d), as flash-linear-attention has them."""
     heads_first = (part.transpose(1, 2) for part in (q, k, v))
-    weighted, _ = qt_sums(*heads_first, None, None, None, "full", 2, impl="triton")
+    weighted, _ = qt_causal(*heads_first, None, None, None, "full", 2, impl="triton")
     seen = torch.arange(1, q.shape[1] + 1, device=q.device)[:, None]
-    return normalise(weighted, seen).to(q.dtype).transpose(1, 2)
+    return quotient(weighted, least(seen, weighted.dtype)).to(q.dtype).transpose(1, 2)
 
 
 def _based(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from polymix.convert.replay import call_of
+from polymix.convert.tracing import call_of
 from polymix.errors import CapabilityError, PolymixError
 from polymix.measure.case import INFERENCE, Case, Setting, check, prepare
 from polymix.measure.harness import Contender, Measurement, Stopped, measure

@@ -164,7 +164,7 @@ def test_a_call_that_runs_out_of_memory_is_told(monkeypatch):
     its = report()
     monkeypatch.setattr(SoftmaxMixer, "mix", small)
     assert [length.factor for length in assess(its, X, seconds=0.05, lengths=(1, 4, 16)).curve] == [1]
-    monkeypatch.setattr("polymix.workflows.convert.timed", lambda runs, seconds, device: {})
+    monkeypatch.setattr("polymix.workflows.convert.interleaved_within", lambda runs, seconds, device: {})
     answer = assess(its, X, **QUICK)
     assert answer.whole == Pair((None, None), (None, None), (None, None)) and "ran out of memory" in answer.headline
     assert "–" in str(answer) and json.dumps(answer.to_dict(), allow_nan=False)

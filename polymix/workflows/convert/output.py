@@ -14,7 +14,7 @@ from torch import nn
 
 from polymix._io import write_whole
 from polymix.convert import save_pretrained
-from polymix.convert.files import CONFIG
+from polymix.convert.saving.files import CONFIG
 from polymix.errors import OptionError
 from polymix.workflows.convert.inputs import has_twin
 from polymix.workflows.convert.settings import Settings

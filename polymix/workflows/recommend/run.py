@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from polymix._io import DTYPES, call_function, check_device, write_whole
 from polymix.convert.find import known_input
-from polymix.convert.replay import call_of, mode, tensors
+from polymix.convert.tracing import call_of, mode, tensors
 from polymix.errors import OptionError, check_choice, check_int, check_number
 from polymix.measure.candidates import Candidate, CandidateTimer
 from polymix.measure.machine import manifest
