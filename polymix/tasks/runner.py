@@ -3,8 +3,9 @@
 A task is a package of five files, found beside the class of its recipe:
 
 - recipe.py   a frozen dataclass that extends `TaskRecipe`.
-- data.py     load(recipe, folder, say) -> data. `data.train` is a data set, `data.fingerprint()` tells contents apart;
-              `data.collate` is optional. `folder` is for what is worth keeping, such as tokens.
+- data.py     load(recipe, folder, say) -> data. `data.train` is a data set with a length; `folder` is for what is worth
+              keeping, such as tokens. Optional: data.collate, which joins samples to a batch, and data.fingerprint(),
+              which tells contents apart where a checksum of some samples does not.
 - model.py    build(recipe, data) -> nn.Module. Optional: check(recipe), settings(model), save(model, data, folder)
               and usage(folder), Python lines for the report.
 - learner.py  Learner, a subclass of `polymix.tasks.learner.Learner` with loss(batch).
@@ -16,6 +17,7 @@ A task is a package of five files, found beside the class of its recipe:
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -25,11 +27,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from polymix._io import write_whole
 from polymix.errors import OptionError, ResultsError
 from polymix.tasks.learner import Learner, resting
-from polymix.tasks.order import number, seed_all
+from polymix.tasks.order import Seeded, number, seed_all
 from polymix.tasks.processes import Process, check_processes, first_of_all, processes, spread
 from polymix.tasks.recipe import TaskRecipe, load_recipe
 from polymix.tasks.report import Journal, write_report, write_results
@@ -119,7 +122,7 @@ def train(recipe: TaskRecipe, out: str | Path, *, resume: bool = False, say: Say
         seed_all(number(recipe.seed, "weights"))
         model: nn.Module = task.model.build(recipe, data)
         settings |= {f"model.{name}": value for name, value in (task.call("model", "settings", model) or {}).items()}
-        settings |= {"data": data.fingerprint()}
+        settings |= {"data": fingerprint(data)}
         settings, done = json.loads(json.dumps(settings, default=str)), int(before["global_step"])
         if done:
             _check(last, before["polymix"], settings)
@@ -157,6 +160,18 @@ def train(recipe: TaskRecipe, out: str | Path, *, resume: bool = False, say: Say
 def count(model: nn.Module) -> int:
     """The parameters of a model."""
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def fingerprint(data: Any) -> Any:
+    """Tells data of different content apart: what the data says of itself, or a checksum of 64 samples."""
+    if hasattr(data, "fingerprint"):
+        return data.fingerprint()
+    length, crc = len(data.train), 0
+    samples = Seeded(data.train, 0)
+    for place in range(64):
+        for part in tree_leaves(samples[place, length * place // 64]):
+            crc = zlib.crc32(repr(part.tolist() if isinstance(part, torch.Tensor) else part).encode(), crc)
+    return [length, crc]
 
 
 def _measure(task: Task, model: Any, data: Any, recipe: Any, process: Process, say: Say) -> dict[str, Any]:
