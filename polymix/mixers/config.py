@@ -28,7 +28,8 @@ class MixerConfig:
     name: ClassVar[str]
     mixer: ClassVar[type[TokenMixer]]  # set by `register`
     output: ClassVar[str]  # what it computes, as a one-line formula or in words
-    cost_formula: ClassVar[str]  # multiply-adds of a forward: N tokens, D channels, d = D / heads
+    # Multiply-adds for N tokens of D channels, with d = D / heads, a grid (H, W), and options by name.
+    cost_formula: ClassVar[str]
     sees: ClassVar[str] = "everything"  # which tokens a token can see
     layer_of: ClassVar[str | None] = None  # library whose layer the mixer wraps
     is_attention: ClassVar[bool] = False  # softmax attention, global or windowed; `convert` may keep the host's layer
@@ -198,7 +199,7 @@ class PrefixedGridConfig(GridConfig):
     """Base of configs whose mixers depend on a token grid and accept tokens in front of it.
 
     Args:
-        num_prefix_tokens: tokens in front of the grid (class token, registers).
+        num_prefix_tokens: number of tokens before the grid (class token, registers).
     """
 
     num_prefix_tokens: int = 0

@@ -18,13 +18,16 @@ from polymix.structured.dense import Dense
 
 
 class LinearFloorMixer(TokenMixer):
-    """The linear layers of attention without the attention: no token sees another.
+    """The linear layers of attention without the attention: what any mixer costs at least, and must beat ("No-SA").
 
-        Y = (Q + K + V) W_o
+        Y = (Q + K + V) W_o + b_o
+
+    No token sees another.
 
     Raises: CapabilityError for masks, contexts and causal=True, which would have no effect.
 
-    Shapes: (B, N, D) -> (B, N, D). Cost: 4 N D² multiply-adds. Source: Poly-NL, Sec. 5.2.1 ("No-SA").
+    Shapes: (B, N, D) -> (B, N, D).
+    Source: Poly-SA, Sec. 5.2.1, the baseline "No-SA".
     """
 
     name = "linear_floor"
@@ -55,7 +58,7 @@ class LinearFloorMixer(TokenMixer):
 @register(LinearFloorMixer)
 @dataclass(frozen=True, kw_only=True)
 class LinearFloorConfig(MixerConfig):
-    """No options beyond those that every mixer has."""
+    """Options of the linear floor: only those of every mixer."""
 
     name: ClassVar[str] = "linear_floor"
     output: ClassVar[str] = "attention's linear layers, nothing mixed"

@@ -51,30 +51,33 @@ class PadreState(NamedTuple):
 class PadreMixer(TokenMixer):
     """A polynomial of degree d in the tokens, made of linear maps and Hadamard products (PADRe).
 
-        Y_i = A_i (X B_i + b_B) + b_A                         i = 1 … d
-        Z_1 = Y_1,   Z_{i+1} = a_i (C_i (Z_i D_i + b_D) + b_C) ⊙ Y_{i+1} - b_i Z_{i-1}     a_i = 1, b_i = 0: monomials
-        P   = Σ_{i in terms} W_i ⊙ Z_i + L,   rational: P / (R² + ε), R = Σ_k Q_k ⊙ Z'_k + S on Y_{d+1} … Y_{d+e}
-        O   = U P V                                           with out_tokens or out_dim
+        Y_i = A_i (X B_i + b_B) + b_A                                               i = 1 … d
+        Z_1 = Y_1,   Z_{i+1} = a_i (C_i (Z_i D_i + b_D) + b_C) ⊙ Y_{i+1} - b_i Z_{i-1}     monomials: a_i = 1, b_i = 0
+        P   = Σ_{i in terms} W_i ⊙ Z_i + L
+        P   = P / (R² + ε),   R = Σ_k Q_k ⊙ Z'_k + S on Y_{d+1} … Y_{d+e}                  with a denominator
+        O   = U P V                                                                 with out_tokens or out_dim
 
-    A_i and C_i mix tokens, B_i and D_i mix channels. Each can be any structured map. By default channel maps are
-    dense, and token maps are depthwise convolutions over a 1-D, 2-D or 3-D grid. The letters are the paper's, except
-    in the denominator: our Q, S, R are Q, P, 𝒟 there, and our L is V in Eq. 18.
+    B_i and D_i mix channels, A_i and C_i mix tokens. Each is a structured map; by default B_i and D_i are dense, and
+    A_i and C_i are depthwise convolutions over a 1-D, 2-D or 3-D grid. The mixer is causal in 1-D with `causal=True`,
+    if every token map has a causal form. `heads` independent copies share the channels among them. (The paper calls
+    the denominator's Q, S and R by the letters Q, P and 𝒟, and L in Eq. 18 by V.)
 
-    With `causal`, which needs a 1-D sequence and causal token maps, a token sees itself and earlier tokens. With a
-    `pattern`, each Y_i reads x or one of the contexts; pass several contexts as a tuple. `heads` splits the channels
-    into independent copies. Without biases, Z_i is homogeneous of degree i in X (Lemma 1, monomial basis).
+    With a `pattern`, Y_i reads x or one of the contexts, which may have other lengths; pass a tuple as `context` if
+    there are several. Without biases Z_i is homogeneous of degree i in X (Lemma 1, monomials).
 
-    Padding: in 1-D, padding tokens are removed; in 2-D and 3-D they count as outside the grid. Their outputs are
-    zero. With a pattern, `mask` is for the contexts; a tuple with one mask more has x's own mask first, and hidden
-    tokens of x count as zeros.
+    A padding mask removes tokens from a 1-D sequence, and ends the grid there in 2-D and 3-D; padding gets zeros.
+    With a pattern, `mask` hides context tokens. A tuple with one mask more than there are contexts begins with the
+    mask of x, whose hidden tokens read as zeros.
+
+    The token maps cost O(N) or O(N log N), except dense, block_diagonal and sparse (N² by blocks and density) and
+    monarch (N^1.5).
 
     Raises: OptionError for options that do not fit together; ShapeError for another grid than W, L or a map was
     built for.
 
-    Shapes: (B, N, D) -> (B, N, D), (B, F, G) when resized. Cost, preset "paper": (2d - 1) N D² multiply-adds for the
-    channel maps, N D taps for each token map. With other structures the token maps are linear or N log N in N, but
-    for dense, block_diagonal and sparse (N² over the blocks, times the density) and monarch (N^1.5). State (causal):
-    k - 1 tokens for each convolution. Source: PADRe, Eq. 1-7, Lemma 1, Eq. 11 (patterns) and Eq. 15-20 (rational).
+    Shapes: (B, N, D) -> (B, N, D); (B, F, G) with out_tokens and out_dim.
+    State: the last k - 1 tokens of every convolution.
+    Source: PADRe, Eq. 1-7, Lemma 1, Eq. 11 (contexts), Eq. 15-20 (denominators), Tables 2 and 6 (costs).
     """
 
     A: Any  # A, C, D: ModuleLists of maps; B: a ModuleDict from an input's letter to its ParallelLinear

@@ -27,21 +27,20 @@ _GAIN = {"softmax": lambda d: d, "sigmoid": lambda d: 2.0, "tanh": lambda d: 8.0
 
 
 class PolySaMixer(TokenMixer):
-    """Queries times one vector, pooled from keys and values with learned position weights (Poly-SA).
+    """Poly-SA: multi-head self-attention as a polynomial of degree 3.
 
-        Y = Q ⊙ p_1 σ(p_2ᵀ(K ⊙ V))        for each head; W_o joins the heads
+        Y = Q ⊙ p_1 σ(p_2ᵀ (K ⊙ V))     per head; W_o joins the heads
 
-    The letters are the paper's; W_o is its W_out. p_1, p_2 ∈ ℝᴺ are learned, one pair for each head. σ is a softmax
-    over the channels of a head, or `sigma`. `head_mixing="depthwise"` replaces W_o by a 3×3 depthwise convolution
-    (Sec. 5.2.2). `positions="mean"` fixes p_1 = 1 and p_2 = 1/N (Eq. 16) and accepts any length and padding masks.
-
-    The learned positions belong to `grid`. For another grid they are resampled, linearly in 1-D and bicubically in
-    2-D; the weights of prefix tokens stay. The parameter is N · p_2, so that resampling keeps the sum of p_2.
+    p_1 and p_2 in ℝᴺ are learned position weights, one pair per head. σ is a softmax over a head's channels, or
+    `sigma`. The position weights belong to `grid`. Other sizes resample them, linearly in 1-D and bicubically in 2-D,
+    without the prefix tokens. The parameter is N · p_2, so that resampling keeps the sum of p_2 and with it the scale
+    of the pooled vector. With `positions="mean"` p_1 = 1 and p_2 = 1/N, for any length and padding masks. With
+    `head_mixing="depthwise"` a 3×3 depthwise convolution replaces W_o.
 
     Raises: OptionError for a grid that is missing, or has no effect.
 
-    Shapes: (B, N, D) -> (B, N, D). Cost: 4 N D² multiply-adds, 3 N D² + 9 N D with head_mixing. Source: Poly-NL,
-    Eq. 16-18.
+    Shapes: (B, N, D) -> (B, N, D).
+    Source: Poly-SA, Eq. 16-18, Sec. 5.2.2 (depthwise head mixing).
     """
 
     name = "poly_sa"
@@ -127,14 +126,16 @@ def resample(p: Tensor, old: tuple[int, ...], new: tuple[int, ...], prefix: int)
 class PolySaConfig(HeadsConfig, PrefixedGridConfig):
     """Options of Poly-SA.
 
-    heads: None takes one for every 64 channels. grid: (N,) or (H, W) that the positions belong to. sigma: "softmax"
-    (over a head's channels), "sigmoid", "tanh", "identity". positions: "learned" or "mean". head_mixing: None (W_o) or
-    "depthwise" (3×3, on a 2-D grid). num_prefix_tokens: tokens in front of the grid (class token, registers).
+    Args:
+        grid: (N,) or (H, W) of the position weights.
+        sigma: "softmax" (over a head's channels), "sigmoid", "tanh" or "identity".
+        positions: "learned" or "mean".
+        head_mixing: None (W_o) or "depthwise" (3×3 convolution on a 2-D grid).
     """
 
     name: ClassVar[str] = "poly_sa"
     output: ClassVar[str] = "Q ⊙ p₁ σ(p₂ᵀ(K ⊙ V)), heads"
-    cost_formula: ClassVar[str] = "4 N D²; 3 N D² + 9 N D with head_mixing"
+    cost_formula: ClassVar[str] = "4 N D²; 3 N D² + 9 H W D if head_mixing"
     sees: ClassVar[str] = "everything"
     sigma: str = "softmax"
     positions: str = "learned"

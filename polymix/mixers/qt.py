@@ -23,25 +23,22 @@ from polymix.structured.dense import Dense, affine
 
 
 class QtMixer(TokenMixer):
-    """Attention in linear time, with exp(s), s = q·k/√d, replaced by its Taylor expansion 1 + s + s²/2 (QT-ViT).
+    """Attention in linear time, with exp(s) of the logit s = q·k/√d truncated to 1 + s + s²/2 (QT-ViT).
 
-        Y = φ(Q)(φ(K)ᵀV) / (φ(Q) Σ_j φ(k_j))        for each head; W_o joins the heads
+        Y = φ(Q)(φ(K)ᵀ V) / (φ(Q) Σ_j φ(k_j))     per head; W_o joins the heads
         full     ⟨φ(q), φ(k)⟩ = 1 + s + s²/2                                    F = 1 + d + d(d+1)/2 features
-        compact  φ(x) = [α x_i², β (4/d)^¼ x_i, γ], one learned α, β, γ per head   F = 2d + 1
+        compact  φ(x) = [α x_i², β (4/d)^¼ x_i, γ], with learned α, β, γ per head   F = 2d + 1
 
-    φ of the full form is K_r in the paper, φ of the compact form K̃_r. `form` chooses between them, `order` ends the
-    expansion after s⁰, s¹ or s². At full order 2 the similarity is at least ½. The compact similarity is not negative
-    while β² ≤ |αγ|; beyond that, and at order 1, it can be. The denominator therefore is at least 0.001 × the number
-    of tokens seen.
+    The paper writes K_r and K̃_r for φ. `order` truncates the expansion after s⁰, s¹ or s². The full form of order 2
+    is at least ½. The compact similarity is a sum of squares while β² ≤ |αγ|. Otherwise, and at order 1, it can be
+    negative, so the denominator is kept above 0.001 times the number of visible tokens. The causal form works in
+    chunks of 128 tokens; torch.export then needs a fixed length.
 
-    Works bidirectionally, causally (in chunks of 128; torch.export then needs a fixed length), token by token, with
-    padding masks and with a separate context.
+    Raises: OptionError for a number of heads that does not divide D.
 
-    Raises: OptionError for a number of heads that does not divide dim.
-
-    Shapes: (B, N, D) -> (B, N, D), d = D / heads. Cost: 4 N D² + 2 N F (d + 1) heads multiply-adds, and as 4 N D² +
-    order · N d (2 d + 1) heads in the compact form, whose sums are no products. State: F (d + 1) numbers for each head.
-    Source: QT-ViT, the sections on decomposing the quadratic Taylor expansion (full) and on reducing it (compact).
+    Shapes: (B, N, D) -> (B, N, D), d = D / heads.
+    State: F (d + 1) numbers per head.
+    Source: QT-ViT, the quadratic Taylor expansion (full) and its reduced kernel (compact).
     """
 
     name = "qt"
@@ -112,14 +109,15 @@ class QtMixer(TokenMixer):
 class QtConfig(HeadsConfig):
     """Options of QT.
 
-    heads: None takes one for every 64 channels. form: "compact" (learned, O(N d²)) or "full" (exact, O(N d³)).
-    order: 2, or 1 or 0 for a shorter expansion.
+    Args:
+        form: "compact" (learned scales, O(N d²)) or "full" (the exact expansion, O(N d³)).
+        order: highest power of s: 2, 1 or 0.
     """
 
     name: ClassVar[str] = "qt"
     output: ClassVar[str] = "attention with exp cut to 1 + s + s²/2"
     cost_formula: ClassVar[str] = (
-        '4 N D² + order N d (2 d + 1) heads; form="full": 4 N D² + 2 N F (d + 1) heads, F = 1 + d + d (d + 1) / 2'
+        "4 N D² + order N D (2 d + 1); 4 N D² + 2 N F (D + heads) if form = full; where F = binomial(d + order, order)"
     )
     sees: ClassVar[str] = "everything, the past, a context"
     form: str = "compact"

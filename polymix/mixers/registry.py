@@ -9,45 +9,51 @@ from typing import Any, TypeVar
 
 from polymix.errors import CapabilityError, OptionError, UnknownNameError, nearest_first
 
-ATTENTION, FLOOR = "softmax", "linear_floor"  # the two baselines: attention, and its linear layers without mixing
+ATTENTION, FLOOR = "softmax", "linear_floor"  # the mixer to compare with, and the one that mixes nothing
 _CONFIGS: dict[str, Any] = {}
+_LATER: list[str] = []  # modules that register more mixers, imported when a name is first needed
 C = TypeVar("C", bound=type[Any])
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a mixer can do. On the class: with suitable options. On an instance: as it was built."""
+    """What a mixer can do: on the class with suitable options, on an instance as it was built."""
 
-    causal: bool = False  # causal mixing: a token sees itself and earlier tokens
+    causal: bool = False  # a token can be limited to its past
     cross: bool = False  # reads a separate context
     masks: frozenset[str] = frozenset()  # of "padding", "arbitrary", "block_causal", "segments"
     recurrent: bool = False  # has prefill and step, with a state of fixed size
-    any_length: bool = True  # the same weights work for every number of tokens
-    grids: tuple[int, ...] = ()  # allowed numbers of grid axes; () if positions play no part
+    any_length: bool = True  # the same weights work for every N
+    grids: tuple[int, ...] = ()  # how many axes its grid may have; () if positions do not matter
 
     def has(self, name: str) -> bool:
-        """Whether the mixer has this capability or kind of mask."""
+        """Whether the mixer has this capability or takes this kind of mask."""
         return name in self.masks or bool(getattr(self, name, False))
 
 
-def _load_related() -> None:
-    """Register the related mechanisms on first use, which keeps `import polymix` fast."""
-    importlib.import_module("polymix.mixers.related")
+def register_later(module: str) -> None:
+    """Import `module`, which registers more mixers, only when a name is first needed: `import polymix` stays fast."""
+    _LATER.append(module)
+
+
+def _register_all() -> None:
+    for module in _LATER:
+        importlib.import_module(module)
 
 
 def register(mixer: type[Any]) -> Callable[[C], C]:
-    """Class decorator for a config: its `name` builds `mixer` from then on. A name can be taken once.
+    """Class decorator for a config: register `mixer` under the config's `name`, which must be new.
 
-    The mixer's docstring gets the config's `cost_formula` as its last line.
+    Adds the config's `cost_formula` to the mixer's docstring.
     """
 
     def add(config: C) -> C:
         if not mixer.__module__.startswith("polymix."):
-            _load_related()  # their names are taken
+            _register_all()  # these names are taken
         if config.name in _CONFIGS:
             raise OptionError("name", config.name, "a name not yet registered", "Choose another name.")
         config.mixer = mixer
-        mixer.__doc__ = f"{(mixer.__doc__ or '').rstrip()}\n\n    Cost: {config.cost_formula} multiply-adds.\n    "
+        mixer.__doc__ = f"{(mixer.__doc__ or '').rstrip()}\n\n    Cost: {config.cost_formula}, in multiply-adds.\n    "
         _CONFIGS[config.name] = config
         return config
 
@@ -56,7 +62,7 @@ def register(mixer: type[Any]) -> Callable[[C], C]:
 
 def list_mixers() -> tuple[str, ...]:
     """The names of all registered mixers, for `create_mixer`."""
-    _load_related()
+    _register_all()
     return tuple(_CONFIGS)
 
 
@@ -67,7 +73,7 @@ def config_class(name: str) -> Any:
         UnknownNameError: no mixer has this name.
     """
     if name not in _CONFIGS:
-        _load_related()
+        _register_all()
     if not isinstance(name, str) or name not in _CONFIGS:
         known = ", ".join(nearest_first(str(name), _CONFIGS))
         raise UnknownNameError("name", repr(name), known, "Choose one of these; the nearest come first.")
@@ -95,7 +101,7 @@ def lacks(name: str, capability: str, argument: str, wanted: str) -> CapabilityE
 
     `wanted` says in words what the argument asked for.
     """
-    _load_related()
+    _register_all()
     capable = [other for other, config in _CONFIGS.items() if config.mixer.capabilities.has(capability)]
     others = ", ".join(other for other in capable if other != name) or "there is none"
     cure = f"Build {name} with other options, or use one of those." if name in capable else "Use one of those."

@@ -23,19 +23,19 @@ from polymix.structured.dense import Dense
 
 
 class SoftmaxMixer(TokenMixer):
-    """Softmax attention, computed by PyTorch's fused kernel: the baseline.
+    """Softmax attention (Vaswani et al. 2017) by PyTorch's fused kernel: the mixer that all others are compared with.
 
-        Y = softmax(Q Kᵀ / √d + bias) V        for each head; W_o joins the heads
+        Y = softmax(Q Kᵀ / √d + bias) V     per head; W_o joins the heads
 
-    `relative` learns the bias: one number for each head and each offset between two positions of `grid`, as in Swin.
-    `rotary` is the base of rotary positions, which rotate queries and keys (RoPE, pairs (k, k + d/2)). Without both,
-    positions play no part. A query that sees nothing gets zeros before W_o. Not recurrent: its cache would grow with
-    N.
+    `relative` learns the bias, one number per head for each offset between two places of `grid` (as Swin does).
+    `rotary` rotates queries and keys by their positions (RoPE, channel pairs (k, k + d/2)). Without either, positions
+    do not matter. A query that sees nothing gets zeros before W_o. There is no recurrent form, as its cache would
+    grow with N.
 
     Raises: OptionError for a grid without `relative`; ShapeError for another grid than the one it was built for.
 
-    Shapes: (B, N, D) -> (B, N, D), d = D / heads. Cost: 4 N D² + 2 N² D multiply-adds. Source: Vaswani et al. 2017,
-    Eq. 1.
+    Shapes: (B, N, D) -> (B, N, D), d = D / heads.
+    Source: Vaswani et al. 2017, Eq. 1.
     """
 
     name = "softmax"
@@ -110,8 +110,10 @@ class SoftmaxMixer(TokenMixer):
 class SoftmaxConfig(HeadsConfig, GridConfig):
     """Options of softmax attention.
 
-    heads: None takes one for every 64 channels. relative: a learned bias for each offset on the grid. grid: (N,),
-    (H, W) or (T, H, W) of the tokens, for `relative`. rotary: the base of rotary positions, 1e4 as a rule; None: none.
+    Args:
+        relative: learn a bias for each offset on the grid.
+        grid: (N,), (H, W) or (T, H, W) of the tokens, for `relative`.
+        rotary: base of the rotary angles, usually 1e4; None for no rotary positions.
     """
 
     name: ClassVar[str] = "softmax"
