@@ -16,7 +16,7 @@ from polymix.mixers.fold import Folded
 from polymix.mixers.heads import Heads
 from polymix.mixers.inheritance import AttentionMaps, Sources, add_sources, copy_map, first_rows
 from polymix.mixers.registry import Capabilities, lacks
-from polymix.ops.shared.masks import Segments
+from polymix.ops.shared.masks import Segments, zero_broken_padding
 from polymix.ops.shared.tensors import Linear
 from polymix.structured.cost import Cost, Op, cost_of
 
@@ -96,7 +96,8 @@ class TokenMixer(nn.Module, ABC):
             x: (B, N, D). If the class has `feature_maps`, also (B, D, H, W).
             context: (B, M, D), a separate sequence that x attends to. None: x itself.
             mask: boolean; True = the token takes part. (B, M) hides context tokens (padding); (B, N, M) says for each
-                query which context tokens it sees.
+                query which context tokens it sees. Padded tokens with NaN, Inf or values of at least 1e4 count as
+                zeros, so that they reach neither outputs of real tokens nor gradients.
             causal: True: a token sees itself and earlier tokens. An int K > 1: it sees its own block of K tokens and
                 all earlier blocks. None: as the mixer was built.
             grid: (N,), (H, W) or (T, H, W) of the tokens after the prefix. Needed if it differs from the grid that the
@@ -116,6 +117,11 @@ class TokenMixer(nn.Module, ABC):
             y = self.forward(tokens, context, mask=mask, causal=causal, grid=grid or map_grid, segments=segments)
             return y.transpose(1, 2).unflatten(2, x.shape[2:])
         call = check_call(self, x, context, mask, causal, grid, segments)
+        if isinstance(mask, Tensor) and mask.ndim == 2:
+            if context is None:
+                x = zero_broken_padding(x, mask)
+            elif isinstance(context, Tensor):  # has no outputs of its own
+                context = context.masked_fill(~mask.unsqueeze(-1), 0.0)
         y = self.mix(x, x if context is None else context, call)
         return self.drop(y) if self.drop.training else y  # skip the module call when dropout is off
 
@@ -137,7 +143,7 @@ class TokenMixer(nn.Module, ABC):
         call = check_call(self, x, None, mask, True, None, None)
         check_padding(mask)
         check_state(self.check_state, state, x)
-        y, state = self.scan(x, state, call.mask)
+        y, state = self.scan(x if mask is None else zero_broken_padding(x, mask), state, call.mask)
         return self.drop(y), state
 
     def step(self, x_t: Tensor, state: Any = None) -> tuple[Tensor, Any]:

@@ -12,6 +12,17 @@ import torch
 from torch import Tensor
 
 Segments = Tensor | tuple[Tensor, Tensor]
+BROKEN = 1e4  # no layer computes such values on purpose, and their eighth power is still finite in float32
+
+
+def zero_broken_padding(x: Tensor, mask: Tensor) -> Tensor:
+    """x (B, N, D) with zeros in padded tokens that hold NaN, Inf or values of at least BROKEN.
+
+    A product with zero does not remove them: outputs of padded tokens that nobody uses would turn the gradients of
+    all parameters into NaN. Other padded tokens stay as they are, because as queries they have outputs of their own.
+    """
+    broken = ~(x.detach().abs().amax(-1) < BROKEN) & ~mask
+    return x.masked_fill(broken.unsqueeze(-1), 0.0)
 
 
 def positions(n: int, mask: Tensor | None, segments: Tensor | None, device: torch.device) -> Tensor:
