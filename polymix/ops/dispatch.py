@@ -26,7 +26,7 @@ from torch import Tensor
 
 from polymix.errors import CapabilityError
 from polymix.ops.native import build as native
-from polymix.ops.shared.tensors import autocast_dtype, keep_memory
+from polymix.ops.shared.tensors import autocast_dtype, forward_mode, keep_memory
 
 KERNELS = ("triton", "native", "blocked")  # in the order in which "auto" would have them
 IMPLS = ("auto", "eager", *KERNELS)  # of every mixer with kernels
@@ -195,7 +195,7 @@ def _transformed(kinds: set[_Kind]) -> str | None:
         return "autocast decides the types"
     if torch.compiler.is_compiling():
         return None
-    if torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
+    if torch._C._functorch.peek_interpreter_stack() is not None or forward_mode():
         return "torch.func and forward-mode derivatives need plain PyTorch"
     if any(k.type not in (Tensor, torch.nn.Parameter) for k in kinds):
         return "a tensor subclass needs plain PyTorch"

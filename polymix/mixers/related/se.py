@@ -24,6 +24,7 @@ from polymix.mixers.related.timm_layers import (
     timm_layer,
 )
 from polymix.ops.pooled import mean_over_tokens
+from polymix.ops.shared.activations import hardsigmoid
 from polymix.structured.cost import Op
 
 # The bias at which a gate is INIT_STD: logit for the sigmoid, and where clamp(x / 6 + 1/2) is that.
@@ -75,8 +76,11 @@ class SeMixer(TokenMixer):
         if self.config.add_maxpool:
             s = 0.5 * s + 0.5 * _max_over_tokens(context, call.mask)
         s = s.to(x.dtype).transpose(1, 2).unsqueeze(-1)  # (B, D, 1, 1)
-        s = layer.fc(s) if self.config.form == "effective" else layer.fc2(layer.act(layer.bn(layer.fc1(s))))
-        return x * layer.gate(s).squeeze(-1).transpose(1, 2)
+        if self.config.form == "effective":
+            gate = hardsigmoid(layer.fc(s))
+        else:
+            gate = layer.gate(layer.fc2(layer.act(layer.bn(layer.fc1(s)))))
+        return x * gate.squeeze(-1).transpose(1, 2)
 
     def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
         letters: dict[str, Any] = {"W_2": None, "b_2": None}

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polymix.ops.shared.masks import Segments, dense_mask
-from polymix.ops.shared.tensors import accumulator, without_autocast
+from polymix.ops.shared.tensors import accumulator, forward_mode, without_autocast
 
 
 def softmax_attention(
@@ -31,16 +31,30 @@ def softmax_attention(
     if mask is not None and mask.ndim == 2:  # whatever padding holds, NaN too, must not get through
         k, v = (part.masked_fill(~mask[:, None, :, None], 0.0) for part in (k, v))
     if causal == 1 and mask is None and segments is None and bias is None:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+        return _attention(q, k, v, is_causal=True, scale=scale)
     visible = dense_mask(q.shape[2], k.shape[2], mask, causal, segments, q.device)
     if visible is None:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=None if bias is None else bias[None], scale=scale)
+        return _attention(q, k, v, attn_mask=None if bias is None else bias[None], scale=scale)
     visible = visible.unsqueeze(1)  # (B or 1, 1, N or 1, M)
     empty = ~visible.any(-1, keepdim=True)  # softmax over nothing is NaN in some kernels: see all, then zero
     seen = visible | empty
     added = seen if bias is None else bias.masked_fill(~seen, -torch.inf)
-    y = F.scaled_dot_product_attention(q, k, v, attn_mask=added, scale=scale)
+    y = _attention(q, k, v, attn_mask=added, scale=scale)
     return y.masked_fill(empty, 0.0)
+
+
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float, attn_mask: Tensor | None = None, is_causal: bool = False
+) -> Tensor:
+    """PyTorch's fused attention, or its definition under forward-mode derivatives, which no fused kernel has."""
+    if not forward_mode():
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, is_causal=is_causal, scale=scale)
+    logits = scale * (q @ k.transpose(-1, -2))
+    if is_causal:
+        attn_mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).tril()
+    if attn_mask is not None:
+        logits = logits.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype == torch.bool else logits + attn_mask
+    return logits.softmax(-1) @ v
 
 
 class Past(NamedTuple):
@@ -72,7 +86,7 @@ def local_attention(
     whole = n == 1 or (not traced and n <= window)  # a graph must not ask on which side of the window N lies
     if whole and past is None and segments is None:
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale).transpose(1, 2)
+        return _attention(q, k, v, is_causal=True, scale=scale).transpose(1, 2)
     if past is not None:
         before = [part if whole else F.pad(part, (0, 0, 0, 0, 1, 0)) for part in (past.keys, past.values)]
     else:
@@ -91,7 +105,7 @@ def local_attention(
         see = see & (ids.unsqueeze(-1) == _behind(ids.new_zeros(batch, far), ids).unsqueeze(-2))
     see = see.expand(batch, count, size, far + size).flatten(0, 1).unsqueeze(1)
     asks, keys, values = (part.flatten(0, 1).transpose(1, 2) for part in (asks, keys, values))
-    y = F.scaled_dot_product_attention(asks, keys, values, attn_mask=see, scale=scale)
+    y = _attention(asks, keys, values, attn_mask=see, scale=scale)
     y = y.transpose(1, 2).unflatten(0, (batch, -1 if batch else count)).flatten(1, 2)
     return y.index_select(1, torch.arange(n, device=q.device)) if traced else y[:, :n]
 

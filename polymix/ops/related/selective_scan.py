@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polymix.errors import ShapeError
-from polymix.ops.shared.tensors import accumulator, without_autocast
+from polymix.ops.shared.tensors import accumulator, forward_mode, without_autocast
 
 CHUNK = 16  # tokens stepped through one by one; all chunks of a block at the same time
 BLOCK = 2048  # tokens whose states are held at once where no graph is traced
@@ -90,8 +90,19 @@ def _block(u: Tensor, step: Tensor, A: Tensor, B: Tensor, C: Tensor, h: Tensor) 
 
 def linear_scan(a: Tensor, b: Tensor, start: Tensor, reverse: bool = False) -> Tensor:
     """h_t = a_t h_{t-1} + b_t elementwise over a, b (B, N, *), h_{-1} = start (B, *); from the end on if `reverse`."""
+    if forward_mode() or (
+        not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+    ):
+        return _linear_scan_plain(a, b, start, reverse)
     h: Tensor = _linear_scan(a, b, start, reverse)
     return h
+
+
+def _linear_scan_plain(a: Tensor, b: Tensor, start: Tensor, reverse: bool) -> Tensor:
+    """The same in plain PyTorch, for torch.func and forward-mode derivatives, which see no custom operator."""
+    a, b = (part.flip(1) for part in (a, b)) if reverse else (a, b)
+    h = torch.addcmul(b, a, _before_chunks(a, b, start))  # every token a chunk of its own
+    return h.flip(1) if reverse else h
 
 
 @torch.library.custom_op(

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polymix.errors import ShapeError
-from polymix.ops.shared.tensors import accumulator, autocast_dtype
+from polymix.ops.shared.tensors import accumulator, autocast_dtype, forward_mode
 
 _CONV = {2: F.conv2d, 3: F.conv3d}
 Axes = tuple[int, ...]
@@ -128,7 +128,7 @@ def depthwise_conv(
     dtype = x.dtype if x.dtype == torch.float64 else autocast_dtype(x.device) or x.dtype
     image, weight, bias = image.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     given = (image, weight) if bias is None else (image, weight, bias)
-    if torch.is_grad_enabled() and any(part.requires_grad for part in given):
+    if torch.is_grad_enabled() and any(part.requires_grad for part in given) and not forward_mode():
         out = _convolve(image, weight, padding, gaps)
     else:
         out, bias = _conv(image, weight, padding, gaps, bias), None

@@ -32,6 +32,14 @@ def _a_row(values: Tensor, ndim: int) -> Tensor:
     return values.view(-1, *(1,) * (ndim - 1))
 
 
+def forward_mode() -> bool:
+    """Whether forward-mode derivatives are being taken: torch.func.jvp, jacfwd, hessian, or dual tensors.
+
+    Fused kernels and operators of our own have no forward-mode formula: plain PyTorch has to run instead.
+    """
+    return not torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0
+
+
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
     """The type that autocast would compute in on this device; None where it is off or unknown (meta)."""
     if not torch.amp.is_autocast_available(device.type) or not torch.is_autocast_enabled(device.type):
