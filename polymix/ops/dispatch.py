@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from polymix.errors import CapabilityError
-from polymix.ops.native import build as native
+from polymix.ops.native import library as native
 from polymix.ops.shared.tensors import autocast_dtype, keep_memory
 
 KERNELS = ("triton", "native", "blocked")  # in the order in which "auto" would have them
