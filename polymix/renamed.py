@@ -18,7 +18,20 @@ MODULES = {
     "polymix.compare": "polymix.workflows",
     "polymix.compare.conversion": "polymix.workflows.convert",
     "polymix.compare.conversion.language": "polymix.workflows.convert.language",
+    "polymix.convert.attention": "polymix.convert.spec",
+    "polymix.convert.files": "polymix.convert.saving.files",
+    "polymix.convert.plain": "polymix.convert.model_recipes",
+    "polymix.convert.rebuild": "polymix.convert.saving.rebuild",
+    "polymix.convert.record": "polymix.convert.tracing",
+    "polymix.convert.replay": "polymix.convert.tracing",
     "polymix.mixers.base": "polymix.mixers.mixer",
+    "polymix.tasks.distill.order": "polymix.tasks.order",
+    "polymix.tasks.text.corpus": "polymix.tasks.text.data",
+    "polymix.tasks.text.evaluate": "polymix.tasks.text.metrics",
+    "polymix.tasks.text.packing": "polymix.tasks.text.tokens",
+    "polymix.tasks.text.prepare": "polymix.tasks.text.data",
+    "polymix.tasks.text.processes": "polymix.tasks.processes",
+    "polymix.tasks.text.shards": "polymix.tasks.text.tokens",
 }
 
 
