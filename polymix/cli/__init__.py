@@ -16,7 +16,8 @@ except ImportError:  # main() says what to install
     typer = None  # type: ignore[assignment]
 
 # In the help's order; each is the function `command` of the file of its name, which _app imports: it needs typer.
-VERBS = ("compare", "bench", "recommend", "convert", "train", "generate", "list", "show", "lens")
+VERBS = ("compare", "bench", "recommend", "convert", "train", "generate", "list", "show", "lens",
+         "doctor", "build-kernels")  # fmt: skip
 
 
 def _app() -> Any:
@@ -25,7 +26,7 @@ def _app() -> Any:
         add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
     )  # fmt: skip
     for verb in VERBS:
-        app.command(verb)(import_module(f"polymix.cli.{verb}").command)
+        app.command(verb)(import_module(f"polymix.cli.{verb.replace('-', '_')}").command)
     return app
 
 

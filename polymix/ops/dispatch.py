@@ -2,7 +2,7 @@
 
     eager    plain PyTorch: differentiable to any order; can be traced, compiled and exported
     blocked  CPU, without gradients: blocks of tokens or channels that stay in the cache, results written in place
-    native   CPU kernels in C, forward and backward, compiled for the machine on their first use
+    native   CPU kernels in C, forward and backward, compiled at install
     triton   GPU kernels, forward and backward; on a CPU under Triton's interpreter when asked for by name
 
 "auto" takes triton, else native, else blocked, else eager: the first that can run and is not slower. An implementation

@@ -1,6 +1,5 @@
 """Maps of tokens with their pooling as kernels in C, against the definition in float64 on sizes that fill no vector or block."""
 
-
 import pytest
 import torch
 from hypothesis import given

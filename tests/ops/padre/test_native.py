@@ -1,6 +1,5 @@
 """The kernels in C against the definition in float64, on sizes that fill no vector, tile or strip; and their building."""
 
-
 import pytest
 import torch
 from hypothesis import given

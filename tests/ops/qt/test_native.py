@@ -1,6 +1,5 @@
 """QT's maps with what they pool and spread, in C, against the definition in float64."""
 
-
 import pytest
 import torch
 
