@@ -332,15 +332,15 @@ def test_what_does_not_fit_is_said_before_anything_is_written(fails, words, name
 @pytest.fixture
 def times(monkeypatch):
     """What a call of each candidate is said to take beside attention's 10 ms."""
-    from tests.compare.test_recommend import near
+    from tests.workflows.recommend.test_recommend import contender, near
 
     said = {"attention": 0.01, "model": 0.1}
 
     def clock(calls, seconds, device):
-        return {name: near(said.get(name, 0.02)) for name in calls}
+        return {name: near(said.get(contender(name), 0.02)) for name in calls}
 
-    monkeypatch.setattr("polymix.workflows.recommend.measure.timed", clock)
-    monkeypatch.setattr("polymix.workflows.recommend.timed", clock)
+    monkeypatch.setattr("polymix.measure.candidates.interleaved_within", clock)
+    monkeypatch.setattr("polymix.workflows.recommend.run.interleaved_within", clock)
     return said
 
 

@@ -17,12 +17,12 @@ from polymix.convert import Adapter, AttentionSpec, ConversionReport
 from polymix.convert.find import head_count
 from polymix.convert.tracing import LayerCall, call_of, mode, record_layers, token_count, with_call, without_fast_path
 from polymix.errors import OptionError, check_choice, check_number
+from polymix.measure.candidates import CandidateTimer
 from polymix.measure.machine import manifest
-from polymix.measure.timing import Call, peak_memory
+from polymix.measure.shapes import Shape
+from polymix.measure.timing import Call, interleaved_within, peak_memory
 from polymix.mixers import MixerConfig
 from polymix.workflows.convert.assessment import Assessment, LayerCost, Length, Pair
-from polymix.workflows.recommend.measure import Bench, timed
-from polymix.workflows.recommend.shapes import Shape
 
 __all__ = ["Assessment", "assess"]
 
@@ -78,7 +78,7 @@ def assess(
 
 def _pair(runs: dict[str, Call], seconds: float, device: str) -> Pair:
     """Both calls timed in turn, then their memory and FLOPs."""
-    times = timed(runs, seconds, device)
+    times = interleaved_within(runs, seconds, device)
     memory = {name: peak_memory(run, device) for name, run in runs.items() if name in times}
     flops = {name: _flops(run) for name, run in runs.items() if name in times}
     return Pair(
@@ -124,13 +124,14 @@ def _curve(
     shapes = Counter(shape for shape in each if shape is not None)
     if not shapes:
         return ()
-    bench = Bench(device, next(p.dtype for adapter in adapters.values() for p in adapter.parameters()), training)
+    dtype = next(p.dtype for adapter in adapters.values() for p in adapter.parameters())
+    timer = CandidateTimer(device, dtype, training)
     found: list[Length] = []
     for factor in sorted(lengths):
         ours = theirs = 0.0
         for (shape, config), times in shapes.items():
             at = shape.longer(factor)
-            timing, (candidate,) = bench.compare(at, {"mixer": config}, seconds / len(lengths) / len(shapes))
+            timing, (candidate,) = timer.compare(at, {"mixer": config}, seconds / len(lengths) / len(shapes))
             if timing is None or candidate.timing is None:  # out of memory, as longer ones would be
                 return tuple(found)
             ours, theirs = ours + times * candidate.timing.median, theirs + times * timing.median

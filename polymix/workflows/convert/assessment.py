@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from polymix.convert import ConversionReport
+from polymix.measure.candidates import milliseconds
 from polymix.measure.timing import Timing
-from polymix.workflows.recommend.decide import milliseconds, wins_from
+from polymix.workflows.recommend.decide import wins_from
 
 
 class Pair(NamedTuple):

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from polymix import _io
+from polymix._io import RESULTS as FILE
 from polymix.errors import OptionError, ResultsError
-from polymix.workflows import results
-from polymix.workflows.results import FILE
 
 
-class Results(results.Results):
+class Results(_io.Results):
     """results.json: what was asked, the plan, the data, and in the end what was found."""
 
     schema: ClassVar[str] = "polymix.convert/1"

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from polymix._io import write_whole
 from polymix.convert import save_pretrained
 from polymix.convert.saving.files import CONFIG
 from polymix.errors import OptionError
 from polymix.workflows.convert.inputs import has_twin
 from polymix.workflows.convert.settings import Settings
 from polymix.workflows.convert.sources import quiet
-from polymix.workflows.results import write_atomically
 
 _COMPANIONS = (
     "preprocessor_config.json", "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json",
@@ -73,7 +73,7 @@ class Saver(NamedTuple):
             said = json.loads(config.read_text("utf-8")) if config.exists() else {}
             if "tokenizer_class" not in said:
                 kind = _TOKENIZERS[str(getattr(model.config, "model_type"))]  # noqa: B009
-                write_atomically(config, json.dumps({**said, "tokenizer_class": kind}, indent=2) + "\n")
+                write_whole(config, json.dumps({**said, "tokenizer_class": kind}, indent=2) + "\n")
 
     def loading(self, code: str | None) -> str:
         """How the model is loaded, in a sentence."""

@@ -12,8 +12,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import polymix
+from polymix._io import write_whole
 from polymix.workflows.convert.plots import draw
-from polymix.workflows.results import write_atomically
 
 _STAGES = ("before", "converted", "imitated", "distilled")
 
@@ -42,9 +42,9 @@ def write(content: Mapping[str, Any], folder: Path, title: str, card: Mapping[st
     told = environment.get_template("card.md.j2").render(
         **named, metadata=metadata(content, card), pictures=list(pictures)
     )
-    write_atomically(folder / "README.md", told)
-    write_atomically(folder / "report.html", page)
-    write_atomically(folder / "results.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
+    write_whole(folder / "README.md", told)
+    write_whole(folder / "report.html", page)
+    write_whole(folder / "results.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
     return folder / "report.html"
 
 

@@ -10,7 +10,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from polymix.workflows.bench.plots import COLOURS, STYLE, save
+from polymix.workflows.plots import COLOURS, STYLE, save
 
 BEFORE, AFTER = "#555555", COLOURS[0]
 

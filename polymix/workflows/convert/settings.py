@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from polymix._io import check_device
 from polymix.convert.plan import KEEP, config_of, pattern_of, resolve
 from polymix.errors import OptionError, check_choice, check_int
-from polymix.measure.machine import check_device
 
 RECOMMEND = "recommend"
 _MEASURING = ("seconds", "lengths", "trust")  # and reading: what comes out of the conversion does not depend on them
@@ -48,7 +48,7 @@ class Settings:
         check_choice("--init", self.init, ("inherit", "fresh"))
         check_choice("--windows", self.windows, ("keep", "merge"))
         check_choice("--keep-host", self.keep_host, (True, False))
-        check_device(self.device)
+        check_device(self.device, "--device")
         if not self.seconds > 0 or not self.lengths or min(self.lengths) <= 0:
             raise OptionError("--seconds, --lengths", (self.seconds, self.lengths), "numbers above 0", "")
         if self.data is None and (self.distill_epochs or self.imitate_epochs):

@@ -1,4 +1,4 @@
-"""What one attention layer is called with, as people write it down or as a model shows it."""
+"""The sizes of one attention layer's call, as people write them or as a model shows them."""
 
 from __future__ import annotations
 
@@ -9,22 +9,31 @@ from typing import Any
 
 from polymix._io import parse_options
 from polymix.errors import OptionError, check_choice, check_divides, check_grid_option, check_int, nearest_first
-from polymix.measure.sweep import near_square
 
 _HOW = "(tokens, dim), (batch, tokens, dim) or a dict with tokens and dim"
-_LONGEST_SIDE = 4  # times the shorter: what is longer is no picture
+_LONGEST_SIDE = 4  # times the shorter side: a longer grid is unlikely to be an image
+
+
+def near_square(n: int) -> tuple[int, int]:
+    """(H, W) with H · W = n, as close to a square as n allows."""
+    height = next(h for h in range(math.isqrt(n), 0, -1) if n % h == 0)
+    return height, n // height
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The size of one attention layer's call, and what the call asks of it.
+    """The sizes of one attention layer's call, and what the call asks of it.
 
     Args:
-        heads: None takes one for every 64 channels.
-        grid: (N,), (H, W) or (T, H, W) of the tokens after the prefix (class token, registers).
-        cross: the number of tokens of a separate context; True is as many as `tokens`.
-        mask: "padding" or "arbitrary", the kind of mask that comes with a call.
-        assumed: nobody said what the grid is.
+        tokens: the number of tokens, including a class token and registers.
+        dim: the number of channels.
+        heads: None means one for every 64 channels.
+        batch: sequences in one call.
+        grid: (N,), (H, W) or (T, H, W) of the tokens after the class token and registers.
+        causal: a token sees only itself and the tokens before it.
+        cross: the number of tokens of a separate context. True means as many as `tokens`.
+        mask: the kind of mask that comes with a call, "padding" or "arbitrary". None: no mask.
+        assumed: the grid was guessed, not given.
     """
 
     tokens: int
@@ -48,21 +57,21 @@ class Shape:
         if self.heads is not None:
             check_divides("heads", self.heads, "dim", self.dim)
         if self.causal and self.cross is not None:
-            raise OptionError("causal", "True with a separate context", "one of the two", "Leave out causal or cross.")
+            raise OptionError("causal", "True with cross", "causal or cross, not both", "Leave one of them out.")
         if self.grid is not None:
             check_grid_option(self.grid, (1, 2, 3))
             object.__setattr__(self, "grid", tuple(self.grid))
             if self.prefix < 0:
-                got = f"{self.grid}, which is more than {self.tokens} tokens"
-                raise OptionError("grid", got, "a grid of the tokens, less a prefix", "Change one of the two.")
+                got = f"{self.grid}, which has more than {self.tokens} places"
+                raise OptionError("grid", got, f"a grid of at most {self.tokens} tokens", "Change grid or tokens.")
 
     @property
     def prefix(self) -> int:
-        """How many tokens stand in front of the grid."""
+        """The number of tokens before the grid (class token, registers)."""
         return self.tokens - math.prod(self.grid) if self.grid else 0
 
     def placed(self) -> Shape:
-        """With a grid: one axis where order matters, else a square with or without a class token, or nearly one."""
+        """A copy with a grid: one axis if causal; otherwise a square, with or without a class token, or nearly one."""
         if self.grid is not None:
             return self
         if self.causal:
@@ -76,7 +85,7 @@ class Shape:
         return replace(self, grid=grid, assumed=True)
 
     def longer(self, factor: float) -> Shape:
-        """About `factor` times as many tokens and context tokens, on a grid of the same form."""
+        """A copy with about `factor` times as many tokens and context tokens, on a grid of the same form."""
         assert self.grid is not None
         side = factor ** (1 / len(self.grid))
         grid = tuple(max(1, round(size * side)) for size in self.grid)
@@ -84,7 +93,7 @@ class Shape:
         return replace(self, grid=grid, tokens=self.prefix + math.prod(grid), cross=cross)
 
     def small(self) -> Shape:
-        """The same in a size at which float64 costs nothing."""
+        """A copy small enough to be computed in float64 at no cost."""
         assert self.grid is not None
         most = 64 if len(self.grid) == 1 else 8
         grid = tuple(min(size, most) for size in self.grid)
@@ -107,33 +116,33 @@ class Shape:
 
 
 def shape_of(value: Any, batch: int) -> Shape:
-    """A Shape from (tokens, dim), (batch, tokens, dim), a dict or a Shape; `batch` where none is given."""
+    """A Shape from (tokens, dim), (batch, tokens, dim), a dict or a Shape; `batch` is the default batch."""
     if isinstance(value, Shape):
         return value
     if isinstance(value, Mapping):
         known = [field.name for field in fields(Shape) if field.name != "assumed"]
         for option in value:
             if option not in known:
-                raise OptionError(str(option), "no part of a shape", ", ".join(nearest_first(str(option), known)), "")
+                raise OptionError(str(option), "an unknown key", ", ".join(nearest_first(str(option), known)), "")
         if not {"tokens", "dim"} <= set(value):
-            raise OptionError("shapes", repr(dict(value)), _HOW, "Say how many tokens and channels there are.")
+            raise OptionError("shapes", repr(dict(value)), _HOW, "Give tokens and dim.")
         return Shape(**{"batch": batch, **value})
     if isinstance(value, Sequence) and len(value) in (2, 3) and all(type(size) is int for size in value):
         return Shape(batch=value[0] if len(value) == 3 else batch, tokens=value[-2], dim=value[-1])
-    raise OptionError("shapes", repr(value), _HOW, "Or pass a model, and an input for it.")
+    raise OptionError("shapes", repr(value), _HOW, "Or pass a model and its input.")
 
 
 def shapes_of(value: Any, batch: int) -> list[Shape]:
-    """One shape or a list of them."""
+    """A list of shapes from one shape or several."""
     if isinstance(value, (Shape, Mapping)) or not isinstance(value, Sequence) or isinstance(value, str):
         return [shape_of(value, batch)]
     if not value:
-        raise OptionError("shapes", "none", _HOW, "Pass one at least.")
+        raise OptionError("shapes", "an empty list", _HOW, "Pass at least one.")
     return [shape_of(value, batch)] if isinstance(value[0], int) else [shape_of(part, batch) for part in value]
 
 
 def parse_shape(text: str) -> dict[str, Any] | tuple[Any, ...]:
-    """ "4096x192", "16x196x384:heads=6:grid=14x14" -> what `shape_of` reads."""
+    """What `shape_of` reads, from "4096x192" or "16x196x384:heads=6:grid=14x14"."""
     size, *words = text.strip().split(":")
     try:
         sizes = tuple(int(part) for part in size.split("x"))

@@ -6,8 +6,8 @@ import pytest
 
 from polymix.cli import main
 from polymix.errors import OptionError, ResultsError
-from polymix.workflows.bench.compare import compare, warnings
-from tests.bench.content import content, row
+from polymix.workflows.bench.changes import comparability_warnings, compare
+from tests.workflows.bench.content import content, row
 
 
 def verdict(a, b, noise=0.05):
@@ -23,7 +23,7 @@ def test_verdict_needs_more_than_the_noise_and_ranges_apart(b, expected):
     assert verdict([row()], [b]) == {"pom": expected}
 
 
-def test_a_machine_in_another_mood_is_no_regression():
+def test_a_machine_whose_speed_drifted_is_no_regression():
     """Floors are timed in the same turns: what happens to them as well is not the mixer's."""
     assert verdict([row(), row("qt", 2)], [row(seconds=1.3, floor=0.65), row("qt", 2.6, floor=0.65)]) == {
         "pom": "same",
@@ -61,10 +61,10 @@ def test_rows_of_one_file_alone_are_listed():
 
 def test_another_machine_is_said():
     a, b = content(row()), content(row(floor=0.6), finished=False, cpu="another", threads=4)
-    said = "\n".join(warnings(a, b))
+    said = "\n".join(comparability_warnings(a, b))
     for text in ("a cpu in A, another in B", "threads: 2 in A, 4 in B", "B is not finished", "1.20 times as long"):
         assert text in said
-    assert not warnings(a, a)
+    assert not comparability_warnings(a, a)
 
 
 @pytest.mark.parametrize(("b", "status", "said"), [

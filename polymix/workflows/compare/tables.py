@@ -1,21 +1,22 @@
-"""The rows of the table that the terminal and the report both show."""
+"""The table of a comparison, as the terminal and the report show it."""
 
 from __future__ import annotations
 
 from statistics import mean
 from typing import Any
 
-from polymix.workflows.compare.plots import reference_tokens
-from polymix.workflows.compare.verdict import YARDSTICK, Score, count, crossover, gain, latencies, scores
+from polymix.mixers.registry import ATTENTION
+from polymix.workflows.compare.verdict import Score, crossover, gain, latencies, scores
+from polymix.workflows.numbers import NONE, fixed, two_figures
 
 
-def reference_alone(content: dict[str, Any]) -> int:
-    """The count at which the mixers alone are tabled: 4,096 where attention was measured there, else its last."""
-    counts = latencies(content, "alone")[YARDSTICK]
+def reference_tokens(content: dict[str, Any], scope: str = "host") -> int:
+    """The token count that the table shows: 4,096 if attention was measured there, else its largest."""
+    counts = latencies(content, scope)[ATTENTION]
     return 4096 if 4096 in counts else max(counts, default=0)
 
 
-# heading in the report, heading in the terminal (None: no room there)
+# heading in the report, and in a terminal of 80 characters (None: no room for the column)
 HEADINGS: dict[str, tuple[str, str | None]] = {
     "mixer": ("mixer", "mixer"),
     "accuracy": ("test accuracy, % (± half the range over seeds)", "accuracy,\n%"),
@@ -32,21 +33,21 @@ HEADINGS: dict[str, tuple[str, str | None]] = {
 
 
 def headings(content: dict[str, Any]) -> list[str]:
-    """The report's headings."""
-    n, m = reference_alone(content), reference_tokens(content)
+    """The headings of the report."""
+    n, m = reference_tokens(content, "alone"), reference_tokens(content)
     return [text.format(n=f"{n:,}", m=f"{m:,}") for text, _ in HEADINGS.values()]
 
 
 def terminal_table(content: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Headings and rows of the columns that 80 characters have room for."""
-    n = reference_alone(content)
+    """Headings and rows of the columns that fit a terminal of 80 characters."""
+    n = reference_tokens(content, "alone")
     shown = [(i, short.format(n=f"{n:,}")) for i, (_, short) in enumerate(HEADINGS.values()) if short is not None]
     return [text for _, text in shown], [[row[i] for i, _ in shown] for row in rows(content)]
 
 
 def rows(content: dict[str, Any]) -> list[list[str]]:
-    """One row of text a mixer, in the order of HEADINGS."""
-    n, m = reference_alone(content), reference_tokens(content)
+    """One row of text for each mixer, in the order of HEADINGS."""
+    n, m = reference_tokens(content, "alone"), reference_tokens(content)
     found, alone, host = scores(content), latencies(content, "alone"), latencies(content, "host")
     at_n = {row["mixer"]: row for row in content["sweep"] if row["scope"] == "alone" and row["tokens"] == n}
     table = []
@@ -61,13 +62,13 @@ def rows(content: dict[str, Any]) -> list[list[str]]:
             "diverged" if score is None else _accuracy(score),
             f"{mixer['parameters']:,}",
             f"{mixer['flops'] / 1e6:.2f}",
-            f"{mean(runs):.1f}" if runs else "–",
-            "stopped" if latency is None else f"{latency:.2f}",
-            _ratio(gain(alone, label, n)),
-            "–" if latency is None or not floor else f"{latency / floor:.2f}",
-            f"{row['peak_bytes'] / 2**20:.1f}" if row.get("peak_bytes") else "–",
-            _ratio(gain(host, label, m)),
-            "–" if label == YARDSTICK else _from(at, alone[label]),
+            fixed(mean(runs) if runs else None, 1),
+            "stopped" if latency is None else fixed(latency, 2),
+            fixed(gain(alone, label, n), 2),
+            fixed(latency / floor if latency and floor else None, 2),
+            fixed(row.get("peak_bytes") or None, 1, 2**-20),
+            fixed(gain(host, label, m), 2),
+            NONE if label == ATTENTION else _from(at, alone[label]),
         ])  # fmt: skip
     return table
 
@@ -80,8 +81,4 @@ def _accuracy(score: Score) -> str:
 def _from(at: float | None, measured: dict[int, float]) -> str:
     if at is None:
         return "never"
-    return count(at) if at > min(measured) else f"≤ {count(at)}"
-
-
-def _ratio(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
+    return two_figures(at) if at > min(measured) else f"≤ {two_figures(at)}"

@@ -16,10 +16,8 @@ from polymix.errors import OptionError, ResultsError
 from polymix.measure import floor
 from polymix.measure.floor import bytes_moved
 from polymix.mixers.spec import parse_mixers
-from polymix.workflows.bench import group, run
-from polymix.workflows.bench.group import with_impl
-from polymix.workflows.bench.run import bench
-from polymix.workflows.bench.settings import Settings
+from polymix.workflows.bench import run
+from polymix.workflows.bench.run import Settings, bench, with_impl
 
 MIXERS = "softmax,padre-2,poly_nl"
 TINY = {"tokens": (16, 36), "dims": (12,), "batch": (2,), "threads": (1,), "seconds": 0.005}
@@ -150,8 +148,7 @@ def test_an_implementation_that_a_mixer_lacks_is_said_in_its_rows(tmp_path, monk
     def only_pom(config, impl):
         return config if config.name == "pom" else with_impl(config, impl)
 
-    monkeypatch.setattr("polymix.workflows.bench.settings.with_impl", only_pom)
-    monkeypatch.setattr(group, "with_impl", only_pom)
+    monkeypatch.setattr(run, "with_impl", only_pom)
     rows = make(tmp_path, "softmax,pom", tokens=(16,), passes=("forward",), impls=("auto", "magic"))["rows"]
     said = {(row["mixer"], row["impl"]): row["stopped"] for row in rows}
     assert said["softmax", "auto"] is said["pom", "auto"] is said["pom", "magic"] is None
@@ -191,10 +188,10 @@ def test_slips_on_the_command_line_are_one_line_and_status_2(capsys, tmp_path, m
 
 
 def test_quick_is_short_and_says_so():
-    quick = Settings(MIXERS).quickened()
+    quick = Settings(MIXERS).as_quick()
     assert (quick.quick, max(quick.tokens)) == (True, 1024)
     assert quick.seconds < Settings(MIXERS).seconds
-    assert Settings(MIXERS, tokens=(9999, 4096)).quickened().tokens == (4096,)
+    assert Settings(MIXERS, tokens=(9999, 4096)).as_quick().tokens == (4096,)
 
 
 @pytest.mark.parametrize(("name", "options"), [

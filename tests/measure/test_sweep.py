@@ -9,9 +9,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import polymix
+from polymix._io import check_device
 from polymix.measure import Budget, floor, interleaved, manifest, peak_memory, sweep
-from polymix.measure.machine import check_device
-from polymix.measure.sweep import alone, near_square
+from polymix.measure.shapes import near_square
+from polymix.measure.sweep import alone
 from polymix.measure.timing import Timing
 from tests.mixers.cases import CASES
 
@@ -197,4 +198,4 @@ def test_manifest_names_the_machine():
 @pytest.mark.parametrize("device", ["meta", "cuda:97", "gpu"])
 def test_devices_that_cannot_be_used(device):
     with pytest.raises(polymix.errors.OptionError, match="--device"):
-        check_device(device)
+        check_device(device, "--device")

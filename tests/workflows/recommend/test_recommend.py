@@ -14,15 +14,16 @@ from polymix.convert.find import attention_modules, known_input
 from polymix.convert.masks import Seen, seen_through
 from polymix.convert.tracing import call_of
 from polymix.errors import OptionError, PolymixError
-from polymix.measure.timing import Timing
+from polymix.measure import timing
+from polymix.measure.candidates import CandidateTimer
+from polymix.measure.shapes import shape_of, shapes_of
+from polymix.measure.timing import Timing, interleaved_within
 from polymix.mixers import PadreConfig, SoftmaxConfig
 from polymix.models import VisionTransformer
-from polymix.workflows.recommend import Shape, measure, parse_shape, recommend
+from polymix.workflows.recommend import Candidate, Shape, parse_shape, recommend
 from polymix.workflows.recommend.advice import LayerAdvice, Recommendation
-from polymix.workflows.recommend.decide import Candidate, choose, gain, wins_from, worth_it
+from polymix.workflows.recommend.decide import choose, gain, wins_from, worth_it
 from polymix.workflows.recommend.layers import record
-from polymix.workflows.recommend.measure import Bench, timed
-from polymix.workflows.recommend.shapes import shape_of, shapes_of
 
 MACHINE = {"gpu": None, "cpu": "a CPU", "threads": 1}
 PAIR = ("padre:degree=2:kernel_size=3", "pom")
@@ -31,6 +32,11 @@ PAIR = ("padre:degree=2:kernel_size=3", "pom")
 def near(median, spread=0.02, runs=5):
     """A Timing around `median` seconds."""
     return Timing(tuple(median * (1 + spread * (i / (runs - 1) * 2 - 1)) for i in range(runs)))
+
+
+def contender(name):
+    """The contender behind a name of the harness, ("call", "pom"), or of a call that is timed by itself."""
+    return name[1] if isinstance(name, tuple) else name
 
 
 def advice(attention, *times, names=(), lengths=None):
@@ -48,10 +54,10 @@ def stopwatch(monkeypatch):
     def clock(calls, seconds, device):
         for call in calls.values():
             call()
-        return {name: near(times.get(name, 0.020)) for name in calls}
+        return {name: near(times.get(contender(name), 0.020)) for name in calls}
 
-    monkeypatch.setattr(measure, "timed", clock)
-    monkeypatch.setattr("polymix.workflows.recommend.timed", clock)
+    monkeypatch.setattr("polymix.measure.candidates.interleaved_within", clock)
+    monkeypatch.setattr("polymix.workflows.recommend.run.interleaved_within", clock)
     return times
 
 
@@ -359,17 +365,17 @@ def test_a_candidate_that_computes_wrong_has_no_time(stopwatch, monkeypatch):
 
 def test_times_are_taken_within_the_budget(monkeypatch):
     clock = {"slow": 3.0, "fast": 0.001}
-    monkeypatch.setattr(measure, "once", lambda call, device: clock[call()])
+    monkeypatch.setattr(timing, "once", lambda call, device: clock[call()])
     monkeypatch.setattr(
-        measure, "interleaved", lambda calls, seconds, device: {name: near(clock[name]) for name in calls}
+        timing, "interleaved", lambda calls, seconds, device: {name: near(clock[name]) for name in calls}
     )
-    times = timed({"slow": lambda: "slow", "fast": lambda: "fast"}, 2.0, "cpu")
+    times = interleaved_within({"slow": lambda: "slow", "fast": lambda: "fast"}, 2.0, "cpu")
     assert (len(times["slow"].runs), len(times["fast"].runs)) == (1, 5), "what would take too long has one run"
 
     def exhausted():
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
-    assert "slow" not in timed({"slow": exhausted, "fast": lambda: "fast"}, 2.0, "cpu")
+    assert "slow" not in interleaved_within({"slow": exhausted, "fast": lambda: "fast"}, 2.0, "cpu")
 
 
 def test_really_measured():
@@ -421,8 +427,10 @@ def test_threads_are_as_they_were(stopwatch):
     assert torch.get_num_threads() == before
 
 
-def test_bench_builds_folded_for_inference_alone():
+def test_candidates_are_folded_for_inference_alone():
     shape = Shape(tokens=16, dim=8, grid=(4, 4))
     for training in (False, True):
-        _, (candidate,) = Bench("cpu", torch.float32, training).compare(shape, {"p": PadreConfig(kernel_size=3)}, 0.05)
+        _, (candidate,) = CandidateTimer("cpu", torch.float32, training).compare(
+            shape, {"p": PadreConfig(kernel_size=3)}, 0.05
+        )
         assert candidate.folded is not training

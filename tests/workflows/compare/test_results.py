@@ -4,13 +4,13 @@ import json
 
 import pytest
 
+from polymix._io import write_whole
 from polymix.errors import ResultsError
-from polymix.workflows.compare.plots import pareto
-from polymix.workflows.compare.report import write_report
-from polymix.workflows.compare.results import Results, load, write_atomically
-from polymix.workflows.compare.table import headings, rows, terminal_table
+from polymix.workflows.compare.report import pareto, write_report
+from polymix.workflows.compare.run import Results
+from polymix.workflows.compare.tables import headings, rows, terminal_table
 from polymix.workflows.compare.verdict import answer
-from tests.compare.content import make
+from tests.workflows.compare.content import make
 
 SETTINGS, MACHINE = {"epochs": 3, "tokens": [64]}, {"cpu": "x", "threads": 2}
 
@@ -18,7 +18,7 @@ SETTINGS, MACHINE = {"epochs": 3, "tokens": [64]}, {"cpu": "x", "threads": 2}
 def test_each_addition_is_on_disk(tmp_path):
     results = Results.open(tmp_path / "new", SETTINGS, MACHINE, resume=False)
     results.add("training", [{"mixer": "pom"}])
-    assert load(tmp_path / "new" / "results.json")["training"] == [{"mixer": "pom"}]
+    assert Results.load(tmp_path / "new" / "results.json")["training"] == [{"mixer": "pom"}]
     again = Results.open(tmp_path / "new", SETTINGS, MACHINE, resume=True)
     assert again.content["training"] == [{"mixer": "pom"}]
 
@@ -55,14 +55,14 @@ def test_damaged_and_foreign_files(tmp_path, text):
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "results.json"
-    write_atomically(path, "old")
+    write_whole(path, "old")
 
     def full(handle):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match="No space"):
-        write_atomically(path, "new")
+        write_whole(path, "new")
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["results.json"], "no half-written file stays behind"
 

@@ -8,8 +8,8 @@ import pytest
 
 from polymix.measure.roofline import Ceiling
 from polymix.workflows.bench.report import write_report
-from polymix.workflows.bench.table import markdown, tabled, views
-from tests.bench.content import content, row
+from polymix.workflows.bench.tables import markdown, table, views
+from tests.workflows.bench.content import content, row
 
 ROWS = (
     row("softmax", 2e-3, attention=1.0, tokens=256), row("pom", 1e-3, attention=2.0, tokens=256, floor=8e-4),
@@ -38,15 +38,15 @@ def test_report_when_everything_stopped_or_nothing_finished(tmp_path):
 def test_tables():
     tables = {title.split(",")[0]: rows for title, rows in views(content(*ROWS))}
     assert list(tables) == ["forward", "training", "step"]
-    headings, lines = tabled(tables["forward"])
+    headings, lines = table(tables["forward"])
     shown = [dict(zip(headings, line, strict=True)) for line in lines]
     pom = next(its for its in shown if its["mixer"] == "pom" and its["tokens"] == "4,096")
     assert pom == {"mixer": "pom", "tokens": "4,096", "ms": "10", "±%": "1", "÷ floor": "1.25", "attn ÷ it": "8.00",
                    "% FLOP/s": "10", "% bytes/s": "1", "peak MiB": "1.0", "resident MiB": "2.0"}  # fmt: skip
     assert shown[-1]["ms"] == "stopped"
-    headings, lines = tabled(tables["step"])
+    headings, lines = table(tables["step"])
     assert dict(zip(headings, lines[1], strict=True))["state KiB"] == "1.5"
-    narrow, lines = tabled(tables["forward"], narrow=True)
+    narrow, lines = table(tables["forward"], narrow=True)
     widths = [
         max(len(part) for cell in column for part in cell.split("\n")) for column in zip(narrow, *lines, strict=True)
     ]
@@ -68,7 +68,7 @@ def test_roof():
 
 @pytest.fixture
 def readme_table():
-    path = Path(__file__).parents[2] / "benchmarks" / "readme_table.py"
+    path = Path(__file__).parents[3] / "benchmarks" / "readme_table.py"
     spec = importlib.util.spec_from_file_location("readme_table", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -10,7 +10,9 @@ import torch
 pytest.importorskip("triton", reason="untested: the script for a GPU, for which Triton is needed")
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-PASSED = [{"what": f"test_{name}.py", "said": "1 passed", "failed": None} for name in ("padre", "pom", "pooled", "qt")]
+PASSED = [
+    {"what": f"{name}/test_triton.py", "said": "1 passed", "failed": None} for name in ("padre", "pom", "pooled", "qt")
+]
 
 
 def load(name):
@@ -120,7 +122,7 @@ def test_an_op_that_computes_wrong_is_not_timed(bench, monkeypatch):
     assert row["seconds"] is None and row["stopped"] == "off by 1", "a speed for an op that computes wrong"
     bench.content["steps"]["tests"][1]["failed"] = "1 failed"
     (row,) = ops._check(bench, "pom_pool", "float32")
-    assert "test_pom.py" in row["failed"], "an op passes whose tests fail"
+    assert "pom/test_triton.py" in row["failed"], "an op passes whose tests fail"
 
 
 def test_an_op_whose_tests_have_no_verdict_waits(bench):
@@ -165,8 +167,8 @@ def test_others_kernels_are_compared_only_where_they_agree(bench):
     def mine(h, alpha):
         return (h * alpha[:, 0]).mean(1) + 0 * alpha.sum()
 
-    (same,) = others._measure(bench, row, "test_pom.py", mine, lambda h, alpha: mine(h, alpha))
+    (same,) = others._measure(bench, row, "pom/test_triton.py", mine, lambda h, alpha: mine(h, alpha))
     assert same["ratio"] > 0 and same["verdict"] in ("PASS", "FAIL")
-    (other,) = others._measure(bench, row, "test_pom.py", mine, lambda h, alpha: 2 * mine(h, alpha))
+    (other,) = others._measure(bench, row, "pom/test_triton.py", mine, lambda h, alpha: 2 * mine(h, alpha))
     assert other["seconds"] is None and "something else" in other["stopped"], "different work was compared"
     assert len(others.missing(bench)) >= 1, "that there is no clone of the authors' code goes unsaid"
