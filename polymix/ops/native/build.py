@@ -38,7 +38,7 @@ class Unavailable(Exception):
 def why_not() -> str | None:
     """Why the kernels cannot run on this machine, or None where they can; compiles them when they never were."""
     if os.environ.get(SWITCH) == "0":
-        return f"{SWITCH}=0 says so"
+        return f"{SWITCH}=0 is set"
     found = _found()
     return found if isinstance(found, str) else None
 

@@ -101,7 +101,7 @@ def poly_nl(
         (B, N, D) in the type of x. Cost: 3 N D² multiply-adds; N D² less from 2 D tokens on, where the mean is taken
         from the tokens' second moment.
     """
-    why = None if order == 3 else "it is for order 3"
+    why = None if order == 3 else "supports order=3 only"
     tensors = (x, *weights.product, *weights.proj, weights.alpha, weights.beta,
                *(weights.into or ()), *(weights.out or ()))  # fmt: skip
     impl = choose("poly_nl", impl, tensors, {"blocked": why, "native": why, "triton": None},

@@ -79,7 +79,8 @@ def qt(
         return qt_chunk(x, None, weights, options, mask=mask, impl=impl)[0]
     compact, dim = weights.scale is not None, x.shape[-1]
     unsupported = {
-        "blocked": None, "native": None if compact else 'it is for form="compact"', "triton": _too_wide(dim, options),
+        "blocked": None, "native": None if compact else 'supports form="compact" only',
+        "triton": _too_wide(dim, options),
     }  # fmt: skip
     impl = choose("qt", impl, (x, context, *weights.qkv, *weights.proj, weights.scale), unsupported,
                   slower={"native": slower_in_float32(x)}, in_blocks=("native", "blocked"))  # fmt: skip
@@ -120,7 +121,7 @@ def qt_chunk(
 ) -> tuple[Tensor, QtState]:
     """One chunk (B, N, D) of a causal sequence after `state`, None at the start; the output and the state after it."""
     unsupported = {
-        "blocked": "it is for a context that every token sees whole", "native": "it keeps no state",
+        "blocked": "supports non-causal attention only", "native": "keeps no recurrent state",
         "triton": _too_wide(x.shape[-1], options),
     }  # fmt: skip
     impl = choose("qt", impl, (x, *weights.qkv, *weights.proj, weights.scale), unsupported,
@@ -146,7 +147,7 @@ def _heads(x: Tensor, context: Tensor, qkv: Linear, options: QtOptions) -> tuple
 
 
 def _too_wide(dim: int, options: QtOptions) -> str | None:
-    return None if dim // options.heads <= 128 else "its kernels take heads of up to 128 channels"
+    return None if dim // options.heads <= 128 else "supports heads of up to 128 channels only"
 
 
 __all__ = [
