@@ -54,8 +54,8 @@ def write_whole(path: Path, content: str | bytes | Callable[[Path], Any]) -> Non
 class Results:
     """The results of one run: a results.json in the run's folder, rewritten after every step.
 
-    A subclass sets `schema`, the `command` that writes the file, and `parts`, the initial content besides the settings
-    and the machine.
+    A subclass sets `schema`, the `command` that writes the file, and `parts`, the initial content besides the
+    settings and the machine.
     """
 
     schema: ClassVar[str]

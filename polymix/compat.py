@@ -18,9 +18,9 @@ _SCHEMAS = (
 def cure_torchvision() -> bool:
     """Make a CUDA build of torchvision importable next to a CPU-only torch.
 
-    Importing such a torchvision fails with "operator torchvision::nms does not exist". timm, transformers, torchmetrics
-    and lightning import torchvision when it is installed, and fail with it. Registering the schemas of the two missing
-    operators lets the import succeed; the operators themselves still cannot be called.
+    Importing such a torchvision fails with "operator torchvision::nms does not exist". timm, transformers,
+    torchmetrics and lightning import torchvision when it is installed, and fail with it. Registering the schemas of
+    the two missing operators lets the import succeed; the operators themselves still cannot be called.
 
     Returns:
         True if the workaround was applied; False if torchvision is missing or works.

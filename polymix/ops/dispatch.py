@@ -254,9 +254,9 @@ class Operator:
     def __call__(self, *args: Any, impl: str) -> Any:
         """Run the implementation `impl`.
 
-        "eager" calls the definition itself, so that every PyTorch transform can see through it. A C kernel that nothing
-        observes bypasses PyTorch's dispatcher, which costs half a millisecond in a training step, as much as a small
-        mixer.
+        "eager" calls the definition itself, so that every PyTorch transform can see through it. A C kernel that
+        nothing observes bypasses PyTorch's dispatcher, which costs half a millisecond in a training step, as much as
+        a small mixer.
         """
         if impl == "eager":
             return self.define(*args)
@@ -348,5 +348,5 @@ def _bypasses_dispatcher(impl: str) -> bool:
 
 
 def _contiguous(outputs: Any) -> Any:
-    """Make the outputs contiguous, as kernels return them: a graph relies on the strides of the fake implementation."""
+    """Make the outputs contiguous, as kernels return them: a graph relies on the strides of the fake outputs."""
     return tuple(y.contiguous() for y in outputs) if isinstance(outputs, tuple) else outputs.contiguous()

@@ -22,6 +22,6 @@ def nothing_built(monkeypatch, tmp_path):
     """A cache of its own, and no library found yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(build.tempfile, "gettempdir", lambda: str(tmp_path / "temporary"))
-    build._found.cache_clear()
+    build._library.cache_clear()
     yield tmp_path
-    build._found.cache_clear()
+    build._library.cache_clear()

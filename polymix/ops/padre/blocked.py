@@ -13,13 +13,13 @@ from polymix.ops.shared.blocks import Product, blocks, computed_in, output
 from polymix.ops.shared.depthwise import depthwise_conv
 from polymix.ops.shared.tensors import Linear, cast, share
 
-# On grids of LARGE tokens or more, a depthwise convolution of all channels does not fit in the cache. The channels are
-# then processed in groups of the first of these sizes that divides their number.
+# On grids of LARGE tokens or more, a depthwise convolution of all channels does not fit in the cache. The channels
+# are then processed in groups of the first of these sizes that divides their number.
 CHANNELS = (48, 64, 32, 16)
 LARGE = 2048
 
-# apply(grid, channel, token, x, times) applies the channel map to x, then the token map, and multiplies the result into
-# `times` if given.
+# apply(grid, channel, token, x, times) applies the channel map to x, then the token map, and multiplies the result
+# into `times` if given.
 Apply = Callable[[tuple[int, ...], Linear | None, Convolution | None, Tensor, Tensor | None], Tensor]
 
 
@@ -136,8 +136,8 @@ def _in_groups(channel: Linear | None, x: Tensor, size: int) -> Iterator[Tensor]
         return
     weight, bias = cast(channel, x.dtype)
     rows, first = x.flatten(0, 1), 0
-    # Two groups per product: one group is too narrow for a fast product, and all groups together need another array of
-    # the size of the output, which the allocator would return to the system after every call.
+    # Two groups per product: one group is too narrow for a fast product, and all groups together need another array
+    # of the size of the output, which the allocator would return to the system after every call.
     for pair in weight.unflatten(0, (-1, size)).transpose(1, 2).split(2):  # (groups, D, size)
         for part in torch.bmm(rows.expand(pair.shape[0], -1, -1), pair).unflatten(1, x.shape[:2]):
             yield part if bias is None else part.add_(bias[first : first + size])

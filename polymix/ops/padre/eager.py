@@ -14,8 +14,8 @@ from polymix.ops.shared.depthwise import depthwise_conv
 from polymix.ops.shared.tensors import Linear
 
 NORM_EPS = 1e-6
-# i -> (a_i, b_i) of Z_{i+1} = a_i (C_i Z_i D_i) ⊙ Y_{i+1} - b_i Z_{i-1}, with Z_0 = 1 and Z_1 = Y_1. If C_i and D_i are
-# identities and all Y_i are equal, Z_i is the basis polynomial of degree i in Y. Hermite means the probabilists'
+# i -> (a_i, b_i) of Z_{i+1} = a_i (C_i Z_i D_i) ⊙ Y_{i+1} - b_i Z_{i-1}, with Z_0 = 1 and Z_1 = Y_1. If C_i and D_i
+# are identities and all Y_i are equal, Z_i is the basis polynomial of degree i in Y. Hermite means the probabilists'
 # polynomials, because He_1(y) = y as Z_1 = Y_1 requires (the physicists' H_1 is 2y).
 BASES: dict[str, Callable[[int], tuple[float, float]]] = {
     "monomial": lambda i: (1.0, 0.0),
@@ -23,8 +23,8 @@ BASES: dict[str, Callable[[int], tuple[float, float]]] = {
     "legendre": lambda i: ((2 * i + 1) / (i + 1), i / (i + 1)),
     "hermite": lambda i: (1.0, float(i)),
 }
-# The standard deviation of Y at initialisation: Chebyshev and Legendre polynomials are bounded on [-1, 1] only; Hermite
-# polynomials are orthogonal under the unit normal distribution.
+# The standard deviation of Y at initialisation: Chebyshev and Legendre polynomials are bounded on [-1, 1] only;
+# Hermite polynomials are orthogonal under the unit normal distribution.
 SPREAD = {"monomial": 1.0, "chebyshev": 0.5, "legendre": 0.5, "hermite": 1.0}
 
 
@@ -153,7 +153,9 @@ def chain(
     us: Sequence[Tensor], maps: PadreMaps, first: int, terms: PadreTerms, degrees: Sequence[int], weight: Tensor | None,
     grid: tuple[int, ...], step: Callable[..., Tensor],
 ) -> Tensor:  # fmt: skip
-    """Compute Σ_{i in degrees} W_i ⊙ Z_i with Z_0 = 1, Z_1 = Y_1, Z_{i+1} = a_i (C_i Z_i D_i) ⊙ Y_{i+1} - b_i Z_{i-1}.
+    """Compute Σ_{i in degrees} W_i ⊙ Z_i for one chain of products.
+
+        Z_0 = 1,  Z_1 = Y_1,  Z_{i+1} = a_i (C_i Z_i D_i) ⊙ Y_{i+1} - b_i Z_{i-1}
 
     Args:
         us: U_i = X B_i, (B, N, D) each; Y_i = A_i U_i.

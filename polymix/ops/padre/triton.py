@@ -90,8 +90,8 @@ def _weight_kernel(
 ):  # fmt: skip
     """sums (splits, taps, D) = Σ grad ⊙ y ⊙ (x at the tap) over the tokens of a split.
 
-    bias_sums (splits, D) = Σ grad ⊙ y. A program computes up to TAPS neighbouring taps of one line of the kernel, which
-    share their reads of grad and y.
+    bias_sums (splits, D) = Σ grad ⊙ y. A program computes up to TAPS neighbouring taps of one line of the kernel,
+    which share their reads of grad and y.
     """
     chunks = tl.cdiv(taps_2, TAPS)
     lead = tl.program_id(2) // chunks

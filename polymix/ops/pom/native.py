@@ -1,9 +1,9 @@
 """PoM in C for the CPU: the pooled powers, forward and backward, and the causal form, forward only.
 
-x is (B, N, D) in float32 or bfloat16. All arithmetic is float32: results per token are rounded once to the dtype of x;
-sums and gradients of weights stay float32. Memory besides the results: the packed weights, a few blocks of 128 tokens
-per thread and, in the backward, a copy of the weights' gradients per thread. Cost: the forward takes the map once, the
-backward three times.
+x is (B, N, D) in float32 or bfloat16. All arithmetic is float32: results per token are rounded once to the dtype of
+x; sums and gradients of weights stay float32. Memory besides the results: the packed weights, a few blocks of 128
+tokens per thread and, in the backward, a copy of the weights' gradients per thread. Cost: the forward takes the map
+once, the backward three times.
 """
 
 from __future__ import annotations

@@ -202,8 +202,8 @@ def _backward_kernel(
 ):  # fmt: skip
     """grad_h (B, N, E) and each split's contribution to grad_alpha (B, splits, k, E).
 
-    For `pool`, the gradient of a term is `grad` at its place. For `scan` (`sums` is given), it is the sum of grad from
-    its place to the end of its segment; so the split is processed backwards, on top of the later splits.
+    For `pool`, the gradient of a term is `grad` at its place. For `scan` (`sums` is given), it is the sum of grad
+    from its place to the end of its segment; so the split is processed backwards, on top of the later splits.
     """
     batch, split, begin, end = _split(n, splits, span)
     channel, inside = _channels(width, AXES, BLOCK)
@@ -364,12 +364,12 @@ def scan_backward(
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
     """The gradients of `scan` for grad (B, N, E), by place.
 
-    They are those of `pool_backward`, where the gradient of a term is the sum of grad from its place to the end of its
-    segment.
+    They are those of `pool_backward`, where the gradient of a term is the sum of grad from its place to the end of
+    its segment.
 
     Returns:
-        grad_h like h, by token; grad_alpha (E, k) in float32; grad_start (B, E), or None without a start. grad is read
-        twice, h once, and grad_h is written once.
+        grad_h like h, by token; grad_alpha (E, k) in float32; grad_start (B, E), or None without a start. grad is
+        read twice, h once, and grad_h is written once.
     """
     grid, shared = _launch(h, alpha, activation, mask, cos, sin, axes, order, first)
     with torch.cuda.device_of(h):

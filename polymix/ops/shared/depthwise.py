@@ -3,7 +3,7 @@
 On a CPU, PyTorch's own backward of a depthwise convolution costs 20 to 50 times its forward. Both gradients are
 depthwise convolutions themselves, and each costs about as much as the forward:
     input:   the output's gradient convolved with the flipped kernel, with padding span - 1 - p;
-    weight:  the input, as one image of B·C channels, convolved with the output's gradient as the kernel; summed over B.
+    weight:  the input, as one image of B·C channels, convolved with the output's gradient; summed over B.
 A kernel of k taps with dilation δ spans (k - 1) δ + 1 positions.
 """
 

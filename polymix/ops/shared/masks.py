@@ -87,7 +87,7 @@ def visible_ranges(segments: Tensor, mask: Tensor | None, causal: int) -> Ranges
 
 
 def cross_ranges(rows: Tensor, columns: Tensor) -> Ranges:
-    """Ranges for a separate context: query ids `rows` (B, M) see the context tokens `columns` (B, N) of the same id."""
+    """Ranges for a separate context: query ids `rows` (B, M) see the context ids `columns` (B, N) that are equal."""
     order = columns.argsort(dim=1, stable=True)
     ids = columns.gather(1, order).contiguous()
     rows = rows.contiguous()

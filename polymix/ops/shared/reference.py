@@ -19,7 +19,7 @@ def plus(x: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def turn(x: Tensor, position: Tensor, frequencies: Tensor) -> Tensor:
-    """Rotate each pair of features (k, k + width/2) of x (B, N, width) by position (B or 1, N) times its frequency."""
+    """Rotate each pair (k, k + width/2) of features of x (B, N, width) by position (B or 1, N) times frequency k."""
     out = torch.empty_like(x)
     half = x.shape[-1] // 2
     for k in range(half):

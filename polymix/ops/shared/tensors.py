@@ -83,7 +83,7 @@ def keep_memory() -> None:
     """Make the C allocator keep freed memory instead of returning it to the system. Has an effect once per process.
 
     glibc's allocator maps every large piece anew, and the system clears it page by page, which takes up to a fifth of
-    a training step. After a large piece has been freed, it keeps pieces of up to that size (at most 32 MiB), and twice
-    as much in total. So this allocates a piece of 31 MiB, does not touch it, and frees it.
+    a training step. After a large piece has been freed, it keeps pieces of up to that size (at most 32 MiB), and
+    twice as much in total. So this allocates a piece of 31 MiB, does not touch it, and frees it.
     """
     torch.UntypedStorage(31 << 20)

@@ -40,7 +40,7 @@ def test_it_is_compiled_once_and_said(nothing_built, caplog, monkeypatch):
     assert build.why_not() is None and len(caplog.records) == 1
     (library,) = (nothing_built / "cache" / "polymix").iterdir()
     assert str(library) in caplog.text and library.suffix == ".so", "nothing but the library is left"
-    build._found.cache_clear()
+    build._library.cache_clear()
     monkeypatch.setattr(build, "_run", lambda *command: pytest.fail("it was compiled again"))
     assert build.why_not() is None and len(caplog.records) == 1
 
@@ -61,7 +61,7 @@ def test_without_a_home_it_is_kept_elsewhere(nothing_built, monkeypatch):
 @needs_it
 def test_another_processor_or_source_has_a_library_of_its_own(nothing_built, monkeypatch):
     build.why_not()
-    build._found.cache_clear()
+    build._library.cache_clear()
     monkeypatch.setattr(build, "_processor", lambda: "another")
     assert build.why_not() is None
     assert len(list((nothing_built / "cache" / "polymix").iterdir())) == 2
@@ -118,13 +118,13 @@ def test_memory_that_is_not_there_is_an_error(monkeypatch):
         def depthwise(*args):
             return 1
 
-    monkeypatch.setattr(build, "_found", lambda: Full)
+    monkeypatch.setattr(build, "_library", lambda: Full)
     with pytest.raises(MemoryError, match="depthwise"):
         build.call("depthwise")
 
 
 def test_a_graph_that_comes_where_there_is_none_says_so(monkeypatch):
-    monkeypatch.setattr(build, "_found", lambda: "no compiler")
+    monkeypatch.setattr(build, "_library", lambda: "no compiler")
     with pytest.raises(RuntimeError, match="depthwise has no kernel here: no compiler"):
         torch.ops.polymix.padre_step(*arguments(*SHAPES["short"]), "native")
 

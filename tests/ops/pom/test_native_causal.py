@@ -201,7 +201,7 @@ def test_processors_with_narrower_vectors(architecture, monkeypatch, tmp_path):
     monkeypatch.setattr(build, "FLAGS", (f"-march={architecture}", *(f for f in build.FLAGS if "-march" not in f)))
     source = build.HEADERS.parent / "pom" / "pom.c"
     library = ctypes.CDLL(str(build._compile(build._compiler(), [source], tmp_path / "narrow.so")))
-    monkeypatch.setattr(build, "_found", lambda: library)
+    monkeypatch.setattr(build, "_library", lambda: library)
     for (dim, expand), n in zip(WIDTHS, (100, 257, 1000), strict=True):
         mixer, x = made(dim, expand=expand), tokens(2, n, dim, dtype=torch.float32)
         assert off(*both(mixer, x, padding(2, n))) < FLOAT, "code that is right with sixteen floats a vector alone"
