@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from polymix import lens
+from polymix import lens, renamed  # noqa: F401  renamed: finds modules by their old names
 from polymix.blocks import MixerBlock, PolyMorpher
 from polymix.convert import (
     Adapter,

@@ -168,13 +168,15 @@ def parse_value(text: str, annotation: str = "") -> Any:
     """Parse an option's value from the command line.
 
     "none", "true" and "false" become None, True and False; numbers become int or float; "64x64", "2,3" and "a/b"
-    become tuples; anything else stays text.
+    become tuples; anything else stays text. For a sequence of texts, commas separate the texts.
 
     Args:
         text: the value as typed.
         annotation: the option's type, such as "tuple[int, ...] | None". If it allows only text, `text` stays text.
             If it allows only a tuple, a single value becomes a tuple of one.
     """
+    if annotation in ("Sequence[str]", "tuple[str, ...]", "list[str]"):
+        return tuple(text.split(","))
     kinds = {kind.strip() for kind in re.sub(r"\[[^\]]*\]", "", annotation).split("|")} - {"", "None"}
     if kinds == {"str"}:
         return None if text.lower() == "none" and "None" in annotation else text
@@ -218,19 +220,27 @@ def parse_options(words: Sequence[str], annotations: Mapping[str, str] | None = 
     return options
 
 
-def check_device(device: str, argument: str = "device", kinds: Sequence[str] = ()) -> str:
+def check_device(device: str, argument: str = "device", kinds: Sequence[str] = (), touch: bool = True) -> str:
     """Return the name of a device after checking that PyTorch can compute on it.
 
     Args:
         device: such as "cpu" or "cuda:1".
         argument: the option that the error names.
         kinds: the kinds of device that are accepted, such as ("cpu", "cuda"); empty accepts all.
+        touch: False only counts the devices. CUDA is then not started, so that the process can still fork.
     Raises:
         OptionError: the device is unavailable, cannot compute (meta), or is of another kind.
     """
-    kind = str(device).partition(":")[0]
-    if kinds and kind not in kinds:
-        raise OptionError(argument, repr(device), f"one of {', '.join(kinds)}", f"For example, pass {kinds[0]}.")
+    kind, _, index = str(device).partition(":")
+    if (kinds and kind not in kinds) or not (index or "0").isdecimal():
+        allowed = f"one of {', '.join(kinds)}" if kinds else "a device such as cpu or cuda:1"
+        raise OptionError(argument, repr(device), allowed, f"For example, pass {kinds[0] if kinds else 'cpu'}.")
+    if not touch:
+        counts = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+        if int(index or 0) >= counts.get(kind, 1):
+            allowed = f"one of the {counts[kind]} {kind} devices of this machine"
+            raise OptionError(argument, repr(device), allowed, "For example, pass cpu.")
+        return device
     try:
         torch.zeros(1, device=device).add_(1)
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:

@@ -17,7 +17,7 @@ LAYERS = (
 # Core files that import a library inside a function alone: what they draw, or whose layer they wrap, is beside the point
 # of the core, which works, and is imported, without it.
 LAZY = {
-    "convert/files.py", "lens/plots.py", "mixers/cache.py", "mixers/related/mamba.py",
+    "convert/saving/files.py", "lens/plots.py", "mixers/cache.py", "mixers/related/mamba.py",
     "mixers/related/timm_layers.py",
 }  # fmt: skip
 # Models that are classes of a library themselves; whoever imports them has it.
@@ -28,8 +28,8 @@ TRITON = {
     "ops/shared/triton_functions.py",
 }  # fmt: skip
 # "polymix" stands for the package's own __init__, the public face of what is to its left.
-FOR_ALL = {"errors": -2, "compat": -2, "_io": -1}  # to the left of ops, in this order
-SIBLINGS = {("models", "blocks")}  # the hosts are made of the blocks
+FOR_ALL = {"errors": -2, "compat": -2, "renamed": -2, "_io": -1}  # to the left of ops, in this order
+SIBLINGS = {("models", "blocks"), ("tasks", "measure")}  # hosts are made of blocks; results name the machine
 # polymix.recommend, assess and distill, by the package's __getattr__; test_cold_import sees that.
 ON_DEMAND = {("polymix", "workflows"), ("polymix", "tasks")}
 # Which files, or all of which folder/, may import a library that the core does not depend on; none in the layers from
@@ -44,20 +44,18 @@ LIBRARIES: dict[str, set[str]] = {
         "tasks/text/model.py",
         "tasks/text/tokenizer.py",
     },
-    "safetensors": {"convert/files.py"},
-    "lightning": {"tasks/classify.py", "tasks/text/processes.py", "tasks/trainer.py"},
+    "safetensors": {"convert/saving/files.py"},
+    "lightning": {"tasks/classify.py", "tasks/processes.py", "tasks/trainer.py"},
     "tokenizers": {"tasks/text/tokenizer.py"},
     "pyarrow": {"tasks/text/data.py"},
     "torchmetrics": {"tasks/classify.py"},
     "sklearn": {"tasks/images.py"},
-    "onnx": set(),
-    "onnxscript": set(),
-    "onnxruntime": set(),
     "matplotlib": {
         "workflows/bench/plots.py",
         "workflows/convert/plots.py",
         "workflows/compare/plots.py",
         "lens/plots.py",
+        "tasks/report.py",
     },
     "jinja2": {"workflows/bench/report.py", "workflows/convert/page.py", "workflows/compare/report.py"},
     "rich": {"cli/"},
@@ -244,7 +242,7 @@ def test_mixers_leave_the_choice_of_an_implementation_to_the_ops():
 
 
 # Configs of other libraries, whose versions differ in what they have.
-FOREIGN_CONFIGS = ("convert/adapters/", "convert/libraries/", "convert/model_recipes", "workflows/convert/inputs.py")
+FOREIGN_CONFIGS = ("convert/adapters/", "convert/model_recipes", "workflows/convert/inputs.py")
 
 
 def test_nobody_guesses_what_a_config_has():

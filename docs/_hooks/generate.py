@@ -26,7 +26,6 @@ from figures import table
 
 from polymix import ops, structured
 from polymix.errors import PolymixError
-from polymix.lens.overview import in_words
 from polymix.mixers import MixerConfig, TokenMixer, config_class, create_mixer, list_mixers, mixer_class
 from polymix.mixers.registry import ATTENTION, FLOOR
 from polymix.ops.dispatch import Operator
@@ -202,7 +201,7 @@ def mixer_page(name: str, when: str) -> str:
     parts = [
         f"# {name}", text(first), "## When to use it", when.strip(), "## Formula" if rest else "", body(rest),
         "## Shapes, cost, source", facts_of(name),
-        "## As a function", f"`{call}`: {in_words(mixer.polynomial)}.",
+        "## As a function", f"`{call}`: {mixer.polynomial}.",
         "## What it can do", "With suitable options, and as built above:",
         table(("", "with suitable options", "as built above"), can),
         "## Options", f"Of `{config.__name__}`, or as keywords of `create_mixer`:",
@@ -240,7 +239,7 @@ def costs() -> str:
     rows = []
     for name in (name for names in groups().values() for name in names):
         mixer, can = built(name)[0], mixer_class(name).capabilities
-        cost, function = mixer.cost(TOKENS), in_words(mixer.polynomial)
+        cost, function = mixer.cost(TOKENS), str(mixer.polynomial)
         able = [word for word in ("causal", "recurrent", "cross") if can.has(word)]
         able += ["any mask"] if can.has("arbitrary") else ["padding"] if can.has("padding") else []
         rows.append((

@@ -17,25 +17,26 @@ from polymix.errors import OptionError, check_choice
 def command(
     name: Annotated[str, typer.Argument(help="A mixer, such as padre, or file.py:function that returns a module.")],
     options: Annotated[
-        list[str] | None, typer.Argument(help="dim=8, options such as degree=3; shape=1x6x4 for a module of your own.")
+        list[str] | None,
+        typer.Argument(help="dim=8, options such as degree=3; for your own module, shape=1x6x4."),
     ] = None,
-    order: Annotated[int, typer.Option(help="How many entries interact, 1 to 4.")] = 2,
-    out: Annotated[Path | None, typer.Option(help="Folder for lens.json and the pictures.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the weights, inputs and directions.")] = 0,
+    order: Annotated[int, typer.Option(help="Number of input entries that interact, 1 to 4.")] = 2,
+    out: Annotated[Path | None, typer.Option(help="Folder for lens.json and the plots.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of weights, inputs and directions.")] = 0,
     image: Annotated[
-        str | None, typer.Option(help="digits: train on them (half a minute) and draw what the mixer sees there.")
+        str | None,
+        typer.Option(help="digits: train on digits (half a minute) and plot what influences the mixer."),
     ] = None,
 ) -> None:
-    """What one mixer, or a module of your own, is as a function: its degree, what reaches what, what it commutes with.
+    """Measure what a mixer, or your own module, is as a function: degree, interactions, reach, symmetries.
 
     Example: polymix lens padre degree=3 grid=4x4 --out padre-lens
     """
     import torch
 
     from polymix import create_mixer
-    from polymix._io import parse_options
-    from polymix.lens import load, overview
-    from polymix.workflows.compare.results import write_atomically
+    from polymix._io import call_function, parse_options, write_whole
+    from polymix.lens import overview
 
     check_choice("--image", image, (None, "digits"))
     chosen = parse_options(options or [])
@@ -44,9 +45,9 @@ def command(
     torch.manual_seed(seed)
     own = ".py:" in name
     if own and image:
-        raise OptionError("--image", image, "a mixer by name", "lens.influence takes any model that holds a mixer.")
+        raise OptionError("--image", image, "a mixer by name", "For your own model use polymix.lens.influence.")
     dim = None if own else chosen.pop("dim", 8)
-    module = load(name, chosen) if dim is None else create_mixer(name, dim, **chosen)
+    module = call_function(name, chosen) if dim is None else create_mixer(name, dim, **chosen)
     view = overview(module, order=order, shape=shape, seed=seed)
     if image:
         from polymix.mixers import config_class
@@ -65,5 +66,5 @@ def command(
         out.mkdir(parents=True, exist_ok=True)
         view.draw(out)
         content = {"name": name, "options": {**chosen, "dim": dim, "shape": shape}, **view.content}
-        write_atomically(out / "lens.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
-        console.print(f"Pictures and lens.json: {out}")
+        write_whole(out / "lens.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
+        console.print(f"Plots and lens.json: {out}")

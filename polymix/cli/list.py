@@ -9,13 +9,13 @@ from rich.table import Column, Table
 
 
 def command() -> None:
-    """Every mixer: what it can do, what it costs, its options.
+    """List all mixers: what they can do, what they cost (in multiply-adds), and their options.
 
     Example: polymix list
     """
     from polymix.mixers.registry import config_class, list_mixers, mixer_class
 
-    parts = (("can do", 2), ("cost", 2), ("options (default)", 3))  # the last wide enough for every option's name
+    parts = (("can do", 2), ("cost", 2), ("options (default)", 3))  # the last is wide enough for every option's name
     columns = (Column(text, ratio=share, overflow="fold") for text, share in parts)
     table = Table(Column("mixer", no_wrap=True), *columns, show_lines=True, expand=True)
     for name in list_mixers():

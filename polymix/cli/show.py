@@ -15,9 +15,9 @@ from polymix.cli.shared import cores
 def command(
     name: Annotated[str, typer.Argument(help="A mixer, such as padre.")],
     options: Annotated[list[str] | None, typer.Argument(help="dim=192, n=4096, and options such as degree=3.")] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads for the floor; default: one for each core.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads for the floor (default: one per core).")] = None,
 ) -> None:
-    """What one mixer costs: parameters, multiply-adds, bytes, its floor here, and the paper's figure beside them.
+    """Show what a mixer costs: parameters, multiply-adds, bytes, the floor on this machine, and the paper's figures.
 
     Example: polymix show padre degree=3 dim=192 grid=64x64
     """
@@ -32,17 +32,17 @@ def command(
     dim, n = chosen.pop("dim", 192), chosen.pop("n", None)
     mixer = create_mixer(name, dim, **chosen)
     if n is None:
-        grid = getattr(mixer.config, "grid", None)
-        n = math.prod(grid) + getattr(mixer.config, "num_prefix_tokens", 0) if grid else 4096
+        grid = mixer.config.built_grid
+        n = math.prod(grid) + mixer.config.prefix if grid else 4096
     torch.set_num_threads(threads or cores())
     cost = mixer.cost(n)
     seconds = interleaved({"floor": floor(cost)}, seconds=0.5)["floor"].median
-    table = Table("", "here", "printed in the paper", title=f"{mixer.name}, {dim} channels, {n:,} tokens")
+    table = Table("", "polymix", "in the paper", title=f"{mixer.name}, {dim} channels, {n:,} tokens")
     figures = printed(mixer, n)
     lines: list[tuple[str, str, str]] = [
         ("parameters", f"{cost.parameters:,}", "parameters"),
         ("multiply-adds", f"{cost.multiply_adds / 1e9:.3f} G", "multiplications"),
-        ("FLOPs (2 a multiply-add)", f"{cost.flops / 1e9:.3f} G", "FLOPs"),
+        ("FLOPs (2 per multiply-add)", f"{cost.flops / 1e9:.3f} G", "FLOPs"),
         ("bytes moved, float32", f"{cost.bytes / 2**20:.1f} MiB", "bytes"),
         (f"floor, {torch.get_num_threads()} threads", f"{seconds * 1e3:.3f} ms", "latency"),
     ]

@@ -1,36 +1,38 @@
-"""An adapter: a mixer behind the calling convention of one attention class; and which adapter is whose."""
+"""Adapter: a mixer that is called as the attention layer it replaces; and the registry of adapters."""
 
 from __future__ import annotations
 
 import copy
-import importlib
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 
 from polymix import errors
-from polymix.convert.attention import Attention
+from polymix.convert.adapters.libraries import LIBRARIES
 from polymix.convert.find import grids, prefix_tokens
 from polymix.convert.masks import split
+from polymix.convert.spec import AttentionSpec
 from polymix.mixers import TokenMixer
 
 A = TypeVar("A", bound="type[Adapter]")
 _ADAPTERS: dict[str, type[Adapter]] = {}  # by the attention's class, "package.module.Class"
-_FILES = {"torch": "torch_nn", "timm": "timm", "transformers": "transformers", "torchvision": "torchvision",
-          "diffusers": "diffusers", "polymix": "own"}  # fmt: skip
+_RENAMED = {"carries": "forward_attributes", "keeps": "copied_modules", "part": "replaced_part",
+            "channels": "channel_axis", "masked": "checks_masks", "follows": "needs_current_grid",
+            "settings": "host_settings"}  # fmt: skip
 
 
 class Host(NamedTuple):
-    """Where a layer stands: the model, the layer's name in it; and what `convert` was told to do with windows."""
+    """The place of a layer: the model, the layer's name in it, and the `windows` option of `convert`."""
 
     model: nn.Module
     name: str
     windows: str = "keep"
 
     def above(self, levels: int = 1) -> nn.Module | None:
-        """The module that holds the layer, or the one `levels` above it."""
+        """The module that contains the layer, or the one `levels` above it."""
         parts = self.name.split(".")
         return self.model.get_submodule(".".join(parts[:-levels])) if self.name and levels <= len(parts) else None
 
@@ -41,79 +43,105 @@ class Host(NamedTuple):
             yield self.model.get_submodule(".".join(parts[:last]))
 
     def grid(self) -> tuple[int, ...] | None:
-        """The grid that the nearest module around the layer names, such as patch_embed.grid_size."""
+        """The token grid that the nearest module around the layer states, such as patch_embed.grid_size."""
         return next((grid for module in self.chain() for grid in grids(module)), None)
 
     def prefix(self) -> int:
-        """How many tokens stand in front of the grid, by the class tokens of the nearest module that has any."""
+        """The number of tokens in front of the grid: the class tokens of the nearest module that has any."""
         return next(filter(None, map(prefix_tokens, self.chain())), 0)
 
 
 class Adapter(nn.Module):
-    """A mixer in the place of an attention layer, called as its host calls that layer.
+    """A mixer in the place of an attention layer, with that layer's signature.
 
-    A subclass says with `describe` what the attention is, and in `forward` takes the host's arguments and gives what
-    the host expects, by `self.mix`. Attributes of the attention that the host reads are named in `carries`; parts of it
-    that the adapter computes with beside the mixer in `keeps`: it has copies of its own, by the last of their names.
-    `part` is the one whose output the mixer's stands for, where the attention does more after it, such as a norm.
+    A subclass describes the attention in `describe`. Its `forward` takes the host's arguments, calls `self.mix`, and
+    returns what the host expects.
+
+    Class attributes:
+        forward_attributes: names of attributes of the attention that the host reads.
+        copied_modules: names of parts of the attention that the adapter runs itself, beside the mixer. It has copies of
+            them, under the last part of their names.
+        replaced_part: the part of the attention whose output the mixer's output stands for, where the attention does
+            more after it, such as a norm.
+        channel_axis: axis of the channels in the adapter's output.
+        checks_masks: whether the masks of a call tell what the mixer must support.
     """
 
-    carries: ClassVar[tuple[str, ...]] = ()
-    keeps: ClassVar[tuple[str, ...]] = ()
-    part: ClassVar[str] = ""
-    channels: ClassVar[int] = -1  # the axis that they have in its output
-    masked: ClassVar[bool] = True  # whether the masks of a call say what its mixer must be able to do
+    forward_attributes: ClassVar[tuple[str, ...]] = ()
+    copied_modules: ClassVar[tuple[str, ...]] = ()
+    replaced_part: ClassVar[str] = ""
+    channel_axis: ClassVar[int] = -1
+    checks_masks: ClassVar[bool] = True
 
-    def __init__(self, mixer: TokenMixer, attention: Attention, module: nn.Module) -> None:
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for old, new in _RENAMED.items():
+            if old in vars(cls):
+                warnings.warn(
+                    f"Adapter.{old} is now called {new}; the old name will be removed.",
+                    DeprecationWarning,
+                    stacklevel=2,
+                )
+                setattr(cls, new, vars(cls)[old])
+
+    def __init__(self, mixer: TokenMixer, attention: AttentionSpec, module: nn.Module) -> None:
         super().__init__()
         self.mixer = mixer
         self.grid, self.prefix = attention.grid, attention.prefix
-        self.windows = "keep"  # as `convert` was told
-        self.now: tuple[int, ...] | None = None  # the grid of the feature map that the host made last
+        self.windows = "keep"  # the option of `convert`
+        self.current_grid: tuple[int, ...] | None = None  # of the feature map in this run
         self.causal: bool | None = True if attention.causal else None
-        for name in self.carries:
+        for name in self.forward_attributes:
             if hasattr(module, name):
                 setattr(self, name, getattr(module, name))
-        for name in self.keeps:
+        for name in self.copied_modules:
             setattr(self, name.rpartition(".")[2], copy.deepcopy(module.get_submodule(name)))
 
     @classmethod
-    def describe(cls, module: nn.Module, host: Host) -> Attention:
-        """What the attention is and what its host asks of it."""
+    def describe(cls, module: nn.Module, host: Host) -> AttentionSpec:
+        """Describe the attention and what its host asks of it."""
         raise NotImplementedError
 
     @classmethod
     def feature_map(cls, module: nn.Module, host: Host) -> nn.Module | None:
-        """The host's module whose output (B, C, H, W) has a place for each token after the prefix, if there is one:
-        the grid is what it was in this run."""
+        """The host's module whose output (B, C, H, W) has one place per token after the prefix, if there is one.
+
+        The grid of the tokens is the size of that output.
+        """
         return None
 
     @classmethod
     def grid_of(cls, module: nn.Module, args: Any, output: Any) -> tuple[int, ...]:
-        """The grid in a call of that module, for one whose output is of another form."""
+        """The grid in a call of `feature_map`. Override it where the output has another shape."""
         return tuple(output.shape[2:])
 
-    def follow(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Forward hook of the feature map."""
-        self.now = self.grid_of(module, args, output)
+    def note_grid(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Forward hook on the feature map: keep the grid of this run."""
+        self.current_grid = self.grid_of(module, args, output)
 
     @property
-    def follows(self) -> bool:
-        """Whether it must know the grid of this run."""
+    def needs_current_grid(self) -> bool:
+        """Whether the adapter needs the grid of each run."""
         return bool(self.mixer.capabilities.grids)
 
     @classmethod
-    def kept(cls, module: nn.Module) -> dict[str, tuple[str, ...]]:
-        """Parameters of the copies, each with the attention's that it comes from."""
-        parts = ((name, key) for name in cls.keeps for key, _ in module.get_submodule(name).named_parameters())
+    def copied_parameters(cls, module: nn.Module) -> dict[str, tuple[str, ...]]:
+        """The parameters of `copied_modules`, each with the attention's parameter that it is a copy of."""
+        parts = ((name, key) for name in cls.copied_modules for key, _ in module.get_submodule(name).named_parameters())
         return {f"{name.rpartition('.')[2]}.{key}": (f"{name}.{key}",) for name, key in parts}
 
-    def settings(self, host: Host) -> list[tuple[Any, str, Any]]:
-        """(module or config, attribute, value): what must be set in the host while the adapter stands in it."""
+    def host_settings(self, host: Host) -> list[tuple[Any, str, Any]]:
+        """(module or config, attribute, value): what to set in the host while the adapter is in it."""
         return []
 
-    def seen(self, visible: Tensor | None, padding: Tensor | None = None, causal: bool | None = None) -> dict[str, Any]:
-        """`mask` and `causal` for `mix`, from who sees whom (B, N, M), padding (B, M), and what is said of order."""
+    def mask_options(
+        self, visible: Tensor | None, padding: Tensor | None = None, causal: bool | None = None
+    ) -> dict[str, Any]:
+        """The `mask` and `causal` arguments for `mix`.
+
+        visible: (B, N, M), True where query n sees token m; it is split into padding and causal order where it is
+            nothing else. padding: (B, M), True for real tokens. causal: the order, where the host states it.
+        """
         if visible is None:
             return {"mask": padding, "causal": causal}
         parts = split(visible, causal)
@@ -123,31 +151,43 @@ class Adapter(nn.Module):
         both = [part for part in (parts.padding, padding) if part is not None]
         return {"mask": both[0] & both[1] if len(both) == 2 else both[0] if both else None, "causal": parts.causal}
 
+    def seen(self, visible: Tensor | None, padding: Tensor | None = None, causal: bool | None = None) -> dict[str, Any]:
+        """Deprecated name of `mask_options`."""
+        warnings.warn(
+            "Adapter.seen is now called mask_options; the old name will be removed.", DeprecationWarning, stacklevel=2
+        )
+        return self.mask_options(visible, padding, causal)
+
     def mix(
         self, x: Tensor, context: Tensor | None = None, *, mask: Tensor | None = None, causal: bool | None = None,
         grid: tuple[int, ...] | None = None, segments: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """The mixer on x (B, N, D), with the grid that N tokens stand on where that matters."""
+        """Apply the mixer to x (B, N, D). `grid` is the grid of the N tokens, where it differs from the layer's own."""
         order = self.causal if causal is None else causal
         if x.shape[1] == 1 and context is None and not order:
-            order = None  # one token sees itself, whatever the order that the mixer was built for
-        return self.mixer(x, context, mask=mask, causal=order, segments=segments, **self.place(x, grid))
+            order = None  # a single token sees itself in any order
+        return self.mixer(x, context, mask=mask, causal=order, segments=segments, **self.grid_options(x, grid))
 
-    def place(self, x: Tensor, grid: tuple[int, ...] | None = None) -> dict[str, Any]:
-        """The `grid` of a call: as given, else the layer's own, or one of its shape at another size."""
+    def grid_options(self, x: Tensor, grid: tuple[int, ...] | None = None) -> dict[str, Any]:
+        """The `grid` argument of a call: as given, else the layer's own, scaled to the number of tokens."""
         if not self.mixer.capabilities.grids:
             return {}
         tokens = x.shape[1] - self.prefix
         if self.grid is None:
             return {"grid": (tokens,)} if self.mixer.config.built_grid is not None else {}
-        grid = grid or self.now or self.grid
+        grid = grid or self.current_grid or self.grid
         if tokens != math.prod(grid):
             grid = resized(grid, tokens)
         return {"grid": grid} if grid != self.grid else self.mixer.config.call_options(grid)
 
 
+def _warn(old: str, new: str) -> None:
+    text = f"Adapter.{old} is now called Adapter.{new}; the old name will be removed."
+    warnings.warn(text, DeprecationWarning, stacklevel=3)
+
+
 def resized(grid: tuple[int, ...], tokens: int) -> tuple[int, ...]:
-    """A grid of `tokens` places with the proportions of `grid`."""
+    """A grid of `tokens` tokens with the proportions of `grid`."""
     factor = (tokens / math.prod(grid)) ** (1 / len(grid))
     found = tuple(round(size * factor) for size in grid)
     if math.prod(found) != tokens:
@@ -157,16 +197,20 @@ def resized(grid: tuple[int, ...], tokens: int) -> tuple[int, ...]:
 
 
 def register_adapter(*classes: str | type[nn.Module]) -> Callable[[A], A]:
-    """Class decorator for an Adapter: it serves these attention classes, given themselves or as "package.module.Class".
+    """Class decorator: register an Adapter for attention classes, given as classes or as "package.module.Class".
 
-    A name needs no import of its library. Subclasses that keep the class's forward are served too. A class can be
-    registered once; to replace an adapter of ours, subclass the attention or the adapter.
+    A name does not import its library. The adapter also serves subclasses that keep the class's `forward`. A class has
+    one adapter; to replace one of polymix's, subclass the attention class.
+
+    Raises OptionError where a class has an adapter already.
     """
 
     def add(adapter: A) -> A:
         for name in (kind if isinstance(kind, str) else path(kind) for kind in classes):
             if name in _ADAPTERS:
-                raise errors.OptionError("classes", name, "a class without an adapter", "It has one already.")
+                raise errors.OptionError(
+                    "classes", name, "a class without an adapter", "To replace its adapter, subclass the class."
+                )
             _ADAPTERS[name] = adapter
         return adapter
 
@@ -174,14 +218,15 @@ def register_adapter(*classes: str | type[nn.Module]) -> Callable[[A], A]:
 
 
 def path(kind: type) -> str:
+    """The "package.module.Class" of a class."""
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def adapter_for(module: nn.Module) -> type[Adapter] | None:
-    """The adapter of a module's class, or of the class whose forward it runs; None where there is none."""
+    """The adapter of a module's class, or of a base class whose `forward` it runs; None if there is none."""
     for kind in type(module).__mro__:
-        if file := _FILES.get(kind.__module__.partition(".")[0]):
-            importlib.import_module(f"polymix.convert.adapters.{file}")
+        if library := LIBRARIES.get(kind.__module__.partition(".")[0]):
+            library.load_adapters()
         adapter = _ADAPTERS.get(path(kind))
         if adapter is not None and getattr(kind, "forward", None) is type(module).forward:
             return adapter

@@ -1,4 +1,4 @@
-"""Attention in any PyTorch model, found by what it holds, and what a host says of the grid of its tokens."""
+"""Finding attention layers in any PyTorch model by their projections, and the token grid that a model states."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads")
 PREFIX = ("class_token", "cls_token", "dist_token", "distillation_token", "reg_token", "register_tokens")
 CONTEXTS = ("key", "context", "key_value_states", "encoder_hidden_states")
 SOUGHT = (
-    "a softmax mixer, nn.MultiheadAttention, or a module with a number of heads and projections "
+    "a softmax mixer, nn.MultiheadAttention, or a module with a number of heads and projections named "
     f"({', '.join(FUSED)}, or {', '.join('/'.join(names) for names in SPLIT)})"
 )
 
 
 def attention_modules(model: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """(name, module) of the outermost modules that attend."""
+    """(name, module) of the outermost attention modules."""
     if attends(model):
         yield name or type(model).__name__, model
     elif not isinstance(model, TokenMixer):
@@ -35,22 +35,24 @@ def attention_modules(model: nn.Module, name: str = "") -> Iterator[tuple[str, n
 
 
 def attends(module: nn.Module) -> bool:
+    """Whether a module is attention: a known class, or one with query, key and value projections and heads."""
     if isinstance(module, TokenMixer):
         return module.name == "softmax"
     return isinstance(module, nn.MultiheadAttention) or (
         (any(_projects(module, name) for name in FUSED) or any(_project(module, names) for names in SPLIT))
-        and head_count(module) is not None  # last: diffusers' models warn of a question for their config's numbers
+        and head_count(module) is not None  # last: diffusers' models warn when asked for their config's numbers
     )
 
 
 def head_count(module: nn.Module) -> int | None:
+    """The number of heads that a module or its config states."""
     places = (module, getattr(module, "config", None))
     found = (getattr(place, name, None) for place in places for name in HEADS)
     return next((heads for heads in found if type(heads) is int), None)
 
 
 def _projects(module: nn.Module, name: str) -> bool:
-    """Whether it is a linear map of tokens; those of feature maps are convolutions."""
+    """Whether `module.name` is a linear map. Projections of feature maps are convolutions and do not count."""
     weight = getattr(getattr(module, name, None), "weight", None)
     return isinstance(weight, Tensor) and weight.ndim == 2
 
@@ -60,7 +62,7 @@ def _project(module: nn.Module, names: Sequence[str]) -> bool:
 
 
 def grids(model: nn.Module) -> Iterator[tuple[int, ...]]:
-    """What the modules of a host say of the grid of their tokens."""
+    """The token grids that the modules of a model state."""
     for module in model.modules():
         for name in ("grid", "grid_size"):
             grid = getattr(module, name, None)
@@ -72,29 +74,31 @@ def grids(model: nn.Module) -> Iterator[tuple[int, ...]]:
 
 
 def prefix_tokens(module: nn.Module) -> int:
-    """How many tokens a module says that it puts in front of the others."""
-    said = getattr(module, "num_prefix_tokens", None)
+    """How many tokens, such as class tokens, a module puts in front of the others."""
+    stated = getattr(module, "num_prefix_tokens", None)
     tokens = [getattr(module, name, None) for name in PREFIX]
-    return said if type(said) is int else sum(t.shape[1] for t in tokens if isinstance(t, Tensor) and t.ndim == 3)
+    return stated if type(stated) is int else sum(t.shape[1] for t in tokens if isinstance(t, Tensor) and t.ndim == 3)
 
 
 def pair(size: Any) -> tuple[int, int] | None:
+    """A size as (H, W); None where it is no number and no pair of numbers."""
     size = (size, size) if type(size) is int else size
     valid = isinstance(size, (tuple, list)) and len(size) == 2 and all(type(side) is int and side > 0 for side in size)
     return (size[0], size[1]) if valid else None
 
 
 def image_size(module: Any) -> tuple[int, int] | None:
+    """The image size that a module or config states."""
     return pair(getattr(module, "image_size", None)) or pair(getattr(module, "img_size", None))
 
 
 def known_input(model: nn.Module, batch: int) -> Tensor:
-    """Random images of the size that the model says it is for."""
+    """Random images of the size that the model states. Raises OptionError where it states none."""
     places = (model, getattr(model, "patch_embed", None), getattr(model, "config", None))
     size = next(filter(None, map(image_size, places)), None)
     first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
     if size is None or first is None:
-        got = f"None for {type(model).__name__}, whose input's size is not known"
-        raise OptionError("input", got, "a tensor, a dict or a tuple that the model takes", "Pass input=.")
+        got = f"None for {type(model).__name__}, which does not state its input size"
+        raise OptionError("input", got, "an input of the model: a tensor, a tuple or a dict", "Pass input=.")
     weight = first.weight
     return torch.randn(batch, first.in_channels, *size, device=weight.device, dtype=weight.dtype)

@@ -1,45 +1,48 @@
-"""A mixer that starts from the weights and the statistics of the attention it replaces."""
+"""Starting a mixer from the weights of the attention it replaces, and matching its output to the attention's."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from polymix.convert.attention import Attention, Twin
+from polymix.convert.spec import AttentionSpec, EquivalentMixer
 from polymix.mixers import TokenMixer
 from polymix.mixers.inheritance import Sources
 
 
-def inherit(mixer: TokenMixer, attention: Attention) -> Sources:
-    """Start `mixer` from the attention's maps; returns which parameter came from which. The rest stays fresh.
+def inherit(mixer: TokenMixer, attention: AttentionSpec) -> Sources:
+    """Copy the attention's weights into `mixer`; return which parameter came from which. The others are unchanged.
 
-    A mixer that the layer already is takes everything; any other what its own `inherit` has a place for.
+    The attention's equivalent mixer takes over everything; any other mixer what its own `inherit` has a use for.
     """
-    if attention.twin is not None and attention.twin.name == mixer.name:
-        return _twin(mixer, attention, attention.twin)
+    if attention.equivalent is not None and attention.equivalent.name == mixer.name:
+        return _all_weights(mixer, attention, attention.equivalent)
     return mixer.inherit(attention)
 
 
-def _twin(mixer: TokenMixer, attention: Attention, twin: Twin) -> Sources:
-    """Nothing where the mixer was built with other options than the layer's."""
-    state, own = twin.build().state_dict(), mixer.state_dict()
+def _all_weights(mixer: TokenMixer, attention: AttentionSpec, equivalent: EquivalentMixer) -> Sources:
+    """Copy all weights; none where the mixer was built with other options than the layer."""
+    state, own = equivalent.build().state_dict(), mixer.state_dict()
     if {key: t.shape for key, t in state.items()} != {key: t.shape for key, t in own.items()}:
         return {}
     mixer.load_state_dict(state)
-    found: Sources = {}
+    sources: Sources = {}
     for name, _ in mixer.named_parameters():
         key = name.partition(".")[2]
         parts = tuple(part for part in (*attention.keys, *attention.drops) if part.partition("[")[0] == key)
-        found[name] = parts or ((key,) if key in twin.keys else ())
-    return found
+        sources[name] = parts or ((key,) if key in equivalent.parameters else ())
+    return sources
 
 
 @torch.no_grad()
 def match(mixer: TokenMixer, ours: Tensor, theirs: Tensor) -> float | None:
-    """Give a mixer's output, in its weights, the statistics of the attention's on the same input (…, D).
+    """Scale the mixer's last weights so that its output has the statistics of the attention's on the same input.
 
-    Each channel's mean and the deviations' size where it ends in a linear map with a bias, else the size of the whole.
-    Returns what the output was multiplied with; None, and nothing done, where no weight can do that.
+    With a final linear map with a bias: the mean of each channel and the size of the deviations. Else: the size of the
+    output. Returns the factor; None, and nothing changed, where the mixer has no weight that scales its output.
+
+    Args:
+        ours, theirs: outputs (…, D) of the mixer and of the attention.
     """
     ours, theirs = ours.flatten(0, -2).double(), theirs.flatten(0, -2).double()
     last = mixer.output_map()

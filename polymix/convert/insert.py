@@ -1,4 +1,4 @@
-"""`polymix.insert`: a mixer as a residual block into a model that has no attention to replace."""
+"""`polymix.insert`: add a mixer as a residual block to a model without attention."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from polymix.convert.adapter import Adapter, Host
-from polymix.convert.attention import Attention
 from polymix.convert.convert import fitted
-from polymix.convert.insertion_point import KEY, asked, given, settle
+from polymix.convert.insertion_point import KEY, describe, resolve, tensor_at
 from polymix.convert.plan import config_of
 from polymix.convert.report import LayerReport, parameters, table
+from polymix.convert.spec import AttentionSpec
 from polymix.errors import OptionError, PolymixError, ShapeError, check_choice
 from polymix.mixers import MixerConfig, PolyNlMixer, TokenMixer
 
@@ -23,31 +23,32 @@ def insert(
     model: nn.Module, at: str, mixer: str | MixerConfig, *, where: str = "before", input: Any = None,
     copy: bool = False,
 ) -> InsertionReport:  # fmt: skip
-    """Put x + mixer(x) before or after the module named `at`, which works on feature maps (B, C, H, W) or tokens.
+    """Add x + s · mixer(x) before or after the module `at`, on feature maps (B, C, H, W) or tokens (B, N, C).
 
-    At the start the model computes what it did: the mixer's part is multiplied with Poly-NL's β, or with a number of
-    the block's own, `scale`, that is 0 until it is trained. The names of the model's weights stay as they are, so that
-    its checkpoints load as before; those of the block stand below `at`, at "inserted_before" or "inserted_after". It
-    runs as a hook of the module. It sees all tokens: it is told of no mask and no order.
+    The factor s starts at 0, so that the model first computes what it did before. It is Poly-NL's β, or the block's
+    parameter `scale`. The model's own weights keep their names, so its checkpoints still load; the block's weights are
+    below `at`, under "inserted_before" or "inserted_after". The block runs as a hook of the module. It mixes all tokens
+    and knows no masks and no causal order.
 
     Args:
-        at: a module's name. A Sequential's stands for its first module, or its last one where `where` is "after".
-        mixer: its name or config, such as "poly_nl:reduction=4".
+        model: the model.
+        at: name of a module. For a Sequential: its first module, or its last with `where="after"`.
+        mixer: the mixer's name or config, such as "poly_nl:reduction=4".
         where: "before", on the module's first input, or "after", on its first output.
-        input: what the model is called with, as for `convert`. Needed "after", and by mixers that need the grid.
-        copy: insert into a copy (`report.model`).
+        input: an input of the model, as for `convert`. Needed with "after", and for mixers that need the grid.
+        copy: insert into a copy (`report.model`) and leave the model unchanged.
     Raises:
-        OptionError, ShapeError: before anything is changed.
+        OptionError, ShapeError: the block cannot be inserted. The model is unchanged.
     """
     check_choice("where", where, ("before", "after"))
     check_choice("copy", copy, (True, False))
     config = config_of(mixer, "mixer")
     model = copies.deepcopy(model) if copy else model
-    name = settle(model, at, where)
+    name = resolve(model, at, where)
     module = model.get_submodule(name)
     try:
-        x = None if input is None else given(model, module, where, input)
-        attention = asked(config, Host(model, name), module, where, x)
+        x = None if input is None else tensor_at(model, module, where, input)
+        attention = describe(config, Host(model, name), module, where, x)
         weight = next(iter([*module.parameters(), *model.parameters()]), torch.empty(()))
         built = fitted(config, attention).build(attention.dim, device=weight.device, dtype=weight.dtype)
     except PolymixError as error:
@@ -57,9 +58,9 @@ def insert(
 
 
 class Inserted(Adapter):
-    """x + mixer(x), times β or `scale`, of a feature map (B, C, H, W) or tokens (B, N, C)."""
+    """x + s · mixer(x) on a feature map (B, C, H, W) or tokens (B, N, C); s is Poly-NL's β or the parameter `scale`."""
 
-    def __init__(self, mixer: TokenMixer, attention: Attention) -> None:
+    def __init__(self, mixer: TokenMixer, attention: AttentionSpec) -> None:
         super().__init__(mixer, attention, nn.Identity())
         if isinstance(mixer, PolyNlMixer):
             self.scale = None
@@ -71,7 +72,7 @@ class Inserted(Adapter):
     def forward(self, x: Tensor) -> Tensor:
         if not isinstance(x, Tensor) or x.is_nested:
             got = "a nested tensor" if isinstance(x, Tensor) else f"a {type(x).__name__}"
-            raise ShapeError("x", got, "a plain tensor", "Build an encoder with enable_nested_tensor=False.")
+            raise ShapeError("x", got, "a plain tensor", "Build the encoder with enable_nested_tensor=False.")
         if x.ndim == 4:
             y = self.mix(x.flatten(2).transpose(1, 2), grid=tuple(x.shape[2:]))
             y = y.transpose(1, 2).unflatten(2, x.shape[2:])
@@ -81,9 +82,10 @@ class Inserted(Adapter):
 
 
 class InsertionReport:
-    """What `polymix.insert` did. `model` has the block, `block`, in it; printing gives a table.
+    """What `polymix.insert` did. Printing it shows a table.
 
-    layers: one LayerReport, of the block. parameters: of the whole model, before and after.
+    model: the model with the block. block: the block. layers: one LayerReport, for the block. parameters: of the whole
+    model, before and after.
     """
 
     def __init__(self, model: nn.Module, name: str, where: str, block: Inserted, x: Tensor | None) -> None:
@@ -103,9 +105,11 @@ class InsertionReport:
         )  # fmt: skip
 
     def undo(self) -> nn.Module:
-        """Take the block out again; returns the model as it was."""
+        """Remove the block and return the original model."""
         if self.undone:
-            raise OptionError("report", "an insertion that was undone already", "one that stands", "Insert again.")
+            raise OptionError(
+                "report", "an insertion that was undone already", "one that is in place", "Insert the mixer again."
+            )
         self._hook.remove()
         delattr(self._module, self._key)
         self.undone = True
@@ -119,14 +123,14 @@ class InsertionReport:
 
 
 def attach(module: nn.Module, where: str, block: Inserted) -> torch.utils.hooks.RemovableHandle:
-    """Make the block a child of the module, run before or after it."""
+    """Make the block a child of the module, which runs before or after it."""
     module.add_module(KEY.format(where), block)
     if where == "before":
         return module.register_forward_pre_hook(_before, with_kwargs=True)
     return module.register_forward_hook(_after)
 
 
-# Functions that look the block up, so that a copy of the module finds its own.
+# These look the block up by name, so that a copy of the module finds its own block.
 
 
 def _before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

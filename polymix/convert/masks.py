@@ -1,4 +1,4 @@
-"""What an attention layer's masks let through, whichever convention they follow."""
+"""Attention masks in one form, whichever convention a library follows, and their parts: causal order and padding."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch import Tensor, nn
 from polymix.errors import MaskError
 from polymix.mixers.checks import holds
 
-_HIDDEN = -50.0  # added scores below this hide: -inf, the type's least, or the -100 of shifted windows
+_HIDDEN = -50.0  # lower scores hide a token: -inf, the dtype's minimum, or the -100 of shifted windows
 
 
 class Seen(NamedTuple):
-    """Whether each token sees its past alone, and what is hidden beside: nothing, padding, or anything else."""
+    """What a call's masks do. kind: "padding" or "arbitrary", beyond the causal order; None: neither."""
 
     causal: bool
     kind: str | None
 
 
 def seen_through(module: nn.Module, given: Mapping[str, Any], tokens: int, context: int) -> Seen:
-    """What the arguments of a call, and the layer itself, say of who sees whom."""
+    """What the arguments of a call, and the layer itself, say about who sees whom."""
     masks = {name: value for name, value in given.items() if "mask" in name and isinstance(value, Tensor)}
     parts = [
         _seen(visible(value, inverted=isinstance(module, nn.MultiheadAttention)), "padding" in name, tokens, context)
@@ -37,21 +37,23 @@ def seen_through(module: nn.Module, given: Mapping[str, Any], tokens: int, conte
 
 
 def visible(mask: Tensor, *, inverted: bool) -> Tensor:
-    """True where a token is seen: of a boolean mask (True hides where `inverted`), an integer one or added scores.
+    """A mask as a boolean tensor that is True where a token is seen.
 
-    Raises MaskError for scores that do more than hide; in a graph, the run fails.
+    mask: boolean (with `inverted`, True hides), integer (0 hides), or scores that are added to the logits.
+
+    Raises MaskError for scores other than 0 and -inf. In a compiled graph the run fails instead.
     """
     if mask.is_floating_point():
         seen = mask > _HIDDEN
         if not holds((~seen | (mask == 0)).all(), "takes no scores but 0 and -inf"):
-            cure = "A mixer has no logits that a bias could be added to: keep this layer."
-            raise MaskError("mask", "added scores that do more than hide", "0 where seen, -inf where hidden", cure)
+            cure = "A mixer has no logits to which a bias could be added. Keep this layer."
+            raise MaskError("mask", "scores that do more than hide tokens", "0 where seen, -inf where hidden", cure)
         return seen
     return ~mask if inverted and mask.dtype == torch.bool else mask != 0
 
 
 class Split(NamedTuple):
-    """A mask as the parts that mixers know: an order, padding (B, M) of the context, or neither, (B, N, M)."""
+    """A mask in the parts that mixers support: causal order, padding (B, M) of the context, or arbitrary (B, N, M)."""
 
     causal: bool
     padding: Tensor | None = None
@@ -59,10 +61,10 @@ class Split(NamedTuple):
 
 
 def split(mask: Tensor, causal: bool | None = None) -> Split:
-    """A visibility mask (B, N, M) taken apart; rows of queries that are padding themselves say nothing.
+    """Split a visibility mask (B, N, M) into causal order and padding. Rows of padded queries are ignored.
 
-    causal: what the host says of the order, which is then not looked for. In a graph, where values cannot be looked at,
-    the mask is taken to be an order (if `causal`) with padding, and a run that finds another one fails.
+    causal: the order, where the host states it; None: found from the mask. In a compiled graph, where values are not
+    known, the mask is taken as causal order (if `causal`) with padding, and a run with any other mask fails.
     """
     n, m = mask.shape[-2:]
     columns = mask.any(-2)

@@ -1,4 +1,4 @@
-"""Plans: which layers get which mixer, settled and checked before anything is changed."""
+"""Plans: which layers get which mixer."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ Plan = dict[str, MixerConfig | None]  # None: keep
 
 
 def resolve(plan: Any, layers: Sequence[str], mixer: str | MixerConfig = "padre") -> Plan:
-    """A mixer, or None for attention, for each of the layers, which are named in the model's order.
+    """The mixer config for each layer, or None to keep its attention.
 
-    `mixer` is what a pattern such as "1:1" puts in. Raises OptionError where a plan does not fit these layers.
+    layers: names in the model's order. mixer: what a pattern such as "1:1" inserts. Raises OptionError where the plan
+    does not fit the layers.
     """
     if not isinstance(plan, MixerConfig) and callable(getattr(plan, "plan", None)):
         plan = plan.plan()
@@ -39,12 +40,12 @@ def resolve(plan: Any, layers: Sequence[str], mixer: str | MixerConfig = "padre"
 
 
 def pattern_of(plan: Any) -> re.Match[str] | None:
-    """Of "1:1", "all-but-last-2" and the like."""
+    """The match of a pattern such as "1:1" or "all-but-last-2"; None for any other plan."""
     return (_RATIO.fullmatch(plan) or _ENDS.fullmatch(plan)) if isinstance(plan, str) else None
 
 
 def config_of(mixer: Any, argument: str) -> MixerConfig:
-    """A config from itself or from "padre:degree=3"."""
+    """A mixer config, from a config or from text such as "padre:degree=3"."""
     if isinstance(mixer, MixerConfig):
         return mixer
     if isinstance(mixer, str):
@@ -53,34 +54,38 @@ def config_of(mixer: Any, argument: str) -> MixerConfig:
 
 
 def _places(pattern: re.Match[str], count: int) -> list[bool]:
-    """Whether each of `count` layers is swapped."""
+    """Whether each of `count` layers is replaced."""
     if pattern.re is _RATIO:
         mixers, kept = map(int, pattern.groups())
         if not mixers or not kept:
-            raise OptionError("plan", pattern[0], "two numbers of at least 1", "Name a mixer alone to swap all.")
+            raise OptionError(
+                "plan", pattern[0], "two numbers of at least 1", "To replace all layers, pass a mixer alone."
+            )
         return [place % (mixers + kept) < mixers for place in range(count)]
     end, kept = pattern[1], int(pattern[2])
     if kept >= count:
-        raise OptionError("plan", pattern[0], f"less than all {count} layers kept", "Keep fewer.")
+        raise OptionError("plan", pattern[0], f"a pattern that keeps fewer than all {count} layers", "Keep fewer.")
     first, last = (kept, count) if end == "first" else (0, count - kept)
     return [first <= place < last for place in range(count)]
 
 
 def _by_name(plan: Mapping[Any, Any], layers: Sequence[str]) -> Plan:
-    """Layers that no key names are kept. A name says more than a glob; two globs for one layer are an error."""
+    """A plan by layer names and globs. Other layers are kept; a full name overrides a glob; globs may not overlap."""
     settled: Plan = dict.fromkeys(layers)
     claimed: dict[str, str] = {}
     for key, mixer in plan.items():
         found = [key] if key in settled else [name for name in layers if fnmatchcase(name, str(key))]
         if not found:
             known = ", ".join(nearest_first(str(key), layers))
-            raise OptionError("plan", f"{key!r}, which names no attention layer", known, "The nearest stand first.")
+            raise OptionError(
+                "plan", f"{key!r}, which matches no attention layer", known, "The closest names come first."
+            )
         config = None if isinstance(mixer, str) and mixer == KEEP else config_of(mixer, f"plan[{key!r}]")
         for name in found:
             if name in plan and name != key:
                 continue
             if name in claimed:
-                got = f"{claimed[name]!r} and {key!r}, which both name {name}"
-                raise OptionError("plan", got, "one glob a layer", f"Narrow one, or add {name!r} itself.")
+                got = f"{claimed[name]!r} and {key!r}, which both match {name}"
+                raise OptionError("plan", got, "one glob per layer", f"Narrow one, or add {name!r} itself.")
             settled[name], claimed[name] = config, key
     return settled

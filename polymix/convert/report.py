@@ -1,4 +1,4 @@
-"""What a conversion did, layer by layer; and how to take it back."""
+"""ConversionReport: what a conversion did to each layer, and how to undo it."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from polymix.convert.adapter import Adapter, Host
-from polymix.convert.attention import Attention
+from polymix.convert.spec import AttentionSpec
 from polymix.errors import OptionError
 from polymix.mixers.inheritance import Projection
 
 
 @dataclass(frozen=True)
 class LayerReport:
-    """One attention layer: what was, what is.
+    """One attention layer before and after the conversion.
 
-    flops: 2 a multiply-add, of one sequence of `tokens`; None where the number of tokens is not known. error: of the
-    layer's output on the calibration input, ‖new - old‖ / ‖old‖. inherited: a mixer's parameter to the attention's that
-    it comes from; fresh: the others. dropped: the attention's parameters, and other parts of it, that live on nowhere,
-    and why. scale: what the mixer's output was multiplied with.
+    name: in the model. was: class of the attention. now: the mixer's name; None: the attention was kept. options: the
+    mixer's config. tokens: of one sequence; None where that is not known. parameters: before and after. flops: before
+    and after, for one sequence of `tokens`, 2 per multiply-add. error: ‖new − old‖ / ‖old‖ of the layer's output on the
+    input of `convert`. inherited: each mixer parameter that comes from the attention, with the parameters it comes
+    from. fresh: the mixer's other parameters. dropped: which attention weights and other parts were discarded, and why.
+    scale: factor applied to the mixer's output.
     """
 
     name: str
     was: str
-    now: str | None  # None: kept
+    now: str | None
     options: Mapping[str, Any]
     tokens: int | None
     parameters: tuple[int, int]
@@ -48,7 +50,7 @@ class LayerReport:
 
     @classmethod
     def swapped(
-        cls, name: str, module: nn.Module, adapter: Adapter, attention: Attention,
+        cls, name: str, module: nn.Module, adapter: Adapter, attention: AttentionSpec,
         sources: Mapping[str, tuple[str, ...]], scale: float | None, error: float | None, tokens: int | None,
     ) -> LayerReport:  # fmt: skip
         mixer = adapter.mixer
@@ -59,7 +61,7 @@ class LayerReport:
         its = {key.partition("[")[0] for key in attention.keys}
         every = [*attention.keys, *(key for key, _ in module.named_parameters() if key not in its)]
         lost = {**dict.fromkeys(every, "no place in this mixer"), **attention.drops}
-        if attention.rotary is not None and getattr(mixer.config, "rotary", None) is None:
+        if attention.rotary is not None and mixer.config.rotary_base is None:
             lost["rotary"] = "no place in this mixer"
         lost = {key: why for key, why in lost.items() if key not in used}
         fresh = tuple(key for key, _ in mixer.named_parameters() if key not in sources)
@@ -74,22 +76,24 @@ def parameters(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-def attention_flops(attention: Attention, tokens: int) -> int:
-    """Of its maps and of softmax(Q Kᵀ) V on one sequence that attends to itself, all of it or `span` tokens each: 2 a
-    multiply-add. Of a layer that is one of the mixers, that mixer's."""
-    if attention.twin is not None:
-        return attention.twin.build().cost(tokens, grid=attention.grid).flops
+def attention_flops(attention: AttentionSpec, tokens: int) -> int:
+    """FLOPs of the linear maps and of softmax(Q Kᵀ) V for one sequence of self-attention, 2 per multiply-add.
+
+    With a `span`, each token attends to that many tokens. A layer with an equivalent mixer costs what that mixer does.
+    """
+    if attention.equivalent is not None:
+        return attention.equivalent.build().cost(tokens, grid=attention.grid).flops
     maps = (attention.query, attention.key, attention.value, attention.out)
     products = sum(part.weight.numel() for part in maps if isinstance(part, Projection))
     return 2 * tokens * products + 4 * tokens * (attention.span or tokens) * attention.dim
 
 
 class ConversionReport:
-    """What `polymix.convert` did. `model` is the converted one; printing gives a table.
+    """What `polymix.convert` did. Printing it shows a table.
 
-    layers: a LayerReport each. parameters: of the whole model, before and after. left_out: what looks like attention
-    but has no adapter. accuracy: figures of yours by name, "before", "converted", "distilled", as `polymix.distill`
-    fills them in; metric: what they are.
+    model: the converted model. layers: a LayerReport for each layer. parameters: of the whole model, before and after.
+    left_out: modules that look like attention but have no adapter. accuracy: results by stage, such as "before",
+    "converted" and "distilled"; `polymix.distill` fills them in. metric: what these results measure.
     """
 
     def __init__(
@@ -117,16 +121,18 @@ class ConversionReport:
 
     @property
     def adapters(self) -> dict[str, Adapter]:
-        """What stands in their place."""
+        """The adapters that replace them, by name."""
         return dict(self._after)
 
     def undo(self) -> nn.Module:
-        """Put the attention back, the same modules with the same bits; returns the model as it was.
+        """Put the attention layers back, unchanged, and return the original model.
 
-        Weights that `polymix.distill` changed in the rest of the model are restored too.
+        Weights that `polymix.distill` changed elsewhere in the model are restored too.
         """
         if self.undone:
-            raise OptionError("report", "a conversion that was undone already", "one that stands", "Convert again.")
+            raise OptionError(
+                "report", "a conversion that was undone already", "one that is in place", "Convert the model again."
+            )
         for module, attribute, value in reversed(self._settings):
             setattr(module, attribute, value)
         for hook in self._hooks:
@@ -139,13 +145,13 @@ class ConversionReport:
         return self._host
 
     def redo(self) -> nn.Module:
-        """Put the mixers in again, as they were when they were taken out; returns the converted model."""
+        """Put the mixers back after `undo`, with the weights they had then, and return the converted model."""
         if not self.undone:
-            raise OptionError("report", "a conversion that stands", "one that was undone", "")
+            raise OptionError("report", "a conversion that is in place", "one that was undone", "")
         self._exchange()
-        self._hooks += self.follow()
+        self._hooks += self.follow_grids()
         for name, adapter in self._after.items():
-            for module, attribute, value in adapter.settings(Host(self._host, name)):
+            for module, attribute, value in adapter.host_settings(Host(self._host, name)):
                 self._settings.append((module, attribute, getattr(module, attribute)))
                 setattr(module, attribute, value)
         self._replace(self._before, self._after)
@@ -154,20 +160,22 @@ class ConversionReport:
 
     @contextmanager
     def former(self) -> Iterator[nn.Module]:
-        """The model with its attention back, for a while; the mixers stand in it again afterwards."""
+        """Context manager: the model with its attention back. The mixers return afterwards."""
         host = self.undo()
         try:
             yield host
         finally:
             self.redo()
 
-    def follow(self) -> list[RemovableHandle]:
-        """Hooks by which the adapters learn the grid of each run, while they or the attention stand in the model."""
+    def follow_grids(self) -> list[RemovableHandle]:
+        """Register the hooks that tell the adapters the grid of each run."""
         sources = (
             (part.feature_map(self._before[name], Host(self._host, name)), part) for name, part in self._after.items()
         )
         return [
-            source.register_forward_hook(part.follow) for source, part in sources if source is not None and part.follows
+            source.register_forward_hook(part.note_grid)
+            for source, part in sources
+            if source is not None and part.needs_current_grid
         ]
 
     def _replace(self, old: Mapping[str, nn.Module], new: Mapping[str, nn.Module]) -> None:
@@ -177,7 +185,7 @@ class ConversionReport:
             _place(self._host, name, module)
 
     def remember(self) -> None:
-        """Keep the weights of the whole model with its attention, for `undo`, before they are trained."""
+        """Keep a copy of the original model's weights before they are trained, for `undo`."""
         if self._weights is None and not self.undone:
             self.undo()
             self._weights = {name: value.detach().to("cpu", copy=True) for name, value in self._tensors()}
@@ -185,8 +193,7 @@ class ConversionReport:
 
     @torch.no_grad()
     def _exchange(self) -> None:
-        """While the attention stands: the weights that are kept for those in the model. Buffers that have another form
-        by now are a run's, and stay."""
+        """Exchange the weights in the original model for the copy. Buffers whose shape has changed are left alone."""
         if self._weights is not None:
             kept, self._weights = self._weights, {}
             for name, value in self._tensors():
@@ -206,13 +213,13 @@ class ConversionReport:
 
     def __str__(self) -> str:
         lines = table(self.layers, self.parameters)
-        lines += [f"Not converted, no adapter: {', '.join(self.left_out)}."] if self.left_out else []
+        lines += [f"Not converted (no adapter): {', '.join(self.left_out)}."] if self.left_out else []
         lines += [f"{self.metric.capitalize()}, {name}: {value:.4g}." for name, value in self.accuracy.items()]
         return "\n".join(lines)
 
 
 def table(layers: Sequence[LayerReport], counts: tuple[int, int]) -> list[str]:
-    """A line each layer, and one for the parameters of the whole model."""
+    """The report as text: a line for each layer, and one with the parameters of the whole model."""
     rows = [("layer", "was", "is", "parameters", "FLOPs", "error")]
     for layer in layers:
         now = layer.now or "kept"
@@ -226,7 +233,7 @@ def table(layers: Sequence[LayerReport], counts: tuple[int, int]) -> list[str]:
 
 
 def _place(model: nn.Module, name: str, module: nn.Module) -> None:
-    """Module `name` of the model, and wherever else the same one stands, becomes `module`."""
+    """Replace the module `name` by `module`, everywhere in the model that it occurs."""
     if not name:
         return
     old = model.get_submodule(name)

@@ -1,18 +1,32 @@
-"""A mixer, or any module, seen as the function that it is."""
+"""Measure what a mixer, or any module, is as a function of its input."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
 
 from polymix.lens.as_padre import as_padre
-from polymix.lens.chains import Chain, PadreForm
-from polymix.lens.contextual import ContextualMapping, contextual_mapping
+from polymix.lens.chains import Chain, PadreForm, register_form
+from polymix.lens.contextual_mapping import ContextualMapping, contextual_mapping
 from polymix.lens.degree import DegreeResult, Evidence, degree
 from polymix.lens.equivariance import Equivariance, Verdict, equivariance
-from polymix.lens.field import ReceptiveField, receptive_field
 from polymix.lens.influence import Influence, influence
 from polymix.lens.interactions import Count, Interactions, interactions
-from polymix.lens.load import load
 from polymix.lens.overview import Overview, overview
+from polymix.lens.receptive_field import ReceptiveField, receptive_field
 
 __all__ = [
     "Chain", "ContextualMapping", "Count", "DegreeResult", "Equivariance", "Evidence", "Influence", "Interactions",
     "Overview", "PadreForm", "ReceptiveField", "Verdict", "as_padre", "contextual_mapping", "degree", "equivariance",
-    "influence", "interactions", "load", "overview", "receptive_field",
+    "influence", "interactions", "overview", "receptive_field", "register_form",
 ]  # fmt: skip
+
+
+def load(name: str, options: dict[str, Any]) -> Callable[..., Any]:
+    """Deprecated: import the file and call the function."""
+    from polymix._io import call_function
+
+    warnings.warn(
+        "polymix.lens.load is deprecated; import the file and call the function.", DeprecationWarning, stacklevel=2
+    )
+    loaded: Callable[..., Any] = call_function(name, options)
+    return loaded

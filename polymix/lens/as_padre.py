@@ -1,4 +1,4 @@
-"""Table 1 of PADRe, executable: each mechanism that is a polynomial, or a quotient of two, as PADRe."""
+"""PADRe's Table 1, executable: mechanisms that are polynomials, or quotients of two, written as PADRe."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from polymix.errors import CapabilityError, OptionError, ShapeError, check_int
-from polymix.lens.chains import Chain, PadreForm
-from polymix.lens.forms import F64, FORMS, shift
+from polymix.lens.chains import F64, FORMS, Chain, FormArguments, PadreForm, shift
 from polymix.mixers import PadreMixer, TokenMixer
 from polymix.mixers.checks import check_length
 
@@ -24,81 +23,98 @@ def as_padre(
     grid: tuple[int, ...] | None = None,
     dim: int | None = None,
 ) -> PadreForm | PadreMixer:
-    """The PADRe, or rational PADRe, that gives what `mixer` gives for n tokens (PADRe, Table 1 and Appendix B).
+    """Write `mixer` as a PADRe, or a rational PADRe, for n tokens (PADRe, Table 1 and Appendix B).
 
-    Exact (1e-10 in float64): padre itself; every module that is linear in its tokens (MLP-Mixer's token mixing,
-    convolution, pooling, linear_floor: degree 1); conv2former without norm and GELU (2); prodpoly (its own degree);
-    poly_nl (its order); poly_sa with sigma="identity" (3); linear with the identity for φ and no denominator, and
-    non_local with form="dot_product" (3); hyena (order + 1); castling without norms (3 plus a linear term); pom with
-    identity activation and gate (k + 1); sima with its norms frozen at `x` (3); qt in its full form (rational, a head
-    (2·order + 1) / (2·order); at order 1 where its guard does not act).
-    Approximate: softmax, by the Taylor series of exp to `order` (rational, a head likewise); mamba's selective scan
-    (3), with Δ held at its value without input, or at `x`. `form.error(x)` says how far it is.
+    Exact, to 1e-10 in float64:
+
+    - padre itself, and every module that is linear in its tokens: degree 1.
+    - conv2former without norm and GELU (degree 2), prodpoly (its degree), poly_nl (its order).
+    - poly_sa with sigma="identity", linear with feature_map="identity" and normalize=False, non_local with
+      form="dot_product", sima with norms frozen at `x`: degree 3.
+    - castling with normalize=False and sparse_reg=False: degree 3, plus a linear term.
+    - hyena (degree order + 1), and pom with identity activation and gate (degree + 1).
+    - qt with form="full": rational, (2·order + 1) / (2·order) per head. At order 1 only where its guard is inactive.
+
+    Approximate:
+
+    - softmax, by the Taylor series of exp up to `order`: rational, as qt.
+    - mamba's selective scan, with Δ frozen at its value for `x`, or for no input: degree 3.
 
     Args:
-        n: number of tokens. grid: where the mixer needs one.
-        x: (1, n, D), the input at which sima's norms, or mamba's Δ, are frozen.
-        order: of the Taylor series, softmax alone (default 2).
-        decay: mamba alone: "exact" exp(Δ A), or "linear" 1 + Δ A, the paper's Eq. 64.
-        dim: width of the tokens, for a module that is no TokenMixer.
+        mixer: the mixer, or another module that is linear in its tokens.
+        n: number of tokens.
+        x: input (1, n, D) at which to freeze sima's norms or mamba's Δ.
+        order: of the Taylor series, for softmax (default 2).
+        decay: for mamba: "exact", exp(Δ A), or "linear", 1 + Δ A (PADRe, Eq. 64).
+        grid: of the tokens, for mixers that need one.
+        dim: width of the tokens, for a module that is not a TokenMixer.
+
     Returns:
-        A PadreForm: a module on float64 tokens (padre: the mixer itself). A sum of chains where one is not enough, one
-        for each channel shift or monomial; it has N × N matrices, to look at and not to run.
+        A PadreForm, a module on float64 tokens; for padre the mixer itself. It has N × N matrices and one chain per
+        channel shift or monomial, so it is for inspection, not for speed. `form.error(x)` measures an approximation.
+
     Raises:
-        CapabilityError: for a mixer that is neither a polynomial nor a quotient, with the options that make it one.
+        CapabilityError: the mixer is neither a polynomial nor a quotient; the message names options that make it one.
     """
     check_int("n", n, 1)
-    name = mixer.name if isinstance(mixer, TokenMixer) else type(mixer).__name__
-    given = {"x": x is not None, "order": order is not None, "decay": decay != "exact", "dim": dim is not None}
-    takers = {"x": ("sima", "mamba"), "order": ("softmax",), "decay": ("mamba",), "dim": ()}
+    import polymix.lens.forms  # noqa: F401  registers the forms, and imports all mixers
+
+    own = isinstance(mixer, TokenMixer)
+    form, takes = FORMS.get(type(mixer), (None, ()))  # type: ignore[arg-type]
+    takes = takes if own else ("dim",)
+    given = {"x": x is not None, "order": order is not None, "decay": decay != "exact", "dim": dim is not None,
+             "grid": grid is not None and not own}  # fmt: skip
     for argument, there in given.items():
-        own = argument == "dim" and not isinstance(mixer, TokenMixer)
-        if there and name not in takers[argument] and not own:
-            allowed = f"only for {' and '.join(takers[argument]) or 'a module that is no TokenMixer'}"
-            raise OptionError(argument, f"given for {name}", allowed, "Leave it out.")
+        if there and argument not in takes:
+            takers = sorted(kind.name for kind, (_, arguments) in FORMS.items() if argument in arguments)
+            allowed = " and ".join(takers) or f"a {'module that is no ' if argument == 'dim' else ''}TokenMixer"
+            name = mixer.name if isinstance(mixer, TokenMixer) else type(mixer).__name__
+            raise OptionError(argument, f"given for {name}", f"an argument for {allowed} only", "Leave it out.")
     if not isinstance(mixer, TokenMixer):
-        if grid is not None:
-            raise OptionError("grid", grid, "None for a module that is no TokenMixer", "Leave it out.")
         return _linear(mixer, n, dim)
     check_length(mixer, n)
     if isinstance(mixer, PadreMixer):
-        mixer.matrices(n, grid=grid)  # raises where it cannot take n tokens
+        mixer.matrices(n, grid=grid)  # raises if it cannot take n tokens
         return mixer
-    if mixer.name not in FORMS:
-        if mixer.polynomial.degree == 1:
+    if form is None:
+        polynomial = mixer.polynomial
+        if polynomial.degree == 1:
             return _linear(mixer, n, mixer.dim, grid)
-        its = mixer.polynomial
         what = "is neither a polynomial nor a quotient of two"
-        if its.degree is not None or its.rational:
-            what = "is one, but not among those that are written out here"
-        cure = "polymix.lens.degree says what it is."
-        raise CapabilityError("mixer", f"{mixer.name}, which {what}", ", ".join(sorted(FORMS)), cure)
+        if polynomial.degree is not None or polynomial.rational:
+            what = "is one, but not among those with a form"
+        names = ", ".join(sorted(kind.name for kind in FORMS))
+        raise CapabilityError(
+            "mixer", f"{mixer.name}, which {what}", names, "Use polymix.lens.degree to see what it is."
+        )
     if x is not None and (not isinstance(x, Tensor) or tuple(x.shape) != (1, n, mixer.dim)):
         got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-        raise ShapeError("x", got, f"(1, {n}, {mixer.dim})", "One input: its norms are not another's.")
-    wide = copy.deepcopy(mixer).to(F64).eval()
-    m = {name: value.cpu() if isinstance(value, Tensor) else value
-         for name, value in wide.matrices(n, grid=grid, dtype=F64).items()}  # fmt: skip
+        raise ShapeError("x", got, f"(1, {n}, {mixer.dim})", "Pass one input; norms differ between inputs.")
+    twin = copy.deepcopy(mixer).to(F64).eval()
+    matrices = {name: value.cpu() if isinstance(value, Tensor) else value
+                for name, value in twin.matrices(n, grid=grid, dtype=F64).items()}  # fmt: skip
     with torch.no_grad():
-        form = FORMS[mixer.name](wide, m, n, {"x": x, "order": order, "decay": decay})
-    if form.target is None:
-        form.target = lambda u: wide(u, grid=grid) if grid else wide(u)
-    return form
+        result = form(twin, matrices, n, FormArguments(x, order, decay))
+    if result.target is None:
+        result.target = lambda u: twin(u, grid=grid) if grid else twin(u)
+    return result
 
 
 def _linear(module: nn.Module, n: int, dim: int | None, grid: tuple[int, ...] | None = None) -> PadreForm:
-    """A module that is affine in its tokens, read off column by column: a chain of degree 1 for each channel shift."""
+    """A module that is affine in its tokens, measured column by column: one chain of degree 1 per channel shift."""
     if dim is None:
-        raise OptionError("dim", None, "the width of the tokens of a module that is no TokenMixer", "Pass dim=.")
-    wide = copy.deepcopy(module).to(F64).eval()
+        raise OptionError("dim", None, "the width of the tokens, for a module that is not a TokenMixer", "Pass dim=.")
+    twin = copy.deepcopy(module).to(F64).eval()
 
     def f(u: Tensor) -> Tensor:
         try:
-            y = wide(u, grid=grid) if grid else wide(u)
+            y = twin(u, grid=grid) if grid else twin(u)
         except (TypeError, RuntimeError) as error:
             reason = " ".join(str(error).split())[:200]
             allowed = f"a module of one tensor (1, {n}, {dim})"
-            raise ShapeError("mixer", f"one that fails there: {reason}", allowed, "Wrap it in one.") from error
+            raise ShapeError(
+                "mixer", f"one that fails: {reason}", allowed, "Wrap it in a module of one tensor."
+            ) from error
         if not isinstance(y, Tensor) or y.shape != u.shape:
             got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
             raise ShapeError(
@@ -115,8 +131,9 @@ def _linear(module: nn.Module, n: int, dim: int | None, grid: tuple[int, ...] | 
         error = (there - f(probe)).abs().max() / there.abs().max().clamp_min(1e-300)
     if error > 1e-9:
         name = type(module).__name__
-        allowed = f"a TokenMixer ({', '.join(sorted(FORMS))}) or a module that is linear in its tokens"
-        raise CapabilityError("mixer", f"{name}, which is neither (it bends by {error:.1e})", allowed, "")
+        names = ", ".join(sorted(kind.name for kind in FORMS))
+        allowed = f"a TokenMixer ({names}) or a module that is linear in its tokens"
+        raise CapabilityError("mixer", f"{name}, which is neither (nonlinear by {error:.1e})", allowed, "")
     blocks = matrix.view(n, dim, n, dim).permute(3, 2, 1, 0)  # (out channel, out token, in channel, in token)
     channels = torch.arange(dim)
     chains = []

@@ -1,4 +1,4 @@
-"""Is a module a polynomial of its input, of which degree, homogeneous or not; or a quotient of two? By numbers."""
+"""Is a module a polynomial of its input, of which degree, and homogeneous? Or a quotient of two polynomials?"""
 
 from __future__ import annotations
 
@@ -12,23 +12,29 @@ import torch
 from torch import Tensor
 
 from polymix.errors import check_int
-from polymix.lens.lines import NOISE_LIMIT, SAFETY, SCALES, Line, misfits, sample
+from polymix.lens.fits import NOISE_LIMIT, SAFETY, SCALES, Line, polynomial_misfits, quotient, sample
 from polymix.lens.probe import EPS, Probe
-from polymix.lens.rational import quotient
 
-_CELLS = 6  # tokens of the small input that a mixer is tried on
+_CELLS = 6  # tokens of the input, unless the mixer has a grid
 _RAYS = (0.0625, -0.0625, 0.5, -0.5, -1.0, 2.0)
-_OUTPUTS = 8  # outputs that a quotient is looked for in: each costs singular values
+_OUTPUTS = 8  # outputs in which a quotient is searched; each needs a singular value decomposition
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the verdict rests on.
+    """The measurements behind a verdict.
 
-    residual: by candidate degree, the largest error of the fit on held-out points, over all lines, reaches and outputs,
-    relative to the output's largest value on its line. excess: the same in units of the tolerance, at most 1 where the
-    degree fits. tolerance: 64 times the measured rounding noise, the largest of all outputs, at the degree that was
-    found (at the highest where none was). needed: the degree that each reach asks for (None: more than was tried).
+    Attributes:
+        reason: the verdict's reason, in a sentence.
+        residual: by degree, the largest error of the fit at held-out points, over all lines, scales and outputs,
+            relative to the output's largest value on the line.
+        excess: the same in units of the tolerance; at most 1 where the degree fits.
+        tolerance: 64 times the measured rounding noise, the largest of all outputs, at the degree found, or at
+            max_degree if none was found.
+        noise: measured rounding noise, relative to the output.
+        lines, scales, points: how many lines, their lengths, and the points on each.
+        needed: the degree needed at each scale; None if above max_degree.
+        outputs, shape: number of outputs, and shape of the input.
     """
 
     reason: str
@@ -48,10 +54,12 @@ class Evidence:
 class DegreeResult:
     """What a module is as a function of its input.
 
-    degree: total degree; None where it is no polynomial (of a degree up to the one looked for).
-    homogeneous: f(tX) = t^degree f(X).
-    rational: (numerator degree, denominator degree), the largest of any output, each with a denominator of its own;
-    None unless it is a quotient and no polynomial.
+    Attributes:
+        degree: total degree; None if it is not a polynomial of degree up to max_degree.
+        homogeneous: f(tX) = t^degree f(X).
+        rational: (numerator degree, denominator degree), the largest of any output, as each output has its own
+            denominator. None if it is a polynomial, or not a quotient of two.
+        evidence: the measurements.
     """
 
     degree: int | None
@@ -64,48 +72,52 @@ class DegreeResult:
             return f"polynomial of degree {self.degree}, {'' if self.homogeneous else 'not '}homogeneous"
         if self.rational is not None:
             return f"not a polynomial: rational, degree {self.rational[0]} over degree {self.rational[1]}"
-        return "not a polynomial, nor a quotient of two"
+        return "neither a polynomial nor a quotient of two"
 
     def explain(self) -> str:
-        """The verdict and what it rests on, in a few lines."""
+        """The verdict and its evidence, in a few lines."""
         e = self.evidence
         lines = [str(self), e.reason]
         if e.residual:
-            lines.append(f"{e.lines} lines of {e.points} points through an input {e.shape}, {e.outputs} outputs")
+            lines.append(f"{e.lines} lines with {e.points} points each, input {e.shape}, {e.outputs} outputs")
             reach = ", ".join(f"{s:g}: {'–' if d is None else d}" for s, d in zip(e.scales, e.needed, strict=True))
-            lines.append(f"degree needed by reach of the line: {reach}")
-            lines.append(f"rounding noise {e.noise:.1e}, tolerance {e.tolerance:.1e} of the output")
+            lines.append(f"degree needed, by scale of the line: {reach}")
+            lines.append(f"relative to the output: rounding noise {e.noise:.1e}, tolerance {e.tolerance:.1e}")
             last = max(e.residual) if self.degree is None else min(self.degree + 1, max(e.residual))
             shown = range(0, last + 1, 1 if self.degree is not None else max(1, last // 4))
             rows = [f"{d}: {e.residual[d]:.1e}{'' if e.excess[d] > 1 else ' fits'}" for d in shown]
-            lines.append("error of the best fit by degree: " + ", ".join(rows))
+            lines.append("error of the best fit, by degree: " + ", ".join(rows))
         return "\n".join(lines)
 
     def plot(self, path: str | Path) -> Path:
-        """A picture: the error of the best fit of each degree."""
+        """Save a plot of the error of the best fit by degree."""
         from polymix.lens.plots import draw_degree
 
-        return draw_degree(self, Path(path))
+        found = self.evidence
+        return draw_degree(Path(path), str(self), found.residual, found.excess, found.tolerance)
 
 
 def degree(
     module: Callable[..., Any], x: Tensor | None = None, *, shape: tuple[int, ...] | None = None, max_degree: int = 16,
     max_rational: int = 20, lines: int = 3, seed: int = 0, **call: Any,
 ) -> DegreeResult:  # fmt: skip
-    """What `module` is as a function of its input: a polynomial of some degree, a quotient of two, or neither.
+    """Find out whether `module` is a polynomial of its input, a quotient of two polynomials, or neither.
 
-    Restricted to a line x + t v, a polynomial of degree d is one of degree d in t. Random lines are sampled at
-    Chebyshev nodes in float64, fitted in every degree, and judged at held-out points against the rounding noise that
-    was measured there. The lines reach from 1 to 1024 times the input: what is no polynomial may look like one from
-    near, but the degree that it needs then grows, or falls again, with the reach.
+    Along a line x + t v, a polynomial of degree d is a polynomial of degree d in t. The function is sampled on random
+    lines in float64, fitted in every degree, and judged at held-out points against the measured rounding noise. The
+    lines are 1 to 1024 times as long as the input. Functions that are not polynomials may look like one on short
+    lines, but the degree that they need changes with the length.
 
     Args:
-        module: a mixer, any module or a function of one tensor (the first of several outputs counts). It is copied, and
-            stays as it is.
-        x: an input to go through; or `shape` of one, filled at random. A mixer of this package needs neither.
-        max_degree: polynomials are looked for up to this degree. max_rational: quotients up to this over this; 0: none.
-        lines: how many directions.
-        seed: of the directions. call: keyword arguments of every call, such as causal=True or grid=(4, 4).
+        module: a mixer, any module, or a function of one tensor. It is copied, not changed. Of several outputs only
+            the first is used.
+        x: the input that the lines pass through.
+        shape: the shape of a random input, instead of x. Mixers of this package need neither.
+        max_degree: highest degree of a polynomial.
+        max_rational: highest degree of a quotient's numerator and denominator; 0 skips quotients.
+        lines: number of directions.
+        seed: of the inputs and directions.
+        call: keyword arguments for every call of the module, such as causal=True or grid=(4, 4).
     """
     check_int("max_degree", max_degree, 0, 64)
     check_int("max_rational", max_rational, 0, 32)
@@ -124,7 +136,7 @@ def degree(
         if len(row) < lines:
             before = max((float(line.size.max()) for line in table[-1]), default=1.0) if table else 1.0
             if before > 1e300 / 4.0 ** max(max_degree, 1):
-                break  # too large for any polynomial of this degree
+                break  # any polynomial of this degree overflows here
             reason = f"It is not finite everywhere at {scale:g} times the input."
             return DegreeResult(None, False, None, _with(empty, reason=reason))
         table.append(row)
@@ -142,7 +154,7 @@ def degree(
         return torch.linspace(0, outputs - 1, min(outputs, _OUTPUTS)).round().long()
 
     rational, why = quotient(draw, max_rational, pick)
-    says = "A quotient: " if rational else "No quotient either: "
+    says = "It is a quotient: " if rational else "It is no quotient either: "
     return DegreeResult(None, False, rational, _with(evidence, reason=f"{evidence.reason} {says}{why}."))
 
 
@@ -151,7 +163,7 @@ def _with(evidence: Evidence, **changes: Any) -> Evidence:
 
 
 def _hopeless(probe: Probe, x: Tensor) -> str:
-    """Why nothing can be told, or an empty string."""
+    """Why nothing can be measured, or an empty string."""
     once, again = (probe.values(x.unsqueeze(0)) for _ in range(2))
     if once.numel() == 0:
         return "It has no output."
@@ -163,12 +175,12 @@ def _hopeless(probe: Probe, x: Tensor) -> str:
 def _judge(table: list[list[Line]], max_degree: int, empty: Evidence) -> tuple[int | None, Evidence]:
     residual = torch.zeros(max_degree + 1, dtype=torch.float64)
     excess, noise, needed = residual.clone(), 0.0, []
-    clearly = torch.zeros(len(table[0]), table[0][0].size.numel())  # what shorter lines asked for, each output
+    clearly = torch.zeros(len(table[0]), table[0][0].size.numel())  # degree that shorter lines needed, by output
     falls = False
     for row in table:
         asked = []
         for i, line in enumerate(row):
-            off = misfits(line, max_degree)  # (degree + 1, outputs)
+            off = polynomial_misfits(line, max_degree)  # (degree + 1, outputs)
             ratio = off / line.tolerance(max_degree)
             counts = line.size > 0
             residual = torch.maximum(residual, (off * counts).amax(1))
@@ -191,26 +203,26 @@ def _judge(table: list[list[Line]], max_degree: int, empty: Evidence) -> tuple[i
     )  # fmt: skip
     best = f"{float(excess.min()):.0e} times the tolerance"
     if noise > NOISE_LIMIT:
-        reason = f"Its outputs are too noisy to tell: {noise:.0e} of their size."
+        reason = f"Its outputs are too noisy to judge: {noise:.0e} of their size."
     elif found is not None:
         lower = f", degree {found - 1} does not." if found else "."
-        reason = f"Degree {found} fits on every line to rounding noise{lower}"
+        reason = f"Degree {found} fits every line up to rounding{lower}"
     elif falls and len(fits):
-        reason = "The degree that it seems to have falls as the lines get longer, which no polynomial's does."
+        reason = "The degree that it needs falls as the lines get longer. A polynomial's does not."
     else:
-        reason = f"No polynomial of degree {max_degree} or less fits: the best is off by {best}."
+        reason = f"No polynomial of degree {max_degree} or less fits: the best error is {best}."
     return found, _with(evidence, reason=reason)
 
 
 def _homogeneous(probe: Probe, starts: list[Tensor], degree: int) -> bool:
-    """Whether f(tX) = t^degree f(X) on rays from zero, to the noise at the point itself."""
+    """Whether f(tX) = t^degree f(X) on rays from zero, up to the rounding noise there."""
     for x in starts:
         whole = probe.values(x.unsqueeze(0))[0]
         for t in _RAYS:
             here = probe.values(t * x.unsqueeze(0))[0]
             noise = torch.maximum(probe.noise(t * x, t * x), abs(t) ** degree * probe.noise(x, x))
             noise = torch.maximum(noise, EPS * torch.maximum(here.abs(), (t**degree * whole).abs()))
-            noise = torch.maximum(noise, 1e-3 * noise.max())  # an output that vanishes shows no noise
+            noise = torch.maximum(noise, 1e-3 * noise.max())  # an output of zero shows no noise
             if ((here - t**degree * whole).abs() > SAFETY * noise).any():
                 return False
     return True

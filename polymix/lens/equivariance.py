@@ -1,4 +1,4 @@
-"""Does a module commute with permutations of its tokens, and with shifts of their grid?"""
+"""Is a module equivariant to permutations of its tokens, and to shifts of their grid?"""
 
 from __future__ import annotations
 
@@ -12,21 +12,27 @@ import torch
 from torch import Tensor
 
 from polymix.errors import ShapeError, check_int
-from polymix.lens.field import KEEP, grid_of, reach_of
-from polymix.lens.lines import SAFETY
+from polymix.lens.fits import SAFETY
 from polymix.lens.probe import EPS, Probe, as_tokens
+from polymix.lens.receptive_field import KEEP, grid_of, reach_of
 
 _CELLS = 36
-_SUMS = 16  # tokens in another order are summed in another order: more rounding than at one input
+_SUMS = 16  # reordered tokens are summed in another order, which rounds more than repeating one input
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """error: the largest difference relative to the largest output; None where there was nothing to compare."""
+    """Whether one symmetry holds.
+
+    Attributes:
+        error: largest difference relative to the largest output; None if there was nothing to compare.
+        tolerance: rounding error that is allowed.
+        compared: number of output tokens compared, over all draws.
+    """
 
     error: float | None
     tolerance: float
-    compared: int  # output tokens, over all draws
+    compared: int
 
     @property
     def holds(self) -> bool | None:
@@ -34,14 +40,20 @@ class Verdict:
 
     def __str__(self) -> str:
         if self.error is None:
-            return "nothing to compare: every token sees the border; try a larger input"
+            return "nothing to compare, as every token sees the border; try a larger input"
         return f"{'yes' if self.holds else 'no'} (error {self.error:.1e}, tolerance {self.tolerance:.0e})"
 
 
 @dataclass(frozen=True)
 class Equivariance:
-    """permutation: f(PX) = P f(X). circular: the same for shifts that wrap around the grid. interior: for shifts, at
-    tokens whose inputs lie within the grid before and after. Prefix tokens stay where they are."""
+    """Which symmetries a module has. Prefix tokens stay in place.
+
+    Attributes:
+        permutation: f(PX) = P f(X) for permutations P of the tokens.
+        circular: the same for shifts that wrap around the grid.
+        interior: for shifts, compared only at tokens whose inputs stay inside the grid.
+        grid: the grid that was shifted.
+    """
 
     permutation: Verdict
     circular: Verdict
@@ -54,26 +66,36 @@ class Equivariance:
         return "\n".join(f"{name}: {verdict}" for name, verdict in rows.items())
 
     def plot(self, path: str | Path) -> Path:
-        """A picture: the three errors beside their tolerances."""
+        """Save a plot of the three errors with their tolerance."""
         from polymix.lens.plots import draw_equivariance
 
-        return draw_equivariance(self, Path(path))
+        errors = {"permutation": self.permutation.error, "shift, circular": self.circular.error,
+                  "shift, interior": self.interior.error}  # fmt: skip
+        return draw_equivariance(Path(path), errors, self.permutation.tolerance)
 
 
 def equivariance(
     module: Callable[..., Any], x: Tensor | None = None, *, shape: tuple[int, ...] | None = None, draws: int = 3,
     seed: int = 0, **call: Any,
 ) -> Equivariance:  # fmt: skip
-    """Whether `module` commutes with permutations of its tokens and with shifts of their grid.
+    """Check whether `module` is equivariant to permutations of its tokens and to shifts of their grid.
 
-    The shifts are by one along each axis, and along all at once.
-    Args as `interactions`; `grid` in the call, or of the mixer, says how the tokens lie, else in a row.
+    Shifts are by one token along each axis, and along all axes at once. The grid is that of the call (grid=), else the
+    mixer's, else a row.
+
+    Args:
+        module: a mixer, any module, or a function of one tensor.
+        x: an input to begin with, (1, N, C), (N, C) or (N,).
+        shape: the shape of a random input, instead of x. Mixers of this package need neither.
+        draws: number of random inputs.
+        seed: of the inputs.
+        call: keyword arguments for every call of the module.
     """
     check_int("draws", draws, 1)
     probe = Probe(module, x, shape, seed, _CELLS, call, keep=KEEP)
     n, c = probe.tokens
     if as_tokens(probe.out_shape, "module")[0] != n:
-        raise ShapeError("module", f"{probe.out_shape} from {probe.shape}", "as many tokens out as in", "")
+        raise ShapeError("module", f"{probe.out_shape} from {probe.shape}", "the same number of tokens in and out", "")
     grid, p = grid_of(probe), probe.prefix
     reach = reach_of(probe, draws)
     worst: dict[str, float | None] = {"permutation": None, "circular": None, "interior": None}
@@ -89,14 +111,14 @@ def equivariance(
         orders: list[tuple[str, Tensor, tuple[int, ...] | None]] = [("permutation", shuffle, None)]
         orders += [("circular", place.roll(m, tuple(range(len(grid)))).flatten(), m) for m in moves]
         orders = [(kind, torch.cat((torch.arange(p), order + p)), m) for kind, order, m in orders]
-        moved = torch.stack([tokens[order] for _, order, _ in orders])  # new token i is the old one order[i]
+        moved = torch.stack([tokens[order] for _, order, _ in orders])  # the new token i is the old token order[i]
         values = probe.values(torch.cat((tokens[None], moved)).reshape(-1, *probe.shape))
         values = values.reshape(len(orders) + 1, n, -1)
         size = float(values.abs().max()) or 1.0
         noise = max(float(probe.noise(base, torch.ones_like(base)).max()) / size, EPS)
         tolerance = max(tolerance, SAFETY * _SUMS * noise)
         for (kind, order, m), after in zip(orders, values[1:], strict=True):
-            error = (after - values[0][order]).abs().amax(1) / size  # each token, where it is now
+            error = (after - values[0][order]).abs().amax(1) / size  # of each token, at its new place
             kinds = [(kind, torch.ones(n, dtype=torch.bool))]
             if m is not None:
                 kinds.append(("interior", _inside(reach, order, grid, p, m)))
@@ -109,7 +131,7 @@ def equivariance(
 
 
 def _inside(reach: Tensor, order: Tensor, grid: tuple[int, ...], prefix: int, move: tuple[int, ...]) -> Tensor:
-    """(N,) tokens, after the shift, whose inputs did not wrap and are those of the token that each was, shifted."""
+    """(N,) shifted tokens whose inputs did not wrap around and are the shifted inputs of the original token."""
     wrapped = torch.zeros(grid, dtype=torch.bool)
     for axis, step in enumerate(move):
         if step:

@@ -1,11 +1,10 @@
-"""How each mechanism of PADRe's Table 1, and some beside it, is a sum of chains: its matrices in, its form out."""
+"""How the mechanisms of PADRe's Table 1, and some others, are written as sums of chains."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,26 +12,28 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polymix.errors import CapabilityError, OptionError, check_choice, check_int
-from polymix.lens.chains import Chain, PadreForm
-from polymix.mixers import TokenMixer
+from polymix.lens.chains import F64, Chain, FormArguments, PadreForm, register_form, shift
+from polymix.mixers import PolyNlMixer, PolySaMixer, PomMixer, QtMixer, SoftmaxMixer, TokenMixer
+from polymix.mixers.related import (
+    CastlingMixer,
+    Conv2FormerMixer,
+    HyenaMixer,
+    LinearMixer,
+    MambaMixer,
+    NonLocalMixer,
+    ProdPolyMixer,
+    SimaMixer,
+)
 from polymix.ops.related.selective_scan import selective_scan
-
-F64 = torch.float64
 
 
 def _needs(mixer: TokenMixer, **options: Any) -> None:
     for name, value in options.items():
         if getattr(mixer.config, name) != value:
             got = f"{mixer.name} with {name}={getattr(mixer.config, name)!r}"
-            raise CapabilityError("mixer", got, f"{name}={value!r}, with which it is a polynomial", "Build it so.")
-
-
-def shift(dim: int, heads: int, r: int) -> Tensor:
-    """P with (X P)_c = X_{c + r}, the channels of each head in a circle."""
-    d = dim // heads
-    target = torch.arange(dim)
-    source = target // d * d + (target % d + r) % d
-    return torch.zeros(dim, dim, dtype=F64).index_put((source, target), torch.ones(dim, dtype=F64))
+            raise CapabilityError(
+                "mixer", got, f"{name}={value!r}, which makes it a polynomial", f"Build it with {name}={value!r}."
+            )
 
 
 def _times(bias: Tensor | None, matrix: Tensor) -> Tensor | None:
@@ -40,7 +41,7 @@ def _times(bias: Tensor | None, matrix: Tensor) -> Tensor | None:
 
 
 def _pooled_products(q: Any, k: Any, v: Any, heads: int, pool: Tensor, gain: float = 1.0) -> list[Chain]:
-    """Q (pool of Kᵀ V): a chain for each shift r, Σ_r (pool (V ⊙ K P_r)) ⊙ Q P_r; q, k, v are (matrix, bias)."""
+    """Q (pool of Kᵀ V) as Σ_r (pool (V ⊙ K P_r)) ⊙ Q P_r, one chain per shift r. q, k, v are (matrix, bias)."""
     dim = v[0].shape[1]
     chains = []
     for r in range(dim // heads):
@@ -54,17 +55,19 @@ def _qkv(m: dict[str, Any]) -> list[tuple[Tensor, Tensor | None]]:
     return [(m[f"W_{name}"], m[f"b_{name}"]) for name in "qkv"]
 
 
-def _sima(mixer: Any, m: dict[str, Any], n: int, how: dict[str, Any]) -> PadreForm:
+@register_form(SimaMixer, "x")
+def _sima(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> PadreForm:
     _needs(mixer, class_attention=False)
-    if how["x"] is None:
-        raise OptionError("x", None, "the input at which SimA's norms are frozen", "Pass x=, (1, n, D).")
-    norms = [norm[0].cpu() for norm in mixer.norms(how["x"].to(F64))]
+    if given.x is None:
+        raise OptionError("x", None, "the input at which SimA's norms are frozen", "Pass x= of shape (1, n, D).")
+    norms = [norm[0].cpu() for norm in mixer.norms(given.x.to(F64))]
     q, k = ((w / norm, None if b is None else b / norm) for (w, b), norm in zip(_qkv(m)[:2], norms, strict=True))
     chains = _pooled_products(q, k, _qkv(m)[2], mixer.heads, torch.ones(n, n, dtype=F64))
-    return PadreForm(chains, m["W_o"], m["b_o"], of="sima with its norms frozen at x")
+    return PadreForm(chains, m["W_o"], m["b_o"], of="sima with norms frozen at x")
 
 
-def _linear_attention(mixer: Any, m: dict[str, Any], n: int, how: dict[str, Any]) -> PadreForm:
+@register_form(LinearMixer)
+def _linear_attention(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> PadreForm:
     _needs(mixer, feature_map="identity", normalize=False)
     mean = torch.full((n, n), 1 / n, dtype=F64)
     q, k, v = _qkv(m)
@@ -72,7 +75,8 @@ def _linear_attention(mixer: Any, m: dict[str, Any], n: int, how: dict[str, Any]
     return PadreForm(chains, m["W_o"], m["b_o"])
 
 
-def _non_local(mixer: Any, m: dict[str, Any], n: int, how: dict[str, Any]) -> PadreForm:
+@register_form(NonLocalMixer)
+def _non_local(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> PadreForm:
     _needs(mixer, form="dot_product")
     mean, width = torch.full((n, n), 1 / n, dtype=F64), m["W_t"].shape[1]
     t, p, g = ((m[f"W_{name}"], m[f"b_{name}"]) for name in "tpg")
@@ -89,7 +93,8 @@ def _non_local(mixer: Any, m: dict[str, Any], n: int, how: dict[str, Any]) -> Pa
     return PadreForm(chains, V, bias)
 
 
-def _castling(mixer: Any, m: dict[str, Any], n: int, how: dict[str, Any]) -> PadreForm:
+@register_form(CastlingMixer)
+def _castling(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> PadreForm:
     _needs(mixer, normalize=False, sparse_reg=False)
     q, k, v = _qkv(m)
     cubic = _pooled_products(q, k, v, mixer.heads, torch.ones(n, n, dtype=F64), 1 / math.pi)
@@ -97,13 +102,15 @@ def _castling(mixer: Any, m: dict[str, Any], n: int, how: dict[str, Any]) -> Pad
     return PadreForm([*cubic, linear], m["W_o"], m["b_o"])
 
 
-def _conv2former(mixer: Any, m: dict[str, Any], n: int, how: dict[str, Any]) -> PadreForm:
+@register_form(Conv2FormerMixer)
+def _conv2former(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> PadreForm:
     _needs(mixer, activation="identity", norm=None)
     chain = Chain(B=[m["W_2"], m["W_1"]], b=[m["b_2"], m["b_1"]], A=[None, m["A"]], c=[None, m["b_A"]])
     return PadreForm([chain], m["W_3"], m["b_3"])
 
 
-def _hyena(mixer: Any, m: dict[str, Any], n: int, how: dict[str, Any]) -> PadreForm:
+@register_form(HyenaMixer)
+def _hyena(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> PadreForm:
     order = mixer.config.order
     *gates, value = m["W_in"].chunk(order + 1, dim=1)
     biases = (None,) * (order + 1) if m["b_in"] is None else m["b_in"].chunk(order + 1)
@@ -116,7 +123,8 @@ def _hyena(mixer: Any, m: dict[str, Any], n: int, how: dict[str, Any]) -> PadreF
     return PadreForm([chain], m["W_out"], m["b_out"])
 
 
-def _poly_nl(mixer: Any, m: dict[str, Any], n: int, how: dict[str, Any]) -> PadreForm:
+@register_form(PolyNlMixer)
+def _poly_nl(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> PadreForm:
     dim, mean = mixer.dim, torch.full((n, n), 1 / n, dtype=F64)
     eye = torch.eye(dim, dtype=F64)
     into, b_in = m.get("W_in", eye), m.get("b_in")
@@ -137,7 +145,7 @@ def _poly_nl(mixer: Any, m: dict[str, Any], n: int, how: dict[str, Any]) -> Padr
     last, bias = after(m["W_3"], m["b_3"])
     if m.get("b_out") is not None:
         bias = beta * m["b_out"] if bias is None else bias + beta * m["b_out"]
-    # Chains may be as wide as they like, but share V: what comes after the pooled part is put behind every other one.
+    # All chains share V. So each gets channels of its own, and V has the maps of all of them, one below the other.
     width = last.shape[0]
     cubic = Chain(B=[*(w for w, _ in pairs), into], b=[*(b for _, b in pairs), b_in],
                   C=[*(None,) * (len(pairs) - 1), mean])  # fmt: skip
@@ -153,17 +161,18 @@ def _poly_nl(mixer: Any, m: dict[str, Any], n: int, how: dict[str, Any]) -> Padr
 
 
 def _placed(chain: Chain, start: int, total: int) -> Chain:
-    """The chain in channels from `start` on of `total`, the others zero."""
+    """The chain widened to `total` channels: its own begin at `start`, the others are zero."""
 
-    def wide(t: Tensor | None) -> Tensor | None:
+    def padded(t: Tensor | None) -> Tensor | None:
         return None if t is None else F.pad(t, (start, total - start - t.shape[-1]))
 
     maps = [F.pad(w, (start, total - start - w.shape[1])) for w in chain.B]
-    return Chain(B=maps, b=[wide(b) for b in chain.b], A=chain.A, C=chain.C, c=[wide(c) for c in chain.c],
+    return Chain(B=maps, b=[padded(b) for b in chain.b], A=chain.A, C=chain.C, c=[padded(c) for c in chain.c],
                  gain=chain.gain)  # fmt: skip
 
 
-def _poly_sa(mixer: Any, m: dict[str, Any], n: int, how: dict[str, Any]) -> PadreForm:
+@register_form(PolySaMixer)
+def _poly_sa(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> PadreForm:
     _needs(mixer, sigma="identity")
     each = torch.einsum("hm,hn->hmn", m["p_1"], m["p_2"]).repeat_interleave(mixer.dim // mixer.heads, dim=0)
     q, k, v = _qkv(m)
@@ -173,7 +182,8 @@ def _poly_sa(mixer: Any, m: dict[str, Any], n: int, how: dict[str, Any]) -> Padr
     return PadreForm([chain], m["W_o"], m["b_o"])
 
 
-def _pom(mixer: Any, m: dict[str, Any], n: int, how: dict[str, Any]) -> PadreForm:
+@register_form(PomMixer)
+def _pom(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> PadreForm:
     _needs(mixer, activation="identity", gate="identity", rotary=None)
     pool = torch.full((n, n), 1 / n if mixer.config.reduction == "mean" else 1.0, dtype=F64)
     width = m["alpha"].shape[0]
@@ -189,7 +199,8 @@ def _pom(mixer: Any, m: dict[str, Any], n: int, how: dict[str, Any]) -> PadreFor
     return PadreForm(chains, m["W_o"], m["b_o"])
 
 
-def _prodpoly(mixer: Any, m: dict[str, Any], n: int, how: dict[str, Any]) -> PadreForm:
+@register_form(ProdPolyMixer)
+def _prodpoly(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> PadreForm:
     if mixer.config.decomposition == "product":
         eye = torch.eye(mixer.dim, dtype=F64)
         return PadreForm([Chain(B=[eye, *m["U"]], b=[None, *(m["b_U"] or ())])])
@@ -197,7 +208,7 @@ def _prodpoly(mixer: Any, m: dict[str, Any], n: int, how: dict[str, Any]) -> Pad
         U, S, omega = m["U"], m["S"], m["omega"]
         if omega is None:
             return PadreForm([Chain(B=U, D=S)], m["C"], m["b_C"])
-        # Every ω_n begins a chain of its own, which the later factors go on with.
+        # Each ω_n starts a chain of its own, which continues with the later factors.
         chains = [Chain(B=[U[i] * omega[i], *U[i + 1 :]], D=S[i:]) for i in range(len(U))]
         return PadreForm(chains, m["C"], m["b_C"])
     ones = torch.ones(m["U"][0].shape[1], dtype=F64)  # (z U_n) ⊙ x + x = (z U_n + 1) ⊙ x
@@ -205,17 +216,29 @@ def _prodpoly(mixer: Any, m: dict[str, Any], n: int, how: dict[str, Any]) -> Pad
     return PadreForm([Chain(B=m["U"], b=biases)], m["C"], m["b_C"])
 
 
-def _taylor(mixer: Any, m: dict[str, Any], n: int, how: dict[str, Any]) -> PadreForm:
-    """Attention with exp(s) cut after s^order: Σ_α (Q^α Kᵀ^α) V / α! over the same without V, α the monomials."""
-    last = mixer.config.order if mixer.name == "qt" else 2 if how["order"] is None else how["order"]
-    check_int("order", last, 0)
-    if mixer.name == "qt":
-        _needs(mixer, form="full")
+@register_form(QtMixer)
+def _qt(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> PadreForm:
+    _needs(mixer, form="full")
+    return _taylor(mixer, m, n, mixer.config.order, "the mixer", exact=mixer.config.order != 1)
+
+
+@register_form(SoftmaxMixer, "order")
+def _softmax(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> PadreForm:
+    order = 2 if given.order is None else given.order
+    check_int("order", order, 0)
+    return _taylor(mixer, m, n, order, f"softmax attention, exp to order {order}", exact=False)
+
+
+def _taylor(mixer: Any, m: dict[str, Any], n: int, last: int, of: str, *, exact: bool) -> PadreForm:
+    """Attention with exp(s) truncated after s^last: Σ_α (Q^α Kᵀ^α) V / α! over the same sum without V.
+
+    α runs over the monomials of a head's channels.
+    """
     heads, (q, k, v) = mixer.heads, _qkv(m)
     d, pool = mixer.dim // heads, torch.ones(n, n, dtype=F64)
 
     def spread(pair: tuple[Tensor, Tensor | None], i: int) -> tuple[Tensor, Tensor | None]:
-        """Channel i of every head in all the channels of that head."""
+        """Channel i of every head, copied to all channels of that head."""
         to = torch.block_diag(*[F.one_hot(torch.tensor(i), d).to(F64)[:, None].expand(d, d)] * heads)
         return pair[0] @ to, _times(pair[1], to)
 
@@ -229,21 +252,13 @@ def _taylor(mixer: Any, m: dict[str, Any], n: int, how: dict[str, Any]) -> Padre
                 parts = [*first, *keys, *queries]
                 steps = [None] * (len(first) + length - 1) + [pool] + [None] * (length - 1)
                 chains.append(Chain(B=[w for w, _ in parts], b=[b for _, b in parts], C=steps, gain=gain))
-    of = "the mixer" if mixer.name == "qt" else f"softmax attention, exp to order {last}"
-    return PadreForm(
-        above,
-        m["W_o"],
-        m["b_o"],
-        below=below,
-        constant=float(n),
-        heads=heads,
-        of=of,
-        exact=mixer.name == "qt" and last != 1,
-    )
+    V, bias = m["W_o"], m["b_o"]
+    return PadreForm(above, V, bias, below=below, constant=float(n), heads=heads, of=of, exact=exact)
 
 
-def _mamba(mixer: Any, m: dict[str, Any], n: int, how: dict[str, Any]) -> PadreForm:
-    check_choice("decay", how["decay"], ("exact", "linear"))
+@register_form(MambaMixer, "x", "decay")
+def _mamba(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> PadreForm:
+    check_choice("decay", given.decay, ("exact", "linear"))
     A = m["A"]
     width, states = A.shape
 
@@ -258,23 +273,18 @@ def _mamba(mixer: Any, m: dict[str, Any], n: int, how: dict[str, Any]) -> PadreF
     def target(u: Tensor) -> Tensor:
         return selective_scan(u, steps(u), A, u @ m["W_B"], u @ m["W_C"], m["D"])[0]
 
-    held = steps(u=torch.zeros(1, n, width, dtype=F64) if how["x"] is None else inputs(how["x"].to(F64)))[0]  # (N, E)
-    log = held[:, :, None] * A if how["decay"] == "exact" else torch.log((1 + held[:, :, None] * A).clamp_min(1e-300))
-    total = log.cumsum(0)  # (N, E, S); the decay from s to t is what the steps after s multiply to
+    frozen = steps(u=torch.zeros(1, n, width, dtype=F64) if given.x is None else inputs(given.x.to(F64)))[0]  # (N, E)
+    log = (
+        frozen[:, :, None] * A if given.decay == "exact" else torch.log((1 + frozen[:, :, None] * A).clamp_min(1e-300))
+    )
+    total = log.cumsum(0)  # (N, E, S); the decay from s to t is the product of the steps after s
     ratio = (total[:, None] - total[None]).permute(2, 3, 0, 1)  # (E, S, t, s)
     seen = torch.ones(n, n, dtype=torch.bool).tril()
-    decay = torch.where(seen, ratio, -torch.inf).exp() * held.t()[:, None, None, :]
+    decay = torch.where(seen, ratio, -torch.inf).exp() * frozen.t()[:, None, None, :]
     eye, one = torch.eye(width, dtype=F64), torch.ones(1, width, dtype=F64)
     chains = [Chain(B=[eye, m["W_B"][:, [s]] @ one, m["W_C"][:, [s]] @ one], C=[None, decay[:, s]])
               for s in range(states)]  # fmt: skip
     chains.append(Chain(B=[torch.diag(m["D"])]))
-    where = "without input" if how["x"] is None else "at x"
-    of = f"the selective scan, Δ held at its value {where}, decay {how['decay']}"
+    where = "for no input" if given.x is None else "at x"
+    of = f"the selective scan with Δ frozen at its value {where}, decay {given.decay}"
     return PadreForm(chains, of=of, exact=False, target=target, inputs=inputs)
-
-
-FORMS: dict[str, Callable[..., PadreForm]] = {
-    "sima": _sima, "castling": _castling, "conv2former": _conv2former, "hyena": _hyena, "linear": _linear_attention,
-    "non_local": _non_local, "poly_nl": _poly_nl, "poly_sa": _poly_sa, "pom": _pom, "prodpoly": _prodpoly,
-    "qt": _taylor, "softmax": _taylor, "mamba": _mamba,
-}  # fmt: skip

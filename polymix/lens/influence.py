@@ -1,4 +1,4 @@
-"""What a mixer inside a trained model does with one real input: maps of influence, beside attention's own."""
+"""Which tokens matter to a mixer inside a trained model, for one real input, compared with attention."""
 
 from __future__ import annotations
 
@@ -18,11 +18,16 @@ from polymix.mixers import SoftmaxMixer, TokenMixer
 
 @dataclass(frozen=True, eq=False)
 class Influence:
-    """Maps over the tokens that one mixer of a model reads, for one input, each of the grid's shape.
+    """Maps over the tokens that one mixer of a model reads, for one input.
 
-    jacobian: ‖∂y_i/∂x_j‖ of the chosen output token i, by input token j. gradient: the input times the gradient of the
-    model's chosen output, summed over channels: what each token, through this mixer, adds to it. attention (a softmax
-    mixer only): the weights of token i, averaged over heads. `prefix` holds the same for the tokens before the grid.
+    Attributes:
+        module: the mixer's name in the model. mixer: its kind.
+        token: the chosen output token i. target: the chosen entry of the model's output.
+        grid: of the tokens. image: the model's input.
+        maps: of the grid's shape. "jacobian": ‖∂y_i/∂x_j‖ by input token j. "gradient": the input times the gradient
+            of the target, summed over channels. "attention" (softmax only): token i's weights, averaged over heads.
+        prefix: the same for the tokens before the grid.
+        beside: the same for another model.
     """
 
     module: str
@@ -41,28 +46,40 @@ class Influence:
             share = values.abs().flatten() / values.abs().sum().clamp_min(1e-300)
             half = int((share.sort(descending=True).values.cumsum(0) < 0.5).sum()) + 1
             lines.append(f"  {name}: half of it on {min(half, share.numel())} of {share.numel()} tokens")
-        return "\n".join(lines + ([] if self.beside is None else [f"beside it {self.beside}"]))
+        return "\n".join(lines + ([] if self.beside is None else [f"compared with {self.beside}"]))
 
     def plot(self, path: str | Path) -> Path:
-        """A picture: the input, then each map; a row for the model beside it."""
-        from polymix.lens.plots import draw_influence
+        """Save a plot of the input and each map, with a second row for the model beside it."""
+        from polymix.lens.plots import InfluenceRow, draw_influence
 
-        return draw_influence(self, Path(path))
+        rows = []
+        for result in (self, self.beside):
+            if result is None:
+                continue
+            titles = {
+                "jacobian": f"‖∂y/∂x‖ of token {result.token}",
+                "gradient": f"gradient × input, output {result.target}",
+                "attention": f"attention of token {result.token}",
+            }
+            place = result.token - len(next(iter(result.prefix.values())))
+            title = f"{result.mixer}, {result.module}"
+            rows.append(InfluenceRow(title, result.image, result.maps, titles, place))
+        return draw_influence(Path(path), rows)
 
 
 def influence(
     model: nn.Module, x: Tensor, *, module: str | None = None, token: int | tuple[int, ...] | None = None,
     target: int | None = None, beside: nn.Module | None = None, **call: Any,
 ) -> Influence:  # fmt: skip
-    """Maps of what reaches a token, and the model's answer, through one of its mixers, for one real input.
+    """Map which tokens influence one token of a mixer, and the model's output, for one real input.
 
     Args:
-        model: any model that contains a mixer; a copy in float64 is asked, the model stays as it is.
-        x: one input of the model, (1, …), prepared as for the model: an image (1, channels, H, W), say.
-        module: the name of the mixer in model.named_modules(); None: the last.
-        token: of the mixer's output, by number or by place on the grid (row, column); None: the middle of the grid.
-        target: which entry of the model's output, its largest if None.
-        beside: another model, one with attention say, shown for the same input, token and entry.
+        model: any model that contains a mixer. A copy in float64 is run; the model does not change.
+        x: one preprocessed input of the model, (1, …), such as an image (1, channels, H, W).
+        module: the mixer's name in model.named_modules(); None: the last mixer.
+        token: an output token of the mixer, by index or by grid position (row, column); None: the middle of the grid.
+        target: entry of the model's output; None: the largest.
+        beside: another model to compare with, such as one with attention, for the same input, token and target.
         call: keyword arguments of the model.
     """
     if not isinstance(model, nn.Module):
@@ -70,7 +87,7 @@ def influence(
     if not isinstance(x, Tensor) or not x.is_floating_point():
         raise ShapeError("x", type(x).__name__, "a floating-point tensor, one input of the model", "")
     if x.ndim < 2 or x.shape[0] != 1:
-        raise ShapeError("x", tuple(x.shape), "one input (1, …)", "Pass x[:1] of a batch, x[None] of an image.")
+        raise ShapeError("x", tuple(x.shape), "one input (1, …)", "Pass x[:1] of a batch, or x[None] of an image.")
     x = x.detach().to("cpu", torch.float64)
     twin = float64_copy(model)
     name, mixer = _find(twin, module)
@@ -90,7 +107,7 @@ def influence(
     other = None
     if beside is not None:
         there: int | tuple[int, ...] = place
-        if place >= skip:  # by its place on the grid: the other model may have another prefix
+        if place >= skip:  # by grid position, as the other model may have another prefix
             there = tuple(int(i) for i in torch.unravel_index(torch.tensor(place - skip), grid))
         other = influence(beside, x, token=there, target=target, **call)
     maps = {key: value[skip:].reshape(grid) for key, value in found.items()}
@@ -111,7 +128,7 @@ def _find(model: nn.Module, name: str | None) -> tuple[str, TokenMixer]:
 
 
 def _run(model: nn.Module, mixer: TokenMixer, x: Tensor, call: dict[str, Any]) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """The model's output, flat, the tokens that the mixer read, as a leaf of the graph, and how it was called."""
+    """The model's output, flattened; the tokens that the mixer read, as a leaf; and the mixer's keyword arguments."""
     seen: list[tuple[Tensor, dict[str, Any]]] = []
 
     def catch(part: nn.Module, arguments: tuple[Any, ...], told: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -139,9 +156,9 @@ def _run(model: nn.Module, mixer: TokenMixer, x: Tensor, call: dict[str, Any]) -
 
 
 def _grid(model: nn.Module, mixer: TokenMixer, told: dict[str, Any], n: int, *, image: bool) -> tuple[int, ...]:
-    """The grid of the last tokens: what the call, the mixer or the model says, a square for an image, else a row."""
-    rest = n - getattr(mixer.config, "num_prefix_tokens", 0)
-    for grid in (told.get("grid"), getattr(mixer.config, "grid", None), getattr(model, "grid", None)):
+    """The grid of the last tokens: from the call, the mixer or the model; a square for an image; else a row."""
+    rest = n - mixer.config.prefix
+    for grid in (told.get("grid"), mixer.config.built_grid, getattr(model, "grid", None)):
         if isinstance(grid, (tuple, list)) and grid and math.prod(grid) <= n:
             return tuple(grid)
     side = math.isqrt(rest)
@@ -156,7 +173,7 @@ def _place(token: Any, grid: tuple[int, ...], skip: int) -> int:
     if isinstance(token, (tuple, list)):
         fits = len(token) == len(grid) and all(type(i) is int for i in token)
         if not fits or not all(0 <= i < size for i, size in zip(token, grid, strict=True)):
-            raise OptionError("token", token, f"a place on the grid {grid}, or a number", "")
+            raise OptionError("token", token, f"a position on the grid {grid}, or an index", "")
         place = 0
         for i, size in zip(token, grid, strict=True):
             place = place * size + i

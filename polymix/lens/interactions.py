@@ -1,4 +1,4 @@
-"""Which tuples of input entries reach an output together."""
+"""Which tuples of input entries interact in an output."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 
 from polymix.errors import ShapeError, check_int
-from polymix.lens.lines import SAFETY
+from polymix.lens.fits import SAFETY
 from polymix.lens.probe import EPS, Probe, as_tokens
 
 Entry = tuple[int, int]  # (token, channel)
 _CELLS = 4
-_MOST = 1 << 25  # numbers held: points times outputs
+_MOST = 1 << 25  # largest number of values, points times outputs
 
 
 class Count(NamedTuple):
-    """How many, of how many."""
+    """A number of tuples that reach the output, and the number of all tuples."""
 
     reached: int
     possible: int
@@ -39,22 +39,29 @@ class Count(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Interactions:
-    """The tuples of `order` input entries that reach one output, (token, channel), or (token, None) for all channels.
+    """The tuples of `order` input entries that reach one output.
 
-    A tuple is a product of entries, so its order does not count: all are sorted. `of(token, channel)` is the same for
-    another output.
+    A tuple stands for a product of entries, so its order does not matter; all tuples are sorted.
+
+    Attributes:
+        order: number of entries in a tuple.
+        inputs, outputs: tokens and channels of the input and of the output.
+        output: (token, channel), or (token, None) for all channels of a token.
+        entries: (tuples, order), each token · channels + channel.
+        strength: (tuples, output tokens, output channels), the mean size of the derivative.
+        reach: the same shape, whether the tuple reaches the output.
     """
 
     order: int
-    inputs: tuple[int, int]  # tokens, channels
+    inputs: tuple[int, int]
     outputs: tuple[int, int]
     output: tuple[int, int | None]
-    entries: Tensor  # (tuples, order): token · channels + channel
-    strength: Tensor  # (tuples, output tokens, output channels): mean size of the derivative
-    reach: Tensor  # the same shape, boolean
+    entries: Tensor
+    strength: Tensor
+    reach: Tensor
 
     def of(self, token: int, channel: int | None = None) -> Interactions:
-        """What reaches another output."""
+        """The same for another output."""
         check_int("token", token, 0, self.outputs[0] - 1)
         if channel is not None:
             check_int("channel", channel, 0, self.outputs[1] - 1)
@@ -62,7 +69,7 @@ class Interactions:
 
     @cached_property
     def tuples(self) -> frozenset[tuple[Entry, ...]]:
-        """((token, channel), …) of every product that reaches the output."""
+        """Every product that reaches the output, as ((token, channel), …)."""
         token, channel = self.output
         reached = self.reach[:, token].any(1) if channel is None else self.reach[:, token, channel]
         channels = self.inputs[1]
@@ -78,10 +85,11 @@ class Interactions:
 
     @cached_property
     def counts(self) -> dict[str, Count]:
-        """tokens, channels, tuples: distinct sorted ones, of all there are. terms: as the authors of Poly-NL count.
+        """How many tuples reach the output, counted in four ways.
 
-        They number an output's products by their positions, in one order, with every assignment of channels, and set
-        that against all N^order C^order entries of the weight tensor.
+        "tokens", "channels" and "tuples" count distinct sorted tuples. "terms" counts as the Poly-NL paper does: for
+        the sorted positions of a product every assignment of channels, out of the N^order C^order entries of the
+        weight tensor.
         """
         n, c = self.inputs
         k = self.order
@@ -95,19 +103,22 @@ class Interactions:
     def __str__(self) -> str:
         token, channel = self.output
         where = f"token {token}" + ("" if channel is None else f", channel {channel}")
-        lines = [f"order {self.order}, {self.inputs[0]} tokens of {self.inputs[1]} channels, what reaches {where}:"]
-        names = {"terms": "terms, as the authors of Poly-NL count"}
+        lines = [f"order {self.order}, {self.inputs[0]} tokens of {self.inputs[1]} channels, tuples reaching {where}:"]
+        names = {"terms": "terms, as counted in the Poly-NL paper"}
         return "\n".join(lines + [f"  {names.get(name, name)}: {count}" for name, count in self.counts.items()])
 
     def plot(self, path: str | Path) -> Path:
-        """A picture: output tokens against token tuples, output channels against channel tuples."""
+        """Save a plot of output tokens against token tuples, and output channels against channel tuples."""
         from polymix.lens.plots import draw_interactions
 
-        return draw_interactions(self, Path(path))
+        token, channel = self.output
+        where = f"token {token}" + ("" if channel is None else f", channel {channel}")
+        title = f"tuples that reach the outputs; {where}: {self.counts['tuples']}"
+        return draw_interactions(Path(path), title, self.entries, self.strength * self.reach, self.inputs[1])
 
 
 def _assignments(entries: tuple[Entry, ...]) -> int:
-    """In how many ways the channels of a sorted product can be written when its positions keep their order."""
+    """In how many ways a sorted product's channels can be assigned to its positions."""
     ways = 1
     for _, same in itertools.groupby(entries, key=lambda entry: entry[0]):
         channels = Counter(channel for _, channel in same)
@@ -119,19 +130,25 @@ def interactions(
     module: Callable[..., Any], order: int, x: Tensor | None = None, *, shape: tuple[int, ...] | None = None,
     output: tuple[int, int | None] | None = None, draws: int = 2, seed: int = 0, **call: Any,
 ) -> Interactions:  # fmt: skip
-    """Which tuples of `order` input entries reach an output: those with a derivative there that is not zero.
+    """Find the tuples of `order` input entries that interact: those whose mixed derivative is not zero.
 
-    The derivatives are taken as differences over steps of about one, at `draws` random inputs: the difference of f
-    over the steps of a tuple is the mean of that derivative over the box they span, so it is zero where the derivative
-    is, and no autograd is needed. A tuple with repeats, x_i² x_j, is one too. Where f is a polynomial of this very
-    degree, the tuples are its monomials; of a higher one, they are those that its monomials contain.
+    Derivatives are taken as finite differences with steps of about one, at `draws` random inputs. Such a difference is
+    the mean of the derivative over the box that the steps span, so it is zero where the derivative is. Tuples may have
+    repeats, as in x_i² x_j. For a polynomial of degree `order` the tuples are its monomials; for one of higher degree,
+    the tuples that its monomials contain.
 
     Args:
-        module: a mixer, any module or a function of one tensor; x or shape: an input (1, N, C), (N, C) or (N,), which a
-            mixer of this package need not be given; it should be small: C(N C + order, order) points are asked.
-        order: 1 to 4.
-        output: (token, channel), or (token, None) for all its channels; None: the output token that most tuples reach.
-        draws, seed: of the inputs. call: keyword arguments of every call.
+        module: a mixer, any module, or a function of one tensor.
+        order: number of entries that interact, 1 to 4.
+        x: an input to begin with, (1, N, C), (N, C) or (N,). Keep it small: C(N C + order, order) points are evaluated.
+        shape: the shape of a random input, instead of x. Mixers of this package need neither.
+        output: (token, channel), or (token, None) for all channels; None: the token that most tuples reach.
+        draws: number of random inputs.
+        seed: of the inputs.
+        call: keyword arguments for every call of the module.
+
+    Raises:
+        ShapeError: the input is too large.
     """
     check_int("order", order, 1, 4)
     check_int("draws", draws, 1)
@@ -140,9 +157,9 @@ def interactions(
     out = as_tokens(probe.out_shape, "module")
     size, held = n * c, math.comb(n * c + order, order) * math.prod(out)
     if held > _MOST:
-        got = f"{size} entries, which at order {order} makes {held:.0e} numbers"
-        raise ShapeError("shape", got, f"an input for which they are at most {_MOST:.0e}",
-                         "Pass a smaller shape=, or a mixer with fewer channels.")  # fmt: skip
+        got = f"{size} entries, which need {held:.0e} values at order {order}"
+        cure = "Pass a smaller shape=, or a mixer with fewer channels."
+        raise ShapeError("shape", got, f"an input that needs at most {_MOST:.0e}", cure)
     rows = torch.combinations(torch.arange(size + 1), order, with_replacement=True) - 1  # -1: no step
     entries = rows[(rows >= 0).all(1)]
     strength = torch.zeros(len(entries), math.prod(out), dtype=torch.float64)
@@ -155,7 +172,7 @@ def interactions(
         values = probe.values(base + moves[:, :size].reshape(-1, *probe.shape))
         found = _differences(values, rows, entries, size)
         noise = torch.maximum(probe.noise(base, torch.ones_like(base)), EPS * values.abs().amax(0))
-        reach |= ~(found.abs() <= SAFETY * 2**order * noise)  # not finite counts as reached
+        reach |= ~(found.abs() <= SAFETY * 2**order * noise)  # a value that is not finite counts as reached
         strength += (found / steps[entries].prod(1, keepdim=True)).abs() / draws
     if output is None:
         output = (int(reach.unflatten(1, out).any(2).sum(0).argmax()), None)

@@ -1,4 +1,4 @@
-"""All that the lens shows of one module, at once: as text, as JSON and as pictures."""
+"""All measurements of the lens for one module: as text, as JSON and as plots."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 from torch import nn
 
 from polymix.errors import CapabilityError, ShapeError, check_int
-from polymix.lens.contextual import contextual_mapping
+from polymix.lens.contextual_mapping import contextual_mapping
 from polymix.lens.degree import degree
 from polymix.lens.equivariance import equivariance
-from polymix.lens.field import receptive_field
 from polymix.lens.interactions import interactions
 from polymix.lens.probe import float64_copy
+from polymix.lens.receptive_field import receptive_field
 from polymix.mixers import TokenMixer
 from polymix.mixers.mixer import Polynomial
 
@@ -25,23 +25,35 @@ SCHEMA = "polymix.lens/1"
 
 @dataclass
 class Overview:
-    """rows: (what, finding) to print. content: for lens.json. results: by name, those that can be drawn by `.plot`."""
+    """The measurements of one module.
+
+    Attributes:
+        rows: (name, finding) to print. content: for lens.json. results: by name; each has a `plot` method.
+    """
 
     rows: list[tuple[str, str]] = field(default_factory=list)
     content: dict[str, Any] = field(default_factory=dict)
     results: dict[str, Any] = field(default_factory=dict)
 
     def draw(self, folder: Path) -> list[Path]:
-        """A picture of each result, NAME.png."""
+        """Save a plot of each result as NAME.png."""
         return [result.plot(folder / f"{name}.png") for name, result in self.results.items()]
 
 
 def overview(
     module: Callable[..., Any], *, order: int = 2, shape: tuple[int, ...] | None = None, seed: int = 0, **call: Any
 ) -> Overview:
-    """Degree (against what a mixer declares), interactions, receptive field, equivariance and contextual mapping.
+    """Measure degree, interactions, receptive field, equivariance and contextual mapping.
 
-    What cannot be done for a module, because its input is too large for one of them say, is said in its place.
+    The degree is compared with what a mixer declares. A measurement that fails, for example because the input is too
+    large, is replaced by its error message.
+
+    Args:
+        module: a mixer, any module, or a function of one tensor.
+        order: number of entries that interact, 1 to 4.
+        shape: the shape of a random input. Mixers of this package do not need it.
+        seed: of inputs and directions.
+        call: keyword arguments for every call of the module.
     """
     check_int("order", order, 1, 4)
     view = Overview(content={"schema": SCHEMA, "seed": seed})
@@ -56,7 +68,7 @@ def overview(
         agrees = (says.degree, says.rational) == (found.degree, found.rational) and (
             says.degree is None or says.homogeneous == found.homogeneous
         )
-        view.rows.append(("declared", f"{in_words(says)}: {'the same' if agrees else 'NOT what was found'}"))
+        view.rows.append(("declared", f"{says}: {'agrees' if agrees else 'does NOT agree'}"))
         view.content["declared"] = {**asdict(says), "agrees": agrees}
     steps: dict[str, Callable[[], Any]] = {
         "interactions": lambda: interactions(module, order, **kw),
@@ -68,7 +80,7 @@ def overview(
         try:
             result = step()
         except (ShapeError, CapabilityError) as error:
-            view.rows.append((name.replace("_", " "), f"not done: {error}"))
+            view.rows.append((name.replace("_", " "), f"not measured: {error}"))
             view.content[name] = {"not_done": str(error)}
             continue
         view.rows.append((name.replace("_", " "), str(result)))
@@ -79,17 +91,9 @@ def overview(
 
 
 def declared(module: Any) -> Polynomial | None:
-    """What a mixer declares to be, in evaluation mode; None for any other module."""
+    """What a mixer declares to be as a function of its input; None for any other module."""
     twin = float64_copy(module) if isinstance(module, nn.Module) else None
     return twin.polynomial if isinstance(twin, TokenMixer) else None
-
-
-def in_words(says: Polynomial) -> str:
-    if says.degree is not None:
-        return f"polynomial of degree {says.degree}, {'' if says.homogeneous else 'not '}homogeneous"
-    if says.rational is not None:
-        return f"rational, degree {says.rational[0]} over degree {says.rational[1]}"
-    return "no polynomial, nor a quotient of two"
 
 
 def _numbers(name: str, result: Any) -> dict[str, Any]:
@@ -107,7 +111,7 @@ def _numbers(name: str, result: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold: no infinities, no tuples, keys that are words."""
+    """The value as JSON can hold it: without infinities and tuples, with strings as keys."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

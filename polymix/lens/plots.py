@@ -1,31 +1,26 @@
-"""The pictures of the lens. Matplotlib is loaded when the first one is drawn; nothing else here needs it."""
+"""Plots of what the lens found, from plain numbers. Matplotlib is imported when the first plot is drawn."""
 
 from __future__ import annotations
 
+import math
 import textwrap
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from polymix._io import write_whole
 from polymix.errors import MissingExtraError
-
-if TYPE_CHECKING:
-    from polymix.lens.contextual import ContextualMapping
-    from polymix.lens.degree import DegreeResult
-    from polymix.lens.equivariance import Equivariance
-    from polymix.lens.field import ReceptiveField
-    from polymix.lens.influence import Influence
-    from polymix.lens.interactions import Interactions
 
 STYLE: dict[str, Any] = {
     "font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "figure.dpi": 150, "savefig.bbox": "tight",
     "legend.frameon": False, "image.interpolation": "nearest",
 }  # fmt: skip
 BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#9a9a9a"
-_LABELLED = 48  # columns up to which each is named
+_LABELLED = 48  # label every column up to this many
 
 
 def _figure(width: float, height: float) -> Any:
@@ -46,19 +41,17 @@ def _style() -> AbstractContextManager[Any]:
 
 def _save(figure: Any, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}")  # a name that ends alike still: the format is read off it
-    figure.savefig(part)
-    part.replace(path)
+    write_whole(path, lambda part: figure.savefig(part, format=path.suffix[1:] or "png"))
     return path
 
 
 def _log(values: Tensor, reach: Tensor) -> Any:
-    """log10 of what is there, NaN, which shows blank, elsewhere."""
+    """log10 of the reached values; NaN, drawn blank, elsewhere."""
     return values.clamp_min(1e-300).log10().masked_fill(~reach | (values <= 0), torch.nan).numpy()
 
 
 def _bounds(shown: Any) -> dict[str, float]:
-    """The colour scale of log10 values: at least a decade wide, so that rounding does not fill it."""
+    """The colour scale for log10 values: at least one decade, so that rounding errors do not fill it."""
     found = torch.from_numpy(shown)
     found = found[found.isfinite()]
     if not len(found):
@@ -67,31 +60,33 @@ def _bounds(shown: Any) -> dict[str, float]:
     return {"vmin": min(float(found.min()), top - 1), "vmax": top}
 
 
-def draw_degree(result: DegreeResult, path: Path) -> Path:
-    """The error of the best fit of each degree, beside what rounding allows."""
+def draw_degree(
+    path: Path, title: str, residual: Mapping[int, float], excess: Mapping[int, float], tolerance: float
+) -> Path:
+    """The error of the best fit by degree, with the rounding tolerance."""
     with _style():
         figure = _figure(5.6, 3.4)
         axes = figure.subplots()
-        evidence = result.evidence
-        if evidence.residual:
-            degrees = list(evidence.residual)
-            fits = [evidence.excess[d] <= 1 for d in degrees]
-            errors = [max(evidence.residual[d], 1e-17) for d in degrees]
+        if residual:
+            degrees = list(residual)
+            errors = [max(residual[d], 1e-17) for d in degrees]
             axes.semilogy(degrees, errors, color=GREY, zorder=1)
-            axes.scatter(degrees, errors, c=[BLUE if ok else ORANGE for ok in fits], zorder=2)
-            axes.axhline(evidence.tolerance, color=GREY, linestyle="--", label="tolerance, from the measured rounding")
+            axes.scatter(degrees, errors, c=[BLUE if excess[d] <= 1 else ORANGE for d in degrees], zorder=2)
+            axes.axhline(tolerance, color=GREY, linestyle="--", label="tolerance (measured rounding)")
             axes.legend()
         axes.set_xlabel("degree")
         axes.set_ylabel("error of the best fit,\nrelative to the output")
-        axes.set_title(str(result), fontsize=10)
+        axes.set_title(title, fontsize=10)
         return _save(figure, path)
 
 
-def draw_interactions(found: Interactions, path: Path) -> Path:
-    """Output tokens (rows) against the token tuples (columns) that reach them; likewise output and input channels."""
-    c = found.inputs[1]
-    token, channel = found.entries.div(c, rounding_mode="floor"), found.entries % c
-    strength = found.strength * found.reach
+def draw_interactions(path: Path, title: str, entries: Tensor, strength: Tensor, channels: int) -> Path:
+    """Output tokens against the token tuples that reach them, and output channels against channel tuples.
+
+    entries: (tuples, order), each token · channels + channel. strength: (tuples, output tokens, output channels), zero
+    where a tuple does not reach the output.
+    """
+    token, channel = entries.div(channels, rounding_mode="floor"), entries % channels
     panels = (
         ("token", token, strength.amax(2)), ("channel", channel.sort(1).values, strength.amax(1)),
     )  # fmt: skip
@@ -118,27 +113,28 @@ def draw_interactions(found: Interactions, path: Path) -> Path:
             else:
                 axes.set_xticks([])
             axes.yaxis.get_major_locator().set_params(integer=True)
-            axes.set_xlabel(f"{name} tuples of order {found.order} ({len(columns):,})")
+            axes.set_xlabel(f"{name} tuples of order {entries.shape[1]} ({len(columns):,})")
             axes.set_ylabel(f"output {name}")
-        where = f"token {found.output[0]}" + ("" if found.output[1] is None else f", channel {found.output[1]}")
-        figure.suptitle(f"what reaches the outputs; {where}: {found.counts['tuples']} tuples", fontsize=10)
+        figure.suptitle(title, fontsize=10)
         return _save(figure, path)
 
 
-def draw_field(field: ReceptiveField, path: Path) -> Path:
-    """All tokens against all; on a grid of two axes the middle token's inputs as a map too."""
-    flat = len(field.grid) == 2 and min(field.grid) > 1
-    shown = _log(field.magnitude, field.reach)
+def draw_receptive_field(
+    path: Path, title: str, magnitude: Tensor, reach: Tensor, grid: tuple[int, ...], prefix: int
+) -> Path:
+    """Output tokens against input tokens; on a 2-D grid also a map of the tokens that reach the middle one."""
+    flat = len(grid) == 2 and min(grid) > 1
+    shown = _log(magnitude, reach)
     with _style():
         figure = _figure(9 if flat else 5, 4)
         panels = figure.subplots(1, 2 if flat else 1, squeeze=False)[0]
         picture = panels[0].imshow(shown, cmap="viridis", **_bounds(shown))
-        panels[0].set(xlabel="input token", ylabel="output token", title=textwrap.fill(str(field), 48))
+        panels[0].set(xlabel="input token", ylabel="output token", title=textwrap.fill(title, 48))
         panels[0].title.set_fontsize(9)
         if flat:
-            row, column = (size // 2 for size in field.grid)
-            middle = field.prefix + row * field.grid[1] + column
-            panels[1].imshow(shown[middle, field.prefix :].reshape(field.grid), cmap="viridis", **_bounds(shown))
+            row, column = (size // 2 for size in grid)
+            middle = prefix + row * grid[1] + column
+            panels[1].imshow(shown[middle, prefix:].reshape(grid), cmap="viridis", **_bounds(shown))
             panels[1].plot(column, row, marker="s", markersize=9, fillstyle="none", color=ORANGE)
             panels[1].set_title(f"what reaches row {row}, column {column}", fontsize=9)
         for axes in panels:
@@ -148,47 +144,60 @@ def draw_field(field: ReceptiveField, path: Path) -> Path:
         return _save(figure, path)
 
 
-def draw_equivariance(found: Equivariance, path: Path) -> Path:
-    rows = {"permutation": found.permutation, "shift, circular": found.circular, "shift, interior": found.interior}
+def draw_equivariance(path: Path, errors: Mapping[str, float | None], tolerance: float) -> Path:
+    """The error of each symmetry, None where nothing could be compared, with the tolerance."""
     with _style():
         figure = _figure(6, 2.2)
         axes = figure.subplots()
-        for place, (_, verdict) in enumerate(rows.items()):
-            if verdict.error is None:
+        for place, error in enumerate(errors.values()):
+            if error is None:
                 axes.text(2e-17, place, "nothing to compare", va="center", color=GREY)
             else:
-                axes.barh(place, max(verdict.error, 1e-16), left=1e-17, color=BLUE if verdict.holds else ORANGE)
-        axes.axvline(found.permutation.tolerance, color=GREY, linestyle="--", label="tolerance")
-        axes.set(xscale="log", xlim=(1e-17, 10), xlabel="error relative to the output (blue: commutes)")
-        axes.set_yticks(range(len(rows)), list(rows))
-        axes.set_ylim(len(rows) - 0.4, -0.6)
+                axes.barh(place, max(error, 1e-16), left=1e-17, color=BLUE if error <= tolerance else ORANGE)
+        axes.axvline(tolerance, color=GREY, linestyle="--", label="tolerance")
+        axes.set(xscale="log", xlim=(1e-17, 10), xlabel="error relative to the output (blue: equivariant)")
+        axes.set_yticks(range(len(errors)), list(errors))
+        axes.set_ylim(len(errors) - 0.4, -0.6)
         axes.legend(loc="lower right")
         return _save(figure, path)
 
 
-def draw_contextual(found: ContextualMapping, path: Path) -> Path:
+def draw_contextual_mapping(path: Path, title: str, nearest: Tensor, tolerance: float) -> Path:
+    """A histogram of each output row's distance to its nearest neighbour."""
     with _style():
         figure = _figure(5.6, 3.2)
         axes = figure.subplots()
-        low = found.tolerance / 100
-        logs = found.nearest.clamp_min(low).log10()
+        logs = nearest.clamp_min(tolerance / 100).log10()
         axes.hist(logs.numpy(), bins=40, color=BLUE)
-        limit = torch.tensor(found.tolerance).log10().item()
-        axes.axvline(limit, color=ORANGE, linestyle="--", label="equal, left of this")
-        axes.set(xlabel="log₁₀ distance of an output row to the nearest other", ylabel="rows")
-        axes.set_title("no two rows coincide" if found.holds else "some rows coincide", fontsize=10)
+        axes.axvline(math.log10(tolerance), color=ORANGE, linestyle="--", label="rows left of this line coincide")
+        axes.set(xlabel="log₁₀ distance from an output row to the nearest other row", ylabel="rows")
+        axes.set_title(title, fontsize=10)
         axes.legend()
         return _save(figure, path)
 
 
-def draw_influence(found: Influence, path: Path) -> Path:
-    """A row a model: the input, then its maps, the token that they are about marked."""
-    rows = [found] + ([] if found.beside is None else [found.beside])
+class InfluenceRow(NamedTuple):
+    """One model's row of `draw_influence`.
+
+    title: the mixer and its name in the model. image: the input. maps: by kind ("jacobian", "gradient", "attention"),
+    each of the grid's shape. titles: of the maps. place: the chosen token's index on the grid, negative for a prefix
+    token.
+    """
+
+    title: str
+    image: Tensor
+    maps: Mapping[str, Tensor]
+    titles: Mapping[str, str]
+    place: int
+
+
+def draw_influence(path: Path, rows: Sequence[InfluenceRow]) -> Path:
+    """A row for each model: the input, then its maps with the chosen token marked."""
     kinds = list(dict.fromkeys(kind for row in rows for kind in row.maps))
     with _style():
         figure = _figure(2.6 * (len(kinds) + 1), 2.7 * len(rows))
         for line, row in zip(figure.subplots(len(rows), len(kinds) + 1, squeeze=False), rows, strict=True):
-            _input(line[0], row)
+            _draw_input(line[0], row)
             for axes, kind in zip(line[1:], kinds, strict=True):
                 if kind not in row.maps:
                     axes.axis("off")
@@ -199,28 +208,23 @@ def draw_influence(found: Influence, path: Path) -> Path:
                 colours = signed if kind == "gradient" else {"cmap": "viridis", "vmin": 0, "vmax": size}
                 picture = axes.imshow(_image(values), **colours)
                 figure.colorbar(picture, ax=axes, shrink=0.8)
-                place = row.token - sum(part.numel() for part in list(row.prefix.values())[:1])
-                if kind != "gradient" and place >= 0:
+                if kind != "gradient" and row.place >= 0:
                     width = _image(values).shape[1]
-                    axes.plot(place % width, place // width, "s", markersize=10, fillstyle="none", color=ORANGE)
-                names = {
-                    "jacobian": f"‖∂y/∂x‖ of token {row.token}",
-                    "gradient": f"gradient × input, output {row.target}",
-                    "attention": f"attention of token {row.token}",
-                }
-                axes.set_title(names[kind], fontsize=9)
+                    place = divmod(row.place, width)[::-1]
+                    axes.plot(*place, "s", markersize=10, fillstyle="none", color=ORANGE)
+                axes.set_title(row.titles[kind], fontsize=9)
                 axes.set(xticks=[], yticks=[])
         return _save(figure, path)
 
 
 def _image(values: Tensor) -> Any:
-    """A map of one, two or three axes as a picture."""
+    """A map with one, two or three axes as a 2-D array."""
     return values.reshape(values.shape[0], -1).numpy() if values.ndim > 1 else values.unsqueeze(0).numpy()
 
 
-def _input(axes: Any, row: Influence) -> None:
+def _draw_input(axes: Any, row: InfluenceRow) -> None:
     axes.set(xticks=[], yticks=[])
-    axes.set_title(f"{row.mixer}, {row.module}", fontsize=9)
+    axes.set_title(row.title, fontsize=9)
     x = row.image
     if x.ndim != 3:
         axes.axis("off")

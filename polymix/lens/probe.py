@@ -1,4 +1,4 @@
-"""A module as a function on float64 tensors that can be asked at many points; the module itself stays as it is."""
+"""A module as a function of float64 tensors, evaluated at many points. The module itself does not change."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from polymix.errors import OptionError, PolymixError, ShapeError, check_int
 from polymix.mixers import TokenMixer
 
 EPS = torch.finfo(torch.float64).eps
-_CHUNK = 1 << 21  # numbers put into one call
+_CHUNK = 1 << 21  # input values per call
 
 
 class Probe:
-    """f: tensors of `shape` -> one row of numbers each, in float64 on the CPU, without gradients unless asked.
+    """A function f from tensors of `shape` to rows of numbers, in float64 on the CPU.
 
-    The module is a deep copy in evaluation mode; a plain callable is used as it is. Points go through in one call where
-    the module treats the entries of its first axis apart (that is tried once), else one after the other.
+    A module is deep-copied and put in evaluation mode; any other callable is used as it is. Points are evaluated in
+    one call if the module treats the entries of its first axis independently (tested once), else one by one.
     """
 
     def __init__(
@@ -30,22 +30,22 @@ class Probe:
     ) -> None:  # fmt: skip
         check_int("seed", seed, 0)
         if not callable(module):
-            raise OptionError("module", repr(module), "a module, or a function of one tensor", "")
+            raise OptionError("module", type(module).__name__, "a module, or a function of one tensor", "")
         self.module = module
         self.function = float64_copy(module) if isinstance(module, nn.Module) else module
-        self.call = {key: _wide(value) for key, value in call.items()}
+        self.call = {key: _as_float64(value) for key, value in call.items()}
         self.calls = 0
         self.generator = torch.Generator().manual_seed(seed)
         self.shape, self.x = self._choose(x, shape, cells, keep)
         first = self(self.normal())
         self.out_shape = tuple(first.shape)
-        self.batched = self._treats_a_batch_apart()
+        self.batched = self._treats_entries_independently()
 
     def __call__(self, x: Tensor) -> Tensor:
-        """What the module returns for one input; the first of several outputs."""
+        """The module's output for one input; the first of several outputs."""
         self.calls += 1
         with torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False):
-            torch.default_generator.manual_seed(self.calls)  # another each time, so that a function that draws shows it
+            torch.default_generator.manual_seed(self.calls)  # a new seed each time, to expose random functions
             try:
                 y = self.function(x, **self.call)
             except PolymixError:
@@ -53,8 +53,8 @@ class Probe:
             except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
                 reason = " ".join(str(error).split()) or type(error).__name__
                 got = f"{type(error).__name__} ({reason[:200]}) for a float64 input {tuple(x.shape)}"
-                cure = "Pass shape= of an input that it takes; what it computes with must follow the input's type."
-                raise ShapeError("module", got, "a module that takes one", cure) from error
+                cure = "Pass shape= of an input that it takes. Its own tensors must follow the dtype of the input."
+                raise ShapeError("module", got, "a module that takes it", cure) from error
         if isinstance(y, (tuple, list)) and y:
             y = y[0]
         if not isinstance(y, Tensor):
@@ -71,14 +71,14 @@ class Probe:
             return torch.cat(parts)
 
     def normal(self, *lead: int) -> Tensor:
-        """Normal numbers (*lead, *shape) from the probe's own generator."""
+        """Standard normal numbers (*lead, *shape) from the probe's own generator."""
         return torch.randn(*lead, *self.shape, generator=self.generator, dtype=torch.float64)
 
     def noise(self, x: Tensor, direction: Tensor) -> Tensor:
-        """(outputs,) rounding noise of f near x: the spread of high differences over steps too small for f to bend.
+        """(outputs,) rounding noise of f near x, from high-order differences over steps so small that f is straight.
 
-        The smallest of three steps counts in which an output moves at all: noise is what is left where a function that
-        bends would already be straight. Where it stands still (it was rounded coarsely inside), a larger step tells.
+        Each output uses the smallest of three steps at which it changes at all. An output that does not change was
+        rounded coarsely inside f, so a larger step is needed to see its noise.
         """
         found, still = torch.zeros(0), torch.ones(0, dtype=torch.bool)
         for step in (1.61e-10, 1.37e-8, 1.13e-6):
@@ -104,39 +104,42 @@ class Probe:
 
     @property
     def grid(self) -> tuple[int, ...] | None:
-        """The grid that the tokens lie on, the prefix taken off; None where nothing says so."""
-        given = self.call.get("grid") or getattr(getattr(self.function, "config", None), "grid", None)
-        return None if given is None else tuple(given)
+        """The grid of the tokens after the prefix; None if unknown."""
+        built = self.function.config.built_grid if isinstance(self.function, TokenMixer) else None
+        grid = self.call.get("grid") or built
+        return None if grid is None else tuple(grid)
 
     @property
     def prefix(self) -> int:
-        """Tokens in front of the grid."""
-        return int(getattr(getattr(self.function, "config", None), "num_prefix_tokens", 0))
+        """Number of tokens before the grid."""
+        return int(self.function.config.prefix) if isinstance(self.function, TokenMixer) else 0
 
     def _choose(self, x: Tensor | None, shape: Any, cells: int, keep: int) -> tuple[tuple[int, ...], Tensor | None]:
         if x is not None:
             if shape is not None:
-                raise OptionError("shape", shape, "one of x= and shape=", "Leave shape out: x has one.")
+                raise OptionError("shape", shape, "x= or shape=, not both", "Leave shape out; x has one.")
             if not isinstance(x, Tensor) or not x.is_floating_point() or x.numel() == 0:
                 got = f"{tuple(x.shape)} of {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
-                raise ShapeError("x", got, "a tensor of floating-point numbers", "Pass x=torch.randn(1, 6, 4), say.")
+                raise ShapeError("x", got, "a floating-point tensor", "Pass x=torch.randn(1, 6, 4), for example.")
             return tuple(x.shape), x.detach().to("cpu", torch.float64)
         if shape is not None:
             whole = isinstance(shape, (tuple, list, torch.Size)) and len(shape) > 0
             if not whole or any(type(size) is not int or size < 1 for size in shape):
-                raise ShapeError("shape", repr(shape), "a tuple of sizes of at least 1", "Pass shape=(1, 6, 4), say.")
+                raise ShapeError(
+                    "shape", repr(shape), "a tuple of sizes of at least 1", "Pass shape=(1, 6, 4), for example."
+                )
             return tuple(shape), None
         if not isinstance(self.function, TokenMixer):
             got = f"none for a {type(self.module).__name__}"
-            raise ShapeError("shape", got, "the shape of one input, or x=", "Pass shape=(1, 6, 4), say.")
+            raise ShapeError("shape", got, "the shape of one input, or x=", "Pass shape=(1, 6, 4), for example.")
         return self._small_input(self.function, cells, keep), None
 
     def _small_input(self, mixer: TokenMixer, cells: int, keep: int) -> tuple[int, ...]:
-        """(1, N, D) for a mixer: about `cells` tokens, on a smaller grid than it was built for where it takes one.
+        """The shape (1, N, D) of an input with about `cells` tokens.
 
-        A grid of up to `keep` tokens stays as it is.
+        A mixer built for a grid gets a smaller one if it takes one. A grid of up to `keep` tokens is used whole.
         """
-        built, axes, given = getattr(mixer.config, "grid", None), mixer.capabilities.grids, self.call.get("grid")
+        built, axes, given = mixer.config.built_grid, mixer.capabilities.grids, self.call.get("grid")
         side = max(2, math.ceil(cells ** (1 / len(built)) - 1e-9)) if built else cells
         wanted: list[tuple[int, ...] | None] = [given] if given else []
         if not given and built:
@@ -154,15 +157,15 @@ class Probe:
             try:
                 with torch.no_grad():
                     mixer(torch.zeros(shape, dtype=torch.float64), **self.call, **told)
-            except (ShapeError, OptionError) as error:  # whatever else it lacks, another input does not give it
+            except (ShapeError, OptionError) as error:  # other errors would come with any input
                 reason = reason or error
                 continue
             self.call.update(told)
             return shape
-        got = f"none, and {mixer.name} takes no input chosen for it ({reason})"
+        got = f"none, and no default input fits this {mixer.name} ({reason})"
         raise ShapeError("shape", got, "an input that the mixer takes", "Pass shape=(1, N, D) or x=.")
 
-    def _treats_a_batch_apart(self) -> bool:
+    def _treats_entries_independently(self) -> bool:
         if len(self.shape) < 2 or any(isinstance(value, Tensor) for value in self.call.values()):
             return False
         pair = self.normal(2)
@@ -182,8 +185,8 @@ def float64_copy(module: nn.Module) -> nn.Module:
     """A copy in float64 on the CPU, in evaluation mode, its parameters frozen."""
     try:
         twin = copy.deepcopy(module)
-    except RuntimeError as error:  # a tensor in the middle of a graph, kept as an attribute
-        raise OptionError("module", f"one that cannot be copied ({error})", "one that deepcopy takes", "") from error
+    except RuntimeError as error:  # an attribute is a tensor inside a graph
+        raise OptionError("module", f"one that cannot be copied ({error})", "one that deepcopy can copy", "") from error
     twin = twin.cpu().double().eval().requires_grad_(False)
     for part in (*twin.parameters(), *twin.buffers()):
         if part.is_complex():
@@ -191,8 +194,8 @@ def float64_copy(module: nn.Module) -> nn.Module:
     return twin
 
 
-def _wide(value: Any) -> Any:
-    """An argument of the call as the copy needs it."""
+def _as_float64(value: Any) -> Any:
+    """An argument of the call, on the CPU and in float64 if it is a floating-point tensor."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", torch.float64 if value.is_floating_point() else value.dtype)
     return value

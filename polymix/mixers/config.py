@@ -84,6 +84,11 @@ class MixerConfig:
         return False
 
     @property
+    def rotary_base(self) -> float | None:
+        """The base of its rotary positions; None where it has none."""
+        return None
+
+    @property
     def placed(self) -> bool:
         """Whether the places of the tokens on a grid play a part."""
         return False
@@ -165,6 +170,11 @@ class GridConfig(MixerConfig):
     @property
     def built_grid(self) -> tuple[int, ...] | None:
         return self.grid
+
+    @property
+    def rotary_base(self) -> float | None:
+        """The base of its rotary positions; None where it has none."""
+        return None
 
     @property
     def placed(self) -> bool:

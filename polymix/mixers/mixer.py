@@ -29,15 +29,24 @@ M = TypeVar("M", bound="TokenMixer")
 
 @dataclass(frozen=True)
 class Polynomial:
-    """What a mixer is as a function of its input, all else fixed; `polymix.lens.degree` finds the same by numbers.
+    """What a mixer is as a function of its input. `polymix.lens.degree` measures the same.
 
-    degree: its total degree where it is a polynomial, else None. homogeneous: f(tX) = t^degree f(X).
-    rational: (numerator degree, denominator degree) where it is a quotient of two polynomials and no polynomial.
+    Attributes:
+        degree: total degree; None if it is not a polynomial.
+        homogeneous: f(tX) = t^degree f(X).
+        rational: (numerator degree, denominator degree) if it is a quotient of two polynomials.
     """
 
     degree: int | None = None
     homogeneous: bool = False
     rational: tuple[int, int] | None = None
+
+    def __str__(self) -> str:
+        if self.degree is not None:
+            return f"polynomial of degree {self.degree}, {'' if self.homogeneous else 'not '}homogeneous"
+        if self.rational is not None:
+            return f"rational, degree {self.rational[0]} over degree {self.rational[1]}"
+        return "neither a polynomial nor a quotient of two"
 
 
 class TokenMixer(nn.Module, ABC):

@@ -24,8 +24,8 @@ from polymix.ops.shared.sequences import without_padding
 from polymix.ops.shared.tensors import Linear
 from polymix.structured import (
     DepthwiseConv,
-    Fanout,
     Identity,
+    ParallelLinear,
     Prefixed,
     Site,
     StructuredMap,
@@ -71,7 +71,7 @@ class PadreMixer(TokenMixer):
     … PD-048.
     """
 
-    A: Any  # ModuleLists of token and channel maps; B is a ModuleDict, an input's letter to its Fanout
+    A: Any  # ModuleLists of token and channel maps; B is a ModuleDict, an input's letter to its ParallelLinear
     B: Any
     C: Any
     D: Any
@@ -104,7 +104,7 @@ class PadreMixer(TokenMixer):
         mixed = Site("channel", dim, dim // config.heads, dim // config.heads, config.heads)
         its = {letter: tuple(b for b, c in zip(plan.B, plan.letters, strict=True) if c == letter)
                for letter in self.inputs}  # fmt: skip
-        self.B = nn.ModuleDict({c: Fanout(specs, dim, config.heads, bias, **kw) for c, specs in its.items()})
+        self.B = nn.ModuleDict({c: ParallelLinear(specs, dim, config.heads, bias, **kw) for c, specs in its.items()})
         self.A = nn.ModuleList(tokens(*pair) for pair in zip(plan.A, plan.letters, strict=True))
         self.D = nn.ModuleList(create_map(spec, mixed, bias=bias, **kw) for spec in plan.D)
         self.C = nn.ModuleList(tokens(spec) for spec in plan.C)

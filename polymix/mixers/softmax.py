@@ -131,6 +131,10 @@ class SoftmaxConfig(HeadsConfig, GridConfig):
     def placed(self) -> bool:
         return self.relative
 
+    @property
+    def rotary_base(self) -> float | None:
+        return self.rotary
+
     def for_rotary(self, base: float | None) -> SoftmaxConfig:
         return self.changed(rotary=base) if self.rotary is None else self
 

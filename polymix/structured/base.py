@@ -195,8 +195,6 @@ class StructuredMap(nn.Module, ABC):
 
     def transpose(self) -> StructuredMap:
         """The map of Mᵀ, on the same weights; the bias stays behind."""
-        from polymix.structured.compose import Transposed
-
         return Transposed(self)
 
     def scale_(self, gain: float) -> bool:
@@ -220,6 +218,51 @@ class StructuredMap(nn.Module, ABC):
         return f"{site.side}, {site.size or 'any'} -> {site.out or 'any'}, groups={site.groups}"
 
 
+def transposed_site(site: Site) -> Site:
+    return replace(site, size=site.out, out=site.size)
+
+
+class Transposed(StructuredMap):
+    """The map of Mᵀ on the weights of another. A causal map's transpose sees the future: none in causal mixers."""
+
+    kind = "transposed"
+    fixed = False
+    rectangular = True
+
+    def __init__(self, inner: StructuredMap) -> None:
+        super().__init__(transposed_site(inner.site))
+        self.inner = inner
+
+    def check(self, site: Site) -> None:
+        """Whatever the inner map may, its transpose may."""
+
+    def act(self, x: Tensor, grid: Grid, mask: Tensor | None, *, out: int | None, transposed: bool) -> Tensor:
+        return self.inner.act(x, grid, mask, out=out, transposed=not transposed)
+
+    def multiply(self, v: Tensor, *, transposed: bool, out: int, real: Tensor | None) -> Tensor:
+        return self.inner.multiply(v, transposed=not transposed, out=out, real=real)
+
+    def matrix(self, n: int, out: int) -> Tensor:
+        return self.inner.matrix(out, n).transpose(-1, -2)
+
+    def dense(self, n: int | None = None, grid: Grid = None, out: int | None = None) -> Tensor:
+        if self.site.square or self.site.side == "channel":
+            return self.inner.dense(n, grid).transpose(-1, -2)
+        return self.inner.dense(out or self.site.out, grid, n).transpose(-1, -2)
+
+    def vector_ops(self, rows: int, n: int, out: int) -> list[Op]:
+        return self.inner.vector_ops(rows, out, n)
+
+    def cost_ops(self, n: int, grid: Grid = None, out: int | None = None) -> list[Op]:
+        return self.inner.cost_ops(n, grid, out)
+
+    def scale_(self, gain: float) -> bool:
+        return self.inner.scale_(gain)
+
+    def transpose(self) -> StructuredMap:
+        return self.inner
+
+
 class Weightless(StructuredMap):
     """A map without parameters: `like` holds the type and the place of its `matrix`."""
 
@@ -232,8 +275,4 @@ class Weightless(StructuredMap):
         self.register_buffer("like", torch.empty(0, **kw), persistent=False)
 
 
-def transposed_site(site: Site) -> Site:
-    return replace(site, size=site.out, out=site.size)
-
-
-__all__ = ["Grid", "Site", "StructuredMap", "Weightless", "init_", "transposed_site"]
+__all__ = ["Grid", "Site", "StructuredMap", "Transposed", "Weightless", "init_", "transposed_site"]

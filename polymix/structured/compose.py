@@ -1,4 +1,4 @@
-"""Maps made of maps: the identity, transposes, sums, products, and a map with prefix tokens beside it."""
+"""Maps made of maps: the identity, sums, products, and a map with prefix tokens beside it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from polymix.ops.pooled import mean_over_tokens
-from polymix.structured.base import Grid, Site, StructuredMap, Weightless, transposed_site
+from polymix.structured.base import Grid, Site, StructuredMap, Weightless
 from polymix.structured.cost import Op
 
 
@@ -149,47 +149,6 @@ class Product(_Composite):
         return x, [tensor for part in memory for tensor in part]
 
 
-class Transposed(StructuredMap):
-    """The map of Mᵀ on the weights of another. A causal map's transpose sees the future: none in causal mixers."""
-
-    kind = "transposed"
-    fixed = False
-    rectangular = True
-
-    def __init__(self, inner: StructuredMap) -> None:
-        super().__init__(transposed_site(inner.site))
-        self.inner = inner
-
-    def check(self, site: Site) -> None:
-        """Whatever the inner map may, its transpose may."""
-
-    def act(self, x: Tensor, grid: Grid, mask: Tensor | None, *, out: int | None, transposed: bool) -> Tensor:
-        return self.inner.act(x, grid, mask, out=out, transposed=not transposed)
-
-    def multiply(self, v: Tensor, *, transposed: bool, out: int, real: Tensor | None) -> Tensor:
-        return self.inner.multiply(v, transposed=not transposed, out=out, real=real)
-
-    def matrix(self, n: int, out: int) -> Tensor:
-        return self.inner.matrix(out, n).transpose(-1, -2)
-
-    def dense(self, n: int | None = None, grid: Grid = None, out: int | None = None) -> Tensor:
-        if self.site.square or self.site.side == "channel":
-            return self.inner.dense(n, grid).transpose(-1, -2)
-        return self.inner.dense(out or self.site.out, grid, n).transpose(-1, -2)
-
-    def vector_ops(self, rows: int, n: int, out: int) -> list[Op]:
-        return self.inner.vector_ops(rows, out, n)
-
-    def cost_ops(self, n: int, grid: Grid = None, out: int | None = None) -> list[Op]:
-        return self.inner.cost_ops(n, grid, out)
-
-    def scale_(self, gain: float) -> bool:
-        return self.inner.scale_(gain)
-
-    def transpose(self) -> StructuredMap:
-        return self.inner
-
-
 class Prefixed(nn.Module):
     """A map over the last N - p tokens, for tokens in front that lie outside the grid (class token, registers).
 
@@ -232,4 +191,4 @@ class Prefixed(nn.Module):
         return self.inner.scale_(gain)
 
 
-__all__ = ["Identity", "Prefixed", "Product", "Sum", "Transposed"]
+__all__ = ["Identity", "Prefixed", "Product", "Sum"]

@@ -8,8 +8,8 @@ from typing import Any
 
 from polymix._io import parse_value
 from polymix.errors import OptionError, UnknownNameError, nearest_first
-from polymix.structured.base import Site, StructuredMap, transposed_site
-from polymix.structured.compose import Identity, Prefixed, Product, Sum, Transposed
+from polymix.structured.base import Site, StructuredMap, Transposed, transposed_site
+from polymix.structured.compose import Identity, Prefixed, Product, Sum
 from polymix.structured.conv import DepthwiseConv
 from polymix.structured.dense import BlockDiagonal, Dense
 from polymix.structured.low_rank import LowRank, Mean, RankOne

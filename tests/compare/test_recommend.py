@@ -12,7 +12,7 @@ import polymix
 from polymix.compat import cure_torchvision
 from polymix.convert.find import attention_modules, known_input
 from polymix.convert.masks import Seen, seen_through
-from polymix.convert.replay import call_of
+from polymix.convert.tracing import call_of
 from polymix.errors import OptionError, PolymixError
 from polymix.measure.timing import Timing
 from polymix.mixers import PadreConfig, SoftmaxConfig

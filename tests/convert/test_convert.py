@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import polymix
-from polymix.convert import Adapter, Attention, linear
+from polymix.convert import Adapter, AttentionSpec, linear
 from polymix.convert.adapter import adapter_for
 from polymix.errors import CapabilityError, OptionError, PolymixError
 from tests.convert.checks import (
@@ -247,7 +247,7 @@ def test_a_second_undo_raises_and_redo_puts_the_same_mixers_in():
     with pytest.raises(OptionError, match="undone already"):
         report.undo()
     identical(answer(report.redo(), X), expected)
-    with pytest.raises(OptionError, match="stands"):
+    with pytest.raises(OptionError, match="is in place"):
         report.redo()
 
 
@@ -281,7 +281,7 @@ class HouseAdapter(Adapter):
     @classmethod
     def describe(cls, module, host):
         query, key, value, out = (linear(module, name) for name in "qkvo")
-        return Attention(dim=module.o.out_features, heads=1, query=query, key=key, value=value, out=out)
+        return AttentionSpec(dim=module.o.out_features, heads=1, query=query, key=key, value=value, out=out)
 
     def forward(self, x):
         return self.mix(x.transpose(1, 2)).transpose(1, 2)
@@ -327,7 +327,7 @@ def test_unknown_attention_is_listed():
     host = nn.Sequential(Block(), Foreign())
     report = polymix.convert(host, "pom")
     assert report.left_out == ("1 (Foreign)",)
-    assert "Not converted, no adapter: 1 (Foreign)." in str(report)
+    assert "Not converted (no adapter): 1 (Foreign)." in str(report)
     refuses(nn.Sequential(Foreign()), "pom", OptionError, r"no known class: 0 \(Foreign\).*register_adapter")
 
 
@@ -340,8 +340,8 @@ def test_a_model_without_attention_is_an_error():
     ("plan", "options", "kind", "match"),
     [
         ("padr", {}, PolymixError, "padre"),
-        ({"7.attn": "pom"}, {}, OptionError, "names no attention layer"),
-        ({"*": "pom", "2.*": "qt"}, {}, OptionError, "both name 2.attn"),
+        ({"7.attn": "pom"}, {}, OptionError, "matches no attention layer"),
+        ({"*": "pom", "2.*": "qt"}, {}, OptionError, "both match 2.attn"),
         ("all-but-last-3", {}, OptionError, "all 3 layers"),
         ("poly_nl", {"causal": True}, CapabilityError, r"plan, for 0.attn \(MultiheadAttention\)"),
         ({"0.attn": "pom", "2.attn": "poly_sa"}, {}, OptionError, "plan, for 2.attn .*grid"),

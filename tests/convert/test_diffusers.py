@@ -92,7 +92,7 @@ def test_latents_of_another_size():
     model = polymix.convert(dit(), "padre").model
     larger = {**CALL, "hidden_states": torch.randn(2, 4, 12, 12)}
     assert answer(model, larger)[0].shape == (2, 4, 12, 12)
-    assert model.transformer_blocks[0].attn1.now == (6, 6)
+    assert model.transformer_blocks[0].attn1.current_grid == (6, 6)
 
 
 def test_the_host_s_processors_are_set_where_attention_is_left():
@@ -147,8 +147,8 @@ def test_within_a_unet_the_grid_is_that_of_the_feature_map():
     report = converts(within_unet(), plan, given, input=given)
     assert report.adapters["transformer_blocks.0.attn1"].grid == (4, 6)
     answer(report.model, {**given, "hidden_states": torch.randn(2, 16, 6, 2)})
-    assert report.model.transformer_blocks[0].attn1.now == (6, 2)
-    refuses(within_unet(), plan, OptionError, "attn1 .*grid.*does not say")
+    assert report.model.transformer_blocks[0].attn1.current_grid == (6, 2)
+    refuses(within_unet(), plan, OptionError, "attn1 .*grid.*does not state")
     undoes(within_unet(), plan, given, input=given)
 
 

@@ -300,11 +300,11 @@ def test_a_sequential_hands_down_to_its_ends():
 @pytest.mark.parametrize(
     ("at", "options", "kind", "match"),
     [
-        ("layer3.7", {}, OptionError, "layer3.1.*names no module"),
+        ("layer3.7", {}, OptionError, "layer3.1.*is no module's name"),
         ("layer3.1", {"where": "around"}, OptionError, "where"),
-        ("layer3.1", {"where": "after"}, OptionError, "after layer3.1 .*does not say the channels"),
-        ("relu", {}, OptionError, "does not say the channels"),
-        ("layer3.1", {"mixer": "padre"}, OptionError, "does not say the grid"),
+        ("layer3.1", {"where": "after"}, OptionError, "after layer3.1 .*does not state the channels"),
+        ("relu", {}, OptionError, "does not state the channels"),
+        ("layer3.1", {"mixer": "padre"}, OptionError, "does not state the grid"),
         ("layer3.1", {"mixer": "poly_nl:reduction=7"}, OptionError, "before layer3.1 .*reduction"),
         ("layer3.1", {"mixer": PadreConfig(grid=(3, 3)), "input": IMAGES}, OptionError, "before layer3.1 .*grid"),
         ("layer3.1", {"mixer": "poly"}, UnknownNameError, "poly_nl"),
@@ -337,7 +337,7 @@ def test_a_container_that_runs_its_children_itself_is_named_with_them():
 def test_a_module_that_the_run_does_not_call():
     model = nn.ModuleDict({"used": nn.Linear(16, 16), "idle": nn.Linear(16, 16)})
     model.forward = lambda x: model["used"](x)
-    with pytest.raises(OptionError, match="without a call"):
+    with pytest.raises(OptionError, match="module is not called"):
         polymix.insert(model, "idle", "poly_nl", input=X)
 
 

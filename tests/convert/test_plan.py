@@ -68,7 +68,7 @@ def test_keep_by_glob():
 def test_two_globs_for_one_layer_are_an_error_with_a_cure_that_works():
     plan = {"blocks.[012].attn": PADRE, "*.2.attn": POM}
     with pytest.raises(
-        OptionError, match=r"'blocks.\[012\].attn' and '\*.2.attn', which both name blocks.2.attn"
+        OptionError, match=r"'blocks.\[012\].attn' and '\*.2.attn', which both match blocks.2.attn"
     ) as error:
         resolve(plan, LAYERS)
     assert error.value.cure == "Narrow one, or add 'blocks.2.attn' itself."
@@ -77,7 +77,7 @@ def test_two_globs_for_one_layer_are_an_error_with_a_cure_that_works():
 
 @pytest.mark.parametrize("key", ["blocks.7.attn", "block.*.attn", "", 3])
 def test_a_key_that_names_no_layer_is_an_error_that_lists_the_layers(key):
-    with pytest.raises(OptionError, match="names no attention layer") as error:
+    with pytest.raises(OptionError, match="matches no attention layer") as error:
         resolve({"blocks.0.attn": PADRE, key: PADRE}, LAYERS)
     assert all(name in error.value.allowed for name in LAYERS)
 

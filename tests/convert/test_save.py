@@ -12,8 +12,10 @@ import torch
 from torch import nn
 
 import polymix
-from polymix.convert import Adapter, Attention, files, libraries, register_adapter
-from polymix.convert.plain import decode, encode
+from polymix.convert import Adapter, AttentionSpec, register_adapter
+from polymix.convert.adapters import libraries
+from polymix.convert.model_recipes import decode, encode
+from polymix.convert.saving import files
 from polymix.errors import MissingExtraError, OptionError, PolymixError, ResultsError, UnknownNameError
 from polymix.mixers import config_class
 from polymix.models import VisionTransformer
@@ -616,7 +618,7 @@ def test_an_adapter_or_a_mixer_that_is_not_registered(tmp_path):
     class LoneAdapter(Adapter):
         @classmethod
         def describe(cls, module, host):
-            return Attention(dim=16, heads=2)
+            return AttentionSpec(dim=16, heads=2)
 
         def forward(self, x):
             return self.mix(x)

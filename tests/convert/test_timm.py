@@ -150,7 +150,7 @@ def test_a_mixer_with_places_gets_the_hosts_grid(name, grids):
     prefix = {"registers": 4, "csatv2": 0, "caformer": 0}.get(name, 1)
     assert {adapter.mixer.config.num_prefix_tokens for adapter in report.adapters.values()} == {prefix}
     report.model(images)
-    seen = {adapter.now for adapter in report.adapters.values()} - {None}  # CrossViT's images have one size
+    seen = {adapter.current_grid for adapter in report.adapters.values()} - {None}  # CrossViT's images have one size
     assert seen == (set() if name == "crossvit" else grids)
 
 
@@ -172,7 +172,9 @@ def test_vit_of_any_image_size_mixes_on_the_grid_of_the_call(size):
     tokens, given = inside(model, "blocks.1.attn", images)
     grid = (size[0] // 8, size[1] // 8)
     identical([given], [adapter.mixer(tokens, grid=grid)])
-    assert adapter.now == grid and report.adapters["blocks.1.attn"].now is None, "the copy's grid went to the original"
+    assert adapter.current_grid == grid and report.adapters["blocks.1.attn"].current_grid is None, (
+        "the copy's grid went to the original"
+    )
 
 
 def test_vit_of_any_image_size_is_calibrated_at_the_size_of_the_input():
@@ -207,7 +209,7 @@ def test_a_size_set_after_the_conversion_is_the_grid():
     model = polymix.convert(vit(), "padre").model
     model.set_input_size((16, 64))
     model(torch.randn(1, 3, 16, 64))
-    assert model.blocks[0].attn.now == (2, 8)
+    assert model.blocks[0].attn.current_grid == (2, 8)
 
 
 def test_a_mixer_tied_to_a_size_is_refused_where_sizes_vary():

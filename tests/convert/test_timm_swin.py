@@ -153,7 +153,7 @@ def test_maps_of_any_size(size):
     for name in report.adapters:
         x, adapter = seen[name], model.get_submodule(name)
         near([seen[f"{name}'s"]], [adapter.mixer(x.flatten(1, 2), grid=x.shape[1:3]).unflatten(1, x.shape[1:3])])
-        assert adapter.now == tuple(x.shape[1:3]) and report.adapters[name].now is None
+        assert adapter.current_grid == tuple(x.shape[1:3]) and report.adapters[name].current_grid is None
 
 
 def test_a_map_of_another_size_than_built_for_is_calibrated():

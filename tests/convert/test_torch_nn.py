@@ -300,7 +300,7 @@ def test_decoder_with_one_mixer_for_order_and_another_for_the_context():
     given = {"tgt": X, "memory": torch.randn(2, 5, DIM), "tgt_mask": PAST(TOKENS)}
     plan = {"layers.*.self_attn": "padre", "layers.*.multihead_attn": "pom"}
     converts(decoder(), plan, given)
-    refuses(decoder(), "padre", CapabilityError, r"layers.0.multihead_attn .*a context of its own")
+    refuses(decoder(), "padre", CapabilityError, r"layers.0.multihead_attn .*a separate context")
 
 
 def test_a_decoder_without_order_has_to_be_announced():

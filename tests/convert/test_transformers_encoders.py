@@ -398,9 +398,9 @@ class TestLife:
         model = polymix.convert(vit(layers=1), "padre").model
         twin = checks.deepcopy(model)
         model(images(8, 32), interpolate_pos_encoding=True)
-        assert twin.layers[0].attention.now is None
+        assert twin.layers[0].attention.current_grid is None
         twin(images(32, 8), interpolate_pos_encoding=True)
-        assert (model.layers[0].attention.now, twin.layers[0].attention.now) == ((2, 8), (8, 2))
+        assert (model.layers[0].attention.current_grid, twin.layers[0].attention.current_grid) == ((2, 8), (8, 2))
 
     @pytest.mark.parametrize(("model", "plan", "inputs"), [
         (vit, "padre", {"pixel_values": images()}), (bert, "qt", text()), (detr, {"*.self_attn": "padre"}, photos()),

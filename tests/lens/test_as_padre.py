@@ -191,7 +191,7 @@ def test_a_form_is_of_one_number_of_tokens():
     (lambda: build("conv2former", D), {"grid": (2, 4)}, "activation='identity'"),
     (lambda: build("poly_sa", D, grid=(2, 4)), {}, "sigma='identity'"), (lambda: build("pom", D), {}, "activation"),
     (lambda: build("castling", D), {}, "normalize=False"), (lambda: build("qt", D), {}, "form='full'"),
-    (lambda: build("sima", D), {}, "frozen"), (lambda: build("sima", D), {"x": tokens(2, N, D)}, "One input"),
+    (lambda: build("sima", D), {}, "frozen"), (lambda: build("sima", D), {"x": tokens(2, N, D)}, "Pass one input"),
     (lambda: build("xca", D), {}, "neither"), (lambda: build("tesa", D, form="dot_product", grid=(2, 4)), {}, "not among"),
     (lambda: build("linear", D), {}, "feature_map='identity'"), (lambda: build("non_local", D), {}, "dot_product"), (lambda: build("pom", D, **LINEAR_POM), {"order": 3}, "softmax"),
     (lambda: nn.GELU(), {"dim": D}, "neither"), (lambda: nn.Identity(), {}, "dim"),

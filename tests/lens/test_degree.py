@@ -72,7 +72,7 @@ NONE = {
 def test_what_is_neither_polynomial_nor_rational(name):
     found = lens.degree(NONE[name], shape=(1, 5))
     assert (found.degree, found.homogeneous, found.rational) == (None, False, None), found.explain()
-    assert "not a polynomial" in str(found)
+    assert "neither a polynomial nor a quotient" in str(found)
 
 
 @pytest.mark.parametrize(("function", "says"), [

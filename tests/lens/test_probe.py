@@ -92,7 +92,7 @@ def test_more_errors():
         lens.receptive_field(nn.Identity(), shape=(1, 3, 4, 4))
     with pytest.raises(errors.OptionError, match="token"):
         lens.interactions(linear, 1, shape=(1, 3), output=(7, 0))
-    with pytest.raises(errors.ShapeError, match="as many tokens out"):
+    with pytest.raises(errors.ShapeError, match="same number of tokens"):
         lens.equivariance(lambda x: x.sum(1), shape=(1, 3, 2))
     stuck = nn.Linear(3, 3)
     stuck.kept = stuck.weight * 2

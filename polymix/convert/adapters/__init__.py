@@ -1,1 +1,1 @@
-"""One file a library, loaded when a model of that library is first looked at."""
+"""Adapters for the attention classes of each library. They are imported when a model of that library is first seen."""

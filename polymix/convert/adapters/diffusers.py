@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
 
 from polymix.convert.adapter import Adapter, Host, path, register_adapter
-from polymix.convert.attention import Attention, linear
 from polymix.convert.masks import visible
+from polymix.convert.model_recipes import Recipe, class_path, decode, encode, is_plain, model_class
+from polymix.convert.spec import AttentionSpec, linear
 from polymix.errors import OptionError, ShapeError
 
 _MODELS = "diffusers.models.transformers."
@@ -30,14 +32,14 @@ class AttentionAdapter(Adapter):
     ignored, as the host's plain processors ignore them. It has no processor that could be set.
     """
 
-    carries = ("heads", "query_dim", "inner_dim", "cross_attention_dim", "is_cross_attention")
+    forward_attributes = ("heads", "query_dim", "inner_dim", "cross_attention_dim", "is_cross_attention")
 
     @classmethod
-    def describe(cls, module: Any, host: Host) -> Attention:
+    def describe(cls, module: Any, host: Host) -> AttentionSpec:
         _check(module)
         normed = module.norm_q is not None or module.norm_k is not None
         cross = module.is_cross_attention
-        return Attention(
+        return AttentionSpec(
             dim=module.query_dim, heads=module.heads, scale=module.scale, dropout=module.dropout, cross=cross,
             query=None if normed else linear(module, "to_q"), key=None if normed else linear(module, "to_k"),
             value=linear(module, "to_v"), out=linear(module, "to_out.0"), grid=None if cross else _grid(host),
@@ -62,7 +64,7 @@ class AttentionAdapter(Adapter):
                 allowed = f"({context.shape[0]}, 1 or {hidden_states.shape[1]}, {context.shape[1]})"
                 raise ShapeError("attention_mask", tuple(attention_mask.shape), allowed, "One mask serves all heads.")
             seen, padding = (None, seen[:, 0]) if seen.shape[1] == 1 else (seen, None)
-        return self.mix(hidden_states, encoder_hidden_states, **self.seen(seen, padding))
+        return self.mix(hidden_states, encoder_hidden_states, **self.mask_options(seen, padding))
 
 
 def _check(module: Any) -> None:
@@ -105,3 +107,12 @@ def _grid(host: Host) -> tuple[int, ...] | None:
     part, _ = _host(host)
     embed = getattr(part, "pos_embed", None)
     return None if embed is None else (embed.height, embed.width)
+
+
+def read_recipes(model: Any) -> Iterator[Recipe]:
+    config = {key: value for key, value in model.config.items() if not key.startswith("_") and is_plain(value)}
+    yield {"class": class_path(model), "config": encode(config)}
+
+
+def build_model(recipe: Recipe, _: dict[str, Any]) -> nn.Module:
+    return model_class(recipe).from_config(decode(recipe["config"]))

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
 
 from polymix.convert.adapter import Adapter, Host, register_adapter
-from polymix.convert.attention import Attention, linear, thirds
 from polymix.convert.masks import visible
+from polymix.convert.model_recipes import Recipe
+from polymix.convert.model_recipes import build_class as build_model
+from polymix.convert.spec import AttentionSpec, linear, thirds
 from polymix.errors import MaskError, OptionError, ShapeError
 from polymix.mixers import TokenMixer
 from polymix.mixers.checks import holds
 from polymix.mixers.inheritance import Projection
+
+__all__ = ["MultiheadAttentionAdapter", "build_model", "read_recipes"]
 
 _DROPS = {"bias_k": "a key that no token has", "bias_v": "a value that no token has"}
 
@@ -25,12 +30,12 @@ class MultiheadAttentionAdapter(Adapter):
     Attributes that nn.TransformerEncoderLayer reads keep it off its fused path, which would not call the mixer.
     """
 
-    carries = ("batch_first", "num_heads", "embed_dim")
+    forward_attributes = ("batch_first", "num_heads", "embed_dim")
     in_proj_weight = in_proj_bias = None
     _qkv_same_embed_dim = False
 
     @classmethod
-    def describe(cls, module: nn.Module, host: Host) -> Attention:
+    def describe(cls, module: nn.Module, host: Host) -> AttentionSpec:
         assert isinstance(module, nn.MultiheadAttention)
         if module.kdim != module.embed_dim or module.vdim != module.embed_dim:
             got = f"{module.kdim} and {module.vdim} channels of key and value for {module.embed_dim}"
@@ -45,17 +50,17 @@ class MultiheadAttentionAdapter(Adapter):
             drops["dropout"] = "of attention weights, which a mixer does not have"
         inside = isinstance(host.above(), nn.TransformerDecoderLayer)
         cross = inside and host.name.endswith("multihead_attn")
-        return Attention(
+        return AttentionSpec(
             dim=module.embed_dim, heads=module.num_heads, query=query, key=key, value=value,
             out=linear(module, "out_proj"), cross=cross, causal=inside and not cross,
             grid=None if inside else host.grid(), prefix=0 if inside else host.prefix(), drops=drops,
         )  # fmt: skip
 
-    def __init__(self, mixer: TokenMixer, attention: Attention, module: nn.Module) -> None:
+    def __init__(self, mixer: TokenMixer, attention: AttentionSpec, module: nn.Module) -> None:
         super().__init__(mixer, attention, module)
         self.causal = False  # unless the masks of a call say so
 
-    def settings(self, host: Host) -> list[tuple[nn.Module, str, Any]]:
+    def host_settings(self, host: Host) -> list[tuple[nn.Module, str, Any]]:
         """No nested tensors, which would pass from layer to layer around the mixers."""
         encoders = [module for module in host.chain() if isinstance(module, nn.TransformerEncoder)]
         return [(encoder, "use_nested_tensor", False) for encoder in encoders]
@@ -74,7 +79,7 @@ class MultiheadAttentionAdapter(Adapter):
         if key_padding_mask is not None:
             padding = visible(key_padding_mask, inverted=True).reshape(-1, context.shape[1])
         seen = None if attn_mask is None or is_causal else self._visible(attn_mask, x.shape[0])
-        how = self.seen(seen, padding, causal=True if is_causal else None)
+        how = self.mask_options(seen, padding, causal=True if is_causal else None)
         y = self.mix(x, None if key is query else context, **how)
         return (y[0] if query.ndim == 2 else y if self.batch_first else y.transpose(0, 1)), None
 
@@ -90,3 +95,8 @@ class MultiheadAttentionAdapter(Adapter):
         if not holds((heads == heads[:, :1]).all(), "takes one attn_mask for all heads"):
             raise MaskError("attn_mask", "a mask that differs by head", "one for all heads", "A mixer has one mask.")
         return heads[:, 0]
+
+
+def read_recipes(model: nn.Module) -> Iterator[Recipe]:
+    """None: modules of torch.nn do not keep their arguments."""
+    yield from ()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -9,7 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymix.convert.adapter import Adapter, Host, register_adapter
-from polymix.convert.attention import Attention, linear, thirds
+from polymix.convert.adapters.libraries import load_library
+from polymix.convert.model_recipes import Recipe, build_class, encode, known_arguments
+from polymix.convert.spec import AttentionSpec, linear, thirds
 from polymix.errors import CapabilityError, OptionError
 from polymix.mixers import TokenMixer
 from polymix.mixers.inheritance import Projection
@@ -23,12 +27,12 @@ _MERGE = 'Pass windows="merge", with which a mixer sees the whole feature map; o
 class ShiftedWindowAdapter(Adapter):
     """(B, H, W, D) -> the same: in the host's windows, filled up with zeros and shifted as it does, or as one map."""
 
-    carries = ("window_size", "shift_size", "num_heads")
-    follows = False
+    forward_attributes = ("window_size", "shift_size", "num_heads")
+    needs_current_grid = False
     window_size: list[int]
     shift_size: list[int]
 
-    def __init__(self, mixer: TokenMixer, attention: Attention, module: Any) -> None:
+    def __init__(self, mixer: TokenMixer, attention: AttentionSpec, module: Any) -> None:
         super().__init__(mixer, attention, module)
         self.merged = attention.relative is None
         if self.merged:
@@ -40,14 +44,14 @@ class ShiftedWindowAdapter(Adapter):
             raise CapabilityError(error.argument, error.got, error.allowed, _MERGE)
 
     @classmethod
-    def describe(cls, module: Any, host: Host) -> Attention:
+    def describe(cls, module: Any, host: Host) -> AttentionSpec:
         query, key, value = thirds(linear(module, "qkv"))
         drops = {"attention_dropout": "of attention weights, which a mixer does not have"}
         drops = drops if module.attention_dropout else {}
         merged = host.windows == "merge"
         if merged:
             drops[_TABLE] = "of offsets in a window, which are gone"
-        return Attention(
+        return AttentionSpec(
             dim=module.proj.out_features, heads=module.num_heads, query=query, key=key, value=value,
             out=linear(module, "proj"), dropout=module.dropout, drops=drops,
             relative=None if merged else Projection(module.get_parameter(_TABLE), None, (_TABLE,)),
@@ -97,14 +101,14 @@ def _windows(x: Tensor, h: int, w: int) -> Tensor:
 class PartitionAdapter(Adapter):
     """(B, windows or grids, N, D) -> the same."""
 
-    carries = ("n_heads", "head_dim", "size", "max_seq_len")
+    forward_attributes = ("n_heads", "head_dim", "size", "max_seq_len")
 
     @classmethod
-    def describe(cls, module: Any, host: Host) -> Attention:
+    def describe(cls, module: Any, host: Host) -> AttentionSpec:
         if host.windows == "merge":
             raise OptionError("windows", "merge", "keep, for MaxViT's windows and grids", "Leave it out.")
         query, key, value = thirds(linear(module, "to_qkv"))
-        return Attention(
+        return AttentionSpec(
             dim=module.merge.out_features, heads=module.n_heads, query=query, key=key, value=value,
             out=linear(module, "merge"), scale=module.scale_factor, grid=(module.size, module.size),
             relative=Projection(module.get_parameter(_TABLE), None, (_TABLE,)),
@@ -112,3 +116,37 @@ class PartitionAdapter(Adapter):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.mix(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+
+
+def read_recipes(model: Any) -> Iterator[Recipe]:
+    """No model says what it was called by: each name may be, whose builder returns its class."""
+    models = load_library("torchvision.models")
+    said = [part.num_classes for part in model.modules() if type(getattr(part, "num_classes", None)) is int]
+    heads = {name.rpartition(".")[2]: part for name, part in model.named_modules() if isinstance(part, nn.Linear)}
+    head = heads.get("cls_score", next(reversed(heads.values()), None))
+    classes = said[0] if said else getattr(head, "out_features", None)
+    kwargs = known_arguments(model, {"num_classes": classes, "image_size": getattr(model, "image_size", None)})
+    for name in models.list_models():
+        if inspect.signature(models.get_model_builder(name)).return_annotation is type(model):
+            frozen = any(type(part).__name__ == "FrozenBatchNorm2d" for part in model.modules())
+            yield {"name": name, "kwargs": encode(kwargs), **({"frozen": True} if frozen else {})}
+
+
+def build_model(recipe: Recipe, kwargs: dict[str, Any]) -> nn.Module:
+    if "class" in recipe:
+        return build_class(recipe, kwargs)
+    builder = load_library("torchvision.models").get_model_builder(recipe["name"])
+    weights = {"weights", "weights_backbone"} & set(inspect.signature(builder).parameters)
+    model = builder(**dict.fromkeys(weights), **kwargs)
+    if recipe.get("frozen"):
+        _freeze(model.backbone.body)
+    return model
+
+
+def _freeze(part: nn.Module) -> None:
+    """A detector's backbone has frozen norms if its builder was given weights, which would be fetched."""
+    for name, child in part.named_children():
+        if isinstance(child, nn.BatchNorm2d):
+            frozen = load_library("torchvision.ops").FrozenBatchNorm2d
+            setattr(part, name, frozen(child.num_features, eps=child.eps))
+        _freeze(child)

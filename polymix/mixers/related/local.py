@@ -157,6 +157,10 @@ class LocalConfig(HeadsConfig):
     def causal_by_build(self) -> bool:
         return True
 
+    @property
+    def rotary_base(self) -> float | None:
+        return self.rotary
+
     def for_rotary(self, base: float | None) -> LocalConfig:
         return self.changed(rotary=base) if self.rotary is None else self
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from polymix.convert import ConversionReport
-from polymix.convert.replay import mode
+from polymix.convert.tracing import mode
 from polymix.errors import OptionError, check_int, check_number
 from polymix.tasks.distill.batches import Forward, answer, first_of, logits_of, moved
 from polymix.tasks.distill.fit import Fit
@@ -151,7 +151,7 @@ def _imitate(report: ConversionReport, host: nn.Module, fit: Fit, data: Any, **o
     """Stage 1: nothing of the host learns, or takes part otherwise than in evaluation; mixers without their dropout."""
     stage = Imitation(host, report.adapters, data, **options)
     learning = [p for p in host.parameters() if p.requires_grad]
-    hooks = report.follow()
+    hooks = report.follow_grids()
     try:
         for p in learning:
             p.requires_grad_(False)

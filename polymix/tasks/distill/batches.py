@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from polymix.convert.record import without_fast_path
+from polymix.convert.tracing import without_fast_path
 from polymix.errors import DataError
 
 IGNORED = -100  # a label that says nothing, as in transformers

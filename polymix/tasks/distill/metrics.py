@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from polymix.convert.replay import mode
+from polymix.convert.tracing import mode
 from polymix.errors import DataError
 from polymix.tasks.distill.batches import Answer, Forward, answer, moved
 

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from polymix.convert import Adapter
-from polymix.convert.record import without_fast_path
-from polymix.convert.replay import kept, tensors
+from polymix.convert.tracing import kept, tensors, without_fast_path
 from polymix.errors import DataError, OptionError
 from polymix.tasks.distill.batches import Forward, answer, logits_of, plain, run
-from polymix.tasks.distill.order import Ordered, number, seed_all
+from polymix.tasks.order import Ordered, number, seed_all
 from polymix.tasks.trainer import LightningModule, decay_groups, one_cycle
 
 
@@ -102,7 +101,7 @@ class Imitation(Stage):
         settings = {name: part.mixer.config.to_dict() for name, part in adapters.items()}
         super().__init__(data, (host, *adapters.values()), settings, **options)
         self.layers, self.call = tuple(adapters.items()), run if forward is logits_of else forward
-        self.learners = nn.ModuleList(part.mixer if part.part else part for part in adapters.values())
+        self.learners = nn.ModuleList(part.mixer if part.replaced_part else part for part in adapters.values())
 
     def training_step(self, batch: Any, index: int) -> Tensor:
         host = self.beside[0]
@@ -116,13 +115,15 @@ class Imitation(Stage):
             args, kwargs = kept(args, kwargs)
             with torch.enable_grad():
                 adapter(*args, **kwargs)
-                ours, theirs = (tensors(said[m])[0].float() for m in (learner, module.get_submodule(adapter.part)))
+                ours, theirs = (
+                    tensors(said[m])[0].float() for m in (learner, module.get_submodule(adapter.replaced_part))
+                )
                 losses.append((ours - theirs.detach()).square().mean() / theirs.var(correction=0).clamp_min(1e-12))
 
         with ExitStack() as stack, torch.no_grad(), without_fast_path():
             for (name, adapter), learner in zip(self.layers, self.learners, strict=True):
                 module, now = host.get_submodule(name), partial(imitate, adapter, learner)
-                for told in (learner, module.get_submodule(adapter.part)):
+                for told in (learner, module.get_submodule(adapter.replaced_part)):
                     stack.callback(told.register_forward_hook(note).remove)
                 stack.callback(module.register_forward_hook(now, with_kwargs=True).remove)
             self.call(host, plain(batch))

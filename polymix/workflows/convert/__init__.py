@@ -13,10 +13,9 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from polymix.convert import Adapter, Attention, ConversionReport
+from polymix.convert import Adapter, AttentionSpec, ConversionReport
 from polymix.convert.find import head_count
-from polymix.convert.record import Record, asked, length, record, without_fast_path
-from polymix.convert.replay import call_of, mode
+from polymix.convert.tracing import LayerCall, call_of, mode, record_layers, token_count, with_call, without_fast_path
 from polymix.errors import OptionError, check_choice, check_number
 from polymix.measure.machine import manifest
 from polymix.measure.timing import Call, peak_memory
@@ -59,18 +58,21 @@ def assess(
         got = type(report).__name__ if not isinstance(report, ConversionReport) else "one that was undone, or kept all"
         raise OptionError("report", got, "what polymix.convert returned", "Convert the model first.")
     device = str(next(report.model.parameters()).device)
-    twin = copy.deepcopy(report)  # in training, calls change statistics
-    with twin.former() as host:
+    converted = copy.deepcopy(report)  # in training, calls change statistics
+    with converted.former() as host:
         former = copy.deepcopy(host)
-    attentions = {name: former.get_submodule(name) for name in twin.adapters}
-    calls = record(former, attentions, input)
+    attentions = {name: former.get_submodule(name) for name in converted.adapters}
+    calls = record_layers(former, attentions, input)
     kwargs = dict(input) if isinstance(input, Mapping) else {}
     args = () if kwargs else tuple(input) if isinstance(input, (tuple, list)) else (input,)
-    with torch.random.fork_rng(devices=[]), mode(former, training), mode(twin.model, training):
-        runs = {_BEFORE: call_of(former, args, kwargs, training), _AFTER: call_of(twin.model, args, kwargs, training)}
+    with torch.random.fork_rng(devices=[]), mode(former, training), mode(converted.model, training):
+        runs = {
+            _BEFORE: call_of(former, args, kwargs, training),
+            _AFTER: call_of(converted.model, args, kwargs, training),
+        }
         whole = _pair(runs, 0.4 * seconds, device)
-        layers = _layers(attentions, twin.adapters, calls, training, 0.6 * seconds, device)
-        curve = _curve(attentions, twin.adapters, calls, training, lengths, seconds, max_seconds, device)
+        layers = _layers(attentions, converted.adapters, calls, training, 0.6 * seconds, device)
+        curve = _curve(attentions, converted.adapters, calls, training, lengths, seconds, max_seconds, device)
     return Assessment(report, whole, layers, curve, training, manifest(device, torch.get_num_threads()))
 
 
@@ -93,7 +95,7 @@ def _flops(run: Call) -> int:
 
 
 def _layers(
-    attentions: dict[str, nn.Module], adapters: dict[str, Adapter], calls: dict[str, Record], training: bool,
+    attentions: dict[str, nn.Module], adapters: dict[str, Adapter], calls: dict[str, LayerCall], training: bool,
     seconds: float, device: str,
 ) -> dict[str, LayerCost]:  # fmt: skip
     """Each layer's attention and mixer on the same call; of layers alike the first is measured for all."""
@@ -105,7 +107,7 @@ def _layers(
     for names in kinds.values():
         call = calls[names[0]]
         both = {_BEFORE: attentions[names[0]], _AFTER: adapters[names[0]]}
-        adapters[names[0]].now = call.grid
+        adapters[names[0]].current_grid = call.grid
         runs = {which: call_of(module, call.args, call.kwargs, training) for which, module in both.items()}
         pair = _pair(runs, seconds / len(kinds), device)
         costs |= dict.fromkeys(names, LayerCost(tuple(call.output.shape), pair))
@@ -113,7 +115,7 @@ def _layers(
 
 
 def _curve(
-    attentions: dict[str, nn.Module], adapters: dict[str, Adapter], calls: dict[str, Record], training: bool,
+    attentions: dict[str, nn.Module], adapters: dict[str, Adapter], calls: dict[str, LayerCall], training: bool,
     lengths: Sequence[float], seconds: float, max_seconds: float, device: str,
 ) -> tuple[Length, ...]:  # fmt: skip
     """Attention against the mixers, all layers that mix one line of tokens together, each alone at `lengths` times its
@@ -138,18 +140,16 @@ def _curve(
     return tuple(found)
 
 
-def _asked(module: nn.Module, adapter: Adapter, call: Record) -> tuple[Shape, MixerConfig] | None:
+def _asked(module: nn.Module, adapter: Adapter, call: LayerCall) -> tuple[Shape, MixerConfig] | None:
     """What a layer's mixer is asked, and its config without what `Shape` settles; None where it has another context."""
-    config, dim, tokens = adapter.mixer.config, adapter.mixer.dim, length(module, call)
-    its = asked(Attention(dim=dim, heads=1), module, call)
-    grid = (call.grid if adapter.follows else None) or adapter.grid
+    config, dim, tokens = adapter.mixer.config, adapter.mixer.dim, token_count(module, call)
+    its = with_call(AttentionSpec(dim=dim, heads=1), module, call)
+    grid = (call.grid if adapter.needs_current_grid else None) or adapter.grid
     windows = tokens is not None and grid is not None and math.prod(grid) > tokens  # merged: the mixer sees the map
     if tokens is None or its.cross or windows or call.output.shape[-1] != dim:
         return None
-    placed: dict[str, Any] = {"grid": None} if hasattr(config, "grid") else {}
-    placed |= {"num_prefix_tokens": 0} if hasattr(config, "num_prefix_tokens") else {}
     shape = Shape(
         tokens=tokens, dim=dim, heads=head_count(module), batch=call.output.numel() // (tokens * dim),
         grid=grid, causal=bool(adapter.causal) or its.causal, mask=min(its.masks, default=None),
     )  # fmt: skip
-    return shape.placed(), config.changed(**placed)
+    return shape.placed(), config.without_grid()

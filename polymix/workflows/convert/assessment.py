@@ -115,7 +115,7 @@ class Assessment:
         """
         from polymix.workflows.convert.page import write
 
-        return write(self, Path(folder), title, card or {}, about or {})
+        return write({**(about or {}), **self.to_dict()}, Path(folder), title, card or {})
 
 
 def _change(pair: Pair) -> str:

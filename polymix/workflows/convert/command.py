@@ -16,10 +16,10 @@ from polymix.convert.plan import KEEP
 from polymix.errors import OptionError
 from polymix.mixers.spec import mixer_config
 from polymix.workflows.convert import assess
-from polymix.workflows.convert.data import Data, open_data
+from polymix.workflows.convert.data import Data
 from polymix.workflows.convert.folder import Results, earlier
-from polymix.workflows.convert.images import classes
-from polymix.workflows.convert.inputs import check_call, made_up
+from polymix.workflows.convert.images import Images, classes
+from polymix.workflows.convert.inputs import check_call, made_up, reads_text
 from polymix.workflows.convert.named import SIZES
 from polymix.workflows.convert.notes import notes
 from polymix.workflows.convert.output import Saver
@@ -48,7 +48,7 @@ def run(
     source = load_model(settings.model, settings.weights, classes=count, size=settings.image_size, trust=settings.trust)
     host = source.model.to(settings.device).eval()
     saver = Saver.of(host, settings, out)
-    data = None if settings.data is None else open_data(settings, source)
+    data = None if settings.data is None else _open_data(settings, source)
     given = _given(settings, source, host, data)
     if plan == RECOMMEND:
         plan = _recommended(host, given, settings, before, say)
@@ -74,6 +74,16 @@ def run(
     found.write(out, title=title, card=_card(data, title, report.accuracy, saver), about=about)
     shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
     return [str(found), *said, f"Model, report.html and README.md (the card) are in {out}; {saver.loading(code)}"]
+
+
+def _open_data(settings: Settings, source: Source) -> Data:
+    """Text for a model that foretells the next token, else images."""
+    assert settings.data is not None
+    if reads_text(source.model):
+        from polymix.workflows.convert.text import Text
+
+        return Text(settings.data, source, settings)
+    return Images(settings.data, source, settings.image_size)
 
 
 def _given(settings: Settings, source: Source, host: nn.Module, data: Data | None) -> Any:

@@ -6,10 +6,6 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from polymix.workflows.convert.inputs import reads_text
-from polymix.workflows.convert.settings import Settings
-from polymix.workflows.convert.sources import Source
-
 
 class Data(Protocol):
     """The user's own data, as one model takes it. batch: inputs in a call, where nobody says; metric: of distill's."""
@@ -34,18 +30,6 @@ class Data(Protocol):
         """In a hub's terms: the task, and the figure that was reached on what was held back."""
 
     def to_dict(self) -> dict[str, Any]: ...
-
-
-def open_data(settings: Settings, source: Source) -> Data:
-    """Text for a model that foretells the next token, else images."""
-    assert settings.data is not None
-    if reads_text(source.model):
-        from polymix.workflows.convert.text import Text
-
-        return Text(settings.data, source, settings)
-    from polymix.workflows.convert.images import Images
-
-    return Images(settings.data, source, settings.image_size)
 
 
 def result(task: str, title: str, data: tuple[str, str], metric: str, value: float | None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
-from polymix.convert.replay import mode
+from polymix.convert.tracing import mode
 from polymix.errors import DataError, OptionError
 from polymix.tasks.images import ImageData, find_images, load_digits, load_folder
 from polymix.workflows.convert.data import result

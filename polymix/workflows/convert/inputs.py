@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from polymix.convert.find import image_size
-from polymix.convert.replay import mode, run, tensors
+from polymix.convert.tracing import mode, run, tensors
 from polymix.errors import OptionError
 
 TOKENS, PIXELS = 512, 224  # where neither the user nor the model says

@@ -138,8 +138,8 @@ def _config(host: Any, mixers: list[MixerConfig], tied: bool) -> Any:
         return PolymixGPTConfig(
             intermediate_size=size, norm_eps=theirs.layer_norm_epsilon, dropout=theirs.resid_pdrop, **common
         )
-    angles = (getattr(config, "rotary", None) for config in mixers)
-    theta = next((base for base in angles if isinstance(base, (int, float))), 1e4)
+    bases = (config.rotary_base for config in mixers)
+    theta = next((base for base in bases if base is not None), 1e4)
     # "rotary" would turn mixers that stood in the host without angles
     turned = all(
         config.for_heads(theirs.num_attention_heads).for_order().for_rotary(theta) == config for config in mixers

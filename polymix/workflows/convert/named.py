@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from polymix.convert.libraries import LIBRARIES
-from polymix.convert.libraries.base import load_library
+from polymix.convert.adapters.libraries import LIBRARIES, load_library
 from polymix.errors import OptionError, PolymixError, nearest_first
 from polymix.workflows.convert.weights import classes_of
 
@@ -31,7 +30,7 @@ def named(
 def _built(library: str, name: str, classes: int | None, size: int | None) -> nn.Module:
     options = {} if classes is None else {"num_classes": classes}
     sized = options if size is None else {**options, SIZES[library]: size}
-    build, recipe = LIBRARIES[library].build, {"library": library, "name": name}
+    build, recipe = LIBRARIES[library].load_adapters().build_model, {"library": library, "name": name}
     try:
         try:
             model = build(recipe, sized)

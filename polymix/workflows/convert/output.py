@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from polymix.convert import save_pretrained
-from polymix.convert.files import CONFIG
+from polymix.convert.saving.files import CONFIG
 from polymix.errors import OptionError
 from polymix.workflows.convert.inputs import has_twin
 from polymix.workflows.convert.settings import Settings

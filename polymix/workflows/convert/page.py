@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -15,16 +15,15 @@ import polymix
 from polymix.workflows.convert.plots import draw
 from polymix.workflows.results import write_atomically
 
-if TYPE_CHECKING:
-    from polymix.workflows.convert.assessment import Assessment
-
 _STAGES = ("before", "converted", "imitated", "distilled")
 
 
-def write(assessment: Assessment, folder: Path, title: str, card: Mapping[str, Any], about: Mapping[str, Any]) -> Path:
-    """All of it into `folder`, results.json last. `card` adds to, or replaces, the metadata at the head of the card."""
+def write(content: Mapping[str, Any], folder: Path, title: str, card: Mapping[str, Any]) -> Path:
+    """Write the three files and the pictures into `folder`, results.json last; return the page's path.
+
+    content: what results.json holds. card: metadata for the head of the model card; it replaces ours of the same name.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    content: dict[str, Any] = {**about, **assessment.to_dict()}
     pictures = {
         path.name: "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
         for path in draw(content, folder)

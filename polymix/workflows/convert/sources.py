@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from polymix._io import call_function
 from polymix.convert import load_pretrained
-from polymix.convert.libraries.bars import no_bars
-from polymix.convert.libraries.base import load_library
+from polymix.convert.adapters.libraries import load_library, no_bars
 from polymix.errors import OptionError, PolymixError
-from polymix.lens.load import called
 from polymix.workflows.convert.named import SIZES, named
 from polymix.workflows.convert.weights import fill, read_state
 
@@ -64,7 +63,7 @@ def load_model(
 
 
 def _function(name: str) -> Source:
-    built = called(name, {})
+    built = call_function(name, {})
     parts = built if isinstance(built, tuple) else (built, None)
     if len(parts) != 2 or not isinstance(parts[0], nn.Module):
         got = f"{name}, which returns {type(built).__name__}"

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polymix.convert.differences import shape
-from polymix.convert.files import load_safetensors
+from polymix.convert.saving.files import load_safetensors
+from polymix.convert.saving.rebuild import shape
 from polymix.errors import OptionError
 
 _WRAPPERS = ("module.", "_orig_mod.")  # of nn.DataParallel and its kin, of torch.compile

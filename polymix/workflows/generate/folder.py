@@ -10,7 +10,7 @@ import torch
 
 import polymix.models.language  # noqa: F401  # first: it cures torchvision, and makes our classes known
 from polymix.convert import load_pretrained
-from polymix.convert.libraries.bars import no_bars
+from polymix.convert.adapters.libraries import no_bars
 from polymix.errors import DataError, PolymixError, check_choice
 
 from transformers import AutoModelForCausalLM, AutoTokenizer  # isort: skip

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from polymix.convert.find import known_input
-from polymix.convert.replay import call_of, mode, tensors
+from polymix.convert.tracing import call_of, mode, tensors
 from polymix.errors import OptionError, check_choice, check_int, check_number
 from polymix.measure.machine import check_device, manifest
 from polymix.measure.timing import Call, Timing

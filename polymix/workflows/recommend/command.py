@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
+from polymix._io import call_function
 from polymix.errors import OptionError
-from polymix.lens.load import called
 from polymix.workflows.compare.results import write_atomically
 from polymix.workflows.recommend import Recommendation, parse_shape, recommend
 
@@ -35,7 +35,7 @@ def run(shapes: Sequence[str], model: str | None, out: Path | None, **options: A
 
 def _loaded(name: str) -> dict[str, Any]:
     """What the function returned, a model or (model, input), as arguments of `recommend`."""
-    built = called(name, {})
+    built = call_function(name, {})
     parts = built if isinstance(built, tuple) else (built, None)
     if len(parts) != 2 or not isinstance(parts[0], nn.Module):
         got = f"{name}, which returns {type(built).__name__}"

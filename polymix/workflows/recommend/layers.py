@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +13,7 @@ from polymix.convert import attention_layers, convert
 from polymix.convert.adapter import Host, adapter_for
 from polymix.convert.find import CONTEXTS, SOUGHT, attention_modules, grids, head_count
 from polymix.convert.masks import seen_through
-from polymix.convert.replay import call_of, kept, tensors
+from polymix.convert.tracing import arguments_of, call_of, kept, on_calls, tensors
 from polymix.errors import CapabilityError, OptionError, PolymixError
 from polymix.measure.timing import Call
 from polymix.mixers import MixerConfig
@@ -85,7 +82,7 @@ def record(model: nn.Module, run: Call, ids: bool) -> tuple[list[Layer], list[st
     left_out: dict[str, str] = {}
     its_grids = list(grids(model))
 
-    def seen(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def seen(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         try:
             shape = _located(shape_of_call(module, args, kwargs), its_grids, ids)
         except PolymixError as error:
@@ -97,13 +94,7 @@ def record(model: nn.Module, run: Call, ids: bool) -> tuple[list[Layer], list[st
         else:
             layers[key] = Layer((name,), module, *kept(args, kwargs), shape, model)
 
-    with ExitStack() as stack:
-        for name, module in found.items():
-            hook = module.register_forward_pre_hook(partial(seen, name), with_kwargs=True)
-            stack.callback(hook.remove)
-        fast = torch.backends.mha.get_fastpath_enabled()
-        stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
-        torch.backends.mha.set_fastpath_enabled(False)  # it would pass the hooks by
+    with on_calls(found, seen):
         run()
     if not layers:
         got = "; ".join(left_out.values()) or f"no call of {', '.join(found)}"
@@ -113,8 +104,7 @@ def record(model: nn.Module, run: Call, ids: bool) -> tuple[list[Layer], list[st
 
 def shape_of_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shape:
     """What the layer is called with, without its grid."""
-    bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
-    given = {**bound, **bound.get("kwargs", {})}
+    given = arguments_of(module, args, kwargs)
     x = next((value for value in given.values() if isinstance(value, Tensor) and value.is_floating_point()), None)
     if x is None or x.ndim not in (2, 3) or (x.ndim == 2 and not isinstance(module, nn.MultiheadAttention)):
         got = "no tensor" if x is None else f"an input of shape {tuple(x.shape)}"

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from polymix.convert.replay import call_of, tensors
+from polymix.convert.tracing import call_of, tensors
 from polymix.errors import PolymixError
 from polymix.measure.sweep import disagreement
 from polymix.measure.timing import Call, Timing, interleaved, once

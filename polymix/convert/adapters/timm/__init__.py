@@ -1,5 +1,46 @@
-"""timm: ViT and its relatives, Swin, XCiT, the MetaFormers and EfficientViT."""
+"""timm: how its models are rebuilt, and adapters for ViT and its relatives, Swin, XCiT, MetaFormer and EfficientViT."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from polymix.convert.adapters.libraries import load_library
 from polymix.convert.adapters.timm import maps, swin, vit
+from polymix.convert.model_recipes import Recipe, build_class, encode, is_plain, known_arguments
+from polymix.errors import OptionError
 
-__all__ = ["maps", "swin", "vit"]
+__all__ = ["build_model", "maps", "read_recipes", "swin", "vit"]
+
+
+def read_recipes(model: Any) -> Iterator[Recipe]:
+    """The architecture's name, with the arguments that timm kept or that can be read off the model."""
+    name = (getattr(model, "pretrained_cfg", None) or {}).get("architecture")
+    head = model.get_classifier() if hasattr(model, "get_classifier") else None
+    first = next((part for part in model.modules() if isinstance(part, nn.Conv2d)), None)
+    drops = [part.drop_prob for part in model.modules() if type(part).__name__ == "DropPath"]
+    found = {
+        "num_classes": getattr(head, "out_features", getattr(model, "num_classes", None)),
+        "in_chans": getattr(first, "in_channels", None),
+        "img_size": getattr(getattr(model, "patch_embed", None), "img_size", None),
+        "global_pool": getattr(model, "global_pool", None),
+        "drop_path_rate": max(drops, default=None),
+    }
+    kept = {key: value for key, value in getattr(model, "_model_args", {}).items() if is_plain(value)}
+    if name:
+        yield {"name": name, "kwargs": encode({**kept, **known_arguments(model, found)})}
+
+
+def build_model(recipe: Recipe, kwargs: dict[str, Any]) -> nn.Module:
+    """An architecture by name, or a class, with untrained weights."""
+    if "class" in recipe:
+        return build_class(recipe, kwargs)
+    timm = load_library("timm")
+    if not timm.is_model(recipe["name"]):
+        raise OptionError("host", recipe["name"], "an architecture that timm lists", "polymix downloads nothing.")
+    return timm.create_model(
+        recipe["name"], pretrained=False, pretrained_cfg=None, pretrained_cfg_overlay=None, checkpoint_path="",
+        cache_dir=None, **kwargs,
+    )  # fmt: skip

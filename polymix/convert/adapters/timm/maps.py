@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from polymix.convert.adapter import Adapter, Host, register_adapter
-from polymix.convert.adapters.timm.layout import stage_grid
-from polymix.convert.adapters.timm.vit import TokensAdapter, described
-from polymix.convert.attention import Attention, Twin, linear, thirds
+from polymix.convert.adapters.timm.vit import TokensAdapter, described, stage_grid
+from polymix.convert.spec import AttentionSpec, EquivalentMixer, linear, thirds
 from polymix.errors import OptionError
 from polymix.mixers import TokenMixer
 from polymix.mixers.inheritance import Projection
@@ -25,7 +24,7 @@ class MetaFormerAdapter(TokensAdapter):
     """(x), the tokens of a stage's feature map."""
 
     @classmethod
-    def describe(cls, module: nn.Module, host: Host) -> Attention:
+    def describe(cls, module: nn.Module, host: Host) -> AttentionSpec:
         return described(module, host, thirds(linear(module, "qkv")))
 
 
@@ -34,20 +33,20 @@ class XcaAdapter(TokensAdapter):
     """(x); the class token joins behind the last of them."""
 
     @classmethod
-    def describe(cls, module: Any, host: Host) -> Attention:
+    def describe(cls, module: Any, host: Host) -> AttentionSpec:
         found = described(module, host, thirds(linear(module, "qkv")))
-        twin = _twin(module, "xca", lambda: dict(module.state_dict()), num_heads=module.num_heads)
-        return replace(found, prefix=0, twin=twin)
+        equivalent = _equivalent(module, "xca", lambda: dict(module.state_dict()), num_heads=module.num_heads)
+        return replace(found, prefix=0, equivalent=equivalent)
 
 
 @register_adapter("timm.models.efficientvit_mit.LiteMLA")
 class LiteMlaAdapter(Adapter):
     """Feature maps (B, C, H, W) -> (B, C, H, W)."""
 
-    channels = 1
+    channel_axis = 1
 
     @classmethod
-    def describe(cls, module: Any, host: Host) -> Attention:
+    def describe(cls, module: Any, host: Host) -> AttentionSpec:
         dim, out = module.qkv.conv.in_channels, module.proj.conv.out_channels
         width = module.qkv.conv.out_channels // 3
         if out != dim:
@@ -62,10 +61,10 @@ class LiteMlaAdapter(Adapter):
         if module.aggreg:
             drops["proj.conv.weight[smoothed]"] = why
         options = {"heads": width // module.dim, "eps": module.eps}
-        twin = _twin(module, "relu_linear", lambda: _weights(module), **options) if width == dim else None
-        return Attention(
+        equivalent = _equivalent(module, "relu_linear", lambda: _weights(module), **options) if width == dim else None
+        return AttentionSpec(
             dim=dim, heads=width // module.dim, query=query, key=key, value=value, out=_out(module, width),
-            grid=stage_grid(host), twin=twin, drops=drops,
+            grid=stage_grid(host), equivalent=equivalent, drops=drops,
         )  # fmt: skip
 
     @classmethod
@@ -77,12 +76,12 @@ class LiteMlaAdapter(Adapter):
         return self.mix(tokens, grid=grid).transpose(1, 2).unflatten(2, grid)
 
 
-def _twin(module: nn.Module, name: str, weights: Any, **options: Any) -> Twin:
+def _equivalent(module: nn.Module, name: str, weights: Any, **options: Any) -> EquivalentMixer:
     def build() -> TokenMixer:
         kind: Any = mixer_class(name)
         return kind.from_reference(weights(), **options)
 
-    return Twin(name, tuple(key for key, _ in module.named_parameters()), build)
+    return EquivalentMixer(name, tuple(key for key, _ in module.named_parameters()), build)
 
 
 def _grouped(module: Any) -> Projection:

@@ -9,11 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymix.convert.adapter import Adapter, Host, register_adapter
-from polymix.convert.adapters.timm.layout import Grid
-from polymix.convert.adapters.timm.vit import described
-from polymix.convert.attention import Attention, linear, thirds
+from polymix.convert.adapters.timm.vit import Grid, described
 from polymix.convert.find import pair
 from polymix.convert.masks import visible
+from polymix.convert.spec import AttentionSpec, linear, thirds
 from polymix.errors import CapabilityError, MaskError, OptionError
 from polymix.mixers import TokenMixer
 from polymix.mixers.checks import holds
@@ -26,7 +25,7 @@ _AGAIN = "Undo the conversion, change the model, and convert it again."
 
 
 @dataclass(frozen=True, kw_only=True)
-class Windows(Attention):
+class Windows(AttentionSpec):
     """window, shift: of the block around the attention. merged: whether the mixer sees the whole feature map."""
 
     window: Grid
@@ -42,10 +41,10 @@ class WindowAdapter(Adapter):
     again, unshifted and without that padding, for the mixer, and windows afterwards.
     """
 
-    carries = ("num_heads", "scale", "window_area")
-    masked = False
+    forward_attributes = ("num_heads", "scale", "window_area")
+    checks_masks = False
 
-    def __init__(self, mixer: TokenMixer, attention: Attention, module: nn.Module) -> None:
+    def __init__(self, mixer: TokenMixer, attention: AttentionSpec, module: nn.Module) -> None:
         super().__init__(mixer, attention, module)
         assert isinstance(attention, Windows)
         self.window, self.shift, self.merged = attention.window, attention.shift, attention.merged
@@ -57,7 +56,7 @@ class WindowAdapter(Adapter):
             raise CapabilityError(error.argument, error.got, error.allowed, _MERGE)
 
     @classmethod
-    def describe(cls, module: Any, host: Host) -> Attention:
+    def describe(cls, module: Any, host: Host) -> AttentionSpec:
         found = described(module, host, thirds(linear(module, "qkv")))
         block: Any = host.above()
         window, shift = tuple(module.window_size), tuple(getattr(block, "shift_size", (0, 0)))
@@ -80,7 +79,7 @@ class WindowAdapter(Adapter):
         return tuple(output.shape[1:3])
 
     @property
-    def follows(self) -> bool:
+    def needs_current_grid(self) -> bool:
         return self.merged
 
     def set_window_size(self, window_size: Any) -> None:
@@ -105,7 +104,7 @@ class WindowAdapter(Adapter):
     def _merged(self, x: Tensor, mask: Tensor | None) -> Tensor:
         if (mask is not None) != any(self.shift):
             raise OptionError("shift_size", "another than before", f"{self.shift}, as it was when converted", _AGAIN)
-        grid = self.now or self.grid
+        grid = self.current_grid or self.grid
         assert grid is not None
         (height, width), (h, w), (down, right) = grid, self.window, self.shift
         rows, columns = -(-height // h), -(-width // w)

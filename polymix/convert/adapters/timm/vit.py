@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from polymix.convert.adapter import Adapter, Host, register_adapter
-from polymix.convert.adapters.timm.layout import Grid, grid_of, layout
-from polymix.convert.attention import Attention, linear, thirds
+from polymix.convert.adapter import Adapter, Host, path, register_adapter
+from polymix.convert.find import grids, prefix_tokens
 from polymix.convert.masks import visible
+from polymix.convert.spec import AttentionSpec, linear, thirds
 from polymix.errors import MaskError, OptionError
 from polymix.mixers import TokenMixer
 from polymix.mixers.checks import holds
 from polymix.mixers.inheritance import Projection
 
+Grid = tuple[int, ...]
 _INSIDE = {
     "q_norm": "a mixer does not normalise its queries", "k_norm": "a mixer does not normalise its keys",
     "norm": "a mixer does not normalise between values and output", "gate": "a mixer has no gate on its output",
@@ -24,9 +25,9 @@ _INSIDE = {
 class TokensAdapter(Adapter):
     """Called with tokens (B, N, D)."""
 
-    carries = ("num_heads", "head_dim", "scale")
+    forward_attributes = ("num_heads", "head_dim", "scale")
 
-    def __init__(self, mixer: TokenMixer, attention: Attention, module: nn.Module) -> None:
+    def __init__(self, mixer: TokenMixer, attention: AttentionSpec, module: nn.Module) -> None:
         super().__init__(mixer, attention, module)
         if mixer.capabilities.grids and attention.grid is None and not attention.causal:
             got = "None: the model does not say, or drops some of its tokens, or has a grid for each image"
@@ -46,7 +47,7 @@ class TokensAdapter(Adapter):
 
 def described(
     module: Any, host: Host, maps: tuple[Projection, Projection, Projection], drops: dict[str, str] | None = None
-) -> Attention:
+) -> AttentionSpec:
     """An attention of queries, keys and values, and `proj`, with the tokens that its host gives it."""
     query, key, value = maps
     out, place = linear(module, "proj"), layout(host)
@@ -54,7 +55,7 @@ def described(
     if out.weight.shape[0] != dim:
         got = f"{out.weight.shape[0]} channels out for {dim}"
         raise OptionError("model", got, "as many out as in", "Keep this layer.")
-    return Attention(
+    return AttentionSpec(
         dim=dim, heads=module.num_heads, query=query, key=key, value=value, out=out,
         scale=getattr(module, "scale", None),
         grid=place.grid, prefix=place.prefix, any_length=place.any_length, dropout=module.proj_drop.p,
@@ -84,7 +85,7 @@ class _MaskedAdapter(TokensAdapter):
         if seen.shape[1] > 1 and not holds((seen == seen[:, :1]).all(), "takes no mask that differs by head"):
             raise MaskError("attn_mask", "a mask that differs by head", "one for all heads", "A mixer has one mask.")
         seen = seen[:, 0].expand(x.shape[0], -1, -1)
-        return self.mix(x, **(self.seen(None, seen[:, 0]) if seen.shape[1] == 1 else self.seen(seen)))
+        return self.mix(x, **(self.mask_options(None, seen[:, 0]) if seen.shape[1] == 1 else self.mask_options(seen)))
 
 
 @register_adapter("timm.layers.attention.Attention", "timm.models.vision_transformer.Attention")  # where it was before
@@ -92,7 +93,7 @@ class AttentionAdapter(_MaskedAdapter):
     """(x, attn_mask, is_causal)."""
 
     @classmethod
-    def describe(cls, module: nn.Module, host: Host) -> Attention:
+    def describe(cls, module: nn.Module, host: Host) -> AttentionSpec:
         return described(module, host, thirds(linear(module, "qkv")))
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
@@ -104,7 +105,7 @@ class RopeAdapter(_MaskedAdapter):
     """(x, rope, attn_mask, is_causal); queries and keys are not turned."""
 
     @classmethod
-    def describe(cls, module: nn.Module, host: Host) -> Attention:
+    def describe(cls, module: nn.Module, host: Host) -> AttentionSpec:
         ropes = [part.rope for part in host.chain() if hasattr(part, "rope")]
         unturned = ropes and all(rope is None for rope in ropes)
         drops = {} if unturned else {"rope": "turns queries and keys by their places, which a mixer does not"}
@@ -121,7 +122,7 @@ class BeitAdapter(TokensAdapter):
     """(x, shared_rel_pos_bias); biases of pairs of tokens, the class token among them, are not added."""
 
     @classmethod
-    def describe(cls, module: nn.Module, host: Host) -> Attention:
+    def describe(cls, module: nn.Module, host: Host) -> AttentionSpec:
         shared = next((part.rel_pos_bias for part in host.chain() if hasattr(part, "rel_pos_bias")), None)
         tables = {"relative_position_bias_table": module.relative_position_bias_table, "shared_rel_pos_bias": shared}
         why = "added to the scores of pairs of tokens, which a mixer does not have"
@@ -141,3 +142,82 @@ def _maps(module: Any) -> tuple[Projection, Projection, Projection]:
         query = query._replace(bias=module.q_bias, keys=(*query.keys, "q_bias"))
         value = value._replace(bias=module.v_bias, keys=(*value.keys, "v_bias"))
     return query, key, value
+
+
+# Where the tokens of a layer are
+
+
+class Layout(NamedTuple):
+    """source: the module that makes the feature map. grid, prefix: of the tokens, as the model was built. any_length:
+    whether it was built for images of any size."""
+
+    source: nn.Module | None = None
+    grid: Grid | None = None
+    prefix: int = 0
+    any_length: bool = False
+
+
+def layout(host: Host) -> Layout:
+    """By the nearest module around a layer that lays out its tokens."""
+    for part in host.chain():
+        if known := _KNOWN.get(path(type(part))):
+            return known(part, host)
+        if isinstance(getattr(part, "patch_embed", None), nn.Module):
+            return _embedded(part)
+    return Layout(grid=host.grid(), prefix=host.prefix())
+
+
+def stage_grid(host: Host) -> Grid | None:
+    """Of the feature maps of the stage that a layer is in, for images of the size that the model was made for."""
+    around: list[Any] = list(host.chain())
+    for model in around:
+        size: Any = (getattr(model, "pretrained_cfg", None) or {}).get("input_size")
+        stages = getattr(model, "feature_info", None)
+        for stage in stages if size and isinstance(stages, list) else ():
+            if model.get_submodule(stage["module"]) in around:
+                return tuple(-(-side // stage["reduction"]) for side in size[-2:])
+    return None
+
+
+def grid_of(module: Any, args: Any, output: Any) -> Grid:
+    """The grid in a call of a source."""
+    if isinstance(output, tuple) and not isinstance(output[1], Tensor):  # with its size
+        return tuple(output[1])
+    if len(args) == 2 and not isinstance(args[1], Tensor):  # told its size
+        return tuple(args[1])
+    output = output[0] if isinstance(output, tuple) else output
+    if output.ndim == 4:
+        return tuple(output.shape[1:3] if getattr(module, "output_fmt", None) == "NHWC" else output.shape[2:])
+    size = getattr(module, "dynamic_feat_size", None)
+    return tuple(module.grid_size if size is None else size(args[0].shape[-2:]))
+
+
+def _embedded(model: Any) -> Layout:
+    embed, prefix = model.patch_embed, prefix_tokens(model)
+    if getattr(getattr(model, "patch_drop", None), "prob", 0):  # what is left stands on no grid, in any order
+        return Layout(prefix=prefix, any_length=True)
+    return Layout(embed, next(grids(embed), None), prefix, getattr(embed, "strict_img_size", True) is False)
+
+
+def _pit(model: Any, host: Host) -> Layout:
+    around = list(host.chain())
+    place = next(i for i, stage in enumerate(model.transformers) if stage in around)
+    pool, size = model.transformers[place].pool, model.patch_embed.grid_size
+    grid = tuple(-(-side // 2**place) for side in size)
+    return Layout(model.patch_embed if pool is None else pool, grid, prefix_tokens(model))
+
+
+def _crossvit(model: Any, host: Host) -> Layout:
+    around = list(host.chain())
+    branch = next(i for block in model.blocks for i, part in enumerate(block.blocks) if part in around)
+    return Layout(None, next(grids(model.patch_embed[branch])), 1)
+
+
+_KNOWN: dict[str, Any] = {
+    "timm.models.crossvit.CrossVit": _crossvit,
+    "timm.models.csatv2.TransformerBlock": lambda block, host: Layout(block.pos_embed),
+    "timm.models.metaformer.MetaFormerStage": lambda stage, host: Layout(stage.downsample, stage_grid(host)),
+    "timm.models.mobilevit.MobileVitBlock": lambda block, host: Layout(),  # a sequence for each place in a patch
+    "timm.models.naflexvit.NaFlexVit": lambda model, host: Layout(prefix=prefix_tokens(model), any_length=True),
+    "timm.models.pit.PoolingVisionTransformer": _pit,
+}

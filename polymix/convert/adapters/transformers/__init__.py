@@ -1,5 +1,53 @@
-"""transformers, from 4.45 on: language models, and encoders of images and text."""
+"""transformers, 4.45 or newer: how its models are rebuilt, and adapters for language models and encoders."""
 
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from polymix.convert.adapters.libraries import load_library
 from polymix.convert.adapters.transformers import causal, encoders, images
+from polymix.convert.model_recipes import Recipe, class_path, decode, encode, model_class
+from polymix.errors import OptionError
 
-__all__ = ["causal", "encoders", "images"]
+__all__ = ["build_model", "causal", "encoders", "images", "read_recipes"]
+
+
+def read_recipes(model: Any) -> Iterator[Recipe]:
+    generation = getattr(model, "generation_config", None)
+    yield {
+        "class": class_path(model), "config": encode(json.loads(model.config.to_json_string(use_diff=False))),
+        "attention": _attention(model.config),
+        "generation": None if generation is None else encode(json.loads(generation.to_json_string(use_diff=False))),
+    }  # fmt: skip
+
+
+def _attention(config: Any) -> Any:
+    """Which code attends, in the model and in those of its parts that have a config of their own."""
+    parts = {key: getattr(config, key, None) for key in getattr(config, "sub_configs", {})}
+    names = {key: getattr(part, "_attn_implementation", None) for key, part in {"": config, **parts}.items()}
+    return names if parts else names[""]
+
+
+def build_model(recipe: Recipe, _: dict[str, Any]) -> nn.Module:
+    kind = model_class(recipe)
+    _check_local(recipe)
+    config = kind.config_class.from_dict(decode(recipe["config"]))
+    if recipe["attention"] is not None:
+        config._attn_implementation = recipe["attention"]
+    model = kind(config)
+    if recipe["generation"] is not None:
+        model.generation_config = load_library("transformers").GenerationConfig.from_dict(decode(recipe["generation"]))
+    return model
+
+
+def _check_local(said: Any, key: str = "") -> None:
+    """An implementation that is the name of a repository would be fetched and run."""
+    if isinstance(said, dict):
+        for name, value in said.items():
+            _check_local(value, key if key == "attention" else name)
+    elif isinstance(said, str) and "/" in said and (key == "attention" or key.endswith("_implementation")):
+        raise OptionError("host", f"{key}={said!r}", "an implementation that transformers has", "Nothing is fetched.")

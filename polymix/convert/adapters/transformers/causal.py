@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from polymix.convert.adapter import Adapter, Host, register_adapter
-from polymix.convert.adapters.transformers.order import Seen, grid, in_step, look
-from polymix.convert.attention import Attention, linear, thirds
+from polymix.convert.adapters.transformers.visibility import Seen, grid, in_step, look
+from polymix.convert.spec import AttentionSpec, linear, thirds
 from polymix.errors import CapabilityError, MaskError, OptionError, PolymixError, StateError
 from polymix.mixers import SoftmaxMixer, TokenMixer
 from polymix.mixers.cache import StateLayer, state_layer
@@ -24,7 +24,7 @@ class CausalAdapter(Adapter):
     it, and raises when a later call needs them.
     """
 
-    carries = ("layer_idx", "config")
+    forward_attributes = ("layer_idx", "config")
     layer_idx: int | None = None
     config: Any = None
 
@@ -53,7 +53,7 @@ class CausalAdapter(Adapter):
 
     def _options(self, seen: Seen, positions: Tensor | None) -> dict[str, Any]:
         """Of a call without a past."""
-        can, turns = self.mixer.capabilities, getattr(self.mixer.config, "rotary", None) is not None
+        can, turns = self.mixer.capabilities, self.mixer.config.rotary_base is not None
         if isinstance(self.mixer, SoftmaxMixer) and turns and not in_step(seen, positions):
             got = "positions that are not those of the tokens in the row"
             raise MaskError("position_ids", got, "steps of one from token to token", "Leave them to the model.")
@@ -97,12 +97,12 @@ class GPT2Adapter(CausalAdapter):
     """Self-attention, or attention to `encoder_hidden_states`, which every call brings again: it needs no cache."""
 
     @classmethod
-    def describe(cls, module: Any, host: Host) -> Attention:
+    def describe(cls, module: Any, host: Host) -> AttentionSpec:
         config, heads, cross = module.config, module.num_heads, module.is_cross_attention
         fused, out = linear(module, "c_attn", transposed=True), linear(module, "c_proj", transposed=True)
         query, key, value = (linear(module, "q_attn", transposed=True), *_halves(fused)) if cross else thirds(fused)
         scale = (query.weight.shape[0] // heads) ** -0.5 if config.scale_attn_weights else 1.0
-        return Attention(
+        return AttentionSpec(
             dim=module.embed_dim, heads=heads, query=query, key=key, value=value, out=out, cross=cross,
             scale=scale / (module.layer_idx + 1) if config.scale_attn_by_inverse_layer_idx else scale,
             causal=not cross and getattr(config, "is_causal", True), any_length=True,
@@ -118,7 +118,7 @@ class GPT2Adapter(CausalAdapter):
         _refuse(others, False)
         seen = None if encoder_attention_mask is None else grid(encoder_attention_mask, hidden_states.shape[0])
         padded = seen is not None and seen.ndim == 2
-        how = {"mask": seen} if padded else self.seen(seen, causal=False)
+        how = {"mask": seen} if padded else self.mask_options(seen, causal=False)
         return self.mix(hidden_states, encoder_hidden_states, **how), None
 
 
@@ -136,22 +136,22 @@ class LlamaAdapter(CausalAdapter):
     """Grouped keys and values are repeated for the heads. Rotary angles go to softmax alone; other mixers drop them."""
 
     @classmethod
-    def describe(cls, module: Any, host: Host) -> Attention:
+    def describe(cls, module: Any, host: Host) -> AttentionSpec:
         config, groups = module.config, module.num_key_value_groups
         query, key, value, out = (linear(module, f"{name}_proj") for name in "qkvo")
         heads = query.weight.shape[0] // module.head_dim
         base, kind = _rope(config)
         drops = {} if kind == "default" else {"rotary": f"angles scaled by {kind!r}, which no mixer here has"}
-        return Attention(
+        return AttentionSpec(
             dim=config.hidden_size, heads=heads, query=query, key=_repeated(key, groups, module.head_dim),
             value=_repeated(value, groups, module.head_dim), out=out, scale=module.scaling,
             causal=getattr(config, "is_causal", True), any_length=True, max_tokens=config.max_position_embeddings,
             rotary=None if drops else base, drops=drops,
         )  # fmt: skip
 
-    def __init__(self, mixer: TokenMixer, attention: Attention, module: nn.Module) -> None:
+    def __init__(self, mixer: TokenMixer, attention: AttentionSpec, module: nn.Module) -> None:
         super().__init__(mixer, attention, module)
-        unturned = mixer.name in ("softmax", "local") and getattr(mixer.config, "rotary", None) is None
+        unturned = mixer.config.is_attention and mixer.config.rotary_base is None
         if unturned and "rotary" in attention.drops:
             got = f"{mixer.name} for {attention.drops['rotary']}"
             raise OptionError("plan", got, "another mixer", "Keep this layer.")

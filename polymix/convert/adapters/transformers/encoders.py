@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from polymix.convert.adapter import Host, register_adapter
 from polymix.convert.adapters.transformers.causal import CausalAdapter
-from polymix.convert.adapters.transformers.order import grid
-from polymix.convert.attention import Attention, linear
+from polymix.convert.adapters.transformers.visibility import grid
+from polymix.convert.spec import AttentionSpec, linear
 from polymix.errors import OptionError
 from polymix.mixers import TokenMixer
 
@@ -38,7 +38,7 @@ def classes(models: dict[str, str]) -> list[str]:
     return [f"transformers.models.{file}.modeling_{file}.{name}Attention" for file, name in models.items()]
 
 
-def read(module: nn.Module) -> tuple[Any, Attention]:
+def read(module: nn.Module) -> tuple[Any, AttentionSpec]:
     """The part that attends, and the attention: maps, heads, scale, dropout."""
     parts = dict(module.named_modules())
     place, *names = next(maps for maps in _MAPS if {*maps} <= parts.keys())
@@ -46,7 +46,7 @@ def read(module: nn.Module) -> tuple[Any, Attention]:
     query, key, value, out = (linear(module, name) for name in names)
     size = getattr(inner, "head_dim", None) or getattr(inner, "attention_head_size", None)
     lost = getattr(inner, "attention_dropout", getattr(inner, "dropout", 0.0))
-    return inner, Attention(
+    return inner, AttentionSpec(
         dim=out.weight.shape[0], heads=query.weight.shape[0] // size if size else inner.num_heads,
         query=query, key=key, value=value, out=out, scale=getattr(inner, "scaling", getattr(inner, "scale", None)),
         dropout=getattr(parts.get("output.dropout"), "p", 0.0),
@@ -57,7 +57,7 @@ def read(module: nn.Module) -> tuple[Any, Attention]:
 class EncoderAdapter(CausalAdapter):
     """Called as the host calls its own layer, by the names of that layer's arguments."""
 
-    def __init__(self, mixer: TokenMixer, attention: Attention, module: nn.Module) -> None:
+    def __init__(self, mixer: TokenMixer, attention: AttentionSpec, module: nn.Module) -> None:
         super().__init__(mixer, attention, module)
         self.names = tuple(inspect.signature(type(module).forward).parameters)[1:]
         self.config = getattr(read(module)[0], "config", None)
@@ -89,7 +89,7 @@ class EncoderAdapter(CausalAdapter):
         seen = None if mask is None else grid(mask, x.shape[0])
         if seen is not None and seen.ndim == 3 and seen.shape[1] == 1:
             seen = seen[:, 0]
-        how = self.seen(seen, causal=False) if seen is None or seen.ndim == 3 else {"mask": seen}
+        how = self.mask_options(seen, causal=False) if seen is None or seen.ndim == 3 else {"mask": seen}
         return self.mix(x, context, **how)
 
 
@@ -98,17 +98,17 @@ class BertAdapter(EncoderAdapter):
     """(hidden_states, masks, context, cache) -> (norm of input and output, None). In a decoder the mixer's state is in
     the cache, as a language model's."""
 
-    keeps = ("output.LayerNorm",)
-    part = "output.dense"
+    copied_modules = ("output.LayerNorm",)
+    replaced_part = "output.dense"
     LayerNorm: nn.Module
 
-    def __init__(self, mixer: TokenMixer, attention: Attention, module: nn.Module) -> None:
+    def __init__(self, mixer: TokenMixer, attention: AttentionSpec, module: nn.Module) -> None:
         super().__init__(mixer, attention, module)
         self.cross, self.layer_idx = attention.cross, getattr(module.self, "layer_idx", None)
         self.nothing = () if "past_key_value" in self.names else None  # when caches were tuples, so were no caches
 
     @classmethod
-    def describe(cls, module: nn.Module, host: Host) -> Attention:
+    def describe(cls, module: nn.Module, host: Host) -> AttentionSpec:
         inner, attention = read(module)
         cross = host.name.endswith("crossattention")
         causal = not cross and bool(getattr(inner, "is_causal", getattr(inner, "is_decoder", False)))

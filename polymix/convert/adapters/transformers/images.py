@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from polymix.convert.adapter import Host, register_adapter
 from polymix.convert.adapters.transformers.encoders import EncoderAdapter, classes, read
-from polymix.convert.attention import Attention
 from polymix.convert.find import grids, prefix_tokens
+from polymix.convert.spec import AttentionSpec
 from polymix.mixers import TokenMixer
 
 _VIT = {"vit": "ViT", "deit": "DeiT", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}
@@ -21,12 +21,12 @@ _VIT = {"vit": "ViT", "deit": "DeiT", "dinov2": "Dinov2", "dinov2_with_registers
 class VitAdapter(EncoderAdapter):
     """(hidden_states, attention_mask) -> (output, None), or the output alone."""
 
-    def __init__(self, mixer: TokenMixer, attention: Attention, module: nn.Module) -> None:
+    def __init__(self, mixer: TokenMixer, attention: AttentionSpec, module: nn.Module) -> None:
         super().__init__(mixer, attention, module)
         self.bare = hasattr(module, "attention") and "output_attentions" not in self.names
 
     @classmethod
-    def describe(cls, module: nn.Module, host: Host) -> Attention:
+    def describe(cls, module: nn.Module, host: Host) -> AttentionSpec:
         embeddings = _embeddings(host)
         if embeddings is None:
             return read(module)[1]
@@ -53,17 +53,17 @@ def _embeddings(host: Host) -> nn.Module | None:
 class BeitAdapter(VitAdapter):
     """Relative positions, scores of all pairs of tokens, are not looked at; those of one layer alone are not made."""
 
-    masked = False  # they are in it
+    checks_masks = False  # they are in it
 
     @classmethod
-    def describe(cls, module: nn.Module, host: Host) -> Attention:
+    def describe(cls, module: nn.Module, host: Host) -> AttentionSpec:
         attention, config = super().describe(module, host), read(module)[0].config
         if not config.use_relative_position_bias and not config.use_shared_relative_position_bias:
             return attention
         lost = {"relative_position_bias": "scores of pairs of tokens, which a mixer does not look at"}
         return replace(attention, drops={**attention.drops, **lost})
 
-    def settings(self, host: Host) -> list[tuple[Any, str, Any]]:
+    def host_settings(self, host: Host) -> list[tuple[Any, str, Any]]:
         own = getattr(host.above(), "relative_position_bias", None) is not None
         return [(host.above(), "relative_position_bias", None)] if own else []
 
@@ -79,7 +79,7 @@ class DetrAdapter(EncoderAdapter):
     """(x, positions, context and its positions) -> (output, None): positions are added to all that the mixer reads."""
 
     @classmethod
-    def describe(cls, module: nn.Module, host: Host) -> Attention:
+    def describe(cls, module: nn.Module, host: Host) -> AttentionSpec:
         inner, attention = read(module)
         cross = host.name.endswith("encoder_attn")
         queries = type(host.above()).__name__ == "DetrDecoderLayer" and not cross
@@ -116,15 +116,15 @@ class CvtAdapter(EncoderAdapter):
     """(tokens, height, width) -> output. A mixer has one input: what comes out of the values' convolution, which stays,
     but at every place of the feature map."""
 
-    keeps = ("attention.convolution_projection_value",)
+    copied_modules = ("attention.convolution_projection_value",)
     convolution_projection_value: Any
 
-    def __init__(self, mixer: TokenMixer, attention: Attention, module: nn.Module) -> None:
+    def __init__(self, mixer: TokenMixer, attention: AttentionSpec, module: nn.Module) -> None:
         super().__init__(mixer, attention, module)
         self.convolution_projection_value.convolution_projection.convolution.stride = (1, 1)
 
     @classmethod
-    def describe(cls, module: nn.Module, host: Host) -> Attention:
+    def describe(cls, module: nn.Module, host: Host) -> AttentionSpec:
         inner, attention = read(module)
         parts = [f"attention.convolution_projection_{name}" for name in ("query", "key")]
         lost = [f"{part}.{key}" for part in parts for key, _ in module.get_submodule(part).named_parameters()]

@@ -12,18 +12,23 @@ import torch
 from torch import Tensor
 
 from polymix.errors import check_int
-from polymix.lens.lines import SAFETY
+from polymix.lens.fits import SAFETY
 from polymix.lens.probe import EPS, Probe, as_tokens
 
-_CELLS, KEEP = 16, 64  # tokens where the mixer does not say, and up to which its own grid is taken whole
-_DIRECTIONS = 16  # channels of an output token beyond which so many random mixtures of them stand for all
+_CELLS = 16  # tokens of the input, unless the mixer has a grid
+KEEP = 64  # a mixer's own grid is used whole up to this many tokens
+_DIRECTIONS = 16  # an output token with more channels is represented by this many random mixtures of them
 
 
 @dataclass(frozen=True, eq=False)
 class ReceptiveField:
-    """reach (output tokens, input tokens): whether a token's change shows. magnitude: the mean of ‖∂y_i/∂x_j‖.
+    """Which input tokens reach each output token.
 
-    A token can reach another where the derivative is zero almost everywhere (which tokens are nearest, say).
+    Attributes:
+        reach: (output tokens, input tokens), True where changing the input token changes the output token. This can
+            be True although the derivative is zero almost everywhere, as with nearest neighbours.
+        magnitude: the same shape, the mean of ‖∂y_i/∂x_j‖.
+        grid: of the tokens after the prefix. prefix: number of tokens before it.
     """
 
     reach: Tensor
@@ -33,30 +38,30 @@ class ReceptiveField:
 
     @property
     def causal(self) -> bool:
-        """No token is reached by a later one."""
+        """No token is reached by a later token."""
         return not bool(self.reach.triu(1).any())
 
     @property
     def span(self) -> tuple[int, int]:
-        """The fewest and the most tokens that reach one."""
+        """The smallest and the largest number of tokens that reach one token."""
         seen = self.reach.sum(1)
         return int(seen.min()), int(seen.max())
 
     def __str__(self) -> str:
         (low, high), n = self.span, self.reach.shape[1]
-        many = f"{low}" if low == high else f"{low} to {high}"
-        kind = ", all" if low == n else ", itself alone" if high == 1 and self.reach.diagonal().all() else ""
-        return f"a token is reached by {many} of {n} tokens{kind}" + (", none of them later" if self.causal else "")
+        many = f"all {n}" if low == n else f"{low} of {n}" if low == high else f"{low} to {high} of {n}"
+        kind = ", itself only" if high == 1 and self.reach.diagonal().all() else ""
+        return f"a token is reached by {many} tokens{kind}" + (", none of them later" if self.causal else "")
 
     def plot(self, path: str | Path) -> Path:
-        """A picture: the size of ∂y_i/∂x_j, blank where nothing arrives; on a grid the middle token's as a map."""
-        from polymix.lens.plots import draw_field
+        """Save a plot of ‖∂y_i/∂x_j‖, blank where a token is not reached, with a map for the middle of a 2-D grid."""
+        from polymix.lens.plots import draw_receptive_field
 
-        return draw_field(self, Path(path))
+        return draw_receptive_field(Path(path), str(self), self.magnitude, self.reach, self.grid, self.prefix)
 
 
 def reach_of(probe: Probe, draws: int) -> Tensor:
-    """(output tokens, input tokens): whether another random token in one place changes the output in the other."""
+    """(output tokens, input tokens): whether replacing the input token by a random one changes the output token."""
     n, c = probe.tokens
     out = as_tokens(probe.out_shape, "module")
     reach = torch.zeros(out[0], n, dtype=torch.bool)
@@ -69,7 +74,7 @@ def reach_of(probe: Probe, draws: int) -> Tensor:
         values = probe.values(points.reshape(n + 1, *probe.shape))
         moved = (values[:n] - values[n:]).abs()
         noise = torch.maximum(probe.noise(base, torch.ones_like(base)), EPS * values.abs().amax(0))
-        noise = torch.maximum(noise, EPS * noise.new_tensor(float(values.abs().max())))  # what an FFT smears
+        noise = torch.maximum(noise, EPS * noise.new_tensor(float(values.abs().max())))  # an FFT spreads it
         reach |= ~(moved <= SAFETY * noise).unflatten(1, out).all(2).T
     return reach
 
@@ -78,10 +83,18 @@ def receptive_field(
     module: Callable[..., Any], x: Tensor | None = None, *, shape: tuple[int, ...] | None = None, draws: int = 3,
     seed: int = 0, **call: Any,
 ) -> ReceptiveField:  # fmt: skip
-    """Which input tokens reach each output token, by changing one token at a time, and how strongly, by the Jacobian.
+    """Find which input tokens reach each output token, and how strongly.
 
-    Args as `interactions`; `draws` random inputs. Cost: N · C backward passes an
-    input, with C at most 16 (random mixtures of more channels give the same sizes, to about a fifth).
+    Reach is found by replacing one token at a time, strength from the Jacobian: N · C backward passes per input. More
+    than 16 output channels are replaced by 16 random mixtures, which gives the same magnitudes to about 20 %.
+
+    Args:
+        module: a mixer, any module, or a function of one tensor.
+        x: an input to begin with, (1, N, C), (N, C) or (N,).
+        shape: the shape of a random input, instead of x. Mixers of this package need neither.
+        draws: number of random inputs.
+        seed: of the inputs.
+        call: keyword arguments for every call of the module, such as causal=True.
     """
     check_int("draws", draws, 1)
     probe = Probe(module, x, shape, seed, _CELLS, call, keep=KEEP)
@@ -103,7 +116,7 @@ def _mixed(probe: Probe, out: tuple[int, int], mix: Tensor) -> Callable[[Tensor]
 
 
 def grid_of(probe: Probe) -> tuple[int, ...]:
-    """The grid of the tokens after the prefix; one axis where nothing says otherwise, or what is said does not fit."""
+    """The grid of the tokens after the prefix; a single axis where no grid is known, or the known one does not fit."""
     rest = probe.tokens[0] - probe.prefix
     grid = probe.grid
     return grid if grid is not None and math.prod(grid) == rest else (rest,)

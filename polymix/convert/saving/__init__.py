@@ -1,4 +1,4 @@
-"""Converted models on disk: one file of weights that says itself how the model is built, and a copy of that to read."""
+"""Saving converted models and loading them: one file holds the weights and how the model is built."""
 
 from __future__ import annotations
 
@@ -12,44 +12,47 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polymix.convert import model_recipes as hosts
-from polymix.convert.differences import difference, differences, restore, shape
-from polymix.convert.files import FORMAT, WEIGHTS, damaged, load_safetensors, once, read, write
-from polymix.convert.plain import decode, encode
-from polymix.convert.rebuild import layers, rebuild
+from polymix.convert import model_recipes as recipes
+from polymix.convert.model_recipes import decode, encode
+from polymix.convert.saving.files import FORMAT, WEIGHTS, damaged, load_safetensors, read, without_ties, write
+from polymix.convert.saving.rebuild import difference, differences, layers, rebuild, restore, shape
 from polymix.errors import OptionError, PolymixError, ResultsError
 
 
 def save_pretrained(
     model: nn.Module, folder: str | os.PathLike[str], *, host: Any = None, metadata: Mapping[str, Any] | None = None
 ) -> None:
-    """Write a model, converted or not, so that `load_pretrained(folder)` alone brings it back, bit for bit.
+    """Save a model, converted or not. `load_pretrained(folder)` returns it, bit for bit.
 
-    `model.safetensors` has the weights and, in its header, all that builds the model; it is written beside and renamed,
-    so that a full disk or a kill leaves the file of before whole. `config.json` is a copy of the header, to read.
+    `model.safetensors` holds the weights and, in its header, everything needed to build the model. It replaces an
+    earlier file only once it is complete. `config.json` is a copy of the header for people to read.
 
     Args:
-        model: its host is of timm, transformers, torchvision, diffusers or polymix, or `host` says how it is built.
-        folder: made if it is not there.
-        host: how the host, before its conversion, is built, where the model does not tell:
+        model: a model of timm, transformers, torchvision, diffusers or polymix; of any other, with `host`.
+        folder: where to write; created if it does not exist.
+        host: how to build the model as it was before its conversion, where the model does not say:
             {"library": "timm", "name": "vit_tiny_patch16_224", "kwargs": {"depth": 6}};
             {"library": "torchvision", "class": "torchvision.models.VisionTransformer", "kwargs": {…}};
             {"call": "package.module:function", "kwargs": {…}}, or "file.py:function", for anything else.
-        metadata: what else should be kept with it, as JSON can hold it: accuracies, data, `report.to_dict()`.
+        metadata: anything else to keep with the model, as JSON: accuracies, data, `report.to_dict()`.
     Raises:
-        OptionError: the host built by its recipe is not the model's; nothing is written.
+        OptionError: building by the recipe gives another model. Nothing is written.
     """
     load_safetensors()
     folder = Path(folder)
-    model = getattr(model, "_orig_mod", model)  # under torch.compile
+    model = getattr(model, "_orig_mod", model)  # unwrap torch.compile
     if folder.exists() and not folder.is_dir():
-        raise OptionError("folder", f"{folder}, which is a file", "a folder, there or not", "Choose another name.")
+        raise OptionError(
+            "folder", f"{folder}, which is a file", "a folder, which may exist already", "Choose another name."
+        )
     content, buffers = _describe(model, folder, host)
     try:
         content["metadata"] = encode(json.loads(json.dumps(dict(metadata or {}))))
     except (TypeError, ValueError) as error:
-        raise OptionError("metadata", f"what JSON cannot hold ({error})", "numbers, words, lists, dicts", "") from error
-    tensors, content["tied"] = once({**model.state_dict(keep_vars=True), **buffers})
+        raise OptionError(
+            "metadata", f"a value that JSON cannot hold ({error})", "numbers, strings, lists and dicts", ""
+        ) from error
+    tensors, content["tied"] = without_ties({**model.state_dict(keep_vars=True), **buffers})
     write(folder, content, tensors)
 
 
@@ -57,15 +60,17 @@ def load_pretrained(
     folder: str | os.PathLike[str], *, device: torch.device | str | None = None, dtype: torch.dtype | None = None,
     trust: bool = False,
 ) -> nn.Module:  # fmt: skip
-    """The model that `save_pretrained` wrote to a folder, in evaluation.
+    """Load a model that `save_pretrained` saved. It is in evaluation mode.
 
     Args:
-        device, dtype: where to put it, and as what; None: the CPU, and each weight in the type it was saved in.
-        trust: whether code may run that is neither polymix's nor a known library's: a host saved with {"call": …}.
+        folder: the folder.
+        device: where to put the model; None: the CPU.
+        dtype: type of the weights; None: each in the type it was saved in.
+        trust: allow code from outside polymix and its known libraries to run. A host saved with {"call": …} needs it.
     Raises:
-        OptionError: there is no such folder, or `trust` is needed.
-        ResultsError: the folder's files are damaged, foreign, newer than this polymix, or do not fit the host that the
-            libraries installed here build.
+        OptionError: the folder does not exist, or `trust` is needed.
+        ResultsError: the files are damaged, foreign or newer than this polymix, or do not fit the model that the
+            installed libraries build.
     """
     folder = Path(folder)
     content, tensors = read(folder)
@@ -77,16 +82,16 @@ def load_pretrained(
             raise
         raise OptionError(error.argument, error.got, error.allowed, _saved_with(content)) from error
     except (KeyError, TypeError, AttributeError) as error:
-        raise damaged(folder, f"a config that builds nothing ({type(error).__name__}: {error})") from error
+        raise damaged(folder, f"a config that builds no model ({type(error).__name__}: {error})") from error
     placed = model if device is None and dtype is None else model.to(device=device, dtype=dtype)
     return placed.eval()
 
 
 def _describe(model: nn.Module, folder: Path, host: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The config by the first recipe that builds this model, and the buffers that it does not build."""
-    recipes = [hosts.normal(host, folder)] if host is not None else hosts.candidates(model, folder)
+    """The config, by the first recipe that builds this model, and the buffers that building does not restore."""
+    possible = [recipes.normal(host, folder)] if host is not None else recipes.candidates(model, folder)
     first: PolymixError | None = None
-    for recipe in recipes:
+    for recipe in possible:
         content = {"format": FORMAT, "library_name": "polymix", "host": recipe, "layers": layers(model)}
         try:
             attributes, buffers = differences(model, rebuild(content, folder, True))
@@ -96,8 +101,8 @@ def _describe(model: nn.Module, folder: Path, host: Any) -> tuple[dict[str, Any]
         content["attributes"] = encode(attributes)
         content["buffers"], content["versions"] = list(buffers), _versions(recipe)
         return content, buffers
-    got = f"None for a {type(model).__name__} of {type(model).__module__}, which does not tell how it is built"
-    raise first or OptionError("host", got, hosts.FORMS, "Say how the host, before its conversion, is built.")
+    got = f"None for {type(model).__module__}.{type(model).__name__}, which does not say how it is built"
+    raise first or OptionError("host", got, recipes.FORMS, "Say how the model is built before its conversion.")
 
 
 def _versions(recipe: Mapping[str, Any]) -> dict[str, str]:
@@ -110,7 +115,7 @@ def _saved_with(content: Mapping[str, Any]) -> str:
 
 
 def _fill(model: nn.Module, content: dict[str, Any], tensors: dict[str, Tensor], folder: Path) -> None:
-    """Weights in, strictly: all that the model has, none that it has not, in their own types, tied as they were."""
+    """Load the weights in their own types and tied as they were. Raises ResultsError unless they fit exactly."""
     restore(model, decode(content["attributes"]), {name: tensors.pop(name) for name in content["buffers"]})
     own = model.state_dict(keep_vars=True)
     found = difference(

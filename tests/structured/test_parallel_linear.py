@@ -5,7 +5,8 @@ import itertools
 import pytest
 import torch
 
-from polymix.structured import BlockDiagonal, Dense, Fanout, Identity
+from polymix import structured
+from polymix.structured import BlockDiagonal, Dense, Identity, ParallelLinear
 from polymix.structured.dense import linear
 from tests.helpers import jitter, tokens
 from tests.structured.cases import F64, agree, plus, site
@@ -43,9 +44,9 @@ KINDS = [kinds for count in (1, 2, 3) for kinds in itertools.product(("dense", "
 @pytest.mark.parametrize("kinds", KINDS, ids="-".join)
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("bias", [True, False])
-def test_fanout(kinds, heads, bias):
+def test_parallel_linear(kinds, heads, bias):
     """Each map apart equals its own matrix, whatever stands beside it in the shared product."""
-    maps = jitter(Fanout(kinds, 12, heads, bias, **F64))
+    maps = jitter(ParallelLinear(kinds, 12, heads, bias, **F64))
     assert len(maps.cost_ops(7)) == ("dense" in kinds) + 2 * kinds.count("monarch")
     for i, kind in enumerate(kinds):
         matrix, b = maps.dense(i)
@@ -65,19 +66,24 @@ def test_fanout(kinds, heads, bias):
             agree(maps, lambda x, i=i: maps(x)[i], dense, tokens(2, 7, 12))
 
 
-def test_fanout_shares_one_product():
-    maps = Fanout(("dense", "identity", "dense"), 12, 1, True)
+def test_parallel_linear_shares_one_product():
+    maps = ParallelLinear(("dense", "identity", "dense"), 12, 1, True)
     assert [tuple(p.shape) for p in maps.parameters()] == [(24, 12), (24,)]
-    assert not list(Fanout(("identity",), 12, 1, True).parameters())
+    assert not list(ParallelLinear(("identity",), 12, 1, True).parameters())
 
 
 @pytest.mark.parametrize("heads", [1, 3])
-def test_fanout_scales_one_map_alone(heads):
+def test_parallel_linear_scales_one_map_alone(heads):
     kinds = ("identity", "dense", "dense")
-    maps = Fanout(kinds, 12, heads, True, **F64)
+    maps = ParallelLinear(kinds, 12, heads, True, **F64)
     before = [maps.dense(i)[0] for i in (1, 2)]
     before = [matrix.detach().clone() for matrix in before]
     maps.scale_(2, 0.25)
     maps.scale_(0, 0.25)  # an identity has nothing to scale
     assert torch.equal(maps.dense(1)[0], before[0])
     assert torch.equal(maps.dense(2)[0], 0.25 * before[1])
+
+
+def test_the_old_name_still_works():
+    with pytest.warns(DeprecationWarning, match="ParallelLinear"):
+        assert structured.Fanout is ParallelLinear

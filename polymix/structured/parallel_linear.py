@@ -1,4 +1,4 @@
-"""Several channel maps of one input, those that are dense in a single product."""
+"""Several channel maps of the same input; the dense ones share one matrix product."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from polymix.structured.dense import linear
 from polymix.structured.registry import create_map
 
 
-class Fanout(nn.Module):
-    """Y_i = X B_i + b_i for every B_i in `specs`; those named "dense" share a product.
+class ParallelLinear(nn.Module):
+    """Y_i = X B_i + b_i for every B_i in `specs`. Those named "dense" share one matrix product.
 
-    The shared map's output is laid out (heads, maps, D / heads) so that its blocks are the heads.
+    Its output is laid out as (heads, maps, D / heads), so that the blocks of a block-diagonal map are the heads.
     """
 
     def __init__(self, specs: tuple[str, ...], dim: int, heads: int, bias: bool, **kw: Any) -> None:
@@ -30,7 +30,7 @@ class Fanout(nn.Module):
         self.others = nn.ModuleList(create_map(spec, site, bias=bias, **kw) for spec in rest)
 
     def forward(self, x: Tensor, shared: tuple[Tensor, Tensor | None] | None = None) -> list[Tensor]:
-        """Y_1 …; `shared`, a weight and a bias, stands in for those of the shared product (one head)."""
+        """Returns [Y_1, Y_2, …]. `shared` replaces the weight and bias of the shared product (one head only)."""
         dense: list[Tensor] = []
         if self.maps is not None:
             product = self.maps(x) if shared is None else F.linear(x, *shared)
@@ -45,7 +45,7 @@ class Fanout(nn.Module):
         return other
 
     def scale_(self, index: int, gain: float) -> bool:
-        """Multiply map `index` by `gain` (used once, by the init of its mixer); False where it has no scale."""
+        """Multiply map `index` by `gain`, for the init of a mixer. Returns False if the map has no scale."""
         if self.specs[index] != "dense":
             return self._other(index).scale_(gain)
         assert self.maps is not None
@@ -55,7 +55,7 @@ class Fanout(nn.Module):
         return True
 
     def linear(self, index: int) -> tuple[Tensor, Tensor | None] | None:
-        """Weight (D, D), as nn.Linear's, and bias of map `index`, the parameters themselves; None if not dense."""
+        """Views of map `index`'s parameters: weight (D, D) as in nn.Linear, and bias. None unless it is dense."""
         if self.specs[index] != "dense" or self.heads > 1:
             return None
         assert self.maps is not None
@@ -64,7 +64,7 @@ class Fanout(nn.Module):
         return self.maps.weight[rows], None if self.maps.bias is None else self.maps.bias[rows]
 
     def dense(self, index: int) -> tuple[Tensor, Tensor | None]:
-        """Matrix (D, D) and bias (D) of map `index`."""
+        """Map `index` as a matrix (D, D) and a bias (D)."""
         if self.specs[index] != "dense":
             other = self._other(index)
             return other.dense(), other.bias

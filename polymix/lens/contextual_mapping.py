@@ -1,4 +1,4 @@
-"""Is a module a contextual mapping: does each output row tell its token and its context from all others?"""
+"""Is a module a contextual mapping: does every token in every context get an output row of its own?"""
 
 from __future__ import annotations
 
@@ -11,20 +11,25 @@ import torch
 from torch import Tensor
 
 from polymix.errors import check_int
-from polymix.lens.lines import SAFETY
+from polymix.lens.fits import SAFETY
 from polymix.lens.probe import EPS, Probe, as_tokens
 
 _CELLS = 6
-_TWINS = 3  # inputs that differ from another in one token alone
+_TWINS = 3  # inputs that differ from another one in a single token
 
 
 @dataclass(frozen=True, eq=False)
 class ContextualMapping:
-    """Distances between output rows, relative to the rows' usual size.
+    """Distances between output rows, relative to the mean norm of a row.
 
-    within: the smallest between rows of one input (whose tokens all differ). across: of different inputs. twins: the
-    smallest between the rows of one and the same token in two inputs that differ in another token alone, which only a
-    module that brings the whole context to each token tells apart. nearest: each row's distance to its nearest.
+    Attributes:
+        within: smallest distance between two rows of one input. The tokens of an input all differ.
+        across: smallest distance between rows of two inputs.
+        twins: smallest distance between the rows of the same token in two inputs that differ in one other token. Only
+            a module that brings the whole context to every token can tell these apart.
+        tolerance: rows closer than this coincide.
+        inputs, pairs: how many inputs and pairs of rows were compared.
+        nearest: the distance from each row to its nearest neighbour.
     """
 
     within: float
@@ -37,32 +42,41 @@ class ContextualMapping:
 
     @property
     def min_distance(self) -> float:
-        return min(self.within, self.across)  # twins are among those across
+        return min(self.within, self.across)  # the twins are among the latter
 
     @property
     def holds(self) -> bool:
-        """No two rows coincide: within rounding, on these inputs. It is no proof for all."""
+        """No two rows coincide on these inputs, up to rounding. This is evidence, not a proof."""
         return self.min_distance > self.tolerance
 
     def __str__(self) -> str:
-        kinds = f"one input {self.within:.1e}, two inputs {self.across:.1e}, one token in two contexts {self.twins:.1e}"
-        verdict = "no two output rows coincide" if self.holds else "output rows coincide"
-        return f"{verdict} in {self.pairs:,} pairs of {self.inputs} random inputs; the closest: {kinds}"
+        kinds = f"in one input {self.within:.1e}, in two {self.across:.1e}, same token in two contexts {self.twins:.1e}"
+        verdict = "no two output rows coincide" if self.holds else "some output rows coincide"
+        return f"{verdict} ({self.pairs:,} pairs, {self.inputs} random inputs); smallest distance: {kinds}"
 
     def plot(self, path: str | Path) -> Path:
-        """A picture: how far each output row is from its nearest."""
-        from polymix.lens.plots import draw_contextual
+        """Save a histogram of each output row's distance to its nearest neighbour."""
+        from polymix.lens.plots import draw_contextual_mapping
 
-        return draw_contextual(self, Path(path))
+        title = "no two rows coincide" if self.holds else "some rows coincide"
+        return draw_contextual_mapping(Path(path), title, self.nearest, self.tolerance)
 
 
 def contextual_mapping(
     module: Callable[..., Any], x: Tensor | None = None, *, shape: tuple[int, ...] | None = None, draws: int = 16,
     seed: int = 0, **call: Any,
 ) -> ContextualMapping:  # fmt: skip
-    """Whether different inputs ever share an output row, and different tokens of one input (PoM, Lemma 3.3).
+    """Check whether output rows of different tokens, or of one token in different contexts, ever coincide.
 
-    `draws` random inputs, each with three twins in which one token was replaced. Args as `interactions`.
+    A mixer for which they never do is a contextual mapping (PoM, Lemma 3.3).
+
+    Args:
+        module: a mixer, any module, or a function of one tensor.
+        x: an input to begin with, (1, N, C), (N, C) or (N,).
+        shape: the shape of a random input, instead of x. Mixers of this package need neither.
+        draws: number of random inputs. Each has three twins in which one token was replaced.
+        seed: of the inputs.
+        call: keyword arguments for every call of the module.
     """
     check_int("draws", draws, 2)
     probe = Probe(module, x, shape, seed, _CELLS, call)

@@ -1,27 +1,39 @@
-"""Several processes under torchrun: who prepares the text, and how the trainer brings them together."""
+"""Several processes under torchrun: who prepares the data, and how the trainer brings them together."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from torch import distributed, nn
+from torch import Tensor, distributed, nn
 
 from polymix.errors import OptionError
-from polymix.tasks.text.recipe import TextRecipe
+from polymix.tasks.recipe import TaskRecipe
 from polymix.tasks.trainer import placed
 
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class Process:
+    """One of `world` processes that train together, and its device; `total` sums a tensor over all of them."""
+
+    device: Any = "cpu"
+    rank: int = 0
+    world: int = 1
+    total: Callable[[Tensor], Tensor] = lambda value: value
+
+
 def processes() -> tuple[int, int]:
-    """(rank, how many), as torchrun says."""
+    """This process's rank and the number of processes, as torchrun sets them."""
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def check_processes(recipe: TextRecipe) -> None:
+def check_processes(recipe: TaskRecipe) -> None:
+    """OptionError unless the recipe fits the processes that torchrun has started."""
     world = processes()[1]
     if recipe.strategy != "auto" and "WORLD_SIZE" not in os.environ:
         cure = "Start it as torchrun --nproc-per-node 2 -m polymix.cli train …"
@@ -30,11 +42,12 @@ def check_processes(recipe: TextRecipe) -> None:
         got = f"{recipe.batch_size} for {world} processes with accumulate={recipe.accumulate}"
         raise OptionError("batch_size", got, f"a multiple of {recipe.accumulate * world}", "Change one of them.")
     if world > 1 and ":" in recipe.device:
-        raise OptionError("device", f"{recipe.device} with {world} processes", "a kind of device", "Drop the number.")
+        got = f"{recipe.device} with {world} processes"
+        raise OptionError("device", got, "a device without a number", "Drop the number.")
 
 
 def first_of_all(work: Callable[[], T]) -> T:
-    """`work` in the first process, and then, when what it wrote is there, in the others."""
+    """Run `work` in the first process, then in the others, which find what the first one wrote."""
     rank, world = processes()
     if world == 1:
         return work()
@@ -48,8 +61,8 @@ def first_of_all(work: Callable[[], T]) -> T:
     return work() if result is None else result
 
 
-def spread(recipe: TextRecipe) -> dict[str, Any]:
-    """The trainer's arguments."""
+def spread(recipe: TaskRecipe) -> dict[str, Any]:
+    """The arguments of Lightning's Trainer that place a run on its devices."""
     world = processes()[1]
     if "WORLD_SIZE" not in os.environ:
         return placed(recipe.device)
@@ -63,8 +76,9 @@ def spread(recipe: TextRecipe) -> dict[str, Any]:
 
 
 def shard(model: nn.Module, mesh: Any, learns: bool) -> None:
-    """FSDP2 in place: each of the model's blocks by itself, then the rest, which a backward pass shards again; a model
-    that has none does so after every forward pass.
+    """Shard a model in place with FSDP2: each of its blocks (`_no_split_modules`) by itself, then the rest.
+
+    A model that does not learn has no backward pass, so it is sharded again after every forward pass.
     """
     from torch.distributed.fsdp import fully_shard
 

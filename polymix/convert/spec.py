@@ -1,0 +1,95 @@
+"""AttentionSpec: what an attention layer computes and what its host asks of it, in the same terms for every library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from polymix.mixers import MixerConfig, TokenMixer
+from polymix.mixers.inheritance import AttentionMaps, Projection
+from polymix.renamed import renamed
+
+__getattr__ = renamed(__name__, Attention="AttentionSpec", Twin="EquivalentMixer")
+
+
+class EquivalentMixer(NamedTuple):
+    """The mixer that computes exactly what a layer computes.
+
+    name: the mixer's name. parameters: the layer's parameter names; the mixer has the same names with one more part in
+    front. build: makes the mixer with the layer's options and weights.
+    """
+
+    name: str
+    parameters: tuple[str, ...]
+    build: Callable[[], TokenMixer]
+
+    def complete(self, config: MixerConfig) -> MixerConfig:
+        """The config with the layer's own options wherever the config has its defaults."""
+        own = self.build().config
+        options = {f.name: getattr(own, f.name) for f in fields(config) if getattr(config, f.name) == f.default}
+        return config.changed(**{name: value for name, value in options.items() if name not in ("dropout", "impl")})
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionSpec(AttentionMaps):
+    """One attention layer: the weights that a mixer can inherit, and what the mixer must support.
+
+    Args:
+        dim: channels of its input and output.
+        heads: number of query heads.
+        query, key, value, out: its linear maps, where it has them.
+        scale: factor on the logits; None: head_dim^-½.
+        relative: learned bias for each offset on the grid, (offsets, heads), as in the softmax mixer.
+        causal, cross, masks: what the host asks for. `masks` uses the names of `Capabilities`.
+        grid: (H, W) of its tokens, not counting the first `prefix` ones; None: a sequence.
+        prefix: number of tokens in front of the grid, such as class tokens.
+        max_tokens: longest sequence that the host accepts, if it has a limit.
+        any_length: whether the number of tokens changes between calls.
+        dropout: probability, on its output.
+        rotary: base of the rotary angles, if it has them.
+        span: number of tokens that each token attends to; None: all.
+        equivalent: the mixer that computes the same, if there is one.
+        drops: parameters and other parts that no mixer can take over, each with the reason.
+    """
+
+    causal: bool = False
+    cross: bool = False
+    masks: frozenset[str] = frozenset()
+    grid: tuple[int, ...] | None = None
+    prefix: int = 0
+    max_tokens: int | None = None
+    any_length: bool = False
+    dropout: float = 0.0
+    rotary: float | None = None
+    span: int | None = None
+    equivalent: EquivalentMixer | None = None
+    drops: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> dict[str, None]:
+        """Names of the parameters, or parts of parameters, in all its maps, in order."""
+        maps = (self.query, self.key, self.value, self.out, self.relative)
+        return dict.fromkeys(key for part in maps if part is not None for key in part.keys)
+
+
+def linear(module: nn.Module, name: str, *, transposed: bool = False) -> Projection:
+    """The linear layer `module.name` as a Projection. `transposed`: its weight is (in, out), as in GPT-2."""
+    layer = module.get_submodule(name)
+    weight, bias = layer.weight, getattr(layer, "bias", None)
+    assert isinstance(weight, Tensor)
+    keys = tuple(f"{name}.{key}" for key, _ in layer.named_parameters(recurse=False))
+    return Projection(weight.t() if transposed else weight, bias, keys)
+
+
+def thirds(fused: Projection) -> tuple[Projection, Projection, Projection]:
+    """Split a fused projection into query, key and value, a third of the rows each."""
+    size = fused.weight.shape[0] // 3
+    parts = [fused.rows(i * size, (i + 1) * size) for i in range(3)]
+    query, key, value = (
+        part._replace(keys=tuple(f"{key}[{name}]" for key in part.keys))
+        for part, name in zip(parts, ("query", "key", "value"), strict=True)
+    )
+    return query, key, value

@@ -1,0 +1,70 @@
+"""Old names of modules and of what they hold. Each still works and warns with the new name."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+MODULES = {
+    "polymix.bench": "polymix.measure",
+    "polymix.bench.machine": "polymix.measure.machine",
+    "polymix.compare": "polymix.workflows",
+    "polymix.compare.conversion": "polymix.workflows.convert",
+    "polymix.compare.conversion.language": "polymix.workflows.convert.language",
+    "polymix.convert.attention": "polymix.convert.spec",
+    "polymix.convert.files": "polymix.convert.saving.files",
+    "polymix.convert.plain": "polymix.convert.model_recipes",
+    "polymix.convert.rebuild": "polymix.convert.saving.rebuild",
+    "polymix.convert.record": "polymix.convert.tracing",
+    "polymix.convert.replay": "polymix.convert.tracing",
+    "polymix.mixers.base": "polymix.mixers.mixer",
+    "polymix.tasks.distill.order": "polymix.tasks.order",
+    "polymix.tasks.text.corpus": "polymix.tasks.text.data",
+    "polymix.tasks.text.evaluate": "polymix.tasks.text.metrics",
+    "polymix.tasks.text.packing": "polymix.tasks.text.tokens",
+    "polymix.tasks.text.prepare": "polymix.tasks.text.data",
+    "polymix.tasks.text.processes": "polymix.tasks.processes",
+    "polymix.tasks.text.shards": "polymix.tasks.text.tokens",
+}
+
+
+def renamed(module: str, **names: str) -> Callable[[str], Any]:
+    """A module's `__getattr__` that finds old names by new ones: `__getattr__ = renamed(__name__, Old="New")`."""
+
+    def find(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        _warn(f"{module}.{name}", f"{module}.{names[name]}")
+        return getattr(sys.modules[module], names[name])
+
+    return find
+
+
+def _warn(old: str, new: str) -> None:
+    """Warn at the caller's caller: the line that uses the old name."""
+    text = f"{old} is now called {new}; the old name will be removed."
+    warnings.warn(text, DeprecationWarning, stacklevel=3)
+
+
+class _OldModules(MetaPathFinder, Loader):
+    """Imports an old module's name as a module that hands on to the new one."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        return importlib.util.spec_from_loader(name, self, is_package=True) if name in MODULES else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        old = module.__name__
+        new = importlib.import_module(MODULES[old])
+        if not any(other.startswith(f"{old}.") for other in MODULES):  # a package is loaded on the way to its modules
+            _warn(old, MODULES[old])
+        module.__getattr__ = lambda name: getattr(new, name)  # type: ignore[method-assign]
+
+
+sys.meta_path.append(_OldModules())
