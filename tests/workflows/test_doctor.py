@@ -20,7 +20,7 @@ def finding(topic):
     ("C kernels", lambda p: p.setattr(library, "why_not", lambda: "not built"), "not built", "Run `polymix build-kernels`"),
     ("C kernels", lambda p: (p.setattr(library, "why_not", lambda: "not built"), p.setattr(compile, "compilers", list)),
      "not built", "Install gcc"),
-    ("C kernels", lambda p: p.setenv("POLYMIX_NATIVE", "0"), "turns the C kernels off", "Unset POLYMIX_NATIVE"),
+    ("C kernels", lambda p: p.setenv("POLYMIX_NATIVE", "0"), "POLYMIX_NATIVE=0 is set", "Unset POLYMIX_NATIVE"),
     ("C kernels", lambda p: (p.setattr(library, "processor_flags", frozenset), p.setattr(library, "why_not", lambda: "need x")),
      "need x", ""),
     ("processor", lambda p: p.setattr(library, "processor_flags", lambda: frozenset({"amx_bf16"})), "bfloat16 products: AMX", ""),

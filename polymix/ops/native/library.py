@@ -28,7 +28,7 @@ NEEDS = {
 def why_not() -> str | None:
     """Why the C kernels cannot run on this machine, or None where they can."""
     if os.environ.get(SWITCH) == "0":
-        return f"{SWITCH}=0 turns the C kernels off"
+        return f"{SWITCH}=0 is set"
     library = _library()
     return library if isinstance(library, str) else None
 
