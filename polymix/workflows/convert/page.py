@@ -1,4 +1,4 @@
-"""report.html, results.json and README.md, the model card, of a conversion."""
+"""The files of a conversion: report.html, results.json, and README.md, the model card."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import polymix
+from polymix._io import RESULTS, write_whole
 from polymix.workflows.convert.plots import draw
-from polymix.workflows.results import write_atomically
 
 _STAGES = ("before", "converted", "imitated", "distilled")
 
@@ -42,14 +42,14 @@ def write(content: Mapping[str, Any], folder: Path, title: str, card: Mapping[st
     told = environment.get_template("card.md.j2").render(
         **named, metadata=metadata(content, card), pictures=list(pictures)
     )
-    write_atomically(folder / "README.md", told)
-    write_atomically(folder / "report.html", page)
-    write_atomically(folder / "results.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
+    write_whole(folder / "README.md", told)
+    write_whole(folder / "report.html", page)
+    write_whole(folder / RESULTS, json.dumps(content, indent=1, allow_nan=False) + "\n")
     return folder / "report.html"
 
 
 def rows(content: Mapping[str, Any]) -> list[list[str]]:
-    """The model, then a row a layer: what was, what is, error, parameters, FLOPs, time, memory."""
+    """Rows of the table: the model, then each layer, with error, parameters, FLOPs, time, speedup and memory."""
     whole = {
         "name": "the whole model",
         "was": "",
@@ -86,20 +86,20 @@ def machine(content: Mapping[str, Any]) -> str:
 
 
 def accuracy(content: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Stages in order, then figures under the user's own names."""
+    """The results by stage, in order, then those under other names."""
     given, nats = content["conversion"]["accuracy"], content["conversion"].get("metric") == "perplexity"
-    told = {name: f"{x:.4g}" + (f" ({math.log(x):.4f} nats a token)" if nats else "") for name, x in given.items()}
+    told = {name: f"{x:.4g}" + (f" ({math.log(x):.4f} nats per token)" if nats else "") for name, x in given.items()}
     return [(name, told[name]) for name in (*_STAGES, *(set(given) - set(_STAGES))) if name in given]
 
 
 def mixers(content: Mapping[str, Any]) -> dict[str, int]:
-    """How many layers each mixer has; attention that was kept under "attention"."""
+    """The number of layers with each mixer, and with "attention" where it was kept."""
     names = [layer["now"] or "attention" for layer in content["conversion"]["layers"]]
     return {name: names.count(name) for name in dict.fromkeys(names)}
 
 
 def metadata(content: Mapping[str, Any], card: Mapping[str, Any]) -> list[str]:
-    """YAML for a hub: every value as JSON, which is YAML too."""
+    """Lines of YAML for the head of the card. Values are written as JSON, which YAML includes."""
     names = [name for name in mixers(content) if name != "attention"]
     own: dict[str, Any] = {"library_name": "polymix", "tags": ["polymix", "linear-attention", *names]}
     return [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in {**own, **card}.items()]
