@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 
@@ -158,6 +158,8 @@ def parse_value(text: str, annotation: str = "") -> Any:
     none, true and false (but where only text is wanted), whole numbers and floats, 64x64 or 2,3 or a/b for a tuple,
     else the text. A single value is a tuple of one where nothing but a tuple is wanted.
     """
+    if annotation in ("Sequence[str]", "tuple[str, ...]", "list[str]"):
+        return tuple(text.split(","))
     kinds = {kind.strip() for kind in re.sub(r"\[[^\]]*\]", "", annotation).split("|")} - {"", "None"}
     if kinds == {"str"}:
         return None if text.lower() == "none" and "None" in annotation else text
@@ -193,11 +195,22 @@ def parse_options(words: Sequence[str], annotations: Mapping[str, str] | None = 
     return options
 
 
-def check_device(device: str, argument: str = "device", kinds: Sequence[str] = ()) -> str:
-    """The device's name, if PyTorch can compute on it here, and it is of one of `kinds` where they are given."""
-    kind = str(device).partition(":")[0]
-    if kinds and kind not in kinds:
-        raise OptionError(argument, repr(device), f"a device of kind {', '.join(kinds)}", f"Pass {kinds[0]}, say.")
+def check_device(device: str, argument: str = "device", kinds: Sequence[str] = (), touch: bool = True) -> str:
+    """The device's name, if PyTorch can compute on it here, and it is of one of `kinds` where they are given.
+
+    Without `touch` devices are only counted: CUDA is not started, so that processes may still be forked.
+    """
+    kind, _, index = str(device).partition(":")
+    if (kinds and kind not in kinds) or not (index or "0").isdecimal():
+        allowed = f"a device of kind {', '.join(kinds)}" if kinds else "a device such as cpu or cuda:1"
+        raise OptionError(argument, repr(device), allowed, f"Pass {kinds[0] if kinds else 'cpu'}, say.")
+    if not touch:
+        counts = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+        if int(index or 0) >= counts.get(kind, 1):
+            raise OptionError(
+                argument, repr(device), f"one of the {counts[kind]} {kind} devices here", "Pass cpu, say."
+            )
+        return device
     try:
         torch.zeros(1, device=device).add_(1)
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
@@ -207,3 +220,11 @@ def check_device(device: str, argument: str = "device", kinds: Sequence[str] = (
     if kind == "meta":
         raise OptionError(argument, repr(device), "a device that computes", "Use cpu or cuda.")
     return device
+
+
+class Progress(Protocol):
+    """Where a long run reports its progress."""
+
+    def start(self, what: str, total: int) -> Callable[[int], None]:
+        """Begin a part of `total` steps. Call the result with the number of steps that are done."""
+        ...

@@ -25,6 +25,13 @@ MODULES = {
     "polymix.convert.record": "polymix.convert.tracing",
     "polymix.convert.replay": "polymix.convert.tracing",
     "polymix.mixers.base": "polymix.mixers.mixer",
+    "polymix.tasks.distill.order": "polymix.tasks.order",
+    "polymix.tasks.text.corpus": "polymix.tasks.text.data",
+    "polymix.tasks.text.evaluate": "polymix.tasks.text.metrics",
+    "polymix.tasks.text.packing": "polymix.tasks.text.tokens",
+    "polymix.tasks.text.prepare": "polymix.tasks.text.data",
+    "polymix.tasks.text.processes": "polymix.tasks.processes",
+    "polymix.tasks.text.shards": "polymix.tasks.text.tokens",
 }
 
 

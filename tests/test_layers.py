@@ -29,7 +29,7 @@ TRITON = {
 }  # fmt: skip
 # "polymix" stands for the package's own __init__, the public face of what is to its left.
 FOR_ALL = {"errors": -2, "compat": -2, "renamed": -2, "_io": -1}  # to the left of ops, in this order
-SIBLINGS = {("models", "blocks")}  # the hosts are made of the blocks
+SIBLINGS = {("models", "blocks"), ("tasks", "measure")}  # hosts are made of blocks; results name the machine
 # polymix.recommend, assess and distill, by the package's __getattr__; test_cold_import sees that.
 ON_DEMAND = {("polymix", "workflows"), ("polymix", "tasks")}
 # Which files, or all of which folder/, may import a library that the core does not depend on; none in the layers from
@@ -45,18 +45,20 @@ LIBRARIES: dict[str, set[str]] = {
         "tasks/text/tokenizer.py",
     },
     "safetensors": {"convert/saving/files.py"},
-    "lightning": {"tasks/classify.py", "tasks/text/processes.py", "tasks/trainer.py"},
+    "lightning": {"tasks/classify.py", "tasks/processes.py", "tasks/trainer.py"},
     "tokenizers": {"tasks/text/tokenizer.py"},
     "pyarrow": {"tasks/text/data.py"},
     "torchmetrics": {"tasks/classify.py"},
     "sklearn": {"tasks/images.py"},
     "matplotlib": {
-        "workflows/bench/plots.py",
+        "workflows/plots.py",
+        "workflows/bench/report.py",
+        "workflows/compare/report.py",
         "workflows/convert/plots.py",
-        "workflows/compare/plots.py",
         "lens/plots.py",
+        "tasks/report.py",
     },
-    "jinja2": {"workflows/bench/report.py", "workflows/convert/page.py", "workflows/compare/report.py"},
+    "jinja2": {"workflows/pages.py"},
     "rich": {"cli/"},
     "typer": {"cli/"},
     "PIL": {"tasks/images.py"},

@@ -10,9 +10,10 @@ from typing import Any
 
 from language_steps.models import BATCH, CONTEXT, LONGER, RATE, SIZE, STEPS, VOCAB, config
 from polymix.models.language import PolymixGPTForCausalLM
+from polymix.tasks.processes import Process
 from polymix.tasks.text import TextRecipe, train_text
-from polymix.tasks.text.evaluate import Held, evaluate
-from polymix.tasks.text.prepare import prepare
+from polymix.tasks.text.data import load
+from polymix.tasks.text.metrics import HeldOut, evaluate
 
 
 def train(options: Mapping[str, Any], quick: bool, seed: int, longer: bool = False) -> dict[str, Any]:
@@ -37,10 +38,10 @@ def train(options: Mapping[str, Any], quick: bool, seed: int, longer: bool = Fal
 def loss_at(folder: Path, recipe: TextRecipe, context: int) -> float:
     """On the second half of held-out windows of `context` tokens: as much text is behind each, wherever it stands."""
     asked = replace(recipe, context=context, batch_size=max(1, recipe.batch_size * CONTEXT // context))
-    held = Held.of(prepare(recipe, folder / "data"), asked)
+    held = HeldOut.of(load(recipe, folder / "data"), asked)
     for batch in held.batches:
         batch["targets"] = batch["targets"].clone()  # a view of what the inputs are a view of
         batch["targets"][:, : context // 2] = -100
     count = sum(int((batch["targets"] != -100).sum()) for batch in held.batches)
     model = PolymixGPTForCausalLM.from_pretrained(folder)
-    return evaluate(model, replace(held, targets=count), "cpu", 0, 1, lambda value: value)["val_loss"]
+    return evaluate(model, replace(held, targets=count), Process())["val_loss"]

@@ -12,37 +12,30 @@ from polymix.cli.shared import Resume, Threads, bars, cores
 
 
 def command(
-    recipe: Annotated[str, typer.Argument(help="A Python file that sets `recipe`; it is run, as any code.")],
-    data: Annotated[
-        str | None, typer.Option(help="Text, parquet or .bin shards, or a folder. Default: Python's own prose.")
-    ] = None,
+    recipe: Annotated[str, typer.Argument(help="A Python file that sets `recipe`. The file is run.")],
+    data: Annotated[str | None, typer.Option(help="The data, a file or a folder. Default: the task's own.")] = None,
     set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="steps=200: an option of the recipe (polymix.tasks.text.TextRecipe) or its model."),
+        list[str] | None, typer.Option("--set", help="Change an option of the recipe: --set steps=200. Repeatable.")
     ] = None,
-    out: Annotated[
-        Path, typer.Option(help="Folder for the model, metrics.jsonl, report.md and the checkpoint.")
-    ] = Path("polymix-train"),
+    out: Annotated[Path, typer.Option(help="Folder for the model, the measurements and the report.")] = Path(
+        "polymix-train"
+    ),
     threads: Threads = None,
     resume: Resume = False,
 ) -> None:
-    """Train a language model on text, and leave it as transformers loads it.
+    """Train a model by a recipe: text, images, or a task of your own.
+
+    The folder gets the model, results.json, report.md with its pictures, metrics.jsonl and a checkpoint.
 
     Several processes: torchrun --nproc-per-node 2 -m polymix.cli train …
 
     Example: polymix train recipes/text.py --data books --set steps=2000 --set mixers=pom,local --out books-model
     """
-    from dataclasses import replace
     from functools import partial
 
-    import torch
+    from polymix.tasks.runner import train_file
 
-    from polymix.tasks.text import train_text
-    from polymix.tasks.text.load import changed, load_recipe
-
-    asked = changed(load_recipe(recipe), set_ or ())
-    asked = asked if data is None else replace(asked, data=data)
-    torch.set_num_threads(threads or cores())
     console = Console()
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     with bars(console, out):
-        train_text(asked, out, resume=resume, say=partial(console.print, markup=False, highlight=False, soft_wrap=True))
+        train_file(recipe, out, data=data, options=set_ or (), resume=resume, threads=threads or cores(), say=say)

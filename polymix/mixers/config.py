@@ -1,4 +1,4 @@
-"""MixerConfig: a mixer's options, and what others must know of it to place, measure or convert it."""
+"""MixerConfig: a mixer's options, and what others need to know to place, measure or convert it."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ Self = TypeVar("Self", bound="MixerConfig")
 
 @dataclass(frozen=True, kw_only=True)
 class MixerConfig:
-    """The options of a mixer, apart from the width that its host decides.
+    """The options of a mixer, except its width, which the host decides.
 
     Args:
-        bias: whether its linear maps and convolutions have biases.
-        dropout: probability with which an element of the output is zeroed in training.
-        impl: "auto", the fastest implementation that can serve a call, or one of the mixer's `impls` by name, which
-            runs or raises. No part of what the mixer computes.
+        bias: give linear maps and convolutions a bias.
+        dropout: probability of zeroing an element of the output in training.
+        impl: "auto" for the fastest implementation that supports a call, or one of the mixer's `impls`, which runs or
+            raises. All compute the same.
     """
 
     name: ClassVar[str]
     mixer: ClassVar[type[TokenMixer]]  # set by `register`
-    output: ClassVar[str]  # what it computes, in one line of formula or words
-    cost_formula: ClassVar[str]  # multiply-adds of a forward: N tokens, D channels, d = D / heads
+    output: ClassVar[str]  # what it computes, as a formula or in words, on one line
+    # Multiply-adds for N tokens of D channels, with d = D / heads, a grid (H, W), and options by name.
+    cost_formula: ClassVar[str]
     sees: ClassVar[str] = "everything"  # what a token may see
     layer_of: ClassVar[str | None] = None  # the library whose layer it wraps
-    is_attention: ClassVar[bool] = False  # softmax attention, whole or over a window: can be its host's own layer
-    cache_grows: ClassVar[bool] = False  # what it must keep of the past grows with the past
+    is_attention: ClassVar[bool] = False  # softmax attention, full or over a window; can be the host's own layer
+    cache_grows: ClassVar[bool] = False  # its state grows with the past
     bias: bool = True
     dropout: float = 0.0
     impl: str = "auto"
@@ -44,29 +45,29 @@ class MixerConfig:
         self.check()
 
     def check(self) -> None:
-        """Raise OptionError where options are out of range or make each other meaningless."""
+        """Raise OptionError for options that are out of range or contradict each other."""
 
     def build(
         self, dim: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None, **changes: Any
     ) -> TokenMixer:
-        """A mixer of these options for `dim` channels; `changes` replace options first."""
+        """Build the mixer for `dim` channels; `changes` replace options first."""
         return type(self).mixer(self.changed(**changes), dim, device=device, dtype=dtype)
 
     def changed(self: Self, **changes: Any) -> Self:
-        """A copy with some options replaced; an unknown option is an error that lists the known ones."""
+        """A copy with some options replaced. An unknown option is an error that lists the known ones."""
         check_options(type(self), changes)
         return replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Name and options, as JSON can hold them."""
+        """Name and options, for JSON."""
         return {"name": self.name, **asdict(self)}
 
     @classmethod
     def annotations(cls) -> dict[str, str]:
-        """Each option's type, as it is written."""
+        """The type of each option, as written in the source."""
         return {field.name: str(field.type) for field in fields(cls)}
 
-    # -- what a host settles; a config without the option stays as it is
+    # -- what a host decides; a config without the option stays as it is
 
     @property
     def built_grid(self) -> tuple[int, ...] | None:
@@ -75,12 +76,12 @@ class MixerConfig:
 
     @property
     def prefix(self) -> int:
-        """How many tokens stand in front of the grid."""
+        """Number of tokens before the grid."""
         return 0
 
     @property
     def causal_by_build(self) -> bool:
-        """Whether causality is a property of the weights, not of the call."""
+        """Whether the mixer was built causal, whatever the call says."""
         return False
 
     @property
@@ -90,26 +91,26 @@ class MixerConfig:
 
     @property
     def placed(self) -> bool:
-        """Whether the places of the tokens on a grid play a part."""
+        """Whether the positions of tokens on a grid matter."""
         return False
 
     @property
     def needs_grid(self) -> bool:
-        """Whether rows and columns play a part, and the config has not been told of them."""
+        """Whether rows and columns matter, but the config does not know them yet."""
         untold = self.placed and self.built_grid is None
         return not self.causal_by_build and (untold or bool(self.call_options((1, 1))))
 
     def for_heads(self: Self, heads: int) -> Self:
-        """With `heads`, where it has heads and leaves their number open."""
+        """A copy with `heads`, if it has heads and their number is not set."""
         return self
 
     def for_grid(self: Self, grid: tuple[int, ...], num_prefix_tokens: int = 0) -> Self:
-        """For tokens on `grid` behind `num_prefix_tokens`, where their places play a part.
+        """A copy for tokens on `grid` after `num_prefix_tokens`, if positions matter.
 
-        Raises OptionError where the config was made for another grid, or the tokens in front have no place in it.
+        Raises OptionError if the config is for another grid, or cannot place the prefix tokens.
         """
         if self.causal_by_build and num_prefix_tokens:
-            got = f"a causal {self.name} with a class token in front, which would see itself alone"
+            got = f"a causal {self.name} with a class token in front, which would see only itself"
             raise errors.OptionError(
                 "mixer", got, "a mixer that is not causal", "Use causal=False or class_token=False."
             )
@@ -123,23 +124,23 @@ class MixerConfig:
         return self
 
     def without_grid(self: Self) -> Self:
-        """As before a host placed it."""
+        """A copy without the grid that a host set."""
         return self
 
     def for_order(self: Self) -> Self:
-        """For a host in which every token sees its past alone, where that is a property of the weights."""
+        """A copy for a causal host, if causality is a property of the weights."""
         return self
 
     def for_rotary(self: Self, base: float | None) -> Self:
-        """With rotary positions of this base, where it can have them and nothing was said of them."""
+        """A copy with rotary positions of this base, if it supports them and they are not set."""
         return self
 
     def for_relative(self: Self, relative: bool) -> Self:
-        """With a learned bias for each offset on the grid, where it can have one."""
+        """A copy with a learned bias for each offset on the grid, if it supports one."""
         return self
 
     def call_options(self, grid: tuple[int, ...]) -> dict[str, Any]:
-        """What the mixer must be told in every call: the grid, where it counts rows and columns by the call's."""
+        """Keyword arguments that every call needs: the grid, if the mixer takes rows and columns from the call."""
         return {}
 
 
@@ -148,7 +149,7 @@ class HeadsConfig(MixerConfig):
     """Options of a mixer with heads.
 
     Args:
-        heads: None takes one for every 64 channels.
+        heads: number of heads; None for one per 64 channels.
     """
 
     heads: int | None = None
@@ -159,7 +160,7 @@ class HeadsConfig(MixerConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class GridConfig(MixerConfig):
-    """Options of a mixer whose tokens have places.
+    """Options of a mixer for which the positions of tokens matter.
 
     Args:
         grid: (N,), (H, W) or (T, H, W) of the tokens.
@@ -182,7 +183,7 @@ class GridConfig(MixerConfig):
 
     def _on_grid(self: Self, grid: tuple[int, ...], num_prefix_tokens: int) -> Self:
         if num_prefix_tokens:
-            got = f"a {self.name}, which has no place for a class token,"
+            got = f"a {self.name}, which cannot place a class token,"
             allowed = "a mixer with num_prefix_tokens, or without a grid"
             raise errors.OptionError("mixer", got, allowed, "Use class_token=False.")
         return self.changed(grid=grid)
@@ -193,10 +194,10 @@ class GridConfig(MixerConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PrefixedGridConfig(GridConfig):
-    """Options of a mixer whose tokens have places, but for some in front.
+    """Options of a mixer for which positions matter, except for some tokens before the grid.
 
     Args:
-        num_prefix_tokens: tokens in front of the grid (class token, registers).
+        num_prefix_tokens: number of tokens before the grid (class token, registers).
     """
 
     num_prefix_tokens: int = 0
@@ -217,7 +218,7 @@ def create_mixer(
 ) -> TokenMixer:
     """Build a mixer by name: create_mixer("padre", dim=192, degree=3, grid=(14, 14)).
 
-    Raises UnknownNameError for a name, and OptionError for an option, that is not known or makes no sense.
+    Raises UnknownNameError for an unknown name, and OptionError for an unknown or invalid option.
     """
     config = config_class(name)
     check_options(config, options)

@@ -18,9 +18,14 @@ from polymix.structured.dense import Dense
 
 
 class LinearFloorMixer(TokenMixer):
-    """Y = (Q + K + V) W_o: the linear layers of attention, of the same size, without the attention (PL-020, "No-SA").
+    """The linear layers of attention without the attention: what any mixer costs at least, and must beat ("No-SA").
 
-    No token sees another. Shapes: (B, N, D) -> (B, N, D). Cost: 4 N D² multiply-adds.
+        Y = (Q + K + V) W_o + b_o
+
+    No token sees another.
+
+    Shapes: (B, N, D) -> (B, N, D).
+    Source: the baseline "No-SA" of the Poly-SA paper, Sec. 5.2.1.
     """
 
     name = "linear_floor"
@@ -51,7 +56,7 @@ class LinearFloorMixer(TokenMixer):
 @register(LinearFloorMixer)
 @dataclass(frozen=True, kw_only=True)
 class LinearFloorConfig(MixerConfig):
-    """No options beyond those that every mixer has."""
+    """Options of the linear floor: only those of every mixer."""
 
     name: ClassVar[str] = "linear_floor"
     output: ClassVar[str] = "attention's linear layers, nothing mixed"

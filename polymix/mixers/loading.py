@@ -68,3 +68,16 @@ def load(
             got = f"{key} of shape {tuple(weights[key].shape)}" if key in weights else f"no {key}"
             raise OptionError("state_dict", got, str(tuple(value.shape)), cure)
     module.load_state_dict(dict(weights))
+
+
+def attention_projections(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of a public attention, qkv.* and proj.*, as those of a `Heads` (qkv) and a Dense (proj).
+
+    If only proj has a bias, that of qkv is zero.
+    """
+    weight = state_dict["qkv.weight"]
+    found = {"qkv.qkv.weight": weight, "proj.weight": state_dict["proj.weight"]}
+    if "proj.bias" in state_dict:
+        found["proj.bias"] = state_dict["proj.bias"]
+        found["qkv.qkv.bias"] = state_dict.get("qkv.bias", weight.new_zeros(weight.shape[0]))
+    return found

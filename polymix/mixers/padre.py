@@ -49,26 +49,32 @@ class PadreState(NamedTuple):
 
 
 class PadreMixer(TokenMixer):
-    """A polynomial of degree d in the tokens, from linear maps and Hadamard products (PADRe, Eq. 1-7, 11-20).
+    """A polynomial of degree d in the tokens, made of linear maps and Hadamard products (PADRe).
 
-        Y_i = A_i (X B_i + b_B) + b_A                         i = 1 … d
-        Z_1 = Y_1,   Z_{i+1} = a_i (C_i (Z_i D_i + b_D) + b_C) ⊙ Y_{i+1} - b_i Z_{i-1}     a_i = 1, b_i = 0: monomials
-        P   = Σ_{i in terms} W_i ⊙ Z_i + L,   rational: P / (R² + ε), R = Σ_k Q_k ⊙ Z'_k + S on Y_{d+1} … Y_{d+e}
-        O   = U P V                                           where out_tokens or out_dim are given
+        Y_i = A_i (X B_i + b_B) + b_A                                               i = 1 … d
+        Z_1 = Y_1,   Z_{i+1} = a_i (C_i (Z_i D_i + b_D) + b_C) ⊙ Y_{i+1} - b_i Z_{i-1}     monomials: a_i = 1, b_i = 0
+        P   = Σ_{i in terms} W_i ⊙ Z_i + L
+        P   = P / (R² + ε),   R = Σ_k Q_k ⊙ Z'_k + S on Y_{d+1} … Y_{d+e}                  with a denominator
+        O   = U P V                                                                 with out_tokens or out_dim
 
-    B_i, D_i mix channels, A_i, C_i tokens: any structured maps, by default a dense product and a depthwise convolution
-    over a 1-D, 2-D or 3-D grid; causal in 1-D if asked, when every token map has a causal form. With a `pattern` Y_i
-    reads x or one of the contexts, passed as `context` (a tuple of tensors where there are several), whose lengths may
-    differ. Without biases Z_i is homogeneous of degree i in X (Lemma 1; monomials). `heads` independent copies share
-    the channels out among them. (The paper calls our Q, S, R of the denominator Q, P, 𝒟, and L of Eq. 18 V.)
+    B_i and D_i mix channels, A_i and C_i mix tokens. Each is a structured map; by default B_i and D_i are dense, and
+    A_i and C_i are depthwise convolutions over a 1-D, 2-D or 3-D grid. The mixer is causal in 1-D with `causal=True`,
+    if every token map has a causal form. `heads` independent copies share the channels among them. (The paper calls
+    the denominator's Q, S and R by the letters Q, P and 𝒟, and L in Eq. 18 by V.)
 
-    Shapes: (B, N, D) -> (B, N, D), (B, F, G) when resized. Cost, preset "paper": (2d - 1) N D² multiply-adds for the
-    channel maps, N D taps for each token map. With other structures the token maps are linear or N log N in N, but
-    for dense, block_diagonal and sparse (N² over the blocks, times the density) and monarch (N^1.5). State (causal):
-    k - 1 tokens a convolution. A padding mask takes tokens out as if they were not there (1-D), or as if the grid
-    ended there (2-D, 3-D); their own output is zero. With a pattern `mask` hides context tokens; a tuple of one more
-    mask than contexts hides x's own first, which then read as zeros where they stand. Source: PD-001 … PD-031, PD-044
-    … PD-048.
+    With a `pattern`, Y_i reads x or one of the contexts, which may have other lengths; pass a tuple as `context` if
+    there are several. Without biases Z_i is homogeneous of degree i in X (Lemma 1, monomials).
+
+    A padding mask removes tokens from a 1-D sequence, and ends the grid there in 2-D and 3-D; padding gets zeros.
+    With a pattern, `mask` hides context tokens. A tuple with one mask more than there are contexts begins with the
+    mask of x, whose hidden tokens read as zeros.
+
+    The token maps cost O(N) or O(N log N), except dense, block_diagonal and sparse (N² by blocks and density) and
+    monarch (N^1.5).
+
+    Shapes: (B, N, D) -> (B, N, D); (B, F, G) with out_tokens and out_dim.
+    State: the last k - 1 tokens of every convolution.
+    Source: PADRe, Eq. 1-10, and App. A for contexts (Eq. 11-14) and denominators (Eq. 15-20).
     """
 
     A: Any  # ModuleLists of token and channel maps; B is a ModuleDict, an input's letter to its ParallelLinear

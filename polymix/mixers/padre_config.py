@@ -44,42 +44,49 @@ class PadreConfig(PrefixedGridConfig):
     """Options of PADRe.
 
     A map is named by its structure: identity, dense, diagonal, block_diagonal:blocks=4, low_rank:rank=8, rank_one,
-    banded:lower=5:upper=5, sparse:density=0.1:seed=0, depthwise:kernel=11:dilation=1, circulant and toeplitz
-    (filter=explicit | implicit, length=, shared=), monarch:blocks=, mean; sums by +, products by @, transposes by ^T.
+    banded:lower=5:upper=5, sparse:density=0.1:seed=0, depthwise:kernel=11:dilation=1, circulant, toeplitz
+    (filter=explicit | implicit, length=, shared=), monarch:blocks= or mean. + adds maps, @ multiplies them, and ^T
+    transposes one.
 
     Args:
-        degree: d, 1 to 8, of the numerator.
-        denominator: e, 0 to 8: the output is num / (den² + eps) with a second chain on Y_{d+1} … Y_{d+e} below.
-        basis: "monomial", "chebyshev", "legendre" or "hermite": the recurrence that both chains are built by.
-        preset: which token maps there are. "paper" (Sec. 4.1): A_2 … A_d, and C_1 … C_{d-1} from d = 3 on (A_1 alone
-            at d = 1, which would mix no tokens otherwise). "full": all 2d - 1 of them. Channel maps are dense in both.
-            A denominator's chain has the same by its own degree.
-        token, channel: the structure of the preset's token maps and of all channel maps.
-        A, C: token maps, one specification or one a degree (d + e of A, d - 1 + e - 1 of C); None: the preset's.
+        degree: degree d of the numerator, 1 to 8.
+        denominator: number e of factors of the denominator, 0 to 8. The output is then num / (den² + eps), where den
+            is a second chain on Y_{d+1} … Y_{d+e}.
+        basis: recurrence of both chains: "monomial", "chebyshev", "legendre" or "hermite".
+        preset: which token maps there are. "paper" (Sec. 4.1): A_2 … A_d, and C_1 … C_{d-1} from degree 3 on (at
+            degree 1, A_1). "full": all 2d - 1. A denominator's chain has the same maps, by its own degree.
+        token: structure of the preset's token maps.
+        channel: structure of all channel maps.
+        A, C: token maps: one structure for all, or a tuple with one per degree (d + e for A, d - 1 + e - 1 for C).
+            None takes the preset's.
         B, D: channel maps, likewise.
-        pattern: the input that each Y_i reads, "aab": a is x, b, c … the contexts. C and D are identities then, unless
-            named (Eq. 11), and another input's A is "mean": dense, low_rank, rank_one, sparse and mean bring an input
-            of any length to x's, the others need one as long as x.
-        context_tokens: the number of tokens of each context (one number, or one a context), where a map is tied to it.
-        grid: (N,), (H, W) or (T, H, W) of the tokens; None is a 1-D sequence of any length.
-        kernel_size: of the depthwise convolutions, one number or one an axis; odd unless causal.
-        causal: every token sees itself and its past alone; 1-D, and all token maps have a causal form (toeplitz, by
-            FFT, up to rounding).
-        heads: independent copies, each on dim / heads channels.
-        terms: the degrees that enter the sum; None is 2 … d (1 at d = 1), the residual connection supplying degree 1.
-        weight: W_i "ones", "channel" (D, learned) or "full" (N × D, learned, needs a grid); the denominator's too.
-        constant: L: None, "channel" or "full".
-        normalize: Y_i not at all (None), "rms" or "layer", over a head's channels, without learned scales.
+        pattern: the input that each Y_i reads, such as "aab": a is x; b, c, … are the contexts. C and D are then
+            identities unless named (Eq. 11), and A is "mean" for a context. The structures dense, low_rank, rank_one,
+            sparse and mean read contexts of any length; all others need contexts as long as x.
+        context_tokens: number of tokens of each context (one number, or one per context), if a map depends on it.
+        grid: (N,), (H, W) or (T, H, W) of the tokens; None for a 1-D sequence of any length.
+        kernel_size: of the depthwise convolutions, one number or one per axis; odd unless causal.
+        causal: every token sees only itself and the past. Needs 1-D and token maps with a causal form (toeplitz uses
+            an FFT, so it is causal up to rounding).
+        heads: number of independent copies, each on D / heads channels.
+        terms: degrees that enter the sum. None is 2 … d (1 at degree 1), as a residual connection supplies degree 1.
+        weight: the weights W_i and Q_k: "ones", "channel" (learned, D) or "full" (learned, N × D, needs a grid).
+        constant: the constant L: None, "channel" or "full".
+        normalize: normalise Y_i over a head's channels, without learned scales: None, "rms" or "layer".
         eps: ε of the denominator.
-        num_prefix_tokens: tokens in front that lie outside the grid (class token, registers). Convolutions and
-            Toeplitz and circulant maps act on the rest; other maps take them as tokens among tokens.
-        out_tokens, out_dim: F and G where the output is U P V, (B, F, G) (Eq. 7). U, V: their structures, dense if not
-            named (U reads num_prefix_tokens + grid tokens).
+        num_prefix_tokens: tokens before the grid (class token, registers). Convolutions, Toeplitz and circulant maps
+            act on the other tokens; all other maps treat them like any token.
+        out_tokens: number of output tokens F, with U (Eq. 7).
+        out_dim: number of output channels G, with V (Eq. 7).
+        U, V: structures of U and V; None for dense. U reads num_prefix_tokens + grid tokens.
     """
 
     name: ClassVar[str] = "padre"
     output: ClassVar[str] = "Σᵢ Wᵢ ⊙ Zᵢ + L, Zᵢ₊₁ = (Cᵢ Zᵢ Dᵢ) ⊙ Yᵢ₊₁"
-    cost_formula: ClassVar[str] = "(2 degree - 1) N D² + maps N D taps; maps = 1 at degree 2, 2 (degree - 1) above it"
+    cost_formula: ClassVar[str] = (
+        "(2 degree - 1) N D d + 2 (degree - 1) N D taps; (2 degree - 1) N D d + N D taps if degree ≤ 2; "
+        "for dense channel maps and the paper's token maps, depthwise with that many taps"
+    )
     sees: ClassVar[str] = "a grid (1-D, 2-D, 3-D), or the past"
     degree: int = 2
     denominator: int = 0

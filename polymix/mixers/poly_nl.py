@@ -25,15 +25,16 @@ _LAST = "W_3 W_out"
 
 
 class PolyNlMixer(TokenMixer):
-    """Y = (Ψ(X W_1 ⊙ X W_2) ⊙ X) W_3,  Z = αX + βY, Ψ the mean over positions spread back (Poly-NL, Eq. 9).
+    """Poly-NL: the non-local block as a polynomial of degree 3.
 
-    `reduction` r > 1 puts the block between a bottleneck X W_in (D -> D/r) and an expansion Y W_out (PL-037). `order`
-    2 drops W_2 (PL-016); "2+3" adds ProdPoly's second-order term X W_p ⊙ X to Y (PL-017). α starts at 0 and β at 1,
-    since a host's residual connection already carries X; set α to 1 where there is none.
+        Y = (Ψ(X W_1 ⊙ X W_2) ⊙ X) W_3,   Z = αX + βY     Ψ: the mean over all positions
 
-    Shapes: (B, N, D) or (B, D, H, W), returned alike. Cost: 3 N D² multiply-adds at r = 1 and order 3, a product of
-    N (D/r)² more or less at the other orders, and 2 N D²/r for the bottleneck. Padding masks;
-    permutation-equivariant. Source: PL-006 … PL-008, PL-016, PL-017, PL-037.
+    `reduction` > 1 wraps the block in a bottleneck X W_in of r = D / reduction channels and an expansion Y W_out.
+    `order` 2 drops W_2. `order` "2+3" adds ProdPoly's second-order term X W_p ⊙ X to Y. α starts at 0 and β at 1,
+    because the residual connection of a host already adds X; set α to 1 in a host without one.
+
+    Shapes: (B, N, D) or (B, D, H, W), returned alike.
+    Source: Poly-NL, Eq. 9-10, Sec. 5.1.2 (bottleneck) and 5.1.4 (orders).
     """
 
     name = "poly_nl"
@@ -120,11 +121,18 @@ class PolyNlMixer(TokenMixer):
 @register(PolyNlMixer)
 @dataclass(frozen=True, kw_only=True)
 class PolyNlConfig(MixerConfig):
-    """Options of Poly-NL. reduction: bottleneck factor, 1 for none. order: 3, 2, or "2+3" for both."""
+    """Options of Poly-NL.
+
+    Args:
+        reduction: bottleneck factor; 1 for no bottleneck.
+        order: 3, 2, or "2+3" for the sum of both.
+    """
 
     name: ClassVar[str] = "poly_nl"
     output: ClassVar[str] = "αX + β (Ψ(X W₁ ⊙ X W₂) ⊙ X) W₃"
-    cost_formula: ClassVar[str] = "3 N D²; 3 N r² + 2 N D r at a reduction to r = D / reduction"
+    cost_formula: ClassVar[str] = (
+        "3 N r²; 2 N r² if order = 2; 4 N r² if order = 2+3; plus 2 N D r if reduction > 1; where r = D / reduction"
+    )
     sees: ClassVar[str] = "everything"
     reduction: int = 1
     order: int | str = 3

@@ -27,17 +27,18 @@ _GAIN = {"softmax": lambda d: d, "sigmoid": lambda d: 2.0, "tanh": lambda d: 8.0
 
 
 class PolySaMixer(TokenMixer):
-    """Y = Q ⊙ p_1 σ(p_2ᵀ(K ⊙ V)) a head, heads joined by W_o (Poly-SA, Eq. 18).
+    """Poly-SA: multi-head self-attention as a polynomial of degree 3.
 
-    p_1, p_2 ∈ ℝᴺ are learned weights of the positions, one pair a head; σ is a softmax over the head's channels, or
-    `sigma`. The positions belong to `grid`; another length is served by resampling them, linearly in 1-D and
-    bicubically on a 2-D grid, prefix tokens kept apart. p_2 is stored as N · p_2 and resampled so: its sum, and with
-    it the scale of the pooled vector, does not change with the length. `positions="mean"` is Eq. 16: p_1 = 1,
-    p_2 = 1/N, any length, padding masks. `head_mixing="depthwise"` puts a 3×3 depthwise convolution in the place of
-    W_o (PL-018).
+        Y = Q ⊙ p_1 σ(p_2ᵀ (K ⊙ V))     per head; W_o joins the heads
 
-    Shapes: (B, N, D) -> (B, N, D). Cost: 4 N D² multiply-adds, 3 N D² + 9 N D with head_mixing. Source: PL-013 …
-    PL-015, PL-018.
+    p_1 and p_2 in ℝᴺ are learned position weights, one pair per head. σ is a softmax over a head's channels, or
+    `sigma`. The position weights belong to `grid`. Other sizes resample them, linearly in 1-D and bicubically in 2-D,
+    without the prefix tokens. The parameter is N · p_2, so that resampling keeps the sum of p_2 and with it the scale
+    of the pooled vector. With `positions="mean"` p_1 = 1 and p_2 = 1/N, for any length and padding masks. With
+    `head_mixing="depthwise"` a 3×3 depthwise convolution replaces W_o.
+
+    Shapes: (B, N, D) -> (B, N, D).
+    Source: Poly-SA, Eq. 16-18, Sec. 4.2 and 5.2.2.
     """
 
     name = "poly_sa"
@@ -123,14 +124,16 @@ def resample(p: Tensor, old: tuple[int, ...], new: tuple[int, ...], prefix: int)
 class PolySaConfig(HeadsConfig, PrefixedGridConfig):
     """Options of Poly-SA.
 
-    heads: None takes one for every 64 channels. grid: (N,) or (H, W) that the positions belong to. sigma: "softmax"
-    (over a head's channels), "sigmoid", "tanh", "identity". positions: "learned" or "mean". head_mixing: None (W_o) or
-    "depthwise" (3×3, on a 2-D grid). num_prefix_tokens: tokens in front of the grid (class token, registers).
+    Args:
+        grid: (N,) or (H, W) of the position weights.
+        sigma: "softmax" (over a head's channels), "sigmoid", "tanh" or "identity".
+        positions: "learned" or "mean".
+        head_mixing: None (W_o) or "depthwise" (3×3 convolution on a 2-D grid).
     """
 
     name: ClassVar[str] = "poly_sa"
     output: ClassVar[str] = "Q ⊙ p₁ σ(p₂ᵀ(K ⊙ V)), heads"
-    cost_formula: ClassVar[str] = "4 N D²; 3 N D² + 9 N D with head_mixing"
+    cost_formula: ClassVar[str] = "4 N D²; 3 N D² + 9 H W D if head_mixing"
     sees: ClassVar[str] = "everything"
     sigma: str = "softmax"
     positions: str = "learned"

@@ -30,23 +30,23 @@ _MASKS = frozenset({"padding", "arbitrary", "block_causal", "segments"})
 
 
 class PomMixer(TokenMixer):
-    """A polynomial of every token, pooled, and asked by a gate (PoM, Eq. 1, 2 and 4).
+    """The Polynomial Mixer (PoM): pool a polynomial of every token, and read the pool through a gate.
 
-        H_i = reduce_j Σ_{p=1..k} α_p ⊙ h(W_h x_j + b_h)^p        over the context tokens j that i sees
+        H_i = reduce_j Σ_{p=1..k} α_p ⊙ h(W_h x_j + b_h)^p     over the context tokens j that token i sees
         PoM = W_o [σ(W_s x_i + b_s) ⊙ H_i] + b_o
 
-    W_h, W_s: D -> D_inner = expand · D, α: D_inner × k, h `activation`, σ `gate`. The reduction is a mean (as in the
-    authors' code; it survives a change of length) or the printed sum. Who sees whom: everything, causal, block-causal,
-    padding, any boolean mask, packed segments, a separate context; a query that sees nothing gets zeros before b_o.
-    `rotary` turns the terms by the context position and the gate by the query position.
+    W_h and W_s map D to E = expand · D channels, α is E × k, h is `activation` and σ is `gate`. The reduction is a
+    mean, as in the authors' code, or the printed sum; a mean keeps its scale when the length changes. A query that
+    sees nothing gets zeros before b_o. `rotary` rotates the terms by the context position and the gate by the query
+    position.
 
-    `decay`, which no paper has, makes the mixer causal and its mean forget: term j counts λ^(i-j) for token i, one λ
-    for each of `decay` heads of channels, learned as the logarithm of a time, 1 / -ln λ = 4, 8, 16 … at init.
+    `decay`, which is not in the paper, makes the mixer causal and its mean forget: for token i, term j has the weight
+    λ^(i-j), with one λ for each of `decay` heads of channels. The parameter is the logarithm of the time 1 / -ln λ,
+    which starts at 4, 8, 16, … tokens.
 
-    Shapes: (B, N, D) -> (B, N, D). Cost: 3 N D D_inner multiply-adds, less what groups and selection_heads save; only
-    an arbitrary mask (B, N, M) adds N M D_inner. State: D_inner sums and one count, with decay one a head.
-    Permutation-equivariant without rotary and decay.
-    Source: PM-001 … PM-028.
+    Shapes: (B, N, D) -> (B, N, D).
+    State: E sums and a count; with decay, a count per head.
+    Source: PoM, Eq. 1, 2 and 4.
     """
 
     name = "pom"
@@ -195,20 +195,25 @@ class PomConfig(MixerConfig):
     """Options of PoM.
 
     Args:
-        degree: k. expand: D_inner / dim.
-        activation: h, "gelu", "relu", "identity" or "clamped_leaky_relu" (clamp(leaky_relu(x, 0.01), -0.1, 6)).
-        gate: σ, "sigmoid", "hardsigmoid" or "identity".
-        reduction: "mean", or "sum" as the paper prints it.
-        selection_heads: None for one gate a channel, or the number of scalar gates, each for D_inner / it channels.
-        groups: blocks of W_h, each reading its own share of the channels.
+        degree: highest power k.
+        expand: E / D.
+        activation: h: "gelu", "relu", "identity" or "clamped_leaky_relu" (clamp(leaky_relu(x, 0.01), -0.1, 6)).
+        gate: σ: "sigmoid", "hardsigmoid" or "identity".
+        reduction: "mean", or "sum" as printed in the paper.
+        selection_heads: number of scalar gates, each for E / selection_heads channels; None for a gate per channel.
+        groups: number of blocks of W_h, each of which reads its own share of the channels.
         rotary: None, "1d" (positions count real tokens) or "2d" (pass grid=(H, W) in the call).
-        decay: None as in the paper, or the number of heads whose causal mean forgets, each at its own learned rate
-            (torch.export then needs a fixed length).
+        decay: number of heads whose causal mean forgets, each at its own learned rate; None as in the paper.
+            torch.export then needs a fixed length.
     """
 
     name: ClassVar[str] = "pom"
     output: ClassVar[str] = "W_o [σ(W_s x) ⊙ mean Σₚ αₚ ⊙ h(W_h x)ᵖ]"
-    cost_formula: ClassVar[str] = "3 N D E, E = expand · D; N M E more for an arbitrary mask"
+    cost_formula: ClassVar[str] = (
+        "3 N D E; N D (E / groups + gates + E) if groups > 1 or selection_heads; "
+        "plus N min(N, 32) (E + decay) if decay; where E = expand D; where gates = selection_heads or E; "
+        "for calls without a mask (B, N, M), which adds N M E"
+    )
     sees: ClassVar[str] = "everything, the past, blocks, any mask, segments, a context"
     degree: int = 2
     expand: float = 2

@@ -23,14 +23,17 @@ from polymix.structured.dense import Dense
 
 
 class SoftmaxMixer(TokenMixer):
-    """Y = softmax(Q Kᵀ / √d + bias) V a head, heads joined by W_o (Vaswani et al. 2017), by PyTorch's fused kernel.
+    """Softmax attention (Vaswani et al. 2017) by PyTorch's fused kernel: the mixer that all others are compared with.
 
-    `relative` learns the bias, one number a head for each offset between two places of `grid` (Swin); `rotary`, the
-    base of the angles, turns queries and keys by their position (RoPE, pairs (k, k + d/2)). Without them no position
-    plays a part.
+        Y = softmax(Q Kᵀ / √d + bias) V     per head; W_o joins the heads
 
-    Shapes: (B, N, D) -> (B, N, D), d = D / heads. Cost: 4 N D² + 2 N² D multiply-adds. A query that sees nothing
-    gets zeros before W_o. Not recurrent: its cache would grow with N.
+    `relative` learns the bias, one number per head for each offset between two places of `grid` (as Swin does).
+    `rotary` rotates queries and keys by their positions (RoPE, channel pairs (k, k + d/2)). Without either, positions
+    do not matter. A query that sees nothing gets zeros before W_o. There is no recurrent form, as its cache would
+    grow with N.
+
+    Shapes: (B, N, D) -> (B, N, D), d = D / heads.
+    Source: Vaswani et al. (2017).
     """
 
     name = "softmax"
@@ -103,8 +106,10 @@ class SoftmaxMixer(TokenMixer):
 class SoftmaxConfig(HeadsConfig, GridConfig):
     """Options of softmax attention.
 
-    heads: None takes one for every 64 channels. relative: a learned bias for each offset on the grid. grid: (N,),
-    (H, W) or (T, H, W) of the tokens, for `relative`. rotary: the base of rotary positions, 1e4 as a rule; None: none.
+    Args:
+        relative: learn a bias for each offset on the grid.
+        grid: (N,), (H, W) or (T, H, W) of the tokens, for `relative`.
+        rotary: base of the rotary angles, usually 1e4; None for no rotary positions.
     """
 
     name: ClassVar[str] = "softmax"

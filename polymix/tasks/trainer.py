@@ -1,13 +1,12 @@
-"""What every training shares: Lightning's trainer without its banners, the optimizer and its schedule, Ctrl-C."""
+"""The trainer of every task: Lightning's, without its banners, with whole checkpoints and a Ctrl-C that is heard."""
 
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from polymix._io import write_whole
 from polymix.compat import cure_torchvision
-from polymix.errors import MissingExtraError, OptionError
+from polymix.errors import MissingExtraError, ResultsError
 
 cure_torchvision()  # before lightning and torchmetrics, which import it
 try:
@@ -31,8 +31,42 @@ except ImportError as error:
 PRECISION = {"float32": "32-true", "bfloat16": "bf16-mixed", "float16": "16-mixed"}
 
 
+def fit(
+    module: LightningModule,
+    *,
+    steps: int | None = None,
+    epochs: int | None = None,
+    where: dict[str, Any] | None = None,
+    precision: str = "float32",
+    clip: float | None = None,
+    accumulate: int = 1,
+    saving: ModelCheckpoint | None = None,
+    resume: Path | None = None,
+) -> Trainer:
+    """Train a module for a number of steps or epochs; the only place that makes a trainer.
+
+    Args:
+        where: accelerator, devices and strategy as Lightning names them; default: the CPU.
+        clip: largest norm of the gradient, unless the module clips by itself.
+        accumulate: batches in a step.
+        saving: writes checkpoints, each whole or not at all; None: none are written.
+        resume: the checkpoint to continue from.
+    Raises KeyboardInterrupt when the user interrupts, and SystemExit with a status of its own on SIGTERM.
+    """
+    with quiet():
+        trainer = Trainer(
+            **(where or placed("cpu")), max_steps=-1 if steps is None else steps, max_epochs=epochs,
+            precision=PRECISION[precision], gradient_clip_val=clip, accumulate_grad_batches=accumulate, logger=False,
+            callbacks=[] if saving is None else [saving], enable_checkpointing=saving is not None,
+            plugins=[WholeFiles()], enable_progress_bar=False, enable_model_summary=False,
+            use_distributed_sampler=False, num_sanity_val_steps=0, limit_val_batches=0,
+        )  # fmt: skip
+        until_interrupted(lambda: trainer.fit(module, ckpt_path=resume))
+    return trainer
+
+
 def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Parameters with and without weight decay: vectors and what `no_weight_decay` of a part names go without."""
+    """The parameters with and without weight decay. Vectors, and what a module's `no_weight_decay` names, have none."""
     exempt = {
         id(parameter)
         for module in model.modules()
@@ -46,7 +80,7 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
 
 
 def one_cycle(groups: list[dict[str, Any]], learning_rate: float, warmup: float, trainer: Trainer) -> dict[str, Any]:
-    """AdamW with a linear warm-up over a share of the trainer's steps and a cosine decay, for configure_optimizers."""
+    """AdamW with OneCycleLR, whose warm-up is a share of the trainer's steps, as configure_optimizers returns it."""
     optimizer = torch.optim.AdamW(groups, lr=learning_rate)
     steps = int(trainer.estimated_stepping_batches)
     warmup = 0.99 * warmup if warmup * steps == 1 else warmup  # at one step of it OneCycleLR divides 0 by 0
@@ -54,43 +88,42 @@ def one_cycle(groups: list[dict[str, Any]], learning_rate: float, warmup: float,
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-def check_device(device: str) -> None:
-    """OptionError unless PyTorch knows such a device, Lightning trains on it, and there is one."""
-    counts = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
-    kind, _, index = str(device).partition(":")
-    if kind not in counts or not (index or "0").isdecimal():
-        raise OptionError("device", repr(device), '"cpu", "cuda", "cuda:1" or "mps"', 'Pass device="cpu", say.')
-    if int(index or 0) >= counts[kind]:
-        raise OptionError("device", repr(device), f"one of the {counts[kind]} that are here", 'Pass device="cpu", say.')
-
-
 def placed(device: str) -> dict[str, Any]:
-    """`device`, such as "cuda:1", as the trainer's arguments."""
+    """The trainer's arguments for a device such as "cuda:1"."""
     accelerator, _, index = device.partition(":")
     numbered = bool(index) and accelerator != "cpu"
     return {"accelerator": {"cuda": "gpu"}.get(accelerator, accelerator), "devices": [int(index)] if numbered else 1}
 
 
 class WholeFiles(TorchCheckpointIO):
-    """Checkpoints written beside their place and renamed: a full disk or a kill leaves the one before whole."""
+    """Writes each checkpoint whole or not at all, so that a full disk or a kill leaves the previous one."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.part")
-        try:
+
+        def save(part: Path) -> None:
             with open(part, "wb") as file:
                 torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
+
+        write_whole(path, save)
+
+
+def read_checkpoint(path: Path, writer: str, names: Sequence[str], **options: Any) -> dict[str, Any]:
+    """The parts `names` of a checkpoint that `writer` wrote. Raises ResultsError where it is damaged or foreign."""
+    try:
+        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, **options)
+        dict(content["polymix"])
+        return {name: content[name] for name in ("polymix", *names)}
+    except Exception as error:  # whatever torch.load raises on a damaged file
+        got = f"{path}, which cannot be read ({type(error).__name__}: {error})"
+        cure = "Delete it to start a new run."
+        raise ResultsError("resume", got, f"a checkpoint of {writer}", cure) from error
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Lightning without its banners; its hints about workers and validation do not apply to data in memory."""
+    """Silence Lightning's banners, and its hints about workers and validation, which do not apply here."""
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
     levels = [logger.level for logger in loggers]
     try:
@@ -105,8 +138,10 @@ def quiet() -> Iterator[None]:
 
 
 def until_interrupted(run: Callable[[], Any]) -> None:
-    """Lightning turns Ctrl-C into exit(1) and goes deaf to the next one: turn it back. SIGTERM, which it turns into an
-    exit that looks like success, is one with a code of its own."""
+    """Run, and let KeyboardInterrupt through, which Lightning turns into exit(1), ignoring the next Ctrl-C.
+
+    SIGTERM, which Lightning turns into an exit that looks like success, becomes exit status 143.
+    """
     handler = signal.getsignal(signal.SIGINT)
     try:
         run()

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 import polymix
 from polymix.errors import DataError, OptionError, ResultsError
 from polymix.tasks.distill import distill, stages
-from polymix.tasks.distill.order import Every, Ordered
+from polymix.tasks.order import Every, Ordered
 from polymix.tasks.trainer import Trainer, WholeFiles, until_interrupted
 from tests.tasks.distilled import BATCHES, Stateful, X, Y, bits, converted, differing, former, loader, same
 

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 from polymix.cli import main
 from polymix.models.language import PolymixGPTForCausalLM
+from polymix.tasks.recipe import load_recipe
 from polymix.tasks.text import learner
-from polymix.tasks.text.load import load_recipe
 from tests.tasks.texts import folder, rows
 
 ROOT = Path(__file__).parents[2]
@@ -68,7 +68,7 @@ def test_it_trains_and_says_what_it_does(capsys, written):
 
 
 @pytest.mark.parametrize(("words", "named"), [
-    (["--set", "step=3"], "`step`"), (["--set", "steps"], "name=value"), (["--data", "/nowhere"], "does not exist"),
+    (["--set", "step=3"], "`step`"), (["--set", "steps"], "option=value"), (["--data", "/nowhere"], "does not exist"),
     (["--set", "strategy=ddp"], "torchrun"), (["--set", "mixers=pomm"], "pom"),
 ])  # fmt: skip
 def test_errors_are_one_line_and_nothing_is_written(capsys, written, words, named):
@@ -80,7 +80,7 @@ def test_errors_are_one_line_and_nothing_is_written(capsys, written, words, name
 
 def test_ctrl_c_says_how_to_go_on(capsys, written, monkeypatch):
     arguments, out = written
-    own = learner.TextLearner.training_step
+    own = learner.Learner.training_step
 
     def stop(self, batch, index):
         if self.global_step == 5:
@@ -88,7 +88,7 @@ def test_ctrl_c_says_how_to_go_on(capsys, written, monkeypatch):
         return own(self, batch, index)
 
     with monkeypatch.context() as patch:
-        patch.setattr(learner.TextLearner, "training_step", stop)
+        patch.setattr(learner.Learner, "training_step", stop)
         status, said, _ = run(capsys, *arguments, str(out))
     assert status == 130 and "--resume" in said
     status, said, _ = run(capsys, *arguments, str(out), "--resume")

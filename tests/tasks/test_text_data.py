@@ -11,11 +11,9 @@ import pytest
 import torch
 
 from polymix.errors import DataError, MissingExtraError, OptionError
-from polymix.tasks.text import corpus
-from polymix.tasks.text.data import BORDER, find_source, held_out
-from polymix.tasks.text.prepare import prepare
-from polymix.tasks.text.shards import Tokens, shards_of, width
-from polymix.tasks.text.tokenizer import count_bytes, encode, load_tokenizer, size, train_tokenizer
+from polymix.tasks.text.data import find_source, held_out, load, prose
+from polymix.tasks.text.tokenizer import BORDER, count_bytes, encode, load_tokenizer, size, train_tokenizer
+from polymix.tasks.text.tokens import Tokens, shards_of, width
 from tests.tasks.texts import TINY, document, folder, shard, tiny
 
 
@@ -77,7 +75,7 @@ def test_python_s_prose_is_read_from_source_and_nothing_is_imported(tmp_path):
     (tmp_path / "bad.py").write_text("def (")
     (tmp_path / "test").mkdir()
     (tmp_path / "test" / "t.py").write_text('"""Left out."""')
-    assert list(corpus.prose(tmp_path)) == ["Module.\n\nClass.\n\nMethod.", "About a", "About b"]
+    assert list(prose(tmp_path)) == ["Module.\n\nClass.\n\nMethod.", "About a", "About b"]
 
 
 def test_a_text_is_held_out_by_what_it_says():
@@ -188,7 +186,7 @@ def test_shards_are_not_read_whole(tmp_path):
     assert len(stream) == 2**39 and stream[2**38 : 2**38 + 3].tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize(("content", "match"), [(b"", "which is empty"), (b"abc", "3 bytes.*It was cut")])
+@pytest.mark.parametrize(("content", "match"), [(b"", "which is empty"), (b"abc", "3 bytes.*The file was cut off")])
 def test_a_damaged_shard_is_told(tmp_path, content, match):
     (tmp_path / "a.bin").write_bytes(content)
     with pytest.raises(DataError, match=match):
@@ -196,7 +194,7 @@ def test_a_damaged_shard_is_told(tmp_path, content, match):
 
 
 def test_a_token_beyond_the_vocabulary_is_told_with_its_place(tmp_path, monkeypatch):
-    monkeypatch.setattr("polymix.tasks.text.shards._CHUNK", 64)
+    monkeypatch.setattr("polymix.tasks.text.tokens._CHUNK", 64)
     files = [shard(tmp_path / "a.bin", [1] * 100), shard(tmp_path / "b.bin", [1] * 130 + [77, 99])]
     Tokens(files).check(100)
     with pytest.raises(DataError, match=r"expected .*tokens below vocab=77.*got .*b\.bin with token 77 at place 130"):
@@ -218,7 +216,7 @@ def test_held_out_shards_are_those_called_val_or_the_tail(tmp_path):
 
 def test_documents_are_kept_apart_and_none_is_on_both_sides(tmp_path):
     recipe = tiny(tmp_path)
-    found = prepare(recipe, tmp_path / "data")
+    found = load(recipe, tmp_path / "data")
     sides = []
     for tokens in (found.train, found.val):
         texts = found.tokenizer.decode(tokens[:]).split(BORDER)
@@ -232,20 +230,20 @@ def test_documents_are_kept_apart_and_none_is_on_both_sides(tmp_path):
 def test_tokens_are_found_again_unless_the_text_or_what_makes_them_changes(tmp_path):
     recipe, out = tiny(tmp_path), tmp_path / "data"
     said = []
-    first = prepare(recipe, out, said.append)
-    assert said and (prepare(recipe, out, pytest.fail).mark() == first.mark())
+    first = load(recipe, out, said.append)
+    assert said and (load(recipe, out, pytest.fail).fingerprint() == first.fingerprint())
     assert not list(out.glob("*.part"))
     (tmp_path / "texts" / "99.txt").write_text("A new document, " * 9, "utf-8")
-    assert prepare(recipe, out).mark() != first.mark(), "new text was not seen"
-    assert prepare(replace(recipe, vocab=280), out).vocab == 280
+    assert load(recipe, out).fingerprint() != first.fingerprint(), "new text was not seen"
+    assert load(replace(recipe, vocab=280), out).vocab == 280
     (out / "cache.json").unlink()  # as a run that was killed in the middle leaves it
     (out / "train.bin").write_bytes(b"")
-    assert prepare(replace(recipe, vocab=280), out).vocab == 280
+    assert load(replace(recipe, vocab=280), out).vocab == 280
 
 
 def test_one_document_is_held_out_at_its_end(tmp_path):
     (tmp_path / "book.txt").write_text(document(3, 600), "utf-8")
-    found = prepare(replace(TINY, data=str(tmp_path / "book.txt"), held_out=0.1), tmp_path / "data")
+    found = load(replace(TINY, data=str(tmp_path / "book.txt"), held_out=0.1), tmp_path / "data")
     assert math.isclose(len(found.val) / (len(found.val) + len(found.train)), 0.1, abs_tol=0.01)
 
 
@@ -255,7 +253,7 @@ def shards(tmp_path, **changes):
 
 
 def test_shards_need_no_tokenizer(tmp_path):
-    found = prepare(shards(tmp_path, end_of_text=49), tmp_path / "data")
+    found = load(shards(tmp_path, end_of_text=49), tmp_path / "data")
     assert (found.vocab, found.end, found.tokenizer) == (50, 49, None)
     assert not (tmp_path / "data").exists(), "shards were copied"
 
@@ -266,33 +264,33 @@ def saved(tmp_path):
 
 
 @pytest.mark.parametrize(("make", "error", "match"), [
-    (lambda p: shards(p, vocab=None), OptionError, r"`vocab`: expected how many.*got None"),
+    (lambda p: shards(p, vocab=None), OptionError, r"`vocab`: expected the vocabulary size.*got None"),
     (lambda p: shards(p, vocab=49), DataError, "token 49 at place 49"),
     (lambda p: shards(p, vocab=50, end_of_text=50), OptionError, "`end_of_text`: .*got 50"),
-    (lambda p: shards(p, packing="segments"), OptionError, "`packing`: .*got segments of shards"),
-    (lambda p: shards(p, tokenizer=saved(p), vocab=60), OptionError, "at least the .* of the tokenizer"),
-    (lambda p: shards(p, context=1000), DataError, "`context`: .*got 1000 for 380 tokens"),
+    (lambda p: shards(p, packing="segments"), OptionError, "`packing`: .*got segments for shards"),
+    (lambda p: shards(p, tokenizer=saved(p), vocab=60), OptionError, "at least .* as in the tokenizer"),
+    (lambda p: shards(p, context=1000), DataError, "`context`: .*got 1000 with 380 tokens"),
     (lambda p: tiny(p, context=10**6), DataError, "`context`: .*got 1000000"),
-    (lambda p: tiny(p, end_of_text=3), OptionError, "nothing but for .bin shards"),
-    (lambda p: tiny(p, tokenizer=saved(p), vocab=4096), OptionError, "`vocab`: expected .* which the tokenizer.*got 4096"),
+    (lambda p: tiny(p, end_of_text=3), OptionError, "None, except with .bin shards"),
+    (lambda p: tiny(p, tokenizer=saved(p), vocab=4096), OptionError, "`vocab`: expected .* as in the tokenizer.*got 4096"),
     (lambda p: tiny(p, vocab=256), OptionError, "at least 257"),
     (lambda p: replace(TINY, data=str(folder(p / "blank", 0))), DataError, "none of them text"),
     (lambda p: ((p / "a.txt").write_text(" \n "), replace(TINY, data=str(p / "a.txt")))[1], DataError, "without any text"),
 ])  # fmt: skip
 def test_what_contradicts_is_told(tmp_path, make, error, match):
     with pytest.raises(error, match=match):
-        prepare(make(tmp_path), tmp_path / "data")
+        load(make(tmp_path), tmp_path / "data")
 
 
 def test_a_cached_shard_that_was_damaged_is_told(tmp_path):
     recipe = tiny(tmp_path)
-    prepare(recipe, tmp_path / "data")
+    load(recipe, tmp_path / "data")
     with (tmp_path / "data" / "train.bin").open("r+b") as file:
         file.write(b"\xff\xff")
     with pytest.raises(DataError, match="token 65535 at place 0"):
-        prepare(recipe, tmp_path / "data")
+        load(recipe, tmp_path / "data")
 
 
 def test_the_cache_is_plain_json(tmp_path):
-    prepare(tiny(tmp_path), tmp_path / "data")
+    load(tiny(tmp_path), tmp_path / "data")
     assert json.loads((tmp_path / "data" / "cache.json").read_text())[1] == 0.2

@@ -11,11 +11,11 @@ from torch import nn
 
 from polymix.models.language import PolymixGPTConfig, PolymixGPTForCausalLM
 from polymix.tasks.distill.batches import IGNORED
-from polymix.tasks.text.evaluate import Held, evaluate, summed_loss
-from polymix.tasks.text.learner import rate
-from polymix.tasks.text.packing import Feed, Windows, cut
-from polymix.tasks.text.shards import Tokens
+from polymix.tasks.learner import rate
+from polymix.tasks.processes import Process
+from polymix.tasks.text.metrics import HeldOut, evaluate, summed_loss
 from polymix.tasks.text.tokenizer import encode, train_tokenizer
+from polymix.tasks.text.tokens import Feed, Tokens, Windows, cut
 from tests.tasks.texts import TINY, document, prepared, shard
 
 END = 0
@@ -133,12 +133,12 @@ def test_bits_per_byte_of_a_uniform_model(tmp_path, packing, world):
     ids = list(encode(tokenizer, texts))
     tokens, vocab = [token for each in ids for token in each], len(tokenizer)
     recipe = TINY.__class__(vocab=300, context=len(tokens) - 1, packing=packing, evaluate_tokens=10**6)
-    held = Held.of(prepared(tmp_path, tokens, tokens, vocab, tokenizer.eos_token_id, tokenizer), recipe)
+    held = HeldOut.of(prepared(tmp_path, tokens, tokens, vocab, tokenizer.eos_token_id, tokenizer), recipe)
     first = 1 if packing == "stream" else len(texts)  # tokens that nobody predicts
     unseen = [ids[0][0]] if packing == "stream" else [each[0] for each in ids]
     size = sum(len(text.encode()) for text in texts) - sum(len(tokenizer.decode([t]).encode()) for t in unseen)
     targets = len(tokens) - first
-    parts = [evaluate(Uniform(vocab), held, "cpu", rank, world, lambda nats: nats) for rank in range(world)]
+    parts = [evaluate(Uniform(vocab), held, Process("cpu", rank, world)) for rank in range(world)]
     assert (held.targets, held.bytes) == (targets, size)
     assert sum(p["val_loss"] for p in parts) == pytest.approx(math.log(vocab), rel=1e-5)
     assert sum(p["bits_per_byte"] for p in parts) == pytest.approx(targets * math.log2(vocab) / size, rel=1e-5)
@@ -147,14 +147,14 @@ def test_bits_per_byte_of_a_uniform_model(tmp_path, packing, world):
 
 
 def test_held_out_text_shorter_than_the_context_is_measured_all_the_same(tmp_path):
-    held = Held.of(prepared(tmp_path, range(1, 50), range(1, 8)), TINY)
+    held = HeldOut.of(prepared(tmp_path, range(1, 50), range(1, 8)), TINY)
     assert held.targets == 6 and held.bytes is None
-    said = evaluate(Uniform(64), held, "cpu", 0, 1, lambda nats: nats)
+    said = evaluate(Uniform(64), held, Process())
     assert set(said) == {"val_loss", "perplexity"}, "bits per byte without a tokenizer"
 
 
 def test_held_out_windows_predict_each_token_once_and_no_more_than_asked(tmp_path):
-    held = Held.of(prepared(tmp_path, range(1, 50), range(1, 60)), TINY.__class__(context=8, evaluate_tokens=33))
+    held = HeldOut.of(prepared(tmp_path, range(1, 50), range(1, 60)), TINY.__class__(context=8, evaluate_tokens=33))
     assert torch.cat([b["targets"] for b in held.batches]).flatten().tolist() == list(range(2, 34))
 
 

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from polymix.errors import DataError, OptionError, PolymixError, ResultsError
+from polymix.tasks.recipe import load_recipe
 from polymix.tasks.text import TextRecipe, learner, train_text
-from polymix.tasks.text.load import changed, load_recipe
 from polymix.tasks.text.model import model_config
 from tests.tasks.texts import MODEL, TINY, rows, tiny
 
@@ -39,7 +39,7 @@ def same(out, other):
 
 def stopped(monkeypatch, step, run, error, harm=None):
     """A run in which something happens at the loss of a step."""
-    own = learner.TextLearner.training_step
+    own = learner.Learner.training_step
 
     def training_step(self, batch, index):
         if self.global_step + 1 == step:
@@ -49,7 +49,7 @@ def stopped(monkeypatch, step, run, error, harm=None):
         return own(self, batch, index)
 
     with monkeypatch.context() as patch:
-        patch.setattr(learner.TextLearner, "training_step", training_step)
+        patch.setattr(learner.Learner, "training_step", training_step)
         with pytest.raises(error) if error else nullcontext() as caught:
             run()
     return caught
@@ -90,15 +90,15 @@ def test_averaged_weights_are_those_that_are_saved(whole):
 
 
 def test_an_average_is_what_its_formula_says(tmp_path):
-    from polymix.tasks.text.learner import TextLearner
+    from polymix.tasks.text.learner import Learner
 
     model, mean = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
     before = mean.weight.detach().clone()
     like = type("Like", (), {"recipe": TINY.__class__(ema=0.9), "model": model})()
-    TextLearner._average(like, mean, 1)  # decay 2 / 11 at the first step
+    Learner._average(like, mean, 1)  # decay 2 / 11 at the first step
     torch.testing.assert_close(mean.weight, before * 2 / 11 + model.weight * 9 / 11)
     before = mean.weight.detach().clone()
-    TextLearner._average(like, mean, 1000)
+    Learner._average(like, mean, 1000)
     torch.testing.assert_close(mean.weight, before * 0.9 + model.weight * 0.1)
 
 
@@ -158,7 +158,7 @@ def test_a_resumed_run_has_the_same_bits(whole, monkeypatch, tmp_path, step):
 def test_a_finished_run_is_not_trained_again(whole, monkeypatch, tmp_path):
     recipe, out = whole
     train_text(recipe, tmp_path)
-    monkeypatch.setattr(learner.TextLearner, "training_step", lambda *a: pytest.fail("it trained again"))
+    monkeypatch.setattr(learner.Learner, "training_step", lambda *a: pytest.fail("it trained again"))
     (tmp_path / "model.safetensors").unlink()
     train_text(recipe, tmp_path, resume=True)
     same(tmp_path, out)
@@ -187,14 +187,14 @@ def test_another_text_is_told(monkeypatch, tmp_path):
     recipe = tiny(tmp_path)
     stopped(monkeypatch, 5, lambda: train_text(recipe, tmp_path / "out"), KeyboardInterrupt)
     (tmp_path / "texts" / "00.txt").write_text("Something else. " * 30, "utf-8")
-    with pytest.raises(ResultsError, match=r"of a run on other text"):
+    with pytest.raises(ResultsError, match=r"of a run on other data"):
         train_text(recipe, tmp_path / "out", resume=True)
 
 
 def test_that_there_was_nothing_to_resume_is_told(tmp_path):
     said = []
     train_text(replace(tiny(tmp_path), steps=1), tmp_path / "out", resume=True, say=said.append)
-    assert any("No checkpoint" in line and "beginning anew" in line for line in said)
+    assert any("No checkpoint" in line and "starting a new run" in line for line in said)
 
 
 def test_a_checkpoint_is_not_overwritten_unasked(whole):
@@ -309,7 +309,7 @@ def test_a_recipe_file_is_loaded_and_words_change_it(tmp_path):
     file.write_text(
         "from polymix.tasks.text import TextRecipe\nrecipe = TextRecipe(steps=5, options={'bias': False})\n"
     )
-    recipe = changed(load_recipe(file), ["steps=7", "mixers=pom:degree=3,local", "learning_rate=1e-3", "tokenizer=a/b",
+    recipe = load_recipe(file).changed(["steps=7", "mixers=pom:degree=3,local", "learning_rate=1e-3", "tokenizer=a/b",
                                          "checkpointing=true", "num_layers=2", "betas=0.9,0.99", "vocab=none", "positions=none"])  # fmt: skip
     assert (recipe.steps, recipe.learning_rate, recipe.tokenizer, recipe.checkpointing) == (7, 1e-3, "a/b", True)
     assert recipe.options == {"bias": False, "mixers": ("pom:degree=3", "local"), "num_layers": 2, "positions": "none"}
@@ -318,7 +318,7 @@ def test_a_recipe_file_is_loaded_and_words_change_it(tmp_path):
 
 @pytest.mark.parametrize(("text", "words", "match"), [
     (None, [], "a Python file"), ("x = 1", [], "in which it is NoneType"), ("recipe = {}", [], "in which it is dict"),
-    ("", ["steps"], "name=value"), ("", ["steps="], "name=value"), ("", ["betas=a,b"], "numbers separated"),
+    ("", ["steps"], "option=value"), ("", ["steps="], "option=value"), ("", ["betas=a,b"], "`betas`.*two numbers"),
     ("", ["steps=many"], "`steps`"),
 ])  # fmt: skip
 def test_what_is_no_recipe_is_told(tmp_path, text, words, match):
@@ -326,4 +326,4 @@ def test_what_is_no_recipe_is_told(tmp_path, text, words, match):
     if text is not None:
         file.write_text(text or "from polymix.tasks.text import TextRecipe\nrecipe = TextRecipe()\n")
     with pytest.raises((DataError, OptionError), match=match):
-        changed(load_recipe(file), words)
+        load_recipe(file).changed(words)

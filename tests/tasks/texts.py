@@ -4,8 +4,8 @@ import json
 from dataclasses import replace
 
 from polymix.tasks.text import TextRecipe
-from polymix.tasks.text.prepare import Prepared
-from polymix.tasks.text.shards import Tokens, write
+from polymix.tasks.text.data import TextData
+from polymix.tasks.text.tokens import Tokens, write
 
 SENTENCE = "the cat sat on a mat and saw what no other cat had ever seen before it fell asleep again"
 WORDS = SENTENCE.split(" ")
@@ -45,5 +45,5 @@ def rows(out, *names):
 
 
 def prepared(tmp_path, train, val, vocab=64, end=0, tokenizer=None):
-    return Prepared(Tokens([shard(tmp_path / "train.bin", train)]), Tokens([shard(tmp_path / "val.bin", val)]),
+    return TextData(Tokens([shard(tmp_path / "train.bin", train)]), Tokens([shard(tmp_path / "val.bin", val)]),
                     vocab, end, tokenizer)  # fmt: skip

@@ -15,7 +15,7 @@ from polymix.convert import Adapter
 from polymix.convert.tracing import kept, tensors, without_fast_path
 from polymix.errors import DataError, OptionError
 from polymix.tasks.distill.batches import Forward, answer, logits_of, plain, run
-from polymix.tasks.distill.order import Ordered, number, seed_all
+from polymix.tasks.order import Ordered, number, seed_all
 from polymix.tasks.trainer import LightningModule, decay_groups, one_cycle
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polymix.errors import check_int, check_number
 from polymix.tasks.distill.batches import IGNORED
-from polymix.tasks.distill.order import number
+from polymix.tasks.order import number
 
 
 class Batch(NamedTuple):

@@ -1,40 +1,103 @@
-"""metrics.jsonl: a row each time something was measured."""
+"""How good a language model is: its loss on held-out text, bits per byte, and how it continues a prompt."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from pathlib import Path
+import math
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-class Metrics:
-    """Appends rows to a file, of which those beyond step `done`, of a run that was stopped, are taken away first."""
-
-    def __init__(self, path: Path, done: int, say: Callable[[str], None], writes: bool) -> None:
-        self.path, self.say, self.writes = path, say, writes
-        if writes:
-            kept = [row for row in self.rows() if row["step"] <= done]
-            path.parent.mkdir(parents=True, exist_ok=True)
-            part = path.with_name(f".{path.name}.part")
-            part.write_text("".join(json.dumps(row) + "\n" for row in kept), "utf-8")
-            part.replace(path)
-
-    def rows(self) -> list[dict[str, Any]]:
-        """All of them; a last line that was cut off is none."""
-        lines = self.path.read_text("utf-8").splitlines(keepends=True) if self.path.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
-
-    def latest(self) -> dict[str, Any]:
-        """The last value of every number."""
-        return {key: value for row in self.rows() for key, value in row.items()}
-
-    def __call__(self, row: dict[str, Any]) -> None:
-        if self.writes:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
-            self.say("  ".join(f"{key} {_short(value)}" for key, value in row.items() if key != "samples"))
+from polymix.tasks.distill.batches import IGNORED
+from polymix.tasks.learner import resting
+from polymix.tasks.processes import Process
+from polymix.tasks.text.data import TextData
+from polymix.tasks.text.recipe import TextRecipe
+from polymix.tasks.text.tokenizer import count_bytes
+from polymix.tasks.text.tokens import Batch, cut
 
 
-def _short(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+def measure(model: nn.Module, data: TextData, recipe: TextRecipe, process: Process) -> dict[str, float]:
+    """Held-out loss in nats per token, perplexity, and bits per byte where there is a tokenizer."""
+    return evaluate(model, HeldOut.of(data, recipe), process)
+
+
+def samples(model: Any, data: TextData, recipe: TextRecipe, process: Process) -> list[str]:
+    """How the model continues each prompt, always with the same random numbers."""
+    texts: list[str] = []
+    for prompt in recipe.prompts if data.tokenizer is not None else ():
+        ids = torch.tensor([data.tokenizer(prompt, add_special_tokens=False)["input_ids"]], device=process.device)
+        new = min(recipe.sample_tokens, recipe.context - ids.shape[1])
+        if new > 0 and ids.numel():
+            torch.manual_seed(recipe.seed)
+            out = model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=True, top_k=50,
+                temperature=0.8, pad_token_id=data.tokenizer.pad_token_id,
+            )  # fmt: skip
+            texts.append(data.tokenizer.decode(out[0], skip_special_tokens=True))
+    return texts
+
+
+def describe(recipe: TextRecipe, data: TextData) -> str:
+    """What the model was trained on, for the report."""
+    return (
+        f"A context of {recipe.context:,} tokens. {len(data.train):,} training tokens of {data.vocab:,} kinds from "
+        f"{recipe.data or 'the Python library'}; {len(data.val):,} held out."
+    )
+
+
+def summed_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """The loss of a batch in nats, summed over its targets."""
+    others = {name: batch[name] for name in ("segment_ids",) if name in batch}
+    logits = model(input_ids=batch["input_ids"], use_cache=False, **others).logits
+    return F.cross_entropy(
+        logits.float().flatten(0, 1), batch["targets"].flatten(), ignore_index=IGNORED, reduction="sum"
+    )
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Held-out windows (count, context + 1), and the bytes of the text that their targets stand for."""
+
+    batches: tuple[Batch, ...]
+    targets: int
+    bytes: int | None  # None: without a tokenizer
+
+    @staticmethod
+    def of(data: TextData, recipe: TextRecipe) -> HeldOut:
+        """The first `evaluate_tokens` held-out tokens in order, each a target once."""
+        tokens, context = data.val, min(recipe.context, len(data.val) - 1)
+        count = max(1, min(len(tokens) - 1, recipe.evaluate_tokens) // context)
+        rows = torch.stack([tokens[i * context : (i + 1) * context + 1] for i in range(count)])
+        whole = cut(rows, data.end if recipe.packing == "segments" else None)
+        size = max(1, recipe.batch_size // recipe.accumulate)
+        batches = tuple({k: v[i : i + size] for k, v in whole.items()} for i in range(0, count, size))
+        targets = whole["targets"].flatten()
+        known = None if data.tokenizer is None else count_bytes(data.tokenizer, _runs(targets, data.end))
+        return HeldOut(batches, int((targets != IGNORED).sum()), known)
+
+
+def _runs(targets: Tensor, end: int | None) -> list[list[int]]:
+    """Stretches of targets between ends of text and positions that are not targets."""
+    border = targets == IGNORED if end is None else (targets == IGNORED) | (targets == end)
+    edges = [-1, *border.nonzero().flatten().tolist(), len(targets)]
+    return [targets[a + 1 : b].tolist() for a, b in pairwise(edges) if b > a + 1]
+
+
+def evaluate(model: nn.Module, held: HeldOut, process: Process) -> dict[str, float]:
+    """Held-out loss, perplexity and bits per byte. Each process computes a part."""
+    device, rank, world = process.device, process.rank, process.world
+    nats = torch.zeros((), dtype=torch.float64, device="cpu" if str(device) == "mps" else device)
+    with resting(model):
+        for start in range(0, len(held.batches), world):  # as many for each: sharded weights are gathered together
+            mine = start + rank
+            batch = held.batches[min(mine, len(held.batches) - 1)]
+            loss = summed_loss(model, {name: part.to(device) for name, part in batch.items()})
+            nats += loss.to(nats) if mine < len(held.batches) else 0.0
+    whole = process.total(nats).item()
+    mean = whole / max(held.targets, 1)
+    figures = {"val_loss": mean, "perplexity": math.exp(mean) if mean < 700 else math.inf}
+    return figures if not held.bytes else {**figures, "bits_per_byte": whole / math.log(2) / held.bytes}

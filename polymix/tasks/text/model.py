@@ -1,4 +1,4 @@
-"""The model that a recipe asks for."""
+"""The language model that a recipe asks for, and how it is saved."""
 
 from __future__ import annotations
 
@@ -9,17 +9,51 @@ from typing import Any
 from polymix.convert.adapters.libraries import no_bars
 from polymix.errors import OptionError, nearest_first
 from polymix.models.language import PRESETS, PolymixGPTConfig, PolymixLlamaConfig, preset  # first: it cures torchvision
-from polymix.tasks.text.recipe import TextRecipe
+from polymix.tasks.text.data import VOCAB, TextData
+from polymix.tasks.text.recipe import FAMILIES, TextRecipe
 
 from transformers import AutoModelForCausalLM, PretrainedConfig  # isort: skip
 
-_FAMILIES = {"gpt": PolymixGPTConfig, "llama": PolymixLlamaConfig}
+_FAMILIES = dict(zip(FAMILIES, (PolymixGPTConfig, PolymixLlamaConfig), strict=True))
+
+
+def check(recipe: TextRecipe) -> None:
+    """Raise what `build` would raise about the recipe, before any text is read."""
+    model_config(recipe, recipe.vocab or VOCAB)
+
+
+def build(recipe: TextRecipe, data: TextData) -> Any:
+    """The model with fresh weights."""
+    padding = None if data.tokenizer is None else data.tokenizer.pad_token_id
+    return AutoModelForCausalLM.from_config(copy.deepcopy(model_config(recipe, data.vocab, data.end, padding)))
+
+
+def settings(model: Any) -> dict[str, Any]:
+    """The options of the model's config that a resumed run must not change."""
+    return model.config.to_diff_dict()
+
+
+def save(model: Any, data: TextData, folder: Path) -> None:
+    """Save the model and its tokenizer as transformers' Auto classes load them."""
+    with no_bars():
+        model.save_pretrained(folder)
+        if data.tokenizer is not None:
+            data.tokenizer.save_pretrained(folder)
+
+
+def usage(folder: Path) -> list[str]:
+    """Python lines that load the model, for the report."""
+    return [
+        "import polymix.models.language  # makes the classes known to transformers",
+        "from transformers import pipeline", "",
+        f"print(pipeline('text-generation', {str(folder)!r})('The ')[0]['generated_text'])",
+    ]  # fmt: skip
 
 
 def model_config(recipe: TextRecipe, vocab: int, end: int | None = None, padding: int | None = None) -> Any:
-    """Its config with the recipe's options and `vocab` tokens, of which one ends a text and one pads.
+    """The model's config with the recipe's options and `vocab` tokens, one of which ends a text and one pads.
 
-    Raises OptionError: an option that it does not have, a context beyond its positions, packing that it cannot.
+    Raises OptionError: the config has no such option, fewer positions than the context, or no packing by segments.
     """
     wanted, options = recipe.model, {**recipe.options, "vocab_size": vocab}
     if isinstance(wanted, str) and wanted in _FAMILIES:
@@ -38,7 +72,7 @@ def model_config(recipe: TextRecipe, vocab: int, end: int | None = None, padding
             own = {*recipe.to_dict(), *names} - set(PretrainedConfig().to_dict())  # without what every config has
             allowed = ", ".join(nearest_first(name, own)[:8]) + " …"
             cure = "help(polymix.tasks.text.TextRecipe) lists all."
-            raise OptionError(name, "no option of the recipe or its model", allowed, cure)
+            raise OptionError(name, "an unknown option", allowed, cure)
     options |= {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end if padding is None else padding}
     named = isinstance(wanted, str) and wanted in PRESETS
     made = preset(wanted, **options) if named else kind.from_dict(given | options)
@@ -48,19 +82,6 @@ def model_config(recipe: TextRecipe, vocab: int, end: int | None = None, padding
         raise OptionError("context", got, f"at most {longest}", "Set max_position_embeddings too.")
     if recipe.packing == "segments" and not isinstance(made, tuple(_FAMILIES.values())):
         raise OptionError(
-            "packing", f"segments for {made.model_type}", "stream", "polymix's own models keep them apart."
+            "packing", f"segments for {made.model_type}", "stream", "Only polymix's own models keep segments apart."
         )
     return made
-
-
-def build(config: Any) -> Any:
-    """With fresh weights."""
-    return AutoModelForCausalLM.from_config(copy.deepcopy(config))
-
-
-def save(model: Any, tokenizer: Any, out: Path) -> None:
-    """As transformers' Auto classes load it."""
-    with no_bars():
-        model.save_pretrained(out)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(out)

@@ -1,4 +1,4 @@
-"""Tokenizers: trained on the text, or loaded; always of transformers' class, which saves them beside the model."""
+"""Tokenizers of transformers, trained on the text or loaded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 from polymix.compat import cure_torchvision
 from polymix.errors import DataError, MissingExtraError, OptionError
-from polymix.tasks.text.data import BORDER
 
 cure_torchvision()  # before transformers, which imports it
 try:
@@ -17,13 +16,14 @@ try:
 except ImportError as error:
     raise MissingExtraError("tokenizers, transformers", str(error), "pip install 'polymix[text]'") from error
 
+BORDER = "<|endoftext|>"  # separates the documents of a file, as is usual
 BYTES = 256
 _ENDS = (BORDER, "</s>", "<eos>", "<|end_of_text|>")
-_PIECE = 2**20  # characters that are encoded at once
+_PIECE = 2**20  # characters that are encoded in one call
 
 
 def train_tokenizer(documents: Iterable[str], vocab: int, context: int) -> Any:
-    """A byte-level BPE of at most `vocab` tokens, the first of which ends a document."""
+    """Train a byte-level BPE of at most `vocab` tokens, the first of which ends a document."""
     if vocab <= BYTES:
         raise OptionError("vocab", vocab, f"at least {BYTES + 1}: the bytes and the end of text", "Pass vocab=4096.")
     bpe = Tokenizer(models.BPE())
@@ -41,7 +41,7 @@ def train_tokenizer(documents: Iterable[str], vocab: int, context: int) -> Any:
 
 
 def load_tokenizer(path: str | Path) -> Any:
-    """A tokenizer.json, or a folder of transformers, with a token that ends a text. Nothing is downloaded."""
+    """Load a tokenizer.json or a folder of transformers that has a token to end a text. Nothing is downloaded."""
     path = Path(path)
     if not path.exists():
         raise DataError("tokenizer", f"{path}, which does not exist", "a tokenizer.json, or a folder with one", "")
@@ -50,9 +50,9 @@ def load_tokenizer(path: str | Path) -> Any:
             found: Any = PreTrainedTokenizerFast(tokenizer_file=str(path), clean_up_tokenization_spaces=False)
         else:
             found = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
-    except Exception as error:  # whatever the libraries say of a damaged file
+    except Exception as error:  # whatever the libraries raise on a damaged file
         got = f"{path}, which cannot be loaded ({type(error).__name__}: {error})"
-        raise DataError("tokenizer", got, "a tokenizer.json, or a folder of transformers", "Write it anew.") from error
+        raise DataError("tokenizer", got, "a tokenizer.json, or a folder of transformers", "Save it again.") from error
     if found.eos_token_id is None:
         known = found.get_vocab()
         end = next((token for token in _ENDS if token in known), None)
@@ -66,12 +66,12 @@ def load_tokenizer(path: str | Path) -> Any:
 
 
 def size(tokenizer: Any) -> int:
-    """One more than the highest token."""
+    """The vocabulary size: one more than the highest token."""
     return max(len(tokenizer), max(tokenizer.get_vocab().values()) + 1)
 
 
 def encode(tokenizer: Any, documents: Iterable[str]) -> Iterator[list[int]]:
-    """The tokens of each document, with that of the end behind them."""
+    """The tokens of each document, followed by the end token."""
     for document in documents:
         ids: list[int] = []
         for piece in _pieces(document):
@@ -80,13 +80,13 @@ def encode(tokenizer: Any, documents: Iterable[str]) -> Iterator[list[int]]:
 
 
 def count_bytes(tokenizer: Any, runs: Sequence[Sequence[int]]) -> int:
-    """Bytes, in UTF-8, of the text that runs of tokens stand for; an end of text has none."""
+    """Number of UTF-8 bytes of the text that runs of tokens stand for. The end token has none."""
     texts = tokenizer.batch_decode([list(run) for run in runs], skip_special_tokens=True)
     return sum(len(text.encode("utf-8", "replace")) for text in texts)
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """The text, cut behind line ends where it is too long for one call."""
+    """The text, cut after line ends where it is too long for one call."""
     start = 0
     while len(text) - start > _PIECE:
         cut = text.rfind("\n", start, start + _PIECE) + 1 or start + _PIECE

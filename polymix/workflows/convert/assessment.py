@@ -27,12 +27,12 @@ from polymix.convert.tracing import (
     without_fast_path,
 )
 from polymix.errors import OptionError, check_choice, check_number
+from polymix.measure.candidates import CandidateTimer, milliseconds
 from polymix.measure.machine import manifest
-from polymix.measure.timing import Call, Timing, peak_memory
+from polymix.measure.shapes import Shape
+from polymix.measure.timing import Call, Timing, interleaved_within, peak_memory
 from polymix.mixers import MixerConfig
-from polymix.workflows.recommend.decide import milliseconds, wins_from
-from polymix.workflows.recommend.measure import Bench, timed
-from polymix.workflows.recommend.shapes import Shape
+from polymix.workflows.recommend.decide import wins_from
 
 _BEFORE, _AFTER = "before", "after"
 
@@ -89,7 +89,7 @@ def assess(
 
 def _pair(runs: dict[str, Call], seconds: float, device: str) -> Pair:
     """Time both calls in turn, then measure their memory and FLOPs."""
-    times = timed(runs, seconds, device)
+    times = interleaved_within(runs, seconds, device)
     memory = {name: peak_memory(run, device) for name, run in runs.items() if name in times}
     flops = {name: _flops(run) for name, run in runs.items() if name in times}
     return Pair(
@@ -134,13 +134,14 @@ def _curve(
     shapes = Counter(shape for shape in each if shape is not None)
     if not shapes:
         return ()
-    bench = Bench(device, next(p.dtype for adapter in adapters.values() for p in adapter.parameters()), training)
+    dtype = next(p.dtype for adapter in adapters.values() for p in adapter.parameters())
+    timer = CandidateTimer(device, dtype, training)
     curve: list[Length] = []
     for factor in sorted(lengths):
         ours = theirs = 0.0
         for (shape, config), times in shapes.items():
             at = shape.longer(factor)
-            timing, (candidate,) = bench.compare(at, {"mixer": config}, seconds / len(lengths) / len(shapes))
+            timing, (candidate,) = timer.compare(at, {"mixer": config}, seconds / len(lengths) / len(shapes))
             if timing is None or candidate.timing is None:  # out of memory, as at longer lengths too
                 return tuple(curve)
             ours, theirs = ours + times * candidate.timing.median, theirs + times * timing.median

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 import polymix
 from polymix._io import RESULTS, write_whole
 from polymix.workflows.convert.plots import draw
+from polymix.workflows.pages import embedded, render
 
 _STAGES = ("before", "converted", "imitated", "distilled")
 
@@ -24,25 +22,16 @@ def write(content: Mapping[str, Any], folder: Path, title: str, card: Mapping[st
     content: what results.json holds. card: metadata for the head of the model card; it replaces ours of the same name.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    pictures = {
-        path.name: "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
-        for path in draw(content, folder)
-    }
+    pictures = embedded(draw(content, folder))
     named = {
         "title": title, "content": content, "rows": rows(content), "machine": machine(content),
         "accuracy": accuracy(content), "mixers": mixers(content), "version": polymix.__version__,
         "notes": content.get("notes", []), "code": content.get("code"), "language": content.get("language", False),
         "metric": content["conversion"].get("metric", "accuracy"),
     }  # fmt: skip
-    environment = Environment(
-        loader=PackageLoader("polymix", "workflows/convert"), undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True, autoescape=lambda name: name is not None and "html" in name,
-    )  # fmt: skip
-    page = environment.get_template("report.html.j2").render(**named, pictures=pictures)
-    told = environment.get_template("card.md.j2").render(
-        **named, metadata=metadata(content, card), pictures=list(pictures)
-    )
-    write_whole(folder / "README.md", told)
+    page = render("convert/report.html.j2", **named, pictures=pictures)
+    card_text = render("convert/card.md.j2", **named, metadata=metadata(content, card), pictures=list(pictures))
+    write_whole(folder / "README.md", card_text)
     write_whole(folder / "report.html", page)
     write_whole(folder / RESULTS, json.dumps(content, indent=1, allow_nan=False) + "\n")
     return folder / "report.html"

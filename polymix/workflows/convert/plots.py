@@ -6,18 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator
 
-from polymix.workflows.bench.plots import COLOURS, STYLE, save
+from polymix.workflows.plots import COLOURS, plain_log, save, style, token_axis
 
 BEFORE, AFTER = "#555555", COLOURS[0]
 
 
 def draw(content: Mapping[str, Any], folder: Path) -> list[Path]:
     """Draw layers.png, time and error of each layer, and lengths.png, time against sequence length."""
-    with mpl.rc_context(STYLE):
+    with style():
         pages = [layers(content, folder / "layers.png")] if content["layers"] else []
         return pages + ([lengths(content["lengths"], folder / "lengths.png")] if len(content["lengths"]) > 1 else [])
 
@@ -48,14 +46,9 @@ def lengths(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
     tokens = [max(row["tokens"]) for row in rows]
     for key, colour, label in (("attention", BEFORE, "attention"), ("mixers", AFTER, "mixers")):
         axes.plot(tokens, [1e3 * row[key] for row in rows], marker="o", markersize=4, color=colour, label=label)
-    axes.set_xscale("log")
+    token_axis(axes, tokens, "tokens (in the largest layer)")
     axes.set_yscale("log")
-    axes.set_xticks(tokens, [f"{n:,}" for n in tokens], fontsize=8)
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=20))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.set_xlabel("tokens (in the largest layer)")
+    plain_log(axes.yaxis)
     axes.set_ylabel("ms for all converted layers")
     axes.legend(fontsize=9)
     return save(figure, path)

@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from polymix.errors import DataError, OptionError, PolymixError
 from polymix.tasks.distill.batches import foretells
-from polymix.tasks.text.prepare import Prepared, prepare
+from polymix.tasks.text.data import TextData, load
 from polymix.tasks.text.recipe import TextRecipe
-from polymix.tasks.text.shards import Tokens
+from polymix.tasks.text.tokens import Tokens
 from polymix.workflows.convert.inputs import card_metadata, check_call, sequence_length
 from polymix.workflows.convert.settings import Settings
 from polymix.workflows.convert.sources import Source
@@ -111,9 +111,9 @@ def _together(rows: list[Tensor]) -> dict[str, Tensor]:
     return {"input_ids": ids, "labels": ids}
 
 
-def _prepared(data: Path, tokenizer: Path, tokens: int, folder: Path) -> Prepared:
+def _prepared(data: Path, tokenizer: Path, tokens: int, folder: Path) -> TextData:
     try:
-        return prepare(TextRecipe(data=str(data), tokenizer=str(tokenizer), context=tokens), folder)
+        return load(TextRecipe(data=str(data), tokenizer=str(tokenizer), context=tokens), folder)
     except PolymixError as error:
         option = _OPTIONS.get(error.argument, "--data")
         raise type(error)(option, error.got, error.allowed, error.cure) from error

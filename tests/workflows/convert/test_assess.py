@@ -144,7 +144,7 @@ def test_attention_to_another_context_has_no_curve():
 def test_lengths_too_slow_for_the_budget_are_left_out(monkeypatch):
     """Four times as many tokens take attention up to sixteen times as long."""
     monkeypatch.setattr(
-        "polymix.workflows.recommend.measure.timed", lambda calls, *_: {name: timed(1000) for name in calls}
+        "polymix.measure.candidates.interleaved_within", lambda calls, *_: {name: timed(1000) for name in calls}
     )
     for most, lengths in ((15.9, [1]), (16.1, [1, 4])):
         its = report({"blocks.0.mixer": "pom"})
@@ -164,7 +164,7 @@ def test_a_call_that_runs_out_of_memory_is_told(monkeypatch):
     its = report()
     monkeypatch.setattr(SoftmaxMixer, "mix", small)
     assert [length.factor for length in assess(its, X, seconds=0.05, lengths=(1, 4, 16)).curve] == [1]
-    monkeypatch.setattr("polymix.workflows.convert.assessment.timed", lambda runs, seconds, device: {})
+    monkeypatch.setattr("polymix.workflows.convert.assessment.interleaved_within", lambda runs, seconds, device: {})
     answer = assess(its, X, **QUICK)
     assert answer.whole == Pair((None, None), (None, None), (None, None)) and "ran out of memory" in answer.headline
     assert "–" in str(answer) and json.dumps(answer.to_dict(), allow_nan=False)

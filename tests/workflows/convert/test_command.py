@@ -11,7 +11,6 @@ from torch import nn
 import polymix
 from polymix.compat import cure_torchvision
 from polymix.errors import OptionError
-from polymix.measure.timing import Timing
 from polymix.models import VisionTransformer
 from polymix.workflows.convert.images import Images
 from polymix.workflows.convert.inputs import pixels, random_input
@@ -32,7 +31,6 @@ MINE = """
 import torch
 from torch import nn
 import polymix
-from polymix.measure.timing import Timing
 from polymix.models import VisionTransformer
 
 def vit():
@@ -331,21 +329,18 @@ def test_what_does_not_fit_is_said_before_anything_is_written(fails, words, name
     fails("--model", "mine.py:vit", *words, named=named)
 
 
-def around(median, spread=0.02, runs=5):
-    """A Timing around `median` seconds."""
-    return Timing(tuple(median * (1 + spread * (i / (runs - 1) * 2 - 1)) for i in range(runs)))
-
-
 @pytest.fixture
 def times(monkeypatch):
     """What a call of each candidate is said to take beside attention's 10 ms."""
+    from tests.workflows.recommend.test_recommend import contender, near
+
     said = {"attention": 0.01, "model": 0.1}
 
     def clock(calls, seconds, device):
-        return {name: around(said.get(name, 0.02)) for name in calls}
+        return {name: near(said.get(contender(name), 0.02)) for name in calls}
 
-    monkeypatch.setattr("polymix.workflows.recommend.measure.timed", clock)
-    monkeypatch.setattr("polymix.workflows.recommend.timed", clock)
+    monkeypatch.setattr("polymix.measure.candidates.interleaved_within", clock)
+    monkeypatch.setattr("polymix.workflows.recommend.run.interleaved_within", clock)
     return said
 
 
@@ -401,7 +396,7 @@ def test_distilled_on_a_folder_interrupted_and_resumed(run, place, monkeypatch):
     same(state(), state("whole"))
     before = {path.name: path.stat().st_mtime_ns for path in Path("out").iterdir()}
     status, out, _ = run(*words, "--resume")
-    assert status == 0 and "had finished" in out
+    assert status == 0 and "is finished" in out
     assert before == {path.name: path.stat().st_mtime_ns for path in Path("out").iterdir()}
 
 

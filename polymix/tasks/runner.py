@@ -1,0 +1,218 @@
+"""One training run of any task, from its recipe to the folder with the model, the measurements and the report.
+
+A task is a package of five files, found beside the class of its recipe:
+
+- recipe.py   a frozen dataclass that extends `TaskRecipe`.
+- data.py     load(recipe, folder, say) -> data. `data.train` is a data set with a length; `folder` is for what is worth
+              keeping, such as tokens. Optional: data.collate, which joins samples to a batch, and data.fingerprint(),
+              which tells contents apart where a checksum of some samples does not.
+- model.py    build(recipe, data) -> nn.Module. Optional: check(recipe), settings(model), save(model, data, folder)
+              and usage(folder), Python lines for the report.
+- learner.py  Learner, a subclass of `polymix.tasks.learner.Learner` with loss(batch).
+- metrics.py  measure(model, data, recipe, process) -> {name: number}, on held-out data; the first name is the headline.
+              Optional: samples(model, data, recipe, process) -> texts, draw(model, data, recipe, folder) -> pictures,
+              and describe(recipe, data), a sentence for the report.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from polymix._io import write_whole
+from polymix.errors import OptionError, ResultsError
+from polymix.tasks.learner import Learner, resting
+from polymix.tasks.order import Seeded, number, seed_all
+from polymix.tasks.processes import Process, check_processes, first_of_all, processes, spread
+from polymix.tasks.recipe import TaskRecipe, load_recipe
+from polymix.tasks.report import Journal, write_report, write_results
+from polymix.tasks.trainer import ModelCheckpoint, fit, isolate_rng, quiet, read_checkpoint
+
+REQUIRED = {"data": "load", "model": "build", "learner": "Learner", "metrics": "measure"}
+Say = Callable[[str], None]
+
+
+def silent(text: str) -> None:
+    """Says nothing."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """The files of a task."""
+
+    name: str
+    data: ModuleType
+    model: ModuleType
+    learner: ModuleType
+    metrics: ModuleType
+
+    @staticmethod
+    def of(recipe: TaskRecipe) -> Task:
+        """The task whose recipe.py has the recipe's class. Raises OptionError if a file or its function is missing."""
+        package, _, file = type(recipe).__module__.rpartition(".")
+        if file != "recipe" or not package:
+            got = f"a {type(recipe).__qualname__} of {type(recipe).__module__}"
+            raise OptionError("recipe", got, "one whose class is in a task's recipe.py", "See CONTRIBUTING.md.")
+        found: dict[str, ModuleType] = {}
+        for name, function in REQUIRED.items():
+            try:
+                found[name] = import_module(f"{package}.{name}")
+            except ModuleNotFoundError as error:
+                if error.name != f"{package}.{name}":
+                    raise
+                got = f"a task without {name}.py"
+                raise OptionError("recipe", got, f"{package} with {', '.join(REQUIRED)}", "Add the file.") from error
+            if not hasattr(found[name], function):
+                got = f"{package}.{name} without {function}"
+                raise OptionError("recipe", got, f"a {name}.py that has it", "See polymix/tasks/runner.py.")
+        return Task(package.rpartition(".")[2], **found)
+
+    def call(self, file: str, function: str, *arguments: Any) -> Any:
+        """What an optional function of a file returns; None where the file has none."""
+        optional = getattr(getattr(self, file), function, None)
+        return None if optional is None else optional(*arguments)
+
+
+def train_file(
+    path: str | Path, out: str | Path, *, data: str | None = None, options: Sequence[str] = (), resume: bool = False,
+    threads: int | None = None, say: Say = silent,
+) -> dict[str, Any]:  # fmt: skip
+    """Train by the recipe of a Python file, with other data and with options such as ["steps=200"]. See `train`."""
+    recipe = load_recipe(path).changed(options)
+    if threads:
+        torch.set_num_threads(threads)
+    return train(recipe if data is None else replace(recipe, data=data), out, resume=resume, say=say)
+
+
+def train(recipe: TaskRecipe, out: str | Path, *, resume: bool = False, say: Say = silent) -> dict[str, Any]:
+    """Train a model by its recipe and leave it in the folder `out`. Returns the last value of every measurement.
+
+    The folder also gets results.json, report.md with its pictures, metrics.jsonl, and checkpoint/last.ckpt, from
+    which `resume` continues to the same result. Under torchrun every process calls this.
+
+    Raises:
+        OptionError, DataError, ResultsError: before anything is trained. OptionError later if the loss becomes NaN or
+            infinite; the last checkpoint is from before.
+    """
+    task = Task.of(recipe)
+    check_processes(recipe)
+    task.call("model", "check", recipe)
+    out, (rank, world) = Path(out), processes()
+    say = say if rank == 0 else silent
+    last = out / "checkpoint" / "last.ckpt"
+    if last.exists() and not resume:
+        raise ResultsError("out", f"{out}, which has a checkpoint", "a folder without one", "Pass resume to continue.")
+    settings: dict[str, Any] = {**recipe.decisive(), "processes": world}
+    before: dict[str, Any] = {"polymix": settings, "global_step": 0}
+    if last.exists():
+        before = read_checkpoint(last, "polymix train", ("global_step",), mmap=True)
+    _check(last, before["polymix"], settings)  # before its data can be overwritten
+    data = first_of_all(lambda: task.data.load(recipe, out / "data", say))
+    with isolate_rng():
+        seed_all(number(recipe.seed, "weights"))
+        model: nn.Module = task.model.build(recipe, data)
+        settings |= {f"model.{name}": value for name, value in (task.call("model", "settings", model) or {}).items()}
+        settings |= {"data": fingerprint(data)}
+        settings, done = json.loads(json.dumps(settings, default=str)), int(before["global_step"])
+        if done:
+            _check(last, before["polymix"], settings)
+        elif resume:
+            say(f"No checkpoint in {out}: starting a new run")
+        journal = first_of_all(lambda: Journal(out / "metrics.jsonl", done, say, writes=rank == 0))
+        learner: Learner = task.learner.Learner(model, recipe, data)
+        learner.settings = settings
+        learner.measure = lambda weights, process: _measure(task, weights, data, recipe, process, say)
+        results = {"task": task.name, "settings": recipe.to_dict(), "parameters": count(model)}
+
+        def note(row: Mapping[str, Any]) -> None:
+            journal(row)
+            if rank == 0 and "loss" not in row:
+                write_results(out, results, journal.rows(), finished=False)
+
+        learner.note = note
+        say(f"{count(model):,} parameters, {recipe.steps:,} steps from {done:,}")
+        state = _fit(learner, last, done)
+        if rank == 0:
+            best = "model." if learner.average is None else "average."
+            final: nn.Module = task.model.build(recipe, data)
+            final.load_state_dict({k.removeprefix(best): v for k, v in state.items() if k.startswith(best)})
+            _save(task, final, data, out)
+            with resting(final):
+                pictures = task.call("metrics", "draw", final, data, recipe, out) or []
+            write_results(out, results, journal.rows(), finished=True)
+            about = {"describe": task.call("metrics", "describe", recipe, data),
+                     "usage": task.call("model", "usage", out)}  # fmt: skip
+            report = write_report(out, results, journal.rows(), pictures, about)
+            say(f"Model: {out}   Report: {report}")
+    return journal.latest()
+
+
+def count(model: nn.Module) -> int:
+    """The parameters of a model."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def fingerprint(data: Any) -> Any:
+    """Tells data of different content apart: what the data says of itself, or a checksum of 64 samples."""
+    if hasattr(data, "fingerprint"):
+        return data.fingerprint()
+    length, crc = len(data.train), 0
+    samples = Seeded(data.train, 0)
+    for place in range(64):
+        for part in tree_leaves(samples[place, length * place // 64]):
+            crc = zlib.crc32(repr(part.tolist() if isinstance(part, torch.Tensor) else part).encode(), crc)
+    return [length, crc]
+
+
+def _measure(task: Task, model: Any, data: Any, recipe: Any, process: Process, say: Say) -> dict[str, Any]:
+    figures = task.metrics.measure(model, data, recipe, process)
+    texts = task.call("metrics", "samples", model, data, recipe, process)
+    if texts is None:
+        return figures
+    for text in texts if process.rank == 0 else ():
+        say(f"  {text!r}")
+    return {**figures, "samples": texts}
+
+
+def _fit(learner: Learner, last: Path, done: int) -> dict[str, Any]:
+    """Train from the start or from the last checkpoint; in the first process, the whole state of the learner."""
+    recipe = learner.recipe
+    saving = ModelCheckpoint(
+        last.parent, filename=last.stem, every_n_train_steps=recipe.checkpoint_every, enable_version_counter=False
+    )
+    trainer = fit(
+        learner, steps=recipe.steps, where=spread(recipe), precision=recipe.precision, accumulate=recipe.accumulate,
+        saving=saving, resume=last if done else None,
+    )  # fmt: skip
+    with quiet():
+        if done < recipe.steps and recipe.steps % recipe.checkpoint_every:
+            trainer.save_checkpoint(last)
+        return trainer.strategy.lightning_module_state_dict()
+
+
+def _save(task: Task, model: nn.Module, data: Any, out: Path) -> None:
+    """As the task saves its models, or else as model.pt, a state dict."""
+    if hasattr(task.model, "save"):
+        task.model.save(model, data, out)
+    else:
+        write_whole(out / "model.pt", lambda path: torch.save(model.state_dict(), path))
+
+
+def _check(path: Path, theirs: dict[str, Any], settings: dict[str, Any]) -> None:
+    """ResultsError unless a checkpoint is of a run with the same settings."""
+    for key, value in settings.items():
+        if theirs.get(key) != value:
+            cure = "Continue with the settings that it began with, or choose another out."
+            if key == "data":
+                raise ResultsError("resume", f"{path}, of a run on other data", "the same data", cure)
+            raise ResultsError("resume", f"{path}, of a run with {key}={theirs.get(key)}", f"{key}={value}", cure)
