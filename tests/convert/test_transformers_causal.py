@@ -383,7 +383,7 @@ def test_caches_of_others_raise():
     model, host, token = converted(gpt2, "pom"), gpt2(), IDS[:, :1]
     with pytest.raises(errors.StateError, match="keys and values of 9 tokens"):
         model(token, past_key_values=host(IDS).past_key_values)
-    with pytest.raises(errors.StateError, match="a mixer's state in the place of keys and values"):
+    with pytest.raises(errors.StateError, match="a cache with a mixer's state in this layer"):
         host(token, past_key_values=model(IDS).past_key_values)
     with pytest.raises(errors.StateError, match="a QtState"):
         converted(gpt2, "qt")(token, past_key_values=model(IDS).past_key_values)
