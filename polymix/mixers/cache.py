@@ -15,8 +15,8 @@ from polymix.mixers.checks import holds
 class StateLayer:
     """One layer of a cache: what a mixer remembers of the tokens so far, whose size does not depend on their number.
 
-    state: what `prefill` returned; None where the tokens were counted alone. seen: tokens, padding included, from which
-    the host derives positions and masks. real: (B,) those that were no padding; None: all were.
+    state: what `prefill` returned; None where the tokens were counted alone. seen: tokens, padding included, from
+        which the host derives positions and masks. real: (B,) those that were no padding; None: all were.
     """
 
     is_compileable = is_croppable = is_sliding = supports_early_init = False
