@@ -1,4 +1,4 @@
-"""The floor: attention's projections and nothing else, so what any mixer at least costs and must beat."""
+"""The floor: only the linear layers of attention. A mixer should cost little more, and be more accurate."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ class LinearFloorMixer(TokenMixer):
 
     No token sees another.
 
+    Raises: CapabilityError for masks, contexts and causal=True, which would have no effect.
+
     Shapes: (B, N, D) -> (B, N, D).
-    Source: the baseline "No-SA" of the Poly-SA paper, Sec. 5.2.1.
+    Source: Poly-SA, Sec. 5.2.1, the baseline "No-SA".
     """
 
     name = "linear_floor"

@@ -1,4 +1,4 @@
-"""Poly-NL, the non-local block as a third-order polynomial."""
+"""Poly-NL: the non-local block as a polynomial of third order, in linear time."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ class PolyNlMixer(TokenMixer):
     `order` 2 drops W_2. `order` "2+3" adds ProdPoly's second-order term X W_p ⊙ X to Y. α starts at 0 and β at 1,
     because the residual connection of a host already adds X; set α to 1 in a host without one.
 
-    Shapes: (B, N, D) or (B, D, H, W), returned alike.
-    Source: Poly-NL, Eq. 9-10, Sec. 5.1.2 (bottleneck) and 5.1.4 (orders).
+    Raises: OptionError for a reduction that does not divide D.
+
+    Shapes: (B, N, D) -> (B, N, D), or (B, D, H, W) -> (B, D, H, W).
+    Source: Poly-NL, Eq. 9-10, Sec. 5.1.2 (bottleneck) and 5.1.4 (orders), Table 1a (cost).
     """
 
     name = "poly_nl"
@@ -50,7 +52,7 @@ class PolyNlMixer(TokenMixer):
         self.parts = {2: ("W_1",), 3: ("W_1", "W_2"), "2+3": ("W_1", "W_2", "W_p")}[config.order]
         self.into = Dense(dim, inner, bias, **kw) if config.reduction > 1 else None
         self.product = Dense(inner, len(self.parts) * inner, bias, **kw)  # W_1, W_2, W_p read the same tokens
-        if "W_p" in self.parts:  # not averaged over tokens, so scaled to what the averaged part comes to
+        if "W_p" in self.parts:  # this term is not averaged over tokens: scale it to the size of the averaged one
             with torch.no_grad():
                 self.product.weight[-inner:] *= INIT_STD
         self.proj = Dense(inner, inner, bias, **kw)
@@ -81,22 +83,22 @@ class PolyNlMixer(TokenMixer):
 
     @torch.no_grad()
     def inherit(self, attention: AttentionMaps) -> Sources:
-        """W_1 = W_k, W_2 = W_v, W_3 = W_o, without a reduction."""
-        found: Sources = {}
+        """Copy W_k into W_1, W_v into W_2 and W_o into W_3; nothing with a reduction."""
+        inherited: Sources = {}
         if self.into is not None:
-            return found
+            return inherited
         parts = {"W_1": attention.key, "W_2": attention.value}
         for i, name in enumerate(self.parts):
             part, rows = parts.get(name), slice(i * self.dim, (i + 1) * self.dim)
             if part is not None and part.weight.shape[0] == self.dim:
                 sources = copy_map(part, self.product.weight[rows], first_rows(self.product.bias, rows))
-                add_sources(found, "product", sources)
+                add_sources(inherited, "product", sources)
         if attention.out is not None and attention.out.weight.shape == self.proj.weight.shape:
-            add_sources(found, "proj", copy_map(attention.out, self.proj.weight, self.proj.bias))
-        return found
+            add_sources(inherited, "proj", copy_map(attention.out, self.proj.weight, self.proj.bias))
+        return inherited
 
     def output_map(self) -> nn.Linear | None:
-        return super().output_map() if not self.alpha.item() else None  # else X is added after it
+        return super().output_map() if not self.alpha.item() else None  # αX is added after that map
 
     def no_weight_decay(self) -> set[str]:
         return {"alpha", "beta"}
@@ -106,12 +108,12 @@ class PolyNlMixer(TokenMixer):
         weights = dict(zip(self.parts, (w.t() for w in self.product.weight.chunk(count)), strict=True))
         bias = (None,) * count if self.product.bias is None else self.product.bias.chunk(count)
         biases = {name.replace("W", "b"): b for name, b in zip(self.parts, bias, strict=True)}
-        letters: dict[str, Any] = {"W_2": None, "b_2": None, **weights, **biases}
-        letters.update(W_3=self.proj.weight.t(), b_3=self.proj.bias, alpha=self.alpha, beta=self.beta)
+        matrices: dict[str, Any] = {"W_2": None, "b_2": None, **weights, **biases}
+        matrices.update(W_3=self.proj.weight.t(), b_3=self.proj.bias, alpha=self.alpha, beta=self.beta)
         for name, layer in (("in", self.into), ("out", self.out)):
             if layer is not None:
-                letters |= {f"W_{name}": layer.weight.t(), f"b_{name}": layer.bias}
-        return letters
+                matrices |= {f"W_{name}": layer.weight.t(), f"b_{name}": layer.bias}
+        return matrices
 
     def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         layers = (self.into, self.product, self.proj, self.out)

@@ -1,4 +1,4 @@
-"""QT, quadratic-Taylor attention (QT-ViT)."""
+"""QT, attention with a quadratic Taylor expansion of the exponential (QT-ViT)."""
 
 from __future__ import annotations
 
@@ -34,9 +34,11 @@ class QtMixer(TokenMixer):
     negative, so the denominator is kept above 0.001 times the number of visible tokens. The causal form works in
     chunks of 128 tokens; torch.export then needs a fixed length.
 
+    Raises: OptionError for a number of heads that does not divide D.
+
     Shapes: (B, N, D) -> (B, N, D), d = D / heads.
     State: F (d + 1) numbers per head.
-    Source: QT-ViT.
+    Source: QT-ViT, the quadratic Taylor expansion (full) and its reduced kernel (compact).
     """
 
     name = "qt"
@@ -79,27 +81,27 @@ class QtMixer(TokenMixer):
         order = self.config.order
         if order == 0:  # the mean of the values
             return Polynomial(1, homogeneous=not self.config.bias)
-        below = 2 * order * self.heads  # W_o adds quotients of as many denominators as there are heads
-        return Polynomial(rational=(below + 1, below))
+        degree = 2 * order * self.heads  # of the common denominator: W_o adds one quotient for each head
+        return Polynomial(rational=(degree + 1, degree))
 
     def no_weight_decay(self) -> set[str]:
         return set() if self.scale is None else {"scale"}
 
     def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
-        letters = self.qkv.named_matrices(self.proj)
+        matrices = self.qkv.named_matrices(self.proj)
         scale = (None, None, None) if self.scale is None else self.scale[:, :, 0, 0].unbind()
-        return {**letters, **dict(zip(("alpha", "beta", "gamma"), scale, strict=True))}
+        return {**matrices, **dict(zip(("alpha", "beta", "gamma"), scale, strict=True))}
 
     def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         d = self.dim // self.heads
-        if self.config.form == "compact":  # a product for each power of k, one for each of q; sums are none
+        if self.config.form == "compact":  # one product for each power of k and of q; the rest are sums
             powers = self.heads * self.config.order
             products = [Op("matmul", (powers, d, n, d)), Op("matmul", (powers, n, d, d + 1))]
             return [self.qkv.op(n), *(products if powers else ()), linear_op(n, self.proj)]
         features = feature_size(d, self.config.form, self.config.order)
         pool = Op("matmul", (self.heads, features, n, d + 1))
-        ask = Op("matmul", (self.heads, n, features, d + 1))
-        return [self.qkv.op(n), pool, ask, linear_op(n, self.proj)]
+        query = Op("matmul", (self.heads, n, features, d + 1))
+        return [self.qkv.op(n), pool, query, linear_op(n, self.proj)]
 
 
 @register(QtMixer)

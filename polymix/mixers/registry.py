@@ -1,4 +1,4 @@
-"""Mixers by name, and what each can do."""
+"""The registry of mixers: names, configs, classes and capabilities."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Capabilities:
     """What a mixer can do: on the class with suitable options, on an instance as it was built."""
 
     causal: bool = False  # a token can be limited to its past
-    cross: bool = False  # a separate context
+    cross: bool = False  # reads a separate context
     masks: frozenset[str] = frozenset()  # of "padding", "arbitrary", "block_causal", "segments"
-    recurrent: bool = False  # prefill and step, with a state whose size does not depend on N
+    recurrent: bool = False  # has prefill and step, with a state of fixed size
     any_length: bool = True  # the same weights work for every N
     grids: tuple[int, ...] = ()  # how many axes its grid may have; () if positions do not matter
 
     def has(self, name: str) -> bool:
-        """Whether it has a capability, or takes a kind of mask."""
+        """Whether the mixer has this capability or takes this kind of mask."""
         return name in self.masks or bool(getattr(self, name, False))
 
 
@@ -61,28 +61,32 @@ def register(mixer: type[Any]) -> Callable[[C], C]:
 
 
 def list_mixers() -> tuple[str, ...]:
-    """The names of all registered mixers."""
+    """The names of all registered mixers, for `create_mixer`."""
     _register_all()
     return tuple(_CONFIGS)
 
 
 def config_class(name: str) -> Any:
-    """The config dataclass of a mixer name."""
+    """The config dataclass of a mixer.
+
+    Raises:
+        UnknownNameError: no mixer has this name.
+    """
     if name not in _CONFIGS:
         _register_all()
     if not isinstance(name, str) or name not in _CONFIGS:
         known = ", ".join(nearest_first(str(name), _CONFIGS))
-        raise UnknownNameError("name", repr(name), known, "The closest names come first.")
+        raise UnknownNameError("name", repr(name), known, "Choose one of these; the nearest come first.")
     return _CONFIGS[name]
 
 
 def mixer_class(name: str) -> Any:
-    """The module class of a mixer name."""
+    """The module class of a mixer. Raises UnknownNameError as `config_class` does."""
     return config_class(name).mixer
 
 
 def check_options(config: type[Any], options: dict[str, Any]) -> None:
-    """Raise OptionError for an option that `config` does not have."""
+    """Raise OptionError if `config` does not have one of the options."""
     known = {f.name for f in fields(config)}
     for option in options:
         if option not in known:
@@ -93,10 +97,12 @@ def check_options(config: type[Any], options: dict[str, Any]) -> None:
 
 
 def lacks(name: str, capability: str, argument: str, wanted: str) -> CapabilityError:
-    """The error for an argument that the mixer `name`, as built, cannot serve; it names those that can."""
+    """The error to raise if mixer `name`, as built, lacks a capability; it names the mixers that have it.
+
+    `wanted` says in words what the argument asked for.
+    """
     _register_all()
-    able = [other for other, config in _CONFIGS.items() if config.mixer.capabilities.has(capability) and other != name]
-    own = name in _CONFIGS and _CONFIGS[name].mixer.capabilities.has(capability)
-    cure = f"Build {name} with other options, or use one of those." if own else "Use one of those."
-    got = f"{wanted}, which this {name} cannot do"
-    return CapabilityError(argument, got, f"a mixer that can: {', '.join(able) or 'there is none'}", cure)
+    capable = [other for other, config in _CONFIGS.items() if config.mixer.capabilities.has(capability)]
+    others = ", ".join(other for other in capable if other != name) or "there is none"
+    cure = f"Build {name} with other options, or use one of those." if name in capable else "Use one of those."
+    return CapabilityError(argument, f"{wanted}, which this {name} cannot do", f"a mixer that can: {others}", cure)
