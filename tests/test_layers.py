@@ -58,7 +58,7 @@ LIBRARIES: dict[str, set[str]] = {
         "lens/plots.py",
         "tasks/report.py",
     },
-    "jinja2": {"workflows/pages.py", "workflows/convert/page.py"},
+    "jinja2": {"workflows/pages.py"},
     "rich": {"cli/"},
     "typer": {"cli/"},
     "PIL": {"tasks/images.py"},

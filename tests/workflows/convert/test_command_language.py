@@ -88,7 +88,7 @@ def test_a_folder_becomes_a_hybrid_that_the_auto_classes_load(run, kind, name):
     card, page = Path("out/README.md").read_text(), Path("out/report.html").read_text()
     for said in (card, page):
         assert "Perplexity" in said or "| perplexity |" in said
-        assert f"({math.log(figures['distilled']):.4f} nats a token)" in said and "load_pretrained" not in said
+        assert f"({math.log(figures['distilled']):.4f} nats per token)" in said and "load_pretrained" not in said
     assert "AutoModelForCausalLM" in card and "AutoModelForCausalLM" in out and "text-generation" in card
     assert not Path("out/checkpoints").exists() and not list(Path("out").glob(".*")), "nothing is left of the work"
     assert Path("out/tokenizer.json").read_bytes() == Path(kind, "tokenizer.json").read_bytes()

@@ -164,7 +164,7 @@ def test_a_call_that_runs_out_of_memory_is_told(monkeypatch):
     its = report()
     monkeypatch.setattr(SoftmaxMixer, "mix", small)
     assert [length.factor for length in assess(its, X, seconds=0.05, lengths=(1, 4, 16)).curve] == [1]
-    monkeypatch.setattr("polymix.workflows.convert.interleaved_within", lambda runs, seconds, device: {})
+    monkeypatch.setattr("polymix.workflows.convert.assessment.interleaved_within", lambda runs, seconds, device: {})
     answer = assess(its, X, **QUICK)
     assert answer.whole == Pair((None, None), (None, None), (None, None)) and "ran out of memory" in answer.headline
     assert "–" in str(answer) and json.dumps(answer.to_dict(), allow_nan=False)
@@ -205,9 +205,9 @@ def made(before=2.0, after=1.0, curve=(), training=False):
 
 @pytest.mark.parametrize(("answer", "says"), [
     (made(2.0, 1.0), "2.00 × as fast on this input."), (made(1.0, 2.0), "takes 2.00 × as long"),
-    (made(curve=(Length(1, (17,), 1.0, 2.0), Length(4, (65,), 3.0, 2.0))), "win from 65 tokens on"),
-    (made(curve=(Length(1, (17,), 1.0, 2.0),)), "at no measured length"),
-    (made(curve=(Length(1, (17, 1024), 2.0, 1.0),)), "win from 17 / 1,024 tokens on"),
+    (made(curve=(Length(1, (17,), 1.0, 2.0), Length(4, (65,), 3.0, 2.0))), "faster than attention from 65 tokens on"),
+    (made(curve=(Length(1, (17,), 1.0, 2.0),)), "slower than attention at every measured length"),
+    (made(curve=(Length(1, (17, 1024), 2.0, 1.0),)), "faster than attention from 17 / 1,024 tokens on"),
     (made(training=True), "A training step is"),
 ])  # fmt: skip
 def test_the_headline_is_the_answer(answer, says):
