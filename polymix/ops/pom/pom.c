@@ -41,13 +41,13 @@ int linear_powers(const Tokens *x, const Linear *w, const uint8_t *mask, float *
     for (int64_t item = 0; item < items; item++) {
       Block k = block_of(s, item);
       Rows in = read_block(room_in, x, k, s);
-      float *its = parts + item * part;
-      clear(its, part);
+      float *block_sums = parts + item * part;
+      clear(block_sums, part);
       for (int64_t c = 0; c < width; c += PANEL) {
         Packed panel = panel_of(map, c);
         u.width = panel.out;
         product(in, k.rows, panel, u, 0);
-#define ADD(kind) add_powers(u, k, mask, s, its + c, width, kind)
+#define ADD(kind) add_powers(u, k, mask, s, block_sums + c, width, kind)
         OF_KIND(s->kind, ADD)
 #undef ADD
       }
