@@ -242,7 +242,7 @@ int depthwise_weight(const Tokens *x, const Tokens *grad, const Tokens *scale, c
 #pragma omp parallel num_threads(s->threads)
   {
     vec *in = room(pitch * (all.rows + s->kh - 1)), *g = room(all.cols * all.rows), out[LARGEST];
-    wide *sum = aligned_alloc(sizeof(wide), sizeof(wide) * (s->kh * s->kw + 1));
+    doubles *sum = aligned_alloc(sizeof(doubles), sizeof(doubles) * (s->kh * s->kw + 1));
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < blocks * splits; item++) {
       if (!in || !g || !sum) {
@@ -251,21 +251,21 @@ int depthwise_weight(const Tokens *x, const Tokens *grad, const Tokens *scale, c
         continue;
       }
       int64_t block = item / splits, split = item % splits;
-      for (int64_t t = 0; t <= s->kh * s->kw; t++) sum[t] = (wide){0};
-      wide *whole = sum + s->kh * s->kw;
+      for (int64_t t = 0; t <= s->kh * s->kw; t++) sum[t] = (doubles){0};
+      doubles *whole = sum + s->kh * s->kw;
       for (int64_t part = 0; part < s->batch * places; part++) {
         Strip p = strip(s, all, part / places, block, part % places);
         int64_t top = p.row - s->top;
         pack(in, x, (vec){0}, NULL, s, &p, s->h, s->w, top, p.rows + s->kh - 1, p.col - s->left, pitch);
         vec added = pack(g, grad, (vec){0}, scale, s, &p, s->oh, s->ow, p.row, p.rows, p.col, p.cols);
-        *whole += __builtin_convertvector(added, wide);
+        *whole += __builtin_convertvector(added, doubles);
         for (int64_t k = split; k < s->kh; k += splits) {
           int64_t first = least(p.rows, most(0, -top - k)), last = most(first, least(p.rows, s->h - top - k));
           for (int64_t q = 0; q < s->kw;) {
             const Form *f = form(p.tile, s->kw - q);
             for (int i = 0; i < f->group; i++) out[i] = (vec){0};
             f->gather(in + (first + k) * pitch + q, pitch, g + first * p.cols, tiles, last - first, out);
-            for (int i = 0; i < f->group; i++) sum[k * s->kw + q + i] += __builtin_convertvector(out[i], wide);
+            for (int i = 0; i < f->group; i++) sum[k * s->kw + q + i] += __builtin_convertvector(out[i], doubles);
             q += f->group;
           }
         }

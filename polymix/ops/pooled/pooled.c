@@ -274,7 +274,7 @@ int linear_scaled_backward(const Tokens *grad, const Tokens *x, const float *sca
   {
     float *own = place + omp_get_thread_num() * each, *total = take(&own, sums), *scales = take(&own, width);
     Rows u = take_rows(&own, s->dim), dz = take_rows(&own, s->dim), room_g = take_rows(&own, s->out);
-    wide of_rest = {0};
+    doubles of_rest = {0};
     pack_back(back, w);
     clear(total, sums);
 #pragma omp for schedule(static)
@@ -299,7 +299,7 @@ int linear_scaled_backward(const Tokens *grad, const Tokens *x, const float *sca
           }
           *value *= f;
         }
-        of_rest += __builtin_convertvector(along, wide);
+        of_rest += __builtin_convertvector(along, doubles);
       }
       outer(g, u, k.rows, total);
       add_rows(g, k.rows, total + ends * width);

@@ -8,7 +8,7 @@
 
 #define MANY 16 /* blocks that are summed directly; longer sums add up sums of MANY blocks */
 
-/* The moments Σ [1, q, q²] ⊗ [v, b] of one head: those of v (1 + order · wide, wide), those of b (order · wide), and Σ b. */
+/* The moments Σ [1, q, q²] ⊗ [v, b] of one head: those of v (1 + order · stride, stride), those of b (order · stride), and Σ b. */
 typedef struct {
   float *top, *below, *last;
 } Sums;
@@ -32,15 +32,15 @@ INLINE float sum_of(vec v) {
 
 /* ---- moments; without padding, as in PyTorch, they are (1 + order · each, each + 1) ---- */
 
-INLINE int64_t size_of_sums(Heads g) { return (1 + g.order * g.wide) * g.wide + g.order * g.wide + LANES; }
+INLINE int64_t size_of_sums(Heads g) { return (1 + g.order * g.stride) * g.stride + g.order * g.stride + LANES; }
 INLINE Sums sums_at(float *at, Heads g) {
-  float *below = at + (1 + g.order * g.wide) * g.wide;
-  return (Sums){at, below, below + g.order * g.wide};
+  float *below = at + (1 + g.order * g.stride) * g.stride;
+  return (Sums){at, below, below + g.order * g.stride};
 }
 
 static void square_rows(Rows q, Rows squares, int64_t rows, Heads g) {
   for (int64_t r = 0; r < rows && g.order == 2; r++)
-    for (int64_t c = 0; c < g.wide; c += LANES) {
+    for (int64_t c = 0; c < g.stride; c += LANES) {
       vec x = *at(row_of(q, r), c);
       *at(row_of(squares, r), c) = x * x;
     }
@@ -52,11 +52,11 @@ static void add_sums(Sums m, Rows q, Rows squares, Rows v, const float *b, int64
   for (int64_t r = 0; r < rows; r++) *m.last += b[r];
   for (int64_t p = 0; p < g.order; p++) {
     Rows power = p ? squares : q;
-    outer(power, v, rows, m.top + (1 + p * g.wide) * g.wide);
-    for (int64_t c = 0; c < g.wide; c += LANES) {
+    outer(power, v, rows, m.top + (1 + p * g.stride) * g.stride);
+    for (int64_t c = 0; c < g.stride; c += LANES) {
       vec sum = {0};
       for (int64_t r = 0; r < rows; r++) sum += b[r] * *at(row_of(power, r), c);
-      *at(m.below, p * g.wide + c) += sum;
+      *at(m.below, p * g.stride + c) += sum;
     }
   }
 }
@@ -64,8 +64,8 @@ static void add_sums(Sums m, Rows q, Rows squares, Rows v, const float *b, int64
 static void write_sums(float *to, float *from, Heads g) {
   Sums m = sums_at(from, g);
   for (int64_t f = 0; f < 1 + g.order * g.each; f++, to += g.each + 1) {
-    int64_t row = f ? 1 + (f - 1) / g.each * g.wide + (f - 1) % g.each : 0;
-    for (int64_t c = 0; c < g.each; c += LANES) put(to, c, least(LANES, g.each - c), 0, *at(m.top, row * g.wide + c));
+    int64_t row = f ? 1 + (f - 1) / g.each * g.stride + (f - 1) % g.each : 0;
+    for (int64_t c = 0; c < g.each; c += LANES) put(to, c, least(LANES, g.each - c), 0, *at(m.top, row * g.stride + c));
     to[g.each] = f ? m.below[row - 1] : *m.last;
   }
 }
@@ -136,7 +136,7 @@ static void end_shared(float *to, float *buffers, int64_t step, Heads g, const S
 /* ---- features times moments, and the backward ---- */
 
 INLINE int64_t size_of_moment_maps(Heads g) {
-  return 2 * size_of_packed(g.wide, g.wide) + size_of_packed(g.order * g.wide, g.wide) + g.order * g.wide;
+  return 2 * size_of_packed(g.stride, g.stride) + size_of_packed(g.order * g.stride, g.stride) + g.order * g.stride;
 }
 /* Entry (o, i) of a packed map is at index i · step of the result. */
 INLINE float *column_of(Packed p, int64_t o, int64_t *step) {
@@ -146,26 +146,26 @@ INLINE float *column_of(Packed p, int64_t o, int64_t *step) {
 }
 /* Load the moments of one head from (1 + order · each, each + 1). The map from v back is loaded only if `with_back`. */
 static MomentMaps take_moment_maps(float **room, const float *from, int with_back, Heads g) {
-  if (g.each < g.wide) clear(*room, size_of_moment_maps(g));
+  if (g.each < g.stride) clear(*room, size_of_moment_maps(g));
   MomentMaps m;
-  for (int p = 0; p < 2; p++) m.query[p] = take_packed(room, g.wide, g.wide);
-  m.back = take_packed(room, g.order * g.wide, g.wide);
-  m.below = take(room, g.order * g.wide);
+  for (int p = 0; p < 2; p++) m.query[p] = take_packed(room, g.stride, g.stride);
+  m.back = take_packed(room, g.order * g.stride, g.stride);
+  m.below = take(room, g.order * g.stride);
   m.last = from[g.each];
-  for (int64_t c = 0; c < g.wide; c += LANES) *at(m.query[0].bias, c) = get(from, c, least(LANES, g.each - c), 0);
-  clear(m.query[1].bias, g.wide);
-  clear(m.back.bias, g.order * g.wide);
+  for (int64_t c = 0; c < g.stride; c += LANES) *at(m.query[0].bias, c) = get(from, c, least(LANES, g.each - c), 0);
+  clear(m.query[1].bias, g.stride);
+  clear(m.back.bias, g.order * g.stride);
   for (int64_t p = 0; p < g.order; p++)
     for (int64_t i = 0; i < g.each; i++) {
       const float *row = from += g.each + 1;
       int64_t step;
-      for (int64_t c = 0; c < g.wide; c += LANES) {
+      for (int64_t c = 0; c < g.stride; c += LANES) {
         float *column = column_of(m.query[p], c, &step);
         *at(column, i * step) = get(row, c, least(LANES, g.each - c), 0);
       }
-      float *column = column_of(m.back, p * g.wide + i, &step);
+      float *column = column_of(m.back, p * g.stride + i, &step);
       for (int64_t c = 0; with_back && c < g.each; c++) column[c * step] = row[c];
-      m.below[p * g.wide + i] = row[g.each];
+      m.below[p * g.stride + i] = row[g.each];
     }
   return m;
 }
@@ -178,15 +178,15 @@ static void take_sample(MomentMaps *m, float *room, float *from, int64_t b, int 
 /* to = [1, q, q²] · the moments of v */
 static void query(const MomentMaps *m, Rows q, Rows squares, int64_t rows, Rows to, Heads g) {
   for (int64_t p = 0; p < g.order; p++) product(p ? squares : q, rows, m->query[p], to, p);
-  for (int64_t r = 0; r < rows && !g.order; r++) memcpy(row_of(to, r), m->query[0].bias, sizeof(float) * g.wide);
+  for (int64_t r = 0; r < rows && !g.order; r++) memcpy(row_of(to, r), m->query[0].bias, sizeof(float) * g.stride);
 }
 
 /* Replace q by its gradient; `both` holds the products of v with the maps back to q and q². */
 static void slopes(const MomentMaps *m, Rows q, Rows both, const float *b, int64_t rows, Heads g) {
   for (int64_t r = 0; r < rows; r++)
-    for (int64_t c = 0; c < g.wide; c += LANES) {
+    for (int64_t c = 0; c < g.stride; c += LANES) {
       vec *place = at(row_of(q, r), c), sum = {0};
-      if (g.order == 2) sum = 2.0f * *place * (*at(row_of(both, r), g.wide + c) + b[r] * *at(m->below, g.wide + c));
+      if (g.order == 2) sum = 2.0f * *place * (*at(row_of(both, r), g.stride + c) + b[r] * *at(m->below, g.stride + c));
       if (g.order) sum += *at(row_of(both, r), c) + b[r] * *at(m->below, c);
       *place = sum;
     }
@@ -205,8 +205,8 @@ static void hide(Rows u, Block k, const uint8_t *mask, float *b, const Sizes *s)
 /* sums (batch, heads, 1 + order · each, each + 1). Returns 0, or 1 if memory cannot be allocated, like all functions here. */
 int qt_pool(const Tokens *x, const Linear *w, const uint8_t *mask, float *sums, const Sizes *s) {
   Heads g = heads_of(s);
-  int64_t width = 2 * g.number * g.wide, size = size_of_sums(g), buffers = 3 * g.number * size;
-  int64_t each = buffers + size_of_rows(s->dim) + size_of_rows(width) + size_of_rows(g.wide) + ROWS;
+  int64_t width = 2 * g.number * g.stride, size = size_of_sums(g), buffers = 3 * g.number * size;
+  int64_t each = buffers + size_of_rows(s->dim) + size_of_rows(width) + size_of_rows(g.stride) + ROWS;
   float *whole = reserve(size_of_packed(width, s->dim) + size_to(2 * g.number, s->dim, g) + s->threads * each);
   float *place = whole;
   if (!whole) return 1;
@@ -215,7 +215,7 @@ int qt_pool(const Tokens *x, const Linear *w, const uint8_t *mask, float *sums, 
 #pragma omp parallel num_threads(s->threads)
   {
     float *own = place + omp_get_thread_num() * each, *own_buffers = take(&own, buffers);
-    Rows room_in = take_rows(&own, s->dim), u = take_rows(&own, width), squares = take_rows(&own, g.wide);
+    Rows room_in = take_rows(&own, s->dim), u = take_rows(&own, width), squares = take_rows(&own, g.stride);
     float *b = take(&own, ROWS);
     Linear kv = map_to(room_map, w, 2 * g.number, g);
     pack_linear(map, &kv);
@@ -242,8 +242,8 @@ int qt_pool(const Tokens *x, const Linear *w, const uint8_t *mask, float *sums, 
 int qt_pool_backward(float *grad, const Tokens *x, const Linear *w, const uint8_t *mask, const Tokens *grad_x,
                      float *grad_w, float *grad_b, const Sizes *s) {
   Heads g = heads_of(s);
-  int64_t width = 2 * g.number * g.wide, square = width * padded(s->dim), maps_size = g.number * size_of_moment_maps(g);
-  int64_t rows = 2 * size_of_rows(s->dim) + size_of_rows(width) + size_of_rows(g.wide) + size_of_rows(g.order * g.wide);
+  int64_t width = 2 * g.number * g.stride, square = width * padded(s->dim), maps_size = g.number * size_of_moment_maps(g);
+  int64_t rows = 2 * size_of_rows(s->dim) + size_of_rows(width) + size_of_rows(g.stride) + size_of_rows(g.order * g.stride);
   int64_t each = square + width + maps_size + rows + ROWS;
   int64_t packed = size_of_packed(width, s->dim) + size_of_packed(s->dim, width) + size_to(2 * g.number, s->dim, g);
   float *whole = reserve(packed + s->threads * each), *place = whole;
@@ -254,7 +254,7 @@ int qt_pool_backward(float *grad, const Tokens *x, const Linear *w, const uint8_
   {
     float *own = place + omp_get_thread_num() * each, *total = take(&own, square + width), *room_m = take(&own, maps_size);
     Rows room_in = take_rows(&own, s->dim), room_out = take_rows(&own, s->dim), u = take_rows(&own, width);
-    Rows squares = take_rows(&own, g.wide), both = take_rows(&own, g.order * g.wide);
+    Rows squares = take_rows(&own, g.stride), both = take_rows(&own, g.order * g.stride);
     float *b = take(&own, ROWS);
     Linear kv = map_to(room_map, w, 2 * g.number, g);
     pack_linear(map, &kv);
@@ -291,19 +291,19 @@ int qt_pool_backward(float *grad, const Tokens *x, const Linear *w, const uint8_
 static void divide(const MomentMaps *m, Rows q, Rows squares, int64_t rows, float bound, float *below, Rows z, Heads g) {
   for (int64_t r = 0; r < rows; r++) {
     vec sum = {0};
-    for (int64_t c = 0; c < g.order * g.wide && c < g.wide; c += LANES) {
+    for (int64_t c = 0; c < g.order * g.stride && c < g.stride; c += LANES) {
       vec x = *at(row_of(q, r), c);
       sum += x * *at(m->below, c);
       if (g.order < 2) continue;
       *at(row_of(squares, r), c) = x * x;
-      sum += x * x * *at(m->below, g.wide + c);
+      sum += x * x * *at(m->below, g.stride + c);
     }
     below[r] = m->last + sum_of(sum);
   }
   query(m, q, squares, rows, z, g);
   for (int64_t r = 0; r < rows; r++) {
     float by = 1.0f / (below[r] < bound ? bound : below[r]); /* NaN stays NaN */
-    for (int64_t c = 0; c < g.wide; c += LANES) *at(row_of(z, r), c) *= by;
+    for (int64_t c = 0; c < g.stride; c += LANES) *at(row_of(z, r), c) *= by;
   }
 }
 
@@ -312,7 +312,7 @@ static void divide_back(Rows z, Rows dz, float *below, float bound, int64_t rows
   for (int64_t r = 0; r < rows; r++) {
     float by = 1.0f / (below[r] < bound ? bound : below[r]);
     vec sum = {0};
-    for (int64_t c = 0; c < g.wide; c += LANES) {
+    for (int64_t c = 0; c < g.stride; c += LANES) {
       vec *place = at(row_of(dz, r), c);
       sum += (*place *= by) * *at(row_of(z, r), c);
     }
@@ -324,8 +324,8 @@ static void divide_back(Rows z, Rows dz, float *below, float bound, int64_t rows
 int qt_spread(const Tokens *x, const Linear *w, float *moments, const float *bounds, const Linear *last, const Tokens *y,
               const Sizes *s) {
   Heads g = heads_of(s);
-  int64_t width = g.number * g.wide, maps_size = g.number * size_of_moment_maps(g);
-  int64_t rows = size_of_rows(s->dim) + 2 * size_of_rows(width) + size_of_rows(g.wide) + size_of_rows(s->out);
+  int64_t width = g.number * g.stride, maps_size = g.number * size_of_moment_maps(g);
+  int64_t rows = size_of_rows(s->dim) + 2 * size_of_rows(width) + size_of_rows(g.stride) + size_of_rows(s->out);
   int64_t each = maps_size + rows + ROWS;
   int64_t packed = size_of_packed(width, s->dim) + size_of_packed(s->out, width);
   float *whole = reserve(packed + size_to(g.number, s->dim, g) + size_from(s->out, g) + s->threads * each);
@@ -337,7 +337,7 @@ int qt_spread(const Tokens *x, const Linear *w, float *moments, const float *bou
   {
     float *own = place + omp_get_thread_num() * each, *room_m = take(&own, maps_size), *below = take(&own, ROWS);
     Rows room_in = take_rows(&own, s->dim), room_out = take_rows(&own, s->out), q = take_rows(&own, width);
-    Rows z = take_rows(&own, width), squares = take_rows(&own, g.wide);
+    Rows z = take_rows(&own, width), squares = take_rows(&own, g.stride);
     Linear to_heads = map_to(room_map, w, g.number, g), from_heads = map_from(room_last, last, g);
     pack_linear(map, &to_heads);
     pack_linear(end, &from_heads);
@@ -362,11 +362,11 @@ int qt_spread_backward(const Tokens *grad, const Tokens *x, const Linear *w, flo
                        const Linear *last, const Tokens *grad_x, float *grad_w, float *grad_b, float *grad_m,
                        float *grad_last, float *grad_last_b, const Sizes *s) {
   Heads g = heads_of(s);
-  int64_t width = g.number * g.wide, size = size_of_sums(g), buffers = 3 * g.number * size, ends = padded(s->out);
+  int64_t width = g.number * g.stride, size = size_of_sums(g), buffers = 3 * g.number * size, ends = padded(s->out);
   int64_t of_w = width * padded(s->dim) + width, of_last = ends * width, totals = of_w + of_last + ends;
   int64_t maps_size = g.number * size_of_moment_maps(g);
-  int64_t rows = 2 * size_of_rows(s->dim) + size_of_rows(s->out) + 3 * size_of_rows(width) + size_of_rows(g.wide);
-  int64_t each = totals + buffers + maps_size + rows + size_of_rows(g.order * g.wide) + ROWS;
+  int64_t rows = 2 * size_of_rows(s->dim) + size_of_rows(s->out) + 3 * size_of_rows(width) + size_of_rows(g.stride);
+  int64_t each = totals + buffers + maps_size + rows + size_of_rows(g.order * g.stride) + ROWS;
   int64_t packed = size_of_packed(width, s->dim) + size_of_packed(s->dim, width) + size_of_packed(width, s->out);
   float *whole = reserve(packed + size_to(g.number, s->dim, g) + size_from(s->out, g) + s->threads * each);
   float *place = whole;
@@ -380,7 +380,7 @@ int qt_spread_backward(const Tokens *grad, const Tokens *x, const Linear *w, flo
     float *own_buffers = take(&own, buffers), *room_m = take(&own, maps_size), *below = take(&own, ROWS);
     Rows room_in = take_rows(&own, s->dim), room_out = take_rows(&own, s->dim), room_g = take_rows(&own, s->out);
     Rows q = take_rows(&own, width), z = take_rows(&own, width), dz = take_rows(&own, width);
-    Rows squares = take_rows(&own, g.wide), both = take_rows(&own, g.order * g.wide);
+    Rows squares = take_rows(&own, g.stride), both = take_rows(&own, g.order * g.stride);
     Linear to_heads = map_to(room_map, w, g.number, g), from_heads = map_from(room_last, last, g);
     pack_linear(map, &to_heads);
     pack_back(back, &to_heads);
@@ -412,7 +412,7 @@ int qt_spread_backward(const Tokens *grad, const Tokens *x, const Linear *w, flo
     }
     end_shared(grad_m, place + padded(totals), each, g, s);
     add_maps(grad_w, grad_b, g.number, g, s->dim, place, each);
-    add_spaced(grad_last, s->out, 1, 1, g.number * g.each, g.each, g.wide, place + of_w, width, each);
+    add_spaced(grad_last, s->out, 1, 1, g.number * g.each, g.each, g.stride, place + of_w, width, each);
     add_threads(grad_last_b, place + of_w + of_last, each, 1, s->out);
   }
   free(whole);
