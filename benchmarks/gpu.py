@@ -28,8 +28,9 @@ from gpu_steps import ceilings, checks, mixers, ops, others
 from gpu_steps.bench import DRY, QUICK, STEPS, Bench, Clock, Row, Sizes, begin
 from gpu_steps.report import report
 
+from polymix._io import check_device
 from polymix.errors import MissingExtraError, OptionError, PolymixError, check_choice
-from polymix.measure.machine import check_device, manifest
+from polymix.measure.machine import manifest
 
 JOBS = {
     "tests": checks.jobs, "ceilings": ceilings.jobs, "ops": ops.jobs, "paper": mixers.paper_jobs,
@@ -77,7 +78,7 @@ def check(its: argparse.Namespace) -> None:
     if gpu and not torch.cuda.is_available():
         cure = "--device cpu --dry-run --out FILE shows that the script works."
         raise OptionError("--device", f"{its.device}, and PyTorch finds no GPU", "a machine with one", cure)
-    check_device(its.device)
+    check_device(its.device, "--device")
     if not gpu:
         os.environ["TRITON_INTERPRET"] = "1"  # before triton is first imported
     if its.pom is not None:

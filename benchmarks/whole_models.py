@@ -19,7 +19,7 @@ from torch import nn
 import polymix
 from polymix.compat import cure_torchvision
 from polymix.measure import manifest
-from polymix.workflows.recommend.measure import timed
+from polymix.measure.timing import interleaved_within
 
 cure_torchvision()
 import timm  # noqa: E402
@@ -63,7 +63,7 @@ def main() -> None:
         calls = {"attention": partial(run, model.eval(), inputs)}
         for mixer in MIXERS[name]:
             calls[mixer] = partial(run, polymix.convert(model, mixer, copy=True).model.eval(), inputs)
-        times = timed(calls, 5.0, "cpu")
+        times = interleaved_within(calls, 5.0, "cpu")
         before = times.get("attention")
         for mixer in MIXERS[name]:
             after = times.get(mixer)

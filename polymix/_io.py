@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 
@@ -251,3 +251,11 @@ def check_device(device: str, argument: str = "device", kinds: Sequence[str] = (
     if kind == "meta":
         raise OptionError(argument, repr(device), "a device that can compute", "Use cpu or cuda.")
     return device
+
+
+class Progress(Protocol):
+    """Where a long run reports its progress."""
+
+    def start(self, what: str, total: int) -> Callable[[int], None]:
+        """Begin a part of `total` steps. Call the result with the number of steps that are done."""
+        ...

@@ -1,4 +1,4 @@
-"""The residual blocks that hold a mixer."""
+"""Residual blocks with a mixer and a feed-forward network."""
 
 from __future__ import annotations
 
@@ -14,10 +14,21 @@ from polymix.structured.dense import Dense
 
 
 class MixerBlock(nn.Module):
-    """X ← X + mixer(norm(X)), then X ← X + FF(norm(X)): the transformer block with any mixer in attention's place.
+    """The transformer block with any mixer in place of attention.
 
-    FF is two linear layers with a GELU between. `norm` "layer" puts a LayerNorm before each half (pre-norm, as in the
-    hosts), None none. The keyword arguments of forward go to the mixer. Cost beside the mixer's: 2 · mlp_ratio · N D².
+        X ← X + mixer(norm(X)),   X ← X + FF(norm(X)),   FF = Linear, GELU, Linear
+
+    Keyword arguments of `forward` go to the mixer. The feed-forward network costs 2 · mlp_ratio · N D² multiply-adds.
+
+    Args:
+        dim: number of channels D.
+        mixer: a config, or a mixer of width dim.
+        mlp_ratio: width of the hidden layer, divided by dim.
+        norm: "layer" for a LayerNorm before each half (pre-norm), None for no norm.
+        dropout: probability of zeroing an element after each layer of the feed-forward network, in training.
+
+    Raises:
+        OptionError: an option is out of range.
     """
 
     def __init__(
@@ -35,9 +46,9 @@ class MixerBlock(nn.Module):
         check_int("dim", dim, 1)
         check_choice("norm", norm, ("layer", None))
         check_number("dropout", dropout, 0.0, 1.0, "a probability in [0, 1)", 0.0)
-        check_number("mlp_ratio", mlp_ratio, 1 / dim, math.inf, "a number that leaves a hidden channel", 4)
+        check_number("mlp_ratio", mlp_ratio, 1 / dim, math.inf, f"a number of at least 1/dim = 1/{dim}", 4)
         if not isinstance(mixer, (MixerConfig, TokenMixer)):
-            raise OptionError("mixer", repr(mixer), "a config or a mixer", "Pass PomConfig(), say.")
+            raise OptionError("mixer", repr(mixer), "a config or a mixer", "Pass for example PomConfig().")
         kw: dict[str, Any] = {"device": device, "dtype": dtype}
         hidden = int(dim * mlp_ratio)
         self.mixer = mixer.build(dim, **kw) if isinstance(mixer, MixerConfig) else mixer
@@ -53,9 +64,12 @@ class MixerBlock(nn.Module):
 
 
 class PolyMorpher(MixerBlock):
-    """P(X) = X + PoM(X) + FF(X + PoM(X)) (PoM, Eq. 3), with the host's pre-norm; norm=None is the equation as printed.
+    """The block of the PoM paper: a MixerBlock with PoM.
 
-    Options of `PomConfig` (degree, expand, …) are keywords of their own.
+        P(X) = X + PoM(X) + FF(X + PoM(X))        (Eq. 3)
+
+    norm=None is the equation as printed; the default adds pre-norms. Options of `PomConfig` (degree, expand, …) are
+    passed as keywords. Source: PoM, Eq. 3.
     """
 
     def __init__(

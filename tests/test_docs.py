@@ -136,10 +136,6 @@ def test_overview_and_structures_leave_nothing_out(generate):
 
 def test_plain_text_shows_as_it_is(generate):
     assert generate.text("a | b * c <d> [e] `f | g` W_i") == r"a \| b \* c \<d\> \[e\] `f | g` W\_i"
-    assert (
-        generate.text('in the paper (PL-037), see PD-001 … PD-031, PM-002 and (PL-020, "x")')
-        == 'in the paper, see and ("x")'
-    )
 
 
 def test_figures_are_those_of_the_results():

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import torch
 
 import polymix
+from polymix._io import write_whole
 from polymix.errors import ResultsError
 from polymix.measure.timing import Timing, interleaved, once
-from polymix.workflows.results import write_atomically
 
 K = TypeVar("K", bound=Hashable)
 Row = dict[str, Any]
@@ -160,7 +160,7 @@ class Bench:
 
     def save(self) -> None:
         if self.path is not None:
-            write_atomically(self.path, json.dumps(self.content, indent=1, allow_nan=False) + "\n")
+            write_whole(self.path, json.dumps(self.content, indent=1, allow_nan=False) + "\n")
 
 
 def code() -> str:

@@ -16,12 +16,12 @@ from typing import IO
 
 from gpu_steps.bench import DTYPES, Bench, Jobs, Row, reason
 from gpu_steps.mixers import MIXERS, TESTS, config
-from polymix.measure.case import wrong
-from polymix.workflows.bench.settings import Group
+from polymix.measure.case import check, prepare
+from polymix.workflows.bench.run import Group
 
 Process = subprocess.Popen[bytes]
 ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "tests" / "ops" / "triton"
+FOLDER = ROOT / "tests" / "ops"
 FILES = sorted({*TESTS.values()})
 SHARE = 0.6  # of the time that is left, for the tests
 
@@ -87,6 +87,6 @@ def _check(bench: Bench, label: str, dtype: str, pass_: str) -> list[Row]:
     row: Row = {"what": label, "dtype": dtype, "pass": pass_}
     try:
         group = Group(sizes.check_tokens + 4, sizes.dim, 2, dtype, pass_, 1)  # no multiple of a tile
-        return [{**row, "failed": wrong(config(label, "triton", sizes), group, bench.device)}]
+        return [{**row, "failed": check(prepare(config(label, "triton", sizes), group.setting(bench.device)))}]
     except Exception as error:  # whatever goes wrong in it is its result
         return [{**row, "failed": reason(error)}]

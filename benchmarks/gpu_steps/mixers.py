@@ -14,10 +14,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpu_steps.bench import DTYPES, Bench, Jobs, Row, Sizes, foreseen, reason, timing
-from polymix.measure.case import Cell, prepare, wrong
-from polymix.measure.sweep import disagreement
+from polymix.measure.case import Case, check, disagreement, prepare
 from polymix.mixers import MixerConfig, config_class
-from polymix.workflows.bench.settings import Group
+from polymix.workflows.bench.run import Group
 
 Who = tuple[str, str]  # a mixer and an implementation, or attention and a backend
 MIXERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -25,8 +24,9 @@ MIXERS: dict[str, tuple[str, dict[str, Any]]] = {
     "poly_sa": ("poly_sa", {}), "poly_nl": ("poly_nl", {}),
 }  # fmt: skip
 TESTS = {
-    "padre-2": "test_padre.py", "padre-3": "test_padre.py", "pom": "test_pom.py", "qt": "test_qt.py",
-    "poly_sa": "test_pooled.py", "poly_nl": "test_pooled.py",
+    "padre-2": "padre/test_triton.py", "padre-3": "padre/test_triton.py", "pom": "pom/test_triton.py",
+    "qt": "qt/test_triton.py",
+    "poly_sa": "pooled/test_triton.py", "poly_nl": "pooled/test_triton.py",
 }  # fmt: skip
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION,
@@ -126,30 +126,29 @@ def _against(bench: Bench, label: str, impl: str, group: Group) -> str | None:
 @cache
 def _wrong(label: str, impl: str, group: Group, sizes: Sizes, device: str) -> str | None:
     try:
-        return wrong(config(label, impl, sizes), group, device)
+        return check(prepare(config(label, impl, sizes), group.setting(device)))
     except Exception as error:  # whatever goes wrong in it is its result
         return reason(error)
 
 
 def _call(label: str, impl: str, group: Group, bench: Bench) -> Callable[[], Any]:
-    cell = prepare(config(label, impl, bench.sizes), group, bench.device)
+    case = prepare(config(label, impl, bench.sizes), group.setting(bench.device))
     if impl == "compiled":
-        _compile(cell, bench.dry)
+        _compile(case, bench.dry)
 
     def call() -> None:
         with sdpa_kernel(BACKENDS[impl]) if label == "softmax" else nullcontext(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a backend that cannot run says at length why
-            cell.call()
-        cell.clear()
+            case.call()
+        case.clear()
 
     return call
 
 
-def _compile(cell: Cell, dry: bool) -> None:
-    """In place, once its answer is known to stay the same."""
-    expected = [part.double().cpu() for part in cell.tensors()]
+def _compile(case: Case, dry: bool) -> None:
+    """Compile the mixer in place. Raises ValueError if that changes its numbers."""
+    expected = [part.detach().double().cpu() for part in case.outputs()]
     torch.compiler.reset()
-    cell.mixer.compile(fullgraph=True, dynamic=False, backend="eager" if dry else "inductor")
-    for got, exact in zip(cell.tensors(), expected, strict=True):
-        if why := disagreement(got.detach(), exact.detach()):
-            raise ValueError(f"compiled, {why}")
+    case.module.compile(fullgraph=True, dynamic=False, backend="eager" if dry else "inductor")
+    if why := disagreement([part.detach() for part in case.outputs()], expected):
+        raise ValueError(f"compiled, {why}")

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from gpu_steps.bench import DTYPES, Bench, Jobs, Row, foreseen, reason, timing
 from gpu_steps.ceilings import copied, multiplied
-from polymix.measure.sweep import disagreement, near_square
+from polymix.measure.case import disagreement
+from polymix.measure.shapes import near_square
 from polymix.ops.padre import padre_step
 from polymix.ops.pom import pom_pool, pom_scan
-from polymix.ops.pooled import pooled_product, pooled_spread
-from polymix.ops.qt import feature_size, qt_ask, qt_moments, qt_sums
+from polymix.ops.pooled import gate_tokens, pooled_product
+from polymix.ops.qt import feature_size, qt_causal, qt_moments, qt_query
 from polymix.ops.shared.causal_sums import CHUNK
 
 PASSES = ("forward", "training")
@@ -64,7 +65,7 @@ def _pooled(normal: Normal, b: int, n: int, dim: int, heads: int) -> Sequence[Te
     return k, v, normal(heads, n)
 
 
-def _spread(normal: Normal, b: int, n: int, dim: int, heads: int) -> Sequence[Tensor]:
+def _gated(normal: Normal, b: int, n: int, dim: int, heads: int) -> Sequence[Tensor]:
     return normal(b, n, heads, dim // heads), normal(b, heads, dim // heads).float(), normal(heads, n)
 
 
@@ -80,11 +81,11 @@ def _run_padre(impl: str, n: int, *tensors: Tensor) -> Tensor:
 
 def _run_qt(form: str, impl: str, n: int, q: Tensor, k: Tensor, v: Tensor, scale: Tensor | None = None) -> Tensor:
     moments = qt_moments(k, v, scale, None, form, 2, impl=impl)
-    return qt_ask(q, moments, scale, form, 2, impl=impl)
+    return qt_query(q, moments, scale, form, 2, impl=impl)
 
 
 def _run_causal(form: str, impl: str, n: int, q: Tensor, k: Tensor, v: Tensor, scale: Tensor | None = None) -> Tensor:
-    return qt_sums(q, k, v, scale, None, None, form, 2, impl=impl)[0]
+    return qt_causal(q, k, v, scale, None, None, form, 2, impl=impl)[0]
 
 
 def _padre_flops(k: int, dim: int, heads: int) -> float:
@@ -97,32 +98,32 @@ def _qt_flops(form: str, chunk: int, dim: int, heads: int) -> float:
 
 
 CASES = {
-    "pom_pool": Case("test_pom.py", _pom, partial(_run_pom, pom_pool), lambda dim, heads: 8.0 * dim),
-    "pom_scan": Case("test_pom.py", _pom, partial(_run_pom, pom_scan), lambda dim, heads: 10.0 * dim),
+    "pom_pool": Case("pom/test_triton.py", _pom, partial(_run_pom, pom_pool), lambda dim, heads: 8.0 * dim),
+    "pom_scan": Case("pom/test_triton.py", _pom, partial(_run_pom, pom_scan), lambda dim, heads: 10.0 * dim),
     **{
         f"padre_step {k}×{k}": Case(
-            "test_padre.py", partial(_padre, k), _run_padre, partial(_padre_flops, k)
+            "padre/test_triton.py", partial(_padre, k), _run_padre, partial(_padre_flops, k)
         )
         for k in (3, 11)
     },
     **{
         f"qt {form}": Case(
-            "test_qt.py", partial(_qt, form), partial(_run_qt, form), partial(_qt_flops, form, 0), True
+            "qt/test_triton.py", partial(_qt, form), partial(_run_qt, form), partial(_qt_flops, form, 0), True
         )
         for form in ("compact", "full")
     },
     **{
         f"qt_causal {form}": Case(
-            "test_qt.py", partial(_qt, form), partial(_run_causal, form), partial(_qt_flops, form, CHUNK), True
+            "qt/test_triton.py", partial(_qt, form), partial(_run_causal, form), partial(_qt_flops, form, CHUNK), True
         )
         for form in ("compact", "full")
     },
     "pooled_product": Case(
-        "test_pooled.py", _pooled, lambda impl, n, k, v, p: pooled_product(k, v, p, None, impl=impl),
+        "pooled/test_triton.py", _pooled, lambda impl, n, k, v, p: pooled_product(k, v, p, None, impl=impl),
         lambda dim, heads: 3.0 * dim,
     ),
-    "pooled_spread": Case(
-        "test_pooled.py", _spread, lambda impl, n, q, gate, p: pooled_spread(q, gate, p, impl=impl),
+    "gate_tokens": Case(
+        "pooled/test_triton.py", _gated, lambda impl, n, q, gate, p: gate_tokens(q, gate, p, impl=impl),
         lambda dim, heads: 2.0 * dim,
     ),
 }  # fmt: skip
@@ -164,14 +165,13 @@ def _check(bench: Bench, name: str, dtype: str) -> list[Row]:
     if why := bench.against(case.tests):
         return [{**row, "failed": why}]
     tensors = prepared(bench, case, dtype, 2, n)
-    wide = [part.detach().double().requires_grad_() for part in tensors]
+    exact = [part.detach().double().requires_grad_() for part in tensors]
     try:
         out = call(case, "forward", n, tensors)[0]
         grad = torch.randn(out.shape, dtype=out.dtype, device=out.device)
         got = call(case, "training", n, tensors, grad)
-        exact = call(case, "training", n, wide, grad.double(), "eager")
-        pairs = zip(got, (part.to("cpu") for part in exact), strict=True)
-        return [{**row, "failed": next(filter(None, (disagreement(*pair) for pair in pairs)), None)}]
+        expected = call(case, "training", n, exact, grad.double(), "eager")
+        return [{**row, "failed": disagreement(got, [part.to("cpu") for part in expected])}]
     except Exception as error:  # whatever goes wrong in it is its result
         return [{**row, "failed": reason(error)}]
 

@@ -17,9 +17,10 @@ from torch import Tensor
 from gpu_steps.bench import DTYPES, Bench, Jobs, Row, foreseen, reason, timing
 from gpu_steps.ops import PASSES
 from polymix.errors import OptionError
-from polymix.measure.sweep import disagreement
+from polymix.measure.case import disagreement
 from polymix.ops.pom import pom_pool, pom_scan
-from polymix.ops.qt import normalise, qt_sums
+from polymix.ops.qt import qt_causal
+from polymix.ops.qt.eager import least, quotient
 
 TARGET, UP_TO = 1.5, 4  # times as fast as the PoM authors' kernels, up to this batch
 BATCH = (1, 4)
@@ -32,7 +33,7 @@ def jobs(bench: Bench) -> Jobs:
     if bench.pom is not None:
         pairs += authors(bench.pom)
     if flash() is not None:
-        pairs.append(("flash-linear-attention, Based", "test_qt.py", _qt, _based))
+        pairs.append(("flash-linear-attention, Based", "qt/test_triton.py", _qt, _based))
     batches = [b for b in BATCH if b in bench.sizes.batch]
     for batch, dtype, pass_, n in product(batches, DTYPES, PASSES, bench.sizes.tokens):
         for name, tests, ours, theirs in pairs:
@@ -74,8 +75,8 @@ def authors(clone: Path) -> list[tuple[str, str, Pair, Pair]]:
     mean = _module(clone, "pom_triton.py").poly_agg_mean_triton
     causal = _module(clone, "pom_triton_causal.py").poly_agg_causal_triton
     return [
-        ("PoM authors, mean", "test_pom.py", _mean, lambda h, alpha: mean(h, alpha, alpha.shape[1]).squeeze(1)),
-        ("PoM authors, causal", "test_pom.py", _causal, lambda h, alpha: causal(h, alpha, alpha.shape[1])),
+        ("PoM authors, mean", "pom/test_triton.py", _mean, lambda h, alpha: mean(h, alpha, alpha.shape[1]).squeeze(1)),
+        ("PoM authors, causal", "pom/test_triton.py", _causal, lambda h, alpha: causal(h, alpha, alpha.shape[1])),
     ]
 
 
@@ -91,9 +92,9 @@ def _causal(h: Tensor, alpha: Tensor) -> Tensor:
 def _qt(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """(B, N, h, d), as flash-linear-attention has them."""
     heads_first = (part.transpose(1, 2) for part in (q, k, v))
-    weighted, _ = qt_sums(*heads_first, None, None, None, "full", 2, impl="triton")
+    weighted, _ = qt_causal(*heads_first, None, None, None, "full", 2, impl="triton")
     seen = torch.arange(1, q.shape[1] + 1, device=q.device)[:, None]
-    return normalise(weighted, seen).to(q.dtype).transpose(1, 2)
+    return quotient(weighted, least(seen, weighted.dtype)).to(q.dtype).transpose(1, 2)
 
 
 def _based(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -133,7 +134,7 @@ def _measure(bench: Bench, row: Row, tests: str, ours: Pair, theirs: Pair) -> li
         pairs = zip(_run(theirs, tensors, grad), _run(ours, tensors, grad), strict=True)
         for got, exact in pairs:
             if (got - exact).abs().max() > 0.02 * exact.abs().max() or got.shape != exact.shape:
-                why = disagreement(got, exact.to("cpu", torch.float64))
+                why = disagreement([got], [exact.to("cpu", torch.float64)])
                 return [{**row, "stopped": f"they compute something else: {why}"}]
         runs = bench.clock({f: partial(_run, f, tensors, grad) for f in (ours, theirs)}, bench.sizes.seconds)
     except Exception as error:  # whatever goes wrong in it is its result

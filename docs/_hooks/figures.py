@@ -41,7 +41,7 @@ def sentence(text: str) -> str:
 
 def bench() -> str:
     """What `polymix bench` measured, every column."""
-    from polymix.workflows.bench.table import markdown
+    from polymix.workflows.bench.tables import markdown
 
     return sentence(markdown(load("bench/results.json")))
 

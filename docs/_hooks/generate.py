@@ -34,28 +34,20 @@ from polymix.structured import Site, StructuredMap, create_map, list_maps
 DOCS = Path(__file__).parents[1]
 TOKENS, DIM, GRID = 4096, 192, (64, 64)
 REQUIRED: dict[str, dict[str, Any]] = {"padre": {"grid": GRID}, "hyena": {"length": TOKENS}}  # to take TOKENS tokens
-PAPERS = {"PD": "PADRe", "PM": "PoM", "QT": "QT-ViT", "PL": "Poly-NL and Poly-SA"}  # as docs/index.md lists them
 CAPABILITIES = {
     "causal": "causal", "cross": "a separate context", "padding": "mask: padding", "arbitrary": "mask: any",
     "block_causal": "mask: block-causal", "segments": "mask: packed segments",
     "recurrent": "recurrent (prefill, step)", "any_length": "one set of weights for any N",
 }  # fmt: skip
-_ITEM = r"\b(?:PD|PM|QT|PL)-\d{3}\b"  # a docstring's reference to an item of a paper
-_ITEMS = rf"{_ITEM}(?:(?:\s*[,…]|\s+and)\s*{_ITEM})*"
 
 
 # Text
 
 
 def text(value: str) -> str:
-    """Plain text of a docstring as Markdown that shows the same. Its `code` stays code; newlines become spaces."""
-    parts = re.split(r"(`[^`]*`)", " ".join(without_items(value).split()))
+    """A docstring's plain text as Markdown that looks the same. `code` stays code; newlines become spaces."""
+    parts = re.split(r"(`[^`]*`)", " ".join(value.split()))
     return "".join(part if part.startswith("`") else re.sub(r"([\\*_\[\]<>|])", r"\\\1", part) for part in parts)
-
-
-def without_items(value: str) -> str:
-    """Without references such as (PL-037), which mean nothing to a reader of the site."""
-    return re.sub(rf"{_ITEMS}(?:,\s*)?", "", re.sub(rf"\s*\({_ITEMS}\)", "", value))
 
 
 def short(value: Any) -> str:
@@ -105,14 +97,15 @@ def split_doc(kind: type) -> tuple[list[str], dict[str, str]]:
 
 
 def meanings(config: type[MixerConfig]) -> dict[str, str]:
-    """The meaning of each option from its config's docstring, "name, name: meaning.", or from a base's."""
-    names = "|".join(f.name for f in fields(config))
+    """The meaning of each option, from "name: meaning" or "name, name: meaning" under Args of its config or a base."""
     found: dict[str, str] = {}
-    for kind in (MixerConfig, config):
-        doc = re.sub(r"\bArgs: ", "", " ".join((inspect.getdoc(kind) or "").split()))
-        parts = re.split(rf"(?:^|(?<=\. ))((?:{names})(?:, (?:{names}))*): ", doc)
-        for options, meaning in zip(parts[1::2], parts[2::2], strict=True):
-            shared = options.split(", ")
+    for kind in reversed(config.__mro__):
+        if not issubclass(kind, MixerConfig):
+            continue
+        _, _, entries = inspect.cleandoc(vars(kind).get("__doc__") or "").partition("\nArgs:\n")
+        for entry in re.split(r"\n    (?=\S)", "\n" + entries)[1:]:
+            names, _, meaning = " ".join(entry.split()).partition(": ")
+            shared = names.split(", ")
             prefix = f"({', '.join(f'`{name}`' for name in shared)}) " if len(shared) > 1 else ""
             found |= dict.fromkeys(shared, prefix + text(meaning))
     return found
@@ -158,14 +151,6 @@ def groups() -> dict[str, list[str]]:
     return {title: [name for name in list_mixers() if group(name) == title] for title in order}
 
 
-def source_of(fact: str) -> str:
-    """A docstring's Source, with the papers' names for the items that it lists."""
-    papers = " and ".join(title for key, title in PAPERS.items() if re.search(rf"\b{key}-\d", fact))
-    rest = re.sub(r"^and ", "", without_items(fact).strip(" ,.;…()"))
-    rest = rest.removeprefix(papers).strip(" ,;")
-    return f"{'; '.join(part for part in (papers, rest) if part)}." if papers or rest else "see above."
-
-
 def facts_of(name: str) -> str:
     doc, config = split_doc(mixer_class(name))[1], config_class(name)
     cost, attention = built(name)[0].cost(TOKENS), built(ATTENTION)[0].cost(TOKENS)
@@ -183,7 +168,7 @@ def facts_of(name: str) -> str:
         "Library": f"wraps {wraps(name)}." if wraps(name) else "none; written from its formula.",
     }
     lines = [f"- **{label}**: {text(fact)}" for label, fact in facts.items() if fact]
-    return "\n".join([*lines, f"- **Source**: {text(source_of(doc.get('Source', '')))}"])
+    return "\n".join([*lines, f"- **Source**: {text(doc['Source'])}"])
 
 
 def mixer_page(name: str, when: str) -> str:

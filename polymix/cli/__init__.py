@@ -1,4 +1,4 @@
-"""polymix <verb>: thin; each verb hands over to the package at once."""
+"""The command line: each verb is a file with its options, one call into the package, and an exit status."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ try:
 except ImportError:  # main() says what to install
     typer = None  # type: ignore[assignment]
 
-# In the help's order; each is the function `command` of the file of its name, which _app imports: it needs typer.
+# In the order of the help. Each is the function `command` of the file with its name, imported late: it needs typer.
 VERBS = ("compare", "bench", "recommend", "convert", "train", "generate", "list", "show", "lens")
 
 
@@ -30,17 +30,17 @@ def _app() -> Any:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The console script: what polymix, or the command line itself, finds wrong is one line and exit status 2."""
+    """The console script. A mistake of the user's is one line on stderr and exit status 2."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         if typer is None:
-            cure = "The commands need them."
-            raise MissingExtraError("typer, rich", "not installed", "pip install 'polymix[train]'", cure)
+            cure = "Install them with pip install 'polymix[train]'."
+            raise MissingExtraError("typer, rich", "neither", "the packages of the command line", cure)
         sys.exit(_app()(arguments or ["--help"], standalone_mode=False) or 0)
     except PolymixError as error:
         message = str(error)
     except Exception as error:
-        if not hasattr(error, "format_message"):  # what is not a usage error is a bug, and shows where it is
+        if not hasattr(error, "format_message"):  # not a usage error but a bug: show its traceback
             raise
         message = error.format_message()
     print(f"polymix: {' '.join(message.split())}", file=sys.stderr)

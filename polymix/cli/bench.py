@@ -13,18 +13,18 @@ from polymix.cli.shared import MaxGib, MaxSeconds, Resume, bars, cores, counts, 
 
 
 def command(
-    mixers: Annotated[str, typer.Option(help="For example padre:degree=3,pom:degree=3:expand=1,qt.")] = (
+    mixers: Annotated[str, typer.Option(help="Mixers, for example padre:degree=3,pom:degree=3:expand=1,qt.")] = (
         "padre-2,padre-3,pom,qt,poly_sa,poly_nl,softmax"
     ),
-    tokens: Annotated[str, typer.Option(help="Token counts.")] = "256,1024,4096,16384",
+    tokens: Annotated[str, typer.Option(help="Numbers of tokens.")] = "256,1024,4096,16384",
     dims: Annotated[str, typer.Option(help="Numbers of channels.")] = "192",
-    batch: Annotated[str, typer.Option(help="Sequences in a call; more than one number by commas.")] = "1",
-    dtypes: Annotated[str, typer.Option(help="Of float32, bfloat16, float16.")] = "float32",
-    passes: Annotated[str, typer.Option(help="Of forward, folded, training, step.")] = "forward,training",
-    impls: Annotated[str, typer.Option(help="auto, eager, or a kernel's name.")] = "auto",
-    threads: Annotated[str | None, typer.Option(help="CPU threads; default: one for each core.")] = None,
+    batch: Annotated[str, typer.Option(help="Batch sizes.")] = "1",
+    dtypes: Annotated[str, typer.Option(help="Types: float32, bfloat16, float16.")] = "float32",
+    passes: Annotated[str, typer.Option(help="Passes: forward, folded, training, step.")] = "forward,training",
+    impls: Annotated[str, typer.Option(help="Implementations: auto, eager, or a kernel's name.")] = "auto",
+    threads: Annotated[str | None, typer.Option(help="CPU threads (default: one per core).")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …")] = "cpu",
-    seconds: Annotated[float, typer.Option(help="Time spent on all rounds of one call.")] = 0.4,
+    seconds: Annotated[float, typer.Option(help="Time for all rounds of one call.")] = 0.4,
     max_seconds: MaxSeconds = 10.0,
     max_gib: MaxGib = 4.0,
     out: Annotated[Path, typer.Option(help="Folder for results.json, the pictures and report.html.")] = Path(
@@ -32,22 +32,26 @@ def command(
     ),
     quick: Annotated[bool, typer.Option("--quick", help="Up to 1,024 tokens, few rounds: half a minute.")] = False,
     resume: Resume = False,
-    against: Annotated[
-        tuple[Path, Path] | None, typer.Option("--compare", help="Measure nothing: what changed from A to B.")
+    compare: Annotated[
+        tuple[Path, Path] | None, typer.Option(help="Measure nothing; show what changed from file A to file B.")
     ] = None,
-    noise: Annotated[float, typer.Option(help="With --compare: no smaller change of a median counts.")] = 0.05,
+    noise: Annotated[float, typer.Option(help="With --compare: ignore smaller changes of a median.")] = 0.05,
 ) -> None:
-    """What the mixers cost here: time, memory, shares of this machine's ceilings, against their floor and attention.
+    """What do the mixers cost on this machine?
 
-    --compare A.json B.json tells what got faster or slower beyond the noise, and ends with status 1 on a regression.
+    Measures time, memory and shares of the machine's ceilings, compared with each mixer's floor and with attention.
+    Options take several values, separated by commas.
+
+    --compare A.json B.json shows what got faster or slower beyond the noise. Its exit status is 1 on a regression.
 
     Example: polymix bench --tokens 1024,4096 --dtypes float32,bfloat16 --out my-bench
     """
-    if against is not None:
-        return _compare_benchmarks(*against, noise)
+    if compare is not None:
+        return _compare(*compare, noise)
     from polymix.mixers.spec import parse_mixers
-    from polymix.workflows.bench.run import bench as run
-    from polymix.workflows.bench.settings import Settings
+    from polymix.workflows.bench.report import write_report
+    from polymix.workflows.bench.run import Settings, bench
+    from polymix.workflows.bench.tables import label, table, views
 
     settings = Settings(
         mixers=mixers, tokens=counts(tokens), dims=counts(dims, "--dims", "192,384"),
@@ -55,36 +59,32 @@ def command(
         threads=counts(threads, "--threads", "1,2") if threads else (cores(),), device=device, seconds=seconds,
         max_seconds=max_seconds, max_gib=max_gib,
     )  # fmt: skip
-    settings = settings.quickened() if quick else settings
+    settings = settings.as_quick() if quick else settings
     console = Console(highlight=False)
     with bars(console, out) as progress:
-        results = run(settings, parse_mixers(mixers), out, progress, resume=resume)
-    from polymix.workflows.bench.report import write_report
-    from polymix.workflows.bench.table import label, tabled, views
-
+        results = bench(settings, parse_mixers(mixers), out, progress, resume=resume)
     report = write_report(results.content, out)
     for title, rows in views(results.content):
-        print_table(console, title, *tabled(rows, narrow=True))
+        print_table(console, title, *table(rows, narrow=True))
     for row in results.content["rows"]:
         if row["stopped"]:
-            console.print(
-                f"Stopped: {label(row)}, {row['pass']}, {row['tokens']:,} tokens: {row['stopped']}", markup=False
-            )
+            what = f"{label(row)}, {row['pass']}, {row['tokens']:,} tokens"
+            console.print(f"Not measured: {what}: {row['stopped']}", markup=False)
     console.print(f"\nReport: {report}   Numbers: {out / 'results.json'}")
     return None
 
 
-def _compare_benchmarks(a: Path, b: Path, noise: float) -> None:
-    from polymix.workflows.bench.compare import HEADINGS, REGRESSIONS, compare, warnings
-    from polymix.workflows.results import Results
+def _compare(a: Path, b: Path, noise: float) -> None:
+    from polymix.workflows.bench.changes import HEADINGS, REGRESSIONS, comparability_warnings, compare
+    from polymix.workflows.bench.run import Results
 
     before, after = Results.load(a), Results.load(b)
     changes = compare(before, after, noise)
     console = Console(highlight=False)
-    for warning in warnings(before, after, noise):
+    for warning in comparability_warnings(before, after, noise):
         console.print(f"[bold]Warning:[/bold] {warning}")
-    if moved := [change.cells() for change in changes if change.verdict != "same"]:
-        print_table(console, f"A: {a}   B: {b}", HEADINGS, moved)
+    if changed := [change.cells() for change in changes if change.verdict != "same"]:
+        print_table(console, f"A: {a}   B: {b}", HEADINGS, changed)
     verdicts = Counter(change.verdict for change in changes)
     console.print(", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()))
     if any(change.verdict in REGRESSIONS for change in changes):

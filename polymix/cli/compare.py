@@ -13,55 +13,55 @@ from polymix.cli.shared import MaxGib, MaxSeconds, Resume, Threads, bars, cores,
 
 def command(
     data: Annotated[
-        str | None, typer.Option(help="Folder of images, one sub-folder a class. Default: the digits.")
+        str | None, typer.Option(help="Folder of images with one sub-folder per class (default: digits).")
     ] = None,
-    mixers: Annotated[str | None, typer.Option(help="For example padre:degree=3,pom:degree=3:expand=1,qt.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for results.json, the plots and report.html.")] = Path(
+    mixers: Annotated[str | None, typer.Option(help="Mixers, for example padre:degree=3,pom:expand=1,qt.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for results.json, the pictures and report.html.")] = Path(
         "polymix-compare"
     ),
-    image_size: Annotated[int | None, typer.Option(help="Pixels a side; 8 for the digits, 32 for --data.")] = None,
-    patch_size: Annotated[int | None, typer.Option(help="Pixels a patch; 2 for the digits, 4 for --data.")] = None,
-    epochs: Annotated[int, typer.Option(help="Training epochs of each run.")] = 30,
-    seeds: Annotated[int, typer.Option(help="Training runs of each mixer.")] = 2,
-    tokens: Annotated[str, typer.Option(help="Token counts to measure.")] = "64,256,1024,4096,16384",
+    image_size: Annotated[int | None, typer.Option(help="Pixels per side (default: digits 8, --data 32).")] = None,
+    patch_size: Annotated[
+        int | None, typer.Option(help="Pixels per side of a patch (default: digits 2, --data 4).")
+    ] = None,
+    epochs: Annotated[int, typer.Option(help="Epochs of each training run.")] = 30,
+    seeds: Annotated[int, typer.Option(help="Training runs per mixer.")] = 2,
+    tokens: Annotated[str, typer.Option(help="Numbers of tokens at which to measure.")] = "64,256,1024,4096,16384",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps …")] = "cpu",
     threads: Threads = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     max_seconds: MaxSeconds = 10.0,
     max_gib: MaxGib = 4.0,
-    quick: Annotated[bool, typer.Option("--quick", help="One seed, few epochs, short sweep: about a minute.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="One seed, few epochs, short inputs: about a minute.")] = False,
     resume: Resume = False,
 ) -> None:
-    """Which mixer, how accurate, how fast, from how many tokens on: on your images and machine.
+    """Which mixer is best on your images and machine, and from which length on?
 
-    Trains the same small vision transformer once for each mixer, measures every mixer over a sweep of token counts,
-    and says in words which one to take and when to keep attention.
+    Trains the same small vision transformer with each mixer, measures every mixer over a range of token counts, and
+    says which one to use and when to keep attention.
 
     Example: polymix compare --data photos --mixers padre:degree=3,pom:degree=3:expand=1 --out photos-report
     """
     from polymix.mixers.spec import DEFAULT
-    from polymix.workflows.compare.run import compare as run
-    from polymix.workflows.compare.settings import Settings
+    from polymix.workflows.compare.report import write_report
+    from polymix.workflows.compare.run import Settings, compare
+    from polymix.workflows.compare.tables import terminal_table
 
     settings = Settings(
         data=data, mixers=mixers or DEFAULT, image_size=image_size, patch_size=patch_size, epochs=epochs, seeds=seeds,
         tokens=counts(tokens), device=device, threads=threads or cores(), dtype=dtype, max_seconds=max_seconds,
         max_gib=max_gib,
     )  # fmt: skip
-    settings = settings.quickened() if quick else settings
+    settings = settings.as_quick() if quick else settings
     console = Console()
     with bars(console, out) as progress:
-        results = run(settings, out, progress, resume=resume)
-    from polymix.workflows.compare.report import write_report
-    from polymix.workflows.compare.table import terminal_table
-
+        results = compare(settings, out, progress, resume=resume)
     report = write_report(results.content, out)
     headings, rows = terminal_table(results.content)
     print_table(console, None, headings, rows)
-    said = results.content["answer"]
-    console.print(f"\n[bold]{said['headline']}[/bold]", highlight=False)
-    for sentence in said["sentences"]:
+    answer = results.content["answer"]
+    console.print(f"\n[bold]{answer['headline']}[/bold]", highlight=False)
+    for sentence in answer["sentences"]:
         console.print(f"• {sentence}", highlight=False)
     for line in results.content["data"]["skipped"]:
-        console.print(f"Skipped, unreadable: {line}", highlight=False)
+        console.print(f"Skipped an unreadable image: {line}", highlight=False)
     console.print(f"\nReport: {report}   Numbers: {out / 'results.json'}", highlight=False)

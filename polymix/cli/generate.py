@@ -45,7 +45,7 @@ def command(
     """
     import torch
 
-    from polymix.measure.machine import check_device
+    from polymix._io import check_device
     from polymix.workflows.generate.settings import Settings
 
     settings = Settings(max_new_tokens, temperature, top_k, top_p, beams, num, seed, stream)
@@ -53,7 +53,7 @@ def command(
         raise OptionError("--lines", "with --prompt", "standard input", "Leave one of the two out.")
     if lines and stream:
         raise OptionError("--lines", "with --stream", "one prompt in a stream", "Leave one of the two out.")
-    check_device(device)
+    check_device(device, "--device")
     torch.set_num_threads(threads or cores())
 
     from polymix.workflows.generate import Clock, generate, load

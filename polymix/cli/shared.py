@@ -1,4 +1,4 @@
-"""What the verbs share: options, the parsing of their words, progress bars and tables."""
+"""What the commands share: options, parsing of lists, progress bars and tables."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from rich.table import Column, Table
 
 from polymix.errors import OptionError
 
-Threads = Annotated[int | None, typer.Option(help="CPU threads; default: one for each core.")]
-MaxSeconds = Annotated[float, typer.Option(help="Stop a mixer at a length where one call takes longer.")]
-MaxGib = Annotated[float, typer.Option(help="Stop a mixer at a length where one call holds more.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run in --out stopped.")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads (default: one per core).")]
+MaxSeconds = Annotated[float, typer.Option(help="Stop a mixer when one call takes longer.")]
+MaxGib = Annotated[float, typer.Option(help="Stop a mixer when one call holds more memory.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the interrupted run in --out.")]
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def counts(text: str, option: str = "--tokens", example: str = "64,256,1024") -> tuple[int, ...]:
-    """`64,256` is (64, 256); anything else is an error that names the option and gives the example."""
+    """(64, 256) from "64,256". Errors name the option and give the example."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError as error:
@@ -36,33 +36,31 @@ def counts(text: str, option: str = "--tokens", example: str = "64,256,1024") ->
 
 
 def words(text: str) -> tuple[str, ...]:
-    """`forward, training` is (`forward`, `training`)."""
+    """("forward", "training") from "forward, training"."""
     return tuple(part.strip() for part in text.split(","))
 
 
 class Bars:
-    """The progress of a comparison as rich bars."""
+    """Progress of a long run as rich bars; see `polymix._io.Progress`."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
 
     def start(self, what: str, total: int) -> Callable[[int], None]:
-        self.progress.start()  # only now: a run that ends in an error before it begins shows none
+        self.progress.start()  # not earlier, so that a run with a mistake in its options shows no bar
         task = self.progress.add_task(what, total=total)
         return lambda done: self.progress.update(task, completed=done)
 
 
 @contextmanager
 def bars(console: Console, out: Path) -> Iterator[Bars]:
-    """Bars for a run that leaves its results in `out`; Ctrl-C says how to go on."""
+    """Bars for a run that saves its results in `out`. Ctrl-C prints how to continue."""
     shown = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     progress = Progress(*shown, console=console)
     try:
         yield Bars(progress)
     except KeyboardInterrupt:
-        console.print(
-            f"Stopped. What had finished is kept in {out}: the same command with --resume goes on from there."
-        )
+        console.print(f"Interrupted. {out} keeps the completed results; continue with the same command and --resume.")
         raise typer.Exit(130) from None
     finally:
         if progress.live.is_started:
@@ -70,7 +68,7 @@ def bars(console: Console, out: Path) -> Iterator[Bars]:
 
 
 def print_table(console: Console, title: str | None, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A first column of names, which may wrap, and columns of figures, which may not."""
+    """Print a table: a first column of names, which may wrap, and columns of figures, which may not."""
     figures = [Column(heading, justify="right", no_wrap=True) for heading in headings[1:]]
     table = Table(
         Column(headings[0], overflow="fold"), *figures, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title,

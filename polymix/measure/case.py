@@ -1,97 +1,133 @@
-"""One mixer at one size, ready to be called: what is timed, what it is held to, and what it costs by formula."""
+"""A mixer, or any module, with an input: ready to be called, and to be checked against float64."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from polymix.errors import CapabilityError
-from polymix.measure.sweep import disagreement, near_square
-from polymix.mixers import MixerConfig, TokenMixer
-from polymix.workflows.bench.settings import Group
+from polymix.measure.shapes import Shape
+from polymix.mixers import MixerConfig, SoftmaxConfig, TokenMixer
+
+PASSES = ("forward", "folded", "training", "step")
+INFERENCE = "inference"  # a forward, folded where the mixer has anything to fold
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A mixer built for one group: `tensors` is its output, and what else its pass must get right."""
+class Setting:
+    """Where, in what type and in which pass a mixer is called, and with how many tokens of how many channels.
 
-    mixer: TokenMixer
+    Args:
+        shape: the sizes; `grid` must be set.
+        pass_: one of PASSES, or INFERENCE.
+        threads: CPU threads; None leaves them as they are.
+    """
+
+    shape: Shape
+    pass_: str = "forward"
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float32
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """A module with an input, ready to be called."""
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    pass_: str
     call: Callable[[], Any]
-    tensors: Callable[[], list[Tensor]]
-    clear: Callable[[], None]  # frees what a call leaves behind
-    state_bytes: int | None = None
+    outputs: Callable[[], list[Tensor]]  # what must be right: the output and, in training, the gradients
+    clear: Callable[[], None] = lambda: None  # frees what a call leaves behind
+    state_bytes: int | None = None  # of a recurrent mixer, in the pass "step"
+
+    @property
+    def mixer(self) -> TokenMixer:
+        return cast(TokenMixer, self.module)
 
 
-def prepare(config: MixerConfig, group: Group, device: str) -> Cell:
+def prepare(config: MixerConfig, setting: Setting) -> Case:
     """Build the mixer and an input for it.
 
     Raises:
         CapabilityError: the mixer has no such pass.
     """
-    return _cell(*_build(config, group, device), group.pass_)
-
-
-def wrong(config: MixerConfig, group: Group, device: str) -> str | None:
-    """How far the mixer is from its own eager, unfolded code in float64 where it is too far; None where it is right."""
-    mixer, x, options = _build(config, group, device)
-    wide = mixer.config.changed(impl="eager").build(mixer.dim, device="cpu", dtype=torch.float64)
-    wide.load_state_dict(mixer.state_dict())
-    plain = "forward" if group.pass_ == "folded" else group.pass_
-    expected = _cell(wide.train(mixer.training), x.to("cpu", torch.float64), options, plain).tensors()
-    got = _cell(mixer, x, options, group.pass_).tensors()
-    return next(filter(None, map(disagreement, got, expected)), None)
-
-
-def _build(config: MixerConfig, group: Group, device: str) -> tuple[TokenMixer, Tensor, dict[str, Any]]:
-    """The mixer, an input and the call's options. A step is causal: a mixer that is so by its weights is built so."""
-    grid, dtype = near_square(group.tokens), getattr(torch, group.dtype)
-    if group.pass_ == "step":
+    shape, pass_ = setting.shape, setting.pass_
+    assert shape.grid is not None
+    place: dict[str, Any] = {"device": setting.device, "dtype": setting.dtype}
+    config = config.for_heads(shape.heads) if shape.heads else config
+    if shape.causal or pass_ == "step":
         config = config.for_order()
-    mixer = config.for_grid(grid).build(group.dim, device=device, dtype=dtype).train(group.pass_ == "training")
-    x = torch.randn(group.batch, group.tokens, group.dim, device=device, dtype=dtype)
-    return mixer, x, config.call_options(grid)
+    mixer = config.for_grid(shape.grid, shape.prefix).build(shape.dim, **place).train(pass_ == "training")
+    sizes = (shape.tokens, shape.cross) if shape.cross else (shape.tokens,)
+    args = tuple(torch.randn(shape.batch, n, shape.dim, **place) for n in sizes)
+    kwargs = mixer.config.call_options(shape.grid)
+    if shape.causal:
+        kwargs["causal"] = True
+    if shape.mask:
+        context = shape.cross or shape.tokens
+        size = (shape.batch, context) if shape.mask == "padding" else (shape.batch, shape.tokens, context)
+        kwargs["mask"] = torch.ones(size, dtype=torch.bool, device=setting.device)
+    if pass_ in ("folded", INFERENCE):
+        _fold(mixer, required=pass_ == "folded")
+    return case_of(mixer, args, kwargs, pass_)
 
 
-def _cell(mixer: TokenMixer, x: Tensor, options: dict[str, Any], pass_: str) -> Cell:
+def _fold(mixer: TokenMixer, *, required: bool) -> None:
+    with torch.no_grad():  # a folded mixer serves calls without gradients alone
+        folded = mixer.fold().folded
+    if required and not folded and not isinstance(mixer.config, SoftmaxConfig):  # timed beside those that fold
+        got = f"folded with {mixer.name}, in which no two linear maps follow each other"
+        raise CapabilityError("--passes", got, "a mixer with something to fold", "Use forward.")
+
+
+def case_of(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], pass_: str = "forward") -> Case:
+    """A call of any module. Training is forward and backward of the sum of squares."""
     if pass_ == "training":
-        return _training(mixer, x.requires_grad_(), options)
+        return _training(module, args, kwargs)
     if pass_ == "step":
-        return _step(mixer, x)
-    if pass_ == "folded":
-        _fold(mixer)
+        return _step(cast(TokenMixer, module), args, kwargs)
 
-    def call() -> Tensor:
+    def call() -> Any:
         with torch.inference_mode():
-            return mixer(x, **options)
+            return module(*args, **kwargs)
 
-    return Cell(mixer, call, lambda: [call()], lambda: None)
+    return Case(module, args, kwargs, pass_, call, lambda: [call()])
 
 
-def _training(mixer: TokenMixer, x: Tensor, options: dict[str, Any]) -> Cell:
+def _training(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Case:
+    inputs = [x.requires_grad_() for x in args]
+
     def clear() -> None:
-        mixer.zero_grad(set_to_none=True)
-        x.grad = None
+        module.zero_grad(set_to_none=True)
+        for x in inputs:
+            x.grad = None
 
     def call() -> Tensor:
         clear()
-        y: Tensor = mixer(x, **options)
+        y: Tensor = module(*args, **kwargs)
         y.square().sum().backward()
         return y.detach()
 
-    def tensors() -> list[Tensor]:
+    def outputs() -> list[Tensor]:
         y = call()
-        weights = torch.cat([p.grad.flatten() for p in mixer.parameters() if p.grad is not None])
-        return [y, cast(Tensor, x.grad), weights]  # together: the gradient of a key's bias alone is zero
+        weights = torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None])
+        return [y, *(cast(Tensor, x.grad) for x in inputs), weights]  # as one: the gradient of a key's bias is zero
 
-    return Cell(mixer, call, tensors, clear)
+    return Case(module, args, kwargs, "training", call, outputs, clear)
 
 
-def _step(mixer: TokenMixer, x: Tensor) -> Cell:
+def _step(mixer: TokenMixer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Case:
+    """One token after a prefill of the others."""
+    (x,) = args
     with torch.inference_mode():
         before, state = mixer.prefill(x)
 
@@ -100,11 +136,34 @@ def _step(mixer: TokenMixer, x: Tensor) -> Cell:
             return mixer.step(x[:, 0], state)[0]
 
     held = sum(t.numel() * t.element_size() for t in tree_leaves(state) if isinstance(t, Tensor))
-    return Cell(mixer, call, lambda: [before, call()], lambda: None, held)
+    return Case(mixer, args, kwargs, "step", call, lambda: [before, call()], state_bytes=held)
 
 
-def _fold(mixer: TokenMixer) -> None:
-    merged = mixer.fold().folded
-    if not merged and mixer.name != "softmax":  # the yardstick is timed beside those that fold
-        got = f"folded with {mixer.name}, in which no two linear maps follow each other"
-        raise CapabilityError("--passes", got, "a mixer with something to fold", "Use forward.")
+def check(case: Case) -> str | None:
+    """Why the case's numbers are wrong; None if they agree with float64.
+
+    A mixer is compared with its own eager, unfolded code, any other module with itself.
+    """
+
+    def exact(x: Tensor) -> Tensor:
+        return x.detach().to("cpu", torch.float64 if x.is_floating_point() else x.dtype)
+
+    if isinstance(case.module, TokenMixer):
+        config = case.module.config.changed(impl="eager")
+        module: nn.Module = config.build(case.module.dim, device="cpu", dtype=torch.float64)
+        module.load_state_dict(case.module.state_dict())
+    else:
+        module = copy.deepcopy(case.module).to("cpu", torch.float64)
+    args, kwargs = tree_map_only(Tensor, exact, (case.args, dict(case.kwargs)))
+    pass_ = case.pass_ if case.pass_ in ("training", "step") else "forward"
+    return disagreement(case.outputs(), case_of(module.train(case.module.training), args, kwargs, pass_).outputs())
+
+
+def disagreement(outputs: Sequence[Tensor], expected: Sequence[Tensor]) -> str | None:
+    """Why `outputs` are no roundings of `expected`, which are in float64; None if they are."""
+    for output, exact in zip(outputs, expected, strict=True):
+        error = ((output.to("cpu", torch.float64) - exact).abs().max() / exact.abs().max().clamp_min(1e-30)).item()
+        limit = 1e-4 if output.dtype == torch.float32 else 0.1
+        if not error <= limit:  # NaN is wrong too
+            return f"failed its check: off float64 by {error:.1e} of its largest output (limit {limit:.0e})"
+    return None

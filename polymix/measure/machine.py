@@ -1,4 +1,4 @@
-"""What a measurement was made on."""
+"""The machine that a measurement was made on."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-from polymix.errors import OptionError
 
 
 def _cpu_name() -> str:
@@ -22,7 +20,7 @@ def _cpu_name() -> str:
 
 
 def manifest(device: str, threads: int) -> dict[str, Any]:
-    """Hardware, versions and threads, as they stand in every results file."""
+    """Hardware, versions and threads, as every results file records them."""
     gpu = torch.cuda.get_device_name(device) if device.startswith("cuda") else None
     return {
         "cpu": _cpu_name(),
@@ -35,15 +33,3 @@ def manifest(device: str, threads: int) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
-
-
-def check_device(device: str) -> str:
-    """The device's name, if PyTorch can compute on it."""
-    try:
-        torch.zeros(1, device=device).add_(1)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
-        raise OptionError("--device", device, "a device that PyTorch can use here, such as cpu", reason) from error
-    if torch.device(device).type == "meta":
-        raise OptionError("--device", device, "a device that computes", "Use cpu or cuda.")
-    return device

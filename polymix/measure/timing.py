@@ -1,4 +1,4 @@
-"""Time and memory of a call: warm-up, medians with quantiles, candidates taken in turn so that drift hits all alike."""
+"""Time and memory of a call: warm-up, medians with quantiles, interleaved rounds (drift then affects all alike)."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ import torch
 
 Call = Callable[[], Any]
 K = TypeVar("K", bound=Hashable)
+LEAST_CALLS = 8  # warm-up and rounds of an interleaved call, at the least
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one call, from `runs` rounds."""
+    """Seconds of one call, one figure per round."""
 
     runs: tuple[float, ...]
 
     def milliseconds(self) -> Timing:
+        """The same in milliseconds."""
         return Timing(tuple(1e3 * run for run in self.runs))
 
     @property
@@ -42,7 +44,7 @@ class Timing:
 
 
 def once(call: Call, device: str, repeats: int = 1) -> float:
-    """Seconds a call, over `repeats` calls as they come."""
+    """Seconds per call, averaged over `repeats` calls."""
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)
     start = time.perf_counter()
@@ -54,10 +56,10 @@ def once(call: Call, device: str, repeats: int = 1) -> float:
 
 
 def interleaved(calls: Mapping[K, Call], *, seconds: float, device: str = "cpu") -> dict[K, Timing]:
-    """Time all calls in turn: A B C, A B C, … for about `seconds` a call, 3 to 25 rounds each.
+    """Time all calls in turn, A B C, A B C, …, for about `seconds` per call, in 3 to 25 rounds.
 
-    Each round of a call repeats it for at least 5 ms, and counts as one run. A call is warmed up first, a slow one
-    (0.5 s or more) by its estimate alone.
+    A round repeats a fast call for at least 5 ms and counts as one run. Calls are warmed up first: three calls, or one
+    if it takes 0.5 s or more.
     """
     repeats: dict[K, int] = {}
     rounds: dict[K, int] = {}
@@ -75,9 +77,40 @@ def interleaved(calls: Mapping[K, Call], *, seconds: float, device: str = "cpu")
     return {name: Timing(tuple(values)) for name, values in runs.items()}
 
 
+def interleaved_within(calls: Mapping[K, Call], seconds: float, device: str) -> dict[K, Timing]:
+    """Time all calls in turn in about `seconds` altogether.
+
+    Calls that are too slow for that have a single run. A call that runs out of memory is left out.
+    """
+    first = {name: run for name, call in calls.items() if (run := _first_run(call, seconds, device)) is not None}
+    left, fast = seconds, {}
+    for name in sorted(first, key=first.__getitem__):
+        left -= LEAST_CALLS * first[name]
+        if left >= 0:
+            fast[name] = calls[name]
+    timings = interleaved(fast, seconds=seconds / max(len(fast), 1), device=device)
+    return {name: timings[name] if name in timings else Timing((run,)) for name, run in first.items()}
+
+
+def _first_run(call: Call, seconds: float, device: str) -> float | None:
+    """Seconds of a call, the better of two if there is time for more; None where it runs out of memory."""
+    try:
+        run = once(call, device)
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        return None
+    return run if run * LEAST_CALLS > seconds else min(run, once(call, device))
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out; PyTorch's CPU allocator raises a plain RuntimeError."""
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in str(error).lower())
+
+
 @contextmanager
 def _without_stderr() -> Iterator[None]:
-    """The profiler's library writes lines of its own to file descriptor 2."""
+    """Hide file descriptor 2, to which the profiler's library writes lines of its own."""
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
@@ -90,9 +123,9 @@ def _without_stderr() -> Iterator[None]:
 
 
 def peak_memory(call: Call, device: str = "cpu") -> int:
-    """Most bytes that a call holds at once beyond what was held before it.
+    """The most bytes that a call holds at once, beyond those held before it.
 
-    On a CPU from the allocations that PyTorch's profiler records, on CUDA from the caching allocator.
+    On a CPU from the allocations that PyTorch's profiler records; on CUDA from the caching allocator.
     """
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)

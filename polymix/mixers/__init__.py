@@ -1,4 +1,4 @@
-"""Token mixers: one file a mixer, all under the contract of `TokenMixer`."""
+"""Token mixers: one file per mixer, all under the contract of `TokenMixer`."""
 
 from polymix.mixers.config import MixerConfig, create_mixer
 from polymix.mixers.explain import explain
@@ -10,10 +10,12 @@ from polymix.mixers.poly_nl import PolyNlConfig, PolyNlMixer
 from polymix.mixers.poly_sa import PolySaConfig, PolySaMixer
 from polymix.mixers.pom import PoM, PomConfig, PomMixer
 from polymix.mixers.qt import QtConfig, QtMixer
-from polymix.mixers.registry import Capabilities, config_class, list_mixers, mixer_class, register
+from polymix.mixers.registry import Capabilities, config_class, list_mixers, mixer_class, register, register_later
 from polymix.mixers.softmax import SoftmaxConfig, SoftmaxMixer
 from polymix.ops.pom import PomState
 from polymix.ops.qt import QtState
+
+register_later("polymix.mixers.related")
 
 __all__ = [
     "Capabilities", "LinearFloorConfig", "LinearFloorMixer", "MixerConfig", "PadreConfig", "PadreMixer",

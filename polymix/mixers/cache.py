@@ -1,4 +1,4 @@
-"""A mixer's state in a cache of transformers, beside the keys and values of the attention layers that were kept."""
+"""The recurrent state of a mixer as one layer of a transformers cache."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from polymix.mixers.checks import holds
 
 
 class StateLayer:
-    """One layer of a cache: what a mixer remembers of the tokens so far, whose size does not depend on their number.
+    """One layer of a cache that holds a mixer's state, of fixed size, in place of keys and values.
 
-    state: what `prefill` returned; None where the tokens were counted alone. seen: tokens, padding included, from which
-    the host derives positions and masks. real: (B,) those that were no padding; None: all were.
+    Attributes:
+        state: what `prefill` returned; None if tokens were only counted.
+        seen: number of tokens so far, padding included. The host derives positions and masks from it.
+        real: (B,) number of tokens that were not padding; None: no padding so far.
     """
 
     is_compileable = is_croppable = is_sliding = supports_early_init = False
@@ -28,17 +30,21 @@ class StateLayer:
         self.real: Tensor | None = None
 
     def follows(self, before: Tensor | None) -> None:
-        """Raise where the tokens that a mask lets through of the earlier ones, (B,), are not those in the state."""
+        """Raise MaskError if the mask shows other earlier tokens than the state holds.
+
+        before: (B,), number of earlier tokens that the mask shows; None: all.
+        """
         if before is None and self.real is None:
             return
-        claimed = self.seen if before is None else before
-        same = torch.as_tensor(claimed == (self.seen if self.real is None else self.real)).all()
-        if not holds(same, "takes no mask that shows other earlier tokens than the state has"):
-            cure = "Pass the whole attention_mask in every call: a state cannot forget, nor see again."
-            raise MaskError("attention_mask", "other earlier tokens than the cache was filled with", "those", cure)
+        shown = self.seen if before is None else before
+        same = torch.as_tensor(shown == (self.seen if self.real is None else self.real)).all()
+        if not holds(same, "requires a mask that shows exactly the earlier tokens in the cache"):
+            got = "one that shows other earlier tokens than the cache holds"
+            cure = "Pass the whole attention_mask in every call: a state cannot drop or add earlier tokens."
+            raise MaskError("attention_mask", got, "a mask that agrees with the cache", cure)
 
     def advance(self, state: Any, tokens: int, padding: Tensor | None) -> None:
-        """Keep the state after `tokens` more, of which `padding` (B, tokens) hides some."""
+        """Store the state after `tokens` more tokens. padding: (B, tokens), True = real token; None: all real."""
         if padding is not None:
             self.real = padding.sum(1) + (self.seen if self.real is None else self.real)
         elif self.real is not None:
@@ -77,29 +83,31 @@ class StateLayer:
         self._each(lambda t: t[indices.to(t.device)])
 
     def _each(self, change: Any) -> None:
-        """Every tensor of a state has the batch first."""
+        """Apply `change` to every tensor of the state; the batch is their first dimension."""
         self.state, self.real = tree_map_only(Tensor, change, (self.state, self.real))
 
     def offload(self) -> None:
-        """Nothing: a state is small."""
+        """Do nothing: a state is small."""
 
     prefetch = offload
 
     def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove:
-            cure = "Generate without what takes tokens back: no assistant_model, no prompt_lookup_num_tokens."
-            raise CapabilityError("past_key_values", "crop", "a cache without a mixer's state, which only grows", cure)
+            cure = "Turn off assisted generation: no assistant_model, no prompt_lookup_num_tokens."
+            allowed = "a cache that can drop tokens; a mixer's state only grows"
+            raise CapabilityError("past_key_values", "crop", allowed, cure)
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> NoReturn:
-        got = "a mixer's state in the place of keys and values"
-        raise StateError("past_key_values", got, "the cache of a model with attention in this layer", "Use a new one.")
+        got = "a cache with a mixer's state in this layer"
+        allowed = "a cache with keys and values, as this layer is attention"
+        raise StateError("past_key_values", got, allowed, "Start with a new cache.")
 
     update = lazy_initialization
 
 
 @torch.compiler.assume_constant_result
 def _known_to_transformers() -> bool:
-    """Its caches ask of a layer whether it counts tokens by its class alone."""
+    """Register StateLayer as a cache layer: transformers decides by class whether a layer counts tokens."""
     from transformers.cache_utils import CacheLayerMixin
 
     CacheLayerMixin.register(StateLayer)
@@ -107,23 +115,31 @@ def _known_to_transformers() -> bool:
 
 
 def state_layer(cache: Any, index: int | None) -> StateLayer:
-    """Layer `index` of a cache, which becomes a StateLayer while it is empty."""
-    cache = getattr(cache, "self_attention_cache", cache)  # of an encoder-decoder's two
+    """Layer `index` of a cache as a StateLayer; an empty layer of another kind is replaced.
+
+    Raises:
+        CapabilityError: the cache has no layers, or a fixed length. StateError: the layer holds keys and values.
+    """
+    cache = getattr(cache, "self_attention_cache", cache)  # an encoder-decoder has two caches
     layers, add = getattr(cache, "layers", None), getattr(cache, "layer_class_to_replicate", None)
     if layers is None or index is None:
         got = f"a {type(cache).__name__} for layer {index}"
-        raise CapabilityError("past_key_values", got, "a cache made of layers, and a number", "Pass use_cache=False.")
+        raise CapabilityError(
+            "past_key_values", got, "a cache with layers, and a layer number", "Pass use_cache=False."
+        )
     while add is not None and len(layers) <= index:
         layers.append(add())
     old = layers[index]
     if isinstance(old, StateLayer):
         return old
     if getattr(old, "is_compileable", False):
-        cure = "Leave cache_implementation out: a mixer's state has a fixed size in any cache."
+        cure = "Leave cache_implementation out: a mixer's state has a fixed size anyway."
         raise CapabilityError("past_key_values", f"a {type(cache).__name__} of fixed length", "a DynamicCache", cure)
     if old.get_seq_length():
         got = f"keys and values of {old.get_seq_length()} tokens in layer {index}"
-        raise StateError("past_key_values", got, "an empty cache, or one that this model filled", "Use a new one.")
+        raise StateError(
+            "past_key_values", got, "an empty cache, or one filled by this model", "Start with a new cache."
+        )
     _known_to_transformers()
     layers[index] = new = StateLayer()
     return new

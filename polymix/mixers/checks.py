@@ -1,4 +1,4 @@
-"""Checks of a call, done before any compute, the same for every mixer."""
+"""Checks of the arguments of a call, done before any compute and shared by all mixers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from polymix.mixers.registry import Capabilities, lacks
 from polymix.ops.shared.masks import Segments
 from polymix.ops.shared.tensors import autocast_dtype
 
-REMEMBERED = 64  # kinds of calls that a mixer remembers
+REMEMBERED = 64  # number of checked calls that a mixer caches
 _IDS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 class Placement(Protocol):
-    """What a config declares of the places that its mixer was built for."""
+    """What the checks read from a config."""
 
     @property
     def built_grid(self) -> tuple[int, ...] | None: ...
@@ -30,7 +30,7 @@ class Placement(Protocol):
 
 
 class MixerCall(NamedTuple):
-    """What a forward was asked for, checked: causal is 0, 1 or a block length K."""
+    """The checked arguments of a forward. causal: 0, 1 or a block length K. cross: there is a separate context."""
 
     mask: Tensor | None = None
     causal: int = 0
@@ -40,7 +40,7 @@ class MixerCall(NamedTuple):
 
 
 class Checked(Protocol):
-    """What the checks must know of a mixer."""
+    """What the checks read from a mixer."""
 
     capabilities: Capabilities
     contexts: int
@@ -60,47 +60,54 @@ def _shape(x: Any) -> str:
 
 
 def check_tokens(mixer: Checked, argument: str, x: Tensor, batch: int | None = None) -> None:
+    """Raise ShapeError unless x is a tensor (B, N, D) of the mixer's width, device and dtype."""
     if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[-1] != mixer.dim or x.shape[1] == 0:
         raise ShapeError(
             argument,
             _shape(x),
             f"a tensor (B, N, {mixer.dim}) with N ≥ 1",
-            f"{mixer.name} was built with dim={mixer.dim}.",
+            f"This {mixer.name} was built with dim={mixer.dim}.",
         )
     if batch is not None and x.shape[0] != batch:
-        raise ShapeError(argument, _shape(x), f"({batch}, M, {mixer.dim})", "x and context need the same batch size.")
+        raise ShapeError(argument, _shape(x), f"({batch}, M, {mixer.dim})", "Give x and context the same batch size.")
     weight = next(mixer.parameters())
     if x.device != weight.device:
-        raise ShapeError(argument, f"a tensor on {x.device}", f"one on {weight.device}", "Move one with .to(device).")
+        raise ShapeError(argument, f"a tensor on {x.device}", f"one on {weight.device}, where the mixer is",
+                         "Move x or the mixer with .to(device).")  # fmt: skip
     if x.dtype != weight.dtype and autocast_dtype(x.device) is None:
-        raise ShapeError(argument, f"dtype {x.dtype}", f"{weight.dtype}", "Move one with .to(dtype), or use autocast.")
+        raise ShapeError(argument, f"dtype {x.dtype}", f"{weight.dtype}, as the mixer's weights",
+                         "Convert x or the mixer with .to(dtype), or use autocast.")  # fmt: skip
 
 
-def _check_place(argument: str, part: Tensor, device: torch.device, kind: type[PolymixError]) -> None:
-    if part.device != device:
-        raise kind(argument, f"a tensor on {part.device}", f"one on {device}, where x is", "Move it with .to(device).")
+def _check_device(argument: str, tensor: Tensor, device: torch.device, kind: type[PolymixError]) -> None:
+    if tensor.device != device:
+        raise kind(
+            argument, f"a tensor on {tensor.device}", f"one on {device}, where x is", "Move it with .to(device)."
+        )
 
 
 def _check_mask(mixer: Checked, mask: Tensor, x: Tensor, m: int) -> None:
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         got = str(mask.dtype) if isinstance(mask, Tensor) else type(mask).__name__
-        raise MaskError("mask", got, "a boolean tensor, True = takes part", "Compare a weight mask with > 0 first.")
+        raise MaskError("mask", got, "a boolean tensor, True = takes part", "Convert a mask of 0 and 1 with mask > 0.")
     batch, n = x.shape[:2]
     if tuple(mask.shape) not in ((batch, m), (batch, n, m)):
         raise MaskError(
-            "mask", _shape(mask), f"({batch}, {m}) over the context tokens or ({batch}, {n}, {m}) a query",
-            "Expand a mask that is the same for the whole batch.",
+            "mask", _shape(mask), f"({batch}, {m}) for the context tokens, or ({batch}, {n}, {m}) for each query",
+            "Expand a mask that is shared by the whole batch.",
         )  # fmt: skip
     capability = "padding" if mask.ndim == 2 else "arbitrary"
     if not mixer.capabilities.has(capability):
         raise lacks(mixer.name, capability, "mask", f"a mask of shape {_shape(mask)}")
-    _check_place("mask", mask, x.device, MaskError)
+    _check_device("mask", mask, x.device, MaskError)
 
 
 def check_padding(mask: Tensor | None) -> None:
-    """A chunk of a sequence takes padding masks alone: who sees whom is settled by the order."""
+    """Raise MaskError for a mask of each query: a recurrent call is causal and takes padding masks only."""
     if mask is not None and mask.ndim == 3:
-        raise MaskError("mask", _shape(mask), "(B, N), True = takes part", "prefill is causal; it needs no (B, N, N).")
+        raise MaskError(
+            "mask", _shape(mask), "(B, N), True = takes part", "Pass padding only: prefill is causal by itself."
+        )
 
 
 def _check_segments(mixer: Checked, segments: Segments, x: Tensor, m: int, cross: bool) -> None:
@@ -109,26 +116,30 @@ def _check_segments(mixer: Checked, segments: Segments, x: Tensor, m: int, cross
     pair = isinstance(segments, tuple) and len(segments) == 2
     if cross != pair:
         allowed = "a pair (query ids, context ids) with a context, one tensor without"
-        cure = "Ids of query and context that agree see each other."
+        cure = "Tokens with equal ids see each other."
         raise MaskError("segments", type(segments).__name__, allowed, cure)
     parts = segments if isinstance(segments, tuple) else (segments,)
     for ids, length in zip(parts, (x.shape[1], m), strict=False):
         shape = (x.shape[0], length)
         if not isinstance(ids, Tensor) or ids.dtype not in _IDS or tuple(ids.shape) != shape:
             got = f"{_shape(ids)} of {ids.dtype}" if isinstance(ids, Tensor) else _shape(ids)
-            raise MaskError("segments", got, f"integer ids {shape}", "One id a token, int64 say.")
-        _check_place("segments", ids, x.device, MaskError)
+            raise MaskError("segments", got, f"integer ids {shape}", "Pass one id per token, for example as int64.")
+        _check_device("segments", ids, x.device, MaskError)
 
 
 def _causal(mixer: Checked, causal: bool | int | None, cross: bool) -> int:
     if causal is None:
         return int(mixer.config.causal_by_build)
     if not isinstance(causal, (bool, int)) or causal < 0:
-        raise MaskError("causal", repr(causal), "None, True, False or a block length of at least 1", "")
+        allowed = "None, True, False or a block length of at least 1"
+        raise MaskError("causal", repr(causal), allowed, "Pass causal=True for plain causal mixing.")
     if causal and cross:
-        raise MaskError("causal", causal, "False with a separate context", "Order is defined within one sequence only.")
+        raise MaskError(
+            "causal", causal, "False with a separate context", "Leave it out: order is defined within one sequence."
+        )
     if mixer.config.causal_by_build and int(causal) != 1:
-        raise MaskError("causal", causal, f"True: this {mixer.name} was built causal", "Build it with causal=False.")
+        raise MaskError("causal", causal, f"True or None, as this {mixer.name} was built causal",
+                        "Build it with causal=False.")  # fmt: skip
     if causal and not mixer.capabilities.causal:
         raise lacks(mixer.name, "causal", "causal", "causal=True")
     if causal > 1 and not mixer.capabilities.has("block_causal"):
@@ -137,43 +148,51 @@ def _causal(mixer: Checked, causal: bool | int | None, cross: bool) -> int:
 
 
 def check_grid(mixer: Checked, grid: tuple[int, ...] | None, tokens: int) -> tuple[int, ...] | None:
-    """The grid of `tokens` tokens (prefix taken off): the one of the call, else the one built for."""
+    """The grid of a call with `tokens` tokens after the prefix: the argument, or the grid of the config.
+
+    Raises:
+        ShapeError: the grid has the wrong number of axes or of tokens. CapabilityError: the mixer has no grid.
+    """
     built = mixer.config.built_grid
     if grid is None:
         grid = built
         if grid is None or not mixer.capabilities.grids:
             return None
-        if len(grid) == 1:  # one axis leaves no doubt
+        if len(grid) == 1:  # in 1-D any length works
             return (tokens,)
     elif not mixer.capabilities.grids:
         raise lacks(mixer.name, "grids", "grid", f"grid={grid}")
     sizes = isinstance(grid, (tuple, list)) and all(isinstance(size, (int, torch.SymInt)) and size > 0 for size in grid)
     if not sizes or len(grid) not in mixer.capabilities.grids:
         axes = " or ".join(map(str, mixer.capabilities.grids))
-        raise ShapeError("grid", grid, f"{axes} axes, for this {mixer.name}", "Build the mixer for the other grid.")
+        raise ShapeError(
+            "grid", grid, f"{axes} axes, for this {mixer.name}", "Build the mixer for the other grid, or pass another."
+        )
     grid = tuple(grid)
     if math.prod(grid) != tokens:
         raise ShapeError(
             "grid", f"{grid} = {math.prod(grid)} tokens for {tokens} grid tokens in x", f"a grid of {tokens} tokens",
-            "Pass grid= of this input (prefix tokens do not count).",
+            "Pass grid= of this input; prefix tokens do not count.",
         )  # fmt: skip
     return grid
 
 
 def _check_contexts(mixer: Checked, context: Any, x: Tensor) -> tuple[Tensor, ...]:
-    """The separate contexts of a call, as many as the mixer takes."""
+    """The context tensors of a call as a tuple; empty without a separate context."""
     if context is None:
         if mixer.needs_context:
-            wanted = f"{mixer.contexts} tensor(s) (B, M, {mixer.dim}), which this {mixer.name} was built to read"
-            raise ShapeError("context", None, wanted, "Pass it second; a tuple of them where there are several.")
+            allowed = f"{mixer.contexts} tensor(s) (B, M, {mixer.dim}), as this {mixer.name} was built with a pattern"
+            raise ShapeError("context", None, allowed, "Pass it as the second argument; several of them as a tuple.")
         return ()
     if not mixer.capabilities.cross:
         raise lacks(mixer.name, "cross", "context", "a separate context")
     parts = tuple(context) if isinstance(context, (tuple, list)) else (context,)
     if len(parts) != mixer.contexts:
-        raise ShapeError("context", f"{len(parts)} contexts", f"{mixer.contexts}", "One for each letter after a.")
-    for place, part in enumerate(parts):
-        check_tokens(mixer, "context" if len(parts) == 1 else f"context[{place}]", part, batch=x.shape[0])
+        raise ShapeError(
+            "context", f"{len(parts)} contexts", f"{mixer.contexts}", "Pass one for each letter of the pattern after a."
+        )
+    for i, part in enumerate(parts):
+        check_tokens(mixer, "context" if len(parts) == 1 else f"context[{i}]", part, batch=x.shape[0])
     return parts
 
 
@@ -186,7 +205,11 @@ def check_call(
     grid: tuple[int, ...] | None,
     segments: Segments | None,
 ) -> MixerCall:
-    """The call, checked. What is asked of dense tensors alone is remembered by their shapes, types and devices."""
+    """Check the arguments of a forward, and return them in normal form.
+
+    The result for plain tensors depends only on shapes, dtypes and devices. It is cached on the mixer, which makes
+    repeated calls cheap.
+    """
     plain = context is None and segments is None and type(x) is Tensor and (mask is None or type(mask) is Tensor)
     if not plain or type(grid) not in (tuple, type(None)) or torch.compiler.is_compiling():
         return _check_call(mixer, x, context, mask, causal, grid, segments)
@@ -196,7 +219,7 @@ def check_call(
     call = mixer.checked_calls.get(key)
     if call is None:
         call = _check_call(mixer, x, context, mask, causal, grid, segments)
-        if x.dtype == weight.dtype:  # else autocast let it through, which may be off the next time
+        if x.dtype == weight.dtype:  # otherwise only autocast allowed it, and autocast may be off next time
             if len(mixer.checked_calls) >= REMEMBERED:
                 mixer.checked_calls.clear()
             mixer.checked_calls[key] = call._replace(mask=None)
@@ -223,47 +246,55 @@ def _check_call(
         masks = mask if several else (mask,)
         read = (x, *parts) if several and len(masks) == len(parts) + 1 else parts or (x,)
         if len(masks) != len(read):
-            allowed = f"a tuple of {len(parts)} masks (or None), one a context, or with one for x in front"
-            raise MaskError("mask", f"{len(masks)} for {len(parts)} contexts", allowed, "Put None where none is.")
-        for its, part in zip(masks, read, strict=True):
-            if its is not None:
-                _check_mask(mixer, its, x, part.shape[1])
+            allowed = (
+                f"a tuple of {len(parts)} masks, one for each context, or of {len(parts) + 1} with one for x first"
+            )
+            got = f"{len(masks)} masks for {len(parts)} contexts"
+            raise MaskError("mask", got, allowed, "Use None for an input without padding.")
+        for part_mask, part in zip(masks, read, strict=True):
+            if part_mask is not None:
+                _check_mask(mixer, part_mask, x, part.shape[1])
     if segments is not None:
         _check_segments(mixer, segments, x, m, context is not None)
     prefix = mixer.config.prefix
     if prefix and n <= prefix:
-        raise ShapeError("x", _shape(x), f"more than num_prefix_tokens={prefix} tokens", "The rest are the grid.")
+        raise ShapeError("x", _shape(x), f"more than num_prefix_tokens={prefix} tokens",
+                         "Pass the prefix tokens and the tokens of the grid.")  # fmt: skip
     return MixerCall(mask, order, check_grid(mixer, grid, n - prefix), segments, context is not None)
 
 
 def check_length(mixer: Checked, n: int) -> None:
-    """A number of tokens that leaves some for the grid."""
+    """Raise unless n is a number of tokens that leaves at least one after the prefix."""
     prefix = mixer.config.prefix
     if prefix and isinstance(n, int) and n <= prefix:
-        raise ShapeError("n", n, f"more than num_prefix_tokens={prefix}", "The rest are the grid.")
+        raise ShapeError("n", n, f"more than num_prefix_tokens={prefix}", "Count the prefix and the grid.")
     check_int("n", n, 1)
 
 
 def check_state(fits: Callable[[Any, Tensor], str | None], state: Any, x: Tensor) -> None:
-    """Raise StateError unless `fits(state, x)` is None: what a state for x must look like where this one does not."""
+    """Raise StateError unless the state fits. `fits(state, x)` returns None, or a description of the state expected."""
     if state is None:
         return
     try:
-        wanted = fits(state, x)
+        expected = fits(state, x)
         parts = [part for field in state for part in (field if isinstance(field, tuple) else (field,))]
     except (AttributeError, TypeError):
-        wanted, parts = "what prefill or step of this mixer returned", []
-    if wanted is not None:
+        expected, parts = "what prefill or step of this mixer returned", []
+    if expected is not None:
         shapes = ", ".join(_shape(part) for part in parts)
         got = f"{type(state).__name__} of {shapes}" if shapes else type(state).__name__
-        raise StateError("state", got, wanted, "Pass what prefill or step of this mixer returned for this batch.")
+        raise StateError("state", got, expected, "Pass what prefill or step of this mixer returned for this batch.")
     for part in parts:
-        _check_place("state", part, x.device, StateError)
+        _check_device("state", part, x.device, StateError)
 
 
-def holds(fact: Tensor, demand: str) -> bool:
-    """Whether a fact does; in a graph, where values cannot be looked at, yes, and a run in which it does not fails."""
+def holds(condition: Tensor, restriction: str) -> bool:
+    """The truth of a condition on tensor values.
+
+    While compiling, values are not known. The answer is then True, and the compiled graph checks the condition when
+    it runs: it fails with "this compiled layer {restriction}".
+    """
     if torch.compiler.is_compiling():
-        torch._assert_async(fact, f"polymix: this compiled layer {demand}")
+        torch._assert_async(condition, f"polymix: this compiled layer {restriction}")
         return True
-    return bool(fact)
+    return bool(condition)

@@ -1,4 +1,4 @@
-"""MixerConfig: a mixer's options, and what others must know of it to place, measure or convert it."""
+"""MixerConfig: a mixer's options, and what hosts, benchmarks and `convert` need to know about it."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ Self = TypeVar("Self", bound="MixerConfig")
 
 @dataclass(frozen=True, kw_only=True)
 class MixerConfig:
-    """The options of a mixer, apart from the width that its host decides.
+    """Base class of all configs: the options of a mixer, except its width, which the host decides.
 
     Args:
-        bias: whether its linear maps and convolutions have biases.
-        dropout: probability with which an element of the output is zeroed in training.
-        impl: "auto", the fastest implementation that can serve a call, or one of the mixer's `impls` by name, which
-            runs or raises. No part of what the mixer computes.
+        bias: linear maps and convolutions have biases.
+        dropout: probability of zeroing an element of the output in training.
+        impl: "auto" chooses the fastest implementation for each call. A name from the mixer's `impls` always runs
+            that one, or raises. The result is the same up to rounding.
     """
 
     name: ClassVar[str]
     mixer: ClassVar[type[TokenMixer]]  # set by `register`
-    output: ClassVar[str]  # what it computes, in one line of formula or words
-    cost_formula: ClassVar[str]  # multiply-adds of a forward: N tokens, D channels, d = D / heads
-    sees: ClassVar[str] = "everything"  # what a token may see
-    layer_of: ClassVar[str | None] = None  # the library whose layer it wraps
-    is_attention: ClassVar[bool] = False  # softmax attention, whole or over a window: can be its host's own layer
-    cache_grows: ClassVar[bool] = False  # what it must keep of the past grows with the past
+    output: ClassVar[str]  # what it computes, as a one-line formula or in words
+    # Multiply-adds for N tokens of D channels, with d = D / heads, a grid (H, W), and options by name.
+    cost_formula: ClassVar[str]
+    sees: ClassVar[str] = "everything"  # which tokens a token can see
+    layer_of: ClassVar[str | None] = None  # library whose layer the mixer wraps
+    is_attention: ClassVar[bool] = False  # softmax attention, global or windowed; `convert` may keep the host's layer
+    cache_grows: ClassVar[bool] = False  # generation needs a cache that grows with the sequence
     bias: bool = True
     dropout: float = 0.0
     impl: str = "auto"
@@ -44,111 +45,118 @@ class MixerConfig:
         self.check()
 
     def check(self) -> None:
-        """Raise OptionError where options are out of range or make each other meaningless."""
+        """Raise OptionError if an option is out of range, or has no effect beside another."""
 
     def build(
         self, dim: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None, **changes: Any
     ) -> TokenMixer:
-        """A mixer of these options for `dim` channels; `changes` replace options first."""
+        """Build the mixer for `dim` channels. `changes` replace options first."""
         return type(self).mixer(self.changed(**changes), dim, device=device, dtype=dtype)
 
     def changed(self: Self, **changes: Any) -> Self:
-        """A copy with some options replaced; an unknown option is an error that lists the known ones."""
+        """A copy with some options replaced.
+
+        Raises:
+            OptionError: an option is unknown, or the options do not fit together.
+        """
         check_options(type(self), changes)
         return replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Name and options, as JSON can hold them."""
+        """The mixer's name and options, ready for JSON. `mixer_config` reads them back."""
         return {"name": self.name, **asdict(self)}
 
     @classmethod
     def annotations(cls) -> dict[str, str]:
-        """Each option's type, as it is written."""
+        """The annotation of each option, as written in the source."""
         return {field.name: str(field.type) for field in fields(cls)}
 
-    # -- what a host settles; a config without the option stays as it is
+    # -- what the host decides; a config without the option returns itself
 
     @property
     def built_grid(self) -> tuple[int, ...] | None:
-        """The grid of tokens that the mixer is built for."""
+        """The token grid that the mixer is built for."""
         return None
 
     @property
     def prefix(self) -> int:
-        """How many tokens stand in front of the grid."""
+        """Number of tokens in front of the grid."""
         return 0
 
     @property
     def causal_by_build(self) -> bool:
-        """Whether causality is a property of the weights, not of the call."""
+        """Whether the weights make the mixer causal, rather than `causal=` in the call."""
         return False
 
     @property
     def rotary_base(self) -> float | None:
-        """The base of its rotary positions; None where it has none."""
+        """The base of the rotary positions; None without them."""
         return None
 
     @property
     def placed(self) -> bool:
-        """Whether the places of the tokens on a grid play a part."""
+        """Whether the output depends on where tokens lie on a grid."""
         return False
 
     @property
     def needs_grid(self) -> bool:
-        """Whether rows and columns play a part, and the config has not been told of them."""
-        untold = self.placed and self.built_grid is None
-        return not self.causal_by_build and (untold or bool(self.call_options((1, 1))))
+        """Whether the mixer depends on a grid that this config does not have."""
+        grid_missing = self.placed and self.built_grid is None
+        return not self.causal_by_build and (grid_missing or bool(self.call_options((1, 1))))
 
     def for_heads(self: Self, heads: int) -> Self:
-        """With `heads`, where it has heads and leaves their number open."""
+        """Fill in the number of heads if it was left open (None)."""
         return self
 
     def for_grid(self: Self, grid: tuple[int, ...], num_prefix_tokens: int = 0) -> Self:
-        """For tokens on `grid` behind `num_prefix_tokens`, where their places play a part.
+        """Fill in the host's grid and number of prefix tokens, if the mixer depends on them.
 
-        Raises OptionError where the config was made for another grid, or the tokens in front have no place in it.
+        Raises:
+            OptionError: the config has another grid, or the mixer cannot take prefix tokens.
         """
         if self.causal_by_build and num_prefix_tokens:
-            got = f"a causal {self.name} with a class token in front, which would see itself alone"
+            got = f"a causal {self.name} in a host whose class token stands first and would see only itself"
             raise errors.OptionError(
                 "mixer", got, "a mixer that is not causal", "Use causal=False or class_token=False."
             )
         if self.causal_by_build or not self.placed:
             return self
         if self.built_grid not in (None, grid):
-            raise errors.OptionError("grid", self.built_grid, f"None or the host's {grid}", "Leave it to the host.")
+            raise errors.OptionError(
+                "grid", self.built_grid, f"None or the host's grid {grid}", "Leave it out: the host fills it in."
+            )
         return self._on_grid(grid, num_prefix_tokens)
 
     def _on_grid(self: Self, grid: tuple[int, ...], num_prefix_tokens: int) -> Self:
         return self
 
     def without_grid(self: Self) -> Self:
-        """As before a host placed it."""
+        """Remove the grid and prefix tokens again."""
         return self
 
     def for_order(self: Self) -> Self:
-        """For a host in which every token sees its past alone, where that is a property of the weights."""
+        """Make the config causal for a causal host, if the weights decide that."""
         return self
 
     def for_rotary(self: Self, base: float | None) -> Self:
-        """With rotary positions of this base, where it can have them and nothing was said of them."""
+        """Turn on rotary positions with this base, if the mixer has them and the option was left open."""
         return self
 
     def for_relative(self: Self, relative: bool) -> Self:
-        """With a learned bias for each offset on the grid, where it can have one."""
+        """Turn the learned relative position bias on or off, if the mixer has one."""
         return self
 
     def call_options(self, grid: tuple[int, ...]) -> dict[str, Any]:
-        """What the mixer must be told in every call: the grid, where it counts rows and columns by the call's."""
+        """Keyword arguments that every call needs: the grid, if the mixer reads it from the call."""
         return {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadsConfig(MixerConfig):
-    """Options of a mixer with heads.
+    """Base of configs with heads.
 
     Args:
-        heads: None takes one for every 64 channels.
+        heads: number of heads. None: one for every 64 channels.
     """
 
     heads: int | None = None
@@ -159,7 +167,7 @@ class HeadsConfig(MixerConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class GridConfig(MixerConfig):
-    """Options of a mixer whose tokens have places.
+    """Base of configs whose mixers depend on a token grid.
 
     Args:
         grid: (N,), (H, W) or (T, H, W) of the tokens.
@@ -172,19 +180,14 @@ class GridConfig(MixerConfig):
         return self.grid
 
     @property
-    def rotary_base(self) -> float | None:
-        """The base of its rotary positions; None where it has none."""
-        return None
-
-    @property
     def placed(self) -> bool:
         return True
 
     def _on_grid(self: Self, grid: tuple[int, ...], num_prefix_tokens: int) -> Self:
         if num_prefix_tokens:
-            got = f"a {self.name}, which has no place for a class token,"
+            got = f"{self.name}, which cannot take a class token"
             allowed = "a mixer with num_prefix_tokens, or without a grid"
-            raise errors.OptionError("mixer", got, allowed, "Use class_token=False.")
+            raise errors.OptionError("mixer", got, allowed, "Use class_token=False, or another mixer.")
         return self.changed(grid=grid)
 
     def without_grid(self: Self) -> Self:
@@ -193,10 +196,10 @@ class GridConfig(MixerConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PrefixedGridConfig(GridConfig):
-    """Options of a mixer whose tokens have places, but for some in front.
+    """Base of configs whose mixers depend on a token grid and accept tokens in front of it.
 
     Args:
-        num_prefix_tokens: tokens in front of the grid (class token, registers).
+        num_prefix_tokens: number of tokens before the grid (class token, registers).
     """
 
     num_prefix_tokens: int = 0
@@ -215,9 +218,19 @@ class PrefixedGridConfig(GridConfig):
 def create_mixer(
     name: str, dim: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None, **options: Any
 ) -> TokenMixer:
-    """Build a mixer by name: create_mixer("padre", dim=192, degree=3, grid=(14, 14)).
+    """Build a mixer by name.
 
-    Raises UnknownNameError for a name, and OptionError for an option, that is not known or makes no sense.
+    Args:
+        name: one of `list_mixers()`.
+        dim: number of channels D.
+        device, dtype: of the parameters.
+        options: the fields of the mixer's config.
+
+    Raises:
+        UnknownNameError: no mixer has this name.
+        OptionError: an option is unknown or out of range, or has no effect beside another.
+
+    Example: create_mixer("padre", dim=192, degree=3, grid=(14, 14))
     """
     config = config_class(name)
     check_options(config, options)

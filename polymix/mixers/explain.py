@@ -1,4 +1,4 @@
-"""What ran, and why."""
+"""`explain`: which implementation of each mixer ran in a call, and why."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ from polymix.ops.dispatch import Choice, recording
 
 @dataclass(frozen=True)
 class Explanation:
-    """One mixer in one call. `layer` is its name in the model, "" for a mixer by itself."""
+    """Which implementation of one mixer ran, and why.
+
+    Attributes:
+        layer: name of the mixer in the model; "" if the model is the mixer itself.
+        mixer: name of the kind of mixer, such as "pom".
+        impl: name of the implementation.
+        why: the reason for the choice.
+        folded: names of the maps that `fold` merged.
+    """
 
     layer: str
     mixer: str
@@ -29,23 +37,26 @@ class Explanation:
 
 
 class Explanations(tuple[Explanation, ...]):
-    """One line a mixer when printed."""
+    """A tuple of explanations that prints as one line for each."""
 
     def __str__(self) -> str:
         return "\n".join(map(str, self))
 
 
 def explain(model: nn.Module, *args: Any, **kwargs: Any) -> Explanations:
-    """Run model(*args, **kwargs) and say, for every mixer in it, which implementation ran and why.
+    """Run model(*args, **kwargs), and report which implementation each of its mixers used and why.
 
-    The call is made as it stands: under torch.inference_mode() another one may run than where gradients are recorded.
-    Raises OptionError where the model holds no mixer that ran, and whatever the call itself raises.
+    The choice depends on the context of the call: with gradients another implementation may run than under
+    torch.inference_mode().
+
+    Raises:
+        OptionError: no mixer ran. Errors of the call itself pass through.
 
     Example: print(polymix.explain(mixer, x))
     """
     names = {part: name for name, part in model.named_modules() if isinstance(part, TokenMixer)}
-    found: list[Explanation] = []
-    started: list[int] = []
+    explanations: list[Explanation] = []
+    started: list[int] = []  # for each mixer that is running: how many choices were made before it
 
     with recording() as choices:
 
@@ -55,7 +66,7 @@ def explain(model: nn.Module, *args: Any, **kwargs: Any) -> Explanations:
         def after(mixer: nn.Module, _: Any, __: Any) -> None:
             assert isinstance(mixer, TokenMixer)
             own = choices[started.pop() :] or [Choice(mixer.name, "eager", "the only implementation")]
-            found.extend(Explanation(names[mixer], *choice, mixer.folded) for choice in own)
+            explanations.extend(Explanation(names[mixer], *choice, mixer.folded) for choice in own)
 
         hooks = [hook for part in names for hook in (part.register_forward_pre_hook(before),
                                                      part.register_forward_hook(after))]  # fmt: skip
@@ -64,9 +75,10 @@ def explain(model: nn.Module, *args: Any, **kwargs: Any) -> Explanations:
         finally:
             for hook in hooks:
                 hook.remove()
-    if not found:
-        raise OptionError("model", type(model).__name__, "a mixer, or a model with mixers that its forward runs", "")
-    return Explanations(found)
+    if not explanations:
+        allowed = "a mixer, or a model whose forward runs mixers"
+        raise OptionError("model", type(model).__name__, allowed, "Pass the converted model.")
+    return Explanations(explanations)
 
 
 __all__ = ["Explanation", "explain"]

@@ -1,4 +1,4 @@
-"""Linear maps that follow each other with nothing between them, merged into one for inference."""
+"""Cache of merged linear maps, for inference: `TokenMixer.fold`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from polymix.ops.shared.tensors import Linear
 
 
 class _Stamp(NamedTuple):
-    """A parameter as it was when it was merged."""
+    """Identity and version of a parameter at the time of merging."""
 
     parameter: Tensor
     address: int
@@ -21,7 +21,7 @@ class _Stamp(NamedTuple):
 
 
 class Folded:
-    """Merged maps by name, merged again whenever a parameter has changed."""
+    """Merged maps by name. They are merged again when a parameter has changed."""
 
     def __init__(self) -> None:
         self._stamps: tuple[_Stamp, ...] = ()
@@ -32,18 +32,18 @@ class Folded:
         return tuple(self._maps)
 
     def maps(self, merge: Callable[[], dict[str, Linear]], parameters: Iterable[nn.Parameter]) -> dict[str, Linear]:
-        """What `merge` returns for the parameters as they are now."""
+        """The result of `merge()`, from the cache if no parameter has changed."""
         if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
-            return merge()  # part of the graph
+            return merge()  # under torch.compile and torch.func the product must be part of the graph
         stamps = tuple(_Stamp(p, p.data_ptr(), p.dtype, _version(p)) for p in parameters)
         if not _unchanged(stamps, self._stamps):
-            with torch.inference_mode(False), torch.no_grad():  # what is merged may meet a graph later
+            with torch.inference_mode(False), torch.no_grad():  # inference tensors could not be used in a graph later
                 self._stamps, self._maps = stamps, merge()
         return self._maps
 
 
 def _unchanged(now: tuple[_Stamp, ...], then: tuple[_Stamp, ...]) -> bool:
-    """Whether no parameter was replaced or written to; False for one that does not count its writes."""
+    """Whether all parameters are the same objects and were not written to; False if one has no version counter."""
     pairs = zip(now, then, strict=False)
     return len(now) == len(then) and all(
         a.parameter is b.parameter and a[1:] == b[1:] and a.version >= 0 for a, b in pairs
@@ -51,5 +51,5 @@ def _unchanged(now: tuple[_Stamp, ...], then: tuple[_Stamp, ...]) -> bool:
 
 
 def _version(parameter: Tensor) -> int:
-    """How often it was written to in place; inference tensors do not count."""
+    """The version counter, which every in-place write raises; -1 for inference tensors, which have none."""
     return -1 if parameter.is_inference() else parameter._version

@@ -1,4 +1,4 @@
-"""How a mixer starts from the weights of the attention that it replaces: the attention's maps, copied part by part."""
+"""Starting a mixer from the weights of the attention that it replaces."""
 
 from __future__ import annotations
 
@@ -7,27 +7,31 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-Sources = dict[str, tuple[str, ...]]  # a mixer's parameter: the attention's parameters that it comes from
+Sources = dict[str, tuple[str, ...]]  # parameter of the mixer -> parameters of the attention it was copied from
 
 
 class Projection(NamedTuple):
-    """A linear map of an attention layer, and the parameters that it comes from: "weight", or "weight[part]"."""
+    """A linear map of an attention layer. keys: the parameters that hold it, "weight" or "weight[part]"."""
 
     weight: Tensor  # (out, in), as nn.Linear's
     bias: Tensor | None
     keys: tuple[str, ...]
 
     def rows(self, first: int, last: int) -> Projection:
-        """Outputs first … last - 1 alone."""
+        """The part of the map with outputs first … last - 1."""
         return Projection(self.weight[first:last], None if self.bias is None else self.bias[first:last], self.keys)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionMaps:
-    """What an attention layer computes with.
+    """The linear maps of an attention layer, for `TokenMixer.inherit`.
 
-    dim: channels of its input and output. heads: of its queries. query … out: its maps, where it has them. scale: of
-    its logits; None: d^-½. relative: a learned bias for each offset on the grid, (offsets, heads).
+    Attributes:
+        dim: channels of its input and output.
+        heads: number of query heads.
+        query, key, value, out: its projections; None if it has none.
+        scale: factor on the logits. None: d^-½.
+        relative: a learned bias for each offset on the grid, (offsets, heads).
     """
 
     dim: int
@@ -41,27 +45,29 @@ class AttentionMaps:
 
 
 def copy_map(source: Projection, weight: Tensor, bias: Tensor | None, gain: float = 1.0) -> Sources:
-    """Fill `weight` and `bias` with gain · source, zeros where the source has no bias; says what each came from."""
-    of_bias = ["bias" in key.rpartition(".")[2] for key in source.keys]
-    pairs = list(zip(source.keys, of_bias, strict=True))
+    """Copy gain · source into `weight` and `bias`, and return the sources of both.
+
+    If the source has no bias, `bias` becomes zero.
+    """
+    bias_keys = tuple(key for key in source.keys if "bias" in key.rpartition(".")[2])
     weight.copy_(gain * source.weight)
-    found: Sources = {"weight": tuple(key for key, is_bias in pairs if not is_bias)}
+    sources: Sources = {"weight": tuple(key for key in source.keys if key not in bias_keys)}
     if bias is None:
-        return found
+        return sources
     if source.bias is None:
         bias.zero_()
     else:
         bias.copy_(gain * source.bias)
-    return {**found, "bias": tuple(key for key, is_bias in pairs if is_bias)}
+    return {**sources, "bias": bias_keys}
 
 
-def add_sources(found: Sources, prefix: str, sources: Sources) -> None:
-    """Add `sources` to `found`, each name behind `prefix`."""
+def add_sources(total: Sources, prefix: str, sources: Sources) -> None:
+    """Add `sources` to `total`, with `prefix` and a dot before each name."""
     for name, keys in sources.items():
         key = f"{prefix}.{name}"
-        found[key] = tuple(dict.fromkeys((*found.get(key, ()), *keys)))
+        total[key] = tuple(dict.fromkeys((*total.get(key, ()), *keys)))
 
 
 def first_rows(bias: Tensor | None, rows: slice) -> Tensor | None:
-    """The rows of a bias that may not be there."""
+    """Some rows of a bias; None if there is no bias."""
     return None if bias is None else bias[rows]

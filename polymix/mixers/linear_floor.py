@@ -1,4 +1,4 @@
-"""The floor: attention's projections and nothing else, so what any mixer at least costs and must beat."""
+"""The floor: only the linear layers of attention. A mixer should cost little more, and be more accurate."""
 
 from __future__ import annotations
 
@@ -18,9 +18,16 @@ from polymix.structured.dense import Dense
 
 
 class LinearFloorMixer(TokenMixer):
-    """Y = (Q + K + V) W_o: the linear layers of attention, of the same size, without the attention (PL-020, "No-SA").
+    """The linear layers of attention without the attention: what any mixer costs at least, and must beat ("No-SA").
 
-    No token sees another. Shapes: (B, N, D) -> (B, N, D). Cost: 4 N D² multiply-adds.
+        Y = (Q + K + V) W_o + b_o
+
+    No token sees another.
+
+    Raises: CapabilityError for masks, contexts and causal=True, which would have no effect.
+
+    Shapes: (B, N, D) -> (B, N, D).
+    Source: Poly-SA, Sec. 5.2.1, the baseline "No-SA".
     """
 
     name = "linear_floor"
@@ -51,7 +58,7 @@ class LinearFloorMixer(TokenMixer):
 @register(LinearFloorMixer)
 @dataclass(frozen=True, kw_only=True)
 class LinearFloorConfig(MixerConfig):
-    """No options beyond those that every mixer has."""
+    """Options of the linear floor: only those of every mixer."""
 
     name: ClassVar[str] = "linear_floor"
     output: ClassVar[str] = "attention's linear layers, nothing mixed"

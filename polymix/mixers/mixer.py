@@ -1,4 +1,4 @@
-"""TokenMixer: the contract that every mixer keeps."""
+"""TokenMixer: the base class of every mixer, and the contract that all of them keep."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from polymix.ops.shared.masks import Segments
 from polymix.ops.shared.tensors import Linear
 from polymix.structured.cost import Cost, Op, cost_of
 
-# What softmax attention's output has at its init over ~200 unit-variance tokens (√(e/N), a ViT's 14 × 14): mixers
-# whose output does not shrink with N scale their init to it, so that a host trains from the first step.
+# Standard deviation of softmax attention's output at init over about 200 unit-variance tokens (√(e/N), N = 14 × 14).
+# Mixers whose output does not shrink with N are initialised to this scale, so that a host trains from the first step.
 INIT_STD = 0.125
 _RENAMED = {"letters": "named_matrices", "ops": "cost_ops"}
 M = TypeVar("M", bound="TokenMixer")
@@ -50,18 +50,19 @@ class Polynomial:
 
 
 class TokenMixer(nn.Module, ABC):
-    """(B, N, D) -> (B, N, D). Final classes implement `mix`, `named_matrices`, `cost_ops`, and `scan` if recurrent.
+    """Base class of all mixers: a module that maps tokens (B, N, D) to (B, N, D).
 
-    A mixer whose projections to q, k, v and back are named `qkv` (a `Heads`) and `proj` inherits them from attention.
+    Subclasses implement `mix`, `named_matrices` and `cost_ops`, and `scan` if they are recurrent. If a subclass names
+    its projections `qkv` (a `Heads`) and `proj`, `inherit` copies them from attention without further code.
     """
 
     name: ClassVar[str]
     capabilities: Capabilities
     config: Any  # its MixerConfig
-    contexts = 1  # how many separate contexts a call may pass
-    needs_context = False  # True where a call must pass all of them
-    impls: ClassVar[tuple[str, ...]] = ("auto", "eager")  # what there is to choose from
-    feature_maps: ClassVar[bool] = False  # True where (B, D, H, W) is taken as well as (B, N, D), and returned alike
+    contexts = 1  # number of context tensors that a call may pass
+    needs_context = False  # True: every call must pass all contexts
+    impls: ClassVar[tuple[str, ...]] = ("auto", "eager")  # values allowed for the option `impl`
+    feature_maps: ClassVar[bool] = False  # True: x may also be (B, D, H, W); the output has the same layout
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -77,7 +78,7 @@ class TokenMixer(nn.Module, ABC):
         self.config, self.dim = config, dim
         self.drop = nn.Dropout(config.dropout)
         self._folded: Folded | None = None
-        self.checked_calls: dict[Any, MixerCall] = {}  # by shape, type and device: see `check_call`
+        self.checked_calls: dict[Any, MixerCall] = {}  # cache of `check_call`, by shapes, dtypes and devices
 
     def forward(
         self,
@@ -89,35 +90,48 @@ class TokenMixer(nn.Module, ABC):
         grid: tuple[int, ...] | None = None,
         segments: Segments | None = None,
     ) -> Tensor:
-        """Mix the tokens of x, or bring those of `context` to x.
+        """Mix the tokens of x with each other, or with the tokens of `context`.
 
         Args:
-            x: (B, N, D); also (B, D, H, W) where the class has `feature_maps`.
-            context: (B, M, D), a separate sequence that x asks; x itself when None.
-            mask: boolean, True = takes part: (B, M) over the context tokens, or (B, N, M) for each query.
-            causal: True: a token sees itself and its past; an int K > 1: its own block of K tokens and all earlier
-                blocks; None: as the mixer was built (not causal, except for a padre with causal=True).
-            grid: (N,), (H, W) or (T, H, W) of the tokens after the prefix, where it differs from the one built for.
-            segments: (B, N) integer ids of packed sequences that must not see each other; with a context a pair.
+            x: (B, N, D). If the class has `feature_maps`, also (B, D, H, W).
+            context: (B, M, D), a separate sequence that x attends to. None: x itself.
+            mask: boolean; True = the token takes part. (B, M) hides context tokens (padding); (B, N, M) says for each
+                query which context tokens it sees.
+            causal: True: a token sees itself and earlier tokens. An int K > 1: it sees its own block of K tokens and
+                all earlier blocks. None: as the mixer was built.
+            grid: (N,), (H, W) or (T, H, W) of the tokens after the prefix. Needed if it differs from the grid that the
+                mixer was built for.
+            segments: (B, N) integer ids of packed sequences; tokens with different ids do not see each other. With a
+                context: a pair, (B, N) for x and (B, M) for the context.
+
         Returns:
-            (B, N, D) in the type of x; under autocast in whatever it computes in.
+            (B, N, D) in the dtype of x. Under autocast, in the dtype that autocast chooses.
+
         Raises:
-            ShapeError, MaskError, CapabilityError: before any compute, naming the argument and what to do.
+            ShapeError, MaskError, CapabilityError: before anything is computed.
         """
         if self.feature_maps and isinstance(x, Tensor) and x.ndim == 4:
-            place = tuple(x.shape[2:]) if self.capabilities.grids else None
+            map_grid = tuple(x.shape[2:]) if self.capabilities.grids else None
             tokens = x.flatten(2).transpose(1, 2)
-            y = self.forward(tokens, context, mask=mask, causal=causal, grid=grid or place, segments=segments)
+            y = self.forward(tokens, context, mask=mask, causal=causal, grid=grid or map_grid, segments=segments)
             return y.transpose(1, 2).unflatten(2, x.shape[2:])
         call = check_call(self, x, context, mask, causal, grid, segments)
         y = self.mix(x, x if context is None else context, call)
-        return self.drop(y) if self.drop.training else y  # calling it takes longer than seeing that it does nothing
+        return self.drop(y) if self.drop.training else y  # skip the module call when dropout is off
 
     def prefill(self, x: Tensor, state: Any = None, *, mask: Tensor | None = None) -> tuple[Tensor, Any]:
-        """Mix a chunk (B, N, D) causally after `state` (None: the start); returns its output and the new state.
+        """Mix a chunk of tokens causally, continuing from `state`; return the output and the new state.
 
-        Any split of a sequence into prefills and steps gives what one causal forward gives. Padding (mask False) is
-        as if it were not there, on either side. Cost as the causal forward of N tokens; the state does not grow.
+        Any split of a sequence into calls of `prefill` and `step` gives the same outputs as one causal forward. The
+        state has a fixed size. Padding may stand anywhere in the chunk and does not change the state.
+
+        Args:
+            x: (B, N, D), the next tokens.
+            state: what the previous call returned. None: the start of a sequence.
+            mask: (B, N), boolean; False = padding.
+
+        Raises:
+            CapabilityError: the mixer has no recurrent form. ShapeError, MaskError, StateError: an argument is wrong.
         """
         self._need_recurrence()
         call = check_call(self, x, None, mask, True, None, None)
@@ -127,7 +141,10 @@ class TokenMixer(nn.Module, ABC):
         return self.drop(y), state
 
     def step(self, x_t: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        """Mix one token (B, D) or (B, 1, D) after `state`; the cost does not depend on how many came before."""
+        """Mix one token, (B, D) or (B, 1, D), continuing from `state`; return its output and the new state.
+
+        The cost does not depend on the number of earlier tokens.
+        """
         self._need_recurrence()
         if isinstance(x_t, Tensor) and x_t.ndim == 2:
             y, state = self.prefill(x_t[:, None], state)
@@ -135,7 +152,7 @@ class TokenMixer(nn.Module, ABC):
         if not isinstance(x_t, Tensor) or x_t.ndim != 3 or x_t.shape[1] != 1:
             got = tuple(x_t.shape) if isinstance(x_t, Tensor) else type(x_t).__name__
             raise errors.ShapeError(
-                "x_t", got, f"(B, {self.dim}) or (B, 1, {self.dim})", "Use prefill for more tokens."
+                "x_t", got, f"one token, (B, {self.dim}) or (B, 1, {self.dim})", "Use prefill for more tokens."
             )
         return self.prefill(x_t, state)
 
@@ -145,31 +162,31 @@ class TokenMixer(nn.Module, ABC):
 
     @property
     def polynomial(self) -> Polynomial:
-        """What this mixer declares to be as a function of its input; by default no polynomial and not rational."""
+        """What this mixer is as a function of its input. Default: neither polynomial nor rational."""
         return Polynomial()
 
     @abstractmethod
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
-        """The forward after its checks; `context` is x itself without a separate one."""
+        """The forward, after the checks. Without a separate context, `context` is x itself."""
 
     def scan(self, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
-        """One causal chunk after its checks."""
+        """`prefill`, after the checks. Recurrent mixers override it."""
         raise lacks(self.name, "recurrent", self.name, "prefill and step")
 
     def check_state(self, state: Any, x: Tensor) -> str | None:
-        """What a state must look like for x, where `state` does not; None where it fits."""
+        """None if `state` fits this mixer and the batch of x; otherwise a description of the state expected."""
         return None
 
-    # -- attention's weights
+    # -- starting from attention's weights
 
     @torch.no_grad()
     def inherit(self, attention: AttentionMaps) -> Sources:
-        """Start from the maps of the attention that it replaces; returns which parameter came from which.
+        """Copy what fits from the attention that this mixer replaces; return which parameter came from which.
 
-        By default `qkv` and `proj`, where their shapes agree: W_q times what the host's scale of the logits is above
-        d^-½. What is not returned stays as it was.
+        Default: `qkv` and `proj`, if the shapes agree. If the host scales its logits by something other than d^-½,
+        W_q is multiplied by the ratio. Parameters that are not in the result keep their values.
         """
-        found: Sources = {}
+        sources: Sources = {}
         children = dict(self.named_children())
         qkv, proj = children.get("qkv"), children.get("proj")
         maps = [part for part in (attention.query, attention.key, attention.value) if part is not None]
@@ -178,38 +195,39 @@ class TokenMixer(nn.Module, ABC):
             gains = ((attention.scale or usual) / usual, 1.0, 1.0)
             for i, (part, gain) in enumerate(zip(maps, gains, strict=True)):
                 rows = slice(i * self.dim, (i + 1) * self.dim)
-                sources = copy_map(part, qkv.qkv.weight[rows], first_rows(qkv.qkv.bias, rows), gain)
-                add_sources(found, "qkv.qkv", sources)
+                add_sources(
+                    sources, "qkv.qkv", copy_map(part, qkv.qkv.weight[rows], first_rows(qkv.qkv.bias, rows), gain)
+                )
         if (
             isinstance(proj, nn.Linear)
             and attention.out is not None
             and proj.weight.shape == attention.out.weight.shape
         ):
-            add_sources(found, "proj", copy_map(attention.out, proj.weight, proj.bias))
-        return found
+            add_sources(sources, "proj", copy_map(attention.out, proj.weight, proj.bias))
+        return sources
 
     def output_map(self) -> nn.Linear | None:
-        """The linear map that the output comes from, and nothing else: by default a child named `out` or `proj`."""
+        """The linear layer whose output is the mixer's output. Default: a child named `out` or `proj`, or None."""
         children = dict(self.named_children())
         last = children.get("out") or children.get("proj")
         return last if isinstance(last, nn.Linear) else None
 
     def scale_output_(self, factor: float) -> bool:
-        """Multiply the output by `factor` in the weights, where there is no `output_map`; False where none can."""
+        """Scale the output by changing weights; for mixers without an `output_map`. False: not possible."""
         return False
 
     # -- folding
 
     def merge(self) -> dict[str, Linear]:
-        """Linear maps that follow each other with nothing between them, by name, as one; empty where none do."""
+        """Products of consecutive linear maps, by name, such as "B_1 D_1". Default: none."""
         return {}
 
     def fold(self: M) -> M:
-        """Merge linear maps that follow each other into one, for calls without gradients; `unfold` takes it back.
+        """Merge consecutive linear maps into one for calls without gradients; return the mixer. `unfold` undoes it.
 
-        The parameters, the state dict and calls that record gradients are as before. When a weight has changed since,
-        the next call merges anew (except for a change through `.data`, which leaves no trace: fold again after it). A
-        mixer without such maps is left as it is. Returns the mixer.
+        Parameters, the state dict and calls that record gradients do not change. If a weight changes, the next call
+        merges again. Changes through `.data` are not noticed: call `fold` again after them. Mixers without
+        consecutive linear maps stay as they are.
         """
         self._folded = Folded()
         with torch.no_grad():
@@ -223,42 +241,53 @@ class TokenMixer(nn.Module, ABC):
 
     @property
     def folded(self) -> tuple[str, ...]:
-        """What `fold` merged, such as "B_1 D_1"."""
+        """Names of the merged maps, such as "B_1 D_1"; empty without `fold`."""
         return () if self._folded is None else self._folded.names
 
     def merged(self) -> dict[str, Linear]:
-        """What `fold` merged, where it may be used: nothing in a call that records gradients."""
+        """The merged maps by name; empty without `fold`, or in a call that records gradients."""
         if self._folded is None or (torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())):
             return {}
         return self._folded.maps(self.merge, self.parameters())
 
-    # -- what it says of itself
+    # -- description
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that an optimizer should not decay."""
+        """Names of the parameters to exclude from weight decay."""
         return set()
 
     def matrices(
         self, n: int, *, grid: tuple[int, ...] | None = None, dtype: torch.dtype | None = None
     ) -> dict[str, Any]:
-        """The paper's matrices by the paper's letters for n tokens, dense and detached, in `dtype` if given.
+        """The matrices of the paper's equations, under the paper's letters, as dense detached copies.
 
-        Right matrices act on row tokens, X B. A token map that differs by channel is (D, N, N), else (N, N). A bias
-        is None where there is none.
+        Channel maps act on row tokens from the right, X B. Token maps are (N, N), or (D, N, N) if they differ by
+        channel. A missing bias is None.
+
+        Args:
+            n: number of tokens.
+            grid: as in `forward`.
+            dtype: of the copies. None: that of the parameters.
         """
         check_length(self, n)
         return _detach(self.named_matrices(n, grid), dtype)
 
     @abstractmethod
     def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
-        """What `matrices` returns, still attached: views of the parameters where that will do."""
+        """What `matrices` returns, attached to the graph; views of the parameters where possible."""
 
     @abstractmethod
     def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
-        """The dense products and convolutions of a plain forward of n tokens: what `cost` counts and the floor runs."""
+        """The matrix products and convolutions of a forward of n tokens: `cost` counts them, benchmarks time them."""
 
     def cost(self, n: int, *, grid: tuple[int, ...] | None = None, dtype: torch.dtype = torch.float32) -> Cost:
-        """Parameters, multiply-adds and bytes of a plain forward of one sequence of n tokens, by formula."""
+        """Parameters, multiply-adds and bytes of a forward of one sequence of n tokens, computed by formula.
+
+        Args:
+            n: number of tokens.
+            grid: as in `forward`.
+            dtype: of parameters and tokens, for the bytes.
+        """
         check_length(self, n)
         return cost_of(self, self.cost_ops(n, grid), dtype)
 
@@ -269,7 +298,7 @@ class TokenMixer(nn.Module, ABC):
 
 
 def _detach(value: Any, dtype: torch.dtype | None) -> Any:
-    """Every tensor in dicts and lists detached, cloned and in `dtype` if given."""
+    """Detached copies of all tensors in nested dicts and lists, in `dtype` if given."""
     if isinstance(value, dict):
         return {name: _detach(item, dtype) for name, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""PADRe, the polynomial attention drop-in replacement, with every structure, base and generalisation of its paper."""
+"""PADRe, the polynomial attention drop-in replacement, with all structures, bases and extensions of its paper."""
 
 from __future__ import annotations
 
@@ -40,38 +40,47 @@ _FIRST = "B_1 D_1"
 
 
 class PadreState(NamedTuple):
-    """What the causal token maps remember, in the order A_1 … A_d, C_1 … C_{d-1}; float32 at least, of fixed size.
+    """The states of the causal token maps, in the order A_1 … A_d, C_1 … C_{d-1}; at least float32, of fixed size.
 
-    A convolution keeps its last inputs (B, reach, D), a mean its sum (B, 1, D) and its count (B, 1, 1), int64.
+    A convolution keeps its last inputs (B, reach, D). A mean keeps its sum (B, 1, D) and its count (B, 1, 1), int64.
     """
 
     windows: tuple[Tensor, ...]
 
 
 class PadreMixer(TokenMixer):
-    """A polynomial of degree d in the tokens, from linear maps and Hadamard products (PADRe, Eq. 1-7, 11-20).
+    """A polynomial of degree d in the tokens, made of linear maps and Hadamard products (PADRe).
 
-        Y_i = A_i (X B_i + b_B) + b_A                         i = 1 … d
-        Z_1 = Y_1,   Z_{i+1} = a_i (C_i (Z_i D_i + b_D) + b_C) ⊙ Y_{i+1} - b_i Z_{i-1}     a_i = 1, b_i = 0: monomials
-        P   = Σ_{i in terms} W_i ⊙ Z_i + L,   rational: P / (R² + ε), R = Σ_k Q_k ⊙ Z'_k + S on Y_{d+1} … Y_{d+e}
-        O   = U P V                                           where out_tokens or out_dim are given
+        Y_i = A_i (X B_i + b_B) + b_A                                               i = 1 … d
+        Z_1 = Y_1,   Z_{i+1} = a_i (C_i (Z_i D_i + b_D) + b_C) ⊙ Y_{i+1} - b_i Z_{i-1}     monomials: a_i = 1, b_i = 0
+        P   = Σ_{i in terms} W_i ⊙ Z_i + L
+        P   = P / (R² + ε),   R = Σ_k Q_k ⊙ Z'_k + S on Y_{d+1} … Y_{d+e}                  with a denominator
+        O   = U P V                                                                 with out_tokens or out_dim
 
-    B_i, D_i mix channels, A_i, C_i tokens: any structured maps, by default a dense product and a depthwise convolution
-    over a 1-D, 2-D or 3-D grid; causal in 1-D if asked, when every token map has a causal form. With a `pattern` Y_i
-    reads x or one of the contexts, passed as `context` (a tuple of tensors where there are several), whose lengths may
-    differ. Without biases Z_i is homogeneous of degree i in X (Lemma 1; monomials). `heads` independent copies share
-    the channels out among them. (The paper calls our Q, S, R of the denominator Q, P, 𝒟, and L of Eq. 18 V.)
+    B_i and D_i mix channels, A_i and C_i mix tokens. Each is a structured map; by default B_i and D_i are dense, and
+    A_i and C_i are depthwise convolutions over a 1-D, 2-D or 3-D grid. The mixer is causal in 1-D with `causal=True`,
+    if every token map has a causal form. `heads` independent copies share the channels among them. (The paper calls
+    the denominator's Q, S and R by the letters Q, P and 𝒟, and L in Eq. 18 by V.)
 
-    Shapes: (B, N, D) -> (B, N, D), (B, F, G) when resized. Cost, preset "paper": (2d - 1) N D² multiply-adds for the
-    channel maps, N D taps for each token map. With other structures the token maps are linear or N log N in N, but
-    for dense, block_diagonal and sparse (N² over the blocks, times the density) and monarch (N^1.5). State (causal):
-    k - 1 tokens a convolution. A padding mask takes tokens out as if they were not there (1-D), or as if the grid
-    ended there (2-D, 3-D); their own output is zero. With a pattern `mask` hides context tokens; a tuple of one more
-    mask than contexts hides x's own first, which then read as zeros where they stand. Source: PD-001 … PD-031, PD-044
-    … PD-048.
+    With a `pattern`, Y_i reads x or one of the contexts, which may have other lengths; pass a tuple as `context` if
+    there are several. Without biases Z_i is homogeneous of degree i in X (Lemma 1, monomials).
+
+    A padding mask removes tokens from a 1-D sequence, and ends the grid there in 2-D and 3-D; padding gets zeros.
+    With a pattern, `mask` hides context tokens. A tuple with one mask more than there are contexts begins with the
+    mask of x, whose hidden tokens read as zeros.
+
+    The token maps cost O(N) or O(N log N), except dense, block_diagonal and sparse (N² by blocks and density) and
+    monarch (N^1.5).
+
+    Raises: OptionError for options that do not fit together; ShapeError for another grid than W, L or a map was
+    built for.
+
+    Shapes: (B, N, D) -> (B, N, D); (B, F, G) with out_tokens and out_dim.
+    State: the last k - 1 tokens of every convolution.
+    Source: PADRe, Eq. 1-7, Lemma 1, Eq. 11 (contexts), Eq. 15-20 (denominators), Tables 2 and 6 (costs).
     """
 
-    A: Any  # ModuleLists of token and channel maps; B is a ModuleDict, an input's letter to its ParallelLinear
+    A: Any  # A, C, D: ModuleLists of maps; B: a ModuleDict from an input's letter to its ParallelLinear
     B: Any
     C: Any
     D: Any
@@ -102,9 +111,11 @@ class PadreMixer(TokenMixer):
             return create_map(spec, cross, bias=bias, **kw)
 
         mixed = Site("channel", dim, dim // config.heads, dim // config.heads, config.heads)
-        its = {letter: tuple(b for b, c in zip(plan.B, plan.letters, strict=True) if c == letter)
-               for letter in self.inputs}  # fmt: skip
-        self.B = nn.ModuleDict({c: ParallelLinear(specs, dim, config.heads, bias, **kw) for c, specs in its.items()})
+        specs_B = {letter: tuple(b for b, c in zip(plan.B, plan.letters, strict=True) if c == letter)
+                   for letter in self.inputs}  # fmt: skip
+        self.B = nn.ModuleDict(
+            {c: ParallelLinear(specs, dim, config.heads, bias, **kw) for c, specs in specs_B.items()}
+        )
         self.A = nn.ModuleList(tokens(*pair) for pair in zip(plan.A, plan.letters, strict=True))
         self.D = nn.ModuleList(create_map(spec, mixed, bias=bias, **kw) for spec in plan.D)
         self.C = nn.ModuleList(tokens(spec) for spec in plan.C)
@@ -138,20 +149,20 @@ class PadreMixer(TokenMixer):
         memory = all(isinstance(part, StructuredMap) and part.recurrent for part in (*self.A, *self.C))
         self.capabilities = Capabilities(
             causal=config.causal, cross=self.needs_context,
-            # a circle of N places has no place for padding
+            # a circulant map wraps around N positions and cannot leave padding out
             masks=frozenset() if "circulant" in self.plan.token else frozenset({"padding"}),
             recurrent=config.causal and memory and not full, any_length=not full and not self.tied, grids=(self.axes,),
         )  # fmt: skip
 
     def _token_maps(self) -> list[nn.Module]:
-        """Every map on the token side, the parts of composites too."""
+        """All token maps, including the parts of composite maps."""
         return [part for top in (*self.A, *self.C, self.U) if top is not None for part in top.modules()]
 
     def _init_scale(self) -> None:
-        """The output's spread at init near attention's: by the first of the maps that scales all terms and has weights.
+        """Scale the init so that the output's standard deviation is near attention's.
 
-        Every Z_i is linear in Y_1, so in B_1 (not where Y_1 is normalised after it); all but Z_1 in D_1 and C_1. In
-        another basis than the monomials only W can, if it is learned.
+        One map is scaled that changes all terms: every Z_i is linear in Y_1 and so in B_1, unless Y_1 is normalised;
+        all but Z_1 are linear in D_1 and C_1. In other bases than the monomials only W works, if it is learned.
         """
         config, gain = self.config, INIT_STD * len(self.terms) ** -0.5
         if self.Q is not None:  # R starts near S = 1, away from its zeros, and the quotient near P / (1 + ε)
@@ -251,28 +262,28 @@ class PadreMixer(TokenMixer):
         self, grid: tuple[int, ...], token: Callable[[Any], Map] | None = None, why: str | None = None,
         *, use_folded: bool = True,
     ) -> PadreMaps:  # fmt: skip
-        """The maps for one call; `token` turns a token map into a function where it is not called plainly.
+        """The maps of one call.
 
-        why: why no kernel can run the call, or None where the maps decide that. use_folded: whether the product that
-        `fold` merged stands in for its factors; `merge` itself asks for the factors.
+        token: turns a token map into a function, for calls with a mask or a state. why: the reason why no kernel can
+        run the call; None: the maps decide. use_folded: use the product that `fold` merged instead of its factors.
         """
         A: list[Convolution | Map | None] = []
         C: list[Convolution | Map | None] = []
-        for made, parts in ((A, self.A), (C, self.C)):
+        for functions, parts in ((A, self.A), (C, self.C)):
             for part in parts:
                 if isinstance(part, Identity):
-                    made.append(None)
+                    functions.append(None)
                 elif token is not None:
-                    made.append(token(part))
+                    functions.append(token(part))
                 elif isinstance(part, DepthwiseConv):
-                    made.append(Convolution(part.weight, part.bias, part.site.causal, part.dilation))
+                    functions.append(Convolution(part.weight, part.bias, part.site.causal, part.dilation))
                 else:
-                    made.append(partial(part, grid=grid))
+                    functions.append(partial(part, grid=grid))
                     why = why or "supports depthwise token maps without prefix tokens only"
         channels: list[Linear | Map | None] = []
         one_head = self.config.heads == 1
         for part, spec in zip(self.D, self.plan.D, strict=True):
-            plain = spec == "dense" and one_head  # the heads' products are a map of their own
+            plain = spec == "dense" and one_head  # with several heads the product is block-diagonal
             channels.append(None if isinstance(part, Identity) else affine(part) if plain else part)
         if not self.dense:
             why = "supports dense channel maps only"
@@ -291,18 +302,18 @@ class PadreMixer(TokenMixer):
         )  # fmt: skip
 
     def _cross(self, inputs: Sequence[Tensor], masks: Sequence[Tensor | None], grid: tuple[int, ...]) -> PadreMaps:
-        """The maps of several inputs: Y_i already brought to the length of x."""
+        """The maps of a call with contexts. All Y_i get the length of x here."""
         n = inputs[0].shape[1]
         for token, letter in zip(self.A, self.plan.letters, strict=True):
             length = inputs[self.inputs.index(letter)].shape[1]
             if length != n and not _crossing(token):
-                cure = 'Name its A "mean", "dense", "low_rank", "rank_one" or "sparse", which change the length.'
+                cure = 'Set its A to "mean", "dense", "low_rank", "rank_one" or "sparse", which change the length.'
                 raise ShapeError("context", f"{length} tokens for input {letter}", f"{n}, as many as x has", cure)
         ys: list[Tensor] = []
-        made = {c: iter(self.B[c](u)) for c, u in zip(self.inputs, inputs, strict=True)}
+        projected = {c: iter(self.B[c](u)) for c, u in zip(self.inputs, inputs, strict=True)}
         for token, letter in zip(self.A, self.plan.letters, strict=True):
             mask = masks[self.inputs.index(letter)]
-            u = next(made[letter])
+            u = next(projected[letter])
             ys.append(token(u, None, mask, out=n) if _crossing(token) else token(u, grid, mask))
         C = [lambda u, part=part: part(u, grid, masks[0]) for part in self.C]
         unsupported = "supports one head and the monomial basis only (no normalize, denominator or pattern)"
@@ -315,21 +326,21 @@ class PadreMixer(TokenMixer):
     def check_state(self, state: Any, x: Tensor) -> str | None:
         maps = [part for part in (*self.A, *self.C) if isinstance(part, StructuredMap)]
         shapes = [shape for part in maps for shape in part.memory(x.shape[0])]
-        wide = (torch.float32, torch.float64, torch.int64)
-        given = state.windows if isinstance(state, PadreState) else None
+        dtypes = (torch.float32, torch.float64, torch.int64)
+        windows = state.windows if isinstance(state, PadreState) else None
         if (
-            given is not None
-            and [tuple(part.shape) for part in given] == shapes
-            and all(p.dtype in wide for p in given)
+            windows is not None
+            and [tuple(window.shape) for window in windows] == shapes
+            and all(window.dtype in dtypes for window in windows)
         ):
             return None
-        return f"a PadreState with windows {shapes}, float32 at least"
+        return f"a PadreState with windows {shapes}, at least float32"
 
     @torch.no_grad()
     def inherit(self, attention: AttentionMaps) -> Sources:
-        """Values, mixed locally, gated gently: B_d = W_v W_o, A_d a local mean, and what Y_d is multiplied with near 1.
+        """Start as a local mean of the attention's values: B_d = W_v W_o, A_d a local mean, the factor of Y_d near 1.
 
-        Nothing in another basis, with several inputs, or without the maps that this takes: dense B_d and D, biases.
+        Copies nothing in other bases than the monomials, with several inputs, or without dense B_d and biases.
         """
         value, out, degree = attention.value, attention.out, self.config.degree
         last = self.B["a"].linear(degree - 1) if not self.needs_context else None
@@ -340,18 +351,18 @@ class PadreMixer(TokenMixer):
         both = Projection(out.weight @ value.weight, bias, (*value.keys, *out.keys))
         if both.weight.shape != last[0].shape:
             return {}
-        found: Sources = {}
-        add_sources(found, "B.a.maps", copy_map(both, *last))
+        sources: Sources = {}
+        add_sources(sources, "B.a.maps", copy_map(both, *last))
         _smooth_(self.A[degree - 1])
         if degree > 1:  # the gate C_{d-1} (Z_{d-1} D_{d-1}) + b_C
             gate = self.C[degree - 2] if self.C[degree - 2].bias is not None else self.D[degree - 2]
             self.D[degree - 2].scale_(0.25)
             gate.bias.fill_(1.0)
-        return found
+        return sources
 
     @torch.no_grad()
     def scale_output_(self, factor: float) -> bool:
-        """By Y_1, b_D and b_C together, in which every Z_i is linear, and by L."""
+        """Scale Y_1, b_D and b_C, in which every Z_i is linear, and L."""
         if self.config.basis != "monomial" or self.config.normalize is not None or self.needs_context:
             return False
         first = self.B["a"].linear(0)
@@ -378,13 +389,13 @@ class PadreMixer(TokenMixer):
                 return part.dense(lengths.get(letter, n), None, n)
             return part.dense(n, grid)
 
-        seen = [self.plan.letters[:i].count(c) for i, c in enumerate(self.plan.letters)]
-        B, b_B = zip(*(self.B[c].dense(i) for c, i in zip(self.plan.letters, seen, strict=True)), strict=True)
+        nth = [self.plan.letters[:i].count(c) for i, c in enumerate(self.plan.letters)]
+        B, b_B = zip(*(self.B[c].dense(i) for c, i in zip(self.plan.letters, nth, strict=True)), strict=True)
         ones, zeros = like.new_ones(n, self.dim), like.new_zeros(n, self.dim)
         W = [zeros] * config.degree
         for place, i in enumerate(self.terms):
             W[i - 1] = ones if self.W is None else self.W[place].expand(n, self.dim)
-        letters = {
+        matrices = {
             "A": [token(*pair) for pair in zip(self.A, self.plan.letters, strict=True)], "B": list(B),
             "C": [token(part) for part in self.C], "D": [part.dense() for part in self.D],
             "b_A": [part.bias for part in self.A], "b_B": list(b_B),
@@ -394,41 +405,41 @@ class PadreMixer(TokenMixer):
         }  # fmt: skip
         if self.S is not None:
             below = range(config.denominator)
-            letters["Q"] = [ones if self.Q is None else self.Q[k].expand(n, self.dim) for k in below]
-            letters["S"] = self.S.expand(n, self.dim)
-        return letters
+            matrices["Q"] = [ones if self.Q is None else self.Q[k].expand(n, self.dim) for k in below]
+            matrices["S"] = self.S.expand(n, self.dim)
+        return matrices
 
     def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         tokens = n - self.config.num_prefix_tokens
         grid = check_grid(self, grid, tokens) or (tokens,)
         lengths = dict(zip(self.inputs[1:], self.config.context_lengths or (), strict=False))
-        found = [op for c in self.inputs for op in self.B[c].cost_ops(lengths.get(c, n))]
-        found += [op for part in self.D for op in part.cost_ops(n)]
+        ops = [op for c in self.inputs for op in self.B[c].cost_ops(lengths.get(c, n))]
+        ops += [op for part in self.D for op in part.cost_ops(n)]
         for part, c in zip((*self.A, *self.C), self.plan.letters + "a" * len(self.C), strict=True):
-            found += part.cost_ops(lengths.get(c, n), None, n) if _crossing(part) else part.cost_ops(n, grid)
-        found += [] if self.U is None else self.U.cost_ops(n)
-        return found + ([] if self.V is None else self.V.cost_ops(self.config.out_tokens or n))
+            ops += part.cost_ops(lengths.get(c, n), None, n) if _crossing(part) else part.cost_ops(n, grid)
+        ops += [] if self.U is None else self.U.cost_ops(n)
+        return ops + ([] if self.V is None else self.V.cost_ops(self.config.out_tokens or n))
 
 
 def _smooth_(part: nn.Module) -> None:
-    """A depthwise kernel that is a local mean: a bump a quarter of the kernel wide; in a causal one, its later half."""
+    """Set a depthwise kernel to a local mean: a Gaussian a quarter of the kernel wide; if causal, its later half."""
     part = part.inner if isinstance(part, Prefixed) else part
     if isinstance(part, DepthwiseConv):
         bump = torch.ones((), dtype=part.weight.dtype, device=part.weight.device)
         for size in part.kernel:
             centre = size - 1 if part.site.causal else size // 2
-            place = torch.arange(size, dtype=bump.dtype, device=bump.device) - centre
-            bump = bump[..., None] * (-0.5 * (place / max(size / 4, 0.5)).square()).exp()
+            offset = torch.arange(size, dtype=bump.dtype, device=bump.device) - centre
+            bump = bump[..., None] * (-0.5 * (offset / max(size / 4, 0.5)).square()).exp()
         part.weight.copy_((bump / bump.sum()).expand_as(part.weight))
 
 
 def _hide(x: Tensor, mask: Tensor | None) -> Tensor:
-    """x with zeros at padding: not even its gradient may feel what stands there."""
+    """x with zeros at padding, so that its values reach neither outputs nor gradients."""
     return x if mask is None else x.masked_fill(~mask.unsqueeze(-1), 0.0)
 
 
 def _crossing(part: nn.Module) -> bool:
-    """Whether a token map brings one length to another."""
+    """Whether a token map changes the number of tokens."""
     return isinstance(part, StructuredMap) and part.site.cross
 
 

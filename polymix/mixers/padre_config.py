@@ -1,4 +1,4 @@
-"""The options of PADRe, and what they settle: a structure for every map, the inputs, the terms of the sum."""
+"""The options of PADRe, and the plan that follows from them: structures, inputs and terms."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MapNames = str | tuple[str, ...] | None
 
 
 class Plan(NamedTuple):
-    """One structure for every map: d + e of A and B, (d - 1) + (e - 1) of C and D; the letter each Y reads."""
+    """The structure of every map: d + e of A and B, (d - 1) + (e - 1) of C and D; and the input that each Y reads."""
 
     A: tuple[str, ...]
     B: tuple[str, ...]
@@ -44,42 +44,49 @@ class PadreConfig(PrefixedGridConfig):
     """Options of PADRe.
 
     A map is named by its structure: identity, dense, diagonal, block_diagonal:blocks=4, low_rank:rank=8, rank_one,
-    banded:lower=5:upper=5, sparse:density=0.1:seed=0, depthwise:kernel=11:dilation=1, circulant and toeplitz
-    (filter=explicit | implicit, length=, shared=), monarch:blocks=, mean; sums by +, products by @, transposes by ^T.
+    banded:lower=5:upper=5, sparse:density=0.1:seed=0, depthwise:kernel=11:dilation=1, circulant, toeplitz
+    (filter=explicit | implicit, length=, shared=), monarch:blocks= or mean. + adds maps, @ multiplies them, and ^T
+    transposes one.
 
     Args:
-        degree: d, 1 to 8, of the numerator.
-        denominator: e, 0 to 8: the output is num / (den² + eps) with a second chain on Y_{d+1} … Y_{d+e} below.
-        basis: "monomial", "chebyshev", "legendre" or "hermite": the recurrence that both chains are built by.
-        preset: which token maps there are. "paper" (Sec. 4.1): A_2 … A_d, and C_1 … C_{d-1} from d = 3 on (A_1 alone
-            at d = 1, which would mix no tokens otherwise). "full": all 2d - 1 of them. Channel maps are dense in both.
-            A denominator's chain has the same by its own degree.
-        token, channel: the structure of the preset's token maps and of all channel maps.
-        A, C: token maps, one specification or one a degree (d + e of A, d - 1 + e - 1 of C); None: the preset's.
+        degree: degree d of the numerator, 1 to 8.
+        denominator: number e of factors of the denominator, 0 to 8. The output is then num / (den² + eps), where den
+            is a second chain on Y_{d+1} … Y_{d+e}.
+        basis: recurrence of both chains: "monomial", "chebyshev", "legendre" or "hermite".
+        preset: which token maps there are. "paper" (Sec. 4.1): A_2 … A_d, and C_1 … C_{d-1} from degree 3 on (at
+            degree 1, A_1). "full": all 2d - 1. A denominator's chain has the same maps, by its own degree.
+        token: structure of the preset's token maps.
+        channel: structure of all channel maps.
+        A, C: token maps: one structure for all, or a tuple with one per degree (d + e for A, d - 1 + e - 1 for C).
+            None takes the preset's.
         B, D: channel maps, likewise.
-        pattern: the input that each Y_i reads, "aab": a is x, b, c … the contexts. C and D are identities then, unless
-            named (Eq. 11), and another input's A is "mean": dense, low_rank, rank_one, sparse and mean bring an input
-            of any length to x's, the others need one as long as x.
-        context_tokens: the number of tokens of each context (one number, or one a context), where a map is tied to it.
-        grid: (N,), (H, W) or (T, H, W) of the tokens; None is a 1-D sequence of any length.
-        kernel_size: of the depthwise convolutions, one number or one an axis; odd unless causal.
-        causal: every token sees itself and its past alone; 1-D, and all token maps have a causal form (toeplitz, by
-            FFT, up to rounding).
-        heads: independent copies, each on dim / heads channels.
-        terms: the degrees that enter the sum; None is 2 … d (1 at d = 1), the residual connection supplying degree 1.
-        weight: W_i "ones", "channel" (D, learned) or "full" (N × D, learned, needs a grid); the denominator's too.
-        constant: L: None, "channel" or "full".
-        normalize: Y_i not at all (None), "rms" or "layer", over a head's channels, without learned scales.
+        pattern: the input that each Y_i reads, such as "aab": a is x; b, c, … are the contexts. C and D are then
+            identities unless named (Eq. 11), and A is "mean" for a context. The structures dense, low_rank, rank_one,
+            sparse and mean read contexts of any length; all others need contexts as long as x.
+        context_tokens: number of tokens of each context (one number, or one per context), if a map depends on it.
+        grid: (N,), (H, W) or (T, H, W) of the tokens; None for a 1-D sequence of any length.
+        kernel_size: of the depthwise convolutions, one number or one per axis; odd unless causal.
+        causal: every token sees only itself and the past. Needs 1-D and token maps with a causal form (toeplitz uses
+            an FFT, so it is causal up to rounding).
+        heads: number of independent copies, each on D / heads channels.
+        terms: degrees that enter the sum. None is 2 … d (1 at degree 1), as a residual connection supplies degree 1.
+        weight: the weights W_i and Q_k: "ones", "channel" (learned, D) or "full" (learned, N × D, needs a grid).
+        constant: the constant L: None, "channel" or "full".
+        normalize: normalise Y_i over a head's channels, without learned scales: None, "rms" or "layer".
         eps: ε of the denominator.
-        num_prefix_tokens: tokens in front that lie outside the grid (class token, registers). Convolutions and
-            Toeplitz and circulant maps act on the rest; other maps take them as tokens among tokens.
-        out_tokens, out_dim: F and G where the output is U P V, (B, F, G) (Eq. 7). U, V: their structures, dense if not
-            named (U reads num_prefix_tokens + grid tokens).
+        num_prefix_tokens: tokens before the grid (class token, registers). Convolutions, Toeplitz and circulant maps
+            act on the other tokens; all other maps treat them like any token.
+        out_tokens: number of output tokens F, with U (Eq. 7).
+        out_dim: number of output channels G, with V (Eq. 7).
+        U, V: structures of U and V; None for dense. U reads num_prefix_tokens + grid tokens.
     """
 
     name: ClassVar[str] = "padre"
     output: ClassVar[str] = "Σᵢ Wᵢ ⊙ Zᵢ + L, Zᵢ₊₁ = (Cᵢ Zᵢ Dᵢ) ⊙ Yᵢ₊₁"
-    cost_formula: ClassVar[str] = "(2 degree - 1) N D² + maps N D taps; maps = 1 at degree 2, 2 (degree - 1) above it"
+    cost_formula: ClassVar[str] = (
+        "(2 degree - 1) N D d + 2 (degree - 1) N D taps; (2 degree - 1) N D d + N D taps if degree ≤ 2; "
+        "for dense channel maps and the paper's token maps, depthwise with that many taps"
+    )
     sees: ClassVar[str] = "a grid (1-D, 2-D, 3-D), or the past"
     degree: int = 2
     denominator: int = 0
@@ -128,7 +135,7 @@ class PadreConfig(PrefixedGridConfig):
         return type(self).__dataclass_fields__[option].default
 
     def _unused(self, option: str, why: str, cure: str) -> None:
-        """Raise where `option` is set although it plays no part."""
+        """Raise OptionError if `option` is set but has no effect."""
         if getattr(self, option) != self._default(option):
             got = f"{getattr(self, option)!r} {why}"
             raise OptionError(option, got, "an option that plays a part", f"{cure}, or leave it out.")
@@ -164,10 +171,13 @@ class PadreConfig(PrefixedGridConfig):
             check_grid_option(grid, (1, 2, 3))
         if self.causal and (len(grid or (0,)) != 1 or self.num_prefix_tokens):
             got = f"True with grid={grid} and num_prefix_tokens={self.num_prefix_tokens}"
-            raise OptionError("causal", got, "1-D sequences without prefix tokens", "Order has no meaning on a grid.")
+            raise OptionError("causal", got, "1-D sequences without prefix tokens",
+                              "Use causal=False: order has no meaning on a grid.")  # fmt: skip
         for option in ("weight", "constant"):
             if getattr(self, option) == "full" and grid is None:
-                raise OptionError(option, '"full" without a grid', '"full" with grid=(N,) or so', "It needs to know N.")
+                raise OptionError(
+                    option, '"full" without a grid', '"full" with grid=(N,) or (H, W)', "Pass grid=: W and L need N."
+                )
 
     def _check_resizing(self) -> None:
         for size, letter in (("out_tokens", "U"), ("out_dim", "V")):
@@ -179,28 +189,35 @@ class PadreConfig(PrefixedGridConfig):
             if spec is not None:
                 check_spec(letter, spec)
         if self.out_tokens is not None and self.causal:
-            raise OptionError("out_tokens", f"{self.out_tokens} with causal=True", "None when causal", "Drop one.")
+            raise OptionError(
+                "out_tokens", f"{self.out_tokens} with causal=True", "None when causal", "Remove one of the two."
+            )
 
     def _check_contexts(self, letters: str) -> None:
         if self.pattern is None:
             self._unused("context_tokens", "without a pattern", 'Pass pattern="ab"')
             return
         if self.causal:
-            raise OptionError("causal", "True with a pattern of several inputs", "False", "Order is within one input.")
+            raise OptionError(
+                "causal",
+                "True with a pattern of several inputs",
+                "False",
+                "Use causal=False: order is defined within one input.",
+            )
         lengths = self.context_lengths
         if lengths is not None and len(lengths) != len(set(letters)) - 1:
             allowed = f"one number, or {len(set(letters)) - 1} for pattern={self.pattern!r}"
-            raise OptionError("context_tokens", repr(self.context_tokens), allowed, "One for each letter after a.")
+            raise OptionError("context_tokens", repr(self.context_tokens), allowed, "Pass one for each letter after a.")
         for length in lengths or ():
             check_int("context_tokens", length, 1)
 
     @property
     def context_lengths(self) -> tuple[int, ...] | None:
-        """context_tokens, one for each context."""
-        given = self.context_tokens
-        if given is None or isinstance(given, (tuple, list)):
-            return None if given is None else tuple(given)
-        return (given,) * (len(set(self.pattern or "a")) - 1)
+        """The number of tokens of each context, or None if it was left open."""
+        tokens = self.context_tokens
+        if tokens is None or isinstance(tokens, (tuple, list)):
+            return None if tokens is None else tuple(tokens)
+        return (tokens,) * (len(set(self.pattern or "a")) - 1)
 
     @property
     def causal_by_build(self) -> bool:
@@ -210,18 +227,18 @@ class PadreConfig(PrefixedGridConfig):
         return self.changed(causal=True)
 
     def plan(self, dim: int) -> Plan:
-        """The plan for `dim` channels, which the heads must divide."""
+        """The plan for `dim` channels. Raises OptionError if heads does not divide dim."""
         check_divides("heads", self.heads, "dim", dim)
         if self.normalize == "layer" and self.heads == dim:
             raise OptionError(
-                "normalize", '"layer" over heads of one channel', "heads of two channels or more", "All would be 0."
+                "normalize", '"layer" over heads of one channel', "heads of two channels or more", "Use fewer heads."
             )
         return make_plan(self)
 
     def check_built_for(self, grid: tuple[int, ...], tied: bool) -> None:
-        """Raise ShapeError for another grid than the mixer was built for, where its weights belong to that one.
+        """Raise ShapeError for another grid than the mixer was built for, if its weights depend on the grid.
 
-        So they do where W or L is full and, on several axes, where a map's weights belong to positions (`tied`).
+        They do if W or L is "full", and on several axes if a map has weights for positions (`tied`).
         """
         full = "full" in (self.weight, self.constant)
         if (full or (tied and len(grid) > 1)) and tuple(grid) != tuple(self.grid or ()):
@@ -230,7 +247,7 @@ class PadreConfig(PrefixedGridConfig):
 
 
 def make_plan(config: PadreConfig) -> Plan:
-    """What the options settle; raises OptionError where they do not fit together."""
+    """The plan that follows from the options. Raises OptionError if they do not fit together."""
     check_spec("token", config.token)
     check_spec("channel", config.channel)
     letters = _letters(config)
@@ -261,24 +278,24 @@ def _letters(config: PadreConfig) -> str:
     allowed = f"{count} letters from a on, at least two of them different, a for x itself"
     known = "abcdefghijklmnop"
     if not isinstance(pattern, str) or len(pattern) != count or set(pattern) != set(known[: len(set(pattern))]):
-        raise OptionError("pattern", repr(pattern), allowed, 'Use pattern="aab" at degree=3, say.')
+        raise OptionError("pattern", repr(pattern), allowed, 'Use for example pattern="aab" at degree=3.')
     if len(set(pattern)) == 1:
-        raise OptionError("pattern", repr(pattern), allowed, "One input alone needs no pattern: leave it out.")
+        raise OptionError("pattern", repr(pattern), allowed, "Leave it out: a single input needs no pattern.")
     return pattern
 
 
 def _names(config: PadreConfig, letter: str, preset: tuple[str, ...]) -> tuple[str, ...]:
-    given, count = getattr(config, letter), len(preset)
-    if given is None:
+    structure, count = getattr(config, letter), len(preset)
+    if structure is None:
         return preset
     if count == 0:
         allowed = f"None at degree {config.degree}, which has no {letter}"
-        raise OptionError(letter, repr(given), allowed, "Leave it out.")
-    names = tuple(given) if isinstance(given, (tuple, list)) else (given,) * count
+        raise OptionError(letter, repr(structure), allowed, "Leave it out.")
+    names = tuple(structure) if isinstance(structure, (tuple, list)) else (structure,) * count
     if len(names) != count:
         of = f" and denominator {config.denominator}" if config.denominator else ""
         allowed = f"one name, or {count} of them at degree {config.degree}{of}"
-        raise OptionError(letter, repr(given), allowed, "One for each degree.")
+        raise OptionError(letter, repr(structure), allowed, "Pass one for each degree.")
     for name in names:
         check_spec(letter, name)
     return names
@@ -292,7 +309,7 @@ def _kernel(config: PadreConfig, needed: bool) -> tuple[int, ...]:
     kernel = tuple(size) if isinstance(size, (tuple, list)) else (size,) * axes
     if len(kernel) != axes:
         raise OptionError("kernel_size", repr(size), f"one number, or {axes} for grid={config.grid}",
-                          "One for each axis.")  # fmt: skip
+                          "Pass one for each axis.")  # fmt: skip
     for k in kernel:
         check_int("kernel_size", k, 1)
         if k % 2 == 0 and not config.causal:
@@ -307,8 +324,8 @@ def _terms(config: PadreConfig) -> tuple[int, ...]:
     known = all(type(i) is int and 1 <= i <= config.degree for i in terms)
     if not terms or not known or len(set(terms)) != len(terms):
         allowed = f"different degrees from 1 to {config.degree}"
-        raise OptionError("terms", repr(config.terms), allowed, f"Use terms=({config.degree},), say.")
+        raise OptionError("terms", repr(config.terms), allowed, f"Use for example terms=({config.degree},).")
     if config.degree not in terms:
-        cure = f"Use degree={max(terms)}: what lies beyond would be computed for nothing."
+        cure = f"Use degree={max(terms)}: higher degrees would be computed for nothing."
         raise OptionError("terms", repr(config.terms), f"terms that include the degree, {config.degree}", cure)
     return tuple(sorted(terms))

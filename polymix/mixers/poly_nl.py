@@ -1,4 +1,4 @@
-"""Poly-NL, the non-local block as a third-order polynomial."""
+"""Poly-NL: the non-local block as a polynomial of third order, in linear time."""
 
 from __future__ import annotations
 
@@ -25,15 +25,18 @@ _LAST = "W_3 W_out"
 
 
 class PolyNlMixer(TokenMixer):
-    """Y = (Ψ(X W_1 ⊙ X W_2) ⊙ X) W_3,  Z = αX + βY, Ψ the mean over positions spread back (Poly-NL, Eq. 9).
+    """Poly-NL: the non-local block as a polynomial of degree 3.
 
-    `reduction` r > 1 puts the block between a bottleneck X W_in (D -> D/r) and an expansion Y W_out (PL-037). `order`
-    2 drops W_2 (PL-016); "2+3" adds ProdPoly's second-order term X W_p ⊙ X to Y (PL-017). α starts at 0 and β at 1,
-    since a host's residual connection already carries X; set α to 1 where there is none.
+        Y = (Ψ(X W_1 ⊙ X W_2) ⊙ X) W_3,   Z = αX + βY     Ψ: the mean over all positions
 
-    Shapes: (B, N, D) or (B, D, H, W), returned alike. Cost: 3 N D² multiply-adds at r = 1 and order 3, a product of
-    N (D/r)² more or less at the other orders, and 2 N D²/r for the bottleneck. Padding masks;
-    permutation-equivariant. Source: PL-006 … PL-008, PL-016, PL-017, PL-037.
+    `reduction` > 1 wraps the block in a bottleneck X W_in of r = D / reduction channels and an expansion Y W_out.
+    `order` 2 drops W_2. `order` "2+3" adds ProdPoly's second-order term X W_p ⊙ X to Y. α starts at 0 and β at 1,
+    because the residual connection of a host already adds X; set α to 1 in a host without one.
+
+    Raises: OptionError for a reduction that does not divide D.
+
+    Shapes: (B, N, D) -> (B, N, D), or (B, D, H, W) -> (B, D, H, W).
+    Source: Poly-NL, Eq. 9-10, Sec. 5.1.2 (bottleneck) and 5.1.4 (orders), Table 1a (cost).
     """
 
     name = "poly_nl"
@@ -49,7 +52,7 @@ class PolyNlMixer(TokenMixer):
         self.parts = {2: ("W_1",), 3: ("W_1", "W_2"), "2+3": ("W_1", "W_2", "W_p")}[config.order]
         self.into = Dense(dim, inner, bias, **kw) if config.reduction > 1 else None
         self.product = Dense(inner, len(self.parts) * inner, bias, **kw)  # W_1, W_2, W_p read the same tokens
-        if "W_p" in self.parts:  # not averaged over tokens, so scaled to what the averaged part comes to
+        if "W_p" in self.parts:  # this term is not averaged over tokens: scale it to the size of the averaged one
             with torch.no_grad():
                 self.product.weight[-inner:] *= INIT_STD
         self.proj = Dense(inner, inner, bias, **kw)
@@ -80,22 +83,22 @@ class PolyNlMixer(TokenMixer):
 
     @torch.no_grad()
     def inherit(self, attention: AttentionMaps) -> Sources:
-        """W_1 = W_k, W_2 = W_v, W_3 = W_o, without a reduction."""
-        found: Sources = {}
+        """Copy W_k into W_1, W_v into W_2 and W_o into W_3; nothing with a reduction."""
+        inherited: Sources = {}
         if self.into is not None:
-            return found
+            return inherited
         parts = {"W_1": attention.key, "W_2": attention.value}
         for i, name in enumerate(self.parts):
             part, rows = parts.get(name), slice(i * self.dim, (i + 1) * self.dim)
             if part is not None and part.weight.shape[0] == self.dim:
                 sources = copy_map(part, self.product.weight[rows], first_rows(self.product.bias, rows))
-                add_sources(found, "product", sources)
+                add_sources(inherited, "product", sources)
         if attention.out is not None and attention.out.weight.shape == self.proj.weight.shape:
-            add_sources(found, "proj", copy_map(attention.out, self.proj.weight, self.proj.bias))
-        return found
+            add_sources(inherited, "proj", copy_map(attention.out, self.proj.weight, self.proj.bias))
+        return inherited
 
     def output_map(self) -> nn.Linear | None:
-        return super().output_map() if not self.alpha.item() else None  # else X is added after it
+        return super().output_map() if not self.alpha.item() else None  # αX is added after that map
 
     def no_weight_decay(self) -> set[str]:
         return {"alpha", "beta"}
@@ -105,12 +108,12 @@ class PolyNlMixer(TokenMixer):
         weights = dict(zip(self.parts, (w.t() for w in self.product.weight.chunk(count)), strict=True))
         bias = (None,) * count if self.product.bias is None else self.product.bias.chunk(count)
         biases = {name.replace("W", "b"): b for name, b in zip(self.parts, bias, strict=True)}
-        letters: dict[str, Any] = {"W_2": None, "b_2": None, **weights, **biases}
-        letters.update(W_3=self.proj.weight.t(), b_3=self.proj.bias, alpha=self.alpha, beta=self.beta)
+        matrices: dict[str, Any] = {"W_2": None, "b_2": None, **weights, **biases}
+        matrices.update(W_3=self.proj.weight.t(), b_3=self.proj.bias, alpha=self.alpha, beta=self.beta)
         for name, layer in (("in", self.into), ("out", self.out)):
             if layer is not None:
-                letters |= {f"W_{name}": layer.weight.t(), f"b_{name}": layer.bias}
-        return letters
+                matrices |= {f"W_{name}": layer.weight.t(), f"b_{name}": layer.bias}
+        return matrices
 
     def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         layers = (self.into, self.product, self.proj, self.out)
@@ -120,11 +123,18 @@ class PolyNlMixer(TokenMixer):
 @register(PolyNlMixer)
 @dataclass(frozen=True, kw_only=True)
 class PolyNlConfig(MixerConfig):
-    """Options of Poly-NL. reduction: bottleneck factor, 1 for none. order: 3, 2, or "2+3" for both."""
+    """Options of Poly-NL.
+
+    Args:
+        reduction: bottleneck factor; 1 for no bottleneck.
+        order: 3, 2, or "2+3" for the sum of both.
+    """
 
     name: ClassVar[str] = "poly_nl"
     output: ClassVar[str] = "αX + β (Ψ(X W₁ ⊙ X W₂) ⊙ X) W₃"
-    cost_formula: ClassVar[str] = "3 N D²; 3 N r² + 2 N D r at a reduction to r = D / reduction"
+    cost_formula: ClassVar[str] = (
+        "3 N r²; 2 N r² if order = 2; 4 N r² if order = 2+3; plus 2 N D r if reduction > 1; where r = D / reduction"
+    )
     sees: ClassVar[str] = "everything"
     reduction: int = 1
     order: int | str = 3

@@ -1,4 +1,4 @@
-"""Poly-SA, multi-head self-attention as a third-order polynomial."""
+"""Poly-SA: multi-head self-attention as a polynomial of third order, in linear time."""
 
 from __future__ import annotations
 
@@ -22,22 +22,25 @@ from polymix.structured import Dense, Prefixed, Site, StructuredMap, token_map
 from polymix.structured.cost import Op
 from polymix.structured.dense import affine
 
-# Output spread at init relative to q when p_1 = 1 and p_2 = 1/N: what W_o's init makes up for.
+# How much smaller the output is than q at init, for each σ, with p_1 = 1 and p_2 = 1/N. The init of W_o corrects it.
 _GAIN = {"softmax": lambda d: d, "sigmoid": lambda d: 2.0, "tanh": lambda d: 8.0, "identity": lambda d: 8.0}
 
 
 class PolySaMixer(TokenMixer):
-    """Y = Q ⊙ p_1 σ(p_2ᵀ(K ⊙ V)) a head, heads joined by W_o (Poly-SA, Eq. 18).
+    """Poly-SA: multi-head self-attention as a polynomial of degree 3.
 
-    p_1, p_2 ∈ ℝᴺ are learned weights of the positions, one pair a head; σ is a softmax over the head's channels, or
-    `sigma`. The positions belong to `grid`; another length is served by resampling them, linearly in 1-D and
-    bicubically on a 2-D grid, prefix tokens kept apart. p_2 is stored as N · p_2 and resampled so: its sum, and with
-    it the scale of the pooled vector, does not change with the length. `positions="mean"` is Eq. 16: p_1 = 1,
-    p_2 = 1/N, any length, padding masks. `head_mixing="depthwise"` puts a 3×3 depthwise convolution in the place of
-    W_o (PL-018).
+        Y = Q ⊙ p_1 σ(p_2ᵀ (K ⊙ V))     per head; W_o joins the heads
 
-    Shapes: (B, N, D) -> (B, N, D). Cost: 4 N D² multiply-adds, 3 N D² + 9 N D with head_mixing. Source: PL-013 …
-    PL-015, PL-018.
+    p_1 and p_2 in ℝᴺ are learned position weights, one pair per head. σ is a softmax over a head's channels, or
+    `sigma`. The position weights belong to `grid`. Other sizes resample them, linearly in 1-D and bicubically in 2-D,
+    without the prefix tokens. The parameter is N · p_2, so that resampling keeps the sum of p_2 and with it the scale
+    of the pooled vector. With `positions="mean"` p_1 = 1 and p_2 = 1/N, for any length and padding masks. With
+    `head_mixing="depthwise"` a 3×3 depthwise convolution replaces W_o.
+
+    Raises: OptionError for a grid that is missing, or has no effect.
+
+    Shapes: (B, N, D) -> (B, N, D).
+    Source: Poly-SA, Eq. 16-18, Sec. 5.2.2 (depthwise head mixing).
     """
 
     name = "poly_sa"
@@ -80,7 +83,7 @@ class PolySaMixer(TokenMixer):
         return y if proj is not None else self.proj(y, call.grid, call.mask)
 
     def _positions(self, grid: tuple[int, ...] | None, n: int) -> tuple[Tensor | None, Tensor | None]:
-        """p_1 and p_2 (heads, N) for this grid."""
+        """p_1 and p_2, (heads, N), for this grid; None for both if they are not learned."""
         if not self.learned:
             return None, None
         assert grid is not None and self.config.grid is not None
@@ -96,12 +99,12 @@ class PolySaMixer(TokenMixer):
 
     def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
         grid = check_grid(self, grid, n - self.config.num_prefix_tokens)
-        letters = self.qkv.named_matrices(self.proj if isinstance(self.proj, Dense) else None)
+        matrices = self.qkv.named_matrices(self.proj if isinstance(self.proj, Dense) else None)
         if not isinstance(self.proj, Dense):
-            letters |= {"W_o": self.proj.dense(n, grid), "b_o": self.proj.bias}
+            matrices |= {"W_o": self.proj.dense(n, grid), "b_o": self.proj.bias}
         p_1, p_2 = self._positions(grid, n)
         ones = self.qkv.qkv.weight.new_ones(self.heads, n)
-        return {**letters, "p_1": ones if p_1 is None else p_1, "p_2": ones / n if p_2 is None else p_2}
+        return {**matrices, "p_1": ones if p_1 is None else p_1, "p_2": ones / n if p_2 is None else p_2}
 
     def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         grid = check_grid(self, grid, n - self.config.num_prefix_tokens)
@@ -109,7 +112,7 @@ class PolySaMixer(TokenMixer):
 
 
 def resample(p: Tensor, old: tuple[int, ...], new: tuple[int, ...], prefix: int) -> Tensor:
-    """Position weights (heads, prefix + ∏ old) -> (heads, prefix + ∏ new): linear in 1-D, bicubic in 2-D."""
+    """Resample position weights from grid `old`, (heads, prefix + ∏ old), to grid `new`: linear or bicubic."""
     if tuple(old) == tuple(new):
         return p
     first, rest = p[:, :prefix], p[:, prefix:].unflatten(1, old).unsqueeze(0)
@@ -123,14 +126,16 @@ def resample(p: Tensor, old: tuple[int, ...], new: tuple[int, ...], prefix: int)
 class PolySaConfig(HeadsConfig, PrefixedGridConfig):
     """Options of Poly-SA.
 
-    heads: None takes one for every 64 channels. grid: (N,) or (H, W) that the positions belong to. sigma: "softmax"
-    (over a head's channels), "sigmoid", "tanh", "identity". positions: "learned" or "mean". head_mixing: None (W_o) or
-    "depthwise" (3×3, on a 2-D grid). num_prefix_tokens: tokens in front of the grid (class token, registers).
+    Args:
+        grid: (N,) or (H, W) of the position weights.
+        sigma: "softmax" (over a head's channels), "sigmoid", "tanh" or "identity".
+        positions: "learned" or "mean".
+        head_mixing: None (W_o) or "depthwise" (3×3 convolution on a 2-D grid).
     """
 
     name: ClassVar[str] = "poly_sa"
     output: ClassVar[str] = "Q ⊙ p₁ σ(p₂ᵀ(K ⊙ V)), heads"
-    cost_formula: ClassVar[str] = "4 N D²; 3 N D² + 9 N D with head_mixing"
+    cost_formula: ClassVar[str] = "4 N D²; 3 N D² + 9 H W D if head_mixing"
     sees: ClassVar[str] = "everything"
     sigma: str = "softmax"
     positions: str = "learned"
@@ -144,7 +149,7 @@ class PolySaConfig(HeadsConfig, PrefixedGridConfig):
         if self.placed and self.grid is not None:
             self.check_grid()
         if not self.placed and (self.grid is not None or self.num_prefix_tokens):
-            cure = "Leave them out: this form treats all positions alike."
+            cure = "Leave them out: this form treats all positions the same."
             got = f"grid={self.grid}, num_prefix_tokens={self.num_prefix_tokens}"
             raise OptionError("positions", f'"mean" with {got}', "positions that play a part", cure)
 

@@ -1,4 +1,4 @@
-"""PoM, the Polynomial Mixer."""
+"""PoM, the Polynomial Mixer: a gated mean of a polynomial of every token."""
 
 from __future__ import annotations
 
@@ -30,23 +30,25 @@ _MASKS = frozenset({"padding", "arbitrary", "block_causal", "segments"})
 
 
 class PomMixer(TokenMixer):
-    """A polynomial of every token, pooled, and asked by a gate (PoM, Eq. 1, 2 and 4).
+    """The Polynomial Mixer (PoM): pool a polynomial of every token, and read the pool through a gate.
 
-        H_i = reduce_j Σ_{p=1..k} α_p ⊙ h(W_h x_j + b_h)^p        over the context tokens j that i sees
+        H_i = reduce_j Σ_{p=1..k} α_p ⊙ h(W_h x_j + b_h)^p     over the context tokens j that token i sees
         PoM = W_o [σ(W_s x_i + b_s) ⊙ H_i] + b_o
 
-    W_h, W_s: D -> D_inner = expand · D, α: D_inner × k, h `activation`, σ `gate`. The reduction is a mean (as in the
-    authors' code; it survives a change of length) or the printed sum. Who sees whom: everything, causal, block-causal,
-    padding, any boolean mask, packed segments, a separate context; a query that sees nothing gets zeros before b_o.
-    `rotary` turns the terms by the context position and the gate by the query position.
+    W_h and W_s map D to E = expand · D channels, α is E × k, h is `activation` and σ is `gate`. The reduction is a
+    mean, as in the authors' code, or the printed sum; a mean keeps its scale when the length changes. A query that
+    sees nothing gets zeros before b_o. `rotary` rotates the terms by the context position and the gate by the query
+    position.
 
-    `decay`, which no paper has, makes the mixer causal and its mean forget: term j counts λ^(i-j) for token i, one λ
-    for each of `decay` heads of channels, learned as the logarithm of a time, 1 / -ln λ = 4, 8, 16 … at init.
+    `decay`, which is not in the paper, makes the mixer causal and its mean forget: for token i, term j has the weight
+    λ^(i-j), with one λ for each of `decay` heads of channels. The parameter is the logarithm of the time 1 / -ln λ,
+    which starts at 4, 8, 16, … tokens.
 
-    Shapes: (B, N, D) -> (B, N, D). Cost: 3 N D D_inner multiply-adds, less what groups and selection_heads save; only
-    an arbitrary mask (B, N, M) adds N M D_inner. State: D_inner sums and one count, with decay one a head.
-    Permutation-equivariant without rotary and decay.
-    Source: PM-001 … PM-028.
+    Raises: OptionError for options that do not fit together; ShapeError if rotary="2d" is called without a grid.
+
+    Shapes: (B, N, D) -> (B, N, D).
+    State: E sums and a count; with decay, a count per head.
+    Source: PoM, Eq. 1, 2 and 4-7, Proposition 3.1 and Lemma 3.3, Eq. 11 (`crossover`).
     """
 
     name = "pom"
@@ -62,7 +64,7 @@ class PomMixer(TokenMixer):
         self.gate = linear(dim, gates, 1, config.bias, **kw)  # W_s
         self.proj = linear(self.inner, dim, 1, config.bias, **kw)  # W_o
         self.alpha = nn.Parameter(torch.empty(self.inner, config.degree, **kw))
-        with torch.no_grad():  # each power contributes alike: α_p shrinks as the moment E|u|^p of a normal u grows
+        with torch.no_grad():  # all powers contribute equally: α_p is scaled by 1 / E|u|^p of a normal u
             for p in range(1, config.degree + 1):
                 moment = 2 ** (p / 2) * math.gamma((p + 1) / 2) * math.pi**-0.5
                 self.alpha[:, p - 1].normal_(std=config.degree**-0.5 / moment)
@@ -80,7 +82,7 @@ class PomMixer(TokenMixer):
 
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         if self.config.rotary == "2d" and call.grid is None:
-            raise ShapeError("grid", None, "grid=(H, W) in the call", 'rotary="2d" needs to know rows and columns.')
+            raise ShapeError("grid", None, "grid=(H, W) in the call", 'Pass it: rotary="2d" needs rows and columns.')
         return ops.pom(
             x, context, self._weights, self._options, mask=call.mask, causal=call.causal, grid=call.grid,
             segments=call.segments, impl=self.config.impl,
@@ -114,16 +116,16 @@ class PomMixer(TokenMixer):
 
     @torch.no_grad()
     def inherit(self, attention: AttentionMaps) -> Sources:
-        """The first D rows of W_h are W_v, the first D columns of W_o the attention's."""
-        found: Sources = {}
+        """Copy W_v into the first D rows of W_h, and the attention's output map into the first columns of W_o."""
+        inherited: Sources = {}
         value, out = attention.value, attention.out
         if value is not None and self.config.groups == 1 and value.weight.shape[0] <= self.inner:
             rows = slice(0, value.weight.shape[0])
             sources = copy_map(value, self.poly.weight[rows], first_rows(self.poly.bias, rows))
-            add_sources(found, "poly", sources)
+            add_sources(inherited, "poly", sources)
         if out is not None and out.weight.shape[0] == self.dim and out.weight.shape[1] <= self.inner:
-            add_sources(found, "proj", copy_map(out, self.proj.weight[:, : out.weight.shape[1]], self.proj.bias))
-        return found
+            add_sources(inherited, "proj", copy_map(out, self.proj.weight[:, : out.weight.shape[1]], self.proj.bias))
+        return inherited
 
     def no_weight_decay(self) -> set[str]:
         return {"alpha"} if self.times is None else {"alpha", "times"}
@@ -140,7 +142,7 @@ class PomMixer(TokenMixer):
         return [linear_op(n, layer) for layer in (self.poly, self.gate)] + forgets + [linear_op(n, self.proj)]
 
     def crossover(self) -> float:
-        """Tokens from which PoM needs fewer multiplications than attention, as printed (Eq. 11)."""
+        """Number of tokens from which PoM needs fewer multiplications than attention (Eq. 11, as printed)."""
         d, inner, k = self.dim, self.inner, self.config.degree
         return (inner * (3 * d + k + 1) - 4 * d * d) / (2 * d)
 
@@ -155,11 +157,18 @@ class PomMixer(TokenMixer):
         n_sel_heads: int = 1,
         rotary: str | None = None,
     ) -> PomMixer:
-        """A mixer with the weights, and the outputs, of a state dict saved by the PoM authors' code.
+        """A mixer with the weights of a state dict of the PoM authors' code, and the same outputs.
 
-        The authors' module takes a mean, a hard sigmoid and a clamped leaky ReLU; 0 and 1 selection heads both mean
-        one gate a channel. Biases that it lacks are zeros here. `rotary` is for the state dict of their rotary
-        variant, whose tables are recomputed. Raises OptionError for keys or shapes that do not fit the arguments.
+        The authors' module uses a mean, a hard sigmoid and a clamped leaky ReLU. Missing biases become zeros.
+
+        Args:
+            state_dict: of the authors' module.
+            degree, expand, n_groups: as passed to it.
+            n_sel_heads: likewise; 0 and 1 both mean one gate for each channel.
+            rotary: "1d" or "2d" for the authors' rotary module. Its tables are computed again.
+
+        Raises:
+            OptionError: keys or shapes do not fit the arguments.
         """
         weights = {key: value for key, value in state_dict.items() if not key.startswith(("freqs_", "row_", "col_"))}
         grouped = n_groups > 1
@@ -195,20 +204,25 @@ class PomConfig(MixerConfig):
     """Options of PoM.
 
     Args:
-        degree: k. expand: D_inner / dim.
-        activation: h, "gelu", "relu", "identity" or "clamped_leaky_relu" (clamp(leaky_relu(x, 0.01), -0.1, 6)).
-        gate: σ, "sigmoid", "hardsigmoid" or "identity".
-        reduction: "mean", or "sum" as the paper prints it.
-        selection_heads: None for one gate a channel, or the number of scalar gates, each for D_inner / it channels.
-        groups: blocks of W_h, each reading its own share of the channels.
+        degree: highest power k.
+        expand: E / D.
+        activation: h: "gelu", "relu", "identity" or "clamped_leaky_relu" (clamp(leaky_relu(x, 0.01), -0.1, 6)).
+        gate: σ: "sigmoid", "hardsigmoid" or "identity".
+        reduction: "mean", or "sum" as printed in the paper.
+        selection_heads: number of scalar gates, each for E / selection_heads channels; None for a gate per channel.
+        groups: number of blocks of W_h, each of which reads its own share of the channels.
         rotary: None, "1d" (positions count real tokens) or "2d" (pass grid=(H, W) in the call).
-        decay: None as in the paper, or the number of heads whose causal mean forgets, each at its own learned rate
-            (torch.export then needs a fixed length).
+        decay: number of heads whose causal mean forgets, each at its own learned rate; None as in the paper.
+            torch.export then needs a fixed length.
     """
 
     name: ClassVar[str] = "pom"
     output: ClassVar[str] = "W_o [σ(W_s x) ⊙ mean Σₚ αₚ ⊙ h(W_h x)ᵖ]"
-    cost_formula: ClassVar[str] = "3 N D E, E = expand · D; N M E more for an arbitrary mask"
+    cost_formula: ClassVar[str] = (
+        "3 N D E; N D (E / groups + gates + E) if groups > 1 or selection_heads; "
+        "plus N min(N, 32) (E + decay) if decay; where E = expand D; where gates = selection_heads or E; "
+        "for calls without a mask (B, N, M), which adds N M E"
+    )
     sees: ClassVar[str] = "everything, the past, blocks, any mask, segments, a context"
     degree: int = 2
     expand: float = 2
@@ -232,7 +246,9 @@ class PomConfig(MixerConfig):
             for name, wanted in (("reduction", "mean"), ("rotary", None)):
                 if getattr(self, name) != wanted:
                     got = f"{getattr(self, name)!r} with decay={self.decay}"
-                    raise OptionError(name, got, repr(wanted), "A mean that forgets knows how far back a token is.")
+                    raise OptionError(
+                        name, got, repr(wanted), f"Leave {name} out: decay already weighs tokens by distance."
+                    )
         if self.selection_heads is not None:
             check_int("selection_heads", self.selection_heads, 1)
         check_number("expand", self.expand, 1e-6, math.inf, "a positive number", 2)
@@ -251,7 +267,9 @@ class PomConfig(MixerConfig):
         """D_inner for `dim` channels, after the checks that depend on it."""
         inner = round(self.expand * dim)
         if inner < 1 or abs(inner - self.expand * dim) > 1e-6:
-            raise OptionError("expand", self.expand, f"a factor that makes expand · {dim} whole", "")
+            raise OptionError(
+                "expand", self.expand, f"a factor that makes expand · {dim} whole", "Change expand or dim."
+            )
         check_divides("groups", self.groups, "dim", dim)
         check_divides("groups", self.groups, "expand · dim", inner)
         check_divides("decay", self.decay or 1, "expand · dim", inner)
@@ -261,7 +279,8 @@ class PomConfig(MixerConfig):
             pairs = 2 * AXES[self.rotary]
             for name, width in (("expand · dim", inner), ("selection_heads", self.selection_heads or inner)):
                 if width % pairs:
-                    raise OptionError("rotary", f"{self.rotary!r} with {name}={width}", f"a multiple of {pairs}", "")
+                    allowed = f"{name} to be a multiple of {pairs}"
+                    raise OptionError("rotary", f"{self.rotary!r} with {name}={width}", allowed, f"Change {name}.")
         return inner
 
 

@@ -1,4 +1,4 @@
-"""QT, quadratic-Taylor attention (QT-ViT)."""
+"""QT, attention with a quadratic Taylor expansion of the exponential (QT-ViT)."""
 
 from __future__ import annotations
 
@@ -23,20 +23,22 @@ from polymix.structured.dense import Dense, affine
 
 
 class QtMixer(TokenMixer):
-    """Attention whose exp(s), s = q·k/√d, is cut to 1 + s + s²/2, so that it takes linear time.
+    """Attention in linear time, with exp(s) of the logit s = q·k/√d truncated to 1 + s + s²/2 (QT-ViT).
 
-        Y = φ(Q)(φ(K)ᵀV) / (φ(Q) Σ_j φ(k_j)) a head, heads joined by W_o
-        full     ⟨φ(q), φ(k)⟩ = 1 + s + s²/2                              F = 1 + d + d(d+1)/2 features
-        compact  φ(x) = [α x_i², β (4/d)^¼ x_i, γ], α, β, γ learned a head   F = 2d + 1
+        Y = φ(Q)(φ(K)ᵀ V) / (φ(Q) Σ_j φ(k_j))     per head; W_o joins the heads
+        full     ⟨φ(q), φ(k)⟩ = 1 + s + s²/2                                    F = 1 + d + d(d+1)/2 features
+        compact  φ(x) = [α x_i², β (4/d)^¼ x_i, γ], with learned α, β, γ per head   F = 2d + 1
 
-    `order` cuts the expansion after s⁰, s¹ or s². Full order 2 is at least ½ everywhere. The compact similarity
-    cannot fall below zero while β² ≤ |αγ| (it is then a sum of squares); beyond that, and at order 1, it can, so the
-    denominator is never let below 0.001 × the number of tokens seen.
+    The paper writes K_r and K̃_r for φ. `order` truncates the expansion after s⁰, s¹ or s². The full form of order 2
+    is at least ½. The compact similarity is a sum of squares while β² ≤ |αγ|. Otherwise, and at order 1, it can be
+    negative, so the denominator is kept above 0.001 times the number of visible tokens. The causal form works in
+    chunks of 128 tokens; torch.export then needs a fixed length.
 
-    Shapes: (B, N, D) -> (B, N, D), d = D / heads. Cost: 4 N D² + 2 N F (d + 1) heads multiply-adds, and as 4 N D² +
-    order · N d (2 d + 1) heads in the compact form, whose sums are no products. State: F (d + 1) numbers a head.
-    Bidirectional, causal (in chunks of 128; torch.export then needs a fixed length), recurrent, padding masks, cross.
-    Source: QT-001 … QT-017 (QT-ViT; the paper writes K_r and K̃_r for φ).
+    Raises: OptionError for a number of heads that does not divide D.
+
+    Shapes: (B, N, D) -> (B, N, D), d = D / heads.
+    State: F (d + 1) numbers per head.
+    Source: QT-ViT, the quadratic Taylor expansion (full) and its reduced kernel (compact).
     """
 
     name = "qt"
@@ -79,27 +81,27 @@ class QtMixer(TokenMixer):
         order = self.config.order
         if order == 0:  # the mean of the values
             return Polynomial(1, homogeneous=not self.config.bias)
-        below = 2 * order * self.heads  # W_o adds quotients of as many denominators as there are heads
-        return Polynomial(rational=(below + 1, below))
+        degree = 2 * order * self.heads  # of the common denominator: W_o adds one quotient for each head
+        return Polynomial(rational=(degree + 1, degree))
 
     def no_weight_decay(self) -> set[str]:
         return set() if self.scale is None else {"scale"}
 
     def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
-        letters = self.qkv.named_matrices(self.proj)
+        matrices = self.qkv.named_matrices(self.proj)
         scale = (None, None, None) if self.scale is None else self.scale[:, :, 0, 0].unbind()
-        return {**letters, **dict(zip(("alpha", "beta", "gamma"), scale, strict=True))}
+        return {**matrices, **dict(zip(("alpha", "beta", "gamma"), scale, strict=True))}
 
     def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         d = self.dim // self.heads
-        if self.config.form == "compact":  # a product for each power of k, one for each of q; sums are none
+        if self.config.form == "compact":  # one product for each power of k and of q; the rest are sums
             powers = self.heads * self.config.order
             products = [Op("matmul", (powers, d, n, d)), Op("matmul", (powers, n, d, d + 1))]
             return [self.qkv.op(n), *(products if powers else ()), linear_op(n, self.proj)]
         features = feature_size(d, self.config.form, self.config.order)
         pool = Op("matmul", (self.heads, features, n, d + 1))
-        ask = Op("matmul", (self.heads, n, features, d + 1))
-        return [self.qkv.op(n), pool, ask, linear_op(n, self.proj)]
+        query = Op("matmul", (self.heads, n, features, d + 1))
+        return [self.qkv.op(n), pool, query, linear_op(n, self.proj)]
 
 
 @register(QtMixer)
@@ -107,14 +109,15 @@ class QtMixer(TokenMixer):
 class QtConfig(HeadsConfig):
     """Options of QT.
 
-    heads: None takes one for every 64 channels. form: "compact" (learned, O(N d²)) or "full" (exact, O(N d³)).
-    order: 2, or 1 or 0 for a shorter expansion.
+    Args:
+        form: "compact" (learned scales, O(N d²)) or "full" (the exact expansion, O(N d³)).
+        order: highest power of s: 2, 1 or 0.
     """
 
     name: ClassVar[str] = "qt"
     output: ClassVar[str] = "attention with exp cut to 1 + s + s²/2"
     cost_formula: ClassVar[str] = (
-        '4 N D² + order N d (2 d + 1) heads; form="full": 4 N D² + 2 N F (d + 1) heads, F = 1 + d + d (d + 1) / 2'
+        "4 N D² + order N D (2 d + 1); 4 N D² + 2 N F (D + heads) if form = full; where F = binomial(d + order, order)"
     )
     sees: ClassVar[str] = "everything, the past, a context"
     form: str = "compact"

@@ -1,4 +1,4 @@
-"""Mixers by name, what each can do, and which can do what another cannot."""
+"""The registry of mixers: names, configs, classes and capabilities."""
 
 from __future__ import annotations
 
@@ -9,45 +9,51 @@ from typing import Any, TypeVar
 
 from polymix.errors import CapabilityError, OptionError, UnknownNameError, nearest_first
 
-ATTENTION, FLOOR = "softmax", "linear_floor"  # the yardstick, and the mixer that mixes nothing
+ATTENTION, FLOOR = "softmax", "linear_floor"  # the mixer to compare with, and the one that mixes nothing
 _CONFIGS: dict[str, Any] = {}
+_LATER: list[str] = []  # modules that register more mixers, imported when a name is first needed
 C = TypeVar("C", bound=type[Any])
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a mixer can do: on the class with the right options, on an instance as it was built."""
+    """What a mixer can do: on the class with suitable options, on an instance as it was built."""
 
-    causal: bool = False  # a token may see its past alone
-    cross: bool = False  # a separate context
+    causal: bool = False  # a token can be limited to its past
+    cross: bool = False  # reads a separate context
     masks: frozenset[str] = frozenset()  # of "padding", "arbitrary", "block_causal", "segments"
-    recurrent: bool = False  # prefill and step, with a state whose size does not depend on N
-    any_length: bool = True  # one set of weights serves every N
-    grids: tuple[int, ...] = ()  # how many axes its grid may have; () where positions play no part
+    recurrent: bool = False  # has prefill and step, with a state of fixed size
+    any_length: bool = True  # the same weights work for every N
+    grids: tuple[int, ...] = ()  # how many axes its grid may have; () if positions do not matter
 
     def has(self, name: str) -> bool:
-        """Whether a capability, or a kind of mask, is there."""
+        """Whether the mixer has this capability or takes this kind of mask."""
         return name in self.masks or bool(getattr(self, name, False))
 
 
-def _load_related() -> None:
-    """Register the related mechanisms when a question first needs them, so that no import of polymix waits for them."""
-    importlib.import_module("polymix.mixers.related")
+def register_later(module: str) -> None:
+    """Import `module`, which registers more mixers, only when a name is first needed: `import polymix` stays fast."""
+    _LATER.append(module)
+
+
+def _register_all() -> None:
+    for module in _LATER:
+        importlib.import_module(module)
 
 
 def register(mixer: type[Any]) -> Callable[[C], C]:
-    """Class decorator for a config: its `name` builds `mixer` from then on. A name can be taken once.
+    """Class decorator for a config: register `mixer` under the config's `name`, which must be new.
 
-    The mixer's docstring gets the config's `cost_formula` as its last line.
+    Adds the config's `cost_formula` to the mixer's docstring.
     """
 
     def add(config: C) -> C:
         if not mixer.__module__.startswith("polymix."):
-            _load_related()  # their names are taken
+            _register_all()  # these names are taken
         if config.name in _CONFIGS:
             raise OptionError("name", config.name, "a name not yet registered", "Choose another name.")
         config.mixer = mixer
-        mixer.__doc__ = f"{(mixer.__doc__ or '').rstrip()}\n\n    Cost: {config.cost_formula} multiply-adds.\n    "
+        mixer.__doc__ = f"{(mixer.__doc__ or '').rstrip()}\n\n    Cost: {config.cost_formula}, in multiply-adds.\n    "
         _CONFIGS[config.name] = config
         return config
 
@@ -55,28 +61,32 @@ def register(mixer: type[Any]) -> Callable[[C], C]:
 
 
 def list_mixers() -> tuple[str, ...]:
-    """The names that `create_mixer` knows."""
-    _load_related()
+    """The names of all registered mixers, for `create_mixer`."""
+    _register_all()
     return tuple(_CONFIGS)
 
 
 def config_class(name: str) -> Any:
-    """The config dataclass behind a name."""
+    """The config dataclass of a mixer.
+
+    Raises:
+        UnknownNameError: no mixer has this name.
+    """
     if name not in _CONFIGS:
-        _load_related()
+        _register_all()
     if not isinstance(name, str) or name not in _CONFIGS:
         known = ", ".join(nearest_first(str(name), _CONFIGS))
-        raise UnknownNameError("name", repr(name), known, "The nearest names come first.")
+        raise UnknownNameError("name", repr(name), known, "Choose one of these; the nearest come first.")
     return _CONFIGS[name]
 
 
 def mixer_class(name: str) -> Any:
-    """The module class behind a name."""
+    """The module class of a mixer. Raises UnknownNameError as `config_class` does."""
     return config_class(name).mixer
 
 
 def check_options(config: type[Any], options: dict[str, Any]) -> None:
-    """Raise OptionError for an option that `config` does not have."""
+    """Raise OptionError if `config` does not have one of the options."""
     known = {f.name for f in fields(config)}
     for option in options:
         if option not in known:
@@ -87,10 +97,12 @@ def check_options(config: type[Any], options: dict[str, Any]) -> None:
 
 
 def lacks(name: str, capability: str, argument: str, wanted: str) -> CapabilityError:
-    """The error for an argument that the mixer `name`, as built, cannot serve; it names those that can."""
-    _load_related()
-    able = [other for other, config in _CONFIGS.items() if config.mixer.capabilities.has(capability) and other != name]
-    own = name in _CONFIGS and _CONFIGS[name].mixer.capabilities.has(capability)
-    cure = f"Build {name} with other options, or use one of those." if own else "Use one of those."
-    got = f"{wanted}, which this {name} cannot do"
-    return CapabilityError(argument, got, f"a mixer that can: {', '.join(able) or 'there is none'}", cure)
+    """The error to raise if mixer `name`, as built, lacks a capability; it names the mixers that have it.
+
+    `wanted` says in words what the argument asked for.
+    """
+    _register_all()
+    capable = [other for other, config in _CONFIGS.items() if config.mixer.capabilities.has(capability)]
+    others = ", ".join(other for other in capable if other != name) or "there is none"
+    cure = f"Build {name} with other options, or use one of those." if name in capable else "Use one of those."
+    return CapabilityError(argument, f"{wanted}, which this {name} cannot do", f"a mixer that can: {others}", cure)

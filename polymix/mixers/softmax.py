@@ -23,14 +23,19 @@ from polymix.structured.dense import Dense
 
 
 class SoftmaxMixer(TokenMixer):
-    """Y = softmax(Q Kᵀ / √d + bias) V a head, heads joined by W_o (Vaswani et al. 2017), by PyTorch's fused kernel.
+    """Softmax attention (Vaswani et al. 2017) by PyTorch's fused kernel: the mixer that all others are compared with.
 
-    `relative` learns the bias, one number a head for each offset between two places of `grid` (Swin); `rotary`, the
-    base of the angles, turns queries and keys by their position (RoPE, pairs (k, k + d/2)). Without them no position
-    plays a part.
+        Y = softmax(Q Kᵀ / √d + bias) V     per head; W_o joins the heads
 
-    Shapes: (B, N, D) -> (B, N, D), d = D / heads. Cost: 4 N D² + 2 N² D multiply-adds. A query that sees nothing
-    gets zeros before W_o. Not recurrent: its cache would grow with N.
+    `relative` learns the bias, one number per head for each offset between two places of `grid` (as Swin does).
+    `rotary` rotates queries and keys by their positions (RoPE, channel pairs (k, k + d/2)). Without either, positions
+    do not matter. A query that sees nothing gets zeros before W_o. There is no recurrent form, as its cache would
+    grow with N.
+
+    Raises: OptionError for a grid without `relative`; ShapeError for another grid than the one it was built for.
+
+    Shapes: (B, N, D) -> (B, N, D), d = D / heads.
+    Source: Vaswani et al. 2017, Eq. 1.
     """
 
     name = "softmax"
@@ -66,7 +71,9 @@ class SoftmaxMixer(TokenMixer):
             )
             q, k = (rotate(part, turns, axes=1) for part in (q, k))
         if self.config.relative and call.grid != tuple(self.config.grid or ()):
-            raise ShapeError("grid", call.grid, f"{self.config.grid}, whose offsets it learned", "Build another.")
+            raise ShapeError(
+                "grid", call.grid, f"{self.config.grid}, whose offsets it learned", "Build it for this grid."
+            )
         bias = self._bias()
         y = softmax_attention(
             q, k, v, scale=scale, mask=call.mask, causal=call.causal, segments=call.segments,
@@ -75,17 +82,17 @@ class SoftmaxMixer(TokenMixer):
         return self.proj(y.transpose(1, 2).flatten(-2))
 
     def _bias(self) -> Tensor | None:
-        """(heads, N, N)."""
+        """The relative position bias (heads, N, N), or None."""
         return None if self.table is None else self.table[self.offset].permute(2, 0, 1)
 
     @torch.no_grad()
     def inherit(self, attention: AttentionMaps) -> Sources:
-        """All four projections, and the relative bias."""
-        found = super().inherit(attention)
+        """Copy all four projections and the relative bias."""
+        sources = super().inherit(attention)
         if self.table is not None and attention.relative is not None:
             self.table.copy_(attention.relative.weight)
-            found["table"] = attention.relative.keys
-        return found
+            sources["table"] = attention.relative.keys
+        return sources
 
     def no_weight_decay(self) -> set[str]:
         return set() if self.table is None else {"table"}
@@ -103,8 +110,10 @@ class SoftmaxMixer(TokenMixer):
 class SoftmaxConfig(HeadsConfig, GridConfig):
     """Options of softmax attention.
 
-    heads: None takes one for every 64 channels. relative: a learned bias for each offset on the grid. grid: (N,),
-    (H, W) or (T, H, W) of the tokens, for `relative`. rotary: the base of rotary positions, 1e4 as a rule; None: none.
+    Args:
+        relative: learn a bias for each offset on the grid.
+        grid: (N,), (H, W) or (T, H, W) of the tokens, for `relative`.
+        rotary: base of the rotary angles, usually 1e4; None for no rotary positions.
     """
 
     name: ClassVar[str] = "softmax"
@@ -146,10 +155,10 @@ class SoftmaxConfig(HeadsConfig, GridConfig):
 
 
 def _offsets(grid: tuple[int, ...]) -> Tensor:
-    """(N, N): the number of the offset from place j to place i of the grid, first axis slowest."""
-    place = torch.cartesian_prod(*(torch.arange(size) for size in grid)).reshape(-1, len(grid))
-    between = place[:, None] - place[None] + torch.tensor(grid) - 1
-    number = torch.zeros(between.shape[:2], dtype=torch.int64)
+    """(N, N): the index of the offset from position j to position i of the grid; the first axis varies slowest."""
+    position = torch.cartesian_prod(*(torch.arange(size) for size in grid)).reshape(-1, len(grid))
+    offset = position[:, None] - position[None] + torch.tensor(grid) - 1
+    index = torch.zeros(offset.shape[:2], dtype=torch.int64)
     for axis, size in enumerate(grid):
-        number = number * (2 * size - 1) + between[..., axis]
-    return number
+        index = index * (2 * size - 1) + offset[..., axis]
+    return index

@@ -1,4 +1,4 @@
-"""Mixers as people type them: "padre:degree=3", "padre-3", "pom:degree=3:expand=1", "grid=64x64"."""
+"""Mixers on the command line: "padre:degree=3", "padre-3", "pom:degree=3:expand=1"."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ _STRUCTURES = ("token", "channel", "A", "B", "C", "D", "U", "V")
 
 
 def parse_mixer(text: str) -> tuple[str, MixerConfig]:
-    """ "padre:degree=3" or its short form "padre-3" -> (label, config)."""
+    """Label and config of a mixer as typed: "padre:degree=3", or in short "padre-3".
+
+    Raises:
+        UnknownNameError, OptionError: the name, an option or a value is wrong.
+    """
     short = re.fullmatch(r"(\w+)-(\d+)", text.strip())
     if short:
         text = f"{short[1]}:degree={short[2]}"
@@ -25,7 +29,7 @@ def parse_mixer(text: str) -> tuple[str, MixerConfig]:
     options = parse_options(_with_structures(words, {f.name for f in fields(config)}), config.annotations())
     for reserved in ("grid", "num_prefix_tokens"):
         if reserved in options:
-            raise OptionError(reserved, text, "a mixer without it: the host decides", "Leave it out of --mixers.")
+            raise OptionError(reserved, text, "a mixer without this option", "Leave it out: the host decides it.")
     check_options(config, options)
     built = config(**options)
     label = f"{name}-{options['degree']}" if list(options) == ["degree"] else text.strip()
@@ -33,11 +37,14 @@ def parse_mixer(text: str) -> tuple[str, MixerConfig]:
 
 
 def _with_structures(words: list[str], known: set[str]) -> list[str]:
-    """["token=monarch", "blocks=8"] -> ["token=monarch:blocks=8"]: what a mixer does not know is its structure's."""
+    """Join a structure's options to it: ["token=monarch", "blocks=8"] -> ["token=monarch:blocks=8"].
+
+    An option that the mixer does not have belongs to the structure before it.
+    """
     joined: list[str] = []
     for word in words:
-        before = joined[-1].partition("=")[0] if joined else ""
-        if before in _STRUCTURES and before in known and word.partition("=")[0] not in known:
+        previous = joined[-1].partition("=")[0] if joined else ""
+        if previous in _STRUCTURES and previous in known and word.partition("=")[0] not in known:
             joined[-1] += ":" + word
         else:
             joined.append(word)
@@ -45,24 +52,24 @@ def _with_structures(words: list[str], known: set[str]) -> list[str]:
 
 
 def parse_mixers(text: str) -> dict[str, MixerConfig]:
-    """A comma-separated list of mixers by label. Attention is always among them: it is what all are compared with."""
+    """The mixers of a comma-separated list, by label. Attention, the baseline, is added in front if it is missing."""
     mixers: dict[str, MixerConfig] = {}
     for part in text.split(","):
         if not part.strip():
-            raise OptionError("--mixers", repr(text), "names separated by commas", "Remove the empty one.")
+            raise OptionError("--mixers", repr(text), "names separated by commas", "Remove the empty name.")
         label, config = parse_mixer(part)
         if label in mixers:
-            raise OptionError("--mixers", f"{label} twice", "different mixers", "Drop one of them.")
+            raise OptionError("--mixers", f"{label} twice", "different mixers", "Remove one of them.")
         mixers[label] = config
     if ATTENTION not in mixers:
         mixers = {**dict([parse_mixer(ATTENTION)]), **mixers}
     return mixers
 
 
-def mixer_config(said: dict[str, Any]) -> MixerConfig:
-    """The config that `MixerConfig.to_dict` gave, read from JSON, which has lists for tuples."""
-    options = {key: _tuples(value) for key, value in said.items() if key != "name"}
-    kind = config_class(said["name"])
+def mixer_config(saved: dict[str, Any]) -> MixerConfig:
+    """The config that `MixerConfig.to_dict` saved as JSON. Lists become tuples again."""
+    options = {key: _tuples(value) for key, value in saved.items() if key != "name"}
+    kind = config_class(saved["name"])
     check_options(kind, options)
     return kind(**options)
 

@@ -1,4 +1,4 @@
-"""A vision transformer with any mixer in attention's place."""
+"""A vision transformer with any mixer in place of attention."""
 
 from __future__ import annotations
 
@@ -14,13 +14,24 @@ from polymix.ops.shared.tensors import autocast_dtype
 
 
 class VisionTransformer(nn.Module):
-    """Patches, learned positions, `depth` pre-norm blocks, a norm and a linear head (ViT, DeiT).
+    """A vision transformer (ViT, DeiT) with any mixer: patches, positions, `depth` blocks, a norm and a linear head.
 
-    The positions start as 2-D sines, from which small data learns far faster than from noise. With softmax,
-    class_token and DeiT's sizes it has DeiT's parameters to the last one. Without a class token the final tokens are
-    averaged. A mixer whose config knows num_prefix_tokens or grid is given the host's.
+    Maps images (B, channels, H, W) to logits (B, classes). With softmax, a class token and DeiT's sizes it has exactly
+    DeiT's parameters. The learned positions start as 2-D sines, which trains much faster on small data than noise.
 
-    Shapes: images (B, channels, H, W) -> logits (B, classes), image_size = (H, W) or one number for both.
+    Args:
+        mixer: config of the mixer. Grid and num_prefix_tokens are filled in.
+        image_size: (H, W), or one number for both.
+        patch_size: side of a patch, in pixels; divides H and W.
+        dim: number of channels D.
+        depth: number of blocks.
+        classes: number of logits.
+        channels: of the images.
+        mlp_ratio: width of the hidden layers, divided by dim.
+        class_token: classify from a class token. False: from the mean of the final tokens.
+
+    Raises:
+        OptionError: an option is out of range, or the mixer cannot take the grid or the class token.
     """
 
     def __init__(
@@ -43,13 +54,13 @@ class VisionTransformer(nn.Module):
         for name, value in sizes.items():
             check_int(name, value, 1)
         if not isinstance(mixer, MixerConfig):
-            raise OptionError("mixer", repr(mixer), "a config", "Pass PomConfig(), say.")
+            raise OptionError("mixer", repr(mixer), "a config", "Pass for example PomConfig().")
         size = tuple(image_size) if isinstance(image_size, (tuple, list)) else (image_size, image_size)
         if len(size) != 2 or any(type(side) is not int or side < 1 or side % patch_size for side in size):
             allowed = f"a multiple of patch_size={patch_size}, or two of them"
-            raise OptionError("image_size", repr(image_size), allowed, "Change one of the two.")
+            raise OptionError("image_size", repr(image_size), allowed, "Change one of the two sizes.")
         kw: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.options = {  # what builds it again
+        self.options = {  # the arguments that build the same model again
             "mixer": mixer, **sizes, "image_size": size, "mlp_ratio": mlp_ratio, "class_token": class_token,
         }  # fmt: skip
         self.image_size, self.channels = size, channels
@@ -87,9 +98,9 @@ class VisionTransformer(nn.Module):
 
 
 def sine_positions(grid: tuple[int, int], dim: int) -> torch.Tensor:
-    """(H · W, dim): sines and cosines of row and column at dim // 4 wavelengths from 2π to 200π, zeros for the rest."""
+    """(H · W, dim): sines and cosines of row and column, at dim // 4 wavelengths from 2π to 200π; zeros in the rest."""
     quarter = dim // 4
     frequency = 100.0 ** -(torch.arange(quarter) / max(quarter, 1))
-    place = torch.cartesian_prod(*(torch.arange(size) for size in grid)).float()  # (N, 2)
-    angle = (place.unsqueeze(-1) * frequency).flatten(1)
+    position = torch.cartesian_prod(*(torch.arange(size) for size in grid)).float()  # (N, 2)
+    angle = (position.unsqueeze(-1) * frequency).flatten(1)
     return torch.nn.functional.pad(torch.cat((angle.sin(), angle.cos()), dim=1), (0, dim - 4 * quarter))

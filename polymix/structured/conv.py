@@ -129,3 +129,14 @@ def conv_matrix(weight: Tensor, grid: tuple[int, ...], *, causal: bool = False, 
         flat = flat * size + tap[..., axis]
     flat, inside = (part.to(weight.device) for part in (torch.where(inside, flat, 0), inside))
     return weight.flatten(1)[:, flat] * inside.to(weight)
+
+
+def conv_after_prefix(x: Tensor, weight: Tensor, grid: tuple[int, ...], prefix: int) -> Tensor:
+    """Convolve the tokens (B, N, D) after the prefix on their grid, weight (D, 1, *kernel); zeros for the prefix."""
+    y = depthwise_conv(x[:, prefix:], weight, grid)
+    return torch.cat((y.new_zeros(x.shape[0], prefix, x.shape[2]), y), dim=1) if prefix else y
+
+
+def conv_after_prefix_matrix(weight: Tensor, grid: tuple[int, ...], prefix: int = 0) -> Tensor:
+    """The same convolution as matrices (D, N, N), with zero rows and columns for the prefix."""
+    return F.pad(conv_matrix(weight, grid), (prefix, 0, prefix, 0))

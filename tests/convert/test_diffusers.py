@@ -128,7 +128,7 @@ def test_pixart_converts_with_a_mixer_for_images_and_one_for_captions(mixer):
 
 
 def test_a_mixer_without_contexts_is_an_error():
-    refuses(pixart(), "padre", CapabilityError, r"transformer_blocks.0.attn2 \(Attention\).*a context of its own")
+    refuses(pixart(), "padre", CapabilityError, r"transformer_blocks.0.attn2 \(Attention\).*a separate context")
 
 
 # Inside a U-Net

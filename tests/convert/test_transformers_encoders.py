@@ -346,11 +346,11 @@ class TestRefusals:
             polymix.convert(bert(layers=1), "pom").model(**inputs)
 
     def test_what_a_layer_needs_and_a_mixer_has_not(self):
-        checks.refuses(decoder(), "padre", CapabilityError, "crossattention.*a context of its own")
+        checks.refuses(decoder(), "padre", CapabilityError, "crossattention.*a separate context")
         checks.refuses(decoder(), {"*.attention": "poly_nl"}, CapabilityError, "layer.0.attention.*causal order")
         checks.refuses(bert(), "poly_sa", CapabilityError, "padding masks", input=text())
         checks.refuses(bert(), polymix.PadreConfig(A="dense", grid=(9,)), CapabilityError, "one number of tokens")
-        checks.refuses(detr(), {"*.encoder_attn": "poly_nl"}, CapabilityError, "encoder_attn.*a context of its own")
+        checks.refuses(detr(), {"*.encoder_attn": "poly_nl"}, CapabilityError, "encoder_attn.*a separate context")
 
 
 class TestCaches:

@@ -39,7 +39,7 @@ CALLS = {
     # segments
     "segments-float": ("pom", {}, {"segments": IDS.float()}, MaskError, "segments", ["float32", "integer ids (2, 12)"]),
     "segments-bool": ("softmax", {}, {"segments": PAD}, MaskError, "segments", ["bool", "integer ids (2, 12)"]),
-    "segments-shape": ("pom", {}, {"segments": IDS[:, 1:]}, MaskError, "segments", ["(2, 11)", "One id a token"]),
+    "segments-shape": ("pom", {}, {"segments": IDS[:, 1:]}, MaskError, "segments", ["(2, 11)", "one id per token"]),
     "segments-list": ("pom", {}, {"segments": [0] * 12}, MaskError, "segments", ["list", "integer ids"]),
     "segments-one": ("pom", {}, {"context": x(2, 5, 8), "segments": IDS}, MaskError, "segments", ["Tensor", "a pair"]),
     "segments-pair": ("pom", {}, {"segments": (IDS, IDS)}, MaskError, "segments", ["tuple", "one tensor without"]),

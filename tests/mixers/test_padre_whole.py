@@ -172,7 +172,7 @@ def test_aligned_inputs_share_the_grid():
 
 @pytest.mark.parametrize(("options", "word"), [
     ({"pattern": "aa"}, "two of them different"), ({"pattern": "aab"}, "2 letters"), ({"pattern": "ac"}, "letters"),
-    ({"pattern": "ab", "causal": True}, "Order"), ({"context_tokens": 5}, "pattern"),
+    ({"pattern": "ab", "causal": True}, "order is defined within one input"), ({"context_tokens": 5}, "pattern"),
     ({"pattern": "ab", "context_tokens": (3, 4)}, "one number"), ({"pattern": "ab", "A": ("mean", "dense")}, "grid"),
     ({"token": "circulant", "causal": True, "grid": (9,)}, "causal"), ({"U": "dense"}, "out_tokens"),
     ({"out_tokens": 3}, "grid"), ({"out_tokens": 3, "causal": True, "grid": (9,)}, "causal"),
@@ -289,7 +289,7 @@ def test_padding_of_x_and_of_contexts_in_a_pattern():
     y.sum().backward()
     assert all(t.grad.isfinite().all() for t in dirty)
     assert all(p.grad.isfinite().all() for p in mixer.parameters())
-    with pytest.raises(errors.MaskError, match="one a context"):
+    with pytest.raises(errors.MaskError, match="one for each context"):
         mixer(x, b, mask=(masks[0], masks[1], None))
 
 

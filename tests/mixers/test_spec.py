@@ -6,7 +6,7 @@ import polymix
 from polymix._io import parse_options
 from polymix.errors import OptionError, PolymixError, UnknownNameError
 from polymix.mixers.spec import DEFAULT, parse_mixer, parse_mixers
-from polymix.workflows.compare.settings import Settings
+from polymix.workflows.compare.run import Settings
 
 
 @pytest.mark.parametrize(("text", "label", "config"), [

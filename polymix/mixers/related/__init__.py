@@ -1,7 +1,6 @@
-"""The mechanisms that the papers compare with (spec: linear attentions, convolutional gates, scans, pooled gates).
+"""Baselines that the papers compare with: linear attentions, convolutional gates, scans, pooled gates.
 
-Each is one small file from its formula, under the same contract as the main mixers. A file that is imported here
-registers its name.
+One file per mixer, under the same contract as the main mixers. Importing a file registers its mixer.
 """
 
 from polymix.mixers.related.castling import CastlingConfig, CastlingMixer
@@ -10,8 +9,7 @@ from polymix.mixers.related.efficient import EfficientConfig, EfficientMixer
 from polymix.mixers.related.focused import FocusedConfig, FocusedMixer
 from polymix.mixers.related.gc import GcConfig, GcMixer
 from polymix.mixers.related.hydra import HydraConfig, HydraMixer
-from polymix.mixers.related.hyena import HyenaMixer, HyenaState
-from polymix.mixers.related.hyena_config import HyenaConfig
+from polymix.mixers.related.hyena import HyenaConfig, HyenaMixer, HyenaState
 from polymix.mixers.related.knn import KnnConfig, KnnMixer
 from polymix.mixers.related.latent_gnn import LatentGnnConfig, LatentGnnMixer
 from polymix.mixers.related.linear import LinearConfig, LinearMixer

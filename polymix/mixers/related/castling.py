@@ -15,17 +15,16 @@ from polymix.errors import OptionError, check_choice, check_int
 from polymix.mixers.checks import MixerCall
 from polymix.mixers.config import HeadsConfig
 from polymix.mixers.heads import Heads, head_count
-from polymix.mixers.loading import check_keys, load, settle, translate
+from polymix.mixers.loading import attention_projections, check_keys, load, settle, translate
 from polymix.mixers.mixer import INIT_STD, Polynomial, TokenMixer
 from polymix.mixers.registry import Capabilities, register
-from polymix.mixers.related.attention_loading import projections
-from polymix.mixers.related.branches import dense
 from polymix.ops.related.linear_attention import linear_attention
 from polymix.ops.shared.causal_sums import hide
 from polymix.ops.shared.depthwise import depthwise_conv
 from polymix.ops.shared.sequences import without_padding
 from polymix.ops.shared.tensors import accumulator
 from polymix.structured.base import init_
+from polymix.structured.conv import conv_after_prefix_matrix
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
 
@@ -35,17 +34,19 @@ _AUTHORS = {"in_channels": None, "num_heads": "heads", "qkv_bias": None, "proj_d
 
 
 class CastlingMixer(TokenMixer):
-    """Y = T / |T| + M V with T = (1/π) Q̂ (K̂ᵀ V) + ½ V a head, heads joined by W_o (Castling-ViT, inference form).
+    """Linear-angular attention with a depthwise branch (Castling-ViT, inference form).
 
-    q̂ = q / |q| and k̂ over the d channels of a head, rows of T to unit length too (where one is zero it stays zero).
-    M is a convolution along the order of the tokens, one kernel a head. With normalize=False nothing is divided,
-    Y = (1/π) Q (Kᵀ V) + (½ I + M) V (PADRe Eq. 76): a polynomial of degree 3 with a linear term. The authors' code
-    normalises. `sparse_reg` is their training form: A ⊙ [A > 0.02] times V joins T, A = softmax(Q Kᵀ / √d) a head,
-    which is quadratic in N; no gradient goes through the threshold.
+        T = (1/π) Q̂ (K̂ᵀ V) + ½ V,   Y = T / |T| + M V     per head; W_o joins the heads
 
-    Shapes: (B, N, D) -> (B, N, D), d = D / heads. Cost: 4 N D² + 2 N D d + N D kernel_size multiply-adds, 2 N² D more
-    with sparse_reg. Padding masks: the convolution goes on as if padding were not there. Not causal, as the kernel is
-    centred. Source: PD-041, PD-055, PD-099.
+    q̂ = q / |q| over the d channels of a head, and k̂ likewise. Rows of T are scaled to unit length (zero rows stay
+    zero). M is a convolution along the sequence, with a kernel per head; padding is skipped. Not causal, because the
+    kernel is centred. With normalize=False nothing is divided: Y = (1/π) Q (Kᵀ V) + (½ I + M) V, a polynomial of
+    degree 3 with a linear term (PADRe, Eq. 76). The authors' code normalises. `sparse_reg` is their training form: it
+    adds (A ⊙ [A > 0.02]) V to T, where A = softmax(Q Kᵀ / √d), which is quadratic in N. No gradient passes the
+    threshold.
+
+    Shapes: (B, N, D) -> (B, N, D), d = D / heads.
+    Source: Castling-ViT (You et al. 2023); PADRe, Eq. 76-77.
     """
 
     name = "castling"
@@ -98,7 +99,7 @@ class CastlingMixer(TokenMixer):
         return Polynomial() if self.config.normalize or self.config.sparse_reg else Polynomial(3)
 
     def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
-        return {**self.qkv.named_matrices(self.proj), "M": dense(self._kernel(), (n,))}
+        return {**self.qkv.named_matrices(self.proj), "M": conv_after_prefix_matrix(self._kernel(), (n,))}
 
     def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         d = self.dim // self.heads
@@ -122,7 +123,7 @@ class CastlingMixer(TokenMixer):
         found = settle(found, own) | own
         like = state_dict["proj.weight"]
         mixer = cls(CastlingConfig(**found), like.shape[0], device=like.device, dtype=like.dtype)
-        load(mixer, {**projections(state_dict), "conv": conv})
+        load(mixer, {**attention_projections(state_dict), "conv": conv})
         return mixer
 
 
@@ -131,13 +132,16 @@ class CastlingMixer(TokenMixer):
 class CastlingConfig(HeadsConfig):
     """Options of linear-angular attention.
 
-    heads: None takes one for every 64 channels. kernel_size: of the branch, odd. normalize: unit rows, as the authors'
-    code has them, or the plain polynomial. sparse_reg: the training form with its quadratic sparse branch.
+    Args:
+        kernel_size: of the branch, odd.
+        normalize: scale queries, keys and the rows of T to unit length, as the authors' code does; False for the
+            plain polynomial.
+        sparse_reg: add the quadratic sparse branch of the training form.
     """
 
     name: ClassVar[str] = "castling"
     output: ClassVar[str] = "linear-angular attention with a depthwise branch"
-    cost_formula: ClassVar[str] = "4 N D² + 2 N D d + N D kernel_size; 2 N² D more with sparse_reg"
+    cost_formula: ClassVar[str] = "4 N D² + 2 N D d + N D kernel_size; plus 2 N² D if sparse_reg"
     sees: ClassVar[str] = "everything"
     kernel_size: int = 9
     normalize: bool = True

@@ -26,17 +26,17 @@ NORM_EPS = 1e-6
 
 
 class Conv2FormerMixer(TokenMixer):
-    """A convolution over the neighbourhood, multiplied with the values (Conv2Former; Hou et al. 2022).
+    """Convolutional modulation: a large convolution of the neighbourhood multiplies the values (Conv2Former).
 
-        n = LayerNorm(X)                                    left out with norm=None
-        Z = A ⊙ V,   A = DConv_{k×k}(g(n W_1 + b_1)) + b_A,   V = n W_2 + b_2
-        Y = Z W_3 + b_3
+        n = LayerNorm(X), or X with norm=None
+        A = DConv_{k×k}(g(n W_1 + b_1)) + b_A,   V = n W_2 + b_2
+        Y = (A ⊙ V) W_3 + b_3
 
-    As the authors' code has it: g = GELU, the norm inside. As PADRe's appendix writes it (Eq. 28-30): g the identity,
-    no norm; Y is then a polynomial of degree 2, homogeneous without biases.
+    The authors' code has g = GELU and the norm. PADRe's appendix (Eq. 28-30) has neither, which makes Y a polynomial
+    of degree 2, homogeneous without biases. Padding ends a 2-D grid, is skipped in 1-D, and gets zeros before W_3.
 
-    Shapes: (B, N, D) on a 2-D or 1-D grid, or (B, D, H, W), returned alike. Cost: 3 N D² + N D k² multiply-adds (k in
-    1-D). Padding reads as the edge of a 2-D grid and as not there in 1-D; its own Z is zero. Source: PD-035.
+    Shapes: (B, N, D) on a 2-D or 1-D grid, or (B, D, H, W), returned alike.
+    Source: Hou et al. (2022); PADRe, Eq. 28-34.
     """
 
     name = "conv2former"
@@ -150,15 +150,15 @@ class Conv2FormerConfig(GridConfig):
     """Options of Conv2Former.
 
     Args:
-        grid: (H, W) or (N,); its number of axes is that of the kernel. None: 2-D, each call says which.
-        kernel_size: odd, of every axis.
-        activation: g, "gelu" as the authors' code has it or "identity" as PADRe writes it.
-        norm: "layer", or None for no norm inside.
+        grid: (H, W) or (N,); the kernel has as many axes. None: 2-D, with the grid passed in each call.
+        kernel_size: along every axis, odd.
+        activation: g: "gelu" as in the authors' code, or "identity" as in PADRe.
+        norm: "layer", or None for no norm.
     """
 
     name: ClassVar[str] = "conv2former"
     output: ClassVar[str] = "an 11×11 convolution times the values"
-    cost_formula: ClassVar[str] = "3 N D² + N D taps, taps = kernel_size² (kernel_size in 1-D)"
+    cost_formula: ClassVar[str] = "3 N D² + N D taps; where taps = kernel_size², kernel_size in 1-D"
     sees: ClassVar[str] = "a neighbourhood"
     kernel_size: int = 11
     activation: str = "gelu"

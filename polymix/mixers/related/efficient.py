@@ -21,14 +21,16 @@ from polymix.structured.dense import Dense
 
 
 class EfficientMixer(TokenMixer):
-    """Y = ρ_q(Q) (ρ_k(K)ᵀ V) a head, heads joined by W_o (Shen et al. 2021, Eq. 4 and 5).
+    """Efficient attention: softmax of queries over channels, and of keys over tokens.
 
-    ρ_q is a softmax over the d channels of each query, ρ_k a softmax over the tokens of each key channel: every
-    channel is a weighted mean of the values, every query a weighted mean of the channels.
+        Y = ρ_q(Q) (ρ_k(K)ᵀ V)     per head; W_o joins the heads
 
-    Shapes: (B, N, D) -> (B, N, D), d = D / heads; also (B, D, H, W), returned alike. Cost: 4 N D² + 2 N D d
-    multiply-adds. Padding masks, cross; not causal, as ρ_k spans all tokens; permutation-equivariant. Source: PD-054,
-    PL-036.
+    ρ_q is a softmax over the d channels of each query, ρ_k a softmax over the tokens for each key channel. So every
+    channel is a weighted mean of the values, and every query a weighted mean of the channels. Not causal, because ρ_k
+    spans all tokens.
+
+    Shapes: (B, N, D) -> (B, N, D), d = D / heads; or (B, D, H, W), returned alike.
+    Source: Shen et al. (2021), Eq. 4-5.
     """
 
     name = "efficient"
@@ -64,7 +66,7 @@ class EfficientMixer(TokenMixer):
 @register(EfficientMixer)
 @dataclass(frozen=True, kw_only=True)
 class EfficientConfig(HeadsConfig):
-    """Options of efficient attention. heads: None takes one for every 64 channels."""
+    """Options of efficient attention: only those of every mixer with heads."""
 
     name: ClassVar[str] = "efficient"
     output: ClassVar[str] = "softmax of q over channels, of k over tokens"

@@ -15,16 +15,15 @@ from polymix.errors import OptionError, ShapeError, check_grid_option, check_int
 from polymix.mixers.checks import MixerCall, check_grid
 from polymix.mixers.config import HeadsConfig, PrefixedGridConfig
 from polymix.mixers.heads import Heads, head_count
-from polymix.mixers.loading import check_keys, load, settle, translate
+from polymix.mixers.loading import attention_projections, check_keys, load, settle, translate
 from polymix.mixers.mixer import INIT_STD, TokenMixer
 from polymix.mixers.poly_sa import resample
 from polymix.mixers.registry import Capabilities, register
-from polymix.mixers.related.attention_loading import projections
-from polymix.mixers.related.branches import dense, on_grid
 from polymix.ops.related.linear_attention import linear_attention
 from polymix.ops.shared.depthwise import effective_kernel
 from polymix.ops.shared.tensors import accumulator
 from polymix.structured.base import init_
+from polymix.structured.conv import conv_after_prefix, conv_after_prefix_matrix
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
 
@@ -35,19 +34,20 @@ _PLAIN = ("scale", "positional_encoding", "dwc.weight", "dwc.bias", "sr.weight",
 
 
 class FocusedMixer(TokenMixer):
-    """Linear attention with keys and queries drawn towards their largest channels (FLatten, Han et al. 2023).
+    """Focused linear attention: queries and keys are drawn towards their largest channels (FLatten).
 
-        y_i = φ(q_i) Σ_j φ(k_j)ᵀ v_j / (φ(q_i) · Σ_j φ(k_j) + 1e-6 n) + (M V)_i       a head, heads joined by W_o
-        φ(x) = |u| u^p / |u^p|,  u = (relu(x) + 1e-6) / softplus(scale)               over all D channels
+        y_i = φ(q_i) Σ_j φ(k_j)ᵀ v_j / (φ(q_i) · Σ_j φ(k_j) + 1e-6 n) + (M V)_i     per head; W_o joins the heads
+        φ(x) = |u| u^p / |u^p|,   u = (relu(x) + 1e-6) / softplus(scale)            over all D channels
 
-    p is `focusing_factor`; keys get a learned code of their position first. M is a depthwise convolution on the grid,
-    the same d kernels for every head. With sr_ratio s > 1 keys and values are those of an s-fold smaller map, made by a
-    strided convolution and a layer norm; the branch then reads V stretched back to N tokens in row-major order. The
-    code belongs to `grid`; for another it is resampled bicubically, prefix tokens kept apart (they have a code but lie
-    outside the convolution).
+    p is `focusing_factor`. Keys first get a learned positional encoding. M is a depthwise convolution on the grid
+    with the same d kernels for every head. With sr_ratio s > 1, keys and values come from a map that is s times
+    smaller along each side, made by a strided convolution and a layer norm; the branch reads V stretched back to N
+    tokens in row-major order. The encoding belongs to `grid`; other grids resample it bicubically. Prefix tokens have
+    an encoding of their own but lie outside the convolution. Padding masks work at sr_ratio 1, where the branch reads
+    padding as zero.
 
-    Shapes: (B, N, D) -> (B, N, D), d = D / heads, n keys. Cost: 4 N D² + 2 N D (d + 1) + N D kernel_size² multiply-adds
-    at sr_ratio 1. Padding masks at sr_ratio 1, where the branch reads padding as zero. Source: PD-058.
+    Shapes: (B, N, D) -> (B, N, D), d = D / heads, n keys.
+    Source: Han et al. (2023).
     """
 
     name = "focused"
@@ -96,7 +96,7 @@ class FocusedMixer(TokenMixer):
         y = linear_attention(*heads, mask=call.mask, eps=EPS).transpose(1, 2).flatten(-2)
         if self.sr is not None:
             v = F.interpolate(v.transpose(1, 2), size=x.shape[1], mode="linear", align_corners=False).transpose(1, 2)
-        branch = on_grid(v, self._kernel(), call.grid, self.config.num_prefix_tokens)
+        branch = conv_after_prefix(v, self._kernel(), call.grid, self.config.num_prefix_tokens)
         if self.dwc.bias is not None:
             shift = self.dwc.bias.repeat(self.heads).to(branch.dtype).expand_as(branch)
             p = self.config.num_prefix_tokens
@@ -130,8 +130,9 @@ class FocusedMixer(TokenMixer):
     def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
         grid = self._grid(n, grid)
         bias = None if self.dwc.bias is None else self.dwc.bias.repeat(self.heads)
+        branch = conv_after_prefix_matrix(self._kernel(), grid, self.config.num_prefix_tokens)
         found = {**self.qkv.named_matrices(self.proj), "scale": self.scale[0, 0], "P": self._positions(grid),
-                 "M": dense(self._kernel(), grid, self.config.num_prefix_tokens), "b_M": bias}  # fmt: skip
+                 "M": branch, "b_M": bias}  # fmt: skip
         if self.sr is not None and self.norm is not None:
             found |= {"W_s": self.sr.weight, "b_s": self.sr.bias, "gain": self.norm.weight, "shift": self.norm.bias}
         return found
@@ -179,7 +180,7 @@ class FocusedMixer(TokenMixer):
         found["grid"] = tuple(found.get("grid") or (side, side))
         like = weights["proj.weight"]
         mixer = cls(FocusedConfig(**found), like.shape[0], device=like.device, dtype=like.dtype)
-        load(mixer, {**projections(weights), **{name: weights[name] for name in _PLAIN if name in weights}})
+        load(mixer, {**attention_projections(weights), **{name: weights[name] for name in _PLAIN if name in weights}})
         return mixer
 
 
@@ -188,14 +189,21 @@ class FocusedMixer(TokenMixer):
 class FocusedConfig(HeadsConfig, PrefixedGridConfig):
     """Options of focused linear attention.
 
-    heads: None takes one for every 64 channels. grid: (H, W) that the positions belong to. focusing_factor: p.
-    kernel_size: of the branch, odd. sr_ratio: how many times smaller the map of the keys is along each side.
-    num_prefix_tokens: tokens in front of the grid (class token, registers), with sr_ratio=1 alone.
+    Args:
+        grid: (H, W) of the positional encoding.
+        focusing_factor: the power p.
+        kernel_size: of the branch, odd.
+        sr_ratio: how many times smaller the map of the keys is along each side.
+        num_prefix_tokens: tokens before the grid (class token, registers); only with sr_ratio=1.
     """
 
     name: ClassVar[str] = "focused"
     output: ClassVar[str] = "focused linear attention with a depthwise branch"
-    cost_formula: ClassVar[str] = "4 N D² + 2 N D (d + 1) + N D kernel_size², at sr_ratio 1"
+    cost_formula: ClassVar[str] = (
+        "4 N D² + 2 N D (d + 1) + H W D taps; "
+        "2 N D² + n D² (sr_ratio² + 2) + (N + n) D (d + 1) + H W D taps if sr_ratio > 1; "
+        "where n = ⌊H / sr_ratio⌋ ⌊W / sr_ratio⌋; where taps = kernel_size²"
+    )
     sees: ClassVar[str] = "everything"
     focusing_factor: float = 3
     kernel_size: int = 5

@@ -15,34 +15,36 @@ from polymix.mixers.config import MixerConfig
 from polymix.mixers.loading import check_keys, load, settle, translate
 from polymix.mixers.mixer import INIT_STD, TokenMixer
 from polymix.mixers.registry import Capabilities, register
-from polymix.mixers.related.pointwise import (
+from polymix.mixers.related.timm_layers import (
     check_reduced,
+    initialise,
     pointwise,
-    pointwise_letters,
+    pointwise_matrices,
     pointwise_op,
     reduced,
-    restart,
+    timm_layer,
 )
-from polymix.mixers.related.timm_layers import timm_layer
 from polymix.ops.pooled import mean_over_tokens
 from polymix.ops.related.attention import softmax_pool
 from polymix.structured.cost import Op
 
 
 class GcMixer(TokenMixer):
-    """A global context block (GCNet, Cao et al. 2019), on timm's GlobalContext.
+    """Global context: one learned query pools all tokens, and the result scales or shifts every token alike (GCNet).
 
-        c = Σ_j softmax_j(x_j W_a + b_a) x_j, or mean_j x_j without `use_attn`
-        MLP(c) = relu(LayerNorm(c W_1 + b_1)) W_2 + b_2      D -> r -> D, own weights for scale and for add
-        Y = X ⊙ sigmoid(MLP_scale(c))  with `fuse_scale`;  + MLP_add(c) with `fuse_add`, to every token alike
+        c = Σ_j softmax_j(x_j W_a + b_a) x_j,   or the mean of x_j without `use_attn`
+        MLP(c) = relu(LayerNorm(c W_1 + b_1)) W_2 + b_2     D -> r -> D, separate weights for scale and add
+        Y = X ⊙ sigmoid(MLP_scale(c)) with `fuse_scale`,   + MLP_add(c) with `fuse_add`
 
-    Without `fuse_scale` Y = MLP_add(c), and X + MLP_add(c) with `residual`: timm's forward adds X there, which a host
-    with its own residual would then add twice. With a separate context c comes from its tokens. As in se the gate
-    multiplies the token itself: its bias starts where it is 0.125, attention's spread at 196 tokens; without biases it
-    starts at ½. MLP_add starts at that spread too (timm: at zero). b_a moves all logits alike, and so does nothing.
+    Without `fuse_scale` Y = MLP_add(c), and X + MLP_add(c) with `residual`. timm always adds X there, but a host with
+    its own residual connection would add it twice. A separate context is what c is pooled from.
 
-    Shapes: (B, N, D) or (B, D, H, W), returned alike. Cost: 2 N D + 2 D r multiply-adds, 2 D r for each of scale and
-    add; without use_attn not even the 2 N D. Cross; padding masks; permutation-equivariant. Source: PL-039.
+    The gate multiplies the token itself, so its bias starts where the gate is 0.125, the spread of attention's output
+    over 196 tokens; without biases the gate starts at ½. MLP_add starts at that spread too, where timm starts at
+    zero. b_a has no effect, as it shifts all logits alike. The layer is timm's GlobalContext.
+
+    Shapes: (B, N, D) or (B, D, H, W), returned alike.
+    Source: Cao et al. (2019).
     """
 
     name = "gc"
@@ -58,13 +60,13 @@ class GcMixer(TokenMixer):
             **reduced(config.rd_ratio, config.rd_channels), **kw,
         )  # fmt: skip
         if config.use_attn:
-            restart(layer.conv_attn, config.bias)
+            initialise(layer.conv_attn, config.bias)
         if config.fuse_scale:
-            restart(layer.mlp_scale.fc1, config.bias)
-            restart(layer.mlp_scale.fc2, config.bias, shift=math.log(INIT_STD / (1 - INIT_STD)))
+            initialise(layer.mlp_scale.fc1, config.bias)
+            initialise(layer.mlp_scale.fc2, config.bias, shift=math.log(INIT_STD / (1 - INIT_STD)))
         if config.fuse_add:  # what follows LayerNorm and ReLU has a mean square of ½
-            restart(layer.mlp_add.fc1, config.bias)
-            restart(layer.mlp_add.fc2, config.bias, gain=2**0.5 * INIT_STD)
+            initialise(layer.mlp_add.fc1, config.bias)
+            initialise(layer.mlp_add.fc2, config.bias, gain=2**0.5 * INIT_STD)
         self.layer = layer
 
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
@@ -91,10 +93,10 @@ class GcMixer(TokenMixer):
         """`scale` and `add` hold W_1, b_1, the LayerNorm's gain and shift, W_2 and b_2; None for one that is off."""
         letters: dict[str, Any] = {"W_a": None, "b_a": None, "scale": None, "add": None}
         if self.config.use_attn:
-            letters |= pointwise_letters("a", self.layer.conv_attn)
+            letters |= pointwise_matrices("a", self.layer.conv_attn)
         for name, mlp in self._branches.items():
             norm = {"gain": mlp.norm.weight, "shift": mlp.norm.bias}
-            letters[name] = pointwise_letters("1", mlp.fc1) | norm | pointwise_letters("2", mlp.fc2)
+            letters[name] = pointwise_matrices("1", mlp.fc1) | norm | pointwise_matrices("2", mlp.fc2)
         return letters
 
     def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
@@ -148,15 +150,19 @@ def _token(x: Tensor) -> Tensor:
 class GcConfig(MixerConfig):
     """Options of global context.
 
-    use_attn: pool by a learned query, else by the mean. fuse_scale, fuse_add: what the pooled token does to all, one
-    of them at least. rd_ratio: r / D, None for timm's 1/8. rd_channels: r itself, instead. residual: whether X is added
-    where there is no fuse_scale.
+    Args:
+        use_attn: pool with a learned query; otherwise by the mean.
+        fuse_scale: scale all tokens by the pooled token.
+        fuse_add: add the pooled token to all tokens. At least one of the two is needed.
+        rd_ratio: r / D; None for timm's 1/8.
+        rd_channels: r itself, instead of rd_ratio.
+        residual: add X if there is no fuse_scale.
     """
 
     name: ClassVar[str] = "gc"
     output: ClassVar[str] = "global context"
     cost_formula: ClassVar[str] = (
-        "2 N D + 2 D r; 2 D r more with both fuse_scale and fuse_add, 2 N D less without use_attn"
+        "2 N D + 2 D r; minus 2 N D if not use_attn; plus 2 D r if fuse_scale and fuse_add; where r = rd_channels"
     )
     sees: ClassVar[str] = "everything"
     layer_of: ClassVar[str | None] = "timm"

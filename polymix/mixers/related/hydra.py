@@ -20,13 +20,16 @@ from polymix.structured.dense import Dense
 
 
 class HydraMixer(TokenMixer):
-    """y_i = φ(q_i) ⊙ Σ_j φ(k_j) ⊙ v_j with φ(x) = x / |x| over all D channels, then W_o (Bolya et al. 2022, Eq. 6-8).
+    """Hydra attention: linear attention with as many heads as channels.
 
-    Every channel is a head of its own, so keys and values pool to one vector. The sum is over the tokens that i sees,
-    not a mean: the output grows with the root of their number; W_o's init is for 196 of them.
+        y_i = φ(q_i) ⊙ Σ_j φ(k_j) ⊙ v_j,   φ(x) = x / |x| over all D channels;   then W_o
 
-    Shapes: (B, N, D) -> (B, N, D). Cost: 4 N D² multiply-adds. State: D numbers. Bidirectional, causal, recurrent,
-    padding masks, cross; permutation-equivariant. Source: PD-053.
+    Keys and values pool to a single vector. It is a sum over the tokens that token i sees, not a mean, so the output
+    grows with the square root of their number; W_o is initialised for 196 tokens.
+
+    Shapes: (B, N, D) -> (B, N, D).
+    State: D numbers.
+    Source: Bolya et al. (2022), Eq. 6-8.
     """
 
     name = "hydra"
@@ -64,7 +67,7 @@ class HydraMixer(TokenMixer):
 @register(HydraMixer)
 @dataclass(frozen=True, kw_only=True)
 class HydraConfig(MixerConfig):
-    """No options beyond those that every mixer has: there are as many heads as channels."""
+    """Options of Hydra attention: only those of every mixer, as there is a head per channel."""
 
     name: ClassVar[str] = "hydra"
     output: ClassVar[str] = "as many heads as channels, cosine similarity"

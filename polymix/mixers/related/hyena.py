@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from typing import Any, ClassVar, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polymix.errors import ShapeError
+from polymix.errors import OptionError, ShapeError, check_choice, check_int, check_number
 from polymix.mixers.checks import MixerCall
+from polymix.mixers.config import MixerConfig
 from polymix.mixers.loading import check_keys, load, settle, translate
 from polymix.mixers.mixer import INIT_STD, Polynomial, TokenMixer
 from polymix.mixers.registry import Capabilities, register
-from polymix.mixers.related.hyena_config import HyenaConfig
-from polymix.mixers.related.hyena_filters import ExplicitFilter, ImplicitFilter
 from polymix.ops.shared.fft_conv import causal_fft_conv, fft_size
 from polymix.ops.shared.sequences import after_window, causal_conv, next_window, without_padding
+from polymix.ops.shared.tensors import accumulator, without_autocast
 from polymix.structured.conv import conv_matrix
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
 from polymix.structured.toeplitz import at_lag
 
-DIRECT = 64  # up to so many taps a convolution costs less than the transforms for it, and is causal to the last bit
+DIRECT = 64  # up to this many taps a direct convolution is faster than FFTs, and exactly causal
+_IMPLICIT = ("filter_width", "filter_depth", "emb_dim", "frequency", "shift")  # options of the network
 
 
 class HyenaState(NamedTuple):
@@ -33,22 +38,23 @@ class HyenaState(NamedTuple):
 
 
 class HyenaMixer(TokenMixer):
-    """Products of `order` + 1 projections with long causal convolutions between them (Hyena; Poli et al. 2023).
+    """Hyena: products of `order` + 1 projections, with causal convolutions as long as the sequence between them.
 
-        [x_0, …, x_{order-1}, v] = conv_k(X W_in + b_in) + b_short            k = 3, causal, one kernel a channel
-        v ← h_s * (v ⊙ x_{order-s}) + bias_s ⊙ (v ⊙ x_{order-s})             s = 1 … order - 1
+        [x_0, …, x_{order-1}, v] = conv_k(X W_in + b_in) + b_short     causal, a kernel per channel
+        v ← h_s * (v ⊙ x_{order-s}) + bias_s ⊙ (v ⊙ x_{order-s})       s = 1 … order - 1
         Y = (v ⊙ x_0) W_out + b_out
 
-    `order` counts as the authors' code does: order 2 is two gates and ONE long convolution. The paper's operator of
-    order N has N convolutions; it is the code's with a filter before the first gate too, which the code leaves to the
-    short convolution. Both are polynomials of degree order + 1 in X (3 at order 2), homogeneous without biases; the
-    filters h do not depend on X. They come from a network of the position (implicit) or are `length` taps (explicit).
+    `order` counts as in the authors' code: order 2 has two gates and ONE long convolution. The paper's operator of
+    order N has N convolutions: it also filters before the first gate, which the code leaves to the short convolution.
+    Both are polynomials of degree order + 1 in X, homogeneous without biases, as the filters h do not depend on X.
+    The filters come from a small network of the position ("implicit"), or are `length` learned taps ("explicit").
 
-    Shapes: (B, N, D) -> (B, N, D), N ≤ length for implicit filters. Cost: (order + 2) N D² + 3 (order + 1) N D and,
-    for each of order - 1 convolutions, about 7.5 N D log₂ 2N multiply-adds by FFT (N D length for up to 64 explicit
-    taps), plus the network that makes implicit taps, N D width. Causal by build (by FFT up to rounding); padding is as
-    if it were not there. Recurrent with explicit filters; state: D (order - 1) (length - 1) + D (order + 1) (k - 1).
-    Source: PD-036 … PD-038, PD-061.
+    Convolutions of more than 64 taps use FFTs, which are causal up to rounding. Padding is skipped. With explicit
+    filters there is a recurrent form.
+
+    Shapes: (B, N, D) -> (B, N, D), N ≤ length with implicit filters.
+    State: D (order - 1) (length - 1) + D (order + 1) (k - 1) numbers.
+    Source: Poli et al. (2023); PADRe, Eq. 35-50.
     """
 
     name = "hyena"
@@ -193,7 +199,7 @@ class HyenaMixer(TokenMixer):
         }  # fmt: skip
         if explicit:
             settled["length"] = weights["k"].shape[-1]
-            found = {key: value for key, value in found.items() if key not in (*_NETWORK, "length")}
+            found = {key: value for key, value in found.items() if key not in (*_IMPLICIT, "length")}
         else:
             settled |= {"length": weights["filter_fn.pos_emb.z"].shape[1], "filter_depth": depth - 1,
                         "emb_dim": weights["filter_fn.pos_emb.z"].shape[2],
@@ -218,6 +224,148 @@ class HyenaMixer(TokenMixer):
         return mixer
 
 
-_NETWORK = ("filter_width", "filter_depth", "emb_dim", "frequency", "shift")  # what explicit taps play no part in
+def decay_rates(config: HyenaConfig, channels: int) -> Tensor:
+    """From the slow rate to the fast one, evenly over the channels."""
+    slow, fast = config.decay
+    return torch.linspace(slow, fast, channels, dtype=torch.float64)
 
-register(HyenaMixer)(HyenaConfig)
+
+class ImplicitFilter(nn.Module):
+    """taps[t] = (e^(-δ t') + shift) ⊙ MLP(z_t), t' = t / (length - 1), for (order - 1) D channels.
+
+    z_t, learned, starts as [t', cos 2π f t / length, -sin 2π f t / length], f from 0.0001 in steps of about 1. The MLP
+    has `depth` inner layers; its activation is sin(frequency ⊙ ·), one learned frequency a unit for all layers.
+    Computed in float32 at least; weights cast to bf16 hold positions to three digits, which a filter of more than some
+    hundred taps feels: use autocast there.
+    """
+
+    def __init__(self, config: HyenaConfig, channels: int, **kw: Any) -> None:
+        super().__init__()
+        self.config = config
+        length, width, bands = config.length, config.filter_width, (config.emb_dim - 1) // 2
+        t = torch.linspace(0, 1, length, dtype=torch.float64)
+        f = torch.linspace(1e-4, bands - 1, bands, dtype=torch.float64)
+        angle = 2 * math.pi * torch.arange(length, dtype=torch.float64)[:, None] / length * f
+        made = torch.empty(0, **kw)
+        z = torch.cat((t[:, None], angle.cos(), -angle.sin()), dim=1).to(made)
+        self.z = nn.Parameter(z)
+        self.register_buffer("t", t.to(made))
+        self.register_buffer("deltas", decay_rates(config, channels).to(made))
+        widths = [config.emb_dim, *[width] * (config.filter_depth + 1)]
+        self.layers = nn.ModuleList(nn.Linear(inside, outside, **kw) for inside, outside in pairwise(widths))
+        self.last = nn.Linear(width, channels, bias=False, **kw)
+        self.frequency = nn.Parameter(torch.full((width,), float(config.frequency), **kw))
+        if self.z.device.type != "meta":
+            self._scale()
+
+    @torch.no_grad()
+    def _scale(self) -> None:
+        """Unit energy of the taps of a channel on the average, estimated from a thousand of them."""
+        places = torch.linspace(0, self.config.length - 1, min(1024, self.config.length), device=self.z.device).long()
+        energy = self._taps(places).square().sum(0).mean() * (self.config.length / len(places))
+        self.last.weight /= energy.sqrt().clamp_min(1e-6).to(self.last.weight.dtype)
+
+    def forward(self, n: int) -> Tensor:
+        """The first n taps, (order - 1, D, n), in float32 at least."""
+        taps = self._taps(slice(0, n)).transpose(0, 1)  # (D (order - 1), n): the steps of a channel lie together
+        return taps.unflatten(0, (-1, self.config.order - 1)).transpose(0, 1)
+
+    def _taps(self, places: Tensor | slice) -> Tensor:
+        wide = accumulator(self.z.dtype)
+        with without_autocast(self.z.device):
+            h = self.z[places].to(wide)
+            for layer in self.layers:
+                assert isinstance(layer, nn.Linear)
+                h = torch.sin(self.frequency.to(wide) * F.linear(h, layer.weight.to(wide), layer.bias.to(wide)))
+            h = F.linear(h, self.last.weight.to(wide))
+            t, deltas = self.get_buffer("t")[places].to(wide), self.get_buffer("deltas").to(wide)
+            return h * (torch.exp(-t[:, None] * deltas.abs()) + self.config.shift)
+
+    def cost_ops(self, n: int) -> list[Op]:
+        layers = [layer for layer in (*self.layers, self.last) if isinstance(layer, nn.Linear)]
+        return [linear_op(n, layer) for layer in layers]
+
+
+class ExplicitFilter(nn.Module):
+    """`length` taps a channel and step, (order - 1, D, length), learned one by one; they start as decaying noise."""
+
+    def __init__(self, config: HyenaConfig, channels: int, **kw: Any) -> None:
+        super().__init__()
+        steps = config.order - 1
+        self.taps = nn.Parameter(torch.empty(steps, channels // steps, config.length, **kw))
+        t = torch.linspace(0, 1, config.length, dtype=torch.float64)
+        shape = torch.exp(-decay_rates(config, channels // steps)[:, None] * t)
+        shape /= shape.square().sum(1, keepdim=True).sqrt()
+        with torch.no_grad():
+            self.taps.normal_().mul_(shape.to(self.taps))
+
+    def forward(self, n: int) -> Tensor:
+        return self.taps
+
+    def cost_ops(self, n: int) -> list[Op]:
+        return []
+
+
+@register(HyenaMixer)
+@dataclass(frozen=True, kw_only=True)
+class HyenaConfig(MixerConfig):
+    """Options of Hyena.
+
+    Args:
+        order: number of gates; there are order - 1 long convolutions.
+        filter: "implicit" (taps from a network of the position) or "explicit" (learned taps).
+        length: implicit: longest sequence, to which positions and decay are scaled. Explicit: taps of a filter.
+        kernel_size: taps k of the short convolution.
+        decay: decay rates of the taps over `length`, for the first and the last channel. For explicit taps only at
+            init.
+        filter_width: width of the network.
+        filter_depth: number of its inner layers.
+        emb_dim: size of its positional encoding, odd: 2 bands + 1.
+        frequency: of its sine activation, at init.
+        shift: what the decay ends at.
+    """
+
+    name: ClassVar[str] = "hyena"
+    output: ClassVar[str] = "gates with long convolutions between them"
+    cost_formula: ClassVar[str] = (
+        "(order + 2) N D² + (order + 1) N D kernel_size + (order - 1) (N D w + T) + N w (emb_dim + filter_depth w); "
+        "(order + 2) N D² + (order + 1) N D kernel_size + (order - 1) T if filter = explicit; "
+        "(order + 2) N D² + (order + 1) N D kernel_size + (order - 1) N D length if filter = explicit and length ≤ 64; "
+        "where w = filter_width; where T = ⌈3.75 D L log₂(L)⌉; for FFTs of length L ≥ N + min(N, length) - 1"
+    )
+    sees: ClassVar[str] = "the past"
+    order: int = 2
+    filter: str = "implicit"
+    length: int = 1024
+    kernel_size: int = 3
+    decay: tuple[float, float] = (math.log(100) / 1.5, math.log(100) / 0.3)
+    filter_width: int = 64
+    filter_depth: int = 2
+    emb_dim: int = 3
+    frequency: float = 1.0
+    shift: float = 0.0
+
+    @property
+    def causal_by_build(self) -> bool:
+        return True
+
+    def check(self) -> None:
+        check_int("order", self.order, 2)
+        check_choice("filter", self.filter, ("implicit", "explicit"))
+        check_int("length", self.length, 1)
+        check_int("kernel_size", self.kernel_size, 1)
+        rates = self.decay if isinstance(self.decay, (tuple, list)) else ()
+        if len(rates) != 2 or not all(isinstance(rate, (int, float)) and rate >= 0 for rate in rates):
+            raise OptionError("decay", repr(self.decay), "two rates of at least 0", "Pass decay=(3, 15), say.")
+        check_int("filter_width", self.filter_width, 1)
+        check_int("filter_depth", self.filter_depth, 0)
+        check_int("emb_dim", self.emb_dim, 3)
+        if self.emb_dim % 2 == 0:
+            raise OptionError("emb_dim", self.emb_dim, "an odd number of at least 3", "A time, cosines and sines.")
+        check_number("frequency", self.frequency, -math.inf, math.inf, "a number", 1.0)
+        check_number("shift", self.shift, -math.inf, math.inf, "a number", 0.0)
+        if self.filter == "explicit":
+            for option in fields(self):
+                if option.name in _IMPLICIT and getattr(self, option.name) != option.default:
+                    got = f"{getattr(self, option.name)!r} with filter='explicit'"
+                    raise OptionError(option.name, got, "that with filter='implicit'", "Explicit taps have no network.")

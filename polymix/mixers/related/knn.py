@@ -21,19 +21,19 @@ from polymix.structured.dense import Dense
 
 
 class KnnMixer(TokenMixer):
-    """Each token i takes from the k tokens nearest to it, N(i), and from no other.
+    """Each token reads only the k tokens nearest to it: k-NN attention, or the graph convolutions of vision GNNs.
 
-        softmax        Y_i = [Σ_{j ∈ N(i)} softmax_j(q_i·k_j / √d) v_j] W_o + b_o      a head; N(i) by q_i and k_j
-        max_relative   Y_i = [X_i, max_{j ∈ N(i)} (X_j - X_i)] W + b                   N(i) by X_i and X_j
+        softmax        Y_i = [Σ_{j ∈ N(i)} softmax_j(q_i·k_j / √d) v_j] W_o + b_o     per head; N(i) by q_i and k_j
+        max_relative   Y_i = [X_i, max_{j ∈ N(i)} (X_j - X_i)] W + b                  N(i) by X_i and X_j
         mean           Y_i = [X_i, 1/k Σ_{j ∈ N(i)} X_j] W + b
 
-    The first is k-NN attention (KVT; Wang et al. 2022), which PADRe's tables compare with; the others are the graph
-    convolutions of vision GNNs (ViG; Han et al. 2022). The token itself is among the candidates. Which tokens are the
-    nearest changes in jumps, so none of them is a polynomial, and low precision may pick another of two that tie.
+    The first is k-NN attention (KVT), which PADRe's tables compare with. The others are graph convolutions (ViG). A
+    token is one of its own candidates. The neighbours change in jumps, so no form is a polynomial, and low precision
+    may choose another of two that tie. The search compares all pairs, so it is quadratic in N. A token that sees
+    nothing gets zeros for its neighbours.
 
-    Shapes: (B, N, D) -> (B, N, D), or (B, D, H, W), returned alike. Cost: 4 N D² + 2 N² D multiply-adds for softmax,
-    2 N D² + N² D for the others: the search compares all pairs, so it is quadratic in N by its nature. Every kind of
-    visibility; nothing seen gives zeros in place of the neighbours. Permutation-equivariant. Source: PD-057.
+    Shapes: (B, N, D) or (B, D, H, W), returned alike, d = D / heads.
+    Source: KVT (Wang et al. 2022); ViG (Han et al. 2022).
     """
 
     name = "knn"
@@ -85,15 +85,16 @@ class KnnConfig(HeadsConfig):
     """Options of k-nearest-neighbour mixing.
 
     Args:
-        k: neighbours. dilation: takes every dilation-th of the k · dilation nearest.
+        k: number of neighbours.
+        dilation: take every dilation-th of the k · dilation nearest tokens.
         metric: nearest by "dot" product, "cosine" or "euclidean" distance.
         aggregate: "softmax", "max_relative" or "mean".
-        heads: of softmax alone; None takes one for every 64 channels.
+        heads: number of heads, for softmax only; None for one per 64 channels.
     """
 
     name: ClassVar[str] = "knn"
     output: ClassVar[str] = "attention of the k greatest logits; graph aggregation"
-    cost_formula: ClassVar[str] = "4 N D² + 2 N² D; 2 N D² + N² D for graphs"
+    cost_formula: ClassVar[str] = "4 N D² + 2 N² D; 2 N D² + N² D if aggregate ≠ softmax"
     sees: ClassVar[str] = "any mask"
     k: int = 32
     dilation: int = 1

@@ -22,23 +22,22 @@ _TINY = 1e-6  # a node that no token reaches, or a token that reaches no node, i
 
 
 class LatentGnnMixer(TokenMixer):
-    """A graph of `latent` nodes between the tokens and themselves (Zhang et al. 2019), `kernels` of them side by side.
+    """LatentGNN: tokens write to a few latent nodes, the nodes exchange messages, and tokens read them back.
 
         V = X W_v,  R = X W_r                             D -> r = D / reduction channels
         Ψ_s = norm over the tokens of V W_ψ,s             N × latent
         Z_s = Ψ_sᵀ V,   Z'_s = A_s Z_s                    latent × r
         Φ_s = norm over the nodes of R W_φ,s + b_φ,s      N × latent
-        Y = [Φ_1 Z'_1, …, Φ_S Z'_S] W_o + b_o
+        Y = [Φ_1 Z'_1, …, Φ_S Z'_S] W_o + b_o             S = kernels
 
-    `graph`: A_s is learned, starting as the identity, or "similarity": softmax(Ẑ_s Ẑ_sᵀ), Ẑ_s the nodes at length 1.
-    `affinity`: norm is a softmax, or "relu": relu(·) divided by its sum. (The authors' code has a batch norm after each
-    map and divides the relu by its Euclidean norm; with a sum the first outputs are averages, as large as attention's.)
-    In the softmax form W_ψ has no bias, since one would move all tokens alike. A context's tokens write to the nodes,
-    those of X read.
+    With `graph` "learned", A_s is learned and starts as the identity. With "similarity" it is softmax(Ẑ_s Ẑ_sᵀ),
+    where Ẑ_s are the nodes at unit length. `affinity` chooses the norm: a softmax, or "relu", which divides relu(·)
+    by its sum. (The authors' code has a batch norm after each map and divides by the Euclidean norm; with a sum the
+    first outputs are averages, as large as attention's.) In the softmax form W_ψ has no bias, because it would shift
+    all tokens alike. With a separate context its tokens write to the nodes, and those of X read.
 
-    Shapes: (B, N, D) or (B, D, H, W), returned alike. Cost: N D r (2 + S) + 4 S N r d + S r d² multiply-adds for S
-    kernels of d nodes, S r d² more with graph="similarity". Cross; padding masks; permutation-equivariant. Source:
-    PL-035, and the Poly-NL paper's Table 1a (0.13 G, 0.6 M at 14 × 14 × 1024: 2 kernels, 100 nodes, reduction 8).
+    Shapes: (B, N, D) or (B, D, H, W), returned alike.
+    Source: Zhang et al. (2019); settings of Poly-NL, Table 1a (0.13 G, 0.6 M at 14 × 14 × 1024).
     """
 
     name = "latent_gnn"
@@ -108,14 +107,19 @@ class LatentGnnMixer(TokenMixer):
 class LatentGnnConfig(MixerConfig):
     """Options of LatentGNN.
 
-    latent: nodes of each kernel. kernels: how many graphs side by side. graph: "similarity" or "learned". affinity:
-    "softmax" or "relu". reduction: D / r, rounded up to whole channels.
+    Args:
+        latent: number of nodes of each graph.
+        kernels: number of graphs S.
+        graph: "similarity" or "learned".
+        affinity: "softmax" or "relu".
+        reduction: D / r; r is rounded up.
     """
 
     name: ClassVar[str] = "latent_gnn"
     output: ClassVar[str] = "tokens to a small graph and back"
     cost_formula: ClassVar[str] = (
-        'N D r (2 + kernels) + 4 kernels N r latent + 2 kernels r latent²; kernels r latent² less with graph="learned"'
+        "N D r (kernels + 2) + 4 N r kernels latent + 2 r kernels latent²; "
+        "minus r kernels latent² if graph = learned; where r = ⌈D / reduction⌉"
     )
     sees: ClassVar[str] = "everything"
     latent: int = 100

@@ -25,17 +25,18 @@ _MOMENTS = {"elu+1": (1.35, 1.97), "relu": (0.16, 0.5), "identity": (0.0, 1.0)}
 
 
 class LinearMixer(TokenMixer):
-    """Attention with the similarity φ(q)·φ(k) in softmax's place (Katharopoulos et al. 2020, Eq. 4-7).
+    """Linear attention: the similarity φ(q)·φ(k) replaces the softmax.
 
-        y_i = φ(q_i) Σ_j φ(k_j)ᵀ v_j / (φ(q_i) · Σ_j φ(k_j) + 1e-6 n_i)     a head, heads joined by W_o
+        y_i = φ(q_i) Σ_j φ(k_j)ᵀ v_j / (φ(q_i) · Σ_j φ(k_j) + 1e-6 n_i)     per head; W_o joins the heads
 
-    over the n_i tokens j that i sees. φ is elu(x) + 1 or relu(x). With normalize=False there is no denominator:
-    y_i = φ(q_i) Σ_j φ(k_j)ᵀ v_j / (n_i √d), a mean, so that it survives a change of length; then φ may also be the
-    identity, and the mixer is a polynomial of degree 3.
+    The sums run over the n_i tokens j that token i sees. φ is elu(x) + 1 or relu(x). Without `normalize` there is no
+    denominator: y_i = φ(q_i) Σ_j φ(k_j)ᵀ v_j / (n_i √d), a mean, which keeps its scale when the length changes. φ may
+    then also be the identity, which makes the mixer a polynomial of degree 3. The causal form works in chunks of 128
+    tokens; torch.export then needs a fixed length.
 
-    Shapes: (B, N, D) -> (B, N, D), d = D / heads. Cost: 4 N D² + 2 N D (d + 1) multiply-adds. State: d (d + 1) numbers
-    a head. Bidirectional, causal (in chunks of 128; torch.export then needs a fixed length), recurrent, padding masks,
-    cross; permutation-equivariant. Source: PL-043.
+    Shapes: (B, N, D) -> (B, N, D), d = D / heads.
+    State: d (d + 1) numbers per head.
+    Source: Katharopoulos et al. (2020), Eq. 4-7.
     """
 
     name = "linear"
@@ -99,13 +100,14 @@ class LinearMixer(TokenMixer):
 class LinearConfig(HeadsConfig):
     """Options of linear attention.
 
-    heads: None takes one for every 64 channels. feature_map: "elu+1", "relu", or "identity" without a denominator.
-    normalize: whether to divide by the sum of the similarities.
+    Args:
+        feature_map: φ: "elu+1", "relu", or "identity" (only with normalize=False).
+        normalize: divide by the sum of the similarities.
     """
 
     name: ClassVar[str] = "linear"
     output: ClassVar[str] = "linear attention, φ of elu + 1 or relu"
-    cost_formula: ClassVar[str] = "4 N D² + 2 N D (d + 1)"
+    cost_formula: ClassVar[str] = "4 N D² + 2 N D (d + 1); minus 2 N D if not normalize"
     sees: ClassVar[str] = "everything, the past"
     feature_map: str = "elu+1"
     normalize: bool = True

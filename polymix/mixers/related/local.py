@@ -38,15 +38,17 @@ class LocalState(NamedTuple):
 
 
 class LocalMixer(TokenMixer):
-    """Y_i = softmax(q_i Kᵀ / √d) V over the tokens i - window + 1 … i, a head, heads joined by W_o.
+    """Local attention: softmax attention over the last `window` tokens, with a state of that length.
 
-    The weights are those of softmax attention, under the same names; up to N = window so is the output of its causal
-    form. The window counts real tokens of a token's own segment. `rotary`, the base of the angles, turns queries and
-    keys by their position (RoPE, pairs (k, k + d/2)); without it no order plays a part within the window.
+        y_i = softmax(q_i Kᵀ / √d) V over the tokens i - window + 1 … i     per head; W_o joins the heads
 
-    Shapes: (B, N, D) -> (B, N, D), d = D / heads. Cost: 4 N D² + 4 N window D multiply-adds, up to N = window
-    4 N D² + 2 N² D. State: 2 (window - 1) D numbers. Causal by build; padding is as if it were not there. Source:
-    PM-033.
+    It has the parameters of softmax attention, under the same names, and up to N = window the same causal output. The
+    window counts real tokens of a token's own segment; padding is skipped. `rotary` rotates queries and keys by their
+    positions (RoPE, channel pairs (k, k + d/2)). Without it, order within the window does not matter.
+
+    Shapes: (B, N, D) -> (B, N, D), d = D / heads.
+    State: 2 (window - 1) D numbers.
+    Source: PoM, Sec. 4.1 (the attention of its hybrid).
     """
 
     name = "local"
@@ -141,13 +143,14 @@ def _by_segment(x: Tensor, segments: Tensor, mask: Tensor | None, run: Callable[
 class LocalConfig(HeadsConfig):
     """Options of local attention.
 
-    heads: None takes one for every 64 channels. window: how many tokens each sees, itself among them. rotary: the base
-    of rotary positions, 1e4 as a rule; None: none.
+    Args:
+        window: number of tokens that each token sees, itself included.
+        rotary: base of the rotary angles, usually 1e4; None for no rotary positions.
     """
 
     name: ClassVar[str] = "local"
     output: ClassVar[str] = "softmax attention over the last `window` tokens"
-    cost_formula: ClassVar[str] = "4 N D² + 4 N window D; 4 N D² + 2 N² D up to N = window"
+    cost_formula: ClassVar[str] = "4 N D² + 4 ⌈N / window⌉ window² D; 4 N D² + 2 N² D if N ≤ window"
     sees: ClassVar[str] = "the last tokens"
     is_attention: ClassVar[bool] = True
     window: int = 128

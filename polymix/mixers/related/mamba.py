@@ -34,20 +34,21 @@ class MambaState(NamedTuple):
 
 
 class MambaMixer(TokenMixer):
-    """A linear recurrence whose decay, input and read-out depend on the token (Mamba; Gu and Dao 2023).
+    """Mamba: a linear recurrence whose decay, input and output depend on the token.
 
-        [U, Z] = X W_in + b_in,    U ← silu(conv_k(U) + b_conv)       causal, one kernel a channel, E = expand · D
+        [U, Z] = X W_in + b_in,    U ← silu(conv_k(U) + b_conv)     causal, a kernel per channel, E = expand · D
         Δ  = softplus(U W_Δ1 W_Δ2 + b_Δ),   B = U W_B,   C = U W_C
-        h_t = exp(Δ_t A) ⊙ h_{t-1} + Δ_t u_t B_t,    y_t = C_t · h_t + D ⊙ u_t         A = -exp(A_log) (E, S)
+        h_t = exp(Δ_t A) ⊙ h_{t-1} + Δ_t u_t B_t,    y_t = C_t · h_t + D ⊙ u_t     A = -exp(A_log), E × S
         Y  = (y ⊙ silu(Z)) W_out + b_out
 
-    The weights are those of transformers' layer (`self.layer`, under its names), with its initialisation of A, D, Δ
-    and the convolution; W_in and W_out keep variance as those of every mixer here. Its own forward is not used: it has
-    no chunked prefill, and padding moves its convolution and its state. No polynomial, for exp, silu and softplus.
+    The parameters are those of transformers' layer (`self.layer`), under its names, with its initialisation of A, D,
+    Δ and the convolution; W_in and W_out start as in all mixers here. The layer's own forward is not used, because it
+    has no chunked prefill, and padding would change its convolution and state. Here padding is skipped. Training
+    keeps two arrays of (B, N, E, S). Because of exp, silu and softplus it is not a polynomial.
 
-    Shapes: (B, N, D) -> (B, N, D). Cost: N E (3 D + 2 R + 7 S + k) multiply-adds, R = time_step_rank: the projections
-    6 N D² at expand 2, the recurrence 5 N E S with its read-out. State: E (S + k - 1) numbers. Causal by build;
-    padding is as if it were not there. Memory in training: two arrays of (B, N, E, S). Source: PD-039.
+    Shapes: (B, N, D) -> (B, N, D).
+    State: E (S + k - 1) numbers.
+    Source: Gu and Dao (2023).
     """
 
     name = "mamba"
@@ -167,16 +168,19 @@ class MambaConfig(MixerConfig):
     """Options of Mamba.
 
     Args:
-        bias: of W_in, W_out and the convolution; Δ always has its own, W_B, W_C and W_Δ1 never have one.
-        state_size: S. conv_kernel: taps of the convolution. expand: E / dim.
-        time_step_rank: width between W_Δ1 and W_Δ2; None takes dim / 16, rounded up.
-        dt_min, dt_max: between which softplus(b_Δ) is drawn at init, evenly on a log scale.
+        bias: of W_in, W_out and the convolution. Δ always has a bias; W_B, W_C and W_Δ1 never have one.
+        state_size: S.
+        conv_kernel: number of taps k of the convolution.
+        expand: E / D.
+        time_step_rank: width between W_Δ1 and W_Δ2; None for D / 16, rounded up.
+        dt_min, dt_max: softplus(b_Δ) is initialised between these, uniformly on a log scale.
     """
 
     name: ClassVar[str] = "mamba"
     output: ClassVar[str] = "selective scan"
     cost_formula: ClassVar[str] = (
-        "N E (3 D + 2 R + 7 S + conv_kernel), E = expand · D, R, S = time_step_rank, state_size"
+        "N E (3 D + 2 R + 7 S + conv_kernel); where E = expand D; where R = time_step_rank or ⌈D / 16⌉; "
+        "where S = state_size"
     )
     sees: ClassVar[str] = "the past"
     layer_of: ClassVar[str | None] = "transformers"

@@ -15,15 +15,15 @@ from polymix.mixers.config import MixerConfig
 from polymix.mixers.loading import check_keys, load, settle, translate
 from polymix.mixers.mixer import INIT_STD, Polynomial, TokenMixer
 from polymix.mixers.registry import Capabilities, register
-from polymix.mixers.related.pointwise import (
+from polymix.mixers.related.timm_layers import (
     check_reduced,
+    initialise,
     pointwise,
-    pointwise_letters,
+    pointwise_matrices,
     pointwise_op,
     reduced,
-    restart,
+    timm_layer,
 )
-from polymix.mixers.related.timm_layers import timm_layer
 from polymix.ops.related.attention import softmax_attention
 from polymix.ops.related.linear_attention import LinearState, linear_attention, linear_causal
 from polymix.ops.shared.tensors import accumulator
@@ -34,24 +34,23 @@ _NORM_KEYS = ("norm.weight", "norm.bias", "norm.running_mean", "norm.running_var
 
 
 class NonLocalMixer(TokenMixer):
-    """A non-local block (Wang et al. 2018), on the weights of timm's NonLocalAttn.
+    """The non-local block: attention of one head on feature maps, or its dot-product form in linear time.
 
-        θ = X W_t, φ = X W_p, g = X W_g      D -> r channels
-        softmax      Y = softmax_j(s θ_i·φ_j) g        (embedded Gaussian, timm's)
-        dot_product  Y = (1/N) s θ (φᵀ g)              (N the number of tokens seen)
+        θ = X W_t, φ = X W_p, g = X W_g     D -> r channels
+        softmax      Y = softmax_j(s θ_i·φ_j) g     (embedded Gaussian)
+        dot_product  Y = (1/N) s θ (φᵀ g)           N: the number of visible tokens
         Z = norm(Y W_z), and Z + X with `residual`
 
-    s = D^-½ (as timm has it, not r^-½), or 1 without `use_scale`. `norm` is None or timm's batch norm; in training that
-    lets tokens and samples of a batch reach each other through its averages, so that form takes no masks and no order.
-    `residual` adds X as timm's forward does; a host that has its own residual would then add it twice.
+    s = D^-½ as in timm (not r^-½), or 1 without `use_scale`. `norm` is None or a BatchNorm. In training a BatchNorm
+    mixes tokens and samples, so that form takes neither masks nor causality. `residual` adds X as timm does; a host
+    with its own residual connection would then add it twice. timm starts with Z = 0; here the first outputs are as
+    large as attention's, with logits of unit variance. In the softmax form b_p has no effect, as it shifts all logits
+    of a query alike. The causal dot_product form works in chunks of 128 tokens; torch.export then needs a fixed
+    length. The layer is timm's NonLocalAttn.
 
-    timm starts with Z = 0; here, as everywhere, the first outputs are as large as attention's, with logits of unit
-    variance. In the softmax form b_p moves all the logits of a query alike, and so does nothing.
-
-    Shapes: (B, N, D) or (B, D, H, W), returned alike. Cost: 4 N D r + 2 N² r multiply-adds, quadratic in N;
-    4 N D r + 2 N r² for dot_product. Cross; padding masks; causal (dot_product in chunks of 128, which torch.export
-    then needs at a fixed length); the softmax form any mask, dot_product recurrent with a state of r² numbers.
-    Source: PL-005, PL-033.
+    Shapes: (B, N, D) or (B, D, H, W), returned alike.
+    State: r² numbers (dot_product).
+    Source: Wang et al. (2018); Poly-NL, Eq. 6-8.
     """
 
     name = "non_local"
@@ -68,7 +67,7 @@ class NonLocalMixer(TokenMixer):
         self.inner, self.scale = layer.t.out_channels, float(layer.scale)
         gain = (self.scale * self.inner**0.5) ** -0.5  # of θ and φ each, for logits of unit variance
         for conv, its_gain in ((layer.t, gain), (layer.p, gain), (layer.g, 1.0), (layer.z, 1.0)):
-            restart(conv, config.bias, its_gain)
+            initialise(conv, config.bias, its_gain)
         # Over rows of tokens, with the names and numbers of timm's BatchNorm2d, whose CPU backward is wrong on a view
         # (B, D, N, 1) of tokens where the gradient is laid out in another way than the input (PyTorch 2.13).
         layer.norm = nn.Identity() if config.norm is None else nn.BatchNorm1d(dim, **kw)
@@ -128,7 +127,7 @@ class NonLocalMixer(TokenMixer):
         """`gain` and `shift` are what a batch norm does to a channel in evaluation; None without one."""
         letters: dict[str, Any] = {"gain": None, "shift": None}
         for name in "tpgz":
-            letters |= pointwise_letters(name, getattr(self.layer, name))
+            letters |= pointwise_matrices(name, getattr(self.layer, name))
         if self.config.norm is not None:
             norm = self.layer.norm
             gain = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
@@ -173,14 +172,18 @@ class NonLocalMixer(TokenMixer):
 class NonLocalConfig(MixerConfig):
     """Options of the non-local block.
 
-    form: "softmax" or "dot_product" (linear in N, a polynomial). use_scale: s = D^-½, else 1. rd_ratio: r / D, None for
-    timm's 1/8; timm rounds r to a multiple of 8, at least 8. rd_channels: r itself, instead. norm: None or "batch".
-    residual: whether X is added.
+    Args:
+        form: "softmax", or "dot_product" (linear in N, a polynomial).
+        use_scale: scale the logits by D^-½.
+        rd_ratio: r / D; None for timm's 1/8. timm rounds r to a multiple of 8, at least 8.
+        rd_channels: r itself, instead of rd_ratio.
+        norm: None or "batch".
+        residual: add X to the output.
     """
 
     name: ClassVar[str] = "non_local"
     output: ClassVar[str] = "the non-local block, softmax or dot product"
-    cost_formula: ClassVar[str] = "4 N D r + 2 N² r; 4 N D r + 2 N r² for dot_product"
+    cost_formula: ClassVar[str] = "4 N D r + 2 N² r; 4 N D r + 2 N r² if form = dot_product; where r = rd_channels"
     sees: ClassVar[str] = "everything"
     layer_of: ClassVar[str | None] = "timm"
     form: str = "softmax"

@@ -31,20 +31,21 @@ EPS = 1e-20  # keeps 0 / 0 out where nothing is seen; the relu features' own flo
 
 
 class PerformerMixer(TokenMixer):
-    """Y = φ(Q)(φ(K)ᵀ V) / (φ(Q) Σ_j φ(k_j)) a head, heads joined by W_o (Choromanski et al. 2021).
+    """Performer: softmax attention approximated by positive random features (FAVOR+).
 
-        softmax   φ(x)_m = exp(ω_m·x' - |x'|²/2), x' = x d^-¼: φ(q)·φ(k) has the mean exp(q·k/√d)
+        Y = φ(Q)(φ(K)ᵀ V) / (φ(Q) Σ_j φ(k_j))     per head; W_o joins the heads
+        softmax   φ(x)_m = exp(ω_m·x' - |x'|²/2), x' = x d^-¼, so that E[φ(q)·φ(k)] = exp(q·k/√d)
         relu      φ(x)_m = relu(ω_m·x') + 0.001
 
-    ω are random, normal and orthogonal within every d of them, drawn from `seed` and kept in the state dict. Every
-    exponential is taken below the largest that its sum holds, over the past alone in the causal form, so nothing
-    overflows and no denominator vanishes, whatever the logits and the type. `redraw()` takes the next ω of the same
-    stream: call it between training steps. It is no part of the forward, where a checkpointed layer would draw between
-    its forward and its backward.
+    The ω are random normal vectors, orthogonal within every d of them, drawn from `seed` and kept in the state dict.
+    Each exponential is taken relative to the largest in its sum (in the causal form, of the past), so nothing
+    overflows and no denominator vanishes. `redraw()` draws new ω from the same stream; call it between training
+    steps. The forward does not draw, because a checkpointed layer would draw again in its backward. With the causal
+    form torch.export needs a fixed length.
 
-    Shapes: (B, N, D) -> (B, N, D), d = D / heads, m features. Cost: 4 N D² + 2 N m (2 d + 1) heads multiply-adds.
-    State: m (d + 2) numbers a head. Bidirectional, causal (torch.export then needs a fixed length), recurrent, padding
-    masks, cross; permutation-equivariant. Source: PM-035.
+    Shapes: (B, N, D) -> (B, N, D), d = D / heads.
+    State: m (d + 2) numbers per head for m features.
+    Source: Choromanski et al. (2021).
     """
 
     name = "performer"
@@ -132,13 +133,15 @@ class PerformerMixer(TokenMixer):
 class PerformerConfig(HeadsConfig):
     """Options of Performer.
 
-    heads: None takes one for every 64 channels. features: m a head, None for 2 d; the error of the softmax kernel falls
-    as its root. kernel: "softmax" or "relu". seed: of the random features.
+    Args:
+        features: number of features m per head; None for 2 d. The softmax kernel's error falls as 1 / √m.
+        kernel: "softmax" or "relu".
+        seed: of the random features.
     """
 
     name: ClassVar[str] = "performer"
     output: ClassVar[str] = "positive orthogonal random features"
-    cost_formula: ClassVar[str] = "4 N D² + 2 N m (2 d + 1) heads, m = features"
+    cost_formula: ClassVar[str] = "4 N D² + 2 N m (2 D + heads); where m = features or 2 d"
     sees: ClassVar[str] = "everything, the past"
     features: int | None = None
     kernel: str = "softmax"

@@ -19,22 +19,22 @@ from polymix.structured.dense import Dense
 
 
 class ProdPolyMixer(TokenMixer):
-    """A polynomial of degree d of each token z by a product recursion (Chrysos et al., Π-nets); no token sees another.
+    """ProdPoly (Π-nets): a polynomial of degree d of each token by itself, by a recursion of Hadamard products.
 
-        coupled  x_1 = z U_1,                x_n = (z U_n) ⊙ x_{n-1} + x_{n-1},       Y = x_d C + b_C
-        nested   x_1 = (z U_1) ⊙ ω_1,        x_n = (z U_n) ⊙ (x_{n-1} S_n + ω_n),     Y = x_d C + b_C
-        product  x_1 = z,                    x_n = (z U_n + b_n) ⊙ x_{n-1},           Y = x_d
+        coupled  x_1 = z U_1,            x_n = (z U_n) ⊙ x_{n-1} + x_{n-1},      Y = x_d C + b_C
+        nested   x_1 = (z U_1) ⊙ ω_1,    x_n = (z U_n) ⊙ (x_{n-1} S_n + ω_n),    Y = x_d C + b_C
+        product  x_1 = z,                x_n = (z U_n + b_n) ⊙ x_{n-1},          Y = x_d
 
-    The first two are the coupled and the nested CP decomposition of the polynomial's coefficients, of `rank` channels;
-    the third is how the Poly-NL paper writes ProdPoly, X W_p ⊙ X at degree 2, kept up to any degree. The constants ω
-    are the biases of the nested form: without `bias` ω_1 = 1 and the rest 0. Each is a polynomial of degree exactly d
-    for generic weights; nothing bounds it, so keep the tokens normalised where d is large.
+    No token sees another. The first two are the coupled and the nested CP decomposition of the polynomial's
+    coefficients with R = `rank` channels. The third is the Poly-NL paper's form of ProdPoly, X W_p ⊙ X at degree 2,
+    for any degree. ω are the biases of the nested form; without `bias`, ω_1 = 1 and the others are 0. For generic
+    weights the degree is exactly d. The polynomial is unbounded, so normalise the tokens when d is large.
 
-    The output does not shrink with N as attention's does; its init is scaled to attention's spread at 196 tokens.
+    The output does not shrink with N as attention's does. It starts with the spread of attention's output over 196
+    tokens.
 
-    Shapes: (B, N, D) or (B, D, H, W), returned alike. Cost: (d + 1) N D R multiply-adds for rank R, (d - 1) N R² more
-    for nested, (d - 1) N D² for product. Causal, padding masks and segments trivially; permutation-equivariant.
-    Source: PL-017, PL-040.
+    Shapes: (B, N, D) or (B, D, H, W), returned alike.
+    Source: Chrysos et al. (2020); Poly-NL, Sec. 5.1.4.
     """
 
     name = "prodpoly"
@@ -110,14 +110,17 @@ class ProdPolyMixer(TokenMixer):
 class ProdPolyConfig(MixerConfig):
     """Options of ProdPoly.
 
-    degree: 1 to 8; from 2 for the product form. decomposition: "coupled", "nested" or "product". rank: R, None for the
-    width of the tokens; the product form has none.
+    Args:
+        degree: 1 to 8; at least 2 for the product form.
+        decomposition: "coupled", "nested" or "product".
+        rank: R; None for D. The product form has no rank.
     """
 
     name: ClassVar[str] = "prodpoly"
     output: ClassVar[str] = "Π-nets: a polynomial of each token"
     cost_formula: ClassVar[str] = (
-        "(degree + 1) N D R, R = rank; (degree - 1) N R² more for nested, (degree - 1) N D² for product"
+        "(degree + 1) N D R; plus (degree - 1) N R² if decomposition = nested; "
+        "(degree - 1) N D² if decomposition = product; where R = rank or D"
     )
     sees: ClassVar[str] = "itself"
     degree: int = 2

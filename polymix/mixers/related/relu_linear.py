@@ -17,28 +17,27 @@ from polymix.mixers.heads import head_count
 from polymix.mixers.loading import check_keys, load, settle, translate
 from polymix.mixers.mixer import INIT_STD, TokenMixer
 from polymix.mixers.registry import Capabilities, register
-from polymix.mixers.related.branches import dense
 from polymix.mixers.related.timm_layers import timm_layer
 from polymix.ops.related.linear_attention import linear_attention
 from polymix.structured.base import init_
+from polymix.structured.conv import conv_after_prefix_matrix
 from polymix.structured.cost import Op
 
 _PADDING = frozenset({"padding"})
 
 
 class ReluLinearMixer(TokenMixer):
-    """Linear attention with relu features on the tokens and on depthwise-smoothed copies of them (EfficientViT).
+    """Linear attention with relu features, on the tokens and on smoothed copies of them (EfficientViT).
 
-        y_i = relu(q_i) Σ_j relu(k_j)ᵀ v_j / (relu(q_i) · Σ_j relu(k_j) + eps)      a head; then W_o and BatchNorm
+        y_i = relu(q_i) Σ_j relu(k_j)ᵀ v_j / (relu(q_i) · Σ_j relu(k_j) + eps)     per head; then W_o and BatchNorm
 
-    For each s in `scales` q, k and v also pass an s × s depthwise convolution and a block-diagonal map and give as many
-    heads more. A prefix token is a 1 × 1 map of its own there. The layer is timm's LiteMLA, with its weights by their
-    names; its BatchNorm acts as timm's does: statistics of the batch in training (of its real tokens under a mask),
-    kept ones in eval.
+    For each s in `scales`, q, k and v also pass an s × s depthwise convolution and a block-diagonal map, which gives
+    as many heads again. There, a prefix token is a 1 × 1 map of its own, and padding reads as zero. Scales need a
+    grid, in the options or the call. The layer is timm's LiteMLA, with its parameter names. Its BatchNorm uses the
+    batch's statistics in training (of the real tokens under a mask), and running averages in evaluation.
 
-    Shapes: (B, N, D) -> (B, N, D), or (B, D, H, W), d = D / heads, S scales. Cost: 4 N D² + 2 N D (d + 1) multiply-adds
-    without scales; each adds N D (3 s² + 3 d + D) + 2 N D (d + 1). Padding masks, which the convolutions read as zero.
-    Permutation-equivariant without scales; with them a grid is needed, in the options or the call. Source: PD-056.
+    Shapes: (B, N, D) or (B, D, H, W), returned alike, d = D / heads.
+    Source: EfficientViT (Cai et al. 2023).
     """
 
     name = "relu_linear"
@@ -128,7 +127,7 @@ class ReluLinearMixer(TokenMixer):
 
     def _dense(self, weight: Tensor, grid: tuple[int, ...]) -> Tensor:
         p, centre = self.config.num_prefix_tokens, weight.shape[-1] // 2
-        whole = dense(weight, grid, p).clone()
+        whole = conv_after_prefix_matrix(weight, grid, p).clone()
         for j in range(p):
             whole[:, j, j] = weight[:, 0, centre, centre]
         return whole
@@ -211,15 +210,18 @@ class ReluLinearMixer(TokenMixer):
 class ReluLinearConfig(HeadsConfig, PrefixedGridConfig):
     """Options of EfficientViT's ReLU linear attention.
 
-    heads: None takes one for every 64 channels. scales: sizes of the smoothing convolutions, odd; (5,) in the authors'
-    networks, () for none. norm: "batch" (as the authors have it) or None, after W_o; a BatchNorm has its own bias. eps:
-    of the denominator, 1e-15 as the authors have it (timm has 1e-5). grid: (H, W) for the scales; also in the call.
-    num_prefix_tokens: tokens in front of the grid.
+    Args:
+        scales: sizes of the smoothing convolutions, odd; the authors' networks use (5,).
+        norm: "batch" (BatchNorm after W_o, as the authors do) or None. A BatchNorm has a bias of its own.
+        eps: of the denominator; the authors use 1e-15, timm 1e-5.
+        grid: (H, W) for the scales; can also be passed in the call.
     """
 
     name: ClassVar[str] = "relu_linear"
     output: ClassVar[str] = "EfficientViT's ReLU linear attention, multi-scale"
-    cost_formula: ClassVar[str] = "4 N D² + 2 N D (d + 1); each scale s adds N D (3 s² + 3 d + D) + 2 N D (d + 1)"
+    cost_formula: ClassVar[str] = (
+        "4 N D² + 2 N D (d + 1); plus N D² + 2 N D (d + 1) + 3 N D (s² + d) for each s in scales"
+    )
     sees: ClassVar[str] = "everything"
     layer_of: ClassVar[str | None] = "timm"
     scales: tuple[int, ...] = ()

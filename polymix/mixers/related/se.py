@@ -15,14 +15,14 @@ from polymix.mixers.config import MixerConfig
 from polymix.mixers.loading import check_keys, load, settle, translate
 from polymix.mixers.mixer import INIT_STD, TokenMixer
 from polymix.mixers.registry import Capabilities, register
-from polymix.mixers.related.pointwise import (
+from polymix.mixers.related.timm_layers import (
     check_reduced,
-    pointwise_letters,
+    initialise,
+    pointwise_matrices,
     pointwise_op,
     reduced,
-    restart,
+    timm_layer,
 )
-from polymix.mixers.related.timm_layers import timm_layer
 from polymix.ops.pooled import mean_over_tokens
 from polymix.structured.cost import Op
 
@@ -31,18 +31,19 @@ _SHIFT = {"squeeze": math.log(INIT_STD / (1 - INIT_STD)), "effective": 6 * (INIT
 
 
 class SeMixer(TokenMixer):
-    """Squeeze-and-excitation (Hu et al. 2018), on timm's SEModule or EffectiveSEModule.
+    """Squeeze-and-excitation: a gate per channel, computed from the mean of all tokens.
 
         s = mean_j x_j, or ½ mean_j + ½ max_j with `add_maxpool`
-        squeeze    Y = X ⊙ sigmoid(relu(s W_1 + b_1) W_2 + b_2)      D -> r -> D
-        effective  Y = X ⊙ hardsigmoid(s W_1 + b_1)                  D -> D
+        squeeze    Y = X ⊙ sigmoid(relu(s W_1 + b_1) W_2 + b_2)     D -> r -> D
+        effective  Y = X ⊙ hardsigmoid(s W_1 + b_1)                 D -> D
 
-    With a separate context the gate comes from its tokens. The gate multiplies the token itself, so the output does
-    not shrink with N as attention's does: b_2 (b_1 of the effective form) starts where the gate is 0.125, which is
-    attention's spread at 196 tokens; without biases the gate starts at ½, four times that.
+    A separate context is what the gate is computed from. The gate multiplies the token itself, so the output does not
+    shrink with N as attention's does. The last bias therefore starts where the gate is 0.125, the spread of
+    attention's output over 196 tokens; without biases the gate starts at ½. The layer is timm's SEModule or
+    EffectiveSEModule. Means and products add O(N D).
 
-    Shapes: (B, N, D) or (B, D, H, W), returned alike. Cost: 2 D r multiply-adds whatever N (D² for the effective form),
-    beside the O(N D) of mean and product. Cross; padding masks; permutation-equivariant. Source: PL-038.
+    Shapes: (B, N, D) or (B, D, H, W), returned alike.
+    Source: Hu et al. (2018).
     """
 
     name = "se"
@@ -61,7 +62,7 @@ class SeMixer(TokenMixer):
                 **reduced(config.rd_ratio, config.rd_channels), **kw,
             )  # fmt: skip
         for conv in self._convs:
-            restart(conv, config.bias, shift=_SHIFT[config.form] if conv is self._convs[-1] else 0.0)
+            initialise(conv, config.bias, shift=_SHIFT[config.form] if conv is self._convs[-1] else 0.0)
 
     @property
     def _convs(self) -> list[Any]:
@@ -80,7 +81,7 @@ class SeMixer(TokenMixer):
     def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
         letters: dict[str, Any] = {"W_2": None, "b_2": None}
         for place, conv in enumerate(self._convs, start=1):
-            letters |= pointwise_letters(str(place), conv)
+            letters |= pointwise_matrices(str(place), conv)
         return letters
 
     def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
@@ -123,13 +124,16 @@ def _max_over_tokens(x: Tensor, mask: Tensor | None) -> Tensor:
 class SeConfig(MixerConfig):
     """Options of squeeze-and-excitation.
 
-    form: "squeeze" or "effective". rd_ratio: r / D, None for timm's 1/16; timm rounds r to a multiple of 8, at least 8.
-    rd_channels: r itself, instead. add_maxpool: whether the largest entry of each channel is pooled too.
+    Args:
+        form: "squeeze" or "effective".
+        rd_ratio: r / D; None for timm's 1/16. timm rounds r to a multiple of 8, at least 8.
+        rd_channels: r itself, instead of rd_ratio.
+        add_maxpool: also pool the maximum of each channel.
     """
 
     name: ClassVar[str] = "se"
     output: ClassVar[str] = "squeeze and excite"
-    cost_formula: ClassVar[str] = "2 D r; D² for the effective form"
+    cost_formula: ClassVar[str] = "2 D r; D² if form = effective; where r = rd_channels"
     sees: ClassVar[str] = "everything"
     layer_of: ClassVar[str | None] = "timm"
     form: str = "squeeze"

@@ -14,10 +14,9 @@ from polymix.errors import check_choice
 from polymix.mixers.checks import MixerCall
 from polymix.mixers.config import HeadsConfig
 from polymix.mixers.heads import Heads, head_count
-from polymix.mixers.loading import check_keys, load, settle, translate
+from polymix.mixers.loading import attention_projections, check_keys, load, settle, translate
 from polymix.mixers.mixer import INIT_STD, TokenMixer
 from polymix.mixers.registry import Capabilities, register
-from polymix.mixers.related.attention_loading import projections
 from polymix.ops.related.linear_attention import linear_attention
 from polymix.ops.shared.causal_sums import hide
 from polymix.ops.shared.tensors import accumulator
@@ -30,14 +29,18 @@ _AUTHORS = {"dim": None, "num_heads": "heads", "qkv_bias": None, "proj_drop": "d
 
 
 class SimaMixer(TokenMixer):
-    """Y = Q̂ (K̂ᵀ V) a head, heads joined by W_o, with q̂_nc = q_nc / Σ_m |q_mc| over the tokens m, k̂ likewise (SimA).
+    """SimA: attention without a softmax. Queries and keys have unit L1 norm along the tokens instead.
 
-    With the L1 norms held fixed (`norms`) it is a polynomial of degree 3. As published, nothing inside makes up for the
-    norms, so the output falls as N^-1.5; W_o's init is for 196 tokens. `class_attention` is the authors' class
-    attention: the first token asks, the others pass through unchanged.
+        Y = Q̂ (K̂ᵀ V)     per head; W_o joins the heads
+        q̂_nc = q_nc / Σ_m |q_mc| over the tokens m, and k̂ likewise
 
-    Shapes: (B, N, D) -> (B, N, D), d = D / heads. Cost: 4 N D² + 2 N D d multiply-adds. Padding masks, cross; not
-    causal, as the norms span all tokens; permutation-equivariant. Source: PD-034, PD-060.
+    With its norms frozen (see `norms`) it is a polynomial of degree 3. As published, nothing makes up for the norms,
+    so the output shrinks as N^-1.5; W_o is initialised for 196 tokens. `class_attention` is the authors' class
+    attention: the first token attends to all tokens, and the others pass through unchanged. Not causal, because the
+    norms span all tokens.
+
+    Shapes: (B, N, D) -> (B, N, D), d = D / heads.
+    Source: SimA (Koohpayegani and Pirsiavash 2024); PADRe, Eq. 21-27, for the polynomial.
     """
 
     name = "sima"
@@ -95,7 +98,7 @@ class SimaMixer(TokenMixer):
         found = settle(found, own) | own
         like = state_dict["proj.weight"]
         mixer = cls(SimaConfig(**found), like.shape[0], device=like.device, dtype=like.dtype)
-        load(mixer, projections(state_dict))
+        load(mixer, attention_projections(state_dict))
         return mixer
 
 
@@ -104,12 +107,13 @@ class SimaMixer(TokenMixer):
 class SimaConfig(HeadsConfig):
     """Options of SimA.
 
-    heads: None takes one for every 64 channels. class_attention: only the first token is updated.
+    Args:
+        class_attention: update only the first token.
     """
 
     name: ClassVar[str] = "sima"
     output: ClassVar[str] = "q and k of unit L1 norm along the tokens"
-    cost_formula: ClassVar[str] = "4 N D² + 2 N D d"
+    cost_formula: ClassVar[str] = "4 N D² + 2 N D d; 3 N D² + N D d + D² + D d if class_attention"
     sees: ClassVar[str] = "everything"
     class_attention: bool = False
 

@@ -20,27 +20,28 @@ from polymix.structured.dense import Dense
 
 
 class TesaMixer(TokenMixer):
-    """Attention among the columns of each unfolding of an H × W × r feature tensor (Babiloni et al. 2020).
+    """Tensor element self-attention: a non-local block for each way to unfold an H × W × r feature tensor (TESA).
 
-        T = X W_t, P = X W_p, G = X W_g      D -> r = D / reduction channels, as tensors H × W × r
-        unfoldings  C: r × (H W)    H: H × (W r)    W: W × (H r)      columns t_i, p_j, g_j of length ℓ = r, H, W
-        softmax      Y_m's column i = Σ_j softmax_j(t_i·p_j / √ℓ) g_j
-        dot_product  Y_m's column i = (1/columns) Σ_j (t_i·p_j / √ℓ) g_j
+        T = X W_t, P = X W_p, G = X W_g     D -> r = D / reduction channels, as tensors H × W × r
+        unfoldings   C: r × (H W)    H: H × (W r)    W: W × (H r)     with columns t_i, p_j, g_j of length ℓ = r, H, W
+        softmax      column i of Y_m = Σ_j softmax_j(t_i·p_j / √ℓ) g_j
+        dot_product  column i of Y_m = (1/columns) Σ_j (t_i·p_j / √ℓ) g_j
         Y = (Y_C + Y_H + Y_W) W_z + b_z
 
-    Mode C is the non-local block: positions ask positions. In the other two a column is one channel at one place along
-    one axis, so that single elements meet. The Poly-NL paper names TESA and measures it without printing a formula;
-    with the four maps above and r = D/4 this one comes to the parameters (1.0 M) and multiply-adds (0.94 G) that its
-    Table 1a prints for 14 × 14 × 1024 (it says "channel reduction 2"). What that leaves open is settled so: the
-    embeddings are shared by the modes, the results are summed, logits are divided by √ℓ.
+    Mode C is the non-local block, where positions attend to positions. In the other modes a column is one channel at
+    one place along one axis, so that single elements attend to each other. The softmax form is quadratic in N;
+    dot_product is a polynomial of degree 3, computed as t (pᵀ g).
 
-    Prefix tokens (class token, registers) stand in mode C alone, where positions need no neighbours.
-    Padding is the edge of the grid: zeros in a column, and a row or column of the grid without a real token is not
-    there.
+    The Poly-NL paper measures TESA without printing a formula. With the four maps above and r = D/4 this form has the
+    parameters (1.0 M) and multiply-adds (0.94 G) that its Table 1a prints for 14 × 14 × 1024 (it says "channel
+    reduction 2"). We chose what that leaves open: the modes share the embeddings, their results are added, and logits
+    are divided by √ℓ.
 
-    Shapes: (B, N, D) or (B, D, H, W), returned alike. Cost: 4 N D r + 2 N² r + 2 N r² (H + W) multiply-adds, quadratic
-    in N and, other than attention, in the channels; dot_product, by (t pᵀ)g = t(pᵀg), 4 N D r + 2 N r (r + H + W), a
-    polynomial of degree 3. Padding masks. Source: PL-034, PL-082.
+    Prefix tokens (class token, registers) take part in mode C only. Padding reads as zero in a column, and rows and
+    columns of the grid without a real token are dropped.
+
+    Shapes: (B, N, D) or (B, D, H, W), returned alike.
+    Source: Babiloni et al. (2020); Poly-NL, Sec. 2.2 and Table 1a.
     """
 
     name = "tesa"
@@ -129,13 +130,18 @@ _HEIGHT, _WIDTH = _Mode(1, 2, (3, 1, 2)), _Mode(2, 1, (1, 3, 2))
 class TesaConfig(PrefixedGridConfig):
     """Options of TESA.
 
-    reduction: D / r, rounded up to whole channels. form: "softmax", or "dot_product" (a polynomial). grid: (H, W) of
-    the tokens after the prefix, where calls do not say. num_prefix_tokens: tokens in front of the grid.
+    Args:
+        reduction: D / r; r is rounded up.
+        form: "softmax", or "dot_product" (a polynomial).
+        grid: (H, W) of the tokens after the prefix, unless passed in the call.
     """
 
     name: ClassVar[str] = "tesa"
     output: ClassVar[str] = "attention along the modes H, W and C"
-    cost_formula: ClassVar[str] = "4 N D r + 2 N² r + 2 N r² (H + W); 4 N D r + 2 N r (r + H + W) for dot_product"
+    cost_formula: ClassVar[str] = (
+        "4 N D r + 2 N² r + 2 H W r² (H + W); 4 N D r + 2 N r² + 2 H W r (H + W) if form = dot_product; "
+        "where r = ⌈D / reduction⌉"
+    )
     sees: ClassVar[str] = "everything"
     reduction: int = 4
     form: str = "softmax"

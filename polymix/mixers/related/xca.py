@@ -24,13 +24,15 @@ _AUTHORS = {"dim": None, "num_heads": "heads", "qkv_bias": None, "proj_drop": "d
 
 
 class XcaMixer(TokenMixer):
-    """Y = V Aᵀ with A = softmax(τ Q̂ᵀ K̂) of d × d channels a head, heads joined by W_o (XCiT, El-Nouby et al. 2021).
+    """Cross-covariance attention: attention among channels instead of tokens (XCiT).
 
-    Q̂ and K̂ have columns of unit length along the tokens; τ is a learned factor a head. The layer is timm's XCA, with
-    its weights by their names.
+        Y = V Aᵀ,   A = softmax(τ Q̂ᵀ K̂) over d × d channels     per head; W_o joins the heads
 
-    Shapes: (B, N, D) -> (B, N, D), d = D / heads. Cost: 4 N D² + 2 N D d multiply-adds. Padding masks; not causal, as A
-    is one for all tokens; permutation-equivariant. Source: PL-042.
+    The columns of Q̂ and K̂ have unit length along the tokens, and τ is a learned factor per head. Not causal,
+    because all tokens share one A. The layer is timm's XCA, with its parameter names.
+
+    Shapes: (B, N, D) -> (B, N, D), d = D / heads.
+    Source: El-Nouby et al. (2021).
     """
 
     name = "xca"
@@ -92,7 +94,7 @@ class XcaMixer(TokenMixer):
 @register(XcaMixer)
 @dataclass(frozen=True, kw_only=True)
 class XcaConfig(HeadsConfig):
-    """Options of XCA. heads: None takes one for every 64 channels."""
+    """Options of XCA: only those of every mixer with heads."""
 
     name: ClassVar[str] = "xca"
     output: ClassVar[str] = "attention among channels (XCiT)"

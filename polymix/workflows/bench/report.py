@@ -1,40 +1,148 @@
-"""report.html: tables and pictures of a benchmark in one file that needs nothing else."""
+"""report.html of a benchmark, and its pictures: time against length, and the roofline."""
 
 from __future__ import annotations
 
-import base64
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from polymix.workflows.bench.plots import draw
-from polymix.workflows.bench.table import label, machine, tabled, views
-from polymix.workflows.results import write_atomically
+from polymix._io import write_whole
+from polymix.measure.roofline import Ceiling
+from polymix.workflows.bench.run import PRODUCTS
+from polymix.workflows.bench.tables import Row, label, table, views
+from polymix.workflows.numbers import machine_line, plural
+from polymix.workflows.pages import embedded, render
+from polymix.workflows.plots import looks, plain_log, save, style, token_axis
+
+Looks = Mapping[str, dict[str, Any]]
+Panels = list[tuple[str, Callable[[Axes], None]]]  # a title, and what fills the axes
 
 
 def write_report(content: dict[str, Any], folder: Path) -> Path:
-    """Draw the pictures and write the report of a benchmark into `folder`."""
-    pictures = {
-        path.name: "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
-        for path in draw(content, folder)
-    }
+    """Draw the pictures and write report.html into `folder`."""
     tables = []
     for title, rows in views(content):
-        headings, lines = tabled(rows)
+        headings, lines = table(rows)
         tables.append({"title": title, "headings": headings, "rows": lines})
-    environment = Environment(
-        loader=PackageLoader("polymix", "workflows/bench"), autoescape=True, undefined=StrictUndefined
-    )
-    html = environment.get_template("report.html.j2").render(
+    html = render(
+        "bench/report.html.j2",
         tables=tables,
-        pictures=pictures,
+        pictures=embedded(draw(content, folder)),
         ceilings=content["ceilings"],
         finished=content["finished"],
         settings=content["settings"],
-        machine=machine(content),
+        machine=machine_line(content["machine"]),
         stopped=[{**row, "label": label(row)} for row in content["rows"] if row["stopped"]],
     )
     path = folder / "report.html"
-    write_atomically(path, html)
+    write_whole(path, html)
     return path
+
+
+def draw(content: Row, folder: Path) -> list[Path]:
+    """Write latency.png, with a panel for each pass and setting, and roofline.png, with one for each type and threads.
+
+    Rows without a measurement are left out. If all are, there are no pictures.
+    """
+    content = {**content, "rows": [row for row in content["rows"] if not row["stopped"]]}
+    look = looks_of(content)
+    panels: Panels = [(title, partial(latency, rows, look=look)) for title, rows in views(content)]
+    note = "dashed: the mixer's own products, run bare (training: three times)"
+    pages: list[tuple[Panels, str, Path]] = [
+        (panels, note, folder / "latency.png"),
+        (_roofs(content, look), "larger: more tokens", folder / "roofline.png"),
+    ]
+    with style():
+        return [_page(page, look, note, path) for page, note, path in pages if page]
+
+
+def _roofs(content: Row, look: Looks) -> Panels:
+    """A panel for each ceiling, of the first pass that was measured under it: all passes do the same products."""
+    roofs: Panels = []
+    for ceiling in (Ceiling(**known) for known in content["ceilings"]):
+        here = [row for row in content["rows"] if (row["dtype"], row["threads"]) == (ceiling.dtype, ceiling.threads)]
+        for pass_ in ("forward", "folded", "training"):
+            rows = [row for row in here if row["pass"] == pass_]
+            if rows:
+                title = f"{pass_}, {ceiling.dtype}, {plural(ceiling.threads, 'thread')}\n"
+                title += f"roof, measured: {ceiling.flops_per_second / 1e9:,.0f} GFLOP/s, "
+                title += f"copy {ceiling.bytes_per_second / 1e9:,.0f} GB/s"
+                roofs.append((title, partial(roofline, ceiling, rows, look=look)))
+                break
+    return roofs
+
+
+def looks_of(content: Row) -> dict[str, dict[str, Any]]:
+    """Colour and marker by label: attention is black, the others are in the order of measuring."""
+    mixers = {label(row): row["mixer"].partition(":")[0] for row in content["rows"]}
+    others = looks(name for name, mixer in mixers.items() if mixer != "softmax")
+    return others | {name: {"color": "black", "marker": "o"} for name in mixers if name not in others}
+
+
+def latency(rows: Sequence[Row], axes: Axes, look: Looks) -> None:
+    """Time against tokens, log-log, with 10 to 90 % of the runs. Dashed: each mixer's floor."""
+    times = PRODUCTS.get(rows[0]["pass"], 1)
+    for name, its in look.items():
+        mine = [row for row in rows if label(row) == name]
+        counts, seconds = [row["tokens"] for row in mine], [row["seconds"] for row in mine]
+        spread = [
+            [1e3 * (row["seconds"] - row["low"]) for row in mine],
+            [1e3 * (row["high"] - row["seconds"]) for row in mine],
+        ]
+        axes.errorbar(counts, [1e3 * s for s in seconds], yerr=spread, markersize=4, elinewidth=0.8, capsize=2, **its)
+        bare = [(row["tokens"], 1e3 * times * row["floor"]) for row in mine if row["floor"]]
+        if bare:
+            axes.plot(*zip(*bare, strict=True), color=its["color"], linestyle=(0, (3, 2)), linewidth=1, alpha=0.7)
+    token_axis(axes, [row["tokens"] for row in rows])
+    axes.set_yscale("log")
+    plain_log(axes.yaxis)
+    axes.set_ylabel("time of one call, ms")
+
+
+def roofline(ceiling: Ceiling, rows: Sequence[Row], axes: Axes, look: Looks) -> None:
+    """FLOP/s against FLOPs per byte, both by formula over the measured time, under the machine's ceilings."""
+    fewest = min(row["tokens"] for row in rows)
+    for name, its in look.items():
+        mine = [row for row in rows if label(row) == name]
+        points = [(row["flops"] / row["bytes"], row["flops"] / row["seconds"] / 1e9) for row in mine]
+        if not points:
+            continue
+        x, y = zip(*points, strict=True)
+        sizes = [14 + 9 * math.log2(row["tokens"] / fewest + 1) for row in mine]
+        axes.plot(x, y, color=its["color"], linewidth=0.8, alpha=0.6)
+        axes.scatter(x, y, s=sizes, color=its["color"], marker=its["marker"], zorder=3)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    reached = [row["flops"] / row["bytes"] for row in rows]
+    ridge = ceiling.flops_per_second / ceiling.bytes_per_second
+    low, high = min([ridge, *reached]) / 2, max([ridge, *reached]) * 2
+    line = [low, ridge, high]
+    axes.plot(line, [ceiling.roof(x) / 1e9 for x in line], color="#555555", linewidth=2, zorder=1)
+    axes.set_xlim(low, high)
+    plain_log(axes.xaxis)
+    plain_log(axes.yaxis)
+    axes.set_xlabel("FLOPs per byte, by formula")
+    axes.set_ylabel("GFLOP/s")
+
+
+def _page(panels: Panels, look: Looks, note: str, path: Path) -> Path:
+    """The panels, at most three in a row, with one legend for all of them."""
+    across = min(3, len(panels))
+    down = math.ceil(len(panels) / across)
+    figure = Figure(figsize=(4.6 * across + 1.9, 3.9 * down), layout="constrained")
+    grid = figure.subplots(down, across, squeeze=False)
+    for axes, (title, fill) in zip(grid.flat, panels, strict=False):
+        fill(axes)
+        axes.set_title(title, fontsize=9)
+    for axes in grid.flat[len(panels) :]:
+        axes.remove()
+    handles = [mpl.lines.Line2D([], [], label=name, **its) for name, its in look.items()]
+    figure.legend(handles=handles, loc="outside right center", fontsize=9)
+    figure.supxlabel(note, fontsize=8, color="#555555")
+    return save(figure, path)

@@ -1,62 +1,247 @@
-"""`polymix bench`: every mixer × implementation at every size, timed in turn, kept after each group."""
+"""`polymix bench`: every mixer and implementation at every size, timed in turn, saved after each group."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Protocol
+from typing import Any, ClassVar
 
 import torch
 
-from polymix.measure.machine import check_device, manifest
-from polymix.measure.memory import Apart
+from polymix import _io
+from polymix._io import DTYPES, Progress, check_device
+from polymix.errors import OptionError, PolymixError, check_choice, check_int
+from polymix.measure.case import PASSES, Setting, prepare
+from polymix.measure.floor import bytes_moved, floor
+from polymix.measure.harness import Budget, Contender, Measurement, Stopped, measure
+from polymix.measure.machine import manifest
+from polymix.measure.memory import MemoryProcess
 from polymix.measure.roofline import Ceiling, ceiling
-from polymix.mixers import MixerConfig
-from polymix.workflows.bench.group import measure_group
-from polymix.workflows.bench.settings import Group, Settings
-from polymix.workflows.results import Results
+from polymix.measure.shapes import Shape, near_square
+from polymix.measure.timing import interleaved
+from polymix.mixers import MixerConfig, SoftmaxConfig
+
+Row = dict[str, Any]
+Who = tuple[str, str]  # a mixer's label and an implementation
+PRODUCTS = {"training": 3}  # forwards in a pass: each product has a gradient for either side
+MEASURED: Row = dict.fromkeys((
+    "seconds", "low", "high", "floor", "floor_ratio", "attention_ratio", "flops", "bytes", "flop_share", "byte_share",
+    "peak_bytes", "resident_bytes", "output_bytes", "state_bytes",
+))  # fmt: skip
 
 
-class Progress(Protocol):
-    """Where progress goes: a step of `total` is named, then advanced."""
+class Results(_io.Results):
+    """The results of one benchmark in one folder."""
 
-    def start(self, what: str, total: int) -> Callable[[int], None]: ...
+    schema: ClassVar[str] = "polymix.bench/1"
+    command: ClassVar[str] = "polymix bench"
+    parts: ClassVar[Mapping[str, Any]] = {"ceilings": [], "rows": []}
+
+
+@dataclass(frozen=True)
+class Group:
+    """The rows that are timed in turn: every mixer and implementation at one size."""
+
+    tokens: int
+    dim: int
+    batch: int
+    dtype: str
+    pass_: str
+    threads: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name.rstrip("_"): value for name, value in asdict(self).items()}
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Group:
+        """The group that a row of results belongs to."""
+        return cls(**{field.name: row[field.name.rstrip("_")] for field in fields(cls)})
+
+    def setting(self, device: str) -> Setting:
+        """How the harness is told of it."""
+        shape = Shape(tokens=self.tokens, dim=self.dim, batch=self.batch, grid=near_square(self.tokens))
+        return Setting(shape, self.pass_, device, getattr(torch, self.dtype), self.threads)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that decides what `polymix bench` measures. A run can only be resumed with the same settings."""
+
+    mixers: str
+    tokens: tuple[int, ...] = (256, 1024, 4096, 16384)
+    dims: tuple[int, ...] = (192,)
+    batch: tuple[int, ...] = (1,)
+    dtypes: tuple[str, ...] = ("float32",)
+    passes: tuple[str, ...] = ("forward", "training")
+    impls: tuple[str, ...] = ("auto",)
+    threads: tuple[int, ...] = (2,)
+    device: str = "cpu"
+    seconds: float = 0.4
+    max_seconds: float = 10.0
+    max_gib: float = 4.0
+    quick: bool = False
+
+    def check(self, mixers: Mapping[str, MixerConfig]) -> None:
+        """Find every mistake that can be found before anything is measured."""
+        for name in ("tokens", "dims", "batch", "threads", "dtypes", "passes", "impls"):
+            values = getattr(self, name)
+            if not values or len(set(values)) != len(values):
+                raise OptionError(f"--{name}", values, "at least one value, each once", "Separate values by commas.")
+            for value in values:
+                if name in ("tokens", "dims", "batch", "threads"):
+                    check_int(f"--{name}", value, 1)
+        for dtype in self.dtypes:
+            check_choice("--dtypes", dtype, DTYPES)
+        for pass_ in self.passes:
+            check_choice("--passes", pass_, PASSES)
+        for name in ("seconds", "max_seconds", "max_gib"):
+            if not getattr(self, name) > 0:
+                raise OptionError("--" + name.replace("_", "-"), getattr(self, name), "a number above 0", "")
+        for impl in self.impls:
+            self._check_impl(impl, mixers)
+
+    def _check_impl(self, impl: str, mixers: Mapping[str, MixerConfig]) -> None:
+        """A mixer without the implementation gets rows that say so, but a name that no mixer has is a mistake."""
+        refused = None
+        for config in mixers.values():
+            try:
+                with_impl(config, impl)
+            except PolymixError as error:
+                refused = error
+            else:
+                return
+        if refused:
+            raise OptionError("--impls", impl, "an implementation that a mixer has, such as auto", str(refused))
+
+    def groups(self) -> Iterator[Group]:
+        """In the order of measuring: the token counts of each setting upwards."""
+        for threads, dtype, dim, batch, pass_, tokens in product(
+            self.threads, self.dtypes, self.dims, self.batch, self.passes, sorted(self.tokens)
+        ):
+            yield Group(tokens, dim, batch, dtype, pass_, threads)
+
+    def as_quick(self) -> Settings:
+        """The counts up to 1,024 and few rounds: a first look in well under a minute."""
+        short = tuple(n for n in self.tokens if n <= 1024) or (min(self.tokens),)
+        return replace(self, quick=True, tokens=short, seconds=min(self.seconds, 0.05))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+
+def with_impl(config: MixerConfig, impl: str) -> MixerConfig:
+    """The config with `impl` and no other; "auto" leaves the config as it is."""
+    return config if impl == "auto" else config.changed(impl=impl)
 
 
 def bench(
     settings: Settings, mixers: Mapping[str, MixerConfig], folder: Path, progress: Progress, *, resume: bool = False
 ) -> Results:
-    """Run (or resume) a benchmark of `mixers` by label and leave its results in `folder`.
+    """Run (or resume) a benchmark of `mixers`, by label, and save its results in `folder`.
 
-    What can be wrong with the settings is found before anything is measured, and each finished group of rows is on disk
-    before the next begins.
+    Mistakes in the settings are found before anything is measured. Each finished group of rows is saved before the
+    next begins.
     """
     settings.check(mixers)
-    device = check_device(settings.device)
+    device = check_device(settings.device, "--device")
     results = Results.open(folder, settings.to_dict(), manifest(device, max(settings.threads)), resume=resume)
     rows = results.content["rows"]
     done = {Group.of(row) for row in rows}
     groups = list(settings.groups())
     advance = progress.start("Measuring", len(groups))
-    with Apart() as apart:
+    with MemoryProcess() as process:
         for step, group in enumerate(groups, start=1):
             if group not in done:
                 roof = _ceiling(results, group, settings)
                 torch.set_num_threads(group.threads)
                 torch.manual_seed(0)
                 fewer = [row for row in rows if replace(Group.of(row), tokens=group.tokens) == group]
-                results.add("rows", measure_group(settings, mixers, group, roof, apart, fewer))
+                results.add("rows", measure_group(settings, mixers, group, roof, process, fewer))
             advance(step)
     results.set(finished=True)
     return results
 
 
 def _ceiling(results: Results, group: Group, settings: Settings) -> Ceiling:
-    """That of the group's type and threads, measured when it is first needed."""
+    """The ceiling for the group's type and threads, measured when it is first needed."""
     for known in results.content["ceilings"]:
         if (known["dtype"], known["threads"]) == (group.dtype, group.threads):
             return Ceiling(**known)
-    found = ceiling(group.dtype, group.threads, settings.device, settings.seconds)
-    results.add("ceilings", [asdict(found)])
-    return found
+    measured = ceiling(group.dtype, group.threads, settings.device, settings.seconds)
+    results.add("ceilings", [asdict(measured)])
+    return measured
+
+
+def measure_group(
+    settings: Settings, mixers: Mapping[str, MixerConfig], group: Group, roof: Ceiling, process: MemoryProcess,
+    fewer: Sequence[Row],
+) -> list[Row]:  # fmt: skip
+    """The rows of one group. `fewer` are the rows of the same setting at fewer tokens: they say what to leave out."""
+    contenders: dict[Who, Callable[[], Contender]] = {}
+    for label, impl in product(mixers, settings.impls):
+        shorter = [row for row in fewer if (row["mixer"], row["impl"]) == (label, impl)]
+        contenders[label, impl] = partial(_prepare, (label, impl), mixers[label], settings, group, process, shorter)
+    found = measure(contenders, partial(interleaved, seconds=settings.seconds, device=settings.device))
+    attention = [
+        its.timing.median for who, its in found.items() if its.timing and isinstance(mixers[who[0]], SoftmaxConfig)
+    ]
+    rows = []
+    for who, its in found.items():
+        row = {"mixer": who[0], "impl": who[1], **group.to_dict(), **MEASURED, "runs": [], "floor_runs": []}
+        row["stopped"] = its.stopped
+        row |= _figures(its, group, roof)
+        if its.timing and attention:
+            row["attention_ratio"] = min(attention) / row["seconds"]
+        rows.append(row)
+    return rows
+
+
+def _prepare(
+    who: Who, config: MixerConfig, settings: Settings, group: Group, process: MemoryProcess, shorter: Sequence[Row]
+) -> Contender:
+    """The mixer, once another process has found that it runs, is correct and stays within the budget."""
+    budget = Budget(seconds=settings.max_seconds, bytes=int(settings.max_gib * 2**30))
+    last = max(shorter, key=lambda row: row["tokens"], default=None)
+    if last is not None and last["stopped"]:
+        raise Stopped(last["stopped"])
+    budget.check_before(group.tokens, (last["tokens"], last["seconds"]) if last else None)
+    config, setting = with_impl(config, who[1]), group.setting(settings.device)
+    memory = process.measure(config, setting, check_numbers=group.tokens == min(settings.tokens))
+    budget.check_after(group.tokens, memory.seconds, memory.peak_bytes)
+    if memory.failed:
+        raise Stopped(memory.failed)
+    case = prepare(config, setting)
+    if group.pass_ == "step":
+        return Contender(case.call, figures={"memory": memory})
+    cost, times = case.mixer.cost(group.tokens, dtype=setting.dtype), PRODUCTS.get(group.pass_, 1)
+    bare = floor(cost, batch=group.batch, device=settings.device, dtype=setting.dtype)
+    flops, moved = times * group.batch * cost.flops, times * bytes_moved(cost, group.batch)
+    return Contender(case.call, bare, who[0], {"memory": memory, "flops": flops, "bytes": moved})
+
+
+def _figures(its: Measurement, group: Group, roof: Ceiling) -> Row:
+    """What a row has of a measurement."""
+    if its.timing is None:
+        return {}
+    memory, flops, moved = its.figures["memory"], its.figures.get("flops"), its.figures.get("bytes")
+    seconds, bare = its.timing.median, its.floor
+    return {
+        "seconds": seconds,
+        "low": its.timing.low,
+        "high": its.timing.high,
+        "runs": list(its.timing.runs),
+        "floor": bare.median if bare else None,
+        "floor_runs": list(bare.runs) if bare else [],
+        "floor_ratio": seconds / (PRODUCTS.get(group.pass_, 1) * bare.median) if bare else None,
+        "flops": flops,
+        "bytes": moved,
+        "flop_share": flops / seconds / roof.flops_per_second if flops else None,
+        "byte_share": moved / seconds / roof.bytes_per_second if moved else None,
+        "peak_bytes": memory.peak_bytes,
+        "resident_bytes": memory.resident_bytes,
+        "output_bytes": memory.output_bytes,
+        "state_bytes": memory.state_bytes,
+    }

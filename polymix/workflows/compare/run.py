@@ -1,40 +1,117 @@
-"""One comparison: train every mixer in the same host, measure every mixer over the token counts, say what it means."""
+"""`polymix compare`: train the same model with every mixer, measure every mixer over token counts, and judge."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from polymix.measure.machine import check_device, manifest
-from polymix.measure.sweep import Budget, Maker, alone, sweep
+from polymix import _io
+from polymix._io import DTYPES, Progress, check_device
+from polymix.errors import OptionError, check_choice, check_int
+from polymix.measure.harness import Budget
+from polymix.measure.machine import manifest
+from polymix.measure.sweep import Maker, alone, sweep
 from polymix.mixers import MixerConfig
+from polymix.mixers.spec import DEFAULT, parse_mixers
 from polymix.models import VisionTransformer
 from polymix.tasks.classify import Recipe, train
 from polymix.tasks.images import ImageData, load_digits, load_folder
-from polymix.workflows.compare.results import Results
-from polymix.workflows.compare.settings import Settings
 from polymix.workflows.compare.verdict import answer
 
 
-class Progress(Protocol):
-    """Where progress goes: a step of `total` is named, then advanced."""
+class Results(_io.Results):
+    """The results of one comparison in one folder."""
 
-    def start(self, what: str, total: int) -> Callable[[int], None]: ...
+    schema: ClassVar[str] = "polymix.compare/1"
+    command: ClassVar[str] = "polymix compare"
+    parts: ClassVar[Mapping[str, Any]] = {
+        "data": None, "host": None, "mixers": [], "training": [], "sweep": [], "answer": None,
+    }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that decides what `polymix compare` computes. A run can only be resumed with the same settings.
+
+    image_size and patch_size, if None, depend on the data: 8 and 2 pixels for the digits, 32 and 4 for a folder.
+    """
+
+    data: str | None = None
+    mixers: str = DEFAULT
+    image_size: int | None = None
+    patch_size: int | None = None
+    epochs: int = 30
+    seeds: int = 2
+    device: str = "cpu"
+    threads: int = 2
+    dtype: str = "float32"
+    tokens: tuple[int, ...] = (64, 256, 1024, 4096, 16384)
+    dim: int = 192  # of the mixers alone, as is `heads`: DeiT-Tiny's sizes
+    heads: int = 3
+    host_dim: int = 64
+    host_heads: int = 4
+    host_depth: int = 3
+    host_mlp_ratio: float = 2.0
+    max_seconds: float = 10.0
+    max_gib: float = 4.0
+    quick: bool = False
+
+    def check(self) -> dict[str, MixerConfig]:
+        """Find mistakes in the settings. Returns the mixers by label."""
+        for name, low in (("epochs", 1), ("seeds", 1), ("threads", 1), ("dim", 1), ("heads", 1)):
+            check_int(f"--{name}", getattr(self, name), low)
+        for name in ("image_size", "patch_size"):
+            if getattr(self, name) is not None:
+                check_int("--" + name.replace("_", "-"), getattr(self, name), 1)
+        check_choice("--dtype", self.dtype, DTYPES)
+        if self.size % self.patch:
+            raise OptionError(
+                "--image-size", self.size, f"a multiple of --patch-size {self.patch}", "Change one of the two."
+            )
+        if not self.tokens or min(self.tokens) < 1 or len(set(self.tokens)) != len(self.tokens):
+            raise OptionError("--tokens", self.tokens, "numbers from 1 up, each once", "Try --tokens 64,256,1024.")
+        if self.max_seconds <= 0 or self.max_gib <= 0:
+            raise OptionError("--max-seconds, --max-gib", (self.max_seconds, self.max_gib), "budgets above 0", "")
+        return parse_mixers(self.mixers)
+
+    @property
+    def size(self) -> int:
+        return self.image_size or (8 if self.data is None else 32)
+
+    @property
+    def patch(self) -> int:
+        return self.patch_size or (2 if self.data is None else 4)
+
+    @property
+    def host_tokens(self) -> int:
+        return (self.size // self.patch) ** 2
+
+    def as_quick(self) -> Settings:
+        """One seed, few epochs and a short sweep: a first look in about a minute."""
+        return replace(
+            self, quick=True, seeds=1, epochs=min(self.epochs, 8), tokens=tuple(n for n in self.tokens if n <= 1024)
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        values = asdict(self)
+        values["data"] = None if self.data is None else str(Path(self.data).resolve())
+        values["tokens"] = list(self.tokens)
+        return values
 
 
 def host(
     settings: Settings, channels: int, classes: int
 ) -> Callable[[MixerConfig, tuple[int, int], dict[str, Any]], nn.Module]:
-    """The small vision transformer that every mixer is put into, for any grid of patches."""
+    """A function that builds the small vision transformer with a mixer, for any grid of patches."""
 
     def build(config: MixerConfig, grid: tuple[int, int], kw: dict[str, Any]) -> nn.Module:
         return VisionTransformer(
@@ -53,13 +130,13 @@ def host(
 
 
 def compare(settings: Settings, folder: Path, progress: Progress, *, resume: bool = False) -> Results:
-    """Run (or resume) a comparison and leave its results, with the verdict, in `folder`.
+    """Run (or resume) a comparison and save its results, with the verdict, in `folder`.
 
-    Everything that can be wrong with the settings or the data is found before anything is trained, and each finished
-    training run and token count is on disk before the next begins.
+    Mistakes in the settings or the data are found before anything is trained. Each finished training run and token
+    count is saved before the next begins.
     """
     mixers = settings.check()
-    device = check_device(settings.device)
+    device = check_device(settings.device, "--device")
     torch.set_num_threads(settings.threads)
     grid = (settings.size // settings.patch,) * 2
     data = _load(settings, progress)
@@ -78,15 +155,8 @@ def compare(settings: Settings, folder: Path, progress: Progress, *, resume: boo
     _train(results, settings, mixers, data, recipe, lambda config: build(config, grid, {}), progress)
     dtype = getattr(torch, settings.dtype)
     kw = {"device": device, "dtype": dtype}
-    _sweep(
-        results,
-        settings,
-        mixers,
-        alone(settings.dim, settings.heads, device, dtype),
-        "alone",
-        settings.tokens,
-        progress,
-    )
+    mixer_alone = alone(settings.dim, settings.heads, device, dtype)
+    _sweep(results, settings, mixers, mixer_alone, "alone", settings.tokens, progress)
     counts = tuple(sorted({*settings.tokens, settings.host_tokens}))
 
     def whole(config: MixerConfig, grid: tuple[int, int]) -> tuple[nn.Module, torch.Tensor, dict[str, Any]]:
@@ -112,10 +182,10 @@ def _load(settings: Settings, progress: Progress) -> ImageData:
 
 
 def _describe(label: str, config: MixerConfig, build: Any, grid: tuple[int, int], data: ImageData) -> dict[str, Any]:
-    """Label, options, parameters and FLOPs of the whole host on one image; building it checks that it can be built."""
+    """Label, options, parameters and FLOPs of the model on one image. Fails early if the model cannot be built."""
     model = build(config, grid, {"device": "meta"})
     image = torch.empty(1, data.channels, data.image_size, data.image_size, device="meta")
-    # The fused attention kernels are not all in the counter's table: count its two products on the plain path.
+    # The counter does not know every fused attention kernel, so count attention's two products on the plain path.
     with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         model(image)
     parameters = sum(p.numel() for p in model.parameters())

@@ -1,4 +1,4 @@
-"""The advice: replace or keep, layer by layer, and the whole in words."""
+"""The answer of `polymix.recommend`: replace or keep, layer by layer, as a table, sentences and JSON."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from typing import Any
 
 from polymix.convert.plan import KEEP
 from polymix.errors import OptionError
+from polymix.measure.candidates import Candidate, milliseconds
+from polymix.measure.shapes import Shape
 from polymix.measure.timing import Timing
 from polymix.mixers import MixerConfig
 from polymix.mixers.spec import parse_mixer
-from polymix.workflows.recommend.decide import Candidate, choose, fastest, gain, milliseconds, wins_from
-from polymix.workflows.recommend.shapes import Shape
+from polymix.workflows.numbers import figure, speedup
+from polymix.workflows.recommend.decide import choose, fastest, gain, wins_from
 
 SPEED_ALONE = (
-    "Speed says nothing about accuracy: a replaced layer is untrained. `polymix compare` trains and measures that."
+    "Speed says nothing about accuracy: a replaced layer is untrained. `polymix compare` trains with each mixer and "
+    "measures the accuracy."
 )
 _WIDTH, _LABEL = 94, 34
 
@@ -26,11 +29,13 @@ class LayerAdvice:
     """What to do with the attention layers of one kind and shape.
 
     Args:
-        names: of the layers, one a call in a forward of the model; () where shapes were given.
+        names: the layers' names, one for each call in a forward of the model; empty for shapes.
         kind: the class of the layers.
-        attention: its time, None where it ran out of memory.
-        lengths: by number of tokens, whether the chosen, else the fastest, candidate beat attention beyond the noise.
-        places: the layers as `polymix.convert` names them; () where it knows none.
+        shape: what each is called with.
+        attention: its time, None if it ran out of memory.
+        candidates: each candidate's time, or why it has none.
+        lengths: for each number of tokens, whether the chosen (or the fastest) candidate won.
+        places: the layers as `polymix.convert` names them; empty if it knows none.
     """
 
     names: tuple[str, ...]
@@ -51,7 +56,7 @@ class LayerAdvice:
 
     @property
     def mixer(self) -> str | None:
-        """What to replace attention with, None: keep it."""
+        """The mixer to replace attention with; None means keep attention."""
         return self.chosen.mixer if self.chosen else None
 
     @property
@@ -61,13 +66,16 @@ class LayerAdvice:
 
     @property
     def gains(self) -> tuple[float, float, float] | None:
-        """Attention's time over that of the mixer, or of the fastest candidate where attention is kept: (median, low,
-        high); None without a candidate, or where attention could not run."""
+        """(median, low, high) speedup over attention of the mixer, or of the fastest candidate if attention is kept.
+
+        None if there is no candidate, or attention could not run.
+        """
         best = self.chosen or fastest(self.candidates)
         return gain(self.attention, best) if best else None
 
     @property
     def gain(self) -> float | None:
+        """The median of `gains`."""
         return self.gains[0] if self.gains else None
 
     @property
@@ -80,15 +88,17 @@ class LayerAdvice:
 
     @property
     def attention_ms(self) -> float | None:
+        """Attention's median time in milliseconds."""
         return 1e3 * self.attention.median if self.attention else None
 
     @property
     def wins_from(self) -> int | None:
+        """The smallest measured number of tokens from which the candidate wins at all longer ones too."""
         return wins_from(self.lengths)
 
     @property
     def code(self) -> str | None:
-        """The call that builds the mixer."""
+        """Python that builds the mixer."""
         if self.chosen is None or self.chosen.config is None:
             return None
         words = "".join(f", {name}={value!r}" for name, value in self.options.items())
@@ -113,13 +123,13 @@ class LayerAdvice:
 
     def _verdict(self) -> str:
         if self.chosen is None:
-            return "keep attention" + ("" if self.gains else ": no candidate fits")
-        said = f"replace: {self.code}"
-        said += ", called with causal=True" if self.shape.causal and "causal" not in self.options else ""
+            return "keep attention" + ("" if self.gains else ": no candidate can replace it")
+        verdict = f"replace: {self.code}"
+        verdict += ", called with causal=True" if self.shape.causal and "causal" not in self.options else ""
         if len(self.lengths) > 1:
             counts = ", ".join(f"{tokens:,}" for tokens in sorted(self.lengths))
-            said += f"; it wins from {self.wins_from:,} tokens on (measured at {counts})" if self.wins_from else ""
-        return said
+            verdict += f"; it wins from {self.wins_from:,} tokens on (measured at {counts})" if self.wins_from else ""
+        return verdict
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -130,17 +140,13 @@ def _row(label: str, timing: Timing | None, reason: str, ratio: str) -> str:
     if timing is None:
         return "\n".join(_wrap(f"{label}: {reason}"))
     ms = timing.milliseconds()
-    spread = f"{_figure(ms.low)} – {_figure(ms.high)}" if len(ms.runs) > 1 else "1 run"
+    spread = f"{figure(ms.low)} – {figure(ms.high)}" if len(ms.runs) > 1 else "1 run"
     name = f"{label:{_LABEL}}" if len(label) <= _LABEL else "\n".join(_wrap(label)).strip() + "\n  " + " " * _LABEL
-    return f"  {name} {_figure(ms.median):>9} ms  {spread:>17}  {ratio:>26}".rstrip()
+    return f"  {name} {figure(ms.median):>9} ms  {spread:>17}  {ratio:>26}".rstrip()
 
 
 def _times(ratio: float, low: float, high: float) -> str:
-    return f"{_figure(ratio)} ×" + (f" ({_figure(low)} – {_figure(high)})" if low < high else "")
-
-
-def _figure(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return f"{figure(ratio)} ×" + (f" ({figure(low)} – {figure(high)})" if low < high else "")
 
 
 def _wrap(text: str) -> list[str]:
@@ -149,13 +155,15 @@ def _wrap(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The answer of `polymix.recommend`: print it, or read it field by field.
+    """The answer of `polymix.recommend`: print it, or read its fields.
 
     Args:
-        layers: one entry a kind and shape of attention layer.
-        model: the time of a whole forward (and backward, in training) of the model, None where shapes were given.
+        layers: one entry for each kind and shape of attention layer.
+        model: the time of a whole forward (in training, and backward) of the model; None for shapes.
+        dtype: the type of the measurement.
+        training: whether forward and backward were timed.
         machine: hardware, versions, threads.
-        notes: what was left out, or assumed.
+        notes: what was left out or assumed.
     """
 
     layers: tuple[LayerAdvice, ...]
@@ -167,7 +175,7 @@ class Recommendation:
 
     @property
     def estimate(self) -> float | None:
-        """Seconds of the whole model with the advice followed: an estimate, its time less what the layers save."""
+        """Estimated seconds of the whole model with the advice followed: its time minus what the layers save."""
         if self.model is None:
             return None
         swaps = [(layer.attention, it.timing, len(layer.names)) for layer in self.replaced if (it := layer.chosen)]
@@ -177,39 +185,43 @@ class Recommendation:
 
     @property
     def replaced(self) -> tuple[LayerAdvice, ...]:
-        """The layers in which a mixer should stand in attention's place."""
+        """The layers whose attention should be replaced."""
         return tuple(layer for layer in self.layers if layer.chosen)
 
     def plan(self) -> dict[str, MixerConfig | str]:
-        """What `polymix.convert` takes: a mixer or "keep" by layer, of those that it knows. A layer that is called at
-        several shapes is kept unless one mixer is best at all of them."""
+        """A plan for `polymix.convert`: a mixer or "keep" for each layer that it knows.
+
+        A layer that is called at several shapes is kept unless one mixer is best at all of them.
+        """
         found: dict[str, MixerConfig | str] = {}
         for layer in self.layers:
             advised = parse_mixer(layer.mixer)[1] if layer.mixer else KEEP
             found |= {place: advised if found.get(place, advised) == advised else KEEP for place in layer.places}
         if not found:
-            got = "a recommendation for shapes" if self.model is None else "layers that no adapter serves"
-            raise OptionError("plan", got, "one for a model that polymix.convert knows", "Name a mixer, or globs.")
+            got = "a recommendation for shapes" if self.model is None else "layers that no adapter knows"
+            allowed = "a recommendation for a model that polymix.convert knows"
+            raise OptionError("plan", got, allowed, "Name a mixer, or layers by globs.")
         return found
 
     @property
     def headline(self) -> str:
+        """One sentence for the whole model or all shapes, or two."""
         replaced = self.replaced
         if not replaced:
-            return "Keep attention everywhere: at these shapes no candidate is faster beyond the noise."
-        what = ", ".join(dict.fromkeys(str(layer.mixer) for layer in replaced))
+            return "Keep attention everywhere: at these shapes no candidate is clearly faster."
+        mixers = ", ".join(dict.fromkeys(str(layer.mixer) for layer in replaced))
         calls = [max(1, len(layer.names)) for layer in self.layers]
-        of = sum(max(1, len(layer.names)) for layer in replaced)
-        ratios = [_figure(layer.gain) for layer in replaced if layer.gain]
-        much = f", {' and '.join(dict.fromkeys(ratios))} times as fast" if ratios else ""
+        count = sum(max(1, len(layer.names)) for layer in replaced)
+        ratios = dict.fromkeys(figure(layer.gain) for layer in replaced if layer.gain)
+        gains = f": {' and '.join(ratios)} times as fast" if ratios else ""
         unit = "layers" if self.model else "shapes"
-        said = f"Replace attention with {what} in {of} of {sum(calls)} {unit}{much}."
+        headline = f"Replace attention with {mixers} in {count} of {sum(calls)} {unit}{gains}."
         if self.model and self.estimate:
-            said += f" The whole model would be {self.model.median / self.estimate:.3g} times as fast (an estimate)."
-        return said
+            headline += f" The whole model would be about {speedup(self.model.median / self.estimate)} (an estimate)."
+        return headline
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as JSON can hold it."""
+        """Everything, as JSON holds it."""
         return {
             "headline": self.headline, "layers": [layer.to_dict() for layer in self.layers],
             "model": milliseconds(self.model), "estimate_ms": None if self.estimate is None else 1e3 * self.estimate,
@@ -223,7 +235,7 @@ class Recommendation:
         head = textwrap.wrap(self.headline, _WIDTH) + textwrap.wrap(f"{what}, {self.dtype}; {where}", _WIDTH)
         parts = ["\n".join(head), *map(str, self.layers)]
         if self.model and self.estimate:
-            before, after = _figure(1e3 * self.model.median), _figure(1e3 * self.estimate)
+            before, after = figure(1e3 * self.model.median), figure(1e3 * self.estimate)
             parts.append(f"Whole model: {before} ms" + (f", then about {after} ms" if self.replaced else ""))
         notes = [textwrap.fill(note, _WIDTH) for note in (*self.notes, SPEED_ALONE)]
         return "\n\n".join([*parts, "\n".join(notes)])

@@ -15,9 +15,9 @@ from polymix.convert.find import CONTEXTS, SOUGHT, attention_modules, grids, hea
 from polymix.convert.masks import seen_through
 from polymix.convert.tracing import arguments_of, call_of, kept, on_calls, tensors
 from polymix.errors import CapabilityError, OptionError, PolymixError
+from polymix.measure.shapes import Shape
 from polymix.measure.timing import Call
 from polymix.mixers import MixerConfig
-from polymix.workflows.recommend.shapes import Shape
 
 _PREFIX = 8  # more tokens than these in front of a grid: it is another grid
 

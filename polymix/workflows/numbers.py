@@ -1,0 +1,43 @@
+"""Numbers as text, in tables, pages and sentences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+NONE = "–"
+
+
+def figure(value: float | None, unit: str = "") -> str:
+    """Three significant digits, or all digits from 100 up: "0.0123 ms", "12.3 ms", "1,234 ms"."""
+    if value is None:
+        return NONE
+    return (f"{value:,.0f}" if value >= 100 else f"{value:.3g}") + unit
+
+
+def fixed(value: float | None, digits: int, scale: float = 1.0) -> str:
+    """`scale` times the value, with so many digits after the point."""
+    return NONE if value is None else f"{scale * value:,.{digits}f}"
+
+
+def speedup(factor: float) -> str:
+    """ "2.5 times as fast"."""
+    return f"{figure(factor)} times as fast"
+
+
+def two_figures(n: float) -> str:
+    """A token count for a sentence, rounded to two figures: more would claim too much for an interpolated crossing."""
+    digits = 10 ** max(0, math.floor(math.log10(n)) - 1)
+    return f"{round(n / digits) * digits:,}"
+
+
+def plural(count: int, noun: str) -> str:
+    """ "1 thread", "2 threads"."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+def machine_line(machine: Mapping[str, Any]) -> str:
+    """The machine of a results file in one line."""
+    processor = f"{machine['gpu'] or machine['cpu']} ({machine['cpu_capability']}, {machine['cores']} cores)"
+    return f"{processor}, torch {machine['torch']}"

@@ -1,0 +1,232 @@
+"""`polymix.recommend` and `polymix recommend`: should I replace attention, and with which mixer?"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from polymix._io import DTYPES, call_function, check_device, write_whole
+from polymix.convert.find import known_input
+from polymix.convert.tracing import call_of, mode, tensors
+from polymix.errors import OptionError, check_choice, check_int, check_number
+from polymix.measure.candidates import Candidate, CandidateTimer
+from polymix.measure.machine import manifest
+from polymix.measure.shapes import Shape, parse_shape, shapes_of
+from polymix.measure.timing import LEAST_CALLS, Call, Timing, interleaved_within
+from polymix.mixers import MixerConfig
+from polymix.mixers.spec import parse_mixer
+from polymix.workflows.recommend.advice import LayerAdvice, Recommendation
+from polymix.workflows.recommend.decide import choose, fastest, worth_it
+from polymix.workflows.recommend.layers import Layer, record
+
+CANDIDATES = ("padre:degree=2", "padre:degree=3", "pom", "qt", "poly_nl", "poly_sa")
+_LEAST = 0.2  # seconds for a layer, however many there are
+_LENGTHS = (0.25, 4.0)  # times the layer's own tokens: other lengths at which the best candidate is timed
+
+
+def recommend(
+    model_or_shapes: nn.Module | Sequence[Any] | dict[str, Any] | Shape,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | str | None = None,
+    *,
+    candidates: Sequence[str] = CANDIDATES,
+    batch: int = 1,
+    input: Any = None,
+    training: bool = False,
+    seconds: float = 30.0,
+    threads: int | None = None,
+) -> Recommendation:
+    """Measure on this machine whether to replace attention, layer by layer, and with which mixer.
+
+    A candidate is recommended if its median is at least 5 % faster than attention's, and nine in ten of its runs are
+    faster than nine in ten of attention's. In a model, attention is the model's own layer, called as the model calls
+    it; for shapes it is polymix's softmax, PyTorch's fused kernel. Candidates are first checked against float64 at a
+    small size. Those that cannot do what the layer does (causal, a context, masks) are listed with the reason. Speed
+    says nothing about accuracy: `polymix compare` measures that.
+
+    Args:
+        model_or_shapes: a model with attention, or one shape or several: (tokens, dim), (batch, tokens, dim), or a dict
+            of tokens, dim, heads, batch, grid, causal, cross, mask.
+        device, dtype: where, and in which type, to measure. None: the model's own, or cpu and float32 for shapes. A
+            model is copied to be moved.
+        candidates: mixers, written as for `polymix compare --mixers`.
+        batch: the default batch of shapes, and of the images made for a model without `input`.
+        input: what the model is called with: a tensor, a dict of keyword arguments, or a tuple. None: random images of
+            the size that the model states.
+        training: time forward and backward instead of a forward without gradients.
+        seconds: the budget for all measurements. A call that takes an eighth of its share or more has a single run;
+            then only a factor of two counts. Many layers, or one slow run of attention, can exceed the budget.
+        threads: CPU threads; None leaves them as they are.
+    Returns:
+        a Recommendation, which prints as a table and has `layers`, `headline` and `to_dict()`.
+    Raises:
+        OptionError: the model has no attention, its input is missing, or a shape, device, type or candidate is wrong.
+    """
+    own = model_or_shapes if isinstance(model_or_shapes, nn.Module) else None
+    mixers = _mixers(candidates)
+    check_int("batch", batch, 1)
+    check_choice("training", training, (True, False))
+    check_number("seconds", seconds, 1e-3, math.inf, "a number above 0", 30)
+    with _threads(threads):
+        timer = CandidateTimer(*_place(own, device, dtype), training)
+        machine = manifest(timer.device, torch.get_num_threads())
+        whole: Timing | None = None
+        notes: list[str] = []
+        if own is not None:
+            model, given = _moved(own, _given(own, input, batch), timer, device is not None or dtype is not None)
+            with mode(model, False):  # in evaluation, so that no statistics change
+                layers, notes = record(model, _run(model, given, False), _ids(given))
+            end = time.perf_counter() + seconds
+            with mode(model, training):
+                run = {"model": _run(model, given, training)}
+                whole = interleaved_within(run, 0.2 * seconds, timer.device).get("model")
+                advice = _advise(timer, [(layer.shape, layer) for layer in layers], mixers, end)
+        elif input is not None:
+            raise OptionError("input", "an input", "None for shapes", "Pass a model, or leave input out.")
+        else:
+            shapes = [shape.placed() for shape in shapes_of(model_or_shapes, batch)]
+            end = time.perf_counter() + seconds
+            advice = _advise(timer, [(shape, None) for shape in dict.fromkeys(shapes)], mixers, end)
+    return Recommendation(
+        tuple(advice), whole, str(timer.dtype).removeprefix("torch."), training, machine, tuple(notes)
+    )
+
+
+def _advise(
+    timer: CandidateTimer, layers: Sequence[tuple[Shape, Layer | None]], mixers: dict[str, MixerConfig], end: float
+) -> list[LayerAdvice]:
+    """What to do with each layer. They share the time that is left."""
+    advice = []
+    for place, (shape, layer) in enumerate(layers):
+        share = max((end - time.perf_counter()) / (len(layers) - place), _LEAST)
+        advice.append(_judge(timer, shape, layer, mixers, share))
+    return advice
+
+
+def _judge(
+    timer: CandidateTimer, shape: Shape, layer: Layer | None, mixers: dict[str, MixerConfig], seconds: float
+) -> LayerAdvice:
+    end = time.perf_counter() + seconds
+    own = layer.call(timer.training) if layer else None
+    refused = layer.refused(mixers) if layer else {}
+    able = {label: config for label, config in mixers.items() if label not in refused}
+    attention, candidates = timer.compare(shape, able, 0.5 * seconds, own)
+    candidates += [Candidate(label, reason=why) for label, why in refused.items()]
+    best = choose(attention, candidates) or fastest(candidates)
+    lengths: dict[int, bool] = {}
+    if best is not None:
+        lengths[shape.tokens] = worth_it(attention, best)
+        for factor in _LENGTHS:
+            other, left = shape.longer(factor), end - time.perf_counter()
+            if attention and other.tokens not in lengths and attention.median * factor**2 * LEAST_CALLS < left:
+                its, (candidate,) = timer.compare(other, {best.mixer: mixers[best.mixer]}, 0.4 * left)
+                lengths[other.tokens] = worth_it(its, candidate)
+    names, kind = (layer.names, type(layer.module).__name__) if layer else ((), "softmax attention")
+    return LayerAdvice(names, kind, shape, attention, tuple(candidates), lengths, layer.places if layer else ())
+
+
+def _mixers(candidates: Sequence[str]) -> dict[str, MixerConfig]:
+    if isinstance(candidates, str) or not candidates:
+        allowed = "a sequence of at least one mixer"
+        raise OptionError("candidates", repr(candidates), allowed, 'For example ("padre:degree=2", "pom").')
+    mixers = dict(map(parse_mixer, candidates))
+    if len(mixers) < len(candidates) or "softmax" in mixers:
+        got = ", ".join(candidates)
+        allowed = "different mixers without softmax, which they are compared with"
+        raise OptionError("candidates", got, allowed, "")
+    return mixers
+
+
+def _place(model: nn.Module | None, device: torch.device | str | None, dtype: Any) -> tuple[str, torch.dtype]:
+    weight = next((p for p in model.parameters() if p.is_floating_point()), None) if model is not None else None
+    where = str(device if device is not None else "cpu" if weight is None else weight.device)
+    check_device(where)
+    kind = dtype if dtype is not None else torch.float32 if weight is None else weight.dtype
+    kind = getattr(torch, kind, kind) if isinstance(kind, str) else kind
+    check_choice("dtype", kind, [getattr(torch, name) for name in DTYPES])
+    return where, kind
+
+
+def _given(model: nn.Module, given: Any, batch: int) -> Any:
+    if given is None:
+        return known_input(model, batch)
+    if not isinstance(given, (Tensor, Mapping, tuple, list)):
+        allowed = "a tensor, a dict of keyword arguments, or a tuple of arguments"
+        raise OptionError("input", type(given).__name__, allowed, "")
+    if batch != 1:
+        raise OptionError("batch", batch, "1 with an input, which has a batch of its own", "Leave it out.")
+    return dict(given) if isinstance(given, Mapping) else given
+
+
+def _moved(model: nn.Module, given: Any, timer: CandidateTimer, elsewhere: bool) -> tuple[nn.Module, Any]:
+    """The model and its input where they are measured. A model that must move, or that training changes, is copied."""
+
+    def move(t: Tensor) -> Tensor:
+        return t.to(timer.device, timer.dtype if t.is_floating_point() else t.dtype)
+
+    if elsewhere or timer.training:
+        model = copy.deepcopy(model).to(timer.device, timer.dtype)
+    return model, tree_map_only(Tensor, move, given)
+
+
+def _run(model: nn.Module, given: Any, training: bool) -> Call:
+    if isinstance(given, dict):
+        return call_of(model, (), given, training)
+    return call_of(model, tuple(given) if isinstance(given, (tuple, list)) else (given,), {}, training)
+
+
+def _ids(given: Any) -> bool:
+    return not any(t.is_floating_point() for t in tensors(given))
+
+
+@contextmanager
+def _threads(threads: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    if threads is not None:
+        check_int("threads", threads, 1)
+        torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def run(shapes: Sequence[str], model: str | None, out: Path | None, **options: Any) -> Recommendation:
+    """The command: a recommendation for `shapes` ("4096x192:heads=3") or for `model` ("file.py:function").
+
+    Args:
+        model: the function returns a model, or a model and its input.
+        out: a file for the answer as JSON.
+        options: those of `polymix.recommend`.
+    """
+    if bool(shapes) == bool(model):
+        got = "both --shape and --model" if model else "neither --shape nor --model"
+        raise OptionError("--shape", got, "one of the two", "Try --shape 4096x192:heads=3.")
+    if model is None:
+        answer = recommend([parse_shape(shape) for shape in shapes], **options)
+    else:
+        answer = recommend(**_loaded(model), **options)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(out, json.dumps(answer.to_dict(), indent=1, allow_nan=False) + "\n")
+    return answer
+
+
+def _loaded(name: str) -> dict[str, Any]:
+    """What the function returned, a model or (model, input), as arguments of `recommend`."""
+    built = call_function(name, {}, "--model")
+    parts = built if isinstance(built, tuple) else (built, None)
+    if len(parts) != 2 or not isinstance(parts[0], nn.Module):
+        got = f"{name}, which returns {type(built).__name__}"
+        raise OptionError("--model", got, "a function that returns a model, or (model, input)", "")
+    return {"model_or_shapes": parts[0], "input": parts[1]}

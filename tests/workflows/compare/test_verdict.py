@@ -1,0 +1,136 @@
+"""The verdict on comparisons whose answer is known."""
+
+import math
+
+import pytest
+
+from polymix.workflows.compare.verdict import answer, crossover, good_enough, latencies, noise, scores, slope
+from polymix.workflows.numbers import two_figures
+from tests.workflows.compare.content import make, row
+
+ATTENTION = [1.0, 2.0, 8.0, 100.0]
+GOOD = {"softmax": [0.98, 0.97], "pom": [0.98, 0.975], "qt": [0.97, 0.98], "linear_floor": [0.60, 0.62]}
+
+
+def speeds(**mixers):
+    return {"softmax": ATTENTION, "linear_floor": [0.5] * 4, **mixers}
+
+
+def test_crossover_is_where_the_lines_cross():
+    """pom loses at 16 and 64 by 2 and 1.5, wins at 256 by 2: on the log-log line between 64 and 256."""
+    content = make(GOOD, speeds(pom=[2.0, 3.0, 4.0, 5.0], qt=[0.5, 0.6, 0.7, 0.8]))
+    table = latencies(content, "alone")
+    share = math.log(1.5) / math.log(3.0)
+    assert crossover(table, "pom") == pytest.approx(64 * 4**share)
+    assert crossover(table, "qt") == 16, "faster from the first count on"
+
+
+def test_a_win_that_is_lost_again_is_no_crossover():
+    content = make(GOOD, speeds(pom=[0.5, 3.0, 4.0, 5.0], qt=[0.5, 0.5, 0.5, 200.0]))
+    table = latencies(content, "alone")
+    assert crossover(table, "pom") > 64
+    assert crossover(table, "qt") is None
+
+
+def test_where_attention_was_stopped_the_mixer_wins():
+    content = make(GOOD, speeds(pom=[2.0, 3.0, 10.0, 20.0], qt=[2.0] * 4))
+    content["sweep"] = [r for r in content["sweep"] if not (r["mixer"] == "softmax" and r["tokens"] == 1024)]
+    content["sweep"] += [row("softmax", scope, 1024, None) for scope in ("alone", "host")]
+    assert crossover(latencies(content, "alone"), "pom") == 1024
+    said = answer(content)
+    assert said["take"]["1024"] in ("pom", "qt")
+    assert any("which attention exceeds" in sentence for sentence in said["sentences"])
+
+
+def test_a_stopped_mixer_is_no_candidate_there():
+    content = make(GOOD, speeds(pom=[0.5] * 4, qt=[0.8] * 4))
+    content["sweep"] = [row(*(r["mixer"], r["scope"], r["tokens"], None)) if (r["mixer"], r["tokens"]) == ("pom", 1024) else r
+                        for r in content["sweep"]]  # fmt: skip
+    assert answer(content)["take"] == {"16": "pom", "64": "pom", "256": "pom", "1024": "qt"}
+
+
+def test_headline_takes_the_fastest_of_the_accurate():
+    content = make({**GOOD, "qt": [0.90, 0.91]}, speeds(pom=[0.5] * 4, qt=[0.1] * 4))
+    said = answer(content)
+    assert said["headline"].startswith("At your 16 tokens use pom")
+    assert "2 times as fast" in said["headline"]
+    assert any("Clearly less accurate than attention: qt (90.5%)" in s for s in said["sentences"])
+
+
+def test_headline_keeps_attention_where_nothing_pays():
+    content = make(GOOD, speeds(pom=[0.93, 1.8, 1.0, 1.0], qt=[2.0] * 4))
+    said = answer(content)
+    assert said["headline"].startswith("At your 16 tokens keep attention")
+    assert "pom" in said["headline"]
+    assert said["keep_attention"] == [16]
+    assert said["take"]["64"] == "pom"
+    assert (
+        "From 64 tokens on, some mixer is worth it at every measured length. Below 64 tokens keep attention."
+        in said["sentences"]
+    )
+
+
+def test_a_gain_within_the_noise_does_not_pay():
+    content = make(GOOD, speeds(pom=[0.9] * 4, qt=[5.0] * 4))
+    for r in content["sweep"]:
+        if r["mixer"] == "pom" and r["tokens"] == 16:
+            r["high"] = 1.3
+    assert 16 in answer(content)["keep_attention"]
+
+
+def test_keep_attention_everywhere():
+    content = make(GOOD, speeds(pom=[200.0] * 4, qt=[200.0] * 4))
+    said = answer(content)
+    assert said["take"] == {}
+    assert any("Keep attention at every measured length" in s for s in said["sentences"])
+    assert any("never faster than attention" in s for s in said["sentences"])
+
+
+def test_the_floor_is_never_recommended_and_its_accuracy_is_told():
+    content = make(
+        {**GOOD, "linear_floor": [0.98, 0.98], "pom": [0.5, 0.5], "qt": [0.5, 0.5]}, speeds(pom=[0.5] * 4, qt=[0.5] * 4)
+    )
+    said = answer(content)
+    assert said["take"] == {}
+    assert any("without any token mixing" in s for s in said["sentences"])
+
+
+def test_noise_follows_the_number_of_test_images():
+    few, many = (make(GOOD, speeds(pom=[1.0] * 4, qt=[1.0] * 4), test=n) for n in (100, 10**6))
+    assert noise(few) == pytest.approx(2 * math.sqrt(2 * 0.975 * 0.025 / 200))
+    assert noise(many) == 0.01
+
+
+def test_divergence_is_said_and_disqualifies():
+    content = make({**GOOD, "pom": [0.99, None]}, speeds(pom=[0.1] * 4, qt=[0.5] * 4))
+    assert "pom" not in scores(content)
+    assert good_enough(content) == ["qt"]
+    assert any("Diverged in training (loss became NaN or infinite): pom" in s for s in answer(content)["sentences"])
+    dead = make({**GOOD, "softmax": [None, None]}, speeds(pom=[0.1] * 4, qt=[0.5] * 4))
+    assert any("Attention itself diverged" in s for s in answer(dead)["sentences"])
+
+
+def test_an_undertrained_yardstick_is_said():
+    content = make({m: [0.5, 0.5] for m in GOOD}, speeds(pom=[0.1] * 4, qt=[0.5] * 4))
+    assert any("undertrained" in s for s in answer(content)["sentences"])
+
+
+def test_the_printed_crossover_of_pom_stands_beside_the_measured_one():
+    """PoM, Eq. 11, at d = 192, D = 2 d, k = 2: d + 3."""
+    said = answer(make(GOOD, speeds(pom=[2.0, 3.0, 4.0, 5.0], qt=[0.5] * 4)))["sentences"]
+    (line,) = [s for s in said if s.startswith("pom alone")]
+    assert "from about 110 tokens on" in line
+    assert "from 195 tokens on" in line
+
+
+def test_slope():
+    assert slope({n: 3.0 * n**1.5 for n in (64, 256, 1024, 4096)}) == pytest.approx(1.5)
+    assert slope({64: 1.0}) is None
+    assert slope({1: 50.0, 10: 50.0, 100: 1.0, 1000: 10.0, 10_000: 100.0}) == pytest.approx(1.0), (
+        "small counts are overhead"
+    )
+
+
+@pytest.mark.parametrize(("n", "text"), [(64, "64"), (131.4, "130"), (1999, "2,000"), (54_321, "54,000"), (7, "7")])
+def test_counts_in_sentences_have_two_figures(n, text):
+    assert two_figures(n) == text
