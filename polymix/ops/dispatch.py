@@ -2,7 +2,7 @@
 
     eager    plain PyTorch: differentiable to any order; can be traced, compiled and exported
     blocked  CPU, no gradients: works on blocks of tokens or channels that stay in cache, and in place
-    native   C kernels for the CPU, forward and backward, compiled for the machine on first use
+    native   C kernels for the CPU, forward and backward, compiled at install
     triton   GPU kernels, forward and backward; on a CPU only when requested by name under Triton's interpreter
 
 "auto" tries triton, native, blocked and eager in this order and takes the first that can run and is not slower. An
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from polymix.errors import CapabilityError
-from polymix.ops.native import build as native
+from polymix.ops.native import library as native
 from polymix.ops.shared.tensors import autocast_dtype, keep_memory
 
 KERNELS = ("triton", "native", "blocked")  # in the order in which "auto" prefers them
@@ -179,7 +179,7 @@ def _native(kinds: set[_TensorKind], named: bool) -> str | None:
         return reason
     if traced:  # the operator raises when the graph runs on a machine without the kernels
         return None
-    unavailable = native.why_not()  # the last check, because it may compile the kernels
+    unavailable = native.why_not()  # the last check: it loads the library
     return None if unavailable is None else f"is unavailable: {unavailable}"
 
 

@@ -7,7 +7,7 @@ from torch import nn
 import polymix
 from polymix import explain
 from polymix.errors import CapabilityError, OptionError, PolymixError
-from polymix.ops.native.build import why_not
+from polymix.ops.native.library import why_not
 from tests.helpers import tokens
 
 X = tokens(2, 12, 12, dtype=torch.float32)

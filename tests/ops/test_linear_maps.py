@@ -1,7 +1,5 @@
 """The C kernels of linear maps and their pooling against the definition in float64, on odd sizes."""
 
-import platform
-
 import pytest
 import torch
 from hypothesis import given
@@ -9,14 +7,14 @@ from hypothesis import strategies as st
 
 from polymix.errors import CapabilityError
 from polymix.ops.gated import linear_gated
-from polymix.ops.native import build
+from polymix.ops.native import library
 from polymix.ops.pom import linear_powers
 from polymix.ops.pooled import linear_pairs, linear_scaled, moments
 from polymix.ops.shared.blocks import slower_in_float32
 from tests.helpers import poisoned, tokens
 from tests.ops.kernels import in_float64, relative_error
 
-NATIVE = build.why_not()
+NATIVE = library.why_not()
 needs_it = pytest.mark.skipif(NATIVE is not None, reason=f"untested: kernels in C: {NATIVE}")
 SIZES = {  # batch, tokens, channels, width, output channels
     "one token": (1, 1, 1, 2, 1), "no vector": (3, 63, 17, 34, 5), "60": (2, 100, 60, 60, 60), "blocks": (1, 257, 48, 96, 48),
@@ -133,11 +131,8 @@ def test_any_size(name, batch, n, dim, width, out):
 
 
 @needs_it
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="untested: narrower vectors of x86")
-@pytest.mark.parametrize("architecture", ["x86-64", "x86-64-v3"])
-def test_processors_with_narrower_vectors(architecture, nothing_built, monkeypatch):
-    """The code for vectors of four or eight floats, which this machine can run too."""
-    monkeypatch.setattr(build, "FLAGS", (f"-march={architecture}", *(f for f in build.FLAGS if "-march" not in f)))
+def test_processors_with_other_vectors(vectors):
+    """The code for vectors of four, eight and sixteen floats."""
     for name in NAMES:
         for size in SIZES.values():
             agree(*arguments(name, *size, heads=1))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from polymix.ops.native.arrays import dense, full, linear_of, room_like, sizes_of, tokens
-from polymix.ops.native.build import call
+from polymix.ops.native.library import call
 from polymix.ops.shared.blocks import output
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polymix.ops.native.arrays import dense, tokens
-from polymix.ops.native.build import call
+from polymix.ops.native.library import call
 from polymix.ops.padre import blocked
 from polymix.ops.padre.eager import Convolution, pad
 from polymix.ops.shared import blocks

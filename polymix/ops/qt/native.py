@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from polymix.ops.native.arrays import Sizes, dense, full, hidden, linear_of, room_like, tokens
-from polymix.ops.native.build import call
+from polymix.ops.native.library import call
 from polymix.ops.shared.blocks import output
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import polymix
-from polymix.ops.native.build import why_not
+from polymix.ops.native.library import why_not
 from polymix.ops.shared import blocks
 from tests.helpers import build, close, tokens
 from tests.mixers.impls.cases import CASES, both, length, make, of, padding

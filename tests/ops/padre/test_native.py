@@ -1,13 +1,10 @@
 """PADRe's C kernels against the definition in float64, on sizes that are no multiple of a vector, tile or strip."""
 
-import platform
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polymix.ops.native import build
 from polymix.ops.padre.eager import step
 from tests.helpers import tokens
 from tests.ops.kernels import in_float64, needs_it, relative_error
@@ -144,11 +141,8 @@ def test_a_sum_over_many_samples_that_cancel():
 
 
 @needs_it
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="untested: narrower vectors of x86")
-@pytest.mark.parametrize("architecture", ["x86-64", "x86-64-v3"])
-def test_processors_with_narrower_vectors(architecture, nothing_built, monkeypatch):
-    """The code for vectors of four or eight floats, which this machine can run too."""
-    monkeypatch.setattr(build, "FLAGS", (f"-march={architecture}", *(f for f in build.FLAGS if "-march" not in f)))
+def test_processors_with_other_vectors(vectors):
+    """The code for vectors of four, eight and sixteen floats."""
     for shape in SHAPES:
         for dtype in (torch.float32, torch.bfloat16):
             args = arguments(*SHAPES[shape], dtype=dtype)
