@@ -30,8 +30,8 @@ from torch import nn
 import polymix
 from polymix.measure.machine import manifest
 from polymix.models import VisionTransformer
-from polymix.tasks.classify import Recipe, train
-from polymix.tasks.images import ImageData, load_digits
+from polymix.tasks.images import ImageData, Schedule, load_digits
+from polymix.tasks.images.training import train
 
 BASES = ("monomial", "chebyshev", "legendre", "hermite")
 HOSTS: dict[str, dict[str, Any]] = {
@@ -76,7 +76,7 @@ def growth(model: nn.Module, data: ImageData) -> Run:
     return found
 
 
-def measure(run: Run, host: Run, data: ImageData, recipe: Recipe) -> Run:
+def measure(run: Run, host: Run, data: ImageData, recipe: Schedule) -> Run:
     torch.manual_seed(run["seed"])
     before = growth(build(run, host), data)
     model, outcome = train(partial(build, run, host), data, recipe, seed=run["seed"])
@@ -155,7 +155,7 @@ def main() -> None:
         chosen.degrees, chosen.seeds, chosen.epochs = 3, 1, 2
     torch.set_num_threads(chosen.threads)
     chosen.out.mkdir(parents=True, exist_ok=True)
-    path, recipe, data = chosen.out / "results.json", Recipe(epochs=chosen.epochs), load_digits(8)
+    path, recipe, data = chosen.out / "results.json", Schedule(epochs=chosen.epochs), load_digits(8)
     asked = {"host": HOSTS[chosen.host], "recipe": recipe.to_dict()}
     content = {**asked, "machine": manifest("cpu", chosen.threads), "rows": []}
     if path.exists():

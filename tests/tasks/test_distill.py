@@ -11,9 +11,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import polymix
 from polymix.errors import DataError, OptionError
-from polymix.tasks.classify import Recipe, train
 from polymix.tasks.distill import Distillation, distill, stages
-from polymix.tasks.images import load_digits
+from polymix.tasks.images import Schedule, load_digits
+from polymix.tasks.images.training import train
 from tests.tasks.distilled import BATCHES, ONCE, Stateful, X, Y, bits, converted, differing, former, loader, state, vit
 
 STILL = {"learning_rate": 1e-12, "weight_decay": 0.0}
@@ -38,7 +38,7 @@ def fails_at(monkeypatch, stage, step, error):
 
 def test_both_stages_bring_the_accuracy_back():
     data = load_digits()
-    host, _ = train(lambda: vit(dim=32, depth=1, classes=10), data, Recipe(epochs=12, batch_size=64), seed=0)
+    host, _ = train(lambda: vit(dim=32, depth=1, classes=10), data, Schedule(epochs=12, batch_size=64), seed=0)
     images, tests = data.normalise(data.train[0]), data.normalise(data.test[0])
     report = polymix.convert(host, "pom", init="fresh", input=images[:32])
     done = distill(
