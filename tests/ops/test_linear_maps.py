@@ -11,7 +11,7 @@ from polymix.ops.native import library
 from polymix.ops.pom import linear_powers
 from polymix.ops.pooled import linear_pairs, linear_scaled, moments
 from polymix.ops.shared.blocks import slower_in_float32
-from tests.helpers import poisoned, tokens
+from tests.helpers import tokens
 from tests.ops.kernels import in_float64, relative_error
 
 NATIVE = library.why_not()
@@ -80,18 +80,12 @@ def agree(operator, args, bound=1e-5):
         assert relative_error(ours, wanted) < bound, "more than the rounding of float32 sums of float32 products"
 
 
-@pytest.fixture
-def fresh_memory_is_nan(monkeypatch):
-    for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
-        monkeypatch.setattr(owner, name, poisoned(getattr(owner, name)))
-
-
 @needs_it
 @every_name
 @every_size
-@pytest.mark.parametrize("given", [True, False])
-def test_outputs_and_gradients(name, size, given, fresh_memory_is_nan):
-    agree(*arguments(name, *SIZES[size], given=given, heads=1 if SIZES[size][3] % 2 else 2))
+@pytest.mark.parametrize("optional", [True, False])
+def test_outputs_and_gradients(name, size, optional, fresh_memory_is_nan):
+    agree(*arguments(name, *SIZES[size], optional=optional, heads=1 if SIZES[size][3] % 2 else 2))
 
 
 @needs_it
