@@ -42,6 +42,7 @@ MODULES = {
     "polymix.tasks.text.prepare": "polymix.tasks.text.data",
     "polymix.tasks.text.processes": "polymix.tasks.processes",
     "polymix.tasks.text.shards": "polymix.tasks.text.tokens",
+    "polymix.workflows.generate.settings": "polymix.workflows.generate.run",
 }
 
 
