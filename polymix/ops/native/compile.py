@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import shlex
 import shutil
 import subprocess
 import sys
@@ -87,6 +86,8 @@ def build(folder: Path | None = None, chosen: Mapping[str, tuple[str, ...]] | No
 
 def compilers() -> list[list[str]]:
     """The compiler commands to try, in order: CC (a path, or a command with options), gcc, cc."""
+    import shlex  # only needed here; `import polymix` should load nothing that PyTorch has not loaded
+
     cc = os.environ.get("CC", "").strip()
     commands = [[cc] if Path(cc).is_file() else shlex.split(cc)] if cc else []
     commands += [[path] for name in ("gcc", "cc") if (path := shutil.which(name))]
