@@ -2,9 +2,9 @@
 
 The function is sampled at Chebyshev nodes. Each fit is judged at held-out points against the measured rounding noise.
 
-A quotient p/q satisfies p(t) - f(t) q(t) = 0, which is linear in the coefficients of p and q: they are the null vector
-of one matrix. Every smooth function is close to some quotient, so closeness proves nothing. But a true quotient has the
-same degrees however long the line is; anything else needs higher degrees as the line gets longer.
+A quotient p/q satisfies p(t) - f(t) q(t) = 0, which is linear in the coefficients of p and q: they are the null
+vector of one matrix. Every smooth function is close to some quotient, so closeness proves nothing. But a true
+quotient has the same degrees however long the line is; anything else needs higher degrees as the line gets longer.
 """
 
 from __future__ import annotations

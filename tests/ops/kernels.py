@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from polymix.ops.native import build
+from polymix.ops.native import library
 
-NATIVE = build.why_not()
+NATIVE = library.why_not()
 needs_it = pytest.mark.skipif(NATIVE is not None, reason=f"untested: kernels in C: {NATIVE}")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Where eager is near exact. The interpreter cuts off what bfloat16 does not hold, where a GPU rounds: a whole unit in

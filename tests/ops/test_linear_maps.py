@@ -1,7 +1,5 @@
 """Maps of tokens with their pooling as kernels in C, against the definition in float64 on sizes that fill no vector or block."""
 
-import platform
-
 import pytest
 import torch
 from hypothesis import given
@@ -9,14 +7,14 @@ from hypothesis import strategies as st
 
 from polymix.errors import CapabilityError
 from polymix.ops.gated import linear_gated
-from polymix.ops.native import build
+from polymix.ops.native import library
 from polymix.ops.pom import linear_powers
 from polymix.ops.pooled import linear_pairs, linear_scaled, moments
 from polymix.ops.shared.blocks import slower_in_float32
 from tests.helpers import poisoned, tokens
 from tests.ops.kernels import doubled, off
 
-NATIVE = build.why_not()
+NATIVE = library.why_not()
 needs_it = pytest.mark.skipif(NATIVE is not None, reason=f"untested: kernels in C: {NATIVE}")
 SIZES = {  # batch, tokens, channels, width, channels in the end
     "one token": (1, 1, 1, 2, 1), "no vector": (3, 63, 17, 34, 5), "60": (2, 100, 60, 60, 60), "blocks": (1, 257, 48, 96, 48),
@@ -132,11 +130,8 @@ def test_any_size(name, batch, n, dim, width, out):
 
 
 @needs_it
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="untested: narrower vectors of x86")
-@pytest.mark.parametrize("architecture", ["x86-64", "x86-64-v3"])
-def test_processors_with_narrower_vectors(architecture, nothing_built, monkeypatch):
+def test_processors_with_other_vectors(vectors):
     """Four or eight floats at once, with half the registers; such machines as this one run their code too."""
-    monkeypatch.setattr(build, "FLAGS", (f"-march={architecture}", *(f for f in build.FLAGS if "-march" not in f)))
     for name in NAMES:
         for size in SIZES.values():
             agree(*arguments(name, *size, heads=1))
@@ -278,4 +273,4 @@ def test_a_kernel_that_there_is_not_says_so():
 def test_bf16_products_in_hardware_are_faster(bf16_products):
     assert slower_in_float32(torch.zeros(1)) is None
     why = slower_in_float32(torch.zeros(1, dtype=torch.bfloat16))
-    assert ("bfloat16 itself" in why) if bf16_products else why is None
+    assert ("multiplies bfloat16 natively" in why) if bf16_products else why is None

@@ -9,7 +9,7 @@ import torch
 import torch._dynamo.testing
 
 from polymix.ops.gated import linear_gated
-from polymix.ops.native.build import why_not
+from polymix.ops.native.library import why_not
 from polymix.ops.padre import padre_step
 from polymix.ops.pom import linear_powers, pom_pool, pom_scan
 from polymix.ops.pooled import gate_tokens, linear_pairs, linear_scaled, moments, pooled_product

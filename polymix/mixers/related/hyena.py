@@ -233,10 +233,10 @@ def decay_rates(config: HyenaConfig, channels: int) -> Tensor:
 class ImplicitFilter(nn.Module):
     """taps[t] = (e^(-δ t') + shift) ⊙ MLP(z_t), t' = t / (length - 1), for (order - 1) D channels.
 
-    z_t, learned, starts as [t', cos 2π f t / length, -sin 2π f t / length], f from 0.0001 in steps of about 1. The MLP
-    has `depth` inner layers; its activation is sin(frequency ⊙ ·), one learned frequency a unit for all layers.
-    Computed in float32 at least; weights cast to bf16 hold positions to three digits, which a filter of more than some
-    hundred taps feels: use autocast there.
+    z_t, learned, starts as [t', cos 2π f t / length, -sin 2π f t / length], f from 0.0001 in steps of about 1. The
+    MLP has `depth` inner layers; its activation is sin(frequency ⊙ ·), one learned frequency a unit for all layers.
+    Computed in float32 at least; weights cast to bf16 hold positions to three digits, which a filter of more than
+    some hundred taps feels: use autocast there.
     """
 
     def __init__(self, config: HyenaConfig, channels: int, **kw: Any) -> None:
@@ -321,16 +321,16 @@ class HyenaConfig(MixerConfig):
         filter_width: width of the network.
         filter_depth: number of its inner layers.
         emb_dim: size of its positional encoding, odd: 2 bands + 1.
-        frequency: of its sine activation, at init.
-        shift: what the decay ends at.
+        frequency: initial frequency of its sine activation.
+        shift: value to which the decay tends.
     """
 
     name: ClassVar[str] = "hyena"
     output: ClassVar[str] = "gates with long convolutions between them"
     cost_formula: ClassVar[str] = (
-        "(order + 2) N D² + (order + 1) N D kernel_size + (order - 1) (N D w + T) + N w (emb_dim + filter_depth w); "
-        "(order + 2) N D² + (order + 1) N D kernel_size + (order - 1) T if filter = explicit; "
-        "(order + 2) N D² + (order + 1) N D kernel_size + (order - 1) N D length if filter = explicit and length ≤ 64; "
+        "(order + 2) N D² + (order + 1) N D kernel_size + (order - 1) T; "
+        "plus N w (emb_dim + filter_depth w + (order - 1) D) if filter = implicit; "
+        "minus (order - 1) (T - N D length) if filter = explicit and length ≤ 64; "
         "where w = filter_width; where T = ⌈3.75 D L log₂(L)⌉; for FFTs of length L ≥ N + min(N, length) - 1"
     )
     sees: ClassVar[str] = "the past"

@@ -146,8 +146,8 @@ class NonLocalMixer(TokenMixer):
         """A mixer with the weights, and the outputs, of a state dict of timm's NonLocalAttn.
 
         Options: the arguments of timm's class, or ours. `residual` is on unless told otherwise, since timm's forward
-        adds x; `norm` is what the state dict has; put the mixer in eval() for the running averages. Raises OptionError
-        for keys or shapes that do not fit.
+        adds x; `norm` is what the state dict has; put the mixer in eval() for the running averages. Raises
+        OptionError for keys or shapes that do not fit.
         """
         wanted = [f"{name}.weight" for name in "tpgz"]
         bias, norm = "t.bias" in state_dict, "norm.weight" in state_dict

@@ -136,7 +136,7 @@ class PerformerConfig(HeadsConfig):
     Args:
         features: number of features m per head; None for 2 d. The softmax kernel's error falls as 1 / √m.
         kernel: "softmax" or "relu".
-        seed: of the random features.
+        seed: seed of the random features.
     """
 
     name: ClassVar[str] = "performer"

@@ -76,8 +76,8 @@ class XcaMixer(TokenMixer):
     def from_reference(cls, state_dict: Mapping[str, Tensor], **options: Any) -> XcaMixer:
         """A mixer with the weights of the authors' XCA, or of timm's, whose names are the same.
 
-        `options`: their constructor's arguments (num_heads is 8 there unless given; qk_scale does nothing in it either;
-        attn_drop must be 0) or ours. A bias that qkv lacks is zero.
+        `options`: their constructor's arguments (num_heads is 8 there unless given; qk_scale does nothing in it
+            either; attn_drop must be 0) or ours. A bias that qkv lacks is zero.
         """
         check_keys(state_dict, ("temperature", "qkv.weight", "proj.weight"), ("qkv.bias", "proj.bias"))
         check_choice("attn_drop", float(options.pop("attn_drop", 0.0)), (0.0,))

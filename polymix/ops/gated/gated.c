@@ -1,11 +1,11 @@
-/* A linear map of the tokens, its outputs gated by what was pooled, and a second map: the end of PoM and Poly-SA, forward
-   and backward. The inner map's outputs never leave the cache. */
+/* The output stage of PoM and Poly-SA, forward and backward: a linear map of the tokens, gated by a pooled vector, and a
+   projection. The outputs of the inner map never leave the cache. */
 
 #include "blocks.h"
 #include "functions.h"
 
-/* ---- gated: W_o (act(W x_n + b) ⊙ H ⊙ p_n) + b_o with H one a sample and p a number for each head, or 1; `last` may be
-   NULL for no W_o ---- */
+/* ---- gated: W_o (act(W x_n + b) ⊙ H ⊙ p_n) + b_o, with one H per sample and one factor p_n per head, or 1. `last` is W_o
+   and may be NULL for no projection. ---- */
 
 INLINE void gate_rows(Rows u, Block k, const float *gate, float *by, const float *p, const Sizes *s, const int kind) {
   for (int64_t r = 0; r < k.rows; r++) {
@@ -17,7 +17,7 @@ INLINE void gate_rows(Rows u, Block k, const float *gate, float *by, const float
   }
 }
 
-/* y (batch, tokens, out), for gate (batch, width) */
+/* y (batch, tokens, out) for gate (batch, width). Returns 0, or 1 if memory cannot be allocated. */
 int linear_gated(const Tokens *x, const Linear *w, const float *gate, const float *p, const Linear *last, const Tokens *y,
                  const Sizes *s) {
   int64_t items = s->batch * blocks_of(s), width = padded(s->width);
@@ -50,7 +50,7 @@ int linear_gated(const Tokens *x, const Linear *w, const float *gate, const floa
   return 0;
 }
 
-/* u -> act(u) ⊙ H ⊙ p, whose gradient dz -> that of u; adds up those of H */
+/* Replace u by act(u) ⊙ H ⊙ p, and its gradient dz by the gradient of u; add the gradient of H to `sums`. */
 INLINE void gated_back(Rows u, Rows dz, Block k, const float *gate, float *by, const float *p, float *sums,
                        float *product_row, float *grad_p, const Sizes *s, const int kind) {
   for (int64_t r = 0; r < k.rows; r++) {
@@ -67,7 +67,7 @@ INLINE void gated_back(Rows u, Rows dz, Block k, const float *gate, float *by, c
   }
 }
 
-/* The gradients of x, W, b, gate, p (batch, heads, tokens) or NULL, W_o and b_o, for grad (batch, tokens, out). */
+/* The gradients of x, W, b, gate, p (batch, heads, tokens; may be NULL), W_o and b_o, for grad (batch, tokens, out). */
 int linear_gated_backward(const Tokens *grad, const Tokens *x, const Linear *w, const float *gate, const float *p,
                           const Linear *last, const Tokens *grad_x, float *grad_w, float *grad_b, float *grad_gate,
                           float *grad_p, float *grad_last, float *grad_last_b, const Sizes *s) {

@@ -1,20 +1,20 @@
-/* Poly-SA and Poly-NL: the product of two linear maps of the tokens, pooled over them; where the tokens are many, their mean
-   and second moment instead; and a map of the tokens under a scale. Forward and backward.
+/* Poly-SA and Poly-NL, forward and backward: the pooled product of two linear maps of the tokens; the mean and second moment
+   of the tokens, which replace it if there are many tokens; and a linear map of scaled tokens.
 
-   A thread takes a block of tokens through all of it. Sums over tokens are made block by block in float32, then over the
-   blocks in order in double; a weight's gradient is summed thread by thread. */
+   Each thread takes one block of tokens at a time through all steps. Sums over tokens are float32 within a block and double
+   over the blocks, in a fixed order. The gradients of weights are summed per thread. */
 
 #include "blocks.h"
 #include "functions.h"
 
-/* ---- pairs: Σ_j p_j ⊙ (W_1 x_j + b_1) ⊙ (W_2 x_j + b_2), p a number for each head, or 1; W holds W_1, then W_2 ---- */
+/* ---- pairs: Σ_j p_j ⊙ (W_1 x_j + b_1) ⊙ (W_2 x_j + b_2), with one factor p_j per head, or 1; W holds W_1, then W_2 ---- */
 
 static Linear half_of(const Linear *w, int second) {
   int64_t out = w->out / 2;
   return (Linear){w->weight + second * out * w->in, w->bias ? w->bias + second * out : NULL, out, w->in};
 }
 
-/* sums (batch, width) */
+/* sums (batch, width). Returns 0, or 1 if memory cannot be allocated, like all functions here. */
 int linear_pairs(const Tokens *x, const Linear *w, const float *p, const uint8_t *mask, float *sums, const Sizes *s) {
   int64_t items = s->batch * blocks_of(s), width = padded(s->width);
   int64_t each = size_of_rows(s->dim) + 2 * size_of_rows(s->width) + width;
@@ -50,7 +50,7 @@ int linear_pairs(const Tokens *x, const Linear *w, const float *p, const uint8_t
   return 0;
 }
 
-/* The gradients of x, W, b and p, that one (batch, heads, tokens) or NULL, for grad (batch, width). */
+/* The gradients of x, W, b and p (batch, heads, tokens; may be NULL), for grad (batch, width). */
 int linear_pairs_backward(const float *grad, const Tokens *x, const Linear *w, const float *p, const uint8_t *mask,
                           const Tokens *grad_x, float *grad_w, float *grad_b, float *grad_p, const Sizes *s) {
   int64_t items = s->batch * blocks_of(s), width = padded(s->width), ins = padded(s->dim), square = width * ins;
@@ -116,9 +116,9 @@ int linear_pairs_backward(const float *grad, const Tokens *x, const Linear *w, c
   return 0;
 }
 
-/* ---- moments: the mean and the second moment about it; scaled: a map of the tokens under a scale ---- */
+/* ---- moments: the mean and the second moment about it; scaled: a linear map of scaled tokens ---- */
 
-/* to = x - centre, zero where the mask hides a token or past the channels */
+/* to = x - centre; zero at masked tokens and in the padding of the channels */
 static void about(Rows to, const Tokens *x, const float *centre, const uint8_t *mask, Block k, const Sizes *s) {
   copy(to, x, k.b, k.first, k.rows, s->dim, s->bf16);
   for (int64_t r = 0; r < k.rows; r++) {
@@ -129,7 +129,7 @@ static void about(Rows to, const Tokens *x, const float *centre, const uint8_t *
   }
 }
 
-/* The tiles of outer(x, x) that touch the diagonal or lie above it. */
+/* The tiles of outer(x, x) on or above the diagonal. */
 static void outer_above(Rows x, int64_t rows, float *total) {
   for (int64_t first = 0; first < x.width; first += ACROSS * LANES) {
     int64_t across = least(ACROSS, (x.width - first) / LANES);
@@ -138,14 +138,14 @@ static void outer_above(Rows x, int64_t rows, float *total) {
   }
 }
 
-/* the items of a thread, one run of them */
+/* The first item of a thread; each thread has a contiguous run of items. */
 INLINE int64_t first_of(int64_t items, int64_t thread, int64_t threads) { return items * thread / threads; }
 
-/* centre (batch, dim) and moment (batch, dim, dim), a sum, of the real tokens; count (batch) has how many, at least 1.
-   Returns 0, or 1 where there was no memory, as does the next. */
+/* centre (batch, dim) is the mean of the real tokens, and moment (batch, dim, dim) the sum of their second moments about it;
+   count (batch) is the number of real tokens, at least 1. */
 int moments(const Tokens *x, const uint8_t *mask, const float *count, float *centre, float *moment, const Sizes *s) {
   int64_t items = s->batch * blocks_of(s), width = padded(s->dim), square = width * width;
-  int64_t slots = s->batch + s->threads; /* for each pair of a thread and a sample that it meets, at their sum */
+  int64_t slots = s->batch + s->threads; /* one for each pair of a thread and one of its samples, at index thread + sample */
   int64_t each = size_of_rows(s->dim);
   float *whole = reserve(items * width + s->batch * width + slots * square + s->threads * each), *place = whole;
   if (!whole) return 1;
@@ -194,8 +194,8 @@ int moments(const Tokens *x, const uint8_t *mask, const float *count, float *cen
   return 0;
 }
 
-/* y = x A + c, zero where the mask hides a token, for A (batch, dim, dim) and c (batch, dim): what the gradients of both
-   make of that of x */
+/* y = x A + c, zero at masked tokens, for A (batch, dim, dim) and c (batch, dim). With A and c from the gradients of centre and
+   moment, y is the gradient of x. */
 int moments_backward(const Tokens *x, const uint8_t *mask, const float *a, const float *c, const Tokens *y, const Sizes *s) {
   int64_t items = s->batch * blocks_of(s), packed = size_of_packed(s->dim, s->dim), each = 2 * size_of_rows(s->dim);
   float *whole = reserve(s->batch * packed + s->threads * each), *place = whole;
@@ -226,7 +226,7 @@ int moments_backward(const Tokens *x, const uint8_t *mask, const float *a, const
   return 0;
 }
 
-/* y = (x ⊙ scale) Wᵀ + b + rest x for scale (batch, dim); rest a number, or NULL for none */
+/* y = (x ⊙ scale) Wᵀ + b + rest x for scale (batch, dim); rest points to a number, or is NULL for none. */
 int linear_scaled(const Tokens *x, const float *scale, const Linear *w, const float *rest, const Tokens *y, const Sizes *s) {
   int64_t items = s->batch * blocks_of(s), width = padded(s->dim);
   int64_t each = size_of_rows(s->dim) + size_of_rows(s->out) + width;
@@ -243,7 +243,7 @@ int linear_scaled(const Tokens *x, const float *scale, const Linear *w, const fl
       Block k = block_of(s, item);
       copy(u, x, k.b, k.first, k.rows, s->dim, s->bf16);
       load_row(its, scale + k.b * s->dim, s->dim);
-      /* in the place of the outputs before the product: what it is added to */
+      /* Write rest x + b to the outputs first; the product is added to it. */
       Rows out = place_of(room_out, y, k.b, k.first, k.rows, s->out, s->bf16);
       for (int64_t r = 0; r < k.rows; r++)
         for (int64_t c = 0; c < u.width; c += LANES) {
@@ -259,7 +259,7 @@ int linear_scaled(const Tokens *x, const float *scale, const Linear *w, const fl
   return 0;
 }
 
-/* The gradients of x, scale, W, b and rest, that one (threads), for grad (batch, tokens, out). */
+/* The gradients of x, scale, W, b and rest (one per thread), for grad (batch, tokens, out). */
 int linear_scaled_backward(const Tokens *grad, const Tokens *x, const float *scale, const Linear *w, const float *rest,
                            const Tokens *grad_x, float *grad_scale, float *grad_w, float *grad_b, float *grad_rest,
                            const Sizes *s) {

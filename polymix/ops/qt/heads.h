@@ -1,10 +1,10 @@
-/* Heads of channels in rows of whole vectors: each head begins at a vector, with zeros after it where it does not fill the last.
-   Maps to and from such rows, and the gradients of their weights. */
+/* Rows of heads in which every head starts at a whole vector and is padded with zeros to whole vectors; linear maps to and from
+   such rows, and the gradients of their weights. */
 
 #pragma once
 #include "blocks.h"
 
-/* `each` numbers a head, `wide` in a row */
+/* `number` heads of `each` channels, padded to `wide` channels in a row */
 typedef struct {
   int64_t number, each, wide, order;
 } Heads;
@@ -19,7 +19,8 @@ INLINE float *row_of(Rows x, int64_t r) { return x.at + r * x.pitch; }
 
 INLINE int64_t size_spaced(int64_t runs, int64_t each, int64_t wide) { return each == wide ? 0 : padded(runs * wide); }
 
-/* Runs of `each` numbers, `wide` apart with zeros between them, by all threads of a team together; or where they are. */
+/* Copy runs of `each` numbers so that they lie `wide` apart, padded with zeros; if each == wide, return `from`. All threads of
+   the team must call this. */
 static const float *spaced(float **room, const float *from, int64_t runs, int64_t each, int64_t wide) {
   if (!from || each == wide) return from;
   float *to = take(room, runs * wide);
@@ -30,7 +31,7 @@ static const float *spaced(float **room, const float *from, int64_t runs, int64_
   }
   return to;
 }
-/* the map to `heads` heads, and the one from all of them */
+/* The map whose outputs are `heads` padded heads, and the map whose inputs are all padded heads. */
 INLINE int64_t size_to(int64_t heads, int64_t in, Heads g) {
   return size_spaced(heads, g.each * in, g.wide * in) + size_spaced(heads, g.each, g.wide);
 }
@@ -43,8 +44,8 @@ static Linear map_from(float *room, const Linear *w, Heads g) {
   return (Linear){spaced(&room, w->weight, w->out * g.number, g.each, g.wide), w->bias, w->out, g.number * g.wide};
 }
 
-/* to (rows, width) = the sum of what each thread has, `step` apart, in rows of `pitch`; of the rows there, and of the
-   columns there, `each` of `wide` count */
+/* to (rows, width) = the sum over the threads, without the padding. The threads' arrays lie `step` apart and have rows of
+   `pitch`; of every row_wide rows only row_each are real, and of every `wide` columns only `each`. */
 static void add_spaced(float *to, int64_t rows, int64_t row_each, int64_t row_wide, int64_t width, int64_t each,
                        int64_t wide, const float *parts, int64_t pitch, int64_t step) {
   int64_t threads = omp_get_num_threads();
@@ -59,7 +60,7 @@ static void add_spaced(float *to, int64_t rows, int64_t row_each, int64_t row_wi
       }
   }
 }
-/* the gradients of a map to heads, from (heads · wide, padded inputs) and then (heads · wide) in each thread */
+/* The gradients of a map to heads. Each thread holds that of W, (heads · wide, padded inputs), then that of b, (heads · wide). */
 static void add_maps(float *grad_w, float *grad_b, int64_t heads, Heads g, int64_t in, const float *parts, int64_t step) {
   int64_t out = heads * g.each, ins = padded(in);
   add_spaced(grad_w, out, g.each, g.wide, in, in, ins, parts, ins, step);

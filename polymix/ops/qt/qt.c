@@ -1,24 +1,23 @@
-/* QT's compact form on tokens, its maps included: Σ_j [1, k, k²] ⊗ [v, 1] with k and v maps of the tokens, and what
-   [1, q, q²] make of such sums, forward and backward.
+/* QT's compact form including its linear maps, forward and backward: the moments Σ_j [1, k, k²] ⊗ [v, 1], where k and v are
+   maps of the tokens, and [1, q, q²] times such moments.
 
-   Each thread takes a run of blocks of tokens through all of it, head by head. It sums over them in float32, and the
-   sums of threads are added in their order; so are the gradients of weights. A head's numbers begin at a whole vector,
-   with zeros after them where they do not fill the last. */
+   Each thread takes a run of blocks of tokens through all steps, head by head. It sums in float32, and the sums of the threads
+   are added in a fixed order, as are the gradients of weights. Heads are padded with zeros to whole vectors. */
 
 #include "heads.h"
 
-#define MANY 16 /* blocks whose sums are added one by one; beyond them, sums of so many */
+#define MANY 16 /* blocks that are summed directly; longer sums add up sums of MANY blocks */
 
-/* one head's Σ [1, q, q²] ⊗ [v, b]: of v (1 + order · wide, wide), of b (order · wide), and Σ b */
+/* The moments Σ [1, q, q²] ⊗ [v, b] of one head: those of v (1 + order · wide, wide), those of b (order · wide), and Σ b. */
 typedef struct {
   float *top, *below, *last;
 } Sums;
-/* such sums that features are multiplied with: from q and from q² to v, from v back to both, and those of b */
+/* Moments as maps that features are multiplied with: from q and q² to v, from v back to both; and the moments of b. */
 typedef struct {
   Packed ask[2], back;
   float *below, last;
 } Given;
-/* blocks [from, to) of all samples */
+/* The blocks [from, to), counted over all samples. */
 typedef struct {
   int64_t from, to;
 } Run;
@@ -31,7 +30,7 @@ INLINE float sum_of(vec v) {
   return parts[0];
 }
 
-/* ---- sums, as (1 + order · each, each + 1) outside ---- */
+/* ---- moments; without padding, as in PyTorch, they are (1 + order · each, each + 1) ---- */
 
 INLINE int64_t size_of_sums(Heads g) { return (1 + g.order * g.wide) * g.wide + g.order * g.wide + LANES; }
 INLINE Sums sums_at(float *at, Heads g) {
@@ -47,7 +46,7 @@ static void square_rows(Rows q, Rows squares, int64_t rows, Heads g) {
     }
 }
 
-/* += those of a block's q, q², v and b */
+/* Add the moments of a block's q, q², v and b. */
 static void add_sums(Sums m, Rows q, Rows squares, Rows v, const float *b, int64_t rows, Heads g) {
   add_rows(v, rows, m.top);
   for (int64_t r = 0; r < rows; r++) *m.last += b[r];
@@ -71,7 +70,7 @@ static void write_sums(float *to, float *from, Heads g) {
   }
 }
 
-/* The blocks of thread t: one run, so that only the first and the last sample in it may be other threads' too. */
+/* The blocks of thread t. They are contiguous, so the thread shares only its first and its last sample with other threads. */
 INLINE Run run_of(int64_t t, const Sizes *s) {
   int64_t items = s->batch * blocks_of(s), threads = omp_get_num_threads();
   return (Run){items * t / threads, items * (t + 1) / threads};
@@ -80,8 +79,8 @@ INLINE int begun_before(int64_t b, Run run, const Sizes *s) { return b * blocks_
 INLINE int all_in(int64_t b, Run run, const Sizes *s) {
   return !begun_before(b, run, s) && (b + 1) * blocks_of(s) <= run.to;
 }
-/* Where a thread, with room for three, keeps the sums of sample b: those that another began are kept to the end; the
-   third are older ones of the same sample. */
+/* Where a thread keeps the sums of sample b. It has three buffers: one for a sample that another thread has begun, one for the
+   samples that it begins itself, and one for the older blocks of the current sample. */
 INLINE float *kept(float *three, int64_t b, Run run, Heads g, const Sizes *s) {
   return three + (begun_before(b, run, s) ? 0 : g.number * size_of_sums(g));
 }
@@ -97,7 +96,7 @@ INLINE float *place_of_sums(float *to, int64_t b, int64_t h, Heads g) {
 static void add_all(float *to, const float *from, int64_t size) {
   for (int64_t c = 0; c < size; c += LANES) *at(to, c) += *(const vec *)(from + c);
 }
-/* What comes after a block. Sums of sums of MANY blocks keep the digits that one long sum would lose. */
+/* Finish a block. Adding up sums of MANY blocks is more precise than one long sum. */
 static void end_sums(float *to, float *three, int64_t item, Run run, Heads g, const Sizes *s) {
   int64_t b = item / blocks_of(s), size = g.number * size_of_sums(g);
   int64_t blocks = item + 1 - most(run.from, b * blocks_of(s));
@@ -112,7 +111,8 @@ static void end_sums(float *to, float *three, int64_t item, Run run, Heads g, co
   if (!last || !all_in(b, run, s)) return;
   for (int64_t h = 0; h < g.number; h++) write_sums(place_of_sums(to, b, h, g), its + h * size_of_sums(g), g);
 }
-/* those of the samples that several threads shared, by all threads of a team together; theirs lie `step` apart */
+/* Add up the sums of the samples that several threads share; their buffers lie `step` apart. All threads of the team must call
+   this. */
 static void end_shared(float *to, float *three, int64_t step, Heads g, const Sizes *s) {
 #pragma omp barrier
 #pragma omp for schedule(static)
@@ -133,18 +133,18 @@ static void end_shared(float *to, float *three, int64_t step, Heads g, const Siz
   }
 }
 
-/* ---- features times sums, and the way back ---- */
+/* ---- features times moments, and the backward ---- */
 
 INLINE int64_t size_of_given(Heads g) {
   return 2 * size_of_packed(g.wide, g.wide) + size_of_packed(g.order * g.wide, g.wide) + g.order * g.wide;
 }
-/* number (o, i) of a packed map is [i · step] */
+/* Entry (o, i) of a packed map is at index i · step of the result. */
 INLINE float *column_of(Packed p, int64_t o, int64_t *step) {
   int64_t first = o - o % (ACROSS * LANES);
   *step = least(ACROSS * LANES, p.out - first);
   return p.at + first * p.in + o - first;
 }
-/* from (1 + order · each, each + 1); what leads back only where it is wanted */
+/* Load the moments of one head from (1 + order · each, each + 1). The map from v back is loaded only if `wanted`. */
 static Given take_given(float **room, const float *from, int wanted, Heads g) {
   if (g.each < g.wide) clear(*room, size_of_given(g));
   Given m;
@@ -170,18 +170,18 @@ static Given take_given(float **room, const float *from, int wanted, Heads g) {
   return m;
 }
 
-/* those of all heads of sample b */
+/* Load the moments of all heads of sample b. */
 static void take_sample(Given *m, float *room, float *from, int64_t b, int wanted, Heads g) {
   for (int64_t h = 0; h < g.number; h++) m[h] = take_given(&room, place_of_sums(from, b, h, g), wanted, g);
 }
 
-/* to = [1, q, q²] · the sums of v */
+/* to = [1, q, q²] · the moments of v */
 static void ask(const Given *m, Rows q, Rows squares, int64_t rows, Rows to, Heads g) {
   for (int64_t p = 0; p < g.order; p++) product(p ? squares : q, rows, m->ask[p], to, p);
   for (int64_t r = 0; r < rows && !g.order; r++) memcpy(row_of(to, r), m->ask[0].bias, sizeof(float) * g.wide);
 }
 
-/* q = its gradient, where `both` has v on the way back to q and q² */
+/* Replace q by its gradient; `both` holds the products of v with the maps back to q and q². */
 static void slopes(const Given *m, Rows q, Rows both, const float *b, int64_t rows, Heads g) {
   for (int64_t r = 0; r < rows; r++)
     for (int64_t c = 0; c < g.wide; c += LANES) {
@@ -192,9 +192,9 @@ static void slopes(const Given *m, Rows q, Rows both, const float *b, int64_t ro
     }
 }
 
-/* ---- pool: Σ_j [1, k, k²] ⊗ [v, 1], W holds W_k, then W_v ---- */
+/* ---- pool: Σ_j [1, k, k²] ⊗ [v, 1]; W holds W_k, then W_v ---- */
 
-/* b = 1 for what is real; zeros in the rows of what is not */
+/* b[r] = 1 if row r is a real token; else 0, and the row is zeroed. */
 static void hide(Rows u, Block k, const uint8_t *mask, float *b, const Sizes *s) {
   for (int64_t r = 0; r < k.rows; r++) {
     b[r] = !hidden(mask, s, k, r);
@@ -202,7 +202,7 @@ static void hide(Rows u, Block k, const uint8_t *mask, float *b, const Sizes *s)
   }
 }
 
-/* sums (batch, heads, 1 + order · each, each + 1). Returns 0, or 1 where there was no memory, as all of these do. */
+/* sums (batch, heads, 1 + order · each, each + 1). Returns 0, or 1 if memory cannot be allocated, like all functions here. */
 int qt_pool(const Tokens *x, const Linear *w, const uint8_t *mask, float *sums, const Sizes *s) {
   Heads g = heads_of(s);
   int64_t width = 2 * g.number * g.wide, size = size_of_sums(g), three = 3 * g.number * size;
@@ -238,7 +238,7 @@ int qt_pool(const Tokens *x, const Linear *w, const uint8_t *mask, float *sums, 
   return 0;
 }
 
-/* The gradients of x, W and b, for grad as sums has it. */
+/* The gradients of x, W and b; grad has the shape of sums. */
 int qt_pool_backward(float *grad, const Tokens *x, const Linear *w, const uint8_t *mask, const Tokens *grad_x,
                      float *grad_w, float *grad_b, const Sizes *s) {
   Heads g = heads_of(s);
@@ -285,9 +285,9 @@ int qt_pool_backward(float *grad, const Tokens *x, const Linear *w, const uint8_
   return 0;
 }
 
-/* ---- spread: W_o ([1, q, q²] · moments, numerators over denominators) + b_o with q = W x + b ---- */
+/* ---- spread: W_o (numerator / denominator) + b_o, both [1, q, q²] · moments with q = W x + b ---- */
 
-/* z = the quotients of one head, the denominators `below` at least `bound`; squares = q² */
+/* z = the quotients of one head, with denominators `below` of at least `bound`; also computes squares = q². */
 static void divide(const Given *m, Rows q, Rows squares, int64_t rows, float bound, float *below, Rows z, Heads g) {
   for (int64_t r = 0; r < rows; r++) {
     vec sum = {0};
@@ -302,12 +302,12 @@ static void divide(const Given *m, Rows q, Rows squares, int64_t rows, float bou
   }
   ask(m, q, squares, rows, z, g);
   for (int64_t r = 0; r < rows; r++) {
-    float by = 1.0f / (below[r] < bound ? bound : below[r]); /* NaN stays */
+    float by = 1.0f / (below[r] < bound ? bound : below[r]); /* NaN stays NaN */
     for (int64_t c = 0; c < g.wide; c += LANES) *at(row_of(z, r), c) *= by;
   }
 }
 
-/* dz = the gradients of the numerators, below = those of the denominators, for dz those of the quotients z */
+/* Replace dz, the gradients of the quotients z, by those of the numerators, and `below` by those of the denominators. */
 static void divide_back(Rows z, Rows dz, float *below, float bound, int64_t rows, Heads g) {
   for (int64_t r = 0; r < rows; r++) {
     float by = 1.0f / (below[r] < bound ? bound : below[r]);
@@ -320,7 +320,7 @@ static void divide_back(Rows z, Rows dz, float *below, float bound, int64_t rows
   }
 }
 
-/* y (batch, tokens, out), for moments (batch, heads, 1 + order · each, each + 1) and bounds (batch) */
+/* y (batch, tokens, out) for moments (batch, heads, 1 + order · each, each + 1) and bounds (batch) of the denominators. */
 int qt_spread(const Tokens *x, const Linear *w, float *moments, const float *bounds, const Linear *last, const Tokens *y,
               const Sizes *s) {
   Heads g = heads_of(s);
@@ -357,7 +357,7 @@ int qt_spread(const Tokens *x, const Linear *w, float *moments, const float *bou
   return 0;
 }
 
-/* The gradients of x, W, b, moments, W_o and b_o, for grad (batch, tokens, out). */
+/* The gradients of x, W, b, moments, W_o and b_o for grad (batch, tokens, out). */
 int qt_spread_backward(const Tokens *grad, const Tokens *x, const Linear *w, float *moments, const float *bounds,
                        const Linear *last, const Tokens *grad_x, float *grad_w, float *grad_b, float *grad_m,
                        float *grad_last, float *grad_last_b, const Sizes *s) {

@@ -132,8 +132,8 @@ def roofline(ceiling: Ceiling, rows: Sequence[Row], axes: Axes, look: Looks) -> 
 
 
 def _page(panels: Panels, look: Looks, note: str, path: Path) -> Path:
-    """The panels, at most three in a row, with one legend for all of them."""
-    across = min(3, len(panels))
+    """The panels, at most two in a row, with one legend for all of them."""
+    across = min(2, len(panels))
     down = math.ceil(len(panels) / across)
     figure = Figure(figsize=(4.6 * across + 1.9, 3.9 * down), layout="constrained")
     grid = figure.subplots(down, across, squeeze=False)

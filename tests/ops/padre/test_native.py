@@ -1,13 +1,10 @@
 """The kernels in C against the definition in float64, on sizes that fill no vector, tile or strip; and their building."""
 
-import platform
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polymix.ops.native import build
 from polymix.ops.padre.eager import step
 from tests.helpers import tokens
 from tests.ops.kernels import doubled, needs_it, off
@@ -143,11 +140,8 @@ def test_a_sum_over_many_samples_that_cancel():
 
 
 @needs_it
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="untested: narrower vectors of x86")
-@pytest.mark.parametrize("architecture", ["x86-64", "x86-64-v3"])
-def test_processors_with_narrower_vectors(architecture, nothing_built, monkeypatch):
+def test_processors_with_other_vectors(vectors):
     """Four or eight floats at once, with half the registers; such machines as this one run their code too."""
-    monkeypatch.setattr(build, "FLAGS", (f"-march={architecture}", *(f for f in build.FLAGS if "-march" not in f)))
     for shape in SHAPES:
         for dtype in (torch.float32, torch.bfloat16):
             args = arguments(*SHAPES[shape], dtype=dtype)

@@ -1,11 +1,8 @@
 """QT's maps with what they pool and spread, in C, against the definition in float64."""
 
-import platform
-
 import pytest
 import torch
 
-from polymix.ops.native import build
 from polymix.ops.qt import qt_pool, qt_spread
 from tests.helpers import build as mixer_of
 from tests.helpers import tokens
@@ -171,17 +168,8 @@ def test_the_same_bits_twice_and_near_them_whatever_the_threads():
 
 
 @needs_it
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="untested: narrower vectors of x86")
-@pytest.mark.parametrize("architecture", ["x86-64", "x86-64-v3"])
-def test_processors_with_narrower_vectors(architecture, nothing_built, monkeypatch):
+def test_processors_with_other_vectors(vectors):
     """Four or eight floats at once: other heads then fill their vectors."""
-    whole = build._compile
-
-    def alone(compiler, sources, library):  # test_native.py builds them all
-        return whole(compiler, [source for source in sources if source.stem == "qt"], library)
-
-    monkeypatch.setattr(build, "FLAGS", (f"-march={architecture}", *(f for f in build.FLAGS if "-march" not in f)))
-    monkeypatch.setattr(build, "_compile", alone)
     for shape in SHAPES.values():
         for order in (1, 2):
             agree(qt_pool, pooling(*shape, order))

@@ -332,7 +332,7 @@ def test_what_does_not_fit_is_said_before_anything_is_written(fails, words, name
 @pytest.fixture
 def times(monkeypatch):
     """What a call of each candidate is said to take beside attention's 10 ms."""
-    from tests.workflows.recommend.test_recommend import contender, near
+    from tests.workflows.recommend.helpers import contender, near
 
     said = {"attention": 0.01, "model": 0.1}
 

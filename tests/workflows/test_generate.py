@@ -84,7 +84,7 @@ def test_standard_input_is_one_prompt_without_the_end_of_its_last_line(folder, l
 
 
 def test_lines_are_prompts_of_their_own_in_batches(folder, loaded, capsys, monkeypatch):
-    monkeypatch.setattr("polymix.cli.generate.AT_ONCE", 3)
+    monkeypatch.setattr("polymix.workflows.generate.run.AT_ONCE", 3)
     prompts = ["The cat", "a", "the dog saw the cat", "mat", "on"]
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(prompts) + "\n"))
     _, out, _ = run(capsys, folder, "--lines", "--temperature", 0, "--max-new-tokens", 5)
@@ -175,7 +175,7 @@ def test_learned_positions_end_before_the_model_runs(loaded, monkeypatch):
     assert clock.steps == 4 - 1  # as many new ones as there is room for; the first is counted apart
     monkeypatch.setattr(model, "generate", lambda *_, **__: pytest.fail("the model ran"))
     for prompt, new in ((long, 5), (tokenizer.decode([30] * 64), None), (tokenizer.decode([30] * 90), 1)):
-        with pytest.raises(ShapeError, match="together at most 64"):
+        with pytest.raises(ShapeError, match="at most 64 in all"):
             generate(model, tokenizer, ["a", prompt], Settings(max_new_tokens=new))
 
 
@@ -216,7 +216,7 @@ def test_folders_that_hold_no_language_model(tmp_path, folder):
     with pytest.raises(DataError, match=r"no config\.json.*Nothing is downloaded"):
         load(tmp_path / "nowhere")
     (tmp_path / "stopped" / "checkpoint").mkdir(parents=True)
-    with pytest.raises(DataError, match=r"training was interrupted: go on with .*--resume"):
+    with pytest.raises(DataError, match=r"training was interrupted: continue it with .*--resume"):
         load(tmp_path / "stopped")
     fresh("pom").save_pretrained(tmp_path / "alone")
     with pytest.raises(DataError, match=r"`tokenizer`: .*got .*Copy the tokenizer's files"):
@@ -237,7 +237,7 @@ def test_folders_that_hold_no_language_model(tmp_path, folder):
 
 def test_a_tokenizer_of_another_model(tmp_path):
     model, tokenizer = load(saved(tmp_path, fresh("pom")))  # 61 tokens
-    with pytest.raises(DataError, match="tokens below the model's 61"):
+    with pytest.raises(DataError, match="tokens below 61, the model's vocabulary"):
         generate(model, tokenizer, ["The cat sat on"])
 
 

@@ -1,4 +1,4 @@
-"""Image classification data in memory: scikit-learn's handwritten digits, or a folder of the user's own."""
+"""Images in memory, with their classes: scikit-learn's handwritten digits, or a folder of your own."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
 from polymix.errors import DataError, MissingExtraError
+from polymix.tasks.images.recipe import ImageRecipe
 
 SPLIT_SEED = 0
 TEST_SHARE = 0.2
@@ -20,7 +22,7 @@ MAX_BYTES = 4 << 30  # images are kept decoded, as bytes
 
 @dataclass(frozen=True)
 class ImageData:
-    """Images (N, C, H, W) as bytes or small floats, split for training and test; `normalise` makes them inputs."""
+    """Images (N, C, H, W) as bytes or small floats, split into training and test images. `normalise` makes inputs."""
 
     name: str
     classes: tuple[str, ...]
@@ -44,8 +46,25 @@ class ImageData:
         return self.train[0].shape[-1]
 
     def normalise(self, images: Tensor) -> Tensor:
-        """Bytes to inputs of mean 0 and variance 1 a channel (of the training images)."""
+        """Images as inputs, with mean 0 and variance 1 per channel over the training images."""
         return (images.float() - self.mean.to(images.device)) / self.std.to(images.device)
+
+
+@dataclass(frozen=True)
+class ImageSets:
+    """The images of a run, and the training images as a data set."""
+
+    images: ImageData
+    train: TensorDataset
+
+
+def load(recipe: ImageRecipe, folder: Path, say: Callable[[str], None] = lambda text: None) -> ImageSets:
+    """The images of a recipe: its folder's, or the digits."""
+    size = recipe.image_size
+    images = load_digits(size) if recipe.data is None else load_folder(Path(recipe.data), size)
+    for path in images.skipped:
+        say(f"Skipped {path}")
+    return ImageSets(images, TensorDataset(*images.train))
 
 
 def _split(images: Tensor, labels: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -61,7 +80,7 @@ def _split(images: Tensor, labels: Tensor) -> tuple[tuple[Tensor, Tensor], tuple
 
 
 def load_digits(image_size: int = 8) -> ImageData:
-    """The 1,797 handwritten digits of 8 × 8 pixels that ship with scikit-learn, split 80 : 20 by a fixed seed."""
+    """The 1,797 handwritten digits (8 × 8 pixels) that come with scikit-learn, split 80 : 20 with a fixed seed."""
     try:
         from sklearn import datasets
     except ImportError as error:
@@ -75,9 +94,11 @@ def load_digits(image_size: int = 8) -> ImageData:
 
 
 def find_images(folder: Path) -> dict[str, list[Path]]:
-    """Image files by class: one sub-folder a class, searched to any depth, in sorted order."""
+    """Image files by class. Each sub-folder is a class and is searched to any depth, in sorted order."""
     if not folder.is_dir():
-        raise DataError("--data", folder, "an existing folder with one sub-folder of images a class", "Check the path.")
+        raise DataError(
+            "--data", folder, "an existing folder with one sub-folder of images per class", "Check the path."
+        )
     found = {}
     for sub in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")):
         files = sorted(path for path in sub.rglob("*") if path.suffix.lower() in FORMATS and path.is_file())
@@ -89,13 +110,13 @@ def find_images(folder: Path) -> dict[str, list[Path]]:
 def load_folder(
     folder: Path, image_size: int, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> ImageData:
-    """The user's own images, one folder a class, resized (short side) and centre-cropped to image_size squares.
+    """Your own images, one folder per class, resized (short side) and centre-cropped to squares of image_size.
 
-    Grey images stay grey if all are; transparency is put on white; the first frame of an animation counts. Files that
-    cannot be read are skipped and named in `.skipped`.
+    If all images are grey, they keep one channel. Transparency becomes white. Of an animation the first frame is
+    used. Unreadable files are skipped and named in `.skipped`.
 
     Raises:
-        DataError: no such folder, fewer than two classes with two readable images, or more images than memory takes.
+        DataError: no such folder, fewer than two classes with two readable images each, or too many images for memory.
     """
     found = find_images(folder)
     total = sum(map(len, found.values()))
@@ -118,11 +139,9 @@ def load_folder(
     classes = tuple(name for name, count in counts.items() if count)
     if len(classes) < 2 or min(counts[name] for name in classes) < 2:
         listed = ", ".join(f"{name}: {count}" for name, count in counts.items()) or "none"
-        cure = "Put each class into a sub-folder of its own." + (
-            f" Unreadable: {'; '.join(skipped)}" if skipped else ""
-        )
+        cure = "Put each class into its own sub-folder." + (f" Unreadable: {'; '.join(skipped)}" if skipped else "")
         raise DataError(
-            "--data", f"readable images by class: {listed}", "two classes or more, two images each or more", cure
+            "--data", f"readable images by class: {listed}", "two or more classes with two or more images each", cure
         )
     if all(bool((image[0] == image[1]).all() and (image[0] == image[2]).all()) for image in images):
         images = [image[:1] for image in images]
@@ -132,7 +151,7 @@ def load_folder(
 
 
 def _read(path: Path, size: int) -> Tensor:
-    """(3, size, size) bytes."""
+    """The image in a file as (3, size, size) bytes."""
     try:
         from PIL import Image, ImageOps
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""What the masks, positions and segments of a call say of who sees whom, settled once for all layers."""
+"""The layout of a call's tokens: padding, positions and packed sequences, worked out once for all layers."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from torch import Tensor
 from polymix.errors import CapabilityError, MaskError, ShapeError, StateError
 from polymix.mixers.checks import holds
 from polymix.ops.shared.masks import positions
+from polymix.renamed import renamed
+
+__getattr__ = renamed(__name__, Order="SequenceLayout")
 
 
-class Order(NamedTuple):
+class SequenceLayout(NamedTuple):
     """The N tokens of a call and those before them in a cache.
 
-    mask: (B, past + N), True = a token; None: all are. segments: (B, N) ids of packed sequences. place: (B or 1, N) the
-    number of each token among the real ones of its sequence, from which positions are learned and angles computed.
+    past: tokens in the cache. mask: (B, past + N), True = a token; None: no padding. segments: (B, N) ids of packed
+    sequences. place: (B or 1, N) the position of each token among the real ones of its sequence.
     """
 
     past: int
@@ -27,25 +30,25 @@ class Order(NamedTuple):
 
     @property
     def padding(self) -> Tensor | None:
-        """(B, N), of the call's own tokens."""
+        """(B, N) the mask of the call's own tokens."""
         return None if self.mask is None else self.mask[:, self.past :]
 
     @property
     def before(self) -> Tensor | None:
-        """(B,) how many of the tokens in the cache are real; None: all."""
+        """(B,) the number of real tokens in the cache; None: all are."""
         return None if self.mask is None or not self.past else self.mask[:, : self.past].sum(1)
 
 
 def tokens_in(cache: Any, layers: int) -> int:
-    """How many tokens a cache has seen. Raises StateError, CapabilityError: for other kinds, other models."""
+    """The number of tokens in a cache. Raises StateError or CapabilityError for a cache of another kind or model."""
     if cache is None:
         return 0
     held = getattr(cache, "layers", None)
     if held is None:
-        cure = "Leave it out, or pass a DynamicCache()."
+        cure = "Leave it out, or pass DynamicCache()."
         raise StateError("past_key_values", f"a {type(cache).__name__}", "a DynamicCache of transformers", cure)
     if any(getattr(layer, "is_compileable", False) for layer in held):
-        cure = "Leave cache_implementation out: a mixer's state has a fixed size in any cache."
+        cure = "Leave cache_implementation out: a mixer's state has a fixed size anyway."
         raise CapabilityError("past_key_values", f"a {type(cache).__name__} of fixed length", "a DynamicCache", cure)
     seen = [int(layer.get_seq_length()) for layer in held]
     if any(seen) and seen != seen[:1] * layers:
@@ -54,17 +57,19 @@ def tokens_in(cache: Any, layers: int) -> int:
     return seen[0] if seen else 0
 
 
-def settle(x: Tensor, mask: Any, place: Tensor | None, segments: Tensor | None, past: int, cached: bool) -> Order:
-    """Of tokens x (B, N, D) with an attention_mask (B, past + N), position_ids and segment_ids (B, N).
+def sequence_layout(
+    x: Tensor, mask: Any, place: Tensor | None, segments: Tensor | None, past: int, cached: bool
+) -> SequenceLayout:
+    """The layout of tokens x (B, N, D) with attention_mask (B, past + N), position_ids and segment_ids (B, N).
 
-    Position ids that start anew in a row without a mask are packed sequences, as in transformers.
-    Raises ShapeError, MaskError: for shapes, for packed sequences beside a cache, for masks beyond padding.
+    Without a mask, position ids that start again within a row mean packed sequences, as in transformers.
+    Raises ShapeError or MaskError: wrong shapes, packed sequences with a cache, masks that say more than padding.
     """
     batch, n = x.shape[:2]
     mask = None if mask is None else _padding(mask, batch, past + n)
     for name, ids in (("position_ids", place), ("segment_ids", segments)):
         if ids is not None and (ids.ndim != 2 or ids.shape[0] not in (1, batch) or ids.shape[1] != n):
-            raise ShapeError(name, tuple(ids.shape), f"({batch}, {n}), one a token", "Cut it as input_ids are cut.")
+            raise ShapeError(name, tuple(ids.shape), f"({batch}, {n}), as input_ids", "Pass one id per token.")
     if segments is None and place is not None and mask is None and not past:
         segments = _packed(place)
     if segments is not None:
@@ -77,7 +82,7 @@ def settle(x: Tensor, mask: Any, place: Tensor | None, segments: Tensor | None, 
         segments = segments.expand(batch, n)
     if place is None:
         place = _places(n, mask, segments, past, x.device)
-    return Order(past, mask, segments, place if place.ndim == 2 else place[None])
+    return SequenceLayout(past, mask, segments, place if place.ndim == 2 else place[None])
 
 
 def _places(n: int, mask: Tensor | None, segments: Tensor | None, past: int, device: torch.device) -> Tensor:
@@ -87,25 +92,25 @@ def _places(n: int, mask: Tensor | None, segments: Tensor | None, past: int, dev
 
 
 def _padding(mask: Any, batch: int, tokens: int) -> Tensor | None:
-    """(B, tokens), True = a token; None where all are, which spares the mixers a mask."""
+    """(B, tokens), True = a token; None without padding, so that the mixers need no mask."""
     if not isinstance(mask, Tensor) or mask.ndim != 2 or mask.shape != (batch, tokens):
         got = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
-        cure = "Order is the model's own, padding is all that a mask says; segment_ids keep packed sequences apart."
+        cure = "A mask marks padding only. The model is causal by itself; segment_ids keep packed sequences apart."
         raise MaskError("attention_mask", got, f"(batch, tokens so far) = ({batch}, {tokens})", cure)
     seen = mask if mask.dtype == torch.bool else mask > 0
     return None if not torch.compiler.is_compiling() and bool(seen.all()) else seen
 
 
 def _packed(place: Tensor) -> Tensor | None:
-    """(B or 1, N) the sequence that each token is of, if positions that go up by one make several."""
+    """(B or 1, N) the sequence of each token, where positions that do not rise by one start a new one; None: one."""
     ids = F.pad((place.diff(dim=1) != 1).cumsum(1), (1, 0))
     return None if holds((ids == 0).all(), "takes packed sequences by segment_ids alone") else ids
 
 
 def apart(x: Tensor, segments: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-    """Packed rows x (B, N, D) with one sequence a row: (S, L, D), its padding mask (S, L), and where each token went.
+    """Packed rows x (B, N, D) as one sequence per row: (S, L, D), its padding mask (S, L), and where each token went.
 
-    For mixers that cannot keep packed sequences apart themselves: y[where] brings the tokens back as (B · N, D).
+    For mixers that cannot keep packed sequences apart. y[where] brings the tokens back as (B · N, D).
     """
     batch, n = segments.shape
     rows = torch.arange(batch, device=x.device)[:, None].expand_as(segments)

@@ -1,0 +1,133 @@
+"""Compile the C files of all ops into one library for each processor level.
+
+This runs when polymix is installed or its wheel is built (hatch_build.py), and by `polymix build-kernels`; never in a
+call of a mixer. It needs only the standard library: PyTorch may not be there yet when a wheel is built.
+
+The libraries know nothing of PyTorch. Their OpenMP functions are left open, and are found in the runtime that PyTorch
+has loaded, so that there is only one set of threads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+OPS = Path(__file__).resolve().parents[1]
+HEADERS = OPS / "native"
+LIBRARIES = HEADERS / "libraries"
+# Compiling with -march=native instead was measured to bring nothing. Best first.
+LEVELS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "x86_64": {"x86-64-v4": ("-march=x86-64-v4",), "x86-64-v3": ("-march=x86-64-v3",)},
+    "aarch64": {"armv8-a": ("-march=armv8-a",)},
+}
+FLAGS = ("-O3", "-std=gnu11", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fPIC")
+PATIENCE = 300  # seconds that a compiler may take for one file
+
+
+class CompileError(Exception):
+    """Why no library could be built."""
+
+
+def levels() -> Mapping[str, tuple[str, ...]]:
+    """The processor levels of this machine's architecture, each with its compiler options; empty for others."""
+    return LEVELS.get(platform.machine(), {}) if sys.platform == "linux" else {}
+
+
+@cache
+def fingerprint() -> str:
+    """A hash of everything that a library is made from: a library of other sources must not be loaded."""
+    files = [*sorted(OPS.glob("*/*.h")), *_sources()]
+    parts = [*FLAGS, *(f"{path.name}\0{path.read_text('utf-8')}" for path in files)]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+
+
+def library_path(level: str, folder: Path | None = None) -> Path:
+    """Where the library for a processor level is kept: in `folder`, or beside this file."""
+    return (folder or LIBRARIES) / f"kernels-{level}-{fingerprint()}.so"
+
+
+def build(folder: Path | None = None, chosen: Mapping[str, tuple[str, ...]] | None = None) -> list[Path]:
+    """Compile a library for each of the levels `chosen` (default: all of this architecture).
+
+    They go into `folder`, by default the one beside this file, where the loader looks. The compiler is CC, gcc or cc:
+    the first that succeeds. Files are written whole or not at all; libraries of other sources are removed. Raises
+    CompileError with the reason of each compiler that failed.
+    """
+    folder, chosen = folder or LIBRARIES, levels() if chosen is None else chosen
+    if not chosen:
+        raise CompileError(f"there are kernels for Linux on x86-64 and aarch64, not for {sys.platform} on "
+                           f"{platform.machine()}")  # fmt: skip
+    reasons = []
+    for compiler in compilers():
+        try:
+            return _build(compiler, folder, chosen)
+        except CompileError as error:
+            reasons.append(str(error))
+        except OSError as error:
+            raise CompileError(f"cannot write to {folder}: {error.strerror or error}") from error
+    raise CompileError("; ".join(reasons) or "no C compiler was found: install gcc, or set CC")
+
+
+def compilers() -> list[list[str]]:
+    """The commands to try, in order: CC (a path, or a command with options), gcc, cc."""
+    given = os.environ.get("CC", "").strip()
+    wanted = [[given] if Path(given).is_file() else shlex.split(given)] if given else []
+    wanted += [[path] for name in ("gcc", "cc") if (path := shutil.which(name))]
+    return [command for place, command in enumerate(wanted) if command not in wanted[:place]]
+
+
+def _sources() -> list[Path]:
+    return sorted(OPS.glob("*/*.c"))
+
+
+def _build(compiler: list[str], folder: Path, chosen: Mapping[str, tuple[str, ...]]) -> list[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as room, ThreadPoolExecutor(os.cpu_count()) as pool:
+        jobs = {}
+        for level, options in chosen.items():
+            for source in _sources():
+                target = Path(room) / f"{level}-{source.stem}.o"
+                command = (*compiler, *FLAGS, *options, f"-I{HEADERS}", "-c", str(source), "-o", str(target))
+                jobs[target] = (level, pool.submit(_run, command))
+        try:
+            for _, job in jobs.values():
+                job.result()
+        except CompileError:
+            for _, job in jobs.values():
+                job.cancel()
+            raise
+        built = []
+        for level in chosen:
+            library = Path(room) / f"{level}.so"
+            objects = [str(target) for target, (of, _) in jobs.items() if of == level]
+            _run((*compiler, "-shared", *objects, "-o", str(library)))
+            with library.open("rb") as file:
+                os.fsync(file.fileno())
+            os.replace(library, library_path(level, folder))
+            built.append(library_path(level, folder))
+    for old in folder.glob("kernels-*.so"):
+        if not old.stem.endswith(fingerprint()):
+            old.unlink()
+    return built
+
+
+def _run(command: Sequence[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=PATIENCE)
+    except subprocess.TimeoutExpired as error:
+        raise CompileError(f"{command[0]} took more than {PATIENCE} s") from error
+    except OSError as error:
+        raise CompileError(f"{command[0]} could not be run: {error.strerror or error}") from error
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        raise CompileError(f"{command[0]} failed: {lines[0] if lines else f'exit status {done.returncode}'}")
