@@ -1,12 +1,12 @@
-"""What fits into a state: associative recall by number of pairs, and copying by length, for each mixer.
+"""What a mixer's state can hold: associative recall by number of pairs, and copying by length.
 
     python benchmarks/recall.py benchmarks/results/recall.json [--plot docs/images/recall.png] [--only "softmax;pom"]
         [--tasks recall,copying] [--seeds 1] [--threads 2] [--quick]
 
-Every model is small, of two layers: a convolution over three tokens, with which a pair can be seen as one, and behind
-it the mixer that has to keep the pairs (in the hybrid `local` attention follows); or twice the same mixer, as it
-stands or behind a short convolution. A model learns all sizes of a task at once. A run that was interrupted goes on
-where it stopped; `--quick` only shows that everything runs.
+Every model is small and has two layers: a convolution over three tokens, which joins the tokens of a pair, and the
+mixer that must remember the pairs (hybrids add `local` attention or softmax). Or it has the same mixer twice, with or
+without a short convolution. A model learns all sizes of a task at once. Run the same command again to continue an
+interrupted run. `--quick` only checks that everything runs.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""What distillation recovers: a small vision transformer trained with softmax on the digits, converted, distilled.
+"""How much accuracy distillation recovers: a small vision transformer on the digits, converted and distilled.
 
     python benchmarks/recovery.py benchmarks/results/recovery.json [--mixers padre,qt,pom] [--seeds 1] [--threads 1]
 
-For each mixer: accuracy right after conversion, after its layers have imitated attention, after fine-tuning; beside the
-same model trained from scratch for as many epochs in all. A run that was interrupted goes on where it stopped.
+For each mixer: the accuracy after conversion, after its layers have imitated attention, and after fine-tuning, next to
+the same model trained from scratch for as many epochs. Run the same command again to continue an interrupted run.
 """
 
 import argparse

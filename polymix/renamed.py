@@ -14,10 +14,16 @@ from typing import Any
 
 MODULES = {
     "polymix.bench": "polymix.measure",
+    "polymix.bench.floor": "polymix.measure.floor",
     "polymix.bench.machine": "polymix.measure.machine",
+    "polymix.bench.measure": "polymix.measure.timing",
+    "polymix.bench.roofline": "polymix.measure.roofline",
+    "polymix.bench.sweep": "polymix.measure.sweep",
     "polymix.compare": "polymix.workflows",
     "polymix.compare.conversion": "polymix.workflows.convert",
     "polymix.compare.conversion.language": "polymix.workflows.convert.language",
+    "polymix.compare.recommend": "polymix.workflows.recommend",
+    "polymix.compare.verdict": "polymix.workflows.compare.verdict",
     "polymix.convert.attention": "polymix.convert.spec",
     "polymix.convert.differences": "polymix.convert.saving.rebuild",
     "polymix.convert.files": "polymix.convert.saving.files",

@@ -60,8 +60,8 @@ def distill(
 ) -> Distillation:
     """Train a converted model, in place, to do what it did before.
 
-    Stage 1: each mixer learns to reproduce its attention's output on the original model's activations. All layers learn
-    in one pass, and nothing else is trained. Stage 2: the whole model, except what has requires_grad=False, is
+    Stage 1: each mixer learns to reproduce its attention's output on the original model's activations. All layers
+    learn in one pass, and nothing else is trained. Stage 2: the whole model, except what has requires_grad=False, is
     fine-tuned on labels and on the logits of the original model. Afterwards `report.undo()` still restores the
     attention and every weight that stage 2 changed.
 

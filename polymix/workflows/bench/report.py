@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from polymix._io import write_whole
 from polymix.measure.roofline import Ceiling
 from polymix.workflows.bench.run import PRODUCTS
-from polymix.workflows.bench.tables import Row, label, table, views
+from polymix.workflows.bench.tables import Row, label, not_measured, table, views
 from polymix.workflows.numbers import machine_line, plural
 from polymix.workflows.pages import embedded, render
 from polymix.workflows.plots import looks, plain_log, save, style, token_axis
@@ -38,7 +38,7 @@ def write_report(content: dict[str, Any], folder: Path) -> Path:
         finished=content["finished"],
         settings=content["settings"],
         machine=machine_line(content["machine"]),
-        stopped=[{**row, "label": label(row)} for row in content["rows"] if row["stopped"]],
+        not_measured=not_measured(content),
     )
     path = folder / "report.html"
     write_whole(path, html)

@@ -58,6 +58,18 @@ def cells(row: Row, headings: Sequence[str]) -> list[str]:
     return [text[heading] for heading in headings]
 
 
+def not_measured(content: Row) -> list[str]:
+    """A line for each mixer and pass that was stopped, with the token counts and the reason."""
+    counts: dict[tuple[str, ...], list[str]] = {}
+    for row in content["rows"]:
+        if row["stopped"]:
+            counts.setdefault((label(row), row["pass"], row["dtype"], row["stopped"]), []).append(f"{row['tokens']:,}")
+    return [
+        f"{who}, {pass_}, {', '.join(dict.fromkeys(tokens))} tokens, {dtype}: {reason}"
+        for (who, pass_, dtype, reason), tokens in counts.items()
+    ]
+
+
 def markdown(content: Row, tokens: int = 4096) -> str:
     """The tables of the docs: one for each type, number of threads, width and batch, at `tokens` or the most measured.
 

@@ -14,7 +14,7 @@ from polymix.measure.shapes import Shape
 from polymix.measure.timing import Timing
 from polymix.mixers import MixerConfig
 from polymix.mixers.spec import parse_mixer
-from polymix.workflows.numbers import figure, speedup
+from polymix.workflows.numbers import figure, plural, speedup
 from polymix.workflows.recommend.decide import choose, fastest, gain, wins_from
 
 SPEED_ALONE = (
@@ -230,7 +230,7 @@ class Recommendation:
         }  # fmt: skip
 
     def __str__(self) -> str:
-        where = self.machine["gpu"] or f"{self.machine['cpu']}, {self.machine['threads']} thread(s)"
+        where = self.machine["gpu"] or f"{self.machine['cpu']}, {plural(self.machine['threads'], 'thread')}"
         what = "forward and backward" if self.training else "forward without gradients"
         head = textwrap.wrap(self.headline, _WIDTH) + textwrap.wrap(f"{what}, {self.dtype}; {where}", _WIDTH)
         parts = ["\n".join(head), *map(str, self.layers)]
