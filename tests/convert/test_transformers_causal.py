@@ -219,7 +219,7 @@ def test_any_other_mask_is_taken_whole_or_not_at_all():
         with pytest.raises(errors.MaskError, match=match):
             pom(**given(attention_mask=mask))
     first = pom(**given(attention_mask=holes, use_cache=True))
-    with pytest.raises(errors.StateError, match="leaves no state"):
+    with pytest.raises(errors.StateError, match="without a state"):
         pom(IDS[:, :1], past_key_values=first.past_key_values)
 
 
