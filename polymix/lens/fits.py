@@ -42,7 +42,7 @@ class Line(NamedTuple):
     noise: Tensor  # (outputs,) relative to size, at least one rounding of the result
 
     def tolerance(self, max_degree: int) -> Tensor:
-        """(max_degree + 1, outputs): the allowed error for a fit of each degree, including the basis' own rounding."""
+        """(max_degree + 1, outputs): the allowed error of a fit by degree, including the basis' own rounding."""
         basis = EPS / 8 * torch.arange(max_degree + 1, dtype=torch.float64)
         return SAFETY * (self.noise + basis.unsqueeze(-1))
 

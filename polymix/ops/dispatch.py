@@ -28,6 +28,7 @@ from torch import Tensor
 
 from polymix.errors import CapabilityError
 from polymix.ops.native import library as native
+from polymix.ops.shared.signature import Signature
 from polymix.ops.shared.tensors import autocast_dtype, keep_memory
 
 KERNELS = ("triton", "native", "blocked")  # in the order in which "auto" prefers them
@@ -206,6 +207,8 @@ _HAS_TRITON = _is_installed("triton")
 
 def _transform(kinds: set[_TensorKind]) -> str | None:
     """The active transform that hand-written kernels do not support, as a reason, or None."""
+    if torch.jit.is_tracing():  # type: ignore[attr-defined]
+        return "cannot be recorded by torch.jit.trace"
     if any(autocast_dtype(k.device) for k in kinds):
         return "does not support autocast"
     if torch.compiler.is_compiling():
@@ -228,13 +231,18 @@ class Operator:
         schema: such as "(Tensor x, Tensor? bias, int order) -> Tensor"; an argument `impl` is appended.
         define: the definition in plain PyTorch, with the same arguments in the same order.
         wrt: the positions of the arguments that have gradients; an argument that is None has none.
+        signature: what kernels need of the arguments; checked before each launch, because kernels take addresses.
         kernels: "module:function" for each implementation, imported when it first runs and called with the schema's
             argument names. The module also has function_backward, which takes the gradients of the outputs first and
             returns one gradient, or None, for each position in `wrt`.
     """
 
-    def __init__(self, name: str, schema: str, define: Callable[..., Any], wrt: Sequence[int], **kernels: str) -> None:
+    def __init__(
+        self, name: str, schema: str, define: Callable[..., Any], wrt: Sequence[int],
+        signature: Signature | None = None, **kernels: str,
+    ) -> None:  # fmt: skip
         self.name, self.define, self.wrt, self.kernels = name, define, tuple(wrt), kernels
+        self.signature = signature
         arguments, returns = schema.removeprefix("(").split(") -> ")
         self.names = [argument.split()[-1] for argument in arguments.split(", ")]
         self.several = returns.startswith("(")
@@ -269,6 +277,8 @@ class Operator:
 
     def _launch(self, impl: str, suffix: str, grads: Sequence[Tensor], args: Sequence[Any]) -> Any:
         kernel, by_name = self._kernel(impl, suffix), dict(zip(self.names, args, strict=True))
+        if self.signature is not None:
+            self.signature.check(self.name + suffix, impl, by_name, grads)
         if args[0].is_cpu:
             return kernel(*grads, **by_name)
         with torch.cuda.device_of(args[0]):
@@ -317,8 +327,8 @@ class Operator:
         for place, tensor in zip(ctx.positions, ctx.saved_tensors, strict=True):
             inputs[place] = tensor
         *args, impl = inputs
-        if torch.is_grad_enabled():
-            gradients = self._by_definition(grads, args, create_graph=True)
+        if torch.is_grad_enabled() or any(map(_is_batched, grads)):
+            gradients = self._by_definition(grads, args, create_graph=torch.is_grad_enabled())
         else:
             backward = self._backward if _bypasses_dispatcher(impl) else self._op_backward
             gradients = backward(list(grads), *args, impl)
@@ -345,6 +355,11 @@ class _Undispatched(torch.autograd.Function):
 def _bypasses_dispatcher(impl: str) -> bool:
     """Whether a C kernel runs while no graph is traced and no dispatch mode (such as FlopCounterMode) is active."""
     return impl == "native" and not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack()
+
+
+def _is_batched(grad: Tensor) -> bool:
+    """Whether a gradient stands for several, under vmap or `is_grads_batched`; it then has no address."""
+    return torch._C._functorch.is_batchedtensor(grad) or torch._C._functorch.is_legacy_batchedtensor(grad)
 
 
 def _contiguous(outputs: Any) -> Any:

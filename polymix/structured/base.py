@@ -100,7 +100,7 @@ class StructuredMap(nn.Module, ABC):
 
     @abstractmethod
     def multiply(self, v: Tensor, *, transposed: bool, out: int, real: Tensor | None) -> Tensor:
-        """M v, or Mᵀ v, along the last axis of v: (…, G, R, n) -> (…, G, R, out). `real` (B, n) is the padding mask."""
+        """M v, or Mᵀ v, along the last axis: (…, G, R, n) -> (…, G, R, out). `real` (B, n) is the padding mask."""
 
     @abstractmethod
     def matrix(self, n: int, out: int) -> Tensor:

@@ -9,7 +9,7 @@ A task is a package of five files, found beside the class of its recipe:
 - model.py    build(recipe, data) -> nn.Module. Optional: check(recipe), settings(model), save(model, data, folder)
               and usage(recipe, data, folder), Python lines for the report.
 - learner.py  Learner, a subclass of `polymix.tasks.learner.Learner` with loss(batch).
-- metrics.py  measure(model, data, recipe, process) -> {name: number}, on held-out data; the first name is the headline.
+- metrics.py  measure(model, data, recipe, process) -> {name: number} on held-out data; the first name is the headline.
               Optional: samples(model, data, recipe, process) -> texts, draw(model, data, recipe, folder) -> pictures,
               and describe(recipe, data), a sentence for the report.
 """

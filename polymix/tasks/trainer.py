@@ -68,7 +68,7 @@ def fit(
 
 
 def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """The parameters with and without weight decay. Vectors, and what a module's `no_weight_decay` names, have none."""
+    """The parameters with and without weight decay. Vectors have none, nor what a module's `no_weight_decay` names."""
     exempt = {
         id(parameter)
         for module in model.modules()

@@ -27,7 +27,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Costs:
-    """A table (quantity, here, in the paper) with its title, and the sources of the paper's figures."""
+    """A table (quantity, here, in the paper) with its title, and its sources: the formula, and the paper's figures."""
 
     title: str
     rows: list[tuple[str, str, str]]
@@ -75,7 +75,8 @@ def show(name: str, options: Sequence[str]) -> Costs:
     ]
     shown = {quantity for _, _, quantity in here}
     rows += [(it.quantity, "", it.value) for it in figures if it.quantity not in shown]
-    sources = [f"{it.value}: {it.source}{'; ' + it.note if it.note else ''}" for it in figures]
+    sources = [f"multiply-adds by formula: {mixer.config.cost_formula}"]
+    sources += [f"{it.value}: {it.source}{'; ' + it.note if it.note else ''}" for it in figures]
     return Costs(f"{mixer.name}, {dim} channels, {n:,} tokens", rows, sources)
 
 

@@ -10,12 +10,13 @@ from tests.helpers import poisoned
 
 @pytest.fixture
 def unwritten_is_nan(monkeypatch):
-    """An element that no program writes is NaN."""
+    """Fill torch.empty with NaN, so that elements that no program writes stay NaN."""
     monkeypatch.setattr(torch, "empty", poisoned(torch.empty))
 
 
 @pytest.fixture
 def fresh_memory_is_nan(monkeypatch):
+    """Fill all memory that torch allocates with NaN."""
     for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
         monkeypatch.setattr(owner, name, poisoned(getattr(owner, name)))
 
@@ -31,7 +32,7 @@ def nothing_built(monkeypatch, tmp_path):
 
 @pytest.fixture(params=["x86-64", "x86-64-v3", "x86-64-v4"])
 def vectors(request, monkeypatch, tmp_path_factory):
-    """Kernels with 4, 8 and 16 floats a vector, whichever this machine would load; 4 is what NEON has too."""
+    """Use kernels for vectors of 4, 8 and 16 floats, whichever this machine would load. NEON has 4, too."""
     level = request.param
     if platform.machine() != "x86_64" or not library.processor_flags() >= library.NEEDS.get(level, frozenset()):
         pytest.skip(f"untested: kernels for {level}, which this processor cannot run")

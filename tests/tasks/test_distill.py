@@ -272,7 +272,7 @@ def undone():
 @pytest.mark.parametrize(("options", "match"), [
     ({"report": "nothing"}, "`report`: .*got str"),
     ({"report": undone}, "`report`.*undone"),
-    ({"report": lambda: converted(plan={"blocks.0.mixer": "keep"})}, "`report`.*kept all"),
+    ({"report": lambda: converted(plan={"blocks.0.mixer": "keep"})}, "`report`.*converted nothing"),
     ({"epochs": -1}, "`epochs`"), ({"imitate_epochs": 1.5}, "`imitate_epochs`"), ({"seed": -1}, "`seed`"),
     ({"labels": -1.0}, "`labels`"), ({"teacher": float("nan")}, "`teacher`"), ({"temperature": 0}, "`temperature`"),
     ({"imitate_lr": 0.0}, "`imitate_lr`"), ({"learning_rate": float("inf")}, "`learning_rate`"),
@@ -285,7 +285,7 @@ def undone():
     ({"strategy": "ddp_spawn"}, "`strategy`.*ddp_fork"), ({"data": iter(BATCHES)}, "`data`.*list_iterator"),
     ({"data": []}, "`data`.*length 0"), ({"data": [("a", "b")]}, "`data`.*without tensors"),
     ({"data": [(X[:8], Y[:8], Y[:8])]}, "`data`.*3 parts"), ({"data": [(X[:8], Y[:8, None])]}, r"`data`.*\(8, 1\)"),
-    ({"data": TensorDataset(X, Y)}, "`data`.*TensorDataset"), ({"val": [X[:8]]}, "`val`.*without labels"),
+    ({"data": TensorDataset(X, Y)}, "`data`.*TensorDataset"), ({"val": [X[:8]]}, "`val`.*without class labels"),
     ({"val": iter([])}, "`val`"),
 ])  # fmt: skip
 def test_mistakes_are_said_before_anything_is_changed(options, match):

@@ -23,9 +23,9 @@ from polymix.ops.shared.sequences import causal_conv, next_window, without_paddi
 class CausalLayer(nn.Module):
     """mixer(conv(x)), causal: (B, N, D) -> (B, N, D), continuing from a cache if there is one.
 
-    conv is a causal depthwise convolution with `short_conv` taps in front of any mixer but attention. It starts as the
-    identity. The cache keeps its window and the mixer's state, whose size does not depend on N. Softmax attention keeps
-    keys and values instead.
+    conv is a causal depthwise convolution with `short_conv` taps in front of any mixer but attention, and starts as
+    the identity. The cache keeps its window and the mixer's state, whose size does not depend on N. Softmax attention
+    keeps keys and values instead.
     """
 
     def __init__(self, config: MixerConfig, dim: int, index: int, short_conv: int = 0, **kw: Any) -> None:

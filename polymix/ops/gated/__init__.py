@@ -6,13 +6,18 @@ from torch import Tensor
 
 from polymix.ops.dispatch import Operator
 from polymix.ops.gated import eager
+from polymix.ops.native.arrays import KINDS
+from polymix.ops.shared.signature import Signature
 from polymix.ops.shared.tensors import Linear
 
 linear_gated = Operator(
     "linear_gated",
     "(Tensor x, Tensor weight, Tensor? bias, Tensor gate, Tensor? p, Tensor? last, Tensor? last_bias, str activation)"
     " -> Tensor",
-    eager.gated, (0, 1, 2, 3, 4, 5, 6), native="polymix.ops.gated.native:gated",
+    eager.gated, (0, 1, 2, 3, 4, 5, 6),
+    Signature("x: B, N, D; weight: E, D; bias: E; gate: B, E; p: H, N; last: F, E; last_bias: F",
+              "=: B, N, E if last is None else F", "p is None or E % H == 0", f"activation in {KINDS}"),
+    native="polymix.ops.gated.native:gated",
 )  # fmt: skip
 
 

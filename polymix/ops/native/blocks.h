@@ -37,9 +37,9 @@ static void add_blocks(float *to, const float *parts, int64_t rows, int64_t widt
 #pragma omp for schedule(static)
   for (int64_t item = 0; item < s->batch * rows; item++)
     for (int64_t c = 0; c < width; c += LANES) {
-      wide sum = {0};
+      doubles sum = {0};
       const float *from = parts + (item / rows * blocks * rows + item % rows) * pitch + c;
-      for (int64_t k = 0; k < blocks; k++, from += rows * pitch) sum += __builtin_convertvector(*(const vec *)from, wide);
+      for (int64_t k = 0; k < blocks; k++, from += rows * pitch) sum += __builtin_convertvector(*(const vec *)from, doubles);
       put(to, item * width + c, least(LANES, width - c), 0, __builtin_convertvector(sum, vec));
     }
 }
@@ -78,18 +78,18 @@ static void product_back(Rows du, Rows in, Packed back, float *total, Rows room,
 
 /* row = p[head, n], repeated over the channels of each head; 1 without p */
 INLINE void spread_row(float *row, const float *p, int64_t n, const Sizes *s) {
-  int64_t wide = s->width / s->heads;
-  for (int64_t h = 0; h < s->heads; h++, row += wide) {
+  int64_t per_head = s->width / s->heads;
+  for (int64_t h = 0; h < s->heads; h++, row += per_head) {
     float value = p ? p[h * s->tokens + n] : 1.0f;
-    for (int64_t c = 0; c < wide; c++) row[c] = value;
+    for (int64_t c = 0; c < per_head; c++) row[c] = value;
   }
 }
 /* p (batch, heads, tokens) at row r of a block = the sum of the row over the channels of each head */
 INLINE void sum_row(const float *row, float *p, Block k, int64_t r, const Sizes *s) {
-  int64_t wide = s->width / s->heads;
+  int64_t per_head = s->width / s->heads;
   for (int64_t h = 0; h < s->heads; h++) {
     vec sum = {0};
-    for (int64_t c = 0; c < wide; c += LANES) sum += get(row, h * wide + c, least(LANES, wide - c), 0);
+    for (int64_t c = 0; c < per_head; c += LANES) sum += get(row, h * per_head + c, least(LANES, per_head - c), 0);
     float whole = 0;
     for (int i = 0; i < LANES; i++) whole += sum[i];
     p[(k.b * s->heads + h) * s->tokens + k.first + r] = whole;

@@ -1,10 +1,11 @@
-"""Compile the C files of all ops into one library for each processor level.
+"""Compiles the C files of all ops into one library for each processor level.
 
-This runs when polymix is installed or its wheel is built (hatch_build.py), and by `polymix build-kernels`; never in a
-call of a mixer. It needs only the standard library: PyTorch may not be there yet when a wheel is built.
+This runs when polymix is installed, when its wheel is built (hatch_build.py), and by `polymix build-kernels`, but
+never when a mixer is called. It needs only the standard library, because PyTorch may not be installed when a wheel is
+built.
 
-The libraries know nothing of PyTorch. Their OpenMP functions are left open, and are found in the runtime that PyTorch
-has loaded, so that there is only one set of threads.
+The libraries do not link PyTorch. Their OpenMP functions are resolved to the runtime that PyTorch has loaded, so both
+share one pool of threads.
 """
 
 from __future__ import annotations
@@ -25,43 +26,49 @@ from pathlib import Path
 OPS = Path(__file__).resolve().parents[1]
 HEADERS = OPS / "native"
 LIBRARIES = HEADERS / "libraries"
-# Compiling with -march=native instead was measured to bring nothing. Best first.
+# Best first. Compiling with -march=native is not faster, as measured.
 LEVELS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "x86_64": {"x86-64-v4": ("-march=x86-64-v4",), "x86-64-v3": ("-march=x86-64-v3",)},
     "aarch64": {"armv8-a": ("-march=armv8-a",)},
 }
 FLAGS = ("-O3", "-std=gnu11", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fPIC")
-PATIENCE = 300  # seconds that a compiler may take for one file
+PATIENCE = 300  # the compiler's time limit for one file, in seconds
 
 
 class CompileError(Exception):
-    """Why no library could be built."""
+    """The libraries cannot be built; the message is the reason."""
 
 
 def levels() -> Mapping[str, tuple[str, ...]]:
-    """The processor levels of this machine's architecture, each with its compiler options; empty for others."""
+    """The processor levels of this machine's architecture and their compiler options; empty if there are none."""
     return LEVELS.get(platform.machine(), {}) if sys.platform == "linux" else {}
 
 
 @cache
 def fingerprint() -> str:
-    """A hash of everything that a library is made from: a library of other sources must not be loaded."""
+    """A hash of the sources and flags, so that a library built from other sources is not loaded."""
     files = [*sorted(OPS.glob("*/*.h")), *_sources()]
     parts = [*FLAGS, *(f"{path.name}\0{path.read_text('utf-8')}" for path in files)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 
 def library_path(level: str, folder: Path | None = None) -> Path:
-    """Where the library for a processor level is kept: in `folder`, or beside this file."""
+    """The path of the library for a processor level, in `folder` or by default in LIBRARIES."""
     return (folder or LIBRARIES) / f"kernels-{level}-{fingerprint()}.so"
 
 
 def build(folder: Path | None = None, chosen: Mapping[str, tuple[str, ...]] | None = None) -> list[Path]:
-    """Compile a library for each of the levels `chosen` (default: all of this architecture).
+    """Compile a library for each processor level with CC, gcc or cc, whichever succeeds first.
 
-    They go into `folder`, by default the one beside this file, where the loader looks. The compiler is CC, gcc or cc:
-    the first that succeeds. Files are written whole or not at all; libraries of other sources are removed. Raises
-    CompileError with the reason of each compiler that failed.
+    Files are written atomically, and libraries built from other sources are removed.
+
+    Args:
+        folder: where the libraries go; by default LIBRARIES, where the loader looks.
+        chosen: the levels and their compiler options; by default all levels of this architecture.
+    Returns:
+        The paths of the libraries.
+    Raises:
+        CompileError: no compiler succeeded. The message has the reason of each.
     """
     folder, chosen = folder or LIBRARIES, levels() if chosen is None else chosen
     if not chosen:
@@ -79,11 +86,11 @@ def build(folder: Path | None = None, chosen: Mapping[str, tuple[str, ...]] | No
 
 
 def compilers() -> list[list[str]]:
-    """The commands to try, in order: CC (a path, or a command with options), gcc, cc."""
-    given = os.environ.get("CC", "").strip()
-    wanted = [[given] if Path(given).is_file() else shlex.split(given)] if given else []
-    wanted += [[path] for name in ("gcc", "cc") if (path := shutil.which(name))]
-    return [command for place, command in enumerate(wanted) if command not in wanted[:place]]
+    """The compiler commands to try, in order: CC (a path, or a command with options), gcc, cc."""
+    cc = os.environ.get("CC", "").strip()
+    commands = [[cc] if Path(cc).is_file() else shlex.split(cc)] if cc else []
+    commands += [[path] for name in ("gcc", "cc") if (path := shutil.which(name))]
+    return [command for index, command in enumerate(commands) if command not in commands[:index]]
 
 
 def _sources() -> list[Path]:
@@ -91,6 +98,7 @@ def _sources() -> list[Path]:
 
 
 def _build(compiler: list[str], folder: Path, chosen: Mapping[str, tuple[str, ...]]) -> list[Path]:
+    """Compile and link all levels with one compiler."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as room, ThreadPoolExecutor(os.cpu_count()) as pool:
         jobs = {}
@@ -122,12 +130,13 @@ def _build(compiler: list[str], folder: Path, chosen: Mapping[str, tuple[str, ..
 
 
 def _run(command: Sequence[str]) -> None:
+    """Run a compiler command. Raises CompileError if it fails."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=PATIENCE)
+        result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=PATIENCE)
     except subprocess.TimeoutExpired as error:
         raise CompileError(f"{command[0]} took more than {PATIENCE} s") from error
     except OSError as error:
         raise CompileError(f"{command[0]} could not be run: {error.strerror or error}") from error
-    if done.returncode:
-        lines = (done.stderr or done.stdout).strip().splitlines()
-        raise CompileError(f"{command[0]} failed: {lines[0] if lines else f'exit status {done.returncode}'}")
+    if result.returncode:
+        lines = (result.stderr or result.stdout).strip().splitlines()
+        raise CompileError(f"{command[0]} failed: {lines[0] if lines else f'exit status {result.returncode}'}")

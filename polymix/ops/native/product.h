@@ -57,18 +57,18 @@ INLINE Packed take_packed(float **room, int64_t out, int64_t in) {
 static void pack(Packed p, const float *weight, int64_t out, int64_t by_out, int64_t by_in, const float *bias) {
 #pragma omp for schedule(static)
   for (int64_t first = 0; first < p.out; first += ACROSS * LANES) {
-    int64_t width = least(ACROSS * LANES, p.out - first), its = least(width, out - first);
+    int64_t width = least(ACROSS * LANES, p.out - first), real = least(width, out - first);
     const float *from = weight + first * by_out;
     float *to = p.at + first * p.in;
     if (by_in == 1)
-      for (int64_t o = 0; o < its; o++)
+      for (int64_t o = 0; o < real; o++)
         for (int64_t i = 0; i < p.in; i++) to[i * width + o] = from[o * by_out + i];
     else
       for (int64_t i = 0; i < p.in; i++)
-        for (int64_t o = 0; o < its; o++) to[i * width + o] = from[i * by_in + o];
-    for (int64_t i = 0; its < width && i < p.in; i++)
-      for (int64_t o = its; o < width; o++) to[i * width + o] = 0.0f;
-    for (int64_t o = 0; o < width; o++) p.bias[first + o] = bias && o < its ? bias[first + o] : 0.0f;
+        for (int64_t o = 0; o < real; o++) to[i * width + o] = from[i * by_in + o];
+    for (int64_t i = 0; real < width && i < p.in; i++)
+      for (int64_t o = real; o < width; o++) to[i * width + o] = 0.0f;
+    for (int64_t o = 0; o < width; o++) p.bias[first + o] = bias && o < real ? bias[first + o] : 0.0f;
   }
 }
 static void pack_linear(Packed p, const Linear *l) { pack(p, l->weight, l->out, l->in, 1, l->bias); }
@@ -77,14 +77,14 @@ static void pack_back(Packed p, const Linear *l) { pack(p, l->weight, l->in, 1, 
 
 INLINE void product_tile(const float *x, int64_t by, const float *w, int64_t in, const float *start, int64_t step,
                          float *y, int64_t pitch, const int T, const int A) {
-  vec sums[TALL][ACROSS], its[ACROSS];
+  vec sums[TALL][ACROSS], weights[ACROSS];
   UNROLL for (int t = 0; t < T; t++)
     UNROLL for (int a = 0; a < A; a++) sums[t][a] = *(const floats *)(start + t * step + a * LANES);
   for (int64_t i = 0; i < in; i++, w += A * LANES) {
-    UNROLL for (int a = 0; a < A; a++) its[a] = *(const vec *)(w + a * LANES);
+    UNROLL for (int a = 0; a < A; a++) weights[a] = *(const vec *)(w + a * LANES);
     UNROLL for (int t = 0; t < T; t++) {
       vec value = all(x[t * by + i]);
-      UNROLL for (int a = 0; a < A; a++) sums[t][a] += value * its[a];
+      UNROLL for (int a = 0; a < A; a++) sums[t][a] += value * weights[a];
     }
   }
   UNROLL for (int t = 0; t < T; t++)
@@ -94,14 +94,14 @@ INLINE void product_tile(const float *x, int64_t by, const float *w, int64_t in,
 /* total[t, a] += Σ_r x[r, t] y[r, a] */
 INLINE void outer_tile(const float *x, int64_t by, const float *y, int64_t pitch, int64_t rows, float *total,
                        int64_t step, const int T, const int A) {
-  vec sums[TALL][ACROSS], its[ACROSS];
+  vec sums[TALL][ACROSS], values[ACROSS];
   UNROLL for (int t = 0; t < T; t++)
     UNROLL for (int a = 0; a < A; a++) sums[t][a] = *(const vec *)(total + t * step + a * LANES);
   for (int64_t r = 0; r < rows; r++, x += by, y += pitch) {
-    UNROLL for (int a = 0; a < A; a++) its[a] = *(const floats *)(y + a * LANES);
+    UNROLL for (int a = 0; a < A; a++) values[a] = *(const floats *)(y + a * LANES);
     UNROLL for (int t = 0; t < T; t++) {
       vec value = all(x[t]);
-      UNROLL for (int a = 0; a < A; a++) sums[t][a] += value * its[a];
+      UNROLL for (int a = 0; a < A; a++) sums[t][a] += value * values[a];
     }
   }
   UNROLL for (int t = 0; t < T; t++)

@@ -19,7 +19,7 @@ typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef float floats __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 typedef uint32_t words __attribute__((vector_size(4 * LANES)));
-typedef double wide __attribute__((vector_size(8 * LANES)));
+typedef double doubles __attribute__((vector_size(8 * LANES)));
 
 /* An array (batch, tokens, channels) and its strides in elements; the channels are contiguous. */
 typedef struct {

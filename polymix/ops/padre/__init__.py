@@ -9,11 +9,17 @@ from torch import Tensor
 from polymix.ops.dispatch import Operator, choose, without_gradients
 from polymix.ops.padre import blocked, eager, native
 from polymix.ops.padre.eager import BASES, SPREAD, Convolution, PadreMaps, PadreTerms, merged_first, size
+from polymix.ops.shared.signature import Signature
 
 padre_step = Operator(
     "padre_step",
     "(Tensor x, Tensor weight, Tensor? bias, Tensor? y, SymInt[] grid, bool causal, int dilation) -> Tensor",
-    eager.step, (0, 1, 2, 3), triton="polymix.ops.padre.triton:step", native="polymix.ops.padre.native:step",
+    eager.step, (0, 1, 2, 3),
+    Signature("x: B, N, D; weight: ...; bias: D; y=: B, prod(grid), D", "=: B, prod(grid), D",
+              "tuple(weight.shape[:2]) == (D, 1) and weight.ndim == 2 + len(grid) and weight.numel() > 0",
+              "impl != 'native' or (dilation == 1 and len(grid) in (1, 2))",
+              "N == prod(grid) + causal * dilation * (weight.shape[2] - 1)"),
+    triton="polymix.ops.padre.triton:step", native="polymix.ops.padre.native:step",
 )  # fmt: skip
 _IN_BLOCKS = ("blocked",)  # the native implementation is worth it for few tokens too
 

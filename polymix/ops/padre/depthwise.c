@@ -60,10 +60,10 @@ static vec pack(vec *to, const Tokens *x, vec shift, const Tokens *scale, const 
   vec sum = {0};
   int64_t from = most(0, -col), end = most(from, least(pitch, w - col));
   for (int64_t i = most(0, -row); i < least(rows, h - row); i++) {
-    vec *its = to + i * pitch;
-    for (int64_t j = 0; j < from; j++) its[j] = (vec){0};
-    for (int64_t j = end; j < pitch; j++) its[j] = (vec){0};
-#define PACK(n, bf16) sum += pack_row(its, x, shift, scale, p, (row + i) * w + col, from, end, n, bf16)
+    vec *line = to + i * pitch;
+    for (int64_t j = 0; j < from; j++) line[j] = (vec){0};
+    for (int64_t j = end; j < pitch; j++) line[j] = (vec){0};
+#define PACK(n, bf16) sum += pack_row(line, x, shift, scale, p, (row + i) * w + col, from, end, n, bf16)
     FOR_TYPES(s, p, PACK);
 #undef PACK
   }
@@ -144,8 +144,8 @@ static const Form *form(int64_t tile, int64_t taps) {
 static int64_t best_tile(int64_t outputs) { /* unused outputs cost as much as others; loading a tile's taps costs about three */
   int64_t best = 0, cost = INT64_MAX;
   for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
-    int64_t its = over(outputs, forms[i].tile) * (forms[i].tile + 3);
-    if (its < cost) best = forms[i].tile, cost = its;
+    int64_t tile_cost = over(outputs, forms[i].tile) * (forms[i].tile + 3);
+    if (tile_cost < cost) best = forms[i].tile, cost = tile_cost;
   }
   return best;
 }
@@ -208,9 +208,9 @@ int depthwise(const Tokens *x, const float *shift, const Tokens *scale, const Ta
           prefetch(y, s, &p, token, count, 1);
           if (times) prefetch(times, s, &p, token, count, 0);
           if (top + i + s->kh < s->h && i + 1 < p.rows) { /* prefetch the inputs that are packed next */
-            int64_t next = (top + i + s->kh) * s->w + p.col + j, its = least(p.tile, s->w - p.col - j);
-            prefetch(x, s, &p, next, its, 0);
-            if (scale) prefetch(scale, s, &p, next, its, 0);
+            int64_t next = (top + i + s->kh) * s->w + p.col + j, ahead = least(p.tile, s->w - p.col - j);
+            prefetch(x, s, &p, next, ahead, 0);
+            if (scale) prefetch(scale, s, &p, next, ahead, 0);
           }
           for (int o = 0; o < p.tile; o++) out[o] = (vec){0};
           for (int64_t q = 0; q < s->kw;) {
@@ -242,7 +242,7 @@ int depthwise_weight(const Tokens *x, const Tokens *grad, const Tokens *scale, c
 #pragma omp parallel num_threads(s->threads)
   {
     vec *in = room(pitch * (all.rows + s->kh - 1)), *g = room(all.cols * all.rows), out[LARGEST];
-    wide *sum = aligned_alloc(sizeof(wide), sizeof(wide) * (s->kh * s->kw + 1));
+    doubles *sum = aligned_alloc(sizeof(doubles), sizeof(doubles) * (s->kh * s->kw + 1));
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < blocks * splits; item++) {
       if (!in || !g || !sum) {
@@ -250,31 +250,31 @@ int depthwise_weight(const Tokens *x, const Tokens *grad, const Tokens *scale, c
         failed = 1;
         continue;
       }
-      int64_t block = item / splits, mine = item % splits;
-      for (int64_t t = 0; t <= s->kh * s->kw; t++) sum[t] = (wide){0};
-      wide *whole = sum + s->kh * s->kw;
+      int64_t block = item / splits, split = item % splits;
+      for (int64_t t = 0; t <= s->kh * s->kw; t++) sum[t] = (doubles){0};
+      doubles *whole = sum + s->kh * s->kw;
       for (int64_t part = 0; part < s->batch * places; part++) {
         Strip p = strip(s, all, part / places, block, part % places);
         int64_t top = p.row - s->top;
         pack(in, x, (vec){0}, NULL, s, &p, s->h, s->w, top, p.rows + s->kh - 1, p.col - s->left, pitch);
         vec added = pack(g, grad, (vec){0}, scale, s, &p, s->oh, s->ow, p.row, p.rows, p.col, p.cols);
-        *whole += __builtin_convertvector(added, wide);
-        for (int64_t k = mine; k < s->kh; k += splits) {
+        *whole += __builtin_convertvector(added, doubles);
+        for (int64_t k = split; k < s->kh; k += splits) {
           int64_t first = least(p.rows, most(0, -top - k)), last = most(first, least(p.rows, s->h - top - k));
           for (int64_t q = 0; q < s->kw;) {
             const Form *f = form(p.tile, s->kw - q);
             for (int i = 0; i < f->group; i++) out[i] = (vec){0};
             f->gather(in + (first + k) * pitch + q, pitch, g + first * p.cols, tiles, last - first, out);
-            for (int i = 0; i < f->group; i++) sum[k * s->kw + q + i] += __builtin_convertvector(out[i], wide);
+            for (int i = 0; i < f->group; i++) sum[k * s->kw + q + i] += __builtin_convertvector(out[i], doubles);
             q += f->group;
           }
         }
       }
       int64_t lanes = least(LANES, s->dim - block * LANES);
-      for (int64_t k = mine; k < s->kh; k += splits)
+      for (int64_t k = split; k < s->kh; k += splits)
         for (int64_t t = k * s->kw; t < (k + 1) * s->kw; t++)
           for (int64_t i = 0; i < lanes; i++) *tap(weight, s, block * LANES + i, t) = (float)sum[t][i];
-      if (mine == 0)
+      if (split == 0)
         for (int64_t i = 0; i < lanes; i++) bias[block * LANES + i] = (float)(*whole)[i];
     }
     free(in);

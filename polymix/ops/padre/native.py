@@ -109,7 +109,6 @@ def step(
         (B, N, D) in the dtype of x. Cost: N D (∏ kernel + 1) multiply-adds, summed in float32. Memory besides the
         output: 512 KiB of inputs per thread.
     """
-    assert dilation == 1
     weight, geometry = weight.float().contiguous(), _geometry(x, weight, grid, causal)
     return _conv(x, None, geometry.taps(weight), bias, y, geometry, out, shift)
 
@@ -146,7 +145,6 @@ def step_backward(
         are None. Cost: three forward steps, or two if y is None. The result does not depend on the number of threads,
         to the bit.
     """
-    assert dilation == 1
     weight, geometry = weight.float().contiguous(), _geometry(x, weight, grid, causal)
     grad_x = _conv(grad, y, geometry.taps(weight, flipped=True), None, None, geometry.transposed())
     grad_y = None if y is None else _conv(x, None, geometry.taps(weight), bias, grad, geometry)

@@ -9,11 +9,13 @@ from torch import Tensor
 
 from polymix.ops.dispatch import Operator, choose, without_gradients
 from polymix.ops.gated import gated
+from polymix.ops.native.arrays import KINDS
 from polymix.ops.pom import blocked, eager, native
 from polymix.ops.pom.decay import BLOCK, decayed_mean
 from polymix.ops.pom.eager import PomOptions, PomState, PomWeights, Terms
 from polymix.ops.shared.blocks import slower_in_float32
 from polymix.ops.shared.masks import Segments, positions
+from polymix.ops.shared.signature import Signature
 from polymix.ops.shared.tensors import count_real, linear
 
 _TURNS = "Tensor? mask, Tensor? cos, Tensor? sin"
@@ -30,7 +32,10 @@ pom_scan = Operator(
 linear_powers = Operator(
     "linear_powers",
     "(Tensor x, Tensor weight, Tensor? bias, Tensor? mask, str activation, int degree) -> Tensor",
-    eager.powers, (0, 1, 2), native="polymix.ops.pom.native:powers",
+    eager.powers, (0, 1, 2),
+    Signature("x: B, N, D; weight: E, D; bias: E; mask: B, N", "B, degree, E", "degree >= 1",
+              f"activation in {KINDS}"),
+    native="polymix.ops.pom.native:powers",
 )  # fmt: skip
 
 _PLAIN = "supports one group without rotary positions, and full or causal context only"

@@ -49,7 +49,7 @@ def causal(x: Tensor, weights: PomWeights, options: PomOptions, mask: Tensor | N
     dtype, y = computed_in(x), output(x)
     poly, gate, proj = (Product(linear, dtype) for linear in weights[:3])
     factors = weights.alpha.t().to(dtype)
-    real = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
+    real = x.new_ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
     seen = real.cumsum(1).clamp_min(1).to(dtype).unsqueeze(-1)
     for block in blocks(x):
         if block.tokens.start == 0:

@@ -41,13 +41,13 @@ int linear_powers(const Tokens *x, const Linear *w, const uint8_t *mask, float *
     for (int64_t item = 0; item < items; item++) {
       Block k = block_of(s, item);
       Rows in = read_block(room_in, x, k, s);
-      float *its = parts + item * part;
-      clear(its, part);
+      float *block_sums = parts + item * part;
+      clear(block_sums, part);
       for (int64_t c = 0; c < width; c += PANEL) {
         Packed panel = panel_of(map, c);
         u.width = panel.out;
         product(in, k.rows, panel, u, 0);
-#define ADD(kind) add_powers(u, k, mask, s, its + c, width, kind)
+#define ADD(kind) add_powers(u, k, mask, s, block_sums + c, width, kind)
         OF_KIND(s->kind, ADD)
 #undef ADD
       }
@@ -179,7 +179,7 @@ int pom_causal(const Tokens *x, const Linear *poly, const Linear *gate, const Li
   int64_t packed = 2 * size_of_packed(s->width, s->dim) + size_of_packed(s->out, s->width);
   float *whole = reserve(packed + s->degree * width + 2 * size + s->threads * each), *place = whole;
   if (!whole) return 1;
-  Packed into = take_packed(&place, s->width, s->dim), ask = take_packed(&place, s->width, s->dim);
+  Packed poly_map = take_packed(&place, s->width, s->dim), gate_map = take_packed(&place, s->width, s->dim);
   Packed end = take_packed(&place, s->out, s->width);
   float *factors = take(&place, s->degree * width);
   double *so_far = (double *)take(&place, 2 * size);
@@ -190,8 +190,8 @@ int pom_causal(const Tokens *x, const Linear *poly, const Linear *gate, const Li
     float *own = place + omp_get_thread_num() * each, *counts = take(&own, ROWS), *sums = take(&own, size);
     Rows room_in = take_rows(&own, s->dim), u = take_rows(&own, s->width), g = take_rows(&own, PANEL);
     Rows room_out = take_rows(&own, s->out);
-    pack_linear(into, poly);
-    pack_linear(ask, gate);
+    pack_linear(poly_map, poly);
+    pack_linear(gate_map, gate);
     pack_linear(end, proj);
     /* Blocks are taken in order, so that a waiting thread always waits for a running one. */
     for (int64_t item; (item = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < items;) {
@@ -200,7 +200,7 @@ int pom_causal(const Tokens *x, const Linear *poly, const Linear *gate, const Li
       clear(sums, size);
       for (int64_t c = 0; c < width; c += PANEL) {
         Rows panel = columns_of(u, c);
-        product(in, k.rows, panel_of(into, c), panel, 0);
+        product(in, k.rows, panel_of(poly_map, c), panel, 0);
 #define RUN(kind) run_sums(panel, k, mask, factors + c, width, sums + c, s, kind)
         OF_KIND(s->kind, RUN)
 #undef RUN
@@ -211,7 +211,7 @@ int pom_causal(const Tokens *x, const Linear *poly, const Linear *gate, const Li
       divisors(counts, k.rows, sums[width], mean);
       for (int64_t c = 0; c < width; c += PANEL) {
         Rows panel = columns_of(u, c);
-        product(in, k.rows, panel_of(ask, c), g, 0);
+        product(in, k.rows, panel_of(gate_map, c), g, 0);
 #define GATE(kind) gate_sums(panel, g, k.rows, sums + c, counts, kind)
         OF_KIND(gating, GATE)
 #undef GATE

@@ -11,6 +11,7 @@ from polymix.ops.dispatch import KERNELS, Operator, choose
 from polymix.ops.gated import gated
 from polymix.ops.pooled import blocked, eager
 from polymix.ops.shared.blocks import slower_in_float32
+from polymix.ops.shared.signature import Signature
 from polymix.ops.shared.tensors import Linear, count_real, scaled_linear, share
 
 _NATIVE, _TRITON = "polymix.ops.pooled.native", "polymix.ops.pooled.triton"
@@ -24,15 +25,22 @@ gate_tokens = Operator(
 )  # fmt: skip
 linear_pairs = Operator(
     "linear_pairs", "(Tensor x, Tensor weight, Tensor? bias, Tensor? p, Tensor? mask) -> Tensor", eager.pairs,
-    (0, 1, 2, 3), native=f"{_NATIVE}:pairs",
+    (0, 1, 2, 3),
+    Signature("x: B, N, D; weight: W, D; bias: W; p: H, N; mask: B, N", "B, W // 2", "W % 2 == 0",
+              "p is None or W // 2 % H == 0"),
+    native=f"{_NATIVE}:pairs",
 )  # fmt: skip
 linear_scaled = Operator(
     "linear_scaled", "(Tensor x, Tensor scale, Tensor weight, Tensor? bias, Tensor? rest) -> Tensor", eager.scaled,
-    (0, 1, 2, 3, 4), native=f"{_NATIVE}:scaled",
+    (0, 1, 2, 3, 4),
+    Signature("x: B, N, D; scale: B, D; weight: E, D; bias: E; rest: ...", "=: B, N, E",
+              "rest is None or (rest.numel() == 1 and E == D)"),
+    native=f"{_NATIVE}:scaled",
 )  # fmt: skip
 moments = Operator(
-    "moments", "(Tensor x, Tensor? mask) -> (Tensor, Tensor)", eager.moments, (0,), native=f"{_NATIVE}:moments"
-)
+    "moments", "(Tensor x, Tensor? mask) -> (Tensor, Tensor)", eager.moments, (0,),
+    Signature("x: B, N, D; mask: B, N", "B, D; B, D, D"), native=f"{_NATIVE}:moments",
+)  # fmt: skip
 
 
 def poly_sa(

@@ -44,8 +44,9 @@ def pairs_backward(
 def moments(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """The mean μ (B, D) and Σ (x_n - μ)(x_n - μ)ᵀ (B, D, D). Cost: slightly over N D² / 2 multiply-adds."""
     x, mask = dense(x), hidden(mask)
-    count, centre = _count(x, mask), torch.empty(x.shape[0], x.shape[2])
-    moment = torch.empty(x.shape[0], x.shape[2], x.shape[2])
+    count, batch, dim = _count(x, mask), x.shape[0], x.shape[2]
+    centre = x.new_empty(batch, dim, dtype=torch.float32)
+    moment = x.new_empty(batch, dim, dim, dtype=torch.float32)
     call("moments", tokens(x), mask, count, centre, moment, sizes_of(x, 0))
     return centre, moment
 
@@ -91,4 +92,4 @@ def scaled_backward(
 def _count(x: Tensor, mask: Tensor | None) -> Tensor:
     """The number of real tokens of each sample, at least 1, as floats (B,)."""
     count = count_real(x, mask, ndim=1)
-    return count.float() if isinstance(count, Tensor) else torch.full(x.shape[:1], float(count))
+    return count.float() if isinstance(count, Tensor) else x.new_full(x.shape[:1], count, dtype=torch.float32)

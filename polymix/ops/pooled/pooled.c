@@ -24,24 +24,25 @@ int linear_pairs(const Tokens *x, const Linear *w, const float *p, const uint8_t
   float *parts = take(&place, items * width);
 #pragma omp parallel num_threads(s->threads)
   {
-    float *own = place + omp_get_thread_num() * each, *by = take(&own, width);
+    float *own = place + omp_get_thread_num() * each, *factors = take(&own, width);
     Rows room_in = take_rows(&own, s->dim), u = take_rows(&own, s->width), v = take_rows(&own, s->width);
     Linear w_1 = half_of(w, 0), w_2 = half_of(w, 1);
     pack_linear(first, &w_1);
     pack_linear(second, &w_2);
-    clear(by, width);
+    clear(factors, width);
 #pragma omp for schedule(dynamic)
     for (int64_t item = 0; item < items; item++) {
       Block k = block_of(s, item);
       Rows in = read_block(room_in, x, k, s);
       product(in, k.rows, first, u, 0);
       product(in, k.rows, second, v, 0);
-      float *its = parts + item * width;
-      clear(its, width);
+      float *block_sums = parts + item * width;
+      clear(block_sums, width);
       for (int64_t r = 0; r < k.rows; r++) {
         if (hidden(mask, s, k, r)) continue;
-        spread_row(by, p, k.first + r, s);
-        for (int64_t c = 0; c < width; c += LANES) *at(its, c) += *at(u.at + r * u.pitch, c) * *at(v.at + r * v.pitch, c) * *at(by, c);
+        spread_row(factors, p, k.first + r, s);
+        for (int64_t c = 0; c < width; c += LANES)
+          *at(block_sums, c) += *at(u.at + r * u.pitch, c) * *at(v.at + r * v.pitch, c) * *at(factors, c);
       }
     }
     add_blocks(sums, parts, 1, s->width, s);
@@ -64,7 +65,7 @@ int linear_pairs_backward(const float *grad, const Tokens *x, const Linear *w, c
 #pragma omp parallel num_threads(s->threads)
   {
     float *own = place + omp_get_thread_num() * each, *total = take(&own, sums), *bias = total + 2 * square;
-    float *by = take(&own, width), *g = take(&own, width), *product_row = take(&own, width);
+    float *factors = take(&own, width), *g = take(&own, width), *product_row = take(&own, width);
     Rows room_in = take_rows(&own, s->dim), room_out = take_rows(&own, s->dim);
     Rows u = take_rows(&own, s->width), v = take_rows(&own, s->width);
     Linear w_1 = half_of(w, 0), w_2 = half_of(w, 1);
@@ -73,7 +74,7 @@ int linear_pairs_backward(const float *grad, const Tokens *x, const Linear *w, c
     pack_linear(second, &w_2);
     pack_back(second_back, &w_2);
     clear(total, sums);
-    clear(by, width);
+    clear(factors, width);
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < items; item++) {
       Block k = block_of(s, item);
@@ -88,13 +89,13 @@ int linear_pairs_backward(const float *grad, const Tokens *x, const Linear *w, c
           clear(b, width);
           continue;
         }
-        spread_row(by, p, k.first + r, s);
+        spread_row(factors, p, k.first + r, s);
         for (int64_t c = 0; c < width; c += LANES) {
-          vec left = *at(a, c), right = *at(b, c), its = *at(g, c);
-          *at(product_row, c) = its * left * right;
-          its *= *at(by, c);
-          *at(a, c) = its * right;
-          *at(b, c) = its * left;
+          vec left = *at(a, c), right = *at(b, c), slopes = *at(g, c);
+          *at(product_row, c) = slopes * left * right;
+          slopes *= *at(factors, c);
+          *at(a, c) = slopes * right;
+          *at(b, c) = slopes * left;
         }
         if (grad_p) sum_row(product_row, grad_p, k, r, s);
       }
@@ -155,13 +156,13 @@ int moments(const Tokens *x, const uint8_t *mask, const float *count, float *cen
   {
     int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
     float *own = place + thread * each;
-    Rows its = take_rows(&own, s->dim);
+    Rows centred = take_rows(&own, s->dim);
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < items; item++) {
       Block k = block_of(s, item);
-      about(its, x, NULL, mask, k, s);
+      about(centred, x, NULL, mask, k, s);
       clear(parts + item * width, width);
-      add_rows(its, k.rows, parts + item * width);
+      add_rows(centred, k.rows, parts + item * width);
     }
     add_blocks(centre, parts, 1, s->dim, s);
 #pragma omp for schedule(static)
@@ -174,8 +175,8 @@ int moments(const Tokens *x, const uint8_t *mask, const float *count, float *cen
       Block k = block_of(s, item);
       if (k.b != sample) clear(totals + (k.b + thread) * square, square);
       sample = k.b;
-      about(its, x, means + k.b * width, mask, k, s);
-      outer_above(its, k.rows, totals + (k.b + thread) * square);
+      about(centred, x, means + k.b * width, mask, k, s);
+      outer_above(centred, k.rows, totals + (k.b + thread) * square);
     }
 #pragma omp barrier
 #pragma omp for schedule(static)
@@ -206,14 +207,14 @@ int moments_backward(const Tokens *x, const uint8_t *mask, const float *a, const
     float *own = place + omp_get_thread_num() * each;
     Rows room_in = take_rows(&own, s->dim), room_out = take_rows(&own, s->dim);
     for (int64_t b = 0; b < s->batch; b++) {
-      float *its = maps + b * packed;
-      pack(take_packed(&its, s->dim, s->dim), a + b * s->dim * s->dim, s->dim, 1, s->dim, c + b * s->dim);
+      float *map_room = maps + b * packed;
+      pack(take_packed(&map_room, s->dim, s->dim), a + b * s->dim * s->dim, s->dim, 1, s->dim, c + b * s->dim);
     }
 #pragma omp for schedule(dynamic)
     for (int64_t item = 0; item < items; item++) {
       Block k = block_of(s, item);
-      float *its = maps + k.b * packed;
-      Packed map = take_packed(&its, s->dim, s->dim);
+      float *map_room = maps + k.b * packed;
+      Packed map = take_packed(&map_room, s->dim, s->dim);
       Rows in = read_block(room_in, x, k, s);
       Rows out = place_of(room_out, y, k.b, k.first, k.rows, s->dim, s->bf16);
       product(in, k.rows, map, out, 0);
@@ -235,21 +236,21 @@ int linear_scaled(const Tokens *x, const float *scale, const Linear *w, const fl
   Packed map = take_packed(&place, s->out, s->dim);
 #pragma omp parallel num_threads(s->threads)
   {
-    float *own = place + omp_get_thread_num() * each, *its = take(&own, width);
+    float *own = place + omp_get_thread_num() * each, *scales = take(&own, width);
     Rows u = take_rows(&own, s->dim), room_out = take_rows(&own, s->out);
     pack_linear(map, w);
 #pragma omp for schedule(dynamic)
     for (int64_t item = 0; item < items; item++) {
       Block k = block_of(s, item);
       copy(u, x, k.b, k.first, k.rows, s->dim, s->bf16);
-      load_row(its, scale + k.b * s->dim, s->dim);
+      load_row(scales, scale + k.b * s->dim, s->dim);
       /* Write rest x + b to the outputs first; the product is added to it. */
       Rows out = place_of(room_out, y, k.b, k.first, k.rows, s->out, s->bf16);
       for (int64_t r = 0; r < k.rows; r++)
         for (int64_t c = 0; c < u.width; c += LANES) {
           vec *value = at(u.at + r * u.pitch, c);
           if (rest) *(floats *)(out.at + r * out.pitch + c) = *value * *rest + *(vec *)(map.bias + c);
-          *value *= *at(its, c);
+          *value *= *at(scales, c);
         }
       product(u, k.rows, map, out, rest != NULL);
       store(out, y, k.b, k.first, k.rows, s->out, s->bf16);
@@ -271,16 +272,16 @@ int linear_scaled_backward(const Tokens *grad, const Tokens *x, const float *sca
   float *parts = take(&place, items * width);
 #pragma omp parallel num_threads(s->threads)
   {
-    float *own = place + omp_get_thread_num() * each, *total = take(&own, sums), *its = take(&own, width);
+    float *own = place + omp_get_thread_num() * each, *total = take(&own, sums), *scales = take(&own, width);
     Rows u = take_rows(&own, s->dim), dz = take_rows(&own, s->dim), room_g = take_rows(&own, s->out);
-    wide of_rest = {0};
+    doubles of_rest = {0};
     pack_back(back, w);
     clear(total, sums);
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < items; item++) {
       Block k = block_of(s, item);
       copy(u, x, k.b, k.first, k.rows, s->dim, s->bf16);
-      load_row(its, scale + k.b * s->dim, s->dim);
+      load_row(scales, scale + k.b * s->dim, s->dim);
       Rows g = load(room_g, grad, k.b, k.first, k.rows, s->out, s->bf16);
       product(g, k.rows, back, dz, 0);
       float *part = parts + item * width;
@@ -288,7 +289,7 @@ int linear_scaled_backward(const Tokens *grad, const Tokens *x, const float *sca
       for (int64_t r = 0; r < k.rows; r++) {
         vec along = {0};
         for (int64_t c = 0; c < u.width; c += LANES) {
-          vec *value = at(u.at + r * u.pitch, c), *slope = at(dz.at + r * dz.pitch, c), f = *at(its, c);
+          vec *value = at(u.at + r * u.pitch, c), *slope = at(dz.at + r * dz.pitch, c), f = *at(scales, c);
           *at(part, c) += *slope * *value;
           *slope *= f;
           if (rest) {
@@ -298,7 +299,7 @@ int linear_scaled_backward(const Tokens *grad, const Tokens *x, const float *sca
           }
           *value *= f;
         }
-        of_rest += __builtin_convertvector(along, wide);
+        of_rest += __builtin_convertvector(along, doubles);
       }
       outer(g, u, k.rows, total);
       add_rows(g, k.rows, total + ends * width);

@@ -13,6 +13,7 @@ from polymix.ops.qt import blocked, eager
 from polymix.ops.qt.eager import GUARD, QtState, feature_size
 from polymix.ops.shared.blocks import slower_in_float32
 from polymix.ops.shared.causal_sums import seen_by_all, seen_by_each
+from polymix.ops.shared.signature import Signature
 from polymix.ops.shared.tensors import Linear, share, without_autocast
 
 _FORM = "str form, int order"
@@ -31,12 +32,19 @@ qt_causal = Operator(
 )  # fmt: skip
 qt_pool = Operator(
     "qt_pool", "(Tensor x, Tensor weight, Tensor? bias, Tensor? mask, int heads, int order) -> Tensor", eager.pool,
-    (0, 1, 2), native="polymix.ops.qt.native:pool",
+    (0, 1, 2),
+    Signature("x: B, N, D; weight: 2 * D, D; bias: 2 * D; mask: B, N",
+              "B, heads, 1 + order * D // heads, D // heads + 1", "heads >= 1 and D % heads == 0",
+              "order in (0, 1, 2)"),
+    native="polymix.ops.qt.native:pool",
 )  # fmt: skip
 qt_spread = Operator(
     "qt_spread",
     "(Tensor x, Tensor weight, Tensor? bias, Tensor moments, Tensor least, Tensor last, Tensor? last_bias) -> Tensor",
-    eager.spread, (0, 1, 2, 3, 5, 6), native="polymix.ops.qt.native:spread",
+    eager.spread, (0, 1, 2, 3, 5, 6),
+    Signature("x: B, N, D; weight: D, D; bias: D; moments: B, H, R, F; least: B; last: E, D; last_bias: E",
+              "=: B, N, E", "D == H * (F - 1)", "(R - 1) % (F - 1) == 0 and (R - 1) // (F - 1) in (0, 1, 2)"),
+    native="polymix.ops.qt.native:spread",
 )  # fmt: skip
 
 

@@ -60,7 +60,7 @@ def qt(
             numerator = features @ moment if i == 0 else _plus_product(numerator, features, moment)
             denominator = denominator + features @ key_moments[i][s]
         numerator = numerator.add_(constant[s]) if order else numerator
-        joined = torch.empty(block.number, block.length, heads, d, dtype=dtype)
+        joined = x.new_empty(block.number, block.length, heads, d, dtype=dtype)
         torch.div(numerator, torch.maximum(denominator, least[s]), out=joined.transpose(1, 2))
         out.into(y, block, joined.flatten(2).flatten(0, 1))
     return y

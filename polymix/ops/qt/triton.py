@@ -193,13 +193,13 @@ def _pull_kernel(
     inside = j < D
     grad = load_tile(rows, r_n, r_d, token, e, real, D)
     last = load_last(rows, r_n, r_d, token, real, D, LAST)
-    mine = load_tile(x, x_n, x_d, token, j, real, D)
+    x_columns = load_tile(x, x_n, x_d, token, j, real, D)
     total = tl.zeros((BLOCK_N, BLOCK_J), tl.float32)
     grad_w1, grad_w2 = total, total
     if ORDER >= 1:
         linear = _pull(grad, last, moments, 1 + j, inside, D, BLOCK_D, PRECISION)
         total += w1 * linear
-        grad_w1 = linear * mine
+        grad_w1 = linear * x_columns
     if ORDER == 2 and FULL:
         for i in range(D):
             f = _diagonal(tl.minimum(i, j), D) + tl.maximum(i, j) - tl.minimum(i, j)
@@ -208,8 +208,8 @@ def _pull_kernel(
             total += slope * tl.load(x + token * x_n + i * x_d, mask=real, other=0.0).to(tl.float32)[:, None]
     elif ORDER == 2:
         square = _pull(grad, last, moments, 1 + D + j, inside, D, BLOCK_D, PRECISION)
-        total += 2 * w2 * mine * square
-        grad_w2 = square * mine * mine
+        total += 2 * w2 * x_columns * square
+        grad_w2 = square * x_columns * x_columns
     place = (row * n + token)[:, None] * D + j[None, :]
     keep = (token < n)[:, None] & inside[None, :]
     if base is not None:

@@ -81,7 +81,7 @@ def train(
 ) -> tuple[nn.Module, Outcome]:
     """Build a model under `seed`, train it, and test it once at the end.
 
-    With the same seed every model sees the images in the same order. Raises KeyboardInterrupt when the user interrupts.
+    With the same seed every model sees the images in the same order. Raises KeyboardInterrupt on Ctrl-C.
     """
     lightning.seed_everything(seed, verbose=False)
     model = build()

@@ -1,4 +1,4 @@
-"""The kernels in C are compiled at install, loaded by processor level, and refused with a reason where they cannot be."""
+"""The C kernels are compiled at installation and loaded by processor level; if they cannot run, there is a reason."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ from tests.ops.kernels import NATIVE, needs_it
 from tests.ops.padre.test_native import SHAPES, arguments
 
 COMPILES = bool(compile.levels()) and bool(compile.compilers())
-needs_compiler = pytest.mark.skipif(not COMPILES, reason="untested: that the kernels build, which needs Linux and gcc")
+needs_compiler = pytest.mark.skipif(not COMPILES, reason="untested: building the kernels, which needs Linux and gcc")
 V3 = (
     {"x86-64-v3": ("-march=x86-64-v3",)}
     if "x86-64-v3" in compile.levels()
@@ -24,20 +24,20 @@ V3 = (
 
 
 @pytest.mark.skipif(not COMPILES or os.environ.get(library.SWITCH) == "0" or not library.usable_levels(),
-                    reason="untested: that the kernels are there, for which Linux and a compiler are needed")  # fmt: skip
-def test_where_there_is_a_compiler_the_kernels_are_there():
-    """Were they missing, every test of a kernel would be skipped and nothing would fail: polymix build-kernels."""
+                    reason="untested: that the kernels are built, which needs Linux and a compiler")  # fmt: skip
+def test_the_kernels_are_built_if_there_is_a_compiler():
+    """If this fails, run `polymix build-kernels`. Without it, missing kernels would only skip their tests."""
     assert NATIVE is None
 
 
 @needs_compiler
-def test_a_build_leaves_one_whole_library_a_level_and_nothing_else(tmp_path):
+def test_a_build_leaves_only_one_complete_library_per_level(tmp_path):
     (tmp_path / "kernels-x86-64-v3-0123456789ab.so").write_text("of other sources")
     (tmp_path / "notes.txt").write_text("the user's own")
     built = compile.build(tmp_path, V3)
     assert [path.name for path in built] == [compile.library_path(next(iter(V3))).name]
     assert sorted(tmp_path.iterdir()) == sorted([*built, tmp_path / "notes.txt"])
-    assert library._whole(built[0])
+    assert library._is_complete(built[0])
 
 
 def compiler(tmp_path, body):
@@ -47,13 +47,13 @@ def compiler(tmp_path, body):
     return path
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="untested: building in C, which is done on Linux")
+@pytest.mark.skipif(sys.platform != "linux", reason="untested: building the kernels, which needs Linux")
 @pytest.mark.parametrize(("body", "words"), [
     ("echo 'no such flag: -march' >&2; exit 3", "no such flag: -march"), ("exit 3", "exit status 3"),
     ("printf '\\377\\n' >&2; exit 1", "failed"), ("sleep 60", "took more than 0.2 s"),
 ])  # fmt: skip
-def test_a_compiler_that_fails_is_named_and_leaves_nothing(tmp_path, monkeypatch, body, words):
-    """Whatever it prints, in whatever encoding."""
+def test_a_failing_compiler_is_named_and_leaves_no_files(tmp_path, monkeypatch, body, words):
+    """For any output in any encoding."""
     monkeypatch.setenv("CC", str(compiler(tmp_path, body)))
     monkeypatch.setattr(compile.shutil, "which", lambda name: None)
     monkeypatch.setattr(compile, "PATIENCE", 0.2 if "sleep" in body else 60)
@@ -64,7 +64,7 @@ def test_a_compiler_that_fails_is_named_and_leaves_nothing(tmp_path, monkeypatch
 
 @needs_compiler
 def test_the_next_compiler_is_tried(tmp_path, monkeypatch):
-    """CC may be clang, whose OpenMP is another."""
+    """CC may be clang, which has another OpenMP."""
     monkeypatch.setenv("CC", str(compiler(tmp_path, "exit 1")))
     assert compile.build(tmp_path / "libraries", V3)
 
@@ -72,7 +72,7 @@ def test_the_next_compiler_is_tried(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("value", "command"), [
     ("gcc -m64", ["gcc", "-m64"]), ("", None), ("'/opt/my gcc' -g0", ["/opt/my gcc", "-g0"]),
 ])  # fmt: skip
-def test_what_CC_may_be(monkeypatch, value, command):
+def test_values_of_CC(monkeypatch, value, command):
     monkeypatch.setenv("CC", value)
     monkeypatch.setattr(compile.shutil, "which", lambda name: "/usr/bin/gcc" if name == "gcc" else None)
     assert compile.compilers() == [*([command] if command else []), ["/usr/bin/gcc"]]
@@ -99,7 +99,7 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):
         compile.build(tmp_path / "libraries", V3)
 
 
-def test_a_file_in_the_folders_place_is_an_error(tmp_path, monkeypatch):
+def test_a_file_in_place_of_the_folder_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(compile, "compilers", lambda: [["cc"]])
     (tmp_path / "libraries").write_text("a file")
     with pytest.raises(compile.CompileError, match="cannot write to"):
@@ -120,7 +120,7 @@ FLAGS = {
 @pytest.mark.parametrize(("processor", "levels"), [
     ("x86-64-v4", ["x86-64-v4", "x86-64-v3"]), ("x86-64-v3", ["x86-64-v3"]), ("x86-64", []),
 ])  # fmt: skip
-def test_a_processor_gets_the_levels_that_it_can_run(monkeypatch, processor, levels):
+def test_a_processor_uses_the_levels_that_it_can_run(monkeypatch, processor, levels):
     monkeypatch.setattr(compile, "levels", lambda: compile.LEVELS["x86_64"])
     monkeypatch.setattr(library, "processor_flags", lambda: FLAGS[processor])
     assert library.usable_levels() == levels
@@ -141,7 +141,7 @@ def explained():
     (lambda patch, folder: (folder.mkdir(), (folder / "kernels-x86-64-v3-000000000000.so").write_text("")), "from other sources"),
     (lambda patch, folder: (folder.mkdir(), compile.library_path(library.usable_levels()[0]).write_text("cut")), "is cut off"),
 ])  # fmt: skip
-def test_why_there_is_none_and_plain_pytorch_runs(nothing_built, monkeypatch, change, words):
+def test_plain_pytorch_runs_without_kernels_and_explain_says_why(nothing_built, monkeypatch, change, words):
     if not library.usable_levels():
         pytest.skip("untested: the reasons on a processor without kernels")
     change(monkeypatch, nothing_built)
@@ -152,8 +152,8 @@ def test_why_there_is_none_and_plain_pytorch_runs(nothing_built, monkeypatch, ch
 
 
 @needs_it
-def test_a_truncated_library_is_refused_not_mapped(nothing_built):
-    """Mapping a file that ends too early kills the process (SIGBUS) instead of raising."""
+def test_a_truncated_library_is_not_loaded(nothing_built):
+    """Mapping a truncated file kills the process (SIGBUS) instead of raising."""
     nothing_built.mkdir()
     path = compile.library_path(library.usable_levels()[0])
     whole = next(file for file in (compile.HEADERS / "libraries").glob(path.name)).read_bytes()
@@ -163,7 +163,7 @@ def test_a_truncated_library_is_refused_not_mapped(nothing_built):
 
 @needs_it
 def test_nothing_is_compiled_or_written_when_a_mixer_runs(tmp_path):
-    """No compiler, no home, no place for temporary files: the library lies in the package."""
+    """Without a compiler, a home folder or a temporary folder: the library is in the package."""
     code = ("import torch, polymix; m = polymix.create_mixer('padre', 16, impl='native', grid=(5, 7));"
             "m(torch.randn(1, 35, 16)).sum().backward()")  # fmt: skip
     environment = {**os.environ, "PATH": "", "HOME": "/nowhere", "TMPDIR": "/nowhere", "LC_ALL": "C", "PYTHONUTF8": "0"}
@@ -172,7 +172,7 @@ def test_nothing_is_compiled_or_written_when_a_mixer_runs(tmp_path):
 
 
 @needs_it
-def test_memory_that_is_not_there_is_an_error(monkeypatch):
+def test_too_little_memory_is_an_error(monkeypatch):
     class Full:
         @staticmethod
         def depthwise(*args):
@@ -183,7 +183,7 @@ def test_memory_that_is_not_there_is_an_error(monkeypatch):
         library.call("depthwise")
 
 
-def test_a_graph_that_comes_where_there_is_none_says_so(monkeypatch):
+def test_a_graph_with_kernels_raises_on_a_machine_without_them(monkeypatch):
     monkeypatch.setattr(library, "_library", lambda: "not built")
     with pytest.raises(RuntimeError, match="depthwise has no kernel here: not built"):
         torch.ops.polymix.padre_step(*arguments(*SHAPES["short"]), "native")
@@ -195,7 +195,7 @@ def test_a_graph_that_comes_where_there_is_none_says_so(monkeypatch):
 @pytest.mark.slow
 @needs_compiler
 @pytest.mark.skipif(shutil.which("git") is None, reason="untested: the wheel, made from a clean copy")
-def test_the_wheel_holds_the_kernels_and_says_for_what(tmp_path):
+def test_the_wheel_contains_the_kernels_and_names_its_platform(tmp_path):
     """Built without isolation, so that nothing is fetched."""
     pytest.importorskip("hatchling", reason="untested: the wheel, which hatchling builds")
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), "."]
