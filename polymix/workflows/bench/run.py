@@ -187,8 +187,8 @@ def measure_group(
     measurements = measure(contenders, partial(interleaved, seconds=settings.seconds, device=settings.device))
     attention = [
         its.timing.median
-        for who, its in measurements.items()
-        if its.timing and isinstance(mixers[who[0]], SoftmaxConfig)
+        for (label, _), its in measurements.items()
+        if its.timing and isinstance(mixers[label], SoftmaxConfig)
     ]
     rows = []
     for who, its in measurements.items():
