@@ -46,7 +46,7 @@ def write_report(content: dict[str, Any], folder: Path) -> Path:
 
 
 def draw(content: Row, folder: Path) -> list[Path]:
-    """Write latency.png, with a panel for each pass and setting, and roofline.png, with one for each type and threads.
+    """Write latency.png, a panel for each pass and setting, and roofline.png, a panel for each type and threads.
 
     Rows without a measurement are left out. If all are, there are no pictures.
     """

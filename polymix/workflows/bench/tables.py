@@ -71,9 +71,9 @@ def not_measured(content: Row) -> list[str]:
 
 
 def markdown(content: Row, tokens: int = 4096) -> str:
-    """The tables of the docs: one for each type, number of threads, width and batch, at `tokens` or the most measured.
+    """The tables of the docs: one for each type, threads, width and batch, at `tokens` or the most measured.
 
-    "÷ floor" is the forward's time over that of its own products run bare, and the training step's over three of them.
+    "÷ floor" is the forward's time over that of its own products run bare, or the training step's over three of them.
     """
     grouped: dict[tuple[Any, ...], list[Row]] = {}
     for row in content["rows"]:

@@ -89,7 +89,7 @@ def crossover(table: dict[str, dict[int, float]], mixer: str) -> float | None:
 
 
 def slope(points: dict[int, float]) -> float | None:
-    """Least-squares slope of log time (or memory) against log N, over the upper half of the counts (at least three)."""
+    """Least-squares slope of log time (or memory) against log N, over the upper half of the counts (at least 3)."""
     counts = sorted(n for n in points if points[n] > 0)
     counts = counts[-max(3, math.ceil(len(counts) / 2)) :]
     if len(counts) < 2:

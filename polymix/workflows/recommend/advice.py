@@ -193,15 +193,15 @@ class Recommendation:
 
         A layer that is called at several shapes is kept unless one mixer is best at all of them.
         """
-        found: dict[str, MixerConfig | str] = {}
+        plan: dict[str, MixerConfig | str] = {}
         for layer in self.layers:
             advised = parse_mixer(layer.mixer)[1] if layer.mixer else KEEP
-            found |= {place: advised if found.get(place, advised) == advised else KEEP for place in layer.places}
-        if not found:
+            plan |= {place: advised if plan.get(place, advised) == advised else KEEP for place in layer.places}
+        if not plan:
             got = "a recommendation for shapes" if self.model is None else "layers that no adapter knows"
             allowed = "a recommendation for a model that polymix.convert knows"
             raise OptionError("plan", got, allowed, "Name a mixer, or layers by globs.")
-        return found
+        return plan
 
     @property
     def headline(self) -> str:

@@ -1,4 +1,4 @@
-"""The attention layers of any PyTorch model, and what each is called with. Layers are recognised by what they hold."""
+"""The attention layers of any PyTorch model, recognised by what they hold, and what each is called with."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def record(model: nn.Module, run: Call, ids: bool) -> tuple[list[Layer], list[st
     Raises:
         OptionError: the model has no attention. The message says what was looked for.
     """
-    found = dict(attention_modules(model))
-    if not found:
+    modules = dict(attention_modules(model))
+    if not modules:
         raise OptionError("model", f"{type(model).__name__}, which has no attention", SOUGHT, "Or pass shapes.")
     layers: dict[tuple[type, Shape], Layer] = {}
     left_out: dict[str, str] = {}
@@ -94,10 +94,10 @@ def record(model: nn.Module, run: Call, ids: bool) -> tuple[list[Layer], list[st
         else:
             layers[key] = Layer((name,), module, *kept(args, kwargs), shape, model)
 
-    with on_calls(found, seen):
+    with on_calls(modules, seen):
         run()
     if not layers:
-        got = "; ".join(left_out.values()) or f"no call of {', '.join(found)}"
+        got = "; ".join(left_out.values()) or f"no call of {', '.join(modules)}"
         raise OptionError("input", got, "an input with which the model runs its attention", "Or pass shapes.")
     return list(layers.values()), list(left_out.values())
 
