@@ -169,7 +169,7 @@ def _given(model: nn.Module, given: Any, batch: int) -> Any:
 
 
 def _moved(model: nn.Module, given: Any, timer: CandidateTimer, elsewhere: bool) -> tuple[nn.Module, Any]:
-    """The model and its input where they are measured. A model that must move, or would change in training, is a copy."""
+    """The model and its input where they are measured. The model is copied if it must move or is trained."""
 
     def move(t: Tensor) -> Tensor:
         return t.to(timer.device, timer.dtype if t.is_floating_point() else t.dtype)
