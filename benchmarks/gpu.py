@@ -1,11 +1,11 @@
-"""What a GPU makes of the kernels: tests, ceilings, ops, whole mixers, attention, other people's kernels.
+"""Tests and measures the kernels on a GPU: ceilings, ops, whole mixers, attention, other people's kernels.
 
     python benchmarks/gpu.py [--pom CLONE] [--out benchmarks/results/gpu-<card>.json]
 
-One command, which ends after --budget seconds and goes on from there when it is called again: every finished step is
-in the JSON file. No speed is measured for what fails its tests. On a machine without a GPU
-`--device cpu --dry-run --out FILE` takes the same way on tiny sizes under Triton's interpreter.
-Exit status: 0; 1 if a test or a check fails; 2 if it cannot run as asked.
+It starts no new job after --budget seconds; run the same command again to continue. The JSON file has every finished
+job. Code that fails its tests gets no speed. Without a GPU, `--device cpu --dry-run --out FILE` runs the same steps on
+tiny sizes under Triton's interpreter.
+Exit status: 0; 1 if a test or a check fails; 2 if the options cannot be served.
 """
 
 # ruff: noqa: E402  the import path is set first
@@ -36,19 +36,19 @@ JOBS = {
     "tests": checks.jobs, "ceilings": ceilings.jobs, "ops": ops.jobs, "paper": mixers.paper_jobs,
     "mixers": mixers.mixer_jobs, "others": others.jobs, "compiled": mixers.compiled_jobs,
 }  # fmt: skip
-NEEDED = ("tests", "ceilings")  # by all others, so never left out
+NEEDED = ("tests", "ceilings")  # by all other steps, so they always run
 
 
 def arguments(given: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="the results file; default benchmarks/results/gpu-<card>.json")
-    parser.add_argument("--only", default=",".join(STEPS), help=f"of {','.join(STEPS)}; the first two run always")
-    parser.add_argument("--budget", type=float, default=540.0, help="seconds after which no new measurement begins")
+    parser.add_argument("--out", type=Path, help="results file (default: benchmarks/results/gpu-<card>.json)")
+    parser.add_argument("--only", default=",".join(STEPS), help=f"some of {','.join(STEPS)}; the first two always run")
+    parser.add_argument("--budget", type=float, default=540.0, help="seconds after which no new job starts")
     parser.add_argument("--pom", type=Path, help="a clone of github.com/davidpicard/pom")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--quick", action="store_true", help="two token counts, batch 1, 192 channels")
-    parser.add_argument("--dry-run", action="store_true", help="tiny sizes, to see that it works; needs --out")
-    parser.add_argument("--fresh", action="store_true", help="begin anew where the file holds another run")
+    parser.add_argument("--dry-run", action="store_true", help="tiny sizes, to check the script; needs --out")
+    parser.add_argument("--fresh", action="store_true", help="start over if the file holds another run")
     return parser.parse_args(given)
 
 
@@ -62,22 +62,22 @@ def machine(device: str, dry: bool) -> Row:
 
 
 def check(its: argparse.Namespace) -> None:
-    """What can be wrong with the arguments is found before anything runs."""
+    """Find mistakes in the arguments before anything runs."""
     for step in its.only.split(","):
         check_choice("--only", step, STEPS)
     if not its.budget > 0:
-        raise OptionError("--budget", its.budget, "seconds, above 0", "540, say.")
+        raise OptionError("--budget", its.budget, "seconds above 0", "Try 540.")
     gpu = its.device.startswith("cuda")
     if its.dry_run and its.out is None:
-        raise OptionError("--dry-run", "no --out", "a file beside the real results", "Add --out dry.json, say.")
+        raise OptionError("--dry-run", "no --out", "a file of its own", "Add --out dry.json.")
     if not gpu and not its.dry_run:
-        raise OptionError("--device", its.device, "cuda, or cpu with --dry-run", "Kernels are for GPUs.")
+        raise OptionError("--device", its.device, "cuda, or cpu with --dry-run", "The kernels are for GPUs.")
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if gpu and interpreted:
-        raise OptionError("TRITON_INTERPRET", 1, "unset on a GPU", "The interpreter's speed says nothing.")
+        raise OptionError("TRITON_INTERPRET", 1, "unset on a GPU", "The interpreter's times mean nothing.")
     if gpu and not torch.cuda.is_available():
-        cure = "--device cpu --dry-run --out FILE shows that the script works."
-        raise OptionError("--device", f"{its.device}, and PyTorch finds no GPU", "a machine with one", cure)
+        cure = "To check the script without one, use --device cpu --dry-run --out FILE."
+        raise OptionError("--device", f"{its.device}, but PyTorch finds no GPU", "a machine with a GPU", cure)
     check_device(its.device, "--device")
     if not gpu:
         os.environ["TRITON_INTERPRET"] = "1"  # before triton is first imported

@@ -1,9 +1,9 @@
-"""Parameters and multiply-adds of real hosts before and after conversion, beside those that the papers print.
+"""Parameters and multiply-adds of real models before and after conversion, next to the papers' figures.
 
     python benchmarks/hosts.py benchmarks/results/hosts.json
 
-Nothing is computed: models are built and run on the meta device, one input each, and PyTorch's counter counts,
-attention on its plain path. "Layers" are the attention layers that were, or can be, converted, by formula.
+Nothing is computed: the models run on the meta device, with one input, under PyTorch's FLOP counter, with unfused
+attention. "Layers" are the attention layers that are converted; their figures are by formula.
 """
 
 import argparse
@@ -30,7 +30,7 @@ import transformers  # noqa: E402
 
 
 class Printed(NamedTuple):
-    """Of a paper: millions of parameters of the model (or of the layers), 10⁹ multiply-adds of `what`."""
+    """A paper's figures: millions of parameters and 10⁹ multiply-adds of `what`, the model or its layers."""
 
     parameters: float
     multiply_adds: float
@@ -100,7 +100,7 @@ HOSTS = {
 
 
 def count(model: nn.Module, given: dict[str, Any]) -> float | None:
-    """Multiply-adds of one call, in 10⁹; None where the host looks at values, which the meta device has not."""
+    """Multiply-adds of one call, in 10⁹; None if the model reads values, which the meta device does not have."""
     try:
         with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
             model(**given)
@@ -111,7 +111,7 @@ def count(model: nn.Module, given: dict[str, Any]) -> float | None:
 
 
 def row(name: str, label: str, given: Host, model: nn.Module, layers: Any) -> dict[str, Any]:
-    """One line: `layers` are the converted layers' reports, and which of their two figures is meant."""
+    """One row. `layers` are the converted layers' reports, and 0 for before or 1 for after."""
     reports, which = layers
     flops = [report.flops[which] for report in reports if report.flops]
     return {

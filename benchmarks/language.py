@@ -1,13 +1,13 @@
-"""The PolyMorpher study, small: language models that differ in their mixers alone, on the prose of Python's library.
+"""A small version of the PolyMorpher study: language models that differ only in their mixers, on Python's own prose.
 
     python benchmarks/language.py benchmarks/results/language.json [--plot docs/images/language.png]
         [--only train|time|decode|length] [--models "pom;softmax"] [--seeds 3] [--threads 2] [--quick]
 
-Every model has the parameters of the one with attention (the feed-forward makes up for what a mixer has more) and the
-same text, steps and learning rate, which were tuned for none of them. Kinds of rows: `train`, a held-out loss; `time`,
-speed and memory in training, and a token after 1,000 and 100,000 others; `decode`, three of the models up to a million;
-`length`, the loss at longer contexts than were trained, of models without learned positions. A run that was interrupted
-goes on where it stopped; losses do not depend on what else the machine does, times do.
+Every model has as many parameters as the one with attention (the feed-forward compensates for the mixer) and the same
+text, steps and learning rate, which were not tuned for any of them. Kinds of rows: `train`, the held-out loss; `time`,
+speed and memory in training, and the time of a token after 1,000 and 100,000 others; `decode`, the same for three
+models up to a million; `length`, the loss at longer contexts than in training, for models without learned positions.
+Run the same command again to continue an interrupted run.
 """
 
 # ruff: noqa: E402  the import path is set first
@@ -54,15 +54,15 @@ def main() -> None:
     parser.add_argument("--models", help="separated by ;")
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--only", choices=KINDS)
-    parser.add_argument("--seeds", type=int, default=1, help="of the losses; times have one")
+    parser.add_argument("--seeds", type=int, default=1, help="seeds of the losses (times have one)")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="tiny models and 4 steps: to see that it runs")
+    parser.add_argument("--quick", action="store_true", help="tiny models and 4 steps, to check the script")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     setting = {"size": SIZE, "context": CONTEXT, "batch": BATCH, "steps": STEPS, "vocab": VOCAB, "quick": given.quick}
     content = json.loads(given.out.read_text()) if given.out.exists() else {**setting, "rows": []}
     if any(content[key] != value for key, value in setting.items()):
-        parser.error(f"{given.out} is of another setting (--quick?): name another file")
+        parser.error(f"{given.out} has other settings (--quick?): choose another file")
     rows = content["rows"]
     asked = [(kind, label, seed) for seed in range(given.seeds) for kind in KINDS if given.only in (None, kind)
              for label in labels(kind) if given.models is None or label in given.models.split(";")

@@ -1,18 +1,18 @@
-"""How far QT's Taylor expansion is from softmax attention, by order and by the range of the logits.
+"""The error of QT's Taylor expansion against softmax attention, by order and by the range of the logits.
 
     python benchmarks/qt_error.py benchmarks/results/qt-error.json
 
 Random queries, keys and values (4 heads of 64 channels, 256 tokens, float64); the queries are scaled so that the
-logits q·k/√d have the given standard deviation. Error: root mean square of the difference to softmax attention's
-output over that output's own root mean square.
+logits q·k/√d have the given standard deviation. Error: the root mean square of the difference from softmax attention's
+output, divided by that of the output.
 """
 
-import json
 import sys
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from saving import save
 
 from polymix.ops.qt import qt_attention
 
@@ -30,7 +30,7 @@ def error(order: int, spread: float, n: int = 256, d: int = 64) -> float:
 
 
 def table() -> list[dict[str, float]]:
-    """One row a spread of the logits: their largest size, and the error of orders 0, 1 and 2."""
+    """One row for each spread of the logits: the largest logit, and the errors of orders 0, 1 and 2."""
     rows = []
     for spread in SPREADS:
         generator = torch.Generator().manual_seed(0)
@@ -45,4 +45,4 @@ if __name__ == "__main__":
     for row in rows:
         print("  ".join(f"{name} {value:9.3g}" for name, value in row.items()))
     if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(json.dumps({"torch": torch.__version__, "rows": rows}, indent=1) + "\n")
+        save({"torch": torch.__version__, "rows": rows}, Path(sys.argv[1]))

@@ -1,12 +1,12 @@
-"""What fits into a state: associative recall by number of pairs, and copying by length, for each mixer.
+"""What a mixer's state can hold: associative recall by number of pairs, and copying by length.
 
     python benchmarks/recall.py benchmarks/results/recall.json [--plot docs/images/recall.png] [--only "softmax;pom"]
         [--tasks recall,copying] [--seeds 1] [--threads 2] [--quick]
 
-Every model is small, of two layers: a convolution over three tokens, with which a pair can be seen as one, and behind
-it the mixer that has to keep the pairs (in the hybrid `local` attention follows); or twice the same mixer, as it
-stands or behind a short convolution. A model learns all sizes of a task at once. A run that was interrupted goes on
-where it stopped; `--quick` only shows that everything runs.
+Every model is small and has two layers: a convolution over three tokens, which joins the tokens of a pair, and the
+mixer that must remember the pairs (hybrids add `local` attention or softmax). Or it has the same mixer twice, with or
+without a short convolution. A model learns all sizes of a task at once. Run the same command again to continue an
+interrupted run. `--quick` only checks that everything runs.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from saving import save
 
 from polymix.measure import manifest
 from polymix.models.language import PolymixGPTConfig, PolymixGPTForCausalLM, parameters
-from polymix.tasks.recall import Copying, Recall, Recipe, Task, state_size, train
+from polymix.tasks.recall import Copying, Recall, Schedule, Task, state_size, train
 
 SIZES = (4, 8, 16, 32, 64)  # pairs to recall, or tokens to copy
 RATES = (3e-3, 1e-3)
@@ -52,7 +52,7 @@ HOST: dict[str, Any] = {
 }  # fmt: skip
 
 
-def run(name: str, label: str, sizes: tuple[int, ...], recipe: Recipe, seed: int) -> dict[str, Any]:
+def run(name: str, label: str, sizes: tuple[int, ...], recipe: Schedule, seed: int) -> dict[str, Any]:
     tasks: list[Task] = [TASKS[name](size, HOST["vocab_size"]) for size in sizes]
     config = PolymixGPTConfig(**{**HOST, **MODELS[label]})
     torch.manual_seed(seed)
@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    sizes, recipe = (SIZES[:2], Recipe(steps=6, tokens=256, every=3)) if given.quick else (SIZES, Recipe(steps=800))
+    sizes, recipe = (SIZES[:2], Schedule(steps=6, tokens=256, every=3)) if given.quick else (SIZES, Schedule(steps=800))
     setting = {"host": HOST, "recipe": {**recipe.to_dict(), "learning_rate": list(RATES)}}
     content = json.loads(given.out.read_text()) if given.out.exists() else {**setting, "rows": []}
     if any(content[key] != value for key, value in setting.items()):

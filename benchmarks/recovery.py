@@ -1,9 +1,9 @@
-"""What distillation recovers: a small vision transformer trained with softmax on the digits, converted, distilled.
+"""How much accuracy distillation recovers: a small vision transformer on the digits, converted and distilled.
 
     python benchmarks/recovery.py benchmarks/results/recovery.json [--mixers padre,qt,pom] [--seeds 1] [--threads 1]
 
-For each mixer: accuracy right after conversion, after its layers have imitated attention, after fine-tuning; beside the
-same model trained from scratch for as many epochs in all. A run that was interrupted goes on where it stopped.
+For each mixer: the accuracy after conversion, after its layers have imitated attention, and after fine-tuning, next to
+the same model trained from scratch for as many epochs. Run the same command again to continue an interrupted run.
 """
 
 import argparse
@@ -19,8 +19,8 @@ import polymix
 from polymix.measure import manifest
 from polymix.mixers.spec import parse_mixer
 from polymix.models import VisionTransformer
-from polymix.tasks.classify import Recipe, train
-from polymix.tasks.images import load_digits
+from polymix.tasks.images import Schedule, load_digits
+from polymix.tasks.images.training import train
 
 HOST = {"image_size": 16, "patch_size": 2, "dim": 48, "depth": 4, "classes": 10, "channels": 1}
 TEACHER, IMITATE, TUNE = 30, 12, 12  # epochs
@@ -42,7 +42,7 @@ def recover(label: str, model: VisionTransformer, data: Any, seed: int) -> dict[
     )
     errors = [layer.error for layer in report.layers]
     _, scratch = train(
-        lambda: host(parse_mixer(label)[1]), data, Recipe(epochs=IMITATE + TUNE, batch_size=64), seed=seed
+        lambda: host(parse_mixer(label)[1]), data, Schedule(epochs=IMITATE + TUNE, batch_size=64), seed=seed
     )
     return {"mixer": label, "seed": seed, "errors": errors, "imitation": done.imitation, **done.accuracy,
             "scratch": scratch.accuracy}  # fmt: skip
@@ -64,7 +64,7 @@ def main() -> None:
             if any((row["mixer"], row["seed"]) == (label, seed) for row in rows):
                 continue
             if teacher is None:
-                recipe = Recipe(epochs=TEACHER, batch_size=64)
+                recipe = Schedule(epochs=TEACHER, batch_size=64)
                 teacher, its = train(lambda: host(polymix.SoftmaxConfig(heads=3)), data, recipe, seed=seed)
                 print(f"softmax, seed {seed}: {its.accuracy:.2%}", flush=True)
             rows.append(recover(label, teacher.eval(), data, seed))

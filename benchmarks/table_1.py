@@ -1,4 +1,4 @@
-"""Table 1 of PADRe, run: how far each mechanism is from its own PADRe, and on what the approximate ones depend.
+"""Table 1 of PADRe as code: how far each mechanism is from its PADRe form, and what the approximate ones depend on.
 
     python benchmarks/table_1.py benchmarks/results/table-1.json docs/images/table-1.png
 
@@ -9,13 +9,12 @@ it is without input (a polynomial of degree 3 for every input) or at the input i
 is left to err.
 """
 
-import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+from saving import save
 
 import polymix
 from polymix.lens import as_padre
@@ -173,9 +172,7 @@ def main() -> None:
         line = [f"{row['held']}: {row['error']:.1e}" for row in content["mamba"] if row["largest"] == step]
         print(f"mamba, Δ ≤ {step:5g}  {', '.join(line)}")
     if len(sys.argv) > 1:
-        new = Path(sys.argv[1] + ".new")
-        new.write_text(json.dumps(content, indent=1) + "\n")
-        os.replace(new, sys.argv[1])
+        save(content, Path(sys.argv[1]))
     if len(sys.argv) > 2:
         plot(content, Path(sys.argv[2]))
 

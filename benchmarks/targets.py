@@ -1,9 +1,9 @@
-"""The speeds and sizes that polymix aims at on a CPU, each measured beside its target, in one run.
+"""Measures polymix's targets on a CPU: speed, memory, state size.
 
     python benchmarks/targets.py benchmarks/results/targets.json [--pom CLONE] [--only forward,memory] [--threads 2]
 
-Batch 1, 192 channels, 3 heads where there are heads. Times are medians of calls taken in turn. A target that is not
-met is printed as such. CLONE is a checkout of the PoM authors' code, which is compared with where it is given.
+Batch 1, 192 channels, 3 heads where a mixer has heads. Times are medians of calls taken in turn. Missed targets are
+marked. CLONE is a checkout of the PoM authors' code, to compare with.
 """
 
 # ruff: noqa: E402  the import path is set first
@@ -33,12 +33,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--pom", help="a checkout of the PoM authors' code")
-    parser.add_argument("--only", help=f"of {', '.join(GROUPS)}, by commas")
+    parser.add_argument("--only", help=f"some of {', '.join(GROUPS)}, separated by commas")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     given = parser.parse_args()
     chosen = given.only.split(",") if given.only else list(GROUPS)
     if unknown := set(chosen) - set(GROUPS):
-        parser.error(f"--only: {', '.join(unknown)}; allowed: {', '.join(GROUPS)}")
+        parser.error(f"--only: expected some of {', '.join(GROUPS)}, got {', '.join(unknown)}")
     torch.set_num_threads(given.threads)
     torch.manual_seed(0)
     rows: list[Row] = []

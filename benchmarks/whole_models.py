@@ -2,7 +2,7 @@
 
     python benchmarks/whole_models.py benchmarks/results/whole-models.json [--threads 2]
 
-Attention and mixers in turn; a call over half a minute is made once.
+Attention and mixers are timed in turn. Calls that take too long for that are timed once.
 """
 
 import argparse

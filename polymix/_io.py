@@ -1,4 +1,4 @@
-"""What every part of polymix reads and writes the same way: whole files, results.json, names, values, devices."""
+"""Shared input and output: atomic file writes, results.json, Python files, option values and device names."""
 
 from __future__ import annotations
 
@@ -24,10 +24,13 @@ R = TypeVar("R", bound="Results")
 
 
 def write_whole(path: Path, content: str | bytes | Callable[[Path], Any]) -> None:
-    """Write a file whole or not at all: beside `path` under a hidden name, then rename once it is on the disk.
+    """Write a file atomically: first to a hidden file in the same folder, then rename it to `path`.
 
-    `content` is text, bytes, or a function that writes to the path it is given. A reader, or a full disk, finds the
-    old file or the new one.
+    Readers see either the old file or the complete new one, even if the disk fills up or the process is killed.
+
+    Args:
+        path: the file to write; its folder must exist.
+        content: text, bytes, or a function that writes to the path it is given.
     """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     os.close(handle)
@@ -49,9 +52,10 @@ def write_whole(path: Path, content: str | bytes | Callable[[Path], Any]) -> Non
 
 
 class Results:
-    """The results of one run in one folder: results.json, written whole after every step.
+    """The results of one run: a results.json in the run's folder, rewritten after every step.
 
-    A subclass names its `schema`, the `command` that writes it and its `parts` besides settings and machine.
+    A subclass sets `schema`, the `command` that writes the file, and `parts`, the initial content besides the
+    settings and the machine.
     """
 
     schema: ClassVar[str]
@@ -63,11 +67,11 @@ class Results:
 
     @classmethod
     def open(cls: type[R], folder: Path, settings: Mapping[str, Any], machine: Mapping[str, Any], *, resume: bool) -> R:
-        """A new results file, or with `resume` the one that an interrupted run left.
+        """Create a results file in `folder`, or with `resume` open the one of an interrupted run.
 
         Raises:
-            ResultsError: the folder holds results and `resume` is off; or it is on and the file is damaged, foreign, or
-                comes from other settings or another machine.
+            ResultsError: the folder holds results and `resume` is off; or `resume` is on and the file is damaged, was
+                written by another program, or has different settings or another machine.
         """
         path = folder / RESULTS
         if path.exists() and not resume:
@@ -87,12 +91,13 @@ class Results:
                 was = ", ".join(f"{key}={content[part].get(key)!r}" for key in changed)
                 got = ", ".join(f"{key}={now.get(key)!r}" for key in changed)
                 allowed = f"the {part} of the run in {folder}: {was}"
-                raise ResultsError("--resume", got, allowed, "Or start a new run with --out.")
+                cure = "Use the same settings and machine, or start a new run with --out."
+                raise ResultsError("--resume", got, allowed, cure)
         return cls(folder, content)
 
     @classmethod
     def load(cls, path: Path) -> dict[str, Any]:
-        """The content of a results file. Raises ResultsError where it is damaged or written by something else."""
+        """Read a results file. Raises ResultsError if it is damaged or was written by another program."""
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -100,25 +105,29 @@ class Results:
             raise ResultsError(str(path), got, f"a {RESULTS} of {cls.command}", "") from error
         if not isinstance(content, dict) or content.get("schema") != cls.schema:
             got = f"schema {content.get('schema')!r}" if isinstance(content, dict) else type(content).__name__
-            raise ResultsError(str(path), got, repr(cls.schema), "It comes from another program or version.")
+            raise ResultsError(str(path), got, repr(cls.schema), "Another program or version wrote this file.")
         return content
 
     def save(self) -> None:
+        """Write the file."""
         write_whole(self.folder / RESULTS, json.dumps(self.content, indent=1, allow_nan=False) + "\n")
 
     def add(self, part: str, rows: list[dict[str, Any]]) -> None:
+        """Append rows to a part and save."""
         self.content[part].extend(rows)
         self.save()
 
     def set(self, **parts: Any) -> None:
+        """Replace whole parts and save."""
         self.content.update(parts)
         self.save()
 
 
 def load_python(path: Path, argument: str) -> ModuleType:
-    """A Python file of the user's, run as a module.
+    """Run a user's Python file and return it as a module.
 
-    Raises OptionError, naming `argument` and the file, for whatever goes wrong in it.
+    Raises:
+        OptionError: the file does not exist or raises. The error names `argument` and the file.
     """
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if not path.is_file() or spec is None or spec.loader is None:
@@ -126,37 +135,45 @@ def load_python(path: Path, argument: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # any error of the user's own code is one line here
-        raise OptionError(argument, f"{path}, which fails with {one_line(error)}", "a file that runs", "") from error
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
+        got = f"{path}, which fails with {one_line(error)}"
+        raise OptionError(argument, got, "a file that runs without errors", "") from error
     return module
 
 
 def call_function(name: str, options: Mapping[str, Any], argument: str = "NAME") -> Any:
-    """What `function(**options)` of a Python file returns, for a `name` such as "mine.py:vit".
+    """Call `function(**options)` from a Python file and return the result; `name` is "file.py:function".
 
-    Raises OptionError, naming `argument`, for whatever goes wrong on the way.
+    Raises:
+        OptionError: the file or the function does not exist, or either raises. The error names `argument`.
     """
     file, _, function = name.rpartition(":")
     if not function or not Path(file).is_file():
-        raise OptionError(argument, repr(name), "an existing file.py and a function in it", "Write file.py:function.")
+        allowed = "an existing Python file and a function in it"
+        raise OptionError(argument, repr(name), allowed, "Write it as file.py:function.")
     module = load_python(Path(file), argument)
     try:
         return getattr(module, function)(**options)
     except Exception as error:
         got = f"{name}, which fails with {one_line(error)}"
-        raise OptionError(argument, got, "a function that can be called", "") from error
+        raise OptionError(argument, got, "a function that runs without errors", "") from error
 
 
 def one_line(error: BaseException) -> str:
-    """An error's type and message on one line."""
+    """Format an error's type and message on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
 
 
 def parse_value(text: str, annotation: str = "") -> Any:
-    """A value as people type it, as the option's `annotation` (such as "tuple[int, ...] | None") wants it.
+    """Parse an option's value from the command line.
 
-    none, true and false (but where only text is wanted), whole numbers and floats, 64x64 or 2,3 or a/b for a tuple,
-    else the text. A single value is a tuple of one where nothing but a tuple is wanted.
+    "none", "true" and "false" become None, True and False; numbers become int or float; "64x64", "2,3" and "a/b"
+    become tuples; anything else stays text. For a sequence of texts, commas separate the texts.
+
+    Args:
+        text: the value as typed.
+        annotation: the option's type, such as "tuple[int, ...] | None". If it allows only text, `text` stays text.
+            If it allows only a tuple, a single value becomes a tuple of one.
     """
     if annotation in ("Sequence[str]", "tuple[str, ...]", "list[str]"):
         return tuple(text.split(","))
@@ -183,42 +200,56 @@ def _number(text: str) -> Any:
 
 
 def parse_options(words: Sequence[str], annotations: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """["degree=3", "grid=64x64"] -> {"degree": 3, "grid": (64, 64)}, each as its annotation wants it."""
+    """Parse options such as ["degree=3", "grid=64x64"] into {"degree": 3, "grid": (64, 64)}.
+
+    Args:
+        words: one "option=value" each.
+        annotations: the type of each option; see `parse_value`.
+    Raises:
+        OptionError: a word is not of the form option=value, or an option appears twice.
+    """
     options: dict[str, Any] = {}
     for word in words:
         option, sign, value = word.partition("=")
         if not sign or not option or not value:
-            raise OptionError(word, "no option", "option=value, such as degree=3", "Write = without spaces.")
+            cure = "Write it without spaces around the =."
+            raise OptionError(word, repr(word), "option=value, such as degree=3", cure)
         if option in options:
-            raise OptionError(option, "the option twice", "the option once", "Drop one of them.")
+            raise OptionError(option, "the option twice", "the option once", "Remove one of them.")
         options[option] = parse_value(value, (annotations or {}).get(option, ""))
     return options
 
 
 def check_device(device: str, argument: str = "device", kinds: Sequence[str] = (), touch: bool = True) -> str:
-    """The device's name, if PyTorch can compute on it here, and it is of one of `kinds` where they are given.
+    """Return the name of a device after checking that PyTorch can compute on it.
 
-    Without `touch` devices are only counted: CUDA is not started, so that processes may still be forked.
+    Args:
+        device: such as "cpu" or "cuda:1".
+        argument: the option that the error names.
+        kinds: the kinds of device that are accepted, such as ("cpu", "cuda"); empty accepts all.
+        touch: False only counts the devices. CUDA is then not started, so that the process can still fork.
+    Raises:
+        OptionError: the device is unavailable, cannot compute (meta), or is of another kind.
     """
     kind, _, index = str(device).partition(":")
     if (kinds and kind not in kinds) or not (index or "0").isdecimal():
-        allowed = f"a device of kind {', '.join(kinds)}" if kinds else "a device such as cpu or cuda:1"
-        raise OptionError(argument, repr(device), allowed, f"Pass {kinds[0] if kinds else 'cpu'}, say.")
+        allowed = f"one of {', '.join(kinds)}" if kinds else "a device such as cpu or cuda:1"
+        raise OptionError(argument, repr(device), allowed, f"For example, pass {kinds[0] if kinds else 'cpu'}.")
     if not touch:
         counts = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
         if int(index or 0) >= counts.get(kind, 1):
-            raise OptionError(
-                argument, repr(device), f"one of the {counts[kind]} {kind} devices here", "Pass cpu, say."
-            )
+            allowed = f"one of the {counts[kind]} {kind} devices of this machine"
+            raise OptionError(argument, repr(device), allowed, "For example, pass cpu.")
         return device
     try:
         torch.zeros(1, device=device).add_(1)
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
         reason = (str(error).splitlines() or [""])[0]
         reason = reason if len(reason) < 160 else ""
-        raise OptionError(argument, repr(device), "a device that PyTorch can use here, such as cpu", reason) from error
+        allowed = "a device that PyTorch can use on this machine, such as cpu"
+        raise OptionError(argument, repr(device), allowed, reason) from error
     if kind == "meta":
-        raise OptionError(argument, repr(device), "a device that computes", "Use cpu or cuda.")
+        raise OptionError(argument, repr(device), "a device that can compute", "Use cpu or cuda.")
     return device
 
 

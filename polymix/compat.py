@@ -1,4 +1,4 @@
-"""Cures for what surrounds us, applied only where they are needed."""
+"""Workarounds for broken installations of other libraries, applied only where they are needed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-_library: torch.library.Library | None = None  # schemas live as long as the object that registered them
+_library: torch.library.Library | None = None  # kept alive: the schemas are removed together with this object
 _SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -16,12 +16,14 @@ _SCHEMAS = (
 
 
 def cure_torchvision() -> bool:
-    """Make a torchvision that was built for CUDA importable beside a CPU-only torch; True if it was ill.
+    """Make a CUDA build of torchvision importable next to a CPU-only torch.
 
-    Such a torchvision fails with "operator torchvision::nms does not exist", and takes timm, transformers, torchmetrics
-    and lightning, which import it when it is there, down with it. Registering the schemas of the two operators that its
-    binaries lack lets the import through; the operators themselves still cannot be called. A torchvision that is
-    missing, or well, is left alone.
+    Importing such a torchvision fails with "operator torchvision::nms does not exist". timm, transformers,
+    torchmetrics and lightning import torchvision when it is installed, and fail with it. Registering the schemas of
+    the two missing operators lets the import succeed; the operators themselves still cannot be called.
+
+    Returns:
+        True if the workaround was applied; False if torchvision is missing or works.
     """
     global _library
     if importlib.util.find_spec("torchvision") is None:

@@ -1,4 +1,4 @@
-"""Typed errors. Each message names the argument, what came, what is allowed, and the cure."""
+"""Typed errors. Each message names the argument, what was expected, what came instead, and what to do about it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Any
 
 
 class PolymixError(Exception):
-    """Base of every error that polymix raises on purpose.
+    """Base class of every error that polymix raises on purpose.
 
-    `argument`, `got`, `allowed` and `cure` are kept as attributes, so that a program can act on them.
+    The message reads "`argument`: expected <allowed>, got <got>. <cure>". The four parts are also attributes, so that
+    programs can act on them.
     """
 
     def __init__(self, argument: str, got: Any, allowed: str, cure: str = "") -> None:
         self.argument, self.got, self.allowed, self.cure = argument, got, allowed, cure
-        # not by super(), through which torch.compile cannot follow
+        # torch.compile cannot trace super() here.
         Exception.__init__(self, f"`{argument}`: expected {allowed}, got {got}." + (f" {cure}" if cure else ""))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -23,7 +24,7 @@ class PolymixError(Exception):
 
 
 class OptionError(PolymixError, ValueError):
-    """An option is unknown, out of range, or made meaningless by another option."""
+    """An option is unknown, out of range, or has no effect because of another option."""
 
 
 class ShapeError(PolymixError, ValueError):
@@ -31,23 +32,23 @@ class ShapeError(PolymixError, ValueError):
 
 
 class MaskError(PolymixError, ValueError):
-    """A mask, a segment tensor or a causal setting is malformed."""
+    """A mask, a segment tensor or a causal setting is invalid."""
 
 
 class CapabilityError(PolymixError, NotImplementedError):
-    """The mixer, as built, cannot do what was asked; the message names the mixers that can."""
+    """The mixer, as configured, does not support the request. The message names what does."""
 
 
 class StateError(PolymixError, ValueError):
-    """A recurrent state does not belong to this mixer or batch."""
+    """A recurrent state does not match this mixer or batch."""
 
 
 class UnknownNameError(PolymixError, LookupError):
-    """A name that is not registered; the message lists those that are, nearest first."""
+    """A name is not registered. The message lists the registered names, most similar first."""
 
 
 class MissingExtraError(PolymixError, ImportError):
-    """An optional package is needed; the message says which extra installs it."""
+    """An optional package is missing. The message names the extra that installs it."""
 
 
 class DataError(PolymixError, ValueError):
@@ -55,11 +56,11 @@ class DataError(PolymixError, ValueError):
 
 
 class ResultsError(PolymixError, ValueError):
-    """A results file is damaged, foreign, or belongs to another run."""
+    """A results file is damaged, was written by another program, or belongs to another run."""
 
 
 def nearest_first(name: str, known: Iterable[str]) -> list[str]:
-    """All of `known`, those that look like `name` in front."""
+    """Return all `known` names, those most similar to `name` first."""
     known = sorted(known)
     by_lower = {other.lower(): other for other in known}
     close = [by_lower[match] for match in get_close_matches(name.lower(), by_lower, n=3, cutoff=0.4)]
@@ -67,34 +68,43 @@ def nearest_first(name: str, known: Iterable[str]) -> list[str]:
 
 
 def check_choice(argument: str, value: Any, allowed: Iterable[Any]) -> None:
+    """Raise OptionError unless `value` is one of `allowed`, in type too."""
     allowed = list(allowed)
     if not any(type(value) is type(other) and value == other for other in allowed):  # 1.0 and True are not 1
         raise OptionError(argument, repr(value), ", ".join(map(repr, allowed)), "Choose one of these.")
 
 
 def check_int(argument: str, value: Any, low: int, high: int | None = None) -> None:
+    """Raise OptionError unless `value` is an integer with low <= value <= high."""
     if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
         allowed = f"an integer from {low} to {high}" if high is not None else f"an integer of at least {low}"
-        raise OptionError(argument, repr(value), allowed, f"Pass {argument}={low}, say.")
+        raise OptionError(argument, repr(value), allowed, f"For example, pass {argument}={low}.")
 
 
 def check_number(argument: str, value: Any, low: float, high: float, allowed: str, usual: float) -> None:
-    """A finite number with low <= value < high."""
+    """Raise OptionError unless `value` is a finite number with low <= value < high.
+
+    Args:
+        allowed: describes the range in words.
+        usual: a typical value, suggested in the message.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value < high:
-        raise OptionError(argument, repr(value), allowed, f"Pass {argument}={usual}, say.")
+        raise OptionError(argument, repr(value), allowed, f"For example, pass {argument}={usual}.")
 
 
-def check_grid_option(grid: Any, allowed_axes: tuple[int, ...], cure: str = "Pass grid=(14, 14), say.") -> None:
-    """A tuple of sizes of at least 1, with one of the allowed numbers of axes."""
+def check_grid_option(grid: Any, allowed_axes: tuple[int, ...], cure: str = "For example, pass grid=(14, 14).") -> None:
+    """Raise OptionError unless `grid` is a tuple of positive sizes with an allowed number of axes."""
     names = {1: "(N,)", 2: "(H, W)", 3: "(T, H, W)"}
     sizes = isinstance(grid, (tuple, list)) and all(type(size) is int and size >= 1 for size in grid)
     if not sizes or len(grid) not in allowed_axes:
         *most, last = (names[axes] for axes in allowed_axes)
         allowed = f"{', '.join(most)} or {last}" if most else last
-        raise OptionError("grid", repr(grid), f"{allowed}, sizes of at least 1", cure)
+        raise OptionError("grid", repr(grid), f"{allowed} with sizes of at least 1", cure)
 
 
 def check_divides(argument: str, value: int, whole_name: str, whole: int) -> None:
+    """Raise OptionError unless `value` divides `whole`."""
     if whole % value:
-        fits = ", ".join(str(k) for k in range(1, whole + 1) if whole % k == 0)
-        raise OptionError(argument, value, f"a divisor of {whole_name}={whole} ({fits})", "Change one of the two.")
+        divisors = ", ".join(str(k) for k in range(1, whole + 1) if whole % k == 0)
+        cure = f"Change {argument} or {whole_name}."
+        raise OptionError(argument, value, f"a divisor of {whole_name}={whole} ({divisors})", cure)

@@ -1,23 +1,22 @@
-"""Does PADRe saturate beyond degree 3, and does another basis or a normalised Y cure it? (PD-087, PD-088)
+"""Does PADRe saturate beyond degree 3, and does another basis or a normalised Y cure it?
 
     python recipes/degree_study.py --out benchmarks/results/degree-study
 
-Trains the same vision transformer on scikit-learn's digits with PADRe of degree 1 to 8 in four bases, with Y as it is
-and RMS-normalised, several seeds each. Every W_i is learned, one number a channel. `--host tight`, the default, leaves
-the work to the mixer: 16 tokens of 2 × 2 pixels, one block of 8 channels, an MLP of one unit. `--host roomy` has two
-blocks of 32 channels and an MLP of 8 units, with which nearly every degree solves the digits.
+Trains the same vision transformer on scikit-learn's digits with PADRe of degree 1 to 8 in four bases, with and without
+RMS normalisation of Y, with several seeds. Every W_i is learned, one number per channel. `--host tight`, the default,
+leaves the work to the mixer: 16 tokens of 2 × 2 pixels, one block of 8 channels, an MLP of one unit. `--host roomy` has
+two blocks of 32 channels and an MLP of 8 units, with which nearly every degree solves the digits.
 
-Beside accuracy and loss it keeps how activations and gradients grow with the degree, at init and after training: the
+Besides accuracy and loss it records how activations and gradients grow with the degree, before and after training: the
 RMS of the mixers' outputs, their largest entry, and the norm of the loss's gradient over the mixers' parameters, on the
 first 256 images.
 
-Each finished run is on disk before the next begins; the same command goes on where it stopped, and draws the plot.
-`--quick` takes degrees 1 to 3 of one seed and two epochs.
+Each finished run is written before the next begins. The same command continues an interrupted study and draws the plot.
+`--quick` takes degrees 1 to 3, one seed and two epochs.
 """
 
 import argparse
 import json
-import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -28,10 +27,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import polymix
+from polymix._io import write_whole
 from polymix.measure.machine import manifest
 from polymix.models import VisionTransformer
-from polymix.tasks.classify import Recipe, train
-from polymix.tasks.images import ImageData, load_digits
+from polymix.tasks.images import ImageData, Schedule, load_digits
+from polymix.tasks.images.training import train
 
 BASES = ("monomial", "chebyshev", "legendre", "hermite")
 HOSTS: dict[str, dict[str, Any]] = {
@@ -76,7 +76,7 @@ def growth(model: nn.Module, data: ImageData) -> Run:
     return found
 
 
-def measure(run: Run, host: Run, data: ImageData, recipe: Recipe) -> Run:
+def measure(run: Run, host: Run, data: ImageData, recipe: Schedule) -> Run:
     torch.manual_seed(run["seed"])
     before = growth(build(run, host), data)
     model, outcome = train(partial(build, run, host), data, recipe, seed=run["seed"])
@@ -87,9 +87,7 @@ def measure(run: Run, host: Run, data: ImageData, recipe: Recipe) -> Run:
 
 
 def save(path: Path, content: Run) -> None:
-    new = path.with_suffix(".new")
-    new.write_text(json.dumps(content, indent=1) + "\n")
-    os.replace(new, path)
+    write_whole(path, json.dumps(content, indent=1) + "\n")
 
 
 def table(rows: list[Run]) -> str:
@@ -155,7 +153,7 @@ def main() -> None:
         chosen.degrees, chosen.seeds, chosen.epochs = 3, 1, 2
     torch.set_num_threads(chosen.threads)
     chosen.out.mkdir(parents=True, exist_ok=True)
-    path, recipe, data = chosen.out / "results.json", Recipe(epochs=chosen.epochs), load_digits(8)
+    path, recipe, data = chosen.out / "results.json", Schedule(epochs=chosen.epochs), load_digits(8)
     asked = {"host": HOSTS[chosen.host], "recipe": recipe.to_dict()}
     content = {**asked, "machine": manifest("cpu", chosen.threads), "rows": []}
     if path.exists():

@@ -3,7 +3,8 @@
     polymix train recipes/text.py --out text-model
     polymix train recipes/text.py --data books --set steps=5000 --set mixers=softmax --out books-softmax
 
-Every option stands in `polymix.tasks.text.TextRecipe`; what is not one of its own is one of the model's.
+All options: `polymix.tasks.text.TextRecipe` and `polymix.tasks.recipe.TaskRecipe`. Other names that --set takes are
+options of the model, such as num_layers.
 """
 
 from polymix.tasks.text import TextRecipe

@@ -1,4 +1,4 @@
-"""What all steps share: the sizes, the results file, the clock."""
+"""What all steps share: sizes, the results file, the clock."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Jobs = Iterator[tuple[str, Callable[[], list[Row]]]]  # a name that never change
 SCHEMA = "polymix.gpu/1"
 STEPS = ("tests", "ceilings", "ops", "paper", "mixers", "others", "compiled")
 DTYPES = ("float32", "bfloat16")
-LONGEST = 3.0  # seconds: a call that would take longer is left out
+LONGEST = 3.0  # seconds: slower calls are left out
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured at which sizes; `dim` is that of the ops and of the paper's setting."""
+    """What is measured at which sizes. `dim` is for the ops and for the paper's setting."""
 
     tokens: tuple[int, ...] = tuple(4**k for k in range(4, 11))
     batch: tuple[int, ...] = (1, 4, 32)
@@ -48,10 +48,10 @@ DRY = Sizes((16,), (1,), 12, 3, (12,), 16, 16, 1 << 16, (16, 32), kernel=3)
 
 
 class Clock:
-    """Seconds of calls that are taken in turn, each with a cold L2.
+    """Times calls in turn, each with a cold L2 cache.
 
-    On a GPU by CUDA events around the call. The card is kept busy while Python issues the call, so that what is
-    between the events is the card's work and not the wait for its orders; `interleaved` measures that as well.
+    On a GPU by CUDA events around the call. The card is kept busy while Python issues the call, so that the events
+    enclose the card's work only, not the wait for Python. `interleaved` includes that wait.
     """
 
     def __init__(self, device: str) -> None:
@@ -80,7 +80,7 @@ class Clock:
         return {name: Timing(tuple(values)) for name, values in runs.items()}
 
     def waited(self, calls: Mapping[K, Callable[[], Any]], seconds: float) -> dict[K, Timing]:
-        """The same back to back, as a user waits for them: warm, and with the time that Python takes."""
+        """The same calls back to back, as a user waits for them: warm caches, and the time of Python included."""
         return interleaved(calls, seconds=seconds, device=self.device) if self.gpu else self(calls, seconds)
 
     def _once(self, call: Callable[[], Any], issue: float) -> float:
@@ -96,7 +96,7 @@ class Clock:
 
 
 def foreseen(fewer: Sequence[Row], n: int, power: int) -> str | None:
-    """Why there is no use in trying n tokens, after what happened at fewer; time grows as n to this power."""
+    """Why n tokens would be too slow, given the rows at fewer tokens; time grows as n to this power. None if not."""
     if not fewer:
         return None
     last = fewer[-1]
@@ -118,11 +118,11 @@ def timing(its: Timing) -> Row:
 
 @dataclass
 class Bench:
-    """One run: its results are on disk after every job, and whoever calls again goes on from there."""
+    """One run. Results are saved after every job, and a later call continues from there."""
 
     device: str
     sizes: Sizes
-    path: Path | None  # None keeps nothing
+    path: Path | None  # None saves nothing
     content: dict[str, Any]
     deadline: float
     dry: bool
@@ -130,22 +130,22 @@ class Bench:
     pom: Path | None = None
 
     def rows(self, step: str, **where: Any) -> list[Row]:
-        """Those of a step with these values."""
+        """The rows of a step with these values."""
         return [row for row in self.content["steps"][step] if all(row.get(k) == v for k, v in where.items())]
 
     def finished(self, file: str) -> bool:
-        """Whether a file of tests has come to a verdict: what has none yet waits for another call."""
+        """Whether a file of tests has a verdict. Jobs whose tests have none wait for another call."""
         return bool(self.rows("tests", what=file))
 
-    def against(self, file: str) -> str | None:
-        """Why nothing that this file tests may be timed."""
+    def failed_tests(self, file: str) -> str | None:
+        """Why code that this file tests may not be timed; None if its tests pass."""
         return f"its tests fail ({file})" if self.rows("tests", what=file)[0]["failed"] else None
 
     def left(self) -> float:
         return self.deadline - time.monotonic()
 
     def do(self, step: str, jobs: Jobs) -> bool:
-        """Run what is not done; False where time ran out before the end."""
+        """Run the jobs that are not done. Returns False if time ran out."""
         for name, job in jobs:
             if name not in self.content["done"]:
                 if self.left() <= 0:
@@ -155,7 +155,7 @@ class Bench:
                 self.content["done"].append(name)
                 self.save()
                 if self.clock.gpu:
-                    torch.cuda.empty_cache()  # the next job's sizes are others
+                    torch.cuda.empty_cache()  # the next job has other sizes
         return True
 
     def save(self) -> None:
@@ -164,14 +164,14 @@ class Bench:
 
 
 def code() -> str:
-    """A digest of the code that is measured: numbers of other code are not continued."""
+    """A digest of the measured code. Results of other code are not continued."""
     root = Path(polymix.__file__).parent
     files = sorted(f for part in ("ops", "mixers", "structured") for f in (root / part).rglob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
 def begin(path: Path | None, sizes: Sizes, machine: Row, fresh: bool) -> dict[str, Any]:
-    """The content to go on from: a new one, or what a run of the same code on the same machine left at `path`."""
+    """The results to continue: new ones, or those that the same code on the same machine left at `path`."""
     settings = json.loads(json.dumps({**asdict(sizes), "code": code()}))
     new = {"schema": SCHEMA, "finished": False, "settings": settings, "machine": machine, "missing": [], "done": []}
     new["steps"] = {step: [] for step in STEPS}
@@ -181,12 +181,12 @@ def begin(path: Path | None, sizes: Sizes, machine: Row, fresh: bool) -> dict[st
         old = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         got = f"{path}, which cannot be read ({error})"
-        raise ResultsError("--out", got, "a results file", "--fresh begins anew.") from error
+        raise ResultsError("--out", got, "a results file", "Start over with --fresh.") from error
     if not isinstance(old, dict) or old.get("schema") != SCHEMA:
-        raise ResultsError("--out", f"{path}, which is no results file of this script", SCHEMA, "Name another file.")
+        raise ResultsError("--out", f"{path}, which this script did not write", SCHEMA, "Choose another file.")
     for part in ("settings", "machine"):
         changed = sorted(key for key in {*new[part], *old[part]} if new[part].get(key) != old[part].get(key))
         if changed:
             got = f"{path}, where {', '.join(changed)} of the {part} differ from this run's"
-            raise ResultsError("--out", got, "a file of the same run", "--fresh begins anew; --out names another.")
+            raise ResultsError("--out", got, "a file of the same run", "Use --fresh to start over, or another --out.")
     return old

@@ -1,4 +1,4 @@
-"""Step 1: the kernels' tests on the card, and the mixers that run them against their own eager code in float64."""
+"""Step tests: the kernels' tests on the card, and each mixer with kernels against its eager code in float64."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def jobs(bench: Bench) -> Jobs:
                 try:
                     process.wait(timeout=max(0.1, until - time.monotonic()))
                 except subprocess.TimeoutExpired:
-                    print(f"{file} takes longer than there is time: what it tests waits for the next call.", flush=True)
+                    print(f"{file} did not finish in time. Jobs that depend on it wait for the next call.", flush=True)
                 else:
                     yield f"tests {file}", partial(_judge, file, process, output)
         finally:
@@ -56,10 +56,10 @@ def _command(*arguments: str) -> list[str]:
 
 
 def _start(file: str) -> tuple[Process, IO[str]]:
-    """In a session of its own, so that its workers end with it."""
+    """Start it in a session of its own, so that its workers end with it."""
     workers = max(1, (os.cpu_count() or 1) // len(FILES))
     spread = ["-n", str(workers)] if importlib.util.find_spec("xdist") else []
-    said = TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115  a pipe that nobody reads would stop the process
+    said = TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115  an unread pipe would block the process
     process = subprocess.Popen(
         _command(*spread, str(FOLDER / file)), cwd=ROOT, start_new_session=True, stdout=said, stderr=subprocess.STDOUT
     )
@@ -74,7 +74,7 @@ def _judge(file: str, process: Process, output: IO[str]) -> list[Row]:
 
 
 def _collect() -> list[Row]:
-    """A dry run: are the tests there, and can they be imported?"""
+    """For a dry run: check that the tests exist and can be imported."""
     files = [str(FOLDER / file) for file in FILES]
     done = subprocess.run(_command("--collect-only", *files), cwd=ROOT, capture_output=True, text=True, check=False)
     failed = done.stdout[-2000:] if done.returncode else None
@@ -88,5 +88,5 @@ def _check(bench: Bench, label: str, dtype: str, pass_: str) -> list[Row]:
     try:
         group = Group(sizes.check_tokens + 4, sizes.dim, 2, dtype, pass_, 1)  # no multiple of a tile
         return [{**row, "failed": check(prepare(config(label, "triton", sizes), group.setting(bench.device)))}]
-    except Exception as error:  # whatever goes wrong in it is its result
+    except Exception as error:  # any failure becomes its result
         return [{**row, "failed": reason(error)}]

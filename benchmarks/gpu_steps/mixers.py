@@ -1,4 +1,4 @@
-"""Steps 4 and 6: whole mixers against attention with each of PyTorch's backends, by kernels, eager and compiled."""
+"""Steps paper, mixers and compiled: whole mixers against attention with each of PyTorch's backends."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PAPER = 11  # times as fast as unfused float32 attention: padre-2 at 4,096 token
 
 
 def config(label: str, impl: str, sizes: Sizes) -> MixerConfig:
-    """Of a mixer, or of attention, whose `impl` is a backend."""
+    """The config of a mixer, or of attention, whose `impl` is a backend."""
     if label == "softmax":
         return config_class("softmax")()
     name, options = MIXERS[label]
@@ -60,7 +60,7 @@ def mixer_jobs(bench: Bench) -> Jobs:
 
 
 def compiled_jobs(bench: Bench) -> Jobs:
-    """Last, since compiling takes longer than all that is timed: at a short and a long count alone."""
+    """Compiled mixers at a short and a long token count. They come last: compiling takes longer than all timings."""
     sizes, counts = bench.sizes, sorted({n for n in bench.sizes.tokens if n in (4096, 65536) or bench.dry})
     for dim, dtype, pass_, n, label in product(sizes.dims, DTYPES, ("forward", "training"), counts, MIXERS):
         group = Group(n, dim, 1, dtype, pass_, 1)
@@ -74,20 +74,20 @@ def _group_jobs(bench: Bench, step: str, group: Group, who: Sequence[Who], name:
 
 
 def _measure(bench: Bench, step: str, group: Group, who: Sequence[Who]) -> list[Row]:
-    """One row a contender, timed in turn."""
+    """One row for each contender, timed in turn."""
     calls: dict[Who, Callable[[], Any]] = {}
     stopped: dict[Who, str] = {}
     where = {key: value for key, value in group.to_dict().items() if key != "threads"}
     for label, impl in who:
         same = {key: value for key, value in where.items() if key != "tokens"}
         fewer = [r for r in bench.rows(step, mixer=label, impl=impl, **same) if r["tokens"] < group.tokens]
-        why = foreseen(fewer, group.tokens, 2 if label == "softmax" else 1) or _against(bench, label, impl, group)
+        why = foreseen(fewer, group.tokens, 2 if label == "softmax" else 1) or _obstacle(bench, label, impl, group)
         if why is None:
             try:
                 call = _call(label, impl, group, bench)
                 call()
                 calls[label, impl] = call
-            except Exception as error:  # whatever goes wrong in it is its result
+            except Exception as error:  # any failure becomes its result
                 why = reason(error)
         if why:
             stopped[label, impl] = why
@@ -102,7 +102,7 @@ def _measure(bench: Bench, step: str, group: Group, who: Sequence[Who]) -> list[
 
 
 def _with_ratios(rows: list[Row]) -> list[Row]:
-    """Attention's time over that of each: of its best backend, back to back as a user waits for it, and unfused."""
+    """Add the ratios of attention's time to each row's: the best backend, back to back, and unfused."""
     timed = [row for row in rows if row["mixer"] == "softmax" and row["seconds"]]
     best, waited = (min(timed, key=lambda row: row[by], default=None) for by in ("seconds", "wall"))
     unfused = next((row for row in timed if row["impl"] == "math"), None)
@@ -115,11 +115,11 @@ def _with_ratios(rows: list[Row]) -> list[Row]:
     return rows
 
 
-def _against(bench: Bench, label: str, impl: str, group: Group) -> str | None:
-    """Why this contender may not be timed; attention is PyTorch's own."""
+def _obstacle(bench: Bench, label: str, impl: str, group: Group) -> str | None:
+    """Why this contender may not be timed; None if it may. Attention is PyTorch's own."""
     if label == "softmax":
         return None
-    why = bench.against(TESTS[label]) if impl == "triton" else None
+    why = bench.failed_tests(TESTS[label]) if impl == "triton" else None
     return why or _wrong(label, impl, replace(group, tokens=bench.sizes.check_tokens), bench.sizes, bench.device)
 
 
@@ -127,7 +127,7 @@ def _against(bench: Bench, label: str, impl: str, group: Group) -> str | None:
 def _wrong(label: str, impl: str, group: Group, sizes: Sizes, device: str) -> str | None:
     try:
         return check(prepare(config(label, impl, sizes), group.setting(device)))
-    except Exception as error:  # whatever goes wrong in it is its result
+    except Exception as error:  # any failure becomes its result
         return reason(error)
 
 
@@ -138,7 +138,7 @@ def _call(label: str, impl: str, group: Group, bench: Bench) -> Callable[[], Any
 
     def call() -> None:
         with sdpa_kernel(BACKENDS[impl]) if label == "softmax" else nullcontext(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a backend that cannot run says at length why
+            warnings.simplefilter("ignore")  # backends that cannot run print long warnings
             case.call()
         case.clear()
 

@@ -1,4 +1,4 @@
-"""Step 3: every op against the time that its bytes take to move."""
+"""Step ops: every op against the time that its bytes take to move."""
 
 from __future__ import annotations
 
@@ -31,8 +31,12 @@ Normal = Callable[..., Tensor]  # a shape -> random numbers
 class Case:
     """An op as it is timed.
 
-    make: (normal, batch, n, dim, heads) -> its tensors. run: (impl, n, *tensors) -> its output. flops: (dim, heads) ->
-    forward operations a token. tensor_cores: whether its half-precision form may use them, through tf32.
+    Args:
+        tests: the file with its kernel's tests.
+        make: (normal, batch, n, dim, heads) -> its tensors.
+        run: (impl, n, *tensors) -> its output.
+        flops: (dim, heads) -> operations of a forward per token.
+        tensor_cores: whether its half-precision form may use tensor cores, through tf32.
     """
 
     tests: str
@@ -151,7 +155,7 @@ def prepared(bench: Bench, case: Case, dtype: str, batch: int, n: int) -> list[T
 def call(
     case: Case, pass_: str, n: int, tensors: Sequence[Tensor], grad: Tensor | None = None, impl: str = "triton"
 ) -> list[Tensor]:
-    """The output, and in training the gradients as well, from that of the output."""
+    """The output and, in training, the gradients of the tensors."""
     if pass_ == "forward":
         with torch.inference_mode():
             return [case.run(impl, n, *tensors)]
@@ -160,9 +164,9 @@ def call(
 
 
 def _check(bench: Bench, name: str, dtype: str) -> list[Row]:
-    """The op as it is timed, small, against its definition in float64."""
+    """Check the op at a small size, as it is timed, against its definition in float64."""
     case, n, row = CASES[name], bench.sizes.check_tokens, {"op": name, "dtype": dtype, "pass": "check"}
-    if why := bench.against(case.tests):
+    if why := bench.failed_tests(case.tests):
         return [{**row, "failed": why}]
     tensors = prepared(bench, case, dtype, 2, n)
     exact = [part.detach().double().requires_grad_() for part in tensors]
@@ -172,12 +176,12 @@ def _check(bench: Bench, name: str, dtype: str) -> list[Row]:
         got = call(case, "training", n, tensors, grad)
         expected = call(case, "training", n, exact, grad.double(), "eager")
         return [{**row, "failed": disagreement(got, [part.to("cpu") for part in expected])}]
-    except Exception as error:  # whatever goes wrong in it is its result
+    except Exception as error:  # any failure becomes its result
         return [{**row, "failed": reason(error)}]
 
 
 def bytes_of(tensors: Sequence[Tensor], out: Tensor, pass_: str) -> int:
-    """Inputs read and output written once; in training both read once more, and the inputs' gradients written."""
+    """Inputs read and output written once; in training, both read once more and the inputs' gradients written."""
     into, outof = (sum(t.numel() * t.element_size() for t in part) for part in (tensors, [out]))
     return into + outof if pass_ == "forward" else 3 * into + 2 * outof
 

@@ -1,4 +1,4 @@
-"""Step 5: the same work by other people's kernels, where they are at hand."""
+"""Step others: the same work by other people's kernels, if they are available."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ def jobs(bench: Bench) -> Jobs:
 
 
 def missing(bench: Bench) -> list[str]:
-    """What is not compared with, and why."""
+    """What is not compared, and why."""
     found = [] if bench.pom else ["the PoM authors' kernels: no --pom PATH of a clone of github.com/davidpicard/pom"]
     return found if flash() else [*found, "flash-linear-attention: not installed"]
 
 
 def flash() -> Any:
-    """flash-linear-attention's chunked Based, None where it is not installed or cannot be imported."""
+    """flash-linear-attention's chunked Based; None if it is not installed or cannot be imported."""
     try:
         from fla.ops.based import fused_chunk_based  # type: ignore[import-not-found]
-    except Exception:  # of another version, or beside another triton
+    except Exception:  # an incompatible version of it, or of triton
         return None
     return fused_chunk_based
 
@@ -71,7 +71,7 @@ def _module(clone: Path, file: str) -> ModuleType:
 
 @cache
 def authors(clone: Path) -> list[tuple[str, str, Pair, Pair]]:
-    """Their sums and ours, which are divided as theirs are."""
+    """Their sums and ours, divided by the same number of tokens."""
     mean = _module(clone, "pom_triton.py").poly_agg_mean_triton
     causal = _module(clone, "pom_triton_causal.py").poly_agg_causal_triton
     return [
@@ -121,11 +121,11 @@ def _run(function: Pair, tensors: Sequence[Tensor], grad: Tensor | None) -> list
 
 
 def _measure(bench: Bench, row: Row, tests: str, ours: Pair, theirs: Pair) -> list[Row]:
-    """Our time and theirs in turn, if both agree about what they compute."""
+    """Our time and theirs in turn, if both compute the same."""
     key = {name: value for name, value in row.items() if name != "tokens"}
     fewer = [r for r in bench.rows("others", **key) if r["tokens"] < row["tokens"]]
     row = {**row, "seconds": None, "theirs": None, "ratio": None, "verdict": None}
-    if stopped := bench.against(tests) or _slow(fewer, row["tokens"]):
+    if stopped := bench.failed_tests(tests) or _slow(fewer, row["tokens"]):
         return [{**row, "stopped": stopped}]
     try:
         tensors = _tensors(bench, row)
@@ -137,7 +137,7 @@ def _measure(bench: Bench, row: Row, tests: str, ours: Pair, theirs: Pair) -> li
                 why = disagreement([got], [exact.to("cpu", torch.float64)])
                 return [{**row, "stopped": f"they compute something else: {why}"}]
         runs = bench.clock({f: partial(_run, f, tensors, grad) for f in (ours, theirs)}, bench.sizes.seconds)
-    except Exception as error:  # whatever goes wrong in it is its result
+    except Exception as error:  # any failure becomes its result
         return [{**row, "stopped": reason(error)}]
     ratio = runs[theirs].median / runs[ours].median
     judged = row["what"].startswith("PoM") and row["batch"] <= UP_TO

@@ -1,4 +1,4 @@
-"""What is measured: a row beside its target, the mixers, their input, a training step."""
+"""What the groups share: a row with its target, the mixers, their input, a training step."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ DIM, HEADS, LENGTH = 192, 3, 4096
 SHAPES = ((196, 16), (LENGTH, 1))  # tokens and batch of a training step
 IMAGES = ((8, 64), (14, 16), (64, 1))  # side and batch of a depthwise convolution
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-# How many times as long as a mixer attention is to take, by type: padre-2 at each number of tokens, pom at LENGTH.
+# The target speedups over attention, by type: padre-2 at each number of tokens, pom at LENGTH.
 PADRE_GOALS = {"float32": {4096: 15, 16384: 55, 65536: 220}, "bfloat16": {4096: 30, 16384: 115, 65536: 450}}
 POM_GOALS = {"float32": 7.5, "bfloat16": 20}
 
 
 class Row(NamedTuple):
-    """`value` is to be at most, or at least, `target`."""
+    """A measured value with its target: at most (≤) or at least (≥)."""
 
     group: str
     what: str

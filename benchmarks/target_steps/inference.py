@@ -36,7 +36,7 @@ def forward(_: argparse.Namespace) -> Iterator[Row]:
 
 @torch.inference_mode()
 def attention(_: argparse.Namespace) -> Iterator[Row]:
-    """Attention's time over that of padre-2, folded, and of pom."""
+    """The speedup over attention of padre-2, folded, and of pom."""
     for kind, dtype in TYPES.items():
         for n, goal in PADRE_GOALS[kind].items():
             x = tokens(n, dtype)
@@ -57,7 +57,7 @@ def attention(_: argparse.Namespace) -> Iterator[Row]:
 
 @torch.inference_mode()
 def slope(_: argparse.Namespace) -> Iterator[Row]:
-    """Of log time against log N, least squares over 1,024 … 65,536 tokens."""
+    """The slope of log time against log N, by least squares over 1,024 … 65,536 tokens."""
     counts = [1024, 4096, 16384, 65536]
     for name in MIXERS:
         calls = {n: partial(mixer(name, n), tokens(n)) for n in counts}
@@ -69,9 +69,9 @@ def slope(_: argparse.Namespace) -> Iterator[Row]:
 
 
 def authors(given: argparse.Namespace) -> Iterator[Row]:
-    """The PoM authors' module over ours, with their weights."""
+    """The time of the PoM authors' module over ours, with the same weights."""
     if given.pom is None:
-        print("authors: not compared, --pom was not given", file=sys.stderr)
+        print("authors: skipped, since --pom was not given", file=sys.stderr)
         return
     sys.path.insert(0, given.pom)
     from pom.pom import PoM

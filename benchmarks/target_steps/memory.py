@@ -1,4 +1,4 @@
-"""Peak memory of a forward, and what a step costs after a million tokens."""
+"""Peak memory of a forward, and the cost of a step after a million tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from target_steps.common import DIM, LENGTH, MIXERS, Row, mixer, tokens
 
 @torch.inference_mode()
 def memory(_: argparse.Namespace) -> Iterator[Row]:
-    """Peak beyond input, output and weights, MiB."""
+    """The peak beyond input, output and weights, in MiB."""
     n = 16384
     x = tokens(n)
     for name in MIXERS:
@@ -28,7 +28,7 @@ def memory(_: argparse.Namespace) -> Iterator[Row]:
 
 
 def _largest(op: Any) -> int:
-    """Numbers in the largest output of an op."""
+    """The number of elements in an op's largest output."""
     if op.kind == "linear":
         return op.shape[0] * op.shape[2]
     if op.kind == "matmul":
@@ -39,7 +39,7 @@ def _largest(op: Any) -> int:
 
 @torch.inference_mode()
 def decoding(_: argparse.Namespace) -> Iterator[Row]:
-    """The time of a step after a million tokens over that after a thousand, and the state's size."""
+    """A step after a million tokens over one after a thousand: time, and size of the state."""
     for name, options in (("pom", {}), ("qt", {}), ("padre-2", {"causal": True, "grid": None})):
         module = mixer(name, LENGTH, **options)
         states: dict[int, Any] = {}

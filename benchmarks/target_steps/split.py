@@ -1,4 +1,4 @@
-"""Where the time goes, and how near to a target anything could come that makes the same products."""
+"""Where the time goes, and the best that the same products allow."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from target_steps.common import (
 PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "mkldnn_convolution", "mkldnn_linear"}  # operators of PyTorch
 KERNELS = ("depthwise", "linear_", "moments", "pom_causal", "qt_")  # in C, with the passes in them
 FUNCTIONS = {"gelu", "sigmoid", "exp", "gelu_backward", "sigmoid_backward"}
-CALLS = 20  # that a profile is of
+CALLS = 20  # in a profile
 
 
 def kind_of(operator: str) -> str:
-    """By what an operator spends its time."""
+    """The kind of work that an operator does."""
     name = operator.split("::")[-1].rstrip("_")
     if operator.startswith("polymix::") and name.startswith(KERNELS):
         return "kernels in C"
@@ -42,7 +42,7 @@ def kind_of(operator: str) -> str:
 
 
 def split(given: argparse.Namespace) -> Iterator[Row]:
-    """What would be left of each time if all that is between its products, or its kernels in C, cost nothing."""
+    """What each ratio would be if everything except products and C kernels were free."""
     yield from _forwards()
     for n, batch in SHAPES:
         for name in MIXERS:
@@ -62,7 +62,7 @@ def _forwards() -> Iterator[Row]:
 
 
 def _alone(what: str, run: Callable[[], Any], bare: Callable[[], Any], floors: int, target: float) -> Row:
-    """What of the time over the floor products and kernels in C take, as they run within."""
+    """The share of products and C kernels in the time over the floor."""
     times = interleaved({"run": run, "floor": bare}, seconds=1.5)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         began = time.perf_counter()
@@ -81,7 +81,7 @@ def _alone(what: str, run: Callable[[], Any], bare: Callable[[], Any], floors: i
 
 @torch.inference_mode()
 def _ratios() -> Iterator[Row]:
-    """Attention over bare products: as fast beside attention as padre-2, folded, and pom could be."""
+    """Attention over bare products: the best speedup that padre-2, folded, and pom could reach."""
     for kind, dtype in TYPES.items():
         for n, goal in PADRE_GOALS[kind].items():
             softmax = mixer("softmax", n, dtype)

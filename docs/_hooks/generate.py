@@ -80,8 +80,8 @@ def body(paragraphs: Iterable[str]) -> str:
 def split_doc(kind: type) -> tuple[list[str], dict[str, str]]:
     """A docstring's paragraphs, and the facts at its end: Shapes, State, Source and, for a structure, Cost."""
     paragraphs = re.split(r"\n\s*\n", inspect.getdoc(kind) or "")
-    if len(paragraphs) > 1 and paragraphs[-1].startswith("Cost: "):
-        paragraphs.pop()  # what `register` adds; the page has it from the config
+    if paragraphs[-1].startswith("Cost: ") and paragraphs[-1].endswith("in multiply-adds."):
+        paragraphs.pop()  # added by `register`; the page takes it from the config
     first, *labelled = re.split(
         r"\b(Shapes|Cost|State|Source)((?:, [^:]*?)?(?: \([^)]*\))?): ", " ".join(paragraphs.pop().split())
     )

@@ -15,8 +15,10 @@ try:
 except ImportError:  # main() says what to install
     typer = None  # type: ignore[assignment]
 
-# In the order of the help. Each is the function `command` of the file with its name, imported late: it needs typer.
-VERBS = ("compare", "bench", "recommend", "convert", "train", "generate", "list", "show", "lens")
+# In the order of the help. Each is the function `command` of the file with its name (doctor, build_kernels), which is
+# imported late: it needs typer.
+VERBS = ("compare", "bench", "recommend", "convert", "train", "generate", "list", "show", "lens",
+         "doctor", "build-kernels")  # fmt: skip
 
 
 def _app() -> Any:
@@ -25,7 +27,7 @@ def _app() -> Any:
         add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
     )  # fmt: skip
     for verb in VERBS:
-        app.command(verb)(import_module(f"polymix.cli.{verb}").command)
+        app.command(verb)(import_module(f"polymix.cli.{verb.replace('-', '_')}").command)
     return app
 
 

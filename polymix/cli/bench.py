@@ -51,7 +51,7 @@ def command(
     from polymix.mixers.spec import parse_mixers
     from polymix.workflows.bench.report import write_report
     from polymix.workflows.bench.run import Settings, bench
-    from polymix.workflows.bench.tables import label, table, views
+    from polymix.workflows.bench.tables import not_measured, table, views
 
     settings = Settings(
         mixers=mixers, tokens=counts(tokens), dims=counts(dims, "--dims", "192,384"),
@@ -66,10 +66,8 @@ def command(
     report = write_report(results.content, out)
     for title, rows in views(results.content):
         print_table(console, title, *table(rows, narrow=True))
-    for row in results.content["rows"]:
-        if row["stopped"]:
-            what = f"{label(row)}, {row['pass']}, {row['tokens']:,} tokens"
-            console.print(f"Not measured: {what}: {row['stopped']}", markup=False)
+    for line in not_measured(results.content):
+        console.print(f"Not measured: {line}", markup=False)
     console.print(f"\nReport: {report}   Numbers: {out / 'results.json'}")
     return None
 

@@ -1,4 +1,4 @@
-"""polymix convert."""
+"""The command `polymix convert`."""
 
 from __future__ import annotations
 
@@ -15,51 +15,68 @@ from polymix.errors import OptionError
 def command(
     model: Annotated[str, typer.Option(help="timm/NAME, torchvision/NAME, a saved folder, or file.py:function.")],
     plan: Annotated[
-        str, typer.Option(help="A mixer such as padre:degree=3; 1:1, all-but-last-2; LAYER=MIXER,…; or recommend.")
+        str, typer.Option(help="A mixer such as padre:degree=3; a pattern such as 1:1; LAYER=MIXER,…; or recommend.")
     ] = "padre",
-    mixer: Annotated[str | None, typer.Option(help="What a plan such as 1:1 puts in; default: padre.")] = None,
+    mixer: Annotated[
+        str | None, typer.Option(help="Mixer that a pattern such as 1:1 inserts (default: padre).")
+    ] = None,
     weights: Annotated[
-        Path | None, typer.Option(help="State dict of the model: .safetensors, or what torch.save wrote.")
+        Path | None, typer.Option(help="State dict of the model: a .safetensors file, or one written by torch.save.")
     ] = None,
-    data: Annotated[str | None, typer.Option(help="Folder of images, a sub-folder a class; digits; or text.")] = None,
-    image_size: Annotated[int | None, typer.Option(help="Pixels a side; default: the model's own.")] = None,
-    tokens: Annotated[int | None, typer.Option(help="Of a text model's input; default: 512, or all it takes.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Folder of images with one sub-folder per class; digits; or text.")
+    ] = None,
+    image_size: Annotated[
+        int | None, typer.Option(help="Side of the images in pixels (default: the model's own).")
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(help="Sequence length for text models (default: 512 or the model's maximum).")
+    ] = None,
     batch: Annotated[
-        int | None, typer.Option(help="Inputs in a call; default: 32 images or 4 windows of --data, else 1.")
+        int | None, typer.Option(help="Inputs per call (default: 32 images or 4 windows of text of --data, else 1).")
     ] = None,
-    distill_epochs: Annotated[int, typer.Option(help="Of fine-tuning against labels and the former model.")] = 0,
+    distill_epochs: Annotated[int, typer.Option(help="Epochs of fine-tuning on labels and the original model.")] = 0,
     imitate_epochs: Annotated[
-        int | None, typer.Option(help="Before it, of each mixer imitating its attention; default: 1 with the former.")
+        int | None,
+        typer.Option(
+            help="Epochs before that, in which each mixer imitates its attention (default: 1 with --distill-epochs)."
+        ),
     ] = None,
-    init: Annotated[str, typer.Option(help="inherit the attention's own maps, or fresh.")] = "inherit",
-    windows: Annotated[str, typer.Option(help="keep windowed attention's windows, or merge them.")] = "keep",
+    init: Annotated[str, typer.Option(help="inherit the attention's weights, or fresh.")] = "inherit",
+    windows: Annotated[str, typer.Option(help="keep the windows of windowed attention, or merge them.")] = "keep",
     keep_host: Annotated[
         bool,
-        typer.Option("--keep-host", help="Save GPT-2 and Llama as polymix keeps other hosts, not as its own models."),
+        typer.Option(
+            "--keep-host", help="Save GPT-2 and Llama in their own classes, not as polymix's language models."
+        ),
     ] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda …")] = "cpu",
+    device: Annotated[str, typer.Option(help="Device, such as cpu or cuda.")] = "cpu",
     threads: Threads = None,
-    seconds: Annotated[float, typer.Option(help="Budget for measuring, and again for other lengths.")] = 20.0,
-    lengths: Annotated[str, typer.Option(help="Times the layers' tokens, at which they are timed.")] = "0.25,1,4,16",
-    seed: Annotated[int, typer.Option(help="Of fresh weights and of the order of the data.")] = 0,
-    trust: Annotated[bool, typer.Option("--trust", help="Run the code that a saved folder names.")] = False,
+    seconds: Annotated[
+        float, typer.Option(help="Time for measuring the model, and as much again for other lengths.")
+    ] = 20.0,
+    lengths: Annotated[
+        str, typer.Option(help="Sequence lengths to time, as multiples of the layers' own.")
+    ] = "0.25,1,4,16",
+    seed: Annotated[int, typer.Option(help="Seed of fresh weights and of the order of the data.")] = 0,
+    trust: Annotated[bool, typer.Option("--trust", help="Allow the user code that a saved folder names.")] = False,
     resume: Resume = False,
-    out: Annotated[Path, typer.Option(help="New folder for the model, its report and its card.")] = Path(
+    out: Annotated[Path, typer.Option(help="New folder for the model, its report and its model card.")] = Path(
         "polymix-convert"
     ),
 ) -> None:
-    """Put mixers where a model has attention, recover its accuracy, and say what it was worth.
+    """Replace attention in a model by mixers, recover the accuracy by distillation, and measure the result.
 
-    A plan by layers is "blocks.*.attn=padre:degree=3,blocks.11.attn=keep"; layers that it does not name are kept.
-    Nothing is downloaded: a model by name has fresh weights unless --weights has others.
+    A plan by layers is "blocks.*.attn=padre:degree=3,blocks.11.attn=keep"; other layers are kept.
+    Nothing is downloaded: a model by name has untrained weights, unless you pass --weights.
 
-    GPT-2 and Llama become language models that transformers' Auto classes load.
+    GPT-2 and Llama become language models that transformers' Auto classes can load.
 
     Example: polymix convert --model timm/deit_tiny_patch16_224 --plan padre --out deit-padre
     """
     import torch
 
-    from polymix.workflows.convert.command import run
+    from polymix.workflows.convert.run import run
     from polymix.workflows.convert.settings import Settings
 
     settings = Settings(
@@ -70,8 +87,8 @@ def command(
     )  # fmt: skip
     torch.set_num_threads(threads or cores())
     with bars(Console(), out):
-        said = run(settings, out, resume=resume, say=print)
-    print("\n" + "\n\n".join(said))
+        paragraphs = run(settings, out, resume=resume, say=print)
+    print("\n" + "\n\n".join(paragraphs))
 
 
 def _factors(text: str) -> tuple[float, ...]:

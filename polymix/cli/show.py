@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated
 
 import typer
@@ -23,38 +22,14 @@ def command(
     """
     import torch
 
-    from polymix._io import parse_options
-    from polymix.measure import floor, interleaved
-    from polymix.mixers import create_mixer
-    from polymix.workflows.papers import printed
+    from polymix.workflows.show import show
 
-    chosen = parse_options(options or [])
-    dim, n = chosen.pop("dim", 192), chosen.pop("n", None)
-    mixer = create_mixer(name, dim, **chosen)
-    if n is None:
-        grid = mixer.config.built_grid
-        n = math.prod(grid) + mixer.config.prefix if grid else 4096
     torch.set_num_threads(threads or cores())
-    cost = mixer.cost(n)
-    seconds = interleaved({"floor": floor(cost)}, seconds=0.5)["floor"].median
-    table = Table("", "polymix", "in the paper", title=f"{mixer.name}, {dim} channels, {n:,} tokens")
-    figures = printed(mixer, n)
-    lines: list[tuple[str, str, str]] = [
-        ("parameters", f"{cost.parameters:,}", "parameters"),
-        ("multiply-adds", f"{cost.multiply_adds / 1e9:.3f} G", "multiplications"),
-        ("FLOPs (2 per multiply-add)", f"{cost.flops / 1e9:.3f} G", "FLOPs"),
-        ("bytes moved, float32", f"{cost.bytes / 2**20:.1f} MiB", "bytes"),
-        (f"floor, {torch.get_num_threads()} threads", f"{seconds * 1e3:.3f} ms", "latency"),
-    ]
-    notes = []
-    for label, value, quantity in lines:
-        here = [figure for figure in figures if figure.quantity == quantity]
-        table.add_row(label, value, ", ".join(figure.value for figure in here))
-        notes += here
-    for figure in figures:
-        if figure not in notes:
-            table.add_row(figure.quantity, "", figure.value)
+    costs = show(name, options or [])
+    table = Table("", "polymix", "in the paper", title=costs.title)
+    for row in costs.rows:
+        table.add_row(*row)
     console = Console()
     console.print(table)
-    for figure in figures:
-        console.print(f"{figure.value}: {figure.source}{'; ' + figure.note if figure.note else ''}", highlight=False)
+    for source in costs.sources:
+        console.print(source, highlight=False)

@@ -77,11 +77,7 @@ class Adapter(nn.Module):
         super().__init_subclass__(**options)
         for old, new in _RENAMED.items():
             if old in vars(cls):
-                warnings.warn(
-                    f"Adapter.{old} is now called {new}; the old name will be removed.",
-                    DeprecationWarning,
-                    stacklevel=2,
-                )
+                _warn(old, new)
                 setattr(cls, new, vars(cls)[old])
 
     def __init__(self, mixer: TokenMixer, attention: AttentionSpec, module: nn.Module) -> None:
@@ -153,9 +149,7 @@ class Adapter(nn.Module):
 
     def seen(self, visible: Tensor | None, padding: Tensor | None = None, causal: bool | None = None) -> dict[str, Any]:
         """Deprecated name of `mask_options`."""
-        warnings.warn(
-            "Adapter.seen is now called mask_options; the old name will be removed.", DeprecationWarning, stacklevel=2
-        )
+        _warn("seen", "mask_options")
         return self.mask_options(visible, padding, causal)
 
     def mix(

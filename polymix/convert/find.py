@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from polymix.errors import OptionError
-from polymix.mixers import TokenMixer
+from polymix.mixers import SoftmaxMixer, TokenMixer
 
 FUSED = ("qkv", "qkv_proj", "Wqkv", "query_key_value", "c_attn")
 SPLIT = (
@@ -37,7 +37,7 @@ def attention_modules(model: nn.Module, name: str = "") -> Iterator[tuple[str, n
 def attends(module: nn.Module) -> bool:
     """Whether a module is attention: a known class, or one with query, key and value projections and heads."""
     if isinstance(module, TokenMixer):
-        return module.name == "softmax"
+        return isinstance(module, SoftmaxMixer)
     return isinstance(module, nn.MultiheadAttention) or (
         (any(_projects(module, name) for name in FUSED) or any(_project(module, names) for names in SPLIT))
         and head_count(module) is not None  # last: diffusers' models warn when asked for their config's numbers

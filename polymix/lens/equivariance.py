@@ -80,8 +80,8 @@ def equivariance(
 ) -> Equivariance:  # fmt: skip
     """Check whether `module` is equivariant to permutations of its tokens and to shifts of their grid.
 
-    Shifts are by one token along each axis, and along all axes at once. The grid is that of the call (grid=), else the
-    mixer's, else a row.
+    Shifts are by one token along each axis, and along all axes at once. The grid is that of the call (grid=), else
+    the mixer's, else a row.
 
     Args:
         module: a mixer, any module, or a function of one tensor.

@@ -2,9 +2,9 @@
 
 The function is sampled at Chebyshev nodes. Each fit is judged at held-out points against the measured rounding noise.
 
-A quotient p/q satisfies p(t) - f(t) q(t) = 0, which is linear in the coefficients of p and q: they are the null vector
-of one matrix. Every smooth function is close to some quotient, so closeness proves nothing. But a true quotient has the
-same degrees however long the line is; anything else needs higher degrees as the line gets longer.
+A quotient p/q satisfies p(t) - f(t) q(t) = 0, which is linear in the coefficients of p and q: they are the null
+vector of one matrix. Every smooth function is close to some quotient, so closeness proves nothing. But a true
+quotient has the same degrees however long the line is; anything else needs higher degrees as the line gets longer.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Line(NamedTuple):
     noise: Tensor  # (outputs,) relative to size, at least one rounding of the result
 
     def tolerance(self, max_degree: int) -> Tensor:
-        """(max_degree + 1, outputs): the allowed error for a fit of each degree, including the basis' own rounding."""
+        """(max_degree + 1, outputs): the allowed error of a fit by degree, including the basis' own rounding."""
         basis = EPS / 8 * torch.arange(max_degree + 1, dtype=torch.float64)
         return SAFETY * (self.noise + basis.unsqueeze(-1))
 

@@ -132,20 +132,18 @@ def interactions(
 ) -> Interactions:  # fmt: skip
     """Find the tuples of `order` input entries that interact: those whose mixed derivative is not zero.
 
-    Derivatives are taken as finite differences with steps of about one, at `draws` random inputs. Such a difference is
-    the mean of the derivative over the box that the steps span, so it is zero where the derivative is. Tuples may have
-    repeats, as in x_i² x_j. For a polynomial of degree `order` the tuples are its monomials; for one of higher degree,
-    the tuples that its monomials contain.
+    Derivatives are taken as finite differences with steps of about one, at `draws` random inputs. Such a difference
+    is the mean of the derivative over the box that the steps span, so it is zero where the derivative is. Tuples may
+    have repeats, as in x_i² x_j. For a polynomial of degree `order` the tuples are its monomials; for one of higher
+    degree, the tuples that its monomials contain.
 
     Args:
         module: a mixer, any module, or a function of one tensor.
         order: number of entries that interact, 1 to 4.
-        x: an input to begin with, (1, N, C), (N, C) or (N,). Keep it small: C(N C + order, order) points are evaluated.
-        shape: the shape of a random input, instead of x. Mixers of this package need neither.
-        output: (token, channel), or (token, None) for all channels; None: the token that most tuples reach.
-        draws: number of random inputs.
-        seed: of the inputs.
-        call: keyword arguments for every call of the module.
+        x: an input to begin with, (1, N, C), (N, C) or (N,). Keep it small: C(N C + order, order) points are
+            evaluated. shape: the shape of a random input, instead of x. Mixers of this package need neither. output:
+            (token, channel), or (token, None) for all channels; None: the token that most tuples reach. draws: number
+            of random inputs. seed: of the inputs. call: keyword arguments for every call of the module.
 
     Raises:
         ShapeError: the input is too large.

@@ -83,8 +83,8 @@ def draw_degree(
 def draw_interactions(path: Path, title: str, entries: Tensor, strength: Tensor, channels: int) -> Path:
     """Output tokens against the token tuples that reach them, and output channels against channel tuples.
 
-    entries: (tuples, order), each token · channels + channel. strength: (tuples, output tokens, output channels), zero
-    where a tuple does not reach the output.
+    entries: (tuples, order), each token · channels + channel. strength: (tuples, output tokens, output channels),
+        zero where a tuple does not reach the output.
     """
     token, channel = entries.div(channels, rounding_mode="floor"), entries % channels
     panels = (

@@ -116,7 +116,7 @@ def _mixed(probe: Probe, out: tuple[int, int], mix: Tensor) -> Callable[[Tensor]
 
 
 def grid_of(probe: Probe) -> tuple[int, ...]:
-    """The grid of the tokens after the prefix; a single axis where no grid is known, or the known one does not fit."""
+    """The grid of the tokens after the prefix; a single axis if no known grid fits."""
     rest = probe.tokens[0] - probe.prefix
     grid = probe.grid
     return grid if grid is not None and math.prod(grid) == rest else (rest,)

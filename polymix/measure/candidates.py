@@ -70,17 +70,17 @@ class CandidateTimer:
         """
         contenders: dict[str, Callable[[], Contender]] = {ATTENTION: partial(self._attention, shape, attention)}
         contenders |= {label: partial(self._candidate, shape, config) for label, config in mixers.items()}
-        found = measure(contenders, lambda calls: interleaved_within(calls, seconds, self.device))
-        its = found.pop(ATTENTION)
+        measurements = measure(contenders, lambda calls: interleaved_within(calls, seconds, self.device))
+        its = measurements.pop(ATTENTION)
         if its.error is not None:
             raise its.error
-        return its.timing, [_candidate(label, measurement) for label, measurement in found.items()]
+        return its.timing, [_candidate(label, measurement) for label, measurement in measurements.items()]
 
     def _attention(self, shape: Shape, call: Call | None) -> Contender:
         return Contender(call or self._call(self._case(SoftmaxConfig(), shape)))
 
     def _candidate(self, shape: Shape, config: MixerConfig) -> Contender:
-        """The mixer at `shape`, once it has been found right at a small size."""
+        """The mixer at `shape`, once it has passed its check at a small size."""
         small = self._case(config, shape.small())
         if shape.mask and not small.mixer.capabilities.has(shape.mask):
             raise CapabilityError("mask", f"no {shape.mask} masks", "a mixer that takes them")

@@ -85,7 +85,7 @@ def _fold(mixer: TokenMixer, *, required: bool) -> None:
     with torch.no_grad():  # a folded mixer serves calls without gradients alone
         folded = mixer.fold().folded
     if required and not folded and not isinstance(mixer.config, SoftmaxConfig):  # timed beside those that fold
-        got = f"folded with {mixer.name}, in which no two linear maps follow each other"
+        got = f"folded with {mixer.name}, which has no linear maps to merge"
         raise CapabilityError("--passes", got, "a mixer with something to fold", "Use forward.")
 
 

@@ -1,4 +1,4 @@
-"""The floor of a mixer: its own dense products and convolutions, run bare."""
+"""The floor of a mixer: the time of its own products and convolutions, run bare."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from polymix.structured.cost import Cost, Op
 
 
 def floor(cost: Cost, *, batch: int = 1, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Callable[[], None]:
-    """A call that does every op of `cost` once for `batch` sequences, on random operands, and nothing else.
+    """A call that runs every op of `cost` once, for `batch` sequences of random numbers, and nothing else.
 
-    On a CPU an op of a half-wide type may be faster in float32: then that is its floor.
+    On a CPU an op may be faster in float32 than in a half-precision type. Then float32 is its floor.
     """
     types = [dtype] if dtype == torch.float32 or device != "cpu" else [dtype, torch.float32]
     calls = [_fastest([_bare(op, batch, {"device": device, "dtype": kind}) for kind in types]) for op in cost.ops]
@@ -38,7 +38,7 @@ def _fastest(calls: list[Call]) -> Call:
 
 
 def weights(op: Op) -> int:
-    """How many of `op.elements` are weights: they move once, however many sequences there are."""
+    """How many of `op.elements` are weights. They move once, however large the batch is."""
     if op.kind == "linear":
         _, inside, outside, groups = op.shape
         return inside * outside // groups
@@ -46,7 +46,7 @@ def weights(op: Op) -> int:
 
 
 def bytes_moved(cost: Cost, batch: int) -> int:
-    """`cost.bytes` for `batch` sequences."""
+    """`cost.bytes` for a batch."""
     return cost.itemsize * sum(batch * op.elements - (batch - 1) * weights(op) for op in cost.ops)
 
 
@@ -72,7 +72,7 @@ def _bare(op: Op, batch: int, kw: dict[str, Any]) -> Callable[[], Tensor]:
         return lambda: F.scaled_dot_product_attention(q, k_, v)
     if op.kind == "fft":
         rows, length = op.shape
-        signal = torch.randn(batch * rows, length, device=kw["device"])  # in float32 at least, as the mixers transform
+        signal = torch.randn(batch * rows, length, device=kw["device"])  # float32 at least, as in the mixers
         return lambda: torch.fft.rfft(signal)
     if op.kind == "elementwise":
         x = torch.randn(batch, *op.shape, **kw)
@@ -80,9 +80,9 @@ def _bare(op: Op, batch: int, kw: dict[str, Any]) -> Callable[[], Tensor]:
     grid, kernel = op.shape, op.kernel
     if len(grid) == 1:
         grid, kernel = (1, *grid), (1, *kernel)
-    image = torch.randn(batch, *grid, op.dim, **kw).movedim(-1, 1)  # tokens first, as a mixer holds them
+    image = torch.randn(batch, *grid, op.dim, **kw).movedim(-1, 1)  # channels last in memory, as a mixer has them
     weight = torch.randn(op.dim, 1, *kernel, **kw)
     convolve = F.conv2d if len(grid) == 2 else F.conv3d
-    # An even kernel stands for a causal one: padding="same" then needs a copy, which is not the floor's to pay.
+    # An even kernel stands for a causal one, for which padding="same" would add a copy to the floor.
     padding = tuple(k // 2 for k in kernel)
     return lambda: convolve(image, weight, padding=padding, groups=op.dim)

@@ -84,16 +84,16 @@ def measure(contenders: Mapping[K, Callable[[], Contender]], timer: Timer) -> di
         timer: for instance `interleaved` with its seconds and device.
     """
     ready: dict[K, Contender] = {}
-    found: dict[K, Measurement] = {}
+    measurements: dict[K, Measurement] = {}
     for name, build in contenders.items():
         try:
             ready[name] = build()
         except (Stopped, PolymixError) as error:
-            found[name] = Measurement(error=error)
+            measurements[name] = Measurement(error=error)
     calls: dict[Hashable, Call] = {("call", name): it.call for name, it in ready.items()}
     calls |= {("floor", it.floor_name): it.floor for it in ready.values() if it.floor is not None}
     timings = timer(calls)
     for name, it in ready.items():
         floor = timings.get(("floor", it.floor_name)) if it.floor is not None else None
-        found[name] = Measurement(timings.get(("call", name)), floor, it.figures)
-    return {name: found[name] for name in contenders}
+        measurements[name] = Measurement(timings.get(("call", name)), floor, it.figures)
+    return {name: measurements[name] for name in contenders}

@@ -1,4 +1,4 @@
-"""What this machine can do at most, measured: the ceilings that a mixer's operations and bytes are shares of."""
+"""The machine's ceilings, measured: FLOP/s of dense products and bytes/s of a copy."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from polymix.measure.timing import interleaved
 
 _SIZES = (512, 1024, 2048)  # of square products
-_COPY = 256 << 20  # bytes: out of every cache
+_COPY = 256 << 20  # bytes: larger than every cache
 
 
 @dataclass(frozen=True)
 class Ceiling:
-    """FLOP/s of dense products in one type and bytes/s of a copy (read and written), with so many threads."""
+    """FLOP/s of dense products in one type, and bytes/s of a copy (reads plus writes), with this many threads."""
 
     dtype: str
     threads: int
@@ -24,13 +24,13 @@ class Ceiling:
     bytes_per_second: float
 
     def roof(self, intensity: float) -> float:
-        """FLOP/s that code with `intensity` FLOPs a byte can reach."""
+        """The most FLOP/s that code with `intensity` FLOPs per byte can reach."""
         return min(self.flops_per_second, intensity * self.bytes_per_second)
 
 
 @torch.inference_mode()
 def ceiling(dtype: str, threads: int, device: str, seconds: float) -> Ceiling:
-    """The best of a few sizes of product, and of the rounds of a copy, about `seconds` each."""
+    """Measure both: the best of a few sizes of product, and of the rounds of a copy, about `seconds` each."""
     torch.set_num_threads(threads)
     kw = {"device": device, "dtype": getattr(torch, dtype)}
     squares = {n: (torch.randn(n, n, **kw), torch.randn(n, n, **kw)) for n in _SIZES}

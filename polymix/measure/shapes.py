@@ -71,7 +71,7 @@ class Shape:
         return self.tokens - math.prod(self.grid) if self.grid else 0
 
     def placed(self) -> Shape:
-        """A copy with a grid: one axis if causal; otherwise a square, with or without a class token, or nearly one."""
+        """A copy with a grid: one axis if causal; else a square, with or without a class token, or nearly one."""
         if self.grid is not None:
             return self
         if self.causal:

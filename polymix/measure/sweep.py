@@ -64,8 +64,8 @@ def sweep(
 ) -> Iterator[list[Row]]:
     """Measure every mixer at every token count, the counts in order, the mixers of one count in turn.
 
-    A mixer is stopped, and its rows say why, if its numbers are wrong, if it exceeds the budget, or if it would at the
-    next count with quadratic growth.
+    A mixer is stopped, and its rows say why, if its numbers are wrong, if it exceeds the budget, or if it would at
+    the next count with quadratic growth.
 
     Args:
         done: what an earlier run finished: (mixer, tokens) -> why it stopped, or None.
@@ -86,13 +86,13 @@ def sweep(
             else:
                 first = n == min(tokens)
                 contenders[name] = partial(_prepare, name, config, n, make, budget, device, last.get(name), first)
-        found = measure(contenders, partial(interleaved, seconds=budget.timing_seconds, device=device))
-        for name, its in found.items():
+        measurements = measure(contenders, partial(interleaved, seconds=budget.timing_seconds, device=device))
+        for name, its in measurements.items():
             if its.stopped is not None:
                 stopped[name] = its.stopped
             else:
                 last[name] = n, its.figures["seconds"]
-        rows = [_row(name, scope, n, its) for name, its in found.items()]
+        rows = [_row(name, scope, n, its) for name, its in measurements.items()]
         rows.sort(key=lambda row: row.stopped is None)  # those that stopped come first
         if rows:
             yield rows

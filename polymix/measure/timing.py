@@ -58,8 +58,8 @@ def once(call: Call, device: str, repeats: int = 1) -> float:
 def interleaved(calls: Mapping[K, Call], *, seconds: float, device: str = "cpu") -> dict[K, Timing]:
     """Time all calls in turn, A B C, A B C, …, for about `seconds` per call, in 3 to 25 rounds.
 
-    A round repeats a fast call for at least 5 ms and counts as one run. Calls are warmed up first: three calls, or one
-    if it takes 0.5 s or more.
+    A round repeats a fast call for at least 5 ms and counts as one run. Calls are warmed up first: three times, or
+    once if one takes 0.5 s or more.
     """
     repeats: dict[K, int] = {}
     rounds: dict[K, int] = {}

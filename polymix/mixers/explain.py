@@ -65,7 +65,7 @@ def explain(model: nn.Module, *args: Any, **kwargs: Any) -> Explanations:
 
         def after(mixer: nn.Module, _: Any, __: Any) -> None:
             assert isinstance(mixer, TokenMixer)
-            own = choices[started.pop() :] or [Choice(mixer.name, "eager", "the only one")]
+            own = choices[started.pop() :] or [Choice(mixer.name, "eager", "the only implementation")]
             explanations.extend(Explanation(names[mixer], *choice, mixer.folded) for choice in own)
 
         hooks = [hook for part in names for hook in (part.register_forward_pre_hook(before),

@@ -226,7 +226,7 @@ class PadreMixer(TokenMixer):
             return p if self.U is None and self.V is None else self._resize(p, None)
 
         def run(x: Tensor, mask: Tensor | None) -> Tensor:
-            maps = self._maps(grid, lambda part: lambda u: part(u, grid, mask), "it takes no mask")
+            maps = self._maps(grid, lambda part: lambda u: part(u, grid, mask), "does not take a mask")
             return ops.padre(x, maps, self._terms, grid, impl=self.config.impl)
 
         if self.axes == 1:
@@ -252,7 +252,7 @@ class PadreMixer(TokenMixer):
                 return step
 
             grid = (x.shape[1],)
-            maps = self._maps(grid, recurrent, "it keeps no state")
+            maps = self._maps(grid, recurrent, "keeps no recurrent state")
             return ops.padre(x, maps, self._terms, grid, impl=self.config.impl)
 
         p = without_padding(x, mask, run)
@@ -279,14 +279,14 @@ class PadreMixer(TokenMixer):
                     functions.append(Convolution(part.weight, part.bias, part.site.causal, part.dilation))
                 else:
                     functions.append(partial(part, grid=grid))
-                    why = why or "it is for depthwise token maps, without prefix tokens"
+                    why = why or "supports depthwise token maps without prefix tokens only"
         channels: list[Linear | Map | None] = []
         one_head = self.config.heads == 1
         for part, spec in zip(self.D, self.plan.D, strict=True):
             plain = spec == "dense" and one_head  # with several heads the product is block-diagonal
             channels.append(None if isinstance(part, Identity) else affine(part) if plain else part)
         if not self.dense:
-            why = "it is for dense channel maps"
+            why = "supports dense channel maps only"
         shared = affine(self.B["a"].maps) if self.plan.B[0] == "dense" and self.B["a"].maps is not None else None
         merged = self.merged().get(_FIRST) if use_folded and self._folded is not None else None
         project = None if self.dense and one_head else lambda x: self.B["a"](x, merged)
@@ -316,8 +316,8 @@ class PadreMixer(TokenMixer):
             u = next(projected[letter])
             ys.append(token(u, None, mask, out=n) if _crossing(token) else token(u, grid, mask))
         C = [lambda u, part=part: part(u, grid, masks[0]) for part in self.C]
-        several = "it is for one head and plain monomials: no normalize, denominator, other basis or pattern"
-        return PadreMaps(lambda x: ys, (None,) * len(ys), C, list(self.D), None, several)
+        unsupported = "supports one head and the monomial basis only (no normalize, denominator or pattern)"
+        return PadreMaps(lambda x: ys, (None,) * len(ys), C, list(self.D), None, unsupported)
 
     def _resize(self, p: Tensor, mask: Tensor | None) -> Tensor:
         p = p if self.U is None else self.U(p, None, mask)

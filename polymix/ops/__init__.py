@@ -1,10 +1,10 @@
-"""Functions on tensors, without parameters: what a mixer computes. One folder an op, one call each.
+"""What the mixers compute, as functions of tensors without parameters: one folder and one public call for each op.
 
-padre, pom, qt, poly_sa, poly_nl    the polynomial mixers; `impl` chooses among eager, blocked, native and triton
-gated                               the end that PoM and Poly-SA share
-related                             the mechanisms that the papers compare with, in plain PyTorch
+padre, pom, qt, poly_sa, poly_nl    the polynomial mixers; `impl` selects eager, blocked, native or triton
+gated                               the output stage of PoM and Poly-SA: a gated linear map, then a projection
+related                             the baselines that the papers compare with, in plain PyTorch
 shared                              masks, sequences, rotary positions, activations, blocks, convolutions
-native, dispatch                    the build of the kernels in C; the choice of an implementation
+native, dispatch                    building the C kernels; choosing an implementation
 """
 
 from polymix.ops.gated import gated

@@ -1,12 +1,14 @@
-"""Which implementation of an op runs, and why; and the registered operators that kernels run behind.
+"""Chooses the implementation of an op, records why, and registers the PyTorch operators that wrap the kernels.
 
     eager    plain PyTorch: differentiable to any order; can be traced, compiled and exported
-    blocked  CPU, without gradients: blocks of tokens or channels that stay in the cache, results written in place
-    native   CPU kernels in C, forward and backward, compiled for the machine on their first use
-    triton   GPU kernels, forward and backward; on a CPU under Triton's interpreter when asked for by name
+    blocked  CPU, no gradients: works on blocks of tokens or channels that stay in cache, and in place
+    native   C kernels for the CPU, forward and backward, compiled at install
+    triton   GPU kernels, forward and backward; on a CPU only when requested by name under Triton's interpreter
 
-"auto" takes triton, else native, else blocked, else eager: the first that can run and is not slower. An implementation
-that is asked for by name runs or raises; it never falls back.
+"auto" tries triton, native, blocked and eager in this order and takes the first that can run and is not slower. An
+implementation requested by name runs or raises CapabilityError; it never falls back.
+
+A reason is a predicate such as "needs a GPU"; messages put the implementation in front: "triton needs a GPU".
 """
 
 from __future__ import annotations
@@ -25,26 +27,27 @@ import torch
 from torch import Tensor
 
 from polymix.errors import CapabilityError
-from polymix.ops.native import build as native
+from polymix.ops.native import library as native
+from polymix.ops.shared.signature import Signature
 from polymix.ops.shared.tensors import autocast_dtype, forward_mode, keep_memory
 
-KERNELS = ("triton", "native", "blocked")  # in the order in which "auto" would have them
-IMPLS = ("auto", "eager", *KERNELS)  # of every mixer with kernels
-FEW = 512  # tokens in a batch below which blocks save less than their own calls cost
-_TRACED = "a traced graph is made of plain PyTorch"
+KERNELS = ("triton", "native", "blocked")  # in the order in which "auto" prefers them
+IMPLS = ("auto", "eager", *KERNELS)  # the values of `impl` for every mixer with kernels
+FEW = 512  # tokens in a batch below which working in blocks saves less than the extra calls cost
+_TRACED = "does not run in a traced graph (torch.compile, torch.export)"
 log = logging.getLogger("polymix")
 
 
 class Choice(NamedTuple):
-    """One decision: what ran for `op`, and why that."""
+    """One decision: the implementation that ran for `op`, and the reasons."""
 
     op: str
     impl: str
     why: str
 
 
-class _Kind(NamedTuple):
-    """What a choice depends on of a tensor."""
+class _TensorKind(NamedTuple):
+    """The properties of a tensor that the choice depends on."""
 
     device: torch.device
     dtype: torch.dtype
@@ -53,12 +56,12 @@ class _Kind(NamedTuple):
 
 
 _recorder: ContextVar[list[Choice] | None] = ContextVar("polymix_choices", default=None)
-_said: set[object] = set()
+_logged: set[object] = set()  # the decisions logged so far: each is logged once in a process
 
 
 @contextmanager
 def recording() -> Iterator[list[Choice]]:
-    """The choices made inside, in order."""
+    """Collect the choices made inside the context, in order."""
     choices: list[Choice] = []
     token = _recorder.set(choices)
     try:
@@ -76,148 +79,170 @@ def choose(
     slower: Mapping[str, str | None] = MappingProxyType({}),
     in_blocks: Collection[str] = (),
 ) -> str:
-    """The implementation that runs for `op` on `tensors`, the first of which has the tokens (B, N, …).
+    """Return the implementation that runs `op` on `tensors`.
 
     Args:
-        impl: "auto", or the implementation that is asked for.
-        unsupported: for each kernel that the op has, why it cannot run this call, or None.
-        slower: for some of them, why "auto" should not take them although they could run, or None.
-        in_blocks: those that need FEW tokens in a batch before they pay; "auto" leaves them out below that.
+        op: the op's name, for records and messages.
+        impl: "auto", or the implementation requested by name.
+        tensors: the inputs of the call; the first holds the tokens (B, N, …).
+        unsupported: for each kernel that the op has, why it cannot run this call, or None if it can.
+        slower: for some of these kernels, why "auto" should skip them although they can run, or None.
+        in_blocks: the kernels that "auto" skips when the batch has fewer than FEW tokens.
     Raises:
-        CapabilityError: the implementation that is asked for cannot run; the message says why.
+        CapabilityError: the requested implementation cannot run this call. The message says why.
     """
     traced = torch.compiler.is_compiling()
     if not traced:
         keep_memory()
     if impl == "eager":
-        return _settle(op, "eager", "asked for")
+        return _record(op, "eager", "requested by name")
     present = [t for t in tensors if t is not None]
-    kinds = {_Kind(t.device, t.dtype, type(t), t.requires_grad) for t in present}
+    kinds = {_TensorKind(t.device, t.dtype, type(t), t.requires_grad) for t in present}
     if impl != "auto":
-        why = unsupported.get(impl, f"{op} has no such form") or _obstacle(impl, kinds, named=True)
+        why = unsupported.get(impl, f"does not implement {op}") or _obstacle(impl, kinds, named=True)
         if why is not None:
-            raise CapabilityError("impl", f"{impl!r} for {op}: {why}", "'auto', 'eager'",
-                                  "These run everywhere.")  # fmt: skip
-        return _settle(op, impl, "asked for")
-    few = not traced and bool(in_blocks) and present[0].shape[:2].numel() < FEW
+            raise CapabilityError("impl", f"{impl!r} for {op}: {impl} {why}", "'auto' or 'eager'",
+                                  "These two always run.")  # fmt: skip
+        return _record(op, impl, "requested by name")
+    few_tokens = not traced and bool(in_blocks) and present[0].shape[:2].numel() < FEW
     reasons: list[str] = []
     for kernel in KERNELS:
         if kernel not in unsupported:
             continue
         why = unsupported[kernel] or slower.get(kernel)
-        if why is None and few and kernel in in_blocks:
-            why = f"fewer than {FEW} tokens are faster without blocks"
+        if why is None and few_tokens and kernel in in_blocks:
+            why = f"is slower with fewer than {FEW} tokens"
         why = why or _obstacle(kernel, kinds, named=False)
         if why is None:
-            return _settle(op, kernel, *reasons, place=present[0])
-        reasons.append(f"not {kernel}: {why}")
-    return _settle(op, "eager", *(reasons or ("the only one",)))
+            return _record(op, kernel, *reasons, fastest_for=present[0])
+        reasons.append(f"{kernel} {why}")
+    return _record(op, "eager", *(reasons or ("the only implementation",)))
 
 
 def without_gradients(impl: str) -> bool:
-    """Whether the form that records no gradients runs, and writes in place: native has it where none are recorded."""
+    """Whether to run the in-place form of `impl`, which records no gradients.
+
+    That is always the case for "blocked", and for "native" when gradients are off and no graph is traced.
+    """
     return impl == "blocked" or (impl == "native" and not torch.is_grad_enabled() and not torch.compiler.is_compiling())
 
 
-def _settle(op: str, impl: str, *reasons: str, place: Tensor | None = None) -> str:
-    """`impl`, recorded and logged with the reasons; at its `place` it is the fastest."""
-    if torch.compiler.is_compiling():  # tracing neither logs nor records
+def _record(op: str, impl: str, *reasons: str, fastest_for: Tensor | None = None) -> str:
+    """Record and log the choice of `impl` with its reasons, and return `impl`."""
+    if torch.compiler.is_compiling():  # nothing is logged or recorded while a graph is traced
         return impl
     recorder = _recorder.get()
-    case = (op, impl, reasons, None if place is None else (place.dtype, place.device.type))
-    if recorder is None and case in _said:  # the text takes longer than the choice
+    case = (op, impl, reasons, None if fastest_for is None else (fastest_for.dtype, fastest_for.device.type))
+    if recorder is None and case in _logged:  # skip formatting the message, which takes longer than the choice
         return impl
-    where = [] if place is None else [f"the fastest for {place.dtype} on {place.device.type}".replace("torch.", "")]
-    choice = Choice(op, impl, "; ".join([*where, *reasons]))
+    praise = []
+    if fastest_for is not None:
+        praise = [f"the fastest for {fastest_for.dtype} on {fastest_for.device.type}".replace("torch.", "")]
+    choice = Choice(op, impl, "; ".join([*praise, *reasons]))
     if recorder is not None:
         recorder.append(choice)
-    if case not in _said:
-        _said.add(case)
+    if case not in _logged:
+        _logged.add(case)
         log.info("%s runs %s: %s", *choice)
     return impl
 
 
-def _obstacle(kernel: str, kinds: set[_Kind], named: bool) -> str | None:
-    """Why a kernel cannot run here, whatever the op; `named`: asked for by name, when Triton's interpreter will do."""
+def _obstacle(kernel: str, kinds: set[_TensorKind], named: bool) -> str | None:
+    """Why a kernel cannot run on such tensors, whatever the op, or None if it can.
+
+    `named`: the kernel was requested by name. Then Triton may use its interpreter, and native may enter a graph.
+    """
     return {"triton": _triton, "native": _native, "blocked": _blocked}[kernel](kinds, named)
 
 
-def _triton(kinds: set[_Kind], named: bool) -> str | None:
+def _triton(kinds: set[_TensorKind], named: bool) -> str | None:
     if not _HAS_TRITON:
-        return "triton is not installed"
+        return "is not installed"
     interpreted = named and os.environ.get("TRITON_INTERPRET") == "1"
     if any(k.device.type != "cuda" for k in kinds) and not interpreted:
-        return "it needs a GPU (or, asked for by name, TRITON_INTERPRET=1)"
+        return "needs a GPU (or TRITON_INTERPRET=1 when requested by name)"
     if any(k.dtype == torch.float64 for k in kinds):
-        return "its accumulators are float32"
-    return _transformed(kinds)
+        return "does not support float64: it accumulates in float32"
+    return _transform(kinds)
 
 
-def _native(kinds: set[_Kind], named: bool) -> str | None:
+def _native(kinds: set[_TensorKind], named: bool) -> str | None:
     traced = torch.compiler.is_compiling()
     if traced and not named:
         return _TRACED
-    if not named and torch._C._len_torch_dispatch_stack():  # in this order: nothing of the kind can be traced
-        return "a dispatch mode (such as FlopCounterMode) is active: it should see plain PyTorch"
+    if not named and torch._C._len_torch_dispatch_stack():  # after the check above: tracing cannot follow this one
+        return "is skipped while a dispatch mode (such as FlopCounterMode) is active"
     if any(k.device.type != "cpu" for k in kinds):
-        return "it is for the CPU"
+        return "runs on CPUs only"
     if any(k.dtype not in (torch.float32, torch.bfloat16) for k in kinds):
-        return "it is for float32 and bfloat16, with sums in float32"
-    if reason := _transformed(kinds):
+        return "supports float32 and bfloat16 only"
+    if reason := _transform(kinds):
         return reason
-    return None if traced else native.why_not()  # last, for it may compile; in a graph the operator says it as it runs
+    if traced:  # the operator raises when the graph runs on a machine without the kernels
+        return None
+    unavailable = native.why_not()  # the last check: it loads the library
+    return None if unavailable is None else f"is unavailable: {unavailable}"
 
 
-def _blocked(kinds: set[_Kind], named: bool) -> str | None:
+def _blocked(kinds: set[_TensorKind], named: bool) -> str | None:
     if torch.compiler.is_compiling():
         return _TRACED
     if any(k.device.type != "cpu" for k in kinds):
-        return "it is for the CPU"
+        return "runs on CPUs only"
     if torch.is_grad_enabled() and any(k.requires_grad for k in kinds):
-        return "it has no backward (call under torch.inference_mode() or torch.no_grad())"
-    return _transformed(kinds)
+        return "has no backward (call under torch.inference_mode() or torch.no_grad())"
+    return _transform(kinds)
 
 
-def _findable(package: str) -> bool:
-    """Whether there is such a package, without importing it."""
+def _is_installed(package: str) -> bool:
+    """Whether a package is installed, without importing it."""
     try:
         return importlib.util.find_spec(package) is not None
     except ImportError:
         return False
 
 
-_HAS_TRITON = _findable("triton")
+_HAS_TRITON = _is_installed("triton")
 
 
-def _transformed(kinds: set[_Kind]) -> str | None:
-    """The transform that a hand-written kernel cannot see through, or None."""
+def _transform(kinds: set[_TensorKind]) -> str | None:
+    """The active transform that hand-written kernels do not support, as a reason, or None."""
+    if torch.jit.is_tracing():  # type: ignore[attr-defined]
+        return "cannot be recorded by torch.jit.trace"
     if any(autocast_dtype(k.device) for k in kinds):
-        return "autocast decides the types"
+        return "does not support autocast"
     if torch.compiler.is_compiling():
         return None
     if torch._C._functorch.peek_interpreter_stack() is not None or forward_mode():
-        return "torch.func and forward-mode derivatives need plain PyTorch"
+        return "does not support torch.func or forward-mode derivatives"
     if any(k.type not in (Tensor, torch.nn.Parameter) for k in kinds):
-        return "a tensor subclass needs plain PyTorch"
+        return "does not support tensor subclasses"
     return None
 
 
 class Operator:
-    """polymix::name and polymix::name_backward: one node in a graph that is traced, compiled or exported.
+    """A registered operator, polymix::name, with its backward, polymix::name_backward.
 
-    It has a schema, a fake, and a backward that is an operator too. Second derivatives are those of the definition.
+    Each is one node in a traced, compiled or exported graph, with a schema and a fake implementation. Second
+    derivatives are computed from the definition in plain PyTorch.
 
     Args:
-        name, schema: of the operator, such as "(Tensor x, Tensor? bias, int order) -> Tensor"; `impl` is added last.
-        define: the definition in plain PyTorch, on the same arguments in the same order.
-        wrt: the places of the arguments that have gradients; a tensor that is None has none.
-        kernels: for each implementation its "module:function", called by the names of the schema and imported when it
-            first runs. function_backward takes the outputs' gradients in front and returns a gradient for each of
-            `wrt`, or None.
+        name: the operator's name in torch.ops.polymix.
+        schema: such as "(Tensor x, Tensor? bias, int order) -> Tensor"; an argument `impl` is appended.
+        define: the definition in plain PyTorch, with the same arguments in the same order.
+        wrt: the positions of the arguments that have gradients; an argument that is None has none.
+        signature: what kernels need of the arguments; checked before each launch, because kernels take addresses.
+        kernels: "module:function" for each implementation, imported when it first runs and called with the schema's
+            argument names. The module also has function_backward, which takes the gradients of the outputs first and
+            returns one gradient, or None, for each position in `wrt`.
     """
 
-    def __init__(self, name: str, schema: str, define: Callable[..., Any], wrt: Sequence[int], **kernels: str) -> None:
+    def __init__(
+        self, name: str, schema: str, define: Callable[..., Any], wrt: Sequence[int],
+        signature: Signature | None = None, **kernels: str,
+    ) -> None:  # fmt: skip
         self.name, self.define, self.wrt, self.kernels = name, define, tuple(wrt), kernels
+        self.signature = signature
         arguments, returns = schema.removeprefix("(").split(") -> ")
         self.names = [argument.split()[-1] for argument in arguments.split(", ")]
         self.several = returns.startswith("(")
@@ -227,38 +252,43 @@ class Operator:
         torch.library.impl(forward, ("cpu", "cuda"), self._forward)
         torch.library.impl(backward, ("cpu", "cuda"), self._backward)
         torch.library.register_fake(forward, lambda *args: _contiguous(define(*args[:-1])))
-        torch.library.register_fake(backward, lambda grads, *args: [t.new_empty(t.shape) for t in self._wanted(args)])
+        torch.library.register_fake(
+            backward, lambda grads, *args: [t.new_empty(t.shape) for t in self._with_gradient(args)]
+        )
         torch.library.register_autograd(forward, self._differentiate, setup_context=self._save)
         self._op = getattr(torch.ops.polymix, name)
         self._op_backward = getattr(torch.ops.polymix, f"{name}_backward")
 
     def __call__(self, *args: Any, impl: str) -> Any:
-        """Run the definition itself for "eager", so that every transform sees through it; else the operator.
+        """Run the implementation `impl`.
 
-        A kernel in C that nothing observes is called without the dispatcher, which takes half a millisecond of a
-        training step: as much as a small mixer.
+        "eager" calls the definition itself, so that every PyTorch transform can see through it. A C kernel that
+        nothing observes bypasses PyTorch's dispatcher, which costs half a millisecond in a training step, as much as
+        a small mixer.
         """
         if impl == "eager":
             return self.define(*args)
-        if not _unseen(impl):
+        if not _bypasses_dispatcher(impl):
             return self._op(*args, impl)
         return _Undispatched.apply(self, *args, impl) if torch.is_grad_enabled() else self._forward(*args, impl)
 
-    def _wanted(self, args: Sequence[Any]) -> list[Tensor]:
+    def _with_gradient(self, args: Sequence[Any]) -> list[Tensor]:
         return [args[i] for i in self.wrt if args[i] is not None]
 
     def _launch(self, impl: str, suffix: str, grads: Sequence[Tensor], args: Sequence[Any]) -> Any:
-        kernel, named = self._kernel(impl, suffix), dict(zip(self.names, args, strict=True))
+        kernel, by_name = self._kernel(impl, suffix), dict(zip(self.names, args, strict=True))
+        if self.signature is not None:
+            self.signature.check(self.name + suffix, impl, by_name, grads)
         if args[0].is_cpu:
-            return kernel(*grads, **named)
+            return kernel(*grads, **by_name)
         with torch.cuda.device_of(args[0]):
-            return kernel(*grads, **named)
+            return kernel(*grads, **by_name)
 
     @cache  # noqa: B019  operators live as long as the process
     def _kernel(self, impl: str, suffix: str) -> Callable[..., Any]:
-        """The function, imported when it is first called."""
+        """Import and return the kernel, or its backward with suffix "_backward"."""
         if impl not in self.kernels:
-            got, allowed = f"{impl!r} for {self.name}", ", ".join(map(repr, ("eager", *self.kernels)))
+            got, allowed = f"{impl!r} for {self.name}", " or ".join(map(repr, ("eager", *self.kernels)))
             raise CapabilityError("impl", got, allowed, "Choose one of these.")
         module, _, function = self.kernels[impl].partition(":")
         return getattr(importlib.import_module(module), function + suffix)
@@ -271,43 +301,45 @@ class Operator:
         *args, impl = inputs
         if impl == "eager":
             return [grad.contiguous() for grad in self._by_definition(grads, args, create_graph=False)]
-        found, wanted = self._launch(impl, "_backward", grads, args), self._wanted(args)
-        return [grad.to(t.dtype) for grad, t in zip((g for g in found if g is not None), wanted, strict=True)]
+        gradients, inputs_with_grad = self._launch(impl, "_backward", grads, args), self._with_gradient(args)
+        present = (grad for grad in gradients if grad is not None)
+        return [grad.to(t.dtype) for grad, t in zip(present, inputs_with_grad, strict=True)]
 
     def _by_definition(self, grads: Sequence[Tensor], args: Sequence[Any], create_graph: bool) -> list[Tensor]:
-        """Gradients through the definition, run once more."""
-        autograd = torch._C.DispatchKey.AutogradFunctionality  # below a dispatch mode it is switched off
+        """Compute the gradients by running the definition again and differentiating it."""
+        autograd = torch._C.DispatchKey.AutogradFunctionality  # a dispatch mode switches autograd off; switch it on
         with torch.enable_grad(), torch._C._SetExcludeDispatchKeyGuard(autograd, False):
             # Views, so that no gradient flows from one argument to another.
-            fresh = [a.view_as(a) if create_graph else a.detach().requires_grad_() for a in self._wanted(args)]
-            given = iter(fresh)
-            outputs = self.define(*(next(given) if i in self.wrt and a is not None else a for i, a in enumerate(args)))
+            leaves = [a.view_as(a) if create_graph else a.detach().requires_grad_() for a in self._with_gradient(args)]
+            rest = iter(leaves)
+            outputs = self.define(*(next(rest) if i in self.wrt and a is not None else a for i, a in enumerate(args)))
             outputs = outputs if self.several else (outputs,)
-            found = torch.autograd.grad(outputs, fresh, grads, create_graph=create_graph, allow_unused=True)
-        return [torch.zeros_like(t) if grad is None else grad for grad, t in zip(found, fresh, strict=True)]
+            gradients = torch.autograd.grad(outputs, leaves, grads, create_graph=create_graph, allow_unused=True)
+        return [torch.zeros_like(t) if grad is None else grad for grad, t in zip(gradients, leaves, strict=True)]
 
     def _save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.places = [i for i, value in enumerate(inputs) if isinstance(value, Tensor)]
-        ctx.save_for_backward(*(inputs[i] for i in ctx.places))
+        ctx.positions = [i for i, value in enumerate(inputs) if isinstance(value, Tensor)]
+        ctx.save_for_backward(*(inputs[i] for i in ctx.positions))
         ctx.others = [None if isinstance(value, Tensor) else value for value in inputs]
 
     def _differentiate(self, ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         inputs = list(ctx.others)
-        for place, tensor in zip(ctx.places, ctx.saved_tensors, strict=True):
+        for place, tensor in zip(ctx.positions, ctx.saved_tensors, strict=True):
             inputs[place] = tensor
         *args, impl = inputs
-        if torch.is_grad_enabled():
-            found = self._by_definition(grads, args, create_graph=True)
+        if torch.is_grad_enabled() or any(map(_is_batched, grads)):
+            gradients = self._by_definition(grads, args, create_graph=torch.is_grad_enabled())
         else:
-            found = (self._backward if _unseen(impl) else self._op_backward)(list(grads), *args, impl)
-        by_place: list[Tensor | None] = [None] * (len(args) + 1)
-        for place, grad in zip((i for i in self.wrt if args[i] is not None), found, strict=True):
-            by_place[place] = grad
-        return tuple(by_place)
+            backward = self._backward if _bypasses_dispatcher(impl) else self._op_backward
+            gradients = backward(list(grads), *args, impl)
+        by_position: list[Tensor | None] = [None] * (len(args) + 1)
+        for position, grad in zip((i for i in self.wrt if args[i] is not None), gradients, strict=True):
+            by_position[position] = grad
+        return tuple(by_position)
 
 
 class _Undispatched(torch.autograd.Function):
-    """An operator, called without the dispatcher."""
+    """Calls an operator without PyTorch's dispatcher."""
 
     @staticmethod
     def forward(ctx: Any, operator: Operator, *inputs: Any) -> Any:
@@ -320,11 +352,16 @@ class _Undispatched(torch.autograd.Function):
         return (None, *ctx.operator._differentiate(ctx, *grads))
 
 
-def _unseen(impl: str) -> bool:
-    """Whether a kernel runs that neither a graph nor a dispatch mode, such as FlopCounterMode, observes."""
+def _bypasses_dispatcher(impl: str) -> bool:
+    """Whether a C kernel runs while no graph is traced and no dispatch mode (such as FlopCounterMode) is active."""
     return impl == "native" and not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack()
 
 
+def _is_batched(grad: Tensor) -> bool:
+    """Whether a gradient stands for several, under vmap or `is_grads_batched`; it then has no address."""
+    return torch._C._functorch.is_batchedtensor(grad) or torch._C._functorch.is_legacy_batchedtensor(grad)
+
+
 def _contiguous(outputs: Any) -> Any:
-    """Contiguous, as kernels return them: a graph relies on the strides that its fake had."""
+    """Make the outputs contiguous, as kernels return them: a graph relies on the strides of the fake outputs."""
     return tuple(y.contiguous() for y in outputs) if isinstance(outputs, tuple) else outputs.contiguous()

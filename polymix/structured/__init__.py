@@ -1,8 +1,6 @@
 """Structured linear maps for either side of X: apply, transpose, `dense()`, cost. One file per family."""
 
-import warnings
-from typing import Any
-
+from polymix.renamed import renamed
 from polymix.structured.base import Site, StructuredMap, Transposed
 from polymix.structured.compose import Identity, Prefixed, Product, Sum
 from polymix.structured.conv import DepthwiseConv
@@ -21,10 +19,4 @@ __all__ = [
     "StructuredMap", "Sum", "Toeplitz", "Transposed", "create_map", "list_maps", "token_map",
 ]  # fmt: skip
 
-
-def __getattr__(name: str) -> Any:
-    """Old names, which still work."""
-    if name == "Fanout":
-        warnings.warn("polymix.structured.Fanout is now called ParallelLinear.", DeprecationWarning, stacklevel=2)
-        return ParallelLinear
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = renamed(__name__, Fanout="ParallelLinear")

@@ -20,13 +20,18 @@ _LONGER = "Build it for the longer grid, or use depthwise, toeplitz, circulant o
 
 @dataclass(frozen=True)
 class Site:
-    """Where a map stands: which axis of (B, N, D) it acts on, how long that is, and for how many groups of channels.
+    """Where a map acts: on which axis of (B, N, D), of what length, and in how many groups of channels.
 
-    side: "token" (A X) or "channel" (X B). channels: D. size: entries of the axis that the map reads, N on the token
-    side (None: any number) and D / groups on the channel side; out: entries that it writes. groups: the channels fall
-    into that many groups, each with a matrix of its own (the heads of a mixer). causal: a token reads itself and the
-    past alone. cross: between two sequences, whose lengths may differ. kernel: of a convolution that is not told its
-    own, one number an axis of the grid.
+    Args:
+        side: "token" (A X) or "channel" (X B).
+        channels: D.
+        size: number of entries that the map reads: N on the token side (None for any number), D / groups on the
+            channel
+            side. out: number of entries that it writes.
+        groups: number of groups of channels, each with its own matrix (the heads of a mixer).
+        causal: a token reads only itself and the past.
+        cross: the map connects two sequences, whose lengths may differ.
+        kernel: default size of a convolution's kernel, one number per axis of the grid.
     """
 
     side: Literal["token", "channel"]
@@ -44,26 +49,26 @@ class Site:
 
 
 def init_(weight: Tensor, fan_in: int, gain: float = 1.0) -> None:
-    """Normal with variance gain² / fan_in: unit-variance inputs give outputs of variance gain²."""
+    """Normal with variance gain² / fan_in, so that inputs of variance 1 give outputs of variance gain²."""
     nn.init.normal_(weight, std=gain * fan_in**-0.5)
 
 
 class StructuredMap(nn.Module, ABC):
-    """y = M v + b along one axis; M never stands in memory but in `dense`.
+    """y = M v + b along one axis. M itself is built only by `dense`.
 
-    On the token side A = M acts on every channel, (A X)_i = Σ_j M_ij X_j; on the channel side B = Mᵀ acts on row
-    tokens, X B. With G groups M is (G, out, in), a matrix for each D / G channels that stand together. A structure
-    says how M and Mᵀ multiply vectors (`multiply`), what M is (`matrix`), and what that costs (`ops`); the base does
-    the layout, the bias, padding, and lengths below the one that the weights were built for: those meet the leading
-    part of M.
+    On the token side A = M acts on every channel, (A X)_i = Σ_j M_ij X_j. On the channel side B = Mᵀ acts on row
+    tokens, X B. With G groups, M is (G, out, in): a matrix for each D / G neighbouring channels.
+
+    A structure defines how M and Mᵀ multiply vectors (`multiply`), what M is (`matrix`), and its cost (`vector_ops`).
+    This class does layout, bias, padding, and sequences shorter than the weights, which use the leading part of M.
     """
 
     kind: ClassVar[str]
-    rectangular: ClassVar[bool] = False  # may read one length and write another
-    fixed: ClassVar[bool] = True  # weights belong to positions: at most `size` of them
+    rectangular: ClassVar[bool] = False  # can read one length and write another
+    fixed: ClassVar[bool] = True  # weights belong to positions, so there are at most `size`
     causal_form: ClassVar[bool] = False  # has a lower-triangular form
-    keeps_variance: ClassVar[bool] = True  # at init: what averages cannot
-    on_grid: ClassVar[bool] = False  # positions matter by distance: prefix tokens stand outside
+    keeps_variance: ClassVar[bool] = True  # at init; averages do not
+    on_grid: ClassVar[bool] = False  # depends on distances, so prefix tokens are left out
 
     def __init__(self, site: Site) -> None:
         super().__init__()
@@ -72,7 +77,7 @@ class StructuredMap(nn.Module, ABC):
         self.bias: nn.Parameter | None = None
 
     def check(self, site: Site) -> None:
-        """Raise OptionError where this structure cannot stand at `site`."""
+        """Raise OptionError if this structure cannot be used at `site`."""
         if site.causal and not self.causal_form:
             causal = "depthwise, toeplitz, mean, low_rank, rank_one, banded, block_diagonal, sparse, dense or diagonal"
             cure = f"Use {causal}."
@@ -82,13 +87,11 @@ class StructuredMap(nn.Module, ABC):
                 self.kind, "causal between two lengths", "causal maps within one sequence", "Use causal=False."
             )
         if not site.square and not self.rectangular:
-            cure = "Use dense, low_rank, rank_one, sparse or mean there."
+            cure = "Use dense, low_rank, rank_one, sparse or mean."
             between = "two sequences" if site.cross else f"{site.size or 'any number'} to {site.out} entries"
             raise OptionError(self.kind, between, "one length in and out", cure)
         if self.fixed and (site.size is None or site.out is None):
-            cure = (
-                "Pass grid=(N,), say (and context_tokens= between two), or use depthwise, toeplitz, circulant or mean."
-            )
+            cure = "Pass grid=(N,), with a context also context_tokens=, or use depthwise, toeplitz, circulant or mean."
             raise OptionError(self.kind, "a sequence of any length", "a number of tokens known at build", cure)
 
     def add_bias(self, **kw: Any) -> None:
@@ -97,19 +100,19 @@ class StructuredMap(nn.Module, ABC):
 
     @abstractmethod
     def multiply(self, v: Tensor, *, transposed: bool, out: int, real: Tensor | None) -> Tensor:
-        """M v, or Mᵀ v, along the last axis of v (…, G, R, n): (…, G, R, out). `real` (B, n) where there is padding."""
+        """M v, or Mᵀ v, along the last axis: (…, G, R, n) -> (…, G, R, out). `real` (B, n) is the padding mask."""
 
     @abstractmethod
     def matrix(self, n: int, out: int) -> Tensor:
-        """M as (G or 1, out, n), from the weights alone and not by running the map."""
+        """M as (G or 1, out, n), built from the weights, without running the map."""
 
     @abstractmethod
     def vector_ops(self, rows: int, n: int, out: int) -> list[Op]:
-        """The work of M on `rows` vectors of n entries in each of the G groups."""
+        """The cost of M for `rows` vectors of n entries in each group."""
 
     @property
     def recurrent(self) -> bool:
-        """Whether a causal token map can go on from a state whose size does not depend on N."""
+        """Whether a causal token map can continue from a state whose size does not depend on N."""
         return False
 
     def forward(
@@ -123,7 +126,12 @@ class StructuredMap(nn.Module, ABC):
     ) -> Tensor:
         """(B, N, D) -> (B, out or N, D) on the token side, (…, D) -> (…, D') on the channel side.
 
-        mask (B, N): padding, False, reads as zero. out: how many tokens a map between two lengths writes.
+        Args:
+            x: the input.
+            grid: of the tokens, for convolutions.
+            mask: (B, N), True for real tokens; padding reads as zero.
+            out: number of tokens that a map between two lengths writes.
+            transposed: apply Mᵀ.
         """
         y = self.act(x, grid, mask, out=out, transposed=transposed)
         return y if self.bias is None else y + self.bias.to(y.dtype)
@@ -142,7 +150,7 @@ class StructuredMap(nn.Module, ABC):
         return self.lead(v, transposed, out, mask).flatten(1, 2).transpose(1, 2)
 
     def lead(self, v: Tensor, transposed: bool, out: int | None, real: Tensor | None) -> Tensor:
-        """`multiply` on a sequence that may be shorter than the weights: zeros after it, what they give cut off."""
+        """`multiply` for a sequence that may be shorter than the weights: pad it with zeros, and cut the output."""
         n = v.shape[-1]
         self.check_length(n, transposed)
         inside, outside = self.lengths(n, transposed)
@@ -164,7 +172,7 @@ class StructuredMap(nn.Module, ABC):
         return (out, size) if transposed else (size, out)
 
     def dense(self, n: int | None = None, grid: Grid = None, out: int | None = None) -> Tensor:
-        """A (out, n), or (D, out, n) where groups differ, on the token side; B (D, D') on the channel side."""
+        """A (out, n) on the token side, or (D, out, n) if groups differ; B (D, D') on the channel side."""
         if self.site.side == "channel":
             assert self.site.size is not None and self.site.out is not None
             matrix = self.matrix(self.site.size, self.site.out).transpose(-1, -2)
@@ -179,7 +187,7 @@ class StructuredMap(nn.Module, ABC):
         return matrix.repeat_interleave(self.site.channels // matrix.shape[0], dim=0)
 
     def cost_ops(self, n: int, grid: Grid = None, out: int | None = None) -> list[Op]:
-        """The work on n tokens."""
+        """The products and convolutions for n tokens."""
         if self.site.side == "channel":
             assert self.site.size is not None and self.site.out is not None
             return self.vector_ops(n, self.site.size, self.site.out)
@@ -190,27 +198,30 @@ class StructuredMap(nn.Module, ABC):
         return self.vector_ops(self.site.channels // self.site.groups, inside, outside)
 
     def cost(self, n: int, grid: Grid = None, out: int | None = None, dtype: torch.dtype = torch.float32) -> Cost:
-        """Parameters, multiply-adds and bytes on n tokens, by formula."""
+        """Parameters, multiply-adds and bytes for n tokens, by formula."""
         return cost_of(self, self.cost_ops(n, grid, out), dtype)
 
     def transpose(self) -> StructuredMap:
-        """The map of Mᵀ, on the same weights; the bias stays behind."""
+        """The map of Mᵀ with the same weights, without the bias."""
         return Transposed(self)
 
     def scale_(self, gain: float) -> bool:
-        """Multiply M by `gain`, for the init of a mixer; False, and nothing done, for a map that has no scale."""
+        """Multiply M by `gain`, for the init of a mixer. Returns False, and does nothing, if the map has no scale."""
         return False
 
     def memory(self, batch: int) -> list[tuple[int, ...]]:
-        """The shapes of what a recurrent map remembers."""
+        """The shapes of a recurrent map's state."""
         return []
 
     def start(self, batch: int, like: Tensor) -> list[Tensor]:
-        """What it remembers before the first token, float32 at least."""
+        """The state before the first token, at least float32."""
         return [like.new_zeros(shape, dtype=accumulator(like.dtype)) for shape in self.memory(batch)]
 
     def scan(self, x: Tensor, past: list[Tensor], real: Tensor | None) -> tuple[Tensor, list[Tensor]]:
-        """A causal chunk after `past`; with `real` (B, n) padding is a tail. Returns what to remember."""
+        """Apply a causal map to a chunk after the state `past`. Returns the output and the new state.
+
+        real: (B, n), True for real tokens; padding comes last.
+        """
         raise NotImplementedError(self.kind)
 
     def extra_repr(self) -> str:
@@ -223,7 +234,7 @@ def transposed_site(site: Site) -> Site:
 
 
 class Transposed(StructuredMap):
-    """The map of Mᵀ on the weights of another. A causal map's transpose sees the future: none in causal mixers."""
+    """The map of Mᵀ with the weights of another map. A causal map's transpose is not causal."""
 
     kind = "transposed"
     fixed = False
@@ -234,7 +245,7 @@ class Transposed(StructuredMap):
         self.inner = inner
 
     def check(self, site: Site) -> None:
-        """Whatever the inner map may, its transpose may."""
+        """Allowed wherever the inner map is."""
 
     def act(self, x: Tensor, grid: Grid, mask: Tensor | None, *, out: int | None, transposed: bool) -> Tensor:
         return self.inner.act(x, grid, mask, out=out, transposed=not transposed)
@@ -264,7 +275,7 @@ class Transposed(StructuredMap):
 
 
 class Weightless(StructuredMap):
-    """A map without parameters: `like` holds the type and the place of its `matrix`."""
+    """A map without parameters; `like` holds the dtype and device of its `matrix`."""
 
     fixed = False
     causal_form = True

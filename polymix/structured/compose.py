@@ -15,7 +15,10 @@ from polymix.structured.cost import Op
 
 
 class Identity(Weightless):
-    """No map at all: no parameters, no bias, no cost."""
+    """The identity, without parameters or bias.
+
+    Cost: none.
+    """
 
     kind = "identity"
 
@@ -24,7 +27,7 @@ class Identity(Weightless):
         return self.site.causal
 
     def add_bias(self, **kw: Any) -> None:
-        """None: an identity is nothing."""
+        """An identity has no bias."""
 
     def act(self, x: Tensor, grid: Grid, mask: Tensor | None, *, out: int | None, transposed: bool) -> Tensor:
         return x if mask is None else x.masked_fill(~mask.unsqueeze(-1), 0.0)
@@ -43,9 +46,9 @@ class Identity(Weightless):
 
 
 class _Composite(StructuredMap):
-    """A map whose parts lay out their input themselves."""
+    """A map made of parts, which do the layout themselves."""
 
-    fixed = False  # the parts look after their own lengths
+    fixed = False  # the parts check their own lengths
     rectangular = True
     causal_form = True
 
@@ -77,7 +80,7 @@ class _Composite(StructuredMap):
         return [tensor for part in self.members for tensor in part.start(batch, like)]
 
     def _split(self, past: list[Tensor]) -> list[list[Tensor]]:
-        """What each part remembers."""
+        """The state of each part."""
         rest, split = list(past), []
         for part in self.members:
             count = len(part.memory(0))
@@ -87,7 +90,7 @@ class _Composite(StructuredMap):
 
 
 class Sum(_Composite):
-    """M = Σ_k M_k. Cost: of all the parts."""
+    """M = Σ_k M_k. Costs what its parts cost."""
 
     kind = "sum"
 
@@ -101,7 +104,7 @@ class Sum(_Composite):
         return [op for part in self.members for op in part.cost_ops(n, grid, out)]
 
     def scale_(self, gain: float) -> bool:
-        done = [part.scale_(gain) for part in self.members]  # every part, whether or not another could
+        done = [part.scale_(gain) for part in self.members]  # scale every part, even if another has no scale
         return all(done)
 
     def scan(self, x: Tensor, past: list[Tensor], real: Tensor | None) -> tuple[Tensor, list[Tensor]]:
@@ -110,12 +113,12 @@ class Sum(_Composite):
 
 
 class Product(_Composite):
-    """M = M_1 M_2 …: the last part acts first. Between two lengths that one reads, the others stay at the new one."""
+    """M = M_1 M_2 …: the last part acts first. Between two lengths, it is the part that changes the length."""
 
     kind = "product"
 
     def _after(self, n: int | None, out: int | None) -> int | None:
-        """How many entries there are once the first part has acted."""
+        """Number of entries after the first part has acted."""
         return out or (n if self.site.square else self.site.out)
 
     def act(self, x: Tensor, grid: Grid, mask: Tensor | None, *, out: int | None, transposed: bool) -> Tensor:
@@ -150,10 +153,10 @@ class Product(_Composite):
 
 
 class Prefixed(nn.Module):
-    """A map over the last N - p tokens, for tokens in front that lie outside the grid (class token, registers).
+    """A map over the grid tokens, after p prefix tokens that lie outside the grid (class token, registers).
 
-    Prefix token j becomes prefix_self[j] ⊙ itself + prefix_mean[j] ⊙ the mean of the grid tokens; the grid does not
-    see them. The bias is added to every token. Linear, and so of the degree of the map.
+    Prefix token j becomes prefix_self[j] ⊙ itself + prefix_mean[j] ⊙ the mean of the grid tokens. The grid tokens do
+    not see the prefix. The bias is added to every token.
     """
 
     def __init__(self, inner: StructuredMap, prefix: int, bias: bool, **kw: Any) -> None:

@@ -17,11 +17,13 @@ from polymix.structured.cost import Op
 
 
 class DepthwiseConv(StructuredMap):
-    """A kernel a channel over a 1-D, 2-D or 3-D grid of tokens, zero outside; causal in 1-D if asked.
+    """A convolution with a kernel per channel over a 1-D, 2-D or 3-D grid of tokens, with zero padding.
 
-    On the channel side one kernel a group runs along that group's channels. `kernel`: one number or one an axis, odd
-    unless causal; None takes the mixer's. `dilation` δ: taps δ places apart. Cost: N · D · taps multiply-adds, where
-    taps that a small grid cannot reach do not count. State (causal): the last δ (k - 1) tokens.
+    Causal in 1-D. On the channel side, a kernel per group runs along the group's channels. `kernel` is one number or
+    one per axis, odd unless causal; None takes the mixer's. With `dilation` δ, taps are δ positions apart.
+
+    Cost: N D taps multiply-adds; taps that cannot reach a small grid do not count.
+    State: the last δ (k - 1) tokens (causal).
     """
 
     kind = "depthwise"
@@ -37,7 +39,7 @@ class DepthwiseConv(StructuredMap):
         kernel = (site.kernel if axes == len(site.kernel) else (11,)) if kernel is None else kernel
         kernel = tuple(kernel) if isinstance(kernel, (tuple, list)) else (kernel,) * axes
         if len(kernel) != axes:
-            raise OptionError("kernel", kernel, f"one number, or {axes} of them", "One for each axis of the grid.")
+            raise OptionError("kernel", kernel, f"one number, or {axes} of them", "Pass one for each axis of the grid.")
         check_int("dilation", dilation, 1)
         for k in kernel:
             check_int("kernel", k, 1)
@@ -50,7 +52,7 @@ class DepthwiseConv(StructuredMap):
 
     @property
     def reach(self) -> int:
-        """Earlier tokens that a causal map needs."""
+        """Number of earlier tokens that a causal map needs."""
         return (self.kernel[0] - 1) * self.dilation
 
     @property
@@ -71,11 +73,11 @@ class DepthwiseConv(StructuredMap):
         return self._after(F.pad(x, (0, 0, self.reach, 0)), x.shape[1])
 
     def _after(self, seen: Tensor, n: int) -> Tensor:
-        """The causal convolution of the last n tokens of `seen`."""
+        """The causal convolution for the last n tokens of `seen`."""
         return depthwise_conv(seen, self.weight, (n,), causal=True, dilation=self.dilation)
 
     def multiply(self, v: Tensor, *, transposed: bool, out: int, real: Tensor | None) -> Tensor:
-        """The channel side: the entries of v (…, G, R, n) as a sequence, the groups as channels."""
+        """The channel side: the entries of v (…, G, R, n) are the sequence, the groups the channels."""
         weight = self.weight.flip(-1) if transposed else self.weight
         n, tokens = v.shape[-1], v.movedim(-3, -1)  # (…, R, n, G)
         y = depthwise_conv(tokens.flatten(0, -3), weight, (n,), dilation=self.dilation)
@@ -116,12 +118,12 @@ class DepthwiseConv(StructuredMap):
 
 
 def conv_matrix(weight: Tensor, grid: tuple[int, ...], *, causal: bool = False, dilation: int = 1) -> Tensor:
-    """A depthwise convolution with weight (D, 1, *kernel) as matrices (D, N, N), from the index arithmetic alone."""
+    """A depthwise convolution with weight (D, 1, *kernel) as matrices (D, N, N), built from indices alone."""
     kernel = torch.tensor(weight.shape[2:])
     axes = torch.meshgrid(*(torch.arange(size) for size in grid), indexing="ij")
     place = torch.stack([axis.flatten() for axis in axes], dim=-1)  # (N, axes)
     centre = (kernel - 1 if causal else kernel // 2) * dilation
-    step = place[None, :] - place[:, None] + centre  # where column n falls on row m's kernel, in places
+    step = place[None, :] - place[:, None] + centre  # position of column n in row m's kernel
     tap = torch.div(step, dilation, rounding_mode="floor")
     inside = ((step % dilation == 0) & (tap >= 0) & (tap < kernel)).all(-1)
     flat = torch.zeros_like(tap[..., 0])

@@ -1,4 +1,4 @@
-"""What a mixer costs, as the list of its products and convolutions: enough to count them and to run them bare."""
+"""What a mixer costs: the list of its products and convolutions, to be counted or run by themselves."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Op:
     """One dense product or convolution over a sequence.
 
     linear     (rows, in, out, groups)     rows × in by in × out, in `groups` blocks
-    depthwise  (*grid) with kernel, dim    one kernel a channel over a grid, counted with its zero padding
+    depthwise  (*grid) with kernel, dim    a kernel per channel over a grid, zero padding included
     matmul     (batch, m, k, n)            batched product of two activations
-    attention  (heads, m, n, d)            softmax attention of m queries and n keys, two products of m × n × d
-    fft        (rows, length)              one real transform of each row, 2.5 length log₂ length operations
-    elementwise (count,)                   multiply-adds that are no product: diagonals, bands, running sums
+    attention  (heads, m, n, d)            softmax attention of m queries and n keys: two products of m × n × d
+    fft        (rows, length)              a real transform of each row, 2.5 length log₂ length operations
+    elementwise (count,)                   multiply-adds that are not products: diagonals, bands, running sums
 
-    PyTorch's own FLOP counter sees the first four alone.
+    PyTorch's own FLOP counter sees only the first four.
     """
 
     kind: Literal["linear", "depthwise", "matmul", "attention", "fft", "elementwise"]
@@ -43,7 +43,7 @@ class Op:
 
     @property
     def elements(self) -> int:
-        """Numbers read and written: inputs, weights and outputs, each once."""
+        """Values read and written: inputs, weights and outputs, each once."""
         if self.kind == "depthwise":
             return (2 * math.prod(self.shape) + math.prod(self.kernel)) * self.dim
         if self.kind == "linear":
@@ -62,7 +62,7 @@ class Op:
 
 @dataclass(frozen=True)
 class Cost:
-    """A mixer's cost at one length, by formula, for one sequence."""
+    """The cost of a mixer for one sequence of one length."""
 
     parameters: int
     ops: tuple[Op, ...]
@@ -70,22 +70,22 @@ class Cost:
 
     @property
     def multiply_adds(self) -> int:
-        """Multiply-adds of the products and convolutions (the Hadamard products beside them are O(N D))."""
+        """Multiply-adds of the products and convolutions. Hadamard products add O(N D)."""
         return sum(op.multiply_adds for op in self.ops)
 
     @property
     def flops(self) -> int:
-        """2 × multiply_adds: what `torch.utils.flop_counter` counts, and the ops that it does not see."""
+        """2 × multiply_adds: what `torch.utils.flop_counter` counts, plus the ops that it does not see."""
         return 2 * self.multiply_adds
 
     @property
     def counted_flops(self) -> int:
-        """The part of `flops` that `torch.utils.flop_counter` sees: no transforms, no elementwise work."""
+        """The part of `flops` that `torch.utils.flop_counter` sees: all but transforms and elementwise ops."""
         return 2 * sum(op.multiply_adds for op in self.ops if op.kind not in ("fft", "elementwise"))
 
     @property
     def bytes(self) -> int:
-        """Bytes that the products and convolutions move when each of their inputs, weights and outputs moves once."""
+        """Bytes moved if every input, weight and output of each op moves once."""
         return self.itemsize * sum(op.elements for op in self.ops)
 
 
@@ -94,7 +94,7 @@ def cost_of(module: torch.nn.Module, ops: Iterable[Op], dtype: torch.dtype) -> C
 
 
 def linear_op(rows: int, layer: torch.nn.Module) -> Op:
-    """The product that a linear or block-diagonal layer does on `rows` tokens."""
+    """The product of a linear or block-diagonal layer with `rows` tokens."""
     inside, outside = layer.in_features, layer.out_features
     blocks = getattr(layer, "blocks", 1)
     assert isinstance(inside, int) and isinstance(outside, int) and isinstance(blocks, int)

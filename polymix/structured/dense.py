@@ -1,4 +1,4 @@
-"""Dense maps, and several of them side by side."""
+"""Dense maps, and block-diagonal ones."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ from polymix.structured.cost import Op, linear_op
 
 
 class Dense(StructuredMap, nn.Linear):  # type: ignore[misc]
-    """A dense channel map of one group: nn.Linear, so that whatever looks for linear layers (quantisation, adapters)
-    finds it, with an init that keeps variance and zero biases. Cost: N · D · D' multiply-adds."""
+    """A dense channel map of one group, with zero biases and an init that keeps the variance.
+
+    It is an nn.Linear, so that tools that look for linear layers (quantisation, adapters) find it.
+
+    Cost: N D D' multiply-adds.
+    """
 
     kind = "dense"
     rectangular = True
@@ -54,10 +58,12 @@ class Dense(StructuredMap, nn.Linear):  # type: ignore[misc]
 
 
 class BlockDiagonal(StructuredMap):
-    """`blocks` independent dense maps side by side in each group: block g of the output reads block g of the input.
+    """`blocks` independent dense maps in each group: block g of the output reads block g of the input.
 
-    weight (groups · blocks, out / blocks, in / blocks); one block a group is a dense map of each. Causal: the lower
-    triangle. Cost: in · out / blocks multiply-adds a vector.
+    weight is (groups · blocks, out / blocks, in / blocks). With one block, each group has a dense map. Causal: the
+    lower triangle.
+
+    Cost: in · out / blocks multiply-adds per vector.
     """
 
     kind = "block_diagonal"
@@ -74,7 +80,7 @@ class BlockDiagonal(StructuredMap):
         self.in_features, self.out_features = site.groups * n, site.groups * out
         self.weight = nn.Parameter(torch.empty(self.blocks, out // blocks, n // blocks, **kw))
         init_(self.weight, n // blocks)
-        if site.causal:  # row i has i + 1 entries left
+        if site.causal:  # row i keeps i + 1 entries
             rows = torch.arange(1, n // blocks + 1, device=self.weight.device)
             self.weight.data.mul_((n // blocks / rows).sqrt().to(self.weight)[:, None])
 
@@ -110,8 +116,7 @@ class BlockDiagonal(StructuredMap):
 def affine(layer: Any) -> Linear:
     """The weight and the bias of a dense or block-diagonal layer.
 
-    A layer that wraps one of ours (LoRA, say) is asked what it does to zero and to the unit vectors: its own forward
-    holds.
+    For a layer that wraps one of ours, such as LoRA, they are computed by its forward on zero and the unit vectors.
     """
     if isinstance(layer, (Dense, BlockDiagonal)):
         return layer.weight, layer.bias
@@ -121,7 +126,7 @@ def affine(layer: Any) -> Linear:
 
 
 def linear(in_features: int, out_features: int, blocks: int = 1, bias: bool = True, **kw: Any) -> Dense | BlockDiagonal:
-    """A channel map: dense, or block-diagonal where there is more than one block."""
+    """A channel map: dense for one block, else block-diagonal."""
     if blocks == 1:
         return Dense(in_features, out_features, bias, **kw)
     site = Site("channel", in_features, in_features // blocks, out_features // blocks, groups=blocks)

@@ -1,4 +1,4 @@
-"""Maps of low rank: U Vᵀ, its rank-1 case, and the mean, which has no weights at all."""
+"""Maps of low rank: U V, its rank-1 case, and the mean, which has no weights."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from polymix.structured.cost import Op
 
 
 class LowRank(StructuredMap):
-    """M = U V, U (out, r) and V (r, in); causal: its lower triangle, by running sums.
+    """M = U V, with U (out, r) and V (r, in). Causal: its lower triangle, by running sums.
 
-    Cost: r (in + out) multiply-adds a vector.
+    Cost: r (in + out) multiply-adds per vector.
     """
 
     kind = "low_rank"
@@ -61,7 +61,10 @@ class LowRank(StructuredMap):
 
 
 class RankOne(LowRank):
-    """M = u vᵀ. Cost: in + out multiply-adds a vector."""
+    """M = u vᵀ.
+
+    Cost: in + out multiply-adds per vector.
+    """
 
     kind = "rank_one"
 
@@ -70,10 +73,12 @@ class RankOne(LowRank):
 
 
 class Mean(Weightless):
-    """Every entry of the output is the mean of the input (of its real tokens where there is padding).
+    """Every output entry is the mean of the input, without padding. Causal: the mean of the entries so far.
 
-    Causal: of the entries so far, with the sum and the count as the state. No weights, any length. It averages, so
-    variance 1 comes out as 1/n: there is no scale to keep it by.
+    It has no weights and takes any length. As a mean it turns variance 1 into 1/n, and has no scale to correct that.
+
+    Cost: no products; n additions per vector.
+    State: the sum and the count (causal).
     """
 
     kind = "mean"
@@ -123,6 +128,6 @@ class Mean(Weightless):
 
 
 def _running(terms: Tensor, backwards: bool) -> Tensor:
-    """Running sums along the last axis, from its end if `backwards`, in float32 at least."""
+    """Running sums along the last axis, from its end if `backwards`, at least in float32."""
     dtype = accumulator(terms.dtype)
     return terms.flip(-1).cumsum(-1, dtype=dtype).flip(-1) if backwards else terms.cumsum(-1, dtype=dtype)

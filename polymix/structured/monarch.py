@@ -1,4 +1,4 @@
-"""Monarch matrices: two block-diagonal factors with a transposition of the index between them."""
+"""Monarch matrices: two block-diagonal factors with a permutation between them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from polymix.structured.cost import Op
 
 
 class Monarch(StructuredMap):
-    """M = P L Pᵀ R for n = b · m: R has b blocks of m × m, L has m blocks of b × b, P transposes (b, m).
+    """M = P L Pᵀ R for n = b · m, where R has b blocks of m × m, L has m blocks of b × b, and P transposes (b, m).
 
         M[(i, j), (k, l)] = L[j, i, k] R[k, j, l]
 
-    `blocks` is b; None takes the divisor of n nearest to √n. Every output reads every input, at a cost of b + m
-    multiply-adds an entry (Dao et al. 2022).
+    `blocks` is b; None takes the divisor of n closest to √n. Every output reads every input.
+
+    Cost: n (b + m) multiply-adds per vector.
+    Source: Dao et al. (2022).
     """
 
     kind = "monarch"

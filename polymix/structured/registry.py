@@ -28,23 +28,25 @@ _ALIASES = {"rank_1": "rank_one", "rank1": "rank_one", "mean_pooling": "mean", "
 
 
 def list_maps() -> tuple[str, ...]:
-    """The structures that a specification may name."""
+    """The names of all structures."""
     return tuple(_MAPS)
 
 
 def parse(argument: str, text: Any) -> tuple[str, dict[str, Any], bool]:
-    """One factor, "name:option=value:…", perhaps with ^T -> (name, options, transposed)."""
+    """Parse one factor, "name:option=value:…" and optionally ^T -> (name, options, transposed)."""
     if not isinstance(text, str) or not text.strip():
-        raise OptionError(argument, repr(text), f"the name of a structure: {', '.join(_MAPS)}", 'Use "dense", say.')
+        raise OptionError(
+            argument, repr(text), f"the name of a structure: {', '.join(_MAPS)}", 'Use "dense", for example.'
+        )
     body, mark, rest = text.strip().partition("^")
     if mark and rest != "T":
-        raise OptionError(argument, repr(text), "^T at the end for a transpose", 'Write "toeplitz^T", say.')
+        raise OptionError(argument, repr(text), "^T at the end for a transpose", 'Write "toeplitz^T", for example.')
     name, *words = body.split(":")
     name = name.strip().lower().replace("-", "_")
     name = _ALIASES.get(name, name)
     if name not in _MAPS:
         known = ", ".join(nearest_first(name, _MAPS))
-        raise UnknownNameError(argument, repr(text), known, "Pick one of these; the nearest stand first.")
+        raise UnknownNameError(argument, repr(text), known, "The closest names come first.")
     known_options = [p.name for p in inspect.signature(_MAPS[name].__init__).parameters.values()
                      if p.kind is p.KEYWORD_ONLY]  # fmt: skip
     options = {}
@@ -66,28 +68,28 @@ def _factors(argument: str, text: Any) -> list[list[tuple[str, dict[str, Any], b
 
 
 def check_spec(argument: str, text: Any) -> None:
-    """Raise where a specification names what is not there; what depends on sizes is checked when it is built."""
+    """Raise for unknown names and options in a specification. Sizes are checked when the map is built."""
     _factors(argument, text)
 
 
 def kinds_of(text: str) -> set[str]:
-    """The names of all structures in a specification."""
+    """The structures that a specification names."""
     return {name for part in _factors("specification", text) for name, _, _ in part}
 
 
 def on_grid(text: str) -> bool:
-    """Whether positions matter by distance in any part, so that prefix tokens stand outside."""
+    """Whether any part depends on distances, so that prefix tokens are left out."""
     return any(_MAPS[name].on_grid for name in kinds_of(text))
 
 
 def needs_kernel(text: str) -> bool:
-    """Whether a convolution in it takes the mixer's kernel size, having none of its own."""
+    """Whether it has a convolution without a kernel size, which takes the mixer's."""
     factors = [factor for part in _factors("specification", text) for factor in part]
     return any(name == "depthwise" and "kernel" not in options for name, options, _ in factors)
 
 
 def crosses(text: str) -> bool:
-    """Whether the map can bring an input of one length to another: in every term the part that acts first can."""
+    """Whether the map can change the length: in every term, the part that acts first can."""
     names = [part[-1][0] for part in _factors("specification", text)]
     return all(_MAPS[name].rectangular for name in names)
 
@@ -95,7 +97,7 @@ def crosses(text: str) -> bool:
 def _one(name: str, options: dict[str, Any], transposed: bool, site: Site, kw: dict[str, Any]) -> StructuredMap:
     if transposed:
         if site.causal:
-            raise OptionError(name, "^T in a causal mixer", "maps that see the past alone", "Leave ^T out.")
+            raise OptionError(name, "^T in a causal mixer", "maps that see only the past", "Leave ^T out.")
         return Transposed(_one(name, options, False, transposed_site(site), kw))
     if name == "dense":
         if site.side == "channel" and site.groups == 1:
@@ -106,9 +108,9 @@ def _one(name: str, options: dict[str, Any], transposed: bool, site: Site, kw: d
 
 
 def create_map(spec: str, site: Site, *, bias: bool = False, **kw: Any) -> StructuredMap:
-    """The map that `spec` names, at `site`: + adds maps, @ multiplies them (the right one acts first), ^T transposes.
+    """Build the map that `spec` names: + adds maps, @ multiplies them (the right one acts first), ^T transposes one.
 
-    Raises UnknownNameError for a name and OptionError for an option that is not known or cannot stand there.
+    Raises UnknownNameError for an unknown name, and OptionError for an unknown option or a map unfit for `site`.
     """
     terms: list[StructuredMap] = []
     for part in _factors("structure", spec):
@@ -119,14 +121,14 @@ def create_map(spec: str, site: Site, *, bias: bool = False, **kw: Any) -> Struc
     whole = terms[0] if len(terms) == 1 else Sum(site, terms)
     loud = sum(all(part.keeps_variance for part in term.modules() if isinstance(part, StructuredMap)) for term in terms)
     if loud > 1:
-        whole.scale_(loud**-0.5)  # a sum of maps that keep variance keeps it too
+        whole.scale_(loud**-0.5)  # so that a sum of maps that keep variance keeps it too
     if bias:
         whole.add_bias(**kw)
     return whole
 
 
 def token_map(spec: str, site: Site, *, prefix: int = 0, bias: bool = False, **kw: Any) -> StructuredMap | Prefixed:
-    """A token map beside `prefix` tokens: those stand outside a map over a grid, and are like others to the rest."""
+    """A token map with `prefix` tokens: maps that depend on distances leave them out, others treat them alike."""
     if not prefix or not on_grid(spec):
         if prefix and site.size is not None and spec != "identity":
             site = replace(site, size=site.size + prefix, out=None if site.out is None else site.out + prefix)

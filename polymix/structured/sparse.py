@@ -14,7 +14,10 @@ from polymix.structured.cost import Op
 
 
 class Diagonal(StructuredMap):
-    """M = diag(w), w of ones at init. Cost: one multiply-add an entry."""
+    """M = diag(w), with w = 1 at init.
+
+    Cost: n multiply-adds per vector.
+    """
 
     kind = "diagonal"
     causal_form = True
@@ -38,9 +41,11 @@ class Diagonal(StructuredMap):
 
 
 class Banded(StructuredMap):
-    """M_ij = w[j - i + lower, i] within `lower` places below and `upper` above the diagonal, else 0.
+    """M_ij = w[j - i + lower, i] up to `lower` entries below and `upper` above the diagonal, else 0.
 
-    Causal maps have no upper part. Cost: lower + 1 + upper multiply-adds an entry.
+    Causal maps have no upper part.
+
+    Cost: n (lower + 1 + upper) multiply-adds per vector.
     """
 
     kind = "banded"
@@ -87,10 +92,12 @@ def slice_all(whole: Tensor) -> Tensor:
 
 
 class Sparse(StructuredMap):
-    """A pattern drawn once from `seed`, about `density` of all entries and every diagonal one; learned values there.
+    """Learned values at a random pattern of about `density` of all entries, and the diagonal.
 
-    The pattern is kept in the buffers `rows` and `columns` (and in the state dict). Causal maps keep its lower part.
-    Cost: one multiply-add for each entry kept.
+    The pattern is drawn once from `seed` and kept in the buffers `rows` and `columns`, and so in the state dict.
+    Causal maps keep its lower triangle.
+
+    Cost: a multiply-add per entry kept and vector.
     """
 
     kind = "sparse"

@@ -1,4 +1,4 @@
-"""Convolutions as long as the sequence, by FFT: circulant and causal Toeplitz, with learned taps or a learned curve."""
+"""Convolutions as long as the sequence, by FFT: circulant and causal Toeplitz, with explicit or implicit taps."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from polymix.ops.shared.tensors import accumulator
 from polymix.structured.base import Site, StructuredMap, init_
 from polymix.structured.cost import Op, linear_op
 
-CURVE = 1024  # the unit of an implicit filter's places where nothing says how long a sequence is
+CURVE = 1024  # unit of an implicit filter's positions if the length of sequences is unknown
 
 
 class ImplicitFilter(nn.Module):
-    """Taps as a function of their place: h_c(t) = exp(-λ_c t) (W_2 sin(ω ⊙ W_1 f(t)))_c, f of sines and cosines of t.
+    """Taps as a function of position: h_c(t) = exp(-λ_c t) (W_2 sin(ω ⊙ W_1 f(t)))_c, f: sines and cosines of t.
 
-    t runs in units of `length`, so that one set of weights gives a filter of any number of taps. At init the energy
-    Σ_t h(t)² over `length` taps is 1.
+    t is in units of `length`, so the same weights give a filter with any number of taps. At init the energy Σ_t h(t)²
+    over `length` taps is 1.
     """
 
     def __init__(self, copies: int, length: int, *, bands: int = 8, width: int = 16, **kw: Any) -> None:
@@ -51,11 +51,11 @@ class ImplicitFilter(nn.Module):
 
 
 class _Filtered(StructuredMap):
-    """What the two share: a filter a channel (or a group: `shared`, always so on the channel side), explicit taps
-    (`length` of them; further ones are zero) or an implicit curve in units of `length`.
+    """A filter per channel, or per group with `shared` (always, on the channel side).
 
-    `length` None is the number of tokens that the mixer is built for, or 1,024 for a curve; `filter` None is explicit
-    where a length is known, else implicit, which serves any."""
+    filter: "explicit" (`length` taps; all others are zero), "implicit" (a curve in units of `length`), or None for
+    explicit if a length is known. length: None for the number of tokens of the mixer, or 1,024 for a curve.
+    """
 
     fixed = False
     on_grid = True
@@ -67,7 +67,9 @@ class _Filtered(StructuredMap):
         check_choice("filter", filter, (None, "explicit", "implicit"))
         check_choice("shared", shared, (True, False))
         if site.side == "channel" and shared:
-            raise OptionError("shared", shared, "a filter a group on the channel side, always", "Leave it out.")
+            raise OptionError(
+                "shared", shared, "False on the channel side, which always has a filter per group", "Leave it out."
+            )
         length = site.size if length is None else length
         if filter is None:
             filter = "implicit" if length is None else "explicit"
@@ -75,7 +77,10 @@ class _Filtered(StructuredMap):
             length = CURVE
         if length is None:
             raise OptionError(
-                "length", length, f"the taps of {self.kind} on a sequence of any length", "length=64, say."
+                "length",
+                length,
+                f"the number of taps of {self.kind}, as the sequence length is unknown",
+                "Pass length=64.",
             )
         check_int("length", length, 1)
         self.length = length
@@ -89,14 +94,14 @@ class _Filtered(StructuredMap):
             self.curve = ImplicitFilter(self.copies, length, **kw)
 
     def taps(self, n: int) -> Tensor:
-        """The taps (copies, L) for a sequence of n entries, which may feel fewer."""
+        """The taps (copies, L) for a sequence of n entries, which may use fewer."""
         if self.curve is not None:
             return self.curve(n)
         assert self.weight is not None
         return self.weight
 
     def beside(self, v: Tensor) -> Tensor:
-        """The taps as they stand beside v (…, G, R, n): one filter for each of its channels, or for each group."""
+        """The taps, shaped for v (…, G, R, n): a filter for each of its channels, or for each group."""
         return self.taps(v.shape[-1]).unflatten(0, (self.site.groups, -1))
 
     def vector_ops(self, rows: int, n: int, out: int) -> list[Op]:
@@ -118,17 +123,20 @@ class _Filtered(StructuredMap):
 
 
 class Circulant(_Filtered):
-    """M_ij = h[(i - j) mod n]: a convolution that wraps round. Cost O(n log n) a vector. Taps beyond n are not used."""
+    """M_ij = h[(i - j) mod n]: a convolution that wraps around. Taps beyond n are not used.
+
+    Cost: O(n log n) per vector.
+    """
 
     kind = "circulant"
 
     def taps(self, n: int) -> Tensor:
         taps = super().taps(n)
-        # exactly n of them, the missing ones zero: a circle has room for no more, and N may be symbolic
+        # exactly n taps, missing ones zero; N may be symbolic
         return taps if self.curve is not None else at_lag(taps, torch.arange(n, device=taps.device))
 
     def multiply(self, v: Tensor, *, transposed: bool, out: int, real: Tensor | None) -> Tensor:
-        if transposed:  # Mᵀ is M run backwards
+        if transposed:  # Mᵀ is M on the reversed sequence
             return circular_fft_conv(v.flip(-1), self.beside(v)).flip(-1)
         return circular_fft_conv(v, self.beside(v))
 
@@ -138,12 +146,14 @@ class Circulant(_Filtered):
 
 
 class Toeplitz(_Filtered):
-    """M_ij = h[i - j] for i ≥ j, else 0: a causal convolution. Cost O(n log n) a vector.
+    """M_ij = h[i - j] for i ≥ j, else 0: a causal convolution.
 
-    Causal by FFT, that is, up to rounding: a later token some million times larger shows in earlier outputs, and a NaN
-    spoils its whole sequence. Where that must not be, use depthwise. At init the outputs fill up along the sequence.
+    It uses an FFT, so it is causal up to rounding: a later token a million times larger shows in earlier outputs, and
+    a NaN spreads to the whole sequence. Use depthwise if that must not happen. At init, outputs grow along the
+    sequence.
 
-    State (causal mixers, explicit taps): the last length - 1 tokens.
+    Cost: O(n log n) per vector.
+    State: the last length - 1 tokens (causal mixers with explicit taps).
     """
 
     kind = "toeplitz"
@@ -176,7 +186,7 @@ class Toeplitz(_Filtered):
 
 
 def at_lag(taps: Tensor, lag: Tensor) -> Tensor:
-    """taps[…, lag] where there is such a tap, else 0."""
+    """taps[…, lag], or 0 where there is no such tap."""
     lag = lag.to(taps.device)
     inside = (lag >= 0) & (lag < taps.shape[-1])
     return taps[..., torch.where(inside, lag, 0)] * inside.to(taps)

@@ -43,8 +43,8 @@ def resting(model: nn.Module) -> Iterator[None]:
 class Learner(LightningModule):
     """A model, its data and its recipe. A task's `Learner` is a subclass that has at least `loss`.
 
-    The order of the data and dropout depend on the seed and the step alone, so an interrupted run that is resumed gives
-    the result of one that was not.
+    The order of the data and dropout depend on the seed and the step alone, so a resumed run gives the result of one
+    that was never interrupted.
     """
 
     unit = "samples"  # what is counted per second

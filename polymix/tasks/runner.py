@@ -7,9 +7,9 @@ A task is a package of five files, found beside the class of its recipe:
               keeping, such as tokens. Optional: data.collate, which joins samples to a batch, and data.fingerprint(),
               which tells contents apart where a checksum of some samples does not.
 - model.py    build(recipe, data) -> nn.Module. Optional: check(recipe), settings(model), save(model, data, folder)
-              and usage(folder), Python lines for the report.
+              and usage(recipe, data, folder), Python lines for the report.
 - learner.py  Learner, a subclass of `polymix.tasks.learner.Learner` with loss(batch).
-- metrics.py  measure(model, data, recipe, process) -> {name: number}, on held-out data; the first name is the headline.
+- metrics.py  measure(model, data, recipe, process) -> {name: number} on held-out data; the first name is the headline.
               Optional: samples(model, data, recipe, process) -> texts, draw(model, data, recipe, folder) -> pictures,
               and describe(recipe, data), a sentence for the report.
 """
@@ -151,7 +151,7 @@ def train(recipe: TaskRecipe, out: str | Path, *, resume: bool = False, say: Say
                 pictures = task.call("metrics", "draw", final, data, recipe, out) or []
             write_results(out, results, journal.rows(), finished=True)
             about = {"describe": task.call("metrics", "describe", recipe, data),
-                     "usage": task.call("model", "usage", out)}  # fmt: skip
+                     "usage": task.call("model", "usage", recipe, data, out)}  # fmt: skip
             report = write_report(out, results, journal.rows(), pictures, about)
             say(f"Model: {out}   Report: {report}")
     return journal.latest()

@@ -33,6 +33,7 @@ PRECISION = {"float32": "32-true", "bfloat16": "bf16-mixed", "float16": "16-mixe
 
 def fit(
     module: LightningModule,
+    data: Any = None,
     *,
     steps: int | None = None,
     epochs: int | None = None,
@@ -46,6 +47,7 @@ def fit(
     """Train a module for a number of steps or epochs; the only place that makes a trainer.
 
     Args:
+        data: a loader; None: the module's own.
         where: accelerator, devices and strategy as Lightning names them; default: the CPU.
         clip: largest norm of the gradient, unless the module clips by itself.
         accumulate: batches in a step.
@@ -61,12 +63,12 @@ def fit(
             plugins=[WholeFiles()], enable_progress_bar=False, enable_model_summary=False,
             use_distributed_sampler=False, num_sanity_val_steps=0, limit_val_batches=0,
         )  # fmt: skip
-        until_interrupted(lambda: trainer.fit(module, ckpt_path=resume))
+        until_interrupted(lambda: trainer.fit(module, data, ckpt_path=resume))
     return trainer
 
 
 def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """The parameters with and without weight decay. Vectors, and what a module's `no_weight_decay` names, have none."""
+    """The parameters with and without weight decay. Vectors have none, nor what a module's `no_weight_decay` names."""
     exempt = {
         id(parameter)
         for module in model.modules()

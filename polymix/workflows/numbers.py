@@ -27,7 +27,7 @@ def speedup(factor: float) -> str:
 
 
 def two_figures(n: float) -> str:
-    """A token count for a sentence, rounded to two figures: more would claim too much for an interpolated crossing."""
+    """A token count for a sentence, rounded to two figures: an interpolated crossing is no more precise."""
     digits = 10 ** max(0, math.floor(math.log10(n)) - 1)
     return f"{round(n / digits) * digits:,}"
 

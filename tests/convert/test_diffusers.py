@@ -128,7 +128,7 @@ def test_pixart_converts_with_a_mixer_for_images_and_one_for_captions(mixer):
 
 
 def test_a_mixer_without_contexts_is_an_error():
-    refuses(pixart(), "padre", CapabilityError, r"transformer_blocks.0.attn2 \(Attention\).*a context of its own")
+    refuses(pixart(), "padre", CapabilityError, r"transformer_blocks.0.attn2 \(Attention\).*a separate context")
 
 
 # Inside a U-Net
@@ -185,7 +185,7 @@ def test_masks_that_no_mixer_has_a_place_for_are_errors():
     model = polymix.convert(layer(), "softmax").model
     with pytest.raises(MaskError, match="more than hide"):
         model(X, attention_mask=torch.randn(2, 7, 7))
-    with pytest.raises(ShapeError, match="One mask serves all heads"):
+    with pytest.raises(ShapeError, match="All heads share one mask"):
         model(X, attention_mask=torch.ones(4, 7, 7, dtype=torch.bool))
     with pytest.raises(ShapeError, match="attention_mask"):
         model(X, attention_mask=torch.ones(2, 1, 9, dtype=torch.bool))
@@ -195,7 +195,11 @@ def test_norms_of_queries_and_keys_are_listed_as_dropped():
     report = polymix.convert(layer(qk_norm="layer_norm"), "qt")
     accounts(report)
     dropped = report.layers[0].dropped
-    assert dropped["norm_q"] == "a norm of queries" and {"to_q.weight", "norm_q.weight", "norm_k.bias"} <= set(dropped)
+    assert dropped["norm_q"] == "normalises queries, which a mixer does not" and {
+        "to_q.weight",
+        "norm_q.weight",
+        "norm_k.bias",
+    } <= set(dropped)
     assert "to_v.weight" not in {key for keys in report.layers[0].inherited.values() for key in keys} | {"to_q.weight"}
 
 
@@ -228,9 +232,9 @@ def with_processor():
         (with_spatial_norm, "spatial_norm"),
         (lambda: layer(added_kv_proj_dim=16), "add_k_proj"),
         (lambda: layer(cross_attention_norm="layer_norm"), "norm_cross"),
-        (lambda: layer(residual_connection=True), "adds its input"),
-        (lambda: layer(rescale_output_factor=2.0), "divides its output"),
-        (lambda: layer(cross_attention_dim=8), r"\[8, 16\] channels"),
+        (lambda: layer(residual_connection=True), "residual connection"),
+        (lambda: layer(rescale_output_factor=2.0), "rescaled output"),
+        (lambda: layer(cross_attention_dim=8), r"the same number of channels.*\[8, 16\]"),
         (lambda: layer(kv_heads=1), "share keys and values"),
         (with_processor, "HunyuanAttnProcessor2_0"),
         (with_lora, "to_q, a Louder"),

@@ -102,7 +102,7 @@ def test_a_mask_that_is_no_partition_is_an_error():
     layer, _ = block()
     adapter = polymix.convert(layer, "pom").adapters["attn"]
     mask = torch.zeros(4, 16, 16).masked_fill(torch.ones(16, 16, dtype=torch.bool).triu(1), -100.0)
-    with pytest.raises(MaskError, match="no partition"):
+    with pytest.raises(MaskError, match="does not split the window"):
         adapter(torch.randn(8, 16, 16), mask)
 
 
@@ -129,7 +129,7 @@ def test_the_mixer_sees_the_map_without_shift_and_padding(size, shift):
 def layer_output(model, x):
     """What a block's attention, with all that the block does around it, makes of x."""
     model.norm1 = Passing()
-    model.norm1.register_forward_hook(model.attn.follow)
+    model.norm1.register_forward_hook(model.attn.note_grid)
     return model._attn(model.norm1(x))
 
 
@@ -194,7 +194,7 @@ def test_a_window_attention_alone():
 
     layer = WindowAttention(16, 2, window_size=4)
     same_as_host(layer, torch.randn(3, 16, 16))
-    refuses(layer, "pom", OptionError, "outside of timm's blocks", windows="merge")
+    refuses(layer, "pom", OptionError, "not in timm's block", windows="merge")
     refuses(layer, "padre", OptionError, "the window", grid=(2, 8))
 
 

@@ -135,7 +135,7 @@ def test_scores_that_do_more_than_hide_are_an_error():
 def test_a_mask_that_differs_by_head_is_an_error():
     masks = torch.zeros(2 * HEADS, TOKENS, TOKENS)
     masks[1] = PAST(TOKENS)
-    with pytest.raises(MaskError, match="differs by head"):
+    with pytest.raises(MaskError, match="differs between heads"):
         swapped(attention()).model(X, X, X, attn_mask=masks)
 
 

@@ -1,74 +1,37 @@
-"""GPT-2 and Llama with mixers for attention: masks, packed sequences, generation from a state, cross-attention."""
+"""GPT-2 and Llama with mixers for attention: masks, packed sequences, cross-attention, graphs."""
 
 from __future__ import annotations
 
-import copy
 from functools import partial
 
 import pytest
 import torch
-from torch.utils._pytree import tree_leaves
 
 import polymix
 from polymix import errors
-from polymix.compat import cure_torchvision
 from tests.convert import checks
+from tests.convert.language_hosts import (
+    BATCH,
+    HOSTS,
+    IDS,
+    LEFT,
+    PACKED,
+    RECURRENT,
+    RIGHT,
+    TOKENS,
+    VOCAB,
+    checkpointing,
+    converted,
+    generate,
+    given,
+    gpt2,
+    llama,
+    logits,
+    real,
+    transformers,
+)
 
 pytestmark = pytest.mark.slow  # real hosts by the dozen: minutes together
-
-cure_torchvision()
-transformers = pytest.importorskip("transformers", reason="untested: transformers is not installed")
-
-VOCAB, BATCH, TOKENS = 61, 3, 9
-RECURRENT = ("padre", "pom", "qt", "linear")
-CACHED = (
-    *((mixer, {}) for mixer in RECURRENT), ("1:1", {"mixer": "pom"}), ({"*.1.*": "qt"}, {}), ("pom:rotary=1d", {})
-)  # fmt: skip
-
-
-def gpt2(**changes):
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(
-        vocab_size=VOCAB, n_positions=64, n_embd=16, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
-        bos_token_id=0, eos_token_id=None, pad_token_id=0, **{"n_layer": 2, **changes},
-    )  # fmt: skip
-    return checks.stirred(transformers.GPT2LMHeadModel(config), scale=0.3).eval()
-
-
-def llama(**changes):
-    torch.manual_seed(0)
-    options = {
-        "vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "bos_token_id": 0,
-        "eos_token_id": None, "pad_token_id": 0,
-    }  # fmt: skip
-    config = transformers.LlamaConfig(**{**options, **changes})
-    return checks.stirred(transformers.LlamaForCausalLM(config), scale=0.3).eval()
-
-
-HOSTS = {"gpt2": gpt2, "llama": llama}
-IDS = torch.randint(1, VOCAB, (BATCH, TOKENS), generator=torch.Generator().manual_seed(0))
-LEFT = torch.ones(BATCH, TOKENS, dtype=torch.long)
-LEFT[0, :3] = LEFT[2, :5] = 0
-RIGHT = LEFT.flip(1)
-HOLES = RIGHT * (torch.arange(TOKENS) % 4 != 2)
-PACKED = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 0, 1]])
-
-
-def given(**options):
-    return {"input_ids": IDS, "use_cache": False, **options}
-
-
-def real(mask):
-    return lambda output: output.logits[mask.bool()]
-
-
-def logits(output):
-    return output.logits
-
-
-def converted(host, plan, **options):
-    return polymix.convert(host(), plan, **options).model.eval()
 
 
 @pytest.fixture
@@ -80,11 +43,6 @@ def learns():
 def _without_gradients(request):
     with torch.set_grad_enabled("learns" in request.fixturenames):
         yield
-
-
-def checkpointing(model):
-    """By its name from transformers 5 on, or before."""
-    getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
 
 
 # -- the plumbing: softmax mixers with the host's weights are the host
@@ -220,10 +178,10 @@ def test_packed_sequences_that_nothing_keeps_apart_raise():
         model = converted(gpt2, "pom")
         model.config._attn_implementation = impl
         for options in ({"use_cache": True}, {"attention_mask": torch.ones_like(IDS)}):
-            with pytest.raises(errors.MaskError, match="packed sequences that no mask keeps apart"):
+            with pytest.raises(errors.MaskError, match="packed sequences that the mask does not separate"):
                 model(**given(position_ids=PACKED, **options))
     model.config._attn_implementation = "flash_attention_2"
-    with pytest.raises(errors.MaskError, match="packed sequences beside a cache"):
+    with pytest.raises(errors.MaskError, match="packed sequences with a cache"):
         model(**given(position_ids=PACKED, use_cache=True))
 
 
@@ -231,14 +189,14 @@ def test_packed_sequences_raise_where_a_mixer_would_mix_them():
     for impl in ("sdpa", "flash_attention_2"):
         model = converted(gpt2, "padre")
         model.config._attn_implementation = impl
-        with pytest.raises(errors.CapabilityError, match=r"packed sequences, which this padre cannot do; .* pom"):
+        with pytest.raises(errors.CapabilityError, match=r"packed sequences, which this padre cannot do"):
             model(**given(position_ids=PACKED))
 
 
 def test_positions_that_turn_otherwise_than_the_tokens_raise():
     model, gaps = converted(llama, "softmax"), 2 * torch.arange(TOKENS)[None]
     for mask in (torch.ones_like(IDS), LEFT):
-        with pytest.raises(errors.MaskError, match="not those of the tokens in the row"):
+        with pytest.raises(errors.MaskError, match="gaps or repetitions"):
             model(**given(position_ids=gaps, attention_mask=mask))
     moved = given(position_ids=5 + torch.arange(TOKENS)[None], attention_mask=torch.ones_like(IDS))
     checks.same_as_host(llama(), moved, of=logits)  # all by the same: RoPE does not see it
@@ -251,15 +209,17 @@ def test_any_other_mask_is_taken_whole_or_not_at_all():
         checks.same_as_host(host(), given(attention_mask=holes), of=logits)
         open_ = torch.ones(1, 1, TOKENS, TOKENS, dtype=torch.bool).expand(BATCH, -1, -1, -1)
         checks.same_as_host(host(), given(attention_mask=open_), of=logits)
-    with pytest.raises(errors.CapabilityError, match="a mask beyond order and padding, which this padre cannot do"):
+    with pytest.raises(
+        errors.CapabilityError, match="a mask other than causal order and padding, which this padre cannot do"
+    ):
         converted(gpt2, "padre")(**given(attention_mask=holes))
     pom = converted(gpt2, "pom")
     by_head = torch.stack([holes[:, 0], ~holes[:, 0]], 1)
-    for mask, match in ((torch.randn(BATCH, 1, TOKENS, TOKENS), "more than hide"), (by_head, "differs by head")):
+    for mask, match in ((torch.randn(BATCH, 1, TOKENS, TOKENS), "more than hide"), (by_head, "differs between heads")):
         with pytest.raises(errors.MaskError, match=match):
             pom(**given(attention_mask=mask))
     first = pom(**given(attention_mask=holes, use_cache=True))
-    with pytest.raises(errors.StateError, match="leaves no state"):
+    with pytest.raises(errors.StateError, match="without a state"):
         pom(IDS[:, :1], past_key_values=first.past_key_values)
 
 
@@ -286,123 +246,6 @@ def test_what_a_host_may_ask_beside_raises():
         adapter(x, attention_mask=torch.ones(BATCH, 1, TOKENS, TOKENS + 1, dtype=torch.bool))
 
 
-# -- generation
-
-
-def generate(model, mask=LEFT, ids=IDS, **options):
-    return model.generate(ids, attention_mask=mask, max_new_tokens=7, do_sample=False, **options)
-
-
-@pytest.mark.parametrize(("plan", "options"), CACHED, ids=str)
-@pytest.mark.parametrize("host", HOSTS.values(), ids=HOSTS)
-def test_generation_from_the_cache_is_generation_without(host, plan, options):
-    model = converted(host, plan, **options)
-    for beams in (1, 3):  # beams change their places in the cache
-        found = generate(model, num_beams=beams)
-        assert torch.equal(found, generate(model, num_beams=beams, use_cache=False))
-    found = generate(model)[:, TOKENS:]
-    assert len(set(found.flatten().tolist())) > 2, "too dull a model to tell anything"
-    alone = [generate(model, None, IDS[i : i + 1, LEFT[i].bool()])[0, -7:] for i in range(BATCH)]
-    assert torch.equal(torch.stack(alone), found), "what a row is padded with plays a part"
-    assert torch.equal(generate(model, prefill_chunk_size=4)[:, TOKENS:], found)
-
-
-@pytest.mark.parametrize(("plan", "options"), CACHED, ids=str)
-def test_any_split_into_calls_gives_the_logits_of_one(plan, options):
-    hybrid = plan == "1:1" or isinstance(plan, dict)  # flash attention has no kernel here for what was kept
-    for host, impl in ((gpt2, "sdpa"), (llama, "eager"), (llama, "sdpa" if hybrid else "flash_attention_2")):
-        model = converted(host, plan, **options)
-        model.config._attn_implementation = impl
-        for mask in (None, LEFT, RIGHT, HOLES):
-            whole = model(**given(attention_mask=mask)).logits
-            kept = slice(None) if mask is None else mask.bool()
-            for splits in ((4, 9), (1, 2, 8, 9)):
-                cache, parts, first = None, [], 0
-                for last in splits:
-                    seen = None if mask is None else mask[:, :last]
-                    output = model(IDS[:, first:last], attention_mask=seen, past_key_values=cache, use_cache=True)
-                    cache, first = output.past_key_values, last
-                    parts.append(output.logits)
-                    assert cache.get_seq_length() == last
-                checks.near([torch.cat(parts, 1)[kept]], [whole[kept]])
-
-
-def test_the_cache_does_not_grow():
-    model = converted(gpt2, "pom")
-    cache = model(IDS).past_key_values
-    size = sum(t.nbytes for layer in cache.layers for t in tree_leaves(layer.state))
-    for token in IDS.t():
-        model(token[:, None], past_key_values=cache)
-    assert sum(t.nbytes for layer in cache.layers for t in tree_leaves(layer.state)) == size
-    assert cache.get_seq_length() == 2 * TOKENS
-
-
-def test_the_cache_selects_repeats_resets_and_copies():
-    model, token = converted(llama, "padre"), IDS[:, :1]
-    whole = model(token, past_key_values=model(IDS).past_key_values).logits
-    cache = model(IDS).past_key_values
-    twin = copy.deepcopy(cache)
-    cache.batch_select_indices(torch.tensor([2, 0]))
-    checks.near([model(token[[2, 0]], past_key_values=cache).logits], [whole[[2, 0]]])
-    checks.near([model(token, past_key_values=twin).logits], [whole])
-    twin.reset()
-    assert twin.get_seq_length() == 0
-    checks.near([model(IDS, past_key_values=twin).logits], [model(**given()).logits])
-    lone = model(IDS[:1]).past_key_values
-    lone.batch_repeat_interleave(2)
-    checks.near([model(token[[0, 0]], past_key_values=lone).logits], [whole[[0, 0]]])
-    lazy = transformers.DynamicCache()  # layers come as they are asked for
-    model(IDS, past_key_values=lazy)
-    checks.near([model(token, past_key_values=lazy).logits], [whole])
-
-
-def test_the_cache_is_not_cut_back():
-    model = converted(gpt2, "pom")
-    cache = model(IDS).past_key_values
-    cache.crop(0)
-    with pytest.raises(errors.CapabilityError, match=r"crop.*no assistant_model"):
-        cache.crop(-1)
-    assert not cache.is_croppable
-    with pytest.raises(errors.CapabilityError, match="crop"):
-        generate(model, None, IDS[:1], assistant_model=gpt2())
-
-
-def test_a_mixer_without_a_state_runs_with_an_empty_cache_and_not_with_a_filled_one():
-    for plan in ("softmax", {"*.1.*": "softmax"}):  # the layer that counts first may be the attention
-        model = converted(gpt2, plan)
-        first = model(IDS)
-        checks.near([first.logits], [model(**given()).logits])
-        with pytest.raises(errors.CapabilityError, match=r"going on after 9 cached tokens, .* pom.* use_cache=False"):
-            model(IDS[:, :1], past_key_values=first.past_key_values)
-        with pytest.raises(errors.CapabilityError, match="use_cache=False"):
-            generate(model)
-        assert generate(model, use_cache=False).shape == (BATCH, TOKENS + 7)
-
-
-def test_caches_of_others_raise():
-    model, host, token = converted(gpt2, "pom"), gpt2(), IDS[:, :1]
-    with pytest.raises(errors.StateError, match="keys and values of 9 tokens"):
-        model(token, past_key_values=host(IDS).past_key_values)
-    with pytest.raises(errors.StateError, match="a cache with a mixer's state in this layer"):
-        host(token, past_key_values=model(IDS).past_key_values)
-    with pytest.raises(errors.StateError, match="a QtState"):
-        converted(gpt2, "qt")(token, past_key_values=model(IDS).past_key_values)
-    with pytest.raises(errors.StateError, match="total"):
-        model(token[:1], past_key_values=model(IDS).past_key_values)
-    with pytest.raises(errors.CapabilityError, match=r"StaticCache of fixed length.*Leave cache_implementation out"):
-        generate(model, cache_implementation="static")
-
-
-def test_a_state_neither_forgets_nor_remembers_on_demand():
-    model, token = converted(gpt2, "pom"), IDS[:, :1]
-    more = torch.cat([LEFT, LEFT[:, -1:]], 1)
-    filled = model(IDS, attention_mask=LEFT).past_key_values
-    model(token, attention_mask=more, past_key_values=copy.deepcopy(filled))
-    for mask in (None, torch.ones_like(more), more * (torch.arange(TOKENS + 1) != 6)):
-        with pytest.raises(errors.MaskError, match="other earlier tokens"):
-            model(token, attention_mask=mask, past_key_values=copy.deepcopy(filled))
-
-
 # -- cross-attention
 
 
@@ -421,7 +264,7 @@ def test_cross_attention_is_the_hosts(impl):
                 encoder_hidden_states=CONTEXT, encoder_attention_mask=mask, attention_mask=LEFT, use_cache=use_cache
             )
             checks.same_as_host(model, inputs, of=real(LEFT), input=inputs)
-    checks.refuses(model, "padre", errors.CapabilityError, "a context of its own")
+    checks.refuses(model, "padre", errors.CapabilityError, "a separate context")
 
 
 def test_cross_attention_converts(learns):

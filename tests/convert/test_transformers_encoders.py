@@ -130,7 +130,7 @@ class TestSoftmaxIsTheHost:
         inputs = {**text(), "attention_mask": mask, "token_type_ids": torch.randint(0, 2, (2, 9))}
         model = bert(attn_implementation=how)
         checks.same_as_host(model, inputs, input=inputs)
-        with pytest.raises(CapabilityError, match="beyond order and padding"):
+        with pytest.raises(CapabilityError, match="other than causal order and padding"):
             polymix.convert(model, "padre", copy=True).model(**inputs)
         checks.refuses(model, "padre", CapabilityError, "encoder.layer.0.attention.*arbitrary masks", input=inputs)
 
@@ -276,7 +276,7 @@ class TestGrids:
 class TestWhatDiffers:
     def test_detr_adds_positions_to_all_that_the_mixer_reads_and_says_so(self):
         report = polymix.convert(detr(layers=1), "softmax", input=photos())
-        assert all("values too" in layer.dropped["position_embeddings"] for layer in report.layers)
+        assert all("values as well" in layer.dropped["position_embeddings"] for layer in report.layers)
         assert all(layer.error > 1e-3 for layer in report.layers), "positions in values would be the host's"
         x, c, p, q = (torch.randn(2, 6, 32) for _ in range(4))
         alone, across = (report.adapters[f"decoder.layers.0.{name}"] for name in ("self_attn", "encoder_attn"))
@@ -299,12 +299,12 @@ class TestWhatDiffers:
         inputs = {"pixel_values": images()}
         checks.undoes(model, "padre", inputs, input=inputs)
         report = checks.converts(model, {"layers.0.*": "padre"}, inputs, input=inputs)
-        assert "scores" in report.layers[0].dropped["relative_position_bias"]
+        assert "logits" in report.layers[0].dropped["relative_position_bias"]
         assert report.model.layers[0].relative_position_bias is None, "N² scores would be made for nobody"
         assert report.model.layers[1].relative_position_bias is not None
         shared = vit("Beit", use_shared_relative_position_bias=True)
         report = checks.converts(shared, "qt", inputs, input=inputs)
-        assert "scores" in report.layers[0].dropped["relative_position_bias"]
+        assert "logits" in report.layers[0].dropped["relative_position_bias"]
 
     def test_dropout_of_weights_is_reported_and_that_of_the_output_kept(self):
         (layer,) = polymix.convert(built("Bert", vocab_size=9, num_hidden_layers=1, hidden_size=24), "pom").layers
@@ -346,11 +346,11 @@ class TestRefusals:
             polymix.convert(bert(layers=1), "pom").model(**inputs)
 
     def test_what_a_layer_needs_and_a_mixer_has_not(self):
-        checks.refuses(decoder(), "padre", CapabilityError, "crossattention.*a context of its own")
+        checks.refuses(decoder(), "padre", CapabilityError, "crossattention.*a separate context")
         checks.refuses(decoder(), {"*.attention": "poly_nl"}, CapabilityError, "layer.0.attention.*causal order")
         checks.refuses(bert(), "poly_sa", CapabilityError, "padding masks", input=text())
         checks.refuses(bert(), polymix.PadreConfig(A="dense", grid=(9,)), CapabilityError, "one number of tokens")
-        checks.refuses(detr(), {"*.encoder_attn": "poly_nl"}, CapabilityError, "encoder_attn.*a context of its own")
+        checks.refuses(detr(), {"*.encoder_attn": "poly_nl"}, CapabilityError, "encoder_attn.*a separate context")
 
 
 class TestCaches:

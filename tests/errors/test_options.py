@@ -65,7 +65,7 @@ OPTIONS = [
     ("softmax", {"heads": 0}, "heads", ["0", "at least 1", "heads=1"]),
     ("softmax", {"heads": 2.0}, "heads", ["2.0", "an integer"]),
     ("softmax", {"heads": True}, "heads", ["True", "an integer"]),
-    ("softmax", {"heads": 3}, "heads", ["3", "divisor of dim=8 (1, 2, 4, 8)", "Change one"]),
+    ("softmax", {"heads": 3}, "heads", ["3", "divisor of dim=8 (1, 2, 4, 8)", "Change heads or dim"]),
     ("qt", {"heads": 16}, "heads", ["16", "divisor of dim=8"]),
     ("poly_sa", {"heads": 5, **SA}, "heads", ["5", "divisor of dim=8"]),
     ("padre", {"heads": 3}, "heads", ["3", "divisor of dim=8"]),

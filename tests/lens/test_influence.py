@@ -7,8 +7,8 @@ from torch import nn
 import polymix
 from polymix import errors, lens
 from polymix.models import VisionTransformer
-from polymix.tasks.classify import Recipe, train
-from polymix.tasks.images import load_digits
+from polymix.tasks.images import Schedule, load_digits
+from polymix.tasks.images.training import train
 
 
 def host(name, classes=3, channels=1, class_token=False, **options):
@@ -127,7 +127,7 @@ def test_a_trained_model_on_a_real_digit_beside_attention(tmp_path):
     for name in ("padre", "softmax"):
         config = polymix.mixers.config_class(name)()
         models.append(
-            train(lambda config=config: VisionTransformer(config, **sizes), data, Recipe(epochs=1), seed=0)[0]
+            train(lambda config=config: VisionTransformer(config, **sizes), data, Schedule(epochs=1), seed=0)[0]
         )
     image = data.normalise(data.test[0][:1])
     found = lens.influence(models[0], image, beside=models[1])

@@ -1,4 +1,4 @@
-"""Which tuples reach an output: on monomials by hand, and the triplets of Poly-NL's paper (PL-022, PL-023, PL-026)."""
+"""Which tuples reach an output: on monomials by hand, and the triplets of the Poly-NL paper, Sec. 4."""
 
 import math
 
@@ -112,7 +112,7 @@ def test_poly_nl_without_w_2_reaches_none():
 @pytest.mark.parametrize("n", [2, 3, 4])
 @pytest.mark.parametrize("c", [1, 2])
 def test_n_c_cubed_of_n_cubed_c_cubed(n, c):
-    """PL-026, as the paper counts."""
+    """As the Poly-NL paper counts them."""
     found = lens.interactions(build("poly_nl", c, bias=False), 3, shape=(1, n, c))
     assert found.counts["terms"] == Count(n * c**3, n**3 * c**3)
     assert found.counts["tokens"] == Count(n, math.comb(n + 2, 3))

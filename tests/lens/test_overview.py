@@ -152,10 +152,10 @@ def test_without_matplotlib_it_says_what_to_install(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_digits(capsys, tmp_path, monkeypatch):
     """The whole way of --image, with one epoch of training."""
-    import polymix.tasks.influence as module
+    import polymix.tasks.images.influence as module
 
-    recipe = module.Recipe
-    monkeypatch.setattr(module, "Recipe", lambda epochs: recipe(epochs=1))
+    recipe = module.Schedule
+    monkeypatch.setattr(module, "Schedule", lambda epochs: recipe(epochs=1))
     monkeypatch.setattr(module, "_SIZE", 8)
     monkeypatch.setattr(module, "_DIM", 16)
     monkeypatch.setattr(module, "_DEPTH", 1)

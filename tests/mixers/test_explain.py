@@ -7,7 +7,7 @@ from torch import nn
 import polymix
 from polymix import explain
 from polymix.errors import CapabilityError, OptionError, PolymixError
-from polymix.ops.native.build import why_not
+from polymix.ops.native.library import why_not
 from tests.helpers import tokens
 
 X = tokens(2, 12, 12, dtype=torch.float32)
@@ -29,7 +29,7 @@ def test_what_ran_and_why(name, monkeypatch):
     assert inferred.impl == "blocked" and "float32 on cpu" in inferred.why
     for impl in ("eager", "triton"):
         (asked,) = explain(polymix.create_mixer(name, 12, impl=impl), X)
-        assert (asked.impl, asked.why) == (impl, "asked for")
+        assert (asked.impl, asked.why) == (impl, "requested by name")
 
 
 @pytest.mark.skipif(why_not() is not None, reason=f"untested: what is said of kernels in C: {why_not()}")
@@ -40,12 +40,12 @@ def test_kernels_in_c_are_said_or_why_there_are_none(monkeypatch):
         assert said.impl == "native" and "float32 on cpu" in said.why
     monkeypatch.setenv("POLYMIX_NATIVE", "0")
     (said,) = explain(mixer, X)
-    assert said.impl == "eager" and "not native: POLYMIX_NATIVE=0 says so" in said.why
+    assert said.impl == "eager" and "native is unavailable: POLYMIX_NATIVE=0 is set" in said.why
 
 
 def test_a_mixer_with_one_form_alone():
     (only,) = explain(polymix.create_mixer("softmax", 12), X)
-    assert (only.mixer, only.impl, only.why) == ("softmax", "eager", "the only one")
+    assert (only.mixer, only.impl, only.why) == ("softmax", "eager", "the only implementation")
     with pytest.raises(CapabilityError):
         explain(polymix.create_mixer("pom", 12, impl="blocked"), X)
 
@@ -72,7 +72,11 @@ def test_layers_of_a_model_by_name_in_the_order_of_the_calls(monkeypatch):
         ("1", "pom", "eager"), ("2.1", "qt", "blocked"), ("3.mixer", "poly_nl", "blocked"), ("2.1", "qt", "blocked"),
     ]  # fmt: skip
     lines = str(said).splitlines()
-    assert len(lines) == 4 and lines[0] == "1 (pom): eager; asked for" and lines[1].startswith("2.1 (qt): blocked; ")
+    assert (
+        len(lines) == 4
+        and lines[0] == "1 (pom): eager; requested by name"
+        and lines[1].startswith("2.1 (qt): blocked; ")
+    )
 
 
 def test_feature_maps_are_one_call():
@@ -135,7 +139,7 @@ class Careful(nn.Module):
 
 def test_a_mixer_that_raised_and_was_caught_claims_no_choice_of_another():
     (said,) = explain(Careful(), X)
-    assert (said.layer, said.mixer, said.impl, said.why) == ("second", "pom", "eager", "asked for")
+    assert (said.layer, said.mixer, said.impl, said.why) == ("second", "pom", "eager", "requested by name")
 
 
 def test_mixers_inside_mixers_are_each_said_once():

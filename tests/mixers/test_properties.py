@@ -214,5 +214,5 @@ def test_rows_that_see_nothing_are_zero_in_the_mixed_part(name, reduction):
 
 
 def test_crossover_as_printed():
-    """PM-025: n ≥ d + 3 at D_inner = 2d, k = 2."""
+    """PoM, Eq. 11: n ≥ d + 3 at E = 2d, k = 2."""
     assert polymix.create_mixer("pom", 512).crossover() == 512 + 3

@@ -1,4 +1,4 @@
-"""Which triplets of input entries reach an output, read off third derivatives (Poly-NL Sec. 4, PL-022, PL-023, PL-026).
+"""Which triplets of input entries reach an output, read off third derivatives (Poly-NL, Sec. 4).
 
 Non-local attention and Poly-NL, self-attention's product and Poly-SA reach the same: x_(a,·) x_(e,·) x_(e,·), one factor
 from the output's own position a, two from one other position e.

@@ -11,7 +11,7 @@ import torch
 from polymix import PomConfig, errors
 from polymix.mixers.registry import mixer_class
 from polymix.models.language import PRESETS, PolymixGPTConfig, PolymixLlamaConfig, matched, parameters, preset
-from polymix.models.language.layer import mixers_of
+from polymix.models.language.layers import mixers_of
 from tests.models.tiny import IDS, LEFT, MIXERS, SHAPES, VOCAB, config, error, fresh, tiny
 
 CANNOT = [name for name, kind in ((n, mixer_class(n)) for n in ("poly_nl", "knn", "xca", "sima", "se"))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from polymix.models.language.layer import CausalLayer, mixers_of
+from polymix.models.language.layers import CausalLayer, mixers_of
 from tests.models.test_language_generate import tokenizer
 from tests.models.tiny import IDS, MIXERS, SHAPES, VOCAB, error, fresh, tiny, transformers
 

@@ -1,27 +1,45 @@
+import ctypes
+import platform
+
 import pytest
 import torch
 
-from polymix.ops.native import build
+from polymix.ops.native import compile, library
 from tests.helpers import poisoned
 
 
 @pytest.fixture
 def unwritten_is_nan(monkeypatch):
-    """An element that no program writes is NaN."""
+    """Fill torch.empty with NaN, so that elements that no program writes stay NaN."""
     monkeypatch.setattr(torch, "empty", poisoned(torch.empty))
 
 
 @pytest.fixture
 def fresh_memory_is_nan(monkeypatch):
+    """Fill all memory that torch allocates with NaN."""
     for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
         monkeypatch.setattr(owner, name, poisoned(getattr(owner, name)))
 
 
 @pytest.fixture
 def nothing_built(monkeypatch, tmp_path):
-    """A cache of its own, and no library found yet."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(build.tempfile, "gettempdir", lambda: str(tmp_path / "temporary"))
-    build._found.cache_clear()
-    yield tmp_path
-    build._found.cache_clear()
+    """An empty folder for the libraries, and none loaded yet."""
+    monkeypatch.setattr(compile, "LIBRARIES", tmp_path / "libraries")
+    library._library.cache_clear()
+    yield tmp_path / "libraries"
+    library._library.cache_clear()
+
+
+@pytest.fixture(params=["x86-64", "x86-64-v3", "x86-64-v4"])
+def vectors(request, monkeypatch, tmp_path_factory):
+    """Use kernels for vectors of 4, 8 and 16 floats, whichever this machine would load. NEON has 4, too."""
+    level = request.param
+    if platform.machine() != "x86_64" or not library.processor_flags() >= library.NEEDS.get(level, frozenset()):
+        pytest.skip(f"untested: kernels for {level}, which this processor cannot run")
+    folder = tmp_path_factory.getbasetemp().parent / "kernels" / level  # shared by the workers: built once
+    path = compile.library_path(level, folder)
+    if not path.is_file():
+        compile.build(folder, {level: (f"-march={level}",)})
+    loaded = ctypes.CDLL(str(path))
+    monkeypatch.setattr(library, "_library", lambda: loaded)
+    return level

@@ -1,49 +1,50 @@
-"""What the kernels' tests share: the exact answer with its gradients, and how far from it a kernel may be."""
+"""Helpers of the kernels' tests: exact results with gradients, and the errors that kernels may have."""
 
 import pytest
 import torch
 
-from polymix.ops.native import build
+from polymix.ops.native import library
 
-NATIVE = build.why_not()
+NATIVE = library.why_not()
 needs_it = pytest.mark.skipif(NATIVE is not None, reason=f"untested: kernels in C: {NATIVE}")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-# Where eager is near exact. The interpreter cuts off what bfloat16 does not hold, where a GPU rounds: a whole unit in
-# the last place instead of half.
+# The smallest tolerance, for cases in which eager code is nearly exact. Triton's interpreter truncates to bfloat16
+# where a GPU rounds, so its error is a whole unit in the last place instead of half a unit.
 FLOOR = {torch.float16: 1e-3, torch.bfloat16: 2**-7 if DEVICE == "cpu" else 1e-3}
 
 
 def with_gradients(function, grad, *inputs, **fixed):
-    """Output, then a gradient for each input, None where it is not given."""
+    """The output, then the gradient of each input; None for an input that is None."""
     leaves = [None if x is None else x.detach().clone().requires_grad_() for x in inputs]
     out = function(*leaves, **fixed)
     grads = iter(torch.autograd.grad(out, [x for x in leaves if x is not None], grad.to(out.dtype)))
     return [out.detach(), *(None if x is None else next(grads) for x in leaves)]
 
 
-def wide(*inputs):
+def to_float64(*inputs):
+    """The inputs in float64; None stays None."""
     return [None if x is None else x.double() for x in inputs]
 
 
-def error(got, want):
-    """Largest difference relative to the largest entry."""
+def relative_error(got, want):
+    """The largest difference, relative to the largest entry; 0 for empty tensors."""
     if not want.numel():
         return 0.0
     return ((got.double() - want.double()).abs().max() / want.abs().max().clamp_min(1e-30)).item()
 
 
-def twice(plain, want, dtype):
-    """Twice what eager code in `dtype` errs, entry by entry of a list of tensors."""
-    return [max(2 * error(a, b), FLOOR[dtype]) for a, b in zip(plain, want, strict=True)]
+def twice_the_error(plain, want, dtype):
+    """Tolerances for a list of tensors: twice the error of eager code in `dtype`."""
+    return [max(2 * relative_error(a, b), FLOOR[dtype]) for a, b in zip(plain, want, strict=True)]
 
 
 def assert_close(names, got, want, allowed=None):
     for name, a, b, limit in zip(names, got, want, allowed or [1e-4] * len(names), strict=True):
         if b is None:
-            assert a is None, f"{name}: there is none to give"
+            assert a is None, f"{name}: should be None"
             continue
-        assert a.shape == b.shape, f"{name}: shape {tuple(a.shape)}, not {tuple(b.shape)}"
-        assert error(a, b) <= limit, f"{name}: off by {error(a, b):.2e} of its largest entry, or never written (nan)"
+        assert a.shape == b.shape, f"{name}: expected shape {tuple(b.shape)}, got {tuple(a.shape)}"
+        assert relative_error(a, b) <= limit, f"{name}: relative error {relative_error(a, b):.2e} (nan: never written)"
 
 
 def assert_same_bits(names, got, want, why):
@@ -51,11 +52,6 @@ def assert_same_bits(names, got, want, why):
         assert (a is None and b is None) or torch.equal(a, b), f"{name}: {why}"
 
 
-def doubled(args):
+def in_float64(args):
+    """The arguments with all tensors in float64."""
     return tuple(a.double() if isinstance(a, torch.Tensor) else a for a in args)
-
-
-def off(ours, wanted):
-    if wanted.numel() == 0:
-        return 0.0
-    return ((ours.double() - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30)).item()

@@ -1,4 +1,4 @@
-"""The choice of an implementation: its order, its reasons, what is said of it, and what cannot be chosen."""
+"""Choosing an implementation: the order of preference, the reasons, the log, and the errors."""
 
 import logging
 
@@ -15,38 +15,39 @@ X = torch.zeros(2, 3)
 
 
 @pytest.fixture(autouse=True)
-def _nothing_said(monkeypatch):
-    monkeypatch.setattr(dispatch, "_said", set())
+def _nothing_logged(monkeypatch):
+    monkeypatch.setattr(dispatch, "_logged", set())
 
 
-def chosen(impl="auto", *tensors, **against):
+def chosen(impl="auto", *tensors, **unsupported):
+    """The choice for an op; `unsupported` gives each kernel's reason, or None."""
     with recording() as choices:
-        name = choose("op", impl, tensors or (X,), against)
+        name = choose("op", impl, tensors or (X,), unsupported)
     assert [choice.impl for choice in choices] == [name]
     return choices[0]
 
 
-def test_auto_takes_the_first_that_nothing_speaks_against():
-    assert chosen(blocked=None, triton=None).impl == "blocked", "no GPU: what is interpreted is for tests alone"
-    assert "not triton: it needs a GPU" in chosen(blocked=None, triton=None).why
-    assert chosen(blocked="too odd", triton=None).impl == "eager"
-    assert chosen(blocked="too odd", triton="too even").why == "not triton: too even; not blocked: too odd"
-    assert chosen().why == "the only one"
-    assert chosen("eager", blocked=None).why == chosen("blocked", blocked=None).why == "asked for"
+def test_auto_takes_the_first_supported_kernel():
+    assert chosen(blocked=None, triton=None).impl == "blocked", "without a GPU, auto must not use the interpreter"
+    assert "triton needs a GPU" in chosen(blocked=None, triton=None).why
+    assert chosen(blocked="is too odd", triton=None).impl == "eager"
+    assert chosen(blocked="is too odd", triton="is too even").why == "triton is too even; blocked is too odd"
+    assert chosen().why == "the only implementation"
+    assert chosen("eager", blocked=None).why == chosen("blocked", blocked=None).why == "requested by name"
     assert "float32 on cpu" in chosen(blocked=None).why
 
 
 @pytest.mark.parametrize("impl", KERNELS)
-def test_what_is_asked_for_by_name_and_cannot_run_raises_and_leaves_no_record(impl):
+def test_an_unsupported_request_raises_and_is_not_recorded(impl):
     with recording() as choices:
-        for against, why in (({}, "no such form"), ({impl: "too odd"}, "too odd")):
-            with pytest.raises(CapabilityError, match=f"'{impl}' for op: .*{why}") as caught:
-                choose("op", impl, (X,), against)
+        for unsupported, why in (({}, "does not implement op"), ({impl: "is too odd"}, "is too odd")):
+            with pytest.raises(CapabilityError, match=f"'{impl}' for op: {impl} {why}") as caught:
+                choose("op", impl, (X,), unsupported)
             assert "eager" in caught.value.allowed
     assert choices == []
 
 
-def test_a_gradient_that_would_be_recorded_speaks_against_blocked_whichever_tensor_needs_it():
+def test_blocked_is_not_chosen_if_any_tensor_needs_a_gradient():
     leaf = torch.zeros(2, requires_grad=True)
     assert chosen("auto", X, leaf, blocked=None).impl == "eager"
     with torch.no_grad():
@@ -60,7 +61,7 @@ class Odd(torch.Tensor):
     pass
 
 
-def test_what_no_kernel_sees_through_speaks_against_all():
+def test_transforms_and_tensor_subclasses_rule_out_all_kernels():
     odd = X.as_subclass(Odd)
     for x in (odd, torch.nn.Parameter(X.clone(), requires_grad=False)):
         assert chosen("auto", x, blocked=None, triton=None).impl == ("eager" if x is odd else "blocked")
@@ -96,7 +97,7 @@ def test_recordings_nest_and_end(caplog):
     assert [choice.op for choice in inner] == ["second"]
 
 
-def test_auto_says_once_what_runs_and_why(caplog, monkeypatch):
+def test_auto_logs_each_choice_once(caplog, monkeypatch):
     monkeypatch.setenv("POLYMIX_NATIVE", "0")
     caplog.set_level(logging.INFO, "polymix")
     mixer, x = polymix.create_mixer("pom", 8), tokens(2, 5, 8, dtype=torch.float32)
@@ -104,14 +105,14 @@ def test_auto_says_once_what_runs_and_why(caplog, monkeypatch):
         mixer(x)
         with torch.inference_mode():
             mixer(x)
-    said = [record.getMessage() for record in caplog.records if record.name == "polymix"]
-    assert len(said) == 2, "once for each answer, not once a call"
-    assert said[0].startswith("pom runs eager: ") and "no backward" in said[0]
-    assert said[1].startswith("pom runs blocked: ") and "needs a GPU" in said[1]
+    messages = [record.getMessage() for record in caplog.records if record.name == "polymix"]
+    assert len(messages) == 2, "each choice must be logged once, not on every call"
+    assert messages[0].startswith("pom runs eager: ") and "no backward" in messages[0]
+    assert messages[1].startswith("pom runs blocked: ") and "needs a GPU" in messages[1]
     assert all(record.levelno == logging.INFO for record in caplog.records)
 
 
-def test_nothing_is_said_while_a_graph_is_traced(caplog):
+def test_nothing_is_logged_while_a_graph_is_traced(caplog):
     caplog.set_level(logging.INFO, "polymix")
     mixer, x = polymix.create_mixer("pom", 8), tokens(2, 5, 8, dtype=torch.float32)
     torch._dynamo.reset()

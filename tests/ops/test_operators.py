@@ -9,7 +9,7 @@ import torch
 import torch._dynamo.testing
 
 from polymix.ops.gated import linear_gated
-from polymix.ops.native.build import why_not
+from polymix.ops.native.library import why_not
 from polymix.ops.padre import padre_step
 from polymix.ops.pom import linear_powers, pom_pool, pom_scan
 from polymix.ops.pooled import gate_tokens, linear_pairs, linear_scaled, moments, pooled_product
@@ -23,13 +23,13 @@ OPERATORS = {
     "linear_powers": linear_powers, "linear_pairs": linear_pairs, "linear_gated": linear_gated, "linear_scaled": linear_scaled,
     "moments": moments, "qt_pool": qt_pool, "qt_spread": qt_spread,
 }  # fmt: skip
-B, N, E, H, D = 2, 5, 4, 2, 3  # batch, tokens, features, heads, channels a head
+B, N, E, H, D = 2, 5, 4, 2, 3  # batch, tokens, features, heads, channels per head
 MASK = torch.tensor([[True, False, True, True, False], [False] * 5])
 
 
 @pytest.fixture(autouse=True)
 def _short_chunks(monkeypatch):
-    """What pads the last chunk of a causal QT is most of the work at these sizes."""
+    """Use short chunks: at these sizes, padding the last chunk of the causal QT would be most of the work."""
     monkeypatch.setattr("polymix.ops.shared.causal_sums.CHUNK", 4)
     if importlib.util.find_spec("triton"):
         monkeypatch.setattr(importlib.import_module("polymix.ops.qt.triton_causal"), "CHUNK", 16)
@@ -126,11 +126,11 @@ every_case = pytest.mark.parametrize("case", list(CASES))
 IMPLS = {"eager": torch.float64, "triton": torch.float32, "native": torch.float32}
 
 
-IN_C = ("linear_", "moments", "qt_pool", "qt_spread")  # and nowhere else
+IN_C = ("linear_", "moments", "qt_pool", "qt_spread")  # operators with C kernels only
 
 
 def runs(case):
-    """The implementations that a case has."""
+    """The implementations of a case."""
     alone = operator(case).startswith(IN_C)
     native = alone or (operator(case) == "padre_step" and "dilated" not in case and "3-D" not in case)
     native = native and why_not() is None
@@ -138,7 +138,7 @@ def runs(case):
 
 
 def arguments(case, dtype=torch.float64, transposed=False):
-    """Those of one case, floating ones as leaves; `transposed`: the tokens of all are in another order in memory."""
+    """The arguments of a case, with floating tensors as leaves; `transposed`: with another memory layout."""
 
     def leaf(value, place):
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
@@ -160,8 +160,8 @@ def run(case, args, impl):
     return out if isinstance(out, tuple) else (out,)
 
 
-ELSEWHERE = {"linear_scan"}  # no Operator; tests/ops/test_selective_scan.py holds it
-# All optional arguments at once: what is slow to check, tracing with symbolic sizes above all, is checked of these.
+ELSEWHERE = {"linear_scan"}  # not an Operator; see tests/ops/related/test_selective_scan.py
+# Cases with all optional arguments, for the slow checks, such as tracing with symbolic sizes.
 LADEN = [
     "pom_pool: rotary in 2-D", "pom_scan: segments", "pooled_product: v p_2 mask", "gate_tokens: positions",
     "qt_moments: compact, masked", "qt_query: compact 2", "qt_causal: compact, started", "padre_step: 2-D, bias, y",
@@ -177,13 +177,13 @@ def test_every_registered_operator_has_a_case():
         if name.startswith("polymix::")
     }
     held = {*OPERATORS, *(f"{name}_backward" for name in OPERATORS)}
-    assert registered - ELSEWHERE == held, "an operator without opcheck"
+    assert registered - ELSEWHERE == held, "every operator must be checked by opcheck"
     assert {operator(case) for case in CASES} == {operator(case) for case in LADEN} == set(OPERATORS)
 
 
 @pytest.mark.parametrize(("case", "impl"), [(case, impl) for case in CASES for impl in runs(case)])
 def test_opcheck(case, impl):
-    """With tokens that are not the slowest axis in memory: what the fake says of strides must hold."""
+    """With transposed tokens, the strides must be those of the fake implementation."""
     args = arguments(case, IMPLS[impl], transposed=True)
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     if case in LADEN:
@@ -219,7 +219,7 @@ def total(out):
 
 @every_case
 def test_kernels_give_the_derivatives_of_the_definition(case):
-    """Output, first derivatives by the backward's kernels, and second ones beside the forward's kernels."""
+    """The output, first derivatives by the backward kernels, and second derivatives with the forward kernels."""
     found = {}
     for impl in runs(case):
         args = arguments(case, torch.float32, transposed=True)
@@ -244,7 +244,7 @@ MIXERS = {
     "poly_sa": ("poly_sa", {"positions": "mean", "heads": 2}),
     "poly_nl": ("poly_nl", {"reduction": 2}),
 }
-# Without kernels tests/mixers/test_numerics.py compiles every mixer; here what "auto" leaves in the graph.
+# tests/mixers/test_numerics.py compiles every mixer without kernels; these tests check what "auto" puts in the graph.
 COMPILED = [(name, "triton", False) for name in ("padre", "pom", "qt", "poly_sa", "poly_nl")]
 COMPILED += [("pom", "triton", True), ("qt", "triton", True), ("pom", "auto", False), ("padre", "auto", False)]
 NATIVE = ("padre", "padre-causal", "pom", "qt", "poly_sa", "poly_nl") if why_not() is None else ()
@@ -273,7 +273,7 @@ def test_one_graph_for_every_length(name, impl, causal):
         for got, grad in zip(ours, wanted, strict=True):
             assert torch.allclose(got, grad, rtol=1e-3, atol=1e-4 * max(grad.abs().max().item(), 1e-2))
         graphs.append(counter.frame_count)
-    assert len(set(graphs)) == 1, "a new length compiled again"
+    assert len(set(graphs)) == 1, "a new length must not compile again"
 
 
 @pytest.mark.parametrize(("name", "impl"), [
@@ -288,5 +288,5 @@ def test_export_with_a_dynamic_length(name, impl):
     close(program.module()(x), make(name, "eager")(x), 1e-4)
     kernels = [node for node in program.graph.nodes if "polymix" in str(node.target)]
     assert bool(kernels) == (impl in ("triton", "native")), (
-        "plain PyTorch goes into the graph unless kernels are asked for"
+        "a graph must contain plain PyTorch unless kernels are requested by name"
     )

@@ -11,9 +11,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import polymix
 from polymix.errors import DataError, OptionError
-from polymix.tasks.classify import Recipe, train
 from polymix.tasks.distill import Distillation, distill, stages
-from polymix.tasks.images import load_digits
+from polymix.tasks.images import Schedule, load_digits
+from polymix.tasks.images.training import train
 from tests.tasks.distilled import BATCHES, ONCE, Stateful, X, Y, bits, converted, differing, former, loader, state, vit
 
 STILL = {"learning_rate": 1e-12, "weight_decay": 0.0}
@@ -38,7 +38,7 @@ def fails_at(monkeypatch, stage, step, error):
 
 def test_both_stages_bring_the_accuracy_back():
     data = load_digits()
-    host, _ = train(lambda: vit(dim=32, depth=1, classes=10), data, Recipe(epochs=12, batch_size=64), seed=0)
+    host, _ = train(lambda: vit(dim=32, depth=1, classes=10), data, Schedule(epochs=12, batch_size=64), seed=0)
     images, tests = data.normalise(data.train[0]), data.normalise(data.test[0])
     report = polymix.convert(host, "pom", init="fresh", input=images[:32])
     done = distill(
@@ -272,7 +272,7 @@ def undone():
 @pytest.mark.parametrize(("options", "match"), [
     ({"report": "nothing"}, "`report`: .*got str"),
     ({"report": undone}, "`report`.*undone"),
-    ({"report": lambda: converted(plan={"blocks.0.mixer": "keep"})}, "`report`.*kept all"),
+    ({"report": lambda: converted(plan={"blocks.0.mixer": "keep"})}, "`report`.*converted nothing"),
     ({"epochs": -1}, "`epochs`"), ({"imitate_epochs": 1.5}, "`imitate_epochs`"), ({"seed": -1}, "`seed`"),
     ({"labels": -1.0}, "`labels`"), ({"teacher": float("nan")}, "`teacher`"), ({"temperature": 0}, "`temperature`"),
     ({"imitate_lr": 0.0}, "`imitate_lr`"), ({"learning_rate": float("inf")}, "`learning_rate`"),
@@ -285,7 +285,7 @@ def undone():
     ({"strategy": "ddp_spawn"}, "`strategy`.*ddp_fork"), ({"data": iter(BATCHES)}, "`data`.*list_iterator"),
     ({"data": []}, "`data`.*length 0"), ({"data": [("a", "b")]}, "`data`.*without tensors"),
     ({"data": [(X[:8], Y[:8], Y[:8])]}, "`data`.*3 parts"), ({"data": [(X[:8], Y[:8, None])]}, r"`data`.*\(8, 1\)"),
-    ({"data": TensorDataset(X, Y)}, "`data`.*TensorDataset"), ({"val": [X[:8]]}, "`val`.*without labels"),
+    ({"data": TensorDataset(X, Y)}, "`data`.*TensorDataset"), ({"val": [X[:8]]}, "`val`.*without class labels"),
     ({"val": iter([])}, "`val`"),
 ])  # fmt: skip
 def test_mistakes_are_said_before_anything_is_changed(options, match):

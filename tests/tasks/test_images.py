@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from polymix.errors import DataError
-from polymix.tasks import images
+from polymix.tasks.images import data as images
 from polymix.tasks.images import load_digits, load_folder
 
 

@@ -1,5 +1,7 @@
 """Recall and copying: the data is what it says, and the trainer learns from it and from nothing else."""
 
+from itertools import islice
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,14 +15,18 @@ from polymix.errors import OptionError
 from polymix.tasks.recall import (
     IGNORED,
     Copying,
-    Learner,
     Recall,
-    Recipe,
+    RecallRecipe,
+    Schedule,
+    Trial,
     accuracy,
     state_size,
     train,
 )
-from polymix.tasks.recall.training import Stream
+from polymix.tasks.recall.data import Stream
+from polymix.tasks.recall.learner import Learner
+from polymix.tasks.recipe import load_recipe
+from polymix.tasks.runner import train as run
 
 cure_torchvision()
 TASKS = [Recall(4, 32), Copying(5, 32)]
@@ -113,9 +119,9 @@ def test_accuracy_leaves_the_mode_of_the_model():
 
 
 def test_training_ends_at_the_second_measurement_in_a_row_that_is_good():
-    done = train(Oracle(), [Recall(4, 64)], Recipe(steps=50, tokens=64, every=3))
+    done = train(Oracle(), [Recall(4, 64)], Schedule(steps=50, tokens=64, every=3))
     assert (done.steps, done.accuracy) == (6, (1.0,))
-    done = train(Oracle(0.5), [Recall(4, 64)], Recipe(steps=9, tokens=64, every=3))
+    done = train(Oracle(0.5), [Recall(4, 64)], Schedule(steps=9, tokens=64, every=3))
     assert done.steps == 9
 
 
@@ -125,12 +131,12 @@ class Broken(Oracle):
 
 
 def test_a_loss_that_is_not_finite_ends_the_training_without_an_accuracy():
-    done = train(Broken(), [Recall(4, 64)], Recipe(steps=20, tokens=64))
+    done = train(Broken(), [Recall(4, 64)], Schedule(steps=20, tokens=64))
     assert done.accuracy is None and done.steps < 20
 
 
 def test_training_and_measuring_never_see_the_same_sequences():
-    learner = Learner(Oracle(), [Recall(4, 64)], Recipe(), 0)
+    learner = Trial(Oracle(), [Recall(4, 64)], Schedule(), 0)
     held_out = {tuple(row) for row in Recall(4, 64).batch(512, "test", 0).tokens.tolist()}
     stream = iter(Stream(learner.tasks, 2048, 0))
     trained = {tuple(row) for _ in range(20) for row in next(stream).tokens.tolist()}
@@ -146,7 +152,7 @@ def test_training_and_measuring_never_see_the_same_sequences():
         (lambda: Recall(4, power=-1.0), "power"),
         (lambda: Copying(0), "span"),
         (lambda: Copying(4, 1), "vocab"),
-        (lambda: Recipe(steps=0), "steps"),
+        (lambda: Schedule(steps=0), "steps"),
         (lambda: train(Oracle(), []), "tasks"),
         (lambda: accuracy(Oracle(), Recall(4), answers=0), "answers"),
     ],
@@ -177,6 +183,48 @@ def test_two_pairs_are_learned_from_labels_at_the_queries_alone():
     model = tiny("padre:degree=1:channel=identity:kernel_size=3", "softmax", positions="none")
     task = Recall(2, 8)
     before = accuracy(model, task)
-    done = train(model, [task], Recipe(steps=500, tokens=512, every=25, learning_rate=5e-3))
+    done = train(model, [task], Schedule(steps=500, tokens=512, every=25, learning_rate=5e-3))
     assert before < 0.5
     assert min(done.accuracy) > 0.9
+
+
+# As a task
+
+
+def test_a_recipe_leaves_the_accuracy_of_each_size_and_is_resumed_to_the_same_numbers(tmp_path):
+    pytest.importorskip("transformers", reason="untested: recall as a task; the text extra")
+    recipe = RecallRecipe(sizes=(2, 4), vocab=32, tokens=64, steps=6, hidden_size=16, evaluate_every=3, log_every=1,
+                          checkpoint_every=2, answers=64)  # fmt: skip
+    whole = run(recipe, tmp_path / "whole")
+    assert {"accuracy", "accuracy_2", "accuracy_4"} <= set(whole) and (tmp_path / "whole" / "recall.png").stat().st_size
+
+    class Stopped(Exception):
+        pass
+
+    def stop(self, batch, index):
+        if self.global_step == 4:
+            raise Stopped
+        return own(self, batch, index)
+
+    own = Learner.training_step
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Learner, "training_step", stop)
+        with pytest.raises(Stopped):
+            run(recipe, tmp_path / "out")
+    again = run(recipe, tmp_path / "out", resume=True)
+    assert {k: v for k, v in again.items() if "second" not in k} == {
+        k: v for k, v in whole.items() if "second" not in k
+    }
+
+
+def test_the_parts_of_a_step_are_the_whole_batch():
+    tasks = [Recall(2, 32), Recall(4, 32)]
+    (whole,) = islice(iter(Stream(tasks, 64, 0, lambda: 3)), 1)
+    parts = list(islice(iter(Stream(tasks, 64, 0, lambda: 3, parts=2)), 2))
+    assert torch.equal(torch.cat([part.tokens for part in parts]).sort(0)[0], whole.tokens.sort(0)[0])
+
+
+def test_the_default_recipe_is_sound():
+    recipe = load_recipe(Path(__file__).parents[2] / "recipes" / "recall.py")
+    assert [task.pairs for task in recipe.tasks()] == [4, 8, 16]
+    assert recipe.changed(["mixers=softmax", "sizes=4,32"]).sizes == (4, 32)

@@ -1,4 +1,4 @@
-"""diffusers' Attention, as DiT, PixArt and the transformers inside U-Nets hold it."""
+"""diffusers: the Attention of DiT, PixArt and the transformers in U-Nets, and how models are rebuilt from a config."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from polymix.convert.spec import AttentionSpec, linear
 from polymix.errors import OptionError, ShapeError
 
 _MODELS = "diffusers.models.transformers."
-_MAPS = {  # hosts, and what in them makes the feature map whose places are the tokens
+_MAPS = {  # model class: the modules that may make the feature map whose pixels are the tokens
     _MODELS + "dit_transformer_2d.DiTTransformer2DModel": ("pos_embed.proj",),
     _MODELS + "pixart_transformer_2d.PixArtTransformer2DModel": ("pos_embed.proj",),
     _MODELS + "transformer_2d.Transformer2DModel": ("pos_embed.proj", "norm"),
 }
 _PLAIN = {"AttnProcessor", "AttnProcessor2_0", "SlicedAttnProcessor", "XFormersAttnProcessor", "AttnProcessorNPU"}
-_NORMS = {"norm_q": "a norm of queries", "norm_k": "a norm of keys"}
+_NORMS = {"norm_q": "normalises queries, which a mixer does not", "norm_k": "normalises keys, which a mixer does not"}
 _BESIDE = ("group_norm", "spatial_norm", "norm_cross", "add_k_proj", "add_q_proj")
 
 
@@ -28,8 +28,8 @@ _BESIDE = ("group_norm", "spatial_norm", "norm_cross", "add_k_proj", "add_q_proj
 class AttentionAdapter(Adapter):
     """(hidden_states, encoder_hidden_states, attention_mask) -> tokens.
 
-    Masks hide by -10000 or -inf, or where a boolean one is False: (B, M), (B, 1, M) or (B, N, M). Other arguments are
-    ignored, as the host's plain processors ignore them. It has no processor that could be set.
+    Masks (B, M), (B, 1, M) or (B, N, M) hide tokens by -10000 or -inf, or by False. Other arguments are ignored, as
+    diffusers' own processors ignore them. There is no processor to set.
     """
 
     forward_attributes = ("heads", "query_dim", "inner_dim", "cross_attention_dim", "is_cross_attention")
@@ -62,36 +62,40 @@ class AttentionAdapter(Adapter):
             seen = seen.unsqueeze(1) if seen.ndim == 2 else seen
             if seen.ndim != 3 or (seen.shape[0], seen.shape[2]) != (context.shape[0], context.shape[1]):
                 allowed = f"({context.shape[0]}, 1 or {hidden_states.shape[1]}, {context.shape[1]})"
-                raise ShapeError("attention_mask", tuple(attention_mask.shape), allowed, "One mask serves all heads.")
+                raise ShapeError("attention_mask", tuple(attention_mask.shape), allowed, "All heads share one mask.")
             seen, padding = (None, seen[:, 0]) if seen.shape[1] == 1 else (seen, None)
         return self.mix(hidden_states, encoder_hidden_states, **self.mask_options(seen, padding))
 
 
 def _check(module: Any) -> None:
-    """Raise OptionError where the layer does more than attend."""
+    """Raise OptionError where the layer does more than attention."""
     cure = "Keep this layer."
     if type(module.processor).__name__ not in _PLAIN:
         got = f"the processor {type(module.processor).__name__}"
         raise OptionError("model", got, f"one of {', '.join(sorted(_PLAIN))}", cure)
     for name in _BESIDE:
         if getattr(module, name, None) is not None:
-            raise OptionError("model", f"attention with {name}", "queries, keys and values of the tokens alone", cure)
+            raise OptionError("model", f"attention with {name}", "attention with to_q, to_k and to_v alone", cure)
     if module.residual_connection or module.rescale_output_factor != 1:
-        raise OptionError("model", "attention that adds its input or divides its output", "one that does neither", cure)
+        raise OptionError(
+            "model", "attention with a residual connection or a rescaled output", "attention without them", cure
+        )
     widths = {module.query_dim, module.cross_attention_dim, module.out_dim}
     if module.inner_kv_dim != module.inner_dim:
-        raise OptionError("model", "heads that share keys and values", "keys and values for each head", cure)
+        raise OptionError("model", "heads that share keys and values", "separate keys and values for each head", cure)
     if len(widths) > 1:
-        raise OptionError("model", f"{sorted(widths)} channels of tokens and context", "one width for all", cure)
+        raise OptionError(
+            "model", f"{sorted(widths)}", "the same number of channels in tokens, context and output", cure
+        )
     maps = {"to_q": module.to_q, "to_k": module.to_k, "to_v": module.to_v, "to_out": module.to_out and module.to_out[0]}
     for name, part in maps.items():
         if type(part) is not nn.Linear:
             got = f"{name}, a {type(part).__name__}"
-            raise OptionError("model", got, "an nn.Linear", "Merge what was added to it (LoRA, say) first.")
+            raise OptionError("model", got, "an nn.Linear", "First merge additions such as LoRA.")
 
 
 def _host(host: Host) -> tuple[Any, tuple[str, ...]]:
-    """The nearest module around whose tokens are places of a feature map, and what may make that."""
+    """The nearest model around the layer that is in _MAPS, and the names of the modules listed there."""
     around = ((part, _MAPS.get(path(type(part)))) for part in host.chain())
     return next(((part, names) for part, names in around if names), (None, ()))
 
@@ -103,16 +107,18 @@ def _source(host: Host) -> nn.Module | None:
 
 
 def _grid(host: Host) -> tuple[int, ...] | None:
-    """Of latents of the size that the model was made for, where it was made for one."""
+    """The grid for latents of the size that the model was built for, if it was built for one."""
     part, _ = _host(host)
     embed = getattr(part, "pos_embed", None)
     return None if embed is None else (embed.height, embed.width)
 
 
 def read_recipes(model: Any) -> Iterator[Recipe]:
+    """The model's config."""
     config = {key: value for key, value in model.config.items() if not key.startswith("_") and is_plain(value)}
     yield {"class": class_path(model), "config": encode(config)}
 
 
 def build_model(recipe: Recipe, _: dict[str, Any]) -> nn.Module:
+    """The model of a config, with untrained weights."""
     return model_class(recipe).from_config(decode(recipe["config"]))

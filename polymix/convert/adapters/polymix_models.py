@@ -1,4 +1,4 @@
-"""polymix's own models, whose attention is the softmax mixer."""
+"""polymix's own models: their attention is the softmax mixer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["SoftmaxAdapter", "build_model", "read_recipes"]
 
 @register_adapter(SoftmaxMixer)
 class SoftmaxAdapter(Adapter):
-    """Called as the mixer itself is."""
+    """Has the softmax mixer's own signature."""
 
     @classmethod
     def describe(cls, module: nn.Module, host: Host) -> AttentionSpec:
@@ -37,6 +37,6 @@ class SoftmaxAdapter(Adapter):
 
 
 def read_recipes(model: Any) -> Iterator[Recipe]:
-    """The class and the options that polymix's models keep."""
+    """The model's class and options."""
     if is_plain(getattr(model, "options", None)):
         yield {"class": class_path(model), "kwargs": encode(model.options)}

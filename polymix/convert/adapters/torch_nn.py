@@ -19,15 +19,15 @@ from polymix.mixers.inheritance import Projection
 
 __all__ = ["MultiheadAttentionAdapter", "build_model", "read_recipes"]
 
-_DROPS = {"bias_k": "a key that no token has", "bias_v": "a value that no token has"}
+_DROPS = {"bias_k": "an extra key beside the tokens'", "bias_v": "an extra value beside the tokens'"}
 
 
 @register_adapter(nn.MultiheadAttention)
 class MultiheadAttentionAdapter(Adapter):
-    """(query, key, value, masks) -> (output, None): a mixer has no attention weights to return.
+    """(query, key, value, masks) -> (output, None). There are no attention weights to return.
 
-    Boolean masks hide where they are True, as nn.MultiheadAttention's do. `key` and `value` must be one tensor.
-    Attributes that nn.TransformerEncoderLayer reads keep it off its fused path, which would not call the mixer.
+    Boolean masks hide tokens where they are True, as in nn.MultiheadAttention. `key` and `value` must be the same
+    tensor. The attributes below keep nn.TransformerEncoderLayer off its fused path, which would not call the mixer.
     """
 
     forward_attributes = ("batch_first", "num_heads", "embed_dim")
@@ -38,16 +38,17 @@ class MultiheadAttentionAdapter(Adapter):
     def describe(cls, module: nn.Module, host: Host) -> AttentionSpec:
         assert isinstance(module, nn.MultiheadAttention)
         if module.kdim != module.embed_dim or module.vdim != module.embed_dim:
-            got = f"{module.kdim} and {module.vdim} channels of key and value for {module.embed_dim}"
-            raise OptionError("model", got, "one width for all", "Keep this layer.")
+            got = f"{module.kdim} and {module.vdim}"
+            allowed = f"{module.embed_dim} channels in key and value, the same as in the query"
+            raise OptionError("model", got, allowed, "Keep this layer.")
         assert module.in_proj_weight is not None
         keys = ("in_proj_weight",) if module.in_proj_bias is None else ("in_proj_weight", "in_proj_bias")
         query, key, value = thirds(Projection(module.in_proj_weight, module.in_proj_bias, keys))
         drops = {name: why for name, why in _DROPS.items() if getattr(module, name) is not None}
         if module.add_zero_attn:
-            drops["add_zero_attn"] = "a key and a value of zeros that no token has"
+            drops["add_zero_attn"] = "an extra key and value of zeros"
         if module.dropout:
-            drops["dropout"] = "of attention weights, which a mixer does not have"
+            drops["dropout"] = "applies to attention weights, which a mixer does not have"
         inside = isinstance(host.above(), nn.TransformerDecoderLayer)
         cross = inside and host.name.endswith("multihead_attn")
         return AttentionSpec(
@@ -58,10 +59,10 @@ class MultiheadAttentionAdapter(Adapter):
 
     def __init__(self, mixer: TokenMixer, attention: AttentionSpec, module: nn.Module) -> None:
         super().__init__(mixer, attention, module)
-        self.causal = False  # unless the masks of a call say so
+        self.causal = False  # unless a call's masks are causal
 
     def host_settings(self, host: Host) -> list[tuple[nn.Module, str, Any]]:
-        """No nested tensors, which would pass from layer to layer around the mixers."""
+        """Turn off nested tensors, which mixers do not support."""
         encoders = [module for module in host.chain() if isinstance(module, nn.TransformerEncoder)]
         return [(encoder, "use_nested_tensor", False) for encoder in encoders]
 
@@ -71,9 +72,9 @@ class MultiheadAttentionAdapter(Adapter):
         is_causal: bool = False,
     ) -> tuple[Tensor, None]:  # fmt: skip
         if query.is_nested:
-            raise ShapeError("query", "a nested tensor", "a padded one", "Say in key_padding_mask what is padding.")
+            raise ShapeError("query", "a nested tensor", "a padded tensor", "Mark the padding in key_padding_mask.")
         if key is not value:
-            raise ShapeError("value", "another tensor than key", "the same one", "A mixer has one context.")
+            raise ShapeError("value", "another tensor than key", "the same tensor as key", "A mixer has one context.")
         x, context = (self._in(t) for t in (query, key))
         padding = None
         if key_padding_mask is not None:
@@ -87,16 +88,16 @@ class MultiheadAttentionAdapter(Adapter):
         return t[None] if t.ndim == 2 else t if self.batch_first else t.transpose(0, 1)
 
     def _visible(self, mask: Tensor, batch: int) -> Tensor:
-        """(N, M) or (B · heads, N, M), hiding where True or -inf, as (B, N, M), True where seen."""
+        """A mask (N, M) or (B · heads, N, M) that hides where True or -inf, as (B, N, M), True where seen."""
         seen = visible(mask, inverted=True)
         if seen.ndim == 2:
             return seen.expand(batch, -1, -1)
         heads = seen.unflatten(0, (batch, self.num_heads))
         if not holds((heads == heads[:, :1]).all(), "takes one attn_mask for all heads"):
-            raise MaskError("attn_mask", "a mask that differs by head", "one for all heads", "A mixer has one mask.")
+            raise MaskError("attn_mask", "a mask that differs between heads", "one mask for all heads", "")
         return heads[:, 0]
 
 
 def read_recipes(model: nn.Module) -> Iterator[Recipe]:
-    """None: modules of torch.nn do not keep their arguments."""
+    """No recipes: modules of torch.nn do not keep their arguments."""
     yield from ()

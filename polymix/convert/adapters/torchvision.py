@@ -1,4 +1,4 @@
-"""torchvision's attention in windows: Swin's, MaxViT's. Its ViT's is nn.MultiheadAttention, which torch_nn serves."""
+"""torchvision: windowed attention of Swin and MaxViT, and how models are rebuilt. Its ViT uses torch.nn's attention."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from polymix.mixers.inheritance import Projection
 from polymix.mixers.registry import lacks
 
 _TABLE = "relative_position_bias_table"
-_MERGE = 'Pass windows="merge", with which a mixer sees the whole feature map; or use one of those.'
+_MERGE = 'Pass windows="merge", so that the mixer sees the whole feature map, or use one of those mixers.'
 
 
 @register_adapter("torchvision.models.swin_transformer.ShiftedWindowAttention")
 class ShiftedWindowAdapter(Adapter):
-    """(B, H, W, D) -> the same: in the host's windows, filled up with zeros and shifted as it does, or as one map."""
+    """(B, H, W, D) -> (B, H, W, D), in padded and shifted windows as torchvision makes them, or on the whole map."""
 
     forward_attributes = ("window_size", "shift_size", "num_heads")
     needs_current_grid = False
@@ -38,19 +38,19 @@ class ShiftedWindowAdapter(Adapter):
         if self.merged:
             return
         if attention.grid != tuple(module.window_size):
-            raise OptionError("grid", attention.grid, f"the window, {tuple(module.window_size)}", "Leave it out.")
+            raise OptionError("grid", attention.grid, f"the window, {tuple(module.window_size)}", "Leave grid out.")
         if any(module.shift_size) and not mixer.capabilities.has("segments"):
-            error = lacks(mixer.name, "segments", "mixer", "shifted windows, parts of which must not see each other")
+            error = lacks(mixer.name, "segments", "mixer", "shifted windows")
             raise CapabilityError(error.argument, error.got, error.allowed, _MERGE)
 
     @classmethod
     def describe(cls, module: Any, host: Host) -> AttentionSpec:
         query, key, value = thirds(linear(module, "qkv"))
-        drops = {"attention_dropout": "of attention weights, which a mixer does not have"}
+        drops = {"attention_dropout": "applies to attention weights, which a mixer does not have"}
         drops = drops if module.attention_dropout else {}
         merged = host.windows == "merge"
         if merged:
-            drops[_TABLE] = "of offsets in a window, which are gone"
+            drops[_TABLE] = "biases for offsets in a window; merged windows have none"
         return AttentionSpec(
             dim=module.proj.out_features, heads=module.num_heads, query=query, key=key, value=value,
             out=linear(module, "proj"), dropout=module.dropout, drops=drops,
@@ -80,7 +80,7 @@ class ShiftedWindowAdapter(Adapter):
         return y[:, :height, :width].contiguous()
 
     def _regions(self, x: Tensor, window: tuple[int, int], shift: tuple[int, int]) -> Tensor | None:
-        """(B · windows, N): which tokens of a window were neighbours before the map was rolled; None: all."""
+        """(B · windows, N): the region of each token; tokens see their own region. None: one region."""
         if not any(shift):
             return None
         place = [torch.arange(side, device=x.device) for side in x.shape[1:3]]
@@ -99,14 +99,14 @@ def _windows(x: Tensor, h: int, w: int) -> Tensor:
 
 @register_adapter("torchvision.models.maxvit.RelativePositionalMultiHeadAttention")
 class PartitionAdapter(Adapter):
-    """(B, windows or grids, N, D) -> the same."""
+    """(B, windows or grids, N, D) -> (B, windows or grids, N, D)."""
 
     forward_attributes = ("n_heads", "head_dim", "size", "max_seq_len")
 
     @classmethod
     def describe(cls, module: Any, host: Host) -> AttentionSpec:
         if host.windows == "merge":
-            raise OptionError("windows", "merge", "keep, for MaxViT's windows and grids", "Leave it out.")
+            raise OptionError("windows", "merge", "keep, for MaxViT's windows and grids", "Leave windows out.")
         query, key, value = thirds(linear(module, "to_qkv"))
         return AttentionSpec(
             dim=module.merge.out_features, heads=module.n_heads, query=query, key=key, value=value,
@@ -119,7 +119,7 @@ class PartitionAdapter(Adapter):
 
 
 def read_recipes(model: Any) -> Iterator[Recipe]:
-    """No model says what it was called by: each name may be, whose builder returns its class."""
+    """A recipe for each builder that returns the model's class; a model does not keep its builder's name."""
     models = load_library("torchvision.models")
     said = [part.num_classes for part in model.modules() if type(getattr(part, "num_classes", None)) is int]
     heads = {name.rpartition(".")[2]: part for name, part in model.named_modules() if isinstance(part, nn.Linear)}
@@ -133,6 +133,7 @@ def read_recipes(model: Any) -> Iterator[Recipe]:
 
 
 def build_model(recipe: Recipe, kwargs: dict[str, Any]) -> nn.Module:
+    """A builder by name, or a class, with untrained weights."""
     if "class" in recipe:
         return build_class(recipe, kwargs)
     builder = load_library("torchvision.models").get_model_builder(recipe["name"])
@@ -144,7 +145,7 @@ def build_model(recipe: Recipe, kwargs: dict[str, Any]) -> nn.Module:
 
 
 def _freeze(part: nn.Module) -> None:
-    """A detector's backbone has frozen norms if its builder was given weights, which would be fetched."""
+    """Freeze the norms of a detector's backbone, as its builder does when it is given weights."""
     for name, child in part.named_children():
         if isinstance(child, nn.BatchNorm2d):
             frozen = load_library("torchvision.ops").FrozenBatchNorm2d

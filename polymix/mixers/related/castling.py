@@ -60,10 +60,10 @@ class CastlingMixer(TokenMixer):
         self.conv = nn.Parameter(torch.empty(self.heads, 1, config.kernel_size, **kw))
         self.proj = Dense(dim, dim, config.bias, **kw)
         d = dim // self.heads
-        size = d**-0.5 if config.normalize else 0.5  # of T, which the branch is made to match
+        size = d**-0.5 if config.normalize else 0.5  # of T; the branch starts at the same size
         nn.init.normal_(self.conv, std=size * config.kernel_size**-0.5)
         init_(self.proj.weight, dim, INIT_STD / (size * 2**0.5))
-        if not config.normalize:  # (1/π) Σ_j (q·k_j) v_j over 196 tokens, made as large as ½ v
+        if not config.normalize:  # makes (1/π) Σ_j (q·k_j) v_j over 196 tokens as large as ½ v
             gain = (0.5 * math.pi / (14 * d**0.5)) ** 0.5
             init_(self.qkv.qkv.weight[: 2 * dim], dim, gain)
 
@@ -110,10 +110,10 @@ class CastlingMixer(TokenMixer):
 
     @classmethod
     def from_reference(cls, state_dict: Mapping[str, Tensor], **options: Any) -> CastlingMixer:
-        """A mixer with the weights of the authors' linear-angular attention.
+        """A mixer with the weights of the authors' linear-angular attention, and the same outputs.
 
-        `options`: their constructor's arguments (num_heads is 8 there unless given; attn_drop must be 0) or ours. A
-        bias that qkv lacks is zero.
+        `options` are arguments of their constructor (num_heads defaults to 8, attn_drop must be 0) or ours. A missing
+        bias of qkv is zero.
         """
         check_keys(state_dict, ("qkv.weight", "proj.weight", "dconv.weight"), ("qkv.bias", "proj.bias"))
         check_choice("attn_drop", float(options.pop("attn_drop", 0.0)), (0.0,))
@@ -152,4 +152,6 @@ class CastlingConfig(HeadsConfig):
         check_choice("normalize", self.normalize, (True, False))
         check_choice("sparse_reg", self.sparse_reg, (True, False))
         if self.kernel_size % 2 == 0:
-            raise OptionError("kernel_size", self.kernel_size, "an odd size", f"Pass {self.kernel_size + 1}, say.")
+            raise OptionError(
+                "kernel_size", self.kernel_size, "an odd size", f"Pass {self.kernel_size + 1}, for example."
+            )

@@ -62,11 +62,11 @@ class Conv2FormerMixer(TokenMixer):
         grid = call.grid
         if grid is None:
             cure = "Pass grid=(H, W) of this input, build with grid=, or pass (B, D, H, W)."
-            raise ShapeError("grid", None, "rows and columns of the tokens", cure)
+            raise ShapeError("grid", None, "the rows and columns of the tokens", cure)
         if self.axes == 1:
             return self.proj(without_padding(x, call.mask, lambda x, real: self._modulate(x, grid, real)))
         mask = call.mask
-        if mask is not None:  # NaN at padding must not reach a weight's gradient either
+        if mask is not None:  # a NaN at padding must not reach the gradients of weights
             x = x.masked_fill(~mask.unsqueeze(-1), 0.0)
         z = self._modulate(x, grid, mask)
         return self.proj(z if mask is None else z.masked_fill(~mask.unsqueeze(-1), 0.0))
@@ -98,7 +98,7 @@ class Conv2FormerMixer(TokenMixer):
     def _grid(self, n: int, grid: tuple[int, ...] | None) -> tuple[int, ...]:
         grid = check_grid(self, grid, n)
         if grid is None:
-            raise ShapeError("grid", None, f"rows and columns of {n} tokens", "Pass grid=(H, W).")
+            raise ShapeError("grid", None, f"the rows and columns of {n} tokens", "Pass grid=(H, W).")
         return grid
 
     def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
@@ -108,10 +108,10 @@ class Conv2FormerMixer(TokenMixer):
 
     @classmethod
     def from_reference(cls, state_dict: Mapping[str, Tensor], **options: Any) -> Conv2FormerMixer:
-        """A mixer with the weights, and the outputs, of the authors' spatial attention.
+        """A mixer with the weights of the authors' spatial attention, and the same outputs.
 
-        Of the state dict of a whole block the keys that begin with "attn." are taken. The authors accept and ignore
-        index, num_head and mlp_ratio here. Raises OptionError for keys or shapes that do not fit.
+        From the state dict of a whole block, the keys that start with "attn." are used. index, num_head and mlp_ratio
+        are accepted and ignored, as the authors do. Raises OptionError for keys or shapes that do not fit.
         """
         names = {"dim": None, "kernel_size": "kernel_size", "index": None, "num_head": None, "mlp_ratio": None}
         found = translate(Conv2FormerConfig, options, names)
@@ -126,7 +126,7 @@ class Conv2FormerMixer(TokenMixer):
         dim, size = weights["proj.weight"].shape[0], weights["att.2.weight"].shape[-1]
         for name, value in {"kernel_size": size, "bias": biased}.items():
             if found.get(name, value) != value:
-                raise OptionError(name, repr(found[name]), f"{value!r}, which the weights have", "Leave it out.")
+                raise OptionError(name, repr(found[name]), f"{value!r}, as in the weights", f"Leave {name} out.")
         like = weights["proj.weight"]
         config = Conv2FormerConfig(**{**found, "kernel_size": size, "bias": biased})
         mixer = cls(config, dim, device=like.device, dtype=like.dtype)
@@ -169,6 +169,8 @@ class Conv2FormerConfig(GridConfig):
             check_grid_option(self.grid, (1, 2))
         check_int("kernel_size", self.kernel_size, 1)
         if self.kernel_size % 2 == 0:
-            raise OptionError("kernel_size", self.kernel_size, "an odd number", "The kernel needs a centre.")
+            raise OptionError(
+                "kernel_size", self.kernel_size, "an odd number", f"Pass {self.kernel_size + 1}, for example."
+            )
         check_choice("activation", self.activation, ("gelu", "identity"))
         check_choice("norm", self.norm, ("layer", None))

@@ -43,13 +43,13 @@ class EfficientMixer(TokenMixer):
         self.heads = head_count(config.heads, dim)
         self.qkv = Heads(dim, self.heads, config.bias, **kw)
         self.proj = Dense(dim, dim, config.bias, **kw)
-        init_(self.proj.weight, dim, INIT_STD * 14)  # of a mean of 196 values, weighted almost alike
+        init_(self.proj.weight, dim, INIT_STD * 14)  # for a mean of 196 values with almost equal weights
 
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         q, k, v = (part.transpose(1, 2) for part in self.qkv(x, context))
         dtype = accumulator(v.dtype)
         q, k = q.to(dtype), k.to(dtype)
-        if call.mask is not None:  # finite, so that a row of padding alone does not become NaN
+        if call.mask is not None:  # finite, so that a row with only padding does not become NaN
             k = k.masked_fill(~call.mask[:, None, :, None], torch.finfo(dtype).min)
         y = linear_attention(q.softmax(-1), k.softmax(2), v, mask=call.mask, normalize=False, scale=1.0)
         return self.proj(y.transpose(1, 2).flatten(-2))

@@ -104,15 +104,15 @@ class FocusedMixer(TokenMixer):
         return self.proj(y + branch)
 
     def _context(self, x: Tensor, grid: tuple[int, ...]) -> Tensor:
-        """The tokens that keys and values are made of: x itself, or its smaller map."""
+        """The tokens that keys and values are computed from: x, or its reduced map."""
         if self.sr is None or self.norm is None:
             return x
-        self._reduced(grid)  # too small a grid is an error with a cure
+        self._reduced(grid)  # raises if the grid is too small
         return self.norm(self.sr(x.transpose(1, 2).unflatten(2, grid)).flatten(2).transpose(1, 2))
 
     def _focus(self, x: Tensor) -> Tensor:
         u = (F.relu(x) + EPS) / F.softplus(self.scale.to(x.dtype))
-        # The quotient does not know the size of u, so the power is taken of numbers up to 1.
+        # The scale of u cancels, so take the power of numbers up to 1, which cannot overflow.
         power = (u / u.detach().amax(-1, keepdim=True)) ** self.config.focusing_factor
         return power * (u.norm(dim=-1, keepdim=True) / power.norm(dim=-1, keepdim=True))
 
@@ -155,13 +155,13 @@ class FocusedMixer(TokenMixer):
 
     @classmethod
     def from_reference(cls, state_dict: Mapping[str, Tensor], **options: Any) -> FocusedMixer:
-        """A mixer with the weights of the authors' focused attention: the PVT form (q, kv) or the Swin form (qkv).
+        """A mixer with the weights of the authors' focused attention, PVT form (q, kv) or Swin form (qkv).
 
-        `options`: their constructors' arguments (num_heads is 8 there unless given; qk_scale and attn_drop do nothing
-        in it either) or ours. The grid is window_size, or grid=, or else a square. A bias that q, kv lack is zero.
+        `options` are arguments of their constructors (num_heads defaults to 8; qk_scale and attn_drop are ignored, as
+        they do) or ours. The grid is window_size, else grid=, else a square. A missing bias of q and kv is zero.
         """
         weights = dict(state_dict)
-        for kind in ("weight", "bias"):  # one layout for both
+        for kind in ("weight", "bias"):  # the same layout for both forms
             if f"q.{kind}" in weights and f"kv.{kind}" in weights:
                 weights[f"qkv.{kind}"] = torch.cat((weights.pop(f"q.{kind}"), weights.pop(f"kv.{kind}")))
         reduced = _PLAIN[4:] if "sr.weight" in weights else ()
@@ -176,7 +176,7 @@ class FocusedMixer(TokenMixer):
         patches = weights["positional_encoding"].shape[1] * found["sr_ratio"] ** 2
         side = math.isqrt(patches)
         if found.get("grid") is None and side * side != patches:
-            raise OptionError("grid", None, f"(H, W) of {patches} tokens, which are no square", "Pass grid=(H, W).")
+            raise OptionError("grid", None, f"(H, W), as {patches} tokens are not a square", "Pass grid=(H, W).")
         found["grid"] = tuple(found.get("grid") or (side, side))
         like = weights["proj.weight"]
         mixer = cls(FocusedConfig(**found), like.shape[0], device=like.device, dtype=like.dtype)
@@ -217,7 +217,9 @@ class FocusedConfig(HeadsConfig, PrefixedGridConfig):
         check_int("sr_ratio", self.sr_ratio, 1)
         check_int("num_prefix_tokens", self.num_prefix_tokens, 0)
         if self.kernel_size % 2 == 0:
-            raise OptionError("kernel_size", self.kernel_size, "an odd size", f"Pass {self.kernel_size + 1}, say.")
+            raise OptionError(
+                "kernel_size", self.kernel_size, "an odd size", f"Pass {self.kernel_size + 1}, for example."
+            )
         if self.sr_ratio > 1 and self.num_prefix_tokens:
-            allowed = "sr_ratio=1 with prefix tokens, which the strided convolution cannot reach"
-            raise OptionError("sr_ratio", self.sr_ratio, allowed, "")
+            allowed = "sr_ratio=1 with num_prefix_tokens, which the strided convolution cannot read"
+            raise OptionError("sr_ratio", self.sr_ratio, allowed, "Drop one of them.")

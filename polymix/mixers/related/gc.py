@@ -64,13 +64,13 @@ class GcMixer(TokenMixer):
         if config.fuse_scale:
             initialise(layer.mlp_scale.fc1, config.bias)
             initialise(layer.mlp_scale.fc2, config.bias, shift=math.log(INIT_STD / (1 - INIT_STD)))
-        if config.fuse_add:  # what follows LayerNorm and ReLU has a mean square of ½
+        if config.fuse_add:  # after LayerNorm and ReLU the mean square is ½
             initialise(layer.mlp_add.fc1, config.bias)
             initialise(layer.mlp_add.fc2, config.bias, gain=2**0.5 * INIT_STD)
         self.layer = layer
 
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
-        # timm's own forward pools feature maps without a mask, in their own type; all after the pooling is timm's.
+        # timm's forward pools without a mask, in the dtype of x. After the pooling, its layers are used.
         layer = self.layer
         if self.config.use_attn:
             pooled = softmax_pool(context, pointwise(layer.conv_attn, context), call.mask)
@@ -90,7 +90,7 @@ class GcMixer(TokenMixer):
         return {name: mlp for name, mlp in found.items() if mlp is not None}
 
     def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
-        """`scale` and `add` hold W_1, b_1, the LayerNorm's gain and shift, W_2 and b_2; None for one that is off."""
+        """`scale` and `add` hold W_1, b_1, the LayerNorm's gain and shift, W_2 and b_2, or None if unused."""
         letters: dict[str, Any] = {"W_a": None, "b_a": None, "scale": None, "add": None}
         if self.config.use_attn:
             letters |= pointwise_matrices("a", self.layer.conv_attn)
@@ -107,11 +107,10 @@ class GcMixer(TokenMixer):
 
     @classmethod
     def from_reference(cls, state_dict: Mapping[str, Tensor], **options: Any) -> GcMixer:
-        """A mixer with the weights, and the outputs, of a state dict of timm's GlobalContext.
+        """A mixer with the weights of timm's GlobalContext, and the same outputs.
 
-        Options: the arguments of timm's class, or ours; what is fused, and the widths, are what the weights say.
-        `residual` is on, where it has a meaning, unless told otherwise. Raises OptionError for keys or shapes that do
-        not fit.
+        `options` are arguments of timm's class, or ours. What is fused, and the widths, come from the weights.
+        `residual` defaults to True where it has an effect. Raises OptionError for keys or shapes that do not fit.
         """
         scale, add = (f"mlp_{name}.fc1.weight" in state_dict for name in ("scale", "add"))
         branches = [name for name, there in (("mlp_scale", scale), ("mlp_add", add)) if there] or ["mlp_scale"]
@@ -131,7 +130,7 @@ class GcMixer(TokenMixer):
             "rd_channels": int(inner),
             "bias": bias,
         }
-        names = {"rd_ratio": None, "rd_divisor": None, "init_last_zero": None}  # timm takes the last and ignores it
+        names = {"rd_ratio": None, "rd_divisor": None, "init_last_zero": None}  # timm accepts and ignores the last
         found = {**settled, "_class": "GlobalContext", "channels": dim}
         own = translate(GcConfig, settle(options, found, unsaid=(None,)), names)
         config = GcConfig(**{"residual": not scale, **own}, **settled)
@@ -178,7 +177,12 @@ class GcConfig(MixerConfig):
             check_choice(name, getattr(self, name), (True, False))
         check_reduced(self.rd_ratio, self.rd_channels)
         if not (self.fuse_scale or self.fuse_add):
-            raise OptionError("fuse_scale", "False with fuse_add=False", "one of the two", "Nothing would come out.")
+            raise OptionError(
+                "fuse_scale",
+                "False with fuse_add=False",
+                "at least one of the two",
+                "Set fuse_add=True, or leave both at their defaults.",
+            )
         if self.residual and self.fuse_scale:
-            cure = "Leave residual out: the scaled X is the output."
+            cure = "Leave residual out; the output already contains X."
             raise OptionError("residual", "True with fuse_scale=True", "fuse_scale=False, fuse_add=True", cure)

@@ -40,7 +40,9 @@ class HydraMixer(TokenMixer):
         super().__init__(config, dim)
         self.qkv = Heads(dim, 1, config.bias, **kw)
         self.proj = Dense(dim, dim, config.bias, **kw)
-        init_(self.proj.weight, dim, INIT_STD * dim / 14)  # q / |q| and k / |k| have entries of 1 / √D; √196 tokens
+        init_(
+            self.proj.weight, dim, INIT_STD * dim / 14
+        )  # q / |q| and k / |k| have entries of size 1 / √D; 14 = √196 tokens
 
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         q, k, v = (part.flatten(-2) for part in self.qkv(x, context))

@@ -71,7 +71,7 @@ class HyenaMixer(TokenMixer):
         self.in_proj = Dense(dim, channels, config.bias, **kw)
         self.short_filter = nn.Conv1d(channels, channels, config.kernel_size, groups=channels, bias=config.bias, **kw)
         self.filter = (ExplicitFilter if explicit else ImplicitFilter)(config, dim * steps, **kw)
-        self.skip = nn.Parameter(torch.empty(dim * steps, **kw))  # a channel's steps lie together
+        self.skip = nn.Parameter(torch.empty(dim * steps, **kw))  # the steps of a channel are adjacent
         self.out_proj = Dense(dim, dim, config.bias, **kw)
         with torch.no_grad():
             self.short_filter.weight.normal_(std=config.kernel_size**-0.5)
@@ -83,8 +83,8 @@ class HyenaMixer(TokenMixer):
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         if self.config.filter == "implicit" and x.shape[1] > self.config.length:
             raise ShapeError(
-                "x", f"{x.shape[1]} tokens", f"at most length={self.config.length}, to which the filters are scaled",
-                "Build it with a greater length, or with filter='explicit', which takes any N.",
+                "x", f"{x.shape[1]} tokens", f"at most length={self.config.length}, which the filters are scaled to",
+                "Build it with a larger length, or with filter='explicit' for any N.",
             )  # fmt: skip
         return self.scan(x, None, call.mask)[0]
 
@@ -115,14 +115,14 @@ class HyenaMixer(TokenMixer):
         return self.out_proj(without_padding(x, mask, run)), ends[0]
 
     def _long_conv(self, v: Tensor, taps: Tensor, past: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Σ_t taps[t] v[n - t], and with explicit filters the window and v together."""
+        """Σ_t taps[t] v[n - t]; with explicit filters also the window and v joined."""
         if self.config.filter == "implicit":
             return causal_fft_conv(v.transpose(1, 2), taps).transpose(1, 2), None
         if self.config.length <= DIRECT:
             return causal_conv(v, taps.flip(-1).unsqueeze(1), None, past)
         reach = self.config.length - 1
         seen = after_window(v, v.new_zeros(v.shape[0], reach, v.shape[2]) if past is None else past)
-        rows = v if past is None else seen  # zeros in front would only make the transform longer
+        rows = v if past is None else seen  # leading zeros would only make the transform longer
         y = causal_fft_conv(rows.transpose(1, 2), taps).transpose(1, 2)
         return (y if past is None else y[:, reach:]), seen
 
@@ -162,7 +162,7 @@ class HyenaMixer(TokenMixer):
         short = Op("depthwise", (n,), (config.kernel_size,), (config.order + 1) * self.dim)
         if config.filter == "explicit" and config.length <= DIRECT:
             long = Op("depthwise", (n,), (config.length,), self.dim)
-        else:  # of v, of the taps and back
+        else:  # transforms of v and of the taps, and back
             long = Op("fft", (3 * self.dim, fft_size(n + min(n, config.length) - 1)))
         return [
             linear_op(n, self.in_proj),
@@ -174,11 +174,11 @@ class HyenaMixer(TokenMixer):
 
     @classmethod
     def from_reference(cls, state_dict: Mapping[str, Tensor], *, k: Tensor | None = None, **options: Any) -> HyenaMixer:
-        """A mixer with the weights, and the outputs, of a state dict of the authors' operator.
+        """A mixer with the weights of the authors' operator, and the same outputs.
 
-        With filter="explicit" the taps are `k`, or the state dict's "k": (order - 1, D, length), as their filter
-        returns them; what makes implicit taps may then be left out. Widths come from the weights. Raises OptionError
-        for keys or shapes that do not fit.
+        With filter="explicit" the taps are `k`, or "k" in the state dict: (order - 1, D, length), as their filter
+        returns them; the weights of implicit filters are then not needed. Widths come from the weights. Raises
+        OptionError for keys or shapes that do not fit.
         """
         names = {"d_model": None, "l_max": "length", "filter_order": "filter_width", "num_inner_mlps": "filter_depth"}
         found = translate(HyenaConfig, options, {**names, "w": "frequency", "short_filter_order": "kernel_size"})
@@ -225,7 +225,7 @@ class HyenaMixer(TokenMixer):
 
 
 def decay_rates(config: HyenaConfig, channels: int) -> Tensor:
-    """From the slow rate to the fast one, evenly over the channels."""
+    """Decay rates from slow to fast, evenly spaced over the channels."""
     slow, fast = config.decay
     return torch.linspace(slow, fast, channels, dtype=torch.float64)
 
@@ -233,10 +233,10 @@ def decay_rates(config: HyenaConfig, channels: int) -> Tensor:
 class ImplicitFilter(nn.Module):
     """taps[t] = (e^(-δ t') + shift) ⊙ MLP(z_t), t' = t / (length - 1), for (order - 1) D channels.
 
-    z_t, learned, starts as [t', cos 2π f t / length, -sin 2π f t / length], f from 0.0001 in steps of about 1. The MLP
-    has `depth` inner layers; its activation is sin(frequency ⊙ ·), one learned frequency a unit for all layers.
-    Computed in float32 at least; weights cast to bf16 hold positions to three digits, which a filter of more than some
-    hundred taps feels: use autocast there.
+    z_t, learned, starts as [t', cos 2π f t / length, -sin 2π f t / length], f from 0.0001 in steps of about 1. The
+    MLP has `filter_depth` inner layers with the activation sin(frequency ⊙ ·), where all layers share one learned
+    frequency per unit. Computed at least in float32. Weights cast to bf16 keep three digits of a position, too few
+    for filters of more than some hundred taps; use autocast there.
     """
 
     def __init__(self, config: HyenaConfig, channels: int, **kw: Any) -> None:
@@ -260,14 +260,14 @@ class ImplicitFilter(nn.Module):
 
     @torch.no_grad()
     def _scale(self) -> None:
-        """Unit energy of the taps of a channel on the average, estimated from a thousand of them."""
+        """Scale the taps to unit energy per channel on average, estimated from about a thousand taps."""
         places = torch.linspace(0, self.config.length - 1, min(1024, self.config.length), device=self.z.device).long()
         energy = self._taps(places).square().sum(0).mean() * (self.config.length / len(places))
         self.last.weight /= energy.sqrt().clamp_min(1e-6).to(self.last.weight.dtype)
 
     def forward(self, n: int) -> Tensor:
-        """The first n taps, (order - 1, D, n), in float32 at least."""
-        taps = self._taps(slice(0, n)).transpose(0, 1)  # (D (order - 1), n): the steps of a channel lie together
+        """The first n taps (order - 1, D, n), at least in float32."""
+        taps = self._taps(slice(0, n)).transpose(0, 1)  # (D (order - 1), n), the steps of a channel adjacent
         return taps.unflatten(0, (-1, self.config.order - 1)).transpose(0, 1)
 
     def _taps(self, places: Tensor | slice) -> Tensor:
@@ -287,7 +287,7 @@ class ImplicitFilter(nn.Module):
 
 
 class ExplicitFilter(nn.Module):
-    """`length` taps a channel and step, (order - 1, D, length), learned one by one; they start as decaying noise."""
+    """`length` learned taps per channel and step, (order - 1, D, length), initialised as decaying noise."""
 
     def __init__(self, config: HyenaConfig, channels: int, **kw: Any) -> None:
         super().__init__()
@@ -321,16 +321,16 @@ class HyenaConfig(MixerConfig):
         filter_width: width of the network.
         filter_depth: number of its inner layers.
         emb_dim: size of its positional encoding, odd: 2 bands + 1.
-        frequency: of its sine activation, at init.
-        shift: what the decay ends at.
+        frequency: initial frequency of its sine activation.
+        shift: value to which the decay tends.
     """
 
     name: ClassVar[str] = "hyena"
     output: ClassVar[str] = "gates with long convolutions between them"
     cost_formula: ClassVar[str] = (
-        "(order + 2) N D² + (order + 1) N D kernel_size + (order - 1) (N D w + T) + N w (emb_dim + filter_depth w); "
-        "(order + 2) N D² + (order + 1) N D kernel_size + (order - 1) T if filter = explicit; "
-        "(order + 2) N D² + (order + 1) N D kernel_size + (order - 1) N D length if filter = explicit and length ≤ 64; "
+        "(order + 2) N D² + (order + 1) N D kernel_size + (order - 1) T; "
+        "plus N w (emb_dim + filter_depth w + (order - 1) D) if filter = implicit; "
+        "minus (order - 1) (T - N D length) if filter = explicit and length ≤ 64; "
         "where w = filter_width; where T = ⌈3.75 D L log₂(L)⌉; for FFTs of length L ≥ N + min(N, length) - 1"
     )
     sees: ClassVar[str] = "the past"
@@ -356,16 +356,26 @@ class HyenaConfig(MixerConfig):
         check_int("kernel_size", self.kernel_size, 1)
         rates = self.decay if isinstance(self.decay, (tuple, list)) else ()
         if len(rates) != 2 or not all(isinstance(rate, (int, float)) and rate >= 0 for rate in rates):
-            raise OptionError("decay", repr(self.decay), "two rates of at least 0", "Pass decay=(3, 15), say.")
+            raise OptionError("decay", repr(self.decay), "two rates of at least 0", "Pass decay=(3, 15), for example.")
         check_int("filter_width", self.filter_width, 1)
         check_int("filter_depth", self.filter_depth, 0)
         check_int("emb_dim", self.emb_dim, 3)
         if self.emb_dim % 2 == 0:
-            raise OptionError("emb_dim", self.emb_dim, "an odd number of at least 3", "A time, cosines and sines.")
+            raise OptionError(
+                "emb_dim",
+                self.emb_dim,
+                "an odd number of at least 3: a time, cosines and sines",
+                f"Pass {self.emb_dim + 1}.",
+            )
         check_number("frequency", self.frequency, -math.inf, math.inf, "a number", 1.0)
         check_number("shift", self.shift, -math.inf, math.inf, "a number", 0.0)
         if self.filter == "explicit":
             for option in fields(self):
                 if option.name in _IMPLICIT and getattr(self, option.name) != option.default:
                     got = f"{getattr(self, option.name)!r} with filter='explicit'"
-                    raise OptionError(option.name, got, "that with filter='implicit'", "Explicit taps have no network.")
+                    raise OptionError(
+                        option.name,
+                        got,
+                        "filter='implicit', as explicit taps have no network",
+                        f"Leave {option.name} out.",
+                    )

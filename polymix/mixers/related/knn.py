@@ -49,12 +49,12 @@ class KnnMixer(TokenMixer):
         self.heads = head_count(config.heads, dim) if attends else 1
         self.qkv = Heads(dim, self.heads, config.bias, **kw) if attends else None
         self.proj = Dense(dim if attends else 2 * dim, dim, config.bias, **kw)
-        with torch.no_grad():  # few neighbours average little away
+        with torch.no_grad():  # a mean over few neighbours reduces the variance little
             self.proj.weight *= min(1.0, INIT_STD * config.k**0.5) if attends else INIT_STD
 
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         config = self.config
-        if call.mask is not None and call.mask.ndim == 2:  # whatever padding holds must not get through
+        if call.mask is not None and call.mask.ndim == 2:  # values at padding must not get through
             same, context = context is x, context.masked_fill(~call.mask.unsqueeze(-1), 0.0)
             x = context if same else x
         visible = dense_mask(x.shape[1], context.shape[1], call.mask, call.causal, call.segments, x.device)
@@ -108,4 +108,4 @@ class KnnConfig(HeadsConfig):
         check_choice("aggregate", self.aggregate, ("softmax", "max_relative", "mean"))
         if self.heads is not None and self.aggregate != "softmax":
             got = f"{self.heads} with aggregate={self.aggregate!r}"
-            raise OptionError("heads", got, "None, or heads with aggregate='softmax'", "Graphs are of whole tokens.")
+            raise OptionError("heads", got, "None, or aggregate='softmax'", "Leave heads out; graphs use whole tokens.")

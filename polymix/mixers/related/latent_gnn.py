@@ -18,7 +18,7 @@ from polymix.ops.shared.tensors import accumulator, without_autocast
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
 
-_TINY = 1e-6  # a node that no token reaches, or a token that reaches no node, is zero, not 0/0
+_TINY = 1e-6  # a node without tokens, or a token without nodes, gives zero instead of 0/0
 
 
 class LatentGnnMixer(TokenMixer):
@@ -77,7 +77,7 @@ class LatentGnnMixer(TokenMixer):
         return self.proj(y.to(reader.dtype).transpose(1, 2).flatten(-2))
 
     def _normalised(self, x: Tensor, axis: int, mask: Tensor | None) -> Tensor:
-        """Weights that sum to 1 along `axis`, over what is not masked."""
+        """Weights that sum to 1 along `axis`, over unmasked entries."""
         if self.config.affinity == "softmax":
             return (x if mask is None else x.masked_fill(~mask, torch.finfo(x.dtype).min)).softmax(axis)
         x = F.relu(x)
@@ -88,7 +88,7 @@ class LatentGnnMixer(TokenMixer):
         return set() if self.messages is None else {"messages"}
 
     def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
-        """W_psi and W_phi are (r, S d), kernel after kernel; A is (S, d, d), None where it comes from the nodes."""
+        """W_psi and W_phi are (r, S · latent), kernel by kernel; A is (S, latent, latent), None for "similarity"."""
         names = {"v": self.write, "r": self.read, "psi": self.into, "phi": self.back, "o": self.proj}
         letters: dict[str, Any] = {"A": self.messages}
         for name, layer in names.items():

@@ -20,7 +20,7 @@ from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
 
 EPS = 1e-6
-# E φ(q)φ(k) and E φ² of one channel, of normal q and k: from them the spread of φ(q)·φ(k) without a denominator.
+# E[φ(q)φ(k)] and E[φ²] for a channel of normal q and k, which give the spread of φ(q)·φ(k) without a denominator.
 _MOMENTS = {"elu+1": (1.35, 1.97), "relu": (0.16, 0.5), "identity": (0.0, 1.0)}
 
 
@@ -48,7 +48,7 @@ class LinearMixer(TokenMixer):
         self.heads = head_count(config.heads, dim)
         self.qkv = Heads(dim, self.heads, config.bias, **kw)
         self.proj = Dense(dim, dim, config.bias, **kw)
-        spread = 1 / 14  # of a mean of 196 values, and of a weighted mean with weights near each other
+        spread = 1 / 14  # for a mean of 196 values, weighted or not
         if not config.normalize:
             (mean, square), d = _MOMENTS[config.feature_map], dim // self.heads
             spread *= (square**2 + (d - 1) * mean**2) ** 0.5
@@ -116,5 +116,5 @@ class LinearConfig(HeadsConfig):
         check_choice("feature_map", self.feature_map, FEATURE_MAPS)
         check_choice("normalize", self.normalize, (True, False))
         if self.feature_map == "identity" and self.normalize:
-            allowed = "normalize=False with feature_map='identity', whose similarities may sum to zero"
-            raise OptionError("normalize", True, allowed, "Or take a positive feature map.")
+            allowed = "normalize=False with feature_map='identity', as its similarities may sum to zero"
+            raise OptionError("normalize", True, allowed, "Pass normalize=False, or use a positive feature map.")

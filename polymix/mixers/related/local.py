@@ -27,9 +27,10 @@ from polymix.structured.dense import Dense
 
 
 class LocalState(NamedTuple):
-    """Keys, turned where they are turned, and values of the last window - 1 real tokens, and how many there were.
+    """Keys and values of the last window - 1 real tokens, and the number of tokens seen.
 
-    Both are (B, window - 1, heads, d), float32 at least, the newest last, zeros in front while there were fewer.
+    Keys (after rotary) and values are (B, window - 1, heads, d), at least float32, the newest last, with zeros in
+    front while there are fewer tokens.
     """
 
     keys: Tensor
@@ -61,10 +62,15 @@ class LocalMixer(TokenMixer):
         self.width = dim // self.heads
         if config.rotary is not None and self.width % 2:
             allowed = f"None with {self.heads} heads of {self.width} channels each"
-            raise OptionError("rotary", config.rotary, allowed, "Channels turn in pairs: choose another heads.")
+            raise OptionError(
+                "rotary",
+                config.rotary,
+                allowed,
+                "Rotary positions need an even number of channels per head; change heads.",
+            )
         self.qkv = Heads(dim, self.heads, config.bias, **kw)
         self.proj = Dense(dim, dim, config.bias, **kw)
-        # a mean over few tokens is larger than attention's over all, √(e / window) where that is below one
+        # a mean over few tokens is larger than attention's over all: √(e / window), if below one
         init_(self.proj.weight, dim, min(1.0, INIT_STD * max(config.window / math.e, 1.0) ** 0.5))
 
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
@@ -87,7 +93,7 @@ class LocalMixer(TokenMixer):
     def _attend(
         self, x: Tensor, state: LocalState | None = None, ids: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The heads' outputs side by side (B, N, D), and the keys and values (B, N, heads, d) of x."""
+        """The outputs of all heads (B, N, D), and the keys and values (B, N, heads, d) of x."""
         q, k, v = self.qkv(x, x)
         if self.config.rotary is not None:
             place = torch.arange(x.shape[1], device=x.device)
@@ -130,7 +136,7 @@ class LocalMixer(TokenMixer):
 
 
 def _by_segment(x: Tensor, segments: Tensor, mask: Tensor | None, run: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """`run(x, ids)` on real tokens sorted by segment, padding behind them; each output goes back to its token."""
+    """`run(x, ids)` on tokens sorted by segment, padding last, with outputs back in the original order."""
     order = segments.argsort(dim=1, stable=True)
     ids, real = segments.gather(1, order), None if mask is None else mask.gather(1, order)
     packed = ids if real is None else ids.gather(1, compact(real))

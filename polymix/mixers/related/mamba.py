@@ -27,7 +27,7 @@ from polymix.structured.cost import Op, linear_op
 
 
 class MambaState(NamedTuple):
-    """The last k - 1 inputs of the convolution (B, k - 1, E) and the recurrence's state (B, E, S), float32 at least."""
+    """The convolution's last k - 1 inputs (B, k - 1, E) and the recurrence's state (B, E, S), at least float32."""
 
     window: Tensor
     hidden: Tensor
@@ -85,18 +85,18 @@ class MambaMixer(TokenMixer):
         return layer.out_proj(without_padding(x, mask, run)), ends[0]
 
     def _inputs(self, x: Tensor, window: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """U after its convolution, Z, and what the convolution has seen."""
+        """U after its convolution, Z, and the inputs of the convolution."""
         u, z = self.layer.in_proj(x).chunk(2, dim=-1)
         u, seen = causal_conv(u, self.layer.conv1d.weight, self.layer.conv1d.bias, window)
         return F.silu(u), z, seen
 
     def _decay(self) -> Tensor:
-        """A, in float32 at least: bf16 would round the decays of neighbouring states to one."""
+        """A, at least in float32; bf16 would round the decays of neighbouring states to the same value."""
         log: Tensor = self.layer.A_log
         return -log.to(accumulator(log.dtype)).exp()
 
     def time_steps(self, x: Tensor) -> Tensor:
-        """Δ (B, N, E) of every token and channel of x (B, N, D): what says how far this is from a polynomial."""
+        """Δ (B, N, E) for x (B, N, D). The closer Δ is to a constant, the closer the mixer is to a polynomial."""
         u, _, _ = self._inputs(x, None)
         steps = self.layer.x_proj(u)[..., : self.sizes[0]]
         return F.softplus(self.layer.dt_proj(steps))
@@ -127,16 +127,15 @@ class MambaMixer(TokenMixer):
         return [
             linear_op(n, layer.in_proj), Op("depthwise", (n,), (self.config.conv_kernel,), self.inner),
             linear_op(n, layer.x_proj), linear_op(n, layer.dt_proj),
-            Op("elementwise", (4 * n * self.inner * states,)),  # Δ A, Δ u B, and two rounds of decay · h + gain
+            Op("elementwise", (4 * n * self.inner * states,)),  # Δ A, Δ u B, and two of decay · h + gain
             Op("matmul", (n, self.inner, states, 1)), linear_op(n, layer.out_proj),
         ]  # fmt: skip
 
     @classmethod
     def from_reference(cls, state_dict: Mapping[str, Tensor], **options: Any) -> MambaMixer:
-        """A mixer with the weights, and the outputs, of a state dict of transformers' or mamba_ssm's layer.
+        """A mixer with the weights of transformers' or mamba_ssm's layer, and the same outputs.
 
-        Widths come from the weights; biases that the state dict lacks are zeros. Raises OptionError for keys or
-        shapes that do not fit.
+        Widths come from the weights. Missing biases are zero. Raises OptionError for keys or shapes that do not fit.
         """
         names: dict[str, str | None] = {"d_state": "state_size", "d_conv": "conv_kernel", "dt_rank": "time_step_rank"}
         names |= {"d_model": None, "hidden_size": None, "use_bias": None, "use_conv_bias": None, "layer_idx": None}
@@ -207,7 +206,7 @@ class MambaConfig(MixerConfig):
 
 
 def _layer(config: MambaConfig, dim: int, **kw: Any) -> Any:
-    """transformers' layer, as the holder of the parameters."""
+    """The layer of transformers that holds the parameters."""
     try:
         cure_torchvision()
         from transformers.models.mamba.configuration_mamba import MambaConfig as Options
@@ -215,18 +214,20 @@ def _layer(config: MambaConfig, dim: int, **kw: Any) -> Any:
     except ImportError as error:
         cure = "pip install 'polymix[text]'"
         raise MissingExtraError(
-            "transformers", "not installed", "transformers, whose layer this wraps", cure
+            "transformers", "not installed", "transformers, as this mixer wraps its layer", cure
         ) from error
     inner = round(config.expand * dim)
     if inner < 1 or abs(inner - config.expand * dim) > 1e-6:
-        raise OptionError("expand", config.expand, f"a factor that makes expand · {dim} whole", "")
+        raise OptionError(
+            "expand", config.expand, f"a factor that makes expand · {dim} an integer", "Change expand or dim."
+        )
     options = Options(
         hidden_size=dim, state_size=config.state_size, conv_kernel=config.conv_kernel,
         use_bias=config.bias, use_conv_bias=config.bias, time_step_min=config.dt_min, time_step_max=config.dt_max,
         time_step_floor=min(1e-4, config.dt_min), num_hidden_layers=1,
         time_step_rank=config.time_step_rank or math.ceil(dim / 16),
     )  # fmt: skip
-    options.intermediate_size = inner  # theirs expands by whole numbers
+    options.intermediate_size = inner  # theirs allows only integers
     with torch.device(kw.get("device") or torch.get_default_device()):
         layer = Layer(options, layer_idx=0)
     return layer.to(dtype=kw.get("dtype") or torch.get_default_dtype())

@@ -65,11 +65,11 @@ class NonLocalMixer(TokenMixer):
             dim, use_scale=config.use_scale, **reduced(config.rd_ratio, config.rd_channels), **kw
         )
         self.inner, self.scale = layer.t.out_channels, float(layer.scale)
-        gain = (self.scale * self.inner**0.5) ** -0.5  # of θ and φ each, for logits of unit variance
+        gain = (self.scale * self.inner**0.5) ** -0.5  # of both θ and φ, for logits of unit variance
         for conv, its_gain in ((layer.t, gain), (layer.p, gain), (layer.g, 1.0), (layer.z, 1.0)):
             initialise(conv, config.bias, its_gain)
-        # Over rows of tokens, with the names and numbers of timm's BatchNorm2d, whose CPU backward is wrong on a view
-        # (B, D, N, 1) of tokens where the gradient is laid out in another way than the input (PyTorch 2.13).
+        # On rows of tokens, with the parameters of timm's BatchNorm2d. The CPU backward of that one is wrong on a view
+        # (B, D, N, 1) of tokens if the gradient has another memory format than the input (PyTorch 2.13).
         layer.norm = nn.Identity() if config.norm is None else nn.BatchNorm1d(dim, **kw)
         if config.norm is not None:
             nn.init.constant_(layer.norm.weight, INIT_STD)
@@ -81,7 +81,7 @@ class NonLocalMixer(TokenMixer):
         )
 
     def _embedded(self, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """θ, φ and g as one head (B, 1, ·, r)."""
+        """θ, φ and g as a single head (B, 1, ·, r)."""
         layer = self.layer
         t = pointwise(layer.t, x).unsqueeze(1)
         return t, pointwise(layer.p, context).unsqueeze(1), pointwise(layer.g, context).unsqueeze(1)
@@ -93,7 +93,7 @@ class NonLocalMixer(TokenMixer):
         return x + y if self.config.residual else y
 
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
-        # timm's own forward knows feature maps alone, no masks, no context, and holds the N × N matrix.
+        # timm's forward takes only feature maps, without mask or context, and builds the N × N matrix.
         if self.config.form == "softmax":
             t, p, g = self._embedded(x, context)
             y = softmax_attention(t, p, g, scale=self.scale, mask=call.mask, causal=call.causal, segments=call.segments)
@@ -124,7 +124,7 @@ class NonLocalMixer(TokenMixer):
         return Polynomial(3, homogeneous=not config.bias and config.norm is None and not config.residual)
 
     def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
-        """`gain` and `shift` are what a batch norm does to a channel in evaluation; None without one."""
+        """`gain` and `shift` of a BatchNorm in evaluation; None without one."""
         letters: dict[str, Any] = {"gain": None, "shift": None}
         for name in "tpgz":
             letters |= pointwise_matrices(name, getattr(self.layer, name))
@@ -143,11 +143,11 @@ class NonLocalMixer(TokenMixer):
 
     @classmethod
     def from_reference(cls, state_dict: Mapping[str, Tensor], **options: Any) -> NonLocalMixer:
-        """A mixer with the weights, and the outputs, of a state dict of timm's NonLocalAttn.
+        """A mixer with the weights of timm's NonLocalAttn, and the same outputs.
 
-        Options: the arguments of timm's class, or ours. `residual` is on unless told otherwise, since timm's forward
-        adds x; `norm` is what the state dict has; put the mixer in eval() for the running averages. Raises OptionError
-        for keys or shapes that do not fit.
+        `options` are arguments of timm's class, or ours. `residual` defaults to True, as timm adds x. `norm` comes
+        from the weights; call eval() to use its running averages. Raises OptionError for keys or shapes that do not
+        fit.
         """
         wanted = [f"{name}.weight" for name in "tpgz"]
         bias, norm = "t.bias" in state_dict, "norm.weight" in state_dict

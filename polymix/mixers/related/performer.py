@@ -27,7 +27,7 @@ from polymix.structured.base import init_
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
 
-EPS = 1e-20  # keeps 0 / 0 out where nothing is seen; the relu features' own floor makes it nothing elsewhere
+EPS = 1e-20  # avoids 0 / 0 if nothing is visible; elsewhere negligible beside the features
 
 
 class PerformerMixer(TokenMixer):
@@ -59,7 +59,7 @@ class PerformerMixer(TokenMixer):
         self.heads = head_count(config.heads, dim)
         self.qkv = Heads(dim, self.heads, config.bias, **kw)
         self.proj = Dense(dim, dim, config.bias, **kw)
-        # 2 d positive features weigh the tokens less evenly than softmax does, relu features almost alike.
+        # 2 d positive features weight the tokens less evenly than softmax does; relu features almost equally.
         init_(self.proj.weight, dim, 0.6 if config.kernel == "softmax" else 14 * INIT_STD)
         self.features = config.features or 2 * (dim // self.heads)
         like = self.proj.weight
@@ -71,7 +71,7 @@ class PerformerMixer(TokenMixer):
             self._draw(0)
 
     def redraw(self) -> None:
-        """Replace ω by the next draw of its stream; how many there were is kept, so a resumed run goes on with it."""
+        """Replace ω by the next draw of its stream. The number of draws is saved, for resumed runs."""
         self.draws += 1
         self._draw(int(self.draws))
 
@@ -136,7 +136,7 @@ class PerformerConfig(HeadsConfig):
     Args:
         features: number of features m per head; None for 2 d. The softmax kernel's error falls as 1 / √m.
         kernel: "softmax" or "relu".
-        seed: of the random features.
+        seed: seed of the random features.
     """
 
     name: ClassVar[str] = "performer"

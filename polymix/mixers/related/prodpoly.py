@@ -38,7 +38,7 @@ class ProdPolyMixer(TokenMixer):
     """
 
     name = "prodpoly"
-    # Not "arbitrary": a mask that hides a token from itself would have to leave nothing.
+    # Not "arbitrary": such a mask may hide a token from itself, which would leave nothing.
     capabilities = Capabilities(causal=True, masks=frozenset({"padding", "block_causal", "segments"}))
     feature_maps = True
     config: ProdPolyConfig
@@ -47,7 +47,7 @@ class ProdPolyMixer(TokenMixer):
         super().__init__(config, dim)
         degree, product = config.degree, config.decomposition == "product"
         self.rank = dim if product else config.rank or dim
-        self.count = degree - 1 if product else degree  # the maps U, all of z: one product
+        self.count = degree - 1 if product else degree  # number of maps U, which share one product
         self.maps = Dense(dim, self.count * self.rank, config.bias and product, **kw)
         nested = config.decomposition == "nested"
         self.nest = nn.ModuleList(Dense(self.rank, self.rank, False, **kw) for _ in range(degree - 1 if nested else 0))
@@ -91,7 +91,7 @@ class ProdPolyMixer(TokenMixer):
         return set() if self.omega is None else {"omega"}
 
     def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
-        """U and S are lists (U_1 … U_d, but U_2 … U_d of the product form; S_2 … S_d), omega (d, R)."""
+        """U: [U_1 … U_d], product form [U_2 … U_d]. S: [S_2 … S_d]. omega: (d, R)."""
         bias = self.maps.bias
         letters: dict[str, Any] = {
             "U": [weight.t() for weight in self.maps.weight.chunk(self.count)],
@@ -134,4 +134,4 @@ class ProdPolyConfig(MixerConfig):
         if self.rank is not None:
             check_int("rank", self.rank, 1)
             if product:
-                raise OptionError("rank", self.rank, 'None with decomposition="product"', "It works in all channels.")
+                raise OptionError("rank", self.rank, 'None with decomposition="product"', "Leave rank out.")

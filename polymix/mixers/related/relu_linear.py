@@ -51,7 +51,7 @@ class ReluLinearMixer(TokenMixer):
         batch = config.norm == "batch"
         self.mla = timm_layer("LiteMLA")(
             dim, dim, heads=self.heads, dim=dim // self.heads, scales=tuple(config.scales), eps=config.eps,
-            use_bias=(config.bias, config.bias and not batch),  # a BatchNorm would take the last bias out again
+            use_bias=(config.bias, config.bias and not batch),  # a BatchNorm would cancel the last bias
             norm_layer=(None, nn.BatchNorm2d if batch else None),
         ).to(**kw)  # fmt: skip
         for conv in self.mla.modules():
@@ -61,38 +61,40 @@ class ReluLinearMixer(TokenMixer):
                     nn.init.zeros_(conv.bias)
         if batch:
             nn.init.constant_(self.mla.proj.norm.weight, INIT_STD)
-        else:  # a mean of 196 values, weighted almost alike
+        else:  # for a mean of 196 values with almost equal weights
             init_(self.mla.proj.conv.weight, self.mla.proj.conv.in_channels, INIT_STD * 14)
         self.capabilities = Capabilities(masks=_PADDING, grids=(2,) if config.scales else ())
 
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         if self.config.scales and call.grid is None:
-            raise ShapeError("grid", None, "grid=(H, W) in the call or the options", "scales need rows and columns.")
+            raise ShapeError(
+                "grid", None, "grid=(H, W) in the call or the options", "Pass it: scales need rows and columns."
+            )
         mask = call.mask
-        qkv = self.mla.qkv(x.transpose(1, 2).unsqueeze(-1)).squeeze(-1)  # (B, 3D, N), a head [q, k, v] after another
+        qkv = self.mla.qkv(x.transpose(1, 2).unsqueeze(-1)).squeeze(-1)  # (B, 3D, N), head by head [q, k, v]
         if mask is not None:
             qkv = qkv.masked_fill(~mask.unsqueeze(1), 0.0)
         scales = [qkv] + [self._smooth(conv, qkv, call.grid) for conv in self.mla.aggreg]
         heads = torch.cat(scales, dim=1).unflatten(1, (-1, 3, self.dim // self.heads)).transpose(-1, -2)
         q, k, v = heads.unbind(2)  # (B, heads · (1 + S), N, d)
-        # Not timm's own attention: it computes in float32 even where the weights are float64, and knows no padding.
+        # timm's attention is not used: it computes in float32 even for float64 weights, and ignores padding.
         relu = self.mla.kernel_func
         y = linear_attention(relu(q), relu(k), v, mask=mask, eps=self.config.eps, relative=False)
         y = self.mla.proj.conv(y.transpose(-1, -2).flatten(1, 2).unsqueeze(-1)).squeeze(-1).transpose(1, 2)
         return y if self.config.norm is None else self._normalise(y, mask)
 
     def _normalise(self, y: Tensor, mask: Tensor | None) -> Tensor:
-        """timm's BatchNorm of (B, N, D), in training over the real tokens alone; padding then gets zeros."""
+        """timm's BatchNorm on (B, N, D). In training over the real tokens only; padding gets zeros."""
         real = mask if self.training else None
         rows = y.flatten(0, 1) if real is None else y[real]
-        # Every token as an image of its own: of (B, D, N, 1) PyTorch's CPU backward mistakes the memory format.
+        # Each token is an image of its own: PyTorch's CPU backward is wrong for the memory format of (B, D, N, 1).
         rows = self.mla.proj.norm(rows.contiguous()[..., None, None]).flatten(1)
         if real is None:
             return rows.unflatten(0, y.shape[:2])
         return rows.new_zeros(y.shape).masked_scatter(real.unsqueeze(-1), rows)
 
     def _smooth(self, conv: nn.Module, qkv: Tensor, grid: tuple[int, ...] | None) -> Tensor:
-        """timm's aggregation of (B, 3D, N) on the grid, of each prefix token on a map of its own."""
+        """timm's aggregation of (B, 3D, N) on the grid. A prefix token is a 1 × 1 map."""
         assert grid is not None
         p = self.config.num_prefix_tokens
         y = conv(qkv[:, :, p:].unflatten(2, grid)).flatten(2)
@@ -105,7 +107,7 @@ class ReluLinearMixer(TokenMixer):
         return {"mla.proj.norm.weight", "mla.proj.norm.bias"} if self.config.norm else set()
 
     def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
-        """W_q … of the plain scale; for each further one M (3D, N, N) and W_M (3D, 3D) on the columns [Q | K | V]."""
+        """W_q, W_k, W_v; for each scale also M (3D, N, N) and W_M (3D, 3D), which act on [Q | K | V]."""
         d, norm = self.dim // self.heads, self.mla.proj.norm if self.config.norm else None
         order = torch.arange(3 * self.dim).view(self.heads, 3, d).transpose(0, 1).flatten()
         weight, bias = self.mla.qkv.conv.weight.flatten(1)[order], self.mla.qkv.conv.bias
@@ -137,7 +139,7 @@ class ReluLinearMixer(TokenMixer):
             return (n,)
         grid = check_grid(self, grid, n - self.config.num_prefix_tokens)
         if grid is None:
-            raise ShapeError("grid", None, "grid=(H, W)", "scales need rows and columns.")
+            raise ShapeError("grid", None, "grid=(H, W)", "Pass it: scales need rows and columns.")
         return grid
 
     def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
@@ -152,10 +154,10 @@ class ReluLinearMixer(TokenMixer):
 
     @classmethod
     def from_reference(cls, state_dict: Mapping[str, Tensor], **options: Any) -> ReluLinearMixer:
-        """A mixer with the weights of the authors' LiteMLA, or of timm's, whose names are the same.
+        """A mixer with the weights of the authors' or timm's LiteMLA, which have the same names.
 
-        `options`: their constructor's arguments or ours. `dim` (8 there unless given) is the width of a head; norm,
-        scales and use_bias are read off the weights. timm's own results need eps=1e-5.
+        `options` are arguments of their constructor, or ours. `dim` (default 8) is the width of a head. norm, scales
+        and use_bias come from the weights. Pass eps=1e-5 for timm's outputs.
         """
         conv, out = state_dict.get("qkv.conv.weight"), state_dict.get("proj.conv.weight")
         if conv is None or out is None:
@@ -184,7 +186,7 @@ class ReluLinearMixer(TokenMixer):
 
     @staticmethod
     def _arguments(width: int, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Our options from the authors'; those of theirs that would be another layer are errors."""
+        """Our options for the authors' arguments. Raises OptionError for unsupported ones."""
         given = dict(options)
         for name in ("in_channels", "out_channels"):
             check_choice(name, given.pop(name, width), (width,))
@@ -201,7 +203,7 @@ class ReluLinearMixer(TokenMixer):
         head = given.pop("dim", 8)
         given["heads"] = given.get("heads") or max(width // head, 1)
         if given["heads"] * head != width and "dim" in options:
-            raise OptionError("dim", head, f"the width of a head: heads · dim = {width}", "Pass dim, or heads.")
+            raise OptionError("dim", head, f"the width of a head, where heads · dim = {width}", "Pass dim or heads.")
         return translate(ReluLinearConfig, given, {"use_bias": None})
 
 
@@ -233,18 +235,18 @@ class ReluLinearConfig(HeadsConfig, PrefixedGridConfig):
         check_number("eps", self.eps, 1e-30, math.inf, "a positive number", 1e-15)
         check_int("num_prefix_tokens", self.num_prefix_tokens, 0)
         if not isinstance(self.scales, (tuple, list)):
-            raise OptionError("scales", repr(self.scales), "a tuple of odd sizes", "Pass scales=(5,), say.")
+            raise OptionError("scales", repr(self.scales), "a tuple of odd sizes", "Pass scales=(5,), for example.")
         for size in self.scales:
             check_int("scales", size, 1)
             if size % 2 == 0:
-                raise OptionError("scales", size, "odd sizes", f"Pass {size + 1}, say.")
+                raise OptionError("scales", size, "odd sizes", f"Pass {size + 1}, for example.")
         if self.grid is not None:
             check_grid_option(self.grid, (2,))
         if not self.placed and (self.grid is not None or self.num_prefix_tokens):
             got = f"() with grid={self.grid}, num_prefix_tokens={self.num_prefix_tokens}"
-            raise OptionError("scales", got, "scales, for which positions play a part", "Leave the others out.")
+            raise OptionError("scales", got, "scales, as positions do not matter without them", "Leave the others out.")
 
     @property
     def placed(self) -> bool:
-        """Whether positions play a part."""
+        """Whether positions matter."""
         return bool(self.scales)

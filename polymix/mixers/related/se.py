@@ -27,7 +27,7 @@ from polymix.ops.pooled import mean_over_tokens
 from polymix.ops.shared.activations import hardsigmoid
 from polymix.structured.cost import Op
 
-# The bias at which a gate is INIT_STD: logit for the sigmoid, and where clamp(x / 6 + 1/2) is that.
+# The bias at which a gate is INIT_STD, for the sigmoid and for the hard sigmoid clamp(x / 6 + 1/2).
 _SHIFT = {"squeeze": math.log(INIT_STD / (1 - INIT_STD)), "effective": 6 * (INIT_STD - 0.5)}
 
 
@@ -70,7 +70,7 @@ class SeMixer(TokenMixer):
         return [self.layer.fc] if self.config.form == "effective" else [self.layer.fc1, self.layer.fc2]
 
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
-        # timm's own forward pools feature maps without a mask, in their own type; all after the pooling is timm's.
+        # timm's forward pools without a mask, in the dtype of x. After the pooling, its layers are used.
         layer = self.layer
         s = mean_over_tokens(context, call.mask)
         if self.config.add_maxpool:
@@ -93,9 +93,9 @@ class SeMixer(TokenMixer):
 
     @classmethod
     def from_reference(cls, state_dict: Mapping[str, Tensor], **options: Any) -> SeMixer:
-        """A mixer with the weights, and the outputs, of a state dict of timm's SEModule or EffectiveSEModule.
+        """A mixer with the weights of timm's SEModule or EffectiveSEModule, and the same outputs.
 
-        Options: the arguments of timm's classes, or ours; the form and the widths are what the weights say. Raises
+        `options` are arguments of timm's classes, or ours. The form and the widths come from the weights. Raises
         OptionError for keys or shapes that do not fit.
         """
         form = "effective" if "fc.weight" in state_dict else "squeeze"
@@ -116,7 +116,7 @@ class SeMixer(TokenMixer):
 
 
 def _max_over_tokens(x: Tensor, mask: Tensor | None) -> Tensor:
-    """(B, N, D) -> (B, 1, D): the largest of the real tokens, zero where there is none."""
+    """(B, N, D) -> (B, 1, D): the maximum over the real tokens, zero if there are none."""
     if mask is None:
         return x.amax(1, keepdim=True)
     largest = x.masked_fill(~mask.unsqueeze(-1), -math.inf).amax(1, keepdim=True)
@@ -152,5 +152,5 @@ class SeConfig(MixerConfig):
         if self.form == "effective" and (self.rd_ratio is not None or self.rd_channels is not None):
             got = f"rd_ratio={self.rd_ratio}, rd_channels={self.rd_channels}"
             raise OptionError(
-                "form", f'"effective" with {got}', "neither: this form has no bottleneck", "Leave them out."
+                "form", f'"effective" with {got}', "neither, as this form has no bottleneck", "Leave them out."
             )

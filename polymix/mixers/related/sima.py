@@ -54,8 +54,8 @@ class SimaMixer(TokenMixer):
         self.proj = Dense(dim, dim, config.bias, **kw)
         root = (dim // self.heads) ** 0.5
         init_(self.proj.weight, dim, INIT_STD * (0.8 * 196) ** 2 / (14 * root))  # Σ|q| ≈ 0.8 · 196, d · 196 terms
-        self.eps = 1e-6 if config.class_attention else 1e-12  # as the authors have them
-        if config.class_attention:  # dropout is for the class token, not for what passes through
+        self.eps = 1e-6 if config.class_attention else 1e-12  # as in the authors' code
+        if config.class_attention:  # drop only the class token's output, not the tokens that pass through
             self.class_drop, self.drop = self.drop, nn.Dropout(0.0)
             self.capabilities = Capabilities(masks=frozenset({"padding"}))
 
@@ -71,7 +71,7 @@ class SimaMixer(TokenMixer):
         return torch.cat((self.class_drop(y), x[:, 1:].to(y.dtype)), dim=1) if self.config.class_attention else y
 
     def norms(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Σ_n |q_nc| and Σ_n |k_nc| at the tokens x (B, N, D), (B, D) each, channel h · d + c of head h."""
+        """Σ_n |q_nc| and Σ_n |k_nc| for x (B, N, D), each (B, D)."""
         q, k, _ = self.qkv(x, x)
         dtype = accumulator(q.dtype)
         q, k = (part.flatten(-2).to(dtype).abs().sum(1).clamp_min(self.eps) for part in (q, k))
@@ -87,10 +87,10 @@ class SimaMixer(TokenMixer):
 
     @classmethod
     def from_reference(cls, state_dict: Mapping[str, Tensor], **options: Any) -> SimaMixer:
-        """A mixer with the weights of the authors' SimA, or of their ClassAttention with class_attention=True.
+        """A mixer with the weights of the authors' SimA, or ClassAttention with class_attention=True.
 
-        `options`: their constructor's arguments (num_heads is 8 there unless given; qk_scale and attn_drop do nothing
-        in it either) or ours. A bias that qkv lacks is zero.
+        `options` are arguments of their constructor (num_heads defaults to 8; qk_scale and attn_drop are ignored, as
+        they do) or ours. A missing bias of qkv is zero.
         """
         check_keys(state_dict, ("qkv.weight", "proj.weight"), ("qkv.bias", "proj.bias"))
         found = {"heads": 8, **translate(SimaConfig, options, _AUTHORS)}

@@ -71,11 +71,11 @@ class TesaMixer(TokenMixer):
         return self.proj(y.squeeze(1) + F.pad(along.flatten(1, 2), (0, 0, p, 0)))
 
     def _unfolded(self, tensor: Tensor, real: Tensor | None, mode: _Mode) -> Tensor:
-        """One unfolding of T, P, G (B, H, W, 3, r) whose columns run along the grid, attended: (B, H, W, r)."""
+        """Attention in one unfolding of T, P, G along the grid: (B, H, W, 3, r) -> (B, H, W, r)."""
         columns = tensor.permute(0, 3, mode.other, 4, mode.along)  # (B, 3, ·, r, ℓ)
         t, p, g = columns.flatten(2, 3).unsqueeze(2).unbind(1)  # (B, 1, columns, ℓ)
         scale, mask = t.shape[-1] ** -0.5, None
-        if real is not None:  # what of the grid is all padding is neither a column nor counted in one
+        if real is not None:  # rows and columns of the grid with only padding are dropped and not counted
             mask = real.any(mode.along).repeat_interleave(self.inner, 1)
             length = real.any(mode.other).sum(1).clamp_min(1).to(t.dtype)
             t, scale = t * length[:, None, None, None] ** -0.5, 1.0
@@ -115,7 +115,7 @@ class TesaMixer(TokenMixer):
 
 
 class _Mode(NamedTuple):
-    """How to unfold (B, H, W, 3, r): the axis of the grid along the columns, the other one, and the way back."""
+    """How to unfold (B, H, W, 3, r): the grid axis along the columns, the other axis, and the inverse permutation."""
 
     along: int
     other: int

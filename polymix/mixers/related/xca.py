@@ -46,13 +46,13 @@ class XcaMixer(TokenMixer):
         if not config.bias:
             self.xca.proj = nn.Linear(dim, dim, bias=False, **kw)
         init_(self.xca.qkv.weight, dim)
-        init_(self.xca.proj.weight, dim, INIT_STD * (dim // self.heads) ** 0.5)  # A starts near 1/d everywhere
+        init_(self.xca.proj.weight, dim, INIT_STD * (dim // self.heads) ** 0.5)  # all entries of A start near 1/d
         for layer in (self.xca.qkv, self.xca.proj):
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
 
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
-        # Not timm's own forward: it knows no padding, and sums over the tokens in the type of x.
+        # timm's forward is not used: it ignores padding, and sums over the tokens in the dtype of x.
         q, k, v = self.xca.qkv(x).unflatten(-1, (3, self.heads, -1)).transpose(1, 3).unbind(2)  # (B, h, N, d)
         y = cross_covariance(q, k, v, self.xca.temperature, mask=call.mask)
         return self.xca.proj(y.transpose(1, 2).flatten(-2))
@@ -74,10 +74,10 @@ class XcaMixer(TokenMixer):
 
     @classmethod
     def from_reference(cls, state_dict: Mapping[str, Tensor], **options: Any) -> XcaMixer:
-        """A mixer with the weights of the authors' XCA, or of timm's, whose names are the same.
+        """A mixer with the weights of the authors' or timm's XCA, which have the same names, and the same outputs.
 
-        `options`: their constructor's arguments (num_heads is 8 there unless given; qk_scale does nothing in it either;
-        attn_drop must be 0) or ours. A bias that qkv lacks is zero.
+        `options` are arguments of their constructor (num_heads defaults to 8, attn_drop must be 0; qk_scale is
+        ignored, as they do) or ours. A missing bias of qkv is zero.
         """
         check_keys(state_dict, ("temperature", "qkv.weight", "proj.weight"), ("qkv.bias", "proj.bias"))
         check_choice("attn_drop", float(options.pop("attn_drop", 0.0)), (0.0,))

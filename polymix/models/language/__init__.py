@@ -1,4 +1,4 @@
-"""Language models with any causal mixer a layer, as classes that transformers' Auto classes load once this is imported.
+"""Language models with any causal mixer in each layer. Once imported, transformers' Auto classes load them.
 
 model = PolymixGPTForCausalLM(preset("gppom2-s-hybrid"))
 """
@@ -13,7 +13,15 @@ except ImportError as error:
     raise MissingExtraError("transformers", str(error), "pip install 'polymix[text]'") from error
 
 # ruff: noqa: E402
-from polymix.models.language.config import PolymixConfig, PolymixGPTConfig, PolymixLlamaConfig
+from polymix.models.language.config import (
+    PRESETS,
+    PolymixConfig,
+    PolymixGPTConfig,
+    PolymixLlamaConfig,
+    matched,
+    parameters,
+    preset,
+)
 from polymix.models.language.model import (
     PolymixForCausalLM,
     PolymixGPTForCausalLM,
@@ -22,7 +30,6 @@ from polymix.models.language.model import (
     PolymixLlamaModel,
     PolymixModel,
 )
-from polymix.models.language.presets import PRESETS, matched, parameters, preset
 
 for _config, _model, _language in (
     (PolymixGPTConfig, PolymixGPTModel, PolymixGPTForCausalLM),

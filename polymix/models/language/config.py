@@ -1,4 +1,4 @@
-"""The options of the language models, as configs of transformers."""
+"""The configs of the language models, the papers' models by name, and configs with matched parameters."""
 
 from __future__ import annotations
 
@@ -6,9 +6,19 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+import transformers
 from transformers import PretrainedConfig
 
-from polymix.errors import OptionError, check_choice, check_divides, check_int, check_number
+from polymix.errors import (
+    OptionError,
+    UnknownNameError,
+    check_choice,
+    check_divides,
+    check_int,
+    check_number,
+    nearest_first,
+)
 from polymix.mixers import MixerConfig
 from polymix.mixers.spec import mixer_config, parse_mixer
 
@@ -17,27 +27,27 @@ Entry = str | dict[str, Any]  # "pom:degree=3", or its config as a dict
 
 
 class PolymixConfig(PretrainedConfig):
-    """What both families share; use `PolymixGPTConfig` or `PolymixLlamaConfig`.
+    """The options of both families. Use `PolymixGPTConfig` or `PolymixLlamaConfig`.
 
     Args:
-        vocab_size, hidden_size, num_layers, num_heads: sizes. Heads are those of the mixers that leave their number
-            open: attention and qt.
-        mixers: the mixer of each layer, or a pattern repeated over the layers, of names as on the command line
-            ("pom:degree=3", "local:window=64"), configs, or their dicts. Any causal and recurrent mixer, or "softmax",
-            whose cache grows.
-        intermediate_size: of the feed-forward; None: the family's usual.
-        max_position_embeddings: learned positions there are; elsewhere only the length that is trained for.
-        positions: "learned" adds a vector a position; "rotary" turns the mixers that have a rotary option and have not
-            set it themselves; "none" leaves order to the mixers: causal sums, convolutions, recurrences.
+        vocab_size, hidden_size, num_layers, num_heads: sizes. The heads are for mixers that leave their number open:
+            attention and qt.
+        mixers: the mixer of each layer, or a pattern that is repeated over the layers, as names like those of the
+            command line ("pom:degree=3", "local:window=64"), configs or their dicts. Any causal and recurrent mixer
+            works, and "softmax", whose cache grows.
+        intermediate_size: hidden units of the feed-forward; None: the family's default.
+        max_position_embeddings: number of learned positions; without these only the length trained for.
+        positions: "learned" adds a vector per position; "rotary" sets the rotary option of mixers that have one and
+            have not set it; "none" leaves order to the mixers (causal sums, convolutions, recurrences).
         rope_theta: base of the rotary angles of attention.
         bias: of mixers and feed-forward. norm_eps: of the norms.
         dropout: of embeddings, mixers and feed-forward.
-        short_conv: taps of a causal depthwise convolution in front of every mixer but attention; 0: none.
+        short_conv: taps of a causal depthwise convolution before every mixer but attention; 0: none.
         tie_word_embeddings: one matrix for input and output.
-        initializer_range: standard deviation of the embeddings and of the feed-forward's weights at init.
-        use_cache: hand back a cache outside training.
+        initializer_range: standard deviation of the initial embeddings and feed-forward weights.
+        use_cache: return a cache outside training.
     Raises:
-        OptionError, UnknownNameError: naming the option, or the entry of `mixers`.
+        OptionError, UnknownNameError: naming the option or the entry of `mixers`.
     """
 
     attribute_map = {"num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"}  # noqa: RUF012
@@ -75,21 +85,21 @@ class PolymixConfig(PretrainedConfig):
         self.initializer_range, self.use_cache = initializer_range, use_cache
         entries = [mixers] if isinstance(mixers, (str, Mapping, MixerConfig)) else list(mixers)
         if not entries:
-            raise OptionError("mixers", "none", "one a layer, or a pattern", 'Pass mixers=["pom"], say.')
+            raise OptionError("mixers", "none", "one per layer, or a pattern", 'Pass mixers=["pom"], say.')
         if len(entries) > num_layers:
             got = f"{len(entries)} for {num_layers} layers"
-            raise OptionError("mixers", got, "one a layer, or a shorter pattern", "Drop some.")
+            raise OptionError("mixers", got, "one per layer, or a shorter pattern", "Drop some.")
         self.mixers: list[Entry] = [e.to_dict() if isinstance(e, MixerConfig) else e for e in entries]
         self.layer_configs()
         super().__init__(**{"tie_word_embeddings": tie_word_embeddings, **other})
 
     @staticmethod
     def usual_size(hidden_size: int) -> int:
-        """Of the feed-forward."""
+        """Default hidden units of the feed-forward."""
         return 4 * hidden_size
 
     def layer_configs(self) -> list[MixerConfig]:
-        """The mixer of every layer, with what the model settles: order, heads, positions, biases, dropout."""
+        """The mixer of every layer, with the model's order, heads, positions, biases and dropout."""
         pattern = [self._config(entry, f"mixers[{place}]") for place, entry in enumerate(self.mixers)]
         return [pattern[place % len(pattern)] for place in range(self.num_layers)]
 
@@ -108,7 +118,7 @@ class PolymixConfig(PretrainedConfig):
 
 
 class PolymixGPTConfig(PolymixConfig):
-    """GPT-2's shape: LayerNorm, a GELU feed-forward of 4 × hidden_size, learned positions; options: `PolymixConfig`."""
+    """GPT-2: LayerNorm, a GELU feed-forward of 4 × hidden_size, learned positions. Options: `PolymixConfig`."""
 
     model_type = "polymix-gpt"
 
@@ -117,8 +127,10 @@ class PolymixGPTConfig(PolymixConfig):
 
 
 class PolymixLlamaConfig(PolymixConfig):
-    """Llama's shape: RMSNorm, SwiGLU of 8/3 × hidden_size (a multiple of 64), rotary, no biases; options:
-    `PolymixConfig`."""
+    """Llama: RMSNorm, SwiGLU of 8/3 × hidden_size (a multiple of 64), rotary positions, no biases.
+
+    Options: `PolymixConfig`.
+    """
 
     model_type = "polymix-llama"
 
@@ -134,3 +146,47 @@ class PolymixLlamaConfig(PolymixConfig):
     @staticmethod
     def usual_size(hidden_size: int) -> int:
         return 64 * math.ceil(8 * hidden_size / 3 / 64)
+
+
+_LLAMA = {"hidden_size": 1024, "num_layers": 20, "num_heads": 16}
+# Name: the family, its options, and the number of parameters in the paper.
+PRESETS: Mapping[str, tuple[type[PolymixConfig], dict[str, Any], str]] = {
+    "gpt2-s": (PolymixGPTConfig, {"mixers": ["softmax"]}, "125 M"),
+    "gppom2-s": (PolymixGPTConfig, {"mixers": ["pom"]}, "as GPT2-S"),
+    "gppom2-s-hybrid": (PolymixGPTConfig, {"mixers": ["pom", "local"]}, "as GPT2-S"),
+    "llama-300m": (PolymixLlamaConfig, {**_LLAMA, "mixers": ["softmax"]}, "about 300 M"),
+    "llama-300m-padre": (PolymixLlamaConfig, {**_LLAMA, "mixers": ["padre"]}, "about 300 M"),
+}
+
+
+def preset(name: str, **changes: Any) -> PolymixConfig:
+    """A config of the papers by name, with changes.
+
+    The feed-forward is sized so that the model has as many parameters as the same one with attention. Raises
+    UnknownNameError, which lists the names.
+    """
+    if name not in PRESETS:
+        raise UnknownNameError("preset", repr(name), ", ".join(nearest_first(name, PRESETS)), "Pick one of these.")
+    family, options, _ = PRESETS[name]
+    config = family(**{**options, **changes})
+    return config if "intermediate_size" in changes else matched(config)
+
+
+def parameters(config: PolymixConfig) -> int:
+    """The number of parameters of a model of this config. Tied ones count once; nothing is allocated."""
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    model.tie_weights()
+    return sum(p.numel() for p in {id(p): p for p in model.parameters()}.values())
+
+
+def matched(config: PolymixConfig, like: PolymixConfig | None = None, multiple: int = 16) -> PolymixConfig:
+    """The config whose number of parameters is nearest to that of `like`, by its intermediate_size.
+
+    like: default: the same model with attention in every layer. The size is a multiple of `multiple`.
+    """
+    kind, options = type(config), config.to_diff_dict()
+    like = kind(**{**options, "mixers": ["softmax"]}) if like is None else like
+    one, two = (parameters(kind(**{**options, "intermediate_size": size})) for size in (multiple, 2 * multiple))
+    steps = max(1, round((parameters(like) - one) / (two - one)) + 1)
+    return kind(**{**options, "intermediate_size": steps * multiple})

@@ -2,25 +2,115 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, GenerationMixin
+from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from polymix.errors import OptionError, ShapeError
-from polymix.models.language.block import FAMILIES, LanguageBlock
+from polymix.mixers import SoftmaxMixer
 from polymix.models.language.config import PolymixConfig, PolymixGPTConfig, PolymixLlamaConfig
-from polymix.models.language.fill import on_meta
-from polymix.models.language.order import Order, settle, tokens_in
-from polymix.models.language.pretrained import PolymixPreTrainedModel
+from polymix.models.language.layers import FAMILIES, CausalLayer, LanguageBlock, Mlp, SwiGLU, mixers_of
+from polymix.models.language.layout import SequenceLayout, sequence_layout, tokens_in
+
+AUTO = "polymix_auto"  # the module in a saved folder that imports polymix for transformers
+
+
+class PolymixPreTrainedModel(PreTrainedModel):
+    """What all models share: initialisation, saving, and the flags that transformers reads."""
+
+    config_class: Any = PolymixConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["LanguageBlock"]  # noqa: RUF012  # FSDP and accelerate wrap these
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _can_compile_fullgraph = False
+
+    @property
+    def _is_stateful(self) -> bool:  # type: ignore[override]
+        """Whether the cache cannot drop tokens, which assisted generation requires."""
+        return not all(isinstance(mixer, SoftmaxMixer) for mixer in mixers_of(self))
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Initialise all but the mixers, which did it themselves, or are filled if they were made without storage."""
+        if isinstance(module, CausalLayer):
+            fill(module)
+        elif isinstance(module, (nn.Embedding, Mlp, SwiGLU)) or module is getattr(self, "lm_head", None):
+            for part in module.modules():
+                if isinstance(part, (nn.Embedding, nn.Linear)):
+                    shrink = (2 * self.config.num_layers) ** -0.5 if part is getattr(module, "down", None) else 1.0
+                    self._normal(part, self.config.initializer_range * shrink)
+        elif isinstance(module, LanguageBlock):
+            self._ones(module.norm1)
+            self._ones(module.norm2)
+        elif module is getattr(self, "norm", None):
+            self._ones(module)
+
+    @classmethod
+    def is_custom_code(cls) -> bool:
+        """False: otherwise transformers would not pass modules without parameters of their own to `_init_weights`."""
+        return False
+
+    @staticmethod
+    def _normal(part: nn.Module, std: float) -> None:
+        for name, tensor in missing(part):
+            nn.init.zeros_(tensor) if name == "bias" else nn.init.normal_(tensor, std=std)
+
+    @staticmethod
+    def _ones(norm: nn.Module) -> None:
+        for name, tensor in missing(norm):
+            nn.init.constant_(tensor, float(name != "bias"))
+
+    def save_pretrained(self, save_directory: Any, **options: Any) -> Any:  # type: ignore[override]
+        """Save as transformers does, with the mixers that the layers have now.
+
+        If polymix.models.language has not been imported, the folder loads with `trust_remote_code`.
+        """
+        names = type(self).__name__.removesuffix("ForCausalLM").removesuffix("Model")
+        self.config.mixers = [mixer.config.to_dict() for mixer in mixers_of(self)]
+        self.config.auto_map = {
+            "AutoConfig": f"{AUTO}.{names}Config", "AutoModel": f"{AUTO}.{names}Model",
+            "AutoModelForCausalLM": f"{AUTO}.{names}ForCausalLM",
+        }  # fmt: skip
+        saved = super().save_pretrained(save_directory, **options)
+        text = f"from polymix.models.language import {names}Config, {names}ForCausalLM, {names}Model  # noqa: F401\n"
+        (Path(save_directory) / f"{AUTO}.py").write_text(text, "utf-8")
+        return saved
+
+
+def on_meta(model: nn.Module) -> None:
+    """Mark the layers that were made without storage, whose initialisation therefore had no effect."""
+    for module in model.modules():
+        if isinstance(module, CausalLayer):
+            module.unfilled = any(parameter.is_meta for parameter in module.parameters())
+
+
+@torch.no_grad()
+def fill(layer: CausalLayer) -> None:
+    """Give what no checkpoint filled, such as buffers that are not saved, the values of a fresh layer."""
+    if not layer.unfilled:
+        return
+    like = next(layer.parameters())
+    fresh = layer.again(device=like.device, dtype=like.dtype)
+    made: dict[str, Tensor] = {**dict(fresh.named_parameters()), **dict(fresh.named_buffers())}
+    for name, tensor in missing(layer):
+        tensor.copy_(made[name])
+    layer.unfilled = False
+
+
+def missing(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """Parameters and buffers that no checkpoint has filled."""
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    return [(name, tensor) for name, tensor in tensors if not getattr(tensor, "_is_hf_initialized", False)]
 
 
 class PolymixModel(PolymixPreTrainedModel):
     """input_ids (B, N) -> last_hidden_state (B, N, hidden_size).
 
-    Cost in N: that of the mixers, linear but for softmax. See `PolymixForCausalLM` for the arguments.
+    Cost in N: that of the mixers, linear except for softmax. See `PolymixForCausalLM` for the arguments.
     """
 
     def __init__(self, config: PolymixConfig) -> None:
@@ -50,57 +140,57 @@ class PolymixModel(PolymixPreTrainedModel):
         **other: Any,
     ) -> Any:  # fmt: skip
         if other.get("output_attentions"):
-            raise OptionError("output_attentions", True, "False: a mixer has no scores", "Leave it out.")
+            raise OptionError("output_attentions", True, "False: a mixer has no attention scores", "Leave it out.")
         if (input_ids is None) == (inputs_embeds is None):
             raise ShapeError("input_ids", "both or neither of input_ids and inputs_embeds", "one", "Pass one of them.")
         x = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
         packed = segment_ids is not None
         wanted = (self.config.use_cache and not self.training and not packed) if use_cache is None else use_cache
         past, cached = tokens_in(past_key_values, len(self.blocks)), past_key_values is not None or bool(use_cache)
-        order = settle(x, attention_mask, position_ids, segment_ids, past, cached)
-        if wanted and past_key_values is None and order.segments is None:
+        layout = sequence_layout(x, attention_mask, position_ids, segment_ids, past, cached)
+        if wanted and past_key_values is None and layout.segments is None:
             past_key_values = DynamicCache()
         if self.position is not None:
-            self._check_learned(order, position_ids)
-            x = x + self.position(order.place)
+            self._check_learned(layout, position_ids)
+            x = x + self.position(layout.place)
         x = self.drop(x)
         shown = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         states: tuple[Tensor, ...] = ()
         for block in self.blocks:
             states = (*states, x) if shown else ()
-            x = block(x, order, past_key_values=past_key_values)
+            x = block(x, layout, past_key_values=past_key_values)
         x = self.norm(x)
         out = BaseModelOutputWithPast(
             last_hidden_state=x, past_key_values=past_key_values, hidden_states=(*states, x) if shown else None
         )
         return out.to_tuple() if return_dict is False else out
 
-    def _check_learned(self, order: Order, given: Tensor | None) -> None:
-        """That there is a vector for every position; a device is asked only where counting leaves it open."""
-        there, counted = self.config.max_position_embeddings, order.past + order.place.shape[1]
+    def _check_learned(self, layout: SequenceLayout, given: Tensor | None) -> None:
+        """ShapeError unless every position has a vector. The positions are read only if counting is not enough."""
+        there, counted = self.config.max_position_embeddings, layout.past + layout.place.shape[1]
         if torch.compiler.is_compiling() or (given is None and counted <= there):
             return
-        highest = int(order.place.max())
+        highest = int(layout.place.max())
         if highest >= there:
             cure = 'Shorten the input, or use positions="rotary" or "none".'
             raise ShapeError("input_ids", f"position {highest}", f"less than max_position_embeddings={there}", cure)
 
 
 class PolymixForCausalLM(PolymixPreTrainedModel, GenerationMixin):
-    """A language model; `PolymixGPTForCausalLM` and `PolymixLlamaForCausalLM` are its two shapes.
+    """A language model. Use `PolymixGPTForCausalLM` or `PolymixLlamaForCausalLM`.
 
         X = E[ids] + P[place];   X ← block(X), L times;   logits = norm(X) W
 
-    forward takes what every causal model of transformers takes, and segment_ids (B, N): packed sequences, which do not
-    see each other (position ids that start anew say the same). attention_mask (B, tokens so far) hides padding, on
-    either side, which is as if it were not there. past_key_values holds a state a layer, whose size does not depend on
-    N (softmax layers: their keys and values); it is handed back outside training. It can be reordered for beams, not
-    cropped. labels (B, N) are shifted here; -100 is ignored. logits_to_keep: only the last so many tokens' logits.
+    forward takes the arguments of every causal model of transformers, and segment_ids (B, N), which keep packed
+    sequences apart (as do position ids that start again). attention_mask (B, tokens so far) marks padding, on either
+    side, which has no influence. past_key_values holds a state per layer, whose size does not depend on N (softmax
+    layers: keys and values). It is returned outside training, and can be reordered for beams, but not cropped. labels
+    (B, N) are shifted here; -100 is ignored. logits_to_keep: return the logits of the last tokens only.
 
     Raises:
-        ShapeError, MaskError, StateError: for ids, masks and caches that do not fit, before a layer runs.
-    Cost in N: that of the mixers, linear but for softmax; a token after a cache costs the same at any length.
-    Source: PM-007, PM-029 … PM-033, PM-068.
+        ShapeError, MaskError, StateError: ids, masks or caches do not fit; before a layer runs.
+    Cost in N: that of the mixers, linear except for softmax. With a cache, a token costs the same at any length.
+    Source: the language models of the PoM paper (GPT2 and GPPoM² with a pattern of mixers).
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed.weight"}  # noqa: RUF012
@@ -140,26 +230,26 @@ class PolymixForCausalLM(PolymixPreTrainedModel, GenerationMixin):
 
 
 class PolymixGPTModel(PolymixModel):
-    """GPT-2's shape without a head."""
+    """GPT-2's architecture without a head."""
 
     config_class = PolymixGPTConfig
 
 
 class PolymixGPTForCausalLM(PolymixForCausalLM):
-    """GPT-2's shape; see `PolymixForCausalLM`."""
+    """GPT-2's architecture with any mixers; see `PolymixForCausalLM`."""
 
     config_class = PolymixGPTConfig
     base_class = PolymixGPTModel
 
 
 class PolymixLlamaModel(PolymixModel):
-    """Llama's shape without a head."""
+    """Llama's architecture without a head."""
 
     config_class = PolymixLlamaConfig
 
 
 class PolymixLlamaForCausalLM(PolymixForCausalLM):
-    """Llama's shape; see `PolymixForCausalLM`."""
+    """Llama's architecture with any mixers; see `PolymixForCausalLM`."""
 
     config_class = PolymixLlamaConfig
     base_class = PolymixLlamaModel

@@ -1,4 +1,4 @@
-"""A linear map whose outputs are gated by what was pooled, then mapped back: how PoM and Poly-SA end."""
+"""A linear map whose outputs are gated by a pooled vector and projected back: the output stage of PoM and Poly-SA."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ from torch import Tensor
 
 from polymix.ops.dispatch import Operator
 from polymix.ops.gated import eager
+from polymix.ops.native.arrays import KINDS
+from polymix.ops.shared.signature import Signature
 from polymix.ops.shared.tensors import Linear
 
 linear_gated = Operator(
     "linear_gated",
     "(Tensor x, Tensor weight, Tensor? bias, Tensor gate, Tensor? p, Tensor? last, Tensor? last_bias, str activation)"
     " -> Tensor",
-    eager.gated, (0, 1, 2, 3, 4, 5, 6), native="polymix.ops.gated.native:gated",
+    eager.gated, (0, 1, 2, 3, 4, 5, 6),
+    Signature("x: B, N, D; weight: E, D; bias: E; gate: B, E; p: H, N; last: F, E; last_bias: F",
+              "=: B, N, E if last is None else F", "p is None or E % H == 0", f"activation in {KINDS}"),
+    native="polymix.ops.gated.native:gated",
 )  # fmt: skip
 
 
@@ -20,13 +25,21 @@ def gated(
     x: Tensor, inner: Linear, gate: Tensor, outer: Linear | None, activation: str, *, p: Tensor | None = None,
     impl: str = "eager",
 ) -> Tensor:  # fmt: skip
-    """y_n = (act(x_n Wᵀ + b) ⊙ gate ⊙ p_n) W_oᵀ + b_o.
+    """Apply a linear map, gate its outputs with one vector per sample, and project back.
+
+        y_n = (act(x_n Wᵀ + b) ⊙ gate ⊙ p_n) W_oᵀ + b_o
+
+    The kernel does not store the outputs of the inner map; the backward computes them again.
 
     Args:
-        x: (B, N, D). inner: W (E, D) and b. gate: (B, E), one row a sample. outer: W_o (D', E) and b_o; None: no map.
-        p: (heads, N), a number for each token and each head's share of the E channels; None is ones.
+        x: (B, N, D).
+        inner: W (E, D) and b (E) or None.
+        gate: (B, E), one row per sample.
+        outer: W_o (D', E) and b_o (D') or None; None for no projection.
+        activation: a name in `polymix.ops.shared.activations.FUNCTIONS`.
+        p: (heads, N), one factor per token and head, where a head is E / heads channels; None for ones.
+        impl: "eager" or "native".
     Returns:
-        (B, N, D') in the type of x. The kernel never holds the inner map's outputs, and computes them again in the
-        backward. Cost: N E (D + D') multiply-adds.
+        (B, N, D') in the dtype of x. Cost: N E (D + D') multiply-adds.
     """
     return linear_gated(x, *inner, gate, p, *(outer or (None, None)), activation, impl=impl)

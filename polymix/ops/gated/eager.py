@@ -1,4 +1,4 @@
-"""A linear map whose outputs are gated, in plain PyTorch."""
+"""A linear map with gated outputs and a projection, in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from polymix.ops.shared.tensors import scaled_linear
 
 
 def by_head(x: Tensor, p: Tensor | None) -> Tensor:
-    """x (B, N, E) ⊙ p (heads, N), a number for each token and each head's share of the channels; None is ones."""
+    """Multiply x (B, N, E) with p (heads, N), one factor per token and head; None leaves x unchanged."""
     if p is None:
         return x
     return (x.unflatten(-1, (p.shape[0], -1)) * p.t().unsqueeze(-1).to(x.dtype)).flatten(-2)
@@ -20,7 +20,7 @@ def gated(
     x: Tensor, weight: Tensor, bias: Tensor | None, gate: Tensor, p: Tensor | None, last: Tensor | None,
     last_bias: Tensor | None, activation: str,
 ) -> Tensor:  # fmt: skip
-    """(act(x Wᵀ + b) ⊙ p ⊙ gate) W_oᵀ + b_o, (B, N, D') in the type of x."""
+    """(act(x Wᵀ + b) ⊙ p ⊙ gate) W_oᵀ + b_o, (B, N, D') in the dtype of x."""
     u = by_head(FUNCTIONS[activation](F.linear(x, weight, bias)), p)
     gate = gate.unsqueeze(1).to(u.dtype)
     return u * gate if last is None else scaled_linear(u, gate, last, last_bias)

@@ -1,9 +1,9 @@
-"""`polymix.ops.gated` on a CPU, forward and backward, in C.
+"""`polymix.ops.gated` in C for the CPU, forward and backward.
 
-x (B, N, D) of float32 or bf16. Everything is computed in float32; what has tokens is rounded once to x's type; sums
-and the gradients of weights are float32. Memory beside the results: the packed weights, a few blocks of 128 tokens for
-each thread and, backward, the weights' gradients for each thread. Cost in products: forward that of the maps, backward
-three times the inner map and twice the outer.
+x is (B, N, D) in float32 or bfloat16. All arithmetic is float32: results per token are rounded once to the dtype of
+x; sums and gradients of weights stay float32. Memory besides the results: the packed weights, a few blocks of 128
+tokens per thread and, in the backward, a copy of the weights' gradients per thread. Cost: the forward takes the two
+maps once; the backward takes the inner map three times and the outer map twice.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from polymix.ops.native.arrays import dense, full, linear_of, room_like, sizes_of, tokens
-from polymix.ops.native.build import call
+from polymix.ops.native.library import call
 from polymix.ops.shared.blocks import output
 
 
@@ -35,7 +35,10 @@ def gated_backward(
     grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, gate: Tensor, p: Tensor | None, last: Tensor | None,
     last_bias: Tensor | None, activation: str,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """With a = act(u) and dz = grad W_o,  u: dz ⊙ gate ⊙ p ⊙ act'(u);  gate: Σ_n dz ⊙ a ⊙ p;  p: Σ dz ⊙ a ⊙ gate."""
+    """The gradients of `gated`: with u = x Wᵀ + b, a = act(u) and dz = grad W_o,
+
+    du = dz ⊙ gate ⊙ p ⊙ act'(u),  dgate = Σ_n dz ⊙ a ⊙ p,  dp = Σ dz ⊙ a ⊙ gate over each head and the batch.
+    """
     grad, x, weight, bias, gate, p = dense(grad), dense(x), full(weight), full(bias), full(gate), full(p)
     last, last_bias = full(last), full(last_bias)
     grad_x, grad_w, grad_b = room_like(x), torch.empty_like(weight), weight.new_empty(weight.shape[0])

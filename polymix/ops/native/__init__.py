@@ -1,1 +1,1 @@
-"""Kernels in C for a CPU: the build, the arrays that they take, and the headers that they share."""
+"""The C kernels for the CPU: building the library, passing tensors to it, and the headers that the kernels share."""

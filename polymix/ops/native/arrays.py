@@ -1,4 +1,4 @@
-"""Tensors as the kernels in C take them: addresses, strides and sizes."""
+"""Passes tensors to the C kernels as addresses, strides and sizes."""
 
 from __future__ import annotations
 
@@ -8,17 +8,24 @@ from typing import overload
 import torch
 from torch import Tensor
 
-KINDS = ("identity", "gelu", "relu", "clamped_leaky_relu", "sigmoid", "hardsigmoid")  # as in functions.h
+KINDS = (
+    "identity",
+    "gelu",
+    "relu",
+    "clamped_leaky_relu",
+    "sigmoid",
+    "hardsigmoid",
+)  # ordered as in functions.h
 
 
 class Tokens(ctypes.Structure):
-    """An array (batch, tokens, channels): where it lies, its strides in elements; the channels side by side."""
+    """The struct Tokens of vectors.h: an array (batch, tokens, channels) with contiguous channels."""
 
     _fields_ = (("data", ctypes.c_void_p), ("batch", ctypes.c_int64), ("token", ctypes.c_int64))
 
 
 def tokens(x: Tensor | None) -> Tokens | None:
-    """x (B, N, D) as C takes it; its last stride must be 1."""
+    """Describe x (B, N, D) to C; its last stride must be 1."""
     return None if x is None else Tokens(x.data_ptr(), x.stride(0), x.stride(1))
 
 
@@ -27,12 +34,12 @@ def dense(x: Tensor) -> Tensor: ...
 @overload
 def dense(x: None) -> None: ...
 def dense(x: Tensor | None) -> Tensor | None:
-    """x with its channels side by side, copied only where they are not."""
+    """Return x with contiguous channels, copied only if necessary."""
     return x if x is None or x.stride(-1) == 1 else x.contiguous()
 
 
 class Sizes(ctypes.Structure):
-    """As in pooled_linear.c."""
+    """The struct Sizes of blocks.h."""
 
     _fields_ = tuple(
         (name, ctypes.c_int64)
@@ -41,7 +48,7 @@ class Sizes(ctypes.Structure):
 
 
 class Linear(ctypes.Structure):
-    """As in product.h."""
+    """The struct Linear of product.h."""
 
     _fields_ = (("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p), ("out", ctypes.c_int64), ("in", ctypes.c_int64))
 
@@ -51,26 +58,28 @@ def full(x: Tensor) -> Tensor: ...
 @overload
 def full(x: None) -> None: ...
 def full(x: Tensor | None) -> Tensor | None:
-    """x in float32, its numbers side by side."""
+    """Return x as contiguous float32."""
     return None if x is None else x.float().contiguous()
 
 
 def linear_of(weight: Tensor, bias: Tensor | None) -> Linear:
-    """Of what `full` returned; the tensors must live as long."""
+    """Describe a linear map of tensors from `full` to C; the caller must keep the tensors alive."""
     return Linear(weight.data_ptr(), None if bias is None else bias.data_ptr(), *weight.shape)
 
 
 def sizes_of(
     x: Tensor, width: int, p: Tensor | None = None, *, out: int = 0, activation: str = "identity", degree: int = 0
 ) -> Sizes:
+    """The sizes of a call: x (B, N, D), the inner width, and the heads of p (heads, N)."""
     heads, bf16 = 1 if p is None else p.shape[0], int(x.dtype == torch.bfloat16)
     return Sizes(*x.shape, width, out, KINDS.index(activation), degree, heads, bf16, torch.get_num_threads())
 
 
 def hidden(mask: Tensor | None) -> Tensor | None:
+    """Return a mask as the kernels take it, contiguous."""
     return None if mask is None else mask.contiguous()
 
 
 def room_like(x: Tensor) -> Tensor:
-    """Memory for the gradient of x, its channels side by side."""
+    """Allocate a contiguous gradient of x."""
     return x.new_empty(x.shape)

@@ -1,11 +1,12 @@
-/* What kernels share that take tokens through all they do block by block: the blocks, sums over them and over threads. */
+/* Blocks of tokens, for kernels that take one block after another through all their steps; sums over blocks and threads. */
 
 #pragma once
 #include <omp.h>
 
 #include "product.h"
 
-/* batch × tokens of dim channels, `width` numbers of each that are pooled or asked, `out` channels in the end */
+/* The sizes of a call: batch × tokens of dim channels, `width` channels inside the kernel, `out` channels of the output.
+   polymix/ops/native/arrays.py has the same struct. */
 typedef struct {
   int64_t batch, tokens, dim, width, out, kind, degree, heads, bf16, threads;
 } Sizes;
@@ -30,20 +31,20 @@ static void load_row(float *to, const float *from, int64_t width) {
   clear(to + width, padded(width) - width);
 }
 
-/* to (batch, rows, width) = the sums over the blocks of each sample, by all threads of a team together */
+/* to (batch, rows, width) = the sums over the blocks of each sample. All threads of the team must call this. */
 static void add_blocks(float *to, const float *parts, int64_t rows, int64_t width, const Sizes *s) {
   int64_t pitch = padded(width), blocks = blocks_of(s);
 #pragma omp for schedule(static)
   for (int64_t item = 0; item < s->batch * rows; item++)
     for (int64_t c = 0; c < width; c += LANES) {
-      wide sum = {0};
+      doubles sum = {0};
       const float *from = parts + (item / rows * blocks * rows + item % rows) * pitch + c;
-      for (int64_t k = 0; k < blocks; k++, from += rows * pitch) sum += __builtin_convertvector(*(const vec *)from, wide);
+      for (int64_t k = 0; k < blocks; k++, from += rows * pitch) sum += __builtin_convertvector(*(const vec *)from, doubles);
       put(to, item * width + c, least(LANES, width - c), 0, __builtin_convertvector(sum, vec));
     }
 }
 
-/* to (rows, width) = the sum of each thread's (rows, pitch), `step` apart */
+/* to (rows, width) = the sum over the threads of their (rows, pitch), which lie `step` apart. All threads must call this. */
 static void add_threads(float *to, const float *parts, int64_t step, int64_t rows, int64_t width) {
   int64_t threads = omp_get_num_threads();
 #pragma omp for schedule(static)
@@ -55,40 +56,40 @@ static void add_threads(float *to, const float *parts, int64_t step, int64_t row
     }
 }
 
-/* the tokens of a block, to be read alone */
+/* The tokens of a block, for reading only. */
 INLINE Rows read_block(Rows room, const Tokens *x, Block k, const Sizes *s) {
   return load(room, x, k.b, k.first, k.rows, s->dim, s->bf16);
 }
-/* a block of y, `width` channels = u Wᵀ + b */
+/* Write u Wᵀ + b to a block of y, `width` channels. */
 static void write_product(Rows u, Packed w, Rows room, const Tokens *y, Block k, int64_t width, const Sizes *s) {
   Rows out = place_of(room, y, k.b, k.first, k.rows, width, s->bf16);
   product(u, k.rows, w, out, 0);
   store(out, y, k.b, k.first, k.rows, width, s->bf16);
 }
-/* The way back through a map of the tokens `in`, for du the gradient of its outputs: that of W and b is added to `total`,
-   the one after the other, that of the tokens written to grad_x. */
+/* The backward of a linear map of the tokens `in`, where du is the gradient of its outputs. The gradients of W and then b
+   are added to `total`; the gradient of the tokens is written to grad_x. */
 static void product_back(Rows du, Rows in, Packed back, float *total, Rows room, const Tokens *grad_x, Block k, const Sizes *s) {
   outer(du, in, k.rows, total);
   add_rows(du, k.rows, total + du.width * in.width);
   write_product(du, back, room, grad_x, k, s->dim, s);
 }
 
-/* ---- numbers for each head: p (heads, tokens), spread over the channels of a head, or summed over them ---- */
+/* ---- one factor per head: p (heads, tokens), repeated over the channels of a head, or summed over them ---- */
 
-/* row = what p (heads, tokens) has for token n, in every channel of its head */
+/* row = p[head, n], repeated over the channels of each head; 1 without p */
 INLINE void spread_row(float *row, const float *p, int64_t n, const Sizes *s) {
-  int64_t wide = s->width / s->heads;
-  for (int64_t h = 0; h < s->heads; h++, row += wide) {
+  int64_t per_head = s->width / s->heads;
+  for (int64_t h = 0; h < s->heads; h++, row += per_head) {
     float value = p ? p[h * s->tokens + n] : 1.0f;
-    for (int64_t c = 0; c < wide; c++) row[c] = value;
+    for (int64_t c = 0; c < per_head; c++) row[c] = value;
   }
 }
-/* p (batch, heads, tokens) of a block = the sum of the row over each head */
+/* p (batch, heads, tokens) at row r of a block = the sum of the row over the channels of each head */
 INLINE void sum_row(const float *row, float *p, Block k, int64_t r, const Sizes *s) {
-  int64_t wide = s->width / s->heads;
+  int64_t per_head = s->width / s->heads;
   for (int64_t h = 0; h < s->heads; h++) {
     vec sum = {0};
-    for (int64_t c = 0; c < wide; c += LANES) sum += get(row, h * wide + c, least(LANES, wide - c), 0);
+    for (int64_t c = 0; c < per_head; c += LANES) sum += get(row, h * per_head + c, least(LANES, per_head - c), 0);
     float whole = 0;
     for (int i = 0; i < LANES; i++) whole += sum[i];
     p[(k.b * s->heads + h) * s->tokens + k.first + r] = whole;

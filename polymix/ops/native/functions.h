@@ -1,4 +1,5 @@
-/* Activations and gates with their derivatives, a vector at a time; as ops/common.py defines them, to float32's rounding. */
+/* Activations and gates with their derivatives, on vectors. They agree with polymix/ops/shared/activations.py up to rounding
+   in float32. */
 
 #pragma once
 #include "vectors.h"
@@ -6,15 +7,15 @@
 #include <immintrin.h>
 #endif
 
-enum { IDENTITY, GELU, RELU, CLAMPED_LEAKY_RELU, SIGMOID, HARDSIGMOID }; /* as in pooled_linear.py */
+enum { IDENTITY, GELU, RELU, CLAMPED_LEAKY_RELU, SIGMOID, HARDSIGMOID }; /* as in native/arrays.py */
 
 INLINE vec choose(words where, vec a, vec b) { return (vec)(((words)a & where) | ((words)b & ~where)); }
-INLINE vec bound(vec a, float low, float high) { /* NaN stays */
+INLINE vec bound(vec a, float low, float high) { /* NaN stays NaN */
   a = choose((words)(a < low), all(low), a);
   return choose((words)(a > high), all(high), a);
 }
 
-INLINE vec inverse(vec q) { /* 1 / q, a rounding or two off, in a third of a division's time where the processor has it */
+INLINE vec inverse(vec q) { /* 1 / q. With AVX-512 it takes a third of a division's time and is off by one or two roundings. */
 #if LANES == 16
   vec r = (vec)_mm512_rcp14_ps((__m512)q);
   return r * (2.0f - q * r);
@@ -30,17 +31,17 @@ INLINE vec series(vec x, const float *terms, const int n) {
   return sum;
 }
 
-INLINE vec power_of_e(vec x) { /* 2^n e^r with |r| ≤ ln 2 / 2; off by 3e-9 before rounding */
+INLINE vec power_of_e(vec x) { /* e^x = 2^n e^r with |r| ≤ ln 2 / 2; the error is 3e-9 before rounding */
   typedef int32_t whole __attribute__((vector_size(4 * LANES)));
   vec inside = bound(x, -87.0f, 88.0f);
-  vec n = (inside * 1.44269504f + 12582912.0f) - 12582912.0f; /* to the nearest whole number */
+  vec n = (inside * 1.44269504f + 12582912.0f) - 12582912.0f; /* rounds to the nearest integer */
   vec r = (inside - n * 0.693359375f) + n * 2.12194440e-4f;
   static const float terms[] = {1.394110846934711e-3f, 8.375126398416404e-3f, 4.1666352896198126e-2f, 1.6666415514649002e-1f,
                                 5.000000047117972e-1f, 1.0000000377162153f,   1.0f};
   return series(r, terms, 7) * (vec)((__builtin_convertvector(n, whole) + 127) << 23);
 }
 
-INLINE vec normal(vec z) { /* Φ(z) = 1/2 + z P(z²) / Q(z²), fitted on |z| ≤ 5.6; off by 1e-8 before rounding */
+INLINE vec normal(vec z) { /* Φ(z) = 1/2 + z P(z²) / Q(z²), fitted on |z| ≤ 5.6; the error is 1e-8 before rounding */
   vec t = z * z;
   static const float above[] = {2.2145265738023317e-8f, 6.356493480617171e-6f,  1.7384902481620666e-4f,
                                 4.707249008260276e-3f,  3.4375969785348535e-2f, 3.9894222157435977e-1f};
@@ -62,7 +63,7 @@ INLINE vec act(vec z, const int kind) {
   }
 }
 
-/* act'(z), where y = act(z); on a corner what PyTorch takes */
+/* act'(z), where y = act(z); at kinks the same choice as PyTorch */
 INLINE vec slope(vec z, vec y, const int kind) {
   vec one = all(1.0f), none = all(0.0f);
   switch (kind) {
@@ -75,7 +76,7 @@ INLINE vec slope(vec z, vec y, const int kind) {
   }
 }
 
-/* A body with the activation, or the gate, known to the compiler. */
+/* Expands BODY once for each activation or gate, so that the compiler knows which one it is. */
 #define OF_KIND(kind, BODY)                                  \
   switch (kind) {                                            \
     case GELU: BODY(GELU); break;                            \

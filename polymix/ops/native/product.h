@@ -1,45 +1,45 @@
-/* Products of a block of tokens with a weight, inside one thread: what is done to the tokens before and after them then
-   finds them in the cache, where whole products would write them to memory and read them again.
+/* Products of a block of tokens with a weight, within one thread. The block stays in cache, so the steps before and after a
+   product find it there; a product of all tokens would write them to memory and read them again.
 
-   A tile of T tokens by A vectors of outputs stays in registers while the inputs go by. The weight is packed first, so
-   that a tile's share of it lies in one piece. Rows that are read together are padded to whole vectors. */
+   A tile of T tokens by A vectors of outputs stays in registers during the loop over the inputs. The weight is packed first,
+   so that the part that a tile reads is contiguous. Rows are padded to whole vectors. */
 
 #pragma once
 #include "vectors.h"
 
-#define ROWS 128 /* tokens of a block */
-#define DEEP 192 /* inputs of a tile: what it reads of a packed weight fits in the first cache */
+#define ROWS 128 /* tokens in a block */
+#define DEEP 192 /* inputs of a tile, so that its part of the packed weight fits in the L1 cache */
 #define ACROSS 3
 #if LANES == 16
 #define TALL 8
-#else /* half the registers */
+#else /* with half the registers */
 #define TALL 4
 #endif
 #define SHORT 2
 
-/* y = x Wᵀ + b as nn.Linear has it, contiguous float32; b may be NULL */
+/* y = x Wᵀ + b as in nn.Linear, contiguous float32; the bias may be NULL. */
 typedef struct {
   const float *weight, *bias;
   int64_t out, in;
 } Linear;
-/* rows of `width` numbers, whole vectors, `pitch` apart */
+/* Rows of `width` numbers (whole vectors), `pitch` elements apart. */
 typedef struct {
   float *at;
   int64_t width, pitch;
 } Rows;
-/* panels of ACROSS vectors of outputs, input by input; and the bias */
+/* A packed weight: panels of ACROSS vectors of outputs, each input by input; and the bias. */
 typedef struct {
   float *at, *bias;
   int64_t out, in;
 } Packed;
 
-/* where the next piece of a larger one begins */
+/* Takes the next `size` floats from a larger buffer. */
 INLINE float *take(float **room, int64_t size) {
   float *piece = *room;
   *room += padded(size);
   return piece;
 }
-/* an odd number of vectors from row to row: an even one would crowd a column of them into few sets of the first cache */
+/* The distance between rows is an odd number of vectors. With an even one, a column would map to few sets of the L1 cache. */
 INLINE int64_t pitch_of(int64_t width) { return padded(width) | LANES; }
 INLINE int64_t size_of_rows(int64_t width) { return ROWS * pitch_of(width); }
 INLINE Rows take_rows(float **room, int64_t width) {
@@ -52,38 +52,39 @@ INLINE Packed take_packed(float **room, int64_t out, int64_t in) {
   return (Packed){at, at + padded(out) * in, padded(out), in};
 }
 
-/* The map with weight[o · by_out + i · by_in], one of the two 1, by all threads of a team together. */
+/* Pack the weight whose entry (o, i) is weight[o · by_out + i · by_in]; one of the strides must be 1. All threads of the team
+   must call this. */
 static void pack(Packed p, const float *weight, int64_t out, int64_t by_out, int64_t by_in, const float *bias) {
 #pragma omp for schedule(static)
   for (int64_t first = 0; first < p.out; first += ACROSS * LANES) {
-    int64_t width = least(ACROSS * LANES, p.out - first), its = least(width, out - first);
+    int64_t width = least(ACROSS * LANES, p.out - first), real = least(width, out - first);
     const float *from = weight + first * by_out;
     float *to = p.at + first * p.in;
     if (by_in == 1)
-      for (int64_t o = 0; o < its; o++)
+      for (int64_t o = 0; o < real; o++)
         for (int64_t i = 0; i < p.in; i++) to[i * width + o] = from[o * by_out + i];
     else
       for (int64_t i = 0; i < p.in; i++)
-        for (int64_t o = 0; o < its; o++) to[i * width + o] = from[i * by_in + o];
-    for (int64_t i = 0; its < width && i < p.in; i++)
-      for (int64_t o = its; o < width; o++) to[i * width + o] = 0.0f;
-    for (int64_t o = 0; o < width; o++) p.bias[first + o] = bias && o < its ? bias[first + o] : 0.0f;
+        for (int64_t o = 0; o < real; o++) to[i * width + o] = from[i * by_in + o];
+    for (int64_t i = 0; real < width && i < p.in; i++)
+      for (int64_t o = real; o < width; o++) to[i * width + o] = 0.0f;
+    for (int64_t o = 0; o < width; o++) p.bias[first + o] = bias && o < real ? bias[first + o] : 0.0f;
   }
 }
 static void pack_linear(Packed p, const Linear *l) { pack(p, l->weight, l->out, l->in, 1, l->bias); }
-/* the way back: gradients of outputs to gradients of inputs */
+/* Pack the transposed weight, which maps the gradients of the outputs to those of the inputs. */
 static void pack_back(Packed p, const Linear *l) { pack(p, l->weight, l->in, 1, l->in, NULL); }
 
 INLINE void product_tile(const float *x, int64_t by, const float *w, int64_t in, const float *start, int64_t step,
                          float *y, int64_t pitch, const int T, const int A) {
-  vec sums[TALL][ACROSS], its[ACROSS];
+  vec sums[TALL][ACROSS], weights[ACROSS];
   UNROLL for (int t = 0; t < T; t++)
     UNROLL for (int a = 0; a < A; a++) sums[t][a] = *(const floats *)(start + t * step + a * LANES);
   for (int64_t i = 0; i < in; i++, w += A * LANES) {
-    UNROLL for (int a = 0; a < A; a++) its[a] = *(const vec *)(w + a * LANES);
+    UNROLL for (int a = 0; a < A; a++) weights[a] = *(const vec *)(w + a * LANES);
     UNROLL for (int t = 0; t < T; t++) {
       vec value = all(x[t * by + i]);
-      UNROLL for (int a = 0; a < A; a++) sums[t][a] += value * its[a];
+      UNROLL for (int a = 0; a < A; a++) sums[t][a] += value * weights[a];
     }
   }
   UNROLL for (int t = 0; t < T; t++)
@@ -93,14 +94,14 @@ INLINE void product_tile(const float *x, int64_t by, const float *w, int64_t in,
 /* total[t, a] += Σ_r x[r, t] y[r, a] */
 INLINE void outer_tile(const float *x, int64_t by, const float *y, int64_t pitch, int64_t rows, float *total,
                        int64_t step, const int T, const int A) {
-  vec sums[TALL][ACROSS], its[ACROSS];
+  vec sums[TALL][ACROSS], values[ACROSS];
   UNROLL for (int t = 0; t < T; t++)
     UNROLL for (int a = 0; a < A; a++) sums[t][a] = *(const vec *)(total + t * step + a * LANES);
   for (int64_t r = 0; r < rows; r++, x += by, y += pitch) {
-    UNROLL for (int a = 0; a < A; a++) its[a] = *(const floats *)(y + a * LANES);
+    UNROLL for (int a = 0; a < A; a++) values[a] = *(const floats *)(y + a * LANES);
     UNROLL for (int t = 0; t < T; t++) {
       vec value = all(x[t]);
-      UNROLL for (int a = 0; a < A; a++) sums[t][a] += value * its[a];
+      UNROLL for (int a = 0; a < A; a++) sums[t][a] += value * values[a];
     }
   }
   UNROLL for (int t = 0; t < T; t++)
@@ -133,7 +134,7 @@ static ProductTile *const low[] = {product_2_1, product_2_2, product_2_3};
 DEFINE_OUTER(1) DEFINE_OUTER(2) DEFINE_OUTER(3)
 static OuterTile *const outers[] = {outer_1, outer_2, outer_3};
 
-/* y = x Wᵀ + b, or y += x Wᵀ; after the last row up to SHORT - 1 more are read and written */
+/* y = x Wᵀ + b, or y += x Wᵀ if `more`. Up to SHORT - 1 rows after the last are read and written. */
 static void product(Rows x, int64_t rows, Packed w, Rows y, int more) {
   for (int64_t from = 0; from < w.in; from += DEEP) {
     int64_t in = least(DEEP, w.in - from);
@@ -151,7 +152,7 @@ static void product(Rows x, int64_t rows, Packed w, Rows y, int more) {
   }
 }
 
-/* the outputs of a map by PANEL: what a product writes there is worked on before it leaves the first cache */
+/* A map can be applied in panels of PANEL outputs, so that a panel is processed further while it is in the L1 cache. */
 #define PANEL (ACROSS * LANES)
 INLINE Packed panel_of(Packed w, int64_t first) {
   return (Packed){w.at + first * w.in, w.bias + first, least(PANEL, w.out - first), w.in};
@@ -176,13 +177,13 @@ static void add_rows(Rows x, int64_t rows, float *total) {
   }
 }
 
-/* whether rows of an array are as good as rows in the cache: nothing pads them, and none after the last is touched */
+/* Whether a kernel can work on rows of an array directly: they need no conversion or padding, and no extra row is touched. */
 INLINE int plain(int64_t rows, int64_t width, int bf16) { return !bf16 && rows % SHORT == 0 && width % LANES == 0; }
 INLINE Rows rows_of(const Tokens *x, int64_t b, int64_t first, int64_t width) {
   return (Rows){(float *)x->data + b * x->batch + first * x->token, width, x->token};
 }
 
-/* tokens [first, first + rows) of sample b, `width` channels, with zeros in what pads them */
+/* Copy tokens [first, first + rows) of sample b, `width` channels, with zeros as padding. */
 static void copy(Rows to, const Tokens *x, int64_t b, int64_t first, int64_t rows, int64_t width, int bf16) {
   for (int64_t r = 0; r < rows; r++) {
     int64_t at = b * x->batch + (first + r) * x->token, c = 0;
@@ -194,17 +195,18 @@ static void copy(Rows to, const Tokens *x, int64_t b, int64_t first, int64_t row
     if (c < width) *(vec *)(row + c) = get(x->data, at + c, width - c, bf16);
   }
 }
-/* the same to be read alone: where they are, or in `room` */
+/* The same tokens for reading only: in the array itself if possible, else copied to `room`. */
 INLINE Rows load(Rows room, const Tokens *x, int64_t b, int64_t first, int64_t rows, int64_t width, int bf16) {
   if (plain(rows, width, bf16)) return rows_of(x, b, first, width);
   copy(room, x, b, first, rows, width, bf16);
   return room;
 }
 
-/* where rows that will be stored there are best written: in their place in y, or in `from` */
+/* Where to write rows that `store` puts into y: in y itself if possible, else in `from`. */
 static Rows place_of(Rows from, const Tokens *y, int64_t b, int64_t first, int64_t rows, int64_t width, int bf16) {
   return plain(rows, width, bf16) ? rows_of(y, b, first, width) : from;
 }
+/* Store rows in y, unless `place_of` has put them there already. */
 static void store(Rows from, const Tokens *y, int64_t b, int64_t first, int64_t rows, int64_t width, int bf16) {
   if (from.at == rows_of(y, b, first, width).at) return;
   for (int64_t r = 0; r < rows; r++) {

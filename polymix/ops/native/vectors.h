@@ -1,4 +1,4 @@
-/* What the kernels share: vectors of LANES floats, tokens in float32 or bf16, small helpers. */
+/* Vectors of LANES floats, tokens in float32 or bfloat16, and small helpers for all kernels. */
 
 #pragma once
 #include <stdint.h>
@@ -19,9 +19,9 @@ typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef float floats __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 typedef uint32_t words __attribute__((vector_size(4 * LANES)));
-typedef double wide __attribute__((vector_size(8 * LANES)));
+typedef double doubles __attribute__((vector_size(8 * LANES)));
 
-/* an array (batch, tokens, channels) and its strides in elements; the channels lie side by side */
+/* An array (batch, tokens, channels) and its strides in elements; the channels are contiguous. */
 typedef struct {
   void *data;
   int64_t batch, token;
@@ -32,17 +32,17 @@ INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 INLINE int64_t over(int64_t a, int64_t b) { return (a + b - 1) / b; }
 INLINE int64_t padded(int64_t n) { return over(n, LANES) * LANES; }
 
-INLINE vec all(float a) { return a - (vec){0}; } /* which, unlike a + 0, is a itself: nothing is computed */
+INLINE vec all(float a) { return a - (vec){0}; } /* a - 0 is a, so nothing is computed; a + 0 is not, because of -0 */
 
 INLINE vec widen(halves h) { return (vec)(__builtin_convertvector(h, words) << 16); }
 
-INLINE halves narrow(vec v) { /* to the nearest, halfway to even; NaN stays NaN */
+INLINE halves narrow(vec v) { /* rounds to nearest, ties to even; NaN stays NaN */
   words bits = (words)v, nan = (words)(v != v);
   words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   return __builtin_convertvector((rounded & ~nan) | (0x7fc0 & nan), halves);
 }
 
-/* n ≤ LANES values from place `at` on, in the type of the tokens */
+/* Loads n ≤ LANES values starting at element `at`, in float32 or bfloat16. */
 INLINE vec get(const void *data, int64_t at, int64_t n, int bf16) {
   if (n == LANES) return bf16 ? widen(*(const halves *)((const uint16_t *)data + at)) : (vec)*(const floats *)((const float *)data + at);
   vec v = {0};
@@ -53,6 +53,7 @@ INLINE vec get(const void *data, int64_t at, int64_t n, int bf16) {
   return bf16 ? widen(h) : v;
 }
 
+/* Stores n ≤ LANES values starting at element `at`. */
 INLINE void put(void *data, int64_t at, int64_t n, int bf16, vec v) {
   halves h = bf16 ? narrow(v) : (halves){0};
   if (n == LANES) {
@@ -65,4 +66,5 @@ INLINE void put(void *data, int64_t at, int64_t n, int bf16, vec v) {
     else ((float *)data)[at + i] = v[i];
 }
 
+/* Allocates memory for vectors; NULL if there is none. */
 INLINE void *room(int64_t vectors) { return aligned_alloc(sizeof(vec), sizeof(vec) * most(1, vectors)); }

@@ -1,4 +1,4 @@
-"""PADRe in plain PyTorch: the recursion Z_{i+1} = (C_i Z_i D_i) ⊙ Y_{i+1} from Y_i = A_i X B_i, in any of the bases."""
+"""PADRe in plain PyTorch: Y_i = A_i X B_i, Z_{i+1} = (C_i Z_i D_i) ⊙ Y_{i+1}, in any of the polynomial bases."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ from polymix.ops.shared.depthwise import depthwise_conv
 from polymix.ops.shared.tensors import Linear
 
 NORM_EPS = 1e-6
-# Z_{i+1} = a_i (C_i Z_i D_i) ⊙ Y_{i+1} - b_i Z_{i-1} with Z_0 = 1, Z_1 = Y_1: with identities for C_i and D_i and one
-# Y for all, Z_i is the basis' own polynomial of degree i in Y. Hermite's are the probabilists' (He_1 = y), the one
-# family of the two that begins with Z_1 = Y_1.
+# i -> (a_i, b_i) of Z_{i+1} = a_i (C_i Z_i D_i) ⊙ Y_{i+1} - b_i Z_{i-1}, with Z_0 = 1 and Z_1 = Y_1. If C_i and D_i
+# are identities and all Y_i are equal, Z_i is the basis polynomial of degree i in Y. Hermite means the probabilists'
+# polynomials, because He_1(y) = y as Z_1 = Y_1 requires (the physicists' H_1 is 2y).
 BASES: dict[str, Callable[[int], tuple[float, float]]] = {
     "monomial": lambda i: (1.0, 0.0),
     "chebyshev": lambda i: (2.0, 1.0),
     "legendre": lambda i: ((2 * i + 1) / (i + 1), i / (i + 1)),
     "hermite": lambda i: (1.0, float(i)),
 }
-# How widely Y spreads at init: Chebyshev's and Legendre's polynomials are tame on [-1, 1] alone, Hermite's are
-# orthogonal under a unit normal.
+# The standard deviation of Y at initialisation: Chebyshev and Legendre polynomials are bounded on [-1, 1] only;
+# Hermite polynomials are orthogonal under the unit normal distribution.
 SPREAD = {"monomial": 1.0, "chebyshev": 0.5, "legendre": 0.5, "hermite": 1.0}
 
 
 def size(basis: str, i: int) -> float:
-    """How large Z_i comes out at init beside Z_1: Hermite's polynomial of degree i has the variance i! under a unit
-    normal, the others stay near 1."""
+    """The standard deviation of Z_i relative to Z_1 at initialisation.
+
+    Under a unit normal, the Hermite polynomial of degree i has variance i!; the other bases stay near 1.
+    """
     return math.sqrt(math.factorial(i)) if basis == "hermite" else 1.0
 
 
@@ -43,14 +45,26 @@ def step(
     causal: bool,
     dilation: int,
 ) -> Tensor:
-    """(depthwise(x) + bias) ⊙ y: x (B, N, D), or as many tokens more in front as a causal kernel reaches back."""
+    """Compute (depthwise(x) + bias) ⊙ y, the definition of the operator polymix::padre_step.
+
+    Args:
+        x: (B, N, D); if causal, with δ (k - 1) earlier tokens in front.
+        weight: (D, 1, *kernel).
+        bias: (D) or None.
+        y: (B, N, D) or None for ones.
+        grid: the sizes of the grid's axes, N = ∏ grid.
+        causal: see `depthwise_conv`.
+        dilation: δ.
+    Returns:
+        (B, N, D).
+    """
     z = depthwise_conv(x, weight, tuple(grid), causal=causal, dilation=dilation)
     z = z if bias is None else z + bias.to(z.dtype)
     return z if y is None else z * y
 
 
 class Convolution(NamedTuple):
-    """A depthwise map over the tokens: weight (D, 1, *kernel), bias (D) or None."""
+    """A depthwise convolution over the tokens: weight (D, 1, *kernel), bias (D) or None."""
 
     weight: Tensor
     bias: Tensor | None
@@ -62,11 +76,13 @@ Map = Callable[[Tensor], Tensor]
 
 
 class PadreMaps(NamedTuple):
-    """The linear maps of a PADRe; None is the identity.
+    """The linear maps of a PADRe layer; None is the identity.
 
-    project: X -> [X B_1, X B_2, …], or None where `shared` does it. shared: the dense ones among B, (m D, D). A, C:
-    over the tokens. D: over the channels. why_general: why some map is a function only, which kernels cannot take, or
-    None.
+    project: computes [X B_1, X B_2, …] from X; None if `shared` does.
+    A, C: the token maps.
+    D: the channel maps.
+    shared: all B_i as one dense map (m D, D).
+    unsupported: the reason why kernels cannot run these maps, such as "supports dense channel maps only", or None.
     """
 
     project: Callable[[Tensor], Sequence[Tensor]] | None
@@ -74,18 +90,26 @@ class PadreMaps(NamedTuple):
     C: Sequence[Convolution | Map | None]
     D: Sequence[Linear | Map | None]
     shared: Linear | None = None
-    why_general: str | None = None
+    unsupported: str | None = None
 
     def with_first(self, merged: Linear | None) -> PadreMaps:
-        """With `merged`, from `merged_first`, for the shared maps; D_1 is part of it. As before where that is None."""
+        """Replace the shared map with `merged`, which includes D_1 (see `merged_first`); None changes nothing."""
         return self if merged is None else self._replace(shared=merged, D=(None, *self.D[1:]))
 
 
 class PadreTerms(NamedTuple):
-    """How the Z_i are built and summed: P = Σ_{i in terms} W_i ⊙ Z_i + L, over R² + ε where there is a denominator.
+    """How the Z_i are built and summed: P = Σ_{i in terms} W_i ⊙ Z_i + L, divided by R² + ε with a denominator.
 
-    degree: d. terms: those of 1 … d that enter, in order. weight: W of those, (terms, D) or (terms, N, D); None is
-    ones. constant: L. Q (e, D) or (e, N, D) and S: R = Σ_k Q_k ⊙ Z'_k + S, a second chain on Y_{d+1} … Y_{d+e}.
+    degree: d, the highest degree.
+    terms: the degrees in 1 … d that are summed, in order.
+    weight: W_i of these terms, (terms, D) or (terms, N, D); None for ones.
+    constant: L.
+    Q, S: the denominator R = Σ_k Q_k ⊙ Z'_k + S, where Z' is a second chain on Y_{d+1} … Y_{d+e}; Q is (e, D) or
+        (e, N, D).
+    basis: "monomial", "chebyshev", "legendre" or "hermite".
+    normalize: None, "rms" or "layer", applied to the channels of each head of Y_i.
+    heads: the number of heads.
+    eps: ε.
     """
 
     degree: int
@@ -101,7 +125,7 @@ class PadreTerms(NamedTuple):
 
 
 def normalise(y: Tensor, kind: str | None, heads: int) -> Tensor:
-    """RMS or layer norm of each head's channels of y (B, N, D), without learned scales; None leaves y alone."""
+    """Apply RMS or layer norm to each head's channels of y (B, N, D), without learned scales; None returns y."""
     if kind is None:
         return y
     norm = F.rms_norm if kind == "rms" else F.layer_norm
@@ -110,14 +134,14 @@ def normalise(y: Tensor, kind: str | None, heads: int) -> Tensor:
 
 
 def pad(part: Convolution, u: Tensor) -> Tensor:
-    """u (B, N, D) with the zeros in front that a causal kernel reaches back to."""
+    """Pad u (B, N, D) in front with the zeros that a causal kernel reaches back to."""
     return F.pad(u, (0, 0, (part.weight.shape[-1] - 1) * part.dilation, 0)) if part.causal else u
 
 
 def apply(
     part: Convolution | Map | None, u: Tensor, times: Tensor | None, grid: tuple[int, ...], step: Callable[..., Tensor]
 ) -> Tensor:
-    """A token map of u, ⊙ times where that is given."""
+    """Apply a token map to u, and multiply with `times` if given."""
     if isinstance(part, Convolution):
         u = pad(part, u) if part.causal else u
         return step(u, part.weight, part.bias, times, list(grid), part.causal, part.dilation)
@@ -126,17 +150,27 @@ def apply(
 
 
 def chain(
-    us: Sequence[Tensor], maps: PadreMaps, first: int, terms: PadreTerms, wanted: Sequence[int], weight: Tensor | None,
+    us: Sequence[Tensor], maps: PadreMaps, first: int, terms: PadreTerms, degrees: Sequence[int], weight: Tensor | None,
     grid: tuple[int, ...], step: Callable[..., Tensor],
 ) -> Tensor:  # fmt: skip
-    """Σ_{i in wanted} W_i ⊙ Z_i with Z_1 = Y_1, Z_{i+1} = a_i (C_i Z_i D_i) ⊙ Y_{i+1} - b_i Z_{i-1}, Z_0 = 1.
+    """Compute Σ_{i in degrees} W_i ⊙ Z_i for one chain of products.
 
-    us: U_i = X B_i, of which A_i makes Y_i, (B, N, D) each. first: the place in `maps` of their A; their C and D begin
-    at first, less one for a second chain.
+        Z_0 = 1,  Z_1 = Y_1,  Z_{i+1} = a_i (C_i Z_i D_i) ⊙ Y_{i+1} - b_i Z_{i-1}
+
+    Args:
+        us: U_i = X B_i, (B, N, D) each; Y_i = A_i U_i.
+        maps: A, C and D.
+        first: the index in maps.A of the chain's first map: 0 for the numerator, d for the denominator. The chain's C
+            and D start at index 0 or d - 1.
+        terms: the basis, the normalisation and the heads.
+        degrees: the degrees i that are summed.
+        weight: W_i of these degrees; None for ones.
+        grid: the sizes of the grid's axes.
+        step: `step` of this module, or an operator with the same arguments.
     """
     total: Tensor | None = None
     z, offset = us[0], first - (first > 0)
-    before: Tensor | float = 1.0
+    previous: Tensor | float = 1.0
     for i, u in enumerate(us, start=1):
         token, mixed = maps.A[first + i - 1], None
         if i > 1:
@@ -151,9 +185,9 @@ def chain(
             new = new if mixed is None else new * mixed
         a, b = (1.0, 0.0) if i == 1 else BASES[terms.basis](i - 1)
         new = new if a == 1 else a * new
-        z, before = (new if b == 0 else new - b * before), z if i > 1 else 1.0
-        if i in wanted:
-            term = z if weight is None else weight[wanted.index(i)] * z
+        z, previous = (new if b == 0 else new - b * previous), z if i > 1 else 1.0
+        if i in degrees:
+            term = z if weight is None else weight[degrees.index(i)] * z
             total = term if total is None else total + term
     assert total is not None
     return total
@@ -162,9 +196,10 @@ def chain(
 def polynomial(
     x: Tensor, maps: PadreMaps, terms: PadreTerms, grid: tuple[int, ...], step: Callable[..., Tensor] = step
 ) -> Tensor:
-    """P, or P / (R² + ε): Eq. 1-6 and 15-20. `step` is the function above, or an operator on the same arguments.
+    """Compute P, or P / (R² + ε) with a denominator (PADRe, Eq. 1-6 and 15-20).
 
-    x (B, N, D). Returns (B, N, D). Cost: that of the maps, and 2 d - 1 passes over the tokens.
+    `step` is the function of this module, or an operator with the same arguments. x and the result are (B, N, D).
+    Cost: that of the maps, and 2 d - 1 passes over the tokens.
     """
     if maps.project is not None:
         us = maps.project(x)
@@ -177,14 +212,14 @@ def polynomial(
     if terms.S is None:
         return p
     r = chain(us[d:], maps, d, terms, range(1, len(us) - d + 1), terms.Q, grid, step) + terms.S
-    return p / (r * r + terms.eps)  # kept away from zero
+    return p / (r * r + terms.eps)
 
 
 def merged_first(maps: PadreMaps, terms: PadreTerms) -> Linear | None:
-    """The shared map with B_1 D_1 in the place of B_1, where Z_1 = X B_1 is used for nothing but Z_1 D_1."""
+    """The shared map with B_1 D_1 in place of B_1, if Z_1 = X B_1 is used only for Z_1 D_1; else None."""
     plain = terms.basis == "monomial" or terms.degree == 2
-    alone = plain and terms.degree > 1 and 1 not in terms.terms and terms.normalize is None and terms.heads == 1
-    if not alone or maps.shared is None or maps.A[0] is not None or not isinstance(maps.D[0], tuple):
+    mergeable = plain and terms.degree > 1 and 1 not in terms.terms and terms.normalize is None and terms.heads == 1
+    if not mergeable or maps.shared is None or maps.A[0] is not None or not isinstance(maps.D[0], tuple):
         return None
     (weight, bias), (last, last_bias) = maps.shared, maps.D[0]
     dim = last.shape[1]

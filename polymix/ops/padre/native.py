@@ -1,4 +1,4 @@
-"""PADRe's step on a CPU, (depthwise(x) + bias) ⊙ y, forward and backward, for grids of one or two axes."""
+"""PADRe's step (depthwise(x) + bias) ⊙ y in C for the CPU, forward and backward, on grids of one or two axes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polymix.ops.native.arrays import dense, tokens
-from polymix.ops.native.build import call
+from polymix.ops.native.library import call
 from polymix.ops.padre import blocked
 from polymix.ops.padre.eager import Convolution, pad
 from polymix.ops.shared import blocks
@@ -22,7 +22,7 @@ Axes = tuple[int, ...]
 
 
 class Shape(ctypes.Structure):
-    """As in depthwise.c."""
+    """The struct Shape of depthwise.c."""
 
     _fields_ = tuple(
         (name, ctypes.c_int64)
@@ -31,38 +31,39 @@ class Shape(ctypes.Structure):
 
 
 class Taps(ctypes.Structure):
-    """As in depthwise.c."""
+    """The struct Taps of depthwise.c."""
 
     _fields_ = (("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("channel", "row", "col")))
 
 
 class Geometry(NamedTuple):
-    """The grids of outputs and inputs, the part of the kernel that can touch them, the zeros before: two axes each."""
+    """The sizes of a convolution, two axes each."""
 
-    size: Axes
-    seen: Axes
-    kernel: Axes
-    pad: Axes
+    size: Axes  # the grid of the outputs
+    seen: Axes  # the grid of the inputs
+    kernel: Axes  # the part of the kernel that can reach the grid
+    pad: Axes  # the zeros in front of the inputs
 
     def shape(self, x: Tensor) -> Shape:
+        """The struct that the C functions take."""
         bf16 = int(x.dtype == torch.bfloat16)
         return Shape(
             x.shape[0], x.shape[2], *self.seen, *self.size, *self.kernel, *self.pad, bf16, torch.get_num_threads()
         )
 
     def transposed(self) -> Geometry:
-        """That of the gradient of the inputs."""
+        """The geometry of the convolution that computes the gradient of the inputs."""
         return Geometry(
             self.seen, self.size, self.kernel, (self.kernel[0] - 1 - self.pad[0], self.kernel[1] - 1 - self.pad[1])
         )
 
-    def taps(self, weight: Tensor, *, turned: bool = False) -> Taps:
-        """Those of a contiguous weight (D, 1, *kernel) that are used, `turned` around."""
+    def taps(self, weight: Tensor, *, flipped: bool = False) -> Taps:
+        """The taps of a contiguous weight (D, 1, *kernel) that are used, in reverse order if `flipped`."""
         height, width = (1, *weight.shape[2:])[-2:]
         row, col = (height - self.kernel[0]) // 2, (width - self.kernel[1]) // 2
-        if turned:
+        if flipped:
             row, col = row + self.kernel[0] - 1, col + self.kernel[1] - 1
-        sign, start = (-1 if turned else 1), weight.data_ptr() + weight.element_size() * (row * width + col)
+        sign, start = (-1 if flipped else 1), weight.data_ptr() + weight.element_size() * (row * width + col)
         return Taps(start, height * width, sign * width, sign)
 
 
@@ -78,7 +79,7 @@ def _conv(
     x: Tensor, scale: Tensor | None, taps: Taps, bias: Tensor | None, times: Tensor | None, geometry: Geometry,
     out: Tensor | None = None, shift: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """(conv((x + shift) ⊙ scale) + bias) ⊙ times (B, ∏ size, D) of x (B, ∏ seen, D)."""
+    """Compute (conv((x + shift) ⊙ scale) + bias) ⊙ times, (B, ∏ size, D), for x (B, ∏ seen, D)."""
     if out is None:
         out = x.new_empty(x.shape[0], geometry.size[0] * geometry.size[1], x.shape[2])
     shift, bias = (None if v is None else v.float().contiguous() for v in (shift, bias))
@@ -92,14 +93,22 @@ def step(
     x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor | None, grid: Axes, *,
     causal: bool = False, dilation: int = 1, out: Tensor | None = None, shift: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """(depthwise(x + shift) + bias) ⊙ y, the convolution as `polymix.ops.shared.depthwise.depthwise_conv` defines it.
+    """Compute (depthwise(x + shift) + bias) ⊙ y, with the convolution of `polymix.ops.shared.depthwise`.
 
-    x (B, N, D) of float32 or bf16, N = ∏ grid; when causal (B, k - 1 + N, D), the earlier tokens first. weight
-    (D, 1, *kernel); bias and shift (D,) or None; y (B, N, D) or None for ones. Returns (B, N, D) in x's type. Cost:
-    N D (∏ kernel + 1) multiply-adds, summed in float32; beside the output, or `out`, which may be y, a strip of the
-    inputs a thread, 512 KiB.
+    Args:
+        x: (B, N, D) in float32 or bfloat16, N = ∏ grid. If causal, (B, k - 1 + N, D), the earlier tokens first.
+        weight: (D, 1, *kernel).
+        bias: (D) or None.
+        y: (B, N, D) or None for ones.
+        grid: the sizes of one or two axes.
+        causal: whether each token sees only itself and its past.
+        dilation: must be 1.
+        out: where to write the result; may be y.
+        shift: (D), added to x, or None.
+    Returns:
+        (B, N, D) in the dtype of x. Cost: N D (∏ kernel + 1) multiply-adds, summed in float32. Memory besides the
+        output: 512 KiB of inputs per thread.
     """
-    assert dilation == 1
     weight, geometry = weight.float().contiguous(), _geometry(x, weight, grid, causal)
     return _conv(x, None, geometry.taps(weight), bias, y, geometry, out, shift)
 
@@ -108,9 +117,13 @@ def _band(
     x: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor | None, y: Tensor | None, width: int, first: int,
     out: Tensor,
 ) -> None:  # fmt: skip
-    """Rows of `step` on a grid of two axes: from row `first` of x on, as many as out (B, rows · width, D) has.
+    """Compute a band of rows of `step` on a grid of two axes.
 
-    x (B, N, D) are the rows that these see, none but those at the edge of the grid left out.
+    Args:
+        x: (B, N, D), all rows of the grid that the band sees.
+        width: the number of tokens in a row.
+        first: the band's first row, counted in x.
+        out: the band's part of the output, (B, rows · width, D).
     """
     weight = weight.float().contiguous()
     _, _, kernel, pad = _geometry(x, weight, (weight.shape[2], width), False)
@@ -122,18 +135,20 @@ def step_backward(
     grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor | None, grid: Axes, *,
     causal: bool = False, dilation: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
-    """The gradients of `step`: of x and y in their types, of the weight and the bias in float32, of what is given.
+    """The gradients of `step` for grad (B, N, D). With g = grad ⊙ y, which is never stored:
 
-    grad (B, N, D). With g = grad ⊙ y, formed on the way and never written,
-        x:  g convolved with the flipped kernel;       weight:  Σ_{b,n} g ⊙ (x at the tap);
-        y:  grad ⊙ (depthwise(x) + bias), once more;   bias:    Σ_{b,n} g.
-    Cost: that of three forward steps, two where y is None. The same bits every time: no sum depends on the threads.
+        x:  g convolved with the flipped kernel     weight:  Σ_{b,n} g ⊙ (x at the tap)
+        y:  grad ⊙ (depthwise(x) + bias)            bias:    Σ_{b,n} g
+
+    Returns:
+        The gradients of x and y in their dtypes, and of the weight and the bias in float32; None for arguments that
+        are None. Cost: three forward steps, or two if y is None. The result does not depend on the number of threads,
+        to the bit.
     """
-    assert dilation == 1
     weight, geometry = weight.float().contiguous(), _geometry(x, weight, grid, causal)
-    grad_x = _conv(grad, y, geometry.taps(weight, turned=True), None, None, geometry.transposed())
+    grad_x = _conv(grad, y, geometry.taps(weight, flipped=True), None, None, geometry.transposed())
     grad_y = None if y is None else _conv(x, None, geometry.taps(weight), bias, grad, geometry)
-    sums, bias_sums = torch.zeros_like(weight), weight.new_empty(x.shape[2])  # zero where no token reaches
+    sums, bias_sums = torch.zeros_like(weight), weight.new_empty(x.shape[2])  # taps that reach no token stay zero
     x, grad, y = dense(x), dense(grad), dense(y)
     call(
         "depthwise_weight",
@@ -148,9 +163,9 @@ def step_backward(
 
 
 def apply(grid: Axes, channel: Linear | None, token: Convolution | None, x: Tensor, times: Tensor | None) -> Tensor:
-    """As `blocked.apply`; the kernel stays in the cache by itself, and multiplies on the way.
+    """Like `blocked.apply`. The C kernel works in cache by itself, and multiplies with `times` as it writes.
 
-    Where no allocator keeps an array as large as x, a grid of two axes goes in bands of rows.
+    If x is larger than allocators keep (`blocks.KEPT`), a grid of two axes is processed in bands of rows.
     """
     if token is None:
         return blocked.apply(grid, channel, None, x, times)
@@ -164,10 +179,10 @@ def apply(grid: Axes, channel: Linear | None, token: Convolution | None, x: Tens
     y = output(x) if times is None else times
     product, (rows, width) = Product((weight, None), x.dtype), grid
     reach = token.weight.shape[2] // 2
-    most = max(1, blocks.KEPT // (2 * width * x.shape[-1] * x.element_size()))
+    band = max(1, blocks.KEPT // (2 * width * x.shape[-1] * x.element_size()))
     for sample in range(x.shape[0]):
-        for first in range(0, rows, most):
-            last = min(first + most, rows)
+        for first in range(0, rows, band):
+            last = min(first + band, rows)
             above, below = max(0, first - reach), min(rows, last + reach)
             u = product(x[sample, above * width : below * width])[None]
             place = slice(first * width, last * width)

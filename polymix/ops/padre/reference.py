@@ -1,8 +1,8 @@
-"""PADRe as its equations, 1-7 and 11-20.
+"""PADRe, Eq. 1-7 and 11-20, written for reading next to the paper. Used by tests only.
 
-Written to be read beside the paper: N×N objects and loops. It takes a mixer's `matrices()` by the paper's letters; x is
-(B, N, D); a right matrix acts on row tokens, X B; a token map is (N, N), or (D, N, N) where every channel has its own;
-a bias is None where there is none. Only tests call it.
+The matrices have the paper's letters and come from a mixer's `matrices()`. Tokens are rows: x is (B, N, D), and a
+channel map multiplies from the right, X B. A token map is (N, N), or (D, N, N) with one matrix per channel. A missing
+bias is None.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NORM_EPS = 1e-6
 
 
 def normalise(y: Tensor, kind: str | None, heads: int) -> Tensor:
-    """RMS or layer norm of each head's channels, without learned scales."""
+    """Apply RMS or layer norm to each head's channels, without learned scales."""
     if kind is None:
         return y
     y = y.unflatten(-1, (heads, -1))
@@ -28,7 +28,7 @@ def normalise(y: Tensor, kind: str | None, heads: int) -> Tensor:
 
 
 def coefficients(basis: str, i: int) -> tuple[float, float]:
-    """a_i and b_i of T_{i+1} = a_i y T_i - b_i T_{i-1}."""
+    """a_i and b_i in T_{i+1} = a_i y T_i - b_i T_{i-1}."""
     return {"monomial": (1, 0), "chebyshev": (2, 1), "legendre": ((2 * i + 1) / (i + 1), i / (i + 1)),
             "hermite": (1, i)}[basis]  # fmt: skip
 
@@ -43,7 +43,10 @@ def padre(
     *, normalize: str | None = None, heads: int = 1, basis: str = "monomial", eps: float = 1e-3,
     pattern: str | None = None, contexts: Sequence[Tensor] = (), degrees: bool = False,
 ) -> Tensor | list[Tensor]:  # fmt: skip
-    """PADRe, Eq. 1-7, with contexts 11-14, rational 15-20. With `degrees` the list Z_1 … Z_d instead of the output."""
+    """PADRe, Eq. 1-7; with contexts, Eq. 11-14; with a denominator, Eq. 15-20.
+
+    With `degrees`, returns the list Z_1 … Z_d instead of the output.
+    """
     d = len(W)
     inputs = dict(zip("abcdefghijklmnop", (x, *contexts), strict=False))
     letters = pattern or "a" * len(A)
@@ -53,7 +56,7 @@ def padre(
     ]  # Eq. 1, 15
 
     def chain(first: int, count: int, at: int) -> list[Tensor]:
-        """Z_1 … Z_count of Y from `first` on, with the C and D from `at` on."""
+        """Z_1 … Z_count from the Y starting at index `first` and the C and D starting at index `at`."""
         Z = [torch.ones_like(Y[0]), Y[first]]
         for i in range(1, count):  # Eq. 2, 3
             j = at + i - 1
@@ -68,8 +71,8 @@ def padre(
     P = torch.stack([W[i] * Z[i] for i in range(d)]).sum(0)  # Eq. 6
     P = plus(P, L)
     if S is not None:  # Eq. 18-20
-        below = chain(d, len(Q), d - 1)
-        R = torch.stack([Q[k] * below[k] for k in range(len(Q))]).sum(0) + S
+        denominator = chain(d, len(Q), d - 1)
+        R = torch.stack([Q[k] * denominator[k] for k in range(len(Q))]).sum(0) + S
         P = P / (R**2 + eps)
     if U is not None:  # Eq. 7
         P = mix_tokens(U, P)

@@ -1,7 +1,8 @@
-"""PADRe's step on a GPU, (depthwise(x) + bias) ⊙ y, forward and backward.
+"""PADRe's step (depthwise(x) + bias) ⊙ y in Triton for GPUs, forward and backward.
 
-A grid of 1, 2 or 3 axes is taken as three, leading ones of size 1. Tokens stay rows and channels columns, so that every
-access runs along the channels. A token at tap t reads its neighbour `dilation · t - pad` places on, and zero outside.
+Grids of 1 or 2 axes are treated as 3 axes, with leading sizes of 1. Tokens are rows and channels are columns, so that
+memory accesses run along the channels. Tap t of a token reads the token `dilation · t - pad` positions later, or zero
+outside the grid.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -16,15 +17,15 @@ import triton.language as tl
 from torch import Tensor
 
 Axes = tuple[int, ...]
-PROGRAMS = 512  # what a launch aims for: a few for each multiprocessor of the largest cards
-RUN = 4  # tokens along the last axis that share what they read
-BLOCK = 32  # channels: one full cache line of float32
-WARPS = 8  # with four, the compiler lays the tile out for the few taps, and shuffles x on every read
+PROGRAMS = 512  # the number of programs that a launch aims for: a few per multiprocessor of the largest GPUs
+RUN = 4  # tokens along the last axis that share their reads
+BLOCK = 32  # channels in a tile: one cache line of float32
+WARPS = 8  # with four warps, the compiler chooses a layout for the taps and shuffles x on every read
 
 
 @triton.jit
 def _load(x, inside):
-    """In float32, zero where it is not inside: what is outside is never read."""
+    """Load as float32; elements that are not `inside` are zero and never read."""
     return tl.load(x, mask=inside, other=0.0).to(tl.float32)
 
 
@@ -36,8 +37,8 @@ def _conv_kernel(
 ):  # fmt: skip
     """out (B, n, D) = (conv(x ⊙ u) + bias) ⊙ y, from the grid `seen` to the grid `size`; u, bias and y may be None.
 
-    A program owns ROWS runs of tokens, RUN tokens each that lie `dilation` apart on the last axis. Such a run slides
-    over its neighbours together: each is read once a run, and used by all tokens whose kernel it lies under.
+    A program computes ROWS runs of RUN tokens, `dilation` apart along the last axis. The tokens of a run share their
+    neighbours: each neighbour is read once per run and used for all tokens whose kernel covers it.
     """
     per_line = tl.cdiv(size_2, RUN * dilation) * dilation
     run = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[None, :, None]
@@ -70,7 +71,7 @@ def _conv_kernel(
                 t_2 = t - step
                 under = (t_2 >= 0) & (t_2 < taps_2)
                 tap = _load(taps + ((t_0 * taps_1 + t_1) * taps_2 + t_2) * width + channel, under & real)
-                # A choice and not a product by zero, which would let a NaN out to tokens that it is not near.
+                # tl.where instead of a product with zero, which would spread a NaN to tokens that it cannot reach.
                 total = tl.where(under, total + value * tap, total)
     if bias is not None:
         total += _load(bias + channel, real)
@@ -87,9 +88,10 @@ def _weight_kernel(
     size_1, size_2, seen_0, seen_1, seen_2, taps_0, taps_1, taps_2, pad_0, pad_1, pad_2,
     TAPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """sums (splits, taps, D) = Σ grad ⊙ y ⊙ (x at the tap) of a split's tokens; bias_sums (splits, D) without x.
+    """sums (splits, taps, D) = Σ grad ⊙ y ⊙ (x at the tap) over the tokens of a split.
 
-    A program owns up to TAPS neighbouring taps of one line of the kernel, so that it reads grad and y once for all.
+    bias_sums (splits, D) = Σ grad ⊙ y. A program computes up to TAPS neighbouring taps of one line of the kernel,
+    which share their reads of grad and y.
     """
     chunks = tl.cdiv(taps_2, TAPS)
     lead = tl.program_id(2) // chunks
@@ -124,7 +126,7 @@ def _weight_kernel(
 
 
 def _geometry(x: Tensor, weight: Tensor, grid: Axes, causal: bool, dilation: int) -> tuple[Axes, Axes, Axes, Axes]:
-    """The grid of the output, that of the input, the kernel and the padding in front: three axes each."""
+    """The grid of the outputs, the grid of the inputs, the kernel sizes and the padding in front, three axes each."""
     lead = (1,) * (3 - len(grid))
     size, kernel = (*lead, *grid), (*lead, *weight.shape[2:])
     if causal:
@@ -140,7 +142,7 @@ def _conv(
     x: Tensor, u: Tensor | None, taps: Tensor, bias: Tensor | None, y: Tensor | None, size: Axes, seen: Axes,
     kernel: Axes, pad: Axes, dilation: int, dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
-    """(conv(x ⊙ u) + bias) ⊙ y (B, ∏ size, D) of x (B, ∏ seen, D) and taps (∏ kernel, D)."""
+    """Compute (conv(x ⊙ u) + bias) ⊙ y, (B, ∏ size, D), for x (B, ∏ seen, D) and taps (∏ kernel, D)."""
     batch, _, width = x.shape
     n, blocks = math.prod(size), triton.cdiv(width, BLOCK)
     runs = batch * size[0] * size[1] * triton.cdiv(size[2], RUN * dilation) * dilation
@@ -155,7 +157,7 @@ def _conv(
 
 
 def _taps(weight: Tensor) -> Tensor:
-    """The weight (D, 1, *kernel) tap by tap, (∏ kernel, D): small, and read along the channels."""
+    """Transpose a weight (D, 1, *kernel) to (∏ kernel, D), so that kernels read it along the channels."""
     return weight.flatten(1).t().float().contiguous()
 
 
@@ -163,11 +165,19 @@ def step(
     x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor | None, grid: Axes, *,
     causal: bool = False, dilation: int = 1,
 ) -> Tensor:  # fmt: skip
-    """(depthwise(x) + bias) ⊙ y, the convolution as `polymix.ops.shared.depthwise.depthwise_conv` defines it.
+    """Compute (depthwise(x) + bias) ⊙ y, with the convolution of `polymix.ops.shared.depthwise`.
 
-    x (B, N, D) of any strides, N = ∏ grid; when causal (B, δ (k - 1) + N, D), the earlier tokens first. weight
-    (D, 1, *kernel); bias (D,) or None; y (B, N, D) or None for ones. Returns (B, N, D) in x's type. Cost:
-    N D (∏ kernel + 1) multiply-adds, summed in float32; beside the output nothing is written.
+    Args:
+        x: (B, N, D) of any strides, N = ∏ grid. If causal, (B, δ (k - 1) + N, D), the earlier tokens first.
+        weight: (D, 1, *kernel).
+        bias: (D) or None.
+        y: (B, N, D) or None for ones.
+        grid: the sizes of 1, 2 or 3 axes.
+        causal: whether each token sees only itself and its past.
+        dilation: δ.
+    Returns:
+        (B, N, D) in the dtype of x. Cost: N D (∏ kernel + 1) multiply-adds, summed in float32; no intermediates are
+        written.
     """
     size, seen, kernel, pad = _geometry(x, weight, grid, causal, dilation)
     return _conv(x, None, _taps(weight), bias, y, size, seen, kernel, pad, dilation, x.dtype)
@@ -177,12 +187,14 @@ def step_backward(
     grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor | None, grid: Axes, *,
     causal: bool = False, dilation: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
-    """The gradients of `step`: of x and y in their types, of the weight and the bias in float32, of what is given.
+    """The gradients of `step` for grad (B, N, D) of any strides. With g = grad ⊙ y, which is never stored:
 
-    grad (B, N, D) of any strides. With g = grad ⊙ y, formed in registers and never written,
-        x:  g convolved with the flipped kernel;       weight:  Σ_{b,n} g ⊙ (x at the tap);
-        y:  grad ⊙ (depthwise(x) + bias), once more;   bias:    Σ_{b,n} g.
-    Cost: that of three forward steps. The sums are taken split by split, and those added in a fixed order.
+        x:  g convolved with the flipped kernel     weight:  Σ_{b,n} g ⊙ (x at the tap)
+        y:  grad ⊙ (depthwise(x) + bias)            bias:    Σ_{b,n} g
+
+    Returns:
+        The gradients of x and y in their dtypes, and of the weight and the bias in float32; None for arguments that
+        are None. Cost: three forward steps. Sums are computed per split and added in a fixed order.
     """
     size, seen, kernel, pad = _geometry(x, weight, grid, causal, dilation)
     taps = _taps(weight)
@@ -192,7 +204,7 @@ def step_backward(
     if y is not None:
         grad_y = _conv(x, None, taps, bias, grad, size, seen, kernel, pad, dilation, y.dtype)
     batch, n, width = grad.shape
-    # 16 bytes of a tile for each thread, under so many taps that 64 sums of float32 stay in its registers.
+    # Each thread holds 16 bytes of a tile, and as many taps as keep 64 float32 sums in its registers.
     rows, line = 128 // x.element_size(), min(4 * x.element_size(), triton.next_power_of_2(kernel[2]))
     blocks, chunks = triton.cdiv(width, BLOCK), kernel[0] * kernel[1] * triton.cdiv(kernel[2], line)
     span = rows * max(1, triton.cdiv(batch * n, rows * max(1, PROGRAMS // max(1, blocks * chunks))))

@@ -1,4 +1,4 @@
-"""PoM, the Polynomial Mixer: one call, whichever implementation runs."""
+"""PoM, the Polynomial Mixer: `pom` runs it with any implementation (PoM, Eq. 1, 2, 4 and 7)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from torch import Tensor
 
 from polymix.ops.dispatch import Operator, choose, without_gradients
 from polymix.ops.gated import gated
+from polymix.ops.native.arrays import KINDS
 from polymix.ops.pom import blocked, eager, native
 from polymix.ops.pom.decay import BLOCK, decayed_mean
 from polymix.ops.pom.eager import PomOptions, PomState, PomWeights, Terms
 from polymix.ops.shared.blocks import slower_in_float32
 from polymix.ops.shared.masks import Segments, positions
+from polymix.ops.shared.signature import Signature
 from polymix.ops.shared.tensors import count_real, linear
 
 _TURNS = "Tensor? mask, Tensor? cos, Tensor? sin"
@@ -30,11 +32,14 @@ pom_scan = Operator(
 linear_powers = Operator(
     "linear_powers",
     "(Tensor x, Tensor weight, Tensor? bias, Tensor? mask, str activation, int degree) -> Tensor",
-    eager.powers, (0, 1, 2), native="polymix.ops.pom.native:powers",
+    eager.powers, (0, 1, 2),
+    Signature("x: B, N, D; weight: E, D; bias: E; mask: B, N", "B, degree, E", "degree >= 1",
+              f"activation in {KINDS}"),
+    native="polymix.ops.pom.native:powers",
 )  # fmt: skip
 
-_PLAIN = "it is for one group, no rotary, and a context seen whole or up to the token"
-_STATELESS = "it keeps no state"
+_PLAIN = "supports one group without rotary positions, and full or causal context only"
+_STATELESS = "keeps no recurrent state"
 
 
 def pom(
@@ -49,33 +54,43 @@ def pom(
     segments: Segments | None = None,
     impl: str = "auto",
 ) -> Tensor:
-    """y_i = W_o [σ(W_s x_i + b_s) ⊙ H_i] + b_o with H_i = reduce_j Σ_p α_p ⊙ h(W_h c_j + b_h)^p over the tokens seen.
+    """Mix tokens with pooled polynomials of the context (PoM, Eq. 1, 2 and 4; block-causal, Eq. 7).
+
+        y_i = W_o [σ(W_s x_i + b_s) ⊙ H_i] + b_o,  H_i = reduce_j Σ_p α_p ⊙ h(W_h c_j + b_h)^p
+
+    `reduce` is the mean or the sum over the context tokens j that query i sees.
 
     Args:
-        x: (B, M, D). context: (B, N, D), x itself where there is none of its own.
-        mask: (B, N) over real context tokens, or (B, M, N) for each query.
-        causal: 0, 1, or K for blocks of K tokens. grid: (H, W) where options.rotary is "2d".
-        segments: ids (B, N), or (query ids, context ids) with a context.
+        x: the queries, (B, M, D).
+        context: (B, N, D); pass x for self-mixing.
+        weights: the maps W_h, W_s, W_o and the coefficients α.
+        options: the activation, the gate, the reduction and the rotary positions.
+        mask: (B, N), True for real context tokens; or (B, M, N), for each query.
+        causal: 0, 1, or K for block-causal with blocks of K tokens.
+        grid: (H, W); needed if options.rotary is "2d".
+        segments: ids (B, N) of packed sequences; with a separate context, (query ids, context ids).
         impl: "auto", "eager", "blocked", "native" or "triton".
     Returns:
-        (B, M, D) in the type of x. Sums are kept in float32 at least. Cost: 3 N D E multiply-adds; an arbitrary mask
-        adds N M E, segments O(N E log N).
+        (B, M, D) in the dtype of x; sums are kept in float32 or wider. Cost: 3 N D E multiply-adds; an arbitrary mask
+        adds N M E, and segments add O(N E log N).
+    Raises:
+        CapabilityError: the implementation requested by name does not support the call.
     """
     if weights.times is not None:
         return pom_chunk(x, None, weights, options, mask=mask, impl=impl)[0]
     padding, visible = (mask, None) if mask is None or mask.ndim == 2 else (None, mask)
     grouped, (inner, degree) = weights.poly[0].ndim == 3, weights.alpha.shape
-    one_gate_a_channel = weights.gate[0].shape[0] == inner
+    gate_per_channel = weights.gate[0].shape[0] == inner
     plain = options.rotary is None and segments is None and visible is None
     plain = plain and not grouped and (causal == 0 or (causal == 1 and context is x))
-    in_c = None if plain else _PLAIN
-    if in_c is None and not one_gate_a_channel:
-        in_c = "it is for a gate a channel"
-    if in_c is None and causal and not without_gradients("native"):
-        in_c = "its causal form has no backward (call under torch.inference_mode() or torch.no_grad())"
+    native_reason = None if plain else _PLAIN
+    if native_reason is None and not gate_per_channel:
+        native_reason = "supports one gate per channel only"
+    if native_reason is None and causal and not without_gradients("native"):
+        native_reason = "has no backward for causal=1 (call under torch.inference_mode() or torch.no_grad())"
     unsupported = {
-        "triton": None if visible is None else "an arbitrary mask is a product with the mask",
-        "native": in_c,
+        "triton": None if visible is None else "does not support an arbitrary mask (B, M, N)",
+        "native": native_reason,
         "blocked": None if plain else _PLAIN,
     }
     impl = choose("pom", impl, (x, context, *_tensors(weights)), unsupported,
@@ -85,12 +100,12 @@ def pom(
                 else blocked.pom(x, context, weights, options, padding))  # fmt: skip
     if impl == "native" and causal:
         return native.causal(x, weights, options, padding)
-    if impl != "triton" and plain and one_gate_a_channel and not causal:  # neither map's outputs are held by a kernel
+    if impl != "triton" and plain and gate_per_channel and not causal:  # the kernels store no outputs of the maps
         sums = linear_powers(context, *weights.poly, padding, options.activation, degree, impl=impl)
         pooled = eager.weigh(sums, weights.alpha)
         pooled = pooled / count_real(context, padding) if options.reduction == "mean" else pooled
         return gated(x, weights.gate, pooled, weights.proj, options.gate, impl=impl)
-    queries, keys = eager.places(x, context, options, padding, grid, segments)
+    queries, keys = eager.token_positions(x, context, options, padding, grid, segments)
     total, count = eager.reduce_terms(
         _terms(context, weights, options, padding, keys, impl), queries=x.shape[1], visible=visible, causal=causal,
         segments=segments,
@@ -107,31 +122,43 @@ def pom_chunk(
     mask: Tensor | None = None,
     impl: str = "auto",
 ) -> tuple[Tensor, PomState]:
-    """One chunk (B, N, D) of a causal sequence after `state`, None at the start; the output and the state after it."""
+    """Process one chunk of a causal sequence, continuing from `state`.
+
+    Args:
+        x: the chunk, (B, N, D).
+        state: the state after the previous chunk; None at the start.
+        weights: see `pom`. With `times`, older tokens decay (see `polymix.ops.pom.decay`).
+        options: see `pom`.
+        mask: (B, N), True for real tokens.
+        impl: see `pom`.
+    Returns:
+        The output (B, N, D) and the state after the chunk. Cost: 3 N D E multiply-adds.
+    """
     forgets = weights.times is not None
     unsupported = {
-        "triton": "it does not forget" if forgets else None, "native": _STATELESS, "blocked": _STATELESS,
+        "triton": "does not support decay" if forgets else None, "native": _STATELESS, "blocked": _STATELESS,
     }  # fmt: skip
     impl = choose("pom", impl, (x, *_tensors(weights)), unsupported, in_blocks=("native", "blocked"))
     if weights.times is not None:
         values = _terms(x, weights, options, mask, None, impl).values()
         mean, state = decayed_mean(values, weights.times, mask, state)
         return eager.gate_totals(x, weights, options, mean, torch.ones((1, 1), device=x.device), None), state
-    place = None
+    position = None
     if options.rotary is not None:
-        place = positions(x.shape[1], mask, None, x.device)
-        place = place if state is None else place + state.count[:, None]
-    each = _terms(x, weights, options, mask, place, impl)
-    total, count = eager.reduce_terms(each, queries=x.shape[1], causal=1, state=state)
+        position = positions(x.shape[1], mask, None, x.device)
+        position = position if state is None else position + state.count[:, None]
+    terms = _terms(x, weights, options, mask, position, impl)
+    total, count = eager.reduce_terms(terms, queries=x.shape[1], causal=1, state=state)
     after = PomState(total[:, -1].clone(), count[:, -1].expand(x.shape[0]).clone())
-    return eager.gate_totals(x, weights, options, total, count, place), after
+    return eager.gate_totals(x, weights, options, total, count, position), after
 
 
 def _terms(
-    context: Tensor, weights: PomWeights, options: PomOptions, padding: Tensor | None, place: Tensor | None, impl: str
-) -> Terms:
-    """Of W_h c_j + b_h, turned by the positions `place`."""
-    turns = eager.turns_at(place, weights.alpha.shape[0], options)
+    context: Tensor, weights: PomWeights, options: PomOptions, padding: Tensor | None, position: Tensor | None,
+    impl: str,
+) -> Terms:  # fmt: skip
+    """The terms Σ_p α_p ⊙ h(W_h c_j + b_h)^p, rotated by `position` if given."""
+    turns = eager.turns_at(position, weights.alpha.shape[0], options)
     axes = eager.AXES[options.rotary or "1d"]
     sums = partial(pom_pool, impl=impl), partial(pom_scan, impl=impl)
     return Terms(linear(context, *weights.poly), weights.alpha, options.activation, padding, turns, axes, *sums)

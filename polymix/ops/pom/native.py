@@ -1,9 +1,9 @@
-"""PoM's pooled powers on a CPU, forward and backward, and its causal form, forward, in C.
+"""PoM in C for the CPU: the pooled powers, forward and backward, and the causal form, forward only.
 
-x (B, N, D) of float32 or bf16. Everything is computed in float32; what has tokens is rounded once to x's type; sums
-and the gradients of weights are float32. Memory beside the results: the packed weights, a few blocks of 128 tokens for
-each thread and, backward, the weights' gradients for each thread. Cost in products: forward that of the map, backward
-three times that.
+x is (B, N, D) in float32 or bfloat16. All arithmetic is float32: results per token are rounded once to the dtype of
+x; sums and gradients of weights stay float32. Memory besides the results: the packed weights, a few blocks of 128
+tokens per thread and, in the backward, a copy of the weights' gradients per thread. Cost: the forward takes the map
+once, the backward three times.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from polymix.ops.native.arrays import KINDS, dense, full, hidden, linear_of, room_like, sizes_of, tokens
-from polymix.ops.native.build import call
+from polymix.ops.native.library import call
 from polymix.ops.pom.eager import PomOptions, PomWeights
 from polymix.ops.shared.blocks import output
 
@@ -29,7 +29,7 @@ def powers(x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, 
 def powers_backward(
     grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, activation: str, degree: int
 ) -> tuple[Tensor | None, ...]:
-    """With du = act'(u) Σ_p p g_p h^(p-1):  x: du W;  W: Σ duᵀ x;  b: Σ du."""
+    """The gradients of `powers`: with du = act'(u) Σ_p p g_p h^(p-1), dx = du W, dW = Σ duᵀ x, db = Σ du."""
     grad, x, weight, mask = full(grad), dense(x), full(weight), hidden(mask)
     grad_x, grad_w, grad_b = room_like(x), torch.empty_like(weight), weight.new_empty(weight.shape[0])
     bias, sizes = full(bias), sizes_of(x, weight.shape[0], activation=activation, degree=degree)
@@ -41,7 +41,7 @@ def powers_backward(
 def causal(x: Tensor, weights: PomWeights, options: PomOptions, mask: Tensor | None = None) -> Tensor:
     """PoM with H_i over the tokens up to i, in one pass and without gradients: x (B, N, D), mask (B, N) -> (B, N, D).
 
-    The same bits for any number of threads.
+    The result does not depend on the number of threads, to the bit.
     """
     x, mask, alpha = dense(x), hidden(mask), full(weights.alpha.t())
     maps = [(full(weight), full(bias)) for weight, bias in (weights.poly, weights.gate, weights.proj)]

@@ -1,8 +1,8 @@
-/* PoM: powers of a linear map of the tokens, pooled over them, forward and backward; and the whole of the causal form,
-   forward. The map's outputs never leave the cache.
+/* PoM: the pooled powers of a linear map of the tokens, forward and backward, and the complete causal form, forward only.
+   The outputs of the map never leave the cache.
 
-   A thread takes a block of tokens through all of it. Sums over tokens are made block by block in float32, then over the
-   blocks in order in double, so they do not depend on the number of threads; a weight's gradient is summed thread by
+   Each thread takes one block of tokens at a time through all steps. Sums over tokens are float32 within a block and double
+   over the blocks, in a fixed order, so they do not depend on the number of threads. The gradients of weights are summed per
    thread. */
 
 #include <sched.h>
@@ -12,7 +12,7 @@
 
 /* ---- powers: Σ_j h_j^p for p = 1 … degree, h = act(W x_j + b) ---- */
 
-/* sums (degree, step) += the powers of act(u) */
+/* sums (degree, step) += the powers of act(u), summed over the real rows */
 INLINE void add_powers(Rows u, Block k, const uint8_t *mask, const Sizes *s, float *sums, int64_t step, const int kind) {
   for (int64_t r = 0; r < k.rows; r++) {
     if (hidden(mask, s, k, r)) continue;
@@ -24,7 +24,7 @@ INLINE void add_powers(Rows u, Block k, const uint8_t *mask, const Sizes *s, flo
   }
 }
 
-/* sums (batch, degree, width). Returns 0, or 1 where there was no memory, as all of these do. */
+/* sums (batch, degree, width). Returns 0, or 1 if memory cannot be allocated, like all functions here. */
 int linear_powers(const Tokens *x, const Linear *w, const uint8_t *mask, float *sums, const Sizes *s) {
   int64_t items = s->batch * blocks_of(s), width = padded(s->width), part = s->degree * width;
   int64_t each = size_of_rows(s->dim) + size_of_rows(PANEL);
@@ -41,13 +41,13 @@ int linear_powers(const Tokens *x, const Linear *w, const uint8_t *mask, float *
     for (int64_t item = 0; item < items; item++) {
       Block k = block_of(s, item);
       Rows in = read_block(room_in, x, k, s);
-      float *its = parts + item * part;
-      clear(its, part);
+      float *block_sums = parts + item * part;
+      clear(block_sums, part);
       for (int64_t c = 0; c < width; c += PANEL) {
         Packed panel = panel_of(map, c);
         u.width = panel.out;
         product(in, k.rows, panel, u, 0);
-#define ADD(kind) add_powers(u, k, mask, s, its + c, width, kind)
+#define ADD(kind) add_powers(u, k, mask, s, block_sums + c, width, kind)
         OF_KIND(s->kind, ADD)
 #undef ADD
       }
@@ -58,7 +58,7 @@ int linear_powers(const Tokens *x, const Linear *w, const uint8_t *mask, float *
   return 0;
 }
 
-/* u -> its gradient, act'(u) Σ_p p g_p h^(p - 1), where g is that of the sums, (degree, width) */
+/* Replace u by its gradient act'(u) Σ_p p g_p h^(p - 1), where g (degree, width) is the gradient of the sums. */
 INLINE void powers_back(Rows u, Block k, const uint8_t *mask, const Sizes *s, float *g, const int kind) {
   for (int64_t r = 0; r < k.rows; r++) {
     float *row = u.at + r * u.pitch;
@@ -74,7 +74,7 @@ INLINE void powers_back(Rows u, Block k, const uint8_t *mask, const Sizes *s, fl
   }
 }
 
-/* The gradients of x, W and b, for grad (batch, degree, width). */
+/* The gradients of x, W and b for grad (batch, degree, width). */
 int linear_powers_backward(const float *grad, const Tokens *x, const Linear *w, const uint8_t *mask, const Tokens *grad_x,
                            float *grad_w, float *grad_b, const Sizes *s) {
   int64_t items = s->batch * blocks_of(s), width = padded(s->width), ins = padded(s->dim), sums = width * ins + width;
@@ -108,14 +108,14 @@ int linear_powers_backward(const float *grad, const Tokens *x, const Linear *w, 
   return 0;
 }
 
-/* ---- causal: one pass, in which neither the terms and their running sums nor the gate leave the cache ----
+/* ---- causal: one pass, in which the terms, their running sums and the gate never leave the cache ----
 
-   Threads take blocks of tokens in order. Each runs the sums over its own block, waits for its turn, takes over the sums of
-   the blocks of its sample before it and hands them on with its own added, then does the rest. The rest is the larger part,
-   so the next thread hardly ever waits, and one long sequence occupies all threads. Sums are made within blocks in float32,
-   then over the blocks in order in double, so they do not depend on the threads. */
+   Threads take blocks of tokens in order. A thread computes the running sums of its block, waits for its turn, takes the sums
+   of the earlier blocks of the sample, passes them on with its own added, and finishes its block. Finishing is the larger
+   part of the work, so threads rarely wait, and a single long sequence keeps all threads busy. Sums are float32 within a
+   block and double over the blocks, in a fixed order, so they do not depend on the number of threads. */
 
-/* u -> the running sums over its rows of Σ_p α_p h^p, h = act(u), for α (degree, step); the totals are the last of them */
+/* Replace u by the running sums over its rows of Σ_p α_p h^p with h = act(u) and α (degree, step). `totals` gets the last. */
 INLINE void run_sums(Rows u, Block k, const uint8_t *mask, const float *alpha, int64_t step, float *totals, const Sizes *s,
                      const int kind) {
   for (int64_t r = 0; r < k.rows; r++) {
@@ -129,13 +129,13 @@ INLINE void run_sums(Rows u, Block k, const uint8_t *mask, const float *alpha, i
   }
 }
 
-/* counts[r] = the real tokens of a block up to row r, as a running sum like the others */
+/* counts[r] = the number of real tokens of the block up to row r */
 static void run_count(float *counts, Block k, const uint8_t *mask, const Sizes *s) {
   float seen = 0.0f;
   for (int64_t r = 0; r < k.rows; r++) counts[r] = seen += !hidden(mask, s, k, r);
 }
 
-/* counts -> what the sums are multiplied with */
+/* Replace the counts by the factors of the running sums: 1 / count for a mean, else 1. */
 static void divisors(float *counts, int64_t rows, float before, int mean) {
   for (int64_t r = 0; r < rows; r++) {
     float seen = before + counts[r];
@@ -143,7 +143,7 @@ static void divisors(float *counts, int64_t rows, float before, int mean) {
   }
 }
 
-/* running sums u of a block -> act(g) ⊙ (u + before) ⊙ by, `by` one a row */
+/* Replace the running sums u of a block by act(g) ⊙ (u + before) ⊙ by, with one factor `by` per row. */
 INLINE void gate_sums(Rows u, Rows g, int64_t rows, const float *before, const float *by, const int kind) {
   for (int64_t r = 0; r < rows; r++)
     for (int64_t c = 0; c < u.width; c += LANES) {
@@ -152,8 +152,8 @@ INLINE void gate_sums(Rows u, Rows g, int64_t rows, const float *before, const f
     }
 }
 
-/* totals of block `item` -> what its sample has before it, by turns; where threads are more than processors, who waits makes
-   room. A sample of one block waits for nobody. */
+/* Replace the totals of block `item` by the sums of its sample before the block, in the order of the blocks. A waiting thread
+   yields the processor, in case there are more threads than processors. A sample of one block does not wait. */
 static void take_turn(int64_t *turn, int64_t item, double *so_far, float *totals, int64_t size, const Sizes *s) {
   int64_t later = item % blocks_of(s);
   if (blocks_of(s) == 1) {
@@ -170,16 +170,16 @@ static void take_turn(int64_t *turn, int64_t item, double *so_far, float *totals
   __atomic_store_n(turn, item + 1, __ATOMIC_RELEASE);
 }
 
-/* y = W_o [gate(W_s x_i + b_s) ⊙ H_i] + b_o with H_i = Σ_j Σ_p α_p ⊙ h(W_h x_j + b_h)^p over the real tokens j up to i, or
-   their mean; α (degree, width). Returns 0, or 1 where there was no memory. */
+/* y = W_o [gate(W_s x_i + b_s) ⊙ H_i] + b_o, where H_i is the sum or the mean of Σ_p α_p ⊙ h(W_h x_j + b_h)^p over the real
+   tokens j up to i; α is (degree, width). Returns 0, or 1 if memory cannot be allocated. */
 int pom_causal(const Tokens *x, const Linear *poly, const Linear *gate, const Linear *proj, const float *alpha,
                const uint8_t *mask, const Tokens *y, int gating, int mean, const Sizes *s) {
-  int64_t items = s->batch * blocks_of(s), width = padded(s->width), size = width + LANES; /* of sums, and a count */
+  int64_t items = s->batch * blocks_of(s), width = padded(s->width), size = width + LANES; /* sums and a count */
   int64_t each = size_of_rows(s->dim) + size_of_rows(s->width) + size_of_rows(PANEL) + size_of_rows(s->out) + ROWS + size;
   int64_t packed = 2 * size_of_packed(s->width, s->dim) + size_of_packed(s->out, s->width);
   float *whole = reserve(packed + s->degree * width + 2 * size + s->threads * each), *place = whole;
   if (!whole) return 1;
-  Packed into = take_packed(&place, s->width, s->dim), ask = take_packed(&place, s->width, s->dim);
+  Packed poly_map = take_packed(&place, s->width, s->dim), gate_map = take_packed(&place, s->width, s->dim);
   Packed end = take_packed(&place, s->out, s->width);
   float *factors = take(&place, s->degree * width);
   double *so_far = (double *)take(&place, 2 * size);
@@ -190,17 +190,17 @@ int pom_causal(const Tokens *x, const Linear *poly, const Linear *gate, const Li
     float *own = place + omp_get_thread_num() * each, *counts = take(&own, ROWS), *sums = take(&own, size);
     Rows room_in = take_rows(&own, s->dim), u = take_rows(&own, s->width), g = take_rows(&own, PANEL);
     Rows room_out = take_rows(&own, s->out);
-    pack_linear(into, poly);
-    pack_linear(ask, gate);
+    pack_linear(poly_map, poly);
+    pack_linear(gate_map, gate);
     pack_linear(end, proj);
-    /* in their order, so that whoever waits, waits for one who works */
+    /* Blocks are taken in order, so that a waiting thread always waits for a running one. */
     for (int64_t item; (item = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < items;) {
       Block k = block_of(s, item);
       Rows in = read_block(room_in, x, k, s);
       clear(sums, size);
       for (int64_t c = 0; c < width; c += PANEL) {
         Rows panel = columns_of(u, c);
-        product(in, k.rows, panel_of(into, c), panel, 0);
+        product(in, k.rows, panel_of(poly_map, c), panel, 0);
 #define RUN(kind) run_sums(panel, k, mask, factors + c, width, sums + c, s, kind)
         OF_KIND(s->kind, RUN)
 #undef RUN
@@ -211,7 +211,7 @@ int pom_causal(const Tokens *x, const Linear *poly, const Linear *gate, const Li
       divisors(counts, k.rows, sums[width], mean);
       for (int64_t c = 0; c < width; c += PANEL) {
         Rows panel = columns_of(u, c);
-        product(in, k.rows, panel_of(ask, c), g, 0);
+        product(in, k.rows, panel_of(gate_map, c), g, 0);
 #define GATE(kind) gate_sums(panel, g, k.rows, sums + c, counts, kind)
         OF_KIND(gating, GATE)
 #undef GATE

@@ -1,8 +1,7 @@
-"""PoM as its equations, 1, 2 and 4.
+"""PoM, Eq. 1, 2 and 4, written for reading next to the paper. Used by tests only.
 
-Written to be read beside the paper: N×N objects and loops. It takes a mixer's `matrices()` by the paper's letters; x is
-(B, N, D); a right matrix acts on row tokens, X B; a token map is (N, N), or (D, N, N) where every channel has its own;
-a bias is None where there is none. Only tests call it.
+The matrices have the paper's letters and come from a mixer's `matrices()`. Tokens are rows: x is (B, N, D), and a
+channel map multiplies from the right, X W. A missing bias is None.
 """
 
 from __future__ import annotations
@@ -26,9 +25,15 @@ def pom(
     *, activation: str = "gelu", gate: str = "sigmoid", reduction: str = "mean",
     rotate_gate: Sequence[tuple[slice, Tensor, Tensor]] = (), rotate_terms: Sequence[tuple[slice, Tensor, Tensor]] = (),
 ) -> Tensor:  # fmt: skip
-    """PoM, Eq. 1, 2 and 4: `visible` (B, M, N) says which context tokens each query sees, `decay` how it forgets them.
+    """PoM, Eq. 1, 2 and 4.
 
-    `rotate_gate` and `rotate_terms` list (features, positions, frequencies): one entry for 1-D, two for 2-D positions.
+    Args:
+        x: the queries, (B, M, D).
+        context: (B, N, D).
+        visible: (B, M, N), True where a query sees a context token.
+        decay: (heads), the weight λ per later visible token; None for no decay.
+        rotate_gate: (features, positions, frequencies) for each axis of the rotary positions of the gate.
+        rotate_terms: the same for the terms.
     """
     h = ACTIVATIONS[activation](plus(context @ W_h, b_h))
     terms = torch.stack([alpha[:, p] * h ** (p + 1) for p in range(alpha.shape[1])]).sum(0)  # (B, N, E)
@@ -38,7 +43,7 @@ def pom(
     for features, position, frequencies in rotate_gate:
         selection[..., features] = turn(selection[..., features], position, frequencies)
     weight = visible.unsqueeze(1).to(terms.dtype)  # (B, 1, M, N)
-    if decay is not None:  # (heads): a token counts by how many visible ones came after it
+    if decay is not None:  # a token has the weight λ^(number of visible tokens after it)
         weight = weight * decay[:, None, None] ** (visible.sum(-1, keepdim=True) - visible.cumsum(-1)).unsqueeze(1)
     H = weight @ terms.unflatten(-1, (weight.shape[1], -1)).transpose(1, 2)
     if reduction == "mean":

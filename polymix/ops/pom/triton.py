@@ -1,7 +1,8 @@
-"""PoM's sums on a GPU: polynomial terms pooled, or their running sum, and the gradients of both.
+"""PoM's sums in Triton for GPUs: the pooled polynomial terms, their running sum, and the gradients of both.
 
-The tokens are cut into splits, so that batch 1 fills the card. A running sum is taken in two passes: the sum of every
-split, then the sums within a split on top of the splits before it. Nothing is added atomically: same input, same bits.
+The tokens are divided into splits, so that even a batch of 1 fills the GPU. A running sum takes two passes: first the
+sum of each split, then the running sums within each split on top of the sums of the splits before it. There are no
+atomic additions, so results are reproducible to the bit.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs
 
@@ -17,13 +18,13 @@ from torch import Tensor
 from polymix.ops.shared.triton_functions import activation as activate
 from polymix.ops.shared.triton_functions import polynomial
 
-PROGRAMS = 1024  # what a launch aims for: several for each multiprocessor of the largest cards
-TILE = 32  # tokens in registers at a time
+PROGRAMS = 1024  # the number of programs that a launch aims for: several per multiprocessor of the largest GPUs
+TILE = 32  # tokens held in registers at a time
 
 
 @triton.jit
 def _channels(width, AXES: tl.constexpr, BLOCK: tl.constexpr):
-    """The channels of this program's columns; with rotary its first half of columns pairs with its second."""
+    """The channels of this program's columns. With rotary, column i is paired with column i + BLOCK / 2."""
     block, column = tl.program_id(1), tl.arange(0, BLOCK)
     if AXES == 0:
         channel = block * BLOCK + column
@@ -39,7 +40,7 @@ def _channels(width, AXES: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _split(n, splits, span):
-    """Batch row (int64) of this program and the places begin … end - 1 of its split."""
+    """The program's batch row (int64), its split, and the split's range begin … end - 1 of places."""
     split = tl.program_id(0) % splits
     begin = split * span
     return (tl.program_id(0) // splits).to(tl.int64), split, begin, tl.minimum(begin + span, n)
@@ -47,7 +48,7 @@ def _split(n, splits, span):
 
 @triton.jit
 def _tokens(place, here, batch, n, mask, order):
-    """The token at each place, and whether it takes part."""
+    """The token at each place, and whether it is real."""
     token = place.to(tl.int64)
     if order is not None:
         token = tl.load(order + batch * n + place, mask=here, other=0)
@@ -59,7 +60,7 @@ def _tokens(place, here, batch, n, mask, order):
 
 @triton.jit
 def _load(x, batch, row, channel, stride_b, stride_n, stride_e, keep):
-    """A (rows, columns) tile of x (B, N, E) in float32, zero where it is not kept: what is hidden is never read."""
+    """Load a (rows, columns) tile of x (B, N, E) as float32; elements that are not kept are zero and never read."""
     at = batch * stride_b + row.to(tl.int64)[:, None] * stride_n + channel.to(tl.int64)[None, :] * stride_e
     return tl.load(x + at, mask=keep, other=0.0).to(tl.float32)
 
@@ -69,7 +70,7 @@ def _turned(
     x, batch, token, take, cos, sin, turn_b, width,
     BACK: tl.constexpr, AXES: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The tile with its pairs turned by their token's angles, or back; as it stands without rotary."""
+    """Rotate the tile's pairs by their token's angles, or back with BACK; without rotary, return x."""
     if AXES > 0:
         pairs = width // (2 * AXES)
         blocks = tl.cdiv(pairs, BLOCK // 2)
@@ -92,7 +93,7 @@ def _terms(
     order, n, width,
     ACTIVATION: tl.constexpr, DEGREE: tl.constexpr, AXES: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The terms t (TILE, BLOCK) of the tokens at these places: zero for a hidden token, as t(0) = 0."""
+    """The terms t (TILE, BLOCK) of the tokens at these places; masked tokens give zero, because t(0) = 0."""
     token, take = _tokens(place, here, batch, n, mask, order)
     x = _load(h, batch, token, channel, stride_b, stride_n, stride_e, take[:, None] & inside[None, :])
     x, _ = activate(x, ACTIVATION)
@@ -107,7 +108,7 @@ def _add_within(x, cut_x, y, cut_y):
 
 @triton.jit
 def _running(x, carry, cut, TILE: tl.constexpr):
-    """Running sum down the rows of x on top of `carry`, anew at every `cut`; and what it carries on."""
+    """The running sum down the rows of x on top of `carry`, restarting at every `cut`, and the new carry."""
     if cut is None:
         total = tl.cumsum(x, 0) + carry[None, :]
     else:
@@ -124,7 +125,7 @@ def _sum_kernel(
     n, width, splits, span,
     ACTIVATION: tl.constexpr, DEGREE: tl.constexpr, AXES: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """sums (B, splits, E): the terms of a split; with segments, of its last token's segment alone."""
+    """sums (B, splits, E): the sum of the terms of each split; with segments, only those of its last segment."""
     batch, split, begin, end = _split(n, splits, span)
     channel, inside = _channels(width, AXES, BLOCK)
     if first is not None:
@@ -145,7 +146,7 @@ def _scan_kernel(
     n, width, splits, span,
     ACTIVATION: tl.constexpr, DEGREE: tl.constexpr, AXES: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """running (B, N, E) within a split, on top of the splits before it that its first token's segment reaches."""
+    """running (B, N, E): the running sum in a split, on top of the earlier splits that its first segment spans."""
     batch, split, begin, end = _split(n, splits, span)
     channel, inside = _channels(width, AXES, BLOCK)
     row = tl.arange(0, TILE)
@@ -178,7 +179,7 @@ def _sum_grad_kernel(
     sums, grad, grad_b, grad_n, grad_e, first, n, width, splits, span,
     AXES: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """sums (B, splits, E): the gradients of a split; with segments, of its first token's segment alone."""
+    """sums (B, splits, E): the sum of the gradients of each split; with segments, only those of its first segment."""
     batch, split, begin, end = _split(n, splits, span)
     channel, inside = _channels(width, AXES, BLOCK)
     total = tl.zeros((TILE, BLOCK), tl.float32)
@@ -199,10 +200,10 @@ def _backward_kernel(
     ACTIVATION: tl.constexpr, DEGREE: tl.constexpr, AXES: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
     POWERS: tl.constexpr,
 ):  # fmt: skip
-    """grad_h (B, N, E) and a split's share of grad_alpha (B, splits, k, E).
+    """grad_h (B, N, E) and each split's contribution to grad_alpha (B, splits, k, E).
 
-    The gradient of a term is `grad` at its place; where there are `sums`, it is the sum of grad from there on in its
-    segment, so the split is walked from its end, on top of the later splits.
+    For `pool`, the gradient of a term is `grad` at its place. For `scan` (`sums` is given), it is the sum of grad
+    from its place to the end of its segment; so the split is processed backwards, on top of the later splits.
     """
     batch, split, begin, end = _split(n, splits, span)
     channel, inside = _channels(width, AXES, BLOCK)
@@ -246,7 +247,7 @@ def _launch(
     h: Tensor, alpha: Tensor, activation: str, mask: Tensor | None, cos: Tensor | None,
     sin: Tensor | None, axes: int, order: Tensor | None = None, first: Tensor | None = None,
 ) -> tuple[tuple[int, int], dict[str, Any]]:  # fmt: skip
-    """The grid, and the arguments that all kernels share. What is small beside h is made contiguous."""
+    """The launch grid and the arguments that all kernels share. Tensors that are small compared with h are copied."""
     batch, n, width = h.shape
     axes = 0 if cos is None else axes
     block = min(64, max(16, triton.next_power_of_2(width // max(axes, 1))))
@@ -298,16 +299,18 @@ def pool(
     sin: Tensor | None = None,
     axes: int = 1,
 ) -> Tensor:
-    """Σ_n R_n Σ_{p=1..k} α_p ⊙ act(h_n)^p over the tokens that take part, in float32.
+    """Compute Σ_n R_n Σ_{p=1..k} α_p ⊙ act(h_n)^p over the real tokens.
 
     Args:
         h: (B, N, E) before the activation, any strides.
         alpha: (E, k).
-        activation: a name of polymix.ops.common.ACTIVATIONS.
-        mask: (B, N) boolean, True = takes part.
-        cos, sin: (B or 1, N, E / 2) of the rotation R_n of polymix.ops.common.rotate, with its `axes`.
+        activation: a name in `polymix.ops.shared.activations.ACTIVATIONS`.
+        mask: (B, N), True for real tokens.
+        cos: (B or 1, N, E / 2), the cosines of the rotation R_n (see `polymix.ops.shared.rotary.rotate`).
+        sin: its sines.
+        axes: of the rotary positions, 1 or 2.
     Returns:
-        (B, E) float32. Reads h once; O(B N E k).
+        (B, E) in float32. Cost: O(B N E k); h is read once.
     """
     grid, shared = _launch(h, alpha, activation, mask, cos, sin, axes)
     with torch.cuda.device_of(h):
@@ -318,10 +321,12 @@ def pool_backward(
     grad: Tensor, h: Tensor, alpha: Tensor, *, activation: str, mask: Tensor | None = None, cos: Tensor | None = None,
     sin: Tensor | None = None, axes: int = 1,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Gradients of `pool` for grad (B, E): grad_h like h, zero where the mask hides, and grad_alpha (E, k) float32.
+    """The gradients of `pool` for grad (B, E). With a = act(h):
 
-    grad_h_n = (R_n^T grad) ⊙ Σ_p p α_p a_n^(p-1) ⊙ act'(h_n) and grad_alpha_p = Σ_n (R_n^T grad) ⊙ a_n^p, a = act(h).
-    Reads h once and writes grad_h once.
+        grad_h_n = (R_nᵀ grad) ⊙ Σ_p p α_p a_n^(p-1) ⊙ act'(h_n),   grad_alpha_p = Σ_n (R_nᵀ grad) ⊙ a_n^p
+
+    Returns:
+        grad_h like h, zero at masked tokens, and grad_alpha (E, k) in float32. h is read once, grad_h written once.
     """
     grid, shared = _launch(h, alpha, activation, mask, cos, sin, axes)
     with torch.cuda.device_of(h):
@@ -333,14 +338,16 @@ def scan(
     sin: Tensor | None = None, axes: int = 1, order: Tensor | None = None, first: Tensor | None = None,
     start: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """The running sum of what `pool` sums, inclusive: output i is the sum over the places first[i] … i.
+    """The inclusive running sum of the terms of `pool`: output i sums the places first[i] … i.
 
     Args:
-        order: (B, N) int64, a permutation of each row: the token that stands at each place. None: as they stand.
-        first: (B, N) int64, by place: where the segment of each place begins; the sum starts anew there.
-        start: (B, E) added to every output; without `first` only.
+        order: (B, N) int64, the token at each place, a permutation of each row. None: token i is at place i.
+        first: (B, N) int64, the place at which the segment of each place begins; the sum restarts there.
+        start: (B, E), added to every output; not together with `first`.
+    The other arguments are those of `pool`.
+
     Returns:
-        (B, N, E) float32, by place. Reads h twice and writes once; O(B N E k).
+        (B, N, E) in float32, by place. Cost: O(B N E k); h is read twice and the result written once.
     """
     grid, shared = _launch(h, alpha, activation, mask, cos, sin, axes, order, first)
     running = torch.empty(h.shape, dtype=torch.float32, device=h.device)
@@ -355,11 +362,14 @@ def scan_backward(
     sin: Tensor | None = None, axes: int = 1, order: Tensor | None = None, first: Tensor | None = None,
     start: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-    """Gradients of `scan` for grad (B, N, E) by place: grad_h like h and by token, grad_alpha (E, k) float32, and
-    grad_start (B, E) where there is a start.
+    """The gradients of `scan` for grad (B, N, E), by place.
 
-    As in `pool_backward`, where the gradient of a term is the sum of grad from its place to the end of its segment.
-    Reads grad twice and h once, writes grad_h once.
+    They are those of `pool_backward`, where the gradient of a term is the sum of grad from its place to the end of
+    its segment.
+
+    Returns:
+        grad_h like h, by token; grad_alpha (E, k) in float32; grad_start (B, E), or None without a start. grad is
+        read twice, h once, and grad_h is written once.
     """
     grid, shared = _launch(h, alpha, activation, mask, cos, sin, axes, order, first)
     with torch.cuda.device_of(h):

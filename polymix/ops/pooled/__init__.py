@@ -1,4 +1,4 @@
-"""Poly-SA and Poly-NL, whose tokens are multiplied with one pooled vector: one call each."""
+"""Poly-SA and Poly-NL, which multiply every token with one pooled vector, with any implementation."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from polymix.ops.dispatch import KERNELS, Operator, choose
 from polymix.ops.gated import gated
 from polymix.ops.pooled import blocked, eager
 from polymix.ops.shared.blocks import slower_in_float32
+from polymix.ops.shared.signature import Signature
 from polymix.ops.shared.tensors import Linear, count_real, scaled_linear, share
 
 _NATIVE, _TRITON = "polymix.ops.pooled.native", "polymix.ops.pooled.triton"
@@ -24,15 +25,22 @@ gate_tokens = Operator(
 )  # fmt: skip
 linear_pairs = Operator(
     "linear_pairs", "(Tensor x, Tensor weight, Tensor? bias, Tensor? p, Tensor? mask) -> Tensor", eager.pairs,
-    (0, 1, 2, 3), native=f"{_NATIVE}:pairs",
+    (0, 1, 2, 3),
+    Signature("x: B, N, D; weight: W, D; bias: W; p: H, N; mask: B, N", "B, W // 2", "W % 2 == 0",
+              "p is None or W // 2 % H == 0"),
+    native=f"{_NATIVE}:pairs",
 )  # fmt: skip
 linear_scaled = Operator(
     "linear_scaled", "(Tensor x, Tensor scale, Tensor weight, Tensor? bias, Tensor? rest) -> Tensor", eager.scaled,
-    (0, 1, 2, 3, 4), native=f"{_NATIVE}:scaled",
+    (0, 1, 2, 3, 4),
+    Signature("x: B, N, D; scale: B, D; weight: E, D; bias: E; rest: ...", "=: B, N, E",
+              "rest is None or (rest.numel() == 1 and E == D)"),
+    native=f"{_NATIVE}:scaled",
 )  # fmt: skip
 moments = Operator(
-    "moments", "(Tensor x, Tensor? mask) -> (Tensor, Tensor)", eager.moments, (0,), native=f"{_NATIVE}:moments"
-)
+    "moments", "(Tensor x, Tensor? mask) -> (Tensor, Tensor)", eager.moments, (0,),
+    Signature("x: B, N, D; mask: B, N", "B, D; B, D, D"), native=f"{_NATIVE}:moments",
+)  # fmt: skip
 
 
 def poly_sa(
@@ -47,14 +55,22 @@ def poly_sa(
     mask: Tensor | None = None,
     impl: str = "auto",
 ) -> Tensor:
-    """Q ⊙ p_1 σ(p_2ᵀ(K ⊙ V)) a head, then W_o.
+    """Compute Q ⊙ p_1 σ(p_2ᵀ(K ⊙ V)) for each head, then apply W_o (Poly-SA, Eq. 18; with a mean, Eq. 16).
 
     Args:
-        x: (B, N, D). qkv: W_q, W_k, W_v in one map (3D, D). proj: W_o; None where something else follows.
-        p_1, p_2: (heads, N), or both None for p_1 = 1 and a mean over the mask (B, N).
-        sigma: "softmax" over a head's channels, "sigmoid", "tanh" or "identity".
+        x: (B, N, D).
+        qkv: W_q, W_k and W_v in one map (3D, D).
+        proj: W_o; None to skip the projection.
+        p_1: (heads, N), a factor per token; None for ones.
+        p_2: (heads, N), pooling weights; None for the mean over the real tokens. Pass both or neither.
+        heads: the number of heads.
+        sigma: "softmax" over each head's channels, "sigmoid", "tanh" or "identity".
+        mask: (B, N), True for real tokens.
+        impl: "auto", "eager", "blocked", "native" or "triton".
     Returns:
-        (B, N, D) in the type of x. Cost: 4 N D² multiply-adds, 3 N D² without `proj`.
+        (B, N, D) in the dtype of x. Cost: 4 N D² multiply-adds, or 3 N D² without `proj`.
+    Raises:
+        CapabilityError: the implementation requested by name does not support the call.
     """
     dim = x.shape[-1]
     impl = choose("poly_sa", impl, (x, *qkv, *(proj or ()), p_1, p_2), dict.fromkeys(KERNELS),
@@ -72,18 +88,18 @@ def poly_sa(
 
 
 class PolyNlWeights(NamedTuple):
-    """W_1, W_2 (and W_p) in one map, W_3, and α, β; W_in and W_out of a bottleneck; W_3 W_out as one map, if merged."""
+    """The parameters of a Poly-NL layer."""
 
-    product: Linear
-    proj: Linear
+    product: Linear  # W_1, W_2 and, with order="2+3", W_p, in one map
+    proj: Linear  # W_3
     alpha: Tensor
     beta: Tensor
-    into: Linear | None = None
-    out: Linear | None = None
-    merged: Linear | None = None
+    into: Linear | None = None  # W_in of a bottleneck
+    out: Linear | None = None  # W_out of a bottleneck
+    merged: Linear | None = None  # W_3 and W_out as one map, if merged
 
     def last(self) -> Linear:
-        """W_3, and W_out after it where there is a bottleneck, as one map."""
+        """W_3, followed by W_out with a bottleneck, as one map."""
         weight, bias = self.proj
         if self.out is None:
             return weight, bias
@@ -93,15 +109,23 @@ class PolyNlWeights(NamedTuple):
 def poly_nl(
     x: Tensor, weights: PolyNlWeights, *, order: int | str = 3, mask: Tensor | None = None, impl: str = "auto"
 ) -> Tensor:
-    """Z = αX + βY, Y = (Ψ(X W_1 ⊙ X W_2) ⊙ X) W_3, Ψ the mean over the real tokens, between W_in and W_out if given.
+    """Compute Z = αX + βY with Y = (Ψ(X W_1 ⊙ X W_2) ⊙ X) W_3 (Poly-NL, Eq. 9).
+
+    Ψ is the mean over the real tokens. With a bottleneck, Y is computed from X W_in and mapped back by W_out.
 
     Args:
-        x: (B, N, D). mask: (B, N). order: 3; 2 without W_2; "2+3" with X W_p ⊙ X added to Y.
+        x: (B, N, D).
+        weights: the maps and α, β.
+        order: 3; 2 leaves out X W_2; "2+3" adds X W_p ⊙ X to Y.
+        mask: (B, N), True for real tokens.
+        impl: "auto", "eager", "blocked", "native" or "triton".
     Returns:
-        (B, N, D) in the type of x. Cost: 3 N D² multiply-adds; N D² less from 2 D tokens on, where the mean is taken
-        from the tokens' second moment.
+        (B, N, D) in the dtype of x. Cost: 3 N D² multiply-adds; from N = 2 D tokens on 2 N D², because the mean is
+        then computed from the second moment of the tokens.
+    Raises:
+        CapabilityError: the implementation requested by name does not support the call.
     """
-    why = None if order == 3 else "it is for order 3"
+    why = None if order == 3 else "supports order=3 only"
     tensors = (x, *weights.product, *weights.proj, weights.alpha, weights.beta,
                *(weights.into or ()), *(weights.out or ()))  # fmt: skip
     impl = choose("poly_nl", impl, tensors, {"blocked": why, "native": why, "triton": None},
@@ -113,12 +137,13 @@ def poly_nl(
     if order == 3 and impl != "triton":
         mean = _mean_of_products(inner, weights.product, mask, impl)
         weight, bias = weights.last()
-        bias, whole = None if bias is None else weights.beta * bias, weights.into is None
-        y = linear_scaled(inner, weights.beta * mean, weight, bias, weights.alpha if whole else None, impl=impl)
-        if whole:
+        bias, no_bottleneck = None if bias is None else weights.beta * bias, weights.into is None
+        rest = weights.alpha if no_bottleneck else None
+        y = linear_scaled(inner, weights.beta * mean, weight, bias, rest, impl=impl)
+        if no_bottleneck:
             return y
         return y.addcmul_(x, weights.alpha) if impl == "native" else y + weights.alpha * x
-    parts = F.linear(inner, *weights.product).split(inner.shape[-1], dim=-1)  # W_1; W_2; W_p
+    parts = F.linear(inner, *weights.product).split(inner.shape[-1], dim=-1)  # X W_1, X W_2, X W_p
     mean = mean_over_tokens(parts[0], mask, parts[1] if len(parts) > 1 else None, impl=impl)
     last = weights.merged or weights.proj
     if impl == "triton":
@@ -133,7 +158,7 @@ def poly_nl(
 
 
 def _mean_of_products(x: Tensor, product: Linear, mask: Tensor | None, impl: str) -> Tensor:
-    """mean(X W_1 ⊙ X W_2) over the real tokens of x (B, N, D): (B, E), from the second moment where that pays."""
+    """mean(X W_1 ⊙ X W_2) over the real tokens of x (B, N, D): (B, E), by the second moment if that is faster."""
     weight, bias = product
     if eager.moments_pay(x, x.shape[2], x.dtype):
         centre, moment = moments(x, mask, impl=impl)
@@ -142,7 +167,7 @@ def _mean_of_products(x: Tensor, product: Linear, mask: Tensor | None, impl: str
 
 
 def mean_over_tokens(x: Tensor, mask: Tensor | None, times: Tensor | None = None, *, impl: str = "eager") -> Tensor:
-    """The mean of x ⊙ times (B, N, D) over the real tokens, (B, 1, D); zero if none is real."""
+    """The mean of x ⊙ times (B, N, D) over the real tokens, (B, 1, D); zero if there are none. Cost: N D."""
     x, times = x.unsqueeze(2), None if times is None else times.unsqueeze(2)
     return pooled_product(x, times, None, mask, impl=impl) / count_real(x, mask, ndim=3)
 

@@ -1,4 +1,4 @@
-"""Poly-SA and Poly-NL without gradients on a CPU."""
+"""Poly-SA and Poly-NL on a CPU without gradients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from polymix.ops.pooled.eager import gate_of_sum, mean_from_moments, moments_pay
 from polymix.ops.shared.blocks import Block, Product, SampleProduct, blocks, computed_in, output, zeros
 from polymix.ops.shared.tensors import Linear, cast, count_real, share
 
-Tokens = Callable[[Block], Tensor]  # the tokens of a block, (samples, tokens, channels)
+Tokens = Callable[[Block], Tensor]  # returns the tokens of a block, (samples, tokens, channels)
 
 
 def poly_sa(
@@ -25,26 +25,23 @@ def poly_sa(
     kind: str,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Q ⊙ p_1 σ(p_2ᵀ(K ⊙ V)), then W_o where it is a product.
-
-    x (B, N, D), p_1 and p_2 (heads, N), or both None for a mean over the mask (B, N). Returns (B, N, D).
-    """
+    """Q ⊙ p_1 σ(p_2ᵀ(K ⊙ V)) for each head, then W_o if given; arguments as in `polymix.ops.poly_sa`."""
     dtype, dim = computed_in(x), x.shape[-1]
-    tell = Product(share(qkv, dim, 3 * dim), dtype)
+    keys_values = Product(share(qkv, dim, 3 * dim), dtype)
     pooled = zeros(x, x.shape[0], dim, dtype=dtype)
     for block in blocks(x):
-        k, v = tell(block.rows(x, dtype)).chunk(2, dim=-1)
+        k, v = keys_values(block.rows(x, dtype)).chunk(2, dim=-1)
         product = block.hide(k.mul_(v), mask)
         if p_2 is None:
             block.add_sums(pooled, product)
-        else:  # every head's weights on all channels, of which it has its own
-            every = p_2[:, block.tokens].to(dtype) @ block.split(product)  # (samples, heads, D)
-            pooled[block.samples] += every.unflatten(-1, (heads, -1)).diagonal(dim1=1, dim2=2).mT.flatten(1)
+        else:  # one product with all heads' weights, then each head keeps its own channels
+            all_heads = p_2[:, block.tokens].to(dtype) @ block.split(product)  # (samples, heads, D)
+            pooled[block.samples] += all_heads.unflatten(-1, (heads, -1)).diagonal(dim1=1, dim2=2).mT.flatten(1)
     gate = gate_of_sum(x, pooled.unflatten(-1, (heads, -1)), p_2, kind, mask).to(dtype).flatten(1)
-    ask, y = Product(share(qkv, 0, dim), dtype), output(x)
+    queries, y = Product(share(qkv, 0, dim), dtype), output(x)
     out = None if proj is None else SampleProduct(gate.unsqueeze(-1) * proj[0].t().to(dtype), proj[1])
     for block in blocks(x):
-        q = block.split(ask(block.rows(x, dtype)))
+        q = block.split(queries(block.rows(x, dtype)))
         if p_1 is not None:
             q.unflatten(-1, (heads, -1)).mul_(p_1[:, block.tokens].t().to(dtype).unsqueeze(-1))
         if out is None:
@@ -63,10 +60,20 @@ def poly_nl(
     beta: float,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """αX + β((mean(X' W_1 ⊙ X' W_2) ⊙ X') W_3 + b_3), X' = X or `into` of it, `proj` from X' to X; `pair` is W_1, W_2.
+    """Compute αX + β((mean(X' W_1 ⊙ X' W_2) ⊙ X') W_3 + b_3).
 
-    What the tokens are multiplied with in the end is one matrix a sample: αI + β diag(mean) W_3.
-    x (B, N, D), mask (B, N). Returns (B, N, D).
+    The tokens of a sample are multiplied with a single matrix, αI + β diag(mean) W_3.
+
+    Args:
+        x: (B, N, D).
+        into: W_in, with X' = X W_in; None for X' = X.
+        pair: W_1 and W_2 in one map.
+        proj: W_3, followed by W_out with a bottleneck.
+        alpha: α.
+        beta: β.
+        mask: (B, N), True for real tokens.
+    Returns:
+        (B, N, D).
     """
     dtype = computed_in(x)
     inner = None if into is None else Product(into, dtype)
@@ -90,7 +97,7 @@ def poly_nl(
 
 
 def _by_products(x: Tensor, tokens: Tokens, pair: Linear, dtype: torch.dtype, mask: Tensor | None) -> Tensor:
-    """mean(X W_1 ⊙ X W_2) as it is written: 2 N D² multiply-adds."""
+    """mean(X W_1 ⊙ X W_2), computed directly: 2 N D² multiply-adds."""
     both = Product(pair, dtype)
     total = zeros(x, x.shape[0], both.width // 2, dtype=dtype)
     for block in blocks(x):
@@ -100,7 +107,7 @@ def _by_products(x: Tensor, tokens: Tokens, pair: Linear, dtype: torch.dtype, ma
 
 
 def _by_moments(x: Tensor, tokens: Tokens, pair: Linear, dtype: torch.dtype, mask: Tensor | None) -> Tensor:
-    """The same by `mean_of_products`: N D² + D³."""
+    """mean(X W_1 ⊙ X W_2) from the second moment (see `mean_from_moments`): N D² + D³ multiply-adds."""
     weight, bias = cast(pair, dtype)
     batch, width = x.shape[0], weight.shape[1]
     centre, moment = zeros(x, batch, width, dtype=dtype), zeros(x, batch, width, width, dtype=dtype)
@@ -109,10 +116,11 @@ def _by_moments(x: Tensor, tokens: Tokens, pair: Linear, dtype: torch.dtype, mas
     count = count_real(x, mask)
     centre = centre / count
     for block in blocks(x):
-        apart = _hidden(tokens(block) - centre[block.samples, None], block, mask)
-        moment[block.samples] += apart.transpose(1, 2) @ apart
+        centred = _hidden(tokens(block) - centre[block.samples, None], block, mask)
+        moment[block.samples] += centred.transpose(1, 2) @ centred
     return mean_from_moments(centre, moment, count, weight, bias, mask)
 
 
 def _hidden(tokens: Tensor, block: Block, mask: Tensor | None) -> Tensor:
+    """Zero the padding in the tokens of a block."""
     return tokens if mask is None else tokens.masked_fill(~block.of(mask).unsqueeze(-1), 0.0)

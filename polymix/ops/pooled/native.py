@@ -1,9 +1,9 @@
-"""What Poly-SA and Poly-NL pool, and Poly-NL's last map, on a CPU, forward and backward, in C.
+"""The pooling of Poly-SA and Poly-NL, and the last map of Poly-NL, in C for the CPU, forward and backward.
 
-x (B, N, D) of float32 or bf16. Everything is computed in float32; what has tokens is rounded once to x's type; sums
-and the gradients of weights are float32. Memory beside the results: the packed weights, a few blocks of 128 tokens for
-each thread and, backward, the weights' gradients for each thread. Cost in products: forward that of the maps, backward
-three times that.
+x is (B, N, D) in float32 or bfloat16. All arithmetic is float32: results per token are rounded once to the dtype of
+x; sums and gradients of weights stay float32. Memory besides the results: the packed weights, a few blocks of 128
+tokens per thread and, in the backward, a copy of the weights' gradients per thread. Cost: the forward takes the maps
+once, the backward three times.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from polymix.ops.native.arrays import dense, full, hidden, linear_of, room_like, sizes_of, tokens
-from polymix.ops.native.build import call
+from polymix.ops.native.library import call
 from polymix.ops.shared.blocks import output
 from polymix.ops.shared.tensors import count_real
 
@@ -29,26 +29,30 @@ def pairs(x: Tensor, weight: Tensor, bias: Tensor | None, p: Tensor | None, mask
 def pairs_backward(
     grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, p: Tensor | None, mask: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    """With u and v the two maps' outputs, du = g ⊙ p ⊙ v, dv = g ⊙ p ⊙ u and p: Σ over a head of g ⊙ u ⊙ v."""
+    """The gradients of `pairs`: with u and v the maps' outputs and g = grad,
+
+    du = g ⊙ p ⊙ v,  dv = g ⊙ p ⊙ u,  dp = Σ g ⊙ u ⊙ v over each head and the batch.
+    """
     grad, x, weight, bias, p, mask = full(grad), dense(x), full(weight), full(bias), full(p), hidden(mask)
     grad_x, grad_w, grad_b = room_like(x), torch.empty_like(weight), weight.new_empty(weight.shape[0])
-    grad_p = None if p is None else p.new_zeros(x.shape[0], *p.shape)  # zero where a token is padding
+    grad_p = None if p is None else p.new_zeros(x.shape[0], *p.shape)  # stays zero at padding
     call("linear_pairs_backward", grad, tokens(x), linear_of(weight, bias), p, mask,
          tokens(grad_x), grad_w, grad_b, grad_p, sizes_of(x, grad.shape[1], p))  # fmt: skip
     return grad_x, grad_w, None if bias is None else grad_b, None if grad_p is None else grad_p.sum(0)
 
 
 def moments(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The mean μ (B, D) and Σ (x_n - μ)(x_n - μ)ᵀ (B, D, D). Cost: N D² / 2 multiply-adds and a little more."""
+    """The mean μ (B, D) and Σ (x_n - μ)(x_n - μ)ᵀ (B, D, D). Cost: slightly over N D² / 2 multiply-adds."""
     x, mask = dense(x), hidden(mask)
-    count, centre = _count(x, mask), torch.empty(x.shape[0], x.shape[2])
-    moment = torch.empty(x.shape[0], x.shape[2], x.shape[2])
+    count, batch, dim = _count(x, mask), x.shape[0], x.shape[2]
+    centre = x.new_empty(batch, dim, dtype=torch.float32)
+    moment = x.new_empty(batch, dim, dim, dtype=torch.float32)
     call("moments", tokens(x), mask, count, centre, moment, sizes_of(x, 0))
     return centre, moment
 
 
 def moments_backward(grad_centre: Tensor, grad_moment: Tensor, x: Tensor, mask: Tensor | None) -> tuple[Tensor]:
-    """g_μ / count + (x_n - μ)(G + Gᵀ) for the real tokens: N D² multiply-adds."""
+    """The gradient of `moments`: dx_n = g_μ / count + (x_n - μ)(G + Gᵀ) at real tokens. Cost: N D² multiply-adds."""
     x, mask = dense(x), hidden(mask)
     count = _count(x, mask)[:, None]
     centre = (x if mask is None else x.masked_fill(~mask.unsqueeze(-1), 0.0)).sum(1, dtype=torch.float32) / count
@@ -71,18 +75,21 @@ def scaled(x: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None, rest: 
 def scaled_backward(
     grad: Tensor, x: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None, rest: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    """With dz = grad W:  x: dz ⊙ scale + rest grad;  scale: Σ_n dz ⊙ x;  W: Σ gradᵀ (x ⊙ scale);  rest: Σ grad ⊙ x."""
+    """The gradients of `scaled`: with dz = grad W,
+
+    dx = dz ⊙ scale + rest grad,  dscale = Σ_n dz ⊙ x,  dW = Σ gradᵀ (x ⊙ scale),  drest = Σ grad ⊙ x.
+    """
     grad, x, scale, weight, bias, rest = dense(grad), dense(x), full(scale), full(weight), full(bias), full(rest)
     grad_x, grad_scale, grad_w = room_like(x), torch.empty_like(scale), torch.empty_like(weight)
     grad_b, grad_rest = weight.new_empty(weight.shape[0]), weight.new_zeros(torch.get_num_threads())
     call("linear_scaled_backward", tokens(grad), tokens(x), scale, linear_of(weight, bias), rest,
          tokens(grad_x), grad_scale, grad_w, grad_b, grad_rest,
          sizes_of(x, 0, out=weight.shape[0]))  # fmt: skip
-    own_rest = None if rest is None else grad_rest.sum().view(rest.shape)
-    return grad_x, grad_scale, grad_w, None if bias is None else grad_b, own_rest
+    total_rest = None if rest is None else grad_rest.sum().view(rest.shape)
+    return grad_x, grad_scale, grad_w, None if bias is None else grad_b, total_rest
 
 
 def _count(x: Tensor, mask: Tensor | None) -> Tensor:
-    """How many real tokens each sample has, (B,), at least 1."""
+    """The number of real tokens of each sample, at least 1, as floats (B,)."""
     count = count_real(x, mask, ndim=1)
-    return count.float() if isinstance(count, Tensor) else torch.full(x.shape[:1], float(count))
+    return count.float() if isinstance(count, Tensor) else x.new_full(x.shape[:1], count, dtype=torch.float32)

@@ -1,20 +1,20 @@
-/* Poly-SA and Poly-NL: the product of two linear maps of the tokens, pooled over them; where the tokens are many, their mean
-   and second moment instead; and a map of the tokens under a scale. Forward and backward.
+/* Poly-SA and Poly-NL, forward and backward: the pooled product of two linear maps of the tokens; the mean and second moment
+   of the tokens, which replace it if there are many tokens; and a linear map of scaled tokens.
 
-   A thread takes a block of tokens through all of it. Sums over tokens are made block by block in float32, then over the
-   blocks in order in double; a weight's gradient is summed thread by thread. */
+   Each thread takes one block of tokens at a time through all steps. Sums over tokens are float32 within a block and double
+   over the blocks, in a fixed order. The gradients of weights are summed per thread. */
 
 #include "blocks.h"
 #include "functions.h"
 
-/* ---- pairs: Σ_j p_j ⊙ (W_1 x_j + b_1) ⊙ (W_2 x_j + b_2), p a number for each head, or 1; W holds W_1, then W_2 ---- */
+/* ---- pairs: Σ_j p_j ⊙ (W_1 x_j + b_1) ⊙ (W_2 x_j + b_2), with one factor p_j per head, or 1; W holds W_1, then W_2 ---- */
 
 static Linear half_of(const Linear *w, int second) {
   int64_t out = w->out / 2;
   return (Linear){w->weight + second * out * w->in, w->bias ? w->bias + second * out : NULL, out, w->in};
 }
 
-/* sums (batch, width) */
+/* sums (batch, width). Returns 0, or 1 if memory cannot be allocated, like all functions here. */
 int linear_pairs(const Tokens *x, const Linear *w, const float *p, const uint8_t *mask, float *sums, const Sizes *s) {
   int64_t items = s->batch * blocks_of(s), width = padded(s->width);
   int64_t each = size_of_rows(s->dim) + 2 * size_of_rows(s->width) + width;
@@ -24,24 +24,25 @@ int linear_pairs(const Tokens *x, const Linear *w, const float *p, const uint8_t
   float *parts = take(&place, items * width);
 #pragma omp parallel num_threads(s->threads)
   {
-    float *own = place + omp_get_thread_num() * each, *by = take(&own, width);
+    float *own = place + omp_get_thread_num() * each, *factors = take(&own, width);
     Rows room_in = take_rows(&own, s->dim), u = take_rows(&own, s->width), v = take_rows(&own, s->width);
     Linear w_1 = half_of(w, 0), w_2 = half_of(w, 1);
     pack_linear(first, &w_1);
     pack_linear(second, &w_2);
-    clear(by, width);
+    clear(factors, width);
 #pragma omp for schedule(dynamic)
     for (int64_t item = 0; item < items; item++) {
       Block k = block_of(s, item);
       Rows in = read_block(room_in, x, k, s);
       product(in, k.rows, first, u, 0);
       product(in, k.rows, second, v, 0);
-      float *its = parts + item * width;
-      clear(its, width);
+      float *block_sums = parts + item * width;
+      clear(block_sums, width);
       for (int64_t r = 0; r < k.rows; r++) {
         if (hidden(mask, s, k, r)) continue;
-        spread_row(by, p, k.first + r, s);
-        for (int64_t c = 0; c < width; c += LANES) *at(its, c) += *at(u.at + r * u.pitch, c) * *at(v.at + r * v.pitch, c) * *at(by, c);
+        spread_row(factors, p, k.first + r, s);
+        for (int64_t c = 0; c < width; c += LANES)
+          *at(block_sums, c) += *at(u.at + r * u.pitch, c) * *at(v.at + r * v.pitch, c) * *at(factors, c);
       }
     }
     add_blocks(sums, parts, 1, s->width, s);
@@ -50,7 +51,7 @@ int linear_pairs(const Tokens *x, const Linear *w, const float *p, const uint8_t
   return 0;
 }
 
-/* The gradients of x, W, b and p, that one (batch, heads, tokens) or NULL, for grad (batch, width). */
+/* The gradients of x, W, b and p (batch, heads, tokens; may be NULL), for grad (batch, width). */
 int linear_pairs_backward(const float *grad, const Tokens *x, const Linear *w, const float *p, const uint8_t *mask,
                           const Tokens *grad_x, float *grad_w, float *grad_b, float *grad_p, const Sizes *s) {
   int64_t items = s->batch * blocks_of(s), width = padded(s->width), ins = padded(s->dim), square = width * ins;
@@ -64,7 +65,7 @@ int linear_pairs_backward(const float *grad, const Tokens *x, const Linear *w, c
 #pragma omp parallel num_threads(s->threads)
   {
     float *own = place + omp_get_thread_num() * each, *total = take(&own, sums), *bias = total + 2 * square;
-    float *by = take(&own, width), *g = take(&own, width), *product_row = take(&own, width);
+    float *factors = take(&own, width), *g = take(&own, width), *product_row = take(&own, width);
     Rows room_in = take_rows(&own, s->dim), room_out = take_rows(&own, s->dim);
     Rows u = take_rows(&own, s->width), v = take_rows(&own, s->width);
     Linear w_1 = half_of(w, 0), w_2 = half_of(w, 1);
@@ -73,7 +74,7 @@ int linear_pairs_backward(const float *grad, const Tokens *x, const Linear *w, c
     pack_linear(second, &w_2);
     pack_back(second_back, &w_2);
     clear(total, sums);
-    clear(by, width);
+    clear(factors, width);
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < items; item++) {
       Block k = block_of(s, item);
@@ -88,13 +89,13 @@ int linear_pairs_backward(const float *grad, const Tokens *x, const Linear *w, c
           clear(b, width);
           continue;
         }
-        spread_row(by, p, k.first + r, s);
+        spread_row(factors, p, k.first + r, s);
         for (int64_t c = 0; c < width; c += LANES) {
-          vec left = *at(a, c), right = *at(b, c), its = *at(g, c);
-          *at(product_row, c) = its * left * right;
-          its *= *at(by, c);
-          *at(a, c) = its * right;
-          *at(b, c) = its * left;
+          vec left = *at(a, c), right = *at(b, c), slopes = *at(g, c);
+          *at(product_row, c) = slopes * left * right;
+          slopes *= *at(factors, c);
+          *at(a, c) = slopes * right;
+          *at(b, c) = slopes * left;
         }
         if (grad_p) sum_row(product_row, grad_p, k, r, s);
       }
@@ -116,9 +117,9 @@ int linear_pairs_backward(const float *grad, const Tokens *x, const Linear *w, c
   return 0;
 }
 
-/* ---- moments: the mean and the second moment about it; scaled: a map of the tokens under a scale ---- */
+/* ---- moments: the mean and the second moment about it; scaled: a linear map of scaled tokens ---- */
 
-/* to = x - centre, zero where the mask hides a token or past the channels */
+/* to = x - centre; zero at masked tokens and in the padding of the channels */
 static void about(Rows to, const Tokens *x, const float *centre, const uint8_t *mask, Block k, const Sizes *s) {
   copy(to, x, k.b, k.first, k.rows, s->dim, s->bf16);
   for (int64_t r = 0; r < k.rows; r++) {
@@ -129,7 +130,7 @@ static void about(Rows to, const Tokens *x, const float *centre, const uint8_t *
   }
 }
 
-/* The tiles of outer(x, x) that touch the diagonal or lie above it. */
+/* The tiles of outer(x, x) on or above the diagonal. */
 static void outer_above(Rows x, int64_t rows, float *total) {
   for (int64_t first = 0; first < x.width; first += ACROSS * LANES) {
     int64_t across = least(ACROSS, (x.width - first) / LANES);
@@ -138,14 +139,14 @@ static void outer_above(Rows x, int64_t rows, float *total) {
   }
 }
 
-/* the items of a thread, one run of them */
+/* The first item of a thread; each thread has a contiguous run of items. */
 INLINE int64_t first_of(int64_t items, int64_t thread, int64_t threads) { return items * thread / threads; }
 
-/* centre (batch, dim) and moment (batch, dim, dim), a sum, of the real tokens; count (batch) has how many, at least 1.
-   Returns 0, or 1 where there was no memory, as does the next. */
+/* centre (batch, dim) is the mean of the real tokens, and moment (batch, dim, dim) the sum of their second moments about it;
+   count (batch) is the number of real tokens, at least 1. */
 int moments(const Tokens *x, const uint8_t *mask, const float *count, float *centre, float *moment, const Sizes *s) {
   int64_t items = s->batch * blocks_of(s), width = padded(s->dim), square = width * width;
-  int64_t slots = s->batch + s->threads; /* for each pair of a thread and a sample that it meets, at their sum */
+  int64_t slots = s->batch + s->threads; /* one for each pair of a thread and one of its samples, at index thread + sample */
   int64_t each = size_of_rows(s->dim);
   float *whole = reserve(items * width + s->batch * width + slots * square + s->threads * each), *place = whole;
   if (!whole) return 1;
@@ -155,13 +156,13 @@ int moments(const Tokens *x, const uint8_t *mask, const float *count, float *cen
   {
     int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
     float *own = place + thread * each;
-    Rows its = take_rows(&own, s->dim);
+    Rows centred = take_rows(&own, s->dim);
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < items; item++) {
       Block k = block_of(s, item);
-      about(its, x, NULL, mask, k, s);
+      about(centred, x, NULL, mask, k, s);
       clear(parts + item * width, width);
-      add_rows(its, k.rows, parts + item * width);
+      add_rows(centred, k.rows, parts + item * width);
     }
     add_blocks(centre, parts, 1, s->dim, s);
 #pragma omp for schedule(static)
@@ -174,8 +175,8 @@ int moments(const Tokens *x, const uint8_t *mask, const float *count, float *cen
       Block k = block_of(s, item);
       if (k.b != sample) clear(totals + (k.b + thread) * square, square);
       sample = k.b;
-      about(its, x, means + k.b * width, mask, k, s);
-      outer_above(its, k.rows, totals + (k.b + thread) * square);
+      about(centred, x, means + k.b * width, mask, k, s);
+      outer_above(centred, k.rows, totals + (k.b + thread) * square);
     }
 #pragma omp barrier
 #pragma omp for schedule(static)
@@ -194,8 +195,8 @@ int moments(const Tokens *x, const uint8_t *mask, const float *count, float *cen
   return 0;
 }
 
-/* y = x A + c, zero where the mask hides a token, for A (batch, dim, dim) and c (batch, dim): what the gradients of both
-   make of that of x */
+/* y = x A + c, zero at masked tokens, for A (batch, dim, dim) and c (batch, dim). With A and c from the gradients of centre and
+   moment, y is the gradient of x. */
 int moments_backward(const Tokens *x, const uint8_t *mask, const float *a, const float *c, const Tokens *y, const Sizes *s) {
   int64_t items = s->batch * blocks_of(s), packed = size_of_packed(s->dim, s->dim), each = 2 * size_of_rows(s->dim);
   float *whole = reserve(s->batch * packed + s->threads * each), *place = whole;
@@ -206,14 +207,14 @@ int moments_backward(const Tokens *x, const uint8_t *mask, const float *a, const
     float *own = place + omp_get_thread_num() * each;
     Rows room_in = take_rows(&own, s->dim), room_out = take_rows(&own, s->dim);
     for (int64_t b = 0; b < s->batch; b++) {
-      float *its = maps + b * packed;
-      pack(take_packed(&its, s->dim, s->dim), a + b * s->dim * s->dim, s->dim, 1, s->dim, c + b * s->dim);
+      float *map_room = maps + b * packed;
+      pack(take_packed(&map_room, s->dim, s->dim), a + b * s->dim * s->dim, s->dim, 1, s->dim, c + b * s->dim);
     }
 #pragma omp for schedule(dynamic)
     for (int64_t item = 0; item < items; item++) {
       Block k = block_of(s, item);
-      float *its = maps + k.b * packed;
-      Packed map = take_packed(&its, s->dim, s->dim);
+      float *map_room = maps + k.b * packed;
+      Packed map = take_packed(&map_room, s->dim, s->dim);
       Rows in = read_block(room_in, x, k, s);
       Rows out = place_of(room_out, y, k.b, k.first, k.rows, s->dim, s->bf16);
       product(in, k.rows, map, out, 0);
@@ -226,7 +227,7 @@ int moments_backward(const Tokens *x, const uint8_t *mask, const float *a, const
   return 0;
 }
 
-/* y = (x ⊙ scale) Wᵀ + b + rest x for scale (batch, dim); rest a number, or NULL for none */
+/* y = (x ⊙ scale) Wᵀ + b + rest x for scale (batch, dim); rest points to a number, or is NULL for none. */
 int linear_scaled(const Tokens *x, const float *scale, const Linear *w, const float *rest, const Tokens *y, const Sizes *s) {
   int64_t items = s->batch * blocks_of(s), width = padded(s->dim);
   int64_t each = size_of_rows(s->dim) + size_of_rows(s->out) + width;
@@ -235,21 +236,21 @@ int linear_scaled(const Tokens *x, const float *scale, const Linear *w, const fl
   Packed map = take_packed(&place, s->out, s->dim);
 #pragma omp parallel num_threads(s->threads)
   {
-    float *own = place + omp_get_thread_num() * each, *its = take(&own, width);
+    float *own = place + omp_get_thread_num() * each, *scales = take(&own, width);
     Rows u = take_rows(&own, s->dim), room_out = take_rows(&own, s->out);
     pack_linear(map, w);
 #pragma omp for schedule(dynamic)
     for (int64_t item = 0; item < items; item++) {
       Block k = block_of(s, item);
       copy(u, x, k.b, k.first, k.rows, s->dim, s->bf16);
-      load_row(its, scale + k.b * s->dim, s->dim);
-      /* in the place of the outputs before the product: what it is added to */
+      load_row(scales, scale + k.b * s->dim, s->dim);
+      /* Write rest x + b to the outputs first; the product is added to it. */
       Rows out = place_of(room_out, y, k.b, k.first, k.rows, s->out, s->bf16);
       for (int64_t r = 0; r < k.rows; r++)
         for (int64_t c = 0; c < u.width; c += LANES) {
           vec *value = at(u.at + r * u.pitch, c);
           if (rest) *(floats *)(out.at + r * out.pitch + c) = *value * *rest + *(vec *)(map.bias + c);
-          *value *= *at(its, c);
+          *value *= *at(scales, c);
         }
       product(u, k.rows, map, out, rest != NULL);
       store(out, y, k.b, k.first, k.rows, s->out, s->bf16);
@@ -259,7 +260,7 @@ int linear_scaled(const Tokens *x, const float *scale, const Linear *w, const fl
   return 0;
 }
 
-/* The gradients of x, scale, W, b and rest, that one (threads), for grad (batch, tokens, out). */
+/* The gradients of x, scale, W, b and rest (one per thread), for grad (batch, tokens, out). */
 int linear_scaled_backward(const Tokens *grad, const Tokens *x, const float *scale, const Linear *w, const float *rest,
                            const Tokens *grad_x, float *grad_scale, float *grad_w, float *grad_b, float *grad_rest,
                            const Sizes *s) {
@@ -271,16 +272,16 @@ int linear_scaled_backward(const Tokens *grad, const Tokens *x, const float *sca
   float *parts = take(&place, items * width);
 #pragma omp parallel num_threads(s->threads)
   {
-    float *own = place + omp_get_thread_num() * each, *total = take(&own, sums), *its = take(&own, width);
+    float *own = place + omp_get_thread_num() * each, *total = take(&own, sums), *scales = take(&own, width);
     Rows u = take_rows(&own, s->dim), dz = take_rows(&own, s->dim), room_g = take_rows(&own, s->out);
-    wide of_rest = {0};
+    doubles of_rest = {0};
     pack_back(back, w);
     clear(total, sums);
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < items; item++) {
       Block k = block_of(s, item);
       copy(u, x, k.b, k.first, k.rows, s->dim, s->bf16);
-      load_row(its, scale + k.b * s->dim, s->dim);
+      load_row(scales, scale + k.b * s->dim, s->dim);
       Rows g = load(room_g, grad, k.b, k.first, k.rows, s->out, s->bf16);
       product(g, k.rows, back, dz, 0);
       float *part = parts + item * width;
@@ -288,7 +289,7 @@ int linear_scaled_backward(const Tokens *grad, const Tokens *x, const float *sca
       for (int64_t r = 0; r < k.rows; r++) {
         vec along = {0};
         for (int64_t c = 0; c < u.width; c += LANES) {
-          vec *value = at(u.at + r * u.pitch, c), *slope = at(dz.at + r * dz.pitch, c), f = *at(its, c);
+          vec *value = at(u.at + r * u.pitch, c), *slope = at(dz.at + r * dz.pitch, c), f = *at(scales, c);
           *at(part, c) += *slope * *value;
           *slope *= f;
           if (rest) {
@@ -298,7 +299,7 @@ int linear_scaled_backward(const Tokens *grad, const Tokens *x, const float *sca
           }
           *value *= f;
         }
-        of_rest += __builtin_convertvector(along, wide);
+        of_rest += __builtin_convertvector(along, doubles);
       }
       outer(g, u, k.rows, total);
       add_rows(g, k.rows, total + ends * width);

@@ -1,8 +1,8 @@
-"""Poly-NL and Poly-SA as their equations, 9 and 18.
+"""Poly-NL, Eq. 9, and Poly-SA, Eq. 18, written for reading next to the papers. Used by tests only.
 
-Written to be read beside the paper: N×N objects and loops. It takes a mixer's `matrices()` by the paper's letters; x is
-(B, N, D); a right matrix acts on row tokens, X B; a token map is (N, N), or (D, N, N) where every channel has its own;
-a bias is None where there is none. Only tests call it.
+The matrices have the papers' letters and come from a mixer's `matrices()`. Tokens are rows: x is (B, N, D), and a
+channel map multiplies from the right, X W. A token map is (D, N, N), with one matrix per channel. A missing bias is
+None.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ def poly_nl(
     W_in: Tensor | None = None, b_in: Tensor | None = None, W_out: Tensor | None = None, b_out: Tensor | None = None,
     W_p: Tensor | None = None, b_p: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Poly-NL, Eq. 9: Z = αX + βY, Y = (Ψ(XW₁ ⊙ XW₂) ⊙ X) W₃ [+ XW_p ⊙ X], between W_in and W_out where there are."""
+    """Poly-NL, Eq. 9: Z = αX + βY with Y = (Ψ(XW₁ ⊙ XW₂) ⊙ X) W₃ [+ XW_p ⊙ X].
+
+    `real` (B, N) is True for real tokens. With W_in and W_out, Y is computed in a bottleneck.
+    """
     inner = x if W_in is None else plus(x @ W_in, b_in)
     product = plus(inner @ W_1, b_1)
     if W_2 is not None:
@@ -41,9 +44,10 @@ def poly_sa(
     p_1: Tensor, p_2: Tensor,
     *, kind: str = "softmax", real: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Poly-SA, Eq. 18, p_1 and p_2 (heads, N); W_o is (D, N, N) where a depthwise convolution mixes the heads.
+    """Poly-SA, Eq. 18, with p_1 and p_2 (heads, N).
 
-    With `real` (B, N) the pooling is Eq. 16's mean over the real tokens instead of p_2.
+    If a depthwise convolution mixes the heads, W_o is its token map (D, N, N). With `real` (B, N), the pooling is the
+    mean over the real tokens of Eq. 16 instead of p_2.
     """
     q, k, v = (heads_of(x, W, b, heads) for W, b in ((W_q, b_q), (W_k, b_k), (W_v, b_v)))
     if real is None:

@@ -1,9 +1,9 @@
-"""The pooled products of Poly-SA and Poly-NL on a GPU, forward and backward.
+"""The pooled products of Poly-SA and Poly-NL in Triton for GPUs, forward and backward.
 
-All four are partial derivatives of one form, F = Σ_{b,n,h,d} x ⊙ y ⊙ gate ⊙ w with x, y (B, N, h, d), gate (B, h, d)
-and w (h, N) or none: pooling is ∂F/∂gate, spreading ∂F/∂y, and so are their gradients. One kernel therefore reads x
-and y once and writes those derivatives that are asked for. The tokens are cut into splits, so that batch 1 fills the
-card; what is summed is written split by split and added in a fixed order.
+Pooling, gating and their gradients are all partial derivatives of one form, F = Σ_{b,n,h,d} x ⊙ y ⊙ gate ⊙ w, with x
+and y (B, N, h, d), gate (B, h, d) and w (h, N) or none: pooling is ∂F/∂gate, and gating is ∂F/∂y. So a single kernel
+reads x and y once and writes the derivatives that are needed. The tokens are divided into splits, so that even a
+batch of 1 fills the GPU; the sums of the splits are added in a fixed order.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -15,13 +15,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PROGRAMS = 1024  # what a launch aims for: several for each multiprocessor of the largest cards
-TILE = 32  # tokens in registers at a time
+PROGRAMS = 1024  # the number of programs that a launch aims for: several per multiprocessor of the largest GPUs
+TILE = 32  # tokens held in registers at a time
 
 
 @triton.jit
 def _load(x, stride_n, stride_d, token, channel, keep):
-    """A tile (tokens, channels) in float32, zero where it is not kept: what is hidden is never read."""
+    """Load a tile (tokens, channels) as float32; elements that are not kept are zero and never read."""
     return tl.load(x + token[:, None] * stride_n + channel[None, :] * stride_d, mask=keep, other=0.0).to(tl.float32)
 
 
@@ -31,9 +31,9 @@ def _form_kernel(
     grad_x, grad_y, grad_gate, grad_w, batches, n, heads, width, splits, span,
     TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """∂F/∂x and ∂F/∂y (B, N, h, d), ∂F/∂gate (splits, B, h, d), ∂F/∂w (blocks, B, h, N): those that are not None.
+    """Write ∂F/∂x and ∂F/∂y (B, N, h, d), ∂F/∂gate (splits, B, h, d) and ∂F/∂w (blocks, B, h, N), if not None.
 
-    A program owns one split of the tokens and one block of the channels of one head; a split is `span` tokens.
+    A program processes one split of `span` tokens and one block of the channels of one head.
     """
     split, row = tl.program_id(0) % splits, (tl.program_id(0) // splits).to(tl.int64)  # row: of batch × heads
     batch, head = row // heads, row % heads
@@ -80,23 +80,23 @@ def _form_kernel(
 
 def _form(
     x: Tensor, y: Tensor | None, gate: Tensor | None, w: Tensor | None, mask: Tensor | None,
-    grad_x: Tensor | None = None, grad_y: Tensor | None = None, pooled: bool = False, weighed: bool = False,
+    grad_x: Tensor | None = None, grad_y: Tensor | None = None, pooled: bool = False, weighted: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Fill grad_x and grad_y where given; ∂F/∂gate (B, h, d) if `pooled` and ∂F/∂w (h, N) if `weighed`, else empty."""
+    """Fill grad_x and grad_y if given; return ∂F/∂gate (B, h, d) if `pooled` and ∂F/∂w (h, N) if `weighted`."""
     batch, n, heads, width = x.shape
     block = min(64, max(16, triton.next_power_of_2(width)))
     blocks = triton.cdiv(width, block)
     span = TILE * max(1, triton.cdiv(n, TILE * max(1, PROGRAMS // max(1, batch * heads * blocks))))
     splits = max(1, triton.cdiv(n, span))
     sums = torch.empty((splits, batch, heads, width) if pooled else 0, dtype=torch.float32, device=x.device)
-    shares = torch.empty((blocks, batch, heads, n) if weighed else 0, dtype=torch.float32, device=x.device)
+    shares = torch.empty((blocks, batch, heads, n) if weighted else 0, dtype=torch.float32, device=x.device)
     _form_kernel[(splits * batch * heads, blocks)](
         x, *x.stride(), y, *((0,) * 4 if y is None else y.stride()), None if gate is None else gate.contiguous(),
         w, *((0,) * 2 if w is None else w.stride()), mask, *((0,) * 2 if mask is None else mask.stride()),
-        grad_x, grad_y, sums if pooled else None, shares if weighed else None, batch, n, heads, width, splits, span,
+        grad_x, grad_y, sums if pooled else None, shares if weighted else None, batch, n, heads, width, splits, span,
         TILE=TILE, BLOCK=block, num_warps=4,
     )  # fmt: skip
-    return sums.sum(0), shares.sum((0, 1)) if weighed else shares
+    return sums.sum(0), shares.sum((0, 1)) if weighted else shares
 
 
 def _like(x: Tensor) -> Tensor:
@@ -104,10 +104,15 @@ def _like(x: Tensor) -> Tensor:
 
 
 def product(k: Tensor, v: Tensor | None, p_2: Tensor | None, mask: Tensor | None) -> Tensor:
-    """Σ_n w_n k_n ⊙ v_n over the real tokens, with w = p_2 or one: not yet divided by their number.
+    """Compute Σ_n p_2[n] k_n ⊙ v_n over the real tokens; the sum is not divided by their number.
 
-    k and v (B, N, h, d) of any strides, v None for ones; p_2 (h, N) or None; mask (B, N), True takes part, or None.
-    Returns (B, h, d) in float32. Cost: 3 B N h d multiply-adds, k and v read once.
+    Args:
+        k: (B, N, h, d) of any strides.
+        v: (B, N, h, d) of any strides; None for ones.
+        p_2: (h, N); None for ones.
+        mask: (B, N), True for real tokens; None if all are.
+    Returns:
+        (B, h, d) in float32. Cost: 3 B N h d multiply-adds; k and v are read once.
     """
     return _form(k, v, None, p_2, mask, pooled=True)[0]
 
@@ -115,21 +120,26 @@ def product(k: Tensor, v: Tensor | None, p_2: Tensor | None, mask: Tensor | None
 def product_backward(
     grad: Tensor, k: Tensor, v: Tensor | None, p_2: Tensor | None, mask: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The gradients of `product`: w_n v_n ⊙ grad, w_n k_n ⊙ grad and, in float32, Σ_{b,d} grad ⊙ k ⊙ v.
+    """The gradients of `product` for grad (B, h, d) in float32.
 
-    grad (B, h, d) in float32. Nothing reaches or leaves a token that the mask hides. Cost: k and v read and their
-    gradients written once.
+        dk_n = p_2[n] v_n ⊙ grad,   dv_n = p_2[n] k_n ⊙ grad,   dp_2 = Σ_{b,d} grad ⊙ k ⊙ v (in float32)
+
+    They are zero at masked tokens. Cost: k and v are read once, and their gradients written once.
     """
     grad_k, grad_v = _like(k), None if v is None else _like(v)
-    _, grad_p_2 = _form(k, v, grad, p_2, mask, grad_x=grad_k, grad_y=grad_v, weighed=p_2 is not None)
+    _, grad_p_2 = _form(k, v, grad, p_2, mask, grad_x=grad_k, grad_y=grad_v, weighted=p_2 is not None)
     return grad_k, grad_v, None if p_2 is None else grad_p_2
 
 
 def gate_tokens(q: Tensor, gate: Tensor, p_1: Tensor | None) -> Tensor:
-    """q ⊙ gate ⊙ p_1, the gate given to every token.
+    """Multiply every token with the gate: q_n ⊙ gate ⊙ p_1[n].
 
-    q (B, N, h, d) of any strides; gate (B, h, d) in float32; p_1 (h, N) or None. Returns (B, N, h, d) in q's type.
-    Cost: 2 B N h d multiplications, q read once.
+    Args:
+        q: (B, N, h, d) of any strides.
+        gate: (B, h, d) in float32.
+        p_1: (h, N); None for ones.
+    Returns:
+        (B, N, h, d) in the dtype of q. Cost: 2 B N h d multiplications; q is read once.
     """
     out = _like(q)
     _form(q, None, gate, p_1, None, grad_y=out)
@@ -139,10 +149,12 @@ def gate_tokens(q: Tensor, gate: Tensor, p_1: Tensor | None) -> Tensor:
 def gate_tokens_backward(
     grad: Tensor, q: Tensor, gate: Tensor, p_1: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The gradients: grad ⊙ gate ⊙ p_1 and, in float32, Σ_n grad ⊙ q ⊙ p_1 and Σ_{b,d} grad ⊙ q ⊙ gate.
+    """The gradients of `gate_tokens` for grad (B, N, h, d) of any strides.
 
-    grad (B, N, h, d) of any strides. Cost: grad and q read and q's gradient written once.
+        dq_n = grad_n ⊙ gate ⊙ p_1[n],   dgate = Σ_n grad ⊙ q ⊙ p_1,   dp_1 = Σ_{b,d} grad ⊙ q ⊙ gate
+
+    The last two are float32. Cost: grad and q are read once, and the gradient of q written once.
     """
     grad_q = _like(q)
-    grad_gate, grad_p_1 = _form(grad, q, gate, p_1, None, grad_y=grad_q, pooled=True, weighed=p_1 is not None)
+    grad_gate, grad_p_1 = _form(grad, q, gate, p_1, None, grad_y=grad_q, pooled=True, weighted=p_1 is not None)
     return grad_q, grad_gate, None if p_1 is None else grad_p_1

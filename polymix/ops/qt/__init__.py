@@ -1,4 +1,4 @@
-"""QT, quadratic-Taylor attention: one call, whichever implementation runs."""
+"""QT, quadratic-Taylor attention: `qt` runs it with any implementation."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from polymix.ops.qt import blocked, eager
 from polymix.ops.qt.eager import GUARD, QtState, feature_size
 from polymix.ops.shared.blocks import slower_in_float32
 from polymix.ops.shared.causal_sums import seen_by_all, seen_by_each
+from polymix.ops.shared.signature import Signature
 from polymix.ops.shared.tensors import Linear, share, without_autocast
 
 _FORM = "str form, int order"
@@ -31,24 +32,33 @@ qt_causal = Operator(
 )  # fmt: skip
 qt_pool = Operator(
     "qt_pool", "(Tensor x, Tensor weight, Tensor? bias, Tensor? mask, int heads, int order) -> Tensor", eager.pool,
-    (0, 1, 2), native="polymix.ops.qt.native:pool",
+    (0, 1, 2),
+    Signature("x: B, N, D; weight: 2 * D, D; bias: 2 * D; mask: B, N",
+              "B, heads, 1 + order * D // heads, D // heads + 1", "heads >= 1 and D % heads == 0",
+              "order in (0, 1, 2)"),
+    native="polymix.ops.qt.native:pool",
 )  # fmt: skip
 qt_spread = Operator(
     "qt_spread",
     "(Tensor x, Tensor weight, Tensor? bias, Tensor moments, Tensor least, Tensor last, Tensor? last_bias) -> Tensor",
-    eager.spread, (0, 1, 2, 3, 5, 6), native="polymix.ops.qt.native:spread",
+    eager.spread, (0, 1, 2, 3, 5, 6),
+    Signature("x: B, N, D; weight: D, D; bias: D; moments: B, H, R, F; least: B; last: E, D; last_bias: E",
+              "=: B, N, E", "D == H * (F - 1)", "(R - 1) % (F - 1) == 0 and (R - 1) // (F - 1) in (0, 1, 2)"),
+    native="polymix.ops.qt.native:spread",
 )  # fmt: skip
 
 
 class QtWeights(NamedTuple):
-    """W_q, W_k, W_v in one map (3D, D), W_o, and α, β, γ of the compact form, (3, heads, 1, 1)."""
+    """The parameters of a QT layer."""
 
-    qkv: Linear
-    proj: Linear
-    scale: Tensor | None
+    qkv: Linear  # W_q, W_k and W_v in one map (3D, D)
+    proj: Linear  # W_o
+    scale: Tensor | None  # α, β, γ of the compact form, (3, heads, 1, 1)
 
 
 class QtOptions(NamedTuple):
+    """The options of a QT layer."""
+
     heads: int
     form: str  # "compact" or "full"
     order: int  # 0, 1 or 2
@@ -64,28 +74,39 @@ def qt(
     causal: bool = False,
     impl: str = "auto",
 ) -> Tensor:
-    """φ(Q)(φ(K)ᵀV) / (φ(Q) Σ_j φ(k_j)) a head, heads joined by W_o, with ⟨φ(q), φ(k)⟩ = 1 + s + s²/2.
+    """Attend with softmax's exponential replaced by its second-order Taylor expansion, in linear time.
 
-    The compact form keeps the terms of each channel alone, under learned factors.
+        y = φ(Q)(φ(K)ᵀV) / (φ(Q) Σ_j φ(k_j)) for each head, then W_o, with ⟨φ(q), φ(k)⟩ = 1 + s + s²/2, s = q·k/√d
+
+    The compact form replaces s²/2 by products of single channels, with learned factors (see
+    `polymix.ops.qt.eager.taylor_features`).
 
     Args:
-        x: (B, M, D). context: (B, N, D), x itself where there is none of its own. mask: (B, N) over real tokens.
-        causal: every token sees itself and its past.
+        x: the queries, (B, M, D).
+        context: (B, N, D); pass x for self-attention.
+        weights: the maps, and the factors of the compact form.
+        options: the number of heads, the form and the order.
+        mask: (B, N), True for real context tokens.
+        causal: whether each token sees only itself and its past.
+        impl: "auto", "eager", "blocked", "native" or "triton".
     Returns:
-        (B, M, D) in the type of x. Sums are kept in float32 at least. Cost: 4 N D² multiply-adds and 2 N F (d + 1) a
-        head, F = `feature_size`; the causal form adds 128 N (F + d) a head.
+        (B, M, D) in the dtype of x; sums are kept in float32 or wider. Cost: 4 N D² multiply-adds, plus 2 N F (d + 1)
+        per head with F = `feature_size`; the causal form adds 128 N (F + d) per head.
+    Raises:
+        CapabilityError: the implementation requested by name does not support the call.
     """
     if causal:
         return qt_chunk(x, None, weights, options, mask=mask, impl=impl)[0]
     compact, dim = weights.scale is not None, x.shape[-1]
     unsupported = {
-        "blocked": None, "native": None if compact else 'it is for form="compact"', "triton": _too_wide(dim, options),
+        "blocked": None, "native": None if compact else 'supports form="compact" only',
+        "triton": _too_wide(dim, options),
     }  # fmt: skip
     impl = choose("qt", impl, (x, context, *weights.qkv, *weights.proj, weights.scale), unsupported,
                   slower={"native": slower_in_float32(x)}, in_blocks=("native", "blocked"))  # fmt: skip
     if impl == "blocked":
         return blocked.qt(x, context, *weights, heads=options.heads, form=options.form, order=options.order, mask=mask)
-    if compact and impl != "triton":  # neither queries, keys and values nor their features are held by a kernel
+    if compact and impl != "triton":  # the kernels store no queries, keys, values or features
         assert weights.scale is not None
         sums = qt_pool(context, *share(weights.qkv, dim, 3 * dim), mask, options.heads, options.order, impl=impl)
         moments = sums * eager.coefficients(weights.scale, dim // options.heads, options.order, sums.dtype)
@@ -102,7 +123,20 @@ def qt_attention(
     q: Tensor, k: Tensor, v: Tensor, *, form: str, order: int = 2, scale: Tensor | None = None,
     mask: Tensor | None = None, impl: str = "eager",
 ) -> Tensor:  # fmt: skip
-    """φ(Q)(φ(K)ᵀV) / (φ(Q) Σ_j φ(k_j)) of heads: q (B, h, M, d), k and v (B, h, N, d), mask (B, N) -> (B, h, M, d)."""
+    """Compute φ(Q)(φ(K)ᵀV) / (φ(Q) Σ_j φ(k_j)) from queries, keys and values.
+
+    Args:
+        q: (B, h, M, d).
+        k: (B, h, N, d).
+        v: (B, h, N, d).
+        form: "compact" or "full".
+        order: 0, 1 or 2, the degree of the expansion.
+        scale: α, β, γ of the compact form, (3, heads, 1, 1).
+        mask: (B, N), True for real keys.
+        impl: "eager" or "triton".
+    Returns:
+        (B, h, M, d). Cost: (M + N) F (d + 1) multiply-adds per head.
+    """
     with without_autocast(q.device):
         moments = qt_moments(k, v, scale, mask, form, order, impl=impl)
         weighted = qt_query(q, moments, scale, form, order, impl=impl)
@@ -118,9 +152,20 @@ def qt_chunk(
     mask: Tensor | None = None,
     impl: str = "auto",
 ) -> tuple[Tensor, QtState]:
-    """One chunk (B, N, D) of a causal sequence after `state`, None at the start; the output and the state after it."""
+    """Process one chunk of a causal sequence, continuing from `state`.
+
+    Args:
+        x: the chunk, (B, N, D).
+        state: the state after the previous chunk; None at the start.
+        weights: see `qt`.
+        options: see `qt`.
+        mask: (B, N), True for real tokens.
+        impl: "auto", "eager" or "triton".
+    Returns:
+        The output (B, N, D) and the state after the chunk. Cost: as the causal form of `qt`.
+    """
     unsupported = {
-        "blocked": "it is for a context that every token sees whole", "native": "it keeps no state",
+        "blocked": "supports non-causal attention only", "native": "keeps no recurrent state",
         "triton": _too_wide(x.shape[-1], options),
     }  # fmt: skip
     impl = choose("qt", impl, (x, *weights.qkv, *weights.proj, weights.scale), unsupported,
@@ -135,7 +180,7 @@ def qt_chunk(
 
 
 def _heads(x: Tensor, context: Tensor, qkv: Linear, options: QtOptions) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries of x, keys and values of the context: (B, heads, ·, d) each."""
+    """The queries of x, and the keys and values of the context, (B, heads, ·, d) each."""
     if context is x:
         parts = F.linear(x, *qkv).chunk(3, dim=-1)
     else:
@@ -146,7 +191,7 @@ def _heads(x: Tensor, context: Tensor, qkv: Linear, options: QtOptions) -> tuple
 
 
 def _too_wide(dim: int, options: QtOptions) -> str | None:
-    return None if dim // options.heads <= 128 else "its kernels take heads of up to 128 channels"
+    return None if dim // options.heads <= 128 else "supports heads of up to 128 channels only"
 
 
 __all__ = [

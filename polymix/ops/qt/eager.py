@@ -1,4 +1,4 @@
-"""Quadratic-Taylor attention in plain PyTorch: softmax's exp(s) replaced by its expansion, so that keys pool once."""
+"""Quadratic-Taylor attention in plain PyTorch: softmax's exp(s) becomes 1 + s + s²/2, so the keys are pooled once."""
 
 from __future__ import annotations
 
@@ -11,21 +11,30 @@ from torch import Tensor
 from polymix.ops.shared.causal_sums import causal_sums, chunk_size, hide, in_chunks
 from polymix.ops.shared.tensors import accumulator, without_autocast
 
-GUARD = 1e-3  # the denominator never falls below GUARD times the number of tokens seen
+GUARD = 1e-3  # the denominator is at least GUARD times the number of tokens seen
 
 
 class QtState(NamedTuple):
-    """What a recurrent QT remembers: Σ_j φ(k_j) ⊗ [v_j, 1], whatever the number of tokens seen."""
+    """The state of a recurrent QT, Σ_j φ(k_j) ⊗ [v_j, 1]. Its size does not depend on the number of tokens seen."""
 
-    moments: Tensor  # (B, heads, F, d + 1), float32 at least
-    count: Tensor  # type: ignore[assignment]  # (B,) real tokens seen, int64
+    moments: Tensor  # (B, heads, F, d + 1), in float32 or wider
+    count: Tensor  # type: ignore[assignment]  # (B,) the number of real tokens seen, int64
 
 
 def taylor_features(x: Tensor, form: str, order: int, scale: Tensor | None = None) -> Tensor:
-    """φ(x) with ⟨φ(q), φ(k)⟩ = the similarity; x (…, d) -> (…, F).
+    """Compute the features φ(x) with ⟨φ(q), φ(k)⟩ = similarity(q, k).
 
-    full:    1 + s + s²/2 cut after `order`, s = q·k/√d; F = 1, 1 + d, 1 + d + d(d+1)/2 (each symmetric pair once).
-    compact: [γ, β (4/d)^¼ x_i, α x_i²] cut likewise; F = 1, 1 + d, 1 + 2d. `scale` is (α, β, γ) as (3, heads, 1, 1).
+    full:     the similarity is 1 + s + s²/2 up to `order`, with s = q·k/√d. F is 1, 1 + d or 1 + d + d(d+1)/2,
+              because each symmetric pair of channels occurs once.
+    compact:  φ(x) = [γ, β (4/d)^¼ x_i, α x_i²] up to `order`. F is 1, 1 + d or 1 + 2d.
+
+    Args:
+        x: (…, d).
+        form: "full" or "compact".
+        order: 0, 1 or 2.
+        scale: (α, β, γ) of the compact form, (3, heads, 1, 1).
+    Returns:
+        (…, F).
     """
     d = x.shape[-1]
     one = torch.ones_like(x[..., :1])
@@ -45,31 +54,32 @@ def taylor_features(x: Tensor, form: str, order: int, scale: Tensor | None = Non
 
 
 def _similarity(q: Tensor, k: Tensor, order: int) -> Tensor:
-    """The full form's ⟨φ(q), φ(k)⟩ of every pair, which needs no features."""
+    """⟨φ(q), φ(k)⟩ of every pair in the full form, computed without features."""
     s = (q @ k.transpose(-1, -2)) * q.shape[-1] ** -0.5
     return (torch.ones_like(s), 1 + s, 1 + s + s * s / 2)[order]
 
 
 def feature_size(d: int, form: str, order: int) -> int:
+    """F, the number of features of a head of d channels."""
     quadratic = d if form == "compact" else d * (d + 1) // 2
     return (1, 1 + d, 1 + d + quadratic)[order]
 
 
 def quotient(weighted: Tensor, least: Tensor) -> Tensor:
-    """(…, d + 1) sums of [v, 1] -> their quotient, the denominator never below `least`."""
+    """Divide sums of [v, 1], (…, d + 1), by their last entry, which counts as at least `least`: (…, d)."""
     return weighted[..., :-1] / torch.maximum(weighted[..., -1:], least)
 
 
 def least(count: Tensor, dtype: torch.dtype) -> Tensor:
-    """What no denominator falls below, for queries that see `count` tokens; a query that sees none gets zeros."""
+    """The lower bound of the denominators, for queries that see `count` tokens; positive even for none."""
     return GUARD * count.clamp_min(1).to(dtype)
 
 
-# -- the compact form by powers of k and q, one after the other: no features side by side in memory
+# -- the compact form, computed power by power without storing all features
 
 
 def _power_moments(k: Tensor, v: Tensor, mask: Tensor | None, order: int) -> Tensor:
-    """Σ_n [1, k_n, k_n ⊙ k_n] ⊗ [v_n, 1] cut after `order`: (B, h, N, d) -> (B, h, 1 + order · d, d + 1)."""
+    """Σ_n [1, k_n, k_n ⊙ k_n] ⊗ [v_n, 1] up to `order`: (B, h, N, d) -> (B, h, 1 + order · d, d + 1)."""
     keys, values = hide(k, mask), hide(v, mask)
     count = values.new_full((1,), k.shape[2]) if mask is None else mask.sum(1).to(values.dtype)
     count = count[:, None, None, None].expand(*k.shape[:2], 1, 1)
@@ -90,14 +100,14 @@ def _power_query(q: Tensor, moments: Tensor) -> Tensor:
 
 
 def _weights(scale: Tensor, d: int, order: int, dtype: torch.dtype, power: int = 1) -> Tensor:
-    """The factors γ, β (4/d)^¼, α of the compact features, to a power: (heads, F, 1), `scale` (3, heads, 1, 1)."""
+    """The factors γ, β (4/d)^¼ and α of the compact features to a power, (heads, F, 1); scale is (3, heads, 1, 1)."""
     alpha, beta, gamma = (scale.to(dtype) ** power).unbind()
     parts = [gamma, ((4 / d) ** (power / 4) * beta).expand(-1, d, -1), alpha.expand(-1, d, -1)]
     return torch.cat(parts[: order + 1], dim=1)
 
 
 def coefficients(scale: Tensor, d: int, order: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The factors of the products of compact features in a similarity, (heads, F, 1): the features' own, squared."""
+    """The factors of the products of compact features in the similarity, (heads, F, 1): those of φ, squared."""
     return _weights(scale, d, order, dtype, power=2)
 
 
@@ -105,7 +115,7 @@ def coefficients(scale: Tensor, d: int, order: int, dtype: torch.dtype = torch.f
 
 
 def moments(k: Tensor, v: Tensor, scale: Tensor | None, mask: Tensor | None, form: str, order: int) -> Tensor:
-    """Σ_n φ(k_n) ⊗ [v_n, 1]: (B, h, N, d) -> (B, h, F, d + 1), float32 at least."""
+    """Σ_n φ(k_n) ⊗ [v_n, 1]: (B, h, N, d) -> (B, h, F, d + 1), in float32 or wider."""
     dtype = accumulator(k.dtype)
     k, v = k.to(dtype), v.to(dtype)
     if form == "full":
@@ -116,7 +126,7 @@ def moments(k: Tensor, v: Tensor, scale: Tensor | None, mask: Tensor | None, for
 
 
 def query(q: Tensor, moments: Tensor, scale: Tensor | None, form: str, order: int) -> Tensor:
-    """φ(q) · moments: (B, h, M, d) -> (B, h, M, d + 1), float32 at least."""
+    """φ(q) · moments: (B, h, M, d) -> (B, h, M, d + 1), in float32 or wider."""
     q = q.to(moments.dtype)
     if form == "full":
         return taylor_features(q, form, order) @ moments
@@ -125,7 +135,7 @@ def query(q: Tensor, moments: Tensor, scale: Tensor | None, form: str, order: in
 
 
 def pool(x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, heads: int, order: int) -> Tensor:
-    """Σ_n [1, k_n, k_n ⊙ k_n] ⊗ [v_n, 1] of k, v = x Wᵀ + b: (B, heads, 1 + order · d, d + 1), float32 at least."""
+    """Σ_n [1, k_n, k_n ⊙ k_n] ⊗ [v_n, 1] of k, v = x Wᵀ + b: (B, heads, 1 + order · d, d + 1), float32 or wider."""
     parts = F.linear(x, weight, bias).to(accumulator(x.dtype)).unflatten(-1, (2, heads, -1))
     k, v = (part.transpose(1, 2) for part in parts.unbind(2))
     with without_autocast(x.device):
@@ -136,7 +146,7 @@ def spread(
     x: Tensor, weight: Tensor, bias: Tensor | None, moments: Tensor, least: Tensor, last: Tensor,
     last_bias: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """W_o (numerators / denominators) + b_o, both [1, q, q ⊙ q] · moments of q = x Wᵀ + b a head: (B, M, D')."""
+    """W_o (numerator / denominator) + b_o with both = [1, q, q ⊙ q] · moments and q = x Wᵀ + b: (B, M, D')."""
     heads, d = moments.shape[1], moments.shape[3] - 1
     q = F.linear(x, weight, bias).unflatten(-1, (heads, d)).transpose(1, 2).to(moments.dtype)
     with without_autocast(x.device):
@@ -148,13 +158,13 @@ def causal(
     q: Tensor, k: Tensor, v: Tensor, scale: Tensor | None, start: Tensor | None, mask: Tensor | None, form: str,
     order: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """φ(q_n) (start + Σ_{j ≤ n} φ(k_j) ⊗ [v_j, 1]) in chunks, (B, h, N, d + 1), and the moments after the last one."""
+    """φ(q_n) (start + Σ_{j ≤ n} φ(k_j) ⊗ [v_j, 1]), (B, h, N, d + 1), and the moments after the last token."""
     dtype, n = accumulator(q.dtype), q.shape[2]
     size = chunk_size(n)
     keys, values = hide(k.to(dtype), mask), hide(F.pad(v.to(dtype), (0, 1), value=1.0), mask)
-    # What pads the last chunk has the value [0, 0], so it adds nothing.
+    # The padding of the last chunk has the value [0, 0], so it adds nothing.
     queries, keys, values = (in_chunks(part, size) for part in (q.to(dtype), keys, values))
-    asks, tells = (taylor_features(part, form, order, scale) for part in (queries, keys))
+    query_features, key_features = (taylor_features(part, form, order, scale) for part in (queries, keys))
     similarity = _similarity(queries, keys, order) if form == "full" else None
-    weighted, end = causal_sums(asks, tells, values, start, similarity)
+    weighted, end = causal_sums(query_features, key_features, values, start, similarity)
     return weighted[:, :, :n].contiguous(), end

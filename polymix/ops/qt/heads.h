@@ -1,57 +1,58 @@
-/* Heads of channels in rows of whole vectors: each head begins at a vector, with zeros after it where it does not fill the last.
-   Maps to and from such rows, and the gradients of their weights. */
+/* Rows of heads in which every head starts at a whole vector and is padded with zeros to whole vectors; linear maps to and from
+   such rows, and the gradients of their weights. */
 
 #pragma once
 #include "blocks.h"
 
-/* `each` numbers a head, `wide` in a row */
+/* `number` heads of `each` channels, padded to `stride` channels in a row */
 typedef struct {
-  int64_t number, each, wide, order;
+  int64_t number, each, stride, order;
 } Heads;
 INLINE Heads heads_of(const Sizes *s) {
   int64_t each = s->width / s->heads;
   return (Heads){s->heads, each, padded(each), s->degree};
 }
-INLINE Rows head_of(Rows x, int64_t h, Heads g) { return (Rows){x.at + h * g.wide, g.wide, x.pitch}; }
+INLINE Rows head_of(Rows x, int64_t h, Heads g) { return (Rows){x.at + h * g.stride, g.stride, x.pitch}; }
 INLINE float *row_of(Rows x, int64_t r) { return x.at + r * x.pitch; }
 
 /* ---- maps of heads that do not fill vectors ---- */
 
-INLINE int64_t size_spaced(int64_t runs, int64_t each, int64_t wide) { return each == wide ? 0 : padded(runs * wide); }
+INLINE int64_t size_spaced(int64_t runs, int64_t each, int64_t stride) { return each == stride ? 0 : padded(runs * stride); }
 
-/* Runs of `each` numbers, `wide` apart with zeros between them, by all threads of a team together; or where they are. */
-static const float *spaced(float **room, const float *from, int64_t runs, int64_t each, int64_t wide) {
-  if (!from || each == wide) return from;
-  float *to = take(room, runs * wide);
+/* Copy runs of `each` numbers so that they lie `stride` apart, padded with zeros; if each == stride, return `from`. All threads of
+   the team must call this. */
+static const float *spaced(float **room, const float *from, int64_t runs, int64_t each, int64_t stride) {
+  if (!from || each == stride) return from;
+  float *to = take(room, runs * stride);
 #pragma omp for schedule(static)
   for (int64_t run = 0; run < runs; run++) {
-    memcpy(to + run * wide, from + run * each, sizeof(float) * each);
-    clear(to + run * wide + each, wide - each);
+    memcpy(to + run * stride, from + run * each, sizeof(float) * each);
+    clear(to + run * stride + each, stride - each);
   }
   return to;
 }
-/* the map to `heads` heads, and the one from all of them */
+/* The map whose outputs are `heads` padded heads, and the map whose inputs are all padded heads. */
 INLINE int64_t size_to(int64_t heads, int64_t in, Heads g) {
-  return size_spaced(heads, g.each * in, g.wide * in) + size_spaced(heads, g.each, g.wide);
+  return size_spaced(heads, g.each * in, g.stride * in) + size_spaced(heads, g.each, g.stride);
 }
 static Linear map_to(float *room, const Linear *w, int64_t heads, Heads g) {
-  const float *weight = spaced(&room, w->weight, heads, g.each * w->in, g.wide * w->in);
-  return (Linear){weight, spaced(&room, w->bias, heads, g.each, g.wide), heads * g.wide, w->in};
+  const float *weight = spaced(&room, w->weight, heads, g.each * w->in, g.stride * w->in);
+  return (Linear){weight, spaced(&room, w->bias, heads, g.each, g.stride), heads * g.stride, w->in};
 }
-INLINE int64_t size_from(int64_t out, Heads g) { return size_spaced(out * g.number, g.each, g.wide); }
+INLINE int64_t size_from(int64_t out, Heads g) { return size_spaced(out * g.number, g.each, g.stride); }
 static Linear map_from(float *room, const Linear *w, Heads g) {
-  return (Linear){spaced(&room, w->weight, w->out * g.number, g.each, g.wide), w->bias, w->out, g.number * g.wide};
+  return (Linear){spaced(&room, w->weight, w->out * g.number, g.each, g.stride), w->bias, w->out, g.number * g.stride};
 }
 
-/* to (rows, width) = the sum of what each thread has, `step` apart, in rows of `pitch`; of the rows there, and of the
-   columns there, `each` of `wide` count */
-static void add_spaced(float *to, int64_t rows, int64_t row_each, int64_t row_wide, int64_t width, int64_t each,
-                       int64_t wide, const float *parts, int64_t pitch, int64_t step) {
+/* to (rows, width) = the sum over the threads, without the padding. The threads' arrays lie `step` apart and have rows of
+   `pitch`; of every row_stride rows only row_each are real, and of every `stride` columns only `each`. */
+static void add_spaced(float *to, int64_t rows, int64_t row_each, int64_t row_stride, int64_t width, int64_t each,
+                       int64_t stride, const float *parts, int64_t pitch, int64_t step) {
   int64_t threads = omp_get_num_threads();
 #pragma omp for schedule(static)
   for (int64_t row = 0; row < rows; row++) {
-    const float *from = parts + (row / row_each * row_wide + row % row_each) * pitch;
-    for (int64_t c = 0; c < width; c += each, from += wide)
+    const float *from = parts + (row / row_each * row_stride + row % row_each) * pitch;
+    for (int64_t c = 0; c < width; c += each, from += stride)
       for (int64_t i = 0; i < each; i += LANES) {
         vec sum = {0};
         for (int64_t t = 0; t < threads; t++) sum += *(const vec *)(from + t * step + i);
@@ -59,9 +60,9 @@ static void add_spaced(float *to, int64_t rows, int64_t row_each, int64_t row_wi
       }
   }
 }
-/* the gradients of a map to heads, from (heads · wide, padded inputs) and then (heads · wide) in each thread */
+/* The gradients of a map to heads. Each thread has that of W, (heads · stride, padded inputs), then of b, (heads · stride). */
 static void add_maps(float *grad_w, float *grad_b, int64_t heads, Heads g, int64_t in, const float *parts, int64_t step) {
   int64_t out = heads * g.each, ins = padded(in);
-  add_spaced(grad_w, out, g.each, g.wide, in, in, ins, parts, ins, step);
-  add_spaced(grad_b, 1, 1, 1, out, g.each, g.wide, parts + heads * g.wide * ins, 0, step);
+  add_spaced(grad_w, out, g.each, g.stride, in, in, ins, parts, ins, step);
+  add_spaced(grad_b, 1, 1, 1, out, g.each, g.stride, parts + heads * g.stride * ins, 0, step);
 }

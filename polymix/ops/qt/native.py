@@ -1,9 +1,9 @@
-"""What QT pools, and what a query makes of it, on a CPU, forward and backward, in C.
+"""The pooling and the querying of QT's compact form in C for the CPU, forward and backward.
 
-x (B, N, D) of float32 or bf16; all is computed in float32, and what has tokens is rounded once to x's type. Memory
-beside the results: the packed weights and, for each thread, a few blocks of 128 tokens, the sums of three samples and,
-backward, the weights' gradients. Cost in products: forward each once; backward three times that of the inner maps and
-of the numerators, twice that of all others.
+x is (B, N, D) in float32 or bfloat16. All arithmetic is float32; results per token are rounded once to the dtype of
+x. Memory besides the results: the packed weights and, per thread, a few blocks of 128 tokens, the sums of three
+samples and, in the backward, a copy of the weights' gradients. Cost: the forward takes each product once; the
+backward takes the inner maps and the numerators three times and all other products twice.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from polymix.ops.native.arrays import Sizes, dense, full, hidden, linear_of, room_like, tokens
-from polymix.ops.native.build import call
+from polymix.ops.native.library import call
 from polymix.ops.shared.blocks import output
 
 
@@ -32,7 +32,10 @@ def pool(x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, he
 def pool_backward(
     grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, heads: int, order: int
 ) -> tuple[Tensor | None, ...]:
-    """With G_0, G_1, G_2 the rows of grad,  v: G_0 + k G_1 + k² G_2;  k: [v, 1] G_1ᵀ + 2 k ⊙ ([v, 1] G_2ᵀ)."""
+    """The gradients of `pool`: with G_0, G_1, G_2 the row groups of grad,
+
+    dv = G_0 + k G_1 + k² G_2,  dk = [v, 1] G_1ᵀ + 2 k ⊙ ([v, 1] G_2ᵀ).
+    """
     grad, x, weight, bias, mask = full(grad), dense(x), full(weight), full(bias), hidden(mask)
     grad_x, grad_w, grad_b = room_like(x), torch.empty_like(weight), weight.new_empty(weight.shape[0])
     call("qt_pool_backward", grad, tokens(x), linear_of(weight, bias), mask, tokens(grad_x),
@@ -41,6 +44,7 @@ def pool_backward(
 
 
 def _order(moments: Tensor) -> int:
+    """The order of moments (B, heads, 1 + order · d, d + 1)."""
     return (moments.shape[2] - 1) // (moments.shape[3] - 1)
 
 
@@ -48,7 +52,7 @@ def spread(
     x: Tensor, weight: Tensor, bias: Tensor | None, moments: Tensor, least: Tensor, last: Tensor,
     last_bias: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """W_o (numerators / denominators) + b_o, (B, M, D')."""
+    """W_o (numerator / denominator) + b_o, (B, M, D')."""
     x, weight, bias, moments, least = dense(x), full(weight), full(bias), full(moments), full(least)
     last, last_bias = full(last), full(last_bias)
     y = output(x, last.shape[0])
@@ -61,7 +65,10 @@ def spread_backward(
     grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, moments: Tensor, least: Tensor, last: Tensor,
     last_bias: Tensor | None,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """With dz = grad W_o and z the quotients,  numerators: dz / denominators;  those: -Σ z ⊙ dz / denominators."""
+    """The gradients of `spread`: with dz = grad W_o and z = numerator / denominator,
+
+    dnumerator = dz / denominator,  ddenominator = -Σ z ⊙ dz / denominator over the channels of a head.
+    """
     grad, x, weight, bias, moments, least = dense(grad), dense(x), full(weight), full(bias), full(moments), full(least)
     last, last_bias = full(last), full(last_bias)
     grad_x, grad_w, grad_b = room_like(x), torch.empty_like(weight), weight.new_empty(weight.shape[0])

@@ -1,24 +1,23 @@
-/* QT's compact form on tokens, its maps included: Σ_j [1, k, k²] ⊗ [v, 1] with k and v maps of the tokens, and what
-   [1, q, q²] make of such sums, forward and backward.
+/* QT's compact form including its linear maps, forward and backward: the moments Σ_j [1, k, k²] ⊗ [v, 1], where k and v are
+   maps of the tokens, and [1, q, q²] times such moments.
 
-   Each thread takes a run of blocks of tokens through all of it, head by head. It sums over them in float32, and the
-   sums of threads are added in their order; so are the gradients of weights. A head's numbers begin at a whole vector,
-   with zeros after them where they do not fill the last. */
+   Each thread takes a run of blocks of tokens through all steps, head by head. It sums in float32, and the sums of the threads
+   are added in a fixed order, as are the gradients of weights. Heads are padded with zeros to whole vectors. */
 
 #include "heads.h"
 
-#define MANY 16 /* blocks whose sums are added one by one; beyond them, sums of so many */
+#define MANY 16 /* blocks that are summed directly; longer sums add up sums of MANY blocks */
 
-/* one head's Σ [1, q, q²] ⊗ [v, b]: of v (1 + order · wide, wide), of b (order · wide), and Σ b */
+/* The moments Σ [1, q, q²] ⊗ [v, b] of one head: those of v (1 + order · stride, stride), those of b (order · stride), and Σ b. */
 typedef struct {
   float *top, *below, *last;
 } Sums;
-/* such sums that features are multiplied with: from q and from q² to v, from v back to both, and those of b */
+/* Moments as maps that features are multiplied with: from q and q² to v, from v back to both; and the moments of b. */
 typedef struct {
-  Packed ask[2], back;
+  Packed query[2], back;
   float *below, last;
-} Given;
-/* blocks [from, to) of all samples */
+} MomentMaps;
+/* The blocks [from, to), counted over all samples. */
 typedef struct {
   int64_t from, to;
 } Run;
@@ -31,33 +30,33 @@ INLINE float sum_of(vec v) {
   return parts[0];
 }
 
-/* ---- sums, as (1 + order · each, each + 1) outside ---- */
+/* ---- moments; without padding, as in PyTorch, they are (1 + order · each, each + 1) ---- */
 
-INLINE int64_t size_of_sums(Heads g) { return (1 + g.order * g.wide) * g.wide + g.order * g.wide + LANES; }
+INLINE int64_t size_of_sums(Heads g) { return (1 + g.order * g.stride) * g.stride + g.order * g.stride + LANES; }
 INLINE Sums sums_at(float *at, Heads g) {
-  float *below = at + (1 + g.order * g.wide) * g.wide;
-  return (Sums){at, below, below + g.order * g.wide};
+  float *below = at + (1 + g.order * g.stride) * g.stride;
+  return (Sums){at, below, below + g.order * g.stride};
 }
 
 static void square_rows(Rows q, Rows squares, int64_t rows, Heads g) {
   for (int64_t r = 0; r < rows && g.order == 2; r++)
-    for (int64_t c = 0; c < g.wide; c += LANES) {
+    for (int64_t c = 0; c < g.stride; c += LANES) {
       vec x = *at(row_of(q, r), c);
       *at(row_of(squares, r), c) = x * x;
     }
 }
 
-/* += those of a block's q, q², v and b */
+/* Add the moments of a block's q, q², v and b. */
 static void add_sums(Sums m, Rows q, Rows squares, Rows v, const float *b, int64_t rows, Heads g) {
   add_rows(v, rows, m.top);
   for (int64_t r = 0; r < rows; r++) *m.last += b[r];
   for (int64_t p = 0; p < g.order; p++) {
     Rows power = p ? squares : q;
-    outer(power, v, rows, m.top + (1 + p * g.wide) * g.wide);
-    for (int64_t c = 0; c < g.wide; c += LANES) {
+    outer(power, v, rows, m.top + (1 + p * g.stride) * g.stride);
+    for (int64_t c = 0; c < g.stride; c += LANES) {
       vec sum = {0};
       for (int64_t r = 0; r < rows; r++) sum += b[r] * *at(row_of(power, r), c);
-      *at(m.below, p * g.wide + c) += sum;
+      *at(m.below, p * g.stride + c) += sum;
     }
   }
 }
@@ -65,136 +64,137 @@ static void add_sums(Sums m, Rows q, Rows squares, Rows v, const float *b, int64
 static void write_sums(float *to, float *from, Heads g) {
   Sums m = sums_at(from, g);
   for (int64_t f = 0; f < 1 + g.order * g.each; f++, to += g.each + 1) {
-    int64_t row = f ? 1 + (f - 1) / g.each * g.wide + (f - 1) % g.each : 0;
-    for (int64_t c = 0; c < g.each; c += LANES) put(to, c, least(LANES, g.each - c), 0, *at(m.top, row * g.wide + c));
+    int64_t row = f ? 1 + (f - 1) / g.each * g.stride + (f - 1) % g.each : 0;
+    for (int64_t c = 0; c < g.each; c += LANES) put(to, c, least(LANES, g.each - c), 0, *at(m.top, row * g.stride + c));
     to[g.each] = f ? m.below[row - 1] : *m.last;
   }
 }
 
-/* The blocks of thread t: one run, so that only the first and the last sample in it may be other threads' too. */
+/* The blocks of thread t. They are contiguous, so the thread shares only its first and its last sample with other threads. */
 INLINE Run run_of(int64_t t, const Sizes *s) {
   int64_t items = s->batch * blocks_of(s), threads = omp_get_num_threads();
   return (Run){items * t / threads, items * (t + 1) / threads};
 }
-INLINE int begun_before(int64_t b, Run run, const Sizes *s) { return b * blocks_of(s) < run.from; }
-INLINE int all_in(int64_t b, Run run, const Sizes *s) {
-  return !begun_before(b, run, s) && (b + 1) * blocks_of(s) <= run.to;
+INLINE int begins_earlier(int64_t b, Run run, const Sizes *s) { return b * blocks_of(s) < run.from; }
+INLINE int lies_in(int64_t b, Run run, const Sizes *s) {
+  return !begins_earlier(b, run, s) && (b + 1) * blocks_of(s) <= run.to;
 }
-/* Where a thread, with room for three, keeps the sums of sample b: those that another began are kept to the end; the
-   third are older ones of the same sample. */
-INLINE float *kept(float *three, int64_t b, Run run, Heads g, const Sizes *s) {
-  return three + (begun_before(b, run, s) ? 0 : g.number * size_of_sums(g));
+/* Where a thread keeps the sums of sample b. It has three buffers: one for a sample that another thread has begun, one for the
+   samples that it begins itself, and one for the older blocks of the current sample. */
+INLINE float *buffer_of(float *buffers, int64_t b, Run run, Heads g, const Sizes *s) {
+  return buffers + (begins_earlier(b, run, s) ? 0 : g.number * size_of_sums(g));
 }
-static float *begin_sums(float *three, int64_t item, Run run, Heads g, const Sizes *s) {
+static float *begin_sums(float *buffers, int64_t item, Run run, Heads g, const Sizes *s) {
   Block k = block_of(s, item);
-  float *its = kept(three, k.b, run, g, s);
-  if (item == run.from || !k.first) clear(its, g.number * size_of_sums(g));
-  return its;
+  float *sample_sums = buffer_of(buffers, k.b, run, g, s);
+  if (item == run.from || !k.first) clear(sample_sums, g.number * size_of_sums(g));
+  return sample_sums;
 }
-INLINE float *place_of_sums(float *to, int64_t b, int64_t h, Heads g) {
+INLINE float *sums_of_head(float *to, int64_t b, int64_t h, Heads g) {
   return to + (b * g.number + h) * (1 + g.order * g.each) * (g.each + 1);
 }
 static void add_all(float *to, const float *from, int64_t size) {
   for (int64_t c = 0; c < size; c += LANES) *at(to, c) += *(const vec *)(from + c);
 }
-/* What comes after a block. Sums of sums of MANY blocks keep the digits that one long sum would lose. */
-static void end_sums(float *to, float *three, int64_t item, Run run, Heads g, const Sizes *s) {
+/* Finish a block. Adding up sums of MANY blocks is more precise than one long sum. */
+static void end_sums(float *to, float *buffers, int64_t item, Run run, Heads g, const Sizes *s) {
   int64_t b = item / blocks_of(s), size = g.number * size_of_sums(g);
   int64_t blocks = item + 1 - most(run.from, b * blocks_of(s));
-  float *its = kept(three, b, run, g, s), *older = three + 2 * size;
+  float *sample_sums = buffer_of(buffers, b, run, g, s), *older = buffers + 2 * size;
   int last = (item + 1) % blocks_of(s) == 0;
   if (blocks == MANY) clear(older, size);
   if (blocks % MANY == 0) {
-    add_all(older, its, size);
-    clear(its, size);
+    add_all(older, sample_sums, size);
+    clear(sample_sums, size);
   }
-  if (blocks >= MANY && (last || item + 1 == run.to)) add_all(its, older, size);
-  if (!last || !all_in(b, run, s)) return;
-  for (int64_t h = 0; h < g.number; h++) write_sums(place_of_sums(to, b, h, g), its + h * size_of_sums(g), g);
+  if (blocks >= MANY && (last || item + 1 == run.to)) add_all(sample_sums, older, size);
+  if (!last || !lies_in(b, run, s)) return;
+  for (int64_t h = 0; h < g.number; h++) write_sums(sums_of_head(to, b, h, g), sample_sums + h * size_of_sums(g), g);
 }
-/* those of the samples that several threads shared, by all threads of a team together; theirs lie `step` apart */
-static void end_shared(float *to, float *three, int64_t step, Heads g, const Sizes *s) {
+/* Add up the sums of the samples that several threads share; their buffers lie `step` apart. All threads of the team must call
+   this. */
+static void end_shared(float *to, float *buffers, int64_t step, Heads g, const Sizes *s) {
 #pragma omp barrier
 #pragma omp for schedule(static)
   for (int64_t item = 0; item < s->batch * g.number; item++) {
     int64_t b = item / g.number, h = item % g.number, size = size_of_sums(g);
-    float *sum = NULL, *place = place_of_sums(to, b, h, g);
+    float *sum = NULL, *place = sums_of_head(to, b, h, g);
     int done = 0;
     for (int64_t t = 0; t < omp_get_num_threads() && !done; t++) {
       Run run = run_of(t, s);
       if (run.from == run.to || run.to <= b * blocks_of(s) || run.from >= (b + 1) * blocks_of(s)) continue;
-      done = all_in(b, run, s);
-      float *its = kept(three + t * step, b, run, g, s) + h * size;
-      if (sum) add_all(sum, its, size);
-      else sum = its;
+      done = lies_in(b, run, s);
+      float *sample_sums = buffer_of(buffers + t * step, b, run, g, s) + h * size;
+      if (sum) add_all(sum, sample_sums, size);
+      else sum = sample_sums;
     }
     if (!sum) clear(place, (1 + g.order * g.each) * (g.each + 1)); /* no tokens */
     else if (!done) write_sums(place, sum, g);
   }
 }
 
-/* ---- features times sums, and the way back ---- */
+/* ---- features times moments, and the backward ---- */
 
-INLINE int64_t size_of_given(Heads g) {
-  return 2 * size_of_packed(g.wide, g.wide) + size_of_packed(g.order * g.wide, g.wide) + g.order * g.wide;
+INLINE int64_t size_of_moment_maps(Heads g) {
+  return 2 * size_of_packed(g.stride, g.stride) + size_of_packed(g.order * g.stride, g.stride) + g.order * g.stride;
 }
-/* number (o, i) of a packed map is [i · step] */
+/* Entry (o, i) of a packed map is at index i · step of the result. */
 INLINE float *column_of(Packed p, int64_t o, int64_t *step) {
   int64_t first = o - o % (ACROSS * LANES);
   *step = least(ACROSS * LANES, p.out - first);
   return p.at + first * p.in + o - first;
 }
-/* from (1 + order · each, each + 1); what leads back only where it is wanted */
-static Given take_given(float **room, const float *from, int wanted, Heads g) {
-  if (g.each < g.wide) clear(*room, size_of_given(g));
-  Given m;
-  for (int p = 0; p < 2; p++) m.ask[p] = take_packed(room, g.wide, g.wide);
-  m.back = take_packed(room, g.order * g.wide, g.wide);
-  m.below = take(room, g.order * g.wide);
+/* Load the moments of one head from (1 + order · each, each + 1). The map from v back is loaded only if `with_back`. */
+static MomentMaps take_moment_maps(float **room, const float *from, int with_back, Heads g) {
+  if (g.each < g.stride) clear(*room, size_of_moment_maps(g));
+  MomentMaps m;
+  for (int p = 0; p < 2; p++) m.query[p] = take_packed(room, g.stride, g.stride);
+  m.back = take_packed(room, g.order * g.stride, g.stride);
+  m.below = take(room, g.order * g.stride);
   m.last = from[g.each];
-  for (int64_t c = 0; c < g.wide; c += LANES) *at(m.ask[0].bias, c) = get(from, c, least(LANES, g.each - c), 0);
-  clear(m.ask[1].bias, g.wide);
-  clear(m.back.bias, g.order * g.wide);
+  for (int64_t c = 0; c < g.stride; c += LANES) *at(m.query[0].bias, c) = get(from, c, least(LANES, g.each - c), 0);
+  clear(m.query[1].bias, g.stride);
+  clear(m.back.bias, g.order * g.stride);
   for (int64_t p = 0; p < g.order; p++)
     for (int64_t i = 0; i < g.each; i++) {
       const float *row = from += g.each + 1;
       int64_t step;
-      for (int64_t c = 0; c < g.wide; c += LANES) {
-        float *column = column_of(m.ask[p], c, &step);
+      for (int64_t c = 0; c < g.stride; c += LANES) {
+        float *column = column_of(m.query[p], c, &step);
         *at(column, i * step) = get(row, c, least(LANES, g.each - c), 0);
       }
-      float *column = column_of(m.back, p * g.wide + i, &step);
-      for (int64_t c = 0; wanted && c < g.each; c++) column[c * step] = row[c];
-      m.below[p * g.wide + i] = row[g.each];
+      float *column = column_of(m.back, p * g.stride + i, &step);
+      for (int64_t c = 0; with_back && c < g.each; c++) column[c * step] = row[c];
+      m.below[p * g.stride + i] = row[g.each];
     }
   return m;
 }
 
-/* those of all heads of sample b */
-static void take_sample(Given *m, float *room, float *from, int64_t b, int wanted, Heads g) {
-  for (int64_t h = 0; h < g.number; h++) m[h] = take_given(&room, place_of_sums(from, b, h, g), wanted, g);
+/* Load the moments of all heads of sample b. */
+static void take_sample(MomentMaps *m, float *room, float *from, int64_t b, int with_back, Heads g) {
+  for (int64_t h = 0; h < g.number; h++) m[h] = take_moment_maps(&room, sums_of_head(from, b, h, g), with_back, g);
 }
 
-/* to = [1, q, q²] · the sums of v */
-static void ask(const Given *m, Rows q, Rows squares, int64_t rows, Rows to, Heads g) {
-  for (int64_t p = 0; p < g.order; p++) product(p ? squares : q, rows, m->ask[p], to, p);
-  for (int64_t r = 0; r < rows && !g.order; r++) memcpy(row_of(to, r), m->ask[0].bias, sizeof(float) * g.wide);
+/* to = [1, q, q²] · the moments of v */
+static void query(const MomentMaps *m, Rows q, Rows squares, int64_t rows, Rows to, Heads g) {
+  for (int64_t p = 0; p < g.order; p++) product(p ? squares : q, rows, m->query[p], to, p);
+  for (int64_t r = 0; r < rows && !g.order; r++) memcpy(row_of(to, r), m->query[0].bias, sizeof(float) * g.stride);
 }
 
-/* q = its gradient, where `both` has v on the way back to q and q² */
-static void slopes(const Given *m, Rows q, Rows both, const float *b, int64_t rows, Heads g) {
+/* Replace q by its gradient; `both` holds the products of v with the maps back to q and q². */
+static void slopes(const MomentMaps *m, Rows q, Rows both, const float *b, int64_t rows, Heads g) {
   for (int64_t r = 0; r < rows; r++)
-    for (int64_t c = 0; c < g.wide; c += LANES) {
+    for (int64_t c = 0; c < g.stride; c += LANES) {
       vec *place = at(row_of(q, r), c), sum = {0};
-      if (g.order == 2) sum = 2.0f * *place * (*at(row_of(both, r), g.wide + c) + b[r] * *at(m->below, g.wide + c));
+      if (g.order == 2) sum = 2.0f * *place * (*at(row_of(both, r), g.stride + c) + b[r] * *at(m->below, g.stride + c));
       if (g.order) sum += *at(row_of(both, r), c) + b[r] * *at(m->below, c);
       *place = sum;
     }
 }
 
-/* ---- pool: Σ_j [1, k, k²] ⊗ [v, 1], W holds W_k, then W_v ---- */
+/* ---- pool: Σ_j [1, k, k²] ⊗ [v, 1]; W holds W_k, then W_v ---- */
 
-/* b = 1 for what is real; zeros in the rows of what is not */
+/* b[r] = 1 if row r is a real token; else 0, and the row is zeroed. */
 static void hide(Rows u, Block k, const uint8_t *mask, float *b, const Sizes *s) {
   for (int64_t r = 0; r < k.rows; r++) {
     b[r] = !hidden(mask, s, k, r);
@@ -202,11 +202,11 @@ static void hide(Rows u, Block k, const uint8_t *mask, float *b, const Sizes *s)
   }
 }
 
-/* sums (batch, heads, 1 + order · each, each + 1). Returns 0, or 1 where there was no memory, as all of these do. */
+/* sums (batch, heads, 1 + order · each, each + 1). Returns 0, or 1 if memory cannot be allocated, like all functions here. */
 int qt_pool(const Tokens *x, const Linear *w, const uint8_t *mask, float *sums, const Sizes *s) {
   Heads g = heads_of(s);
-  int64_t width = 2 * g.number * g.wide, size = size_of_sums(g), three = 3 * g.number * size;
-  int64_t each = three + size_of_rows(s->dim) + size_of_rows(width) + size_of_rows(g.wide) + ROWS;
+  int64_t width = 2 * g.number * g.stride, size = size_of_sums(g), buffers = 3 * g.number * size;
+  int64_t each = buffers + size_of_rows(s->dim) + size_of_rows(width) + size_of_rows(g.stride) + ROWS;
   float *whole = reserve(size_of_packed(width, s->dim) + size_to(2 * g.number, s->dim, g) + s->threads * each);
   float *place = whole;
   if (!whole) return 1;
@@ -214,8 +214,8 @@ int qt_pool(const Tokens *x, const Linear *w, const uint8_t *mask, float *sums, 
   float *room_map = take(&place, size_to(2 * g.number, s->dim, g));
 #pragma omp parallel num_threads(s->threads)
   {
-    float *own = place + omp_get_thread_num() * each, *mine = take(&own, three);
-    Rows room_in = take_rows(&own, s->dim), u = take_rows(&own, width), squares = take_rows(&own, g.wide);
+    float *own = place + omp_get_thread_num() * each, *own_buffers = take(&own, buffers);
+    Rows room_in = take_rows(&own, s->dim), u = take_rows(&own, width), squares = take_rows(&own, g.stride);
     float *b = take(&own, ROWS);
     Linear kv = map_to(room_map, w, 2 * g.number, g);
     pack_linear(map, &kv);
@@ -224,13 +224,13 @@ int qt_pool(const Tokens *x, const Linear *w, const uint8_t *mask, float *sums, 
       Block k = block_of(s, item);
       product(read_block(room_in, x, k, s), k.rows, map, u, 0);
       hide(u, k, mask, b, s);
-      float *its = begin_sums(mine, item, run, g, s);
+      float *sample_sums = begin_sums(own_buffers, item, run, g, s);
       for (int64_t h = 0; h < g.number; h++) {
         Rows keys = head_of(u, h, g);
         square_rows(keys, squares, k.rows, g);
-        add_sums(sums_at(its + h * size, g), keys, squares, head_of(u, g.number + h, g), b, k.rows, g);
+        add_sums(sums_at(sample_sums + h * size, g), keys, squares, head_of(u, g.number + h, g), b, k.rows, g);
       }
-      end_sums(sums, mine, item, run, g, s);
+      end_sums(sums, own_buffers, item, run, g, s);
     }
     end_shared(sums, place, each, g, s);
   }
@@ -238,13 +238,13 @@ int qt_pool(const Tokens *x, const Linear *w, const uint8_t *mask, float *sums, 
   return 0;
 }
 
-/* The gradients of x, W and b, for grad as sums has it. */
+/* The gradients of x, W and b; grad has the shape of sums. */
 int qt_pool_backward(float *grad, const Tokens *x, const Linear *w, const uint8_t *mask, const Tokens *grad_x,
                      float *grad_w, float *grad_b, const Sizes *s) {
   Heads g = heads_of(s);
-  int64_t width = 2 * g.number * g.wide, square = width * padded(s->dim), given = g.number * size_of_given(g);
-  int64_t rows = 2 * size_of_rows(s->dim) + size_of_rows(width) + size_of_rows(g.wide) + size_of_rows(g.order * g.wide);
-  int64_t each = square + width + given + rows + ROWS;
+  int64_t width = 2 * g.number * g.stride, square = width * padded(s->dim), maps_size = g.number * size_of_moment_maps(g);
+  int64_t rows = 2 * size_of_rows(s->dim) + size_of_rows(width) + size_of_rows(g.stride) + size_of_rows(g.order * g.stride);
+  int64_t each = square + width + maps_size + rows + ROWS;
   int64_t packed = size_of_packed(width, s->dim) + size_of_packed(s->dim, width) + size_to(2 * g.number, s->dim, g);
   float *whole = reserve(packed + s->threads * each), *place = whole;
   if (!whole) return 1;
@@ -252,15 +252,15 @@ int qt_pool_backward(float *grad, const Tokens *x, const Linear *w, const uint8_
   float *room_map = take(&place, size_to(2 * g.number, s->dim, g));
 #pragma omp parallel num_threads(s->threads)
   {
-    float *own = place + omp_get_thread_num() * each, *total = take(&own, square + width), *room_m = take(&own, given);
+    float *own = place + omp_get_thread_num() * each, *total = take(&own, square + width), *room_m = take(&own, maps_size);
     Rows room_in = take_rows(&own, s->dim), room_out = take_rows(&own, s->dim), u = take_rows(&own, width);
-    Rows squares = take_rows(&own, g.wide), both = take_rows(&own, g.order * g.wide);
+    Rows squares = take_rows(&own, g.stride), both = take_rows(&own, g.order * g.stride);
     float *b = take(&own, ROWS);
     Linear kv = map_to(room_map, w, 2 * g.number, g);
     pack_linear(map, &kv);
     pack_back(back, &kv);
     clear(total, square + width);
-    Given m[g.number];
+    MomentMaps m[g.number];
     int64_t sample = -1;
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < s->batch * blocks_of(s); item++) {
@@ -273,7 +273,7 @@ int qt_pool_backward(float *grad, const Tokens *x, const Linear *w, const uint8_
         Rows keys = head_of(u, h, g), values = head_of(u, g.number + h, g);
         square_rows(keys, squares, k.rows, g);
         product(values, k.rows, m[h].back, both, 0);
-        ask(m + h, keys, squares, k.rows, values, g);
+        query(m + h, keys, squares, k.rows, values, g);
         slopes(m + h, keys, both, b, k.rows, g);
       }
       hide(u, k, mask, b, s);
@@ -285,34 +285,34 @@ int qt_pool_backward(float *grad, const Tokens *x, const Linear *w, const uint8_
   return 0;
 }
 
-/* ---- spread: W_o ([1, q, q²] · moments, numerators over denominators) + b_o with q = W x + b ---- */
+/* ---- spread: W_o (numerator / denominator) + b_o, both [1, q, q²] · moments with q = W x + b ---- */
 
-/* z = the quotients of one head, the denominators `below` at least `bound`; squares = q² */
-static void divide(const Given *m, Rows q, Rows squares, int64_t rows, float bound, float *below, Rows z, Heads g) {
+/* z = the quotients of one head, with denominators `below` of at least `bound`; also computes squares = q². */
+static void divide(const MomentMaps *m, Rows q, Rows squares, int64_t rows, float bound, float *below, Rows z, Heads g) {
   for (int64_t r = 0; r < rows; r++) {
     vec sum = {0};
-    for (int64_t c = 0; c < g.order * g.wide && c < g.wide; c += LANES) {
+    for (int64_t c = 0; c < g.order * g.stride && c < g.stride; c += LANES) {
       vec x = *at(row_of(q, r), c);
       sum += x * *at(m->below, c);
       if (g.order < 2) continue;
       *at(row_of(squares, r), c) = x * x;
-      sum += x * x * *at(m->below, g.wide + c);
+      sum += x * x * *at(m->below, g.stride + c);
     }
     below[r] = m->last + sum_of(sum);
   }
-  ask(m, q, squares, rows, z, g);
+  query(m, q, squares, rows, z, g);
   for (int64_t r = 0; r < rows; r++) {
-    float by = 1.0f / (below[r] < bound ? bound : below[r]); /* NaN stays */
-    for (int64_t c = 0; c < g.wide; c += LANES) *at(row_of(z, r), c) *= by;
+    float by = 1.0f / (below[r] < bound ? bound : below[r]); /* NaN stays NaN */
+    for (int64_t c = 0; c < g.stride; c += LANES) *at(row_of(z, r), c) *= by;
   }
 }
 
-/* dz = the gradients of the numerators, below = those of the denominators, for dz those of the quotients z */
+/* Replace dz, the gradients of the quotients z, by those of the numerators, and `below` by those of the denominators. */
 static void divide_back(Rows z, Rows dz, float *below, float bound, int64_t rows, Heads g) {
   for (int64_t r = 0; r < rows; r++) {
     float by = 1.0f / (below[r] < bound ? bound : below[r]);
     vec sum = {0};
-    for (int64_t c = 0; c < g.wide; c += LANES) {
+    for (int64_t c = 0; c < g.stride; c += LANES) {
       vec *place = at(row_of(dz, r), c);
       sum += (*place *= by) * *at(row_of(z, r), c);
     }
@@ -320,13 +320,13 @@ static void divide_back(Rows z, Rows dz, float *below, float bound, int64_t rows
   }
 }
 
-/* y (batch, tokens, out), for moments (batch, heads, 1 + order · each, each + 1) and bounds (batch) */
+/* y (batch, tokens, out) for moments (batch, heads, 1 + order · each, each + 1) and bounds (batch) of the denominators. */
 int qt_spread(const Tokens *x, const Linear *w, float *moments, const float *bounds, const Linear *last, const Tokens *y,
               const Sizes *s) {
   Heads g = heads_of(s);
-  int64_t width = g.number * g.wide, given = g.number * size_of_given(g);
-  int64_t rows = size_of_rows(s->dim) + 2 * size_of_rows(width) + size_of_rows(g.wide) + size_of_rows(s->out);
-  int64_t each = given + rows + ROWS;
+  int64_t width = g.number * g.stride, maps_size = g.number * size_of_moment_maps(g);
+  int64_t rows = size_of_rows(s->dim) + 2 * size_of_rows(width) + size_of_rows(g.stride) + size_of_rows(s->out);
+  int64_t each = maps_size + rows + ROWS;
   int64_t packed = size_of_packed(width, s->dim) + size_of_packed(s->out, width);
   float *whole = reserve(packed + size_to(g.number, s->dim, g) + size_from(s->out, g) + s->threads * each);
   float *place = whole;
@@ -335,13 +335,13 @@ int qt_spread(const Tokens *x, const Linear *w, float *moments, const float *bou
   float *room_map = take(&place, size_to(g.number, s->dim, g)), *room_last = take(&place, size_from(s->out, g));
 #pragma omp parallel num_threads(s->threads)
   {
-    float *own = place + omp_get_thread_num() * each, *room_m = take(&own, given), *below = take(&own, ROWS);
+    float *own = place + omp_get_thread_num() * each, *room_m = take(&own, maps_size), *below = take(&own, ROWS);
     Rows room_in = take_rows(&own, s->dim), room_out = take_rows(&own, s->out), q = take_rows(&own, width);
-    Rows z = take_rows(&own, width), squares = take_rows(&own, g.wide);
+    Rows z = take_rows(&own, width), squares = take_rows(&own, g.stride);
     Linear to_heads = map_to(room_map, w, g.number, g), from_heads = map_from(room_last, last, g);
     pack_linear(map, &to_heads);
     pack_linear(end, &from_heads);
-    Given m[g.number];
+    MomentMaps m[g.number];
     int64_t sample = -1;
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < s->batch * blocks_of(s); item++) {
@@ -357,16 +357,16 @@ int qt_spread(const Tokens *x, const Linear *w, float *moments, const float *bou
   return 0;
 }
 
-/* The gradients of x, W, b, moments, W_o and b_o, for grad (batch, tokens, out). */
+/* The gradients of x, W, b, moments, W_o and b_o for grad (batch, tokens, out). */
 int qt_spread_backward(const Tokens *grad, const Tokens *x, const Linear *w, float *moments, const float *bounds,
                        const Linear *last, const Tokens *grad_x, float *grad_w, float *grad_b, float *grad_m,
                        float *grad_last, float *grad_last_b, const Sizes *s) {
   Heads g = heads_of(s);
-  int64_t width = g.number * g.wide, size = size_of_sums(g), three = 3 * g.number * size, ends = padded(s->out);
+  int64_t width = g.number * g.stride, size = size_of_sums(g), buffers = 3 * g.number * size, ends = padded(s->out);
   int64_t of_w = width * padded(s->dim) + width, of_last = ends * width, totals = of_w + of_last + ends;
-  int64_t given = g.number * size_of_given(g);
-  int64_t rows = 2 * size_of_rows(s->dim) + size_of_rows(s->out) + 3 * size_of_rows(width) + size_of_rows(g.wide);
-  int64_t each = totals + three + given + rows + size_of_rows(g.order * g.wide) + ROWS;
+  int64_t maps_size = g.number * size_of_moment_maps(g);
+  int64_t rows = 2 * size_of_rows(s->dim) + size_of_rows(s->out) + 3 * size_of_rows(width) + size_of_rows(g.stride);
+  int64_t each = totals + buffers + maps_size + rows + size_of_rows(g.order * g.stride) + ROWS;
   int64_t packed = size_of_packed(width, s->dim) + size_of_packed(s->dim, width) + size_of_packed(width, s->out);
   float *whole = reserve(packed + size_to(g.number, s->dim, g) + size_from(s->out, g) + s->threads * each);
   float *place = whole;
@@ -377,21 +377,21 @@ int qt_spread_backward(const Tokens *grad, const Tokens *x, const Linear *w, flo
 #pragma omp parallel num_threads(s->threads)
   {
     float *own = place + omp_get_thread_num() * each, *total = take(&own, totals), *total_last = total + of_w;
-    float *mine = take(&own, three), *room_m = take(&own, given), *below = take(&own, ROWS);
+    float *own_buffers = take(&own, buffers), *room_m = take(&own, maps_size), *below = take(&own, ROWS);
     Rows room_in = take_rows(&own, s->dim), room_out = take_rows(&own, s->dim), room_g = take_rows(&own, s->out);
     Rows q = take_rows(&own, width), z = take_rows(&own, width), dz = take_rows(&own, width);
-    Rows squares = take_rows(&own, g.wide), both = take_rows(&own, g.order * g.wide);
+    Rows squares = take_rows(&own, g.stride), both = take_rows(&own, g.order * g.stride);
     Linear to_heads = map_to(room_map, w, g.number, g), from_heads = map_from(room_last, last, g);
     pack_linear(map, &to_heads);
     pack_back(back, &to_heads);
     pack_back(end_back, &from_heads);
     clear(total, totals);
-    Given m[g.number];
+    MomentMaps m[g.number];
     int64_t sample = -1;
     Run run = run_of(omp_get_thread_num(), s);
     for (int64_t item = run.from; item < run.to; item++) {
       Block k = block_of(s, item);
-      float *its = begin_sums(mine, item, run, g, s);
+      float *sample_sums = begin_sums(own_buffers, item, run, g, s);
       if (k.b != sample) take_sample(m, room_m, moments, sample = k.b, 1, g);
       Rows in = read_block(room_in, x, k, s);
       Rows dy = load(room_g, grad, k.b, k.first, k.rows, s->out, s->bf16);
@@ -401,18 +401,18 @@ int qt_spread_backward(const Tokens *grad, const Tokens *x, const Linear *w, flo
         Rows queries = head_of(q, h, g), quotients = head_of(z, h, g), slope = head_of(dz, h, g);
         divide(m + h, queries, squares, k.rows, bounds[k.b], below, quotients, g);
         divide_back(quotients, slope, below, bounds[k.b], k.rows, g);
-        add_sums(sums_at(its + h * size, g), queries, squares, slope, below, k.rows, g);
+        add_sums(sums_at(sample_sums + h * size, g), queries, squares, slope, below, k.rows, g);
         product(slope, k.rows, m[h].back, both, 0);
         slopes(m + h, queries, both, below, k.rows, g);
       }
-      end_sums(grad_m, mine, item, run, g, s);
+      end_sums(grad_m, own_buffers, item, run, g, s);
       outer(dy, z, k.rows, total_last);
       add_rows(dy, k.rows, total_last + of_last);
       product_back(q, in, back, total, room_out, grad_x, k, s);
     }
     end_shared(grad_m, place + padded(totals), each, g, s);
     add_maps(grad_w, grad_b, g.number, g, s->dim, place, each);
-    add_spaced(grad_last, s->out, 1, 1, g.number * g.each, g.each, g.wide, place + of_w, width, each);
+    add_spaced(grad_last, s->out, 1, 1, g.number * g.each, g.each, g.stride, place + of_w, width, each);
     add_threads(grad_last_b, place + of_w + of_last, each, 1, s->out);
   }
   free(whole);

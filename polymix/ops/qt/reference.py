@@ -1,8 +1,7 @@
-"""Quadratic-Taylor attention as its equation.
+"""Quadratic-Taylor attention with the full N×N similarity, written for reading. Used by tests only.
 
-Written to be read beside the paper: N×N objects and loops. It takes a mixer's `matrices()` by the paper's letters; x is
-(B, N, D); a right matrix acts on row tokens, X B; a token map is (N, N), or (D, N, N) where every channel has its own;
-a bias is None where there is none. Only tests call it.
+The matrices come from a mixer's `matrices()`. Tokens are rows: x is (B, N, D), and a channel map multiplies from the
+right, X W. A missing bias is None.
 """
 
 from __future__ import annotations
@@ -22,7 +21,10 @@ def qt(
     alpha: Tensor | None, beta: Tensor | None, gamma: Tensor | None,
     *, order: int = 2, guard: float = 1e-3,
 ) -> Tensor:  # fmt: skip
-    """QT: Σ_j sim(q, k_j) v_j / Σ_j sim(q, k_j); alpha, beta, gamma (heads,) in the compact form, None in the full."""
+    """QT: Σ_j sim(q, k_j) v_j / Σ_j sim(q, k_j).
+
+    `visible` (B, M, N) is True where a query sees a key. alpha, beta and gamma (heads,) are None in the full form.
+    """
     q, k, v = heads_of(x, W_q, b_q, heads), heads_of(context, W_k, b_k, heads), heads_of(context, W_v, b_v, heads)
     d = q.shape[-1]
     dot = q @ k.transpose(-1, -2)

@@ -1,9 +1,12 @@
-"""Quadratic-Taylor attention on a GPU: the features φ are built where they are used and never written to memory.
+"""Quadratic-Taylor attention in Triton for GPUs. The features φ are computed on the fly and never written to memory.
 
-A feature is the product of two entries of [x, 1], weighted by its degree in x: w_0, w_1 x_i, w_2 x_i x_j, in the order
-of `taylor_features`. Three kernels do all of it, each with a row of d + 1 numbers at every token ([v, 1], or the
-gradient of what was asked): features times rows are moments, features times moments are rows again, and rows times
-moments are the gradient of the features, pulled back to x on the way. The moments may differ from chunk to chunk.
+A feature is the product of two entries of [x, 1], weighted by its degree in x: w_0, w_1 x_i or w_2 x_i x_j, in the
+order of `taylor_features`. Three kernels are enough. Each works with rows of d + 1 numbers per token ([v, 1], or the
+gradient of a query's result):
+    moments:  features times rows
+    query:    features times moments, which gives rows
+    pull:     rows times moments, which is the gradient of the features, converted to the gradient of x right away
+The moments may differ from part to part of the tokens.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs
 
@@ -16,23 +19,23 @@ from torch import Tensor
 
 from polymix.ops.qt.eager import feature_size
 
-PROGRAMS = 512  # what the pooling of the keys aims for: several for each multiprocessor of the largest cards
-FEATURES = 64  # features in registers at a time
-PULLED = 64  # columns of x that one program pulls back to: all of an ordinary head
+PROGRAMS = 512  # the number of programs that pooling aims for: several per multiprocessor of the largest GPUs
+FEATURES = 64  # features held in registers at a time
+PULLED = 64  # columns of the gradient of x that one program computes: a whole head of the usual size
 
 
 @triton.jit
 def weights_of(weights, head, D: tl.constexpr, FULL: tl.constexpr):
-    """(w_0, w_1, w_2) of a head: 1, d^-¼, d^-½ in the full form; the compact form's stand in `weights` (heads, 3)."""
+    """(w_0, w_1, w_2) of a head: 1, d^-¼, d^-½ in the full form; from `weights` (heads, 3) in the compact form."""
     if FULL:
         return 1.0, D**-0.25, D**-0.5
-    else:  # noqa: RET505  Triton compiles the branch that is taken
+    else:  # noqa: RET505  Triton compiles only the branch that is taken
         return tl.load(weights + head * 3), tl.load(weights + head * 3 + 1), tl.load(weights + head * 3 + 2)
 
 
 @triton.jit
 def own_tokens(heads, blocks, BLOCK_N: tl.constexpr):
-    """The BLOCK_N tokens of a program: number of their block, row of batch × heads, batch, head, indices."""
+    """The program's BLOCK_N tokens: their block number, row of batch × heads, batch, head and indices."""
     block, row = tl.program_id(0) % blocks, (tl.program_id(0) // blocks).to(tl.int64)
     token = (block * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
     return block, row, row // heads, row % heads, token
@@ -40,7 +43,7 @@ def own_tokens(heads, blocks, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def is_real(mask, mask_b, mask_n, batch, token, n):
-    """Tokens that exist and take part; `mask` may be None."""
+    """Which tokens exist and are real; `mask` may be None."""
     real = token < n
     if mask is not None:
         real = tl.load(mask + batch * mask_b + token * mask_n, mask=real, other=0) != 0
@@ -49,14 +52,14 @@ def is_real(mask, mask_b, mask_n, batch, token, n):
 
 @triton.jit
 def load_tile(x, x_n, x_d, token, channel, real, D: tl.constexpr):
-    """(tokens, channels) in float32, zero at what is not real: what is hidden is never read."""
+    """Load (tokens, channels) as float32; tokens that are not real are zero and never read."""
     keep = real[:, None] & (channel < D)[None, :]
     return tl.load(x + token[:, None] * x_n + channel[None, :] * x_d, mask=keep, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def load_last(rows, r_n, r_d, token, real, D: tl.constexpr, LAST: tl.constexpr):
-    """The last column of the rows: their own where they have one, else the 1 of [v, 1]; zero at what is not real."""
+    """The last column of the rows: column D with LAST, else the 1 of [v, 1]; zero for tokens that are not real."""
     if LAST:
         return tl.load(rows + token * r_n + D * r_d, mask=real, other=0.0).to(tl.float32)
     else:  # noqa: RET505
@@ -65,7 +68,7 @@ def load_last(rows, r_n, r_d, token, real, D: tl.constexpr, LAST: tl.constexpr):
 
 @triton.jit
 def _diagonal(i, D: tl.constexpr):
-    """Where x_i² stands among the features of the full form."""
+    """The index of x_i² among the features of the full form."""
     return 1 + D + i * D - i * (i - 1) // 2
 
 
@@ -79,7 +82,7 @@ def _entries(f, D: tl.constexpr, FULL: tl.constexpr):
         pair = tl.minimum(tl.maximum(f - 1 - D, 0), D * (D + 1) // 2 - 1)
         root = tl.sqrt(((2 * D + 1) * (2 * D + 1) - 8 * pair).to(tl.float32))
         i = ((2 * D + 1 - root) / 2).to(tl.int32)
-        i -= (_diagonal(i, D) > pair + 1 + D).to(tl.int32)  # the root may round to either side of a whole number
+        i -= (_diagonal(i, D) > pair + 1 + D).to(tl.int32)  # correct i, because the root may round up or down
         i += (_diagonal(i + 1, D) <= pair + 1 + D).to(tl.int32)
         j = pair + 1 + D - _diagonal(i, D) + i
     return tl.where(f > D, i, D), tl.where(f > D, j, linear)
@@ -87,7 +90,7 @@ def _entries(f, D: tl.constexpr, FULL: tl.constexpr):
 
 @triton.jit
 def _features(x, x_n, x_d, token, real, f, w0, w1, w2, D: tl.constexpr, F: tl.constexpr, FULL: tl.constexpr):
-    """φ_f of the tokens, both given as they are to broadcast; finite where a token is not real."""
+    """φ_f of the tokens; `token` and `f` must broadcast. The result is finite even for tokens that are not real."""
     left, right = _entries(f, D, FULL)
     keep = real & (f < F)
     one = tl.load(x + token * x_n + left * x_d, mask=keep & (left < D), other=1.0).to(tl.float32)
@@ -102,7 +105,7 @@ def _moments_kernel(
     D: tl.constexpr, F: tl.constexpr, FULL: tl.constexpr, LAST: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """out[row, part] (F, D + 1) = Σ φ(x_n) ⊗ rows_n over the `span` tokens of a part; a program owns BLOCK_F rows."""
+    """out[row, part] (F, D + 1) = Σ φ(x_n) ⊗ rows_n over the `span` tokens of a part, BLOCK_F rows per program."""
     TILES: tl.constexpr = (F + BLOCK_F - 1) // BLOCK_F
     tile, part = tl.program_id(0) % TILES, tl.program_id(0) // TILES % parts
     row = (tl.program_id(0) // TILES // parts).to(tl.int64)  # of batch × heads
@@ -131,7 +134,7 @@ def _query_kernel(
     D: tl.constexpr, F: tl.constexpr, FULL: tl.constexpr, LAST: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """out_n (D, or D + 1 with LAST) = base_n + φ(x_n) · moments of the part of n; zero where n is not real."""
+    """out_n (D, or D + 1 with LAST) = base_n + φ(x_n) · moments of token n's part; zero if n is not real."""
     block, row, batch, head, token = own_tokens(heads, blocks, BLOCK_N)
     x += batch * x_b + head * x_h
     moments += row * m_row + (block * BLOCK_N // span).to(tl.int64) * m_part
@@ -160,7 +163,7 @@ def _query_kernel(
 
 @triton.jit
 def _pull(rows, last, moments, f, inside, D: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr):
-    """rows · moments[f]: the gradient of the features f, (tokens, columns); f is one feature a column."""
+    """rows · moments[f], the gradient of the features f, (tokens, columns); f holds one feature per column."""
     e = tl.arange(0, BLOCK_D)
     keep = (e < D)[:, None] & inside[None, :]
     body = tl.load(moments + f[None, :] * (D + 1) + e[:, None], mask=keep, other=0.0)
@@ -175,10 +178,10 @@ def _pull_kernel(
     D: tl.constexpr, ORDER: tl.constexpr, FULL: tl.constexpr, LAST: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """out_n (D) = base_n + (∂φ(x_n)/∂x_n)ᵀ · (moments · rows_n), and the gradient of w_0, w_1, w_2, one a program.
+    """out_n (D) = base_n + (∂φ(x_n)/∂x_n)ᵀ · (moments · rows_n), and each program's gradient of w_0, w_1, w_2.
 
-    A program owns BLOCK_N tokens and BLOCK_J columns of x. The full form takes every pair (i, j) in both orders, twice
-    the products there are, so that no column is ever scattered to.
+    A program computes BLOCK_N tokens and BLOCK_J columns of x. The full form visits every pair (i, j) in both orders,
+    which doubles the products but avoids scattered writes.
     """
     block, row, batch, head, token = own_tokens(heads, blocks, BLOCK_N)
     x += batch * x_b + head * x_h
@@ -190,13 +193,13 @@ def _pull_kernel(
     inside = j < D
     grad = load_tile(rows, r_n, r_d, token, e, real, D)
     last = load_last(rows, r_n, r_d, token, real, D, LAST)
-    mine = load_tile(x, x_n, x_d, token, j, real, D)
+    x_columns = load_tile(x, x_n, x_d, token, j, real, D)
     total = tl.zeros((BLOCK_N, BLOCK_J), tl.float32)
     grad_w1, grad_w2 = total, total
     if ORDER >= 1:
         linear = _pull(grad, last, moments, 1 + j, inside, D, BLOCK_D, PRECISION)
         total += w1 * linear
-        grad_w1 = linear * mine
+        grad_w1 = linear * x_columns
     if ORDER == 2 and FULL:
         for i in range(D):
             f = _diagonal(tl.minimum(i, j), D) + tl.maximum(i, j) - tl.minimum(i, j)
@@ -205,8 +208,8 @@ def _pull_kernel(
             total += slope * tl.load(x + token * x_n + i * x_d, mask=real, other=0.0).to(tl.float32)[:, None]
     elif ORDER == 2:
         square = _pull(grad, last, moments, 1 + D + j, inside, D, BLOCK_D, PRECISION)
-        total += 2 * w2 * mine * square
-        grad_w2 = square * mine * mine
+        total += 2 * w2 * x_columns * square
+        grad_w2 = square * x_columns * x_columns
     place = (row * n + token)[:, None] * D + j[None, :]
     keep = (token < n)[:, None] & inside[None, :]
     if base is not None:
@@ -216,27 +219,28 @@ def _pull_kernel(
         constant = tl.load(moments + e, mask=e < D, other=0.0)[None, :] * grad
         grad_w0 = tl.sum(tl.sum(constant, 1) + last * tl.load(moments + D), 0)
         grad_w += (tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)) * 3
-        tl.store(grad_w, tl.where(tl.program_id(1) == 0, grad_w0, 0.0))  # all its columns belong to the first
+        tl.store(grad_w, tl.where(tl.program_id(1) == 0, grad_w0, 0.0))  # counted once, by the first block of columns
         tl.store(grad_w + 1, tl.sum(tl.sum(grad_w1, 1), 0))
         tl.store(grad_w + 2, tl.sum(tl.sum(grad_w2, 1), 0))
 
 
 def precision(x: Tensor) -> str:
-    """How products are taken: bf16 and fp16 lose nothing that they had in tf32."""
+    """The precision of tl.dot: bfloat16 and float16 inputs lose nothing in tf32."""
     return "ieee" if x.dtype == torch.float32 else "tf32"
 
 
 def block_d(d: int) -> int:
+    """The number of channels in a tile."""
     return max(16, triton.next_power_of_2(d))
 
 
 def block_n(x: Tensor) -> int:
-    """Tokens in registers at a time, a divisor of every `span`; wide or float32 tiles of 64 overflow a small card."""
+    """Tokens in a tile, a divisor of every `span`. Wide or float32 tiles of 64 do not fit on small GPUs."""
     return 64 if x.shape[-1] <= 64 and x.dtype != torch.float32 else 32
 
 
 def degree_weights(scale: Tensor | None, d: int) -> Tensor | None:
-    """(α, β, γ) as (3, heads, 1, 1) -> the weight of each degree, (heads, 3); None for the full form."""
+    """Convert (α, β, γ), (3, heads, 1, 1), to the weights of the degrees, (heads, 3); None for the full form."""
     if scale is None:
         return None
     alpha, beta, gamma = scale.detach().float().flatten(1)
@@ -244,7 +248,7 @@ def degree_weights(scale: Tensor | None, d: int) -> Tensor | None:
 
 
 def grad_of_scale(grad_w: Tensor | None, d: int) -> Tensor | None:
-    """The gradients (B, heads, …, 3) of the degrees' weights, summed -> that of `scale`, (3, heads, 1, 1)."""
+    """Sum the gradients of the degrees' weights, (B, heads, …, 3), to that of `scale`, (3, heads, 1, 1)."""
     if grad_w is None:
         return None
     constant, linear, quadratic = grad_w.flatten(2, -2).sum((0, 2)).unbind(1)
@@ -252,13 +256,17 @@ def grad_of_scale(grad_w: Tensor | None, d: int) -> Tensor | None:
 
 
 def mask_arguments(mask: Tensor | None) -> tuple[Tensor | None, int, int]:
+    """A mask and its strides, as the kernels take them."""
     return (None, 0, 0) if mask is None else (mask, mask.stride(0), mask.stride(1))
 
 
 def write_moments(
     out: Tensor, x: Tensor, rows: Tensor, span: int, form: str, order: int, weights: Tensor | None, mask: Tensor | None
 ) -> None:
-    """out (B, h, parts, F, d + 1) = Σ φ(x_n) ⊗ rows_n of each `span` tokens; only between heads may `out` have gaps."""
+    """Write out (B, h, parts, F, d + 1) = Σ φ(x_n) ⊗ rows_n over each `span` tokens.
+
+    `out` may have gaps between heads, but nowhere else.
+    """
     (batch, heads, n, d), (parts, size) = x.shape, out.shape[2:4]
     _moments_kernel[(batch * heads * parts * triton.cdiv(size, FEATURES),)](
         x, *x.stride(), rows, *rows.stride(), *mask_arguments(mask), weights, out, out.stride(1), heads, n, span, parts,
@@ -271,7 +279,7 @@ def write_query(
     out: Tensor, x: Tensor, moments: Tensor, span: int, form: str, weights: Tensor | None, mask: Tensor | None = None,
     base: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """out (B, h, N, d or d + 1) = base + φ(x) · moments (B, h, parts, F, d + 1), zero where masked."""
+    """Write out (B, h, N, d or d + 1) = base + φ(x) · moments (B, h, parts, F, d + 1), zero at masked tokens."""
     batch, heads, n, d = x.shape
     blocks = triton.cdiv(n, block_n(x))
     _query_kernel[(batch * heads * blocks,)](
@@ -287,7 +295,10 @@ def pulled_back(
     x: Tensor, rows: Tensor, moments: Tensor, span: int, form: str, order: int, weights: Tensor | None,
     mask: Tensor | None = None, base: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """base + the gradient of x where that of φ(x_n) is moments · rows_n, and the weights' (B, h, programs, 3)."""
+    """base + the gradient of x, if that of φ(x_n) is moments · rows_n.
+
+    The second result is the gradient of the weights, (B, h, programs, 3).
+    """
     batch, heads, n, d = x.shape
     blocks, width = triton.cdiv(n, block_n(x)), min(PULLED, block_d(d))
     columns = triton.cdiv(d, width)
@@ -305,7 +316,7 @@ def pulled_back(
 
 
 def _pool(x: Tensor, rows: Tensor, form: str, order: int, weights: Tensor | None, mask: Tensor | None) -> Tensor:
-    """Σ_n φ(x_n) ⊗ rows_n in as many parts as fill a card, added in their order: (B, h, F, d + 1)."""
+    """Σ_n φ(x_n) ⊗ rows_n, (B, h, F, d + 1), in as many parts as fill a GPU, added in a fixed order."""
     batch, heads, n, d = x.shape
     size = feature_size(d, form, order)
     splits = triton.cdiv(PROGRAMS, max(1, batch * heads * triton.cdiv(size, FEATURES)))
@@ -316,18 +327,25 @@ def _pool(x: Tensor, rows: Tensor, form: str, order: int, weights: Tensor | None
 
 
 def _one_part(moments: Tensor) -> Tensor:
+    """Add the axis of parts to moments that hold for all tokens."""
     return moments.contiguous().unsqueeze(2)
 
 
 def moments(
     k: Tensor, v: Tensor, *, form: str, order: int, scale: Tensor | None = None, mask: Tensor | None = None
 ) -> Tensor:
-    """Σ_n φ(k_n) ⊗ [v_n, 1]: k, v (B, h, N, d), mask (B, N) -> (B, h, F, d + 1) float32; N · F · (d + 1) a head."""
+    """Σ_n φ(k_n) ⊗ [v_n, 1]: k and v (B, h, N, d), mask (B, N) -> (B, h, F, d + 1) in float32.
+
+    Cost: N F (d + 1) multiply-adds per head.
+    """
     return _pool(k, v, form, order, degree_weights(scale, k.shape[-1]), mask)
 
 
 def query(q: Tensor, moments: Tensor, *, form: str, order: int, scale: Tensor | None = None) -> Tensor:
-    """φ(q) · moments: q (B, h, M, d), moments (B, h, F, d + 1) -> (B, h, M, d + 1) float32; M · F · (d + 1) a head."""
+    """φ(q) · moments: q (B, h, M, d), moments (B, h, F, d + 1) -> (B, h, M, d + 1) in float32.
+
+    Cost: M F (d + 1) multiply-adds per head.
+    """
     m, d = q.shape[2:]
     out = torch.empty(*q.shape[:3], d + 1, dtype=torch.float32, device=q.device)
     return write_query(out, q, _one_part(moments), max(m, 1), form, degree_weights(scale, d))
@@ -343,7 +361,7 @@ def moments_backward(
     scale: Tensor | None = None,
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The gradients of k, v and `scale` (None for the full form) from grad (B, h, F, d + 1), that of `moments`."""
+    """The gradients of k, v and `scale` (None in the full form) for grad (B, h, F, d + 1) of `moments`."""
     n, d = k.shape[2:]
     weights, grad = degree_weights(scale, d), _one_part(grad)
     grad_v = torch.empty(v.shape, dtype=v.dtype, device=v.device)
@@ -355,7 +373,7 @@ def moments_backward(
 def query_backward(
     grad: Tensor, q: Tensor, moments: Tensor, *, form: str, order: int, scale: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The gradients of q, the moments (float32) and `scale` from grad (B, h, M, d + 1), that of `query`."""
+    """The gradients of q, of the moments (in float32) and of `scale`, for grad (B, h, M, d + 1) of `query`."""
     m, d = q.shape[2:]
     weights = degree_weights(scale, d)
     grad_q, grad_w = pulled_back(q, grad, _one_part(moments), max(m, 1), form, order, weights)

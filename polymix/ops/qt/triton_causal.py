@@ -1,7 +1,7 @@
-"""Causal quadratic-Taylor attention on a GPU: directly within a chunk, through the moments of what lies before it.
+"""Causal quadratic-Taylor attention in Triton for GPUs: pairs within a chunk, and moments of the chunks before it.
 
-The moments of every chunk come from one launch, a running sum over the chunks turns them into those before each, and
-the kernels of qt.py ask them; the backward runs the same sum from the other end.
+One launch computes the moments of all chunks, a running sum over the chunks turns them into the moments before each
+chunk, and the kernels of `polymix.ops.qt.triton` query these. The backward runs the same sum from the end.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs
 
@@ -30,13 +30,13 @@ from polymix.ops.qt.triton import (
     write_query,
 )
 
-CHUNK = 128  # tokens that see each other directly; the moments kept are one F · (d + 1) for each
-SUMMED = 256  # entries of the moments that one program of the running sum owns
+CHUNK = 128  # tokens in a chunk, whose pairs are computed directly; F (d + 1) moments are stored per chunk
+SUMMED = 256  # entries of the moments that one program of the running sum processes
 
 
 @triton.jit(do_not_specialize=["slots"])
 def _running_kernel(x, slots, size: tl.constexpr, REVERSE: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr):
-    """x (rows, slots, size) becomes its running sum over the slots, from the last one with REVERSE."""
+    """Replace x (rows, slots, size) by its running sum over the slots; with REVERSE, starting from the last slot."""
     BLOCKS: tl.constexpr = (size + BLOCK - 1) // BLOCK
     entry = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
     x += (tl.program_id(0) // BLOCKS).to(tl.int64) * slots * size
@@ -78,7 +78,7 @@ def _inside_kernel(
     D: tl.constexpr, ORDER: tl.constexpr, FULL: tl.constexpr, PRECISION: tl.constexpr,
     SPAN: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """out_n (D + 1) = Σ_j ⟨φ(q_n), φ(k_j)⟩ [v_j, 1] over the j ≤ n in the chunk of n."""
+    """out_n (D + 1) = Σ_j ⟨φ(q_n), φ(k_j)⟩ [v_j, 1] over the tokens j ≤ n in the chunk of n."""
     block, row, batch, head, token = own_tokens(heads, blocks, BLOCK_N)
     q += batch * q_b + head * q_h
     k += batch * k_b + head * k_h
@@ -108,9 +108,10 @@ def _inside_backward_kernel(
     D: tl.constexpr, ORDER: tl.constexpr, FULL: tl.constexpr, PRECISION: tl.constexpr,
     SPAN: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of q, k, v (B, h, N, D) and of the weights (one a program) from g (D + 1), `_inside_kernel`'s.
+    """The gradients of q, k and v (B, h, N, D) and each program's of the weights, for g (D + 1) of `_inside_kernel`.
 
-    A program owns BLOCK_N tokens: first as queries on the keys before them, then as keys for the queries after.
+    A program processes BLOCK_N tokens: first as queries of the keys before them, then as keys of the queries after
+    them.
     """
     block, row, batch, head, token = own_tokens(heads, blocks, BLOCK_N)
     g += batch * g_b + head * g_h
@@ -172,7 +173,10 @@ def _inside_backward_kernel(
 
 
 def _running(slots: Tensor, reverse: bool) -> None:
-    """slots (B, h, chunks + 1, F, d + 1) becomes its running sum over the chunks: no difference, which would leak."""
+    """Replace slots (B, h, chunks + 1, F, d + 1) by their running sum over the chunks.
+
+    The moments before a chunk are not computed as differences of sums, which would leak the future through rounding.
+    """
     rows, count, size = slots.shape[0] * slots.shape[1], slots.shape[2], slots.shape[3] * slots.shape[4]
     grid = (rows * triton.cdiv(size, SUMMED),)
     _running_kernel[grid](slots, count, size=size, REVERSE=reverse, BLOCK=SUMMED, TILE=8, num_warps=4)
@@ -181,7 +185,7 @@ def _running(slots: Tensor, reverse: bool) -> None:
 def _before(
     k: Tensor, v: Tensor, form: str, order: int, weights: Tensor | None, mask: Tensor | None, start: Tensor | None
 ) -> Tensor:
-    """The moments before each chunk and, last, those after the sequence: (B, h, chunks + 1, F, d + 1)."""
+    """The moments before each chunk and, last, after the sequence: (B, h, chunks + 1, F, d + 1)."""
     batch, heads, n, d = k.shape
     shape = (batch, heads, triton.cdiv(n, CHUNK) + 1, feature_size(d, form, order), d + 1)
     slots = torch.empty(shape, dtype=torch.float32, device=k.device)
@@ -195,10 +199,20 @@ def causal(
     q: Tensor, k: Tensor, v: Tensor, *, form: str, order: int, scale: Tensor | None = None, mask: Tensor | None = None,
     start: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """φ(q_n) (start + Σ_{j ≤ n} φ(k_j) ⊗ [v_j, 1]), and the moments after the last token, both float32.
+    """Compute φ(q_n) (start + Σ_{j ≤ n} φ(k_j) ⊗ [v_j, 1]).
 
-    q, k, v (B, h, N, d), mask (B, N), start (B, h, F, d + 1) -> (B, h, N, d + 1), (B, h, F, d + 1).
-    Cost: N (2 F + CHUNK) (d + 1) multiply-adds a head and N / CHUNK moments in memory.
+    Args:
+        q: (B, h, N, d).
+        k: (B, h, N, d).
+        v: (B, h, N, d).
+        form: "compact" or "full".
+        order: 0, 1 or 2.
+        scale: α, β, γ of the compact form, (3, heads, 1, 1).
+        mask: (B, N), True for real tokens.
+        start: the moments before the first token, (B, h, F, d + 1); None for zeros.
+    Returns:
+        The sums (B, h, N, d + 1) and the moments after the last token (B, h, F, d + 1), both in float32. Cost:
+        N (2 F + CHUNK) (d + 1) multiply-adds per head, and N / CHUNK moments in memory.
     """
     batch, heads, n, d = q.shape
     weights, blocks = degree_weights(scale, d), triton.cdiv(n, block_n(q))
@@ -217,11 +231,11 @@ def causal_backward(
     grad_weighted: Tensor, grad_end: Tensor, q: Tensor, k: Tensor, v: Tensor, *, form: str, order: int,
     scale: Tensor | None = None, mask: Tensor | None = None, start: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
-    """The gradients of q, k, v, `scale` and `start` (None where not given) from those of what `causal` returns."""
+    """The gradients of q, k, v, `scale` and `start` (None if not given), for the gradients of both results."""
     (batch, heads, n, d), dtype = q.shape, torch.float32
     weights, blocks = degree_weights(scale, d), triton.cdiv(n, block_n(q))
     before = _before(k, v, form, order, weights, mask, start)
-    after = torch.empty(before.shape, dtype=dtype, device=q.device)  # the gradient of the moments that a chunk adds
+    after = torch.empty(before.shape, dtype=dtype, device=q.device)  # the gradient of each chunk's moments
     after[:, :, -1] = grad_end
     write_moments(after[:, :, :-1], q, grad_weighted, CHUNK, form, order, weights, None)
     _running(after, reverse=True)

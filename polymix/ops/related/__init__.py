@@ -1,1 +1,1 @@
-"""The ops of the mechanisms that the papers compare with: plain PyTorch, one form each."""
+"""Ops of the baselines that the papers compare with, in plain PyTorch."""

@@ -1,4 +1,4 @@
-"""Softmax attention under any mask, over the last few tokens alone, and the pooling that one learned query does."""
+"""Softmax attention with any mask, local attention over a window, and attention pooling."""
 
 from __future__ import annotations
 
@@ -23,12 +23,23 @@ def softmax_attention(
     segments: Segments | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """softmax(scale · Q Kᵀ + bias) V by PyTorch's fused kernel: q (B, h, N, d), k and v (B, h, M, d) -> (B, h, N, d).
+    """Compute softmax(scale · Q Kᵀ + bias) V with PyTorch's fused kernel.
 
-    mask (B, M) or (B, N, M), causal and segments as in a mixer's call; bias (h, N, M). A query that sees nothing gets
-    zeros. Cost: 2 N M d multiply-adds a head.
+    A query that sees no keys gets zeros.
+
+    Args:
+        q: (B, h, N, d).
+        k: (B, h, M, d).
+        v: (B, h, M, d).
+        scale: the factor of the logits, usually 1/√d.
+        mask: (B, M), True for real keys; or (B, N, M), for each query.
+        causal: 0, 1, or K for block-causal with blocks of K tokens.
+        segments: ids (B, N) of packed sequences, or (query ids, key ids).
+        bias: (h, N, M), added to the logits.
+    Returns:
+        (B, h, N, d). Cost: 2 N M d multiply-adds per head.
     """
-    if mask is not None and mask.ndim == 2:  # whatever padding holds, NaN too, must not get through
+    if mask is not None and mask.ndim == 2:  # padding may hold NaN, which must not reach the output
         k, v = (part.masked_fill(~mask[:, None, :, None], 0.0) for part in (k, v))
     if causal == 1 and mask is None and segments is None and bias is None:
         return _attention(q, k, v, is_causal=True, scale=scale)
@@ -36,7 +47,7 @@ def softmax_attention(
     if visible is None:
         return _attention(q, k, v, attn_mask=None if bias is None else bias[None], scale=scale)
     visible = visible.unsqueeze(1)  # (B or 1, 1, N or 1, M)
-    empty = ~visible.any(-1, keepdim=True)  # softmax over nothing is NaN in some kernels: see all, then zero
+    empty = ~visible.any(-1, keepdim=True)  # some kernels return NaN without keys, so let these see all, then zero them
     seen = visible | empty
     added = seen if bias is None else bias.masked_fill(~seen, -torch.inf)
     y = _attention(q, k, v, attn_mask=added, scale=scale)
@@ -58,7 +69,7 @@ def _attention(
 
 
 class Past(NamedTuple):
-    """Keys and values (B, window - 1, h, d) of the tokens before the first, of which the last `seen` (B,) are real."""
+    """The keys and values (B, window - 1, h, d) of the previous tokens; the last `seen` (B,) of them are real."""
 
     keys: Tensor
     values: Tensor
@@ -75,49 +86,59 @@ def local_attention(
     past: Past | None = None,
     segments: Tensor | None = None,
 ) -> Tensor:
-    """softmax(scale · Q Kᵀ) V over the last `window` tokens up to each, itself among them, by PyTorch's fused kernel.
+    """Compute causal softmax(scale · Q Kᵀ) V where each token sees the last `window` tokens, including itself.
 
-    q, k, v (B, N, h, d) -> (B, N, h, d). segments (B, N): ids of packed sequences, of which those of one id stand
-    together and see each other alone; not with a past. Blocks of `window` queries, each with its own and the previous
-    block of keys, are a batch to the kernel. Cost: 4 N window d multiply-adds a head; 2 N² d up to N = window.
+    PyTorch's fused kernel gets blocks of `window` queries as a batch, each with its own block of keys and the
+    previous one.
+
+    Args:
+        q: (B, N, h, d).
+        k: (B, N, h, d).
+        v: (B, N, h, d).
+        window: the number of tokens that each token sees.
+        scale: the factor of the logits, usually 1/√d.
+        past: the previous tokens; None for none.
+        segments: ids (B, N) of packed sequences, which must be contiguous; not together with `past`.
+    Returns:
+        (B, N, h, d). Cost: 4 N window d multiply-adds per head; 2 N² d if N ≤ window.
     """
     batch, n, heads, width = q.shape
     traced = torch.compiler.is_compiling()
-    whole = n == 1 or (not traced and n <= window)  # a graph must not ask on which side of the window N lies
-    if whole and past is None and segments is None:
+    one_block = n == 1 or (not traced and n <= window)  # a graph must not depend on whether N exceeds the window
+    if one_block and past is None and segments is None:
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
         return _attention(q, k, v, is_causal=True, scale=scale).transpose(1, 2)
     if past is not None:
-        before = [part if whole else F.pad(part, (0, 0, 0, 0, 1, 0)) for part in (past.keys, past.values)]
+        before = [part if one_block else F.pad(part, (0, 0, 0, 0, 1, 0)) for part in (past.keys, past.values)]
     else:
-        before = [q.new_zeros(batch, 0 if whole else window, heads, width)] * 2
-    size, far = n if whole else window, before[0].shape[1]
-    count = 1 if whole else (n + size - 1) // size + traced  # nor whether there is more than one block
-    asks = _blocks(q, size, count)
+        before = [q.new_zeros(batch, 0 if one_block else window, heads, width)] * 2
+    size, far = n if one_block else window, before[0].shape[1]
+    count = 1 if one_block else (n + size - 1) // size + traced  # one extra when traced: no branch on count
+    queries = _blocks(q, size, count)
     keys, values = (_behind(front, _blocks(part, size, count)) for front, part in zip(before, (k, v), strict=True))
-    near = torch.arange(-far, size, device=q.device)  # keys, by their place in the block of the queries
-    gap = torch.arange(size, device=q.device)[:, None] - near
-    place = torch.arange(count, device=q.device)[:, None] * size + near
-    there = place >= 0 if past is None else place >= -past.seen[:, None, None]
-    see = (gap >= 0) & (gap < window) & there.unsqueeze(-2)  # ([B,] blocks, size, far + size)
+    offset = torch.arange(-far, size, device=q.device)  # of the keys from the start of the block of queries
+    distance = torch.arange(size, device=q.device)[:, None] - offset
+    index = torch.arange(count, device=q.device)[:, None] * size + offset
+    exists = index >= 0 if past is None else index >= -past.seen[:, None, None]
+    visible = (distance >= 0) & (distance < window) & exists.unsqueeze(-2)  # ([B,] blocks, size, far + size)
     if segments is not None:
         ids = _blocks(segments, size, count)
-        see = see & (ids.unsqueeze(-1) == _behind(ids.new_zeros(batch, far), ids).unsqueeze(-2))
-    see = see.expand(batch, count, size, far + size).flatten(0, 1).unsqueeze(1)
-    asks, keys, values = (part.flatten(0, 1).transpose(1, 2) for part in (asks, keys, values))
-    y = _attention(asks, keys, values, attn_mask=see, scale=scale)
+        visible = visible & (ids.unsqueeze(-1) == _behind(ids.new_zeros(batch, far), ids).unsqueeze(-2))
+    visible = visible.expand(batch, count, size, far + size).flatten(0, 1).unsqueeze(1)
+    queries, keys, values = (part.flatten(0, 1).transpose(1, 2) for part in (queries, keys, values))
+    y = _attention(queries, keys, values, attn_mask=visible, scale=scale)
     y = y.transpose(1, 2).unflatten(0, (batch, -1 if batch else count)).flatten(1, 2)
     return y.index_select(1, torch.arange(n, device=q.device)) if traced else y[:, :n]
 
 
 def _blocks(x: Tensor, size: int, count: int) -> Tensor:
-    """(B, N, …) -> (B, count, size, …), filled up with zeros; by unfold, since a graph must not ask what divides N."""
+    """Reshape (B, N, …) to (B, count, size, …), padded with zeros; by unfold, because a graph must not divide N."""
     filled = F.pad(x, (0, 0) * (x.ndim - 2) + (0, count * size - x.shape[1]))
     return filled.unfold(1, size, size).movedim(-1, 2)
 
 
 def _behind(front: Tensor, blocks: Tensor) -> Tensor:
-    """Each block of (B, count, size, …) behind the one before it, the first behind `front` (B, far, …)."""
+    """Put the previous block in front of each block of (B, count, size, …), and `front` in front of the first."""
     earlier = front.unsqueeze(1)
     if blocks.shape[1] != 1:
         earlier = torch.cat((earlier, blocks), dim=1)[:, : blocks.shape[1]]
@@ -125,9 +146,9 @@ def _behind(front: Tensor, blocks: Tensor) -> Tensor:
 
 
 def softmax_pool(x: Tensor, logits: Tensor, mask: Tensor | None) -> Tensor:
-    """Σ_j softmax_j(logits) x_j: x (B, N, D), logits (B, N, K), mask (B, N) -> (B, K, D) in float32 at least.
+    """Σ_j softmax_j(logits) x_j: x (B, N, D), logits (B, N, K), mask (B, N) -> (B, K, D) in float32 or wider.
 
-    Zero where no token is real. Cost: K N D multiply-adds.
+    Zero for samples without real tokens. Cost: K N D multiply-adds.
     """
     dtype = accumulator(x.dtype)
     with without_autocast(x.device):

@@ -1,4 +1,4 @@
-"""Attention between channels: one similarity a channel (Hydra), or a matrix of channels by channels (XCA)."""
+"""Attention over channels: one similarity per channel (Hydra), or a channel-by-channel matrix (XCA)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from polymix.ops.shared.tensors import accumulator, without_autocast
 
 
 class HydraState(NamedTuple):
-    """What a recurrent Hydra remembers: Σ_j k_j / |k_j| ⊙ v_j."""
+    """The state of a recurrent Hydra, Σ_j k_j / |k_j| ⊙ v_j."""
 
-    total: Tensor  # (B, D), float32 at least
+    total: Tensor  # (B, D), in float32 or wider
 
 
 def hydra(
@@ -27,29 +27,47 @@ def hydra(
     causal: bool = False,
     state: HydraState | None = None,
 ) -> tuple[Tensor, HydraState]:
-    """q_i / |q_i| ⊙ Σ_j k_j / |k_j| ⊙ v_j over all j, or over j ≤ i; |·| over the channels, 0 / 0 = 0.
+    """Compute q_i / |q_i| ⊙ Σ_j k_j / |k_j| ⊙ v_j over all j, or over j ≤ i if causal.
 
-    q (B, M, D), k and v (B, N, D), mask (B, N) -> (B, M, D) in the type of v and the sum after the last token, kept in
-    float32 at least. O((M + N) D), no product at all.
+    |·| is the norm over the channels, and 0 / 0 = 0.
+
+    Args:
+        q: (B, M, D).
+        k: (B, N, D).
+        v: (B, N, D).
+        mask: (B, N), True for real tokens.
+        causal: whether each token sees only itself and its past.
+        state: the state before the first token, if causal; None for none.
+    Returns:
+        (B, M, D) in the dtype of v, and the state after the last token. Cost: O((M + N) D) elementwise operations.
     """
     dtype = accumulator(v.dtype)
-    gained = F.normalize(k.to(dtype), dim=-1) * v.to(dtype)
+    weighted = F.normalize(k.to(dtype), dim=-1) * v.to(dtype)
     if mask is not None:
-        gained = gained.masked_fill(~mask.unsqueeze(-1), 0.0)
+        weighted = weighted.masked_fill(~mask.unsqueeze(-1), 0.0)
     if causal:
-        start = torch.zeros_like(gained[:, :1]) if state is None else state.total[:, None]
-        total = torch.cat((start, gained), dim=1).cumsum(1)[:, 1:]
+        start = torch.zeros_like(weighted[:, :1]) if state is None else state.total[:, None]
+        total = torch.cat((start, weighted), dim=1).cumsum(1)[:, 1:]
     else:
-        total = gained.sum(1, keepdim=True)
+        total = weighted.sum(1, keepdim=True)
     y = F.normalize(q.to(dtype), dim=-1) * total
     return y.to(v.dtype), HydraState(total[:, -1].clone())
 
 
 def cross_covariance(q: Tensor, k: Tensor, v: Tensor, temperature: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """v_n Aᵀ with A = softmax(temperature · q̂ᵀ k̂) over the key channels, q̂ and k̂ of unit length along the tokens.
+    """Compute v_n Aᵀ with A = softmax(temperature · q̂ᵀ k̂) over the key channels (XCA).
 
-    q, k, v (B, h, N, d), temperature (h, 1, 1), mask (B, N) -> (B, h, N, d) in the type of v, zeros at padding. Sums
-    over the tokens are kept in float32 at least. Cost: 2 N d² multiply-adds a head.
+    q̂ and k̂ are normalised to unit length along the tokens.
+
+    Args:
+        q: (B, h, N, d).
+        k: (B, h, N, d).
+        v: (B, h, N, d).
+        temperature: (h, 1, 1).
+        mask: (B, N), True for real tokens.
+    Returns:
+        (B, h, N, d) in the dtype of v, zero at padding; sums over tokens are kept in float32 or wider.
+        Cost: 2 N d² multiply-adds per head.
     """
     dtype = accumulator(v.dtype)
     with without_autocast(q.device):

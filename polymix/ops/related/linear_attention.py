@@ -1,6 +1,6 @@
-"""Linear attention: a similarity φ(q)·φ(k) lets keys and values pool once, into the moments Σ_j φ(k_j) ⊗ v_j.
+"""Linear attention: with the similarity φ(q)·φ(k), keys and values are pooled once, to the moments Σ_j φ(k_j) ⊗ v_j.
 
-Everything here takes the features φ(q), φ(k) as they are: what φ is, is the business of its mixer.
+The functions take the features φ(q) and φ(k); each mixer defines its own φ.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from polymix.ops.shared.tensors import accumulator, without_autocast
 
 
 def _elu_plus_one(x: Tensor) -> Tensor:
-    """elu(x) + 1, without the difference e^x - 1 in between, which loses what lies far below zero."""
+    """elu(x) + 1, computed without the intermediate e^x - 1, which loses precision far below zero."""
     return torch.where(x > 0, x + 1, x.clamp_max(0).exp())
 
 
@@ -26,21 +26,21 @@ FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {"elu+1": _elu_plus_one, "
 
 
 class LinearState(NamedTuple):
-    """What a recurrent linear attention remembers, whatever the number of tokens seen."""
+    """The state of a recurrent linear attention. Its size does not depend on the number of tokens seen."""
 
-    moments: Tensor  # (B, heads, F, d + 1) Σ_j φ(k_j) ⊗ [v_j, 1], without the 1 where nothing is normalised
-    count: Tensor  # type: ignore[assignment]  # (B,) real tokens seen, int64
+    moments: Tensor  # Σ_j φ(k_j) ⊗ [v_j, 1], (B, heads, F, d + 1); without the 1 if normalize is off
+    count: Tensor  # type: ignore[assignment]  # (B,) the number of real tokens seen, int64
 
 
 def _finish(weighted: Tensor, seen: Tensor, normalize: bool, scale: float | None, eps: float, relative: bool) -> Tensor:
-    """Sums over the keys -> the output; `seen` keys of each query broadcast, at least one to keep 0 / 0 out."""
-    seen = seen.clamp_min(1).to(weighted.dtype)
+    """Turn sums over the keys into the output; `seen` is the number of keys that each query sees."""
+    seen = seen.clamp_min(1).to(weighted.dtype)  # avoids 0 / 0
     if not normalize:
         return weighted / seen if scale is None else weighted * scale
-    top, bottom = weighted[..., :-1], weighted[..., -1:]
+    numerator, denominator = weighted[..., :-1], weighted[..., -1:]
     if scale is not None:
-        top = top * (seen * scale)
-    return top / (bottom + (eps * seen if relative else eps))
+        numerator = numerator * (seen * scale)
+    return numerator / (denominator + (eps * seen if relative else eps))
 
 
 def linear_attention(
@@ -54,15 +54,20 @@ def linear_attention(
     eps: float = 1e-6,
     relative: bool = True,
 ) -> Tensor:
-    """scale · q Σ_j k_jᵀ v_j, over q · mean_j k_j + eps if `normalize`; q, k are features.
+    """Compute scale · q Σ_j k_jᵀ v_j; if `normalize`, divided by q · mean_j k_j + eps. q and k are features.
 
     Args:
-        q, k, v: (B, h, M, F), (B, h, N, F), (B, h, N, d); mask (B, N), True = takes part.
-        scale: None for one over the number of keys: with `normalize` a weighted mean of the values.
-        eps: added to the mean of q · k over the keys, or with relative=False to their sum.
+        q: φ(q), (B, h, M, F).
+        k: φ(k), (B, h, N, F).
+        v: (B, h, N, d).
+        mask: (B, N), True for real keys.
+        normalize: whether to divide by the sum of the similarities.
+        scale: None for 1 over the number of keys, which with `normalize` gives a weighted mean of the values.
+        eps: added to the mean of q · k over the keys, or to their sum if relative=False.
+        relative: see `eps`.
     Returns:
-        (B, h, M, d) in the type of v; sums are kept in float32 at least; zeros where no key takes part.
-        Cost: (M + N) F (d + 1) multiply-adds a head, F d without the denominator.
+        (B, h, M, d) in the dtype of v; zeros for samples without real keys. Sums are kept in float32 or wider.
+        Cost: (M + N) F (d + 1) multiply-adds per head, or (M + N) F d without `normalize`.
     """
     dtype = accumulator(v.dtype)
     with without_autocast(q.device):
@@ -82,10 +87,11 @@ def linear_causal(
     normalize: bool = True,
     eps: float = 1e-6,
 ) -> tuple[Tensor, LinearState]:
-    """`linear_attention` over the past of each token and itself, with the state after the last one.
+    """The causal form of `linear_attention`, and the state after the last token.
 
-    Within a chunk of CHUNK tokens directly, before it through the running moments: N · CHUNK · (F + d) multiply-adds
-    a head more.
+    Pairs within a chunk of CHUNK tokens are computed directly, and earlier tokens enter through running moments.
+    Cost: N CHUNK (F + d) multiply-adds per head more than `linear_attention`. The arguments are the same, and `state`
+    is the state before the first token.
     """
     dtype, n = accumulator(v.dtype), q.shape[2]
     seen = seen_by_each(k, mask, None if state is None else state.count)
@@ -93,7 +99,7 @@ def linear_causal(
     with without_autocast(q.device):
         values = v.to(dtype)
         values = hide(F.pad(values, (0, 1), value=1.0) if normalize else values, mask)
-        asks, keys, values = (in_chunks(part, size) for part in (q.to(dtype), hide(k.to(dtype), mask), values))
-        weighted, end = causal_sums(asks, keys, values, None if state is None else state.moments)
+        queries, keys, values = (in_chunks(part, size) for part in (q.to(dtype), hide(k.to(dtype), mask), values))
+        weighted, end = causal_sums(queries, keys, values, None if state is None else state.moments)
         y = _finish(weighted[:, :, :n], seen[:, None, :, None], normalize, None, eps, True)
     return y.to(v.dtype), LinearState(end, seen[:, -1].clone())

@@ -1,4 +1,4 @@
-"""The k nearest tokens of every token, and what can be made of them."""
+"""The k nearest tokens of every token, attention over them, and features pooled from them."""
 
 from __future__ import annotations
 
@@ -14,20 +14,25 @@ METRICS = ("dot", "cosine", "euclidean")
 def nearest(
     q: Tensor, k: Tensor, visible: Tensor | None, *, count: int, metric: str, dilation: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The `count` keys nearest to each query among those that it sees; every `dilation`-th with a dilation.
+    """Find the `count` nearest keys of each query among the keys that it sees.
 
     Args:
-        q: (…, M, d). k: (…, N, d). visible: boolean (…, M, N), or None.
-        metric: nearest is the greatest q·k, the greatest cosine, or the least Euclidean distance.
+        q: (…, M, d).
+        k: (…, N, d).
+        visible: boolean (…, M, N), or None if every query sees every key.
+        count: the number of neighbours.
+        metric: "dot" (the largest q·k), "cosine" (the largest cosine) or "euclidean" (the smallest distance).
+        dilation: take every dilation-th of the count · dilation nearest keys.
     Returns:
-        products q·k (…, M, N), float32 at least; different indices (…, M, count), nearest first; and which of them are
-        real, for a query may see fewer (the others stand for nothing, and may be N or more). Cost: M N d multiply-adds.
+        The products q·k (…, M, N) in float32 or wider; the indices (…, M, count), nearest first; and a mask of the
+        valid indices, because a query may see fewer keys. Invalid indices may be N or more.
+        Cost: M N d multiply-adds.
     """
     dtype, n = accumulator(q.dtype), k.shape[-2]
     with without_autocast(q.device):
         q, k = q.to(dtype), k.to(dtype)
         products = q @ k.transpose(-1, -2)
-    with torch.no_grad():  # what is constant for a query does not change its order
+    with torch.no_grad():  # terms that are constant for a query are left out, because they do not change the order
         rank = products.detach()
         if metric == "cosine":
             rank = rank / torch.linalg.vector_norm(k, dim=-1).clamp_min(torch.finfo(dtype).tiny).unsqueeze(-2)
@@ -35,9 +40,9 @@ def nearest(
             rank = rank - k.square().sum(-1).unsqueeze(-2) / 2
         if visible is not None:
             rank = rank.masked_fill(~visible, -torch.inf)
-        wanted = count * dilation
-        short = wanted if torch.compiler.is_compiling() else max(0, wanted - n)  # a traced N cannot be compared
-        value, index = F.pad(rank, (0, short), value=-torch.inf).topk(wanted, dim=-1)
+        candidates = count * dilation
+        missing = candidates if torch.compiler.is_compiling() else max(0, candidates - n)  # a graph cannot compare N
+        value, index = F.pad(rank, (0, missing), value=-torch.inf).topk(candidates, dim=-1)
         value, index = value[..., ::dilation], index[..., ::dilation]
     return products, index, value > -torch.inf
 
@@ -45,26 +50,35 @@ def nearest(
 def nearest_attention(
     q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, *, count: int, metric: str, dilation: int = 1
 ) -> Tensor:
-    """softmax(q·k / √d) over the nearest keys of each query alone, times v: (…, M, d). Zero where none is seen.
+    """Compute softmax(q·k / √d) v over the nearest keys of each query, (…, M, d); zero if a query sees none.
 
-    The weights stand as (…, M, N), zero but for the nearest: cost M N d twice.
+    Arguments as in `nearest`, with v (…, N, d). The weights are a full matrix (…, M, N). Cost: 2 M N d multiply-adds.
     """
     products, index, real = nearest(q, k, visible, count=count, metric=metric, dilation=dilation)
     n = products.shape[-1]
     blank = F.pad(torch.zeros_like(products, dtype=torch.bool), (0, count * dilation))  # room for indices beyond N
     chosen = blank.scatter(-1, index, real)[..., :n]
-    some = chosen.any(-1, keepdim=True)
-    logits = (products * q.shape[-1] ** -0.5).masked_fill(~(chosen | ~some), -torch.inf)
-    weights = logits.softmax(-1).masked_fill(~some, 0.0)
+    has_any = chosen.any(-1, keepdim=True)
+    logits = (products * q.shape[-1] ** -0.5).masked_fill(~(chosen | ~has_any), -torch.inf)
+    weights = logits.softmax(-1).masked_fill(~has_any, 0.0)
     return weights.to(v.dtype) @ v
 
 
 def nearest_features(
     x: Tensor, context: Tensor, visible: Tensor | None, *, count: int, metric: str, aggregate: str, dilation: int = 1
 ) -> Tensor:
-    """Of the nearest tokens j of each token i the mean of x_j, or "max_relative", max_j (x_j - x_i) a channel.
+    """Pool the features of the nearest tokens j of each token i.
 
-    x (B, M, D), context (B, N, D) -> (B, M, D); zero where none is seen. Memory: B M count D.
+    Args:
+        x: (B, M, D).
+        context: (B, N, D).
+        visible: see `nearest`.
+        count: see `nearest`.
+        metric: see `nearest`.
+        aggregate: "mean" for the mean of x_j, or "max_relative" for max_j (x_j - x_i) of each channel.
+        dilation: see `nearest`.
+    Returns:
+        (B, M, D); zero for a token that sees none. Cost: M N D multiply-adds. Memory: B M count D.
     """
     _, index, real = nearest(x, context, visible, count=count, metric=metric, dilation=dilation)
     flat = index.clamp_max(context.shape[1] - 1).flatten(1).unsqueeze(-1)
@@ -73,5 +87,5 @@ def nearest_features(
     if aggregate == "mean":
         total = near.masked_fill(~real, 0.0).sum(2, dtype=accumulator(x.dtype))
         return (total / real.sum(2).clamp_min(1)).to(x.dtype)
-    most = (near - x.unsqueeze(2)).masked_fill(~real, -torch.inf).amax(2)
-    return most.masked_fill(~real.any(2), 0.0)
+    largest = (near - x.unsqueeze(2)).masked_fill(~real, -torch.inf).amax(2)
+    return largest.masked_fill(~real.any(2), 0.0)

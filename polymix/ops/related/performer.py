@@ -1,12 +1,11 @@
-"""FAVOR+, softmax attention by positive random features, with every exponential taken below its own maximum.
+"""FAVOR+: softmax attention by positive random features, with exponentials that cannot overflow (Performer).
 
     exp(q·k/√d) = E_ω exp(a(q) + b(k)),   a(x) = b(x) = ω·x' - |x'|²/2,   x' = x d^-¼,   ω normal
 
-so attention becomes Σ_m e^{a_im} Σ_j e^{b_jm} v_j over the same with 1 for v_j. A factor that the numerator shares with
-the denominator changes nothing: the sum of feature m is kept as e^{top_m} · sums_m with top_m the largest b_jm that it
-holds, and query i is scaled by the largest a_im + top_m. Every exponential is then at most 1, and the denominator at
-least 1, whatever the logits. In the causal form the maxima are those of the past, so no token depends on its future,
-be it by rounding alone.
+Attention becomes Σ_m e^{a_im} Σ_j e^{b_jm} v_j, divided by the same sum with 1 in place of v_j. Common factors
+cancel, so the sum of feature m is stored as e^{top_m} · sums_m with top_m = max_j b_jm, and query i is scaled by its
+largest a_im + top_m. Then every exponential is at most 1 and the denominator at least 1, whatever the logits. The
+causal form uses the maxima of the past only, so no token depends on its future, not even through rounding.
 """
 
 from __future__ import annotations
@@ -20,45 +19,45 @@ from torch import Tensor
 from polymix.ops.shared.causal_sums import hide, in_chunks
 from polymix.ops.shared.tensors import accumulator, without_autocast
 
-BLOCK = 16  # tokens, and in turn sums, that are put together directly; more costs N · BLOCK · m exponentials
-NONE = -1e30  # the logarithm of no weight at all; finite, so that the difference of two is none either
+BLOCK = 16  # tokens in a block, whose pairs are computed directly, at the cost of N · BLOCK · m exponentials
+NONE = -1e30  # the logarithm of a zero weight; finite, so that the difference of two is not NaN
 
 
 class PerformerState(NamedTuple):
-    """What a recurrent Performer remembers: for each feature e^top · sums = Σ_j e^{b_jm} [v_j, 1]."""
+    """The state of a recurrent Performer: e^top · sums = Σ_j e^{b_jm} [v_j, 1] for each feature m."""
 
-    top: Tensor  # (B, heads, m), float32 at least
+    top: Tensor  # (B, heads, m), in float32 or wider
     sums: Tensor  # (B, heads, m, d + 1)
 
 
 def orthogonal_features(count: int, d: int, generator: torch.Generator) -> Tensor:
-    """ω (count, d) in float64 on the CPU: normal rows, those of each block of d orthogonal to each other."""
+    """Draw ω (count, d), in float64 on the CPU: normal rows that are orthogonal within each block of d rows."""
     blocks = []
     kw: dict[str, Any] = {"generator": generator, "dtype": torch.float64, "device": "cpu"}
     for _ in range(-(-count // d)):
         normal, length = torch.randn(d, d, **kw), torch.randn(d, d, **kw).norm(dim=1, keepdim=True)
         basis, upper = torch.linalg.qr(normal)
-        # LAPACK's choice of signs is not random: left as it is, the mean over ω would not be the exponential.
+        # LAPACK's choice of signs is not random. Without this, the mean over ω would not be the exponential.
         blocks.append((basis * upper.diagonal().sign()).t() * length)
     return torch.cat(blocks)[:count]
 
 
 def relu_features(x: Tensor, omega: Tensor) -> Tensor:
-    """relu(ω·x d^-¼) + 0.001, (…, d) -> (…, m) in float32 at least: positive, so that no denominator vanishes."""
+    """relu(ω·x d^-¼) + 0.001: (…, d) -> (…, m) in float32 or wider; positive, so that denominators are not zero."""
     dtype = accumulator(x.dtype)
     with without_autocast(x.device):
         return F.relu((x.to(dtype) * x.shape[-1] ** -0.25) @ omega.to(dtype).t()) + 1e-3
 
 
 def _logarithms(x: Tensor, omega: Tensor) -> Tensor:
-    """ω·x' - |x'|²/2 in float32 at least, (…, d) -> (…, m)."""
+    """ω·x' - |x'|²/2: (…, d) -> (…, m) in float32 or wider."""
     dtype = accumulator(x.dtype)
     x = x.to(dtype) * x.shape[-1] ** -0.25
     return x @ omega.to(dtype).t() - x.square().sum(-1, keepdim=True) / 2
 
 
 def _keys(k: Tensor, v: Tensor, omega: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """b (B, h, N, m) and [v, 1], of padding no weight and zeros."""
+    """b (B, h, N, m) and [v, 1]; padding gets zero weight and zero values."""
     b = _logarithms(hide(k, mask), omega)
     if mask is not None:
         b = b.masked_fill(~mask[:, None, :, None], NONE)
@@ -66,14 +65,22 @@ def _keys(k: Tensor, v: Tensor, omega: Tensor, mask: Tensor | None) -> tuple[Ten
 
 
 def _divide(sums: Tensor) -> Tensor:
-    """Sums of [v, 1] -> their quotient; the denominator is at least 1, or 0 where nothing was seen."""
+    """Divide sums of [v, 1] by their last entry, which is at least 1, or 0 if no key was seen."""
     return sums[..., :-1] / sums[..., -1:].clamp_min(0.5)
 
 
 def performer(q: Tensor, k: Tensor, v: Tensor, omega: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """FAVOR+ over all keys: q (B, h, M, d), k and v (B, h, N, d), omega (m, d), mask (B, N) -> (B, h, M, d).
+    """Compute FAVOR+ attention over all keys.
 
-    In the type of v; everything inside is float32 at least. Cost: (M + N) m (2 d + 1) multiply-adds a head.
+    Args:
+        q: (B, h, M, d).
+        k: (B, h, N, d).
+        v: (B, h, N, d).
+        omega: ω, (m, d).
+        mask: (B, N), True for real keys.
+    Returns:
+        (B, h, M, d) in the dtype of v, computed in float32 or wider. Cost: (M + N) m (2 d + 1) multiply-adds per
+        head.
     """
     with without_autocast(q.device):
         b, values = _keys(k, v, omega, mask)
@@ -93,9 +100,10 @@ def performer_causal(
     mask: Tensor | None = None,
     state: PerformerState | None = None,
 ) -> tuple[Tensor, PerformerState]:
-    """FAVOR+ over the past of each token and itself, with the state after the last one.
+    """The causal form of `performer`, and the state after the last token.
 
-    Args and cost as `performer`, with N · BLOCK exponentials a feature for the pairs within a block of 16 tokens.
+    The arguments are the same, and `state` is the state before the first token. Cost: that of `performer`, and
+    N · BLOCK exponentials per feature for the pairs within blocks of 16 tokens.
     """
     n = q.shape[2]
     size = 1 if n == 1 else BLOCK
@@ -108,7 +116,7 @@ def performer_causal(
         top = b.detach().amax(3)  # (B, h, blocks, m)
         sums = (b - top.unsqueeze(3)).exp().transpose(-1, -2) @ values
         before, end = _running(top, sums, state)
-        reach = torch.maximum(before.top.unsqueeze(3), b.detach().cummax(3).values)  # the largest b seen by each token
+        reach = torch.maximum(before.top.unsqueeze(3), b.detach().cummax(3).values)  # largest b that each token sees
         height = (a.detach() + reach).amax(-1, keepdim=True)  # (B, h, blocks, size, 1)
         past = (a + before.top.unsqueeze(3) - height).exp() @ before.sums
         pairs = (a - height).unsqueeze(4) + b.unsqueeze(3)  # (B, h, blocks, i, j, m)
@@ -118,17 +126,24 @@ def performer_causal(
 
 
 def _join(a: PerformerState, b: PerformerState) -> PerformerState:
-    """The sums of both, below the larger top of the two."""
+    """Add two states, with the larger of the two tops."""
     top = torch.maximum(a.top, b.top)
     sums = (part.sums * (part.top - top).exp().unsqueeze(-1) for part in (a, b))
     return PerformerState(top, next(sums) + next(sums))
 
 
 def _running(top: Tensor, sums: Tensor, start: PerformerState) -> tuple[PerformerState, PerformerState]:
-    """What stands before each of T sums (top (B, h, T, m), sums (B, h, T, m, e)), and after the last one.
+    """The state before each of T block sums, and the state after the last.
 
-    In groups of BLOCK: within all groups at once, one sum after another, and before each group by the same on the sums
-    of the groups. O(T), and every sum is made of its own past alone: not even a NaN of the future gets in.
+    The sums are accumulated in groups of BLOCK: all groups in parallel, one sum after another; then the same for the
+    sums of the groups. Each state is made of its own past only, so not even a NaN of the future reaches it.
+
+    Args:
+        top: (B, h, T, m).
+        sums: (B, h, T, m, e).
+        start: the state before the first sum.
+    Returns:
+        The states before each sum, stacked along T, and the final state. Cost: O(T).
     """
     count = top.shape[2]
     if count == 1:

@@ -1,4 +1,4 @@
-"""Mamba's selective scan: a linear recurrence whose decay and input depend on the token, in parallel over chunks."""
+"""Mamba's selective scan: a linear recurrence with token-dependent decay and input, in parallel over chunks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 from polymix.errors import ShapeError
 from polymix.ops.shared.tensors import accumulator, forward_mode, without_autocast
 
-CHUNK = 16  # tokens stepped through one by one; all chunks of a block at the same time
-BLOCK = 2048  # tokens whose states are held at once where no graph is traced
+CHUNK = 16  # tokens in a chunk, processed one after another; all chunks of a block run in parallel
+BLOCK = 2048  # tokens whose states are in memory at the same time; graphs are traced without blocks
 
 
 def selective_scan(
@@ -29,26 +29,35 @@ def selective_scan(
     mask: Tensor | None = None,
     state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """h_t = exp(Δ_t A) h_{t-1} + Δ_t B_t u_t,  y_t = C_t · h_t + D u_t, times silu(z_t) if z is given.
+    """Compute h_t = exp(Δ_t A) h_{t-1} + Δ_t B_t u_t and y_t = C_t · h_t + D u_t, times silu(z_t) if z is given.
+
+    There is no division by a decay and no positive exponent, so a large Δ is safe.
 
     Args:
-        u, delta, z: (B, N, D); Δ = delta + delta_bias (D), through softplus if `delta_softplus`.
-        A: (D, S), not positive where the recurrence is to forget. D: (D).
-        B, C: (B, N, S); (B, N, G, S) where each of G groups serves D / G neighbouring channels; or constant, (D, S).
-        mask: (B, N), True = a real token; at the others the state stands still.
-        state: (B, D, S), h before the first token; zeros if None.
+        u: (B, N, D).
+        delta: (B, N, D), with Δ = delta + delta_bias, after softplus if `delta_softplus`.
+        A: (D, S); non-positive entries make the state decay.
+        B: (B, N, S); (B, N, G, S), where each of G groups serves D / G neighbouring channels; or constant, (D, S).
+        C: like B.
+        D: (D), the skip connection.
+        z: (B, N, D), the gate.
+        delta_bias: (D).
+        delta_softplus: see `delta`.
+        mask: (B, N), True for real tokens; the state does not change at the others.
+        state: (B, D, S), h before the first token; None for zeros.
     Returns:
-        y (B, N, D) in the type of u, and h after the last token (B, D, S), float32 at least as all of the recurrence.
-
-    No decay is divided by and no positive exponent is taken, so a large Δ is safe. Cost: about 4 N D S multiply-adds,
-    in CHUNK steps (twice) over all chunks of a block and a logarithmic pass over their ends. Memory: three arrays of
-    (B, min(N, BLOCK), D, S); for a backward two of (B, N, D, S) are kept, and in a traced graph there are no blocks.
+        y (B, N, D) in the dtype of u, and h after the last token (B, D, S). The recurrence runs in float32 or wider.
+        Cost: about 4 N D S multiply-adds, as 2 CHUNK steps over all chunks of a block and a logarithmic pass over the
+        ends of the chunks. Memory: three arrays (B, min(N, BLOCK), D, S); for the backward, two arrays (B, N, D, S)
+        are kept. A traced graph uses no blocks.
+    Raises:
+        ShapeError: the shapes do not match.
     """
     _check(u, delta, A, B, C, mask, state)
     dtype, n = accumulator(u.dtype), u.shape[1]
     with without_autocast(u.device):
-        wide = [None if part is None else part.to(dtype) for part in (u, delta, A, B, C, D, z, delta_bias, state)]
-        u_, delta_, A_, B_, C_, D_, z_, bias, h = wide
+        inputs = [None if part is None else part.to(dtype) for part in (u, delta, A, B, C, D, z, delta_bias, state)]
+        u_, delta_, A_, B_, C_, D_, z_, bias, h = inputs
         assert u_ is not None and delta_ is not None and A_ is not None and B_ is not None and C_ is not None
         step = delta_ if bias is None else delta_ + bias
         step = F.softplus(step) if delta_softplus else step
@@ -62,9 +71,9 @@ def selective_scan(
         else:
             parts = []
             for start in range(0, n, BLOCK):
-                piece = slice(start, start + BLOCK)
-                into, out = (part[:, piece] if part.ndim > 2 else part for part in (B_, C_))
-                y, h = _block(u_[:, piece], step[:, piece], A_, into, out, h)
+                block = slice(start, start + BLOCK)
+                B_block, C_block = (part[:, block] if part.ndim > 2 else part for part in (B_, C_))
+                y, h = _block(u_[:, block], step[:, block], A_, B_block, C_block, h)
                 parts.append(y)
             y = torch.cat(parts, dim=1)
         y = y if D_ is None else y + D_ * u_
@@ -73,23 +82,26 @@ def selective_scan(
 
 
 def _block(u: Tensor, step: Tensor, A: Tensor, B: Tensor, C: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    """y without its skip and gate, and the last state."""
+    """y without the skip connection and the gate, and the last state."""
 
     def per_channel(x: Tensor) -> Tensor:
-        """B or C beside (B, N, D, S)."""
+        """Reshape B or C so that it broadcasts with (B, N, D, S)."""
         if x.ndim == 4:
             return x.repeat_interleave(u.shape[2] // x.shape[2], dim=2)
         return x if x.ndim == 2 else x.unsqueeze(-2)
 
     decay = torch.exp(step.unsqueeze(-1) * A)  # (B, N, D, S)
     states = linear_scan(decay, (step * u).unsqueeze(-1) * per_channel(B), h)
-    shared = C.ndim == 3  # one vector for all channels: a product, where a sum would write (B, N, D, S) once more
+    shared = C.ndim == 3  # one vector for all channels: the product avoids writing another (B, N, D, S)
     y = (states @ C.unsqueeze(-1)).squeeze(-1) if shared else (states * per_channel(C)).sum(-1)
-    return y, states[:, -1].clone()  # a view would keep every state alive
+    return y, states[:, -1].clone()  # a view would keep all states in memory
 
 
 def linear_scan(a: Tensor, b: Tensor, start: Tensor, reverse: bool = False) -> Tensor:
-    """h_t = a_t h_{t-1} + b_t elementwise over a, b (B, N, *), h_{-1} = start (B, *); from the end on if `reverse`."""
+    """Compute h_t = a_t h_{t-1} + b_t elementwise, for a and b (B, N, *) and h_{-1} = start (B, *).
+
+    With `reverse`, the recurrence runs from the last token to the first.
+    """
     if forward_mode() or (
         not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
     ):
@@ -109,7 +121,7 @@ def _linear_scan_plain(a: Tensor, b: Tensor, start: Tensor, reverse: bool) -> Te
     "polymix::linear_scan", mutates_args=(), schema="(Tensor a, Tensor b, Tensor start, bool reverse) -> Tensor"
 )
 def _linear_scan(a: Tensor, b: Tensor, start: Tensor, reverse: bool) -> Tensor:
-    """An op of its own, since a traced graph could not hold a number of passes that depends on N."""
+    """A custom op, because a traced graph cannot contain a number of passes that depends on N."""
     n = a.shape[1]
     whole = n - n % CHUNK
     h = torch.empty_like(b, memory_format=torch.contiguous_format)
@@ -131,7 +143,7 @@ def _linear_scan(a: Tensor, b: Tensor, start: Tensor, reverse: bool) -> Tensor:
 
 
 def _chunks(a: Tensor, b: Tensor, h: Tensor, start: Tensor, reverse: bool) -> None:
-    """Fill h (B, K, T, *): what every chunk does to a state, the states between chunks, then all states in them."""
+    """Fill h (B, K, T, *): first each chunk's effect on a state, then the states between chunks, then all states."""
     order = range(CHUNK - 1, -1, -1) if reverse else range(CHUNK)
     first, *rest = order
     end, decay = b[:, :, first], a[:, :, first]
@@ -146,11 +158,11 @@ def _chunks(a: Tensor, b: Tensor, h: Tensor, start: Tensor, reverse: bool) -> No
 
 
 def _before_chunks(decay: Tensor, end: Tensor, start: Tensor) -> Tensor:
-    """The state that each chunk begins with, (B, K, *), where a chunk takes a state h to decay h + end.
+    """The state at the beginning of each chunk, (B, K, *), where a chunk maps a state h to decay h + end.
 
-    By doubling: before the pass of distance s, entry k tells what the s chunks up to k do together.
+    Uses doubling: before the pass with distance s, entry k holds the combined effect of the s chunks up to k.
     """
-    # Entry k is what happens before chunk k: first `start`, whatever was before it, then chunk k - 1.
+    # Entry k is the effect of what precedes chunk k: for k = 0, setting the state to `start`; else, chunk k - 1.
     end = torch.cat((start.unsqueeze(1), end[:, :-1]), dim=1)
     decay = torch.cat((torch.zeros_like(start).unsqueeze(1), decay[:, :-1]), dim=1)
     distance = 1
@@ -174,42 +186,43 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-    """A scan from the other end: g_t = grad_t + a_{t+1} g_{t+1}. It is this op again, so it has a derivative too."""
+    """The gradient is a scan in the other direction, g_t = grad_t + a_{t+1} g_{t+1}, so it is differentiable too."""
     a, start, h = ctx.saved_tensors
-    nothing = torch.zeros_like(start)
-    g = linear_scan(_shifted(a, nothing, not ctx.reverse), grad, nothing, not ctx.reverse)
+    zeros = torch.zeros_like(start)
+    g = linear_scan(_shifted(a, zeros, not ctx.reverse), grad, zeros, not ctx.reverse)
     end = -1 if ctx.reverse else 0
     return g * _shifted(h, start, ctx.reverse), g, a[:, end] * g[:, end], None
 
 
 def _shifted(x: Tensor, first: Tensor, reverse: bool) -> Tensor:
-    """The sequence one token later, `first` in front; one earlier with `first` behind if `reverse`."""
+    """Shift x one token later, with `first` in front; or, if `reverse`, one token earlier, with `first` at the end."""
     first = first.unsqueeze(1)
     return torch.cat((x[:, 1:], first) if reverse else (first, x[:, :-1]), dim=1)
 
 
-def _over_a_batch(info: Any, dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
-    """vmap: its axis joins the batch."""
+def _vmap(info: Any, dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
+    """The vmap rule: the mapped axis is merged into the batch."""
     *parts, reverse = args
-    spread = [
+    merged = [
         (x.unsqueeze(0).expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
         for x, dim in zip(parts, dims[:3], strict=True)
     ]
-    a, b, start = spread
+    a, b, start = merged
     return linear_scan(a, b, start, reverse).unflatten(0, (info.batch_size, -1)), 0
 
 
 _linear_scan.register_autograd(_backward, setup_context=_save)
-_linear_scan.register_vmap(_over_a_batch)
+_linear_scan.register_vmap(_vmap)
 
 
 def _check(
     u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, mask: Tensor | None, state: Tensor | None
 ) -> None:
+    """Raise ShapeError unless the shapes match."""
     if u.ndim != 3 or u.shape[1] == 0:
-        raise ShapeError("u", tuple(u.shape), "(B, N, D) with N ≥ 1", "Put channels last.")
+        raise ShapeError("u", tuple(u.shape), "(B, N, D) with N ≥ 1", "Put the channels last.")
     if A.ndim != 2 or A.shape[0] != u.shape[2]:
-        raise ShapeError("A", tuple(A.shape), f"({u.shape[2]}, S)", "One row a channel.")
+        raise ShapeError("A", tuple(A.shape), f"({u.shape[2]}, S)", "Pass one row per channel.")
     batch, n, channels = u.shape
     size = A.shape[1]
     for name, value, shape in (("delta", delta, u.shape), ("state", state, (batch, channels, size)),

@@ -1,1 +1,1 @@
-"""What the ops share."""
+"""Functions that several ops share."""

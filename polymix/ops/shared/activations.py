@@ -1,4 +1,4 @@
-"""Activations, gates and normalisations by name."""
+"""Activations, gates and normalisations, selected by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from polymix.ops.shared.tensors import forward_mode
 
 
 def clamped_leaky_relu(x: Tensor) -> Tensor:
-    """clamp(leaky_relu(x, 0.01), -0.1, 6), the activation of the PoM authors' code."""
+    """clamp(leaky_relu(x, 0.01), -0.1, 6), the activation in the code published with PoM."""
     return F.leaky_relu(x, 0.01).clamp(-0.1, 6.0)
 
 
@@ -43,7 +43,7 @@ SIGMAS: dict[str, Callable[[Tensor], Tensor] | None] = {
     "tanh": torch.tanh,
     "identity": identity,
 }
-IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {  # ACTIVATIONS and GATES, over their own input
+IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {  # ACTIVATIONS and GATES that overwrite their input
     "gelu": torch.ops.aten.gelu_.default,
     "relu": torch.relu_,
     "identity": identity,
@@ -54,6 +54,6 @@ IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {  # ACTIVATIONS and GATES, ov
 
 
 def sigma(x: Tensor, kind: str) -> Tensor:
-    """The normalisation σ of Poly-SA over the last axis (one head's channels)."""
+    """Apply Poly-SA's normalisation σ over the last axis, the channels of one head (Poly-SA, Eq. 18)."""
     function = SIGMAS[kind]
     return x.softmax(-1) if function is None else function(x)

@@ -1,7 +1,8 @@
-"""What the blocked forms share: the blocks, the type they compute in, products into memory that is there already.
+"""Blocks of tokens for the blocked implementations, and matrix products that write into existing memory.
 
-Two things cost most beside the products on a CPU: intermediates that leave the cache between one op and the next, and
-fresh memory, whose pages the system clears first. So a block is small, and its buffers serve every block.
+Besides the products themselves, two things are expensive on a CPU: intermediates that leave the cache between one
+operation and the next, and fresh memory, whose pages the system has to clear. So blocks are small, and all blocks
+share the same buffers.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from torch import Tensor
 
 from polymix.ops.shared.tensors import Linear, accumulator, cast
 
-KEPT = 32 << 20  # bytes: no allocator keeps larger pieces, and clearing their pages takes as long as a product
-HUGE, ADVICE = 2 << 20, 14  # bytes of a large page, and Linux's MADV_HUGEPAGE
-ROWS = 2048  # tokens a block: fewer, and the products themselves get slower
+KEPT = 32 << 20  # bytes; larger pieces go back to the system, and clearing new pages costs as much as a product
+HUGE, ADVICE = 2 << 20, 14  # the size of a huge page in bytes, and Linux's MADV_HUGEPAGE
+ROWS = 2048  # tokens in a block; with fewer, the products themselves get slower
 
 
 @cache
 def fast_types() -> frozenset[torch.dtype]:
-    """The types in which this CPU multiplies at full speed; others are computed in float32, which is more exact too."""
+    """The dtypes that this CPU multiplies at full speed. Others are computed in float32, which is also more exact."""
     native = {torch.float32, torch.float64}
     if torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported():
         native.add(torch.bfloat16)
@@ -32,18 +33,18 @@ def fast_types() -> frozenset[torch.dtype]:
 
 
 def slower_in_float32(x: Tensor) -> str | None:
-    """Why "auto" should not take a kernel that multiplies in float32 for x on this processor, or None."""
+    """Why "auto" should skip a float32 kernel for x on this processor, or None if it should not."""
     fast = x.dtype == torch.bfloat16 and x.dtype in fast_types()
-    return "this processor multiplies bfloat16 itself" if fast else None
+    return "is slower here: this processor multiplies bfloat16 natively" if fast else None
 
 
 def computed_in(x: Tensor) -> torch.dtype:
-    """The type in which a blocked form of x computes its products."""
+    """The dtype in which a blocked implementation computes its products for x."""
     return x.dtype if x.dtype in fast_types() else torch.float32
 
 
 class Block(NamedTuple):
-    """`number` whole samples, or `length` tokens of one."""
+    """Either `number` whole samples, or `length` tokens of one sample."""
 
     samples: slice
     tokens: slice
@@ -51,28 +52,28 @@ class Block(NamedTuple):
     length: int
 
     def of(self, x: Tensor) -> Tensor:
-        """Its part of x (B, N, …)."""
+        """The block's part of x (B, N, …)."""
         return x[self.samples, self.tokens]
 
     def rows(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """Its tokens of x (B, N, D), one a row."""
+        """The block's tokens of x (B, N, D) as rows (tokens, D)."""
         return self.of(x).flatten(0, 1).to(dtype)
 
     def split(self, rows: Tensor) -> Tensor:
-        """Rows back as (samples, tokens, …)."""
+        """Reshape rows to (samples, tokens, …)."""
         return rows.unflatten(0, (self.number, self.length))
 
     def hide(self, rows: Tensor, mask: Tensor | None) -> Tensor:
-        """Zeros, in place, in the rows of padding; mask (B, N)."""
+        """Zero the rows of padding tokens in place; mask is (B, N), True for real tokens."""
         return rows if mask is None else rows.masked_fill_(~self.of(mask).reshape(-1, 1), 0.0)
 
     def add_sums(self, total: Tensor, rows: Tensor) -> None:
-        """total (B, E) += Σ over the tokens of each sample."""
+        """Add the sum of each sample's rows to total (B, E)."""
         total[self.samples] += self.split(rows).sum(1, dtype=total.dtype)
 
 
 def blocks(x: Tensor) -> Iterator[Block]:
-    """The tokens of x (B, N, D) in blocks of about ROWS, all of one size but the last."""
+    """Split the tokens of x (B, N, D) into blocks of about ROWS tokens, all of the same size except the last."""
     batch, n = x.shape[:2]
     samples, parts = max(1, ROWS // n), -(-n // ROWS)
     rows = -(-n // parts)
@@ -84,7 +85,7 @@ def blocks(x: Tensor) -> Iterator[Block]:
 
 
 class Product:
-    """x W + b for block after block, in one buffer: what a call returns is overwritten by the next."""
+    """Computes x W + b block by block in one buffer. A call overwrites the result of the call before it."""
 
     def __init__(self, linear: Linear, dtype: torch.dtype) -> None:
         weight, self.bias = cast(linear, dtype)
@@ -99,10 +100,10 @@ class Product:
                 self.buffer = self.buffer.new_empty(rows.shape[0], self.width)
             out = self.buffer[: rows.shape[0]]
         out = torch.mm(rows, self.weight, out=out)
-        return out if self.bias is None else out.add_(self.bias)  # addmm would first spread the bias over memory
+        return out if self.bias is None else out.add_(self.bias)  # addmm would first copy the bias to every row
 
     def into(self, y: Tensor, block: Block, rows: Tensor) -> None:
-        """Write the product of the block's rows to its place in y (B, N, out)."""
+        """Write the product of the block's rows to the block's part of y (B, N, out)."""
         place = block.of(y)
         if y.dtype == self.dtype:
             self(rows, place.view(-1, self.width))
@@ -111,13 +112,16 @@ class Product:
 
 
 class SampleProduct:
-    """x M_s + b with a matrix for each sample, (B, in, out): what was pooled goes into a weight, not to every token."""
+    """Computes x M_s + b with one matrix per sample, (B, in, out).
+
+    Multiplying a pooled vector into the weight once per sample is cheaper than multiplying it with every token.
+    """
 
     def __init__(self, matrix: Tensor, bias: Tensor | None) -> None:
         self.matrix, self.bias = matrix, None if bias is None else bias.to(matrix.dtype)
 
     def into(self, y: Tensor, block: Block, tokens: Tensor) -> None:
-        """Write the product of tokens (samples, tokens, in) to the block's place in y (B, N, out)."""
+        """Write the product of tokens (samples, tokens, in) to the block's part of y (B, N, out)."""
         place, matrix = block.of(y), self.matrix[block.samples]
         if y.dtype == matrix.dtype:
             torch.bmm(tokens, matrix, out=place)
@@ -129,18 +133,18 @@ class SampleProduct:
 
 
 def output(x: Tensor, width: int | None = None) -> Tensor:
-    """x.new_empty(B, N, width), x's own width where that is None.
+    """Allocate an output (B, N, width) like x; the default width is that of x.
 
-    Where no allocator keeps so large a piece the system is asked for pages of 2 MiB, which it clears in a fraction of
-    the time that small ones take.
+    Allocators do not keep pieces above KEPT bytes, so the system clears their pages on every call. For such pieces it
+    is asked for pages of 2 MiB, which it clears in a fraction of the time.
     """
     y = x.new_empty(*x.shape[:2], x.shape[2] if width is None else width)
     if sys.platform == "linux" and y.nbytes > KEPT:
-        first, last = -(-y.data_ptr() // HUGE), (y.data_ptr() + y.nbytes) // HUGE  # the whole pages within
+        first, last = -(-y.data_ptr() // HUGE), (y.data_ptr() + y.nbytes) // HUGE  # whole pages only
         ctypes.CDLL(None).madvise(ctypes.c_void_p(first * HUGE), ctypes.c_size_t((last - first) * HUGE), ADVICE)
     return y
 
 
 def zeros(x: Tensor, *shape: int, dtype: torch.dtype) -> Tensor:
-    """Sums to come: float32 at least."""
+    """Allocate zeros for sums on the device of x, in float32 or wider."""
     return x.new_zeros(shape, dtype=accumulator(dtype))

@@ -1,4 +1,4 @@
-"""Sums over the keys that each query sees, as linear attentions need them: over all, or in chunks over the past."""
+"""Sums over the keys that each query sees, for linear attention: over all keys, or causally in chunks."""
 
 from __future__ import annotations
 
@@ -6,49 +6,57 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CHUNK = 128  # tokens that see each other directly in the causal form; more costs N · CHUNK, less costs N / CHUNK states
+# Tokens in a chunk; within a chunk, pairs are computed directly. Larger chunks cost N · CHUNK more products, smaller
+# ones keep N / CHUNK more states.
+CHUNK = 128
 
 
 def hide(x: Tensor, mask: Tensor | None) -> Tensor:
-    """x (B, heads, N, ·) with zeros at padding, whatever stood there; mask (B, N)."""
+    """Zero x (B, heads, N, ·) at padding, even where it holds NaN; mask is (B, N), True for real tokens."""
     return x if mask is None else x.masked_fill(~mask[:, None, :, None], 0.0)
 
 
 def in_chunks(x: Tensor, size: int, value: float = 0.0) -> Tensor:
-    """(B, heads, N, ·) -> (B, heads, chunks, size, ·), the last chunk filled up with `value`."""
+    """Reshape (B, heads, N, ·) to (B, heads, chunks, size, ·), padding the last chunk with `value`."""
     return F.pad(x, (0, 0, 0, -x.shape[2] % size), value=value).unflatten(2, (-1, size))
 
 
 def seen_by_all(k: Tensor, mask: Tensor | None) -> Tensor:
-    """How many of the keys (B, h, N, ·) take part: (B or 1, 1, 1, 1)."""
+    """Count the real keys of k (B, h, N, ·): (B or 1, 1, 1, 1)."""
     count = torch.full((1,), k.shape[2], device=k.device) if mask is None else mask.sum(1)
     return count[:, None, None, None]
 
 
 def seen_by_each(k: Tensor, mask: Tensor | None, before: Tensor | None) -> Tensor:
-    """How many of the keys (B, h, N, ·) up to each take part, those `before` the first (B) with them: (B, N)."""
+    """Count the real keys of k (B, h, N, ·) up to each token, plus the `before` (B) of earlier calls: (B, N)."""
     real = torch.ones(k.shape[0], k.shape[2], dtype=torch.bool, device=k.device) if mask is None else mask
     return real.cumsum(1) if before is None else real.cumsum(1) + before[:, None]
 
 
 def chunk_size(n: int) -> int:
-    """CHUNK, or 1 for one token: not min(CHUNK, n), which would tie a compiled graph to one side of CHUNK."""
+    """CHUNK, or 1 for a single token. min(CHUNK, n) would specialise a compiled graph to n above or below CHUNK."""
     return 1 if n == 1 else CHUNK
 
 
 def causal_sums(
-    asks: Tensor, keys: Tensor, values: Tensor, start: Tensor | None, similarity: Tensor | None = None
+    queries: Tensor, keys: Tensor, values: Tensor, start: Tensor | None, similarity: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """φ(q_i) Σ_{j ≤ i} φ(k_j)ᵀ v_j in chunks, and the moments after the last token.
+    """Compute φ(q_i) Σ_{j ≤ i} φ(k_j)ᵀ v_j in chunks.
 
-    asks and keys (B, h, chunks, c, F), values (B, h, chunks, c, e), start the moments (B, h, F, e) before the first
-    token; `similarity` (…, c, c) is given where there is a shorter way to it than asks · keysᵀ. Returns
-    (B, h, chunks · c, e) and (B, h, F, e). Cost: N (2 F e + c (F + e)) multiply-adds a head.
+    Args:
+        queries: φ(q), (B, h, chunks, c, F).
+        keys: φ(k), (B, h, chunks, c, F).
+        values: (B, h, chunks, c, e).
+        start: the moments Σ φ(k)ᵀ v before the first token, (B, h, F, e); None for zeros.
+        similarity: φ(q) φ(k)ᵀ, (…, c, c), if it can be computed more cheaply than by that product.
+    Returns:
+        The sums (B, h, chunks · c, e), and the moments after the last token (B, h, F, e).
+        Cost: N (2 F e + c (F + e)) multiply-adds per head.
     """
-    gained = keys.transpose(-1, -2) @ values  # (B, h, chunks, F, e)
-    # The sum before each chunk comes from a shifted sum, never from a difference: that would let the future in.
-    first = torch.zeros_like(gained[:, :, :1]) if start is None else start[:, :, None]
-    running = torch.cat((first, gained), dim=2).cumsum(2)
-    inside = asks @ keys.transpose(-1, -2) if similarity is None else similarity
-    weighted = inside.tril() @ values + asks @ running[:, :, :-1]
+    moments = keys.transpose(-1, -2) @ values  # (B, h, chunks, F, e)
+    # The sum before each chunk is a shifted sum. A difference of sums would leak the future through rounding.
+    first = torch.zeros_like(moments[:, :, :1]) if start is None else start[:, :, None]
+    running = torch.cat((first, moments), dim=2).cumsum(2)
+    inside = queries @ keys.transpose(-1, -2) if similarity is None else similarity
+    weighted = inside.tril() @ values + queries @ running[:, :, :-1]
     return weighted.flatten(2, 3), running[:, :, -1].clone()

@@ -1,10 +1,10 @@
-"""Depthwise convolution on tokens, with a backward made of forward convolutions.
+"""Depthwise convolution of tokens, with a backward made of forward convolutions.
 
-PyTorch's own CPU backward of a depthwise convolution costs 20 to 50 times its forward. Both gradients are themselves
-depthwise convolutions, each about as dear as the forward:
-    input:   the output's gradient, convolved with the flipped kernel, padded by the kernel's span - 1 - p;
-    weight:  the input as one image of B·C channels, convolved with the output's gradient as the kernel, summed over B.
-A kernel of k taps with dilation δ spans (k - 1) δ + 1 places.
+On a CPU, PyTorch's own backward of a depthwise convolution costs 20 to 50 times its forward. Both gradients are
+depthwise convolutions themselves, and each costs about as much as the forward:
+    input:   the output's gradient convolved with the flipped kernel, with padding span - 1 - p;
+    weight:  the input, as one image of B·C channels, convolved with the output's gradient; summed over B.
+A kernel of k taps with dilation δ spans (k - 1) δ + 1 positions.
 """
 
 from __future__ import annotations
@@ -49,27 +49,29 @@ class _Depthwise(torch.autograd.Function):
             rest = tuple(k - 1 - p for k, p in zip(span, ctx.padding, strict=True))
             grad_x = _convolve(grad, flipped, rest, ctx.dilation)
         if ctx.needs_input_grad[1]:
-            # In float32 at least: the samples' gradients are summed, and may cancel.
-            wide = accumulator(weight.dtype)
-            grad_w = _weight_gradient(x.to(wide), grad.to(wide), span, ctx.padding, ctx.dilation).to(weight.dtype)
+            # In float32 or wider: the gradients of the samples are summed and may cancel.
+            dtype = accumulator(weight.dtype)
+            grad_w = _weight_gradient(x.to(dtype), grad.to(dtype), span, ctx.padding, ctx.dilation).to(weight.dtype)
         return grad_x, grad_w, None, None
 
 
 def _convolve(x: Tensor, weight: Tensor, padding: Axes, dilation: Axes) -> Tensor:
-    """The differentiable convolution; a negative padding cuts the input. Gradients come back here, so that second
-    derivatives are fast too."""
+    """Convolve differentiably; negative padding crops the input.
+
+    The backward calls this function again, so that second derivatives are fast too.
+    """
     for axis, p in enumerate(padding, start=2):
         x = x.narrow(axis, -p, x.shape[axis] + 2 * p) if p < 0 else x
     return _Depthwise.apply(x, weight, tuple(max(p, 0) for p in padding), dilation)
 
 
 def _weight_gradient(x: Tensor, grad: Tensor, span: Axes, padding: Axes, dilation: Axes) -> Tensor:
-    """(D, 1, *taps) from x and the output's gradient, both (B, D, *grid)."""
+    """The weight's gradient (D, 1, *taps) from x and the output's gradient, both (B, D, *grid)."""
     batch, dim = x.shape[:2]
     taps = tuple((s - 1) // d + 1 for s, d in zip(span, dilation, strict=True))
     if batch == 0:
         return x.new_zeros(dim, 1, *taps)
-    if x.ndim == 4 and span[0] == 1:  # a sequence: a sum a tap, where a kernel as long as the sequence is slow
+    if x.ndim == 4 and span[0] == 1:  # for a sequence, one sum per tap is faster than a kernel as long as the sequence
         x = F.pad(x, (padding[1], padding[1]))
         starts = range(0, span[1], dilation[1])
         shifts = [(grad * x[..., t : t + grad.shape[-1]]).sum((0, 2, 3)) for t in starts]
@@ -77,15 +79,15 @@ def _weight_gradient(x: Tensor, grad: Tensor, span: Axes, padding: Axes, dilatio
     image = x.reshape(1, batch * dim, *x.shape[2:])
     kernel = grad.reshape(batch * dim, 1, *grad.shape[2:])
     per_sample = _convolve(image, kernel, padding, (1,) * len(padding)).view(batch, dim, 1, *span)
-    for axis, d in enumerate(dilation, start=3):  # of all the places that the kernel spans those where a tap is
+    for axis, d in enumerate(dilation, start=3):  # keep the positions that hold a tap
         per_sample = per_sample if d == 1 else per_sample[(slice(None),) * axis + (slice(None, None, d),)]
     return per_sample.sum(0)
 
 
 def effective_kernel(kernel: Axes, grid: Axes, dilation: int = 1) -> Axes:
-    """The part of a kernel that can touch a grid: 2 ⌊(size - 1) / δ⌋ + 1 taps an axis at most.
+    """The part of a kernel that can reach a grid: at most 2 ⌊(size - 1) / δ⌋ + 1 taps per axis.
 
-    Beyond one axis only: the length of a sequence may be symbolic, and a kernel is short beside it.
+    A kernel on a sequence is returned unchanged: the length may be symbolic, and kernels are short compared with it.
     """
     if len(grid) == 1:
         return kernel
@@ -98,23 +100,30 @@ def depthwise_conv(
     """Convolve each channel of a grid of tokens with its own kernel.
 
         y[n, c] = Σ_t weight[c, 0, t] · x[n + δ (t - ⌊k/2⌋), c]        (zero outside the grid)
-        y[n, c] = Σ_t weight[c, 0, t] · x[n + δ (t - (k - 1)), c]      (causal; x begins δ (k - 1) tokens early)
+        y[n, c] = Σ_t weight[c, 0, t] · x[n + δ (t - (k - 1)), c]      (causal; x begins δ (k - 1) tokens earlier)
+
+    Taps that cannot reach a small grid are removed first, because oneDNN is 40 times slower when the kernel is larger
+    than the image.
 
     Args:
-        x: tokens (B, N, D) with N = ∏ grid, row-major; when causal (B, δ (k - 1) + N, D), the earlier ones first.
-        weight: (D, 1, *kernel), one entry of the kernel a grid axis; odd sizes unless causal.
-        grid: 1, 2 or 3 axes.
-        dilation: δ, on every axis.
-        bias: (D), added.
+        x: tokens (B, N, D) with N = ∏ grid, row-major. If causal, (B, δ (k - 1) + N, D), the earlier tokens first.
+        weight: (D, 1, *kernel) with one kernel size per grid axis; odd sizes unless causal.
+        grid: the sizes of 1, 2 or 3 axes.
+        causal: whether each token sees only itself and its past; grids of one axis only.
+        dilation: δ, the same on every axis.
+        bias: (D), added to the result.
     Returns:
-        (B, N, D). Cost: N · D · ∏ kernel multiply-adds, backward about twice that (with a dilation the weight's
-        gradient costs what the kernel without gaps would); taps that a small grid cannot reach are cut off first
-        (oneDNN is 40 times slower where the kernel is larger than the image).
+        (B, N, D). Cost: N D ∏ kernel multiply-adds; the backward costs about twice that. With a dilation, the
+        weight's gradient costs as much as for a dense kernel of the same span.
+    Raises:
+        ShapeError: the grid and the kernel have different numbers of axes, or a kernel size is even and not causal.
     """
     if len(grid) != weight.ndim - 2 or (causal and len(grid) != 1):
-        raise ShapeError("grid", grid, f"as many axes as the kernel {tuple(weight.shape[2:])}, one if causal", "")
+        allowed = f"as many axes as the kernel {tuple(weight.shape[2:])} has, and one if causal"
+        raise ShapeError("grid", grid, allowed, "")
     if not causal and any(k % 2 == 0 for k in weight.shape[2:]):
-        raise ShapeError("weight", tuple(weight.shape), "odd kernel sizes unless causal", "Pad the kernel by one.")
+        cure = "Pad the kernel by one tap."
+        raise ShapeError("weight", tuple(weight.shape), "odd kernel sizes unless causal", cure)
     batch, _, dim = x.shape
     full = tuple(weight.shape[2:])
     taps = effective_kernel(full, grid, dilation)
@@ -122,13 +131,13 @@ def depthwise_conv(
         weight = weight if k == rest else weight.narrow(2 + axis, (k - rest) // 2, rest)
     padding = (0,) * len(taps) if causal else tuple(dilation * (k // 2) for k in taps)
     gaps = (dilation,) * len(taps)
-    if len(grid) == 1:  # oneDNN's 2-D path takes a tokens-first view without a copy, its 1-D path does not
+    if len(grid) == 1:  # oneDNN's 2-D path takes this view without a copy; its 1-D path does not
         grid, padding, gaps, weight = (1, x.shape[1]), (0, *padding), (1, *gaps), weight.unsqueeze(2)
     image = x.reshape(batch, *grid, dim).movedim(-1, 1)  # (B, D, *grid), a channels-last view
     dtype = x.dtype if x.dtype == torch.float64 else autocast_dtype(x.device) or x.dtype
     image, weight, bias = image.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-    given = (image, weight) if bias is None else (image, weight, bias)
-    if torch.is_grad_enabled() and any(part.requires_grad for part in given) and not forward_mode():
+    operands = (image, weight) if bias is None else (image, weight, bias)
+    if torch.is_grad_enabled() and any(part.requires_grad for part in operands) and not forward_mode():
         out = _convolve(image, weight, padding, gaps)
     else:
         out, bias = _conv(image, weight, padding, gaps, bias), None

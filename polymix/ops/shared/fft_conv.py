@@ -1,4 +1,4 @@
-"""Convolution with kernels as long as the sequence, by the real Fourier transform: O((N + L) log (N + L)) a row."""
+"""Convolution with kernels as long as the sequence, by real Fourier transforms: O((N + L) log (N + L)) per row."""
 
 from __future__ import annotations
 
@@ -10,50 +10,56 @@ from polymix.ops.shared.tensors import accumulator, without_autocast
 
 
 def fft_size(least: int) -> int:
-    """The least transform length of at least `least` that is quick: 2ᵏ, 3 · 2ᵏ or 5 · 2ᵏ."""
+    """The smallest fast transform length (2ᵏ, 3 · 2ᵏ or 5 · 2ᵏ) that is at least `least`."""
     return min(odd << max(0, (-(-least // odd) - 1).bit_length()) for odd in (1, 3, 5))
 
 
 def causal_fft_conv(x: Tensor, taps: Tensor) -> Tensor:
-    """y[n] = Σ_{t < min(L, n + 1)} taps[t] x[n - t], the linear convolution of every row cut to its first N outputs.
+    """Convolve every row causally: y[n] = Σ_{t < min(L, n + 1)} taps[t] x[n - t].
+
+    The transform mixes all tokens of a row, so the future affects an output through rounding, by about the dtype's
+    precision times the largest entry of the row. A NaN or infinity spoils its whole row.
 
     Args:
-        x: (…, N). taps: (…, L), any L of at least 1; the leading axes broadcast.
+        x: (…, N).
+        taps: (…, L) with L ≥ 1; the leading axes broadcast with those of x.
     Returns:
-        (…, N) in the type of x, computed in float32 at least.
-
-    Each output is a sum over the whole transform, so the future reaches it by rounding: of the order of the type's
-    precision times the largest entry of the row, and a NaN or infinity anywhere in a row spoils all of that row.
-    Cost: three real transforms of `fft_size(N + min(L, N) - 1)` places, the one of taps once for all rows that share
-    them; in a traced graph, which cannot search for a quick size, of 2 N where it knows that L ≤ N, else of 2 (N + L).
-    Memory: the spectra, about twice x and its padding.
+        (…, N) in the dtype of x, computed in float32 or wider. Cost: three real transforms of length
+        `fft_size(N + min(L, N) - 1)`; rows with the same taps share the transform of the taps. A traced graph cannot
+        search for a fast length and uses 2 N if it knows that L ≤ N, else 2 (N + L). Memory: the spectra, about twice
+        the padded x.
+    Raises:
+        ShapeError: x or taps is empty or not real floating point, or they are on different devices.
     """
     _check(x, taps)
     n, length = x.shape[-1], taps.shape[-1]
-    if torch.compiler.is_compiling():  # N may be symbolic: a comparison would tie the graph to one outcome
+    if torch.compiler.is_compiling():  # N may be symbolic; comparing it would specialise the graph
         from torch.fx.experimental.symbolic_shapes import statically_known_true
 
         half = n if statically_known_true(length <= n) else n + length
         return _convolve(x, taps, 2 * half)[..., :n].to(x.dtype)
-    taps = taps[..., :n]  # no output reads the rest
+    taps = taps[..., :n]  # later taps reach no output
     return _convolve(x, taps, fft_size(n + min(length, n) - 1))[..., :n].to(x.dtype)
 
 
 def circular_fft_conv(x: Tensor, taps: Tensor) -> Tensor:
-    """y[n] = Σ_t taps[t] x[(n - t) mod N]: the product of every row with a circulant matrix whose first column is taps.
+    """Convolve every row circularly: y[n] = Σ_t taps[t] x[(n - t) mod N].
+
+    This is the product of each row with the circulant matrix whose first column is taps.
 
     Args:
-        x: (…, N). taps: (…, L) with L ≤ N, zeros after; the leading axes broadcast.
+        x: (…, N).
+        taps: (…, L) with L ≤ N, padded with zeros to N; the leading axes broadcast with those of x.
     Returns:
-        (…, N) in the type of x, computed in float32 at least. Cost: three real transforms of N places; of 2 N in a
-        traced graph, where torch.export cannot follow the spectrum of an N that may be odd.
+        (…, N) in the dtype of x, computed in float32 or wider. Cost: three real transforms of length N; of length 2 N
+        in a traced graph, because torch.export cannot trace the spectrum of a length that may be odd.
     Raises:
-        ShapeError: where taps is longer than x.
+        ShapeError: taps is longer than x, either is empty or not real floating point, or the devices differ.
     """
     _check(x, taps)
     if taps.shape[-1] > x.shape[-1]:
         got, allowed = f"{taps.shape[-1]} taps", f"at most N={x.shape[-1]}"
-        raise ShapeError("taps", got, allowed, "A circle of N places has no room for more: add up those that meet.")
+        raise ShapeError("taps", got, allowed, "Add up the taps whose positions are equal modulo N.")
     n = x.shape[-1]
     if torch.compiler.is_compiling():
         line = _convolve(x, taps, 2 * n)
@@ -62,9 +68,9 @@ def circular_fft_conv(x: Tensor, taps: Tensor) -> Tensor:
 
 
 def _convolve(x: Tensor, taps: Tensor, size: int) -> Tensor:
-    """The circular convolution of both padded with zeros to `size`."""
+    """The circular convolution of x and taps, both padded with zeros to `size`."""
     dtype = accumulator(torch.promote_types(x.dtype, taps.dtype))
-    if not torch.compiler.is_compiling() and 0 in (*x.shape, *taps.shape):  # an empty batch, which MKL refuses
+    if not torch.compiler.is_compiling() and 0 in (*x.shape, *taps.shape):  # MKL rejects an empty batch
         return (
             (x[..., :1] * taps[..., :1]).to(dtype).expand(*torch.broadcast_shapes(x.shape[:-1], taps.shape[:-1]), size)
         )
@@ -77,6 +83,7 @@ def _check(x: Tensor, taps: Tensor) -> None:
     for name, value in (("x", x), ("taps", taps)):
         if not value.is_floating_point() or value.ndim == 0 or value.shape[-1] == 0:
             got = f"{tuple(value.shape)} of {value.dtype}"
-            raise ShapeError(name, got, "real floating-point numbers (…, N) with N ≥ 1", "")
+            raise ShapeError(name, got, "a real floating-point tensor (…, N) with N ≥ 1", "")
     if x.device != taps.device:
-        raise ShapeError("taps", f"a tensor on {taps.device}", f"one on {x.device}, where x is", "Move it with .to().")
+        allowed = f"a tensor on {x.device}, like x"
+        raise ShapeError("taps", f"a tensor on {taps.device}", allowed, "Move it with .to().")

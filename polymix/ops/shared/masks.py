@@ -1,7 +1,8 @@
-"""Who sees whom, without an N×N object: boolean masks, causality, blocks of K and packed segments as index ranges.
+"""Which tokens each query sees: masks, causality and packed segments, as index ranges instead of an N×N mask.
 
-Everywhere True means "takes part", `causal` is 0 (everything), 1 (causal) or K (block-causal with blocks of K tokens,
-PoM Eq. 7), and positions count real tokens only, so that padding on either side changes nothing.
+In every mask, True marks a real token, one that takes part. `causal` is 0 (sees everything), 1 (causal) or K
+(block-causal with blocks of K tokens; PoM, Eq. 7). Positions count real tokens only, so padding on either side of a
+sequence changes nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def zero_broken_padding(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def positions(n: int, mask: Tensor | None, segments: Tensor | None, device: torch.device) -> Tensor:
-    """Index of each token among the real tokens of its own segment: (N,), or (B, N) with a mask or segments."""
+    """The index of each token among the real tokens of its segment: (N,), or (B, N) with a mask or segments."""
     if segments is not None:
         ranges = visible_ranges(segments, mask, causal=1)
         return ranges.position
@@ -38,7 +39,18 @@ def positions(n: int, mask: Tensor | None, segments: Tensor | None, device: torc
 def dense_mask(
     n: int, m: int, mask: Tensor | None, causal: int, segments: Segments | None, device: torch.device
 ) -> Tensor | None:
-    """The same visibility as one boolean tensor that broadcasts to (B, M, N); None where everything is seen."""
+    """Combine mask, causality and segments into one boolean mask that broadcasts to (B, n, m).
+
+    Args:
+        n: the number of queries.
+        m: the number of keys.
+        mask: (B, m) over keys, or (B, n, m) for each query.
+        causal: 0, 1 or K; see the module.
+        segments: ids (B, n), or (query ids (B, n), key ids (B, m)). Tokens see only their own segment.
+        device: where the mask is built.
+    Returns:
+        The mask, or None if every query sees every key. Cost: n m.
+    """
     visible = None
     if mask is not None:
         visible = mask if mask.ndim == 3 else mask[:, None, :]
@@ -57,28 +69,28 @@ def dense_mask(
 
 
 class Ranges(NamedTuple):
-    """Token i of the sorted sequence sees the sorted tokens start[i] … stop[i] - 1."""
+    """What each query sees, as ranges of the tokens sorted by segment: query i sees start[i] … stop[i] - 1."""
 
-    order: Tensor  # (B, N) stable sort by segment
-    first: Tensor  # (B, N) where the segment of each sorted token begins
+    order: Tensor  # (B, N) the stable sort by segment
+    first: Tensor  # (B, N) the index, in sorted order, at which the segment of each sorted token begins
     start: Tensor  # (B, M)
     stop: Tensor  # (B, M)
-    position: Tensor  # (B, N) in the original order
+    position: Tensor  # (B, N) the position of each token in its segment, in the original order
 
 
 def visible_ranges(segments: Tensor, mask: Tensor | None, causal: int) -> Ranges:
-    """Index ranges for packed segments (B, N), each causal, block-causal or open in itself. O(N log N)."""
+    """Ranges for packed segments (B, N), with the same `causal` inside each segment. Cost: O(N log N)."""
     batch, n = segments.shape
     order = segments.argsort(dim=1, stable=True)
     ids = segments.gather(1, order).contiguous()
     start = torch.searchsorted(ids, ids)
     real = torch.ones_like(ids) if mask is None else mask.gather(1, order).to(ids.dtype)
     real = real.to(torch.int64)
-    before = real.cumsum(1) - real  # real tokens in front of each, over all segments
+    before = real.cumsum(1) - real  # the number of real tokens before each token, over all segments
     position = (before + real - 1 - before.gather(1, start)).clamp_min(0)
     if causal:
         step = position // causal if causal > 1 else torch.arange(n, device=ids.device).expand(batch, n) - start
-        key = (start * (n + 1) + step).contiguous()  # never falls: segments ascend, and steps within each
+        key = (start * (n + 1) + step).contiguous()  # sorted, because segments and the steps in each are sorted
         stop = torch.searchsorted(key, key, right=True)
     else:
         stop = torch.searchsorted(ids, ids, right=True)
@@ -86,7 +98,7 @@ def visible_ranges(segments: Tensor, mask: Tensor | None, causal: int) -> Ranges
 
 
 def cross_ranges(rows: Tensor, columns: Tensor) -> Ranges:
-    """Ranges of the context (B, N) by id for the queries (B, M): each query sees the context of its own id."""
+    """Ranges for a separate context: query ids `rows` (B, M) see the context ids `columns` (B, N) that are equal."""
     order = columns.argsort(dim=1, stable=True)
     ids = columns.gather(1, order).contiguous()
     rows = rows.contiguous()
@@ -95,5 +107,5 @@ def cross_ranges(rows: Tensor, columns: Tensor) -> Ranges:
 
 
 def compact(mask: Tensor) -> Tensor:
-    """(B, N) index that brings the real tokens of each row to its front, in order: padding then is only a tail."""
+    """An index (B, N) that moves the real tokens of each row to the front, in order, and padding to the end."""
     return (~mask).to(torch.uint8).argsort(dim=1, stable=True)

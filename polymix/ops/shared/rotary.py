@@ -1,20 +1,30 @@
-"""Rotary positions: pairs of features turned by angles that grow with the position."""
+"""Rotary positions: pairs of features rotated by angles proportional to the position."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-Turns = tuple[Tensor, Tensor]  # cosines and sines of a rotation
+Turns = tuple[Tensor, Tensor]  # the cosines and sines of a rotation
 
 
 def rotary(position: Tensor, width: int, *, axes: int, heads: int | None, base: float = 1e4) -> Turns:
-    """Cosines and sines (…, width / 2) of the angles by which the pairs of `width` features turn at a position.
+    """The cosines and sines of the angles by which `rotate` turns `width` features.
 
-    axes=1: pair k turns by position · base^(-k / (width/2)). axes=2: `position` is (…, 2); the first half of the
-    features turns by the row, the second by the column, each with width/4 frequencies. A gate of `heads` scalars
-    borrows the frequencies of the channels that it gates (as the PoM authors do): base^(-k / heads) in 1-D,
-    base^(-4k / heads) in 2-D. Kept in float64 so that a position of a million is as exact as the first.
+    Pair k turns by position · base^(-k / (width/2)). With axes=2, the first half of the features turns by the row and
+    the second half by the column, each with width/4 frequencies. The angles are float64, so that positions in the
+    millions are as exact as the first ones.
+
+    Args:
+        position: (…), or (…, 2) with axes=2.
+        width: the number of features.
+        axes: 1 or 2.
+        heads: for a gate with one scalar per head, the number of heads. The gate then uses the frequencies of the
+            channels that it gates, as the code published with PoM does: base^(-k / heads) in 1-D and
+            base^(-4k / heads) in 2-D.
+        base: of the frequencies.
+    Returns:
+        Cosines and sines, (…, width / 2) each, in float64.
     """
     pairs = width // (2 * axes)
     exponent = torch.arange(pairs, dtype=torch.float64, device=position.device)
@@ -25,7 +35,7 @@ def rotary(position: Tensor, width: int, *, axes: int, heads: int | None, base: 
 
 
 def rotate(x: Tensor, turns: Turns, *, axes: int) -> Tensor:
-    """Turn the pairs (k, k + width/2) of x (…, width), within each half of the features when axes = 2."""
+    """Rotate the pairs of features (k, k + width/2) of x (…, width); with axes=2, the pairs of each half."""
     cos, sin = (part.to(x.dtype) for part in turns)
     halves = x.unflatten(-1, (axes, 2, -1))  # (…, axis, first or second of the pair, pair)
     first, second = halves.unbind(-2)

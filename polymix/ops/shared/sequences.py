@@ -1,4 +1,4 @@
-"""What the causal mixers of sequences share: padding taken out and put back, convolutions that go on from a window."""
+"""Helpers of causal sequence mixers: removing and restoring padding, convolutions that continue from a window."""
 
 from __future__ import annotations
 
@@ -13,17 +13,23 @@ from polymix.ops.shared.tensors import accumulator
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:
-    """x (B, N, D) at the tokens index (B, M): (B, M, D)."""
+    """Select tokens: x (B, N, D) at index (B, M) gives (B, M, D)."""
     return x.gather(1, index.unsqueeze(-1).expand(*index.shape, x.shape[-1]))
 
 
 def without_padding(
     x: Tensor, mask: Tensor | None, run: Callable[[Tensor, Tensor | None], Tensor], *, prefix: int = 0
 ) -> Tensor:
-    """`run(x, real)` on the real tokens of every row brought to its front, zeros and real=False behind them.
+    """Call `run(x, real)` with the real tokens of each row moved to the front, and move the outputs back.
 
-    The first `prefix` tokens stay where they are. Each output goes back to where its token was; padding gets zeros.
-    Without a mask just `run(x, None)`.
+    Padding becomes zeros after the real tokens, with real=False, and zeros in the result. Without a mask this is
+    `run(x, None)`.
+
+    Args:
+        x: (B, N, D).
+        mask: (B, N), True for real tokens, or None.
+        run: takes the tokens (B, N, D) and real (B, N) or None, and returns (B, N, D').
+        prefix: the number of leading tokens that stay in place.
     """
     if mask is None:
         return run(x, None)
@@ -36,26 +42,36 @@ def without_padding(
 
 
 def next_window(seen: Tensor, n: int, real: Tensor | None) -> Tensor:
-    """The last tokens that a chunk of n leaves behind, of seen (B, reach + n, D) = its window and the chunk.
+    """The window that the next chunk continues from: the last `reach` tokens.
 
-    With `real` (B, n) the chunk's real tokens come first, and the new window ends where they do.
+    Args:
+        seen: (B, reach + n, D), the old window followed by the chunk.
+        n: the length of the chunk.
+        real: (B, n), True for real tokens, which come first in the chunk; or None if all are. The new window ends at
+            the last real token.
     """
     reach = seen.shape[1] - n
     if real is None:
-        return seen[:, n:].clone()  # a view would keep the whole chunk alive
+        return seen[:, n:].clone()  # a view would keep the whole chunk in memory
     return take(seen, torch.arange(reach, device=seen.device) + real.sum(1, keepdim=True))
 
 
 def after_window(u: Tensor, window: Tensor) -> Tensor:
-    """`window` (B, reach, D) and the chunk u (B, N, D) behind it, in float32 at least."""
-    wide = accumulator(u.dtype)
-    return torch.cat((window.to(wide), u.to(wide)), dim=1)
+    """Concatenate `window` (B, reach, D) and the chunk u (B, N, D), in float32 or wider."""
+    dtype = accumulator(u.dtype)
+    return torch.cat((window.to(dtype), u.to(dtype)), dim=1)
 
 
 def causal_conv(u: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor | None) -> tuple[Tensor, Tensor]:
-    """A causal depthwise convolution of u (B, N, D) with weight (D, 1, k) after `window` (B, k - 1, D), or zeros.
+    """Apply a causal depthwise convolution to a chunk that continues from `window`.
 
-    Returns the output (B, N, D), and `after_window`, from which `next_window` takes what is to be kept.
+    Args:
+        u: the chunk, (B, N, D).
+        weight: (D, 1, k).
+        bias: (D) or None.
+        window: the k - 1 tokens before the chunk, (B, k - 1, D); None for zeros.
+    Returns:
+        The output (B, N, D), and window and chunk together (B, k - 1 + N, D), for `next_window`.
     """
     if window is None:
         window = u.new_zeros(u.shape[0], weight.shape[-1] - 1, u.shape[2])

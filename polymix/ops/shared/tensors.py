@@ -1,4 +1,4 @@
-"""Types of sums, counts of real tokens, linear maps and memory: what every op needs of its tensors."""
+"""Tensor helpers of all ops: accumulator dtypes, counts of real tokens, autocast, linear maps, memory."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Linear = tuple[Tensor, Tensor | None]  # a weight (out, in) as nn.Linear's, or (G, out / G, in / G), and a bias
+Linear = tuple[Tensor, Tensor | None]  # a weight (out, in), or block-diagonal (G, out / G, in / G), and a bias
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """float32 at least: the type in which sums over tokens are kept."""
+    """The dtype in which sums over tokens are kept: float32 or wider."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def count_real(x: Tensor, mask: Tensor | None, ndim: int = 2) -> Tensor | int:
-    """What a sum over the real tokens of x (B, N, …) is divided by for a mean: at least 1, `ndim` axes (B, 1, …)."""
-    return x.shape[1] if mask is None else _a_row(mask.sum(1).clamp_min(1), ndim)
+    """The number of real tokens of each row of x (B, N, …), at least 1: N, or a tensor (B, 1, …) of `ndim` axes."""
+    return x.shape[1] if mask is None else _per_row(mask.sum(1).clamp_min(1), ndim)
 
 
 def without_empty(x: Tensor, mask: Tensor | None) -> Tensor:
-    """x (B, …) with zeros for every row of the mask (B, N) in which no token is real."""
-    return x if mask is None else x.masked_fill(~_a_row(mask.any(1), x.ndim), 0.0)
+    """Zero the rows of x (B, …) that have no real token in mask (B, N)."""
+    return x if mask is None else x.masked_fill(~_per_row(mask.any(1), x.ndim), 0.0)
 
 
-def _a_row(values: Tensor, ndim: int) -> Tensor:
+def _per_row(values: Tensor, ndim: int) -> Tensor:
+    """Reshape values (B,) to `ndim` axes, (B, 1, …)."""
     return values.view(-1, *(1,) * (ndim - 1))
 
 
@@ -41,19 +42,19 @@ def forward_mode() -> bool:
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
-    """The type that autocast would compute in on this device; None where it is off or unknown (meta)."""
+    """The dtype that autocast computes in on this device; None if it is off or not available (meta)."""
     if not torch.amp.is_autocast_available(device.type) or not torch.is_autocast_enabled(device.type):
         return None
     return torch.get_autocast_dtype(device.type)
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """A context in which products keep the type of their operands."""
+    """A context in which products keep the dtype of their operands."""
     return torch.autocast(device.type, enabled=False) if autocast_dtype(device) else nullcontext()
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x (B, N, in) under a map (out, in), or a block-diagonal one (G, out / G, in / G): (B, N, out)."""
+    """Apply a linear map (out, in), or a block-diagonal one (G, out / G, in / G), to x (B, N, in): (B, N, out)."""
     if weight.ndim == 2:
         return F.linear(x, weight, bias)
     blocks = x.unflatten(-1, (weight.shape[0], -1)).transpose(-2, -3)  # (B, G, N, in / G)
@@ -62,23 +63,24 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def share(linear: Linear, first: int, last: int) -> Linear:
-    """Outputs first … last - 1 of a linear map alone."""
+    """The part of a linear map that computes the outputs first … last - 1."""
     weight, bias = linear
     return weight[first:last], None if bias is None else bias[first:last]
 
 
 def cast(linear: Linear, dtype: torch.dtype) -> Linear:
-    """The same map in another type."""
+    """Convert a linear map to another dtype."""
     weight, bias = linear
     return weight.to(dtype), None if bias is None else bias.to(dtype)
 
 
 def scaled_linear(x: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """(x ⊙ scale) Wᵀ + b for a scale a sample: x (B, N, E), scale (B, 1, E), weight (D, E) -> (B, N, D).
+    """(x ⊙ scale) Wᵀ + b with one scale per sample: x (B, N, E), scale (B, 1, E), weight (D, E) -> (B, N, D).
 
-    Where there are more tokens than channels the scale goes into the weight, which is smaller than x.
+    If there are many more tokens than channels, the weight is scaled instead of x, because it is smaller.
     """
-    if torch.compiler.is_compiling() or x.shape[1] < 2 * weight.shape[0]:  # a graph should not depend on the length
+    # A traced graph must not depend on the number of tokens.
+    if torch.compiler.is_compiling() or x.shape[1] < 2 * weight.shape[0]:
         return F.linear(x * scale, weight, bias)
     y = x @ (scale.mT * weight.t())
     return y if bias is None else y + bias
@@ -86,10 +88,10 @@ def scaled_linear(x: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None)
 
 @cache
 def keep_memory() -> None:
-    """Let the allocator keep what is freed, from the first call of a process on.
+    """Make the C allocator keep freed memory instead of returning it to the system. Has an effect once per process.
 
-    One such as glibc's maps every large piece anew, and the system clears it page by page, which takes up to a fifth of
-    a training step; once a larger piece has been freed it keeps those up to its size, 32 MiB at most, and twice as much
-    in all. So a piece of that size is taken and freed, untouched.
+    glibc's allocator maps every large piece anew, and the system clears it page by page, which takes up to a fifth of
+    a training step. After a large piece has been freed, it keeps pieces of up to that size (at most 32 MiB), and
+    twice as much in total. So this allocates a piece of 31 MiB, does not touch it, and frees it.
     """
     torch.UntypedStorage(31 << 20)

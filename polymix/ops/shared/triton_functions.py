@@ -1,4 +1,4 @@
-"""What several kernels share: an activation and a polynomial, each with its derivative, inside a kernel."""
+"""Functions for use inside Triton kernels: activations and polynomials, each with its derivative."""
 # mypy: allow-untyped-defs, allow-incomplete-defs
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import triton.language as tl
 
 @triton.jit
 def activation(x, KIND: tl.constexpr):
-    """act(x) and act'(x), elementwise in x's type; what the caller leaves unused costs nothing once compiled.
+    """act(x) and act'(x), elementwise in the dtype of x. An unused result costs nothing once compiled.
 
-    Written so that a NaN stays a NaN, and with PyTorch's choice of derivative at the kinks.
+    A NaN stays a NaN, and the derivatives at kinks are those of PyTorch.
     """
     if KIND == "gelu":
         below = 0.5 * (1.0 + tl.math.erf(x * 0.7071067811865476))  # Φ(x)
@@ -35,7 +35,8 @@ def activation(x, KIND: tl.constexpr):
 def polynomial(x, alpha, stride, inside, DEGREE: tl.constexpr):
     """Σ_{p=1..DEGREE} α_p x^p and its derivative in x, by one Horner loop.
 
-    alpha: pointers to α_1 that broadcast against x, α_{p+1} `stride` further on, read where `inside`.
+    `alpha` points to α_1 and broadcasts against x; α_{p+1} lies `stride` elements after α_p. Only coefficients
+    `inside` are read.
     """
     value = tl.zeros_like(x)
     slope = tl.zeros_like(x)

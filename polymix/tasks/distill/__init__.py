@@ -1,4 +1,4 @@
-"""`polymix.distill`: recover the accuracy that swapping attention cost."""
+"""`polymix.distill`: recover the accuracy that a conversion has cost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["Distillation", "accuracy", "distill", "perplexity"]
 
 @dataclass(frozen=True)
 class Distillation:
-    """What came of it: the mean loss of each epoch of both stages; `accuracy` as in the report."""
+    """The mean loss of each epoch of both stages, and `accuracy` as in the report."""
 
     imitation: tuple[float, ...]
     fine_tuning: tuple[float, ...]
@@ -58,30 +58,30 @@ def distill(
     precision: str = "float32",
     seed: int = 0,
 ) -> Distillation:
-    """Train a converted model, in place, back to what it was.
+    """Train a converted model, in place, to do what it did before.
 
-    Stage 1: each mixer learns to give its attention's output on the host's own activations, all layers in one pass,
-    nothing else trained. Stage 2: the whole model, but for what has requires_grad=False, is fine-tuned on labels and on
-    the logits of the model before its conversion. `report.undo()` afterwards restores the attention and every weight
-    that stage 2 changed.
+    Stage 1: each mixer learns to reproduce its attention's output on the original model's activations. All layers
+    learn in one pass, and nothing else is trained. Stage 2: the whole model, except what has requires_grad=False, is
+    fine-tuned on labels and on the logits of the original model. Afterwards `report.undo()` still restores the
+    attention and every weight that stage 2 changed.
 
     Args:
-        report: of `polymix.convert`, not undone.
-        data: batches, again and again: a DataLoader with a length or a list; of (inputs, labels), dicts of keyword
-            arguments with `labels`, or inputs alone (teacher only).
-        val: batches with labels: the accuracy before, after conversion, and after each stage goes to report.accuracy.
-        metric: `accuracy`, or another figure in its place: `perplexity` for language models, or a function like them.
+        report: from `polymix.convert`, not undone.
+        data: a DataLoader with a length, or a list of batches: (inputs, labels), dicts of keyword arguments with
+            `labels`, or inputs alone (teacher only).
+        val: batches with labels. report.accuracy gets the accuracy before and after conversion and after each stage.
+        metric: `accuracy`, or another measure: `perplexity` for language models, or a function like them.
         imitate_epochs, epochs: of stage 1 and stage 2; 0 leaves a stage out.
-        labels, teacher: weights of the two losses of stage 2, at `temperature` the teacher's.
-        imitate_lr, learning_rate, weight_decay: AdamW, warm-up over a tenth of the steps, cosine decay, gradients
-            clipped at 1.
-        forward: (model, batch) -> logits (…, classes), where the model gives neither them nor an output with them.
-        out: folder for a checkpoint after every epoch; resume: go on from it, to the same result.
-        device, devices, strategy: where, on how many, and how Lightning brings these together: "ddp" and its kin.
-        precision: "float32"; with autocast "bfloat16" or "float16".
-        seed: of the order of the data and of dropout. The random state outside is left as it was.
+        labels, teacher: weights of the two losses of stage 2. The teacher's is taken at `temperature`.
+        imitate_lr, learning_rate, weight_decay: of AdamW, with a warm-up over a tenth of the steps, a cosine decay, and
+            gradients clipped at 1.
+        forward: (model, batch) -> logits (…, classes), for models that return neither logits nor an output with them.
+        out: folder for a checkpoint after every epoch. resume: continue from it, to the same result.
+        device, devices, strategy: the kind of device, how many, and Lightning's strategy for several, such as "ddp".
+        precision: "float32"; "bfloat16" or "float16" use autocast.
+        seed: of the order of the data and of dropout. The global random state is restored afterwards.
     Raises:
-        OptionError, DataError, ResultsError: before any compute; OptionError later where a loss is no longer finite.
+        OptionError, DataError, ResultsError: before any compute. OptionError later if a loss becomes NaN or infinite.
     """
     fit = Fit(None if out is None else Path(out), resume, device, devices, strategy, precision)
     for name, count in (("imitate_epochs", imitate_epochs), ("epochs", epochs), ("seed", seed)):
@@ -124,19 +124,25 @@ def distill(
 
 def _check_report(report: Any) -> None:
     if not isinstance(report, ConversionReport) or report.undone or not report.adapters:
-        got = type(report).__name__ if not isinstance(report, ConversionReport) else "one that was undone, or kept all"
+        got = (
+            type(report).__name__
+            if not isinstance(report, ConversionReport)
+            else "a report that was undone, or that converted nothing"
+        )
         raise OptionError("report", got, "what polymix.convert returned", "Convert the model first.")
 
 
 @torch.no_grad()
 def _try(model: nn.Module, batch: Any, forward: Forward, labels: float, teacher: float) -> None:
-    """One batch through the model, so that what does not fit shows before hours of training."""
+    """Pass one batch through the model, so that mistakes show before hours of training."""
     with mode(model, False):
         found = answer(model, moved(batch, next(model.parameters()).device), forward)
     if labels and found.labels is not None:
         found.label_loss()
     elif not teacher:
-        raise OptionError("labels, teacher", (labels, teacher), "labels in the batches, or a teacher", "")
+        raise OptionError(
+            "labels, teacher", (labels, teacher), "labels in the batches, or a teacher", "Pass teacher=1.0, say."
+        )
 
 
 def _measure(
@@ -148,7 +154,7 @@ def _measure(
 
 
 def _imitate(report: ConversionReport, host: nn.Module, fit: Fit, data: Any, **options: Any) -> tuple[float, ...]:
-    """Stage 1: nothing of the host learns, or takes part otherwise than in evaluation; mixers without their dropout."""
+    """Stage 1. The original model does not learn and stays in evaluation mode; the mixers have no dropout."""
     stage = Imitation(host, report.adapters, data, **options)
     learning = [p for p in host.parameters() if p.requires_grad]
     hooks = report.follow_grids()
@@ -166,7 +172,7 @@ def _imitate(report: ConversionReport, host: nn.Module, fit: Fit, data: Any, **o
 
 @contextmanager
 def _at_home(report: ConversionReport) -> Iterator[None]:
-    """Model and attention are afterwards where the model was: trainers leave them elsewhere."""
+    """Bring model and attention back to the model's device afterwards: a trainer may leave them elsewhere."""
     home = next(report.model.parameters()).device
     try:
         yield

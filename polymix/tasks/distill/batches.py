@@ -1,4 +1,4 @@
-"""Batches as models take them, logits as models give them, and what both stages learn from."""
+"""Batches as models take them, logits as models return them, and the losses of both stages."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from polymix.convert.tracing import without_fast_path
 from polymix.errors import DataError
 
-IGNORED = -100  # a label that says nothing, as in transformers
+IGNORED = -100  # a label that does not count, as in transformers
 Forward = Callable[[nn.Module, Any], Tensor]
 _FORMS = "tensors, (inputs, labels), or dicts of keyword arguments with or without `labels`"
 
 
 def plain(batch: Any) -> Any:
-    """A batch in a dict, tuple or tensor, whatever class of mapping it came in."""
+    """A batch as a dict, tuple or tensor; other mappings become dicts."""
     return dict(batch) if isinstance(batch, Mapping) else batch
 
 
@@ -30,21 +30,21 @@ def moved(batch: Any, device: torch.device | str) -> Any:
 
 
 def inputs_of(batch: Any) -> Any:
-    """What a model is called with: a dict without its labels, or the first of (inputs, labels)."""
+    """The inputs of a batch: a dict without its labels, or the first of (inputs, labels)."""
     if isinstance(batch, Mapping):
         return {key: value for key, value in batch.items() if key not in ("labels", "label")}
     return batch[0] if isinstance(batch, (tuple, list)) else batch
 
 
 def labels_of(batch: Any) -> Tensor | None:
-    """The labels of a batch, (inputs, labels) or a dict with `labels`, where it has them."""
+    """The labels of a batch, (inputs, labels) or a dict with `labels`; None if it has none."""
     if isinstance(batch, Mapping):
         return batch.get("labels", batch.get("label"))
     return batch[1] if isinstance(batch, (tuple, list)) and len(batch) > 1 else None
 
 
 def run(model: nn.Module, batch: Any) -> Any:
-    """The model's own output for a batch, without its labels, and without a cache that nobody would use."""
+    """The model's output for a batch without its labels. No cache is built."""
     inputs = inputs_of(batch)
     if not isinstance(inputs, Mapping):
         return model(inputs)
@@ -64,7 +64,7 @@ def logits_of(model: nn.Module, batch: Any) -> Tensor:
 
 
 class Answer(NamedTuple):
-    """What a model says of a batch, a row each: logits (n, classes), labels, and which rows count."""
+    """A model's answers to a batch as rows: logits (n, classes), labels, and which rows count."""
 
     logits: Tensor
     labels: Tensor | None  # (n) classes, or (n, classes) probabilities
@@ -86,7 +86,7 @@ class Answer(NamedTuple):
 
 
 def answer(model: nn.Module, batch: Any, forward: Forward) -> Answer:
-    """Rows of labels that are -100 do not count; without labels, those of tokens that attention_mask hides."""
+    """A model's answers to a batch. Rows with label -100, or hidden by attention_mask without labels, do not count."""
     with without_fast_path():
         logits, labels = forward(model, batch).float(), labels_of(batch)
     hidden = batch.get("attention_mask") if isinstance(batch, Mapping) else None
@@ -110,15 +110,14 @@ def answer(model: nn.Module, batch: Any, forward: Forward) -> Answer:
 
 
 def foretells(model: nn.Module, batch: Any) -> bool:
-    """Whether labels are the tokens themselves and a token's logits are of the next: in dicts for language models, as
-    transformers has it."""
+    """Whether a token's logits predict the next token: for language models of transformers, whose batches are dicts."""
     named = re.search("CausalLM|LMHeadModel|ConditionalGeneration", type(model).__name__)
     both = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
     return isinstance(batch, Mapping) and named is not None and not both
 
 
 def first_of(data: Any, argument: str, least: int = 1) -> Any:
-    """The first batch; DataError unless `data` can be gone through again and again, has a length, and tensors."""
+    """The first batch. DataError unless `data` can be iterated repeatedly, has a length, and has tensors."""
     try:
         count = -1 if isinstance(data, Iterator) or not hasattr(data, "__iter__") else len(data)
     except TypeError:  # a DataLoader of a stream
@@ -127,7 +126,7 @@ def first_of(data: Any, argument: str, least: int = 1) -> Any:
         got = type(data).__name__ + (" of length 0" if count == 0 else " without a length" if count else "")
         raise DataError(argument, got, "a DataLoader with a length, or a list of batches", "Wrap the data in one.")
     if count < least:
-        raise DataError(argument, f"{count} batches", f"one at least for each of {least} devices", "Use fewer devices.")
+        raise DataError(argument, f"{count} batches", f"at least one for each of {least} devices", "Use fewer devices.")
     batch = plain(next(iter(data)))
     if isinstance(batch, (tuple, list)) and len(batch) > 2:
         raise DataError(argument, f"batches of {len(batch)} parts", _FORMS, "Name the parts in a dict: collate_fn=.")

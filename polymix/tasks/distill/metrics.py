@@ -1,4 +1,4 @@
-"""What a model is worth on labels that it was not trained on."""
+"""How good a model is on labels that it was not trained on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Metric = Callable[[nn.Module, Iterable[Any], Forward, torch.device | str], float
 
 @torch.no_grad()
 def accuracy(model: nn.Module, data: Iterable[Any], forward: Forward, device: torch.device | str) -> float:
-    """The share of labels that the greatest logit hits."""
+    """The share of labels that have the greatest logit."""
     hits = count = 0
     for found in _answers(model, data, forward, device):
         assert found.labels is not None
@@ -29,7 +29,7 @@ def accuracy(model: nn.Module, data: Iterable[Any], forward: Forward, device: to
 
 @torch.no_grad()
 def perplexity(model: nn.Module, data: Iterable[Any], forward: Forward, device: torch.device | str) -> float:
-    """e to the mean cross-entropy of the labels, of which every one counts alike; e^700 at most, and for no number."""
+    """e to the mean cross-entropy over all labels; at most e^700, also for NaN."""
     nats, count = 0.0, 0
     for found in _answers(model, data, forward, device):
         labels = int(found.real.sum())
@@ -44,5 +44,7 @@ def _answers(model: nn.Module, data: Iterable[Any], forward: Forward, device: to
         for batch in data:
             found = answer(model, moved(batch, device), forward)
             if found.labels is None or found.labels.ndim > 1:
-                raise DataError("val", "batches without labels that are classes", "(inputs, labels), or dicts", "")
+                raise DataError(
+                    "val", "batches without class labels", "(inputs, labels), or dicts with labels", "Add the labels."
+                )
             yield found

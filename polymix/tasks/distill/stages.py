@@ -1,4 +1,4 @@
-"""The two stages: mixers imitate their attention; then the whole model learns from labels and its former self."""
+"""The two stages: mixers imitate their attention, then the whole model learns from labels and the original model."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from polymix.tasks.trainer import LightningModule, decay_groups, one_cycle
 
 
 class Stage(LightningModule):
-    """What both share: the data, the optimizer, the loss of each epoch.
+    """What both stages share: the data, the optimizer, the loss of each epoch.
 
-    Seeds come from the numbers of epoch and step, so that a run that was interrupted goes on as if it had not been.
-    beside: what takes part, but is no part of this module, nor of its checkpoints. settings: what decides the result,
-    apart from weights and data; a run goes on with the same alone.
+    Seeds come from the numbers of epoch and step, so an interrupted run that is resumed gives the result of one that
+    was not. beside: modules that take part but are not in this module or its checkpoints. settings: what decides the
+    result besides weights and data; a resumed run must have the same.
     """
 
     name: ClassVar[str]
-    rate: ClassVar[str]  # how `distill` calls the learning rate
-    losses: Tensor  # in the state, which is all that comes back from processes that a strategy starts
+    rate: ClassVar[str]  # the name of the learning rate in `distill`
+    losses: Tensor  # a buffer: only the state comes back from processes that a strategy starts
 
     def __init__(
         self, data: Any, beside: Sequence[nn.Module], settings: dict[str, Any], *, epochs: int, learning_rate: float,
         weight_decay: float, seed: int,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.beside = tuple(beside)  # in which torch does not look for modules
+        self.beside = tuple(beside)  # a tuple, in which torch does not look for modules
         self.data, self.epochs, self.seed, self.process = data, epochs, seed, os.getpid()
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
         self.settings = {
@@ -47,7 +47,7 @@ class Stage(LightningModule):
         self.sum: Tensor | float = 0.0
 
     def setup(self, stage: str) -> None:
-        if os.getpid() != self.process:  # OpenMP's threads do not live through a fork, and who waits for them hangs
+        if os.getpid() != self.process:  # OpenMP's threads do not survive a fork, and waiting for them hangs
             torch.set_num_threads(1)
         for module in self.beside:
             module.to(self.device)
@@ -67,7 +67,7 @@ class Stage(LightningModule):
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.sum = self.sum + outputs["loss"].float()
-        if self.trainer.world_size == 1:  # of several, one that stopped would leave the others waiting
+        if self.trainer.world_size == 1:  # of several, one that stops would leave the others waiting
             self._check(bool(outputs["loss"].isfinite()))
 
     def on_train_epoch_end(self) -> None:
@@ -81,16 +81,15 @@ class Stage(LightningModule):
     def _check(self, finite: bool) -> None:
         if not finite:
             where = f"epoch {self.current_epoch + 1} of {self.name}"
-            got = f"{self.learning_rate}, and in {where} something is no longer finite"
-            cure = "Lower it, or look for such numbers in the data. The checkpoint is of the epoch before."
+            got = f"{self.learning_rate}, and in {where} a number became NaN or infinite"
+            cure = "Lower it, or look for NaN in the data. The checkpoint is from the epoch before."
             raise OptionError(self.rate, got, "a rate at which the loss stays finite", cure)
 
 
 class Imitation(Stage):
-    """Each mixer on its attention's own input, towards its attention's output: the mean over layers of
-    ‖ŷ - y‖² / ‖y - ȳ‖².
+    """Each mixer learns its attention's output on its attention's input. Loss: mean over layers of ‖ŷ - y‖² / ‖y - ȳ‖².
 
-    The host, with its attention, runs once a batch, without gradients; all layers learn in that pass.
+    The original model runs once per batch, without gradients, and all layers learn in that pass.
     """
 
     name, rate = "imitation", "imitate_lr"
@@ -128,12 +127,17 @@ class Imitation(Stage):
                 stack.callback(module.register_forward_hook(now, with_kwargs=True).remove)
             self.call(host, plain(batch))
         if not losses:
-            raise DataError("data", "batches with which the model calls no converted layer", "others", "")
+            raise DataError(
+                "data",
+                "batches with which the model calls no converted layer",
+                "batches that reach one",
+                "Check forward=.",
+            )
         return torch.stack(losses).mean()
 
 
 class FineTuning(Stage):
-    """The whole converted model: w_labels · cross-entropy + w_teacher · T² KL(teacher ‖ student)."""
+    """The whole converted model learns. Loss: w_labels · cross-entropy + w_teacher · T² KL(teacher ‖ student)."""
 
     name, rate = "fine-tuning", "learning_rate"
 
@@ -154,5 +158,7 @@ class FineTuning(Stage):
                 theirs = answer(teacher, batch, self.call)
             parts.append(by_teacher * ours.teacher_loss(theirs, self.temperature))
         if not parts:
-            raise DataError("data", "a batch without labels, and no teacher", "labels in every batch", "")
+            raise DataError(
+                "data", "a batch without labels, and no teacher", "labels in every batch", "Pass teacher=1.0, say."
+            )
         return torch.stack(parts).sum()

@@ -1,15 +1,19 @@
-"""What a language model must keep of its past, as synthetic data.
+"""Synthetic data for recall and copying: what a language model must keep of its past.
 
-A `Batch` has at every position the token that stands there and the one that must be said after it, or IGNORED.
+A `Batch` has the token at each position, and the token that must follow it, or IGNORED.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.data import IterableDataset
 
 from polymix.errors import check_int, check_number
 from polymix.tasks.distill.batches import IGNORED
@@ -25,9 +29,9 @@ class Batch(NamedTuple):
 class Recall:
     """Multi-query associative recall (Arora et al. 2023, "Zoology"): pairs of a key and a value, then the keys again.
 
-    After a key that comes again its value must be said. Keys are distinct tokens below vocab / 2 and values distinct
-    tokens from there on; 0 fills the places between the queries. As many places follow as pairs have tokens, and a
-    query is drawn into the g-th of them with a weight of g^(power - 1): 0.01 is the paper's, 1 spreads them evenly.
+    After a repeated key the model must predict its value. Keys are distinct tokens below vocab / 2, values distinct
+    tokens from there on, and 0 fills the positions between the queries. The second half has as many positions as the
+    pairs; a query falls on its g-th position with weight g^(power - 1). The paper has power 0.01; 1 is uniform.
     """
 
     pairs: int
@@ -45,11 +49,11 @@ class Recall:
 
     @property
     def answers(self) -> int:
-        """Positions of a sequence at which something must be said."""
+        """Positions of a sequence that have a target."""
         return self.pairs
 
     def batch(self, size: int, *seed: Any) -> Batch:
-        """`size` sequences, the same for the same `seed`, which may have any number of parts."""
+        """`size` sequences. They depend on the parts of `seed` alone."""
         draw, half, shown = generator(*seed), self.vocab // 2, 2 * self.pairs
         keys = 1 + distinct(size, half - 1, self.pairs, draw)
         values = half + distinct(size, self.vocab - half, self.pairs, draw)
@@ -63,7 +67,7 @@ class Recall:
 
 @dataclass(frozen=True)
 class Copying:
-    """`span` random tokens, the separator 0, and the same tokens again, each of which must be said before it comes."""
+    """`span` random tokens, the separator 0, and the same tokens again, each of which must be predicted."""
 
     span: int
     vocab: int = 256
@@ -78,11 +82,11 @@ class Copying:
 
     @property
     def answers(self) -> int:
-        """Positions of a sequence at which something must be said."""
+        """Positions of a sequence that have a target."""
         return self.span
 
     def batch(self, size: int, *seed: Any) -> Batch:
-        """`size` sequences, the same for the same `seed`, which may have any number of parts."""
+        """`size` sequences. They depend on the parts of `seed` alone."""
         text = torch.randint(1, self.vocab, (size, self.span), generator=generator(*seed))
         nothing = torch.full_like(text, IGNORED)
         tokens = torch.cat((text, torch.zeros_like(text[:, :1]), text[:, :-1]), dim=1)
@@ -92,10 +96,50 @@ class Copying:
 Task = Recall | Copying
 
 
+class Stream(IterableDataset[Batch]):
+    """Batches of the tasks in turn, from a step on, without end. They depend on the seed and the step alone.
+
+    A step has `tokens` tokens, in `parts` that each have sequences for `world` processes.
+    """
+
+    def __init__(
+        self, tasks: Sequence[Task], tokens: int, seed: int, step: Callable[[], int] = int, parts: int = 1,
+        rank: int = 0, world: int = 1,
+    ) -> None:  # fmt: skip
+        self.tasks, self.tokens, self.seed, self.step = tasks, tokens, seed, step
+        self.parts, self.rank, self.world = parts, rank, world
+
+    def __iter__(self) -> Iterator[Batch]:
+        shares = self.parts * self.world
+        for step in count(self.step()):
+            task = self.tasks[step % len(self.tasks)]
+            size = max(shares, self.tokens // task.length // shares * shares)
+            whole = task.batch(size, "train", self.seed, step)
+            for part in range(self.parts):
+                mine = slice(part * self.world + self.rank, None, shares)
+                yield Batch(whole.tokens[mine], whole.targets[mine])
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """The tasks of a recipe. Their data is made as it is needed."""
+
+    tasks: Sequence[Task]
+
+    def fingerprint(self) -> str:
+        """Differs between tasks."""
+        return repr(self.tasks)
+
+
+def load(recipe: Any, folder: Path, say: Callable[[str], None] = lambda text: None) -> Streamed:
+    """The tasks of a recipe."""
+    return Streamed(recipe.tasks())
+
+
 def generator(*seed: Any) -> torch.Generator:
     return torch.Generator().manual_seed(number(*seed))
 
 
 def distinct(rows: int, of: int, some: int, draw: torch.Generator) -> Tensor:
-    """(rows, some) different numbers below `of` in each row."""
+    """(rows, some) numbers below `of`, distinct in each row."""
     return torch.rand(rows, of, generator=draw).argsort(dim=1)[:, :some]

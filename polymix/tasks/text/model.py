@@ -41,7 +41,7 @@ def save(model: Any, data: TextData, folder: Path) -> None:
             data.tokenizer.save_pretrained(folder)
 
 
-def usage(folder: Path) -> list[str]:
+def usage(recipe: TextRecipe, data: TextData, folder: Path) -> list[str]:
     """Python lines that load the model, for the report."""
     return [
         "import polymix.models.language  # makes the classes known to transformers",

@@ -57,9 +57,9 @@ class Change:
 def compare(a: Mapping[str, Any], b: Mapping[str, Any], noise: float = NOISE) -> list[Change]:
     """Every row of either file, the most interesting first.
 
-    A row is slower, or faster, if its medians differ by more than `noise` (0.05 is 5 %), also after correcting for the
-    floors that were timed in the same turns, and if the ranges of its runs, from the 10 % to the 90 % quantile, do not
-    overlap. A row that ran in A and stopped in B is a regression too.
+    A row is slower, or faster, if its medians differ by more than `noise` (0.05 is 5 %), also after correcting for
+    the floors that were timed in the same turns, and if the ranges of its runs, from the 10 % to the 90 % quantile,
+    do not overlap. A row that ran in A and stopped in B is a regression too.
 
     Raises:
         ResultsError: the files have no row in common.

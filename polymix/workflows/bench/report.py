@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from polymix._io import write_whole
 from polymix.measure.roofline import Ceiling
 from polymix.workflows.bench.run import PRODUCTS
-from polymix.workflows.bench.tables import Row, label, table, views
+from polymix.workflows.bench.tables import Row, label, not_measured, table, views
 from polymix.workflows.numbers import machine_line, plural
 from polymix.workflows.pages import embedded, render
 from polymix.workflows.plots import looks, plain_log, save, style, token_axis
@@ -38,7 +38,7 @@ def write_report(content: dict[str, Any], folder: Path) -> Path:
         finished=content["finished"],
         settings=content["settings"],
         machine=machine_line(content["machine"]),
-        stopped=[{**row, "label": label(row)} for row in content["rows"] if row["stopped"]],
+        not_measured=not_measured(content),
     )
     path = folder / "report.html"
     write_whole(path, html)
@@ -46,7 +46,7 @@ def write_report(content: dict[str, Any], folder: Path) -> Path:
 
 
 def draw(content: Row, folder: Path) -> list[Path]:
-    """Write latency.png, with a panel for each pass and setting, and roofline.png, with one for each type and threads.
+    """Write latency.png, a panel for each pass and setting, and roofline.png, a panel for each type and threads.
 
     Rows without a measurement are left out. If all are, there are no pictures.
     """
@@ -132,8 +132,8 @@ def roofline(ceiling: Ceiling, rows: Sequence[Row], axes: Axes, look: Looks) -> 
 
 
 def _page(panels: Panels, look: Looks, note: str, path: Path) -> Path:
-    """The panels, at most three in a row, with one legend for all of them."""
-    across = min(3, len(panels))
+    """The panels, at most two in a row, with one legend for all of them."""
+    across = min(2, len(panels))
     down = math.ceil(len(panels) / across)
     figure = Figure(figsize=(4.6 * across + 1.9, 3.9 * down), layout="constrained")
     grid = figure.subplots(down, across, squeeze=False)

@@ -184,12 +184,14 @@ def measure_group(
     for label, impl in product(mixers, settings.impls):
         shorter = [row for row in fewer if (row["mixer"], row["impl"]) == (label, impl)]
         contenders[label, impl] = partial(_prepare, (label, impl), mixers[label], settings, group, process, shorter)
-    found = measure(contenders, partial(interleaved, seconds=settings.seconds, device=settings.device))
+    measurements = measure(contenders, partial(interleaved, seconds=settings.seconds, device=settings.device))
     attention = [
-        its.timing.median for who, its in found.items() if its.timing and isinstance(mixers[who[0]], SoftmaxConfig)
+        its.timing.median
+        for (label, _), its in measurements.items()
+        if its.timing and isinstance(mixers[label], SoftmaxConfig)
     ]
     rows = []
-    for who, its in found.items():
+    for who, its in measurements.items():
         row = {"mixer": who[0], "impl": who[1], **group.to_dict(), **MEASURED, "runs": [], "floor_runs": []}
         row["stopped"] = its.stopped
         row |= _figures(its, group, roof)

@@ -58,10 +58,22 @@ def cells(row: Row, headings: Sequence[str]) -> list[str]:
     return [text[heading] for heading in headings]
 
 
-def markdown(content: Row, tokens: int = 4096) -> str:
-    """The tables of the docs: one for each type, number of threads, width and batch, at `tokens` or the most measured.
+def not_measured(content: Row) -> list[str]:
+    """A line for each mixer and pass that was stopped, with the token counts and the reason."""
+    counts: dict[tuple[str, ...], list[str]] = {}
+    for row in content["rows"]:
+        if row["stopped"]:
+            counts.setdefault((label(row), row["pass"], row["dtype"], row["stopped"]), []).append(f"{row['tokens']:,}")
+    return [
+        f"{who}, {pass_}, {', '.join(dict.fromkeys(tokens))} tokens, {dtype}: {reason}"
+        for (who, pass_, dtype, reason), tokens in counts.items()
+    ]
 
-    "÷ floor" is the forward's time over that of its own products run bare, and the training step's over three of them.
+
+def markdown(content: Row, tokens: int = 4096) -> str:
+    """The tables of the docs: one for each type, threads, width and batch, at `tokens` or the most measured.
+
+    "÷ floor" is the forward's time over that of its own products run bare, or the training step's over three of them.
     """
     grouped: dict[tuple[Any, ...], list[Row]] = {}
     for row in content["rows"]:

@@ -43,7 +43,7 @@ def looks(content: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def pareto(points: dict[str, tuple[float, float]]) -> list[str]:
-    """The names on the Pareto front of (latency, accuracy), fastest first: no other is both faster and as accurate."""
+    """Names on the Pareto front of (latency, accuracy), fastest first: no other is both faster and as accurate."""
     front: list[str] = []
     best = -math.inf
     for name, (_, accuracy) in sorted(points.items(), key=lambda item: (item[1][0], -item[1][1])):
@@ -55,14 +55,14 @@ def pareto(points: dict[str, tuple[float, float]]) -> list[str]:
 
 def accuracy_against_latency(content: dict[str, Any], axes: Axes) -> None:
     """A point for each mixer, with the range over seeds, and the Pareto front."""
-    n, look, found = reference_tokens(content), looks(content), scores(content)
+    n, look, score = reference_tokens(content), looks(content), scores(content)
     table = latencies(content, "host")
-    points = {m: (table[m][n], 100 * s.mean) for m, s in found.items() if n in table[m]}
+    points = {m: (table[m][n], 100 * s.mean) for m, s in score.items() if n in table[m]}
     front = pareto(points)
     steps: dict[str, Any] = {"drawstyle": "steps-post", "color": "#bbbbbb", "zorder": 1}
     axes.plot([points[m][0] for m in front], [points[m][1] for m in front], label="Pareto front", **steps)
     for mixer, (x, y) in points.items():
-        spread = [[y - 100 * found[mixer].low], [100 * found[mixer].high - y]]
+        spread = [[y - 100 * score[mixer].low], [100 * score[mixer].high - y]]
         its = {key: value for key, value in look[mixer].items() if key in ("color", "marker")}
         axes.errorbar(x, y, yerr=spread, capsize=3, linestyle="none", markersize=7, label=mixer, **its)
     axes.set_xscale("log")

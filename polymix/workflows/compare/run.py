@@ -23,8 +23,8 @@ from polymix.measure.sweep import Maker, alone, sweep
 from polymix.mixers import MixerConfig
 from polymix.mixers.spec import DEFAULT, parse_mixers
 from polymix.models import VisionTransformer
-from polymix.tasks.classify import Recipe, train
-from polymix.tasks.images import ImageData, load_digits, load_folder
+from polymix.tasks.images import ImageData, Schedule, load_digits, load_folder
+from polymix.tasks.images.training import train
 from polymix.workflows.compare.verdict import answer
 
 
@@ -143,16 +143,16 @@ def compare(settings: Settings, folder: Path, progress: Progress, *, resume: boo
     build = host(settings, data.channels, len(data.classes))
     described = [_describe(label, config, build, grid, data) for label, config in mixers.items()]
     results = Results.open(folder, settings.to_dict(), manifest(device, settings.threads), resume=resume)
-    recipe = Recipe(epochs=settings.epochs)
+    schedule = Schedule(epochs=settings.epochs)
     results.set(
         data={"name": data.name, "classes": list(data.classes), "train": len(data.train[0]), "test": len(data.test[0]),
               "channels": data.channels, "image_size": data.image_size, "skipped": list(data.skipped)},
         host={"dim": settings.host_dim, "depth": settings.host_depth, "mlp_ratio": settings.host_mlp_ratio,
               "heads": settings.host_heads, "patch_size": settings.patch, "tokens": settings.host_tokens,
-              "recipe": recipe.to_dict()},
+              "recipe": schedule.to_dict()},
         mixers=described,
     )  # fmt: skip
-    _train(results, settings, mixers, data, recipe, lambda config: build(config, grid, {}), progress)
+    _train(results, settings, mixers, data, schedule, lambda config: build(config, grid, {}), progress)
     dtype = getattr(torch, settings.dtype)
     kw = {"device": device, "dtype": dtype}
     mixer_alone = alone(settings.dim, settings.heads, device, dtype)
@@ -193,20 +193,20 @@ def _describe(label: str, config: MixerConfig, build: Any, grid: tuple[int, int]
 
 
 def _train(
-    results: Results, settings: Settings, mixers: dict[str, MixerConfig], data: ImageData, recipe: Recipe,
+    results: Results, settings: Settings, mixers: dict[str, MixerConfig], data: ImageData, schedule: Schedule,
     build: Callable[[MixerConfig], nn.Module], progress: Progress,
 ) -> None:  # fmt: skip
     done = {(row["mixer"], row["seed"]) for row in results.content["training"]}
     for seed in range(settings.seeds):
         for label, config in mixers.items():
-            advance = progress.start(f"Training {label}, seed {seed}", recipe.epochs)
+            advance = progress.start(f"Training {label}, seed {seed}", schedule.epochs)
             if (label, seed) in done:
-                advance(recipe.epochs)
+                advance(schedule.epochs)
                 continue
             _, outcome = train(
                 partial(build, config),
                 data,
-                recipe,
+                schedule,
                 seed=seed,
                 device=settings.device,
                 dtype=settings.dtype,

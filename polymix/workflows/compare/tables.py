@@ -48,7 +48,7 @@ def terminal_table(content: dict[str, Any]) -> tuple[list[str], list[list[str]]]
 def rows(content: dict[str, Any]) -> list[list[str]]:
     """One row of text for each mixer, in the order of HEADINGS."""
     n, m = reference_tokens(content, "alone"), reference_tokens(content)
-    found, alone, host = scores(content), latencies(content, "alone"), latencies(content, "host")
+    by_mixer, alone, host = scores(content), latencies(content, "alone"), latencies(content, "host")
     at_n = {row["mixer"]: row for row in content["sweep"] if row["scope"] == "alone" and row["tokens"] == n}
     table = []
     for mixer in content["mixers"]:
@@ -56,7 +56,7 @@ def rows(content: dict[str, Any]) -> list[list[str]]:
         runs = [row["seconds"] for row in content["training"] if row["mixer"] == label]
         row, at = at_n.get(label, {}), crossover(alone, label)
         latency, floor = row.get("latency"), row.get("floor")
-        score = found.get(label)
+        score = by_mixer.get(label)
         table.append([
             label,
             "diverged" if score is None else _accuracy(score),

@@ -10,7 +10,7 @@ from typing import Any
 
 from polymix.mixers import PomConfig, PomMixer
 from polymix.mixers.registry import ATTENTION, FLOOR
-from polymix.workflows.numbers import plural, speedup, two_figures
+from polymix.workflows.numbers import figure, plural, speedup, two_figures
 
 WORTH = 1.1  # smaller gains vary from run to run
 WELL_TRAINED = 0.95  # attention's accuracy on the digits, below which it has not been trained enough to compare with
@@ -89,7 +89,7 @@ def crossover(table: dict[str, dict[int, float]], mixer: str) -> float | None:
 
 
 def slope(points: dict[int, float]) -> float | None:
-    """Least-squares slope of log time (or memory) against log N, over the upper half of the counts (at least three)."""
+    """Least-squares slope of log time (or memory) against log N, over the upper half of the counts (at least 3)."""
     counts = sorted(n for n in points if points[n] > 0)
     counts = counts[-max(3, math.ceil(len(counts) / 2)) :]
     if len(counts) < 2:
@@ -162,7 +162,10 @@ def answer(content: dict[str, Any]) -> dict[str, Any]:
 def _at_own_size(n: int, pick: tuple[str, float] | None, worth: dict[int, tuple[str, float]]) -> str:
     if pick is not None and n in worth:
         return f"At your {n:,} tokens use {pick[0]}: the model is as accurate as with attention, and {faster(pick[1])}."
-    best = f" (the fastest, {pick[0]}, is {faster(pick[1])})" if pick else ""
+    best = ""
+    if pick:
+        speed = f"is {faster(pick[1])}" if pick[1] >= 1 else f"takes {figure(1 / pick[1])} times as long"
+        best = f" (the fastest, {pick[0]}, {speed})"
     return f"At your {n:,} tokens keep attention: no mixer that is as accurate is clearly faster{best}."
 
 

@@ -1,20 +1,178 @@
-"""What `polymix.assess` found: as text, as JSON, as a page and as a model card."""
+"""`polymix.assess`: what a conversion changed in time, memory and FLOPs, and the Assessment that holds the figures."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from polymix.convert import ConversionReport
-from polymix.measure.candidates import milliseconds
-from polymix.measure.timing import Timing
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from polymix.convert import Adapter, AttentionSpec, ConversionReport
+from polymix.convert.find import head_count
+from polymix.convert.tracing import (
+    LayerCall,
+    call_of,
+    mode,
+    record_layers,
+    token_count,
+    with_call,
+    without_fast_path,
+)
+from polymix.errors import OptionError, check_choice, check_number
+from polymix.measure.candidates import CandidateTimer, milliseconds
+from polymix.measure.machine import manifest
+from polymix.measure.shapes import Shape
+from polymix.measure.timing import Call, Timing, interleaved_within, peak_memory
+from polymix.mixers import MixerConfig
 from polymix.workflows.recommend.decide import wins_from
+
+_BEFORE, _AFTER = "before", "after"
+
+
+def assess(
+    report: ConversionReport,
+    input: Any,
+    *,
+    training: bool = False,
+    seconds: float = 20.0,
+    lengths: Sequence[float] = (0.25, 1, 4, 16),
+    max_seconds: float = 10.0,
+) -> Assessment:
+    """Measure time, memory and FLOPs before and after a conversion.
+
+    It measures the whole model on `input`, each converted layer in the call that the model makes, and attention and
+    mixers alone at other sequence lengths. The model is not changed.
+
+    Args:
+        report: from `polymix.convert`, not undone.
+        input: an input of the model: a tensor, a tuple, or a dict of keyword arguments.
+        training: measure forward and backward, instead of forward without gradients.
+        seconds: time to spend on the model and its layers, and as much again on the lengths.
+        lengths: sequence lengths, as multiples of the layers' own.
+        max_seconds: skip lengths at which attention would take longer than this per call.
+    """
+    check_choice("training", training, (True, False))
+    check_number("seconds", seconds, 1e-3, math.inf, "a number above 0", 20.0)
+    for factor in lengths:
+        check_number("lengths", factor, 1e-3, math.inf, "numbers above 0", 4)
+    check_number("max_seconds", max_seconds, 1e-3, math.inf, "a number above 0", 10.0)
+    if not isinstance(report, ConversionReport) or report.undone or not report.adapters:
+        ours = isinstance(report, ConversionReport)
+        got = "a report that was undone or converted nothing" if ours else type(report).__name__
+        raise OptionError("report", got, "the report of polymix.convert", "Convert the model first.")
+    device = str(next(report.model.parameters()).device)
+    converted = copy.deepcopy(report)  # calls in training mode change running statistics
+    with converted.former() as host:
+        former = copy.deepcopy(host)
+    attentions = {name: former.get_submodule(name) for name in converted.adapters}
+    calls = record_layers(former, attentions, input)
+    kwargs = dict(input) if isinstance(input, Mapping) else {}
+    args = () if kwargs else tuple(input) if isinstance(input, (tuple, list)) else (input,)
+    with torch.random.fork_rng(devices=[]), mode(former, training), mode(converted.model, training):
+        runs = {
+            _BEFORE: call_of(former, args, kwargs, training),
+            _AFTER: call_of(converted.model, args, kwargs, training),
+        }
+        whole = _pair(runs, 0.4 * seconds, device)
+        layers = _layers(attentions, converted.adapters, calls, training, 0.6 * seconds, device)
+        curve = _curve(attentions, converted.adapters, calls, training, lengths, seconds, max_seconds, device)
+    return Assessment(report, whole, layers, curve, training, manifest(device, torch.get_num_threads()))
+
+
+def _pair(runs: dict[str, Call], seconds: float, device: str) -> Pair:
+    """Time both calls in turn, then measure their memory and FLOPs."""
+    times = interleaved_within(runs, seconds, device)
+    memory = {name: peak_memory(run, device) for name, run in runs.items() if name in times}
+    flops = {name: _flops(run) for name, run in runs.items() if name in times}
+    return Pair(
+        (times.get(_BEFORE), times.get(_AFTER)), (memory.get(_BEFORE), memory.get(_AFTER)),
+        (flops.get(_BEFORE), flops.get(_AFTER)),
+    )  # fmt: skip
+
+
+def _flops(run: Call) -> int:
+    """FLOPs of a call, 2 per multiply-add. Attention runs unfused: the counter does not know all fused kernels."""
+    with without_fast_path(), FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        run()
+    return int(counter.get_total_flops())
+
+
+def _layers(
+    attentions: dict[str, nn.Module], adapters: dict[str, Adapter], calls: dict[str, LayerCall], training: bool,
+    seconds: float, device: str,
+) -> dict[str, LayerCost]:  # fmt: skip
+    """Measure each layer's attention and mixer on the same call. Identical layers are measured once."""
+    kinds: dict[Any, list[str]] = {}
+    for name, call in calls.items():
+        config = adapters[name].mixer.config
+        kinds.setdefault((type(attentions[name]), config, tuple(call.output.shape)), []).append(name)
+    costs: dict[str, LayerCost] = {}
+    for names in kinds.values():
+        call = calls[names[0]]
+        both = {_BEFORE: attentions[names[0]], _AFTER: adapters[names[0]]}
+        adapters[names[0]].current_grid = call.grid
+        runs = {which: call_of(module, call.args, call.kwargs, training) for which, module in both.items()}
+        pair = _pair(runs, seconds / len(kinds), device)
+        costs |= dict.fromkeys(names, LayerCost(tuple(call.output.shape), pair))
+    return costs
+
+
+def _curve(
+    attentions: dict[str, nn.Module], adapters: dict[str, Adapter], calls: dict[str, LayerCall], training: bool,
+    lengths: Sequence[float], seconds: float, max_seconds: float, device: str,
+) -> tuple[Length, ...]:  # fmt: skip
+    """Time attention and mixers of all layers that mix a sequence, at multiples of each layer's length."""
+    each = (_shape_of(attentions[name], adapters[name], call) for name, call in calls.items())
+    shapes = Counter(shape for shape in each if shape is not None)
+    if not shapes:
+        return ()
+    dtype = next(p.dtype for adapter in adapters.values() for p in adapter.parameters())
+    timer = CandidateTimer(device, dtype, training)
+    curve: list[Length] = []
+    for factor in sorted(lengths):
+        ours = theirs = 0.0
+        for (shape, config), times in shapes.items():
+            at = shape.longer(factor)
+            timing, (candidate,) = timer.compare(at, {"mixer": config}, seconds / len(lengths) / len(shapes))
+            if timing is None or candidate.timing is None:  # out of memory, as at longer lengths too
+                return tuple(curve)
+            ours, theirs = ours + times * candidate.timing.median, theirs + times * timing.median
+        curve.append(Length(factor, tuple(shape.longer(factor).tokens for shape, _ in shapes), theirs, ours))
+        if theirs * 16 > max_seconds:
+            break
+    return tuple(curve)
+
+
+def _shape_of(module: nn.Module, adapter: Adapter, call: LayerCall) -> tuple[Shape, MixerConfig] | None:
+    """The shape of a layer's call, and the mixer's config without its grid; None where the layer mixes no sequence."""
+    config, dim, tokens = adapter.mixer.config, adapter.mixer.dim, token_count(module, call)
+    spec = with_call(AttentionSpec(dim=dim, heads=1), module, call)
+    grid = (call.grid if adapter.needs_current_grid else None) or adapter.grid
+    windows = (
+        tokens is not None and grid is not None and math.prod(grid) > tokens
+    )  # merged: the mixer sees the whole map
+    if tokens is None or spec.cross or windows or call.output.shape[-1] != dim:
+        return None
+    shape = Shape(
+        tokens=tokens, dim=dim, heads=head_count(module), batch=call.output.numel() // (tokens * dim),
+        grid=grid, causal=bool(adapter.causal) or spec.causal, mask=min(spec.masks, default=None),
+    )  # fmt: skip
+    return shape.placed(), config.without_grid()
+
+
+# The result
 
 
 class Pair(NamedTuple):
-    """Before and after: seconds of a call, bytes that it holds at most, FLOPs; None where it ran out of memory."""
+    """Before and after: seconds per call, peak memory in bytes, FLOPs. None where memory ran out."""
 
     times: tuple[Timing | None, Timing | None]
     memory: tuple[int | None, int | None]
@@ -22,7 +180,7 @@ class Pair(NamedTuple):
 
     @property
     def gain(self) -> float | None:
-        """Time before over time after."""
+        """Speedup: time before over time after."""
         before, after = self.times
         return None if before is None or after is None else before.median / after.median
 
@@ -34,14 +192,14 @@ class Pair(NamedTuple):
 
 
 class LayerCost(NamedTuple):
-    """One layer on the call that the model makes."""
+    """One layer in the call that the model makes. shape: of its output."""
 
     shape: tuple[int, ...]
     pair: Pair
 
 
 class Length(NamedTuple):
-    """All converted layers at `factor` times their own tokens: seconds of attention, and of the mixers."""
+    """All converted layers at `factor` times their own tokens. attention, mixers: seconds per call."""
 
     factor: float
     tokens: tuple[int, ...]
@@ -51,8 +209,11 @@ class Length(NamedTuple):
 
 @dataclass(frozen=True)
 class Assessment:
-    """Prints as a table. `report` is the conversion's own; `whole` the model's costs; `layers` each layer's; `curve` at
-    other lengths; `training` whether a call was forward and backward."""
+    """What `polymix.assess` measured. Printing it shows a table.
+
+    report: of the conversion. whole: costs of the model. layers: costs of each converted layer. curve: times at other
+    lengths. training: whether forward and backward were measured. machine: what it was measured on.
+    """
 
     report: ConversionReport
     whole: Pair
@@ -63,25 +224,25 @@ class Assessment:
 
     @property
     def wins_from(self) -> float | None:
-        """The least measured length, in multiples of the layers' own, from which on the mixers are faster."""
+        """The shortest measured length, as a multiple of the layers' own, from which on the mixers are faster."""
         found: dict[int, bool] = {place: length.mixers < length.attention for place, length in enumerate(self.curve)}
         start = wins_from(found)
         return None if start is None else self.curve[start].factor
 
     @property
     def headline(self) -> str:
-        """One sentence: what the conversion did to the model's time, and from which length on it pays."""
+        """One sentence: how the model's speed changed, and from which length on the mixers are faster."""
         gain, what = self.whole.gain, "A training step" if self.training else "The model"
         if gain is None:
-            return f"{what} ran out of memory before or after."
-        told = f"{what} is {gain:.2f} × as fast" if gain >= 1 else f"{what} takes {1 / gain:.2f} × as long"
+            return f"{what} ran out of memory before or after the conversion."
+        speed = f"{what} is {gain:.2f} × as fast" if gain >= 1 else f"{what} takes {1 / gain:.2f} × as long"
         start = self.wins_from
         if not self.curve:
-            return f"{told} on this input."
+            return f"{speed} on this input."
         if start is None:
-            return f"{told} on this input; at no measured length are the mixers faster than attention."
+            return f"{speed} on this input. The mixers are slower than attention at every measured length."
         tokens = " / ".join(f"{n:,}" for n in dict.fromkeys(self._tokens(start)))
-        return f"{told} on this input; the mixers win from {tokens} tokens on."
+        return f"{speed} on this input. The mixers are faster than attention from {tokens} tokens on."
 
     def _tokens(self, factor: float) -> tuple[int, ...]:
         return next(length.tokens for length in self.curve if length.factor == factor)
@@ -109,10 +270,14 @@ class Assessment:
         self, folder: str | Path, *, title: str = "A converted model", card: Mapping[str, Any] | None = None,
         about: Mapping[str, Any] | None = None,
     ) -> Path:  # fmt: skip
-        """results.json, report.html with its pictures, and README.md, a model card; returns the page's path.
+        """Write results.json, report.html with its pictures, and README.md, the model card; return the page's path.
 
-        card: metadata for its head. about: what else goes into results.json; `notes` in it, sentences, on page and card
-        too, and `code`, what builds the host if that must be trusted, on the card.
+        Args:
+            folder: where to write.
+            title: headline of page and card.
+            card: metadata for the head of the card.
+            about: further content of results.json. `notes` in it, a list of sentences, also goes on page and card;
+                `code`, the user code that builds the model, on the card.
         """
         from polymix.workflows.convert.page import write
 
@@ -120,11 +285,11 @@ class Assessment:
 
 
 def _change(pair: Pair) -> str:
-    """Times, memory and FLOPs before → after."""
+    """Time, memory and FLOPs, before → after."""
     before, after = (milliseconds(timing)["ms"] for timing in pair.times)
     parts = [f"{_number(before)} → {_number(after)} ms"]
     memory = [None if size is None else size / 2**20 for size in pair.memory]
-    parts.append(f"{_number(memory[0])} → {_number(memory[1])} MiB at most")
+    parts.append(f"{_number(memory[0])} → {_number(memory[1])} MiB peak")
     flops = [None if count is None else count / 1e6 for count in pair.flops]
     parts.append(f"{_number(flops[0])} → {_number(flops[1])} MFLOPs")
     return ", ".join(parts)

@@ -1,4 +1,4 @@
-"""Images of the user's, as one model takes them: size, channels, scale and classes."""
+"""The user's images, prepared for one model: size, channels, normalisation and classes."""
 
 from __future__ import annotations
 
@@ -13,25 +13,24 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 from polymix.convert.tracing import mode
 from polymix.errors import DataError, OptionError
 from polymix.tasks.images import ImageData, find_images, load_digits, load_folder
-from polymix.workflows.convert.data import result
-from polymix.workflows.convert.inputs import PIXELS, pixels
+from polymix.workflows.convert.inputs import PIXELS, card_metadata, pixels
 from polymix.workflows.convert.sources import Source
 
 DIGITS = "digits"
 _BYTE = 255.0
-_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # as torchvision's own transforms have it
+_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and deviation in torchvision's transforms
 
 
 def classes(data: str) -> int:
-    """How many there are, before any image is read."""
+    """The number of classes, without reading the images."""
     return 10 if data == DIGITS else len(find_images(Path(data)))
 
 
 class Images:
-    """A folder of images, one sub-folder a class, or the digits, made ready for the model of `source`.
+    """A folder of images with one sub-folder per class, or the digits, prepared for the model of `source`.
 
-    They are normalised as the model's library says, else by their own mean and deviation; grey ones are repeated for a
-    model with more channels; classes are numbered as the model names them, where it names these.
+    Images are normalised as the model's library specifies, else by their own mean and deviation. Grey images are
+    repeated for a model with more channels. Classes have the model's numbers, where the model names the same classes.
     """
 
     batch, metric = 32, "accuracy"
@@ -40,14 +39,17 @@ class Images:
         model = source.model
         side, other = pixels(model) or (PIXELS, PIXELS)
         if size is None and side != other:
-            got = f"None for images of {side} × {other}, as {type(model).__name__} has them"
-            raise OptionError("--image-size", got, "square ones", "Distil it from Python: polymix.distill.")
+            got = f"None, and {type(model).__name__} takes images of {side} × {other}"
+            raise OptionError("--image-size", got, "a size for square images", "For others, call polymix.distill.")
         self.data: ImageData = load_digits(size or side) if data == DIGITS else load_folder(Path(data), size or side)
         first = next((part for part in model.modules() if isinstance(part, nn.Conv2d)), None)
         self.channels = self.data.channels if first is None else first.in_channels
         if self.data.channels not in (1, self.channels):
-            got = f"images of {self.data.channels} channels"
-            raise OptionError("--data", got, f"{self.channels}, which {type(model).__name__} takes", "")
+            got = f"images with {self.data.channels} channels"
+            allowed = (
+                f"images with {self.channels} channel{'s' * (self.channels != 1)}, which {type(model).__name__} takes"
+            )
+            raise OptionError("--data", got, allowed, "")
         self.unit = _BYTE if self.data.train[0].dtype == torch.uint8 else 1.0
         own = tuple((part / self.unit).flatten().tolist() for part in (self.data.mean, self.data.std))
         mean, std = (_statistics(source, self.channels) if self.unit == _BYTE else None) or own
@@ -64,10 +66,10 @@ class Images:
     def size(self) -> str:
         return f"{len(self.data.train[0]):,} images"
 
-    def given(self, model: nn.Module, batch: int, device: str) -> Tensor:
-        found = self.inputs(self.data.train[0][:batch]).to(device)
-        self.check_head(model, found)
-        return found
+    def sample(self, model: nn.Module, batch: int, device: str) -> Tensor:
+        images = self.inputs(self.data.train[0][:batch]).to(device)
+        self.check_head(model, images)
+        return images
 
     def loaders(self, batch: int) -> tuple[DataLoader[Any], DataLoader[Any]]:
         return self.loader(self.data.train, batch, shuffle=True), self.loader(self.data.test, batch, shuffle=False)
@@ -85,36 +87,36 @@ class Images:
 
     @torch.no_grad()
     def check_head(self, model: nn.Module, images: Tensor) -> None:
-        """OptionError unless the model takes these images and has an output a class."""
+        """Raise OptionError unless the model takes these images and has one output per class."""
         from polymix.tasks.distill.batches import logits_of
 
         try:
             with mode(model, False):
                 logits = logits_of(model, images[:1])
         except DataError as error:
-            got = f"classes for {type(model).__name__}, which has no logits to learn them by"
-            raise OptionError("--data", got, "a model with a classifier's head", "") from error
+            got = f"images in classes for {type(model).__name__}, which returns no logits"
+            raise OptionError("--data", got, "a model with a classifier head", "") from error
         except (RuntimeError, ValueError, TypeError, AssertionError) as error:
-            got = f"images {tuple(images.shape[1:])}, which the model refuses ({' '.join(str(error).split())[:200]})"
-            raise OptionError("--data", got, "images that it takes", "Pass --image-size.") from error
+            got = f"images {tuple(images.shape[1:])}, on which it fails ({' '.join(str(error).split())[:200]})"
+            raise OptionError("--data", got, "images that the model takes", "Pass --image-size.") from error
         if logits.ndim != 2 or logits.shape[1] != len(self.data.classes):
             got = f"{len(self.data.classes)} classes for an output {tuple(logits.shape)}"
-            cure = "One sub-folder a class; or give it another head and train that first."
-            raise OptionError("--data", got, "as many as the model has classes", cure)
+            cure = "Make one sub-folder per class, or first give the model another head and train it."
+            raise OptionError("--data", got, "as many classes as the model has", cure)
 
-    def told(self) -> list[str]:
-        data, scale = self.data, "divided by 255" if self.unit > 1 else "as they are"
-        said = (
+    def notes(self) -> list[str]:
+        data, scale = self.data, "divided by 255, " if self.unit > 1 else ""
+        text = (
             f"Data: {self.name}, {len(data.train[0]):,} images for training and {len(data.test[0]):,} for the "
-            f"accuracy, of {data.image_size} × {data.image_size} pixels: values {scale}, less {_row(self.mean)}, "
-            f"over {_row(self.std)}."
+            f"accuracy, {data.image_size} × {data.image_size} pixels. Values are {scale}normalised with mean "
+            f"{_row(self.mean)} and deviation {_row(self.std)}."
         )
         left = [f"{len(data.skipped)} unreadable images were left out, such as {name}." for name in data.skipped[:1]]
-        return [said, *left]
+        return [text, *left]
 
     def card(self, title: str, value: float | None) -> dict[str, Any]:
         data = self.name.replace(" ", "-"), f"{self.name}, {len(self.data.test[0]):,} images held back"
-        return result("image-classification", title, data, self.metric, value)
+        return card_metadata("image-classification", title, data, self.metric, value)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -126,7 +128,7 @@ class Images:
 
 
 def _statistics(source: Source, channels: int) -> tuple[Any, Any] | None:
-    """Mean and deviation of each channel, on a scale of 0 to 1, that the model's weights expect."""
+    """The mean and deviation of each channel, for values from 0 to 1, that the model's weights expect."""
     trained = getattr(source.model, "pretrained_cfg", None) or {}
     processor = _read(source.folder, "preprocessor_config.json")
     before = (_read(source.folder, "config.json").get("metadata") or {}).get("data") or {}

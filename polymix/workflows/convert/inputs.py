@@ -1,8 +1,8 @@
-"""What a model is called with while it is converted and measured, where nobody gave an input."""
+"""What the model is run on while it is converted and measured: the user's data, or random images or tokens."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -11,67 +11,106 @@ from polymix.convert.find import image_size
 from polymix.convert.tracing import mode, run, tensors
 from polymix.errors import OptionError
 
-TOKENS, PIXELS = 512, 224  # where neither the user nor the model says
+TOKENS, PIXELS = 512, 224  # where neither the user nor the model states them
 
 
-def made_up(model: nn.Module, *, batch: int = 1, size: int | None = None, tokens: int | None = None) -> Any:
-    """Token ids for a model of text, else random images."""
+class Data(Protocol):
+    """The user's data, for one model.
+
+    batch: inputs per call, by default. metric: name of the metric in `polymix.tasks.distill.metrics`.
+    """
+
+    batch: int
+    metric: str
+
+    @property
+    def size(self) -> str:
+        """How much there is to train on, in words."""
+
+    def sample(self, model: nn.Module, batch: int, device: str) -> Any:
+        """The input to calibrate and measure with. Raises OptionError where the model does not take it."""
+
+    def loaders(self, batch: int) -> tuple[Any, Any]:
+        """Batches for training, and batches that are held back."""
+
+    def notes(self) -> list[str]:
+        """Sentences about the data for the report."""
+
+    def card(self, title: str, value: float | None) -> dict[str, Any]:
+        """Metadata for the model card: the task, and the result on the data that was held back."""
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+
+def card_metadata(task: str, title: str, data: tuple[str, str], metric: str, value: float | None) -> dict[str, Any]:
+    """Metadata for a model card with one result. data: the type and the name of the data set."""
+    if value is None:
+        return {}
+    measured = {
+        "task": {"type": task}, "dataset": dict(zip(("type", "name"), data, strict=True)),
+        "metrics": [{"type": metric, "value": value}],
+    }  # fmt: skip
+    return {"pipeline_tag": task, "model-index": [{"name": title, "results": [measured]}]}
+
+
+def random_input(model: nn.Module, *, batch: int = 1, size: int | None = None, tokens: int | None = None) -> Any:
+    """Random token ids for a text model, random images for any other."""
     weight = next(model.parameters())
     if reads_text(model):
         if size is not None:
-            raise OptionError("--image-size", size, "none for a model of text", "Pass --tokens.")
-        return text(model, batch, tokens, weight.device)
+            raise OptionError("--image-size", size, "no image size for a text model", "Pass --tokens.")
+        return random_tokens(model, batch, tokens, weight.device)
     first = next((part for part in model.modules() if isinstance(part, nn.Conv2d)), None)
     if first is None:
-        got = f"{type(model).__name__}, which says neither what images nor what text it reads"
+        got = f"{type(model).__name__}, which reads neither text nor images"
         raise OptionError("--model", got, "file.py:function that returns (model, input)", "")
     if tokens is not None:
-        raise OptionError("--tokens", tokens, "none for a model of images", "Pass --image-size.")
+        raise OptionError("--tokens", tokens, "no tokens for an image model", "Pass --image-size.")
     height, width = (size, size) if size is not None else pixels(model) or (PIXELS, PIXELS)
     return torch.randn(batch, first.in_channels, height, width, device=weight.device, dtype=weight.dtype)
 
 
 @torch.no_grad()
-def check_call(model: nn.Module, given: Any) -> None:
-    """OptionError unless the model takes the input."""
+def check_call(model: nn.Module, inputs: Any) -> None:
+    """Raise OptionError unless the model runs on the inputs."""
     try:
         with mode(model, False):
-            run(model, given)
+            run(model, inputs)
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
-        what = ", ".join(str(tuple(part.shape)) for part in tensors(given))
-        got = f"an input of {what}, which {type(model).__name__} refuses ({' '.join(str(error).split())[:200]})"
+        what = ", ".join(str(tuple(part.shape)) for part in tensors(inputs))
+        got = f"an input of shape {what}, on which {type(model).__name__} fails ({' '.join(str(error).split())[:200]})"
         cure = "Pass --image-size or --tokens, or return another input from the function."
-        raise OptionError("--model", got, "one that it takes", cure) from error
+        raise OptionError("--model", got, "an input that the model takes", cure) from error
 
 
 def reads_text(model: Any) -> bool:
-    """Whether token ids are its input, as transformers has it."""
+    """Whether a model reads token ids, as transformers states it."""
     return getattr(model, "main_input_name", None) == "input_ids" and hasattr(model, "config")
 
 
-def has_twin(model: nn.Module) -> bool:
-    """Whether it is a language model that `polymix.models.language` has classes for."""
+def has_language_model(model: nn.Module) -> bool:
+    """Whether `polymix.models.language` has a class for this language model."""
     own = type(model).__name__ in ("GPT2LMHeadModel", "LlamaForCausalLM")
     return own and type(model).__module__.startswith("transformers.")
 
 
-def text(model: Any, batch: int, tokens: int | None, device: torch.device) -> dict[str, Tensor]:
-    """Random ids below config.vocab_size."""
-    size = (batch, longest(model, tokens))
+def random_tokens(model: Any, batch: int, tokens: int | None, device: torch.device) -> dict[str, Tensor]:
+    """Random token ids."""
+    size = (batch, sequence_length(model, tokens))
     return {"input_ids": torch.randint(model.config.vocab_size, size, device=device)}
 
 
-def longest(model: Any, tokens: int | None) -> int:
-    """`tokens`, else 512 or as many as the model can take."""
+def sequence_length(model: Any, tokens: int | None) -> int:
+    """`tokens`, or by default 512 or the model's maximum."""
     most = getattr(model.config, "max_position_embeddings", None) or TOKENS
     if tokens is not None and tokens > most:
-        raise OptionError("--tokens", tokens, f"at most {most}, which {type(model).__name__} can take", "")
+        raise OptionError("--tokens", tokens, f"at most {most}, the maximum of {type(model).__name__}", "")
     return min(TOKENS, most) if tokens is None else tokens
 
 
 def pixels(model: Any) -> tuple[int, int] | None:
-    """The images that a model says it is for."""
+    """The image size (H, W) that a model states."""
     places = (model, getattr(model, "patch_embed", None), getattr(model, "config", None))
     known = next(filter(None, map(image_size, places)), None)
-    said = (getattr(model, "pretrained_cfg", None) or {}).get("input_size")
-    return known or (None if said is None else (said[-2], said[-1]))
+    size = (getattr(model, "pretrained_cfg", None) or {}).get("input_size")
+    return known or (None if size is None else (size[-2], size[-1]))

@@ -1,4 +1,4 @@
-"""GPT-2 and Llama, converted or not, as the language models of ours: the same function in other classes."""
+"""GPT-2 and Llama, converted or not, as models of `polymix.models.language` that compute the same."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from polymix.models.language import (
     PolymixLlamaConfig,
     PolymixLlamaForCausalLM,
 )
-from polymix.workflows.convert.inputs import has_twin
+from polymix.workflows.convert.inputs import has_language_model
 
-_CURE = "Pass --keep-host: polymix.save_pretrained keeps the host as it is."
+_CURE = "Pass --keep-host, which saves the model in its own class."
 
 
 class Family(NamedTuple):
-    """Where a host has its layers, attention and activation, and what its other modules are called here."""
+    """A class of transformers: its layers, attention and activation, and what its other modules are called here."""
 
     model: Any
     blocks: str
@@ -37,7 +37,7 @@ class Family(NamedTuple):
     of_block: dict[str, str]
 
     def pairs(self, count: int) -> dict[str, str]:
-        """Every module that is copied, theirs to ours."""
+        """Every module to copy: its name there and its name here."""
         each = {
             f"{self.blocks}.{i}.{theirs}": f"model.blocks.{i}.{ours}"
             for i in range(count) for theirs, ours in self.of_block.items()
@@ -63,15 +63,16 @@ FAMILIES = {
 
 @torch.no_grad()
 def repackage(host: Any) -> PolymixForCausalLM:
-    """A GPT2LMHeadModel or LlamaForCausalLM with mixers in some of its layers, or none, as a model of
-    `polymix.models.language` that computes the same, to rounding; attention that was kept becomes `softmax`.
+    """Turn a GPT2LMHeadModel or LlamaForCausalLM into a model of `polymix.models.language`.
+
+    It computes the same, up to rounding. Any of its layers may have mixers; attention that was kept becomes `softmax`.
 
     Raises:
-        OptionError: a part of the host has no place in our classes, such as scaled rotary angles in attention that is
-            kept, or another activation.
-        CapabilityError: a mixer is not recurrent, which a layer of these models must be.
+        OptionError: the model has a part that these classes do not have, such as another activation, or scaled rotary
+            angles in attention that was kept.
+        CapabilityError: a mixer is not recurrent.
     """
-    if not has_twin(host):
+    if not has_language_model(host):
         raise OptionError("host", type(host).__name__, " or ".join(FAMILIES), _CURE)
     family, theirs = FAMILIES[type(host).__name__], host.config
     if getattr(theirs, family.activation) not in family.activations:
@@ -88,10 +89,10 @@ def repackage(host: Any) -> PolymixForCausalLM:
     state, placed = _weights(host, family.pairs(len(mixers)))
     lost = [name for name, _ in host.named_parameters() if name not in placed and not name.startswith(tuple(places))]
     if lost:
-        got = f"{len(lost)} parameters without a place in {type(model).__name__}, such as {lost[0]}"
-        raise OptionError("host", got, "those of attention, norms, feed-forward and embeddings", _CURE)
+        got = f"{len(lost)} parameters that {type(model).__name__} does not have, such as {lost[0]}"
+        raise OptionError("host", got, "parameters of attention, norms, feed-forward and embeddings", _CURE)
     for i, mixer in enumerate(mixers):
-        model.model.blocks[i].mix.mixer = mixer  # itself: in its buffers are numbers that no state dict has
+        model.model.blocks[i].mix.mixer = mixer  # the mixer itself: some buffers are not in the state dict
         state |= {f"model.blocks.{i}.mix.mixer.{key}": value for key, value in mixer.state_dict().items()}
     model.load_state_dict(state)
     model.tie_weights()
@@ -100,7 +101,7 @@ def repackage(host: Any) -> PolymixForCausalLM:
 
 
 def _mixer(host: Any, place: str) -> TokenMixer:
-    """A copy of the mixer that stands in a layer, or attention as one."""
+    """A copy of the mixer in a layer; attention as a softmax mixer."""
     module = host.get_submodule(place)
     if isinstance(module, Adapter):
         causal = module.causal
@@ -108,7 +109,7 @@ def _mixer(host: Any, place: str) -> TokenMixer:
     else:
         kind = adapter_for(module)
         if kind is None:
-            raise OptionError("host", f"{place}, a {type(module).__name__}", "attention as transformers has it", _CURE)
+            raise OptionError("host", f"{place}, a {type(module).__name__}", "attention of transformers", _CURE)
         attention = kind.describe(module, Host(host, place))
         causal, weight = attention.causal, next(module.parameters())
         maps = (attention.query, attention.key, attention.value, attention.out)
@@ -116,12 +117,13 @@ def _mixer(host: Any, place: str) -> TokenMixer:
         config = fitted(SoftmaxConfig(bias=bias), attention)
         mixer = config.build(attention.dim, device=weight.device, dtype=weight.dtype)
         for name, why in attention.drops.items():
-            raise OptionError("host", f"{place} with {name}: {why}", "positions that softmax has", _CURE)
+            raise OptionError("host", f"{place} with {name}: {why}", "parts that the softmax mixer has", _CURE)
         if inherit(mixer, attention).keys() != dict(mixer.named_parameters()).keys():
-            got = f"{place}, whose heads are not its {attention.dim} channels over {attention.heads}"
-            raise OptionError("host", got, "heads as wide as their share", _CURE)
+            got = f"{place}, whose heads have another width"
+            allowed = f"{attention.heads} heads that share {attention.dim} channels"
+            raise OptionError("host", got, allowed, _CURE)
     if not causal:
-        raise OptionError("host", f"{place}, which is not causal", "attention to the past alone", _CURE)
+        raise OptionError("host", f"{place}, which is not causal", "causal attention", _CURE)
     return mixer.train(module.training)
 
 
@@ -140,7 +142,7 @@ def _config(host: Any, mixers: list[MixerConfig], tied: bool) -> Any:
         )
     bases = (config.rotary_base for config in mixers)
     theta = next((base for base in bases if base is not None), 1e4)
-    # "rotary" would turn mixers that stood in the host without angles
+    # positions="rotary" must not add angles to mixers that had none
     turned = all(
         config.for_heads(theirs.num_attention_heads).for_order().for_rotary(theta) == config for config in mixers
     )
@@ -151,7 +153,7 @@ def _config(host: Any, mixers: list[MixerConfig], tied: bool) -> Any:
 
 
 def _weights(host: Any, pairs: dict[str, str]) -> tuple[dict[str, Tensor], set[str]]:
-    """The weights of modules by our names, and which of the host's parameters they are."""
+    """The weights of the copied modules under their names here, and their parameter names in the host."""
     state: dict[str, Tensor] = {}
     placed: set[str] = set()
     for theirs, ours in pairs.items():

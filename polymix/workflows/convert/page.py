@@ -1,19 +1,17 @@
-"""report.html, results.json and README.md, the model card, of a conversion."""
+"""The files of a conversion: report.html, results.json, and README.md, the model card."""
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 import polymix
-from polymix._io import write_whole
+from polymix._io import RESULTS, write_whole
 from polymix.workflows.convert.plots import draw
+from polymix.workflows.pages import embedded, render
 
 _STAGES = ("before", "converted", "imitated", "distilled")
 
@@ -24,32 +22,23 @@ def write(content: Mapping[str, Any], folder: Path, title: str, card: Mapping[st
     content: what results.json holds. card: metadata for the head of the model card; it replaces ours of the same name.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    pictures = {
-        path.name: "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
-        for path in draw(content, folder)
-    }
+    pictures = embedded(draw(content, folder))
     named = {
         "title": title, "content": content, "rows": rows(content), "machine": machine(content),
         "accuracy": accuracy(content), "mixers": mixers(content), "version": polymix.__version__,
         "notes": content.get("notes", []), "code": content.get("code"), "language": content.get("language", False),
         "metric": content["conversion"].get("metric", "accuracy"),
     }  # fmt: skip
-    environment = Environment(
-        loader=PackageLoader("polymix", "workflows/convert"), undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True, autoescape=lambda name: name is not None and "html" in name,
-    )  # fmt: skip
-    page = environment.get_template("report.html.j2").render(**named, pictures=pictures)
-    told = environment.get_template("card.md.j2").render(
-        **named, metadata=metadata(content, card), pictures=list(pictures)
-    )
-    write_whole(folder / "README.md", told)
+    page = render("convert/report.html.j2", **named, pictures=pictures)
+    card_text = render("convert/card.md.j2", **named, metadata=metadata(content, card), pictures=list(pictures))
+    write_whole(folder / "README.md", card_text)
     write_whole(folder / "report.html", page)
-    write_whole(folder / "results.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
+    write_whole(folder / RESULTS, json.dumps(content, indent=1, allow_nan=False) + "\n")
     return folder / "report.html"
 
 
 def rows(content: Mapping[str, Any]) -> list[list[str]]:
-    """The model, then a row a layer: what was, what is, error, parameters, FLOPs, time, memory."""
+    """Rows of the table: the model, then each layer, with error, parameters, FLOPs, time, speedup and memory."""
     whole = {
         "name": "the whole model",
         "was": "",
@@ -86,20 +75,20 @@ def machine(content: Mapping[str, Any]) -> str:
 
 
 def accuracy(content: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Stages in order, then figures under the user's own names."""
+    """The results by stage, in order, then those under other names."""
     given, nats = content["conversion"]["accuracy"], content["conversion"].get("metric") == "perplexity"
-    told = {name: f"{x:.4g}" + (f" ({math.log(x):.4f} nats a token)" if nats else "") for name, x in given.items()}
+    told = {name: f"{x:.4g}" + (f" ({math.log(x):.4f} nats per token)" if nats else "") for name, x in given.items()}
     return [(name, told[name]) for name in (*_STAGES, *(set(given) - set(_STAGES))) if name in given]
 
 
 def mixers(content: Mapping[str, Any]) -> dict[str, int]:
-    """How many layers each mixer has; attention that was kept under "attention"."""
+    """The number of layers with each mixer, and with "attention" where it was kept."""
     names = [layer["now"] or "attention" for layer in content["conversion"]["layers"]]
     return {name: names.count(name) for name in dict.fromkeys(names)}
 
 
 def metadata(content: Mapping[str, Any], card: Mapping[str, Any]) -> list[str]:
-    """YAML for a hub: every value as JSON, which is YAML too."""
+    """Lines of YAML for the head of the card. Values are written as JSON, which YAML includes."""
     names = [name for name in mixers(content) if name != "attention"]
     own: dict[str, Any] = {"library_name": "polymix", "tags": ["polymix", "linear-attention", *names]}
     return [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in {**own, **card}.items()]

@@ -1,4 +1,4 @@
-"""The pictures of a conversion."""
+"""The plots of a conversion."""
 
 from __future__ import annotations
 
@@ -6,24 +6,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator
 
-from polymix.workflows.plots import COLOURS, STYLE, save
+from polymix.workflows.plots import COLOURS, plain_log, save, style, token_axis
 
 BEFORE, AFTER = "#555555", COLOURS[0]
 
 
 def draw(content: Mapping[str, Any], folder: Path) -> list[Path]:
-    """layers.png, each layer's time before and after and the error of its output; lengths.png, time against length."""
-    with mpl.rc_context(STYLE):
+    """Draw layers.png, time and error of each layer, and lengths.png, time against sequence length."""
+    with style():
         pages = [layers(content, folder / "layers.png")] if content["layers"] else []
         return pages + ([lengths(content["lengths"], folder / "lengths.png")] if len(content["lengths"]) > 1 else [])
 
 
 def layers(content: Mapping[str, Any], path: Path) -> Path:
-    """Bars: milliseconds of attention and of what replaced it, beside the relative error of the output."""
+    """Bars for each layer: time of attention and of the mixer, and the relative error of the output."""
     names = list(content["layers"])
     errors = {layer["name"]: layer["error"] for layer in content["conversion"]["layers"]}
     figure = Figure(figsize=(9, 0.6 + 0.42 * max(len(names), 3)), layout="constrained")
@@ -34,28 +32,23 @@ def layers(content: Mapping[str, Any], path: Path) -> Path:
         time.barh([i + shift for i in range(len(names))], ms, height=0.38, color=colour, label=label)
     time.set_yticks(range(len(names)), [name or "(the model)" for name in names], fontsize=8)
     time.invert_yaxis()
-    time.set_xlabel("ms a call" + (", forward and backward" if content["training"] else ""))
+    time.set_xlabel("ms per call" + (", forward and backward" if content["training"] else ""))
     time.legend(fontsize=8, ncols=2, loc="lower left", bbox_to_anchor=(0, 1))
     error.barh(range(len(names)), [errors.get(name) or 0 for name in names], height=0.5, color=AFTER)
-    error.set_xlabel("‖new − old‖ / ‖old‖ of the layer's output,\nbefore any training")
+    error.set_xlabel("relative error of the layer's output,\n‖new − old‖ / ‖old‖, before training")
     return save(figure, path)
 
 
 def lengths(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
-    """Time of all converted layers against tokens, attention and mixers."""
+    """Time of attention and of the mixers in all converted layers, against sequence length."""
     figure = Figure(figsize=(5.5, 4), layout="constrained")
     axes = figure.subplots()
     tokens = [max(row["tokens"]) for row in rows]
     for key, colour, label in (("attention", BEFORE, "attention"), ("mixers", AFTER, "mixers")):
         axes.plot(tokens, [1e3 * row[key] for row in rows], marker="o", markersize=4, color=colour, label=label)
-    axes.set_xscale("log")
+    token_axis(axes, tokens, "tokens (in the largest layer)")
     axes.set_yscale("log")
-    axes.set_xticks(tokens, [f"{n:,}" for n in tokens], fontsize=8)
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=20))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.set_xlabel("tokens (of the largest layer)")
-    axes.set_ylabel("ms, all converted layers")
+    plain_log(axes.yaxis)
+    axes.set_ylabel("ms for all converted layers")
     axes.legend(fontsize=9)
     return save(figure, path)

@@ -1,4 +1,4 @@
-"""What `polymix convert` is asked to do."""
+"""The options of `polymix convert`, checked before a model is loaded."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from polymix.convert.plan import KEEP, config_of, pattern_of, resolve
 from polymix.errors import OptionError, check_choice, check_int
 
 RECOMMEND = "recommend"
-_MEASURING = ("seconds", "lengths", "trust")  # and reading: what comes out of the conversion does not depend on them
+_MEASURING = ("seconds", "lengths", "trust")  # the converted model does not depend on these
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Everything that a run depends on; it is resumed with the same alone, as far as that decides the model. None: as
-    the model has it."""
+    """The options of a run. None: as the model states it.
+
+    A run is resumed with the same options, apart from those that do not change the converted model.
+    """
 
     model: str
     plan: str = "padre"
@@ -39,7 +41,7 @@ class Settings:
     trust: bool = False
 
     def check(self) -> str | dict[str, str]:
-        """The plan, once everything that needs no model has been found sound."""
+        """Check everything that needs no model; return the plan."""
         for name, low in (("image_size", 1), ("tokens", 1), ("batch", 1), ("imitate_epochs", 0)):
             if getattr(self, name) is not None:
                 check_int("--" + name.replace("_", "-"), getattr(self, name), low)
@@ -52,10 +54,12 @@ class Settings:
         if not self.seconds > 0 or not self.lengths or min(self.lengths) <= 0:
             raise OptionError("--seconds, --lengths", (self.seconds, self.lengths), "numbers above 0", "")
         if self.data is None and (self.distill_epochs or self.imitate_epochs):
-            raise OptionError("--distill-epochs, --imitate-epochs", "epochs without data", "0", "Pass --data DIR.")
+            raise OptionError(
+                "--distill-epochs, --imitate-epochs", "epochs without data", "0 epochs", "Pass --data DIR."
+            )
         if self.mixer is not None and not pattern_of(self.plan):
-            got = f"{self.mixer} beside --plan {self.plan}, which says itself what goes where"
-            raise OptionError("--mixer", got, "a plan such as 1:1, which it fills", "Leave one of the two out.")
+            got = f"{self.mixer} with --plan {self.plan}, which names its mixers itself"
+            raise OptionError("--mixer", got, "a pattern such as --plan 1:1", "Leave one of the two out.")
         plan = parse_plan(self.plan)
         if isinstance(plan, dict):
             for mixer in plan.values():
@@ -66,12 +70,12 @@ class Settings:
 
     @property
     def filling(self) -> str:
-        """What a pattern puts in."""
+        """The mixer that a pattern inserts."""
         return self.mixer or "padre"
 
     @property
     def epochs(self) -> tuple[int, int]:
-        """Of imitation, and of fine-tuning."""
+        """Epochs of imitation and of fine-tuning."""
         imitate = int(self.distill_epochs > 0) if self.imitate_epochs is None else self.imitate_epochs
         return imitate, self.distill_epochs
 
@@ -84,8 +88,11 @@ class Settings:
 
 
 def parse_plan(text: str) -> str | dict[str, str]:
-    """ "padre:degree=3", "1:1" and "recommend" as they are; "blocks.*.attn=padre:degree=3,blocks.11.attn=keep" as a
-    dict: a layer, or a glob, is what stands before the first =, if no colon does."""
+    """A plan from the command line.
+
+    "padre:degree=3", "1:1" and "recommend" stay text; "blocks.*.attn=padre:degree=3,blocks.11.attn=keep" is a dict. A
+    layer name or glob ends at the first "=", and has no colon.
+    """
     if "," not in text and not _layer(text):
         return text.strip()
     plan: dict[str, str] = {}
@@ -93,7 +100,7 @@ def parse_plan(text: str) -> str | dict[str, str]:
         layer, mixer = _layer(part), part.partition("=")[2].strip()
         if not layer or not mixer:
             allowed = "layer=mixer, such as blocks.*.attn=padre:degree=3 or blocks.11.attn=keep"
-            raise OptionError("--plan", repr(part), allowed, "Put commas between them.")
+            raise OptionError("--plan", repr(part), allowed, "Separate them by commas.")
         if layer in plan:
             raise OptionError("--plan", f"{layer} twice", "each layer or glob once", "Drop one of them.")
         plan[layer] = mixer

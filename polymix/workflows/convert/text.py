@@ -1,4 +1,4 @@
-"""Text of the user's, as one language model takes it: windows of its own tokens."""
+"""The user's text, prepared for one language model: windows of its own tokens."""
 
 from __future__ import annotations
 
@@ -17,20 +17,19 @@ from polymix.tasks.distill.batches import foretells
 from polymix.tasks.text.data import TextData, load
 from polymix.tasks.text.recipe import TextRecipe
 from polymix.tasks.text.tokens import Tokens
-from polymix.workflows.convert.data import result
-from polymix.workflows.convert.inputs import check_call, longest
+from polymix.workflows.convert.inputs import card_metadata, check_call, sequence_length
 from polymix.workflows.convert.settings import Settings
 from polymix.workflows.convert.sources import Source
 
-HELD_BACK = 65536  # tokens at most, since they are gone through after every stage
+HELD_BACK = 65536  # maximum number of tokens: they are evaluated after every stage
 _TOKENIZERS = ("tokenizer.json", "vocab.json", "tokenizer.model", "vocab.txt", "spiece.model")
-_OPTIONS = {"context": "--tokens", "tokenizer": "--model"}  # as the command has them; --data the others
+_OPTIONS = {"context": "--tokens", "tokenizer": "--model"}  # the command's option for an argument; others: --data
 
 
 class Text:
-    """A text file, or a folder of them, in windows of `tokens` tokens of the model's own tokenizer.
+    """A text file or a folder of text files, in windows of tokens of the model's own tokenizer.
 
-    A part of the documents, of a single one its tail, is held back for the perplexity.
+    A part of the documents, or the end of a single one, is held back for the perplexity.
     """
 
     batch, metric = 4, "perplexity"
@@ -38,24 +37,24 @@ class Text:
     def __init__(self, data: str, source: Source, settings: Settings) -> None:
         model: Any = source.model
         if not foretells(model, {}):
-            got = f"text for {type(model).__name__}, which foretells no next token"
-            raise OptionError("--data", got, "none", "Distil it from Python, with batches of yours: polymix.distill.")
+            got = f"text for {type(model).__name__}, which does not predict the next token"
+            raise OptionError("--data", got, "no data", "Distil it from Python with your own batches: polymix.distill.")
         if settings.image_size is not None:
-            raise OptionError("--image-size", settings.image_size, "none for a model of text", "Pass --tokens.")
+            raise OptionError("--image-size", settings.image_size, "no image size for a text model", "Pass --tokens.")
         if source.folder is None or not any((source.folder / name).is_file() for name in _TOKENIZERS):
-            got = f"{settings.model}, which has no tokenizer to read {data} with"
-            cure = "tokenizer.save_pretrained(FOLDER) puts it there; polymix.distill takes batches of yours."
+            got = f"{settings.model}, which has no tokenizer for {data}"
+            cure = "Save it there with tokenizer.save_pretrained(FOLDER), or call polymix.distill with your batches."
             raise OptionError("--model", got, f"a folder with one of {', '.join(_TOKENIZERS)}", cure)
-        self.data, self.tokens = Path(data), longest(model, settings.tokens)
-        folder = Path(mkdtemp(prefix="polymix-text-"))  # of tokens, which are read from there
+        self.data, self.tokens = Path(data), sequence_length(model, settings.tokens)
+        folder = Path(mkdtemp(prefix="polymix-text-"))  # tokens are read from there
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self.text = _prepared(self.data, source.folder, self.tokens, folder / "text")
         for tokens in (self.text.train, self.text.val):
             try:
                 tokens.check(model.config.vocab_size)
             except DataError as error:
-                got = f"a tokenizer of {self.text.vocab} tokens for an embedding of {model.config.vocab_size}"
-                raise OptionError("--model", got, "a tokenizer of its own", "Put the right one there.") from error
+                got = f"a tokenizer with {self.text.vocab} tokens for an embedding of {model.config.vocab_size}"
+                raise OptionError("--model", got, "the model's own tokenizer", "Put it in the folder.") from error
         size = min(self.tokens, len(self.text.val))
         self.train = Windows(self.text.train, self.tokens)
         self.test = Windows(self.text.val.part(0, min(len(self.text.val), max(size, HELD_BACK))), size)
@@ -64,11 +63,11 @@ class Text:
     def size(self) -> str:
         return f"{len(self.train):,} windows of {self.tokens:,} tokens"
 
-    def given(self, model: nn.Module, batch: int, device: str) -> dict[str, Tensor]:
+    def sample(self, model: nn.Module, batch: int, device: str) -> dict[str, Tensor]:
         first = torch.stack([self.train[i] for i in range(min(batch, len(self.train)))])
-        found = {"input_ids": first.to(device)}
-        check_call(model, found)
-        return found
+        inputs = {"input_ids": first.to(device)}
+        check_call(model, inputs)
+        return inputs
 
     def loaders(self, batch: int) -> tuple[DataLoader[Any], DataLoader[Any]]:
         return (
@@ -76,16 +75,16 @@ class Text:
             DataLoader(self.test, batch, collate_fn=_together),
         )
 
-    def told(self) -> list[str]:
+    def notes(self) -> list[str]:
         held = len(self.test) * self.test.size
         return [
             f"Data: {self.data.name}, {len(self.train) * self.tokens:,} tokens for training and {held:,} for the "
-            f"perplexity, which is e to the mean loss in nats a token, in windows of {self.tokens:,}."
+            f"perplexity (e to the mean loss in nats per token), in windows of {self.tokens:,}."
         ]
 
     def card(self, title: str, value: float | None) -> dict[str, Any]:
         held = f"{self.data.name}, {len(self.test) * self.test.size:,} tokens held back"
-        return result("text-generation", title, (self.data.name.replace(" ", "-"), held), self.metric, value)
+        return card_metadata("text-generation", title, (self.data.name.replace(" ", "-"), held), self.metric, value)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -95,7 +94,7 @@ class Text:
 
 
 class Windows(Dataset[Tensor]):
-    """Tokens cut into pieces of `size`; what is left over at the end plays no part."""
+    """Tokens cut into windows of `size`; a shorter rest at the end is left out."""
 
     def __init__(self, tokens: Tokens, size: int) -> None:
         self.tokens, self.size = tokens, size

@@ -1,7 +1,6 @@
-"""Text from language models: `generate` by what `load` found in a folder, with `Settings`."""
+"""Continue texts with a language model: `generate` with what `load` returns, and `Settings`."""
 
 from polymix.workflows.generate.folder import load
-from polymix.workflows.generate.run import Clock, generate
-from polymix.workflows.generate.settings import Settings
+from polymix.workflows.generate.run import Clock, Settings, command, generate
 
-__all__ = ["Clock", "Settings", "generate", "load"]
+__all__ = ["Clock", "Settings", "command", "generate", "load"]

@@ -1,4 +1,4 @@
-"""The causal language model of a folder, whoever saved it, and its tokenizer."""
+"""Load the causal language model and the tokenizer of a folder, whether transformers or polymix saved it."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from typing import Any
 
 import torch
 
-import polymix.models.language  # noqa: F401  # first: it cures torchvision, and makes our classes known
+import polymix.models.language  # noqa: F401  # first: it cures torchvision, and registers our classes
+from polymix._io import DTYPES, one_line
 from polymix.convert import load_pretrained
 from polymix.convert.adapters.libraries import no_bars
 from polymix.errors import DataError, PolymixError, check_choice
 
 from transformers import AutoModelForCausalLM, AutoTokenizer  # isort: skip
 
-DTYPES = ("float32", "bfloat16", "float16")
 FOLDER = "a folder of a causal language model, as save_pretrained writes it"
 
 
 def load(folder: str | Path, *, device: str = "cpu", dtype: str | None = None, trust: bool = False) -> tuple[Any, Any]:
-    """The causal model of a folder, in evaluation, and its tokenizer. Nothing is downloaded.
+    """The causal model of a folder, in evaluation mode, and its tokenizer. Nothing is downloaded.
 
     Args:
         dtype: None: as the weights were saved.
-        trust: whether code that the folder names may run.
+        trust: run code that the folder names.
     Raises:
-        DataError: there is no such model, or no tokenizer beside it. OptionError: `dtype`, or `trust` is needed.
+        DataError: there is no such model, or no tokenizer. OptionError: a wrong `dtype`, or `trust` is needed.
     """
     folder = Path(folder)
     check_choice("dtype", dtype, (None, *DTYPES))
     if not (folder / "config.json").is_file():
-        cure = "Nothing is downloaded: fetch the model first."
+        cure = "Nothing is downloaded: get the model first."
         if (folder / "checkpoint").is_dir():
-            cure = "Its training was interrupted: go on with polymix train … --resume."
-        raise DataError("folder", f"{folder}, in which there is no config.json", FOLDER, cure)
+            cure = "Its training was interrupted: continue it with polymix train … --resume."
+        raise DataError("folder", f"{folder}, which has no config.json", FOLDER, cure)
     tokenizer = load_tokenizer(folder, trust)
     wanted = None if dtype is None else getattr(torch, dtype)
     try:
@@ -48,26 +48,26 @@ def load(folder: str | Path, *, device: str = "cpu", dtype: str | None = None, t
             model.to(device)
     except PolymixError:
         raise
-    except Exception as error:  # whatever the library says of a damaged folder, or of another kind of model
+    except Exception as error:  # whatever the library raises on a damaged folder, or another kind of model
         raise DataError("folder", f"{folder}, which fails with {_short(error)}", FOLDER, "") from error
     if not callable(getattr(model, "can_generate", None)) or not model.can_generate():
-        raise DataError("folder", f"{folder}, a {type(model).__name__}, which writes no text", FOLDER, "")
+        raise DataError("folder", f"{folder}, a {type(model).__name__}, which generates no text", FOLDER, "")
     return model.eval(), tokenizer
 
 
 def load_tokenizer(folder: Path, trust: bool = False) -> Any:
-    """Of a model's folder."""
+    """The tokenizer in a model's folder."""
     try:
         found = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trust)
-        empty = len(found) <= len(set(found.all_special_ids))  # made from the config alone
+        empty = len(found) <= len(set(found.all_special_ids))  # transformers made it from the config alone
         reason = "none, or an empty one" if empty else None
     except Exception as error:
         reason = _short(error)
     if reason is not None:
-        cure = "Copy the tokenizer's files (tokenizer.json, tokenizer_config.json …) there from the model's own folder."
-        raise DataError("tokenizer", f"{reason} in {folder}", "the model's tokenizer beside it", cure)
+        cure = "Copy the tokenizer's files (tokenizer.json, tokenizer_config.json …) into the folder."
+        raise DataError("tokenizer", f"{reason} in {folder}", "the model's tokenizer in its folder", cure)
     return found
 
 
 def _short(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return one_line(error)[:300]

@@ -14,7 +14,7 @@ from polymix.measure.shapes import Shape
 from polymix.measure.timing import Timing
 from polymix.mixers import MixerConfig
 from polymix.mixers.spec import parse_mixer
-from polymix.workflows.numbers import figure, speedup
+from polymix.workflows.numbers import figure, plural, speedup
 from polymix.workflows.recommend.decide import choose, fastest, gain, wins_from
 
 SPEED_ALONE = (
@@ -193,15 +193,15 @@ class Recommendation:
 
         A layer that is called at several shapes is kept unless one mixer is best at all of them.
         """
-        found: dict[str, MixerConfig | str] = {}
+        plan: dict[str, MixerConfig | str] = {}
         for layer in self.layers:
             advised = parse_mixer(layer.mixer)[1] if layer.mixer else KEEP
-            found |= {place: advised if found.get(place, advised) == advised else KEEP for place in layer.places}
-        if not found:
+            plan |= {place: advised if plan.get(place, advised) == advised else KEEP for place in layer.places}
+        if not plan:
             got = "a recommendation for shapes" if self.model is None else "layers that no adapter knows"
             allowed = "a recommendation for a model that polymix.convert knows"
             raise OptionError("plan", got, allowed, "Name a mixer, or layers by globs.")
-        return found
+        return plan
 
     @property
     def headline(self) -> str:
@@ -230,7 +230,7 @@ class Recommendation:
         }  # fmt: skip
 
     def __str__(self) -> str:
-        where = self.machine["gpu"] or f"{self.machine['cpu']}, {self.machine['threads']} thread(s)"
+        where = self.machine["gpu"] or f"{self.machine['cpu']}, {plural(self.machine['threads'], 'thread')}"
         what = "forward and backward" if self.training else "forward without gradients"
         head = textwrap.wrap(self.headline, _WIDTH) + textwrap.wrap(f"{what}, {self.dtype}; {where}", _WIDTH)
         parts = ["\n".join(head), *map(str, self.layers)]

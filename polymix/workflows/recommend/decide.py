@@ -12,7 +12,7 @@ WORTH_OF_ONE_RUN = 2.0  # where there was time for a single run, which has no sp
 
 
 def gain(attention: Timing | None, candidate: Candidate) -> tuple[float, float, float] | None:
-    """The speedup over attention: of the medians, and the least and the most that the 10 % and 90 % quantiles allow."""
+    """The speedup over attention: of the medians, and the least and the most that the quantiles allow."""
     ours = candidate.timing
     if attention is None or ours is None:
         return None

@@ -1,4 +1,4 @@
-"""The attention layers of any PyTorch model, found by what they hold, and what each is called with in one run."""
+"""The attention layers of any PyTorch model, recognised by what they hold, and what each is called with."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from polymix.measure.shapes import Shape
 from polymix.measure.timing import Call
 from polymix.mixers import MixerConfig
 
-_PREFIX = 8  # more tokens than these in front of a grid: it is another grid
+_PREFIX = 8  # with more tokens than that before it, a grid is not the layer's
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Calls of one kind of attention layer at one shape: the first of them stands for all."""
+    """The calls of one kind of attention layer at one shape. The first call stands for all."""
 
     names: tuple[str, ...]  # one a call
     module: nn.Module
@@ -35,7 +35,7 @@ class Layer:
 
     @property
     def places(self) -> tuple[str, ...]:
-        """The layers as `polymix.convert` names them, which may replace what holds them; () where it knows none."""
+        """The layers as `polymix.convert` names them (it may replace a parent); empty if it knows none."""
         try:
             known = attention_layers(self.host)
         except OptionError:
@@ -44,7 +44,7 @@ class Layer:
         return tuple(dict.fromkeys(held))
 
     def refused(self, mixers: Mapping[str, MixerConfig]) -> dict[str, str]:
-        """Why `polymix.convert` would not put one of the mixers here, by their labels."""
+        """For each label of a mixer that `polymix.convert` would not insert here: the reason."""
         reasons: dict[str, str] = {}
         for place in self.places[:1]:
             module = self.host.get_submodule(place)
@@ -60,24 +60,24 @@ class Layer:
         return reasons
 
     def call(self, training: bool) -> Call:
-        """The layer alone, called so again."""
+        """The same call of the layer alone."""
         for t in tensors((self.args, self.kwargs)) if training else ():
-            if t.is_floating_point() and t.shape[-1] == self.shape.dim:  # tokens: no mask, no angles
+            if t.is_floating_point() and t.shape[-1] == self.shape.dim:  # tokens, not masks or angles
                 t.requires_grad_()
         return call_of(self.module, self.args, self.kwargs, training)
 
 
 def record(model: nn.Module, run: Call, ids: bool) -> tuple[list[Layer], list[str]]:
-    """The distinct layers of one `run` of the model, and which were found but cannot be judged, and why.
+    """The distinct attention layers of one `run` of the model, and notes on those that are left out.
 
-    ids: the model reads ids of a text, so that its tokens stand in a line.
+    ids: the model reads token ids, so its tokens are a sequence.
 
     Raises:
-        OptionError: there is nothing that attends; the message says what was looked for.
+        OptionError: the model has no attention. The message says what was looked for.
     """
-    found = dict(attention_modules(model))
-    if not found:
-        raise OptionError("model", f"{type(model).__name__}, in which nothing attends,", SOUGHT, "Or pass shapes.")
+    modules = dict(attention_modules(model))
+    if not modules:
+        raise OptionError("model", f"{type(model).__name__}, which has no attention", SOUGHT, "Or pass shapes.")
     layers: dict[tuple[type, Shape], Layer] = {}
     left_out: dict[str, str] = {}
     its_grids = list(grids(model))
@@ -94,16 +94,16 @@ def record(model: nn.Module, run: Call, ids: bool) -> tuple[list[Layer], list[st
         else:
             layers[key] = Layer((name,), module, *kept(args, kwargs), shape, model)
 
-    with on_calls(found, seen):
+    with on_calls(modules, seen):
         run()
     if not layers:
-        got = "; ".join(left_out.values()) or f"no call of {', '.join(found)}"
-        raise OptionError("input", got, "one with which the model attends", "Pass shapes instead.")
+        got = "; ".join(left_out.values()) or f"no call of {', '.join(modules)}"
+        raise OptionError("input", got, "an input with which the model runs its attention", "Or pass shapes.")
     return list(layers.values()), list(left_out.values())
 
 
 def shape_of_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shape:
-    """What the layer is called with, without its grid."""
+    """What the layer is called with, apart from its grid."""
     given = arguments_of(module, args, kwargs)
     x = next((value for value in given.values() if isinstance(value, Tensor) and value.is_floating_point()), None)
     if x is None or x.ndim not in (2, 3) or (x.ndim == 2 and not isinstance(module, nn.MultiheadAttention)):
@@ -129,7 +129,7 @@ def shape_of_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _located(shape: Shape, grids: Sequence[tuple[int, ...]], ids: bool) -> Shape:
-    """With the model's grid where it has one that fits; a text has a line."""
+    """With the model's grid, if one fits; text has one axis."""
     if ids or shape.causal:
         return replace(shape, grid=(shape.tokens,))
     prefixes = {grid: shape.tokens - torch.Size(grid).numel() for grid in grids}

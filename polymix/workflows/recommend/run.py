@@ -50,19 +50,19 @@ def recommend(
 
     A candidate is recommended if its median is at least 5 % faster than attention's, and nine in ten of its runs are
     faster than nine in ten of attention's. In a model, attention is the model's own layer, called as the model calls
-    it; for shapes it is polymix's softmax, PyTorch's fused kernel. Candidates are first checked against float64 at a
-    small size. Those that cannot do what the layer does (causal, a context, masks) are listed with the reason. Speed
+    it; for shapes it is polymix's softmax, PyTorch's fused kernel. Candidates are first checked at a small size, in
+    float64. Those that cannot do what the layer does (causal, a context, masks) are listed with the reason. Speed
     says nothing about accuracy: `polymix compare` measures that.
 
     Args:
-        model_or_shapes: a model with attention, or one shape or several: (tokens, dim), (batch, tokens, dim), or a dict
-            of tokens, dim, heads, batch, grid, causal, cross, mask.
+        model_or_shapes: a model with attention, or one shape or several: (tokens, dim), (batch, tokens, dim), or a
+            dict of tokens, dim, heads, batch, grid, causal, cross, mask.
         device, dtype: where, and in which type, to measure. None: the model's own, or cpu and float32 for shapes. A
             model is copied to be moved.
         candidates: mixers, written as for `polymix compare --mixers`.
         batch: the default batch of shapes, and of the images made for a model without `input`.
-        input: what the model is called with: a tensor, a dict of keyword arguments, or a tuple. None: random images of
-            the size that the model states.
+        input: what the model is called with: a tensor, a dict of keyword arguments, or a tuple. None: random images
+            of the size that the model states.
         training: time forward and backward instead of a forward without gradients.
         seconds: the budget for all measurements. A call that takes an eighth of its share or more has a single run;
             then only a factor of two counts. Many layers, or one slow run of attention, can exceed the budget.
@@ -169,7 +169,7 @@ def _given(model: nn.Module, given: Any, batch: int) -> Any:
 
 
 def _moved(model: nn.Module, given: Any, timer: CandidateTimer, elsewhere: bool) -> tuple[nn.Module, Any]:
-    """The model and its input where they are measured. A model that must move, or that training changes, is copied."""
+    """The model and its input where they are measured. The model is copied if it must move or is trained."""
 
     def move(t: Tensor) -> Tensor:
         return t.to(timer.device, timer.dtype if t.is_floating_point() else t.dtype)

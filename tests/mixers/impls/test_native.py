@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import polymix
-from polymix.ops.native.build import why_not
+from polymix.ops.native.library import why_not
 from polymix.ops.shared import blocks
 from tests.helpers import build, close, tokens
 from tests.mixers.impls.cases import CASES, both, length, make, of, padding
@@ -128,7 +128,7 @@ def test_second_derivatives():
 def test_what_it_refuses():
     x = tokens(2, 11, 12, dtype=torch.float32)
     mixer = of(make("padre: 3").float(), "native")
-    refuses(mixer, "native", "takes no mask", x, mask=padding(2, 11))
+    refuses(mixer, "native", "does not take a mask", x, mask=padding(2, 11))
     refuses(of(make("padre: 3"), "native"), "native", "float32", x.double())
     with torch.autocast("cpu", dtype=torch.bfloat16):
         refuses(mixer, "native", "autocast", x)
@@ -161,7 +161,7 @@ def test_auto_leaves_bf16_to_a_processor_that_multiplies_it(case, bf16_products)
     left = bf16_products and not case.startswith("padre")
     with torch.no_grad():
         auto, named = polymix.explain(mixer, x)[0], polymix.explain(of(mixer, "native"), x)[0]
-    assert auto.impl == ("blocked" if left else "native") and ("bfloat16 itself" in auto.why) == left
+    assert auto.impl == ("blocked" if left else "native") and ("multiplies bfloat16 natively" in auto.why) == left
     assert named.impl == "native"
 
 

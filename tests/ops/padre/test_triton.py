@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from polymix.ops.shared.depthwise import depthwise_conv
-from tests.ops.kernels import DEVICE, assert_close, assert_same_bits, twice, wide, with_gradients
+from tests.ops.kernels import DEVICE, assert_close, assert_same_bits, to_float64, twice_the_error, with_gradients
 
-pytest.importorskip("triton", reason="untested: PADRe's kernels, for which Triton is needed")
+pytest.importorskip("triton", reason="untested: PADRe's Triton kernels, which need Triton")
 
 from polymix.ops.padre import triton as padre
 
@@ -39,12 +39,12 @@ def inputs(case, parts=(True, True), dtype=torch.float64):
     seen = n + dilation * (kernel[0] - 1) if causal else n
     shapes = ((batch, n, dim), (batch, seen, dim), (dim, 1, *kernel), (dim,), (batch, n, dim))
     keep = (True, True, True, *parts)
-    made = [torch.randn(shape).to(DEVICE, dtype) if k else None for shape, k in zip(shapes, keep, strict=True)]
-    return made, grid, {"causal": causal, "dilation": dilation}
+    tensors = [torch.randn(shape).to(DEVICE, dtype) if k else None for shape, k in zip(shapes, keep, strict=True)]
+    return tensors, grid, {"causal": causal, "dilation": dilation}
 
 
 def written_out(x, weight, bias, y, grid, *, causal, dilation):
-    """A sum over the taps, each the tokens moved by that tap."""
+    """The convolution as a sum over the taps of shifted tokens."""
     kernel = weight.shape[2:]
     if not causal:
         pads = [(dilation * (k // 2),) * 2 for k in kernel]
@@ -58,85 +58,85 @@ def written_out(x, weight, bias, y, grid, *, causal, dilation):
     return out if y is None else out * y
 
 
-def eager(x, weight, bias, y, grid, **how):
-    out = depthwise_conv(x, weight, grid, **how)
+def eager(x, weight, bias, y, grid, **options):
+    out = depthwise_conv(x, weight, grid, **options)
     out = out if bias is None else out + bias
     return out if y is None else out * y
 
 
-def launched(made, grid, how):
-    grad, *rest = made
-    return [padre.step(*rest, grid, **how), *padre.step_backward(grad, *rest, grid, **how)]
+def launched(tensors, grid, options):
+    grad, *rest = tensors
+    return [padre.step(*rest, grid, **options), *padre.step_backward(grad, *rest, grid, **options)]
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_float32_equals_the_written_out_convolution(case):
-    made, grid, how = inputs(CASES[case])
-    want = with_gradients(written_out, *made, grid=grid, **how)
-    assert_close(NAMES, launched([t.float() for t in made], grid, how), want)
+    tensors, grid, options = inputs(CASES[case])
+    want = with_gradients(written_out, *tensors, grid=grid, **options)
+    assert_close(NAMES, launched([t.float() for t in tensors], grid, options), want)
 
 
 @pytest.mark.parametrize("parts", PARTS)
 @pytest.mark.parametrize("case", ["2d", "causal dilated"])
-def test_without_bias_or_y_only_what_is_given_has_a_gradient(case, parts):
-    made, grid, how = inputs(CASES[case], PARTS[parts])
-    got = launched([None if t is None else t.float() for t in made], grid, how)
-    assert_close(NAMES, got, with_gradients(written_out, *made, grid=grid, **how))
+def test_without_bias_or_y_only_the_other_inputs_have_gradients(case, parts):
+    tensors, grid, options = inputs(CASES[case], PARTS[parts])
+    got = launched([None if t is None else t.float() for t in tensors], grid, options)
+    assert_close(NAMES, got, with_gradients(written_out, *tensors, grid=grid, **options))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("case", ["2d", "causal dilated", "3d"])
-def test_half_precision_errs_at_most_twice_as_much_as_eager(case, dtype):
-    made, grid, how = inputs(CASES[case], dtype=dtype)
-    want = with_gradients(written_out, *wide(*made), grid=grid, **how)
-    plain = with_gradients(eager, *made, grid=grid, **how)
-    got = launched(made, grid, how)
-    assert_close(NAMES, got, want, twice(plain, want, dtype))
+def test_half_precision_has_at_most_twice_the_error_of_eager_code(case, dtype):
+    tensors, grid, options = inputs(CASES[case], dtype=dtype)
+    want = with_gradients(written_out, *to_float64(*tensors), grid=grid, **options)
+    plain = with_gradients(eager, *tensors, grid=grid, **options)
+    got = launched(tensors, grid, options)
+    assert_close(NAMES, got, want, twice_the_error(plain, want, dtype))
     kinds = [t.dtype for t in got]
-    assert kinds == [dtype, dtype, torch.float32, torch.float32, dtype], "x and y keep their type, parameters sum wide"
+    assert kinds == [dtype, dtype, torch.float32, torch.float32, dtype], (
+        "gradients of x and y keep their dtype, those of parameters are float32"
+    )
 
 
 @pytest.mark.parametrize("case", ["2d", "causal dilated"])
 def test_any_strides_give_the_same_bits_as_contiguous_tensors(case):
-    made, grid, how = inputs(CASES[case], dtype=torch.float32)
-    grad, x, weight, bias, y = made
+    tensors, grid, options = inputs(CASES[case], dtype=torch.float32)
+    grad, x, weight, bias, y = tensors
     channels_first = x.transpose(1, 2).contiguous().transpose(1, 2)
     sliced = torch.stack((y, -y), -1).flatten(2)[..., ::2]
     every_other = torch.stack((grad, -grad), 2).flatten(1, 2)[:, ::2]
     turned = weight.transpose(0, -1).contiguous().transpose(0, -1)
     spaced = torch.stack((bias, -bias), -1)[:, 0]
-    got = launched([every_other, channels_first, turned, spaced, sliced], grid, how)
-    assert_same_bits(NAMES, got, launched(made, grid, how), "reads its inputs by the wrong strides")
+    got = launched([every_other, channels_first, turned, spaced, sliced], grid, options)
+    assert_same_bits(NAMES, got, launched(tensors, grid, options), "wrong strides")
 
 
 @pytest.mark.parametrize("case", ["2d", "causal 257", "3d"])
-def test_one_launch_of_few_programs_walks_all_its_tiles(case, monkeypatch):
+def test_few_programs_process_all_tiles(case, monkeypatch):
     monkeypatch.setattr(padre, "PROGRAMS", 1)
-    made, grid, how = inputs(CASES[case])
-    want = with_gradients(written_out, *made, grid=grid, **how)
-    assert_close(NAMES, launched([t.float() for t in made], grid, how), want)
+    tensors, grid, options = inputs(CASES[case])
+    want = with_gradients(written_out, *tensors, grid=grid, **options)
+    assert_close(NAMES, launched([t.float() for t in tensors], grid, options), want)
 
 
 @pytest.mark.parametrize("case", ["1d", "causal dilated", "2d dilated"])
-def test_a_nan_reaches_only_the_tokens_whose_kernel_it_lies_under(case):
-    (_, x, weight, _, _), grid, how = inputs(CASES[case], (False, False), torch.float32)
+def test_a_nan_reaches_only_the_tokens_whose_kernel_covers_it(case):
+    (_, x, weight, _, _), grid, options = inputs(CASES[case], (False, False), torch.float32)
     weight = weight.abs() + 1
     x[:, x.shape[1] // 2] = math.nan
-    got = padre.step(x, weight, None, None, grid, **how)
-    hit = written_out(x.isnan().float(), weight, None, None, grid, **how) > 0
-    assert torch.equal(got.isnan(), hit), (
-        "a token's NaN leaks to, or misses, tokens that the kernel does not, or does, join"
-    )
+    got = padre.step(x, weight, None, None, grid, **options)
+    hit = written_out(x.isnan().float(), weight, None, None, grid, **options) > 0
+    assert torch.equal(got.isnan(), hit), "a NaN must reach exactly the tokens whose kernel covers it"
 
 
 def test_an_empty_batch_gives_empty_outputs_and_gradients_of_zero():
-    made, grid, how = inputs((0, *CASES["2d"][1:]), dtype=torch.float32)
-    out, grad_x, grad_weight, grad_bias, grad_y = launched(made, grid, how)
+    tensors, grid, options = inputs((0, *CASES["2d"][1:]), dtype=torch.float32)
+    out, grad_x, grad_weight, grad_bias, grad_y = launched(tensors, grid, options)
     assert out.numel() == grad_x.numel() == grad_y.numel() == 0
-    assert not grad_weight.any() and not grad_bias.any(), "no sample gives no gradient, and no NaN"
+    assert not grad_weight.any() and not grad_bias.any(), "an empty batch must give zero gradients, not NaN"
 
 
 def test_two_runs_give_the_same_bits():
-    made, grid, how = inputs(CASES["2d"], dtype=torch.float32)
-    once, again = launched(made, grid, how), launched(made, grid, how)
-    assert_same_bits(NAMES, once, again, "depends on the order in which programs finish")
+    tensors, grid, options = inputs(CASES["2d"], dtype=torch.float32)
+    once, again = launched(tensors, grid, options), launched(tensors, grid, options)
+    assert_same_bits(NAMES, once, again, "the result depends on the order of the programs")

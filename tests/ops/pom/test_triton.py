@@ -1,12 +1,12 @@
-"""PoM's kernels against the written-out sums in float64; every launcher's memory starts as NaN."""
+"""PoM's Triton kernels against the written-out sums in float64; all memory of the launchers starts as NaN."""
 
 import pytest
 import torch
 
 from polymix.ops.shared.activations import ACTIVATIONS
-from tests.ops.kernels import DEVICE, assert_close, assert_same_bits, twice, with_gradients
+from tests.ops.kernels import DEVICE, assert_close, assert_same_bits, twice_the_error, with_gradients
 
-pytest.importorskip("triton", reason="untested: PoM's kernels, for which Triton is needed")
+pytest.importorskip("triton", reason="untested: PoM's Triton kernels, which need Triton")
 
 from polymix.ops.pom import triton as pom
 
@@ -15,10 +15,10 @@ NAMES = ("output", "grad_h", "grad_alpha")
 
 
 def make(batch, n, width, degree, *, dtype=torch.float32, masked=False, rotary=0, sort=False, ids=None, start=False):
-    """h and alpha, and the options of both launchers and of `scan` alone."""
+    """h, alpha, the options of both launchers, and the options of `scan` only."""
     h = (0.7 * torch.randn(batch, n, width)).to(DEVICE, dtype)
     alpha = torch.randn(width, degree).to(DEVICE)
-    both, own = {}, {}
+    both, scan_only = {}, {}
     if masked:
         mask = torch.rand(batch, n) < 0.7
         mask[-1] = False
@@ -28,17 +28,17 @@ def make(batch, n, width, degree, *, dtype=torch.float32, masked=False, rotary=0
         angles = 6 * torch.rand(1 if rotary == 1 else batch, n, width // 2, device=DEVICE)
         both |= {"cos": angles.cos(), "sin": angles.sin(), "axes": rotary}
     if sort:
-        own["order"] = torch.rand(batch, n).argsort(1).to(DEVICE)
+        scan_only["order"] = torch.rand(batch, n).argsort(1).to(DEVICE)
     if ids is not None:
         ids = torch.randint(ids, (batch, n)).sort(1).values
-        own["first"] = torch.searchsorted(ids, ids).to(DEVICE)
+        scan_only["first"] = torch.searchsorted(ids, ids).to(DEVICE)
     if start:
-        own["start"] = torch.randn(batch, width).to(DEVICE)
-    return h, alpha, both, own
+        scan_only["start"] = torch.randn(batch, width).to(DEVICE)
+    return h, alpha, both, scan_only
 
 
 def terms(h, alpha, activation, mask=None, cos=None, sin=None, axes=1):
-    """The terms in h's type: powers one by one, the rotation as a product of complex numbers."""
+    """The terms in the dtype of h, power by power, with the rotation as a complex product."""
     if mask is not None:
         h = torch.where(mask[..., None], h, torch.zeros_like(h))
     a = ACTIVATIONS[activation](h)
@@ -52,52 +52,52 @@ def terms(h, alpha, activation, mask=None, cos=None, sin=None, axes=1):
     return torch.stack((z.real, z.imag), -2).flatten(-3).to(t.dtype)
 
 
-def eager(h, alpha, activation, both, own, running):
-    """The sums, by a dense matrix of who sees whom."""
+def eager(h, alpha, activation, both, scan_only, running):
+    """The sums, by a dense matrix of which token sees which."""
     t = terms(h, alpha, activation, **both)
     t = t.to(torch.promote_types(t.dtype, torch.float32))
     if not running:
         return t.sum(1)
     n = h.shape[1]
-    if "order" in own:
-        t = t.gather(1, own["order"][..., None].expand_as(t))
+    if "order" in scan_only:
+        t = t.gather(1, scan_only["order"][..., None].expand_as(t))
     place = torch.arange(n, device=h.device)
-    first = own.get("first", torch.zeros(h.shape[:2], dtype=torch.int64, device=h.device))
+    first = scan_only.get("first", torch.zeros(h.shape[:2], dtype=torch.int64, device=h.device))
     sees = (place[None, None, :] <= place[None, :, None]) & (place[None, None, :] >= first[:, :, None])
     total = sees.to(t.dtype) @ t
-    return total + own["start"][:, None].to(t.dtype) if "start" in own else total
+    return total + scan_only["start"][:, None].to(t.dtype) if "start" in scan_only else total
 
 
-def answers(h, alpha, activation, both, own, running, grad, dtype=torch.float64):
-    """Output, grad_h and grad_alpha by autograd in `dtype`."""
+def answers(h, alpha, activation, both, scan_only, running, grad, dtype=torch.float64):
+    """The output, grad_h and grad_alpha by autograd in `dtype`."""
     if "mask" in both:
         h = h.masked_fill(~both["mask"][..., None], 0)
-    how = {"activation": activation, "both": both, "own": own, "running": running}
+    how = {"activation": activation, "both": both, "scan_only": scan_only, "running": running}
     return with_gradients(eager, grad, h.to(dtype), alpha.to(dtype), **how)
 
 
-def kernels(h, alpha, activation, both, own, running, grad):
+def kernels(h, alpha, activation, both, scan_only, running, grad):
     call = {"activation": activation, **both}
     if not running:
         return pom.pool(h, alpha, **call), *pom.pool_backward(grad, h, alpha, **call)
-    back = {key: value for key, value in own.items() if key != "start"}
+    back = {key: value for key, value in scan_only.items() if key != "start"}
     grad_h, grad_alpha, _ = pom.scan_backward(grad, h, alpha, **call, **back)
-    return pom.scan(h, alpha, **call, **own), grad_h, grad_alpha
+    return pom.scan(h, alpha, **call, **scan_only), grad_h, grad_alpha
 
 
-def check(h, alpha, activation="gelu", both=None, own=None, running=True, grad=None):
-    both, own = both or {}, own or {}
+def check(h, alpha, activation="gelu", both=None, scan_only=None, running=True, grad=None):
+    both, scan_only = both or {}, scan_only or {}
     shape = h.shape if running else (h.shape[0], h.shape[2])
     grad = torch.randn(shape).to(h.device) if grad is None else grad
-    got = kernels(h, alpha, activation, both, own, running, grad)
-    want, allowed = answers(h, alpha, activation, both, own, running, grad), None
+    got = kernels(h, alpha, activation, both, scan_only, running, grad)
+    want, allowed = answers(h, alpha, activation, both, scan_only, running, grad), None
     if h.dtype != torch.float32:
-        plain = answers(h, alpha, activation, both, own, running, grad, h.dtype)
-        allowed = twice(plain, want, h.dtype)
+        plain = answers(h, alpha, activation, both, scan_only, running, grad, h.dtype)
+        allowed = twice_the_error(plain, want, h.dtype)
     assert_close(NAMES, got, want, allowed)
-    assert got[0].dtype == got[2].dtype == torch.float32 and got[1].dtype == h.dtype, "sums are kept in float32"
+    assert got[0].dtype == got[2].dtype == torch.float32 and got[1].dtype == h.dtype, "sums must be float32"
     if "mask" in both:
-        assert (got[1][~both["mask"]] == 0).all(), "a hidden token has a gradient"
+        assert (got[1][~both["mask"]] == 0).all(), "padding must have no gradient"
 
 
 SHAPES = [(2, 1, 12, 1), (2, 63, 12, 2), (1, 100, 60, 3), (1, 257, 4, 5), (1, 5, 192, 2)]
@@ -105,9 +105,9 @@ SHAPES = [(2, 1, 12, 1), (2, 63, 12, 2), (1, 100, 60, 3), (1, 257, 4, 5), (1, 5,
 
 @pytest.mark.parametrize("running", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_awkward_shapes_of_every_degree(shape, running):
-    h, alpha, both, own = make(*shape, start=running)
-    check(h, alpha, both=both, own=own, running=running)
+def test_odd_shapes_at_every_degree(shape, running):
+    h, alpha, both, scan_only = make(*shape, start=running)
+    check(h, alpha, both=both, scan_only=scan_only, running=running)
 
 
 @pytest.mark.parametrize("running", [False, True])
@@ -132,39 +132,39 @@ OPTIONS = {
 
 @pytest.mark.parametrize("splits", [2, 4])  # of two tiles, of one
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_options_however_it_is_split(options, splits, monkeypatch):
+def test_options_with_any_number_of_splits(options, splits, monkeypatch):
     monkeypatch.setattr(pom, "TILE", 16)
     monkeypatch.setattr(pom, "PROGRAMS", splits * 2 * max(1, options.get("rotary", 0)))
-    h, alpha, both, own = make(2, 50, 12, 2, **options)
-    check(h, alpha, both=both, own=own)
-    if not own:
+    h, alpha, both, scan_only = make(2, 50, 12, 2, **options)
+    check(h, alpha, both=both, scan_only=scan_only)
+    if not scan_only:
         check(h, alpha, both=both, running=False)
 
 
-def test_pool_of_more_channels_than_a_block():
+def test_pool_with_more_channels_than_a_block():
     for options in ({"masked": True}, {"rotary": 1}, {"rotary": 2}):
         h, alpha, both, _ = make(2, 10, 140, 2, **options)
         check(h, alpha, both=both, running=False)
 
 
 @pytest.mark.parametrize("ids", [None, 2])
-def test_more_splits_than_a_tile_of_them(ids, monkeypatch):
+def test_more_splits_than_a_tile(ids, monkeypatch):
     monkeypatch.setattr(pom, "TILE", 4)
-    h, alpha, both, own = make(1, 63, 4, 2, ids=ids)
-    check(h, alpha, both=both, own=own)
+    h, alpha, both, scan_only = make(1, 63, 4, 2, ids=ids)
+    check(h, alpha, both=both, scan_only=scan_only)
 
 
-def test_segments_that_begin_where_a_split_does(monkeypatch):
+def test_segments_that_begin_at_a_split(monkeypatch):
     monkeypatch.setattr(pom, "TILE", 4)
     h, alpha, *_ = make(1, 20, 4, 2)
-    check(h, alpha, own={"first": (torch.arange(20, device=DEVICE) // 8 * 8)[None]})
+    check(h, alpha, scan_only={"first": (torch.arange(20, device=DEVICE) // 8 * 8)[None]})
 
 
 @pytest.mark.parametrize("running", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_as_good_as_eager_code(dtype, running):
-    h, alpha, both, own = make(2, 33, 12, 3, dtype=dtype, masked=True, rotary=1)
-    check(h, alpha, both=both, own=own, running=running)
+    h, alpha, both, scan_only = make(2, 33, 12, 3, dtype=dtype, masked=True, rotary=1)
+    check(h, alpha, both=both, scan_only=scan_only, running=running)
 
 
 @pytest.mark.parametrize("running", [False, True])
@@ -180,36 +180,38 @@ def test_any_strides(running):
         torch.zeros(40, 2, dtype=int, device=DEVICE).T,
     )
     both = {"mask": mask, "cos": angles.cos(), "sin": angles.sin().contiguous()}
-    own = {"order": order, "first": first} if running else {}
-    check(wide[1:, ::2, 1::2], alpha, both=both, own=own, running=running, grad=grad)
+    scan_only = {"order": order, "first": first} if running else {}
+    check(wide[1:, ::2, 1::2], alpha, both=both, scan_only=scan_only, running=running, grad=grad)
 
 
 @pytest.mark.parametrize("shape", [(0, 5, 12), (2, 0, 12)])
 @pytest.mark.parametrize("running", [False, True])
-def test_nothing_to_sum(shape, running):
+def test_empty_inputs(shape, running):
     h, alpha = torch.zeros(shape, device=DEVICE), torch.ones(12, 2, device=DEVICE)
     grad = torch.ones(shape if running else (shape[0], 12), device=DEVICE)
     turn = torch.zeros(shape[0], shape[1], 6, device=DEVICE)
     out, grad_h, grad_alpha = kernels(h, alpha, "gelu", {"cos": turn, "sin": turn}, {}, running, grad)
-    assert out.shape == grad.shape and (out == 0).all(), "the sum of nothing is not zero"
-    assert grad_h.shape == shape and grad_alpha.shape == (12, 2) and (grad_alpha == 0).all(), "nothing has a gradient"
+    assert out.shape == grad.shape and (out == 0).all(), "an empty sum must be zero"
+    assert grad_h.shape == shape and grad_alpha.shape == (12, 2) and (grad_alpha == 0).all(), (
+        "an empty input must give zero gradients"
+    )
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's arithmetic is NumPy's
-def test_no_segment_shows_in_another():
-    h, alpha, _, own = make(1, 70, 4, 2, ids=3)
-    begins = own["first"].unique().tolist()
+def test_segments_do_not_affect_each_other():
+    h, alpha, _, scan_only = make(1, 70, 4, 2, ids=3)
+    begins = scan_only["first"].unique().tolist()
     grad = torch.randn(h.shape, device=DEVICE)
-    before = kernels(h, alpha, "gelu", {}, own, True, grad)
+    before = kernels(h, alpha, "gelu", {}, scan_only, True, grad)
     h[:, begins[1] : begins[2]] = torch.tensor([1e18, float("nan"), float("inf"), 3.0], device=DEVICE)
     grad[:, begins[1] : begins[2]] *= 1e30
-    after = kernels(h, alpha, "gelu", {}, own, True, grad)
+    after = kernels(h, alpha, "gelu", {}, scan_only, True, grad)
     for x, y in zip(before[:2], after[:2], strict=True):
         for part in (slice(0, begins[1]), slice(begins[2], None)):
-            assert torch.equal(x[:, part], y[:, part]), "another segment's size shows in this one"
+            assert torch.equal(x[:, part], y[:, part]), "a segment depends on another one"
 
 
-def test_a_real_nan_is_not_hidden():
+def test_a_nan_of_a_real_token_is_kept():
     for activation in ACTIVATIONS:
         h = torch.zeros(1, 3, 4, device=DEVICE)
         h[0, 1, 2] = float("nan")
@@ -219,9 +221,9 @@ def test_a_real_nan_is_not_hidden():
 
 @pytest.mark.parametrize("running", [False, True])
 def test_same_input_same_bits(running):
-    h, alpha, both, own = make(2, 40, 12, 3, masked=True, rotary=1)
+    h, alpha, both, scan_only = make(2, 40, 12, 3, masked=True, rotary=1)
     grad = torch.randn(h.shape if running else (2, 12), device=DEVICE)
-    one, two = (kernels(h, alpha, "gelu", both, own, running, grad) for _ in range(2))
+    one, two = (kernels(h, alpha, "gelu", both, scan_only, running, grad) for _ in range(2))
     assert_same_bits(NAMES, one, two, "two runs differ")
 
 
@@ -234,8 +236,8 @@ def test_offsets_beyond_two_to_the_31():
     assert (out == 1).all(), "an offset wrapped around"
 
 
-def test_the_start_has_the_sum_of_all_gradients():
-    h, alpha, both, own = make(2, 9, 8, 2, start=True)
+def test_the_gradient_of_the_start_is_the_sum_of_all_gradients():
+    h, alpha, both, scan_only = make(2, 9, 8, 2, start=True)
     grad = torch.randn(2, 9, 8, device=DEVICE)
-    *_, grad_start = pom.scan_backward(grad, h, alpha, activation="gelu", **both, **own)
+    *_, grad_start = pom.scan_backward(grad, h, alpha, activation="gelu", **both, **scan_only)
     torch.testing.assert_close(grad_start, grad.sum(1))

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from tests.ops.kernels import DEVICE, assert_close, assert_same_bits, twice, wide, with_gradients
+from tests.ops.kernels import DEVICE, assert_close, assert_same_bits, to_float64, twice_the_error, with_gradients
 
-pytest.importorskip("triton", reason="untested: the kernels of pooled products, for which Triton is needed")
+pytest.importorskip("triton", reason="untested: the Triton kernels of pooled products, which need Triton")
 
 from polymix.ops.pooled import triton as pooled
 
@@ -34,7 +34,7 @@ def draw(*shape, dtype=torch.float32):
 
 
 def pool_inputs(size, parts, dtype=torch.float32):
-    """(grad, k, v, p_2) and the mask; the last row is padding alone, and NaN stands in all padding."""
+    """(grad, k, v, p_2) and the mask. The last row has no real token, and all padding is NaN."""
     batch, n, heads, width = size
     has_v, has_p, has_mask = parts
     grad, k = draw(batch, heads, width), draw(*size, dtype=dtype)
@@ -49,10 +49,10 @@ def pool_inputs(size, parts, dtype=torch.float32):
     return (grad, k, v, p_2), mask
 
 
-def spread_inputs(size, dtype=torch.float32, weighed=True):
+def spread_inputs(size, dtype=torch.float32, weighted=True):
     """grad, q, gate and p_1."""
     batch, n, heads, width = size
-    gate, p_1 = draw(batch, heads, width), draw(heads, n) if weighed else None
+    gate, p_1 = draw(batch, heads, width), draw(heads, n) if weighted else None
     return draw(*size, dtype=dtype), draw(*size, dtype=dtype), gate, p_1
 
 
@@ -78,34 +78,36 @@ def spread(grad, *inputs):
 
 @pytest.mark.parametrize("kind", POOLS)
 @pytest.mark.parametrize("size", SIZES)
-def test_pool_equals_the_written_out_sum_and_padding_never_shows(size, kind):
+def test_pool_equals_the_written_out_sum_without_padding(size, kind):
     inputs, mask = pool_inputs(SIZES[size], POOLS[kind])
     got = pool(*inputs, mask)
-    assert_close(NAMES, got, with_gradients(pool_written_out, *wide(*inputs), mask=mask))
+    assert_close(NAMES, got, with_gradients(pool_written_out, *to_float64(*inputs), mask=mask))
     if mask is not None:
-        assert not got[0][-1].any(), "a row of padding alone pools nothing"
-        assert not got[1][~mask].any(), "a hidden token has no gradient"
+        assert not got[0][-1].any(), "a row without real tokens must pool to zero"
+        assert not got[1][~mask].any(), "padding must have no gradient"
 
 
-@pytest.mark.parametrize("weighed", [True, False])
+@pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("size", SIZES)
-def test_spread_equals_the_written_out_product(size, weighed):
-    inputs = spread_inputs(SIZES[size], weighed=weighed)
-    assert_close(NAMES, spread(*inputs), with_gradients(spread_written_out, *wide(*inputs)))
+def test_spread_equals_the_written_out_product(size, weighted):
+    inputs = spread_inputs(SIZES[size], weighted=weighted)
+    assert_close(NAMES, spread(*inputs), with_gradients(spread_written_out, *to_float64(*inputs)))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_errs_at_most_twice_as_much_as_eager(dtype):
+def test_half_precision_has_at_most_twice_the_error_of_eager_code(dtype):
     pooling, _ = pool_inputs(SIZES["odd"], POOLS["poly_sa"], dtype)
     for run, formula, inputs in (
         (pool, pool_written_out, pooling),
         (spread, spread_written_out, spread_inputs(SIZES["odd"], dtype)),
     ):
-        want = with_gradients(formula, *wide(*inputs))
+        want = with_gradients(formula, *to_float64(*inputs))
         plain = with_gradients(formula, *inputs)
         got = run(*inputs)
-        assert_close(NAMES, got, want, twice(plain, want, dtype))
-        assert got[1].dtype == dtype and got[3].dtype == torch.float32, "tokens keep their type, parameters sum wide"
+        assert_close(NAMES, got, want, twice_the_error(plain, want, dtype))
+        assert got[1].dtype == dtype and got[3].dtype == torch.float32, (
+            "gradients of tokens keep their dtype, those of parameters are float32"
+        )
 
 
 def test_any_strides_give_the_same_bits_as_contiguous_tensors():
@@ -121,12 +123,12 @@ def test_any_strides_give_the_same_bits_as_contiguous_tensors():
         assert_same_bits(NAMES, run(*inputs), again, "an input is read by the wrong strides")
 
 
-def test_few_programs_walk_all_their_tiles(monkeypatch):
+def test_few_programs_process_all_tiles(monkeypatch):
     monkeypatch.setattr(pooled, "PROGRAMS", 1)
     inputs, mask = pool_inputs((2, 100, 2, 20), (True, True, True))
-    assert_close(NAMES, pool(*inputs, mask), with_gradients(pool_written_out, *wide(*inputs), mask=mask))
+    assert_close(NAMES, pool(*inputs, mask), with_gradients(pool_written_out, *to_float64(*inputs), mask=mask))
     inputs = spread_inputs((2, 100, 2, 20))
-    assert_close(NAMES, spread(*inputs), with_gradients(spread_written_out, *wide(*inputs)))
+    assert_close(NAMES, spread(*inputs), with_gradients(spread_written_out, *to_float64(*inputs)))
 
 
 @pytest.mark.parametrize("size", [(0, 5, 2, 8), (2, 0, 2, 8)])
@@ -134,10 +136,12 @@ def test_no_sample_or_no_token_pools_to_zero(size):
     batch, n, heads, width = size
     grad, p = draw(batch, heads, width), draw(heads, n)
     out, grad_k, _, grad_p = pool(grad, draw(*size), draw(*size), p)
-    assert out.shape == grad.shape and not out.any(), "a sum over no tokens is zero"
-    assert grad_k.shape == size and grad_p.shape == p.shape and not grad_p.any(), "no sample gives no gradient"
+    assert out.shape == grad.shape and not out.any(), "a sum over no tokens must be zero"
+    assert grad_k.shape == size and grad_p.shape == p.shape and not grad_p.any(), (
+        "an empty batch must give zero gradients"
+    )
     y, grad_q, grad_gate, _ = spread(draw(*size), draw(*size), grad, p)
-    assert y.shape == grad_q.shape == size and not grad_gate.any(), "a sum over no tokens is zero"
+    assert y.shape == grad_q.shape == size and not grad_gate.any(), "a sum over no tokens must be zero"
 
 
 def test_two_runs_give_the_same_bits():

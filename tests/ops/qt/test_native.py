@@ -1,16 +1,13 @@
-"""QT's maps with what they pool and spread, in C, against the definition in float64."""
-
-import platform
+"""QT's C kernels, `pool` and `spread`, against the definition in float64."""
 
 import pytest
 import torch
 
-from polymix.ops.native import build
 from polymix.ops.qt import qt_pool, qt_spread
 from tests.helpers import build as mixer_of
 from tests.helpers import tokens
 from tests.mixers.impls.cases import of
-from tests.ops.kernels import needs_it, off
+from tests.ops.kernels import needs_it, relative_error
 
 SHAPES = {  # batch, tokens, channels, heads
     "one token": (1, 1, 48, 3), "half a vector left": (2, 63, 60, 3), "a block": (3, 100, 48, 3), "odd": (1, 257, 60, 3),
@@ -22,7 +19,7 @@ every_order = pytest.mark.parametrize("order", [0, 1, 2])
 
 
 def pooling(batch, n, dim, heads, order, *, bias=True, mask=True, dtype=torch.float32):
-    """Arguments of qt_pool; with a mask, the last sample has no token at all."""
+    """Arguments of qt_pool; with a mask, the last sample has no real token."""
     hidden = None
     if mask:
         hidden = tokens(batch, n, seed=9) < 0.5
@@ -33,7 +30,7 @@ def pooling(batch, n, dim, heads, order, *, bias=True, mask=True, dtype=torch.fl
 
 
 def spreading(batch, n, dim, heads, order, *, bias=True, out=None, dtype=torch.float32):
-    """Arguments of qt_spread, some of whose denominators are below the least, and some below zero."""
+    """Arguments of qt_spread with some denominators below the bound, and some below zero."""
     d, out = dim // heads, out or dim
     moments = (tokens(batch, heads, 1 + order * d, d + 1, seed=3) / d).float()
     moments[:, :, 0, d], least = 1.0, torch.full((batch,), 0.9)
@@ -42,27 +39,27 @@ def spreading(batch, n, dim, heads, order, *, bias=True, out=None, dtype=torch.f
     return tokens(batch, n, dim).to(dtype), q.to(dtype), b, moments, least, last.to(dtype), b_last
 
 
-def doubled(args):
+def in_float64(args):
     return tuple(a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args)
 
 
 def derivatives(operator, args, impl, rounded=torch.float32):
-    """Output and the gradients of all that has any, by name; of a cotangent that is a number of the type `rounded`."""
+    """The output and the gradients of all inputs that have one, by name, for a cotangent rounded to `rounded`."""
     leaves = [a.detach().requires_grad_() if i in operator.wrt and a is not None else a for i, a in enumerate(args)]
     out = operator(*leaves, impl=impl)
     cotangent = tokens(*out.shape, seed=8).to(rounded).to(out.dtype)
-    wanted = {name: a for name, a, i in zip(operator.names, leaves, range(99), strict=False) if i in operator.wrt}
-    wanted = {name: a for name, a in wanted.items() if a is not None}
-    grads = torch.autograd.grad(out, list(wanted.values()), cotangent, allow_unused=True)
-    found = {name: torch.zeros_like(a) if g is None else g for (name, a), g in zip(wanted.items(), grads, strict=True)}
-    return {"output": out, **found}
+    inputs = {name: a for name, a, i in zip(operator.names, leaves, range(99), strict=False) if i in operator.wrt}
+    inputs = {name: a for name, a in inputs.items() if a is not None}
+    grads = torch.autograd.grad(out, list(inputs.values()), cotangent, allow_unused=True)
+    pairs = zip(inputs.items(), grads, strict=True)
+    return {"output": out, **{name: torch.zeros_like(a) if grad is None else grad for (name, a), grad in pairs}}
 
 
 def agree(operator, args, tolerance=1e-5):
-    ours, wanted = derivatives(operator, args, "native"), derivatives(operator, doubled(args), "eager")
+    ours, wanted = derivatives(operator, args, "native"), derivatives(operator, in_float64(args), "eager")
     for name, value in ours.items():
         assert value.shape == wanted[name].shape and value.dtype == torch.float32, name
-        assert off(value, wanted[name]) < tolerance, f"{name}: more than the rounding of float32"
+        assert relative_error(value, wanted[name]) < tolerance, f"{name}: the error exceeds the rounding of float32"
 
 
 @needs_it
@@ -82,8 +79,8 @@ def test_the_spread_and_its_gradients(shape, order, fresh_memory_is_nan):
 
 
 @needs_it
-def test_what_the_cases_hold():
-    """Were no denominator bounded, or all, a wrong gradient there would go unseen."""
+def test_the_cases_have_bounded_and_free_denominators():
+    """If all denominators were bounded, or none, a wrong gradient would go unnoticed."""
     x, weight, bias, moments, least, *_ = spreading(*SHAPES["odd"], 2)
     q = (x @ weight.t() + bias).unflatten(-1, (3, -1)).transpose(1, 2)
     below = (torch.cat((torch.ones_like(q[..., :1]), q, q * q), -1) @ moments)[..., -1]
@@ -96,7 +93,7 @@ def test_a_sample_without_tokens_pools_to_zero():
     moments = qt_pool(*pooling(*SHAPES["a block"], 2), impl="native")
     assert moments[0].abs().min() > 0 and not moments[-1].any()
     none = qt_pool(*pooling(2, 0, 48, 3, 2, mask=False), impl="native")
-    assert none.shape == (2, 3, 33, 17) and not none.any(), "sums of nothing were not written"
+    assert none.shape == (2, 3, 33, 17) and not none.any(), "empty sums must be written as zeros"
 
 
 @needs_it
@@ -108,11 +105,11 @@ def test_padding_is_never_read_into_the_sums():
 
 
 @needs_it
-def test_sums_of_very_many_tokens_keep_their_digits():
-    """One float32 after the other would lose a digit by 100,000 tokens whose squares all add up."""
+def test_sums_of_very_many_tokens_stay_precise():
+    """Adding 100,000 squares one after another in float32 would lose a digit."""
     x, *rest = pooling(1, 100_000, 16, 1, 2, mask=False)
     args = (x + 1.0, *rest)
-    assert off(qt_pool(*args, impl="native"), qt_pool(*doubled(args), impl="eager")) < 2e-6
+    assert relative_error(qt_pool(*args, impl="native"), qt_pool(*in_float64(args), impl="eager")) < 2e-6
 
 
 @needs_it
@@ -121,7 +118,7 @@ def test_bf16_is_rounded_once(order):
     for operator, args in ((qt_pool, pooling(*SHAPES["odd"], order, mask=False, dtype=torch.bfloat16)),
                            (qt_spread, spreading(*SHAPES["odd"], order, dtype=torch.bfloat16))):  # fmt: skip
         ours = derivatives(operator, args, "native", torch.bfloat16)
-        wanted = derivatives(operator, doubled(args), "eager", torch.bfloat16)
+        wanted = derivatives(operator, in_float64(args), "eager", torch.bfloat16)
         for name, value in ours.items():
             kept = name == "moments" or (operator is qt_pool and name == "output")
             assert value.dtype == (torch.float32 if kept else torch.bfloat16), name
@@ -131,7 +128,7 @@ def test_bf16_is_rounded_once(order):
 
 @needs_it
 def test_any_layout_of_the_tokens():
-    """Transposed, cut out of something wider, every other token, begun where no vector does: no copy may be forgotten."""
+    """Transposed tokens, slices of a wider array, every other token, not aligned to a vector."""
 
     def wide(x):
         return torch.cat((x, x, x), -1)[..., 48:96]
@@ -149,39 +146,30 @@ def test_any_layout_of_the_tokens():
         wanted = derivatives(operator, args, "native")
         for change in (wide, sparse, turned, shifted):
             found = derivatives(operator, (change(args[0]), *args[1:]), "native")
-            assert all(off(found[name], wanted[name].double()) < 1e-6 for name in wanted), change.__name__
+            assert all(relative_error(found[name], wanted[name].double()) < 1e-6 for name in wanted), change.__name__
 
 
 @needs_it
-def test_the_same_bits_twice_and_near_them_whatever_the_threads():
-    """Each count of threads shares the samples among them in another way, five more than there are blocks of some."""
+def test_results_are_reproducible_and_close_for_any_number_of_threads():
+    """Each number of threads divides the samples differently; five threads are more than some samples have blocks."""
     before = torch.get_num_threads()
     shapes = [SHAPES[name] for name in ("samples that threads share", "sums of sums")]
     for operator, args in (*((qt_pool, pooling(*shape, 2)) for shape in shapes),
                            *((qt_spread, spreading(*shape, 2)) for shape in shapes)):  # fmt: skip
-        wanted = derivatives(operator, doubled(args), "eager")
+        wanted = derivatives(operator, in_float64(args), "eager")
         try:
             for threads in (1, 2, 4, 5, 12):
                 torch.set_num_threads(threads)
                 first, second = (derivatives(operator, args, "native") for _ in range(2))
                 assert all(torch.equal(first[name], second[name]) for name in first), threads
-                assert all(off(first[name], wanted[name]) < 1e-5 for name in first), threads
+                assert all(relative_error(first[name], wanted[name]) < 1e-5 for name in first), threads
         finally:
             torch.set_num_threads(before)
 
 
 @needs_it
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="untested: narrower vectors of x86")
-@pytest.mark.parametrize("architecture", ["x86-64", "x86-64-v3"])
-def test_processors_with_narrower_vectors(architecture, nothing_built, monkeypatch):
-    """Four or eight floats at once: other heads then fill their vectors."""
-    whole = build._compile
-
-    def alone(compiler, sources, library):  # test_native.py builds them all
-        return whole(compiler, [source for source in sources if source.stem == "qt"], library)
-
-    monkeypatch.setattr(build, "FLAGS", (f"-march={architecture}", *(f for f in build.FLAGS if "-march" not in f)))
-    monkeypatch.setattr(build, "_compile", alone)
+def test_processors_with_other_vectors(vectors):
+    """With vectors of other lengths, other heads fill whole vectors."""
     for shape in SHAPES.values():
         for order in (1, 2):
             agree(qt_pool, pooling(*shape, order))
@@ -191,7 +179,7 @@ def test_processors_with_narrower_vectors(architecture, nothing_built, monkeypat
 @needs_it
 @every_order
 @pytest.mark.parametrize("masked", [False, True])
-def test_a_mixer_on_them_equals_its_eager_code(order, masked):
+def test_a_mixer_with_the_kernels_equals_eager_code(order, masked):
     mixer = mixer_of("qt", 60, heads=3, order=order)
     x, context, mask = tokens(2, 41, 60), tokens(2, 133, 60, seed=1), None
     if masked:

@@ -9,7 +9,7 @@ from torch import Tensor
 from polymix.ops.qt.eager import feature_size, taylor_features
 from tests.ops.kernels import DEVICE
 
-pytest.importorskip("triton", reason="untested: QT's kernels, for which Triton is needed")
+pytest.importorskip("triton", reason="untested: QT's Triton kernels, which need Triton")
 
 from polymix.ops.qt import triton as qt
 from polymix.ops.qt import triton_causal as qt_causal
@@ -21,18 +21,18 @@ FORMS = [("full", 0), ("full", 1), ("full", 2), ("compact", 0), ("compact", 1), 
 
 @pytest.fixture(autouse=True)
 def _short_chunks(monkeypatch):
-    """Several chunks in few tokens."""
+    """Short chunks, so that few tokens fill several."""
     monkeypatch.setattr(qt_causal, "CHUNK", 64)
 
 
 def _inputs(n, d, heads=1, batch=1, dtype=torch.float32, mask=False):
-    """q, k, v as views of one (B, N, 3D) product, so that no stride is the plain one; the mask hides NaNs."""
+    """q, k, v as views of one (B, N, 3D) product, so that they are not contiguous; masked tokens are NaN."""
     product = torch.randn(batch, n, 3 * heads * d).to(DEVICE, dtype)
     q, k, v = product.unflatten(-1, (3, heads, d)).permute(2, 0, 3, 1, 4)
     if not mask:
         return q, k, v, None
     real = torch.rand(batch, 2 * n).to(DEVICE)[:, ::2] > 0.4
-    real[-1] = False  # nothing of the last row takes part
+    real[-1] = False  # the last row has no real token
     hidden = ~real[:, None, :, None]
     return q, k.masked_fill(hidden, float("nan")), v.masked_fill(hidden, float("nan")), real
 
@@ -42,7 +42,7 @@ def _scale(form, heads=1):
 
 
 def _exact(tensors):
-    """float64 leaves of the same values, with 0 for the NaN that stands at padding."""
+    """The same values as float64 leaves, with 0 for the NaN at padding."""
     return [None if t is None else t.detach().double().nan_to_num(0.0).requires_grad_() for t in tensors]
 
 
@@ -54,28 +54,28 @@ def _moments(k, v, form, order, scale, mask):
 
 
 def _causal(q, k, v, start, form, order, scale, mask):
-    """Every pair of tokens directly: the definition, which knows of no chunk."""
-    asks, keys = taylor_features(q, form, order, scale), taylor_features(k, form, order, scale)
+    """The definition, computed for every pair of tokens, without chunks."""
+    queries, keys = taylor_features(q, form, order, scale), taylor_features(k, form, order, scale)
     rows = torch.cat((v, torch.ones_like(v[..., :1])), -1)
     if mask is not None:
         rows = rows * mask[:, None, :, None]
     end = torch.einsum("bhnf,bhne->bhfe", keys, rows)
-    weighted = (asks @ keys.transpose(-1, -2)).tril() @ rows
-    return (weighted, end) if start is None else (weighted + asks @ start, end + start)
+    weighted = (queries @ keys.transpose(-1, -2)).tril() @ rows
+    return (weighted, end) if start is None else (weighted + queries @ start, end + start)
 
 
 def _close(ours: Tensor | None, exact: Tensor | None, what: str, dtype=torch.float32) -> None:
-    """Within 1e-4 of the largest entry; in 16 bits 1e-3, and twice what rounding the exact answer to its type may cost."""
+    """Within 1e-4 of the largest entry; with 16 bits, within 1e-3 plus the rounding of the exact result."""
     if exact is None:
         assert ours is None, f"{what} is not None"
         return
-    assert ours is not None and ours.shape == exact.shape, f"{what} has the shape of another"
-    assert not ours.isnan().any(), f"{what} has NaN: left unwritten, or read from padding"
+    assert ours is not None and ours.shape == exact.shape, f"{what} has the wrong shape"
+    assert not ours.isnan().any(), f"{what} has NaN: it was not written, or padding was read"
     if not exact.numel():
         return
     rounding = torch.finfo(ours.dtype).eps * exact.abs()
     excess = ((ours.double() - exact).abs() - rounding).max() / exact.abs().max().clamp_min(1e-30)
-    assert excess <= (1e-4 if dtype == torch.float32 else 1e-3), f"{what} is off by {excess:.2e} of its largest entry"
+    assert excess <= (1e-4 if dtype == torch.float32 else 1e-3), f"{what} has a relative error of {excess:.2e}"
 
 
 def _check_pooled(n, d, form, order, heads=1, batch=1, dtype=torch.float32, mask=False, queries=None):
@@ -84,7 +84,7 @@ def _check_pooled(n, d, form, order, heads=1, batch=1, dtype=torch.float32, mask
     scale, options = _scale(form, heads), {"form": form, "order": order}
     pooled = qt.moments(k, v, **options, scale=scale, mask=real)
     asked = qt.query(q, pooled, **options, scale=scale)
-    assert pooled.dtype == asked.dtype == torch.float32, "sums are not kept in float32"
+    assert pooled.dtype == asked.dtype == torch.float32, "sums must be float32"
 
     k64, v64, scale64 = _exact((k, v, scale))
     exact = _moments(k64, v64, form, order, scale64, real)
@@ -93,7 +93,7 @@ def _check_pooled(n, d, form, order, heads=1, batch=1, dtype=torch.float32, mask
     inputs = [t for t in (k64, v64, scale64) if t is not None]
     grads = torch.autograd.grad(exact, inputs, grad.double(), allow_unused=True, materialize_grads=True)
     ours = qt.moments_backward(grad, k, v, **options, scale=scale, mask=real)
-    assert ours[0].dtype == ours[1].dtype == dtype, "a gradient has not the type of its input"
+    assert ours[0].dtype == ours[1].dtype == dtype, "a gradient must have the dtype of its input"
     for one, other, what in zip(ours, (*grads, None), ("grad k", "grad v", "grad scale"), strict=False):
         _close(one, other, what, dtype)
 
@@ -131,7 +131,7 @@ def _check_causal(n, d, form, order, heads=1, batch=1, dtype=torch.float32, mask
 
 
 @pytest.mark.parametrize(("form", "order"), FORMS)
-def test_pooled_is_the_equation(form, order):
+def test_pooled_equals_the_equation(form, order):
     _check_pooled(40, 4, form, order, heads=2)
 
 
@@ -139,12 +139,12 @@ def test_pooled_is_the_equation(form, order):
     ("n", "d", "heads", "queries"), [(1, 16, 3, 1), (63, 20, 1, 7), (257, 4, 1, None), (0, 4, 2, 3)]
 )
 @pytest.mark.parametrize("form", ["full", "compact"])
-def test_pooled_at_awkward_sizes(form, n, d, heads, queries):
+def test_pooled_at_odd_sizes(form, n, d, heads, queries):
     _check_pooled(n, d, form, 2, heads, queries=queries)
 
 
 @pytest.mark.parametrize("form", ["full", "compact"])
-def test_what_is_masked_reaches_nothing(form):
+def test_masked_tokens_have_no_effect(form):
     _check_pooled(40, 4, form, 2, batch=2, mask=True)
     _check_causal(70, 4, form, 2, batch=2, mask=True)
 
@@ -157,7 +157,7 @@ def test_sixteen_bits(form, dtype):
 
 
 @pytest.mark.parametrize(("form", "order"), FORMS)
-def test_causal_is_the_equation(form, order):
+def test_causal_equals_the_equation(form, order):
     _check_causal(70, 4, form, order)
 
 
@@ -165,7 +165,7 @@ def test_causal_is_the_equation(form, order):
     ("n", "d", "heads", "started"), [(1, 16, 3, True), (63, 20, 1, False), (257, 4, 1, True), (0, 4, 2, True)]
 )
 @pytest.mark.parametrize("form", ["full", "compact"])
-def test_causal_at_awkward_sizes(form, n, d, heads, started):
+def test_causal_at_odd_sizes(form, n, d, heads, started):
     _check_causal(n, d, form, 2, heads, started=started)
 
 
@@ -175,17 +175,17 @@ def test_no_future_token_is_seen():
     k, v = k.clone(), v.clone()
     k[:, :, 70:], v[:, :, 70:] = 1e3, -1e3
     after, _ = qt_causal.causal(q, k, v, form="full", order=2)
-    assert torch.equal(before[:, :, :70], after[:, :, :70]), "a token changed with what comes after it"
+    assert torch.equal(before[:, :, :70], after[:, :, :70]), "a token depends on a later one"
 
 
-def test_an_empty_batch_passes():
+def test_an_empty_batch():
     q = torch.randn(0, 2, 5, 4, device=DEVICE)
     assert qt.query(q, qt.moments(q, q, form="full", order=2), form="full", order=2).shape == (0, 2, 5, 5)
     assert qt_causal.causal(q, q, q, form="full", order=2)[0].shape == (0, 2, 5, 5)
 
 
 def test_every_pair_of_a_wide_head_is_found_once():
-    """The features' places in the triangle are computed, not looked up: none may be missed at any width."""
+    """The indices of the features in the triangle are computed, and must cover it at every width."""
     d = 67
     x = torch.randn(1, 1, 1, d, device=DEVICE)
     ours = qt.moments(x, torch.ones_like(x), form="full", order=2)[0, 0, :, -1]
@@ -207,4 +207,4 @@ def test_two_runs_give_the_same_bits(form):
         ]  # fmt: skip
 
     for one, other in zip(run(), run(), strict=True):
-        assert one is other is None or torch.equal(one, other), "the same input gave other bits"
+        assert one is other is None or torch.equal(one, other), "the same input gave different results"

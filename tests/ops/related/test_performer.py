@@ -1,4 +1,4 @@
-"""FAVOR+: exact whatever the logits, near softmax with enough features, and it trains in bf16."""
+"""FAVOR+ is exact for all logits, approaches softmax with enough features, and trains in bfloat16."""
 
 import math
 
@@ -12,7 +12,7 @@ from tests.helpers import build, close, tokens
 
 
 def in_logarithms(q, k, v, omega, visible):
-    """Σ_j κ_ij v_j / Σ_j κ_ij with κ_ij = Σ_m exp(a_im + b_jm) kept as its logarithm."""
+    """Σ_j κ_ij v_j / Σ_j κ_ij with κ_ij = Σ_m exp(a_im + b_jm), computed with logarithms."""
     d = q.shape[-1]
 
     def logarithm(t):
@@ -30,17 +30,17 @@ def draw(count, d, seed=0):
 @pytest.mark.parametrize("spread", [1.0, 10.0, 100.0])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_exact_whatever_the_logits(spread, causal, dtype):
-    """Logits of up to 10⁵: a stabiliser that is not the maximum of each feature's own sum would give 0 / 0."""
+def test_exact_for_all_logits(spread, causal, dtype):
+    """With logits up to 10⁵, any stabiliser other than the maximum of each feature's sum would give 0 / 0."""
     n, d = 70, 8
     q, k, v = (tokens(2, 2, n, d, seed=s) for s in (1, 2, 3))
     q, k = spread * q, spread * k
-    k[:, :, 5] *= 3  # a token far out, early on: everything before and after it must keep its weight
+    k[:, :, 5] *= 3  # an early outlier: the tokens before and after it must keep their weights
     omega = draw(11, d)
     visible = torch.ones(n, n, dtype=torch.bool).tril() if causal else torch.ones(n, n, dtype=torch.bool)
     function = (lambda *args: performer_causal(*args)[0]) if causal else performer
     y = function(*(part.to(dtype) for part in (q, k, v)), omega.to(dtype))
-    # Beyond, a float32 logit of 10⁴ is itself known to 10⁻³ only.
+    # A float32 logit of 10⁴ is itself only exact to 10⁻³.
     assert y.isfinite().all()
     if dtype == torch.float64:
         close(y, in_logarithms(q, k, v, omega, visible), 1e-9)
@@ -49,7 +49,7 @@ def test_exact_whatever_the_logits(spread, causal, dtype):
 
 
 def test_state_over_large_jumps():
-    """Chunks whose keys differ by hundreds of nats join as if they were one."""
+    """Chunks whose keys differ by hundreds of nats give the same result as one chunk."""
     n, d = 60, 4
     q, k, v = (tokens(1, 1, n, d, seed=s) for s in (1, 2, 3))
     k = k * torch.linspace(1, 60, n, dtype=torch.float64)[torch.randperm(n)].unsqueeze(-1)
@@ -62,19 +62,19 @@ def test_state_over_large_jumps():
     close(torch.cat(parts, 2), whole, 1e-9)
 
 
-def test_features_are_orthogonal_and_of_normal_length():
+def test_features_are_orthogonal_with_lengths_of_normal_vectors():
     omega = draw(4096, 16)
     block = omega[:16]
     off = block @ block.t() - torch.diag(block.square().sum(1))
     assert off.abs().max() < 1e-12
     assert abs(omega.square().sum(1).mean() / 16 - 1) < 0.02
-    assert omega.mean(0).abs().max() < 5 / 64  # a QR factor with LAPACK's signs leans to one side
+    assert omega.mean(0).abs().max() < 5 / 64  # a QR factor with LAPACK's signs is biased
     assert (omega.t() @ omega / 4096 - torch.eye(16)).abs().max() < 0.1
     assert draw(10, 16).shape == (10, 16)
 
 
 def test_error_against_softmax_falls_with_the_features():
-    """As their root: sixteen times the features, a quarter of the error or near it."""
+    """The error falls as the square root: sixteen times the features give about a quarter of it."""
     q, k, v = (scale * tokens(1, 1, 200, 8, seed=s) for s, scale in ((1, 0.3), (2, 0.3), (3, 1.0)))
     exact = torch.nn.functional.scaled_dot_product_attention(q, k, v)
     errors = []
@@ -88,7 +88,7 @@ def test_error_against_softmax_falls_with_the_features():
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kind", ["bf16", "autocast"])
 def test_200_steps_in_bf16_with_large_logits(kind, causal):
-    """Where public implementations were seen to end in NaN: queries and keys start ten times too large."""
+    """Queries and keys start ten times too large; public implementations end in NaN here."""
     torch.manual_seed(0)
     mixer = polymix.create_mixer("performer", 16, heads=2)
     head = torch.nn.Linear(16, 16)
@@ -114,8 +114,8 @@ def test_200_steps_in_bf16_with_large_logits(kind, causal):
     assert sum(losses[-10:]) < 0.8 * sum(losses[:10])
 
 
-def test_redraw_goes_on_with_its_stream():
-    """A run that is saved and resumed sees the draws that one without a break sees; another seed sees others."""
+def test_redraws_continue_after_resuming():
+    """A resumed run sees the same draws as an uninterrupted one; another seed sees different ones."""
     first, second = build("performer", 12), build("performer", 12)
     start = first.omega.clone()
     first.redraw()
@@ -137,7 +137,7 @@ def test_relu_features_are_positive_and_the_state_is_linear_attention_s():
 
 
 def test_widths_and_logits_of_a_trained_model():
-    """d = 64 at logits of hundreds, in float32: the sums of a fixed reference would all be zero."""
+    """d = 64 with logits of several hundred in float32: with a fixed stabiliser, all sums would be zero."""
     q, k, v = (8 * tokens(1, 1, 50, 64, seed=s).float() for s in (1, 2, 3))
     omega = draw(128, 64).float()
     y, _ = performer_causal(q, k, v, omega)

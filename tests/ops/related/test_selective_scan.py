@@ -14,7 +14,7 @@ GOLDEN = Golden("mamba_selective_scan")
 
 
 def stepped(u, delta, A, B, C, D=None, z=None, delta_bias=None, *, delta_softplus=False, mask=None, state=None):
-    """The definition: one token after the other, one channel after the other."""
+    """The definition, token by token and channel by channel."""
     batch, n, channels = u.shape
     step = delta if delta_bias is None else delta + delta_bias
     step = F.softplus(step) if delta_softplus else step
@@ -53,7 +53,7 @@ def inputs(n, b="token", c="token", full=True, batch=2, channels=4, size=3):
 
 @pytest.mark.parametrize("case", list(GOLDEN.meta))
 def test_public_implementation(case):
-    """Outputs, last state and all gradients; that one has its channels before its tokens."""
+    """Outputs, the last state and all gradients; the public code puts channels before tokens."""
     narrow = case.endswith("_f32")
     leaves = {key: value.clone().requires_grad_() for key, value in GOLDEN.part(case, "in").items()}
     parts = {key: x.transpose(1, 2) if x.ndim == 3 else x for key, x in leaves.items()}
@@ -80,8 +80,8 @@ def test_equals_the_recurrence(n, kinds, full):
         close(ours, wanted, 1e-13)
 
 
-def test_padding_leaves_the_state_alone():
-    """Whatever padding holds, and wherever it is."""
+def test_padding_does_not_change_the_state():
+    """For any values and any positions of padding."""
     parts, mask = inputs(23), torch.rand(2, 23, generator=torch.Generator().manual_seed(0)) > 0.4
     y, last = stepped(**parts, mask=mask)
     for key in ("u", "delta", "B"):
@@ -91,8 +91,8 @@ def test_padding_leaves_the_state_alone():
     close(ours[mask], y[mask], 1e-13)
 
 
-def test_blocks_and_pieces_equal_the_whole(monkeypatch):
-    """Blocks bound the memory; pieces with the state carried over are what prefill does."""
+def test_blocks_and_chunks_equal_a_single_call(monkeypatch):
+    """Blocks bound the memory; chunks with a carried state are what prefill does."""
     parts = inputs(75, "group")
     whole, end = selective_scan(**parts, delta_softplus=True)
     monkeypatch.setattr(scan_module, "BLOCK", 20)
@@ -122,7 +122,7 @@ def test_first_and_second_derivatives(n):
 
 @pytest.mark.parametrize("size", [1e3, 1e-8])
 def test_large_and_small_steps_stay_finite(size):
-    """exp(Δ A) underflows to zero: dividing by products of decays would give NaN here."""
+    """exp(Δ A) underflows to zero, so dividing by products of decays would give NaN."""
     parts = {key: value.float() for key, value in inputs(300).items()}
     parts["delta"] = (parts["delta"] * size).requires_grad_()
     y, end = selective_scan(**parts, delta_softplus=True)
@@ -161,8 +161,8 @@ def test_one_graph_for_every_length():
     assert counter.frame_count == 1, "a new length must not compile again"
 
 
-def test_the_scan_is_a_well_formed_op():
-    """Schema, fake tensors, autograd and dynamic shapes, as torch.library checks them; and vmap."""
+def test_the_scan_is_a_valid_op():
+    """torch.library checks the schema, fake tensors, autograd and dynamic shapes; and vmap works."""
     a, b, start = tokens(2, 19, 3).sigmoid(), tokens(2, 19, 3, seed=1), tokens(2, 3, seed=2)
     for reverse in (False, True):
         leaves = [x.clone().requires_grad_() for x in (a, b, start)]

@@ -1,4 +1,4 @@
-"""The depthwise convolution and its own backward, against PyTorch's."""
+"""The depthwise convolution and its backward against those of PyTorch."""
 
 import math
 
@@ -23,7 +23,7 @@ def conv(x, weight, grid, causal):
 
 
 def plain(x, weight, grid, causal=False):
-    """The same by PyTorch's convolution and its autograd, with nothing cut off and nothing rearranged."""
+    """The same with PyTorch's convolution and autograd."""
     image = x.transpose(1, 2)
     image = image if causal else image.unflatten(2, grid)
     padding = 0 if causal else tuple(k // 2 for k in weight.shape[2:])
@@ -37,7 +37,7 @@ def inputs(grid, kernel, causal, dim=60, batch=2):
 
 
 def run(conv, dtype, x, weight, cotangent, *options):
-    """Output, gradient of the input and gradient of the weight."""
+    """The output, and the gradients of the input and the weight."""
     x, weight = (tensor.detach().to(dtype).requires_grad_() for tensor in (x, weight))
     y = conv(x, weight, *options)
     return y, *torch.autograd.grad(y, (x, weight), cotangent.to(dtype))
@@ -66,7 +66,7 @@ def test_float32_and_bfloat16_against_float64(grid, kernel, causal):
 
 
 def test_bfloat16_weight_gradient_of_samples_that_cancel():
-    """What one sample adds and another takes away is not rounded in between."""
+    """The sum over samples that cancel is not rounded in between."""
     x, weight, cotangent = inputs((63,), (11,), False)
     x = x[:1].expand_as(x).bfloat16().double()
     cotangent = torch.stack((cotangent[0], 0.01 * cotangent[1] - cotangent[0])).bfloat16().double()
@@ -76,14 +76,14 @@ def test_bfloat16_weight_gradient_of_samples_that_cancel():
     close(run(conv, torch.bfloat16, *data, (63,), False)[2].double(), true, 2 * error.item())
 
 
-def test_without_gradient_the_same_bits():
+def test_results_are_identical_without_gradients():
     x, weight, _ = inputs((7, 9), (3, 5), False)
     with torch.no_grad():
         y = depthwise_conv(x, weight, (7, 9))
     assert torch.equal(y, depthwise_conv(x.requires_grad_(), weight, (7, 9)))
 
 
-SMALL = [  # among them a sequence that is shorter than half the kernel
+SMALL = [  # including a sequence that is shorter than half the kernel
     ((5,), (3,), False), ((4,), (4,), True), ((1,), (5,), False), ((3, 2), (3, 5), False),
     ((2, 2, 2), (3, 3, 1), False),
 ]  # fmt: skip
@@ -98,7 +98,7 @@ def test_gradcheck(check, grid, kernel, causal):
 
 @pytest.mark.parametrize(("grid", "kernel", "causal"), SMALL, ids=str)
 def test_third_derivative(grid, kernel, causal):
-    """Of a cubic: the backward of the backward is itself differentiable."""
+    """The third derivative of a cubic, because the backward of the backward is differentiable too."""
     x, weight, _ = inputs(grid, kernel, causal, dim=2)
 
     def third(f):
@@ -113,7 +113,7 @@ def test_third_derivative(grid, kernel, causal):
 
 @pytest.mark.parametrize(("grid", "kernel", "causal"), SMALL, ids=str)
 def test_vmap_of_grad(grid, kernel, causal):
-    """A gradient a sample, for the input and for the weight, equals a loop over the samples."""
+    """Gradients per sample, of the input and of the weight, equal a loop over the samples."""
     x, weight, _ = inputs(grid, kernel, causal, dim=3, batch=4)
 
     def loss(x, weight):
@@ -147,7 +147,7 @@ LAYOUTS = {
     ((63,), (11,), False), ((63,), (4,), True), ((7, 9), (3, 5), False), ((2, 3, 4), (3, 3, 3), False),
 ])  # fmt: skip
 def test_layouts(layout, grid, kernel, causal):
-    """Of the input, of the weight and of the gradient that comes back."""
+    """Any memory layout of the input, the weight and the output's gradient."""
     x, weight, cotangent = inputs(grid, kernel, causal)
     move = LAYOUTS[layout]
     data = (move(x), weight.flip(-1).flip(-1), move(cotangent))
@@ -163,7 +163,7 @@ def test_layouts(layout, grid, kernel, causal):
 
 @pytest.mark.parametrize(("grid", "kernel", "causal"), SMALL, ids=str)
 def test_compile_without_breaks(grid, kernel, causal):
-    torch._dynamo.reset()  # or the second shape would be compiled for any
+    torch._dynamo.reset()  # otherwise the second shape would be compiled as dynamic
     data = inputs(grid, kernel, causal, dim=6)
     compiled = torch.compile(conv, fullgraph=True, backend="aot_eager")
     for ours, theirs in zip(*(run(f, torch.float64, *data, grid, causal) for f in (compiled, conv)), strict=True):
@@ -171,7 +171,7 @@ def test_compile_without_breaks(grid, kernel, causal):
 
 
 def test_compile_any_length():
-    """One graph for every length of a sequence; its kernel is not cut to the length."""
+    """One graph for every length of a sequence; the kernel is not cropped to the length."""
 
     def whole(x, weight):
         return depthwise_conv(x, weight, (x.shape[1],))
@@ -187,7 +187,7 @@ def test_compile_any_length():
     ((63,), (11,), False), ((63,), (4,), True), ((7, 9), (3, 5), False),
 ])  # fmt: skip
 def test_autocast(grid, kernel, causal):
-    """Autocast's type inside, the parameters' own type for their gradients."""
+    """It computes in autocast's dtype; gradients of parameters have the parameters' dtype."""
     x, weight, cotangent = (tensor.float() for tensor in inputs(grid, kernel, causal))
     x, weight = x.requires_grad_(), weight.requires_grad_()
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -200,7 +200,7 @@ def test_autocast(grid, kernel, causal):
 
 
 def test_autocast_leaves_float64_alone():
-    """As PyTorch's own convolution does."""
+    """PyTorch's own convolution does the same."""
     x, weight, _ = inputs((63,), (11,), False)
     y = depthwise_conv(x, weight, (63,))
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -224,7 +224,7 @@ def test_an_empty_batch(grid, kernel, causal):
     assert not grad_w.any()
 
 
-def test_only_what_is_asked_for_is_differentiated():
+def test_only_requested_gradients_are_computed():
     x, weight, cotangent = inputs((7, 9), (3, 5), False)
     (alone,) = torch.autograd.grad(depthwise_conv(x.requires_grad_(), weight, (7, 9)), x, cotangent)
     close(alone, run(plain, torch.float64, x, weight, cotangent, (7, 9))[1], 1e-12)

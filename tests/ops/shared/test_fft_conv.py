@@ -1,4 +1,4 @@
-"""Convolutions by Fourier transform against the sums that define them."""
+"""Convolutions by Fourier transforms against their defining sums."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ BOTH = pytest.mark.parametrize(("conv", "by_sum"), [(causal_fft_conv, causal_sum
 @pytest.mark.parametrize("length", [1, 2, 7, 64, 100])
 @BOTH
 def test_equals_the_sum(conv, by_sum, n, length):
-    """Taps shorter and longer than the sequence; leading axes that broadcast either way."""
+    """Taps shorter and longer than the sequence, and leading axes that broadcast in both directions."""
     if conv is circular_fft_conv and length > n:
         return
     for head, other in (((3,), (3,)), ((2, 3), (3,)), ((2, 1, 4), (3, 1)), ((), (2,))):
@@ -60,13 +60,13 @@ def test_first_and_second_derivatives(conv, by_sum, n, length):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @BOTH
 def test_type_of_x_computed_in_float32(conv, by_sum, dtype):
-    """A sum of a thousand terms in bf16 would be off by far more than the rounding of the output."""
+    """Summing a thousand terms in bfloat16 would be much less exact than rounding the output."""
     x, taps = tokens(2, 1000).to(dtype), (tokens(1000, seed=1) / 30).to(dtype)
     y = conv(x, taps)
     assert y.dtype == dtype
     close(y.double(), conv(x.double(), taps.double()), {torch.float32: 1e-6}.get(dtype, torch.finfo(dtype).eps))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(conv(x, taps), y), "autocast must leave the transform alone"
+        assert torch.equal(conv(x, taps), y), "autocast must not change the transform"
 
 
 @BOTH
@@ -87,7 +87,7 @@ def test_one_graph_for_every_length(conv, by_sum):
 @pytest.mark.parametrize("same", [True, False])
 @BOTH
 def test_export_with_a_dynamic_length(conv, by_sum, same):
-    """With taps of their own length, and with taps as long as the sequence."""
+    """With taps of a fixed length, and with taps as long as the sequence."""
 
     class Module(torch.nn.Module):
         def forward(self, x, taps):

@@ -24,7 +24,7 @@ def sequences(draw, ids=IDS):
 
 
 def spread(ranges, rows):
-    """(B, M, N) in the original order: what the ranges of the sorted sequence let each query see."""
+    """What each query sees according to the ranges, (B, M, N) in the original order."""
     batch, n = ranges.order.shape
     out = torch.zeros(batch, rows, n, dtype=torch.bool)
     for b in range(batch):
@@ -34,7 +34,7 @@ def spread(ranges, rows):
 
 
 def unsorted(ranges, seen):
-    """The rows of `seen`, which are in sorted order, back in the original one."""
+    """The rows of `seen`, moved from sorted order back to the original order."""
     out = torch.empty_like(seen)
     for b in range(len(seen)):
         out[b, ranges.order[b]] = seen[b]
@@ -43,11 +43,11 @@ def unsorted(ranges, seen):
 
 @given(case=sequences())
 def test_visible_ranges(case):
-    """Together with the padding mask, a range holds exactly what the definition shows."""
+    """Ranges and padding mask together give exactly what the definition gives."""
     ids, mask, causal = case
     batch, n = ids.shape
     ranges = visible_ranges(ids, mask, causal)
-    assert torch.equal(ranges.order.sort(1).values, torch.arange(n).expand(batch, n)), "the order is a permutation"
+    assert torch.equal(ranges.order.sort(1).values, torch.arange(n).expand(batch, n)), "the order must be a permutation"
     seen = unsorted(ranges, spread(ranges, n))
     if mask is not None:
         seen &= mask[:, None, :]
@@ -85,7 +85,7 @@ def test_cross_ranges(queries, context):
 
 @given(case=sequences(), packed=st.booleans(), dense=st.booleans(), seed=st.integers(0, 99))
 def test_dense_mask(case, packed, dense, seed):
-    """Any combination of mask, causality and segments; None only where everything is seen."""
+    """Any combination of mask, causality and segments; None only if everything is visible."""
     ids, mask, causal = case
     batch, n = ids.shape
     if dense:
@@ -121,7 +121,7 @@ def test_the_type_of_the_ids_does_not_matter(case):
 
 @given(case=sequences())
 def test_compact(case):
-    """The real tokens to the front, everything else behind, both in their order."""
+    """Real tokens first, then all others, both in their original order."""
     _, mask, _ = case
     if mask is None:
         return
@@ -131,7 +131,7 @@ def test_compact(case):
 
 
 def test_by_hand():
-    """Two packed segments, the second in blocks of two, with a hole."""
+    """Two packed segments, the second in blocks of two, with a masked token."""
     ids = torch.tensor([[7, 7, 3, 3, 3, 3]])
     mask = torch.tensor([[True, True, True, False, True, True]])
     assert positions(6, mask, ids, CPU).tolist() == [[0, 1, 0, 0, 1, 2]]

@@ -7,14 +7,9 @@ from itertools import product
 import jsonschema
 import pytest
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
-import polymix
 from polymix.cli import main
 from polymix.errors import OptionError, ResultsError
-from polymix.measure import floor
-from polymix.measure.floor import bytes_moved
 from polymix.mixers.spec import parse_mixers
 from polymix.workflows.bench import run
 from polymix.workflows.bench.run import Settings, bench, with_impl
@@ -192,15 +187,3 @@ def test_quick_is_short_and_says_so():
     assert (quick.quick, max(quick.tokens)) == (True, 1024)
     assert quick.seconds < Settings(MIXERS).seconds
     assert Settings(MIXERS, tokens=(9999, 4096)).as_quick().tokens == (4096,)
-
-
-@pytest.mark.parametrize(("name", "options"), [
-    ("softmax", {}), ("padre", {"grid": (3, 4)}), ("qt", {"heads": 2}), ("padre", {"grid": (3, 4), "channel": "block_diagonal:blocks=3"}),
-])  # fmt: skip
-def test_the_floor_of_a_batch_does_a_batch_s_products(name, options):
-    cost = polymix.create_mixer(name, 12, **options).cost(12)
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        floor(cost, batch=3)()
-    assert counter.get_total_flops() == 3 * cost.counted_flops
-    assert bytes_moved(cost, 1) == cost.bytes
-    assert bytes_moved(cost, 3) < 3 * cost.bytes, "weights move once"

@@ -1,4 +1,4 @@
-"""timm's attention inside pyramids of feature maps: MetaFormer's, and EfficientViT's LiteMLA; and XCiT's XCA."""
+"""timm's attention on feature maps (MetaFormer, EfficientViT's LiteMLA) and XCiT's attention between channels."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from polymix.mixers import TokenMixer
 from polymix.mixers.inheritance import Projection
 from polymix.mixers.registry import mixer_class
 
-_EPS = 1e-5  # of relu_linear's BatchNorm
+_EPS = 1e-5  # eps of relu_linear's BatchNorm
 
 
 @register_adapter("timm.models.metaformer.Attention")
 class MetaFormerAdapter(TokensAdapter):
-    """(x), the tokens of a stage's feature map."""
+    """(x): the tokens of a stage's feature map."""
 
     @classmethod
     def describe(cls, module: nn.Module, host: Host) -> AttentionSpec:
@@ -30,7 +30,7 @@ class MetaFormerAdapter(TokensAdapter):
 
 @register_adapter("timm.models.xcit.XCA")
 class XcaAdapter(TokensAdapter):
-    """(x); the class token joins behind the last of them."""
+    """(x). Class tokens are added after the last of these layers."""
 
     @classmethod
     def describe(cls, module: Any, host: Host) -> AttentionSpec:
@@ -50,13 +50,18 @@ class LiteMlaAdapter(Adapter):
         dim, out = module.qkv.conv.in_channels, module.proj.conv.out_channels
         width = module.qkv.conv.out_channels // 3
         if out != dim:
-            raise OptionError("model", f"{out} channels out for {dim}", "as many out as in", "Keep this layer.")
+            raise OptionError("model", out, f"{dim} output channels, the same as the input", "Keep this layer.")
         kinds = [type(part) for part in (module.qkv.norm, module.qkv.act, module.proj.act, module.kernel_func)]
         plain = kinds == [nn.Identity] * 3 + [nn.ReLU] and isinstance(module.proj.norm, (nn.Identity, nn.BatchNorm2d))
         if not plain:
-            raise OptionError("model", "a LiteMLA with other norms or activations", "timm's own", "Keep this layer.")
+            raise OptionError(
+                "model",
+                "a LiteMLA with other norms or activations",
+                "a LiteMLA with timm's defaults",
+                "Keep this layer.",
+            )
         query, key, value = thirds(_grouped(module))
-        why = "queries, keys and values are not smoothed beforehand"
+        why = "smooths queries, keys and values, which a mixer does not"
         drops = {f"aggreg.{key}": why for key, _ in module.aggreg.named_parameters()}
         if module.aggreg:
             drops["proj.conv.weight[smoothed]"] = why
@@ -85,7 +90,7 @@ def _equivalent(module: nn.Module, name: str, weights: Any, **options: Any) -> E
 
 
 def _grouped(module: Any) -> Projection:
-    """All queries, then all keys, then all values, of a map whose heads each have the three."""
+    """The fused map reordered from (query, key, value) per head to all queries, all keys, all values."""
     conv = module.qkv.conv
     keys = tuple(f"qkv.conv.{key}" for key, _ in conv.named_parameters())
     order = torch.arange(conv.out_channels).view(-1, 3, module.dim).transpose(0, 1).flatten()
@@ -94,7 +99,7 @@ def _grouped(module: Any) -> Projection:
 
 
 def _out(module: Any, width: int) -> Projection:
-    """What follows the attention of the plain tokens, its BatchNorm as in evaluation."""
+    """The output map for the tokens that are not smoothed, with its BatchNorm in evaluation mode folded in."""
     conv, norm = module.proj.conv, module.proj.norm
     part = "[plain]" if module.aggreg else ""
     keys = [f"proj.conv.{key}{part if key == 'weight' else ''}" for key, _ in conv.named_parameters()]
@@ -108,7 +113,7 @@ def _out(module: Any, width: int) -> Projection:
 
 
 def _weights(module: Any) -> dict[str, Tensor]:
-    """With a BatchNorm that does in evaluation with relu_linear's eps what it does with its own."""
+    """The state dict, with the BatchNorm's weight adjusted for relu_linear's eps (exact in evaluation)."""
     found = dict(module.state_dict())
     norm = module.proj.norm
     if not isinstance(norm, nn.Identity):

@@ -1,4 +1,4 @@
-"""timm's Swin: attention in windows of a feature map, which every second block shifts."""
+"""timm's Swin: attention in windows of the feature map; every second block shifts them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ from polymix.mixers.inheritance import Projection
 from polymix.mixers.registry import lacks
 
 _TABLE = "relative_position_bias_table"
-_MERGE = 'Pass windows="merge", with which a mixer sees the whole feature map; or use one of those.'
+_MERGE = 'Pass windows="merge", so that the mixer sees the whole feature map, or use one of those mixers.'
 _AGAIN = "Undo the conversion, change the model, and convert it again."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Windows(AttentionSpec):
-    """window, shift: of the block around the attention. merged: whether the mixer sees the whole feature map."""
+    """An AttentionSpec with windows.
+
+    window, shift: the block's window size and shift. merged: whether the mixer sees the whole feature map.
+    """
 
     window: Grid
     shift: Grid
@@ -35,10 +38,10 @@ class Windows(AttentionSpec):
 
 @register_adapter("timm.models.swin_transformer.WindowAttention")
 class WindowAdapter(Adapter):
-    """(B · windows, N, D), and a mask (windows, N, N) where the block shifts them.
+    """Windows (B · windows, N, D), with a mask (windows, N, N) where they are shifted, -> (B · windows, N, D).
 
-    Kept windows are the host's, with the zeros that it fills the last ones up with. Merged, they become the feature map
-    again, unshifted and without that padding, for the mixer, and windows afterwards.
+    With windows="keep", the mixer runs in each window as the block made it. With windows="merge", the windows are put
+    together to the feature map, without shift and padding, for the mixer, and split again afterwards.
     """
 
     forward_attributes = ("num_heads", "scale", "window_area")
@@ -50,9 +53,9 @@ class WindowAdapter(Adapter):
         self.window, self.shift, self.merged = attention.window, attention.shift, attention.merged
         self.packed = mixer.capabilities.has("segments")
         if not self.merged and attention.grid != self.window:
-            raise OptionError("grid", attention.grid, f"the window, {self.window}", "Leave it out.")
+            raise OptionError("grid", attention.grid, f"the window, {self.window}", "Leave grid out.")
         if not self.merged and any(self.shift) and not self.packed and not mixer.capabilities.has("arbitrary"):
-            error = lacks(mixer.name, "segments", "mixer", "shifted windows, parts of which must not see each other")
+            error = lacks(mixer.name, "segments", "mixer", "shifted windows")
             raise CapabilityError(error.argument, error.got, error.allowed, _MERGE)
 
     @classmethod
@@ -65,8 +68,13 @@ class WindowAdapter(Adapter):
             table = Projection(module.get_parameter(_TABLE), None, (_TABLE,))
             return Windows(**{**vars(found), **place, "grid": window, "any_length": False, "relative": table})
         if not hasattr(block, "input_resolution"):
-            raise OptionError("windows", "merge", "keep, outside of timm's blocks", "Convert the whole model.")
-        grid, drops = tuple(block.input_resolution), {**found.drops, _TABLE: "of offsets in a window, which are gone"}
+            raise OptionError(
+                "windows", "merge", "keep, where the attention is not in timm's block", "Convert the whole model."
+            )
+        grid, drops = (
+            tuple(block.input_resolution),
+            {**found.drops, _TABLE: "biases for offsets in a window; merged windows have none"},
+        )
         place |= {"span": window[0] * window[1], "any_length": block.dynamic_mask}
         return Windows(**{**vars(found), **place, "grid": grid, "drops": drops})
 
@@ -83,9 +91,9 @@ class WindowAdapter(Adapter):
         return self.merged
 
     def set_window_size(self, window_size: Any) -> None:
-        """Called by the host where its input's size is set."""
+        """timm calls this when the input size is set."""
         if pair(window_size) != self.window:
-            raise OptionError("window_size", window_size, f"{self.window}, as it was when converted", _AGAIN)
+            raise OptionError("window_size", window_size, f"{self.window}, as at the conversion", _AGAIN)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         if self.merged:
@@ -98,12 +106,17 @@ class WindowAdapter(Adapter):
             return self.mix(x, mask=seen.repeat(times, 1, 1), grid=self.window)
         ids = seen.int().argmax(-1)  # the first token that each sees
         if not holds(((ids[:, :, None] == ids[:, None]) == seen).all(), "takes masks of whole regions alone"):
-            raise MaskError("mask", "a mask that is no partition of a window", "regions that see themselves", "")
+            raise MaskError(
+                "mask",
+                "a mask that does not split the window into regions",
+                "a mask by regions that see only themselves",
+                "",
+            )
         return self.mix(x, segments=ids.repeat(times, 1), grid=self.window)
 
     def _merged(self, x: Tensor, mask: Tensor | None) -> Tensor:
         if (mask is not None) != any(self.shift):
-            raise OptionError("shift_size", "another than before", f"{self.shift}, as it was when converted", _AGAIN)
+            raise OptionError("shift_size", "another shift", f"{self.shift}, as at the conversion", _AGAIN)
         grid = self.current_grid or self.grid
         assert grid is not None
         (height, width), (h, w), (down, right) = grid, self.window, self.shift

@@ -1,4 +1,4 @@
-"""timm's attention over tokens: the shared Attention (ViT, DeiT, PiT, ViTamin …), and those of EVA and BEiT."""
+"""timm's attention over tokens: the shared Attention (ViT, DeiT, PiT, ViTamin …), EVA and BEiT; and their grids."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from polymix.mixers.inheritance import Projection
 Grid = tuple[int, ...]
 _INSIDE = {
     "q_norm": "a mixer does not normalise its queries", "k_norm": "a mixer does not normalise its keys",
-    "norm": "a mixer does not normalise between values and output", "gate": "a mixer has no gate on its output",
+    "norm": "a mixer does not normalise before its output map", "gate": "a mixer has no gate on its output",
 }  # fmt: skip
 
 
 class TokensAdapter(Adapter):
-    """Called with tokens (B, N, D)."""
+    """Tokens (B, N, D) -> (B, N, D)."""
 
     forward_attributes = ("num_heads", "head_dim", "scale")
 
     def __init__(self, mixer: TokenMixer, attention: AttentionSpec, module: nn.Module) -> None:
         super().__init__(mixer, attention, module)
         if mixer.capabilities.grids and attention.grid is None and not attention.causal:
-            got = "None: the model does not say, or drops some of its tokens, or has a grid for each image"
+            got = "None: the model states none, drops tokens, or has a grid per image"
             raise OptionError("grid", got, "(H, W) of its tokens", "Pass grid=, or choose a mixer without positions.")
 
     @classmethod
@@ -48,13 +48,13 @@ class TokensAdapter(Adapter):
 def described(
     module: Any, host: Host, maps: tuple[Projection, Projection, Projection], drops: dict[str, str] | None = None
 ) -> AttentionSpec:
-    """An attention of queries, keys and values, and `proj`, with the tokens that its host gives it."""
+    """The spec of an attention with these query, key and value maps and with `proj`, on its host's tokens."""
     query, key, value = maps
     out, place = linear(module, "proj"), layout(host)
     dim = query.weight.shape[1]
     if out.weight.shape[0] != dim:
-        got = f"{out.weight.shape[0]} channels out for {dim}"
-        raise OptionError("model", got, "as many out as in", "Keep this layer.")
+        allowed = f"{dim} output channels, the same as the input"
+        raise OptionError("model", out.weight.shape[0], allowed, "Keep this layer.")
     return AttentionSpec(
         dim=dim, heads=module.num_heads, query=query, key=key, value=value, out=out,
         scale=getattr(module, "scale", None),
@@ -64,8 +64,8 @@ def described(
 
 
 def _inside(module: Any) -> dict[str, str]:
-    """What an attention does between its maps, and no mixer does."""
-    drops = {"attn_drop": "of attention weights, which a mixer does not have"} if module.attn_drop.p else {}
+    """Parts between the attention's maps that a mixer does not have, with the reason."""
+    drops = {"attn_drop": "applies to attention weights, which a mixer does not have"} if module.attn_drop.p else {}
     for name, why in _INSIDE.items():
         part = getattr(module, name, None)
         if isinstance(part, nn.Module) and not isinstance(part, nn.Identity):
@@ -75,20 +75,22 @@ def _inside(module: Any) -> dict[str, str]:
 
 class _MaskedAdapter(TokensAdapter):
     def under(self, x: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
-        """The mixer under a mask that broadcasts to (B, heads, N, N), True where seen or added to the scores."""
+        """Mix under a mask that broadcasts to (B, heads, N, N): boolean, True where seen, or added to the logits."""
         if attn_mask is None:
             return self.mix(x, causal=is_causal or None)
         if is_causal:
-            raise MaskError("attn_mask", "a mask and is_causal=True", "one of the two", "Put the order in the mask.")
+            raise MaskError("attn_mask", "a mask and is_causal=True", "one of the two", "Make the mask causal.")
         seen = visible(attn_mask, inverted=False)
         seen = seen[(None,) * (4 - seen.ndim)]
         if seen.shape[1] > 1 and not holds((seen == seen[:, :1]).all(), "takes no mask that differs by head"):
-            raise MaskError("attn_mask", "a mask that differs by head", "one for all heads", "A mixer has one mask.")
+            raise MaskError("attn_mask", "a mask that differs between heads", "one mask for all heads", "")
         seen = seen[:, 0].expand(x.shape[0], -1, -1)
         return self.mix(x, **(self.mask_options(None, seen[:, 0]) if seen.shape[1] == 1 else self.mask_options(seen)))
 
 
-@register_adapter("timm.layers.attention.Attention", "timm.models.vision_transformer.Attention")  # where it was before
+@register_adapter(
+    "timm.layers.attention.Attention", "timm.models.vision_transformer.Attention"
+)  # its place in older versions
 class AttentionAdapter(_MaskedAdapter):
     """(x, attn_mask, is_causal)."""
 
@@ -102,13 +104,13 @@ class AttentionAdapter(_MaskedAdapter):
 
 @register_adapter("timm.layers.attention.AttentionRope", "timm.models.eva.EvaAttention")
 class RopeAdapter(_MaskedAdapter):
-    """(x, rope, attn_mask, is_causal); queries and keys are not turned."""
+    """(x, rope, attn_mask, is_causal). The rotary positions are not applied."""
 
     @classmethod
     def describe(cls, module: nn.Module, host: Host) -> AttentionSpec:
         ropes = [part.rope for part in host.chain() if hasattr(part, "rope")]
         unturned = ropes and all(rope is None for rope in ropes)
-        drops = {} if unturned else {"rope": "turns queries and keys by their places, which a mixer does not"}
+        drops = {} if unturned else {"rope": "rotary positions of queries and keys, which a mixer does not have"}
         return described(module, host, _maps(module), drops)
 
     def forward(
@@ -119,13 +121,13 @@ class RopeAdapter(_MaskedAdapter):
 
 @register_adapter("timm.models.beit.Attention")
 class BeitAdapter(TokensAdapter):
-    """(x, shared_rel_pos_bias); biases of pairs of tokens, the class token among them, are not added."""
+    """(x, shared_rel_pos_bias). Biases between pairs of tokens are not applied."""
 
     @classmethod
     def describe(cls, module: nn.Module, host: Host) -> AttentionSpec:
         shared = next((part.rel_pos_bias for part in host.chain() if hasattr(part, "rel_pos_bias")), None)
         tables = {"relative_position_bias_table": module.relative_position_bias_table, "shared_rel_pos_bias": shared}
-        why = "added to the scores of pairs of tokens, which a mixer does not have"
+        why = "biases on logits between pairs of tokens, which a mixer does not have"
         drops = {name: why for name, table in tables.items() if table is not None}
         return described(module, host, _maps(module), drops)
 
@@ -134,11 +136,11 @@ class BeitAdapter(TokensAdapter):
 
 
 def _maps(module: Any) -> tuple[Projection, Projection, Projection]:
-    """Queries, keys and values of one map or three, with biases apart from it."""
+    """The query, key and value maps, whether they are one module or three."""
     if module.qkv is None:
         return linear(module, "q_proj"), linear(module, "k_proj"), linear(module, "v_proj")
     query, key, value = thirds(linear(module, "qkv"))
-    if getattr(module, "q_bias", None) is not None:  # a key's is a constant 0
+    if getattr(module, "q_bias", None) is not None:  # keys have the constant 0
         query = query._replace(bias=module.q_bias, keys=(*query.keys, "q_bias"))
         value = value._replace(bias=module.v_bias, keys=(*value.keys, "v_bias"))
     return query, key, value
@@ -148,8 +150,11 @@ def _maps(module: Any) -> tuple[Projection, Projection, Projection]:
 
 
 class Layout(NamedTuple):
-    """source: the module that makes the feature map. grid, prefix: of the tokens, as the model was built. any_length:
-    whether it was built for images of any size."""
+    """Where the tokens of a layer are.
+
+    source: the module that makes the feature map. grid, prefix: the tokens' grid and the number of tokens in front of
+    it, as the model was built. any_length: whether it was built for images of any size.
+    """
 
     source: nn.Module | None = None
     grid: Grid | None = None
@@ -158,7 +163,7 @@ class Layout(NamedTuple):
 
 
 def layout(host: Host) -> Layout:
-    """By the nearest module around a layer that lays out its tokens."""
+    """The layout, from the nearest module around the layer that determines it."""
     for part in host.chain():
         if known := _KNOWN.get(path(type(part))):
             return known(part, host)
@@ -168,7 +173,7 @@ def layout(host: Host) -> Layout:
 
 
 def stage_grid(host: Host) -> Grid | None:
-    """Of the feature maps of the stage that a layer is in, for images of the size that the model was made for."""
+    """The feature map's grid in the layer's stage, for images of the size that the model was built for."""
     around: list[Any] = list(host.chain())
     for model in around:
         size: Any = (getattr(model, "pretrained_cfg", None) or {}).get("input_size")
@@ -180,10 +185,10 @@ def stage_grid(host: Host) -> Grid | None:
 
 
 def grid_of(module: Any, args: Any, output: Any) -> Grid:
-    """The grid in a call of a source."""
-    if isinstance(output, tuple) and not isinstance(output[1], Tensor):  # with its size
+    """The grid in a call of `Layout.source`."""
+    if isinstance(output, tuple) and not isinstance(output[1], Tensor):  # (tokens, size)
         return tuple(output[1])
-    if len(args) == 2 and not isinstance(args[1], Tensor):  # told its size
+    if len(args) == 2 and not isinstance(args[1], Tensor):  # (tokens, size) as arguments
         return tuple(args[1])
     output = output[0] if isinstance(output, tuple) else output
     if output.ndim == 4:
@@ -194,7 +199,7 @@ def grid_of(module: Any, args: Any, output: Any) -> Grid:
 
 def _embedded(model: Any) -> Layout:
     embed, prefix = model.patch_embed, prefix_tokens(model)
-    if getattr(getattr(model, "patch_drop", None), "prob", 0):  # what is left stands on no grid, in any order
+    if getattr(getattr(model, "patch_drop", None), "prob", 0):  # the remaining tokens have no grid
         return Layout(prefix=prefix, any_length=True)
     return Layout(embed, next(grids(embed), None), prefix, getattr(embed, "strict_img_size", True) is False)
 
@@ -217,7 +222,7 @@ _KNOWN: dict[str, Any] = {
     "timm.models.crossvit.CrossVit": _crossvit,
     "timm.models.csatv2.TransformerBlock": lambda block, host: Layout(block.pos_embed),
     "timm.models.metaformer.MetaFormerStage": lambda stage, host: Layout(stage.downsample, stage_grid(host)),
-    "timm.models.mobilevit.MobileVitBlock": lambda block, host: Layout(),  # a sequence for each place in a patch
+    "timm.models.mobilevit.MobileVitBlock": lambda block, host: Layout(),  # one sequence for each position in a patch
     "timm.models.naflexvit.NaFlexVit": lambda model, host: Layout(prefix=prefix_tokens(model), any_length=True),
     "timm.models.pit.PoolingVisionTransformer": _pit,
 }

@@ -17,6 +17,7 @@ __all__ = ["build_model", "causal", "encoders", "images", "read_recipes"]
 
 
 def read_recipes(model: Any) -> Iterator[Recipe]:
+    """The model's config, its attention implementation and its generation config."""
     generation = getattr(model, "generation_config", None)
     yield {
         "class": class_path(model), "config": encode(json.loads(model.config.to_json_string(use_diff=False))),
@@ -26,13 +27,14 @@ def read_recipes(model: Any) -> Iterator[Recipe]:
 
 
 def _attention(config: Any) -> Any:
-    """Which code attends, in the model and in those of its parts that have a config of their own."""
+    """The attention implementation of the model, and of its parts that have their own config."""
     parts = {key: getattr(config, key, None) for key in getattr(config, "sub_configs", {})}
     names = {key: getattr(part, "_attn_implementation", None) for key, part in {"": config, **parts}.items()}
     return names if parts else names[""]
 
 
 def build_model(recipe: Recipe, _: dict[str, Any]) -> nn.Module:
+    """The model of a config, with untrained weights."""
     kind = model_class(recipe)
     _check_local(recipe)
     config = kind.config_class.from_dict(decode(recipe["config"]))
@@ -44,10 +46,12 @@ def build_model(recipe: Recipe, _: dict[str, Any]) -> nn.Module:
     return model
 
 
-def _check_local(said: Any, key: str = "") -> None:
-    """An implementation that is the name of a repository would be fetched and run."""
-    if isinstance(said, dict):
-        for name, value in said.items():
-            _check_local(value, key if key == "attention" else name)
-    elif isinstance(said, str) and "/" in said and (key == "attention" or key.endswith("_implementation")):
-        raise OptionError("host", f"{key}={said!r}", "an implementation that transformers has", "Nothing is fetched.")
+def _check_local(value: Any, key: str = "") -> None:
+    """Raise OptionError for an attention implementation that names a repository: transformers would download it."""
+    if isinstance(value, dict):
+        for name, part in value.items():
+            _check_local(part, key if key == "attention" else name)
+    elif isinstance(value, str) and "/" in value and (key == "attention" or key.endswith("_implementation")):
+        raise OptionError(
+            "host", f"{key}={value!r}", "an implementation that transformers has", "polymix downloads nothing."
+        )

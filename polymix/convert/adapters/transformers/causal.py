@@ -1,4 +1,4 @@
-"""GPT-2's and Llama's attention: language models, with the masks, packed sequences and caches of their hosts."""
+"""Attention of the language models GPT-2 and Llama, with masks, packed sequences and caches."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from polymix.mixers.registry import lacks
 
 
 class CausalAdapter(Adapter):
-    """Attention of a language model: (hidden_states, …) -> (output, None), with the mixer's state in the cache.
+    """Attention of a language model: (hidden_states, …) -> (output, None). The cache holds the mixer's state.
 
-    An empty cache, which hosts make unasked, goes to every mixer: one that is not recurrent only counts the tokens in
-    it, and raises when a later call needs them.
+    Models pass an empty cache to every layer. A mixer that is not recurrent only counts the tokens in it, and raises an
+    error when a later call needs them.
     """
 
     forward_attributes = ("layer_idx", "config")
@@ -29,7 +29,7 @@ class CausalAdapter(Adapter):
     config: Any = None
 
     def attend(self, x: Tensor, mask: Any, cache: Any, others: Mapping[str, Any]) -> Tensor:
-        """The mixer on x, after the tokens that the cache has seen."""
+        """Mix x (B, N, D) after the tokens in the cache."""
         _refuse(others, bool(self.causal))
         layer = None if cache is None else state_layer(cache, self.layer_idx)
         past, positions = 0 if layer is None else layer.seen, others.get("position_ids")
@@ -38,7 +38,9 @@ class CausalAdapter(Adapter):
         if layer is None:
             return self.mix(x, **self._options(seen, positions))
         if seen.segments is not None and mask is None:
-            raise MaskError("position_ids", "packed sequences beside a cache", "one a row", "Pass use_cache=False.")
+            raise MaskError(
+                "position_ids", "packed sequences with a cache", "one sequence per row", "Pass use_cache=False."
+            )
         recurrent = bool(self.causal) and self.mixer.capabilities.recurrent
         if recurrent and seen.in_order and (layer.state is not None or not past):
             layer.follows(seen.before)
@@ -52,49 +54,55 @@ class CausalAdapter(Adapter):
         return y
 
     def _options(self, seen: Seen, positions: Tensor | None) -> dict[str, Any]:
-        """Of a call without a past."""
+        """Arguments for `mix` in a call without earlier tokens."""
         can, turns = self.mixer.capabilities, self.mixer.config.rotary_base is not None
         if isinstance(self.mixer, SoftmaxMixer) and turns and not in_step(seen, positions):
-            got = "positions that are not those of the tokens in the row"
-            raise MaskError("position_ids", got, "steps of one from token to token", "Leave them to the model.")
+            got = "positions with gaps or repetitions"
+            raise MaskError("position_ids", got, "positions that increase by 1", "Leave position_ids out.")
         if seen.segments is not None:
             if not can.has("segments"):
                 raise lacks(self.mixer.name, "segments", "position_ids", "packed sequences")
             return {"segments": seen.segments}
         if seen.pairs is not None:
             if not can.has("arbitrary"):
-                raise lacks(self.mixer.name, "arbitrary", "attention_mask", "a mask beyond order and padding")
+                raise lacks(
+                    self.mixer.name, "arbitrary", "attention_mask", "a mask other than causal order and padding"
+                )
             return {"mask": seen.pairs, "causal": False}
         return {"mask": seen.padding}
 
     def _stopped(self, layer: StateLayer, recurrent: bool) -> PolymixError:
-        """Why the mixer cannot go on after what the cache has seen."""
-        cure = "Pass use_cache=False, to generate() too."
+        """The error for a call that cannot continue from the cache."""
+        cure = "Pass use_cache=False, also to generate()."
         if not recurrent:
-            error = lacks(self.mixer.name, "recurrent", "past_key_values", f"going on after {layer.seen} cached tokens")
+            error = lacks(
+                self.mixer.name, "recurrent", "past_key_values", f"continuing after {layer.seen} cached tokens"
+            )
             return CapabilityError(error.argument, error.got, error.allowed, cure)
         if layer.state is not None:
-            return MaskError("attention_mask", "a mask beyond order and padding beside a cache", "those alone", cure)
-        got = f"{layer.seen} tokens under a mask beyond order and padding, which leaves no state"
+            return MaskError("attention_mask", "another mask with a cache", "causal order and padding alone", cure)
+        got = f"{layer.seen} tokens without a state, since their mask was not causal order and padding alone"
         return StateError("past_key_values", got, "an empty cache, or one with a state", cure)
 
 
 def _refuse(others: Mapping[str, Any], causal: bool) -> None:
-    """Raise for what a host may ask beside, and a mixer has no place for."""
+    """Raise an error for arguments that a mixer does not support."""
     for name in ("head_mask", "output_attentions", "position_bias", "cache"):
         if others.get(name) is not None and others[name] is not False:
-            raise CapabilityError(name, "one", "none: a mixer has no scores, keys or values", "Keep this layer.")
+            raise CapabilityError(
+                name, "a value", "None: a mixer has no attention weights, keys or values", "Keep this layer."
+            )
     for name in ("past_key_value", "layer_past"):
         if others.get(name) is not None:
             cure = "Upgrade transformers, or pass use_cache=False."
-            raise CapabilityError(name, "a cache as before transformers 4.56", "past_key_values", cure)
+            raise CapabilityError(name, "a cache of transformers before 4.56", "past_key_values", cure)
     if others.get("is_causal") not in (None, causal):
-        raise MaskError("is_causal", others["is_causal"], f"{causal}, as converted", "Leave it out.")
+        raise MaskError("is_causal", others["is_causal"], f"{causal}, as at the conversion", "Leave it out.")
 
 
 @register_adapter("transformers.models.gpt2.modeling_gpt2.GPT2Attention")
 class GPT2Adapter(CausalAdapter):
-    """Self-attention, or attention to `encoder_hidden_states`, which every call brings again: it needs no cache."""
+    """Self-attention, or cross-attention to `encoder_hidden_states`, which needs no cache: every call passes them."""
 
     @classmethod
     def describe(cls, module: Any, host: Host) -> AttentionSpec:
@@ -133,7 +141,7 @@ def _halves(fused: Projection) -> tuple[Projection, Projection]:
 
 @register_adapter("transformers.models.llama.modeling_llama.LlamaAttention")
 class LlamaAdapter(CausalAdapter):
-    """Grouped keys and values are repeated for the heads. Rotary angles go to softmax alone; other mixers drop them."""
+    """Repeats grouped keys and values for all heads. Only softmax and local attention use the rotary angles."""
 
     @classmethod
     def describe(cls, module: Any, host: Host) -> AttentionSpec:
@@ -141,7 +149,7 @@ class LlamaAdapter(CausalAdapter):
         query, key, value, out = (linear(module, f"{name}_proj") for name in "qkvo")
         heads = query.weight.shape[0] // module.head_dim
         base, kind = _rope(config)
-        drops = {} if kind == "default" else {"rotary": f"angles scaled by {kind!r}, which no mixer here has"}
+        drops = {} if kind == "default" else {"rotary": f"rotary angles scaled by {kind!r}, which no mixer has"}
         return AttentionSpec(
             dim=config.hidden_size, heads=heads, query=query, key=_repeated(key, groups, module.head_dim),
             value=_repeated(value, groups, module.head_dim), out=out, scale=module.scaling,
@@ -164,14 +172,14 @@ class LlamaAdapter(CausalAdapter):
 
 
 def _rope(config: Any) -> tuple[float, str]:
-    """Base and kind of the angles: in one dict, or before transformers 5 in two places."""
+    """Base and type of the rotary angles: in one dict, or before transformers 5 in two places."""
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     base = rope.get("rope_theta") or getattr(config, "rope_theta", None) or 1e4
     return float(base), str(rope.get("rope_type") or rope.get("type") or "default")
 
 
 def _repeated(part: Projection, groups: int, size: int) -> Projection:
-    """Each head's rows, `size` of them, once for each query head of its group."""
+    """The `size` rows of each key or value head, repeated for every query head of its group."""
     weight, bias = (
         None if t is None else t.unflatten(0, (-1, size)).repeat_interleave(groups, 0).flatten(0, 1)
         for t in (part.weight, part.bias)

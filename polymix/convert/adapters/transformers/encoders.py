@@ -1,6 +1,6 @@
-"""Encoders: what they have in common, and BERT's attention and its kin's.
+"""Attention of BERT and its relatives, and what the adapters of all encoders share.
 
-From release to release maps have moved within a layer and arguments within a call: both are found by their names.
+Projections and arguments have moved between releases of transformers, so both are found by name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from polymix.convert.spec import AttentionSpec, linear
 from polymix.errors import OptionError
 from polymix.mixers import TokenMixer
 
-_MAPS = (  # the part that attends; queries, keys, values, output
+_MAPS = (  # the attention module inside the layer; query, key, value and output maps
     ("", "q_proj", "k_proj", "v_proj", "o_proj"),
     ("", "q_proj", "k_proj", "v_proj", "out_proj"),
     ("self", "self.query", "self.key", "self.value", "output.dense"),
@@ -27,19 +27,21 @@ _MAPS = (  # the part that attends; queries, keys, values, output
 )
 _BERT = {"bert": "Bert", "roberta": "Roberta", "xlm_roberta": "XLMRoberta", "camembert": "Camembert",
          "electra": "Electra"}  # fmt: skip
+_NO_WEIGHTS = "applies to attention weights, which a mixer does not have"
 _NOT_HERE = {
-    "output_attentions": "A mixer has no attention weights to return: call with output_attentions=False.",
-    "head_mask": "A mixer has no attention weights to mask.",
-    "cu_seq_lens_q": "Pass one sequence a row, and an attention_mask.",
+    "output_attentions": "A mixer has no attention weights. Call with output_attentions=False.",
+    "head_mask": "A mixer has no attention weights to mask. Leave it out.",
+    "cu_seq_lens_q": "Pass one sequence per row, and an attention_mask.",
 }
 
 
 def classes(models: dict[str, str]) -> list[str]:
+    """Paths of attention classes, from {"bert": "Bert"}: the model's file and the class name's start."""
     return [f"transformers.models.{file}.modeling_{file}.{name}Attention" for file, name in models.items()]
 
 
 def read(module: nn.Module) -> tuple[Any, AttentionSpec]:
-    """The part that attends, and the attention: maps, heads, scale, dropout."""
+    """The attention module inside a layer, and its spec: maps, heads, scale, dropout."""
     parts = dict(module.named_modules())
     place, *names = next(maps for maps in _MAPS if {*maps} <= parts.keys())
     inner: Any = parts[place]
@@ -50,12 +52,12 @@ def read(module: nn.Module) -> tuple[Any, AttentionSpec]:
         dim=out.weight.shape[0], heads=query.weight.shape[0] // size if size else inner.num_heads,
         query=query, key=key, value=value, out=out, scale=getattr(inner, "scaling", getattr(inner, "scale", None)),
         dropout=getattr(parts.get("output.dropout"), "p", 0.0),
-        drops={"dropout": "of attention weights, which a mixer does not have"} if getattr(lost, "p", lost) else {},
+        drops={"dropout": _NO_WEIGHTS} if getattr(lost, "p", lost) else {},
     )  # fmt: skip
 
 
 class EncoderAdapter(CausalAdapter):
-    """Called as the host calls its own layer, by the names of that layer's arguments."""
+    """Takes the arguments of the layer that it replaces, by name."""
 
     def __init__(self, mixer: TokenMixer, attention: AttentionSpec, module: nn.Module) -> None:
         super().__init__(mixer, attention, module)
@@ -63,29 +65,29 @@ class EncoderAdapter(CausalAdapter):
         self.config = getattr(read(module)[0], "config", None)
 
     def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of a call; OptionError where they ask for what a mixer has not."""
+        """The arguments of a call by name. Raises OptionError for those that a mixer does not support."""
         given = {**dict(zip(self.names, args, strict=False)), **kwargs}
         asked = {**given, "output_attentions": given.get("output_attentions") or self._recorded()}
         for name, cure in _NOT_HERE.items():
             if asked.get(name) is not None and asked[name] is not False:
-                raise OptionError(name, "one" if isinstance(asked[name], Tensor) else asked[name], "none", cure)
+                raise OptionError(name, "a tensor" if isinstance(asked[name], Tensor) else asked[name], "None", cure)
         return given
 
     def _recorded(self) -> bool:
-        """Whether the host collects attention weights by hooks, of which a call says nothing."""
+        """Whether the model collects attention weights by hooks, without passing an argument."""
         return bool(getattr(self.config, "output_attentions", False))
 
     def alone(self, x: Tensor, given: dict[str, Any], cache: Any = None) -> Tensor:
-        """The mixer on x, after what a cache has seen."""
+        """Self-attention: mix x, after the tokens in the cache."""
         mask = given.get("attention_mask")
         if isinstance(mask, Tensor) and mask.ndim == 4 and mask.shape[2] == 1 < mask.shape[3]:
             mask = mask[:, 0, 0]  # one row for all queries
         flash = "flash" in str(getattr(self.config, "_attn_implementation", None))
-        positions = given.get("position_ids") if flash else None  # others do not look at them
+        positions = given.get("position_ids") if flash else None  # other implementations ignore them
         return self.attend(x, mask, cache, {"is_causal": given.get("is_causal"), "position_ids": positions})
 
     def across(self, x: Tensor, context: Tensor, mask: Any) -> Tensor:
-        """The mixer on x, with what a mask (B, 1, N or 1, M) or (B, M) lets through of the context."""
+        """Cross-attention: mix x with a context under a mask (B, 1, N or 1, M) or (B, M)."""
         seen = None if mask is None else grid(mask, x.shape[0])
         if seen is not None and seen.ndim == 3 and seen.shape[1] == 1:
             seen = seen[:, 0]
@@ -95,8 +97,10 @@ class EncoderAdapter(CausalAdapter):
 
 @register_adapter(*classes(_BERT))
 class BertAdapter(EncoderAdapter):
-    """(hidden_states, masks, context, cache) -> (norm of input and output, None). In a decoder the mixer's state is in
-    the cache, as a language model's."""
+    """(hidden_states, masks, context, cache) -> (LayerNorm(input + output), None).
+
+    In a decoder the cache holds the mixer's state, as in a language model.
+    """
 
     copied_modules = ("output.LayerNorm",)
     replaced_part = "output.dense"
@@ -105,7 +109,9 @@ class BertAdapter(EncoderAdapter):
     def __init__(self, mixer: TokenMixer, attention: AttentionSpec, module: nn.Module) -> None:
         super().__init__(mixer, attention, module)
         self.cross, self.layer_idx = attention.cross, getattr(module.self, "layer_idx", None)
-        self.nothing = () if "past_key_value" in self.names else None  # when caches were tuples, so were no caches
+        self.nothing = (
+            () if "past_key_value" in self.names else None
+        )  # older versions return an empty tuple without a cache
 
     @classmethod
     def describe(cls, module: nn.Module, host: Host) -> AttentionSpec:

@@ -1,4 +1,4 @@
-"""Encoders of images: attention of ViT and its kin, BEiT, DETR and CvT."""
+"""Attention of the image encoders ViT and its relatives, BEiT, DETR and CvT."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _VIT = {"vit": "ViT", "deit": "DeiT", "dinov2": "Dinov2", "dinov2_with_registers
 
 @register_adapter(*classes(_VIT))
 class VitAdapter(EncoderAdapter):
-    """(hidden_states, attention_mask) -> (output, None), or the output alone."""
+    """(hidden_states, attention_mask) -> (output, None), or the output alone, as the layer returned it."""
 
     def __init__(self, mixer: TokenMixer, attention: AttentionSpec, module: nn.Module) -> None:
         super().__init__(mixer, attention, module)
@@ -44,23 +44,23 @@ class VitAdapter(EncoderAdapter):
 
 
 def _embeddings(host: Host) -> nn.Module | None:
-    """What makes tokens of an image."""
+    """The module that makes tokens from an image."""
     found = (getattr(module, "embeddings", None) for module in host.chain())
     return next((part for part in found if hasattr(part, "patch_embeddings")), None)
 
 
 @register_adapter(*classes({"beit": "Beit"}))
 class BeitAdapter(VitAdapter):
-    """Relative positions, scores of all pairs of tokens, are not looked at; those of one layer alone are not made."""
+    """Relative position biases are not applied. Where a layer has its own, they are not computed either."""
 
-    checks_masks = False  # they are in it
+    checks_masks = False  # the mask argument holds the relative position biases
 
     @classmethod
     def describe(cls, module: nn.Module, host: Host) -> AttentionSpec:
         attention, config = super().describe(module, host), read(module)[0].config
         if not config.use_relative_position_bias and not config.use_shared_relative_position_bias:
             return attention
-        lost = {"relative_position_bias": "scores of pairs of tokens, which a mixer does not look at"}
+        lost = {"relative_position_bias": "biases on logits between pairs of tokens, which a mixer does not have"}
         return replace(attention, drops={**attention.drops, **lost})
 
     def host_settings(self, host: Host) -> list[tuple[Any, str, Any]]:
@@ -76,7 +76,7 @@ class BeitAdapter(VitAdapter):
 
 @register_adapter(*(f"transformers.models.detr.modeling_detr.Detr{kind}Attention" for kind in ("Self", "Cross", "")))
 class DetrAdapter(EncoderAdapter):
-    """(x, positions, context and its positions) -> (output, None): positions are added to all that the mixer reads."""
+    """(x, positions, context, its positions) -> (output, None). Positions are added to the mixer's whole input."""
 
     @classmethod
     def describe(cls, module: nn.Module, host: Host) -> AttentionSpec:
@@ -84,7 +84,7 @@ class DetrAdapter(EncoderAdapter):
         cross = host.name.endswith("encoder_attn")
         queries = type(host.above()).__name__ == "DetrDecoderLayer" and not cross
         config = next(filter(None, (getattr(part, "config", None) for part in (inner, *host.chain()))), None)
-        lost = {"position_embeddings": "added to values too, not to queries and keys alone: a mixer has one input"}
+        lost = {"position_embeddings": "added to values as well as queries and keys: a mixer has one input"}
         return replace(
             attention, cross=cross, any_length=not queries, drops={**attention.drops, **lost},
             max_tokens=getattr(config, "num_queries", None) if queries else None,
@@ -113,8 +113,7 @@ def _sum(x: Tensor, positions: Tensor | None) -> Tensor:
 
 @register_adapter(*classes({"cvt": "Cvt"}))
 class CvtAdapter(EncoderAdapter):
-    """(tokens, height, width) -> output. A mixer has one input: what comes out of the values' convolution, which stays,
-    but at every place of the feature map."""
+    """(tokens, height, width) -> output. The mixer reads the output of the values' convolution, with stride 1."""
 
     copied_modules = ("attention.convolution_projection_value",)
     convolution_projection_value: Any
@@ -128,7 +127,7 @@ class CvtAdapter(EncoderAdapter):
         inner, attention = read(module)
         parts = [f"attention.convolution_projection_{name}" for name in ("query", "key")]
         lost = [f"{part}.{key}" for part in parts for key, _ in module.get_submodule(part).named_parameters()]
-        why = dict.fromkeys(lost, "a mixer reads one input, from the convolution of the values")
+        why = dict.fromkeys(lost, "the mixer's one input comes from the values' convolution")
         return replace(attention, prefix=int(inner.with_cls_token), any_length=True, drops={**attention.drops, **why})
 
     @classmethod

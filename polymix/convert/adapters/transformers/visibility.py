@@ -1,4 +1,4 @@
-"""Who sees whom in a language model: what the masks and positions that a host hands to its layers say."""
+"""Who sees whom: what the masks and positions that a model passes to its layers mean."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 class Seen(NamedTuple):
-    """What the N tokens of a call see, beside the order.
+    """What the N tokens of a call see, apart from causal order.
 
-    padding: (B, N), True = a token. segments: (B, N) ids of packed sequences. pairs: (B, N, N), where it is neither of
-    these. before: (B,) how many of the earlier tokens, in a cache, they see; None: all.
+    padding: (B, N), True for real tokens. segments: (B, N), ids of packed sequences. pairs: (B, N, N), any other mask.
+    before: (B,), how many earlier tokens, in the cache, they see; None: all.
     """
 
     padding: Tensor | None = None
@@ -29,15 +29,17 @@ class Seen(NamedTuple):
 
     @property
     def in_order(self) -> bool:
-        """Whether nothing but padding is said, which is all that can go together with a state."""
+        """Whether there is at most padding, which is all that works with a state."""
         return self.segments is None and self.pairs is None
 
 
 def look(mask: Any, positions: Tensor | None, x: Tensor, past: int, *, causal: bool, unmasked: bool) -> Seen:
-    """What is said of the tokens x (B, N, D) after `past` in a cache.
+    """What the tokens x (B, N, D) see, after `past` tokens in a cache.
 
-    By a mask (B, past + N) or (B, 1, N, past + N), or none, which is order alone; and by positions (B or 1, N), which
-    start anew with each packed sequence. `unmasked`: they alone say so, as for flash attention.
+    Args:
+        mask: (B, past + N), (B, 1, N, past + N), or None for causal order alone.
+        positions: (B or 1, N); they start again at each packed sequence.
+        unmasked: whether the positions alone mark packed sequences, as for flash attention.
     """
     batch, n = x.shape[:2]
     if mask is None:
@@ -56,7 +58,7 @@ def look(mask: Any, positions: Tensor | None, x: Tensor, past: int, *, causal: b
 
 
 def grid(mask: Any, batch: int) -> Tensor:
-    """A host's mask as (B, N, M) or (B, M), True where seen."""
+    """A model's mask (B, 1, N, M) or (B, M) as (B, N, M) or (B, M), True where seen."""
     if not isinstance(mask, Tensor) or mask.ndim not in (2, 4):
         got = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
         cure = 'Load the model with attn_implementation="sdpa".'
@@ -65,9 +67,9 @@ def grid(mask: Any, batch: int) -> Tensor:
 
 
 def once(of: Tensor, name: str, make: Callable[[], T]) -> T:
-    """What `make` gives, made once for a tensor that a host hands to all of its layers, as long as nobody writes to it.
+    """The result of `make`, computed once for a tensor that a model passes to all its layers, until it is written to.
 
-    A mask has N² entries, each looked at several times: a mixer that is linear in N should not wait for that.
+    Reading a mask of N² entries in every layer would take longer than a mixer that is linear in N.
     """
     if torch.compiler.is_compiling() or of.is_inference():
         return make()
@@ -82,12 +84,12 @@ def _grid(mask: Tensor) -> Tensor:
     if seen.ndim == 2:
         return seen
     if seen.shape[1] > 1 and not holds((seen == seen[:, :1]).all(), "takes no mask that differs by head"):
-        raise MaskError("attention_mask", "a mask that differs by head", "one for all heads", "A mixer has one mask.")
+        raise MaskError("attention_mask", "a mask that differs between heads", "one mask for all heads", "")
     return seen[:, 0]
 
 
 def _read(seen: Tensor, positions: Tensor | None, past: int, causal: bool) -> Seen:
-    """Of (B, past + N) or (B, N, past + N)."""
+    """The parts of a visibility mask (B, past + N) or (B, N, past + N)."""
     now, before = seen[..., past:], seen[..., :past]
     if seen.ndim == 2:
         _one_each(positions, now)
@@ -109,19 +111,21 @@ def _read(seen: Tensor, positions: Tensor | None, past: int, causal: bool) -> Se
 
 
 def _one_each(positions: Tensor | None, padding: Tensor | None) -> None:
-    """Raise where the positions of a row's tokens start anew though the mask lets these see each other."""
+    """Raise MaskError where positions start again in a row, but the mask does not separate the sequences."""
     if positions is None or positions.shape[1] == 1:
         return
     forward = positions.diff(dim=1) > 0
     if padding is not None:
         forward = forward | ~(padding[:, 1:] & padding[:, :-1])
     if not holds(forward.all(), "takes no packed sequences that its mask does not keep apart"):
-        cure = "Leave attention_mask out and pass use_cache=False: the model then makes a mask that keeps them apart."
-        raise MaskError("position_ids", "packed sequences that no mask keeps apart", "one sequence a row", cure)
+        cure = "Leave attention_mask out and pass use_cache=False: the model then makes a mask that separates them."
+        raise MaskError(
+            "position_ids", "packed sequences that the mask does not separate", "one sequence per row", cure
+        )
 
 
 def _packed(positions: Tensor) -> Tensor | None:
-    """(B or 1, N) the sequence that a token is of, if positions that go up by one make several."""
+    """(B or 1, N): each token's sequence, which ends where positions do not increase by 1. None: one sequence."""
     ids = (positions.diff(dim=1) != 1).cumsum(1)
     if holds((ids == 0).all(), "takes no packed sequences"):
         return None
@@ -129,13 +133,13 @@ def _packed(positions: Tensor) -> Tensor | None:
 
 
 def _within(segments: Tensor, causal: bool) -> Tensor:
-    """(B, N, N), True for tokens of one sequence, the past alone if causal."""
+    """(B, N, N): True where both tokens are in one sequence, and with `causal` the second is not later."""
     same = segments[:, :, None] == segments[:, None]
     return same.tril() if causal else same
 
 
 def in_step(seen: Seen, positions: Tensor | None) -> bool:
-    """Whether tokens that see each other are as far apart as their positions are, which is all that RoPE knows."""
+    """Whether tokens that see each other are as far apart as their positions say: RoPE needs only distances."""
     if positions is None:
         return True
     drift = positions - torch.arange(positions.shape[1], device=positions.device)

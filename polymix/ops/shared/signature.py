@@ -1,0 +1,112 @@
+"""Shapes, dtypes and devices of an operator's arguments, checked before a kernel takes their addresses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from polymix.errors import OptionError, ShapeError
+
+DTYPES = {
+    "native": (torch.float32, torch.bfloat16),
+    "triton": (torch.float32, torch.bfloat16, torch.float16),
+}
+REMEMBERED = 256  # combinations of arguments that were found right
+
+
+class _Argument(NamedTuple):
+    """One tensor. sizes: a capital letter, or an expression, with its code; None: any shape."""
+
+    name: str
+    sizes: tuple[tuple[str, Any], ...] | None
+    tokens: bool  # its dtype must be that of the first argument
+
+
+class Signature:
+    """What the arguments of an operator must look like.
+
+    Args:
+        inputs: such as "x: B, N, D; weight: E, D; mask: B, N". The first use of a capital letter binds it. Anything
+            else is an expression of those letters and the operator's arguments, such as "B, prod(grid), D"; "..." is
+            any shape. A name followed by "=" holds tokens: its dtype is that of the first argument. A mask is boolean,
+            everything else floating-point.
+        outputs: the shapes of the outputs, which their gradients have too: "B, E", or "=: B, N, D" for tokens.
+        rules: further expressions that must be true.
+    """
+
+    def __init__(self, inputs: str, outputs: str, *rules: str) -> None:
+        self.inputs = [_argument(part) for part in inputs.split(";")]
+        self.gradients = [_argument(f"gradient{part.strip()}" if "=" in part else f"gradient: {part}")
+                          for part in outputs.split(";")]  # fmt: skip
+        self.rules = [(rule, compile(rule, rule, "eval")) for rule in rules]
+        self._right: set[Any] = set()
+
+    def check(self, operator: str, impl: str, arguments: Mapping[str, Any], gradients: Sequence[Tensor] = ()) -> None:
+        """Raise ShapeError or OptionError unless the arguments, and the outputs' gradients, fit."""
+        case = (impl, *map(_kind, arguments.values()), *map(_kind, gradients))
+        if case in self._right:
+            return
+        known: dict[str, Any] = {**arguments, "impl": impl, "prod": math.prod}
+        first: Tensor = arguments[self.inputs[0].name]
+        if first.dtype not in DTYPES[impl]:
+            allowed = " or ".join(map(str, DTYPES[impl]))
+            cure = f"The {impl} kernel supports nothing else; impl='eager' does."
+            raise ShapeError(f"{operator}: {self.inputs[0].name}", str(first.dtype), allowed, cure)
+        for argument, tensor in self._pairs(arguments, gradients):
+            _check(operator, argument, tensor, first, known)
+        for rule, code in self.rules:
+            if not eval(code, known):
+                values = {name: value for name, value in known.items() if isinstance(value, (int, list, str))}
+                got = ", ".join(f"{name}={value}" for name, value in values.items() if name in rule)
+                raise OptionError(operator, got, rule, f"The {impl} kernel supports nothing else.")
+        if len(self._right) >= REMEMBERED:
+            self._right.clear()
+        self._right.add(case)
+
+    def _pairs(self, arguments: Mapping[str, Any], gradients: Sequence[Tensor]) -> Iterator[tuple[_Argument, Tensor]]:
+        for argument in self.inputs:
+            tensor = arguments[argument.name]
+            if tensor is not None:
+                yield argument, tensor
+        if gradients:
+            yield from zip(self.gradients, gradients, strict=True)
+
+
+def _kind(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.shape, value.dtype, value.device
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _argument(text: str) -> _Argument:
+    name, _, sizes = (part.strip() for part in text.partition(":"))
+    read = None if sizes == "..." else tuple((part.strip(), compile(part.strip(), sizes, "eval"))
+                                             for part in sizes.split(","))  # fmt: skip
+    return _Argument(name.rstrip("="), read, name.endswith("="))
+
+
+def _check(operator: str, argument: _Argument, tensor: Tensor, first: Tensor, known: dict[str, Any]) -> None:
+    name = f"{operator}: {argument.name}"
+    if tensor.device != first.device:
+        raise ShapeError(name, f"a tensor on {tensor.device}", f"one on {first.device}", "Move it with .to(device).")
+    wanted = torch.bool if argument.name == "mask" else first.dtype if argument.tokens else None
+    if (tensor.dtype != wanted) if wanted is not None else not tensor.is_floating_point():
+        allowed = "a floating-point dtype" if wanted is None else str(wanted)
+        raise ShapeError(name, str(tensor.dtype), allowed, "Convert it with .to(dtype).")
+    if argument.sizes is None:
+        return
+    fits = tensor.ndim == len(argument.sizes)
+    for (text, code), got in zip(argument.sizes, tensor.shape, strict=False):
+        if len(text) == 1 and text not in known:
+            known[text] = got
+            fits = fits and (got > 0 or text == "B")
+        else:
+            fits = fits and eval(code, known) == got
+    if not fits:
+        bound = ", ".join(f"{letter} = {value}" for letter, value in known.items() if len(letter) == 1)
+        allowed = f"({', '.join(text for text, _ in argument.sizes)})"
+        raise ShapeError(name, str(tuple(tensor.shape)), allowed, f"Here {bound}. Only B may be 0.")

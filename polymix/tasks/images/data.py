@@ -1,0 +1,166 @@
+"""Images in memory, with their classes: scikit-learn's handwritten digits, or a folder of your own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from polymix.errors import DataError, MissingExtraError
+from polymix.tasks.images.recipe import ImageRecipe
+
+SPLIT_SEED = 0
+TEST_SHARE = 0.2
+FORMATS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
+MAX_BYTES = 4 << 30  # images are kept decoded, as bytes
+
+
+@dataclass(frozen=True)
+class ImageData:
+    """Images (N, C, H, W) as bytes or small floats, split into training and test images. `normalise` makes inputs."""
+
+    name: str
+    classes: tuple[str, ...]
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+    skipped: tuple[str, ...] = ()
+    mean: Tensor = field(init=False)
+    std: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        sample = self.train[0][:2048].float()
+        object.__setattr__(self, "mean", sample.mean((0, 2, 3), keepdim=True))
+        object.__setattr__(self, "std", sample.std((0, 2, 3), keepdim=True).clamp_min(1e-6))
+
+    @property
+    def channels(self) -> int:
+        return self.train[0].shape[1]
+
+    @property
+    def image_size(self) -> int:
+        return self.train[0].shape[-1]
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """Images as inputs, with mean 0 and variance 1 per channel over the training images."""
+        return (images.float() - self.mean.to(images.device)) / self.std.to(images.device)
+
+
+@dataclass(frozen=True)
+class ImageSets:
+    """The images of a run, and the training images as a data set."""
+
+    images: ImageData
+    train: TensorDataset
+
+
+def load(recipe: ImageRecipe, folder: Path, say: Callable[[str], None] = lambda text: None) -> ImageSets:
+    """The images of a recipe: its folder's, or the digits."""
+    size = recipe.image_size
+    images = load_digits(size) if recipe.data is None else load_folder(Path(recipe.data), size)
+    for path in images.skipped:
+        say(f"Skipped {path}")
+    return ImageSets(images, TensorDataset(*images.train))
+
+
+def _split(images: Tensor, labels: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    try:
+        from sklearn.model_selection import train_test_split
+    except ImportError as error:
+        raise MissingExtraError("scikit-learn", "no such package", "pip install 'polymix[train]'") from error
+    count = max(round(TEST_SHARE * len(labels)), int(labels.max()) + 1)  # at least one test image a class
+    train, test = train_test_split(
+        range(len(labels)), test_size=count, random_state=SPLIT_SEED, stratify=labels.numpy()
+    )
+    return (images[train], labels[train]), (images[test], labels[test])
+
+
+def load_digits(image_size: int = 8) -> ImageData:
+    """The 1,797 handwritten digits (8 × 8 pixels) that come with scikit-learn, split 80 : 20 with a fixed seed."""
+    try:
+        from sklearn import datasets
+    except ImportError as error:
+        raise MissingExtraError("scikit-learn", "no such package", "pip install 'polymix[train]'") from error
+    bunch: Any = datasets.load_digits()
+    images = torch.from_numpy(bunch.images).float()[:, None]
+    if image_size != 8:
+        images = torch.nn.functional.interpolate(images, size=image_size, mode="bilinear", antialias=True)
+    train, test = _split(images, torch.from_numpy(bunch.target).long())
+    return ImageData("scikit-learn digits", tuple(map(str, range(10))), train, test)
+
+
+def find_images(folder: Path) -> dict[str, list[Path]]:
+    """Image files by class. Each sub-folder is a class and is searched to any depth, in sorted order."""
+    if not folder.is_dir():
+        raise DataError(
+            "--data", folder, "an existing folder with one sub-folder of images per class", "Check the path."
+        )
+    found = {}
+    for sub in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")):
+        files = sorted(path for path in sub.rglob("*") if path.suffix.lower() in FORMATS and path.is_file())
+        if files:
+            found[sub.name] = files
+    return found
+
+
+def load_folder(
+    folder: Path, image_size: int, progress: Callable[[int, int], None] = lambda done, total: None
+) -> ImageData:
+    """Your own images, one folder per class, resized (short side) and centre-cropped to squares of image_size.
+
+    If all images are grey, they keep one channel. Transparency becomes white. Of an animation the first frame is
+    used. Unreadable files are skipped and named in `.skipped`.
+
+    Raises:
+        DataError: no such folder, fewer than two classes with two readable images each, or too many images for memory.
+    """
+    found = find_images(folder)
+    total = sum(map(len, found.values()))
+    size = total * 3 * image_size**2
+    if size > MAX_BYTES:
+        got = f"{total} images, {size / 2**30:.1f} GiB at {image_size} × {image_size}"
+        raise DataError("--data", got, f"at most {MAX_BYTES >> 30} GiB", "Use a smaller --image-size or fewer images.")
+    images: list[Tensor] = []
+    labels: list[str] = []
+    skipped: list[str] = []
+    for name, files in found.items():
+        for path in files:
+            try:
+                images.append(_read(path, image_size))
+                labels.append(name)
+            except (OSError, ValueError, SyntaxError, EOFError) as error:  # what Pillow raises on broken files
+                skipped.append(f"{path}: {str(error) or type(error).__name__}")
+            progress(len(images) + len(skipped), total)
+    counts = {name: labels.count(name) for name in found}
+    classes = tuple(name for name, count in counts.items() if count)
+    if len(classes) < 2 or min(counts[name] for name in classes) < 2:
+        listed = ", ".join(f"{name}: {count}" for name, count in counts.items()) or "none"
+        cure = "Put each class into its own sub-folder." + (f" Unreadable: {'; '.join(skipped)}" if skipped else "")
+        raise DataError(
+            "--data", f"readable images by class: {listed}", "two or more classes with two or more images each", cure
+        )
+    if all(bool((image[0] == image[1]).all() and (image[0] == image[2]).all()) for image in images):
+        images = [image[:1] for image in images]
+    target = torch.tensor([classes.index(label) for label in labels])
+    train, test = _split(torch.stack(images), target)
+    return ImageData(str(folder), classes, train, test, tuple(skipped))
+
+
+def _read(path: Path, size: int) -> Tensor:
+    """The image in a file as (3, size, size) bytes."""
+    try:
+        from PIL import Image, ImageOps
+    except ImportError as error:
+        raise MissingExtraError("pillow", "no such package", "pip install 'polymix[train]'") from error
+    with Image.open(path) as image:
+        upright = ImageOps.exif_transpose(image)
+        if upright.has_transparency_data:
+            upright = upright.convert("RGBA")
+            upright = Image.alpha_composite(Image.new("RGBA", upright.size, "white"), upright)
+        square = ImageOps.fit(upright.convert("RGB"), (size, size), Image.Resampling.BILINEAR)
+        data = torch.frombuffer(bytearray(square.tobytes()), dtype=torch.uint8)
+    return data.reshape(size, size, 3).permute(2, 0, 1).contiguous()

@@ -1,0 +1,64 @@
+"""How good an image classifier is: its accuracy, its loss, and which classes it confuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from polymix._io import write_whole
+from polymix.tasks.images.data import ImageSets
+from polymix.tasks.images.recipe import ImageRecipe
+from polymix.tasks.processes import Process
+
+
+def measure(model: nn.Module, data: ImageSets, recipe: ImageRecipe, process: Process) -> dict[str, float]:
+    """Accuracy and mean cross-entropy on the test images."""
+    logits, labels = (torch.cat(parts) for parts in zip(*_answers(model, data, recipe, process), strict=True))
+    hits = (logits.argmax(1) == labels).double().mean()
+    return {"accuracy": hits.item(), "val_loss": cross_entropy(logits, labels).item()}
+
+
+def draw(model: nn.Module, data: ImageSets, recipe: ImageRecipe, folder: Path) -> list[Path]:
+    """confusion.png: how many test images of each class (rows) were taken for each class (columns)."""
+    from matplotlib.figure import Figure
+
+    classes = data.images.classes
+    counts = torch.zeros(len(classes), len(classes))
+    for logits, labels in _answers(model, data, recipe, Process()):
+        counts.index_put_((labels, logits.argmax(1)), torch.ones(len(labels)), accumulate=True)
+    figure = Figure(figsize=(5, 4.4), layout="constrained")
+    axes = figure.subplots()
+    shares = (counts / counts.sum(1, keepdim=True).clamp_min(1)).tolist()
+    figure.colorbar(axes.imshow(shares, cmap="Blues", vmin=0, vmax=1))
+    axes.set(xlabel="predicted", ylabel="true", title="Share of each class")
+    if len(classes) <= 30:
+        axes.set_xticks(range(len(classes)), classes, rotation=90)
+        axes.set_yticks(range(len(classes)), classes)
+    path = folder / "confusion.png"
+    write_whole(path, lambda part: figure.savefig(part, dpi=130, format="png"))
+    return [path]
+
+
+def describe(recipe: ImageRecipe, data: ImageSets) -> str:
+    """What the model was trained on, for the report."""
+    images = data.images
+    skipped = f" {len(images.skipped)} unreadable files were skipped." if images.skipped else ""
+    return (
+        f"{recipe.mixer} in a vision transformer, on {images.name}: {len(images.train[0]):,} training images and "
+        f"{len(images.test[0]):,} test images of {len(images.classes)} classes, {images.image_size} × "
+        f"{images.image_size} pixels.{skipped}"
+    )
+
+
+def _answers(
+    model: nn.Module, data: ImageSets, recipe: ImageRecipe, process: Process
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Logits and labels of the test images, a batch at a time, on the CPU."""
+    images, labels = data.images.test
+    for start in range(0, len(labels), 4 * recipe.batch_size):
+        part = slice(start, start + 4 * recipe.batch_size)
+        yield model(data.images.normalise(images[part].to(process.device))).float().cpu(), labels[part]
