@@ -49,6 +49,9 @@ class MixerBlock(nn.Module):
         check_number("mlp_ratio", mlp_ratio, 1 / dim, math.inf, f"a number of at least 1/dim = 1/{dim}", 4)
         if not isinstance(mixer, (MixerConfig, TokenMixer)):
             raise OptionError("mixer", repr(mixer), "a config or a mixer", "Pass for example PomConfig().")
+        if isinstance(mixer, TokenMixer) and mixer.dim != dim:
+            got = f"a {mixer.name} of width {mixer.dim}"
+            raise OptionError("mixer", got, f"a mixer of width dim={dim}", "Change one of the two, or pass a config.")
         kw: dict[str, Any] = {"device": device, "dtype": dtype}
         hidden = int(dim * mlp_ratio)
         self.mixer = mixer.build(dim, **kw) if isinstance(mixer, MixerConfig) else mixer

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from polymix.errors import MaskError, PolymixError, ShapeError, StateError, check_int
+from polymix.errors import MaskError, OptionError, PolymixError, ShapeError, StateError, check_int
 from polymix.mixers.registry import Capabilities, lacks
 from polymix.ops.shared.masks import Segments
 from polymix.ops.shared.tensors import autocast_dtype
 
 REMEMBERED = 64  # number of checked calls that a mixer caches
+LONGEST_BLOCK = 2**31 - 1  # of causal=K
 _IDS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -59,8 +60,26 @@ def _shape(x: Any) -> str:
     return str(tuple(x.shape)) if isinstance(x, Tensor) else type(x).__name__
 
 
+def _check_dense(argument: str, tensor: Tensor, kind: type[PolymixError]) -> None:
+    """Raise unless a tensor is dense. Nested, sparse and MKL-DNN tensors fail in shapes and products."""
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        got = "a nested tensor" if tensor.is_nested else f"a tensor with layout {tensor.layout}"
+        cure = "Pad it, and pass the padding as mask=." if tensor.is_nested else "Convert it with .to_dense()."
+        raise kind(argument, got, "a dense tensor", cure)
+
+
+def _check_inference(mixer: Checked, argument: str, x: Tensor) -> None:
+    """Raise if x is an inference tensor in a call that records gradients of the mixer."""
+    if x.is_inference() and torch.is_grad_enabled() and any(p.requires_grad for p in mixer.parameters()):
+        got = "a tensor made under torch.inference_mode(), in a call that records gradients"
+        cure = "Use torch.no_grad() where it is made, or pass x.clone()."
+        raise ShapeError(argument, got, "a tensor that autograd can save", cure)
+
+
 def check_tokens(mixer: Checked, argument: str, x: Tensor, batch: int | None = None) -> None:
-    """Raise ShapeError unless x is a tensor (B, N, D) of the mixer's width, device and dtype."""
+    """Raise ShapeError unless x is a dense floating-point tensor (B, N, D) of the mixer's width, device and dtype."""
+    if isinstance(x, Tensor):
+        _check_dense(argument, x, ShapeError)
     if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[-1] != mixer.dim or x.shape[1] == 0:
         raise ShapeError(
             argument,
@@ -74,7 +93,9 @@ def check_tokens(mixer: Checked, argument: str, x: Tensor, batch: int | None = N
     if x.device != weight.device:
         raise ShapeError(argument, f"a tensor on {x.device}", f"one on {weight.device}, where the mixer is",
                          "Move x or the mixer with .to(device).")  # fmt: skip
-    if x.dtype != weight.dtype and autocast_dtype(x.device) is None:
+    if not torch.compiler.is_compiling():
+        _check_inference(mixer, argument, x)
+    if x.dtype != weight.dtype and (autocast_dtype(x.device) is None or not x.is_floating_point()):
         raise ShapeError(argument, f"dtype {x.dtype}", f"{weight.dtype}, as the mixer's weights",
                          "Convert x or the mixer with .to(dtype), or use autocast.")  # fmt: skip
 
@@ -90,6 +111,7 @@ def _check_mask(mixer: Checked, mask: Tensor, x: Tensor, m: int) -> None:
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         got = str(mask.dtype) if isinstance(mask, Tensor) else type(mask).__name__
         raise MaskError("mask", got, "a boolean tensor, True = takes part", "Convert a mask of 0 and 1 with mask > 0.")
+    _check_dense("mask", mask, MaskError)
     batch, n = x.shape[:2]
     if tuple(mask.shape) not in ((batch, m), (batch, n, m)):
         raise MaskError(
@@ -114,13 +136,15 @@ def _check_segments(mixer: Checked, segments: Segments, x: Tensor, m: int, cross
     if not mixer.capabilities.has("segments"):
         raise lacks(mixer.name, "segments", "segments", "segments (packed sequences)")
     pair = isinstance(segments, tuple) and len(segments) == 2
-    if cross != pair:
+    if cross != pair or (isinstance(segments, tuple) and not pair):
         allowed = "a pair (query ids, context ids) with a context, one tensor without"
-        cure = "Tokens with equal ids see each other."
-        raise MaskError("segments", type(segments).__name__, allowed, cure)
+        got = f"a tuple of {len(segments)}" if isinstance(segments, tuple) else type(segments).__name__
+        raise MaskError("segments", got, allowed, "Tokens with equal ids see each other.")
     parts = segments if isinstance(segments, tuple) else (segments,)
     for ids, length in zip(parts, (x.shape[1], m), strict=False):
         shape = (x.shape[0], length)
+        if isinstance(ids, Tensor):
+            _check_dense("segments", ids, MaskError)
         if not isinstance(ids, Tensor) or ids.dtype not in _IDS or tuple(ids.shape) != shape:
             got = f"{_shape(ids)} of {ids.dtype}" if isinstance(ids, Tensor) else _shape(ids)
             raise MaskError("segments", got, f"integer ids {shape}", "Pass one id per token, for example as int64.")
@@ -130,8 +154,8 @@ def _check_segments(mixer: Checked, segments: Segments, x: Tensor, m: int, cross
 def _causal(mixer: Checked, causal: bool | int | None, cross: bool) -> int:
     if causal is None:
         return int(mixer.config.causal_by_build)
-    if not isinstance(causal, (bool, int)) or causal < 0:
-        allowed = "None, True, False or a block length of at least 1"
+    if not isinstance(causal, (bool, int)) or not 0 <= causal <= LONGEST_BLOCK:
+        allowed = f"None, True, False or a block length from 1 to {LONGEST_BLOCK}"
         raise MaskError("causal", repr(causal), allowed, "Pass causal=True for plain causal mixing.")
     if causal and cross:
         raise MaskError(
@@ -210,6 +234,9 @@ def check_call(
     The result for plain tensors depends only on shapes, dtypes and devices. It is cached on the mixer, which makes
     repeated calls cheap.
     """
+    if isinstance(x, Tensor) and not torch.compiler.is_compiling():  # what the cache does not see
+        _check_dense("x", x, ShapeError)
+        _check_inference(mixer, "x", x)
     plain = context is None and segments is None and type(x) is Tensor and (mask is None or type(mask) is Tensor)
     if not plain or type(grid) not in (tuple, type(None)) or torch.compiler.is_compiling():
         return _check_call(mixer, x, context, mask, causal, grid, segments)
@@ -261,6 +288,12 @@ def _check_call(
         raise ShapeError("x", _shape(x), f"more than num_prefix_tokens={prefix} tokens",
                          "Pass the prefix tokens and the tokens of the grid.")  # fmt: skip
     return MixerCall(mask, order, check_grid(mixer, grid, n - prefix), segments, context is not None)
+
+
+def check_dtype(dtype: Any) -> None:
+    """Raise OptionError unless dtype is None or a floating-point torch.dtype."""
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise OptionError("dtype", repr(dtype), "a floating-point torch.dtype", "Pass for example torch.float32.")
 
 
 def check_length(mixer: Checked, n: int) -> None:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from polymix import errors
+from polymix.mixers.checks import check_dtype
 from polymix.mixers.mixer import TokenMixer
 from polymix.mixers.registry import check_options, config_class
 
@@ -51,6 +52,11 @@ class MixerConfig:
         self, dim: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None, **changes: Any
     ) -> TokenMixer:
         """Build the mixer for `dim` channels. `changes` replace options first."""
+        check_dtype(dtype)
+        try:
+            device = None if device is None else torch.device(device)
+        except (RuntimeError, TypeError):
+            raise errors.OptionError("device", repr(device), "a device such as cpu or cuda:1", "Pass cpu.") from None
         return type(self).mixer(self.changed(**changes), dim, device=device, dtype=dtype)
 
     def changed(self: Self, **changes: Any) -> Self:

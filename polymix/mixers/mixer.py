@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from polymix import errors
-from polymix.mixers.checks import MixerCall, check_call, check_length, check_padding, check_state
+from polymix.mixers.checks import MixerCall, check_call, check_dtype, check_length, check_padding, check_state
 from polymix.mixers.fold import Folded
 from polymix.mixers.heads import Heads
 from polymix.mixers.inheritance import AttentionMaps, Sources, add_sources, copy_map, first_rows
@@ -276,6 +276,7 @@ class TokenMixer(nn.Module, ABC):
             dtype: of the copies. None: that of the parameters.
         """
         check_length(self, n)
+        check_dtype(dtype)
         return _detach(self.named_matrices(n, grid), dtype)
 
     @abstractmethod
@@ -295,6 +296,7 @@ class TokenMixer(nn.Module, ABC):
             dtype: of parameters and tokens, for the bytes.
         """
         check_length(self, n)
+        check_dtype(dtype)
         return cost_of(self, self.cost_ops(n, grid), dtype)
 
     def extra_repr(self) -> str:

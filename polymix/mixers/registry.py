@@ -72,7 +72,7 @@ def config_class(name: str) -> Any:
     Raises:
         UnknownNameError: no mixer has this name.
     """
-    if name not in _CONFIGS:
+    if not isinstance(name, str) or name not in _CONFIGS:
         _register_all()
     if not isinstance(name, str) or name not in _CONFIGS:
         known = ", ".join(nearest_first(str(name), _CONFIGS))
