@@ -60,13 +60,19 @@ def load_library(name: str) -> Any:
 
 
 @contextmanager
-def no_bars() -> Iterator[None]:
-    """Hide the progress bars of transformers while models are read and written."""
+def local_files() -> Iterator[None]:
+    """Read and write models of transformers without progress bars and without the network.
+
+    A config may name a pretrained backbone, which transformers would download; any request raises instead.
+    """
     logging: Any = load_library("transformers").utils.logging
-    shown = logging.is_progress_bar_enabled()
+    hub: Any = importlib.import_module("huggingface_hub.constants")
+    shown, offline = logging.is_progress_bar_enabled(), hub.HF_HUB_OFFLINE
     logging.disable_progress_bar()
+    hub.HF_HUB_OFFLINE = True
     try:
         yield
     finally:
+        hub.HF_HUB_OFFLINE = offline
         if shown:
             logging.enable_progress_bar()

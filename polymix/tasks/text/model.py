@@ -6,7 +6,7 @@ import copy
 from pathlib import Path
 from typing import Any
 
-from polymix.convert.adapters.libraries import no_bars
+from polymix.convert.adapters.libraries import local_files
 from polymix.errors import OptionError, nearest_first
 from polymix.models.language import PRESETS, PolymixGPTConfig, PolymixLlamaConfig, preset  # first: it cures torchvision
 from polymix.tasks.text.data import VOCAB, TextData
@@ -35,7 +35,7 @@ def settings(model: Any) -> dict[str, Any]:
 
 def save(model: Any, data: TextData, folder: Path) -> None:
     """Save the model and its tokenizer as transformers' Auto classes load them."""
-    with no_bars():
+    with local_files():
         model.save_pretrained(folder)
         if data.tokenizer is not None:
             data.tokenizer.save_pretrained(folder)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from polymix._io import one_line
 from polymix.compat import cure_torchvision
 from polymix.errors import DataError, MissingExtraError, OptionError
 
@@ -49,9 +50,9 @@ def load_tokenizer(path: str | Path) -> Any:
         if path.is_file():
             found: Any = PreTrainedTokenizerFast(tokenizer_file=str(path), clean_up_tokenization_spaces=False)
         else:
-            found = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+            found = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # whatever the libraries raise on a damaged file
-        got = f"{path}, which cannot be loaded ({type(error).__name__}: {error})"
+        got = f"{path}, which cannot be loaded ({one_line(error)[:300]})"
         raise DataError("tokenizer", got, "a tokenizer.json, or a folder of transformers", "Save it again.") from error
     if found.eos_token_id is None:
         known = found.get_vocab()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from polymix._io import call_function, one_line
 from polymix.convert import load_pretrained
-from polymix.convert.adapters.libraries import LIBRARIES, load_library, no_bars
+from polymix.convert.adapters.libraries import LIBRARIES, load_library, local_files
 from polymix.convert.saving.files import load_safetensors
 from polymix.convert.saving.rebuild import shape
 from polymix.errors import OptionError, PolymixError, nearest_first
@@ -118,9 +118,14 @@ def _transformers(folder: Path, architecture: str, kept: bool) -> Source:
         raise OptionError("--model", got, "an architecture of transformers", "Code in the folder is not run.")
     with quiet():
         if not kept:
-            return Source(kind(kind.config_class.from_pretrained(folder)), trained=False)
+            config = kind.config_class.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            return Source(kind(config), trained=False)
         model, found = kind.from_pretrained(
-            folder, local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True
+            folder,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
         )
     lost = sorted(found["missing_keys"]) + [f"{key} of another shape" for key, *_ in found["mismatched_keys"]]
     if lost:
@@ -167,12 +172,12 @@ def _built(library: str, name: str, classes: int | None, size: int | None) -> nn
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Hide the progress bars and warnings of transformers; polymix reports missing weights itself."""
+    """Hide the progress bars and warnings of transformers, and use no network; polymix reports missing weights."""
     logging: Any = load_library("transformers").utils.logging
     level = logging.get_verbosity()
     logging.set_verbosity(logging.CRITICAL)
     try:
-        with no_bars():
+        with local_files():
             yield
     finally:
         logging.set_verbosity(level)

@@ -11,7 +11,7 @@ import torch
 import polymix.models.language  # noqa: F401  # first: it cures torchvision, and registers our classes
 from polymix._io import DTYPES, one_line
 from polymix.convert import load_pretrained
-from polymix.convert.adapters.libraries import no_bars
+from polymix.convert.adapters.libraries import local_files
 from polymix.errors import DataError, PolymixError, check_choice
 
 from transformers import AutoModelForCausalLM, AutoTokenizer  # isort: skip
@@ -41,7 +41,7 @@ def load(folder: str | Path, *, device: str = "cpu", dtype: str | None = None, t
         if json.loads((folder / "config.json").read_text("utf-8")).get("library_name") == "polymix":
             model: Any = load_pretrained(folder, device=device, dtype=wanted, trust=trust)
         else:
-            with no_bars():
+            with local_files():
                 model = AutoModelForCausalLM.from_pretrained(
                     folder, local_files_only=True, dtype=wanted or "auto", trust_remote_code=trust
                 )
@@ -58,7 +58,8 @@ def load(folder: str | Path, *, device: str = "cpu", dtype: str | None = None, t
 def load_tokenizer(folder: Path, trust: bool = False) -> Any:
     """The tokenizer in a model's folder."""
     try:
-        found = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trust)
+        with local_files():
+            found = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trust)
         empty = len(found) <= len(set(found.all_special_ids))  # transformers made it from the config alone
         reason = "none, or an empty one" if empty else None
     except Exception as error:

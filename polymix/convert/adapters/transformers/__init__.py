@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from polymix.convert.adapters.libraries import load_library
+from polymix.convert.adapters.libraries import load_library, local_files
 from polymix.convert.adapters.transformers import causal, encoders, images
 from polymix.convert.model_recipes import Recipe, class_path, decode, encode, model_class
 from polymix.errors import OptionError
@@ -40,7 +40,8 @@ def build_model(recipe: Recipe, _: dict[str, Any]) -> nn.Module:
     config = kind.config_class.from_dict(decode(recipe["config"]))
     if recipe["attention"] is not None:
         config._attn_implementation = recipe["attention"]
-    model = kind(config)
+    with local_files():
+        model = kind(config)
     if recipe["generation"] is not None:
         model.generation_config = load_library("transformers").GenerationConfig.from_dict(decode(recipe["generation"]))
     return model
