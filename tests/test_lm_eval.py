@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.models.tiny import transformers
-from tests.test_generate import saved, sharp
+from tests.workflows.test_generate import saved, sharp
 
 pytest.importorskip("lm_eval", reason="untested: lm-evaluation-harness, which pip install 'polymix[eval]' brings")
 

@@ -158,12 +158,12 @@ def test_what_no_mixer_takes_over_is_listed_with_its_reason():
     module = attention(add_bias_kv=True, add_zero_attn=True, dropout=0.1)
     (layer,) = swapped(module).layers
     assert set(layer.dropped) == {"bias_k", "bias_v", "add_zero_attn", "dropout"}
-    assert layer.dropped["bias_k"] == "a key that no token has"
+    assert layer.dropped["bias_k"] == "an extra key beside the tokens'"
     accounts(swapped(module, "pom"))
 
 
 def test_keys_of_another_width_are_an_error():
-    refuses(attention(kdim=8, vdim=8), "padre", OptionError, "8 and 8 channels of key and value for 16")
+    refuses(attention(kdim=8, vdim=8), "padre", OptionError, r"expected 16 channels in key and value, .* got 8 and 8")
 
 
 def test_a_single_token_has_no_order():

@@ -1,6 +1,7 @@
 """What a token must not see must not show, however large or broken it is; and states hold no more than they say."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -120,8 +121,9 @@ def test_compile_with_masks_and_any_length(name, options, call):
     assert len(set(found)) == 1, "a new length must not compile again"
 
 
-def test_qt_error_falls_with_the_order_and_grows_with_the_logits():
-    from benchmarks.qt_error import error
+def test_qt_error_falls_with_the_order_and_grows_with_the_logits(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")  # where a script finds the files beside it
+    from qt_error import error
 
     for spread in (0.125, 0.5):
         assert error(0, spread) > error(1, spread) > error(2, spread)

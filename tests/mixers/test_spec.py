@@ -70,8 +70,8 @@ def test_settings_are_checked(change, named):
 
 
 def test_quick_is_short():
-    quick = Settings().quickened()
+    quick = Settings().as_quick()
     assert (quick.seeds, quick.quick) == (1, True)
     assert quick.epochs <= 8
     assert max(quick.tokens) <= 1024
-    assert Settings(epochs=2).quickened().epochs == 2
+    assert Settings(epochs=2).as_quick().epochs == 2

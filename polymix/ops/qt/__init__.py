@@ -35,7 +35,7 @@ qt_pool = Operator(
     (0, 1, 2),
     Signature("x: B, N, D; weight: 2 * D, D; bias: 2 * D; mask: B, N",
               "B, heads, 1 + order * D // heads, D // heads + 1", "heads >= 1 and D % heads == 0",
-              "order in (0, 1, 2)"),
+              "order in (0, 1, 2)", empty="BN"),
     native="polymix.ops.qt.native:pool",
 )  # fmt: skip
 qt_spread = Operator(

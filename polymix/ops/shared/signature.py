@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import string
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ DTYPES = {
     "native": (torch.float32, torch.bfloat16),
     "triton": (torch.float32, torch.bfloat16, torch.float16),
 }
+_LETTERS = string.ascii_uppercase
 REMEMBERED = 256  # combinations of arguments that were found right
 
 
@@ -36,9 +38,11 @@ class Signature:
             everything else floating-point.
         outputs: the shapes of the outputs, which their gradients have too: "B, E", or "=: B, N, D" for tokens.
         rules: further expressions that must be true.
+        empty: the letters that may be 0.
     """
 
-    def __init__(self, inputs: str, outputs: str, *rules: str) -> None:
+    def __init__(self, inputs: str, outputs: str, *rules: str, empty: str = "B") -> None:
+        self.empty = empty
         self.inputs = [_argument(part) for part in inputs.split(";")]
         self.gradients = [_argument(f"gradient{part.strip()}" if "=" in part else f"gradient: {part}")
                           for part in outputs.split(";")]  # fmt: skip
@@ -57,7 +61,7 @@ class Signature:
             cure = f"The {impl} kernel supports nothing else; impl='eager' does."
             raise ShapeError(f"{operator}: {self.inputs[0].name}", str(first.dtype), allowed, cure)
         for argument, tensor in self._pairs(arguments, gradients):
-            _check(operator, argument, tensor, first, known)
+            self._check(f"{operator}: {argument.name}", argument, tensor, first, known)
         for rule, code in self.rules:
             if not eval(code, known):
                 values = {name: value for name, value in known.items() if isinstance(value, (int, list, str))}
@@ -75,6 +79,29 @@ class Signature:
         if gradients:
             yield from zip(self.gradients, gradients, strict=True)
 
+    def _check(self, name: str, argument: _Argument, tensor: Tensor, first: Tensor, known: dict[str, Any]) -> None:
+        """Check one tensor, and add the letters that it binds to `known`."""
+        if tensor.device != first.device:
+            raise ShapeError(name, f"a tensor on {tensor.device}", f"one on {first.device}", "Use .to(device).")
+        wanted = torch.bool if argument.name == "mask" else first.dtype if argument.tokens else None
+        if (tensor.dtype != wanted) if wanted is not None else not tensor.is_floating_point():
+            allowed = "a floating-point dtype" if wanted is None else str(wanted)
+            raise ShapeError(name, str(tensor.dtype), allowed, "Convert it with .to(dtype).")
+        if argument.sizes is None:
+            return
+        fits = tensor.ndim == len(argument.sizes)
+        for (text, code), got in zip(argument.sizes, tensor.shape, strict=False):
+            if text in _LETTERS and text not in known:
+                known[text] = got
+                fits = fits and (got > 0 or text in self.empty)
+            else:
+                fits = fits and eval(code, known) == got
+        if not fits:
+            bound = ", ".join(f"{letter} = {known[letter]}" for letter in _LETTERS if letter in known)
+            allowed = f"({', '.join(text for text, _ in argument.sizes)})"
+            cure = f"Here {bound}. Only {' and '.join(self.empty)} may be 0."
+            raise ShapeError(name, str(tuple(tensor.shape)), allowed, cure)
+
 
 def _kind(value: Any) -> Any:
     if isinstance(value, Tensor):
@@ -87,26 +114,3 @@ def _argument(text: str) -> _Argument:
     read = None if sizes == "..." else tuple((part.strip(), compile(part.strip(), sizes, "eval"))
                                              for part in sizes.split(","))  # fmt: skip
     return _Argument(name.rstrip("="), read, name.endswith("="))
-
-
-def _check(operator: str, argument: _Argument, tensor: Tensor, first: Tensor, known: dict[str, Any]) -> None:
-    name = f"{operator}: {argument.name}"
-    if tensor.device != first.device:
-        raise ShapeError(name, f"a tensor on {tensor.device}", f"one on {first.device}", "Move it with .to(device).")
-    wanted = torch.bool if argument.name == "mask" else first.dtype if argument.tokens else None
-    if (tensor.dtype != wanted) if wanted is not None else not tensor.is_floating_point():
-        allowed = "a floating-point dtype" if wanted is None else str(wanted)
-        raise ShapeError(name, str(tensor.dtype), allowed, "Convert it with .to(dtype).")
-    if argument.sizes is None:
-        return
-    fits = tensor.ndim == len(argument.sizes)
-    for (text, code), got in zip(argument.sizes, tensor.shape, strict=False):
-        if len(text) == 1 and text not in known:
-            known[text] = got
-            fits = fits and (got > 0 or text == "B")
-        else:
-            fits = fits and eval(code, known) == got
-    if not fits:
-        bound = ", ".join(f"{letter} = {value}" for letter, value in known.items() if len(letter) == 1)
-        allowed = f"({', '.join(text for text, _ in argument.sizes)})"
-        raise ShapeError(name, str(tuple(tensor.shape)), allowed, f"Here {bound}. Only B may be 0.")
