@@ -99,7 +99,8 @@ class TokenMixer(nn.Module, ABC):
                 query which context tokens it sees. Padded tokens with NaN, Inf or values of at least 1e4 count as
                 zeros, so that they reach neither outputs of real tokens nor gradients.
             causal: True: a token sees itself and earlier tokens. An int K > 1: it sees its own block of K tokens and
-                all earlier blocks. None: as the mixer was built.
+                all earlier blocks. None: as the mixer was built. NaN and Inf in later tokens stay there if
+                `capabilities.isolates_future`.
             grid: (N,), (H, W) or (T, H, W) of the tokens after the prefix. Needed if it differs from the grid that the
                 mixer was built for.
             segments: (B, N) integer ids of packed sequences; tokens with different ids do not see each other. With a

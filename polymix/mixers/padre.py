@@ -85,7 +85,9 @@ class PadreMixer(TokenMixer):
     C: Any
     D: Any
     name = "padre"
-    capabilities = Capabilities(causal=True, cross=True, masks=frozenset({"padding"}), recurrent=True, grids=(1, 2, 3))
+    capabilities = Capabilities(
+        causal=True, cross=True, masks=frozenset({"padding"}), recurrent=True, isolates_future=True, grids=(1, 2, 3)
+    )
     impls = IMPLS
     config: PadreConfig
 
@@ -149,6 +151,7 @@ class PadreMixer(TokenMixer):
         memory = all(isinstance(part, StructuredMap) and part.recurrent for part in (*self.A, *self.C))
         self.capabilities = Capabilities(
             causal=config.causal, cross=self.needs_context,
+            isolates_future=config.causal and "toeplitz" not in self.plan.token,  # which is an FFT
             # a circulant map wraps around N positions and cannot leave padding out
             masks=frozenset() if "circulant" in self.plan.token else frozenset({"padding"}),
             recurrent=config.causal and memory and not full, any_length=not full and not self.tied, grids=(self.axes,),

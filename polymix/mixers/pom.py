@@ -52,7 +52,7 @@ class PomMixer(TokenMixer):
     """
 
     name = "pom"
-    capabilities = Capabilities(causal=True, cross=True, masks=_MASKS, recurrent=True, grids=(2,))
+    capabilities = Capabilities(causal=True, cross=True, masks=_MASKS, recurrent=True, isolates_future=True, grids=(2,))
     impls = IMPLS
     config: PomConfig
 
@@ -77,7 +77,12 @@ class PomMixer(TokenMixer):
         flat, forgets = config.rotary == "2d", config.decay is not None
         masks = frozenset({"padding"}) if forgets else _MASKS - {"segments"} if flat else _MASKS
         self.capabilities = Capabilities(
-            causal=True, cross=not flat and not forgets, masks=masks, recurrent=not flat, grids=(2,) if flat else ()
+            causal=True,
+            cross=not flat and not forgets,
+            masks=masks,
+            recurrent=not flat,
+            isolates_future=not forgets,
+            grids=(2,) if flat else (),
         )
 
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:

@@ -23,6 +23,9 @@ class Capabilities:
     cross: bool = False  # reads a separate context
     masks: frozenset[str] = frozenset()  # of "padding", "arbitrary", "block_causal", "segments"
     recurrent: bool = False  # has prefill and step, with a state of fixed size
+    # With causal=True, NaN and Inf in later tokens never reach earlier outputs. Other causal mixers give later tokens
+    # the weight zero in a product or a Fourier transform, and 0 · NaN is NaN.
+    isolates_future: bool = False
     any_length: bool = True  # the same weights work for every N
     grids: tuple[int, ...] = ()  # how many axes its grid may have; () if positions do not matter
 

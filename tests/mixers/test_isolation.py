@@ -9,6 +9,7 @@ import torch
 import polymix
 from polymix.ops.qt import GUARD, qt_attention
 from tests.helpers import build, close, tokens
+from tests.mixers.cases import CASES
 from tests.mixers.compiled import graphs
 
 
@@ -51,6 +52,30 @@ def test_whatever_padding_holds_stays_there(name, options):
     mask[0, -3:] = mask[1, -5:] = False
     broken = x.masked_fill(~mask[..., None], float("nan"))
     close(mixer(broken, mask=mask)[mask], mixer(x, mask=mask)[mask], 1e-12)
+
+
+CAUSAL = {key: build(name, 12, **options).float() for key, (name, options) in CASES.items()}
+CAUSAL = {key: mixer for key, mixer in CAUSAL.items() if mixer.capabilities.causal}
+
+
+@pytest.mark.parametrize("key", list(CAUSAL))
+@pytest.mark.parametrize("recorded", [True, False], ids=["training", "inference"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_the_future_is_isolated_where_that_is_declared(key, recorded, value):
+    """And nowhere else, so that the declaration says as much as is true."""
+    mixer, ways = CAUSAL[key], [True, *([3] if CAUSAL[key].capabilities.has("block_causal") else [])]
+    lengths = (12,) if mixer.capabilities.grids == (2,) else (12, 300)
+    isolated = True
+    with torch.set_grad_enabled(recorded):
+        for n in lengths:
+            x = tokens(1, n, 12, dtype=torch.float32)
+            broken = torch.cat((x[:, :-1], torch.full_like(x[:, -1:], value)), dim=1)
+            for causal in ways:
+                y, found = (mixer(part, causal=causal)[:, : n - int(causal)] for part in (x, broken))
+                isolated = isolated and bool(found.isfinite().all())
+                if mixer.capabilities.isolates_future:
+                    close(found, y, 1e-6)
+    assert isolated == mixer.capabilities.isolates_future
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,9 @@ class HydraMixer(TokenMixer):
     """
 
     name = "hydra"
-    capabilities = Capabilities(causal=True, cross=True, masks=frozenset({"padding"}), recurrent=True)
+    capabilities = Capabilities(
+        causal=True, cross=True, masks=frozenset({"padding"}), recurrent=True, isolates_future=True
+    )
     config: HydraConfig
 
     def __init__(self, config: HydraConfig, dim: int, **kw: Any) -> None:

@@ -58,7 +58,7 @@ class HyenaMixer(TokenMixer):
     """
 
     name = "hyena"
-    capabilities = Capabilities(causal=True, masks=frozenset({"padding"}), recurrent=True)
+    capabilities = Capabilities(causal=True, masks=frozenset({"padding"}), recurrent=True, isolates_future=True)
     config: HyenaConfig
 
     def __init__(self, config: HyenaConfig, dim: int, **kw: Any) -> None:
@@ -66,7 +66,11 @@ class HyenaMixer(TokenMixer):
         channels, steps = (config.order + 1) * dim, config.order - 1
         explicit = config.filter == "explicit"
         self.capabilities = Capabilities(
-            causal=True, masks=frozenset({"padding"}), recurrent=explicit, any_length=explicit
+            causal=True,
+            masks=frozenset({"padding"}),
+            recurrent=explicit,
+            any_length=explicit,
+            isolates_future=explicit and config.length <= DIRECT,
         )
         self.in_proj = Dense(dim, channels, config.bias, **kw)
         self.short_filter = nn.Conv1d(channels, channels, config.kernel_size, groups=channels, bias=config.bias, **kw)

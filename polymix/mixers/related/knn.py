@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -38,14 +38,16 @@ class KnnMixer(TokenMixer):
 
     name = "knn"
     capabilities = Capabilities(
-        causal=True, cross=True, masks=frozenset({"padding", "arbitrary", "block_causal", "segments"})
-    )
+        causal=True, cross=True, masks=frozenset({"padding", "arbitrary", "block_causal", "segments"}),
+        isolates_future=True,
+    )  # fmt: skip
     feature_maps = True
     config: KnnConfig
 
     def __init__(self, config: KnnConfig, dim: int, **kw: Any) -> None:
         super().__init__(config, dim)
         attends = config.aggregate == "softmax"
+        self.capabilities = replace(type(self).capabilities, isolates_future=not attends)
         self.heads = head_count(config.heads, dim) if attends else 1
         self.qkv = Heads(dim, self.heads, config.bias, **kw) if attends else None
         self.proj = Dense(dim if attends else 2 * dim, dim, config.bias, **kw)

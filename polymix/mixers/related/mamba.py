@@ -52,7 +52,7 @@ class MambaMixer(TokenMixer):
     """
 
     name = "mamba"
-    capabilities = Capabilities(causal=True, masks=frozenset({"padding"}), recurrent=True)
+    capabilities = Capabilities(causal=True, masks=frozenset({"padding"}), recurrent=True, isolates_future=True)
     config: MambaConfig
 
     def __init__(self, config: MambaConfig, dim: int, **kw: Any) -> None:

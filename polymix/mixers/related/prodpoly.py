@@ -39,7 +39,9 @@ class ProdPolyMixer(TokenMixer):
 
     name = "prodpoly"
     # Not "arbitrary": such a mask may hide a token from itself, which would leave nothing.
-    capabilities = Capabilities(causal=True, masks=frozenset({"padding", "block_causal", "segments"}))
+    capabilities = Capabilities(
+        causal=True, masks=frozenset({"padding", "block_causal", "segments"}), isolates_future=True
+    )
     feature_maps = True
     config: ProdPolyConfig
 
