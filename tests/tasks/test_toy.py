@@ -71,8 +71,8 @@ def test_set_changes_options_and_refuses_unknown_ones(toy, capsys):
     status, _, _ = run(capsys, toy, "--out", out, "--set", "steps=3", "--set", "mixer=padre:kernel_size=3")
     settings = json.loads((out / "results.json").read_text())["settings"]
     assert status == 0 and (settings["steps"], settings["mixer"]) == (3, "padre:kernel_size=3")
-    status, _, error = run(capsys, toy, "--out", toy.parent / "other", "--set", "lenght=3")
-    assert status == 2 and "`lenght`: expected length" in error and not (toy.parent / "other").exists()
+    status, _, error = run(capsys, toy, "--out", toy.parent / "other", "--set", "lngth=3")
+    assert status == 2 and "`lngth`: expected length" in error and not (toy.parent / "other").exists()
 
 
 def test_data_is_the_task_s_own_and_what_it_refuses_is_one_line(toy, capsys):
