@@ -63,13 +63,13 @@ def renamed(module: str, **names: str) -> Callable[[str], Any]:
     def find(name: str) -> Any:
         if name not in names:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        _warn(f"{module}.{name}", f"{module}.{names[name]}")
+        warn_renamed(f"{module}.{name}", f"{module}.{names[name]}")
         return getattr(sys.modules[module], names[name])
 
     return find
 
 
-def _warn(old: str, new: str) -> None:
+def warn_renamed(old: str, new: str) -> None:
     """Warn at the caller's caller: the line that uses the old name."""
     text = f"{old} is now called {new}; the old name will be removed."
     warnings.warn(text, DeprecationWarning, stacklevel=3)
@@ -85,7 +85,7 @@ class _OldModules(MetaPathFinder, Loader):
         old = module.__name__
         new = importlib.import_module(MODULES[old])
         if not any(other.startswith(f"{old}.") for other in MODULES):  # a package is loaded on the way to its modules
-            _warn(old, MODULES[old])
+            warn_renamed(old, MODULES[old])
         module.__getattr__ = lambda name: getattr(new, name)  # type: ignore[method-assign]
 
 

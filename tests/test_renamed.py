@@ -5,6 +5,7 @@ import sys
 import warnings
 
 import pytest
+import torch
 
 from polymix.renamed import MODULES, renamed
 
@@ -40,3 +41,19 @@ def test_an_old_attribute_and_one_that_never_was():
         assert find("OLD_NAMES") is NAMES
     with pytest.raises(AttributeError, match="never"):
         find("never")
+
+
+@pytest.mark.parametrize(("old", "new", "arguments"), [
+    ("pooled_spread", "gate_tokens", (torch.randn(2, 5, 3, 4), torch.randn(2, 3, 4), None)),
+    ("qt_ask", "qt_query", (torch.randn(2, 3, 5, 4), torch.randn(2, 3, 15, 5), None, "full", 2)),
+])  # fmt: skip
+def test_an_old_operator_is_the_new_one_with_its_gradients(old, new, arguments):
+    """Graphs that were exported before hold the old names."""
+    leaves = [a.requires_grad_() if isinstance(a, torch.Tensor) else a for a in arguments]
+    wanted = getattr(torch.ops.polymix, new)(*leaves, "eager")
+    with pytest.warns(DeprecationWarning, match=f"polymix.{old} is now called torch.ops.polymix.{new}"):
+        found = getattr(torch.ops.polymix, old)(*leaves, "eager")
+    assert torch.equal(found, wanted)
+    tensors = [a for a in leaves if isinstance(a, torch.Tensor)]
+    for one, other in zip(*(torch.autograd.grad(y.sum(), tensors) for y in (found, wanted)), strict=True):
+        assert torch.equal(one, other)

@@ -30,6 +30,7 @@ from polymix.errors import CapabilityError
 from polymix.ops.native import library as native
 from polymix.ops.shared.signature import Signature
 from polymix.ops.shared.tensors import autocast_dtype, forward_mode, keep_memory
+from polymix.renamed import warn_renamed
 
 KERNELS = ("triton", "native", "blocked")  # in the order in which "auto" prefers them
 IMPLS = ("auto", "eager", *KERNELS)  # the values of `impl` for every mixer with kernels
@@ -336,6 +337,18 @@ class Operator:
         for position, grad in zip((i for i in self.wrt if args[i] is not None), gradients, strict=True):
             by_position[position] = grad
         return tuple(by_position)
+
+
+def renamed_operator(old: str, operator: Operator) -> None:
+    """Register polymix::old as another name of `operator`, for callers and saved graphs; calling it warns."""
+
+    def call(*args: Any) -> Any:
+        warn_renamed(f"torch.ops.polymix.{old}", f"torch.ops.polymix.{operator.name}")
+        return operator._op(*args)
+
+    schema = operator._op.default._schema
+    torch.library.define(f"polymix::{old}", str(schema).removeprefix(f"polymix::{operator.name}"))
+    torch.library.impl(f"polymix::{old}", "CompositeImplicitAutograd", call)
 
 
 class _Undispatched(torch.autograd.Function):

@@ -66,7 +66,7 @@ def local_files() -> Iterator[None]:
     A config may name a pretrained backbone, which transformers would download; any request raises instead.
     """
     logging: Any = load_library("transformers").utils.logging
-    hub: Any = importlib.import_module("huggingface_hub.constants")
+    hub: Any = load_library("huggingface_hub.constants")
     shown, offline = logging.is_progress_bar_enabled(), hub.HF_HUB_OFFLINE
     logging.disable_progress_bar()
     hub.HF_HUB_OFFLINE = True

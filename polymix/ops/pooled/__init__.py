@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch.nn.functional as F
 from torch import Tensor
 
-from polymix.ops.dispatch import KERNELS, Operator, choose
+from polymix.ops.dispatch import KERNELS, Operator, choose, renamed_operator
 from polymix.ops.gated import gated
 from polymix.ops.pooled import blocked, eager
 from polymix.ops.shared.blocks import slower_in_float32
@@ -23,6 +23,7 @@ gate_tokens = Operator(
     "gate_tokens", "(Tensor q, Tensor gate, Tensor? p_1) -> Tensor", eager.gate_tokens, (0, 1, 2),
     triton=f"{_TRITON}:gate_tokens",
 )  # fmt: skip
+renamed_operator("pooled_spread", gate_tokens)
 linear_pairs = Operator(
     "linear_pairs", "(Tensor x, Tensor weight, Tensor? bias, Tensor? p, Tensor? mask) -> Tensor", eager.pairs,
     (0, 1, 2, 3),

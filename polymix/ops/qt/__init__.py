@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polymix.ops.dispatch import Operator, choose
+from polymix.ops.dispatch import Operator, choose, renamed_operator
 from polymix.ops.qt import blocked, eager
 from polymix.ops.qt.eager import GUARD, QtState, feature_size
 from polymix.ops.shared.blocks import slower_in_float32
@@ -25,6 +25,7 @@ qt_query = Operator(
     "qt_query", f"(Tensor q, Tensor moments, Tensor? scale, {_FORM}) -> Tensor", eager.query, (0, 1, 2),
     triton="polymix.ops.qt.triton:query",
 )  # fmt: skip
+renamed_operator("qt_ask", qt_query)
 qt_causal = Operator(
     "qt_causal",
     f"(Tensor q, Tensor k, Tensor v, Tensor? scale, Tensor? start, Tensor? mask, {_FORM}) -> (Tensor, Tensor)",
