@@ -1,4 +1,4 @@
-"""Builds the C kernels into the wheel where there is a compiler. An install without one works, only slower."""
+"""Adds to the wheel the C kernels, where there is a compiler, and the recipes of `polymix train`."""
 
 import importlib.util
 import platform
@@ -12,6 +12,9 @@ class KernelsHook(BuildHookInterface):
     def initialize(self, version, build_data):
         if self.target_name != "wheel":
             return
+        if version != "editable":  # which finds them in the checkout
+            for name in ("images", "recall", "text"):
+                build_data["force_include"][f"recipes/{name}.py"] = f"polymix/recipes/{name}.py"
         path = Path(self.root) / "polymix" / "ops" / "native" / "compile.py"
         spec = importlib.util.spec_from_file_location("polymix_compile", path)
         compiler = importlib.util.module_from_spec(spec)

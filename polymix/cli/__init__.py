@@ -21,11 +21,26 @@ VERBS = ("compare", "bench", "recommend", "convert", "train", "generate", "list"
          "doctor", "build-kernels")  # fmt: skip
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        from polymix import __version__
+
+        print(f"polymix {__version__}")
+        raise typer.Exit()
+
+
 def _app() -> Any:
     app = typer.Typer(
         help="Polynomial token mixers in attention's place. Example: polymix compare --quick", no_args_is_help=True,
-        add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+        pretty_exceptions_enable=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]},
     )  # fmt: skip
+
+    @app.callback()
+    def options(
+        version: bool = typer.Option(False, "--version", help="Show the version.", callback=_version, is_eager=True),
+    ) -> None:
+        pass
+
     for verb in VERBS:
         app.command(verb)(import_module(f"polymix.cli.{verb.replace('-', '_')}").command)
     return app

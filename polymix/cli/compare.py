@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from polymix.cli.shared import MaxGib, MaxSeconds, Resume, Threads, bars, cores, counts, print_table
+from polymix.cli.shared import MaxGib, MaxSeconds, Resume, Threads, bars, counts, print_table, thread_count
 
 
 def command(
@@ -23,15 +24,21 @@ def command(
     patch_size: Annotated[
         int | None, typer.Option(help="Pixels per side of a patch (default: digits 2, --data 4).")
     ] = None,
-    epochs: Annotated[int, typer.Option(help="Epochs of each training run.")] = 30,
-    seeds: Annotated[int, typer.Option(help="Training runs per mixer.")] = 2,
-    tokens: Annotated[str, typer.Option(help="Numbers of tokens at which to measure.")] = "64,256,1024,4096,16384",
+    epochs: Annotated[int | None, typer.Option(help="Epochs of each training run (default: 30; --quick: 8).")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Training runs per mixer (default: 2; --quick: 1).")] = None,
+    tokens: Annotated[
+        str | None,
+        typer.Option(help="Numbers of tokens to measure (default: 64,256,1024,4096,16384; --quick: up to 1024)."),
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps …")] = "cpu",
     threads: Threads = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     max_seconds: MaxSeconds = 10.0,
     max_gib: MaxGib = 4.0,
-    quick: Annotated[bool, typer.Option("--quick", help="One seed, few epochs, short inputs: about a minute.")] = False,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Fewer seeds, epochs and tokens: about a minute."),
+    ] = False,
     resume: Resume = False,
 ) -> None:
     """Which mixer is best on your images and machine, and from which length on?
@@ -47,11 +54,12 @@ def command(
     from polymix.workflows.compare.tables import terminal_table
 
     settings = Settings(
-        data=data, mixers=mixers or DEFAULT, image_size=image_size, patch_size=patch_size, epochs=epochs, seeds=seeds,
-        tokens=counts(tokens), device=device, threads=threads or cores(), dtype=dtype, max_seconds=max_seconds,
-        max_gib=max_gib,
+        data=data, mixers=mixers or DEFAULT, image_size=image_size, patch_size=patch_size, device=device,
+        threads=thread_count(threads), dtype=dtype, max_seconds=max_seconds, max_gib=max_gib,
     )  # fmt: skip
     settings = settings.as_quick() if quick else settings
+    chosen: dict[str, Any] = {"epochs": epochs, "seeds": seeds, "tokens": None if tokens is None else counts(tokens)}
+    settings = replace(settings, **{name: value for name, value in chosen.items() if value is not None})
     console = Console()
     with bars(console, out) as progress:
         results = compare(settings, out, progress, resume=resume)

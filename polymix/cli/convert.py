@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from polymix.cli.shared import Resume, Threads, bars, cores, words
+from polymix.cli.shared import Resume, Threads, bars, thread_count, words
 from polymix.errors import OptionError
 
 
@@ -85,7 +85,7 @@ def command(
         imitate_epochs=imitate_epochs, init=init, windows=windows, keep_host=keep_host, device=device, seed=seed,
         seconds=seconds, lengths=_factors(lengths), trust=trust,
     )  # fmt: skip
-    torch.set_num_threads(threads or cores())
+    torch.set_num_threads(thread_count(threads))
     with bars(Console(), out):
         paragraphs = run(settings, out, resume=resume, say=print)
     print("\n" + "\n\n".join(paragraphs))

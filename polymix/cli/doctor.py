@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from typing import Annotated
-
-import typer
 from rich.console import Console
 
+from polymix.cli.shared import AsJson, print_json
 
-def command(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
-) -> None:
+
+def command(as_json: AsJson = False) -> None:
     """Show what polymix finds on this machine, and what would make it faster.
 
     Example: polymix doctor
@@ -20,7 +16,7 @@ def command(
 
     findings = doctor.examine()
     if as_json:
-        print(json.dumps(doctor.as_json(findings), indent=2))
+        print_json(doctor.as_json(findings))
         return
     console = Console(highlight=False, markup=False)
     for finding in findings:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from polymix.cli.shared import Threads, cores
+from polymix.cli.shared import Threads, thread_count
 
 
 def command(
@@ -47,6 +47,13 @@ def command(
     settings = generate.Settings(max_new_tokens, temperature, top_k, top_p, beams, num, seed, stream)
     raise typer.Exit(
         generate.command(
-            folder, prompt, settings, lines=lines, device=device, dtype=dtype, trust=trust, threads=threads or cores()
+            folder,
+            prompt,
+            settings,
+            lines=lines,
+            device=device,
+            dtype=dtype,
+            trust=trust,
+            threads=thread_count(threads),
         )
     )

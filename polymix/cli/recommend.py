@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from polymix.cli.shared import Threads, cores, words
+from polymix.cli.shared import Threads, thread_count, words
 
 
 def command(
@@ -30,7 +30,7 @@ def command(
 
     chosen = {"candidates": words(mixers)} if mixers else {}
     answer = run(
-        shape or [], model, out, device=device, dtype=dtype, threads=threads or cores(), batch=batch,
+        shape or [], model, out, device=device, dtype=dtype, threads=thread_count(threads), batch=batch,
         training=training, seconds=seconds, **chosen,
     )  # fmt: skip
     print(answer)

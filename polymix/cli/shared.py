@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich import box
@@ -20,11 +21,19 @@ Threads = Annotated[int | None, typer.Option(help="CPU threads (default: one per
 MaxSeconds = Annotated[float, typer.Option(help="Stop a mixer when one call takes longer.")]
 MaxGib = Annotated[float, typer.Option(help="Stop a mixer when one call holds more memory.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the interrupted run in --out.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
 def cores() -> int:
     """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def thread_count(threads: int | None) -> int:
+    """The number of threads that was asked for, by default one per core."""
+    if threads is not None and threads < 1:
+        raise OptionError("--threads", threads, "a number from 1 up", "Leave it out for one per core.")
+    return cores() if threads is None else threads
 
 
 def counts(text: str, option: str = "--tokens", example: str = "64,256,1024") -> tuple[int, ...]:
@@ -65,6 +74,10 @@ def bars(console: Console, out: Path) -> Iterator[Bars]:
     finally:
         if progress.live.is_started:
             progress.stop()
+
+
+def print_json(content: Any) -> None:
+    print(json.dumps(content, indent=2, ensure_ascii=False))
 
 
 def print_table(console: Console, title: str | None, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

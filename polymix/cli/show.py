@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from polymix.cli.shared import cores
+from polymix.cli.shared import AsJson, print_json, thread_count
 
 
 def command(
     name: Annotated[str, typer.Argument(help="A mixer, such as padre.")],
     options: Annotated[list[str] | None, typer.Argument(help="dim=192, n=4096, and options such as degree=3.")] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads for the floor (default: one per core).")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show what a mixer costs: parameters, multiply-adds, bytes, the floor on this machine, and the paper's figures.
 
@@ -24,8 +26,11 @@ def command(
 
     from polymix.workflows.show import show
 
-    torch.set_num_threads(threads or cores())
+    torch.set_num_threads(thread_count(threads))
     costs = show(name, options or [])
+    if as_json:
+        print_json(asdict(costs))
+        return
     table = Table("", "polymix", "in the paper", title=costs.title)
     for row in costs.rows:
         table.add_row(*row)

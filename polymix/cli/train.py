@@ -8,11 +8,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from polymix.cli.shared import Resume, Threads, bars, cores
+from polymix.cli.shared import Resume, Threads, bars, thread_count
 
 
 def command(
-    recipe: Annotated[str, typer.Argument(help="A Python file that sets `recipe`. The file is run.")],
+    recipe: Annotated[
+        str, typer.Argument(help="text, images, recall, or a Python file that sets `recipe`; the file is run.")
+    ],
     data: Annotated[str | None, typer.Option(help="The data, a file or a folder. Default: the task's own.")] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Change an option of the recipe: --set steps=200. Repeatable.")
@@ -29,7 +31,7 @@ def command(
 
     Several processes: torchrun --nproc-per-node 2 -m polymix.cli train …
 
-    Example: polymix train recipes/text.py --data books --set steps=2000 --set mixers=pom,local --out books-model
+    Example: polymix train text --data books --set steps=2000 --set mixers=pom,local --out books-model
     """
     from functools import partial
 
@@ -38,4 +40,4 @@ def command(
     console = Console()
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     with bars(console, out):
-        train_file(recipe, out, data=data, options=set_ or (), resume=resume, threads=threads or cores(), say=say)
+        train_file(recipe, out, data=data, options=set_ or (), resume=resume, threads=thread_count(threads), say=say)

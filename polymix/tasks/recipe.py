@@ -131,11 +131,20 @@ class TaskRecipe:
         raise OptionError(name, "an unknown option", allowed, f"help({type(self).__qualname__}) lists all.")
 
 
+def shipped_recipes() -> dict[str, Path]:
+    """The recipes that come with polymix, by name: in the package, or beside it in a checkout."""
+    package = Path(__file__).parents[1]
+    files = [*package.parent.glob("recipes/*.py"), *package.glob("recipes/*.py")]
+    return {path.stem: path for path in sorted(files) if "\nrecipe = " in path.read_text("utf-8")}
+
+
 def load_recipe(path: str | Path) -> TaskRecipe:
-    """The `recipe` that a Python file sets. The file is run."""
-    if not Path(path).is_file():
-        raise OptionError("recipe", str(path), "a Python file", "recipes/text.py is one to begin with.")
-    recipe = getattr(load_python(Path(path), "recipe"), "recipe", None)
+    """The `recipe` that a Python file sets; the file is run. A name, such as "text", is a recipe of polymix's own."""
+    path = shipped_recipes().get(str(path), Path(path))
+    if not path.is_file():
+        known = ", ".join(shipped_recipes())
+        raise OptionError("recipe", str(path), f"a Python file, or one of {known}", "Try polymix train text.")
+    recipe = getattr(load_python(path, "recipe"), "recipe", None)
     if not isinstance(recipe, TaskRecipe):
         got = f"{path}, in which it is {type(recipe).__name__}"
         raise OptionError(

@@ -170,6 +170,9 @@ LADEN = [
 ]  # fmt: skip
 
 
+OLD_NAMES = {"pooled_spread", "qt_ask"}  # they call the operators under their new names
+
+
 def test_every_registered_operator_has_a_case():
     registered = {
         name.removeprefix("polymix::").split(".")[0]
@@ -177,7 +180,7 @@ def test_every_registered_operator_has_a_case():
         if name.startswith("polymix::")
     }
     held = {*OPERATORS, *(f"{name}_backward" for name in OPERATORS)}
-    assert registered - ELSEWHERE == held, "every operator must be checked by opcheck"
+    assert registered - ELSEWHERE - OLD_NAMES == held, "every operator must be checked by opcheck"
     assert {operator(case) for case in CASES} == {operator(case) for case in LADEN} == set(OPERATORS)
 
 

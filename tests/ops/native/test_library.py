@@ -205,5 +205,6 @@ def test_the_wheel_contains_the_kernels_and_names_its_platform(tmp_path):
     import zipfile
 
     names = zipfile.ZipFile(wheel).namelist()
+    assert {f"polymix/recipes/{task}.py" for task in ("text", "images", "recall")} <= set(names)
     for level in compile.levels():
         assert any(compile.library_path(level).name in name for name in names), level

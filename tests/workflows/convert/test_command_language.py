@@ -177,7 +177,7 @@ def test_interrupted_and_resumed(run, place, monkeypatch):
     assert (status, err) == (0, "")
     same(loaded(), loaded("whole"))
     assert results()["conversion"]["accuracy"] == results("whole")["conversion"]["accuracy"]
-    assert "had finished" in run(*words, "--resume")[1]
+    assert "This run is finished" in run(*words, "--resume")[1]
 
 
 def test_text_that_cannot_be_used(fails, place):
