@@ -101,3 +101,41 @@ def test_folders_that_cannot_be_used(tmp_path, monkeypatch):
     monkeypatch.setattr(images, "MAX_BYTES", 100)
     with pytest.raises(DataError, match="smaller --image-size"):
         load_folder(tmp_path, 8)
+
+
+@pytest.mark.parametrize(("values", "dtype", "wanted", "suffix"), [
+    ([[0, 16448], [32896, 65535]], np.uint16, [[0, 64], [128, 255]], "png"),
+    ([[0, 16448], [32896, 65535]], np.uint16, [[0, 64], [128, 255]], "tiff"),
+    ([[0, 100], [200, 255]], np.int32, [[0, 100], [200, 255]], "tiff"),
+    ([[-1000, 0], [500, 1000]], np.int32, [[0, 127], [191, 255]], "tiff"),
+    ([[0, 25700], [51400, 65535]], np.int32, [[0, 100], [200, 255]], "tiff"),
+    ([[0.0, 0.25], [0.5, 1.0]], np.float32, [[0, 63], [127, 255]], "tiff"),
+    ([[0.0, 100.0], [200.0, 255.0]], np.float32, [[0, 100], [200, 255]], "tiff"),
+    ([[7.0, 7.0], [7.0, 7.0]], np.float32, [[7, 7], [7, 7]], "tiff"),
+    ([[-3.0, -3.0], [-3.0, -3.0]], np.float32, [[0, 0], [0, 0]], "tiff"),
+])  # fmt: skip
+def test_grey_images_of_more_than_a_byte_keep_their_shades(tmp_path, values, dtype, wanted, suffix):
+    """Converted by Pillow alone everything above 255 is white: every image of a 16-bit folder looked the same."""
+    Image.fromarray(np.array(values, dtype)).save(tmp_path / f"grey.{suffix}")
+    found = images._read(tmp_path / f"grey.{suffix}", 2)[0].tolist()
+    assert np.abs(np.array(found) - np.array(wanted)).max() <= 1
+
+
+def test_a_huge_picture_is_skipped_and_named(folder, monkeypatch):
+    """It used to end the run with a traceback (DecompressionBombError)."""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    picture(folder / "cats" / "huge.png", size=(100, 60))
+    data = load_folder(folder, 16)
+    assert [line.split(":")[0].rsplit("/", 1)[1] for line in data.skipped] == ["huge.png"]
+    assert "2,000 pixels" in data.skipped[0]
+
+
+def test_a_class_with_a_single_image_is_named(folder):
+    picture(folder / "birds" / "one.png")
+    with pytest.raises(DataError, match="only 1 in birds"):
+        load_folder(folder, 16)
+    for name in ("birds", "dogs"):
+        for path in sorted((folder / name).rglob("*.*")):
+            path.unlink()
+    with pytest.raises(DataError, match="only cats in"):
+        load_folder(folder, 16)

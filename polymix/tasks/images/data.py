@@ -113,7 +113,8 @@ def load_folder(
     """Your own images, one folder per class, resized (short side) and centre-cropped to squares of image_size.
 
     If all images are grey, they keep one channel. Transparency becomes white. Of an animation the first frame is
-    used. Unreadable files are skipped and named in `.skipped`.
+    used. Grey images of 16 or 32 bits or of floats are scaled to bytes by their range. Unreadable files, and those with
+    more pixels than Pillow reads, are skipped and named in `.skipped`.
 
     Raises:
         DataError: no such folder, fewer than two classes with two readable images each, or too many images for memory.
@@ -138,11 +139,12 @@ def load_folder(
     counts = {name: labels.count(name) for name in found}
     classes = tuple(name for name, count in counts.items() if count)
     if len(classes) < 2 or min(counts[name] for name in classes) < 2:
-        listed = ", ".join(f"{name}: {count}" for name, count in counts.items()) or "none"
-        cure = "Put each class into its own sub-folder." + (f" Unreadable: {'; '.join(skipped)}" if skipped else "")
-        raise DataError(
-            "--data", f"readable images by class: {listed}", "two or more classes with two or more images each", cure
-        )
+        short = [f"{count} in {name}" for name, count in counts.items() if count < 2]
+        few = f"only {classes[0]} in {folder}" if classes else f"none in {folder}"
+        got = few if len(classes) < 2 else f"only {', '.join(short)}"
+        cure = "Put each class into its own sub-folder, or remove classes with a single image."
+        cure += f" Unreadable: {'; '.join(skipped)}" if skipped else ""
+        raise DataError("--data", got, "two or more classes with two or more readable images each", cure)
     if all(bool((image[0] == image[1]).all() and (image[0] == image[2]).all()) for image in images):
         images = [image[:1] for image in images]
     target = torch.tensor([classes.index(label) for label in labels])
@@ -156,11 +158,36 @@ def _read(path: Path, size: int) -> Tensor:
         from PIL import Image, ImageOps
     except ImportError as error:
         raise MissingExtraError("pillow", "no such package", "pip install 'polymix[train]'") from error
-    with Image.open(path) as image:
+    try:
+        opened = Image.open(path)
+    except Image.DecompressionBombError as error:
+        raise ValueError(f"over {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels, more than Pillow reads") from error
+    with opened as image:
         upright = ImageOps.exif_transpose(image)
+        if upright.mode == "F" or upright.mode.startswith("I"):
+            upright = _as_bytes(upright)
         if upright.has_transparency_data:
             upright = upright.convert("RGBA")
             upright = Image.alpha_composite(Image.new("RGBA", upright.size, "white"), upright)
         square = ImageOps.fit(upright.convert("RGB"), (size, size), Image.Resampling.BILINEAR)
         data = torch.frombuffer(bytearray(square.tobytes()), dtype=torch.uint8)
     return data.reshape(size, size, 3).permute(2, 0, 1).contiguous()
+
+
+def _as_bytes(image: Any) -> Any:
+    """A grey image of 16 or 32 bits or of floats as bytes; Pillow's own conversion cuts off at 255, which is white.
+
+    16 bits: by their whole range. Floats in [0, 1]: by that range. Others: from the smallest to the largest value, or
+    as they are where these fit into a byte.
+    """
+    sixteen = image.mode.startswith("I;16")
+    image = image if image.mode in ("I", "F") else image.convert("I")
+    low, high = image.getextrema()
+    if image.mode == "F":
+        low, high = (0.0, 1.0) if low >= 0 and high <= 1 else (0, 255) if low >= 0 and high <= 255 else (low, high)
+    elif sixteen or (low >= 0 and 255 < high <= 65535):  # older versions of Pillow read 16 bits as 32
+        low, high = 0, 65535
+    elif low >= 0 and high <= 255:
+        low, high = 0, 255
+    scale = 255 / ((high - low) or 1)
+    return image.convert("F").point(lambda value: value * scale + -low * scale).convert("L")
