@@ -139,9 +139,8 @@ def load_folder(
     counts = {name: labels.count(name) for name in found}
     classes = tuple(name for name, count in counts.items() if count)
     if len(classes) < 2 or min(counts[name] for name in classes) < 2:
-        short = [f"{count} in {name}" for name, count in counts.items() if count < 2]
-        few = f"only {classes[0]} in {folder}" if classes else f"none in {folder}"
-        got = few if len(classes) < 2 else f"only {', '.join(short)}"
+        short = {name: count for name, count in counts.items() if len(classes) < 2 or count < 2}
+        got = "readable images by class: " + (", ".join(f"{name}: {count}" for name, count in short.items()) or "none")
         cure = "Put each class into its own sub-folder, or remove classes with a single image."
         cure += f" Unreadable: {'; '.join(skipped)}" if skipped else ""
         raise DataError("--data", got, "two or more classes with two or more readable images each", cure)
