@@ -139,3 +139,30 @@ def test_a_class_with_a_single_image_is_named(folder):
             path.unlink()
     with pytest.raises(DataError, match=r"by class: cats: 7\."):
         load_folder(folder, 16)
+
+
+@pytest.mark.parametrize("names", [("train", "val"), ("Training", "test"), ("train", "validation", "test")])
+def test_a_folder_of_train_and_val_keeps_its_classes_and_its_split(tmp_path, names):
+    """ImageNet's layout used to be read as two classes, train and val, with 75 % accuracy for nothing."""
+    for i, part in enumerate(names):
+        for name in ("cats", "dogs"):
+            for number in range(4 - i):
+                picture(tmp_path / part / name / f"{number}.png", value=10 * i + number)
+    data = load_folder(tmp_path, 8)
+    assert data.classes == ("cats", "dogs")
+    assert (len(data.train[0]), len(data.test[0])) == (8, 6)
+    held_out = images._read(tmp_path / names[1] / "cats" / "0.png", 8)
+    assert torch.equal(data.test[0][0], held_out) and data.test[1].tolist() == [0] * 3 + [1] * 3
+    assert list(images.find_images(tmp_path)) == ["cats", "dogs"]
+
+
+def test_train_and_val_of_other_classes_are_an_error_and_a_class_may_be_called_train(tmp_path):
+    for part, name in (("train", "cats"), ("train", "dogs"), ("val", "cats"), ("val", "birds")):
+        for number in range(2):
+            picture(tmp_path / part / name / f"{number}.png")
+    with pytest.raises(DataError, match="birds, dogs in one of"):
+        load_folder(tmp_path, 8)
+    for name in ("train", "bus"):
+        for number in range(3):
+            picture(tmp_path / "vehicles" / name / f"{number}.png")
+    assert load_folder(tmp_path / "vehicles", 8).classes == ("bus", "train")

@@ -17,6 +17,7 @@ from polymix.tasks.images.recipe import ImageRecipe
 SPLIT_SEED = 0
 TEST_SHARE = 0.2
 FORMATS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
+TRAINING, HELD_OUT = ("train", "training"), ("val", "valid", "validation", "test")  # names of folders, as in ImageNet
 MAX_BYTES = 4 << 30  # images are kept decoded, as bytes
 
 
@@ -93,14 +94,38 @@ def load_digits(image_size: int = 8) -> ImageData:
     return ImageData("scikit-learn digits", tuple(map(str, range(10))), train, test)
 
 
-def find_images(folder: Path) -> dict[str, list[Path]]:
-    """Image files by class. Each sub-folder is a class and is searched to any depth, in sorted order."""
+def _sub_folders(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise DataError(
             "--data", folder, "an existing folder with one sub-folder of images per class", "Check the path."
         )
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def find_splits(folder: Path) -> tuple[Path, Path | None]:
+    """The folders of the training and of the test images, where `folder` holds such, as ImageNet does; else itself.
+
+    That is, where all of its sub-folders have names such as train, val and test, and hold folders themselves.
+    """
+    subs = _sub_folders(folder)
+    training = [sub for sub in subs if sub.name.lower() in TRAINING and _sub_folders(sub)]
+    held_out = [sub for name in HELD_OUT for sub in subs if sub.name.lower() == name and _sub_folders(sub)]
+    if len(training) != 1 or not held_out or len(subs) != 1 + len(held_out):
+        return folder, None
+    return training[0], held_out[0]
+
+
+def find_images(folder: Path) -> dict[str, list[Path]]:
+    """Image files by class. Each sub-folder is a class and is searched to any depth, in sorted order.
+
+    In a folder with train and val (see `find_splits`) those are the classes of train.
+    """
+    return _by_class(find_splits(folder)[0])
+
+
+def _by_class(folder: Path) -> dict[str, list[Path]]:
     found = {}
-    for sub in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")):
+    for sub in _sub_folders(folder):
         files = sorted(path for path in sub.rglob("*") if path.suffix.lower() in FORMATS and path.is_file())
         if files:
             found[sub.name] = files
@@ -112,6 +137,8 @@ def load_folder(
 ) -> ImageData:
     """Your own images, one folder per class, resized (short side) and centre-cropped to squares of image_size.
 
+    A folder with train and val (or test), each with a folder per class, is split as it is; another one 80 : 20.
+
     If all images are grey, they keep one channel. Transparency becomes white. Of an animation the first frame is
     used. Grey images of 16 or 32 bits or of floats are scaled to bytes by their range. Unreadable files, and those with
     more pixels than Pillow reads, are skipped and named in `.skipped`.
@@ -119,23 +146,32 @@ def load_folder(
     Raises:
         DataError: no such folder, fewer than two classes with two readable images each, or too many images for memory.
     """
-    found = find_images(folder)
-    total = sum(map(len, found.values()))
+    training, held_out = find_splits(folder)
+    found, tests = _by_class(training), {} if held_out is None else _by_class(held_out)
+    total = sum(len(files) for part in (found, tests) for files in part.values())
     size = total * 3 * image_size**2
     if size > MAX_BYTES:
         got = f"{total} images, {size / 2**30:.1f} GiB at {image_size} × {image_size}"
         raise DataError("--data", got, f"at most {MAX_BYTES >> 30} GiB", "Use a smaller --image-size or fewer images.")
-    images: list[Tensor] = []
-    labels: list[str] = []
     skipped: list[str] = []
-    for name, files in found.items():
-        for path in files:
-            try:
-                images.append(_read(path, image_size))
-                labels.append(name)
-            except (OSError, ValueError, SyntaxError, EOFError) as error:  # what Pillow raises on broken files
-                skipped.append(f"{path}: {str(error) or type(error).__name__}")
-            progress(len(images) + len(skipped), total)
+    done = 0
+
+    def read(part: dict[str, list[Path]]) -> tuple[list[Tensor], list[str]]:
+        nonlocal done
+        images: list[Tensor] = []
+        labels: list[str] = []
+        for name, files in part.items():
+            for path in files:
+                try:
+                    images.append(_read(path, image_size))
+                    labels.append(name)
+                except (OSError, ValueError, SyntaxError, EOFError) as error:  # what Pillow raises on broken files
+                    skipped.append(f"{path}: {str(error) or type(error).__name__}")
+                done += 1
+                progress(done, total)
+        return images, labels
+
+    images, labels = read(found)
     counts = {name: labels.count(name) for name in found}
     classes = tuple(name for name, count in counts.items() if count)
     if len(classes) < 2 or min(counts[name] for name in classes) < 2:
@@ -144,10 +180,20 @@ def load_folder(
         cure = "Put each class into its own sub-folder, or remove classes with a single image."
         cure += f" Unreadable: {'; '.join(skipped)}" if skipped else ""
         raise DataError("--data", got, "two or more classes with two or more readable images each", cure)
-    if all(bool((image[0] == image[1]).all() and (image[0] == image[2]).all()) for image in images):
-        images = [image[:1] for image in images]
-    target = torch.tensor([classes.index(label) for label in labels])
-    train, test = _split(torch.stack(images), target)
+    test_images, test_labels = read(tests)
+    if held_out is not None and set(test_labels) != set(classes):
+        odd = ", ".join(sorted(set(test_labels) ^ set(classes)))
+        raise DataError("--data", f"{odd} in one of {training} and {held_out} alone", "the same classes in both", "")
+    if all(bool((image[0] == image[1]).all() and (image[0] == image[2]).all()) for image in (*images, *test_images)):
+        images, test_images = ([image[:1] for image in part] for part in (images, test_images))
+
+    def joined(images: list[Tensor], labels: list[str]) -> tuple[Tensor, Tensor]:
+        return torch.stack(images), torch.tensor([classes.index(label) for label in labels])
+
+    if held_out is None:
+        train, test = _split(*joined(images, labels))
+    else:
+        train, test = joined(images, labels), joined(test_images, test_labels)
     return ImageData(str(folder), classes, train, test, tuple(skipped))
 
 
