@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from polymix import ops
 from polymix.errors import OptionError, ShapeError
 from polymix.mixers.checks import MixerCall, check_grid
-from polymix.mixers.inheritance import AttentionMaps, Projection, Sources, add_sources, copy_map
+from polymix.mixers.inheritance import AttentionMaps, Projection, Sources, add_sources, copy_map, smooth_
 from polymix.mixers.mixer import INIT_STD, Polynomial, TokenMixer
 from polymix.mixers.padre_config import PadreConfig
 from polymix.mixers.registry import Capabilities, register
@@ -67,7 +67,7 @@ class PadreMixer(TokenMixer):
 
     A padding mask removes tokens from a 1-D sequence, and ends the grid there in 2-D and 3-D; padding gets zeros.
     With a pattern, `mask` hides context tokens. A tuple with one mask more than there are contexts begins with the
-    mask of x, whose hidden tokens read as zeros.
+    mask of x, whose hidden tokens read as zeros. With values of their own (`values=`), Y_d reads them, not x.
 
     The token maps cost O(N) or O(N log N), except dense, block_diagonal and sparse (N² by blocks and density) and
     monarch (N^1.5).
@@ -86,8 +86,9 @@ class PadreMixer(TokenMixer):
     D: Any
     name = "padre"
     capabilities = Capabilities(
-        causal=True, cross=True, masks=frozenset({"padding"}), recurrent=True, isolates_future=True, grids=(1, 2, 3)
-    )
+        causal=True, cross=True, values=True, masks=frozenset({"padding"}), recurrent=True, isolates_future=True,
+        grids=(1, 2, 3),
+    )  # fmt: skip
     impls = IMPLS
     config: PadreConfig
 
@@ -150,7 +151,7 @@ class PadreMixer(TokenMixer):
         self.dense = set(self.plan.B) == {"dense"} and {*self.plan.D} <= {"dense", "identity"}
         memory = all(isinstance(part, StructuredMap) and part.recurrent for part in (*self.A, *self.C))
         self.capabilities = Capabilities(
-            causal=config.causal, cross=self.needs_context,
+            causal=config.causal, cross=self.needs_context, values=not self.needs_context,
             isolates_future=config.causal and "toeplitz" not in self.plan.token,  # which is an FFT
             # a circulant map wraps around N positions and cannot leave padding out
             masks=frozenset() if "circulant" in self.plan.token else frozenset({"padding"}),
@@ -224,12 +225,13 @@ class PadreMixer(TokenMixer):
             p = ops.padre(x, self._cross(inputs, masks, grid), self._terms, grid, impl=self.config.impl)
             return self._resize(_hide(p, masks[0]), masks[0])
 
+        x = x if call.values is None else torch.cat((x, call.values), dim=-1)  # padding moves both together
+        maps_of = self._maps if call.values is None else self._maps_apart
         if call.mask is None:
-            p = ops.padre(x, self._maps(grid), self._terms, grid, impl=self.config.impl)
-            return p if self.U is None and self.V is None else self._resize(p, None)
+            return self._resize(ops.padre(x, maps_of(grid), self._terms, grid, impl=self.config.impl), None)
 
         def run(x: Tensor, mask: Tensor | None) -> Tensor:
-            maps = self._maps(grid, lambda part: lambda u: part(u, grid, mask), "does not take a mask")
+            maps = maps_of(grid, lambda part: lambda u: part(u, grid, mask), "does not take a mask")
             return ops.padre(x, maps, self._terms, grid, impl=self.config.impl)
 
         if self.axes == 1:
@@ -296,6 +298,17 @@ class PadreMixer(TokenMixer):
         maps = PadreMaps(project, A, C, channels, shared, why)
         return maps if merged is None else maps.with_first(merged)
 
+    def _maps_apart(self, *arguments: Any) -> PadreMaps:
+        """The maps for x with the values behind it, (B, N, 2D): Y_d reads the values, all other factors x."""
+        maps, place = self._maps(*arguments), self.config.degree - 1
+
+        def project(both: Tensor) -> list[Tensor]:
+            us = self.B["a"](both[..., : self.dim], maps.shared if self.config.heads == 1 else None)
+            us[place] = self.B["a"].one(place, both[..., self.dim :])
+            return us
+
+        return maps._replace(project=project, shared=None, unsupported="reads the same tokens in all factors")
+
     @property
     def _terms(self) -> PadreTerms:
         config = self.config
@@ -356,7 +369,7 @@ class PadreMixer(TokenMixer):
             return {}
         sources: Sources = {}
         add_sources(sources, "B.a.maps", copy_map(both, *last))
-        _smooth_(self.A[degree - 1])
+        smooth_(self.A[degree - 1])
         if degree > 1:  # the gate C_{d-1} (Z_{d-1} D_{d-1}) + b_C
             gate = self.C[degree - 2] if self.C[degree - 2].bias is not None else self.D[degree - 2]
             self.D[degree - 2].scale_(0.25)
@@ -422,18 +435,6 @@ class PadreMixer(TokenMixer):
             ops += part.cost_ops(lengths.get(c, n), None, n) if _crossing(part) else part.cost_ops(n, grid)
         ops += [] if self.U is None else self.U.cost_ops(n)
         return ops + ([] if self.V is None else self.V.cost_ops(self.config.out_tokens or n))
-
-
-def _smooth_(part: nn.Module) -> None:
-    """Set a depthwise kernel to a local mean: a Gaussian a quarter of the kernel wide; if causal, its later half."""
-    part = part.inner if isinstance(part, Prefixed) else part
-    if isinstance(part, DepthwiseConv):
-        bump = torch.ones((), dtype=part.weight.dtype, device=part.weight.device)
-        for size in part.kernel:
-            centre = size - 1 if part.site.causal else size // 2
-            offset = torch.arange(size, dtype=bump.dtype, device=bump.device) - centre
-            bump = bump[..., None] * (-0.5 * (offset / max(size / 4, 0.5)).square()).exp()
-        part.weight.copy_((bump / bump.sum()).expand_as(part.weight))
 
 
 def _hide(x: Tensor, mask: Tensor | None) -> Tensor:
