@@ -107,9 +107,7 @@ def apply(
         group = slice(number * size, (number + 1) * size)
         own = token.of_channels(group)
         part, (weight, bias) = own.hide(part), cast((own.weight, own.bias), x.dtype)
-        mixed = depthwise_conv(
-            pad(own, part[:, p:]), weight, grid, causal=own.causal, dilation=own.dilation, bias=bias
-        )
+        mixed = depthwise_conv(pad(own, part[:, p:]), weight, grid, causal=own.causal, dilation=own.dilation, bias=bias)
         results = [(y[:, p:, group], mixed)]
         if p:
             results.append((y[:, :p, group], own.map_prefix(part)))

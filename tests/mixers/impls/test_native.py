@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import polymix
+from polymix.compat import cure_torchvision
 from polymix.ops.native.library import why_not
 from polymix.ops.shared import blocks
 from tests.helpers import build, close, tokens
@@ -186,6 +187,7 @@ def test_a_small_model_learns_on_it():
 
 
 def test_a_class_token_stops_no_layer_of_a_converted_model():
+    cure_torchvision()
     timm = pytest.importorskip("timm", reason="untested: timm's models, without timm")
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, num_classes=3)
     x = torch.randn(1, 3, 32, 32)
