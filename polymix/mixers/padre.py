@@ -229,8 +229,7 @@ class PadreMixer(TokenMixer):
             return p if self.U is None and self.V is None else self._resize(p, None)
 
         def run(x: Tensor, mask: Tensor | None) -> Tensor:
-            maps = self._maps(grid, lambda part: lambda u: part(u, grid, mask), "does not take a mask")
-            return ops.padre(x, maps, self._terms, grid, impl=self.config.impl)
+            return ops.padre(x, self._maps(grid, mask), self._terms, grid, impl=self.config.impl)
 
         if self.axes == 1:
             p = without_padding(x, call.mask, run, prefix=self.config.num_prefix_tokens)
@@ -255,21 +254,22 @@ class PadreMixer(TokenMixer):
                 return step
 
             grid = (x.shape[1],)
-            maps = self._maps(grid, recurrent, "keeps no recurrent state")
+            maps = self._maps(grid, token=recurrent)
             return ops.padre(x, maps, self._terms, grid, impl=self.config.impl)
 
         p = without_padding(x, mask, run)
         return self._resize(p, mask), PadreState(tuple(tensor for memory in past.values() for tensor in memory))
 
     def _maps(
-        self, grid: tuple[int, ...], token: Callable[[Any], Map] | None = None, why: str | None = None,
-        *, use_folded: bool = True,
+        self, grid: tuple[int, ...], mask: Tensor | None = None, *, token: Callable[[Any], Map] | None = None,
+        use_folded: bool = True,
     ) -> PadreMaps:  # fmt: skip
         """The maps of one call.
 
-        token: turns a token map into a function, for calls with a mask or a state. why: the reason why no kernel can
-        run the call; None: the maps decide. use_folded: use the product that `fold` merged instead of its factors.
+        mask: (B, N), True for real tokens. token: turns a token map into a function, for calls with a state.
+        use_folded: use the product that `fold` merged instead of its factors.
         """
+        why = None if token is None else "keeps no recurrent state"
         A: list[Convolution | Map | None] = []
         C: list[Convolution | Map | None] = []
         for functions, parts in ((A, self.A), (C, self.C)):
@@ -278,11 +278,13 @@ class PadreMixer(TokenMixer):
                     functions.append(None)
                 elif token is not None:
                     functions.append(token(part))
-                elif isinstance(part, DepthwiseConv):
-                    functions.append(Convolution(part.weight, part.bias, part.site.causal, part.dilation))
+                elif isinstance(inner := part.inner if isinstance(part, Prefixed) else part, DepthwiseConv):
+                    prefix = part.prefix_map if isinstance(part, Prefixed) else None
+                    shape = inner.site.causal, inner.dilation
+                    functions.append(Convolution(inner.weight, part.bias, *shape, prefix, mask))
                 else:
-                    functions.append(partial(part, grid=grid))
-                    why = why or "supports depthwise token maps without prefix tokens only"
+                    functions.append(partial(part, grid=grid, mask=mask))
+                    why = why or "supports depthwise token maps only"
         channels: list[Linear | Map | None] = []
         one_head = self.config.heads == 1
         for part, spec in zip(self.D, self.plan.D, strict=True):
