@@ -231,8 +231,7 @@ class PadreMixer(TokenMixer):
             return self._resize(ops.padre(x, maps_of(grid), self._terms, grid, impl=self.config.impl), None)
 
         def run(x: Tensor, mask: Tensor | None) -> Tensor:
-            maps = maps_of(grid, lambda part: lambda u: part(u, grid, mask), "does not take a mask")
-            return ops.padre(x, maps, self._terms, grid, impl=self.config.impl)
+            return ops.padre(x, maps_of(grid, mask), self._terms, grid, impl=self.config.impl)
 
         if self.axes == 1:
             p = without_padding(x, call.mask, run, prefix=self.config.num_prefix_tokens)
@@ -257,21 +256,22 @@ class PadreMixer(TokenMixer):
                 return step
 
             grid = (x.shape[1],)
-            maps = self._maps(grid, recurrent, "keeps no recurrent state")
+            maps = self._maps(grid, token=recurrent)
             return ops.padre(x, maps, self._terms, grid, impl=self.config.impl)
 
         p = without_padding(x, mask, run)
         return self._resize(p, mask), PadreState(tuple(tensor for memory in past.values() for tensor in memory))
 
     def _maps(
-        self, grid: tuple[int, ...], token: Callable[[Any], Map] | None = None, why: str | None = None,
-        *, use_folded: bool = True,
+        self, grid: tuple[int, ...], mask: Tensor | None = None, *, token: Callable[[Any], Map] | None = None,
+        use_folded: bool = True,
     ) -> PadreMaps:  # fmt: skip
         """The maps of one call.
 
-        token: turns a token map into a function, for calls with a mask or a state. why: the reason why no kernel can
-        run the call; None: the maps decide. use_folded: use the product that `fold` merged instead of its factors.
+        mask: (B, N), True for real tokens. token: turns a token map into a function, for calls with a state.
+        use_folded: use the product that `fold` merged instead of its factors.
         """
+        why = None if token is None else "keeps no recurrent state"
         A: list[Convolution | Map | None] = []
         C: list[Convolution | Map | None] = []
         for functions, parts in ((A, self.A), (C, self.C)):
@@ -280,11 +280,13 @@ class PadreMixer(TokenMixer):
                     functions.append(None)
                 elif token is not None:
                     functions.append(token(part))
-                elif isinstance(part, DepthwiseConv):
-                    functions.append(Convolution(part.weight, part.bias, part.site.causal, part.dilation))
+                elif isinstance(inner := part.inner if isinstance(part, Prefixed) else part, DepthwiseConv):
+                    prefix = part.prefix_map if isinstance(part, Prefixed) else None
+                    shape = inner.site.causal, inner.dilation
+                    functions.append(Convolution(inner.weight, part.bias, *shape, prefix, mask))
                 else:
-                    functions.append(partial(part, grid=grid))
-                    why = why or "supports depthwise token maps without prefix tokens only"
+                    functions.append(partial(part, grid=grid, mask=mask))
+                    why = why or "supports depthwise token maps only"
         channels: list[Linear | Map | None] = []
         one_head = self.config.heads == 1
         for part, spec in zip(self.D, self.plan.D, strict=True):
@@ -300,12 +302,11 @@ class PadreMixer(TokenMixer):
 
     def _maps_apart(self, *arguments: Any) -> PadreMaps:
         """The maps for x with the values behind it, (B, N, 2D): Y_d reads the values, all other factors x."""
-        maps, place = self._maps(*arguments), self.config.degree - 1
+        maps, last, one_head = self._maps(*arguments), self.config.degree - 1, self.config.heads == 1
 
         def project(both: Tensor) -> list[Tensor]:
-            us = self.B["a"](both[..., : self.dim], maps.shared if self.config.heads == 1 else None)
-            us[place] = self.B["a"].one(place, both[..., self.dim :])
-            return us
+            us = self.B["a"](both[..., : self.dim], maps.shared if one_head else None)
+            return [*us[:last], self.B["a"].one(last, both[..., self.dim :]), *us[last + 1 :]]
 
         return maps._replace(project=project, shared=None, unsupported="reads the same tokens in all factors")
 
@@ -343,12 +344,9 @@ class PadreMixer(TokenMixer):
         maps = [part for part in (*self.A, *self.C) if isinstance(part, StructuredMap)]
         shapes = [shape for part in maps for shape in part.memory(x.shape[0])]
         dtypes = (torch.float32, torch.float64, torch.int64)
-        windows = state.windows if isinstance(state, PadreState) else None
-        if (
-            windows is not None
-            and [tuple(window.shape) for window in windows] == shapes
-            and all(window.dtype in dtypes for window in windows)
-        ):
+        windows = state.windows if isinstance(state, PadreState) else ()
+        known = isinstance(state, PadreState) and all(window.dtype in dtypes for window in windows)
+        if known and [tuple(window.shape) for window in windows] == shapes:
             return None
         return f"a PadreState with windows {shapes}, at least float32"
 
