@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polymix.ops.pooled import mean_over_tokens
+from polymix.ops.shared.prefix import PrefixMap
 from polymix.structured.base import Grid, Site, StructuredMap, Weightless
 from polymix.structured.cost import Op
 
@@ -169,13 +169,16 @@ class Prefixed(nn.Module):
 
     def forward(self, x: Tensor, grid: Grid = None, mask: Tensor | None = None) -> Tensor:
         p = self.prefix
-        first, tokens = x[:, :p], x[:, p:]
         if mask is not None:
-            first, mask = first.masked_fill(~mask[:, :p, None], 0.0), mask[:, p:]
-        mean = mean_over_tokens(tokens, mask).to(x.dtype)
-        y = self.inner(tokens, grid, mask)
-        y = torch.cat(((self.prefix_self * first + self.prefix_mean * mean).to(y.dtype), y), dim=1)
+            x = x.masked_fill(~mask.unsqueeze(-1), 0.0)
+        y = self.inner(x[:, p:], grid, None if mask is None else mask[:, p:])
+        y = torch.cat((self.prefix_map(x, mask).to(y.dtype), y), dim=1)
         return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    @property
+    def prefix_map(self) -> PrefixMap:
+        """What becomes of the prefix tokens, without the bias."""
+        return PrefixMap(self.prefix_self, self.prefix_mean)
 
     def dense(self, n: int, grid: Grid = None) -> Tensor:
         """(D, N, N) over prefix and grid."""

@@ -14,7 +14,7 @@ from polymix.errors import check_int
 from polymix.limits import LONGEST, check_memory
 from polymix.measure import floor, interleaved
 from polymix.mixers import PomMixer, TokenMixer, create_mixer
-from polymix.workflows.numbers import plural
+from polymix.numbers import plural
 
 
 @dataclass(frozen=True)
