@@ -28,6 +28,8 @@ class Placement(Protocol):
     def prefix(self) -> int: ...
     @property
     def causal_by_build(self) -> bool: ...
+    @property
+    def sees_all(self) -> str: ...
 
 
 class MixerCall(NamedTuple):
@@ -163,7 +165,7 @@ def _causal(mixer: Checked, causal: bool | int | None, cross: bool) -> int:
         )
     if mixer.config.causal_by_build and int(causal) != 1:
         raise MaskError("causal", causal, f"True or None, as this {mixer.name} was built causal",
-                        "Build it with causal=False.")  # fmt: skip
+                        f"Build it with {mixer.config.sees_all}.")  # fmt: skip
     if causal and not mixer.capabilities.causal:
         raise lacks(mixer.name, "causal", "causal", "causal=True")
     if causal > 1 and not mixer.capabilities.has("block_causal"):

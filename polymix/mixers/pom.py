@@ -229,6 +229,7 @@ class PomConfig(MixerConfig):
         "for calls without a mask (B, N, M), which adds N M E"
     )
     sees: ClassVar[str] = "everything, the past, blocks, any mask, segments, a context"
+    sees_all: ClassVar[str] = "decay=None"
     degree: int = 2
     expand: float = 2
     activation: str = "gelu"

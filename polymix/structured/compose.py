@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import reduce
 from operator import add
 from typing import Any
@@ -168,24 +169,12 @@ class Prefixed(nn.Module):
         self.prefix_mean = nn.Parameter(torch.ones(prefix, dim, **kw))
 
     def forward(self, x: Tensor, grid: Grid = None, mask: Tensor | None = None) -> Tensor:
-        p = self.prefix
-        first, tokens = x[:, :p], x[:, p:]
-        if mask is not None:
-            first, mask = first.masked_fill(~mask[:, :p, None], 0.0), mask[:, p:]
-        mean = mean_over_tokens(tokens, mask).to(x.dtype)
-        y = self.inner(tokens, grid, mask)
-        y = torch.cat(((self.prefix_self * first + self.prefix_mean * mean).to(y.dtype), y), dim=1)
+        y = beside_prefix(x, self.prefix_self, self.prefix_mean, mask, lambda u, real: self.inner(u, grid, real))
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def dense(self, n: int, grid: Grid = None) -> Tensor:
         """(D, N, N) over prefix and grid."""
-        p = self.prefix
-        body = self.inner.dense(n - p, grid)
-        whole = body.new_zeros(self.prefix_self.shape[1], n, n)
-        whole[:, p:, p:] = body
-        whole[:, :p, :p] = torch.diag_embed(self.prefix_self.t())
-        whole[:, :p, p:] = (self.prefix_mean.t() / (n - p)).unsqueeze(-1)
-        return whole
+        return beside_prefix_matrix(self.inner.dense(n - self.prefix, grid), self.prefix_self, self.prefix_mean)
 
     def cost_ops(self, n: int, grid: Grid = None) -> list[Op]:
         return self.inner.cost_ops(n - self.prefix, grid)
@@ -194,4 +183,34 @@ class Prefixed(nn.Module):
         return self.inner.scale_(gain)
 
 
-__all__ = ["Identity", "Prefixed", "Product", "Sum"]
+def beside_prefix(
+    x: Tensor, own: Tensor, mean: Tensor, mask: Tensor | None, run: Callable[[Tensor, Tensor | None], Tensor]
+) -> Tensor:
+    """Apply `run` to the tokens after the prefix; prefix token j becomes own[j] ⊙ itself + mean[j] ⊙ their mean.
+
+    Args:
+        x: (B, N, D).
+        own, mean: (p, D) for p prefix tokens.
+        mask: (B, N), True for real tokens, or None.
+        run: takes the tokens (B, N - p, D) and their mask, and returns (B, N - p, D).
+    """
+    p = len(own)
+    first, tokens = x[:, :p], x[:, p:]
+    if mask is not None:
+        first, mask = first.masked_fill(~mask[:, :p, None], 0.0), mask[:, p:]
+    average = mean_over_tokens(tokens, mask).to(x.dtype)
+    y = run(tokens, mask)
+    return torch.cat(((own * first + mean * average).to(y.dtype), y), dim=1)
+
+
+def beside_prefix_matrix(body: Tensor, own: Tensor, mean: Tensor) -> Tensor:
+    """The matrices (D, N, N) of `beside_prefix`, for the matrices `body` (D, N - p, N - p) of `run`."""
+    p, m = len(own), body.shape[-1]
+    whole = body.new_zeros(own.shape[1], p + m, p + m)
+    whole[:, p:, p:] = body
+    whole[:, :p, :p] = torch.diag_embed(own.t())
+    whole[:, :p, p:] = (mean.t() / m).unsqueeze(-1)
+    return whole
+
+
+__all__ = ["Identity", "Prefixed", "Product", "Sum", "beside_prefix", "beside_prefix_matrix"]
