@@ -33,13 +33,18 @@ class Placement(Protocol):
 
 
 class MixerCall(NamedTuple):
-    """The checked arguments of a forward. causal: 0, 1 or a block length K. cross: there is a separate context."""
+    """The checked arguments of a forward.
+
+    causal: 0, 1 or a block length K. cross: there is a separate context. values: what the values are computed from, if
+    that is not the context (or x, without one).
+    """
 
     mask: Tensor | None = None
     causal: int = 0
     grid: tuple[int, ...] | None = None
     segments: Segments | None = None
     cross: bool = False
+    values: Tensor | None = None
 
 
 class Checked(Protocol):
@@ -222,6 +227,15 @@ def _check_contexts(mixer: Checked, context: Any, x: Tensor) -> tuple[Tensor, ..
     return parts
 
 
+def _check_values(mixer: Checked, values: Any, x: Tensor, m: int) -> None:
+    if not mixer.capabilities.has("values"):
+        raise lacks(mixer.name, "values", "values", "values from another input than the keys")
+    check_tokens(mixer, "values", values, batch=x.shape[0])
+    if values.shape[1] != m:
+        allowed = f"({x.shape[0]}, {m}, {mixer.dim}), one value for each key"
+        raise ShapeError("values", _shape(values), allowed, "Keys come from the context, or from x without one.")
+
+
 def check_call(
     mixer: Checked,
     x: Tensor,
@@ -230,6 +244,7 @@ def check_call(
     causal: bool | int | None,
     grid: tuple[int, ...] | None,
     segments: Segments | None,
+    values: Any = None,
 ) -> MixerCall:
     """Check the arguments of a forward, and return them in normal form.
 
@@ -240,8 +255,8 @@ def check_call(
         _check_dense("x", x, ShapeError)
         _check_inference(mixer, "x", x)
     plain = context is None and segments is None and type(x) is Tensor and (mask is None or type(mask) is Tensor)
-    if not plain or type(grid) not in (tuple, type(None)) or torch.compiler.is_compiling():
-        return _check_call(mixer, x, context, mask, causal, grid, segments)
+    if values is not None or not plain or type(grid) not in (tuple, type(None)) or torch.compiler.is_compiling():
+        return _check_call(mixer, x, context, mask, causal, grid, segments, values)
     weight = next(mixer.parameters())
     key = (x.shape, x.dtype, x.device, x.layout, weight.dtype, weight.device, causal, type(causal), grid,
            None if mask is None else (mask.shape, mask.dtype, mask.device, mask.layout))  # fmt: skip
@@ -264,11 +279,14 @@ def _check_call(
     causal: bool | int | None,
     grid: tuple[int, ...] | None,
     segments: Segments | None,
+    values: Any = None,
 ) -> MixerCall:
     check_tokens(mixer, "x", x)
     parts = _check_contexts(mixer, context, x)
     n = x.shape[1]
     m = parts[0].shape[1] if parts else n
+    if values is not None:
+        _check_values(mixer, values, x, m)
     order = _causal(mixer, causal, context is not None)
     if mask is not None:
         several = mixer.needs_context and isinstance(mask, (tuple, list))
@@ -289,7 +307,7 @@ def _check_call(
     if prefix and n <= prefix:
         raise ShapeError("x", _shape(x), f"more than num_prefix_tokens={prefix} tokens",
                          "Pass the prefix tokens and the tokens of the grid.")  # fmt: skip
-    return MixerCall(mask, order, check_grid(mixer, grid, n - prefix), segments, context is not None)
+    return MixerCall(mask, order, check_grid(mixer, grid, n - prefix), segments, context is not None, values)
 
 
 def check_dtype(dtype: Any) -> None:

@@ -89,6 +89,7 @@ class TokenMixer(nn.Module, ABC):
         causal: bool | int | None = None,
         grid: tuple[int, ...] | None = None,
         segments: Segments | None = None,
+        values: Tensor | None = None,
     ) -> Tensor:
         """Mix the tokens of x with each other, or with the tokens of `context`.
 
@@ -105,6 +106,9 @@ class TokenMixer(nn.Module, ABC):
                 mixer was built for.
             segments: (B, N) integer ids of packed sequences; tokens with different ids do not see each other. With a
                 context: a pair, (B, N) for x and (B, M) for the context.
+            values: (B, M, D), what values are computed from, token by token, if not from the context. Queries come
+                from x and keys from the context, as in attention with positions added to queries and keys only. The
+                class's docstring says which map reads it. Needs `capabilities.values`.
 
         Returns:
             (B, N, D) in the dtype of x. Under autocast, in the dtype that autocast chooses.
@@ -115,14 +119,17 @@ class TokenMixer(nn.Module, ABC):
         if self.feature_maps and isinstance(x, Tensor) and x.ndim == 4:
             map_grid = tuple(x.shape[2:]) if self.capabilities.grids else None
             tokens = x.flatten(2).transpose(1, 2)
-            y = self.forward(tokens, context, mask=mask, causal=causal, grid=grid or map_grid, segments=segments)
+            options: dict[str, Any] = {"mask": mask, "causal": causal, "segments": segments, "values": values}
+            y = self.forward(tokens, context, grid=grid or map_grid, **options)
             return y.transpose(1, 2).unflatten(2, x.shape[2:])
-        call = check_call(self, x, context, mask, causal, grid, segments)
+        call = check_call(self, x, context, mask, causal, grid, segments, values)
         if isinstance(mask, Tensor) and mask.ndim == 2:
             if context is None:
                 x = zero_broken_padding(x, mask)
             elif isinstance(context, Tensor):  # has no outputs of its own
                 context = context.masked_fill(~mask.unsqueeze(-1), 0.0)
+            if values is not None:
+                call = call._replace(values=values.masked_fill(~mask.unsqueeze(-1), 0.0))
         y = self.mix(x, x if context is None else context, call)
         return self.drop(y) if self.drop.training else y  # skip the module call when dropout is off
 

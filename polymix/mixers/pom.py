@@ -38,7 +38,8 @@ class PomMixer(TokenMixer):
     W_h and W_s map D to E = expand · D channels, α is E × k, h is `activation` and σ is `gate`. The reduction is a
     mean, as in the authors' code, or the printed sum; a mean keeps its scale when the length changes. A query that
     sees nothing gets zeros before b_o. `rotary` rotates the terms by the context position and the gate by the query
-    position.
+    position. With values of their own (`values=`) the gate reads the queries and the pool the values; nothing reads
+    the keys.
 
     `decay`, which is not in the paper, makes the mixer causal and its mean forget: for token i, term j has the weight
     λ^(i-j), with one λ for each of `decay` heads of channels. The parameter is the logarithm of the time 1 / -ln λ,
@@ -52,7 +53,9 @@ class PomMixer(TokenMixer):
     """
 
     name = "pom"
-    capabilities = Capabilities(causal=True, cross=True, masks=_MASKS, recurrent=True, isolates_future=True, grids=(2,))
+    capabilities = Capabilities(
+        causal=True, cross=True, values=True, masks=_MASKS, recurrent=True, isolates_future=True, grids=(2,)
+    )
     impls = IMPLS
     config: PomConfig
 
@@ -79,6 +82,7 @@ class PomMixer(TokenMixer):
         self.capabilities = Capabilities(
             causal=True,
             cross=not flat and not forgets,
+            values=True,
             masks=masks,
             recurrent=not flat,
             isolates_future=not forgets,
@@ -90,7 +94,7 @@ class PomMixer(TokenMixer):
             raise ShapeError("grid", None, "grid=(H, W) in the call", 'Pass it: rotary="2d" needs rows and columns.')
         return ops.pom(
             x, context, self._weights, self._options, mask=call.mask, causal=call.causal, grid=call.grid,
-            segments=call.segments, impl=self.config.impl,
+            segments=call.segments, values=call.values, impl=self.config.impl,
         )  # fmt: skip
 
     def scan(self, x: Tensor, state: PomState | None, mask: Tensor | None) -> tuple[Tensor, PomState]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import reduce
 from operator import add
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polymix.ops.pooled import mean_over_tokens
+from polymix.ops.shared.prefix import PrefixMap
 from polymix.structured.base import Grid, Site, StructuredMap, Weightless
 from polymix.structured.cost import Op
 
@@ -169,8 +168,17 @@ class Prefixed(nn.Module):
         self.prefix_mean = nn.Parameter(torch.ones(prefix, dim, **kw))
 
     def forward(self, x: Tensor, grid: Grid = None, mask: Tensor | None = None) -> Tensor:
-        y = beside_prefix(x, self.prefix_self, self.prefix_mean, mask, lambda u, real: self.inner(u, grid, real))
+        p = self.prefix
+        if mask is not None:
+            x = x.masked_fill(~mask.unsqueeze(-1), 0.0)
+        y = self.inner(x[:, p:], grid, None if mask is None else mask[:, p:])
+        y = torch.cat((self.prefix_map(x, mask).to(y.dtype), y), dim=1)
         return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    @property
+    def prefix_map(self) -> PrefixMap:
+        """What becomes of the prefix tokens, without the bias."""
+        return PrefixMap(self.prefix_self, self.prefix_mean)
 
     def dense(self, n: int, grid: Grid = None) -> Tensor:
         """(D, N, N) over prefix and grid."""
@@ -183,28 +191,8 @@ class Prefixed(nn.Module):
         return self.inner.scale_(gain)
 
 
-def beside_prefix(
-    x: Tensor, own: Tensor, mean: Tensor, mask: Tensor | None, run: Callable[[Tensor, Tensor | None], Tensor]
-) -> Tensor:
-    """Apply `run` to the tokens after the prefix; prefix token j becomes own[j] ⊙ itself + mean[j] ⊙ their mean.
-
-    Args:
-        x: (B, N, D).
-        own, mean: (p, D) for p prefix tokens.
-        mask: (B, N), True for real tokens, or None.
-        run: takes the tokens (B, N - p, D) and their mask, and returns (B, N - p, D).
-    """
-    p = len(own)
-    first, tokens = x[:, :p], x[:, p:]
-    if mask is not None:
-        first, mask = first.masked_fill(~mask[:, :p, None], 0.0), mask[:, p:]
-    average = mean_over_tokens(tokens, mask).to(x.dtype)
-    y = run(tokens, mask)
-    return torch.cat(((own * first + mean * average).to(y.dtype), y), dim=1)
-
-
 def beside_prefix_matrix(body: Tensor, own: Tensor, mean: Tensor) -> Tensor:
-    """The matrices (D, N, N) of `beside_prefix`, for the matrices `body` (D, N - p, N - p) of `run`."""
+    """The matrices (D, N, N) of a map over the grid, `body` (D, N - p, N - p), with `PrefixMap(own, mean)` in front."""
     p, m = len(own), body.shape[-1]
     whole = body.new_zeros(own.shape[1], p + m, p + m)
     whole[:, p:, p:] = body
@@ -213,4 +201,4 @@ def beside_prefix_matrix(body: Tensor, own: Tensor, mean: Tensor) -> Tensor:
     return whole
 
 
-__all__ = ["Identity", "Prefixed", "Product", "Sum", "beside_prefix", "beside_prefix_matrix"]
+__all__ = ["Identity", "Prefixed", "Product", "Sum", "beside_prefix_matrix"]

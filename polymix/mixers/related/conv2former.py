@@ -17,8 +17,9 @@ from polymix.mixers.mixer import INIT_STD, Polynomial, TokenMixer
 from polymix.mixers.registry import Capabilities, register
 from polymix.ops.shared.activations import ACTIVATIONS
 from polymix.ops.shared.depthwise import depthwise_conv, effective_kernel
+from polymix.ops.shared.prefix import PrefixMap
 from polymix.ops.shared.sequences import without_padding
-from polymix.structured.compose import beside_prefix, beside_prefix_matrix
+from polymix.structured.compose import beside_prefix_matrix
 from polymix.structured.conv import conv_matrix
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
@@ -90,8 +91,9 @@ class Conv2FormerMixer(TokenMixer):
         if self.prefix_self is None or self.prefix_mean is None:
             a = depthwise_conv(a, self.conv, grid)
         else:
-            weights = self.prefix_self, self.prefix_mean
-            a = beside_prefix(a, *weights, mask, lambda u, real: depthwise_conv(u, self.conv, grid))
+            first = PrefixMap(self.prefix_self, self.prefix_mean)(a, mask)
+            y = depthwise_conv(a[:, self.config.num_prefix_tokens :], self.conv, grid)
+            a = torch.cat((first.to(y.dtype), y), dim=1)
         return (a if self.conv_bias is None else a + self.conv_bias.to(a.dtype)) * v
 
     @property
