@@ -139,6 +139,13 @@ def check_padding(mask: Tensor | None) -> None:
         )
 
 
+def check_recurrent_order(causal: Any) -> None:
+    """Raise MaskError unless causal is True or a block length: a recurrent call is causal."""
+    if not isinstance(causal, int) or causal < 1:
+        cure = "Leave it out, or call forward for tokens that see later ones."
+        raise MaskError("causal", repr(causal), "True or a block length of at least 1", cure)
+
+
 def _check_segments(mixer: Checked, segments: Segments, x: Tensor, m: int, cross: bool) -> None:
     if not mixer.capabilities.has("segments"):
         raise lacks(mixer.name, "segments", "segments", "segments (packed sequences)")
