@@ -11,7 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from polymix import errors
-from polymix.mixers.checks import MixerCall, check_call, check_dtype, check_length, check_padding, check_recurrent_order, check_state
+from polymix.mixers.checks import (
+    MixerCall,
+    check_call,
+    check_dtype,
+    check_length,
+    check_padding,
+    check_recurrent_order,
+    check_state,
+)
 from polymix.mixers.fold import Folded
 from polymix.mixers.heads import Heads
 from polymix.mixers.inheritance import AttentionMaps, Sources, add_sources, copy_map, first_rows
