@@ -116,10 +116,6 @@ class TaskRecipe:
         Raises OptionError for a word that is not option=value, an unknown option or a value out of range.
         """
         own = {field.name: str(field.type) for field in fields(self)}
-        if any(word.partition("=")[0] == "data" for word in words):
-            raise OptionError(
-                "data", "it as an option of the recipe", "--data PATH", "Pass --data instead of --set data=."
-            )
         options = parse_options(words, {**self.other_options(), **own})
         others = {name: options.pop(name) for name in list(options) if name not in own}
         return replace(self.with_others(others) if others else self, **options)
