@@ -33,6 +33,7 @@ class Settings:
     imitate_epochs: int | None = None
     init: str = "inherit"
     windows: str = "keep"
+    multi_scale: bool = True
     keep_host: bool = False
     device: str = "cpu"
     seed: int = 0
@@ -49,6 +50,7 @@ class Settings:
         check_int("--seed", self.seed, 0)
         check_choice("--init", self.init, ("inherit", "fresh"))
         check_choice("--windows", self.windows, ("keep", "merge"))
+        check_choice("--multi-scale", self.multi_scale, (True, False))
         check_choice("--keep-host", self.keep_host, (True, False))
         check_device(self.device, "--device")
         if not self.seconds > 0 or not self.lengths or min(self.lengths) <= 0:
