@@ -49,7 +49,9 @@ class QtMixer(TokenMixer):
     """
 
     name = "qt"
-    capabilities = Capabilities(causal=True, cross=True, masks=frozenset({"padding"}), recurrent=True, grids=(2,))
+    capabilities = Capabilities(
+        causal=True, cross=True, values=True, masks=frozenset({"padding"}), recurrent=True, grids=(2,)
+    )
     impls = IMPLS
     config: QtConfig
 
@@ -70,8 +72,8 @@ class QtMixer(TokenMixer):
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         if self.multi_scale is not None:
             return self._mix_scales(x, call, self.multi_scale)
-        kw: dict[str, Any] = {"mask": call.mask, "causal": bool(call.causal), "impl": self.config.impl}
-        return ops.qt(x, context, self._weights, self._options, **kw)
+        kw: dict[str, Any] = {"mask": call.mask, "causal": bool(call.causal), "values": call.values}
+        return ops.qt(x, context, self._weights, self._options, impl=self.config.impl, **kw)
 
     def _mix_scales(self, x: Tensor, call: MixerCall, multi_scale: MultiScale) -> Tensor:
         grid, qkv = called_grid(call.grid), self.qkv.qkv(x)

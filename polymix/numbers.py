@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 NONE = "–"
@@ -19,6 +19,11 @@ def figure(value: float | None, unit: str = "") -> str:
 def fixed(value: float | None, digits: int, scale: float = 1.0) -> str:
     """`scale` times the value, with so many digits after the point."""
     return NONE if value is None else f"{scale * value:,.{digits}f}"
+
+
+def arrow(pair: Iterable[float | None], unit: str = "") -> str:
+    """ "12.3 → 4.56 ms": a value before and after."""
+    return " → ".join(figure(value) for value in pair) + unit
 
 
 def speedup(factor: float) -> str:
@@ -41,3 +46,9 @@ def machine_line(machine: Mapping[str, Any]) -> str:
     """The machine of a results file in one line."""
     processor = f"{machine['gpu'] or machine['cpu']} ({machine['cpu_capability']}, {machine['cores']} cores)"
     return f"{processor}, torch {machine['torch']}"
+
+
+def listed(words: Iterable[str]) -> str:
+    """ "a, b and c"."""
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
