@@ -34,6 +34,7 @@ class Settings:
     imitate_epochs: int | None = None
     init: str = "inherit"
     windows: str = "keep"
+    multi_scale: bool = True
     keep_host: bool = False
     device: str = "cpu"
     seed: int = 0
@@ -50,6 +51,7 @@ class Settings:
         check_seed("--seed", self.seed)
         check_choice("--init", self.init, ("inherit", "fresh"))
         check_choice("--windows", self.windows, ("keep", "merge"))
+        check_choice("--multi-scale", self.multi_scale, (True, False))
         check_choice("--keep-host", self.keep_host, (True, False))
         check_device(self.device, "--device")
         check_number("--seconds", self.seconds, 1e-6, 1e9, "a number above 0", 20)
