@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import groupby
@@ -214,7 +214,7 @@ class ConversionReport:
         }  # fmt: skip
 
     def __str__(self) -> str:
-        lines = table(self.layers, self.parameters)
+        lines = [*table(self.layers, self.parameters), *fates(self.layers)]
         lines += [f"Not converted (no adapter): {', '.join(self.left_out)}."] if self.left_out else []
         lines += [
             f"{self.metric.capitalize()}, {name}: {metric(value, self.metric)}."
@@ -239,6 +239,28 @@ def _cells(layer: LayerReport) -> tuple[str, ...]:
     parameters = f"{layer.parameters[0]:,} → {layer.parameters[1]:,}" if layer.now else f"{layer.parameters[0]:,}"
     flops = NONE if layer.flops is None else arrow([count / 1e6 for count in layer.flops])
     return layer.was, layer.now or "kept", parameters, flops
+
+
+def fates(layers: Sequence[LayerReport]) -> list[str]:
+    """Which weights the mixers start from and which were discarded: a line for each kind of layer."""
+    lines: dict[str, None] = {}
+    for layer in layers:
+        if layer.now is not None:
+            kept = _modules(key for keys in layer.inherited.values() for key in keys)
+            lost = [name for name in _modules(layer.dropped) if name not in kept]
+            kept_text = f"starts from {', '.join(kept)}" if kept else "starts from random weights"
+            lines[f"{layer.was} → {layer.now}: {kept_text}{'; discards ' + ', '.join(lost) if lost else ''}."] = None
+    return list(lines)
+
+
+def _modules(keys: Iterable[str]) -> list[str]:
+    """The modules of parameters such as "qkv.weight[query]", each once: "qkv[query]"."""
+    found: dict[str, None] = {}
+    for key in keys:
+        name, bracket, part = key.partition("[")
+        above, _, last = name.rpartition(".")
+        found[(above if last in ("weight", "bias") and above else name) + bracket + part] = None
+    return list(found)
 
 
 def _place(model: nn.Module, name: str, module: nn.Module) -> None:
