@@ -12,7 +12,7 @@ import torch
 from polymix._io import parse_options
 from polymix.measure import floor, interleaved
 from polymix.mixers import PomMixer, TokenMixer, create_mixer
-from polymix.workflows.numbers import plural
+from polymix.numbers import plural
 
 
 @dataclass(frozen=True)

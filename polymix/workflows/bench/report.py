@@ -14,11 +14,11 @@ from matplotlib.figure import Figure
 
 from polymix._io import write_whole
 from polymix.measure.roofline import Ceiling
+from polymix.numbers import machine_line, plural
+from polymix.pages import embedded, render
+from polymix.pages.plots import looks, plain_log, save, style, token_axis
 from polymix.workflows.bench.run import PRODUCTS
 from polymix.workflows.bench.tables import Row, label, not_measured, table, views
-from polymix.workflows.numbers import machine_line, plural
-from polymix.workflows.pages import embedded, render
-from polymix.workflows.plots import looks, plain_log, save, style, token_axis
 
 Looks = Mapping[str, dict[str, Any]]
 Panels = list[tuple[str, Callable[[Axes], None]]]  # a title, and what fills the axes

@@ -11,11 +11,10 @@ from matplotlib.figure import Figure
 
 from polymix._io import write_whole
 from polymix.mixers.registry import ATTENTION, FLOOR
-from polymix.workflows import plots
+from polymix.pages import embedded, plots, render
+from polymix.pages.plots import plain_log, save, style, token_axis
 from polymix.workflows.compare.tables import headings, reference_tokens, rows
 from polymix.workflows.compare.verdict import labels, latencies, scores, slope
-from polymix.workflows.pages import embedded, render
-from polymix.workflows.plots import plain_log, save, style, token_axis
 
 
 def write_report(content: dict[str, Any], folder: Path) -> Path:

@@ -10,7 +10,7 @@ from typing import Any
 
 from polymix.mixers import PomConfig, PomMixer
 from polymix.mixers.registry import ATTENTION, FLOOR
-from polymix.workflows.numbers import figure, plural, speedup, two_figures
+from polymix.numbers import figure, plural, speedup, two_figures
 
 WORTH = 1.1  # smaller gains vary from run to run
 WELL_TRAINED = 0.95  # attention's accuracy on the digits, below which it has not been trained enough to compare with

@@ -10,8 +10,8 @@ from typing import Any
 
 import polymix
 from polymix._io import RESULTS, write_whole
+from polymix.pages import embedded, render
 from polymix.workflows.convert.plots import draw
-from polymix.workflows.pages import embedded, render
 
 _STAGES = ("before", "converted", "imitated", "distilled")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from polymix.workflows.plots import COLOURS, plain_log, save, style, token_axis
+from polymix.pages.plots import COLOURS, plain_log, save, style, token_axis
 
 BEFORE, AFTER = "#555555", COLOURS[0]
 

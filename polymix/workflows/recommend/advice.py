@@ -14,7 +14,7 @@ from polymix.measure.shapes import Shape
 from polymix.measure.timing import Timing
 from polymix.mixers import MixerConfig
 from polymix.mixers.spec import parse_mixer
-from polymix.workflows.numbers import figure, plural, speedup
+from polymix.numbers import figure, plural, speedup
 from polymix.workflows.recommend.decide import choose, fastest, gain, wins_from
 
 SPEED_ALONE = (

@@ -1,4 +1,7 @@
-"""HTML pages that need no other file, and other texts made from templates in workflows/."""
+"""Report pages: one HTML file that needs no other, and other texts made from templates.
+
+The templates lie beside the code that fills them; pages extend pages/page.html.j2.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,20 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 
 @cache
 def _environment() -> Environment:
+    package = Path(__file__).parents[1]
     return Environment(
-        loader=PackageLoader("polymix", "workflows"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        loader=FileSystemLoader([package / "workflows", package]), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         autoescape=lambda name: name is not None and "html" in name,
     )  # fmt: skip
 
 
 def render(template: str, **names: Any) -> str:
-    """The text of a template such as "bench/report.html.j2". Pages extend "page.html.j2"."""
+    """The text of a template such as "bench/report.html.j2", named by its path in workflows/ or the package."""
     return _environment().get_template(template).render(**names)
 
 
