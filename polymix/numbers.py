@@ -21,6 +21,11 @@ def fixed(value: float | None, digits: int, scale: float = 1.0) -> str:
     return NONE if value is None else f"{scale * value:,.{digits}f}"
 
 
+def percent(share: float | None) -> str:
+    """ "95.3 %" from 0.953."""
+    return NONE if share is None else f"{fixed(share, 1, 100)} %"
+
+
 def speedup(factor: float) -> str:
     """ "2.5 times as fast"."""
     return f"{figure(factor)} times as fast"

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
 from polymix.errors import OptionError
@@ -55,16 +55,19 @@ class Bars:
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
 
-    def start(self, what: str, total: int) -> Callable[[int], None]:
+    def start(self, what: str, total: int) -> Callable[..., None]:
         self.progress.start()  # not earlier, so that a run with a mistake in its options shows no bar
-        task = self.progress.add_task(what, total=total)
-        return lambda done: self.progress.update(task, completed=done)
+        task = self.progress.add_task(what, total=total, note="")
+        return lambda done, note="": self.progress.update(task, completed=done, note=note)
 
 
 @contextmanager
 def bars(console: Console, out: Path) -> Iterator[Bars]:
     """Bars for a run that saves its results in `out`. Ctrl-C prints how to continue."""
-    shown = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    shown = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
+    )  # fmt: skip
     progress = Progress(*shown, console=console)
     try:
         yield Bars(progress)

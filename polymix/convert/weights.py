@@ -34,7 +34,8 @@ class LoadedWeights:
 
     key: where in the file the weights were, such as "state_dict_ema"; "" for a plain state dict. new_head: parameters
     of the classifier that have another number of classes in the file, or are missing there; they keep the model's own
-    values, which are untrained. classes: in the file (None: it has no head) and in the model, for a new head. resized: positions that were interpolated, with their shapes before and after.
+    values, which are untrained. classes: in the file (None: it has no head) and in the model, for a new head. resized:
+    positions that were interpolated, with their shapes before and after.
     """
 
     key: str = ""

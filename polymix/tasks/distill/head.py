@@ -37,7 +37,7 @@ def fit_head(
         DataError: a batch has no labels, or labels that the head has no class for.
     """
     names = list(layers) if layers is not None else [] if (found := head_of(model)) is None else [found[0]]
-    heads = [model.get_submodule(name) for name in names]
+    heads: list[Any] = [model.get_submodule(name) for name in names]
     if not heads or not all(isinstance(head, nn.Linear) for head in heads):
         got = f"{type(model).__name__} with {', '.join(names) or 'no linear layer'}"
         raise OptionError("layers", got, "names of linear layers of the model", "")

@@ -13,7 +13,7 @@ from polymix._io import RESULTS, write_whole
 from polymix.pages import embedded, render
 from polymix.workflows.convert.plots import draw
 
-_STAGES = ("before", "converted", "imitated", "distilled")
+_STAGES = ("before", "converted", "imitated", "distilled", "trained")
 
 
 def write(content: Mapping[str, Any], folder: Path, title: str, card: Mapping[str, Any]) -> Path:

@@ -17,7 +17,7 @@ from polymix.convert.adapters.libraries import LIBRARIES, library_of, load_libra
 from polymix.convert.model_recipes import decode
 from polymix.convert.weights import LoadedWeights, fill, head_of, read_state, saved_classes
 from polymix.errors import OptionError, PolymixError, nearest_first
-from polymix.workflows.convert.inputs import pixels, reads_text
+from polymix.workflows.convert.inputs import patch_size, pixels, reads_text
 
 ALLOWED = "timm/NAME, torchvision/NAME, a folder saved by polymix, transformers or timm, or file.py:function"
 _CLASSIFIER = "ForImageClassification"
@@ -113,9 +113,9 @@ def refit(
 
 def _transformers_for(model: Any, classes: int | None, size: int | None, labels: Sequence[str] | None) -> Any:
     config = copy.deepcopy(model.config)
-    patch = getattr(config, "patch_size", None)
+    patch = patch_size(model)
     if size is not None:
-        if isinstance(patch, int) and size % patch:
+        if patch is not None and size % patch:
             allowed = f"a multiple of the patch size, {patch}"
             raise OptionError("--image-size", size, allowed, f"Try {max(1, round(size / patch)) * patch}.")
         config.image_size = size
@@ -250,4 +250,3 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.set_verbosity(level)
-
