@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 NONE = "–"
@@ -26,6 +26,19 @@ def percent(share: float | None) -> str:
     return NONE if share is None else f"{fixed(share, 1, 100)} %"
 
 
+def arrow(pair: Iterable[float | None], unit: str = "") -> str:
+    """ "12.3 → 4.56 ms": a value before and after."""
+    return " → ".join(figure(value) for value in pair) + unit
+
+
+def accuracy_interval(share: float, count: int) -> str:
+    """ "81.2 % (95 % interval 75.9 to 85.6 %)": a share of `count` cases with Wilson's score interval."""
+    z = 1.96
+    centre, width = share + z * z / (2 * count), z * math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
+    low, high = ((centre + side * width) / (1 + z * z / count) for side in (-1, 1))
+    return f"{percent(share)} (95 % interval {fixed(max(low, 0), 1, 100)} to {percent(min(high, 1))})"
+
+
 def speedup(factor: float) -> str:
     """ "2.5 times as fast"."""
     return f"{figure(factor)} times as fast"
@@ -46,3 +59,9 @@ def machine_line(machine: Mapping[str, Any]) -> str:
     """The machine of a results file in one line."""
     processor = f"{machine['gpu'] or machine['cpu']} ({machine['cpu_capability']}, {machine['cores']} cores)"
     return f"{processor}, torch {machine['torch']}"
+
+
+def listed(words: Iterable[str]) -> str:
+    """ "a, b and c"."""
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last

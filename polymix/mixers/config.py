@@ -13,6 +13,7 @@ from polymix.mixers.mixer import TokenMixer
 from polymix.mixers.registry import check_options, config_class
 
 Self = TypeVar("Self", bound="MixerConfig")
+Scan = TypeVar("Scan", bound="ScanConfig")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,7 @@ class MixerConfig:
     layer_of: ClassVar[str | None] = None  # library whose layer the mixer wraps
     is_attention: ClassVar[bool] = False  # softmax attention, global or windowed; `convert` may keep the host's layer
     cache_grows: ClassVar[bool] = False  # generation needs a cache that grows with the sequence
+    sees_all: ClassVar[str] = "causal=False"  # the option that undoes `causal_by_build`
     bias: bool = True
     dropout: float = 0.0
     impl: str = "auto"
@@ -122,9 +124,8 @@ class MixerConfig:
         """
         if self.causal_by_build and num_prefix_tokens:
             got = f"a causal {self.name} in a host whose class token stands first and would see only itself"
-            raise errors.OptionError(
-                "mixer", got, "a mixer that is not causal", "Use causal=False or class_token=False."
-            )
+            cure = f"Use {self.sees_all}, or a host without a class token."
+            raise errors.OptionError("mixer", got, "a mixer that is not causal", cure)
         if self.causal_by_build or not self.placed:
             return self
         if self.built_grid not in (None, grid):
@@ -219,6 +220,58 @@ class PrefixedGridConfig(GridConfig):
 
     def without_grid(self: Self) -> Self:
         return self.changed(grid=None, num_prefix_tokens=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScanConfig(MixerConfig):
+    """Base of configs whose mixers scan the tokens from the first to the last.
+
+    Args:
+        bidirectional: a second branch with its own weights scans from the last token to the first, and the branches
+            are added: every token sees all others, and the mixer is not causal.
+        class_token: where both scans meet the tokens in front of the grid: "first", or in the "middle" of the others,
+            as in Vision Mamba. "middle" needs bidirectional=True and a host with such tokens.
+        num_prefix_tokens: number of those tokens (class token, registers), with class_token="middle".
+    """
+
+    sees_all: ClassVar[str] = "bidirectional=True"
+    bidirectional: bool = False
+    class_token: str = "first"
+    num_prefix_tokens: int = 0
+
+    def check(self) -> None:
+        errors.check_choice("bidirectional", self.bidirectional, (True, False))
+        errors.check_choice("class_token", self.class_token, ("first", "middle"))
+        errors.check_int("num_prefix_tokens", self.num_prefix_tokens, 0)
+        if self.class_token == "middle" and not self.bidirectional:
+            got = "'middle' with bidirectional=False, where it would see half of the tokens"
+            raise errors.OptionError("class_token", got, "'first'", "Use bidirectional=True, or leave it out.")
+        if self.num_prefix_tokens and self.class_token == "first":
+            got = f"{self.num_prefix_tokens} with class_token='first'"
+            cure = "Leave it out: tokens in front are scanned first anyway."
+            raise errors.OptionError("num_prefix_tokens", got, "0", cure)
+
+    def check_built(self) -> None:
+        """Raise OptionError if class_token="middle" has no tokens to move."""
+        if self.class_token == "middle" and not self.num_prefix_tokens:
+            got = "'middle' without tokens in front of the grid"
+            cure = "Pass num_prefix_tokens=, use a host with a class token, or leave class_token out."
+            raise errors.OptionError("class_token", got, "'first'", cure)
+
+    @property
+    def prefix(self) -> int:
+        return self.num_prefix_tokens
+
+    @property
+    def causal_by_build(self) -> bool:
+        return not self.bidirectional
+
+    def for_grid(self: Scan, grid: tuple[int, ...], num_prefix_tokens: int = 0) -> Scan:
+        config = super().for_grid(grid, num_prefix_tokens)
+        return config.changed(num_prefix_tokens=num_prefix_tokens) if self.class_token == "middle" else config
+
+    def without_grid(self: Scan) -> Scan:
+        return self.changed(num_prefix_tokens=0)
 
 
 def create_mixer(

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+
+from polymix.structured import DepthwiseConv, Prefixed
 
 Sources = dict[str, tuple[str, ...]]  # parameter of the mixer -> parameters of the attention it was copied from
 
@@ -71,3 +74,15 @@ def add_sources(total: Sources, prefix: str, sources: Sources) -> None:
 def first_rows(bias: Tensor | None, rows: slice) -> Tensor | None:
     """Some rows of a bias; None if there is no bias."""
     return None if bias is None else bias[rows]
+
+
+def smooth_(part: nn.Module) -> None:
+    """Set a depthwise kernel to a local mean: a Gaussian a quarter of the kernel wide; if causal, its later half."""
+    part = part.inner if isinstance(part, Prefixed) else part
+    if isinstance(part, DepthwiseConv):
+        bump = torch.ones((), dtype=part.weight.dtype, device=part.weight.device)
+        for size in part.kernel:
+            centre = size - 1 if part.site.causal else size // 2
+            offset = torch.arange(size, dtype=bump.dtype, device=bump.device) - centre
+            bump = bump[..., None] * (-0.5 * (offset / max(size / 4, 0.5)).square()).exp()
+        part.weight.copy_((bump / bump.sum()).expand_as(part.weight))

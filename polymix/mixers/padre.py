@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from polymix import ops
 from polymix.errors import OptionError, ShapeError
 from polymix.mixers.checks import MixerCall, check_grid
-from polymix.mixers.inheritance import AttentionMaps, Projection, Sources, add_sources, copy_map
+from polymix.mixers.inheritance import AttentionMaps, Projection, Sources, add_sources, copy_map, smooth_
 from polymix.mixers.mixer import INIT_STD, Polynomial, TokenMixer
 from polymix.mixers.padre_config import PadreConfig
 from polymix.mixers.registry import Capabilities, register
@@ -67,7 +67,7 @@ class PadreMixer(TokenMixer):
 
     A padding mask removes tokens from a 1-D sequence, and ends the grid there in 2-D and 3-D; padding gets zeros.
     With a pattern, `mask` hides context tokens. A tuple with one mask more than there are contexts begins with the
-    mask of x, whose hidden tokens read as zeros.
+    mask of x, whose hidden tokens read as zeros. With values of their own (`values=`), Y_d reads them, not x.
 
     The token maps cost O(N) or O(N log N), except dense, block_diagonal and sparse (N² by blocks and density) and
     monarch (N^1.5).
@@ -86,8 +86,9 @@ class PadreMixer(TokenMixer):
     D: Any
     name = "padre"
     capabilities = Capabilities(
-        causal=True, cross=True, masks=frozenset({"padding"}), recurrent=True, isolates_future=True, grids=(1, 2, 3)
-    )
+        causal=True, cross=True, values=True, masks=frozenset({"padding"}), recurrent=True, isolates_future=True,
+        grids=(1, 2, 3),
+    )  # fmt: skip
     impls = IMPLS
     config: PadreConfig
 
@@ -150,7 +151,7 @@ class PadreMixer(TokenMixer):
         self.dense = set(self.plan.B) == {"dense"} and {*self.plan.D} <= {"dense", "identity"}
         memory = all(isinstance(part, StructuredMap) and part.recurrent for part in (*self.A, *self.C))
         self.capabilities = Capabilities(
-            causal=config.causal, cross=self.needs_context,
+            causal=config.causal, cross=self.needs_context, values=not self.needs_context,
             isolates_future=config.causal and "toeplitz" not in self.plan.token,  # which is an FFT
             # a circulant map wraps around N positions and cannot leave padding out
             masks=frozenset() if "circulant" in self.plan.token else frozenset({"padding"}),
@@ -224,13 +225,13 @@ class PadreMixer(TokenMixer):
             p = ops.padre(x, self._cross(inputs, masks, grid), self._terms, grid, impl=self.config.impl)
             return self._resize(_hide(p, masks[0]), masks[0])
 
+        x = x if call.values is None else torch.cat((x, call.values), dim=-1)  # padding moves both together
+        maps_of = self._maps if call.values is None else self._maps_apart
         if call.mask is None:
-            p = ops.padre(x, self._maps(grid), self._terms, grid, impl=self.config.impl)
-            return p if self.U is None and self.V is None else self._resize(p, None)
+            return self._resize(ops.padre(x, maps_of(grid), self._terms, grid, impl=self.config.impl), None)
 
         def run(x: Tensor, mask: Tensor | None) -> Tensor:
-            maps = self._maps(grid, lambda part: lambda u: part(u, grid, mask), "does not take a mask")
-            return ops.padre(x, maps, self._terms, grid, impl=self.config.impl)
+            return ops.padre(x, maps_of(grid, mask), self._terms, grid, impl=self.config.impl)
 
         if self.axes == 1:
             p = without_padding(x, call.mask, run, prefix=self.config.num_prefix_tokens)
@@ -255,21 +256,22 @@ class PadreMixer(TokenMixer):
                 return step
 
             grid = (x.shape[1],)
-            maps = self._maps(grid, recurrent, "keeps no recurrent state")
+            maps = self._maps(grid, token=recurrent)
             return ops.padre(x, maps, self._terms, grid, impl=self.config.impl)
 
         p = without_padding(x, mask, run)
         return self._resize(p, mask), PadreState(tuple(tensor for memory in past.values() for tensor in memory))
 
     def _maps(
-        self, grid: tuple[int, ...], token: Callable[[Any], Map] | None = None, why: str | None = None,
-        *, use_folded: bool = True,
+        self, grid: tuple[int, ...], mask: Tensor | None = None, *, token: Callable[[Any], Map] | None = None,
+        use_folded: bool = True,
     ) -> PadreMaps:  # fmt: skip
         """The maps of one call.
 
-        token: turns a token map into a function, for calls with a mask or a state. why: the reason why no kernel can
-        run the call; None: the maps decide. use_folded: use the product that `fold` merged instead of its factors.
+        mask: (B, N), True for real tokens. token: turns a token map into a function, for calls with a state.
+        use_folded: use the product that `fold` merged instead of its factors.
         """
+        why = None if token is None else "keeps no recurrent state"
         A: list[Convolution | Map | None] = []
         C: list[Convolution | Map | None] = []
         for functions, parts in ((A, self.A), (C, self.C)):
@@ -278,11 +280,13 @@ class PadreMixer(TokenMixer):
                     functions.append(None)
                 elif token is not None:
                     functions.append(token(part))
-                elif isinstance(part, DepthwiseConv):
-                    functions.append(Convolution(part.weight, part.bias, part.site.causal, part.dilation))
+                elif isinstance(inner := part.inner if isinstance(part, Prefixed) else part, DepthwiseConv):
+                    prefix = part.prefix_map if isinstance(part, Prefixed) else None
+                    shape = inner.site.causal, inner.dilation
+                    functions.append(Convolution(inner.weight, part.bias, *shape, prefix, mask))
                 else:
-                    functions.append(partial(part, grid=grid))
-                    why = why or "supports depthwise token maps without prefix tokens only"
+                    functions.append(partial(part, grid=grid, mask=mask))
+                    why = why or "supports depthwise token maps only"
         channels: list[Linear | Map | None] = []
         one_head = self.config.heads == 1
         for part, spec in zip(self.D, self.plan.D, strict=True):
@@ -295,6 +299,16 @@ class PadreMixer(TokenMixer):
         project = None if self.dense and one_head else lambda x: self.B["a"](x, merged)
         maps = PadreMaps(project, A, C, channels, shared, why)
         return maps if merged is None else maps.with_first(merged)
+
+    def _maps_apart(self, *arguments: Any) -> PadreMaps:
+        """The maps for x with the values behind it, (B, N, 2D): Y_d reads the values, all other factors x."""
+        maps, last, one_head = self._maps(*arguments), self.config.degree - 1, self.config.heads == 1
+
+        def project(both: Tensor) -> list[Tensor]:
+            us = self.B["a"](both[..., : self.dim], maps.shared if one_head else None)
+            return [*us[:last], self.B["a"].one(last, both[..., self.dim :]), *us[last + 1 :]]
+
+        return maps._replace(project=project, shared=None, unsupported="reads the same tokens in all factors")
 
     @property
     def _terms(self) -> PadreTerms:
@@ -330,12 +344,9 @@ class PadreMixer(TokenMixer):
         maps = [part for part in (*self.A, *self.C) if isinstance(part, StructuredMap)]
         shapes = [shape for part in maps for shape in part.memory(x.shape[0])]
         dtypes = (torch.float32, torch.float64, torch.int64)
-        windows = state.windows if isinstance(state, PadreState) else None
-        if (
-            windows is not None
-            and [tuple(window.shape) for window in windows] == shapes
-            and all(window.dtype in dtypes for window in windows)
-        ):
+        windows = state.windows if isinstance(state, PadreState) else ()
+        known = isinstance(state, PadreState) and all(window.dtype in dtypes for window in windows)
+        if known and [tuple(window.shape) for window in windows] == shapes:
             return None
         return f"a PadreState with windows {shapes}, at least float32"
 
@@ -356,7 +367,7 @@ class PadreMixer(TokenMixer):
             return {}
         sources: Sources = {}
         add_sources(sources, "B.a.maps", copy_map(both, *last))
-        _smooth_(self.A[degree - 1])
+        smooth_(self.A[degree - 1])
         if degree > 1:  # the gate C_{d-1} (Z_{d-1} D_{d-1}) + b_C
             gate = self.C[degree - 2] if self.C[degree - 2].bias is not None else self.D[degree - 2]
             self.D[degree - 2].scale_(0.25)
@@ -422,18 +433,6 @@ class PadreMixer(TokenMixer):
             ops += part.cost_ops(lengths.get(c, n), None, n) if _crossing(part) else part.cost_ops(n, grid)
         ops += [] if self.U is None else self.U.cost_ops(n)
         return ops + ([] if self.V is None else self.V.cost_ops(self.config.out_tokens or n))
-
-
-def _smooth_(part: nn.Module) -> None:
-    """Set a depthwise kernel to a local mean: a Gaussian a quarter of the kernel wide; if causal, its later half."""
-    part = part.inner if isinstance(part, Prefixed) else part
-    if isinstance(part, DepthwiseConv):
-        bump = torch.ones((), dtype=part.weight.dtype, device=part.weight.device)
-        for size in part.kernel:
-            centre = size - 1 if part.site.causal else size // 2
-            offset = torch.arange(size, dtype=bump.dtype, device=bump.device) - centre
-            bump = bump[..., None] * (-0.5 * (offset / max(size / 4, 0.5)).square()).exp()
-        part.weight.copy_((bump / bump.sum()).expand_as(part.weight))
 
 
 def _hide(x: Tensor, mask: Tensor | None) -> Tensor:

@@ -31,7 +31,8 @@ class PolyNlMixer(TokenMixer):
 
     `reduction` > 1 wraps the block in a bottleneck X W_in of r = D / reduction channels and an expansion Y W_out.
     `order` 2 drops W_2. `order` "2+3" adds ProdPoly's second-order term X W_p ⊙ X to Y. α starts at 0 and β at 1,
-    because the residual connection of a host already adds X; set α to 1 in a host without one.
+    because the residual connection of a host already adds X; set α to 1 in a host without one. With values of their
+    own (`values=`), W_2 reads them in place of X.
 
     Raises: OptionError for a reduction that does not divide D.
 
@@ -40,7 +41,7 @@ class PolyNlMixer(TokenMixer):
     """
 
     name = "poly_nl"
-    capabilities = Capabilities(masks=frozenset({"padding"}))
+    capabilities = Capabilities(values=True, masks=frozenset({"padding"}))
     feature_maps = True
     impls = IMPLS
     config: PolyNlConfig
@@ -57,13 +58,15 @@ class PolyNlMixer(TokenMixer):
                 self.product.weight[-inner:] *= INIT_STD
         self.proj = Dense(inner, inner, bias, **kw)
         self.out = Dense(inner, dim, bias, **kw) if config.reduction > 1 else None
+        self.capabilities = Capabilities(values=config.order != 2, masks=frozenset({"padding"}))  # order 2 has no W_2
         self.alpha = nn.Parameter(torch.zeros((), **kw))
         self.beta = nn.Parameter(torch.ones((), **kw))
 
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         return ops.poly_nl(
-            x, self._weights(self.merged().get(_LAST)), order=self.config.order, mask=call.mask, impl=self.config.impl
-        )
+            x, self._weights(self.merged().get(_LAST)), order=self.config.order, mask=call.mask, values=call.values,
+            impl=self.config.impl,
+        )  # fmt: skip
 
     def _weights(self, merged: Linear | None = None) -> PolyNlWeights:
         into, out = (None if part is None else affine(part) for part in (self.into, self.out))

@@ -44,7 +44,7 @@ class PolySaMixer(TokenMixer):
     """
 
     name = "poly_sa"
-    capabilities = Capabilities(masks=frozenset({"padding"}), grids=(1, 2))
+    capabilities = Capabilities(values=True, masks=frozenset({"padding"}), grids=(1, 2))
     impls = IMPLS
     config: PolySaConfig
 
@@ -69,6 +69,7 @@ class PolySaMixer(TokenMixer):
             self.p_1 = nn.Parameter(torch.ones(self.heads, size, **kw))
             self.p_2 = nn.Parameter(torch.ones(self.heads, size, **kw))  # N · p_2
         self.capabilities = Capabilities(
+            values=True,
             masks=frozenset() if self.learned else frozenset({"padding"}),
             grids=() if config.grid is None else (len(config.grid),),
         )
@@ -78,7 +79,7 @@ class PolySaMixer(TokenMixer):
         proj = affine(self.proj) if self.config.head_mixing is None else None
         y = ops.poly_sa(
             x, affine(self.qkv.qkv), proj, p_1, p_2,
-            heads=self.heads, sigma=self.config.sigma, mask=call.mask, impl=self.config.impl,
+            heads=self.heads, sigma=self.config.sigma, mask=call.mask, values=call.values, impl=self.config.impl,
         )  # fmt: skip
         return y if proj is not None else self.proj(y, call.grid, call.mask)
 

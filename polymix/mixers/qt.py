@@ -42,7 +42,7 @@ class QtMixer(TokenMixer):
     """
 
     name = "qt"
-    capabilities = Capabilities(causal=True, cross=True, masks=frozenset({"padding"}), recurrent=True)
+    capabilities = Capabilities(causal=True, cross=True, values=True, masks=frozenset({"padding"}), recurrent=True)
     impls = IMPLS
     config: QtConfig
 
@@ -55,8 +55,8 @@ class QtMixer(TokenMixer):
         self.scale = nn.Parameter(torch.ones(3, self.heads, 1, 1, **kw)) if compact else None  # α, β, γ
 
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
-        kw: dict[str, Any] = {"mask": call.mask, "causal": bool(call.causal), "impl": self.config.impl}
-        return ops.qt(x, context, self._weights, self._options, **kw)
+        kw: dict[str, Any] = {"mask": call.mask, "causal": bool(call.causal), "values": call.values}
+        return ops.qt(x, context, self._weights, self._options, impl=self.config.impl, **kw)
 
     def scan(self, x: Tensor, state: QtState | None, mask: Tensor | None) -> tuple[Tensor, QtState]:
         return ops.qt_chunk(x, state, self._weights, self._options, mask=mask, impl=self.config.impl)

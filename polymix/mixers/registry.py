@@ -21,6 +21,7 @@ class Capabilities:
 
     causal: bool = False  # a token can be limited to its past
     cross: bool = False  # reads a separate context
+    values: bool = False  # can compute values from another input than keys, as attention(x + positions, x) does
     masks: frozenset[str] = frozenset()  # of "padding", "arbitrary", "block_causal", "segments"
     recurrent: bool = False  # has prefill and step, with a state of fixed size
     # With causal=True, NaN and Inf in later tokens never reach earlier outputs. Other causal mixers give later tokens

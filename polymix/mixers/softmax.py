@@ -40,7 +40,7 @@ class SoftmaxMixer(TokenMixer):
 
     name = "softmax"
     capabilities = Capabilities(
-        causal=True, cross=True, masks=frozenset({"padding", "arbitrary", "block_causal", "segments"})
+        causal=True, cross=True, values=True, masks=frozenset({"padding", "arbitrary", "block_causal", "segments"})
     )
     config: SoftmaxConfig
     offset: Tensor
@@ -63,7 +63,7 @@ class SoftmaxMixer(TokenMixer):
         )  # fmt: skip
 
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
-        q, k, v = (part.transpose(1, 2) for part in self.qkv(x, context))
+        q, k, v = (part.transpose(1, 2) for part in self.qkv(x, context, call.values))
         scale = q.shape[-1] ** -0.5
         if self.config.rotary is not None:
             turns = rotary(

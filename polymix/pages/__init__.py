@@ -18,8 +18,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 def _environment() -> Environment:
     package = Path(__file__).parents[1]
     return Environment(
-        loader=FileSystemLoader([package / "workflows", package]), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        autoescape=lambda name: name is not None and "html" in name,
+        loader=FileSystemLoader([package / "workflows", package]), undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True, autoescape=lambda name: name is not None and "html" in name,
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from tests.helpers import build, close, tokens
 
 N, D = 8, 8
 CONV = {"activation": "identity", "norm": None, "kernel_size": 3}
+MIDDLE = {"bidirectional": True, "class_token": "middle", "num_prefix_tokens": 1}
 LINEAR_POM = {"activation": "identity", "gate": "identity"}
 EXACT = {  # name, options, what the call needs, number of chains, degree
     "linear_floor": ("linear_floor", {}, {}, 8, 1),
@@ -21,6 +22,9 @@ EXACT = {  # name, options, what the call needs, number of chains, degree
     "conv2former-1d": ("conv2former", {**CONV, "grid": (8,)}, {}, 1, 2),
     "hyena-2": ("hyena", {"order": 2, "length": 16}, {}, 1, 3),
     "hyena-3": ("hyena", {"order": 3, "length": 16}, {}, 1, 4),
+    "hyena-both": ("hyena", {"order": 3, "length": 16, "bidirectional": True}, {}, 2, 4),
+    "hyena-middle": ("hyena", {**MIDDLE, "filter": "explicit", "length": 5}, {}, 2, 3),
+    "conv2former-prefix": ("conv2former", {**CONV, "grid": (2, 3), "num_prefix_tokens": 2}, {}, 1, 2),
     "hyena-4-explicit": ("hyena", {"order": 4, "filter": "explicit", "length": 5, "bias": False}, {}, 1, 5),
     "sima": ("sima", {"heads": 2}, {"x": True}, 4, 3),
     "castling": ("castling", {"heads": 2, "normalize": False, "kernel_size": 3}, {}, 5, 3),

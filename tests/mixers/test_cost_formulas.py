@@ -139,7 +139,8 @@ MORE = [  # settings that the cases of all mixers leave out
     ("se", {"rd_channels": 5}), ("non_local", {"rd_ratio": 0.5}), ("prodpoly", {"degree": 5, "rank": 7}),
     ("prodpoly", {"degree": 4, "decomposition": "nested"}), ("prodpoly", {"degree": 4, "decomposition": "product"}),
     ("latent_gnn", {"kernels": 3, "latent": 7, "reduction": 5}), ("latent_gnn", {"graph": "learned"}), ("local", {"window": 16}),
-    ("local", {"window": 7}), ("mamba", {"expand": 1.5, "state_size": 5, "conv_kernel": 3}), ("conv2former", {"grid": (6, 8), "kernel_size": 5}),
+    ("hyena", {"filter": "explicit", "length": 64, "order": 3, "bidirectional": True}), ("mamba", {"bidirectional": True}),
+    ("conv2former", {"grid": (6, 8), "kernel_size": 5, "num_prefix_tokens": 2}), ("local", {"window": 7}), ("mamba", {"expand": 1.5, "state_size": 5, "conv_kernel": 3}), ("conv2former", {"grid": (6, 8), "kernel_size": 5}),
     ("conv2former", {"grid": (48,), "kernel_size": 5}), ("conv2former", {"grid": (2, 24), "kernel_size": 11}),
     ("hyena", {"order": 3, "length": 100, "filter_width": 7, "filter_depth": 3, "emb_dim": 5}),
     ("hyena", {"filter": "explicit", "length": 64}), ("hyena", {"filter": "explicit", "length": 65, "order": 4}),
@@ -161,7 +162,8 @@ def test_cases(case, n):
 @pytest.mark.parametrize(("name", "options"), MORE)
 @pytest.mark.parametrize("dim", [24, 48])
 def test_settings(name, options, dim):
-    check(name, math.prod(options.get("grid", (48,))), dim, **options)
+    n = math.prod(options.get("grid", (48,))) + options.get("num_prefix_tokens", 0)
+    check(name, n, dim, **options)
 
 
 @pytest.mark.parametrize("n", [2, 33, 100])

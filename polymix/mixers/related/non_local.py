@@ -54,7 +54,7 @@ class NonLocalMixer(TokenMixer):
     """
 
     name = "non_local"
-    capabilities = Capabilities(causal=True, cross=True, masks=_EVERY_MASK, recurrent=True)
+    capabilities = Capabilities(causal=True, cross=True, values=True, masks=_EVERY_MASK, recurrent=True)
     feature_maps = True
     config: NonLocalConfig
     layer: Any
@@ -77,14 +77,19 @@ class NonLocalMixer(TokenMixer):
         softmax, alone = config.form == "softmax", config.norm is None
         masks = _EVERY_MASK if softmax else frozenset({"padding"})
         self.capabilities = Capabilities(
-            causal=alone, cross=True, masks=masks if alone else frozenset(), recurrent=alone and not softmax
+            causal=alone,
+            cross=True,
+            values=True,
+            masks=masks if alone else frozenset(),
+            recurrent=alone and not softmax,
         )
 
-    def _embedded(self, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _embedded(self, x: Tensor, context: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """θ, φ and g as a single head (B, 1, ·, r)."""
         layer = self.layer
-        t = pointwise(layer.t, x).unsqueeze(1)
-        return t, pointwise(layer.p, context).unsqueeze(1), pointwise(layer.g, context).unsqueeze(1)
+        inputs = ((layer.t, x), (layer.p, context), (layer.g, context if values is None else values))
+        t, p, g = (pointwise(conv, tokens).unsqueeze(1) for conv, tokens in inputs)
+        return t, p, g
 
     def _join(self, x: Tensor, y: Tensor) -> Tensor:
         y = pointwise(self.layer.z, y.squeeze(1))
@@ -95,17 +100,19 @@ class NonLocalMixer(TokenMixer):
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         # timm's forward takes only feature maps, without mask or context, and builds the N × N matrix.
         if self.config.form == "softmax":
-            t, p, g = self._embedded(x, context)
+            t, p, g = self._embedded(x, context, call.values)
             y = softmax_attention(t, p, g, scale=self.scale, mask=call.mask, causal=call.causal, segments=call.segments)
         elif call.causal:
-            return self.scan(x, None, call.mask)[0]
+            return self.scan(x, None, call.mask, call.values)[0]
         else:
-            t, p, g = self._embedded(x, context)
+            t, p, g = self._embedded(x, context, call.values)
             y = linear_attention(t.to(accumulator(t.dtype)) * self.scale, p, g, mask=call.mask, normalize=False)
         return self._join(x, y)
 
-    def scan(self, x: Tensor, state: LinearState | None, mask: Tensor | None) -> tuple[Tensor, LinearState]:
-        t, p, g = self._embedded(x, x)
+    def scan(
+        self, x: Tensor, state: LinearState | None, mask: Tensor | None, values: Tensor | None = None
+    ) -> tuple[Tensor, LinearState]:
+        t, p, g = self._embedded(x, x, values)
         t = t.to(accumulator(t.dtype)) * self.scale
         y, state = linear_causal(t, p, g, mask=mask, state=state, normalize=False)
         return self._join(x, y), state

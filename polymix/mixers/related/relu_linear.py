@@ -41,7 +41,7 @@ class ReluLinearMixer(TokenMixer):
     """
 
     name = "relu_linear"
-    capabilities = Capabilities(masks=_PADDING, grids=(2,))
+    capabilities = Capabilities(values=True, masks=_PADDING, grids=(2,))
     feature_maps = True
     config: ReluLinearConfig
 
@@ -63,7 +63,7 @@ class ReluLinearMixer(TokenMixer):
             nn.init.constant_(self.mla.proj.norm.weight, INIT_STD)
         else:  # for a mean of 196 values with almost equal weights
             init_(self.mla.proj.conv.weight, self.mla.proj.conv.in_channels, INIT_STD * 14)
-        self.capabilities = Capabilities(masks=_PADDING, grids=(2,) if config.scales else ())
+        self.capabilities = Capabilities(values=True, masks=_PADDING, grids=(2,) if config.scales else ())
 
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         if self.config.scales and call.grid is None:
@@ -72,6 +72,11 @@ class ReluLinearMixer(TokenMixer):
             )
         mask = call.mask
         qkv = self.mla.qkv(x.transpose(1, 2).unsqueeze(-1)).squeeze(-1)  # (B, 3D, N), head by head [q, k, v]
+        if call.values is not None:
+            other = self.mla.qkv(call.values.transpose(1, 2).unsqueeze(-1)).squeeze(-1)
+            both = (part.unflatten(1, (self.heads, 3, -1)) for part in (qkv, other))
+            qk, v = (part[:, :, rows] for part, rows in zip(both, (slice(0, 2), slice(2, 3)), strict=True))
+            qkv = torch.cat((qk, v), dim=2).flatten(1, 3)
         if mask is not None:
             qkv = qkv.masked_fill(~mask.unsqueeze(1), 0.0)
         scales = [qkv] + [self._smooth(conv, qkv, call.grid) for conv in self.mla.aggreg]

@@ -10,6 +10,7 @@ from typing import Any
 
 import polymix
 from polymix._io import RESULTS, write_whole
+from polymix.numbers import NONE, accuracy_interval, figure, fixed, percent, plural
 from polymix.pages import embedded, render
 from polymix.workflows.convert.plots import draw
 
@@ -27,7 +28,8 @@ def write(content: Mapping[str, Any], folder: Path, title: str, card: Mapping[st
         "title": title, "content": content, "rows": rows(content), "machine": machine(content),
         "accuracy": accuracy(content), "mixers": mixers(content), "version": polymix.__version__,
         "notes": content.get("notes", []), "code": content.get("code"), "language": content.get("language", False),
-        "metric": content["conversion"].get("metric", "accuracy"),
+        "metric": content["conversion"].get("metric", "accuracy"), "usage": content.get("usage"),
+        "held_out": (content.get("data") or {}).get("test"), "sources": card,
     }  # fmt: skip
     page = render("convert/report.html.j2", **named, pictures=pictures)
     card_text = render("convert/card.md.j2", **named, metadata=metadata(content, card), pictures=list(pictures))
@@ -55,30 +57,38 @@ def rows(content: Mapping[str, Any]) -> list[list[str]]:
 def _row(layer: Mapping[str, Any], cost: Mapping[str, Any] | None) -> list[str]:
     kept = layer["now"] is None
     start = [layer["name"] or "(the model)", layer["was"], "kept" if kept else layer["now"]]
-    error = "–" if layer["error"] is None else f"{layer['error']:.3g}"
-    return [*start, error, change(layer["parameters"], 1, ",.0f"), *(
-        ("–",) * 4 if cost is None else (
+    error = figure(layer["error"])
+    return [*start, error, change(layer["parameters"]), *(
+        (NONE,) * 4 if cost is None else (
             change(cost["flops"], 1e6), change([cost["before"]["ms"], cost["after"]["ms"]]),
-            "–" if cost["gain"] is None else f"{cost['gain']:.2f} ×", change(cost["memory_bytes"], 2**20),
+            NONE if cost["gain"] is None else f"{fixed(cost['gain'], 2)} ×", change(cost["memory_bytes"], 2**20),
         )
     )]  # fmt: skip
 
 
-def change(pair: Any, unit: float = 1, form: str = ",.3g") -> str:
-    before, after = ("–" if value is None else format(value / unit, form) for value in pair)
+def change(pair: Any, unit: float = 1) -> str:
+    before, after = (figure(None if value is None else value / unit) for value in pair)
     return before if before == after else f"{before} → {after}"
 
 
 def machine(content: Mapping[str, Any]) -> str:
     its = content["machine"]
-    return f"{its['gpu'] or its['cpu']}, {its['threads']} threads, torch {its['torch']}, {its['system']}"
+    return f"{its['gpu'] or its['cpu']}, {plural(its['threads'], 'thread')}, torch {its['torch']}, {its['system']}"
 
 
 def accuracy(content: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The results by stage, in order, then those under other names."""
-    given, nats = content["conversion"]["accuracy"], content["conversion"].get("metric") == "perplexity"
-    told = {name: f"{x:.4g}" + (f" ({math.log(x):.4f} nats per token)" if nats else "") for name, x in given.items()}
-    return [(name, told[name]) for name in (*_STAGES, *(set(given) - set(_STAGES))) if name in given]
+    """The results by stage, in order, then those under other names; accuracies with their 95 % interval."""
+    given, metric = content["conversion"]["accuracy"], content["conversion"].get("metric", "accuracy")
+    count = (content.get("data") or {}).get("test")
+
+    def told(value: float) -> str:
+        if metric == "perplexity":
+            return f"{figure(value)} ({fixed(math.log(value), 4)} nats per token)"
+        if metric != "accuracy":
+            return figure(value)
+        return accuracy_interval(value, count) if count else percent(value)
+
+    return [(name, told(given[name])) for name in (*_STAGES, *(set(given) - set(_STAGES))) if name in given]
 
 
 def mixers(content: Mapping[str, Any]) -> dict[str, int]:

@@ -48,11 +48,11 @@ def recommend(
 ) -> Recommendation:
     """Measure on this machine whether to replace attention, layer by layer, and with which mixer.
 
-    A candidate is recommended if its median is at least 5 % faster than attention's, and nine in ten of its runs are
-    faster than nine in ten of attention's. In a model, attention is the model's own layer, called as the model calls
-    it; for shapes it is polymix's softmax, PyTorch's fused kernel. Candidates are first checked at a small size, in
-    float64. Those that cannot do what the layer does (causal, a context, masks) are listed with the reason. Speed
-    says nothing about accuracy: `polymix compare` measures that.
+    A candidate is recommended if its median is at least 1.1 times as fast as attention's, and nine in ten of its
+    runs are faster than nine in ten of attention's. In a model, attention is the model's own layer, called as the
+    model calls it; for shapes it is polymix's softmax, PyTorch's fused kernel. Candidates are first checked at a
+    small size, in float64. Those that cannot do what the layer does (causal, a context, masks) are listed with the
+    reason. Speed says nothing about accuracy: `polymix compare` measures that.
 
     Args:
         model_or_shapes: a model with attention, or one shape or several: (tokens, dim), (batch, tokens, dim), or a
