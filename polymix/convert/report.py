@@ -16,6 +16,7 @@ from polymix.convert.adapter import Adapter, Host
 from polymix.convert.spec import AttentionSpec
 from polymix.errors import OptionError
 from polymix.mixers.inheritance import Projection
+from polymix.numbers import figure, percent
 
 
 @dataclass(frozen=True)
@@ -214,7 +215,8 @@ class ConversionReport:
     def __str__(self) -> str:
         lines = table(self.layers, self.parameters)
         lines += [f"Not converted (no adapter): {', '.join(self.left_out)}."] if self.left_out else []
-        lines += [f"{self.metric.capitalize()}, {name}: {value:.4g}." for name, value in self.accuracy.items()]
+        told = percent if self.metric == "accuracy" else figure
+        lines += [f"{self.metric.capitalize()}, {name}: {told(value)}." for name, value in self.accuracy.items()]
         return "\n".join(lines)
 
 
@@ -225,7 +227,7 @@ def table(layers: Sequence[LayerReport], counts: tuple[int, int]) -> list[str]:
         now = layer.now or "kept"
         count = f"{layer.parameters[0]:,} → {layer.parameters[1]:,}" if layer.now else f"{layer.parameters[0]:,}"
         flops = "–" if layer.flops is None else f"{layer.flops[0] / 1e6:,.1f} → {layer.flops[1] / 1e6:,.1f} M"
-        error = "–" if layer.error is None else f"{layer.error:.3g}"
+        error = figure(layer.error)
         rows.append((layer.name or "(the model)", layer.was, now, count, flops, error))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from polymix.convert.tracing import mode
 from polymix.errors import DataError, OptionError
+from polymix.numbers import figure
 from polymix.tasks.images import ImageData, find_images, load_digits, load_folder
 from polymix.workflows.convert.inputs import PIXELS, card_metadata, pixels
 from polymix.workflows.convert.sources import Source
@@ -143,7 +144,7 @@ def expected_statistics(source: Source, channels: int) -> tuple[Any, Any] | None
 
 
 def _row(values: Tensor) -> str:
-    return " / ".join(f"{value:.4g}" for value in values.flatten().tolist())
+    return " / ".join(map(figure, values.flatten().tolist()))
 
 
 def _read(folder: Path | None, file: str) -> Any:

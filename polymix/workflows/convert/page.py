@@ -29,7 +29,7 @@ def write(content: Mapping[str, Any], folder: Path, title: str, card: Mapping[st
         "accuracy": accuracy(content), "mixers": mixers(content), "version": polymix.__version__,
         "notes": content.get("notes", []), "code": content.get("code"), "language": content.get("language", False),
         "metric": content["conversion"].get("metric", "accuracy"), "usage": content.get("usage"),
-        "held_out": (content.get("data") or {}).get("test"), "sources": card,
+        "held_out": (content.get("data") or {}).get("test"), "sources": card, "figure": figure,
     }  # fmt: skip
     page = render("convert/report.html.j2", **named, pictures=pictures)
     card_text = render("convert/card.md.j2", **named, metadata=metadata(content, card), pictures=list(pictures))

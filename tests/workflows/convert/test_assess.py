@@ -253,8 +253,8 @@ def test_the_card_has_metadata_that_a_hub_reads_and_a_table(found, tmp_path):
     rows = [line for line in body.splitlines() if line.startswith(("| blocks", "| the whole model"))]
     assert len(rows) == 4 and all(row.count(" | ") == 8 for row in rows), "a row without a cell for each column"
     assert "| blocks.1.mixer | SoftmaxMixer | kept |" in body
-    accuracy = re.findall(r"^\| (before|converted|distilled|mine) \| ([\d.]+) \|$", body, re.MULTILINE)
-    assert accuracy == [("before", "0.98"), ("converted", "0.41"), ("distilled", "0.97"), ("mine", "0.5")]
+    accuracy = re.findall(r"^\| (before|converted|distilled|mine) \| ([\d.]+ %) \|$", body, re.MULTILINE)
+    assert accuracy == [("before", "98.0 %"), ("converted", "41.0 %"), ("distilled", "97.0 %"), ("mine", "50.0 %")]
     blocks = body.split("\n\n")
     assert any(block.startswith("| layer ") for block in blocks), "a table that no empty line goes before"
     assert all((tmp_path / name).exists() for name in re.findall(r"!\[\]\((.*?)\)", body))
