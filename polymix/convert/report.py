@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -213,7 +213,7 @@ class ConversionReport:
         }  # fmt: skip
 
     def __str__(self) -> str:
-        lines = table(self.layers, self.parameters)
+        lines = [*table(self.layers, self.parameters), *fates(self.layers)]
         lines += [f"Not converted (no adapter): {', '.join(self.left_out)}."] if self.left_out else []
         told = percent if self.metric == "accuracy" else figure
         lines += [f"{self.metric.capitalize()}, {name}: {told(value)}." for name, value in self.accuracy.items()]
@@ -232,6 +232,28 @@ def table(layers: Sequence[LayerReport], counts: tuple[int, int]) -> list[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return [*lines, f"Parameters of the model: {counts[0]:,} → {counts[1]:,}."]
+
+
+def fates(layers: Sequence[LayerReport]) -> list[str]:
+    """Which weights the mixers start from and which were discarded: a line for each kind of layer."""
+    lines: dict[str, None] = {}
+    for layer in layers:
+        if layer.now is not None:
+            kept = _modules(key for keys in layer.inherited.values() for key in keys)
+            lost = [name for name in _modules(layer.dropped) if name not in kept]
+            kept_text = f"starts from {', '.join(kept)}" if kept else "starts from random weights"
+            lines[f"{layer.was} → {layer.now}: {kept_text}{'; discards ' + ', '.join(lost) if lost else ''}."] = None
+    return list(lines)
+
+
+def _modules(keys: Iterable[str]) -> list[str]:
+    """The modules of parameters such as "qkv.weight[query]", each once: "qkv[query]"."""
+    found: dict[str, None] = {}
+    for key in keys:
+        name, bracket, part = key.partition("[")
+        above, _, last = name.rpartition(".")
+        found[(above if last in ("weight", "bias") and above else name) + bracket + part] = None
+    return list(found)
 
 
 def _place(model: nn.Module, name: str, module: nn.Module) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import NoneType
 from typing import Any, ClassVar
 
 import torch
@@ -15,8 +16,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from polymix import _io
-from polymix._io import DTYPES, Progress, check_device
-from polymix.errors import OptionError, check_choice, check_int
+from polymix._io import DTYPES, Progress, check_device, check_folder
+from polymix.errors import OptionError, check_choice, check_int, check_number
+from polymix.limits import LONGEST, check_memory
 from polymix.measure.harness import Budget
 from polymix.measure.machine import manifest
 from polymix.measure.sweep import Maker, alone, sweep
@@ -35,6 +37,16 @@ class Results(_io.Results):
     command: ClassVar[str] = "polymix compare"
     parts: ClassVar[Mapping[str, Any]] = {
         "data": None, "host": None, "mixers": [], "training": [], "sweep": [], "answer": None,
+    }  # fmt: skip
+    rows: ClassVar[Mapping[str, Any]] = {
+        "training": {
+            "mixer": (str,), "seed": (int,), "accuracy": (float, NoneType), "seconds": (float,), "losses": (list,),
+        },
+        "sweep": {
+            "mixer": (str,), "scope": (str,), "tokens": (int,), "latency": (float, NoneType), "low": (float, NoneType),
+            "high": (float, NoneType), "peak_bytes": (int, NoneType), "floor": (float, NoneType),
+            "stopped": (str, NoneType),
+        },
     }  # fmt: skip
 
 
@@ -79,8 +91,16 @@ class Settings:
             )
         if not self.tokens or min(self.tokens) < 1 or len(set(self.tokens)) != len(self.tokens):
             raise OptionError("--tokens", self.tokens, "numbers from 1 up, each once", "Try --tokens 64,256,1024.")
-        if self.max_seconds <= 0 or self.max_gib <= 0:
-            raise OptionError("--max-seconds, --max-gib", (self.max_seconds, self.max_gib), "budgets above 0", "")
+        for name, usual in (("max_seconds", 10), ("max_gib", 4)):
+            check_number("--" + name.replace("_", "-"), getattr(self, name), 1e-6, 1e15, "a number above 0", usual)
+        longest = max(self.tokens)
+        check_int("--tokens", longest, 1, LONGEST)
+        check_memory("--tokens", f"a call with {longest:,} tokens of {self.dim} channels", 3 * 4 * longest * self.dim)
+        check_memory("--image-size", f"an image of {self.size} × {self.size} pixels", 4 * 3 * self.size**2)
+        # The attention of the whole model is fused; its activations in training are at least these.
+        tokens = f"{self.host_tokens:,} tokens with images of {self.size} and patches of {self.patch} pixels"
+        size = 4 * self.host_tokens * self.host_dim * self.host_depth * Schedule().batch_size
+        check_memory("--image-size", f"a training on {tokens}", size, cure="Use smaller images or larger patches.")
         return parse_mixers(self.mixers)
 
     @property
@@ -137,6 +157,7 @@ def compare(settings: Settings, folder: Path, progress: Progress, *, resume: boo
     """
     mixers = settings.check()
     device = check_device(settings.device, "--device")
+    check_folder(folder)
     torch.set_num_threads(settings.threads)
     grid = (settings.size // settings.patch,) * 2
     data = _load(settings, progress)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import Any
 
 from polymix._io import check_device
 from polymix.convert.plan import KEEP, config_of, pattern_of, resolve
-from polymix.errors import OptionError, check_choice, check_int, check_number
+from polymix.errors import OptionError, check_choice, check_int, check_number, check_seed
+from polymix.limits import LONGEST, check_memory
 from polymix.workflows.convert.hub import check_repo
 
 RECOMMEND = "recommend"
@@ -20,7 +20,6 @@ PRECISION = {  # by the names of polymix.distill, and by Lightning's
 }  # fmt: skip
 # The converted model does not depend on these.
 _BESIDE = ("seconds", "lengths", "trust", "license", "base_model", "push_to_hub")
-_MAX_FACTOR = 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +45,7 @@ class Settings:
     lora: int | None = None
     init: str = "inherit"
     windows: str = "keep"
+    multi_scale: bool = True
     keep_host: bool = False
     device: str = "cpu"
     seed: int = 0
@@ -64,16 +64,20 @@ class Settings:
             if getattr(self, name) is not None:
                 check_int("--" + name.replace("_", "-"), getattr(self, name), low)
         check_int("--distill-epochs", self.distill_epochs, 0)
-        check_int("--seed", self.seed, 0)
+        check_seed("--seed", self.seed)
         check_choice("--init", self.init, ("inherit", "fresh"))
         check_choice("--windows", self.windows, ("keep", "merge"))
+        check_choice("--multi-scale", self.multi_scale, (True, False))
         check_choice("--keep-host", self.keep_host, (True, False))
         check_device(self.device, "--device")
-        check_number("--seconds", self.seconds, 1e-3, math.inf, "a number of seconds above 0", 20)
-        if not self.lengths:
-            raise OptionError("--lengths", "no number", "numbers above 0", "Try 0.25,1,4.")
-        for factor in self.lengths:
-            check_number("--lengths", factor, 1e-3, _MAX_FACTOR, "numbers from 0.001 to 1,000,000", 4)
+        check_number("--seconds", self.seconds, 1e-6, 1e9, "a number above 0", 20)
+        if not self.lengths or not all(0 < length <= 1e6 for length in self.lengths):
+            allowed = "multiples above 0 of the layers' own length"
+            raise OptionError("--lengths", self.lengths, allowed, "Try --lengths 0.25,1,4.")
+        size, batch = self.image_size or 1, self.batch or 1
+        check_memory("--image-size, --batch", f"{batch:,} images of {size:,} × {size:,} pixels", 12 * batch * size**2)
+        check_int("--tokens", self.tokens or 1, 1, LONGEST)
+        check_memory("--tokens, --batch", f"{batch:,} × {self.tokens or 1:,} tokens", 8 * batch * (self.tokens or 1))
         self._check_training()
         self._check_card()
         if self.mixer is not None and not pattern_of(self.plan):
