@@ -90,7 +90,7 @@ def run(
     saver.accompany(source.folder, host)
     name = Path(settings.model).name
     title = f"{name} with {' and '.join(dict.fromkeys(layer.now for layer in report.layers if layer.now))}"
-    about |= {"finished": True, "language": saver.language}
+    about |= {"finished": True, "trained": source.trained, "language": saver.language}
     about["usage"] = usage(source, host, data, inputs, saver, code)._asdict()
     last = next((report.accuracy[stage] for stage in RESULT if stage in report.accuracy), None)
     card = metadata(settings, source, data, title, last, saver)
