@@ -36,6 +36,7 @@ def convert(
     grid: tuple[int, ...] | None = None,
     causal: bool | None = None,
     windows: str = "keep",
+    multi_scale: bool = True,
 ) -> ConversionReport:
     """Replace attention layers of a model by mixers. The report shows what became of each layer, and can undo it.
 
@@ -54,6 +55,7 @@ def convert(
         grid: the grid of the tokens, where the model does not state it.
         causal: whether the attention is causal, where neither the model nor `input` shows it.
         windows: "keep" the windows of windowed attention, or "merge" them: the mixer then sees the whole feature map.
+        multi_scale: whether mixers that can have them keep the multi-scale branches of EfficientViT. False drops them.
     Raises:
         OptionError, CapabilityError: a layer cannot be converted. The model is unchanged.
     """
@@ -69,15 +71,22 @@ def convert(
     check_choice("init", init, ("inherit", "fresh"))
     check_choice("copy", copy, (True, False))
     check_choice("windows", windows, ("keep", "merge"))
+    check_choice("multi_scale", multi_scale, (True, False))
     model = copies.deepcopy(model) if copy else model
     layers = attention_layers(model)
     settled = resolve(plan, list(layers), mixer)
     chosen = {name: config for name, config in settled.items() if config is not None}
     calls = {} if input is None else record_layers(model, {name: layers[name] for name in chosen}, input)
     swaps = {
-        name: _Swap(Host(model, name, windows), layers[name], config, calls.get(name), grid, causal, init == "inherit")
+        name: _Swap(
+            Host(model, name, windows), layers[name], config, calls.get(name), grid, causal, init == "inherit",
+            multi_scale,
+        )
         for name, config in chosen.items()
-    }
+    }  # fmt: skip
+    if not multi_scale and not any(swap.attention.smoothing for swap in swaps.values()):
+        got = f"False for {type(model).__name__}, whose converted layers have no multi-scale branches"
+        raise OptionError("multi_scale", got, "True", "Leave it out. EfficientViT has such branches.")
     reports = [swaps[name].report() if name in swaps else LayerReport.kept(name, layers[name]) for name in layers]
     return ConversionReport(model, {name: swap.adapter for name, swap in swaps.items()}, tuple(reports), unknown(model))
 
@@ -123,7 +132,7 @@ class _Swap:
 
     def __init__(
         self, host: Host, module: nn.Module, config: MixerConfig, call: LayerCall | None, grid: tuple[int, ...] | None,
-        causal: bool | None, inherits: bool,
+        causal: bool | None, inherits: bool, multi_scale: bool,
     ) -> None:  # fmt: skip
         self.host, self.module, self.call = host, module, call
         kind = adapter_for(module)
@@ -137,6 +146,8 @@ class _Swap:
                 cure = "Pass grid=, or input=, from which it is read."
                 raise OptionError("grid", "None, and the model does not state it", "(H, W) of its tokens", cure)
             weight = next(module.parameters())
+            if attention.smoothing and not multi_scale:
+                config, attention = config.for_scales(()), replace(attention, equivalent=None)
             mixer = fitted(config, attention).build(attention.dim, device=weight.device, dtype=weight.dtype)
             _check(mixer, attention)
             self.attention, self.mixer = attention, mixer
@@ -181,6 +192,8 @@ def fitted(config: MixerConfig, attention: AttentionSpec) -> MixerConfig:
         config = config.for_relative(attention.relative is not None).for_rotary(attention.rotary)
     if attention.equivalent is not None and attention.equivalent.name == config.name:
         config = attention.equivalent.complete(config)
+    if attention.smoothing:
+        config = config.for_scales(tuple(part.size for part in attention.smoothing))
     if attention.dropout and not config.dropout:
         config = config.changed(dropout=attention.dropout)
     if attention.causal:

@@ -72,7 +72,10 @@ class LayerCall:
                 adapter(*self.args, **self.kwargs)
         finally:
             adapter.current_grid = before
-        return tensors(outputs[""])[0]
+        y = tensors(outputs[""])[0]
+        if y.ndim == 3 and self.output.ndim == 4:  # tokens of a mixer in the place of a feature map
+            y = y.transpose(1, 2).unflatten(2, self.output.shape[2:])
+        return y
 
 
 def record_layers(model: nn.Module, layers: Mapping[str, nn.Module], inputs: Any) -> dict[str, LayerCall]:

@@ -161,6 +161,10 @@ class MixerConfig:
         """Turn the learned relative position bias on or off, if the mixer has one."""
         return self
 
+    def for_scales(self: Self, scales: tuple[int, ...]) -> Self:
+        """Fill in the sizes of the host's multi-scale branches, if the mixer can have them and left them open."""
+        return self
+
     def call_options(self, grid: tuple[int, ...]) -> dict[str, Any]:
         """Keyword arguments that every call needs: the grid, if the mixer reads it from the call."""
         return {}

@@ -38,6 +38,7 @@ CASES = {
     "pom-decay": ("pom", {"decay": 3, "selection_heads": 6}),
     "qt": ("qt", {"heads": 3}),
     "qt-full": ("qt", {"heads": 3, "form": "full"}),
+    "qt-scales": ("qt", {"heads": 3, "scales": (3, 5), "grid": (3, 4)}),
     "poly_nl": ("poly_nl", {}),
     "poly_nl-4": ("poly_nl", {"reduction": 4, "order": "2+3"}),
     "poly_sa": ("poly_sa", {"heads": 3, "grid": (3, 4)}),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,9 +25,13 @@ from polymix.measure.sweep import Maker, alone, sweep
 from polymix.mixers import MixerConfig
 from polymix.mixers.spec import DEFAULT, parse_mixers
 from polymix.models import VisionTransformer
+from polymix.pages import data_url
 from polymix.tasks.images import ImageData, Schedule, load_digits, load_folder
 from polymix.tasks.images.training import train
 from polymix.workflows.compare.verdict import answer
+
+_SAMPLES = 12  # test images that the report shows
+_MOST_CLASSES = 20  # of a table of confusions
 
 
 class Results(_io.Results):
@@ -167,7 +171,8 @@ def compare(settings: Settings, folder: Path, progress: Progress, *, resume: boo
     schedule = Schedule(epochs=settings.epochs)
     results.set(
         data={"name": data.name, "classes": list(data.classes), "train": len(data.train[0]), "test": len(data.test[0]),
-              "channels": data.channels, "image_size": data.image_size, "skipped": list(data.skipped)},
+              "channels": data.channels, "image_size": data.image_size, "skipped": list(data.skipped),
+              "majority": dict(zip(("name", "share"), data.majority, strict=True)), "samples": _samples(data)},
         host={"dim": settings.host_dim, "depth": settings.host_depth, "mlp_ratio": settings.host_mlp_ratio,
               "heads": settings.host_heads, "patch_size": settings.patch, "tokens": settings.host_tokens,
               "recipe": schedule.to_dict()},
@@ -234,7 +239,32 @@ def _train(
                 on_epoch=advance,
             )
             losses = [loss if math.isfinite(loss) else None for loss in outcome.losses]
-            results.add("training", [{"mixer": label, "seed": seed, **asdict(outcome), "losses": losses}])
+            row = {"mixer": label, "seed": seed, **asdict(outcome), "losses": losses}
+            results.add("training", [{**row, **_answers(row.pop("predictions"), data)}])
+
+
+def _sample_places(data: ImageData) -> list[int]:
+    """Test images to show, evenly spaced."""
+    images = len(data.test[1])
+    count = min(_SAMPLES, images)
+    return [place * images // count for place in range(count)]
+
+
+def _samples(data: ImageData) -> list[dict[str, Any]]:
+    """The images to show, each with the number of its class."""
+    places = _sample_places(data)
+    return [{"class": int(data.test[1][at]), "image": data_url(data.thumbnail(at))} for at in places]
+
+
+def _answers(predictions: Sequence[int], data: ImageData) -> dict[str, Any]:
+    """What a run answered for the images to show, and how often it took each class (rows) for each class (columns)."""
+    if not predictions:
+        return {"samples": None, "confusion": None}
+    classes = len(data.classes)
+    pairs = data.test[1] * classes + torch.tensor(predictions)
+    counts = torch.bincount(pairs, minlength=classes**2).reshape(classes, classes).tolist()
+    samples = [predictions[place] for place in _sample_places(data)]
+    return {"samples": samples, "confusion": counts if classes <= _MOST_CLASSES else None}
 
 
 def _sweep(
