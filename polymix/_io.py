@@ -319,6 +319,16 @@ def float_type(dtype: torch.dtype | str | None, argument: str = "dtype") -> torc
     return found
 
 
+def check_place(device: Any, dtype: Any) -> None:
+    """Raise OptionError unless tensors can be made with these arguments: a device or None, a floating type or None."""
+    try:
+        _ = None if device is None else torch.device(device)
+    except (RuntimeError, TypeError, ValueError, OverflowError):
+        raise OptionError("device", repr(device), "a device such as cpu or cuda:1", "Pass cpu.") from None
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise OptionError("dtype", repr(dtype), "a floating-point torch.dtype", "Pass for example torch.float32.")
+
+
 def check_device(device: str, argument: str = "device", kinds: Sequence[str] = (), touch: bool = True) -> str:
     """Return the name of a device after checking that PyTorch can compute on it.
 

@@ -111,7 +111,7 @@ class Settings:
         for pass_ in self.passes:
             check_choice("--passes", pass_, PASSES)
         for name, usual in (("seconds", 0.4), ("max_seconds", 10), ("max_gib", 4)):
-            check_number("--" + name.replace("_", "-"), getattr(self, name), 1e-6, 1e15, "a number above 0", usual)
+            check_number("--" + name.replace("_", "-"), getattr(self, name), 1e-300, 1e15, "a number above 0", usual)
         for impl in self.impls:
             self._check_impl(impl, mixers)
         check_device(self.device, "--device")
