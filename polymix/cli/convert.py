@@ -44,6 +44,12 @@ def command(
     ] = None,
     init: Annotated[str, typer.Option(help="inherit the attention's weights, or fresh.")] = "inherit",
     windows: Annotated[str, typer.Option(help="keep the windows of windowed attention, or merge them.")] = "keep",
+    positions: Annotated[
+        str | None,
+        typer.Option(
+            help="Positions that the model adds to queries and keys only (DETR): all, drop or values (as the model)."
+        ),
+    ] = None,
     keep_host: Annotated[
         bool,
         typer.Option(
@@ -82,8 +88,8 @@ def command(
     settings = Settings(
         model=model, plan=plan, mixer=mixer, weights=None if weights is None else str(weights), data=data,
         image_size=image_size, tokens=tokens, batch=batch, distill_epochs=distill_epochs,
-        imitate_epochs=imitate_epochs, init=init, windows=windows, keep_host=keep_host, device=device, seed=seed,
-        seconds=seconds, lengths=_factors(lengths), trust=trust,
+        imitate_epochs=imitate_epochs, init=init, windows=windows, positions=positions, keep_host=keep_host,
+        device=device, seed=seed, seconds=seconds, lengths=_factors(lengths), trust=trust,
     )  # fmt: skip
     torch.set_num_threads(thread_count(threads))
     with bars(Console(), out):

@@ -15,6 +15,7 @@ from polymix.convert.adapter import Adapter, Host, adapter_for
 from polymix.convert.find import attention_modules
 from polymix.convert.inherit import inherit, match
 from polymix.convert.plan import resolve
+from polymix.convert.positions import POSITIONS, check_used, settle
 from polymix.convert.report import ConversionReport, LayerReport
 from polymix.convert.spec import AttentionSpec
 from polymix.convert.tracing import LayerCall, record_layers, token_count, with_call
@@ -35,6 +36,7 @@ def convert(
     grid: tuple[int, ...] | None = None,
     causal: bool | None = None,
     windows: str = "keep",
+    positions: str | None = None,
 ) -> ConversionReport:
     """Replace attention layers of a model by mixers. The report shows what became of each layer, and can undo it.
 
@@ -53,21 +55,28 @@ def convert(
         grid: the grid of the tokens, where the model does not state it.
         causal: whether the attention is causal, where neither the model nor `input` shows it.
         windows: "keep" the windows of windowed attention, or "merge" them: the mixer then sees the whole feature map.
+        positions: in a host that adds positions to queries and keys, but not to values (DETR), "values" does the same,
+            by the mixer's map that starts from W_v; "all" adds them to everything that the mixer reads; "drop" reads
+            the values' input alone (in cross-attention, queries stay as they are). None: "values" for mixers with
+            separate maps. padre, poly_nl and mixers with one input: "all" in transformers' models, else an error.
     Raises:
         OptionError, CapabilityError: a layer cannot be converted. The model is unchanged.
     """
     check_choice("init", init, ("inherit", "fresh"))
     check_choice("copy", copy, (True, False))
     check_choice("windows", windows, ("keep", "merge"))
+    check_choice("positions", positions, (None, *POSITIONS))
     model = copies.deepcopy(model) if copy else model
     layers = attention_layers(model)
     settled = resolve(plan, list(layers), mixer)
     chosen = {name: config for name, config in settled.items() if config is not None}
     calls = {} if input is None else record_layers(model, {name: layers[name] for name in chosen}, input)
     swaps = {
-        name: _Swap(Host(model, name, windows), layers[name], config, calls.get(name), grid, causal, init == "inherit")
+        name: _Swap(Host(model, name, windows), layers[name], config, calls.get(name), grid, causal, init == "inherit",
+                    positions)
         for name, config in chosen.items()
-    }
+    }  # fmt: skip
+    check_used(positions, (swap.attention for swap in swaps.values()))
     reports = [swaps[name].report() if name in swaps else LayerReport.kept(name, layers[name]) for name in layers]
     return ConversionReport(model, {name: swap.adapter for name, swap in swaps.items()}, tuple(reports), unknown(model))
 
@@ -113,7 +122,7 @@ class _Swap:
 
     def __init__(
         self, host: Host, module: nn.Module, config: MixerConfig, call: LayerCall | None, grid: tuple[int, ...] | None,
-        causal: bool | None, inherits: bool,
+        causal: bool | None, inherits: bool, positions: str | None,
     ) -> None:  # fmt: skip
         self.host, self.module, self.call = host, module, call
         kind = adapter_for(module)
@@ -132,6 +141,7 @@ class _Swap:
             self.attention, self.mixer = attention, mixer
             self.adapter = kind(mixer, attention, module).train(module.training)
             self.adapter.windows = host.windows
+            self.adapter.positions = settle(positions, mixer, attention, kind.positions)
             self.sources: Sources = {
                 **kind.copied_parameters(module),
                 **(inherit(mixer, attention) if inherits else {}),

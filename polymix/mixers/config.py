@@ -35,6 +35,7 @@ class MixerConfig:
     layer_of: ClassVar[str | None] = None  # library whose layer the mixer wraps
     is_attention: ClassVar[bool] = False  # softmax attention, global or windowed; `convert` may keep the host's layer
     cache_grows: ClassVar[bool] = False  # generation needs a cache that grows with the sequence
+    own_values: ClassVar[bool] = True  # `convert` lets it read values apart from keys, if it can, without being told
     bias: bool = True
     dropout: float = 0.0
     impl: str = "auto"

@@ -139,6 +139,7 @@ class PolyNlConfig(MixerConfig):
         "3 N r²; 2 N r² if order = 2; 4 N r² if order = 2+3; plus 2 N D r if reduction > 1; where r = D / reduction"
     )
     sees: ClassVar[str] = "everything"
+    own_values: ClassVar[bool] = False  # the equation has one input
     reduction: int = 1
     order: int | str = 3
 

@@ -58,7 +58,10 @@ def run(
     if plan == RECOMMEND:
         plan = _recommended(host, inputs, settings, before, say)
     torch.manual_seed(settings.seed)
-    report = convert(host, plan, mixer=settings.filling, input=inputs, init=settings.init, windows=settings.windows)
+    report = convert(
+        host, plan, mixer=settings.filling, input=inputs, init=settings.init, windows=settings.windows,
+        positions=settings.positions,
+    )  # fmt: skip
     if not report.adapters:
         raise OptionError(
             "--plan", f"{settings.plan}, which keeps all attention", "a plan that replaces some of it", ""

@@ -8,6 +8,7 @@ from typing import Any
 
 from polymix._io import check_device
 from polymix.convert.plan import KEEP, config_of, pattern_of, resolve
+from polymix.convert.positions import POSITIONS
 from polymix.errors import OptionError, check_choice, check_int
 
 RECOMMEND = "recommend"
@@ -33,6 +34,7 @@ class Settings:
     imitate_epochs: int | None = None
     init: str = "inherit"
     windows: str = "keep"
+    positions: str | None = None
     keep_host: bool = False
     device: str = "cpu"
     seed: int = 0
@@ -49,6 +51,7 @@ class Settings:
         check_int("--seed", self.seed, 0)
         check_choice("--init", self.init, ("inherit", "fresh"))
         check_choice("--windows", self.windows, ("keep", "merge"))
+        check_choice("--positions", self.positions, (None, *POSITIONS))
         check_choice("--keep-host", self.keep_host, (True, False))
         check_device(self.device, "--device")
         if not self.seconds > 0 or not self.lengths or min(self.lengths) <= 0:
