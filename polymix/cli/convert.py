@@ -50,6 +50,12 @@ def command(
             help="Positions that the model adds to queries and keys only (DETR): all, drop or values (as the model)."
         ),
     ] = None,
+    multi_scale: Annotated[
+        bool,
+        typer.Option(
+            "--multi-scale/--no-multi-scale", help="Keep EfficientViT's multi-scale branches where the mixer can (qt)."
+        ),
+    ] = True,
     keep_host: Annotated[
         bool,
         typer.Option(
@@ -88,8 +94,8 @@ def command(
     settings = Settings(
         model=model, plan=plan, mixer=mixer, weights=None if weights is None else str(weights), data=data,
         image_size=image_size, tokens=tokens, batch=batch, distill_epochs=distill_epochs,
-        imitate_epochs=imitate_epochs, init=init, windows=windows, positions=positions, keep_host=keep_host,
-        device=device, seed=seed, seconds=seconds, lengths=_factors(lengths), trust=trust,
+        imitate_epochs=imitate_epochs, init=init, windows=windows, positions=positions, multi_scale=multi_scale,
+        keep_host=keep_host, device=device, seed=seed, seconds=seconds, lengths=_factors(lengths), trust=trust,
     )  # fmt: skip
     torch.set_num_threads(thread_count(threads))
     with bars(Console(), out):

@@ -179,6 +179,8 @@ class Adapter(nn.Module):
             return {}
         tokens = x.shape[1] - self.prefix
         if self.grid is None:
+            if grid is not None and self.mixer.config.built_grid is None:
+                return {"grid": grid}
             return {"grid": (tokens,)} if self.mixer.config.built_grid is not None else {}
         grid = grid or self.current_grid or self.grid
         if tokens != math.prod(grid):

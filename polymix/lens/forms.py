@@ -112,15 +112,23 @@ def _conv2former(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) ->
 @register_form(HyenaMixer)
 def _hyena(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> PadreForm:
     order = mixer.config.order
-    *gates, value = m["W_in"].chunk(order + 1, dim=1)
+    maps = m["W_in"].chunk(order + 1, dim=1)
     biases = (None,) * (order + 1) if m["b_in"] is None else m["b_in"].chunk(order + 1)
-    after = (None,) * (order + 1) if m["b_short"] is None else m["b_short"].chunk(order + 1)
-    short = m["T"].chunk(order + 1)
     turn = [order, *range(order - 1, -1, -1)]  # v, x_{order-1}, …, x_0
-    maps = [value if i == order else gates[i] for i in turn]
-    chain = Chain(B=maps, b=[biases[i] for i in turn], A=[short[i] for i in turn], c=[after[i] for i in turn],
-                  C=[None, *m["H"]])  # fmt: skip
-    return PadreForm([chain], m["W_out"], m["b_out"])
+
+    def branch(m: dict[str, Any], place: Tensor) -> Chain:
+        """place: the token at each step of the scan."""
+        after = (None,) * (order + 1) if m["b_short"] is None else m["b_short"].chunk(order + 1)
+        back = place.argsort()
+        short = m["T"][:, back][:, :, back].chunk(order + 1)
+        return Chain(B=[maps[i] for i in turn], b=[biases[i] for i in turn], A=[short[i] for i in turn],
+                     c=[after[i] for i in turn], C=[None, *(h[:, back][:, :, back] for h in m["H"])])  # fmt: skip
+
+    p = mixer.config.num_prefix_tokens
+    half = (n - p) // 2
+    place = torch.cat((p + torch.arange(half), torch.arange(p), torch.arange(p + half, n)))
+    chains = [branch(m, place)] + ([branch(m["back"], place.flip(0))] if "back" in m else [])
+    return PadreForm(chains, m["W_out"], m["b_out"])
 
 
 @register_form(PolyNlMixer)
@@ -259,6 +267,9 @@ def _taylor(mixer: Any, m: dict[str, Any], n: int, last: int, of: str, *, exact:
 @register_form(MambaMixer, "x", "decay")
 def _mamba(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> PadreForm:
     check_choice("decay", given.decay, ("exact", "linear"))
+    if mixer.config.bidirectional:
+        cure = "Build it with bidirectional=False: each direction has a form of its own."
+        raise CapabilityError("mixer", "mamba with bidirectional=True", "mamba with one direction", cure)
     A = m["A"]
     width, states = A.shape
 

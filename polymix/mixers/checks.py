@@ -28,6 +28,8 @@ class Placement(Protocol):
     def prefix(self) -> int: ...
     @property
     def causal_by_build(self) -> bool: ...
+    @property
+    def sees_all(self) -> str: ...
 
 
 class MixerCall(NamedTuple):
@@ -137,6 +139,13 @@ def check_padding(mask: Tensor | None) -> None:
         )
 
 
+def check_recurrent_order(causal: Any) -> None:
+    """Raise MaskError unless causal is True or a block length: a recurrent call is causal."""
+    if not isinstance(causal, int) or causal < 1:
+        cure = "Leave it out, or call forward for tokens that see later ones."
+        raise MaskError("causal", repr(causal), "True or a block length of at least 1", cure)
+
+
 def _check_segments(mixer: Checked, segments: Segments, x: Tensor, m: int, cross: bool) -> None:
     if not mixer.capabilities.has("segments"):
         raise lacks(mixer.name, "segments", "segments", "segments (packed sequences)")
@@ -168,7 +177,7 @@ def _causal(mixer: Checked, causal: bool | int | None, cross: bool) -> int:
         )
     if mixer.config.causal_by_build and int(causal) != 1:
         raise MaskError("causal", causal, f"True or None, as this {mixer.name} was built causal",
-                        "Build it with causal=False.")  # fmt: skip
+                        f"Build it with {mixer.config.sees_all}.")  # fmt: skip
     if causal and not mixer.capabilities.causal:
         raise lacks(mixer.name, "causal", "causal", "causal=True")
     if causal > 1 and not mixer.capabilities.has("block_causal"):

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from polymix import ops
-from polymix.errors import OptionError, ShapeError, check_choice, check_divides, check_int, check_number
-from polymix.mixers.checks import MixerCall
+from polymix.errors import OptionError, ShapeError, StateError, check_choice, check_divides, check_int, check_number
+from polymix.mixers.checks import MixerCall, holds
 from polymix.mixers.config import MixerConfig
 from polymix.mixers.inheritance import AttentionMaps, Sources, add_sources, copy_map, first_rows
 from polymix.mixers.loading import check_keys, load
@@ -48,7 +48,7 @@ class PomMixer(TokenMixer):
     Raises: OptionError for options that do not fit together; ShapeError if rotary="2d" is called without a grid.
 
     Shapes: (B, N, D) -> (B, N, D).
-    State: E sums and a count; with decay, a count per head.
+    State: E sums and a count; with decay, a count per head. `prefill` and `step` take causal=K as well.
     Source: PoM, Eq. 1, 2 and 4-7, Proposition 3.1 and Lemma 3.3, Eq. 11 (`crossover`).
     """
 
@@ -99,6 +99,15 @@ class PomMixer(TokenMixer):
 
     def scan(self, x: Tensor, state: PomState | None, mask: Tensor | None) -> tuple[Tensor, PomState]:
         return ops.pom_chunk(x, state, self._weights, self._options, mask=mask, impl=self.config.impl)
+
+    def scan_blocks(
+        self, x: Tensor, state: PomState | None, mask: Tensor | None, block: int
+    ) -> tuple[Tensor, PomState]:
+        if state is not None and not holds((state.count % block == 0).all(), f"continues blocks of {block} tokens"):
+            got = f"a state after {state.count.max().item()} tokens, within a block of {block}"
+            cure = "Cut sequences between blocks: a block's tokens see each other."
+            raise StateError("state", got, f"a state after a multiple of {block} real tokens", cure)
+        return ops.pom_chunk(x, state, self._weights, self._options, mask=mask, block=block, impl=self.config.impl)
 
     @property
     def _weights(self) -> PomWeights:
@@ -233,6 +242,7 @@ class PomConfig(MixerConfig):
         "for calls without a mask (B, N, M), which adds N M E"
     )
     sees: ClassVar[str] = "everything, the past, blocks, any mask, segments, a context"
+    sees_all: ClassVar[str] = "decay=None"
     degree: int = 2
     expand: float = 2
     activation: str = "gelu"

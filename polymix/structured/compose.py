@@ -182,13 +182,7 @@ class Prefixed(nn.Module):
 
     def dense(self, n: int, grid: Grid = None) -> Tensor:
         """(D, N, N) over prefix and grid."""
-        p = self.prefix
-        body = self.inner.dense(n - p, grid)
-        whole = body.new_zeros(self.prefix_self.shape[1], n, n)
-        whole[:, p:, p:] = body
-        whole[:, :p, :p] = torch.diag_embed(self.prefix_self.t())
-        whole[:, :p, p:] = (self.prefix_mean.t() / (n - p)).unsqueeze(-1)
-        return whole
+        return beside_prefix_matrix(self.inner.dense(n - self.prefix, grid), self.prefix_self, self.prefix_mean)
 
     def cost_ops(self, n: int, grid: Grid = None) -> list[Op]:
         return self.inner.cost_ops(n - self.prefix, grid)
@@ -197,4 +191,14 @@ class Prefixed(nn.Module):
         return self.inner.scale_(gain)
 
 
-__all__ = ["Identity", "Prefixed", "Product", "Sum"]
+def beside_prefix_matrix(body: Tensor, own: Tensor, mean: Tensor) -> Tensor:
+    """The matrices (D, N, N) of a map over the grid, `body` (D, N - p, N - p), with `PrefixMap(own, mean)` in front."""
+    p, m = len(own), body.shape[-1]
+    whole = body.new_zeros(own.shape[1], p + m, p + m)
+    whole[:, p:, p:] = body
+    whole[:, :p, :p] = torch.diag_embed(own.t())
+    whole[:, :p, p:] = (mean.t() / m).unsqueeze(-1)
+    return whole
+
+
+__all__ = ["Identity", "Prefixed", "Product", "Sum", "beside_prefix_matrix"]

@@ -122,6 +122,7 @@ def pom_chunk(
     *,
     mask: Tensor | None = None,
     values: Tensor | None = None,
+    block: int = 1,
     impl: str = "auto",
 ) -> tuple[Tensor, PomState]:
     """Process one chunk of a causal sequence, continuing from `state`.
@@ -133,6 +134,8 @@ def pom_chunk(
         options: see `pom`.
         mask: (B, N), True for real tokens.
         values: see `pom`.
+        block: the length K of the blocks whose tokens see each other (PoM, Eq. 7); the state must end with a block.
+            Not with decay.
         impl: see `pom`.
     Returns:
         The output (B, N, D) and the state after the chunk. Cost: 3 N D E multiply-adds.
@@ -152,8 +155,11 @@ def pom_chunk(
         position = positions(x.shape[1], mask, None, x.device)
         position = position if state is None else position + state.count[:, None]
     pooled = _terms(pooled_tokens, weights, options, mask, position, impl)
-    total, count = eager.reduce_terms(pooled, queries=x.shape[1], causal=1, state=state)
-    after = PomState(total[:, -1].clone(), count[:, -1].expand(x.shape[0]).clone())
+    total, count = eager.reduce_terms(pooled, queries=x.shape[1], causal=block, state=state)
+    if block == 1:
+        after = PomState(total[:, -1].clone(), count[:, -1].expand(x.shape[0]).clone())
+    else:
+        after = eager.after(pooled, state)
     return eager.gate_totals(x, weights, options, total, count, position), after
 
 

@@ -137,10 +137,14 @@ def qt_attention(
         order: 0, 1 or 2, the degree of the expansion.
         scale: α, β, γ of the compact form, (3, heads, 1, 1).
         mask: (B, N), True for real keys.
-        impl: "eager" or "triton".
+        impl: "auto", "eager" or "triton".
     Returns:
         (B, h, M, d). Cost: (M + N) F (d + 1) multiply-adds per head.
+    Raises:
+        CapabilityError: the implementation requested by name does not support the call.
     """
+    narrow = None if q.shape[-1] <= 128 else "supports heads of up to 128 channels only"
+    impl = choose("qt", impl, (q, k, v, scale), {"triton": narrow})
     with without_autocast(q.device):
         moments = qt_moments(k, v, scale, mask, form, order, impl=impl)
         weighted = qt_query(q, moments, scale, form, order, impl=impl)
