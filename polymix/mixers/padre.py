@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from polymix import ops
 from polymix.errors import OptionError
 from polymix.mixers.checks import MixerCall, check_grid
-from polymix.mixers.inheritance import AttentionMaps, Projection, Sources, add_sources, copy_map, smooth_
+from polymix.mixers.inheritance import AttentionMaps, Sources, add_sources, copy_map, joined, smooth_
 from polymix.mixers.mixer import INIT_STD, Polynomial, TokenMixer
 from polymix.mixers.padre_config import PadreConfig
-from polymix.mixers.padre_contexts import cross_factors, crossing
+from polymix.mixers.padre_contexts import cross_factors, crossing, hide
 from polymix.mixers.registry import Capabilities, register
 from polymix.ops.dispatch import IMPLS
 from polymix.ops.padre import SPREAD, Convolution, PadreMaps, PadreTerms, merged_first, size
@@ -31,7 +31,7 @@ from polymix.structured import (
     Site,
     StructuredMap,
     create_map,
-    token_map,
+    token_map,  # fmt: skip
 )
 from polymix.structured.cost import Op
 from polymix.structured.dense import affine
@@ -64,7 +64,8 @@ class PadreMixer(TokenMixer):
     the denominator's Q, S and R by the letters Q, P and 𝒟, and L in Eq. 18 by V.)
 
     With a `pattern`, Y_i reads x or one of the contexts, which may have other lengths; pass a tuple as `context` if
-    there are several. Several patterns are added: P = Σ_patterns Σ_i W_i ⊙ Z_i + L. Without biases Z_i is homogeneous of degree i in X (Lemma 1, monomials).
+    there are several. Several patterns are added: P = Σ_patterns Σ_i W_i ⊙ Z_i + L. Without biases Z_i is homogeneous
+    of degree i in X (Lemma 1, monomials).
 
     A padding mask removes tokens from a 1-D sequence, and ends the grid there in 2-D and 3-D; padding gets zeros.
     With a pattern, `mask` hides context tokens. A tuple with one mask more than there are contexts begins with the
@@ -78,7 +79,7 @@ class PadreMixer(TokenMixer):
 
     Shapes: (B, N, D) -> (B, N, D); (B, F, G) with out_tokens and out_dim.
     State: the last k - 1 tokens of every convolution.
-    Source: PADRe, Eq. 1-7, Lemma 1, Eq. 11 (contexts), Eq. 15-20 (denominators), Tables 2 and 6 (costs).
+    Source: PADRe, Eq. 1-7, Lemma 1, Eq. 11 and App. A.1 (contexts), Eq. 15-20 (denominators), Tables 2 and 6 (costs).
     """
 
     A: Any  # A, C, D: ModuleLists of maps; B: a ModuleDict from an input's letter to its ParallelLinear
@@ -147,7 +148,8 @@ class PadreMixer(TokenMixer):
     def _settle_capabilities(self) -> None:
         config = self.config
         full = "full" in (config.weight, config.constant)
-        self.tied = any(part.fixed for part in self._token_maps() if isinstance(part, StructuredMap))
+        tops = [part for part in (*self.A, *self.C, self.U) if part is not None]  # with the parts of composite maps
+        self.tied = any(part.fixed for top in tops for part in top.modules() if isinstance(part, StructuredMap))
         self.one_grid = full or self.tied
         self.dense = set(self.plan.B) == {"dense"} and {*self.plan.D} <= {"dense", "identity"}
         memory = all(isinstance(part, StructuredMap) and part.recurrent for part in (*self.A, *self.C))
@@ -158,10 +160,6 @@ class PadreMixer(TokenMixer):
             masks=frozenset() if "circulant" in self.plan.token else frozenset({"padding"}),
             recurrent=config.causal and memory and not full, any_length=not full and not self.tied, grids=(self.axes,),
         )  # fmt: skip
-
-    def _token_maps(self) -> list[nn.Module]:
-        """All token maps, including the parts of composite maps."""
-        return [part for top in (*self.A, *self.C, self.U) if top is not None for part in top.modules()]
 
     def _init_scale(self) -> None:
         """Scale the init so that the output's standard deviation is near attention's.
@@ -180,9 +178,10 @@ class PadreMixer(TokenMixer):
             for i in range(len(self.plan.B)):
                 self._scale_B(i, SPREAD[config.basis])
         monomial = config.basis == "monomial"
-        first = sorted({chosen[0] for chosen in patterns})
-        if monomial and config.normalize is None and all([self._scale_B(i, gain) for i in first]):
-            return
+        if monomial and config.normalize is None:
+            scaled = [self._scale_B(i, gain) for i in sorted({chosen[0] for chosen in patterns})]
+            if all(scaled):
+                return
         if monomial and config.normalize is not None and config.degree > 1 and self.D[0].scale_(gain):
             return
         if self.W is not None:
@@ -225,11 +224,11 @@ class PadreMixer(TokenMixer):
             contexts = tuple(context) if isinstance(context, (tuple, list)) else (context,)
             masks = tuple(call.mask) if isinstance(call.mask, (tuple, list)) else (call.mask,) * len(contexts)
             masks = masks if len(masks) > len(contexts) else (None, *masks)
-            inputs = [_hide(*pair) for pair in zip((x, *contexts), masks, strict=True)]
+            inputs = [hide(*pair) for pair in zip((x, *contexts), masks, strict=True)]
             maps = self._cross(dict(zip(self.inputs, zip(inputs, masks, strict=True), strict=True)), grid)
             parts = [ops.padre(x, m, self._terms_of(i), grid, impl=self.config.impl) for i, m in enumerate(maps)]
             p = parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
-            return self._resize(_hide(p, masks[0]), masks[0])
+            return self._resize(hide(p, masks[0]), masks[0])
 
         x = x if call.values is None else torch.cat((x, call.values), dim=-1)  # padding moves both together
         maps_of = self._maps if call.values is None else self._maps_apart
@@ -242,7 +241,7 @@ class PadreMixer(TokenMixer):
         if self.axes == 1:
             p = without_padding(x, call.mask, run, prefix=self.config.num_prefix_tokens)
         else:
-            p = _hide(run(_hide(x, call.mask), call.mask), call.mask)
+            p = hide(run(hide(x, call.mask), call.mask), call.mask)
         return self._resize(p, call.mask)
 
     def scan(self, x: Tensor, state: PadreState | None, mask: Tensor | None) -> tuple[Tensor, PadreState]:
@@ -334,8 +333,11 @@ class PadreMixer(TokenMixer):
         ys = cross_factors(self.A, self.B, self.plan.letters, inputs, grid)
         C = [lambda u, part=part: part(u, grid, inputs["a"][1]) for part in self.C]
         why = "supports one head and the monomial basis only (no normalize, denominator or pattern)"
-        chains = [[ys[i] for i in chosen] for chosen in self.plan.patterns]
-        return [PadreMaps(lambda x, y=y: y, (None,) * len(y), C, list(self.D), None, why) for y in chains]
+
+        def maps(y: list[Tensor]) -> PadreMaps:
+            return PadreMaps(lambda x: y, (None,) * len(y), C, list(self.D), None, why)
+
+        return [maps([ys[i] for i in chosen]) for chosen in self.plan.patterns]
 
     def _resize(self, p: Tensor, mask: Tensor | None) -> Tensor:
         p = p if self.U is None else self.U(p, None, mask)
@@ -361,9 +363,7 @@ class PadreMixer(TokenMixer):
         last = self.B["a"].linear(degree - 1) if not self.needs_context else None
         if value is None or out is None or last is None or self.config.basis != "monomial" or last[1] is None:
             return {}
-        bias = None if value.bias is None else out.weight @ value.bias
-        bias = out.bias if bias is None or out.bias is None else bias + out.bias
-        both = Projection(out.weight @ value.weight, bias, (*value.keys, *out.keys))
+        both = joined(value, out)
         if both.weight.shape != last[0].shape:
             return {}
         sources: Sources = {}
@@ -442,11 +442,6 @@ class PadreMixer(TokenMixer):
         ops += again * len(self.plan.patterns)
         ops += [] if self.U is None else self.U.cost_ops(n)
         return ops + ([] if self.V is None else self.V.cost_ops(self.config.out_tokens or n))
-
-
-def _hide(x: Tensor, mask: Tensor | None) -> Tensor:
-    """x with zeros at padding, so that its values reach neither outputs nor gradients."""
-    return x if mask is None else x.masked_fill(~mask.unsqueeze(-1), 0.0)
 
 
 register(PadreMixer)(PadreConfig)

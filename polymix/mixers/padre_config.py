@@ -67,8 +67,9 @@ class PadreConfig(PrefixedGridConfig):
         B, D: channel maps, likewise.
         pattern: the input that each Y_i reads, such as "aab": a is x; b, c, … are the contexts. C and D are then
             identities unless named (Eq. 11), and A is "mean" for a context. Several patterns, such as ("aab", "abb"),
-            are added (App. A.1): each has its own W; they share C, D, and the Y of the same i and input. The structures dense, low_rank, rank_one,
-            sparse and mean read contexts of any length; all others need contexts as long as x.
+            are added (App. A.1): each has its own W; they share C, D, and the Y of the same i and input. The
+            structures dense, low_rank, rank_one, sparse and mean read contexts of any length; all others need
+            contexts as long as x.
         context_tokens: number of tokens of each context (one number, or one per context), if a map depends on it.
         grid: (N,), (H, W) or (T, H, W) of the tokens; None for a 1-D sequence of any length.
         kernel_size: of the depthwise convolutions, one number or one per axis; odd unless causal.

@@ -72,3 +72,8 @@ def cross_factors(
         u, mask = next(projected[letter]), inputs[letter][1]
         ys.append(token(u, None, mask, out=n) if crossing(token) else token(u, grid, mask))
     return ys
+
+
+def hide(x: Tensor, mask: Tensor | None) -> Tensor:
+    """x with zeros at padding, so that its values reach neither outputs nor gradients."""
+    return x if mask is None else x.masked_fill(~mask.unsqueeze(-1), 0.0)
