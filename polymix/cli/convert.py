@@ -118,7 +118,8 @@ def command(
         data=data, image_size=image_size, tokens=tokens, batch=batch, distill_epochs=distill_epochs,
         imitate_epochs=imitate_epochs, from_scratch=from_scratch, precision=precision, lora=lora, init=init,
         windows=windows, positions=positions, multi_scale=multi_scale, keep_host=keep_host, device=device, seed=seed,
-        seconds=seconds, lengths=_factors(lengths), trust=trust, license=license, base_model=base_model, push_to_hub=push_to_hub,
+        seconds=seconds, lengths=_factors(lengths), trust=trust, license=license, base_model=base_model,
+        push_to_hub=push_to_hub,
     )  # fmt: skip
     torch.set_num_threads(thread_count(threads))
     console = Console()
