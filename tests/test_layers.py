@@ -28,7 +28,8 @@ TRITON = {
     "ops/shared/triton_functions.py",
 }  # fmt: skip
 # "polymix" stands for the package's own __init__, the public face of what is to its left.
-FOR_ALL = {"errors": -2, "compat": -2, "renamed": -2, "numbers": -2, "_io": -1}  # to the left of ops, in this order
+# To the left of ops, in this order.
+FOR_ALL = {"errors": -2, "compat": -2, "renamed": -2, "numbers": -2, "_io": -1, "limits": -1}
 SIBLINGS = {("models", "blocks"), ("tasks", "measure")}  # hosts are made of blocks; results name the machine
 # polymix.recommend, assess and distill, by the package's __getattr__; test_cold_import sees that.
 ON_DEMAND = {("polymix", "workflows"), ("polymix", "tasks")}

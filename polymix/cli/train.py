@@ -39,5 +39,5 @@ def command(
 
     console = Console()
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    with bars(console, out):
+    with bars(console, out, saved="checkpoint/last.ckpt"):
         train_file(recipe, out, data=data, options=set_ or (), resume=resume, threads=thread_count(threads), say=say)

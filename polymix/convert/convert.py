@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy as copies
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from polymix.convert.adapter import Adapter, Host, adapter_for
 from polymix.convert.find import attention_modules
@@ -18,7 +18,8 @@ from polymix.convert.plan import resolve
 from polymix.convert.report import ConversionReport, LayerReport
 from polymix.convert.spec import AttentionSpec
 from polymix.convert.tracing import LayerCall, record_layers, token_count, with_call
-from polymix.errors import CapabilityError, OptionError, PolymixError, check_choice
+from polymix.convert.tracing import tensors as input_tensors
+from polymix.errors import CapabilityError, OptionError, PolymixError, check_choice, check_grid_option
 from polymix.mixers import MixerConfig, TokenMixer
 from polymix.mixers.inheritance import Sources
 from polymix.mixers.registry import lacks
@@ -58,6 +59,15 @@ def convert(
     Raises:
         OptionError, CapabilityError: a layer cannot be converted. The model is unchanged.
     """
+    if not isinstance(model, nn.Module):
+        raise OptionError("model", type(model).__name__, "a torch.nn.Module", "Pass the model itself.")
+    given = dict(input) if isinstance(input, Mapping) else input  # such as a BatchEncoding of transformers
+    if given is not None and not (isinstance(given, (Tensor, tuple, list, dict)) and input_tensors(given)):
+        allowed = "a tensor, a tuple of arguments, or a dict of keyword arguments"
+        raise OptionError("input", type(input).__name__, allowed, "Pass what you call the model with.")
+    if grid is not None:
+        check_grid_option(grid, (1, 2, 3))
+    check_choice("causal", causal, (None, True, False))
     check_choice("init", init, ("inherit", "fresh"))
     check_choice("copy", copy, (True, False))
     check_choice("windows", windows, ("keep", "merge"))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from polymix.convert.adapter import Adapter, Host
 from polymix.convert.spec import AttentionSpec
 from polymix.errors import OptionError
 from polymix.mixers.inheritance import Projection
+from polymix.numbers import NONE, aligned, arrow, between, metric, spanned
 
 
 @dataclass(frozen=True)
@@ -214,22 +216,29 @@ class ConversionReport:
     def __str__(self) -> str:
         lines = [*table(self.layers, self.parameters), *fates(self.layers)]
         lines += [f"Not converted (no adapter): {', '.join(self.left_out)}."] if self.left_out else []
-        lines += [f"{self.metric.capitalize()}, {name}: {value:.4g}." for name, value in self.accuracy.items()]
+        lines += [
+            f"{self.metric.capitalize()}, {name}: {metric(value, self.metric)}."
+            for name, value in self.accuracy.items()
+        ]
         return "\n".join(lines)
 
 
 def table(layers: Sequence[LayerReport], counts: tuple[int, int]) -> list[str]:
-    """The report as text: a line for each layer, and one with the parameters of the whole model."""
-    rows = [("layer", "was", "is", "parameters", "FLOPs", "error")]
-    for layer in layers:
-        now = layer.now or "kept"
-        count = f"{layer.parameters[0]:,} → {layer.parameters[1]:,}" if layer.now else f"{layer.parameters[0]:,}"
-        flops = "–" if layer.flops is None else f"{layer.flops[0] / 1e6:,.1f} → {layer.flops[1] / 1e6:,.1f} M"
-        error = "–" if layer.error is None else f"{layer.error:.3g}"
-        rows.append((layer.name or "(the model)", layer.was, now, count, flops, error))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return [*lines, f"Parameters of the model: {counts[0]:,} → {counts[1]:,}."]
+    """The report as text: a line for equal layers in a row, and one with the parameters of the whole model."""
+    rows: list[tuple[str, ...]] = [("layer", "was", "is", "parameters", "MFLOPs", "error")]
+    for cells, group in groupby(layers, _cells):
+        its = list(group)
+        error = between([layer.error for layer in its if layer.error is not None])
+        rows.append((spanned([layer.name or "(the model)" for layer in its]), *cells, error))
+    note = "MFLOPs: millions of floating-point operations, 2 for each multiply-add."
+    return [*aligned(rows), f"Parameters of the model: {counts[0]:,} → {counts[1]:,}. {note}"]
+
+
+def _cells(layer: LayerReport) -> tuple[str, ...]:
+    """What a line of the table says of a layer besides its name and its error."""
+    parameters = f"{layer.parameters[0]:,} → {layer.parameters[1]:,}" if layer.now else f"{layer.parameters[0]:,}"
+    flops = NONE if layer.flops is None else arrow([count / 1e6 for count in layer.flops])
+    return layer.was, layer.now or "kept", parameters, flops
 
 
 def fates(layers: Sequence[LayerReport]) -> list[str]:

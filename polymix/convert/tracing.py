@@ -13,10 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from polymix._io import one_line
 from polymix.convert.adapter import Adapter, Host, adapter_for
-from polymix.convert.find import CONTEXTS
+from polymix.convert.find import CONTEXTS, image_size
 from polymix.convert.masks import Seen, seen_through
 from polymix.convert.spec import AttentionSpec
+from polymix.errors import InputError, PolymixError
 
 Call = Callable[[], Any]
 
@@ -106,8 +108,37 @@ def record_layers(model: nn.Module, layers: Mapping[str, nn.Module], inputs: Any
         # layers last: one that is its own part notes its output before its call
         for modules, note in ((maps, note_grid), (parts, note_output), (dict(layers), note_call)):
             stack.enter_context(on_calls(modules, note))
-        run(model, inputs)
+        try:
+            run(model, inputs)
+        except PolymixError:
+            raise
+        except Exception as error:  # whatever a model raises for inputs that it does not take
+            got = f"{_shapes(inputs)}, on which {type(model).__name__} fails with {one_line(error)[:200]}"
+            raise InputError("input", got, wanted_input(model), "Pass what you call the model with.") from error
     return calls
+
+
+def _shapes(inputs: Any) -> str:
+    shapes = ", ".join(f"{tuple(part.shape)} of {str(part.dtype).removeprefix('torch.')}" for part in tensors(inputs))
+    return f"{type(inputs).__name__} with {shapes}" if not isinstance(inputs, Tensor) else f"a tensor {shapes}"
+
+
+def wanted_input(model: nn.Module) -> str:
+    """What the model takes, in words, as far as it can be read from its first layer."""
+    size, dtype = image_size(model), next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+    kind = "" if dtype is None else f" of {str(dtype).removeprefix('torch.')}"
+    for part in model.modules():
+        if isinstance(part, nn.Embedding):
+            return f"token ids (B, N) below {part.num_embeddings}"
+        if isinstance(part, nn.Conv2d):
+            height, width = ("H", "W") if size is None else size
+            return f"images (B, {part.in_channels}, {height}, {width}){kind}"
+        if isinstance(part, (nn.MultiheadAttention, nn.LayerNorm)):
+            width = part.embed_dim if isinstance(part, nn.MultiheadAttention) else part.normalized_shape[-1]
+            return f"tokens (B, N, {width}){kind}"
+        if isinstance(part, nn.Linear):
+            return f"a tensor (…, {part.in_features}){kind}"
+    return "an input that the model takes"
 
 
 def _adapter(module: nn.Module) -> type[Adapter]:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, TypeVar
 
 import torch
 
 from polymix import errors
+from polymix.limits import check_model
 from polymix.mixers.checks import check_dtype
 from polymix.mixers.mixer import TokenMixer
 from polymix.mixers.registry import check_options, config_class
 
 Self = TypeVar("Self", bound="MixerConfig")
 Scan = TypeVar("Scan", bound="ScanConfig")
+_SMALL = 2**28  # weights that any machine has room for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +63,11 @@ class MixerConfig:
             device = None if device is None else torch.device(device)
         except (RuntimeError, TypeError):
             raise errors.OptionError("device", repr(device), "a device such as cpu or cuda:1", "Pass cpu.") from None
-        return type(self).mixer(self.changed(**changes), dim, device=device, dtype=dtype)
+        config, kw = self.changed(**changes), {"device": device, "dtype": dtype}
+        if device != torch.device("meta") and _largest(dim, config) > _SMALL:
+            what = f"{self.name} with dim={dim}"
+            check_model(lambda: type(self).mixer(config, dim, **{**kw, "device": "meta"}), "dim", what)
+        return type(self).mixer(config, dim, **kw)
 
     def changed(self: Self, **changes: Any) -> Self:
         """A copy with some options replaced.
@@ -160,6 +168,14 @@ class MixerConfig:
     def call_options(self, grid: tuple[int, ...]) -> dict[str, Any]:
         """Keyword arguments that every call needs: the grid, if the mixer reads it from the call."""
         return {}
+
+
+def _largest(dim: Any, config: MixerConfig) -> float:
+    """An estimate of the mixer's weights from above: dim² times the two largest numbers among the options."""
+    if not isinstance(dim, (int, float)):
+        return 0.0
+    numbers = [float(text) for text in re.findall(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?", repr(asdict(config)))]
+    return float(dim) ** 2 * math.prod(sorted(max(number, 1.0) for number in numbers)[-2:])
 
 
 @dataclass(frozen=True, kw_only=True)

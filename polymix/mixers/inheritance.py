@@ -95,6 +95,13 @@ def first_rows(bias: Tensor | None, rows: slice) -> Tensor | None:
     return None if bias is None else bias[rows]
 
 
+def joined(first: Projection, then: Projection) -> Projection:
+    """The product of two projections, `first` and `then`, as one."""
+    bias = None if first.bias is None else then.weight @ first.bias
+    bias = then.bias if bias is None or then.bias is None else bias + then.bias
+    return Projection(then.weight @ first.weight, bias, (*first.keys, *then.keys))
+
+
 def smooth_(part: nn.Module) -> None:
     """Set a depthwise kernel to a local mean: a Gaussian a quarter of the kernel wide; if causal, its later half."""
     part = part.inner if isinstance(part, Prefixed) else part

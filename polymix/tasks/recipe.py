@@ -6,11 +6,12 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from polymix._io import check_device, load_python, parse_options
-from polymix.errors import OptionError, check_choice, check_int, check_number, nearest_first
+from polymix.errors import OptionError, check_choice, check_int, check_number, check_seed, nearest_first
 
 PRECISIONS = ("float32", "bfloat16")
 STRATEGIES = ("auto", "ddp", "fsdp")
@@ -74,8 +75,8 @@ class TaskRecipe:
     def __post_init__(self) -> None:
         for name in ("batch_size", "accumulate", "steps", "log_every", "evaluate_every", "checkpoint_every"):
             check_int(name, getattr(self, name), 1)
-        for name in ("seed", "workers"):
-            check_int(name, getattr(self, name), 0)
+        check_seed("seed", self.seed)
+        check_int("workers", self.workers, 0, 1024)
         for name, low, high, allowed, usual in (
             ("warmup", 0.0, 1.0, "a share below 1", 0.1), ("final", 0.0, 1.0 + 1e-9, "a share of at most 1", 0.1),
             ("ema", 0.0, 1.0, "0, or a decay below 1", 0.999), ("clip", 1e-12, math.inf, "a number above 0", 1.0),
@@ -83,11 +84,11 @@ class TaskRecipe:
             ("weight_decay", 0.0, math.inf, "a number of at least 0", 0.1),
         ):  # fmt: skip
             check_number(name, getattr(self, name), low, high, allowed, usual)
-        if isinstance(self.betas, str) or len(self.betas) != 2:
-            raise OptionError("betas", repr(self.betas), "two numbers", "Pass betas=(0.9, 0.95), say.")
-        for beta in self.betas:
-            if isinstance(beta, bool) or not isinstance(beta, (int, float)) or not 0 <= beta < 1:
-                raise OptionError("betas", repr(self.betas), "two numbers in [0, 1)", "Pass betas=(0.9, 0.95), say.")
+        betas = self.betas if isinstance(self.betas, (tuple, list)) else ()
+        if len(betas) != 2 or not all(type(beta) in (int, float) and 0 <= beta < 1 for beta in betas):
+            raise OptionError("betas", repr(self.betas), "two numbers in [0, 1)", "Pass betas=(0.9, 0.95), say.")
+        if self.data is not None and not (isinstance(self.data, (str, PathLike)) and str(self.data)):
+            raise OptionError("data", repr(self.data), "the path of a file or a folder, or None", "Pass data=None.")
         check_choice("precision", self.precision, PRECISIONS)
         check_choice("strategy", self.strategy, STRATEGIES)
         check_choice("checkpointing", self.checkpointing, (True, False))
@@ -115,6 +116,10 @@ class TaskRecipe:
         Raises OptionError for a word that is not option=value, an unknown option or a value out of range.
         """
         own = {field.name: str(field.type) for field in fields(self)}
+        if any(word.partition("=")[0] == "data" for word in words):
+            raise OptionError(
+                "data", "it as an option of the recipe", "--data PATH", "Pass --data instead of --set data=."
+            )
         options = parse_options(words, {**self.other_options(), **own})
         others = {name: options.pop(name) for name in list(options) if name not in own}
         return replace(self.with_others(others) if others else self, **options)

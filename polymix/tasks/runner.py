@@ -29,7 +29,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from polymix._io import write_whole
+from polymix._io import check_folder, write_whole
 from polymix.errors import OptionError, ResultsError
 from polymix.tasks.learner import Learner, resting
 from polymix.tasks.order import Seeded, number, seed_all
@@ -107,7 +107,7 @@ def train(recipe: TaskRecipe, out: str | Path, *, resume: bool = False, say: Say
     task = Task.of(recipe)
     check_processes(recipe)
     task.call("model", "check", recipe)
-    out, (rank, world) = Path(out), processes()
+    out, (rank, world) = check_folder(out, "out"), processes()
     say = say if rank == 0 else silent
     last = out / "checkpoint" / "last.ckpt"
     if last.exists() and not resume:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from polymix._io import write_whole
+from polymix._io import one_line, write_whole
 from polymix.compat import cure_torchvision
 from polymix.errors import MissingExtraError, ResultsError
 
@@ -115,10 +115,11 @@ def read_checkpoint(path: Path, writer: str, names: Sequence[str], **options: An
     """The parts `names` of a checkpoint that `writer` wrote. Raises ResultsError where it is damaged or foreign."""
     try:
         content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, **options)
-        dict(content["polymix"])
+        if type(content["polymix"]) is not dict or type(content.get("global_step", 0)) is not int:
+            raise TypeError("parts of other types")
         return {name: content[name] for name in ("polymix", *names)}
     except Exception as error:  # whatever torch.load raises on a damaged file
-        got = f"{path}, which cannot be read ({type(error).__name__}: {error})"
+        got = f"{path}, which cannot be read ({one_line(error)[:200]})"
         cure = "Delete it to start a new run."
         raise ResultsError("resume", got, f"a checkpoint of {writer}", cure) from error
 

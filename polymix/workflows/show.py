@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from polymix._io import parse_options
+from polymix.errors import check_int
+from polymix.limits import LONGEST, check_memory
 from polymix.measure import floor, interleaved
 from polymix.mixers import PomMixer, TokenMixer, create_mixer
 from polymix.numbers import plural
@@ -55,11 +57,16 @@ def show(name: str, options: Sequence[str]) -> Costs:
     """The costs of the mixer `name` with options such as "degree=3", "dim=192" and "n=4096"."""
     chosen = parse_options(options)
     dim, n = chosen.pop("dim", 192), chosen.pop("n", None)
+    if n is not None:
+        check_int("n", n, 1, LONGEST)
     mixer = create_mixer(name, dim, **chosen)
     if n is None:
         grid = mixer.config.built_grid
         n = math.prod(grid) + mixer.config.prefix if grid else 4096
+    check_int("n", n, 1, LONGEST)
+    check_memory("n", f"{n:,} tokens of {dim:,} channels", 3 * 4 * n * dim)
     cost = mixer.cost(n)
+    check_memory("n", f"the floor of {n:,} tokens of {dim:,} channels", cost.bytes)
     seconds = interleaved({"floor": floor(cost)}, seconds=0.5)["floor"].median
     here = [
         ("parameters", f"{cost.parameters:,}", "parameters"),

@@ -205,3 +205,37 @@ def test_a_form_is_of_one_number_of_tokens():
 def test_what_is_none_says_so(make, options, word):
     with pytest.raises(errors.PolymixError, match=word):
         as_padre(make(), N, **options)
+
+
+@pytest.mark.parametrize("filter", ["implicit", "explicit"])
+def test_the_coefficients_of_hyena_are_those_of_its_chain(filter):
+    """η_m of Eq. 48, by its loops over tokens, against the third derivatives of the Toeplitz chain.
+
+    Eq. 50 as printed, a product of separate sums, holds for one convolution; with more, each sum stands inside the next.
+    """
+    n, width = 4, 2
+    mixer = build("hyena", width, order=2, filter=filter, length=n, bias=False)
+    form, m = as_padre(mixer, n), mixer.matrices(n)
+    (chain,) = form.chains
+    size = n * width
+    projections = []  # P^j of the flattened input, for x^0 = v, x^1, x^2 = the last gate: (n, width, size)
+    for part in (2, 1, 0):
+        own = slice(part * width, (part + 1) * width)
+        to = torch.einsum("cts,ec->tcse", m["T"][own], m["W_in"][:, own])
+        projections.append(to.reshape(n, width, size))
+    taps = [torch.eye(n).double().expand(width, n, n), m["H"][0]]  # h^1 is left to the short convolution
+    eta = torch.zeros(n, width, size, size, size, dtype=torch.float64)
+    for t2, t1, t0 in itertools.product(range(n), repeat=3):
+        for c in range(width):
+            gain = taps[1][c, t2, t1] * taps[0][c, t1, t0]
+            rows = (projections[0][t0, c], projections[1][t1, c], projections[2][t2, c])
+            eta[t2, c] += gain * torch.einsum("i,j,k->ijk", *rows)
+
+    def flat(chi):
+        return chain(chi.view(1, n, width))[0]
+
+    third = torch.func.jacfwd(torch.func.jacfwd(torch.func.jacfwd(flat)))(torch.zeros(size, dtype=torch.float64))
+    symmetric = sum(eta.permute(0, 1, *(2 + i for i in order)) for order in itertools.permutations(range(3)))
+    close(third, symmetric, 1e-12)
+    chi = tokens(size)
+    close(mixer(chi.view(1, n, width))[0], torch.einsum("tcijk,i,j,k->tc", eta, chi, chi, chi) @ m["W_out"], 1e-12)

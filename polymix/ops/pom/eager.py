@@ -226,10 +226,8 @@ def reduce_terms(
 def after(terms: Terms, state: PomState | None) -> PomState:
     """The state after all tokens of the terms."""
     total, batch = terms.pooled(), terms.h.shape[0]
-    if terms.mask is None:
-        count = torch.full((batch,), terms.h.shape[1], device=total.device)
-    else:
-        count = terms.mask.sum(1)
+    everything = torch.full((batch,), terms.h.shape[1], device=total.device)
+    count = everything if terms.mask is None else terms.mask.sum(1)
     return PomState(total, count) if state is None else PomState(total + state.total, count + state.count)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,26 @@ class ImageData:
     @property
     def image_size(self) -> int:
         return self.train[0].shape[-1]
+
+    @property
+    def majority(self) -> tuple[str, float]:
+        """The most frequent class of the test images, and its share: what always answering with it would reach."""
+        counts = torch.bincount(self.test[1], minlength=len(self.classes))
+        return self.classes[int(counts.argmax())], (counts.max() / counts.sum()).item()
+
+    def thumbnail(self, place: int, side: int = 64) -> bytes:
+        """A test image as a PNG file, at most `side` pixels wide."""
+        from PIL import Image
+
+        image = self.test[0][place].float()
+        low, high = (0.0, 255.0) if self.test[0].dtype == torch.uint8 else (image.min().item(), image.max().item())
+        if image.shape[-1] > side:
+            image = torch.nn.functional.interpolate(image[None], size=side, mode="bilinear", antialias=True)[0]
+        grey = ((image - low) / ((high - low) or 1) * 255).round().clamp(0, 255).to(torch.uint8)
+        rgb = grey.expand(3, -1, -1).permute(1, 2, 0).contiguous()
+        file = BytesIO()
+        Image.frombytes("RGB", (rgb.shape[1], rgb.shape[0]), bytes(rgb.flatten().tolist())).save(file, "PNG")
+        return file.getvalue()
 
     def normalise(self, images: Tensor) -> Tensor:
         """Images as inputs, with mean 0 and variance 1 per channel over the training images."""

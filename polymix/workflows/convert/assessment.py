@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +33,7 @@ from polymix.measure.machine import manifest
 from polymix.measure.shapes import Shape
 from polymix.measure.timing import Call, Timing, interleaved_within, peak_memory
 from polymix.mixers import MixerConfig
-from polymix.numbers import arrow, figure, fixed
+from polymix.numbers import arrow, figure, fixed, spanned
 from polymix.workflows.verdict import FASTER, SIMILAR, SLOWER, Contender, Speed, Verdict, judge, span, wins_from
 
 _BEFORE, _AFTER = "before", "after"
@@ -288,8 +289,9 @@ class Assessment:
 
     def __str__(self) -> str:
         lines = [self.headline, "", str(self.report), ""]
-        for name, cost in {"the model": self.whole, **{k: c.pair for k, c in self.layers.items()}}.items():
-            lines.append(f"{name}: {_change(cost)}")
+        lines.append(f"the model: {_change(self.whole)}")
+        for change, group in groupby(self.layers.items(), lambda item: _change(item[1].pair)):
+            lines.append(f"{spanned([name for name, _ in group])}: {change}")
         for length in self.curve:
             times = f"attention {figure(1e3 * length.attention)} ms, mixers {figure(1e3 * length.mixers)} ms"
             lines.append(f"{_tokens(length)} tokens: {times}")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from polymix._io import RESULTS, Results
+from polymix._io import RESULTS, Results, check_folder
 from polymix.convert import ConversionReport, convert
 from polymix.convert.plan import KEEP
 from polymix.errors import OptionError, ResultsError
@@ -199,10 +199,7 @@ def earlier_run(folder: Path, settings: Mapping[str, Any], *, resume: bool) -> d
         OptionError, ResultsError: the folder holds other files, a run while `resume` is off, or a run with other
             settings.
     """
-    if folder.exists() and not folder.is_dir():
-        raise OptionError(
-            "--out", f"{folder}, which is a file", "a folder, which may exist already", "Choose another name."
-        )
+    check_folder(folder)
     held = sorted(path.name for path in folder.iterdir() if path.name[0] != ".") if folder.is_dir() else []
     if not held:
         return None

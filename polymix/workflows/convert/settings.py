@@ -8,7 +8,8 @@ from typing import Any
 
 from polymix._io import check_device
 from polymix.convert.plan import KEEP, config_of, pattern_of, resolve
-from polymix.errors import OptionError, check_choice, check_int
+from polymix.errors import OptionError, check_choice, check_int, check_number, check_seed
+from polymix.limits import LONGEST, check_memory
 
 RECOMMEND = "recommend"
 _MEASURING = ("seconds", "lengths", "trust")  # the converted model does not depend on these
@@ -47,14 +48,20 @@ class Settings:
             if getattr(self, name) is not None:
                 check_int("--" + name.replace("_", "-"), getattr(self, name), low)
         check_int("--distill-epochs", self.distill_epochs, 0)
-        check_int("--seed", self.seed, 0)
+        check_seed("--seed", self.seed)
         check_choice("--init", self.init, ("inherit", "fresh"))
         check_choice("--windows", self.windows, ("keep", "merge"))
         check_choice("--multi-scale", self.multi_scale, (True, False))
         check_choice("--keep-host", self.keep_host, (True, False))
         check_device(self.device, "--device")
-        if not self.seconds > 0 or not self.lengths or min(self.lengths) <= 0:
-            raise OptionError("--seconds, --lengths", (self.seconds, self.lengths), "numbers above 0", "")
+        check_number("--seconds", self.seconds, 1e-6, 1e9, "a number above 0", 20)
+        if not self.lengths or not all(0 < length <= 1e6 for length in self.lengths):
+            allowed = "multiples above 0 of the layers' own length"
+            raise OptionError("--lengths", self.lengths, allowed, "Try --lengths 0.25,1,4.")
+        size, batch = self.image_size or 1, self.batch or 1
+        check_memory("--image-size, --batch", f"{batch:,} images of {size:,} × {size:,} pixels", 12 * batch * size**2)
+        check_int("--tokens", self.tokens or 1, 1, LONGEST)
+        check_memory("--tokens, --batch", f"{batch:,} × {self.tokens or 1:,} tokens", 8 * batch * (self.tokens or 1))
         if self.data is None and (self.distill_epochs or self.imitate_epochs):
             raise OptionError(
                 "--distill-epochs, --imitate-epochs", "epochs without data", "0 epochs", "Pass --data DIR."

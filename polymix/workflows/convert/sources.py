@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from polymix._io import call_function, one_line
+from polymix._io import call_function, one_line, read_json
 from polymix.convert import load_pretrained
 from polymix.convert.adapters.libraries import LIBRARIES, load_library, local_files
 from polymix.convert.saving.files import load_safetensors
 from polymix.convert.saving.rebuild import shape
 from polymix.errors import OptionError, PolymixError, nearest_first
+from polymix.limits import bounded, check_counts, check_model
 
 ALLOWED = "timm/NAME, torchvision/NAME, a folder saved by polymix, transformers or timm, or file.py:function"
 SIZES = {"timm": "img_size", "torchvision": "image_size"}  # the library's argument for the image size
@@ -87,19 +88,24 @@ def _function(name: str) -> Source:
 
 def _folder(folder: Path, trust: bool) -> Source:
     """The model that polymix, timm or transformers saved in a folder."""
-    config = folder / "config.json"
-    try:
-        content = json.loads(config.read_text("utf-8"))
-        architecture, kinds = content.get("architecture"), content.get("architectures")
-    except (OSError, ValueError, AttributeError) as error:
-        raise OptionError("--model", f"{folder}, whose config.json cannot be read ({error})", ALLOWED, "") from error
+    content = read_json(folder / "config.json", OptionError, "--model", ALLOWED, "Fetch or save it again.")
+    if not isinstance(content, dict):
+        got = f"{folder}, whose config.json holds a {type(content).__name__}"
+        raise OptionError("--model", got, ALLOWED, "Fetch or save it again.")
+    check_counts(content, "--model", str(folder))
+    architecture, kinds = content.get("architecture"), content.get("architectures")
+    for name, value, usual in (("architecture", architecture, str), ("architectures", kinds, list)):
+        if value is not None and not (isinstance(value, usual) and all(isinstance(part, str) for part in value)):
+            got = f"{folder}, whose config.json has {name}={str(value)[:60]!r}"
+            raise OptionError(
+                "--model", got, "a name" if usual is str else "a list of names", "Fetch or save it again."
+            )
     if content.get("library_name") == "polymix":
         return Source(load_pretrained(folder, trust=trust))
     kept = any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin"))
     try:
         if architecture is not None:
-            options = {"pretrained": kept, "num_classes": content.get("num_classes")}
-            return Source(load_library("timm").create_model(f"local-dir:{folder.resolve()}", **options), trained=kept)
+            return _timm(folder, content.get("num_classes"), kept)
         if kinds:
             return _transformers(folder, kinds[0], kept)
     except PolymixError:
@@ -110,6 +116,18 @@ def _folder(folder: Path, trust: bool) -> Source:
     raise OptionError("--model", f"{folder}, whose config.json names no architecture", ALLOWED, "")
 
 
+def _timm(folder: Path, classes: Any, kept: bool) -> Source:
+    """A folder that timm saved."""
+
+    def build(pretrained: bool) -> nn.Module:
+        create: Any = load_library("timm").create_model
+        return create(f"local-dir:{folder.resolve()}", pretrained=pretrained, num_classes=classes)
+
+    check_model(lambda: build(False), "--model", str(folder))
+    with bounded("--model", str(folder)):
+        return Source(build(kept), trained=kept)
+
+
 def _transformers(folder: Path, architecture: str, kept: bool) -> Source:
     transformers = load_library("transformers")
     kind: Any = getattr(transformers, architecture, None)
@@ -117,9 +135,11 @@ def _transformers(folder: Path, architecture: str, kept: bool) -> Source:
         got = f"{folder}, of the architecture {architecture}"
         raise OptionError("--model", got, "an architecture of transformers", "Code in the folder is not run.")
     with quiet():
+        config = kind.config_class.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        check_model(lambda: kind(copy.deepcopy(config)), "--model", str(folder))
         if not kept:
-            config = kind.config_class.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-            return Source(kind(config), trained=False)
+            with bounded("--model", str(folder)):
+                return Source(kind(config), trained=False)
         model, found = kind.from_pretrained(
             folder,
             local_files_only=True,
@@ -156,11 +176,20 @@ def _built(library: str, name: str, classes: int | None, size: int | None) -> nn
     options = {} if classes is None else {"num_classes": classes}
     sized = options if size is None else {**options, SIZES[library]: size}
     build, recipe = LIBRARIES[library].load_adapters().build_model, {"library": library, "name": name}
+    argument, what = (
+        ("--model", f"{library}/{name}") if size is None else ("--image-size", f"{name} for {size:,} pixels")
+    )
+
+    def made(options: dict[str, Any]) -> Any:
+        check_model(lambda: build(recipe, options), argument, what)
+        with bounded(argument, what):
+            return build(recipe, options)
+
     try:
         try:
-            model = build(recipe, sized)
+            model = made(sized)
         except TypeError:  # it has no such option: it takes images of any size
-            model = build(recipe, options)
+            model = made(options)
     except PolymixError:
         raise
     except Exception as error:  # whatever a library raises for a tag or a size that does not exist
