@@ -56,11 +56,14 @@ def read(module: nn.Module) -> tuple[Any, AttentionSpec]:
     )  # fmt: skip
 
 
-class EncoderAdapter(CausalAdapter):
-    """Takes the arguments of the layer that it replaces, by name."""
+class NamedArguments:
+    """The arguments of the layer that an adapter replaces, by name."""
 
-    def __init__(self, mixer: TokenMixer, attention: AttentionSpec, module: nn.Module) -> None:
-        super().__init__(mixer, attention, module)
+    names: tuple[str, ...]
+    config: Any
+
+    def read_signature(self, module: nn.Module) -> None:
+        """Keep the names of the layer's arguments, and its config."""
         self.names = tuple(inspect.signature(type(module).forward).parameters)[1:]
         self.config = getattr(read(module)[0], "config", None)
 
@@ -76,6 +79,14 @@ class EncoderAdapter(CausalAdapter):
     def _recorded(self) -> bool:
         """Whether the model collects attention weights by hooks, without passing an argument."""
         return bool(getattr(self.config, "output_attentions", False))
+
+
+class EncoderAdapter(NamedArguments, CausalAdapter):
+    """Takes the arguments of the layer that it replaces, by name."""
+
+    def __init__(self, mixer: TokenMixer, attention: AttentionSpec, module: nn.Module) -> None:
+        super().__init__(mixer, attention, module)
+        self.read_signature(module)
 
     def alone(self, x: Tensor, given: dict[str, Any], cache: Any = None) -> Tensor:
         """Self-attention: mix x, after the tokens in the cache."""
