@@ -154,7 +154,7 @@ class _Swap:
             self.adapter = kind(mixer, attention, module).train(module.training)
             self.adapter.windows = host.windows
             self.sources: Sources = {
-                **kind.copied_parameters(module),
+                **self.adapter.copied_parameters(module),
                 **(inherit(mixer, attention) if inherits else {}),
             }
             self.scale, self.error = self._calibrate(inherits)
