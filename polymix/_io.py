@@ -351,6 +351,6 @@ def check_device(device: str, argument: str = "device", kinds: Sequence[str] = (
 class Progress(Protocol):
     """Where a long run reports its progress."""
 
-    def start(self, what: str, total: int) -> Callable[[int], None]:
-        """Begin a part of `total` steps. Call the result with the number of steps that are done."""
+    def start(self, what: str, total: int) -> Callable[..., None]:
+        """Begin a part of `total` steps. Call the result with the number of steps that are done, and a note."""
         ...

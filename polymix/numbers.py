@@ -58,6 +58,14 @@ def significant(value: float, digits: int) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
+def accuracy_interval(share: float, count: int) -> str:
+    """ "81.2 % (95 % interval 75.9 to 85.6 %)": a share of `count` cases with Wilson's score interval."""
+    z = 1.96
+    centre, width = share + z * z / (2 * count), z * math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
+    low, high = ((centre + side * width) / (1 + z * z / count) for side in (-1, 1))
+    return f"{percent(share)} (95 % interval {fixed(max(low, 0), 1, 100)} to {percent(min(high, 1))})"
+
+
 def speedup(factor: float) -> str:
     """ "2.5 times as fast"."""
     return f"{figure(factor)} times as fast"

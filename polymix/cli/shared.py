@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
 from polymix._io import RESULTS
@@ -60,10 +60,10 @@ class Bars:
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
 
-    def start(self, what: str, total: int) -> Callable[[int], None]:
+    def start(self, what: str, total: int) -> Callable[..., None]:
         self.progress.start()  # not earlier, so that a run with a mistake in its options shows no bar
-        task = self.progress.add_task(what, total=total)
-        return lambda done: self.progress.update(task, completed=done)
+        task = self.progress.add_task(what, total=total, note="")
+        return lambda done, note="": self.progress.update(task, completed=done, note=note)
 
 
 @contextmanager
@@ -72,7 +72,10 @@ def bars(console: Console, out: Path, saved: str = RESULTS) -> Iterator[Bars]:
 
     saved: the file in `out` that --resume continues from. Before it is there, the run starts anew.
     """
-    shown = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    shown = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
+    )  # fmt: skip
     progress = Progress(*shown, console=console)
     try:
         yield Bars(progress)

@@ -281,8 +281,8 @@ class TestGrids:
 
 
 class TestWhatDiffers:
-    def test_detr_adds_positions_to_all_that_the_mixer_reads_and_says_so(self):
-        report = polymix.convert(detr(layers=1), "softmax", input=photos())
+    def test_detr_can_add_positions_to_all_that_the_mixer_reads_and_says_so(self):
+        report = polymix.convert(detr(layers=1), "softmax", input=photos(), positions="all")
         assert all("values as well" in layer.dropped["position_embeddings"] for layer in report.layers)
         assert all(layer.error > 1e-3 for layer in report.layers), "positions in values would be the host's"
         x, c, p, q = (torch.randn(2, 6, 32) for _ in range(4))

@@ -12,12 +12,12 @@ from typing import Any
 
 import polymix
 from polymix._io import RESULTS, write_whole
-from polymix.numbers import NONE, arrow, between, figure, fixed, machine_line, metric, spanned
+from polymix.numbers import NONE, accuracy_interval, arrow, between, figure, fixed, machine_line, metric, spanned
 from polymix.pages import render
 from polymix.pages.plots import publish
 from polymix.workflows.convert.plots import pictures
 
-_STAGES = ("before", "converted", "imitated", "distilled")
+_STAGES = ("before", "converted", "imitated", "distilled", "trained")
 
 
 def write(content: Mapping[str, Any], folder: Path, title: str, card: Mapping[str, Any]) -> Path:
@@ -31,7 +31,8 @@ def write(content: Mapping[str, Any], folder: Path, title: str, card: Mapping[st
         "title": title, "content": content, "rows": rows(content), "machine": machine_line(content["machine"]),
         "accuracy": accuracy(content), "mixers": mixers(content), "version": polymix.__version__,
         "notes": content.get("notes", []), "code": content.get("code"), "language": content.get("language", False),
-        "metric": content["conversion"].get("metric", "accuracy"),
+        "metric": content["conversion"].get("metric", "accuracy"), "usage": content.get("usage"),
+        "held_out": (content.get("data") or {}).get("test"), "sources": card,
     }  # fmt: skip
     after = next_commands(content, folder)
     page = render("convert/report.html.j2", **named, pictures=shown, next_commands=after)
@@ -77,10 +78,12 @@ def change(pair: Any, unit: float = 1) -> str:
 
 
 def accuracy(content: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The results by stage, in order, then those under other names."""
+    """The results by stage, in order, then those under other names; accuracies with their 95 % interval."""
     given, kind = content["conversion"]["accuracy"], content["conversion"].get("metric", "accuracy")
     nats = {name: f" ({fixed(math.log(x), 4)} nats per token)" for name, x in given.items() if kind == "perplexity"}
+    count = (content.get("data") or {}).get("test") if kind == "accuracy" else None
     told = {name: metric(x, kind) + nats.get(name, "") for name, x in given.items()}
+    told |= {name: accuracy_interval(x, count) for name, x in given.items() if count}
     return [(name, told[name]) for name in (*_STAGES, *(set(given) - set(_STAGES))) if name in given]
 
 
@@ -88,10 +91,11 @@ def next_commands(content: Mapping[str, Any], folder: Path) -> list[tuple[str, s
     """What to run next, and why."""
     commands = []
     settings = content.get("settings") or {}
-    if settings and not any(stage in content["conversion"]["accuracy"] for stage in ("imitated", "distilled")):
+    if settings and not any(stage in content["conversion"]["accuracy"] for stage in _STAGES[2:]):
         command = (
             f"polymix convert --model {shlex.quote(str(settings['model']))} --plan {shlex.quote(settings['plan'])}"
         )
+        command += "" if content.get("trained", True) else " --weights FILE"
         command += f" --data FOLDER --distill-epochs 10 --out {shlex.quote(folder.name)}-distilled"
         commands.append(("The mixers are untrained. Recover the accuracy on your own data:", command))
     commands.append(("Compare the mixers on your own images:", "polymix compare --data FOLDER"))

@@ -1,4 +1,4 @@
-"""Attention of the image encoders ViT and its relatives, BEiT, DETR and CvT."""
+"""Attention of the image encoders ViT and its relatives, BEiT and CvT."""
 
 from __future__ import annotations
 
@@ -67,48 +67,11 @@ class BeitAdapter(VitAdapter):
         own = getattr(host.above(), "relative_position_bias", None) is not None
         return [(host.above(), "relative_position_bias", None)] if own else []
 
-    def alone(self, x: Tensor, given: dict[str, Any], cache: Any = None) -> Tensor:
+    def alone(self, x: Tensor, given: dict[str, Any], cache: Any = None, values: Tensor | None = None) -> Tensor:
         mask = given.get("attention_mask")
         if isinstance(mask, Tensor) and mask.is_floating_point():
             given = {**given, "attention_mask": mask > torch.finfo(mask.dtype).min / 2}
-        return super().alone(x, given, cache)
-
-
-@register_adapter(*(f"transformers.models.detr.modeling_detr.Detr{kind}Attention" for kind in ("Self", "Cross", "")))
-class DetrAdapter(EncoderAdapter):
-    """(x, positions, context, its positions) -> (output, None). Positions are added to the mixer's whole input."""
-
-    @classmethod
-    def describe(cls, module: nn.Module, host: Host) -> AttentionSpec:
-        inner, attention = read(module)
-        cross = host.name.endswith("encoder_attn")
-        queries = type(host.above()).__name__ == "DetrDecoderLayer" and not cross
-        config = next(filter(None, (getattr(part, "config", None) for part in (inner, *host.chain()))), None)
-        lost = {"position_embeddings": "added to values as well as queries and keys: a mixer has one input"}
-        return replace(
-            attention, cross=cross, any_length=not queries, drops={**attention.drops, **lost},
-            max_tokens=getattr(config, "num_queries", None) if queries else None,
-        )  # fmt: skip
-
-    @classmethod
-    def feature_map(cls, module: nn.Module, host: Host) -> nn.Module | None:
-        if type(host.above()).__name__ != "DetrEncoderLayer":
-            return None
-        parts = (pair for part in host.chain() for pair in part.named_modules())
-        return next((part for name, part in parts if name.rpartition(".")[2] == "position_embedding"), None)
-
-    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
-        given = self.named(args, kwargs)
-        x = _sum(given["hidden_states"], given.get("position_embeddings", given.get("object_queries")))
-        context = given.get("key_value_states")
-        if context is None:
-            return self.alone(x, given), None
-        theirs = given.get("encoder_position_embeddings", given.get("spatial_position_embeddings"))
-        return self.across(x, _sum(context, theirs), given.get("attention_mask")), None
-
-
-def _sum(x: Tensor, positions: Tensor | None) -> Tensor:
-    return x if positions is None else x + positions
+        return super().alone(x, given, cache, values)
 
 
 _CVT = "attention.convolution_projection_"
