@@ -96,6 +96,7 @@ class PadreConfig(PrefixedGridConfig):
         "for dense channel maps and the paper's token maps, depthwise with that many taps"
     )
     sees: ClassVar[str] = "a grid (1-D, 2-D, 3-D), or the past"
+    own_values: ClassVar[bool] = False  # the equation has one input
     degree: int = 2
     denominator: int = 0
     basis: str = "monomial"

@@ -1,7 +1,9 @@
 """Table 1 of PADRe: every mechanism that is a polynomial, or a quotient of two, equals its own PADRe."""
 
 import itertools
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -30,6 +32,7 @@ EXACT = {  # name, options, what the call needs, number of chains, degree
     "castling": ("castling", {"heads": 2, "normalize": False, "kernel_size": 3}, {}, 5, 3),
     "poly_nl": ("poly_nl", {}, {}, 2, 3),
     "poly_nl-2": ("poly_nl", {"order": 2, "reduction": 2}, {}, 2, 2),
+    "poly_nl-outside": ("poly_nl", {"reduction": 2, "alpha_inside": False}, {}, 2, 3),
     "poly_nl-2+3": ("poly_nl", {"order": "2+3", "reduction": 4}, {}, 3, 3),
     "poly_sa": ("poly_sa", {"heads": 2, "grid": (2, 4), "sigma": "identity"}, {}, 1, 3),
     "poly_sa-mean": ("poly_sa", {"heads": 4, "positions": "mean", "sigma": "identity"}, {}, 1, 3),
@@ -85,7 +88,7 @@ def test_frozen_norms_hold_at_their_input_alone():
 
 
 class TokenMixing(nn.Module):
-    """MLP-Mixer's: a dense map along the tokens, one for all channels."""
+    """ResMLP's: a dense map along the tokens, one for all channels."""
 
     def __init__(self):
         super().__init__()
@@ -239,3 +242,25 @@ def test_the_coefficients_of_hyena_are_those_of_its_chain(filter):
     close(third, symmetric, 1e-12)
     chi = tokens(size)
     close(mixer(chi.view(1, n, width))[0], torch.einsum("tcijk,i,j,k->tc", eta, chi, chi, chi) @ m["W_out"], 1e-12)
+
+
+class TokenMlp(nn.Module):
+    """MLP-Mixer's token mixing: two dense maps along the tokens with an activation between them."""
+
+    def __init__(self, activation):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(N, 2 * N), activation, nn.Linear(2 * N, N))
+
+    def forward(self, x):
+        return self.layers(x.transpose(1, 2)).transpose(1, 2)
+
+
+def test_mlp_mixer_is_no_padre_and_res_mlp_is():
+    """Degree 1 holds for a linear layer along the tokens, and for two of them; a GELU between them ends it."""
+    with pytest.raises(errors.CapabilityError, match="nonlinear"):
+        as_padre(TokenMlp(nn.GELU()), N, dim=D)
+    for linear in (TokenMixing(), TokenMlp(nn.Identity())):
+        assert as_padre(linear.double(), N, dim=D).degree == 1
+    published = json.loads((Path(__file__).parents[2] / "benchmarks/results/table-1.json").read_text())["exact"]
+    assert any(row["mechanism"] == "ResMLP, token mixing" for row in published)
+    assert not any("MLP-Mixer" in row["mechanism"] for row in published)

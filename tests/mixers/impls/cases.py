@@ -41,7 +41,8 @@ SA = {
     "depthwise": {"grid": (5, 7), "heads": 2, "head_mixing": "depthwise"},
     "depthwise mean": {"grid": (5, 7), "positions": "mean", "head_mixing": "depthwise"},
 }  # fmt: skip
-NL = {"1": {}, "2": {"reduction": 2}, "4": {"reduction": 4, "bias": False}}
+NL = {"1": {}, "2": {"reduction": 2}, "4": {"reduction": 4, "bias": False},
+      "outside": {"reduction": 2, "alpha_inside": False}}  # fmt: skip
 OPTIONS = {"padre": PADRE | GRIDS, "pom": POM, "qt": QT, "poly_sa": SA, "poly_nl": NL}
 CASES = {f"{name}: {case}": (name, options) for name, cases in OPTIONS.items() for case, options in cases.items()}
 MAIN = ["padre: 3", "pom: 2", "qt: compact 2", "poly_sa: mean", "poly_nl: 2"]

@@ -129,7 +129,7 @@ def test_the_cards_code_runs_for_every_kind_of_model(run, place, capsys, kind):
 class Api:
     """Stands for huggingface_hub.HfApi, and writes down what it is asked."""
 
-    calls: list = []
+    calls = ()
     fails = False
 
     def __init__(self, token=None):
