@@ -15,6 +15,7 @@ from polymix.convert.adapter import Adapter, Host, adapter_for
 from polymix.convert.find import attention_modules
 from polymix.convert.inherit import inherit, match
 from polymix.convert.plan import resolve
+from polymix.convert.positions import POSITIONS, check_used, settle
 from polymix.convert.report import ConversionReport, LayerReport
 from polymix.convert.spec import AttentionSpec
 from polymix.convert.tracing import LayerCall, record_layers, token_count, with_call
@@ -36,6 +37,7 @@ def convert(
     grid: tuple[int, ...] | None = None,
     causal: bool | None = None,
     windows: str = "keep",
+    positions: str | None = None,
     multi_scale: bool = True,
 ) -> ConversionReport:
     """Replace attention layers of a model by mixers. The report shows what became of each layer, and can undo it.
@@ -55,6 +57,10 @@ def convert(
         grid: the grid of the tokens, where the model does not state it.
         causal: whether the attention is causal, where neither the model nor `input` shows it.
         windows: "keep" the windows of windowed attention, or "merge" them: the mixer then sees the whole feature map.
+        positions: in a host that adds positions to queries and keys, but not to values (DETR), "values" does the same,
+            by the mixer's map that starts from W_v; "all" adds them to everything that the mixer reads; "drop" reads
+            the values' input alone (in cross-attention, queries stay as they are). None: "values" for mixers with
+            separate maps. padre, poly_nl and mixers with one input: "all" in transformers' models, else an error.
         multi_scale: whether mixers that can have them keep the multi-scale branches of EfficientViT. False drops them.
     Raises:
         OptionError, CapabilityError: a layer cannot be converted. The model is unchanged.
@@ -71,6 +77,7 @@ def convert(
     check_choice("init", init, ("inherit", "fresh"))
     check_choice("copy", copy, (True, False))
     check_choice("windows", windows, ("keep", "merge"))
+    check_choice("positions", positions, (None, *POSITIONS))
     check_choice("multi_scale", multi_scale, (True, False))
     model = copies.deepcopy(model) if copy else model
     layers = attention_layers(model)
@@ -80,10 +87,11 @@ def convert(
     swaps = {
         name: _Swap(
             Host(model, name, windows), layers[name], config, calls.get(name), grid, causal, init == "inherit",
-            multi_scale,
+            positions, multi_scale,
         )
         for name, config in chosen.items()
     }  # fmt: skip
+    check_used(positions, (swap.attention for swap in swaps.values()))
     if not multi_scale and not any(swap.attention.smoothing for swap in swaps.values()):
         got = f"False for {type(model).__name__}, whose converted layers have no multi-scale branches"
         raise OptionError("multi_scale", got, "True", "Leave it out. EfficientViT has such branches.")
@@ -132,7 +140,7 @@ class _Swap:
 
     def __init__(
         self, host: Host, module: nn.Module, config: MixerConfig, call: LayerCall | None, grid: tuple[int, ...] | None,
-        causal: bool | None, inherits: bool, multi_scale: bool,
+        causal: bool | None, inherits: bool, positions: str | None, multi_scale: bool,
     ) -> None:  # fmt: skip
         self.host, self.module, self.call = host, module, call
         kind = adapter_for(module)
@@ -153,8 +161,9 @@ class _Swap:
             self.attention, self.mixer = attention, mixer
             self.adapter = kind(mixer, attention, module).train(module.training)
             self.adapter.windows = host.windows
+            self.adapter.positions = settle(positions, mixer, attention, kind.positions)
             self.sources: Sources = {
-                **kind.copied_parameters(module),
+                **self.adapter.copied_parameters(module),
                 **(inherit(mixer, attention) if inherits else {}),
             }
             self.scale, self.error = self._calibrate(inherits)

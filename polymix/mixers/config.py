@@ -42,9 +42,11 @@ class MixerConfig:
     sees: ClassVar[str] = "everything"  # which tokens a token can see
     layer_of: ClassVar[str | None] = None  # library whose layer the mixer wraps
     is_attention: ClassVar[bool] = False  # softmax attention, global or windowed; `convert` may keep the host's layer
+    reads_keys: ClassVar[bool] = True  # given a context and values of their own, the context still plays a part
     cache_grows: ClassVar[bool] = False  # generation needs a cache that grows with the sequence
     paper: ClassVar[Mapping[str, Any]] = {}  # the options of preset="paper"; see `with_preset`
     presets: ClassVar[tuple[str | None, ...]] = (None, "paper")
+    own_values: ClassVar[bool] = True  # `convert` lets it read values apart from keys, if it can, without being told
     sees_all: ClassVar[str] = "causal=False"  # the option that undoes `causal_by_build`
     bias: bool = True
     dropout: float = 0.0

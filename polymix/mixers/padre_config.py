@@ -100,6 +100,7 @@ class PadreConfig(PrefixedGridConfig):
     sees: ClassVar[str] = "a grid (1-D, 2-D, 3-D), or the past"
     paper: ClassVar[Mapping[str, Any]] = {"bias": False}
     presets: ClassVar[tuple[str | None, ...]] = (None, "paper", "full")
+    own_values: ClassVar[bool] = False  # the equation has one input
     degree: int = 2
     denominator: int = 0
     basis: str = "monomial"

@@ -148,6 +148,7 @@ class PolyNlConfig(MixerConfig):
     )
     sees: ClassVar[str] = "everything"
     paper: ClassVar[Mapping[str, Any]] = {"bias": False}
+    own_values: ClassVar[bool] = False  # the equation has one input
     reduction: int = 1
     alpha_inside: bool = True
     order: int | str = 3
