@@ -244,6 +244,7 @@ class PomConfig(MixerConfig):
     reads_keys: ClassVar[bool] = False  # the gate reads the queries, the pool the values
     sees: ClassVar[str] = "everything, the past, blocks, any mask, segments, a context"
     sees_all: ClassVar[str] = "decay=None"
+    paper: ClassVar[Mapping[str, Any]] = {"bias": False, "reduction": "sum"}
     degree: int = 2
     expand: float = 2
     activation: str = "gelu"
