@@ -94,7 +94,7 @@ class Adapter(nn.Module):
         for name in self.forward_attributes:
             if hasattr(module, name):
                 setattr(self, name, getattr(module, name))
-        for name in self.copied_modules:
+        for name in self.copies(mixer):
             setattr(self, name.rpartition(".")[2], copy.deepcopy(module.get_submodule(name)))
 
     @classmethod
@@ -125,9 +125,14 @@ class Adapter(nn.Module):
         return bool(self.mixer.capabilities.grids)
 
     @classmethod
-    def copied_parameters(cls, module: nn.Module) -> dict[str, tuple[str, ...]]:
-        """The parameters of `copied_modules`, each with the attention's parameter that it is a copy of."""
-        parts = ((name, key) for name in cls.copied_modules for key, _ in module.get_submodule(name).named_parameters())
+    def copies(cls, mixer: TokenMixer) -> tuple[str, ...]:
+        """Names of the attention's parts that the adapter copies for this mixer. Default: `copied_modules`."""
+        return cls.copied_modules
+
+    def copied_parameters(self, module: nn.Module) -> dict[str, tuple[str, ...]]:
+        """The parameters of the copied parts, each with the attention's parameter that it is a copy of."""
+        names = self.copies(self.mixer)
+        parts = ((name, key) for name in names for key, _ in module.get_submodule(name).named_parameters())
         return {f"{name.rpartition('.')[2]}.{key}": (f"{name}.{key}",) for name, key in parts}
 
     def host_settings(self, host: Host) -> list[tuple[Any, str, Any]]:

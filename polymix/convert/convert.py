@@ -173,7 +173,7 @@ class _Swap:
             self.adapter.windows = host.windows
             self.adapter.positions = settle(positions, mixer, attention, kind.positions)
             self.sources: Sources = {
-                **kind.copied_parameters(module),
+                **self.adapter.copied_parameters(module),
                 **(inherit(mixer, attention) if inherits else {}),
             }
             self.scale, self.error = self._calibrate(inherits)

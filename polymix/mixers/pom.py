@@ -241,9 +241,11 @@ class PomConfig(MixerConfig):
         "plus N min(N, 32) (E + decay) if decay; where E = expand D; where gates = selection_heads or E; "
         "for calls without a mask (B, N, M), which adds N M E"
     )
+    reads_keys: ClassVar[bool] = False  # the gate reads the queries, the pool the values
     sees: ClassVar[str] = "everything, the past, blocks, any mask, segments, a context"
     sees_all: ClassVar[str] = "decay=None"
     width_option: ClassVar[str | None] = "expand"
+    paper: ClassVar[Mapping[str, Any]] = {"bias": False, "reduction": "sum"}
     degree: int = 2
     expand: float = 2
     activation: str = "gelu"

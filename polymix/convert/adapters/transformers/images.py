@@ -74,23 +74,39 @@ class BeitAdapter(VitAdapter):
         return super().alone(x, given, cache, values)
 
 
+_CVT = "attention.convolution_projection_"
+
+
 @register_adapter(*classes({"cvt": "Cvt"}))
 class CvtAdapter(EncoderAdapter):
-    """(tokens, height, width) -> output. The mixer reads the output of the values' convolution, with stride 1."""
+    """(tokens, height, width) -> output. Queries, keys and values come from CvT's own convolutions.
 
-    copied_modules = ("attention.convolution_projection_value",)
-    convolution_projection_value: Any
+    A mixer with a separate context and values of their own reads all three, keys and values from fewer places where
+    CvT's convolutions have a stride. A mixer that makes queries and keys from the same tokens reads the convolutions of
+    queries and values, and a mixer with one input that of the values, all with stride 1.
+    """
 
     def __init__(self, mixer: TokenMixer, attention: AttentionSpec, module: nn.Module) -> None:
         super().__init__(mixer, attention, module)
-        self.convolution_projection_value.convolution_projection.convolution.stride = (1, 1)
+        if not mixer.capabilities.cross:
+            for name in self.copies(mixer):
+                convolution: Any = self.get_submodule(f"{name.rpartition('.')[2]}.convolution_projection.convolution")
+                convolution.stride = (1, 1)
+
+    @classmethod
+    def copies(cls, mixer: TokenMixer) -> tuple[str, ...]:
+        can = mixer.capabilities
+        if not can.has("values"):
+            return (f"{_CVT}value",)
+        keys = (f"{_CVT}key",) if can.cross and mixer.config.reads_keys else ()
+        return (f"{_CVT}query", *keys, f"{_CVT}value")
 
     @classmethod
     def describe(cls, module: nn.Module, host: Host) -> AttentionSpec:
         inner, attention = read(module)
-        parts = [f"attention.convolution_projection_{name}" for name in ("query", "key")]
+        parts = [f"{_CVT}{name}" for name in ("query", "key")]
         lost = [f"{part}.{key}" for part in parts for key, _ in module.get_submodule(part).named_parameters()]
-        why = dict.fromkeys(lost, "the mixer's one input comes from the values' convolution")
+        why = dict.fromkeys(lost, "the mixer has no input of its own for it")
         return replace(attention, prefix=int(inner.with_cls_token), any_length=True, drops={**attention.drops, **why})
 
     @classmethod
@@ -101,5 +117,15 @@ class CvtAdapter(EncoderAdapter):
     def forward(self, hidden_state: Tensor, height: int, width: int) -> Tensor:
         front, places = hidden_state.split([self.prefix, height * width], dim=1)
         image = places.transpose(1, 2).unflatten(2, (height, width))
-        x = torch.cat((front, self.convolution_projection_value(image)), dim=1)
-        return self.mix(x, grid=(height, width))
+        parts = {
+            name.removeprefix(_CVT): torch.cat((front, self.get_submodule(name.rpartition(".")[2])(image)), dim=1)
+            for name in self.copies(self.mixer)
+        }
+        value = parts["value"]
+        x = parts.get("query", value)
+        how = self.grid_options(x, (height, width))
+        if "query" not in parts:
+            return self.mixer(x, **how)
+        if not self.mixer.capabilities.cross:
+            return self.mixer(x, values=value, **how)
+        return self.mixer(x, parts["key"], values=value, **how) if "key" in parts else self.mixer(x, value, **how)
