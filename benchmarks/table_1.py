@@ -37,7 +37,7 @@ ROWS: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
 
 
 class AlongTokens(torch.nn.Module):
-    """A layer that runs along the tokens: MLP-Mixer's token mixing, a convolution, PoolFormer's pooling."""
+    """A layer that runs along the tokens: ResMLP's token mixing, a convolution, PoolFormer's pooling."""
 
     def __init__(self, layer: torch.nn.Module) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class AlongTokens(torch.nn.Module):
 
 
 LINEAR = {
-    "MLP-Mixer, token mixing": lambda: torch.nn.Linear(16, 16),
+    "ResMLP, token mixing": lambda: torch.nn.Linear(16, 16),
     "convolution": lambda: torch.nn.Conv1d(8, 8, 3, padding=1),
     "pooling": lambda: torch.nn.AvgPool1d(3, 1, 1, count_include_pad=False),
 }

@@ -11,6 +11,7 @@ from polymix.convert import (
     convert,
     insert,
     load_pretrained,
+    load_weights,
     register_adapter,
     save_pretrained,
 )
@@ -46,6 +47,7 @@ from polymix.structured import Cost
 if TYPE_CHECKING:
     from polymix.tasks.distill import distill as distill
     from polymix.workflows.convert import assess as assess
+    from polymix.workflows.convert import push_to_hub as push_to_hub
     from polymix.workflows.recommend import recommend as recommend
 
 __version__ = "0.1.0"
@@ -55,12 +57,13 @@ __all__ = [
     "MixerConfig", "PadreConfig", "PadreMixer", "PadreState", "PoM", "PolyMorpher", "PolyNlConfig", "PolyNlMixer",
     "PolySaConfig", "PolySaMixer", "PomConfig", "PomMixer", "PomState", "QtConfig", "QtMixer", "QtState",
     "SoftmaxConfig", "SoftmaxMixer", "TokenMixer", "convert", "create_mixer", "explain", "insert", "lens",
-    "list_mixers", "load_pretrained", "register", "register_adapter", "save_pretrained",
+    "list_mixers", "load_pretrained", "load_weights", "register", "register_adapter", "save_pretrained",
 ]  # fmt: skip
 
 
 _LATER = {
     "assess": "polymix.workflows.convert",
+    "push_to_hub": "polymix.workflows.convert",
     "distill": "polymix.tasks.distill",
     "recommend": "polymix.workflows.recommend",
 }

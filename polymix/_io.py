@@ -1,4 +1,4 @@
-"""Shared input and output: atomic file writes, results.json, Python files, option values and device names."""
+"""Shared input and output: atomic file writes, folders, results.json, Python files, option values and device names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 
-from polymix.errors import OptionError, ResultsError
+from polymix.errors import OptionError, PolymixError, ResultsError
 
 RESULTS = "results.json"
 DTYPES = ("float32", "bfloat16", "float16")
@@ -51,16 +51,80 @@ def write_whole(path: Path, content: str | bytes | Callable[[Path], Any]) -> Non
         raise
 
 
+def a_path(value: Any, argument: str) -> Path:
+    """The path that a string or path-like object names. Raises OptionError for anything else."""
+    if not isinstance(value, (str, os.PathLike)) or not str(value) or "\0" in str(value):
+        raise OptionError(argument, repr(value), "a path", f"For example, pass {argument}='my-folder'.")
+    return Path(value)
+
+
+def check_folder(folder: str | os.PathLike[str], argument: str = "--out") -> Path:
+    """Return `folder` as a path, after checking that files can be written into it. Nothing is left behind.
+
+    Raises:
+        OptionError: it is a file or lies in one, its name is too long, or the disk is full or read-only.
+    """
+    cure = "Choose another folder, or make room."
+    path = a_path(folder, argument)
+    try:
+        above = next(place for place in (path, *path.absolute().parents) if os.path.lexists(place) and place.exists())
+        os.stat(path) if above == path else _stat_missing(path)
+        if not above.is_dir():
+            what = "which is a file" if above == path else f"in {above}, which is a file"
+            raise OptionError(argument, f"{folder}, {what}", "a folder, which may exist already", cure)
+        with tempfile.TemporaryFile(dir=above) as file:
+            file.write(bytes(4096))
+            file.flush()
+    except (OSError, ValueError, StopIteration, TypeError) as error:
+        if isinstance(error, PolymixError):
+            raise
+        got = f"{str(folder)[:100]}, where nothing can be written ({reason_of(error)})"
+        raise OptionError(argument, got, "a folder on a disk with room that can be written to", cure) from error
+    return path
+
+
+def _stat_missing(path: Path) -> None:
+    """Raise OSError if a path can never exist, because a part of it is too long or is a file."""
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        if os.path.islink(path):
+            raise
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is such a file. Unlike `Path.is_file`, False also for names that no file can have."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def reason_of(error: BaseException) -> str:
+    """Why an operation failed: the system's words for an OSError ("No space left on device"), else `one_line`."""
+    return error.strerror if isinstance(error, OSError) and error.strerror else one_line(error)
+
+
+def read_json(path: Path, kind: type[PolymixError], argument: str, allowed: str, cure: str = "") -> Any:
+    """Read a JSON file. Raises `kind` about `argument` if it is missing, unreadable, damaged or nested too deeply."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, MemoryError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else reason_of(error)
+        raise kind(argument, f"{path}, a file that cannot be read ({reason})", allowed, cure) from error
+
+
 class Results:
     """The results of one run: a results.json in the run's folder, rewritten after every step.
 
-    A subclass sets `schema`, the `command` that writes the file, and `parts`, the initial content besides the
-    settings and the machine.
+    A subclass sets `schema`, the `command` that writes the file, `parts`, the initial content besides the settings and
+    the machine, and `rows`: for the parts that are lists, the types of each value in a row.
     """
 
     schema: ClassVar[str]
     command: ClassVar[str]
     parts: ClassVar[Mapping[str, Any]] = {}
+    rows: ClassVar[Mapping[str, Mapping[str, tuple[type, ...]]]] = {}
 
     def __init__(self, folder: Path, content: dict[str, Any]) -> None:
         self.folder, self.content = folder, content
@@ -73,6 +137,7 @@ class Results:
             ResultsError: the folder holds results and `resume` is off; or `resume` is on and the file is damaged, was
                 written by another program, or has different settings or another machine.
         """
+        check_folder(folder)
         path = folder / RESULTS
         if path.exists() and not resume:
             got = f"{folder}, which holds the results of an earlier run"
@@ -98,15 +163,33 @@ class Results:
     @classmethod
     def load(cls, path: Path) -> dict[str, Any]:
         """Read a results file. Raises ResultsError if it is damaged or was written by another program."""
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            got = f"a file that cannot be read ({error})"
-            raise ResultsError(str(path), got, f"a {RESULTS} of {cls.command}", "") from error
+        cure = "Choose another folder with --out, or delete the file to start a new run."
+        content = read_json(path, ResultsError, str(path), f"a {RESULTS} of {cls.command}", cure)
         if not isinstance(content, dict) or content.get("schema") != cls.schema:
             got = f"schema {content.get('schema')!r}" if isinstance(content, dict) else type(content).__name__
             raise ResultsError(str(path), got, repr(cls.schema), "Another program or version wrote this file.")
+        if wrong := cls._wrong_part(content):
+            raise ResultsError(str(path), wrong, f"a {RESULTS} of {cls.command}, unchanged", cure)
         return content
+
+    @classmethod
+    def _wrong_part(cls, content: Mapping[str, Any]) -> str | None:
+        """The first part that is missing or of another type, in words."""
+        whole: dict[str, Any] = {"finished": False, "settings": {}, "machine": {}, **cls.parts}
+        for part, like in whole.items():
+            if part not in content:
+                return f"a file without {part!r}"
+            if like is not None and type(content[part]) is not type(like):
+                return f"{part!r} as {type(content[part]).__name__}"
+            keys = cls.rows.get(part, {})
+            for row in content[part] if keys else ():
+                lacking = [key for key in keys if key not in row] if isinstance(row, dict) else list(keys)
+                if lacking:
+                    return f"a row of {part!r} without {lacking[0]!r}"
+                odd = [key for key, kinds in keys.items() if type(row[key]) not in kinds]
+                if odd:
+                    return f"{odd[0]!r} as {type(row[odd[0]]).__name__} in {part!r}"
+        return None
 
     def save(self) -> None:
         """Write the file."""
@@ -130,12 +213,12 @@ def load_python(path: Path, argument: str) -> ModuleType:
         OptionError: the file does not exist or raises. The error names `argument` and the file.
     """
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    if not path.is_file() or spec is None or spec.loader is None:
+    if not is_file(path) or spec is None or spec.loader is None:
         raise OptionError(argument, repr(str(path)), "an existing Python file", "Check the path.")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # the user's code may raise anything
+    except (Exception, SystemExit) as error:  # the user's code may raise anything, or exit
         got = f"{path}, which fails with {one_line(error)}"
         raise OptionError(argument, got, "a file that runs without errors", "") from error
     return module
@@ -148,13 +231,15 @@ def call_function(name: str, options: Mapping[str, Any], argument: str = "NAME")
         OptionError: the file or the function does not exist, or either raises. The error names `argument`.
     """
     file, _, function = name.rpartition(":")
-    if not function or not Path(file).is_file():
+    if not function or not is_file(Path(file)):
         allowed = "an existing Python file and a function in it"
         raise OptionError(argument, repr(name), allowed, "Write it as file.py:function.")
     module = load_python(Path(file), argument)
+    if not callable(getattr(module, function, None)):
+        raise OptionError(argument, repr(name), "a function that the file has", "Check its name.")
     try:
         return getattr(module, function)(**options)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         got = f"{name}, which fails with {one_line(error)}"
         raise OptionError(argument, got, "a function that runs without errors", "") from error
 
@@ -220,6 +305,16 @@ def parse_options(words: Sequence[str], annotations: Mapping[str, str] | None = 
     return options
 
 
+def float_type(dtype: torch.dtype | str | None, argument: str = "dtype") -> torch.dtype | None:
+    """A floating-point type of PyTorch, from itself or its name, such as "bfloat16". Raises OptionError for others."""
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) and dtype.isidentifier() else dtype
+    if found is None and dtype is None:
+        return None
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise OptionError(argument, repr(dtype), f"{', '.join(DTYPES)} or float64", f"Pass {argument}=torch.float32.")
+    return found
+
+
 def check_device(device: str, argument: str = "device", kinds: Sequence[str] = (), touch: bool = True) -> str:
     """Return the name of a device after checking that PyTorch can compute on it.
 
@@ -256,6 +351,6 @@ def check_device(device: str, argument: str = "device", kinds: Sequence[str] = (
 class Progress(Protocol):
     """Where a long run reports its progress."""
 
-    def start(self, what: str, total: int) -> Callable[[int], None]:
-        """Begin a part of `total` steps. Call the result with the number of steps that are done."""
+    def start(self, what: str, total: int) -> Callable[..., None]:
+        """Begin a part of `total` steps. Call the result with the number of steps that are done, and a note."""
         ...

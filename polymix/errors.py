@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
+
+MOST_TOKENS = 2**31 - 1  # of a sequence
 
 
 class PolymixError(Exception):
@@ -41,6 +44,10 @@ class CapabilityError(PolymixError, NotImplementedError):
 
 class StateError(PolymixError, ValueError):
     """A recurrent state does not match this mixer or batch."""
+
+
+class InputError(PolymixError, ValueError, RuntimeError):
+    """A model fails on an input. The message says what the model takes, and how it failed."""
 
 
 class UnknownNameError(PolymixError, LookupError):
@@ -81,6 +88,11 @@ def check_int(argument: str, value: Any, low: int, high: int | None = None) -> N
         raise OptionError(argument, repr(value), allowed, f"For example, pass {argument}={low}.")
 
 
+def check_seed(argument: str, value: Any) -> None:
+    """Raise OptionError unless `value` is a seed for PyTorch's generators: an integer from 0 to 2^63 - 1."""
+    check_int(argument, value, 0, 2**63 - 1)
+
+
 def check_number(argument: str, value: Any, low: float, high: float, allowed: str, usual: float) -> None:
     """Raise OptionError unless `value` is a finite number with low <= value < high.
 
@@ -100,6 +112,8 @@ def check_grid_option(grid: Any, allowed_axes: tuple[int, ...], cure: str = "For
         *most, last = (names[axes] for axes in allowed_axes)
         allowed = f"{', '.join(most)} or {last}" if most else last
         raise OptionError("grid", repr(grid), f"{allowed} with sizes of at least 1", cure)
+    if math.prod(grid) > MOST_TOKENS:
+        raise OptionError("grid", repr(grid), f"a grid of at most {MOST_TOKENS:,} tokens", cure)
 
 
 def check_divides(argument: str, value: int, whole_name: str, whole: int) -> None:

@@ -54,6 +54,9 @@ MODULES = {
     "polymix.tasks.text.processes": "polymix.tasks.processes",
     "polymix.tasks.text.shards": "polymix.tasks.text.tokens",
     "polymix.workflows.generate.settings": "polymix.workflows.generate.run",
+    "polymix.workflows.numbers": "polymix.numbers",
+    "polymix.workflows.pages": "polymix.pages",
+    "polymix.workflows.plots": "polymix.pages.plots",
 }
 
 

@@ -37,8 +37,8 @@ REQUIRED: dict[str, dict[str, Any]] = {"padre": {"grid": GRID}, "hyena": {"lengt
 CAPABILITIES = {
     "causal": "causal", "cross": "a separate context", "padding": "mask: padding", "arbitrary": "mask: any",
     "block_causal": "mask: block-causal", "segments": "mask: packed segments",
-    "recurrent": "recurrent (prefill, step)", "isolates_future": "causal: NaN in later tokens stays there",
-    "any_length": "one set of weights for any N",
+    "values": "values from another input", "recurrent": "recurrent (prefill, step)",
+    "isolates_future": "causal: NaN in later tokens stays there", "any_length": "one set of weights for any N",
 }  # fmt: skip
 
 

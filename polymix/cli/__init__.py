@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -15,9 +17,10 @@ try:
 except ImportError:  # main() says what to install
     typer = None  # type: ignore[assignment]
 
+_OUT_OF_MEMORY = re.compile("(can't|not enough|out of) .*memory|Storage size calculation overflowed")
 # In the order of the help. Each is the function `command` of the file with its name (doctor, build_kernels), which is
 # imported late: it needs typer.
-VERBS = ("compare", "bench", "recommend", "convert", "train", "generate", "list", "show", "lens",
+VERBS = ("compare", "bench", "recommend", "convert", "train", "evaluate", "generate", "list", "show", "lens",
          "doctor", "build-kernels")  # fmt: skip
 
 
@@ -47,18 +50,58 @@ def _app() -> Any:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The console script. A mistake of the user's is one line on stderr and exit status 2."""
+    """The console script. A mistake of the user's is one line on stderr and exit status 2.
+
+    So are a full or read-only disk, and memory that runs out. Ctrl-C ends with 130, a reader that has enough (such as
+    head) with 141; neither prints a traceback.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         if typer is None:
             cure = "Install them with pip install 'polymix[train]'."
             raise MissingExtraError("typer, rich", "neither", "the packages of the command line", cure)
-        sys.exit(_app()(arguments or ["--help"], standalone_mode=False) or 0)
-    except PolymixError as error:
-        message = str(error)
-    except Exception as error:
-        if not hasattr(error, "format_message"):  # not a usage error but a bug: show its traceback
+        status = _app()(arguments or ["--help"], standalone_mode=False) or 0
+        sys.stdout.flush()  # here, where a full disk or a closed pipe is still reported
+        sys.exit(status)
+    except KeyboardInterrupt:
+        _leave(130, "Interrupted.")
+    except BrokenPipeError:
+        _leave(141, None)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
             raise
-        message = error.format_message()
-    print(f"polymix: {' '.join(message.split())}", file=sys.stderr)
-    sys.exit(2)
+        if isinstance(error, SystemExit):  # click ends so when its reader has enough
+            _leave(141, None)
+        message = _message(error)
+        if message is None:  # a bug: show its traceback
+            raise
+        _leave(130 if message == "Interrupted." else 2, message)
+
+
+def _message(error: BaseException) -> str | None:
+    """What to tell the user about an error; None if it is a bug."""
+    if isinstance(error, PolymixError):
+        return str(error)
+    if hasattr(error, "format_message"):  # a usage error
+        return str(error.format_message())
+    if typer is not None and isinstance(error, typer.Abort):
+        return "Interrupted."
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror or type(error).__name__}."
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error))):
+        return "The machine ran out of memory. Use smaller sizes, fewer tokens or a smaller batch."
+    if isinstance(error, RecursionError):
+        return "A file is nested too deeply to be read."
+    return None
+
+
+def _leave(status: int, message: str | None) -> None:
+    """Exit with one line on standard error. What standard output still holds is dropped if nobody can take it."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  it takes what is left when Python exits
+    if message is not None:
+        print(f"polymix: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(status)

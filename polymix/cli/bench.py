@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from polymix.cli.shared import MaxGib, MaxSeconds, Resume, bars, cores, counts, print_table, words
+from polymix.cli.shared import MaxGib, MaxSeconds, Resume, bars, cores, counts, print_table, thread_count, words
 
 
 def command(
@@ -56,7 +56,8 @@ def command(
     settings = Settings(
         mixers=mixers, tokens=counts(tokens), dims=counts(dims, "--dims", "192,384"),
         batch=counts(batch, "--batch", "1,16"), dtypes=words(dtypes), passes=words(passes), impls=words(impls),
-        threads=counts(threads, "--threads", "1,2") if threads else (cores(),), device=device, seconds=seconds,
+        threads=tuple(map(thread_count, counts(threads, "--threads", "1,2"))) if threads is not None else (cores(),),
+        device=device, seconds=seconds,
         max_seconds=max_seconds, max_gib=max_gib,
     )  # fmt: skip
     settings = settings.as_quick() if quick else settings

@@ -23,11 +23,15 @@ def command(
     weights: Annotated[
         Path | None, typer.Option(help="State dict of the model: a .safetensors file, or one written by torch.save.")
     ] = None,
+    classes: Annotated[
+        int | None, typer.Option(help="Number of classes; with another than the weights have, the head is new.")
+    ] = None,
     data: Annotated[
         str | None, typer.Option(help="Folder of images with one sub-folder per class; digits; or text.")
     ] = None,
     image_size: Annotated[
-        int | None, typer.Option(help="Side of the images in pixels (default: the model's own).")
+        int | None,
+        typer.Option(help="Side of the images in pixels (default: the model's own). Learned positions are resized."),
     ] = None,
     tokens: Annotated[
         int | None, typer.Option(help="Sequence length for text models (default: 512 or the model's maximum).")
@@ -42,8 +46,29 @@ def command(
             help="Epochs before that, in which each mixer imitates its attention (default: 1 with --distill-epochs)."
         ),
     ] = None,
+    from_scratch: Annotated[
+        bool, typer.Option("--from-scratch", help="Train a model with untrained weights, on the labels alone.")
+    ] = False,
+    precision: Annotated[
+        str, typer.Option(help="Of the training: float32, or bf16-mixed or 16-mixed (mixed precision).")
+    ] = "float32",
+    lora: Annotated[
+        int | None, typer.Option(help="Train only a term of this rank for each matrix of the mixers, and merge it.")
+    ] = None,
     init: Annotated[str, typer.Option(help="inherit the attention's weights, or fresh.")] = "inherit",
     windows: Annotated[str, typer.Option(help="keep the windows of windowed attention, or merge them.")] = "keep",
+    positions: Annotated[
+        str | None,
+        typer.Option(
+            help="Positions that the model adds to queries and keys only (DETR): all, drop or values (as the model)."
+        ),
+    ] = None,
+    multi_scale: Annotated[
+        bool,
+        typer.Option(
+            "--multi-scale/--no-multi-scale", help="Keep EfficientViT's multi-scale branches where the mixer can (qt)."
+        ),
+    ] = True,
     keep_host: Annotated[
         bool,
         typer.Option(
@@ -60,6 +85,15 @@ def command(
     ] = "0.25,1,4,16",
     seed: Annotated[int, typer.Option(help="Seed of fresh weights and of the order of the data.")] = 0,
     trust: Annotated[bool, typer.Option("--trust", help="Allow the user code that a saved folder names.")] = False,
+    license: Annotated[
+        str | None, typer.Option(help="Licence for the model card, such as apache-2.0 (default: the model's own).")
+    ] = None,
+    base_model: Annotated[
+        str | None, typer.Option(help="Repository of the original model, for the model card (default: if known).")
+    ] = None,
+    push_to_hub: Annotated[
+        str | None, typer.Option(help="Upload the result to this repository of the Hugging Face Hub: USER/NAME.")
+    ] = None,
     resume: Resume = False,
     out: Annotated[Path, typer.Option(help="New folder for the model, its report and its model card.")] = Path(
         "polymix-convert"
@@ -80,14 +114,18 @@ def command(
     from polymix.workflows.convert.settings import Settings
 
     settings = Settings(
-        model=model, plan=plan, mixer=mixer, weights=None if weights is None else str(weights), data=data,
-        image_size=image_size, tokens=tokens, batch=batch, distill_epochs=distill_epochs,
-        imitate_epochs=imitate_epochs, init=init, windows=windows, keep_host=keep_host, device=device, seed=seed,
-        seconds=seconds, lengths=_factors(lengths), trust=trust,
+        model=model, plan=plan, mixer=mixer, weights=None if weights is None else str(weights), classes=classes,
+        data=data, image_size=image_size, tokens=tokens, batch=batch, distill_epochs=distill_epochs,
+        imitate_epochs=imitate_epochs, from_scratch=from_scratch, precision=precision, lora=lora, init=init,
+        windows=windows, positions=positions, multi_scale=multi_scale, keep_host=keep_host, device=device, seed=seed,
+        seconds=seconds, lengths=_factors(lengths), trust=trust, license=license, base_model=base_model,
+        push_to_hub=push_to_hub,
     )  # fmt: skip
     torch.set_num_threads(thread_count(threads))
-    with bars(Console(), out):
-        paragraphs = run(settings, out, resume=resume, say=print)
+    console = Console()
+    with bars(console, out) as shown:
+        progress = shown if console.is_terminal else None
+        paragraphs = run(settings, out, resume=resume, say=print, progress=progress)
     print("\n" + "\n\n".join(paragraphs))
 
 

@@ -11,7 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
-from polymix.errors import OptionError, check_choice
+from polymix.errors import OptionError, check_choice, check_int, check_seed
 
 
 def command(
@@ -35,13 +35,17 @@ def command(
     import torch
 
     from polymix import create_mixer
-    from polymix._io import call_function, parse_options, write_whole
+    from polymix._io import call_function, check_folder, parse_options, write_whole
     from polymix.lens import overview
 
     check_choice("--image", image, (None, "digits"))
     chosen = parse_options(options or [])
     shape = chosen.pop("shape", None)
     shape = (shape,) if isinstance(shape, int) else shape
+    check_seed("--seed", seed)
+    check_int("--order", order, 1, 4)
+    if out is not None:
+        check_folder(out)
     torch.manual_seed(seed)
     own = ".py:" in name
     if own and image:

@@ -12,9 +12,10 @@ from typing import Annotated, Any
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
+from polymix._io import RESULTS
 from polymix.errors import OptionError
 
 Threads = Annotated[int | None, typer.Option(help="CPU threads (default: one per core).")]
@@ -24,6 +25,9 @@ Resume = Annotated[bool, typer.Option("--resume", help="Continue the interrupted
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
+MOST_THREADS = 4096
+
+
 def cores() -> int:
     """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -31,17 +35,18 @@ def cores() -> int:
 
 def thread_count(threads: int | None) -> int:
     """The number of threads that was asked for, by default one per core."""
-    if threads is not None and threads < 1:
-        raise OptionError("--threads", threads, "a number from 1 up", "Leave it out for one per core.")
+    if threads is not None and not 1 <= threads <= MOST_THREADS:
+        allowed = f"a number from 1 to {MOST_THREADS}"
+        raise OptionError("--threads", threads, allowed, "Leave it out for one per core.")
     return cores() if threads is None else threads
 
 
 def counts(text: str, option: str = "--tokens", example: str = "64,256,1024") -> tuple[int, ...]:
     """(64, 256) from "64,256". Errors name the option and give the example."""
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError as error:
-        raise OptionError(option, repr(text), "whole numbers separated by commas", f"Try {example}.") from error
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and len(part) < 20 for part in parts):
+        raise OptionError(option, repr(text), "whole numbers separated by commas", f"Try {example}.")
+    return tuple(map(int, parts))
 
 
 def words(text: str) -> tuple[str, ...]:
@@ -55,21 +60,31 @@ class Bars:
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
 
-    def start(self, what: str, total: int) -> Callable[[int], None]:
+    def start(self, what: str, total: int) -> Callable[..., None]:
         self.progress.start()  # not earlier, so that a run with a mistake in its options shows no bar
-        task = self.progress.add_task(what, total=total)
-        return lambda done: self.progress.update(task, completed=done)
+        task = self.progress.add_task(what, total=total, note="")
+        return lambda done, note="": self.progress.update(task, completed=done, note=note)
 
 
 @contextmanager
-def bars(console: Console, out: Path) -> Iterator[Bars]:
-    """Bars for a run that saves its results in `out`. Ctrl-C prints how to continue."""
-    shown = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+def bars(console: Console, out: Path, saved: str = RESULTS) -> Iterator[Bars]:
+    """Bars for a run that saves its results in `out`. Ctrl-C prints how to continue.
+
+    saved: the file in `out` that --resume continues from. Before it is there, the run starts anew.
+    """
+    shown = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
+    )  # fmt: skip
     progress = Progress(*shown, console=console)
     try:
         yield Bars(progress)
     except KeyboardInterrupt:
-        console.print(f"Interrupted. {out} keeps the completed results; continue with the same command and --resume.")
+        if (out / saved).exists():
+            how = f"{out} keeps the completed results; continue with the same command and --resume."
+        else:
+            how = "Nothing was completed yet; run the same command again."
+        console.print(f"Interrupted. {how}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(130) from None
     finally:
         if progress.live.is_started:

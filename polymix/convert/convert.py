@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import copy as copies
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from polymix.convert.adapter import Adapter, Host, adapter_for
 from polymix.convert.find import attention_modules
 from polymix.convert.inherit import inherit, match
 from polymix.convert.plan import resolve
+from polymix.convert.positions import POSITIONS, check_used, settle
 from polymix.convert.report import ConversionReport, LayerReport
 from polymix.convert.spec import AttentionSpec
 from polymix.convert.tracing import LayerCall, record_layers, token_count, with_call
-from polymix.errors import CapabilityError, OptionError, PolymixError, check_choice
+from polymix.convert.tracing import tensors as input_tensors
+from polymix.errors import CapabilityError, OptionError, PolymixError, check_choice, check_grid_option
 from polymix.mixers import MixerConfig, TokenMixer
 from polymix.mixers.inheritance import Sources
 from polymix.mixers.registry import lacks
@@ -35,6 +37,8 @@ def convert(
     grid: tuple[int, ...] | None = None,
     causal: bool | None = None,
     windows: str = "keep",
+    positions: str | None = None,
+    multi_scale: bool = True,
 ) -> ConversionReport:
     """Replace attention layers of a model by mixers. The report shows what became of each layer, and can undo it.
 
@@ -53,21 +57,44 @@ def convert(
         grid: the grid of the tokens, where the model does not state it.
         causal: whether the attention is causal, where neither the model nor `input` shows it.
         windows: "keep" the windows of windowed attention, or "merge" them: the mixer then sees the whole feature map.
+        positions: in a host that adds positions to queries and keys, but not to values (DETR), "values" does the same,
+            by the mixer's map that starts from W_v; "all" adds them to everything that the mixer reads; "drop" reads
+            the values' input alone (in cross-attention, queries stay as they are). None: "values" for mixers with
+            separate maps. padre, poly_nl and mixers with one input: "all" in transformers' models, else an error.
+        multi_scale: whether mixers that can have them keep the multi-scale branches of EfficientViT. False drops them.
     Raises:
         OptionError, CapabilityError: a layer cannot be converted. The model is unchanged.
     """
+    if not isinstance(model, nn.Module):
+        raise OptionError("model", type(model).__name__, "a torch.nn.Module", "Pass the model itself.")
+    given = dict(input) if isinstance(input, Mapping) else input  # such as a BatchEncoding of transformers
+    if given is not None and not (isinstance(given, (Tensor, tuple, list, dict)) and input_tensors(given)):
+        allowed = "a tensor, a tuple of arguments, or a dict of keyword arguments"
+        raise OptionError("input", type(input).__name__, allowed, "Pass what you call the model with.")
+    if grid is not None:
+        check_grid_option(grid, (1, 2, 3))
+    check_choice("causal", causal, (None, True, False))
     check_choice("init", init, ("inherit", "fresh"))
     check_choice("copy", copy, (True, False))
     check_choice("windows", windows, ("keep", "merge"))
+    check_choice("positions", positions, (None, *POSITIONS))
+    check_choice("multi_scale", multi_scale, (True, False))
     model = copies.deepcopy(model) if copy else model
     layers = attention_layers(model)
     settled = resolve(plan, list(layers), mixer)
     chosen = {name: config for name, config in settled.items() if config is not None}
     calls = {} if input is None else record_layers(model, {name: layers[name] for name in chosen}, input)
     swaps = {
-        name: _Swap(Host(model, name, windows), layers[name], config, calls.get(name), grid, causal, init == "inherit")
+        name: _Swap(
+            Host(model, name, windows), layers[name], config, calls.get(name), grid, causal, init == "inherit",
+            positions, multi_scale,
+        )
         for name, config in chosen.items()
-    }
+    }  # fmt: skip
+    check_used(positions, (swap.attention for swap in swaps.values()))
+    if not multi_scale and not any(swap.attention.smoothing for swap in swaps.values()):
+        got = f"False for {type(model).__name__}, whose converted layers have no multi-scale branches"
+        raise OptionError("multi_scale", got, "True", "Leave it out. EfficientViT has such branches.")
     reports = [swaps[name].report() if name in swaps else LayerReport.kept(name, layers[name]) for name in layers]
     return ConversionReport(model, {name: swap.adapter for name, swap in swaps.items()}, tuple(reports), unknown(model))
 
@@ -113,7 +140,7 @@ class _Swap:
 
     def __init__(
         self, host: Host, module: nn.Module, config: MixerConfig, call: LayerCall | None, grid: tuple[int, ...] | None,
-        causal: bool | None, inherits: bool,
+        causal: bool | None, inherits: bool, positions: str | None, multi_scale: bool,
     ) -> None:  # fmt: skip
         self.host, self.module, self.call = host, module, call
         kind = adapter_for(module)
@@ -127,13 +154,16 @@ class _Swap:
                 cure = "Pass grid=, or input=, from which it is read."
                 raise OptionError("grid", "None, and the model does not state it", "(H, W) of its tokens", cure)
             weight = next(module.parameters())
+            if attention.smoothing and not multi_scale:
+                config, attention = config.for_scales(()), replace(attention, equivalent=None)
             mixer = fitted(config, attention).build(attention.dim, device=weight.device, dtype=weight.dtype)
             _check(mixer, attention)
             self.attention, self.mixer = attention, mixer
             self.adapter = kind(mixer, attention, module).train(module.training)
             self.adapter.windows = host.windows
+            self.adapter.positions = settle(positions, mixer, attention, kind.positions)
             self.sources: Sources = {
-                **kind.copied_parameters(module),
+                **self.adapter.copied_parameters(module),
                 **(inherit(mixer, attention) if inherits else {}),
             }
             self.scale, self.error = self._calibrate(inherits)
@@ -171,6 +201,8 @@ def fitted(config: MixerConfig, attention: AttentionSpec) -> MixerConfig:
         config = config.for_relative(attention.relative is not None).for_rotary(attention.rotary)
     if attention.equivalent is not None and attention.equivalent.name == config.name:
         config = attention.equivalent.complete(config)
+    if attention.smoothing:
+        config = config.for_scales(tuple(part.size for part in attention.smoothing))
     if attention.dropout and not config.dropout:
         config = config.changed(dropout=attention.dropout)
     if attention.causal:

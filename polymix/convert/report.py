@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -13,9 +14,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from polymix.convert.adapter import Adapter, Host
+from polymix.convert.positions import MEANING
 from polymix.convert.spec import AttentionSpec
 from polymix.errors import OptionError
 from polymix.mixers.inheritance import Projection
+from polymix.numbers import NONE, aligned, arrow, between, metric, spanned
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,8 @@ class LayerReport:
     and after, for one sequence of `tokens`, 2 per multiply-add. error: ‖new − old‖ / ‖old‖ of the layer's output on the
     input of `convert`. inherited: each mixer parameter that comes from the attention, with the parameters it comes
     from. fresh: the mixer's other parameters. dropped: which attention weights and other parts were discarded, and why.
-    scale: factor applied to the mixer's output.
+    scale: factor applied to the mixer's output. positions: "all", "drop" or "values" where the host adds positions to
+    queries and keys only (see `convert`); else None.
     """
 
     name: str
@@ -42,6 +46,7 @@ class LayerReport:
     fresh: tuple[str, ...]
     dropped: Mapping[str, str]
     scale: float | None
+    positions: str | None = None
 
     @classmethod
     def kept(cls, name: str, module: nn.Module) -> LayerReport:
@@ -63,12 +68,15 @@ class LayerReport:
         lost = {**dict.fromkeys(every, "no place in this mixer"), **attention.drops}
         if attention.rotary is not None and mixer.config.rotary_base is None:
             lost["rotary"] = "no place in this mixer"
+        positions = adapter.positions if attention.own_values else None
+        if positions in ("all", "drop"):
+            lost["position_embeddings"] = MEANING[positions]
         lost = {key: why for key, why in lost.items() if key not in used}
         fresh = tuple(key for key, _ in mixer.named_parameters() if key not in sources)
         flops = None if tokens is None else (attention_flops(attention, tokens), mixer.cost(tokens).flops)
         return cls(
             name, type(module).__name__, mixer.name, mixer.config.to_dict(), tokens,
-            (parameters(module), parameters(adapter)), flops, error, dict(sources), fresh, lost, scale,
+            (parameters(module), parameters(adapter)), flops, error, dict(sources), fresh, lost, scale, positions,
         )  # fmt: skip
 
 
@@ -212,24 +220,56 @@ class ConversionReport:
         }  # fmt: skip
 
     def __str__(self) -> str:
-        lines = table(self.layers, self.parameters)
+        lines = [*table(self.layers, self.parameters), *fates(self.layers)]
         lines += [f"Not converted (no adapter): {', '.join(self.left_out)}."] if self.left_out else []
-        lines += [f"{self.metric.capitalize()}, {name}: {value:.4g}." for name, value in self.accuracy.items()]
+        lines += [
+            f"{self.metric.capitalize()}, {name}: {metric(value, self.metric)}."
+            for name, value in self.accuracy.items()
+        ]
         return "\n".join(lines)
 
 
 def table(layers: Sequence[LayerReport], counts: tuple[int, int]) -> list[str]:
-    """The report as text: a line for each layer, and one with the parameters of the whole model."""
-    rows = [("layer", "was", "is", "parameters", "FLOPs", "error")]
+    """The report as text: a line for equal layers in a row, and one with the parameters of the whole model."""
+    rows: list[tuple[str, ...]] = [("layer", "was", "is", "parameters", "MFLOPs", "error")]
+    for cells, group in groupby(layers, _cells):
+        its = list(group)
+        error = between([layer.error for layer in its if layer.error is not None])
+        rows.append((spanned([layer.name or "(the model)" for layer in its]), *cells, error))
+    note = "MFLOPs: millions of floating-point operations, 2 for each multiply-add."
+    return [*aligned(rows), f"Parameters of the model: {counts[0]:,} → {counts[1]:,}. {note}"]
+
+
+def _cells(layer: LayerReport) -> tuple[str, ...]:
+    """What a line of the table says of a layer besides its name and its error."""
+    parameters = f"{layer.parameters[0]:,} → {layer.parameters[1]:,}" if layer.now else f"{layer.parameters[0]:,}"
+    flops = NONE if layer.flops is None else arrow([count / 1e6 for count in layer.flops])
+    return layer.was, layer.now or "kept", parameters, flops
+
+
+def fates(layers: Sequence[LayerReport]) -> list[str]:
+    """Which weights the mixers start from and which were discarded: a line for each kind of layer."""
+    lines: dict[str, None] = {}
     for layer in layers:
-        now = layer.now or "kept"
-        count = f"{layer.parameters[0]:,} → {layer.parameters[1]:,}" if layer.now else f"{layer.parameters[0]:,}"
-        flops = "–" if layer.flops is None else f"{layer.flops[0] / 1e6:,.1f} → {layer.flops[1] / 1e6:,.1f} M"
-        error = "–" if layer.error is None else f"{layer.error:.3g}"
-        rows.append((layer.name or "(the model)", layer.was, now, count, flops, error))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return [*lines, f"Parameters of the model: {counts[0]:,} → {counts[1]:,}."]
+        if layer.now is not None:
+            kept = _modules(key for keys in layer.inherited.values() for key in keys)
+            lost = [name for name in _modules(layer.dropped) if name not in kept]
+            kept_text = f"starts from {', '.join(kept)}" if kept else "starts from random weights"
+            lines[f"{layer.was} → {layer.now}: {kept_text}{'; discards ' + ', '.join(lost) if lost else ''}."] = None
+    choices = [layer.positions for layer in layers]
+    for choice in filter(None, dict.fromkeys(choices)):
+        lines[f"Positions in {choices.count(choice)} layers ({choice}): {MEANING[choice]}."] = None
+    return list(lines)
+
+
+def _modules(keys: Iterable[str]) -> list[str]:
+    """The modules of parameters such as "qkv.weight[query]", each once: "qkv[query]"."""
+    found: dict[str, None] = {}
+    for key in keys:
+        name, bracket, part = key.partition("[")
+        above, _, last = name.rpartition(".")
+        found[(above if last in ("weight", "bias") and above else name) + bracket + part] = None
+    return list(found)
 
 
 def _place(model: nn.Module, name: str, module: nn.Module) -> None:

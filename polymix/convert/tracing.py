@@ -13,10 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from polymix._io import one_line
 from polymix.convert.adapter import Adapter, Host, adapter_for
-from polymix.convert.find import CONTEXTS
+from polymix.convert.find import CONTEXTS, image_size
 from polymix.convert.masks import Seen, seen_through
 from polymix.convert.spec import AttentionSpec
+from polymix.errors import InputError, PolymixError
 
 Call = Callable[[], Any]
 
@@ -70,7 +72,10 @@ class LayerCall:
                 adapter(*self.args, **self.kwargs)
         finally:
             adapter.current_grid = before
-        return tensors(outputs[""])[0]
+        y = tensors(outputs[""])[0]
+        if y.ndim == 3 and self.output.ndim == 4:  # tokens of a mixer in the place of a feature map
+            y = y.transpose(1, 2).unflatten(2, self.output.shape[2:])
+        return y
 
 
 def record_layers(model: nn.Module, layers: Mapping[str, nn.Module], inputs: Any) -> dict[str, LayerCall]:
@@ -103,8 +108,37 @@ def record_layers(model: nn.Module, layers: Mapping[str, nn.Module], inputs: Any
         # layers last: one that is its own part notes its output before its call
         for modules, note in ((maps, note_grid), (parts, note_output), (dict(layers), note_call)):
             stack.enter_context(on_calls(modules, note))
-        run(model, inputs)
+        try:
+            run(model, inputs)
+        except PolymixError:
+            raise
+        except Exception as error:  # whatever a model raises for inputs that it does not take
+            got = f"{_shapes(inputs)}, on which {type(model).__name__} fails with {one_line(error)[:200]}"
+            raise InputError("input", got, wanted_input(model), "Pass what you call the model with.") from error
     return calls
+
+
+def _shapes(inputs: Any) -> str:
+    shapes = ", ".join(f"{tuple(part.shape)} of {str(part.dtype).removeprefix('torch.')}" for part in tensors(inputs))
+    return f"{type(inputs).__name__} with {shapes}" if not isinstance(inputs, Tensor) else f"a tensor {shapes}"
+
+
+def wanted_input(model: nn.Module) -> str:
+    """What the model takes, in words, as far as it can be read from its first layer."""
+    size, dtype = image_size(model), next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+    kind = "" if dtype is None else f" of {str(dtype).removeprefix('torch.')}"
+    for part in model.modules():
+        if isinstance(part, nn.Embedding):
+            return f"token ids (B, N) below {part.num_embeddings}"
+        if isinstance(part, nn.Conv2d):
+            height, width = ("H", "W") if size is None else size
+            return f"images (B, {part.in_channels}, {height}, {width}){kind}"
+        if isinstance(part, (nn.MultiheadAttention, nn.LayerNorm)):
+            width = part.embed_dim if isinstance(part, nn.MultiheadAttention) else part.normalized_shape[-1]
+            return f"tokens (B, N, {width}){kind}"
+        if isinstance(part, nn.Linear):
+            return f"a tensor (…, {part.in_features}){kind}"
+    return "an input that the model takes"
 
 
 def _adapter(module: nn.Module) -> type[Adapter]:
@@ -119,7 +153,9 @@ def with_call(spec: AttentionSpec, module: nn.Module, call: LayerCall) -> Attent
     x = _tokens(arguments)
     axis = _axis(module, x)
     context = next((arguments[name] for name in CONTEXTS if isinstance(arguments.get(name), Tensor)), x)
-    cross = context.shape != x.shape or not torch.equal(context, x)
+    cross = not same_tokens(context, x)
+    value = arguments.get("value") if spec.own_values is None else None
+    own = not same_tokens(value, context) if isinstance(value, Tensor) else spec.own_values
     kind = adapter_for(module)
     if kind is None or kind.checks_masks:
         seen = seen_through(module, arguments, x.shape[axis], context.shape[axis])
@@ -127,8 +163,13 @@ def with_call(spec: AttentionSpec, module: nn.Module, call: LayerCall) -> Attent
         seen = Seen(False, None)
     return replace(
         spec, causal=spec.causal or (seen.causal and not cross), cross=spec.cross or cross,
-        masks=spec.masks | ({seen.kind} if seen.kind else set()), grid=spec.grid or call.grid,
+        masks=spec.masks | ({seen.kind} if seen.kind else set()), grid=spec.grid or call.grid, own_values=own,
     )  # fmt: skip
+
+
+def same_tokens(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors hold the same numbers, as x + positions does if it is computed twice."""
+    return a is b or (a.shape == b.shape and torch.equal(a, b))
 
 
 def token_count(module: nn.Module, call: LayerCall) -> int | None:

@@ -27,7 +27,8 @@ def as_padre(
 
     Exact, to 1e-10 in float64:
 
-    - padre itself, and every module that is linear in its tokens: degree 1.
+    - padre itself, and every module that is linear in its tokens, such as a convolution, pooling or ResMLP's layer
+      along the tokens: degree 1. MLP-Mixer's token mixing is none: there is a GELU between its two layers.
     - conv2former without norm and GELU (degree 2), prodpoly (its degree), poly_nl (its order).
     - poly_sa with sigma="identity", linear with feature_map="identity" and normalize=False, non_local with
       form="dot_product", sima with norms frozen at `x`: degree 3.

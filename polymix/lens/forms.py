@@ -78,10 +78,10 @@ def _linear_attention(mixer: Any, m: dict[str, Any], n: int, given: FormArgument
 @register_form(NonLocalMixer)
 def _non_local(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> PadreForm:
     _needs(mixer, form="dot_product")
-    mean, width = torch.full((n, n), 1 / n, dtype=F64), m["W_t"].shape[1]
+    mean, width = torch.full((n, n), 1 / n if mixer.config.reduction == "mean" else 1.0, dtype=F64), m["W_t"].shape[1]
     t, p, g = ((m[f"W_{name}"], m[f"b_{name}"]) for name in "tpg")
     chains = _pooled_products(t, p, g, 1, mean, mixer.scale)
-    V, bias = m["W_z"], m["b_z"]
+    V, bias = torch.eye(width, dtype=F64) if m["W_z"] is None else m["W_z"], m["b_z"]
     if m["gain"] is not None:
         V = V * m["gain"]
         bias = m["shift"] if bias is None else bias * m["gain"] + m["shift"]
@@ -112,15 +112,23 @@ def _conv2former(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) ->
 @register_form(HyenaMixer)
 def _hyena(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> PadreForm:
     order = mixer.config.order
-    *gates, value = m["W_in"].chunk(order + 1, dim=1)
+    maps = m["W_in"].chunk(order + 1, dim=1)
     biases = (None,) * (order + 1) if m["b_in"] is None else m["b_in"].chunk(order + 1)
-    after = (None,) * (order + 1) if m["b_short"] is None else m["b_short"].chunk(order + 1)
-    short = m["T"].chunk(order + 1)
     turn = [order, *range(order - 1, -1, -1)]  # v, x_{order-1}, …, x_0
-    maps = [value if i == order else gates[i] for i in turn]
-    chain = Chain(B=maps, b=[biases[i] for i in turn], A=[short[i] for i in turn], c=[after[i] for i in turn],
-                  C=[None, *m["H"]])  # fmt: skip
-    return PadreForm([chain], m["W_out"], m["b_out"])
+
+    def branch(m: dict[str, Any], place: Tensor) -> Chain:
+        """place: the token at each step of the scan."""
+        after = (None,) * (order + 1) if m["b_short"] is None else m["b_short"].chunk(order + 1)
+        back = place.argsort()
+        short = m["T"][:, back][:, :, back].chunk(order + 1)
+        return Chain(B=[maps[i] for i in turn], b=[biases[i] for i in turn], A=[short[i] for i in turn],
+                     c=[after[i] for i in turn], C=[None, *(h[:, back][:, :, back] for h in m["H"])])  # fmt: skip
+
+    p = mixer.config.num_prefix_tokens
+    half = (n - p) // 2
+    place = torch.cat((p + torch.arange(half), torch.arange(p), torch.arange(p + half, n)))
+    chains = [branch(m, place)] + ([branch(m["back"], place.flip(0))] if "back" in m else [])
+    return PadreForm(chains, m["W_out"], m["b_out"])
 
 
 @register_form(PolyNlMixer)
@@ -128,7 +136,7 @@ def _poly_nl(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> Pad
     dim, mean = mixer.dim, torch.full((n, n), 1 / n, dtype=F64)
     eye = torch.eye(dim, dtype=F64)
     into, b_in = m.get("W_in", eye), m.get("b_in")
-    out, beta = m.get("W_out"), m["beta"]
+    out, beta, inside = m.get("W_out"), m["beta"], "W_out" in m and mixer.config.alpha_inside
 
     def through(w: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor | None]:
         bias = _times(b_in, w)
@@ -144,19 +152,23 @@ def _poly_nl(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> Pad
     pairs = [through(m["W_1"], m["b_1"])] + ([] if m["W_2"] is None else [through(m["W_2"], m["b_2"])])
     last, bias = after(m["W_3"], m["b_3"])
     if m.get("b_out") is not None:
-        bias = beta * m["b_out"] if bias is None else bias + beta * m["b_out"]
+        b_out = m["b_out"] if inside else beta * m["b_out"]
+        bias = b_out if bias is None else bias + b_out
     # All chains share V. So each gets channels of its own, and V has the maps of all of them, one below the other.
     width = last.shape[0]
     cubic = Chain(B=[*(w for w, _ in pairs), into], b=[*(b for _, b in pairs), b_in],
                   C=[*(None,) * (len(pairs) - 1), mean])  # fmt: skip
-    blocks, chains = [last, m["alpha"] * eye], [_placed(cubic, 0, width + dim), None]
+    linear = Chain(B=[into], b=[b_in]) if inside else Chain(B=[eye])
+    dim = linear.B[0].shape[1]
+    direct = m["alpha"] * (m["W_out"] if inside else eye)
+    blocks, chains = [last, direct], [_placed(cubic, 0, width + dim), None]
     if "W_p" in m:
         blocks.append(after(None, None)[0])
         width_p = blocks[2].shape[0]
         square = Chain(B=[through(m["W_p"], m["b_p"])[0], into], b=[through(m["W_p"], m["b_p"])[1], b_in])
         chains = [_placed(cubic, 0, width + dim + width_p), None, _placed(square, width + dim, width + dim + width_p)]
     total = sum(block.shape[0] for block in blocks)
-    chains[1] = _placed(Chain(B=[eye]), width, total)
+    chains[1] = _placed(linear, width, total)
     return PadreForm([chain for chain in chains if chain is not None], torch.cat(blocks), bias)
 
 
@@ -259,6 +271,9 @@ def _taylor(mixer: Any, m: dict[str, Any], n: int, last: int, of: str, *, exact:
 @register_form(MambaMixer, "x", "decay")
 def _mamba(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> PadreForm:
     check_choice("decay", given.decay, ("exact", "linear"))
+    if mixer.config.bidirectional:
+        cure = "Build it with bidirectional=False: each direction has a form of its own."
+        raise CapabilityError("mixer", "mamba with bidirectional=True", "mamba with one direction", cure)
     A = m["A"]
     width, states = A.shape
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polymix.errors import OptionError, PolymixError, ShapeError, check_int
+from polymix.errors import OptionError, PolymixError, ShapeError, check_seed
+from polymix.limits import check_memory
 from polymix.mixers import TokenMixer
 
 EPS = torch.finfo(torch.float64).eps
@@ -28,10 +29,13 @@ class Probe:
         self, module: Callable[..., Any], x: Tensor | None, shape: tuple[int, ...] | None, seed: int, cells: int,
         call: dict[str, Any], keep: int = 0,
     ) -> None:  # fmt: skip
-        check_int("seed", seed, 0)
+        check_seed("seed", seed)
         if not callable(module):
             raise OptionError("module", type(module).__name__, "a module, or a function of one tensor", "")
         self.module = module
+        if isinstance(module, nn.Module):
+            size = 2 * 8 * sum(tensor.numel() for tensor in (*module.parameters(), *module.buffers()))
+            check_memory("module", f"a copy of the {type(module).__name__} in float64", size)
         self.function = float64_copy(module) if isinstance(module, nn.Module) else module
         self.call = {key: _as_float64(value) for key, value in call.items()}
         self.calls = 0
@@ -128,6 +132,7 @@ class Probe:
                 raise ShapeError(
                     "shape", repr(shape), "a tuple of sizes of at least 1", "Pass shape=(1, 6, 4), for example."
                 )
+            check_memory("shape", f"points of shape {tuple(shape)}", 16 * 8 * math.prod(shape))
             return tuple(shape), None
         if not isinstance(self.function, TokenMixer):
             got = f"none for a {type(self.module).__name__}"

@@ -9,6 +9,7 @@ from typing import Any
 
 from polymix._io import parse_options
 from polymix.errors import OptionError, check_choice, check_divides, check_grid_option, check_int, nearest_first
+from polymix.limits import LONGEST, check_memory
 
 _HOW = "(tokens, dim), (batch, tokens, dim) or a dict with tokens and dim"
 _LONGEST_SIDE = 4  # times the shorter side: a longer grid is unlikely to be an image
@@ -52,6 +53,12 @@ class Shape:
         for name in ("tokens", "dim", "batch", "heads", "cross"):
             if getattr(self, name) is not None or name in ("tokens", "dim", "batch"):
                 check_int(name, getattr(self, name), 1)
+        for name in ("tokens", "cross"):
+            if getattr(self, name) is not None:
+                check_int(name, getattr(self, name), 1, LONGEST)
+        sizes = f"{self.batch:,} × {max(self.tokens, self.cross or 1):,} tokens of {self.dim:,} channels"
+        check_memory("shapes", sizes, 3 * 4 * self.batch * max(self.tokens, self.cross or 1) * self.dim)
+        check_memory("dim", f"a map of {self.dim:,} channels", 4 * self.dim**2)
         check_choice("causal", self.causal, (True, False))
         check_choice("mask", self.mask, (None, "padding", "arbitrary"))
         if self.heads is not None:

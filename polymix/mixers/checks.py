@@ -28,16 +28,23 @@ class Placement(Protocol):
     def prefix(self) -> int: ...
     @property
     def causal_by_build(self) -> bool: ...
+    @property
+    def sees_all(self) -> str: ...
 
 
 class MixerCall(NamedTuple):
-    """The checked arguments of a forward. causal: 0, 1 or a block length K. cross: there is a separate context."""
+    """The checked arguments of a forward.
+
+    causal: 0, 1 or a block length K. cross: there is a separate context. values: what the values are computed from, if
+    that is not the context (or x, without one).
+    """
 
     mask: Tensor | None = None
     causal: int = 0
     grid: tuple[int, ...] | None = None
     segments: Segments | None = None
     cross: bool = False
+    values: Tensor | None = None
 
 
 class Checked(Protocol):
@@ -132,6 +139,13 @@ def check_padding(mask: Tensor | None) -> None:
         )
 
 
+def check_recurrent_order(causal: Any) -> None:
+    """Raise MaskError unless causal is True or a block length: a recurrent call is causal."""
+    if not isinstance(causal, int) or causal < 1:
+        cure = "Leave it out, or call forward for tokens that see later ones."
+        raise MaskError("causal", repr(causal), "True or a block length of at least 1", cure)
+
+
 def _check_segments(mixer: Checked, segments: Segments, x: Tensor, m: int, cross: bool) -> None:
     if not mixer.capabilities.has("segments"):
         raise lacks(mixer.name, "segments", "segments", "segments (packed sequences)")
@@ -163,7 +177,7 @@ def _causal(mixer: Checked, causal: bool | int | None, cross: bool) -> int:
         )
     if mixer.config.causal_by_build and int(causal) != 1:
         raise MaskError("causal", causal, f"True or None, as this {mixer.name} was built causal",
-                        "Build it with causal=False.")  # fmt: skip
+                        f"Build it with {mixer.config.sees_all}.")  # fmt: skip
     if causal and not mixer.capabilities.causal:
         raise lacks(mixer.name, "causal", "causal", "causal=True")
     if causal > 1 and not mixer.capabilities.has("block_causal"):
@@ -220,6 +234,15 @@ def _check_contexts(mixer: Checked, context: Any, x: Tensor) -> tuple[Tensor, ..
     return parts
 
 
+def _check_values(mixer: Checked, values: Any, x: Tensor, m: int) -> None:
+    if not mixer.capabilities.has("values"):
+        raise lacks(mixer.name, "values", "values", "values from another input than the keys")
+    check_tokens(mixer, "values", values, batch=x.shape[0])
+    if values.shape[1] != m:
+        allowed = f"({x.shape[0]}, {m}, {mixer.dim}), one value for each key"
+        raise ShapeError("values", _shape(values), allowed, "Keys come from the context, or from x without one.")
+
+
 def check_call(
     mixer: Checked,
     x: Tensor,
@@ -228,6 +251,7 @@ def check_call(
     causal: bool | int | None,
     grid: tuple[int, ...] | None,
     segments: Segments | None,
+    values: Any = None,
 ) -> MixerCall:
     """Check the arguments of a forward, and return them in normal form.
 
@@ -238,8 +262,8 @@ def check_call(
         _check_dense("x", x, ShapeError)
         _check_inference(mixer, "x", x)
     plain = context is None and segments is None and type(x) is Tensor and (mask is None or type(mask) is Tensor)
-    if not plain or type(grid) not in (tuple, type(None)) or torch.compiler.is_compiling():
-        return _check_call(mixer, x, context, mask, causal, grid, segments)
+    if values is not None or not plain or type(grid) not in (tuple, type(None)) or torch.compiler.is_compiling():
+        return _check_call(mixer, x, context, mask, causal, grid, segments, values)
     weight = next(mixer.parameters())
     key = (x.shape, x.dtype, x.device, x.layout, weight.dtype, weight.device, causal, type(causal), grid,
            None if mask is None else (mask.shape, mask.dtype, mask.device, mask.layout))  # fmt: skip
@@ -262,11 +286,14 @@ def _check_call(
     causal: bool | int | None,
     grid: tuple[int, ...] | None,
     segments: Segments | None,
+    values: Any = None,
 ) -> MixerCall:
     check_tokens(mixer, "x", x)
     parts = _check_contexts(mixer, context, x)
     n = x.shape[1]
     m = parts[0].shape[1] if parts else n
+    if values is not None:
+        _check_values(mixer, values, x, m)
     order = _causal(mixer, causal, context is not None)
     if mask is not None:
         several = mixer.needs_context and isinstance(mask, (tuple, list))
@@ -287,7 +314,7 @@ def _check_call(
     if prefix and n <= prefix:
         raise ShapeError("x", _shape(x), f"more than num_prefix_tokens={prefix} tokens",
                          "Pass the prefix tokens and the tokens of the grid.")  # fmt: skip
-    return MixerCall(mask, order, check_grid(mixer, grid, n - prefix), segments, context is not None)
+    return MixerCall(mask, order, check_grid(mixer, grid, n - prefix), segments, context is not None, values)
 
 
 def check_dtype(dtype: Any) -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, TypeVar
 
 import torch
 
 from polymix import errors
+from polymix.limits import check_model
 from polymix.mixers.checks import check_dtype
 from polymix.mixers.mixer import TokenMixer
 from polymix.mixers.registry import check_options, config_class
 
 Self = TypeVar("Self", bound="MixerConfig")
+Scan = TypeVar("Scan", bound="ScanConfig")
+_SMALL = 2**28  # weights that any machine has room for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +30,8 @@ class MixerConfig:
         dropout: probability of zeroing an element of the output in training.
         impl: "auto" chooses the fastest implementation for each call. A name from the mixer's `impls` always runs
             that one, or raises. The result is the same up to rounding.
+        preset: "paper" sets the options that the paper's equations have and the defaults have not, such as bias=False;
+            options that are given as well win. None: the defaults. Not every mixer has one.
     """
 
     name: ClassVar[str]
@@ -34,12 +42,22 @@ class MixerConfig:
     sees: ClassVar[str] = "everything"  # which tokens a token can see
     layer_of: ClassVar[str | None] = None  # library whose layer the mixer wraps
     is_attention: ClassVar[bool] = False  # softmax attention, global or windowed; `convert` may keep the host's layer
+    reads_keys: ClassVar[bool] = True  # given a context and values of their own, the context still plays a part
     cache_grows: ClassVar[bool] = False  # generation needs a cache that grows with the sequence
+    paper: ClassVar[Mapping[str, Any]] = {}  # the options of preset="paper"; see `with_preset`
+    presets: ClassVar[tuple[str | None, ...]] = (None, "paper")
+    own_values: ClassVar[bool] = True  # `convert` lets it read values apart from keys, if it can, without being told
+    sees_all: ClassVar[str] = "causal=False"  # the option that undoes `causal_by_build`
     bias: bool = True
     dropout: float = 0.0
     impl: str = "auto"
+    preset: str | None = None
 
     def __post_init__(self) -> None:
+        errors.check_choice("preset", self.preset, self.presets)
+        if self.preset == "paper" and not self.paper:
+            got = f"'paper' for {self.name}, which has no other form than its defaults"
+            raise errors.OptionError("preset", got, "None", "Leave it out.")
         errors.check_choice("impl", self.impl, type(self).mixer.impls)
         errors.check_choice("bias", self.bias, (True, False))
         errors.check_number("dropout", self.dropout, 0.0, 1.0, "a probability in [0, 1)", 0.0)
@@ -57,7 +75,11 @@ class MixerConfig:
             device = None if device is None else torch.device(device)
         except (RuntimeError, TypeError):
             raise errors.OptionError("device", repr(device), "a device such as cpu or cuda:1", "Pass cpu.") from None
-        return type(self).mixer(self.changed(**changes), dim, device=device, dtype=dtype)
+        config, kw = self.changed(**changes), {"device": device, "dtype": dtype}
+        if device != torch.device("meta") and _largest(dim, config) > _SMALL:
+            what = f"{self.name} with dim={dim}"
+            check_model(lambda: type(self).mixer(config, dim, **{**kw, "device": "meta"}), "dim", what)
+        return type(self).mixer(config, dim, **kw)
 
     def changed(self: Self, **changes: Any) -> Self:
         """A copy with some options replaced.
@@ -122,9 +144,8 @@ class MixerConfig:
         """
         if self.causal_by_build and num_prefix_tokens:
             got = f"a causal {self.name} in a host whose class token stands first and would see only itself"
-            raise errors.OptionError(
-                "mixer", got, "a mixer that is not causal", "Use causal=False or class_token=False."
-            )
+            cure = f"Use {self.sees_all}, or a host without a class token."
+            raise errors.OptionError("mixer", got, "a mixer that is not causal", cure)
         if self.causal_by_build or not self.placed:
             return self
         if self.built_grid not in (None, grid):
@@ -152,9 +173,21 @@ class MixerConfig:
         """Turn the learned relative position bias on or off, if the mixer has one."""
         return self
 
+    def for_scales(self: Self, scales: tuple[int, ...]) -> Self:
+        """Fill in the sizes of the host's multi-scale branches, if the mixer can have them and left them open."""
+        return self
+
     def call_options(self, grid: tuple[int, ...]) -> dict[str, Any]:
         """Keyword arguments that every call needs: the grid, if the mixer reads it from the call."""
         return {}
+
+
+def _largest(dim: Any, config: MixerConfig) -> float:
+    """An estimate of the mixer's weights from above: dim² times the two largest numbers among the options."""
+    if not isinstance(dim, (int, float)):
+        return 0.0
+    numbers = [float(text) for text in re.findall(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?", repr(asdict(config)))]
+    return float(dim) ** 2 * math.prod(sorted(max(number, 1.0) for number in numbers)[-2:])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,6 +252,58 @@ class PrefixedGridConfig(GridConfig):
 
     def without_grid(self: Self) -> Self:
         return self.changed(grid=None, num_prefix_tokens=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScanConfig(MixerConfig):
+    """Base of configs whose mixers scan the tokens from the first to the last.
+
+    Args:
+        bidirectional: a second branch with its own weights scans from the last token to the first, and the branches
+            are added: every token sees all others, and the mixer is not causal.
+        class_token: where both scans meet the tokens in front of the grid: "first", or in the "middle" of the others,
+            as in Vision Mamba. "middle" needs bidirectional=True and a host with such tokens.
+        num_prefix_tokens: number of those tokens (class token, registers), with class_token="middle".
+    """
+
+    sees_all: ClassVar[str] = "bidirectional=True"
+    bidirectional: bool = False
+    class_token: str = "first"
+    num_prefix_tokens: int = 0
+
+    def check(self) -> None:
+        errors.check_choice("bidirectional", self.bidirectional, (True, False))
+        errors.check_choice("class_token", self.class_token, ("first", "middle"))
+        errors.check_int("num_prefix_tokens", self.num_prefix_tokens, 0)
+        if self.class_token == "middle" and not self.bidirectional:
+            got = "'middle' with bidirectional=False, where it would see half of the tokens"
+            raise errors.OptionError("class_token", got, "'first'", "Use bidirectional=True, or leave it out.")
+        if self.num_prefix_tokens and self.class_token == "first":
+            got = f"{self.num_prefix_tokens} with class_token='first'"
+            cure = "Leave it out: tokens in front are scanned first anyway."
+            raise errors.OptionError("num_prefix_tokens", got, "0", cure)
+
+    def check_built(self) -> None:
+        """Raise OptionError if class_token="middle" has no tokens to move."""
+        if self.class_token == "middle" and not self.num_prefix_tokens:
+            got = "'middle' without tokens in front of the grid"
+            cure = "Pass num_prefix_tokens=, use a host with a class token, or leave class_token out."
+            raise errors.OptionError("class_token", got, "'first'", cure)
+
+    @property
+    def prefix(self) -> int:
+        return self.num_prefix_tokens
+
+    @property
+    def causal_by_build(self) -> bool:
+        return not self.bidirectional
+
+    def for_grid(self: Scan, grid: tuple[int, ...], num_prefix_tokens: int = 0) -> Scan:
+        config = super().for_grid(grid, num_prefix_tokens)
+        return config.changed(num_prefix_tokens=num_prefix_tokens) if self.class_token == "middle" else config
+
+    def without_grid(self: Scan) -> Scan:
+        return self.changed(num_prefix_tokens=0)
 
 
 def create_mixer(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymix.errors import check_divides, check_int
-from polymix.ops.shared.tensors import Linear
+from polymix.ops.shared.tensors import project
 from polymix.structured.cost import Op, linear_op
-from polymix.structured.dense import Dense
+from polymix.structured.dense import Dense, affine
 
 
 def head_count(heads: int | None, dim: int) -> int:
@@ -28,27 +27,23 @@ def head_count(heads: int | None, dim: int) -> int:
 
 
 class Heads(nn.Module):
-    """Q = X W_q + b_q, and K and V likewise, as (B, N, heads, d). One product if all three read the same tokens."""
+    """Q = X W_q + b_q, and K and V likewise, as (B, N, heads, d). One product if all three read the same tokens.
+
+    Q reads x and K the context. V reads `values`, or without them the context too.
+    """
 
     def __init__(self, dim: int, heads: int, bias: bool, **kw: Any) -> None:
         super().__init__()
         self.dim, self.heads = dim, heads
         self.qkv = Dense(dim, 3 * dim, bias, **kw)
 
-    def forward(self, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        if context is x:
+    def forward(self, x: Tensor, context: Tensor, values: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        if context is x and values is None:
             parts = self.qkv(x).chunk(3, dim=-1)
         else:
-            query, key_value = self.apart()
-            parts = (F.linear(x, *query), *F.linear(context, *key_value).chunk(2, dim=-1))
+            parts = project(affine(self.qkv), x, context, values)
         q, k, v = (part.unflatten(-1, (self.heads, -1)) for part in parts)
         return q, k, v
-
-    def apart(self) -> tuple[Linear, Linear]:
-        """Weight and bias of the map to Q, and of the map to K and V."""
-        sizes, bias = (self.dim, 2 * self.dim), self.qkv.bias
-        (q, kv), (b_q, b_kv) = self.qkv.weight.split(sizes), (None, None) if bias is None else bias.split(sizes)
-        return (q, b_q), (kv, b_kv)
 
     def op(self, n: int) -> Op:
         return linear_op(n, self.qkv)

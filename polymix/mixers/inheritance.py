@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+
+from polymix.structured import DepthwiseConv, Prefixed
 
 Sources = dict[str, tuple[str, ...]]  # parameter of the mixer -> parameters of the attention it was copied from
 
@@ -22,6 +25,23 @@ class Projection(NamedTuple):
         return Projection(self.weight[first:last], None if self.bias is None else self.bias[first:last], self.keys)
 
 
+class Smoothing(NamedTuple):
+    """A branch of multi-scale attention: further heads on smoothed copies of the queries, keys and values.
+
+    conv: depthwise convolution (3D, 1, s, s) of [Q | K | V]. mix: grouped map (3D, d, 1, 1) after it. out: the part of
+    the output map that reads these heads.
+    """
+
+    conv: Projection
+    mix: Projection
+    out: Projection
+
+    @property
+    def size(self) -> int:
+        """The side s of the convolution."""
+        return self.conv.weight.shape[-1]
+
+
 @dataclass(frozen=True, kw_only=True)
 class AttentionMaps:
     """The linear maps of an attention layer, for `TokenMixer.inherit`.
@@ -32,6 +52,7 @@ class AttentionMaps:
         query, key, value, out: its projections; None if it has none.
         scale: factor on the logits. None: d^-½.
         relative: a learned bias for each offset on the grid, (offsets, heads).
+        smoothing: its branches on smoothed queries, keys and values, as EfficientViT has them.
     """
 
     dim: int
@@ -42,6 +63,7 @@ class AttentionMaps:
     out: Projection | None = None
     scale: float | None = None
     relative: Projection | None = None
+    smoothing: tuple[Smoothing, ...] = ()
 
 
 def copy_map(source: Projection, weight: Tensor, bias: Tensor | None, gain: float = 1.0) -> Sources:
@@ -71,3 +93,22 @@ def add_sources(total: Sources, prefix: str, sources: Sources) -> None:
 def first_rows(bias: Tensor | None, rows: slice) -> Tensor | None:
     """Some rows of a bias; None if there is no bias."""
     return None if bias is None else bias[rows]
+
+
+def joined(first: Projection, then: Projection) -> Projection:
+    """The product of two projections, `first` and `then`, as one."""
+    bias = None if first.bias is None else then.weight @ first.bias
+    bias = then.bias if bias is None or then.bias is None else bias + then.bias
+    return Projection(then.weight @ first.weight, bias, (*first.keys, *then.keys))
+
+
+def smooth_(part: nn.Module) -> None:
+    """Set a depthwise kernel to a local mean: a Gaussian a quarter of the kernel wide; if causal, its later half."""
+    part = part.inner if isinstance(part, Prefixed) else part
+    if isinstance(part, DepthwiseConv):
+        bump = torch.ones((), dtype=part.weight.dtype, device=part.weight.device)
+        for size in part.kernel:
+            centre = size - 1 if part.site.causal else size // 2
+            offset = torch.arange(size, dtype=bump.dtype, device=bump.device) - centre
+            bump = bump[..., None] * (-0.5 * (offset / max(size / 4, 0.5)).square()).exp()
+        part.weight.copy_((bump / bump.sum()).expand_as(part.weight))

@@ -11,7 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from polymix import errors
-from polymix.mixers.checks import MixerCall, check_call, check_dtype, check_length, check_padding, check_state
+from polymix.mixers.checks import (
+    MixerCall,
+    check_call,
+    check_dtype,
+    check_length,
+    check_padding,
+    check_recurrent_order,
+    check_state,
+)
 from polymix.mixers.fold import Folded
 from polymix.mixers.heads import Heads
 from polymix.mixers.inheritance import AttentionMaps, Sources, add_sources, copy_map, first_rows
@@ -89,6 +97,7 @@ class TokenMixer(nn.Module, ABC):
         causal: bool | int | None = None,
         grid: tuple[int, ...] | None = None,
         segments: Segments | None = None,
+        values: Tensor | None = None,
     ) -> Tensor:
         """Mix the tokens of x with each other, or with the tokens of `context`.
 
@@ -105,6 +114,9 @@ class TokenMixer(nn.Module, ABC):
                 mixer was built for.
             segments: (B, N) integer ids of packed sequences; tokens with different ids do not see each other. With a
                 context: a pair, (B, N) for x and (B, M) for the context.
+            values: (B, M, D), what values are computed from, token by token, if not from the context. Queries come
+                from x and keys from the context, as in attention with positions added to queries and keys only. The
+                class's docstring says which map reads it. Needs `capabilities.values`.
 
         Returns:
             (B, N, D) in the dtype of x. Under autocast, in the dtype that autocast chooses.
@@ -115,18 +127,23 @@ class TokenMixer(nn.Module, ABC):
         if self.feature_maps and isinstance(x, Tensor) and x.ndim == 4:
             map_grid = tuple(x.shape[2:]) if self.capabilities.grids else None
             tokens = x.flatten(2).transpose(1, 2)
-            y = self.forward(tokens, context, mask=mask, causal=causal, grid=grid or map_grid, segments=segments)
+            options: dict[str, Any] = {"mask": mask, "causal": causal, "segments": segments, "values": values}
+            y = self.forward(tokens, context, grid=grid or map_grid, **options)
             return y.transpose(1, 2).unflatten(2, x.shape[2:])
-        call = check_call(self, x, context, mask, causal, grid, segments)
+        call = check_call(self, x, context, mask, causal, grid, segments, values)
         if isinstance(mask, Tensor) and mask.ndim == 2:
             if context is None:
                 x = zero_broken_padding(x, mask)
             elif isinstance(context, Tensor):  # has no outputs of its own
                 context = context.masked_fill(~mask.unsqueeze(-1), 0.0)
+            if values is not None:
+                call = call._replace(values=values.masked_fill(~mask.unsqueeze(-1), 0.0))
         y = self.mix(x, x if context is None else context, call)
         return self.drop(y) if self.drop.training else y  # skip the module call when dropout is off
 
-    def prefill(self, x: Tensor, state: Any = None, *, mask: Tensor | None = None) -> tuple[Tensor, Any]:
+    def prefill(
+        self, x: Tensor, state: Any = None, *, mask: Tensor | None = None, causal: bool | int = True
+    ) -> tuple[Tensor, Any]:
         """Mix a chunk of tokens causally, continuing from `state`; return the output and the new state.
 
         Any split of a sequence into calls of `prefill` and `step` gives the same outputs as one causal forward. The
@@ -136,23 +153,39 @@ class TokenMixer(nn.Module, ABC):
             x: (B, N, D), the next tokens.
             state: what the previous call returned. None: the start of a sequence.
             mask: (B, N), boolean; False = padding.
+            causal: True, or a block length K as in `forward`. Chunks then hold whole blocks of K real tokens; only the
+                last chunk of a sequence may end within a block.
 
         Raises:
-            CapabilityError: the mixer has no recurrent form. ShapeError, MaskError, StateError: an argument is wrong.
+            CapabilityError: the mixer has no recurrent form, or none for blocks. ShapeError, MaskError, StateError: an
+                argument is wrong, or the state ends within a block.
         """
         self._need_recurrence()
-        call = check_call(self, x, None, mask, True, None, None)
+        call = check_call(self, x, None, mask, causal, None, None)
         check_padding(mask)
+        check_recurrent_order(causal)
         check_state(self.check_state, state, x)
-        y, state = self.scan(x if mask is None else zero_broken_padding(x, mask), state, call.mask)
+        x = x if mask is None else zero_broken_padding(x, mask)
+        if call.causal > 1:
+            y, state = self.scan_blocks(x, state, call.mask, call.causal)
+        else:
+            y, state = self.scan(x, state, call.mask)
         return self.drop(y), state
 
-    def step(self, x_t: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+    def step(self, x_t: Tensor, state: Any = None, *, causal: bool | int = True) -> tuple[Tensor, Any]:
         """Mix one token, (B, D) or (B, 1, D), continuing from `state`; return its output and the new state.
 
-        The cost does not depend on the number of earlier tokens.
+        With causal=K the step is a block, (B, K, D). The cost does not depend on the number of earlier tokens.
         """
         self._need_recurrence()
+        check_recurrent_order(causal)
+        if causal > 1:
+            if not isinstance(x_t, Tensor) or x_t.ndim != 3 or x_t.shape[1] != causal:
+                got = tuple(x_t.shape) if isinstance(x_t, Tensor) else type(x_t).__name__
+                raise errors.ShapeError(
+                    "x_t", got, f"one block, (B, {causal}, {self.dim})", "Use prefill for other lengths."
+                )
+            return self.prefill(x_t, state, causal=causal)
         if isinstance(x_t, Tensor) and x_t.ndim == 2:
             y, state = self.prefill(x_t[:, None], state)
             return y[:, 0], state
@@ -179,6 +212,10 @@ class TokenMixer(nn.Module, ABC):
     def scan(self, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
         """`prefill`, after the checks. Recurrent mixers override it."""
         raise lacks(self.name, "recurrent", self.name, "prefill and step")
+
+    def scan_blocks(self, x: Tensor, state: Any, mask: Tensor | None, block: int) -> tuple[Tensor, Any]:
+        """`prefill` with causal=block > 1, after the checks. Recurrent mixers that take blocks override it."""
+        raise lacks(self.name, "block_causal", "causal", f"prefill in blocks of {block}")
 
     def check_state(self, state: Any, x: Tensor) -> str | None:
         """None if `state` fits this mixer and the batch of x; otherwise a description of the state expected."""

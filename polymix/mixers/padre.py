@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from polymix import ops
-from polymix.errors import OptionError, ShapeError
+from polymix.errors import OptionError
 from polymix.mixers.checks import MixerCall, check_grid
-from polymix.mixers.inheritance import AttentionMaps, Projection, Sources, add_sources, copy_map
+from polymix.mixers.inheritance import AttentionMaps, Sources, add_sources, copy_map, joined, smooth_
 from polymix.mixers.mixer import INIT_STD, Polynomial, TokenMixer
 from polymix.mixers.padre_config import PadreConfig
+from polymix.mixers.padre_contexts import cross_factors, crossing, hide
 from polymix.mixers.registry import Capabilities, register
 from polymix.ops.dispatch import IMPLS
 from polymix.ops.padre import SPREAD, Convolution, PadreMaps, PadreTerms, merged_first, size
@@ -30,7 +31,7 @@ from polymix.structured import (
     Site,
     StructuredMap,
     create_map,
-    token_map,
+    token_map,  # fmt: skip
 )
 from polymix.structured.cost import Op
 from polymix.structured.dense import affine
@@ -63,11 +64,12 @@ class PadreMixer(TokenMixer):
     the denominator's Q, S and R by the letters Q, P and 𝒟, and L in Eq. 18 by V.)
 
     With a `pattern`, Y_i reads x or one of the contexts, which may have other lengths; pass a tuple as `context` if
-    there are several. Without biases Z_i is homogeneous of degree i in X (Lemma 1, monomials).
+    there are several. Several patterns are added: P = Σ_patterns Σ_i W_i ⊙ Z_i + L. Without biases Z_i is homogeneous
+    of degree i in X (Lemma 1, monomials).
 
     A padding mask removes tokens from a 1-D sequence, and ends the grid there in 2-D and 3-D; padding gets zeros.
     With a pattern, `mask` hides context tokens. A tuple with one mask more than there are contexts begins with the
-    mask of x, whose hidden tokens read as zeros.
+    mask of x, whose hidden tokens read as zeros. With values of their own (`values=`), Y_d reads them, not x.
 
     The token maps cost O(N) or O(N log N), except dense, block_diagonal and sparse (N² by blocks and density) and
     monarch (N^1.5).
@@ -77,7 +79,7 @@ class PadreMixer(TokenMixer):
 
     Shapes: (B, N, D) -> (B, N, D); (B, F, G) with out_tokens and out_dim.
     State: the last k - 1 tokens of every convolution.
-    Source: PADRe, Eq. 1-7, Lemma 1, Eq. 11 (contexts), Eq. 15-20 (denominators), Tables 2 and 6 (costs).
+    Source: PADRe, Eq. 1-7, Lemma 1, Eq. 11 and App. A.1 (contexts), Eq. 15-20 (denominators), Tables 2 and 6 (costs).
     """
 
     A: Any  # A, C, D: ModuleLists of maps; B: a ModuleDict from an input's letter to its ParallelLinear
@@ -86,8 +88,9 @@ class PadreMixer(TokenMixer):
     D: Any
     name = "padre"
     capabilities = Capabilities(
-        causal=True, cross=True, masks=frozenset({"padding"}), recurrent=True, isolates_future=True, grids=(1, 2, 3)
-    )
+        causal=True, cross=True, values=True, masks=frozenset({"padding"}), recurrent=True, isolates_future=True,
+        grids=(1, 2, 3),
+    )  # fmt: skip
     impls = IMPLS
     config: PadreConfig
 
@@ -124,11 +127,11 @@ class PadreMixer(TokenMixer):
         total = () if n is None else (p + n,)
         sizes = {"ones": None, None: None, "channel": (dim,), "full": (*total, dim)}
         w, constant = sizes[config.weight], sizes[config.constant]
-        self.W = None if w is None else nn.Parameter(torch.ones(len(self.terms), *w, **kw))
+        self.W = None if w is None else nn.Parameter(torch.ones(len(plan.patterns) * len(self.terms), *w, **kw))
         self.L = None if constant is None else nn.Parameter(torch.zeros(*constant, **kw))
         below = config.denominator
         self.Q = nn.Parameter(torch.ones(below, *(w or (dim,)), **kw)) if below else None
-        self.S = nn.Parameter(torch.ones(dim, **kw)) if below else None
+        self.S = nn.Parameter(torch.ones(*(constant or (dim,)), **kw)) if below else None
         whole = total[0] if total else None
         self.U: StructuredMap | None = None
         self.V: StructuredMap | None = None
@@ -145,21 +148,18 @@ class PadreMixer(TokenMixer):
     def _settle_capabilities(self) -> None:
         config = self.config
         full = "full" in (config.weight, config.constant)
-        self.tied = any(part.fixed for part in self._token_maps() if isinstance(part, StructuredMap))
+        tops = [part for part in (*self.A, *self.C, self.U) if part is not None]  # with the parts of composite maps
+        self.tied = any(part.fixed for top in tops for part in top.modules() if isinstance(part, StructuredMap))
         self.one_grid = full or self.tied
         self.dense = set(self.plan.B) == {"dense"} and {*self.plan.D} <= {"dense", "identity"}
         memory = all(isinstance(part, StructuredMap) and part.recurrent for part in (*self.A, *self.C))
         self.capabilities = Capabilities(
-            causal=config.causal, cross=self.needs_context,
+            causal=config.causal, cross=self.needs_context, values=not self.needs_context,
             isolates_future=config.causal and "toeplitz" not in self.plan.token,  # which is an FFT
             # a circulant map wraps around N positions and cannot leave padding out
             masks=frozenset() if "circulant" in self.plan.token else frozenset({"padding"}),
             recurrent=config.causal and memory and not full, any_length=not full and not self.tied, grids=(self.axes,),
         )  # fmt: skip
-
-    def _token_maps(self) -> list[nn.Module]:
-        """All token maps, including the parts of composite maps."""
-        return [part for top in (*self.A, *self.C, self.U) if top is not None for part in top.modules()]
 
     def _init_scale(self) -> None:
         """Scale the init so that the output's standard deviation is near attention's.
@@ -167,7 +167,8 @@ class PadreMixer(TokenMixer):
         One map is scaled that changes all terms: every Z_i is linear in Y_1 and so in B_1, unless Y_1 is normalised;
         all but Z_1 are linear in D_1 and C_1. In other bases than the monomials only W works, if it is learned.
         """
-        config, gain = self.config, INIT_STD * len(self.terms) ** -0.5
+        config, patterns = self.config, self.plan.patterns
+        gain = INIT_STD * (len(patterns) * len(self.terms)) ** -0.5
         if self.Q is not None:  # R starts near S = 1, away from its zeros, and the quotient near P / (1 + ε)
             gain *= 1 + config.eps
             with torch.no_grad():
@@ -177,13 +178,15 @@ class PadreMixer(TokenMixer):
             for i in range(len(self.plan.B)):
                 self._scale_B(i, SPREAD[config.basis])
         monomial = config.basis == "monomial"
-        if monomial and config.normalize is None and self._scale_B(0, gain):
-            return
+        if monomial and config.normalize is None:
+            scaled = [self._scale_B(i, gain) for i in sorted({chosen[0] for chosen in patterns})]
+            if all(scaled):
+                return
         if monomial and config.normalize is not None and config.degree > 1 and self.D[0].scale_(gain):
             return
         if self.W is not None:
             with torch.no_grad():
-                for place, i in enumerate(self.terms):
+                for place, i in enumerate(self.terms * len(patterns)):
                     self.W[place] = gain / size(config.basis, i)
             return
         if monomial:
@@ -202,7 +205,8 @@ class PadreMixer(TokenMixer):
         config = self.config
         if config.normalize is not None:
             return Polynomial()
-        a = [self.plan.letters[:i].count("a") for i in self.terms]  # in x alone, the contexts fixed
+        chains = ["".join(self.plan.letters[i] for i in chosen) for chosen in self.plan.patterns]
+        a = [letters[:i].count("a") for letters in chains for i in self.terms]  # in x alone, the contexts fixed
         if config.denominator:
             below = self.plan.letters[config.degree :].count("a")
             if below:  # U and V add quotients of different denominators
@@ -220,22 +224,24 @@ class PadreMixer(TokenMixer):
             contexts = tuple(context) if isinstance(context, (tuple, list)) else (context,)
             masks = tuple(call.mask) if isinstance(call.mask, (tuple, list)) else (call.mask,) * len(contexts)
             masks = masks if len(masks) > len(contexts) else (None, *masks)
-            inputs = [_hide(*pair) for pair in zip((x, *contexts), masks, strict=True)]
-            p = ops.padre(x, self._cross(inputs, masks, grid), self._terms, grid, impl=self.config.impl)
-            return self._resize(_hide(p, masks[0]), masks[0])
+            inputs = [hide(*pair) for pair in zip((x, *contexts), masks, strict=True)]
+            maps = self._cross(dict(zip(self.inputs, zip(inputs, masks, strict=True), strict=True)), grid)
+            parts = [ops.padre(x, m, self._terms_of(i), grid, impl=self.config.impl) for i, m in enumerate(maps)]
+            p = parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+            return self._resize(hide(p, masks[0]), masks[0])
 
+        x = x if call.values is None else torch.cat((x, call.values), dim=-1)  # padding moves both together
+        maps_of = self._maps if call.values is None else self._maps_apart
         if call.mask is None:
-            p = ops.padre(x, self._maps(grid), self._terms, grid, impl=self.config.impl)
-            return p if self.U is None and self.V is None else self._resize(p, None)
+            return self._resize(ops.padre(x, maps_of(grid), self._terms, grid, impl=self.config.impl), None)
 
         def run(x: Tensor, mask: Tensor | None) -> Tensor:
-            maps = self._maps(grid, lambda part: lambda u: part(u, grid, mask), "does not take a mask")
-            return ops.padre(x, maps, self._terms, grid, impl=self.config.impl)
+            return ops.padre(x, maps_of(grid, mask), self._terms, grid, impl=self.config.impl)
 
         if self.axes == 1:
             p = without_padding(x, call.mask, run, prefix=self.config.num_prefix_tokens)
         else:
-            p = _hide(run(_hide(x, call.mask), call.mask), call.mask)
+            p = hide(run(hide(x, call.mask), call.mask), call.mask)
         return self._resize(p, call.mask)
 
     def scan(self, x: Tensor, state: PadreState | None, mask: Tensor | None) -> tuple[Tensor, PadreState]:
@@ -255,21 +261,22 @@ class PadreMixer(TokenMixer):
                 return step
 
             grid = (x.shape[1],)
-            maps = self._maps(grid, recurrent, "keeps no recurrent state")
+            maps = self._maps(grid, token=recurrent)
             return ops.padre(x, maps, self._terms, grid, impl=self.config.impl)
 
         p = without_padding(x, mask, run)
         return self._resize(p, mask), PadreState(tuple(tensor for memory in past.values() for tensor in memory))
 
     def _maps(
-        self, grid: tuple[int, ...], token: Callable[[Any], Map] | None = None, why: str | None = None,
-        *, use_folded: bool = True,
+        self, grid: tuple[int, ...], mask: Tensor | None = None, *, token: Callable[[Any], Map] | None = None,
+        use_folded: bool = True,
     ) -> PadreMaps:  # fmt: skip
         """The maps of one call.
 
-        token: turns a token map into a function, for calls with a mask or a state. why: the reason why no kernel can
-        run the call; None: the maps decide. use_folded: use the product that `fold` merged instead of its factors.
+        mask: (B, N), True for real tokens. token: turns a token map into a function, for calls with a state.
+        use_folded: use the product that `fold` merged instead of its factors.
         """
+        why = None if token is None else "keeps no recurrent state"
         A: list[Convolution | Map | None] = []
         C: list[Convolution | Map | None] = []
         for functions, parts in ((A, self.A), (C, self.C)):
@@ -278,11 +285,13 @@ class PadreMixer(TokenMixer):
                     functions.append(None)
                 elif token is not None:
                     functions.append(token(part))
-                elif isinstance(part, DepthwiseConv):
-                    functions.append(Convolution(part.weight, part.bias, part.site.causal, part.dilation))
+                elif isinstance(inner := part.inner if isinstance(part, Prefixed) else part, DepthwiseConv):
+                    prefix = part.prefix_map if isinstance(part, Prefixed) else None
+                    shape = inner.site.causal, inner.dilation
+                    functions.append(Convolution(inner.weight, part.bias, *shape, prefix, mask))
                 else:
-                    functions.append(partial(part, grid=grid))
-                    why = why or "supports depthwise token maps without prefix tokens only"
+                    functions.append(partial(part, grid=grid, mask=mask))
+                    why = why or "supports depthwise token maps only"
         channels: list[Linear | Map | None] = []
         one_head = self.config.heads == 1
         for part, spec in zip(self.D, self.plan.D, strict=True):
@@ -296,31 +305,39 @@ class PadreMixer(TokenMixer):
         maps = PadreMaps(project, A, C, channels, shared, why)
         return maps if merged is None else maps.with_first(merged)
 
+    def _maps_apart(self, *arguments: Any) -> PadreMaps:
+        """The maps for x with the values behind it, (B, N, 2D): Y_d reads the values, all other factors x."""
+        maps, last, one_head = self._maps(*arguments), self.config.degree - 1, self.config.heads == 1
+
+        def project(both: Tensor) -> list[Tensor]:
+            us = self.B["a"](both[..., : self.dim], maps.shared if one_head else None)
+            return [*us[:last], self.B["a"].one(last, both[..., self.dim :]), *us[last + 1 :]]
+
+        return maps._replace(project=project, shared=None, unsupported="reads the same tokens in all factors")
+
     @property
     def _terms(self) -> PadreTerms:
+        return self._terms_of(0)
+
+    def _terms_of(self, pattern: int) -> PadreTerms:
+        """The terms of one pattern. The constant belongs to the first."""
         config = self.config
+        W = self.W if self.W is None or len(self.plan.patterns) == 1 else self.W.chunk(len(self.plan.patterns))[pattern]
         return PadreTerms(
-            config.degree, self.terms, self.W, self.L, self.Q, self.S, config.basis, config.normalize, config.heads,
-            config.eps,
+            config.degree, self.terms, W, None if pattern else self.L, self.Q, self.S, config.basis, config.normalize,
+            config.heads, config.eps,
         )  # fmt: skip
 
-    def _cross(self, inputs: Sequence[Tensor], masks: Sequence[Tensor | None], grid: tuple[int, ...]) -> PadreMaps:
-        """The maps of a call with contexts. All Y_i get the length of x here."""
-        n = inputs[0].shape[1]
-        for token, letter in zip(self.A, self.plan.letters, strict=True):
-            length = inputs[self.inputs.index(letter)].shape[1]
-            if length != n and not _crossing(token):
-                cure = 'Set its A to "mean", "dense", "low_rank", "rank_one" or "sparse", which change the length.'
-                raise ShapeError("context", f"{length} tokens for input {letter}", f"{n}, as many as x has", cure)
-        ys: list[Tensor] = []
-        projected = {c: iter(self.B[c](u)) for c, u in zip(self.inputs, inputs, strict=True)}
-        for token, letter in zip(self.A, self.plan.letters, strict=True):
-            mask = masks[self.inputs.index(letter)]
-            u = next(projected[letter])
-            ys.append(token(u, None, mask, out=n) if _crossing(token) else token(u, grid, mask))
-        C = [lambda u, part=part: part(u, grid, masks[0]) for part in self.C]
-        unsupported = "supports one head and the monomial basis only (no normalize, denominator or pattern)"
-        return PadreMaps(lambda x: ys, (None,) * len(ys), C, list(self.D), None, unsupported)
+    def _cross(self, inputs: dict[str, tuple[Tensor, Tensor | None]], grid: tuple[int, ...]) -> list[PadreMaps]:
+        """The maps of each pattern in a call with contexts; inputs: tokens and mask by letter."""
+        ys = cross_factors(self.A, self.B, self.plan.letters, inputs, grid)
+        C = [lambda u, part=part: part(u, grid, inputs["a"][1]) for part in self.C]
+        why = "supports one head and the monomial basis only (no normalize, denominator or pattern)"
+
+        def maps(y: list[Tensor]) -> PadreMaps:
+            return PadreMaps(lambda x: y, (None,) * len(y), C, list(self.D), None, why)
+
+        return [maps([ys[i] for i in chosen]) for chosen in self.plan.patterns]
 
     def _resize(self, p: Tensor, mask: Tensor | None) -> Tensor:
         p = p if self.U is None else self.U(p, None, mask)
@@ -330,12 +347,9 @@ class PadreMixer(TokenMixer):
         maps = [part for part in (*self.A, *self.C) if isinstance(part, StructuredMap)]
         shapes = [shape for part in maps for shape in part.memory(x.shape[0])]
         dtypes = (torch.float32, torch.float64, torch.int64)
-        windows = state.windows if isinstance(state, PadreState) else None
-        if (
-            windows is not None
-            and [tuple(window.shape) for window in windows] == shapes
-            and all(window.dtype in dtypes for window in windows)
-        ):
+        windows = state.windows if isinstance(state, PadreState) else ()
+        known = isinstance(state, PadreState) and all(window.dtype in dtypes for window in windows)
+        if known and [tuple(window.shape) for window in windows] == shapes:
             return None
         return f"a PadreState with windows {shapes}, at least float32"
 
@@ -349,14 +363,12 @@ class PadreMixer(TokenMixer):
         last = self.B["a"].linear(degree - 1) if not self.needs_context else None
         if value is None or out is None or last is None or self.config.basis != "monomial" or last[1] is None:
             return {}
-        bias = None if value.bias is None else out.weight @ value.bias
-        bias = out.bias if bias is None or out.bias is None else bias + out.bias
-        both = Projection(out.weight @ value.weight, bias, (*value.keys, *out.keys))
+        both = joined(value, out)
         if both.weight.shape != last[0].shape:
             return {}
         sources: Sources = {}
         add_sources(sources, "B.a.maps", copy_map(both, *last))
-        _smooth_(self.A[degree - 1])
+        smooth_(self.A[degree - 1])
         if degree > 1:  # the gate C_{d-1} (Z_{d-1} D_{d-1}) + b_C
             gate = self.C[degree - 2] if self.C[degree - 2].bias is not None else self.D[degree - 2]
             self.D[degree - 2].scale_(0.25)
@@ -381,6 +393,7 @@ class PadreMixer(TokenMixer):
         return {name for name in ("W", "L", "Q", "S") if getattr(self, name) is not None}
 
     def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+        """With several patterns, "patterns" lists A, B, b_A, b_B and W of each; the others are shared."""
         config, like = self.config, next(self.parameters())
         tokens = n - config.num_prefix_tokens
         grid = check_grid(self, grid, tokens) or (tokens,)
@@ -388,22 +401,27 @@ class PadreMixer(TokenMixer):
         lengths = dict(zip(self.inputs[1:], config.context_lengths or (), strict=False))
 
         def token(part: Any, letter: str = "a") -> Tensor:
-            if _crossing(part):
+            if crossing(part):
                 return part.dense(lengths.get(letter, n), None, n)
             return part.dense(n, grid)
 
         nth = [self.plan.letters[:i].count(c) for i, c in enumerate(self.plan.letters)]
         B, b_B = zip(*(self.B[c].dense(i) for c, i in zip(self.plan.letters, nth, strict=True)), strict=True)
         ones, zeros = like.new_ones(n, self.dim), like.new_zeros(n, self.dim)
-        W = [zeros] * config.degree
-        for place, i in enumerate(self.terms):
-            W[i - 1] = ones if self.W is None else self.W[place].expand(n, self.dim)
+        A = [token(*pair) for pair in zip(self.A, self.plan.letters, strict=True)]
+        b_A = [part.bias for part in self.A]
+        chains = []
+        for pattern, chosen in enumerate(self.plan.patterns):
+            W, weight = [zeros] * config.degree, self._terms_of(pattern).weight
+            for place, i in enumerate(self.terms):
+                W[i - 1] = ones if weight is None else weight[place].expand(n, self.dim)
+            factors = {"A": A, "B": B, "b_A": b_A, "b_B": b_B}
+            chains.append({**{name: [parts[i] for i in chosen] for name, parts in factors.items()}, "W": W})
         matrices = {
-            "A": [token(*pair) for pair in zip(self.A, self.plan.letters, strict=True)], "B": list(B),
+            **(chains[0] if len(chains) == 1 else {"patterns": chains}),
             "C": [token(part) for part in self.C], "D": [part.dense() for part in self.D],
-            "b_A": [part.bias for part in self.A], "b_B": list(b_B),
             "b_C": [part.bias for part in self.C], "b_D": [part.bias for part in self.D],
-            "W": W, "L": None if self.L is None else self.L.expand(n, self.dim),
+            "L": None if self.L is None else self.L.expand(n, self.dim),
             "U": None if self.U is None else self.U.dense(n), "V": None if self.V is None else self.V.dense(),
         }  # fmt: skip
         if self.S is not None:
@@ -417,33 +435,13 @@ class PadreMixer(TokenMixer):
         grid = check_grid(self, grid, tokens) or (tokens,)
         lengths = dict(zip(self.inputs[1:], self.config.context_lengths or (), strict=False))
         ops = [op for c in self.inputs for op in self.B[c].cost_ops(lengths.get(c, n))]
-        ops += [op for part in self.D for op in part.cost_ops(n)]
-        for part, c in zip((*self.A, *self.C), self.plan.letters + "a" * len(self.C), strict=True):
-            ops += part.cost_ops(lengths.get(c, n), None, n) if _crossing(part) else part.cost_ops(n, grid)
+        for part, c in zip(self.A, self.plan.letters, strict=True):
+            ops += part.cost_ops(lengths.get(c, n), None, n) if crossing(part) else part.cost_ops(n, grid)
+        again = [op for part in self.D for op in part.cost_ops(n)]
+        again += [op for part in self.C for op in part.cost_ops(n, grid)]
+        ops += again * len(self.plan.patterns)
         ops += [] if self.U is None else self.U.cost_ops(n)
         return ops + ([] if self.V is None else self.V.cost_ops(self.config.out_tokens or n))
-
-
-def _smooth_(part: nn.Module) -> None:
-    """Set a depthwise kernel to a local mean: a Gaussian a quarter of the kernel wide; if causal, its later half."""
-    part = part.inner if isinstance(part, Prefixed) else part
-    if isinstance(part, DepthwiseConv):
-        bump = torch.ones((), dtype=part.weight.dtype, device=part.weight.device)
-        for size in part.kernel:
-            centre = size - 1 if part.site.causal else size // 2
-            offset = torch.arange(size, dtype=bump.dtype, device=bump.device) - centre
-            bump = bump[..., None] * (-0.5 * (offset / max(size / 4, 0.5)).square()).exp()
-        part.weight.copy_((bump / bump.sum()).expand_as(part.weight))
-
-
-def _hide(x: Tensor, mask: Tensor | None) -> Tensor:
-    """x with zeros at padding, so that its values reach neither outputs nor gradients."""
-    return x if mask is None else x.masked_fill(~mask.unsqueeze(-1), 0.0)
-
-
-def _crossing(part: nn.Module) -> bool:
-    """Whether a token map changes the number of tokens."""
-    return isinstance(part, StructuredMap) and part.site.cross
 
 
 register(PadreMixer)(PadreConfig)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -16,6 +17,7 @@ from polymix.errors import (
     check_number,
 )
 from polymix.mixers.config import PrefixedGridConfig
+from polymix.mixers.padre_contexts import read_patterns
 from polymix.ops.padre import BASES
 from polymix.structured.registry import check_spec, kinds_of, needs_kernel
 
@@ -23,7 +25,10 @@ MapNames = str | tuple[str, ...] | None
 
 
 class Plan(NamedTuple):
-    """The structure of every map: d + e of A and B, (d - 1) + (e - 1) of C and D; and the input that each Y reads."""
+    """The structure of every map: d + e of A and B, (d - 1) + (e - 1) of C and D; and the input that each Y reads.
+
+    With several patterns there are as many A, B and letters as different factors Y.
+    """
 
     A: tuple[str, ...]
     B: tuple[str, ...]
@@ -31,7 +36,8 @@ class Plan(NamedTuple):
     D: tuple[str, ...]
     kernel: tuple[int, ...]
     terms: tuple[int, ...]
-    letters: str
+    letters: str  # the input of each Y
+    patterns: tuple[tuple[int, ...], ...]  # the Y of each pattern
 
     @property
     def token(self) -> set[str]:
@@ -53,25 +59,29 @@ class PadreConfig(PrefixedGridConfig):
         denominator: number e of factors of the denominator, 0 to 8. The output is then num / (den² + eps), where den
             is a second chain on Y_{d+1} … Y_{d+e}.
         basis: recurrence of both chains: "monomial", "chebyshev", "legendre" or "hermite".
-        preset: which token maps there are. "paper" (Sec. 4.1): A_2 … A_d, and C_1 … C_{d-1} from degree 3 on (at
-            degree 1, A_1). "full": all 2d - 1. A denominator's chain has the same maps, by its own degree.
+        preset: which token maps there are. None (Sec. 4.1): A_2 … A_d, and C_1 … C_{d-1} from degree 3 on (at
+            degree 1, A_1). "paper": the same, without biases, as in the equations, unless `bias` is given. "full": all
+            2d - 1. A denominator's chain has the same maps, by its own degree.
         token: structure of the preset's token maps.
         channel: structure of all channel maps.
         A, C: token maps: one structure for all, or a tuple with one per degree (d + e for A, d - 1 + e - 1 for C).
             None takes the preset's.
         B, D: channel maps, likewise.
         pattern: the input that each Y_i reads, such as "aab": a is x; b, c, … are the contexts. C and D are then
-            identities unless named (Eq. 11), and A is "mean" for a context. The structures dense, low_rank, rank_one,
-            sparse and mean read contexts of any length; all others need contexts as long as x.
+            identities unless named (Eq. 11), and A is "mean" for a context. Several patterns, such as ("aab", "abb"),
+            are added (App. A.1): each has its own W; they share C, D, and the Y of the same i and input. The
+            structures dense, low_rank, rank_one, sparse and mean read contexts of any length; all others need
+            contexts as long as x.
         context_tokens: number of tokens of each context (one number, or one per context), if a map depends on it.
         grid: (N,), (H, W) or (T, H, W) of the tokens; None for a 1-D sequence of any length.
         kernel_size: of the depthwise convolutions, one number or one per axis; odd unless causal.
         causal: every token sees only itself and the past. Needs 1-D and token maps with a causal form (toeplitz uses
             an FFT, so it is causal up to rounding).
         heads: number of independent copies, each on D / heads channels.
-        terms: degrees that enter the sum. None is 2 … d (1 at degree 1), as a residual connection supplies degree 1.
+        terms: degrees that enter the sum. None is 2 … d (1 at degree 1), as a residual connection supplies degree 1;
+            with a denominator 1 … d, as in Eq. 18.
         weight: the weights W_i and Q_k: "ones", "channel" (learned, D) or "full" (learned, N × D, needs a grid).
-        constant: the constant L: None, "channel" or "full".
+        constant: the constant L: None, "channel" or "full", and with "full" also the denominator's constant S.
         normalize: normalise Y_i over a head's channels, without learned scales: None, "rms" or "layer".
         eps: ε of the denominator.
         num_prefix_tokens: tokens before the grid (class token, registers). Convolutions, Toeplitz and circulant maps
@@ -88,17 +98,19 @@ class PadreConfig(PrefixedGridConfig):
         "for dense channel maps and the paper's token maps, depthwise with that many taps"
     )
     sees: ClassVar[str] = "a grid (1-D, 2-D, 3-D), or the past"
+    paper: ClassVar[Mapping[str, Any]] = {"bias": False}
+    presets: ClassVar[tuple[str | None, ...]] = (None, "paper", "full")
+    own_values: ClassVar[bool] = False  # the equation has one input
     degree: int = 2
     denominator: int = 0
     basis: str = "monomial"
-    preset: str = "paper"
     token: str = "depthwise"
     channel: str = "dense"
     A: MapNames = None
     B: MapNames = None
     C: MapNames = None
     D: MapNames = None
-    pattern: str | None = None
+    pattern: str | tuple[str, ...] | None = None
     context_tokens: int | tuple[int, ...] | None = None
     kernel_size: int | tuple[int, ...] = 11
     causal: bool = False
@@ -117,7 +129,6 @@ class PadreConfig(PrefixedGridConfig):
         check_int("degree", self.degree, 1, 8)
         check_int("denominator", self.denominator, 0, 8)
         check_choice("basis", self.basis, BASES)
-        check_choice("preset", self.preset, ("paper", "full"))
         check_choice("causal", self.causal, (True, False))
         check_choice("weight", self.weight, ("ones", "channel", "full"))
         check_choice("constant", self.constant, (None, "channel", "full"))
@@ -128,7 +139,7 @@ class PadreConfig(PrefixedGridConfig):
         self._check_grid()
         self._check_resizing()
         plan = make_plan(self)
-        self._check_contexts(plan.letters)
+        self._check_contexts(plan)
         self._check_parts(plan)
 
     def _default(self, option: str) -> Any:
@@ -152,7 +163,7 @@ class PadreConfig(PrefixedGridConfig):
                 object.__setattr__(other, option, self._default(option))
                 if make_plan(other) == plan:
                     self._unused(option, *reason)
-        if self.A is not None and (self.C is not None or not plan.C):
+        if self.preset == "full" and self.A is not None and (self.C is not None or not plan.C):
             self._unused("preset", "where A and C are named", "Name the maps in A and C")
         if plan.token == {"identity"}:
             self._unused("causal", "with token maps that are all identities", 'Use A="depthwise"')
@@ -193,7 +204,8 @@ class PadreConfig(PrefixedGridConfig):
                 "out_tokens", f"{self.out_tokens} with causal=True", "None when causal", "Remove one of the two."
             )
 
-    def _check_contexts(self, letters: str) -> None:
+    def _check_contexts(self, plan: Plan) -> None:
+        count = len(set(plan.letters)) - 1
         if self.pattern is None:
             self._unused("context_tokens", "without a pattern", 'Pass pattern="ab"')
             return
@@ -204,9 +216,12 @@ class PadreConfig(PrefixedGridConfig):
                 "False",
                 "Use causal=False: order is defined within one input.",
             )
+        if self.denominator and len(plan.patterns) > 1:
+            got = f"{self.denominator} with {len(plan.patterns)} patterns"
+            raise OptionError("denominator", got, "0", "Use one pattern, or one mixer for each and add them.")
         lengths = self.context_lengths
-        if lengths is not None and len(lengths) != len(set(letters)) - 1:
-            allowed = f"one number, or {len(set(letters)) - 1} for pattern={self.pattern!r}"
+        if lengths is not None and len(lengths) != count:
+            allowed = f"one number, or {count} for pattern={self.pattern!r}"
             raise OptionError("context_tokens", repr(self.context_tokens), allowed, "Pass one for each letter after a.")
         for length in lengths or ():
             check_int("context_tokens", length, 1)
@@ -217,7 +232,7 @@ class PadreConfig(PrefixedGridConfig):
         tokens = self.context_tokens
         if tokens is None or isinstance(tokens, (tuple, list)):
             return None if tokens is None else tuple(tokens)
-        return (tokens,) * (len(set(self.pattern or "a")) - 1)
+        return (tokens,) * (len(set("".join(self.pattern or "a"))) - 1)
 
     @property
     def causal_by_build(self) -> bool:
@@ -250,38 +265,25 @@ def make_plan(config: PadreConfig) -> Plan:
     """The plan that follows from the options. Raises OptionError if they do not fit together."""
     check_spec("token", config.token)
     check_spec("channel", config.channel)
-    letters = _letters(config)
+    letters, places, patterns = read_patterns(config.pattern, config.degree + config.denominator)
     A, C = _preset(config, config.degree)
     if config.denominator:
         more = _preset(config, config.denominator)
         A, C = A + more[0], C + more[1]
     B, D = (config.channel,) * len(A), (config.channel,) * len(C)
     if config.pattern is not None:
-        A = tuple(spec if letter == "a" else "mean" for spec, letter in zip(A, letters, strict=True))
         C, D = ("identity",) * len(C), ("identity",) * len(D)
     A, B, C, D = (_names(config, *pair) for pair in (("A", A), ("B", B), ("C", C), ("D", D)))
+    B = tuple(B[i] for i in places)
+    A = tuple(A[i] if c == "a" or config.A is not None else "mean" for i, c in zip(places, letters, strict=True))
     kernel = _kernel(config, any(map(needs_kernel, A + C)))
-    return Plan(A, B, C, D, kernel, _terms(config), letters)
+    return Plan(A, B, C, D, kernel, _terms(config), letters, patterns)
 
 
 def _preset(config: PadreConfig, degree: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     first = config.token if degree == 1 or config.preset == "full" else "identity"
-    inner = "identity" if degree == 2 and config.preset == "paper" else config.token
+    inner = "identity" if degree == 2 and config.preset != "full" else config.token
     return (first, *(config.token,) * (degree - 1)), (inner,) * (degree - 1)
-
-
-def _letters(config: PadreConfig) -> str:
-    count = config.degree + config.denominator
-    if config.pattern is None:
-        return "a" * count
-    pattern = config.pattern
-    allowed = f"{count} letters from a on, at least two of them different, a for x itself"
-    known = "abcdefghijklmnop"
-    if not isinstance(pattern, str) or len(pattern) != count or set(pattern) != set(known[: len(set(pattern))]):
-        raise OptionError("pattern", repr(pattern), allowed, 'Use for example pattern="aab" at degree=3.')
-    if len(set(pattern)) == 1:
-        raise OptionError("pattern", repr(pattern), allowed, "Leave it out: a single input needs no pattern.")
-    return pattern
 
 
 def _names(config: PadreConfig, letter: str, preset: tuple[str, ...]) -> tuple[str, ...]:
@@ -319,7 +321,7 @@ def _kernel(config: PadreConfig, needed: bool) -> tuple[int, ...]:
 
 def _terms(config: PadreConfig) -> tuple[int, ...]:
     if config.terms is None:
-        return tuple(range(2, config.degree + 1)) or (1,)
+        return tuple(range(1 if config.denominator else 2, config.degree + 1)) or (1,)
     terms = config.terms if isinstance(config.terms, (tuple, list)) else ()
     known = all(type(i) is int and 1 <= i <= config.degree for i in terms)
     if not terms or not known or len(set(terms)) != len(terms):

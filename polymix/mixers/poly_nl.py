@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from polymix import ops
-from polymix.errors import check_choice, check_divides, check_int
+from polymix.errors import OptionError, check_choice, check_divides, check_int
 from polymix.mixers.checks import MixerCall
 from polymix.mixers.config import MixerConfig
 from polymix.mixers.inheritance import AttentionMaps, Sources, add_sources, copy_map, first_rows
@@ -29,9 +30,12 @@ class PolyNlMixer(TokenMixer):
 
         Y = (Ψ(X W_1 ⊙ X W_2) ⊙ X) W_3,   Z = αX + βY     Ψ: the mean over all positions
 
-    `reduction` > 1 wraps the block in a bottleneck X W_in of r = D / reduction channels and an expansion Y W_out.
+    `reduction` > 1 puts the whole block in a bottleneck: X becomes X W_in + b_in of r = D / reduction channels, and the
+    output Z W_out + b_out. The paper says no more than "channel reduction"; `alpha_inside=False` takes αX at full width
+    instead: αX + β (Y W_out + b_out).
     `order` 2 drops W_2. `order` "2+3" adds ProdPoly's second-order term X W_p ⊙ X to Y. α starts at 0 and β at 1,
-    because the residual connection of a host already adds X; set α to 1 in a host without one.
+    because the residual connection of a host already adds X; set α to 1 in a host without one. With values of their
+    own (`values=`), W_2 reads them in place of X.
 
     Raises: OptionError for a reduction that does not divide D.
 
@@ -40,7 +44,7 @@ class PolyNlMixer(TokenMixer):
     """
 
     name = "poly_nl"
-    capabilities = Capabilities(masks=frozenset({"padding"}))
+    capabilities = Capabilities(values=True, masks=frozenset({"padding"}))
     feature_maps = True
     impls = IMPLS
     config: PolyNlConfig
@@ -57,13 +61,18 @@ class PolyNlMixer(TokenMixer):
                 self.product.weight[-inner:] *= INIT_STD
         self.proj = Dense(inner, inner, bias, **kw)
         self.out = Dense(inner, dim, bias, **kw) if config.reduction > 1 else None
+        self.capabilities = Capabilities(values=config.order != 2, masks=frozenset({"padding"}))  # order 2 has no W_2
         self.alpha = nn.Parameter(torch.zeros((), **kw))
         self.beta = nn.Parameter(torch.ones((), **kw))
 
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
-        return ops.poly_nl(
-            x, self._weights(self.merged().get(_LAST)), order=self.config.order, mask=call.mask, impl=self.config.impl
-        )
+        weights, values = self._weights(self.merged().get(_LAST)), call.values
+        options: dict[str, Any] = {"order": self.config.order, "mask": call.mask, "impl": self.config.impl}
+        if self.into is None or self.out is None or not self.config.alpha_inside:
+            return ops.poly_nl(x, weights, values=values, **options)
+        weights, values = weights._replace(into=None, out=None), None if values is None else self.into(values)
+        y: Tensor = self.out(ops.poly_nl(self.into(x), weights, values=values, **options))
+        return y
 
     def _weights(self, merged: Linear | None = None) -> PolyNlWeights:
         into, out = (None if part is None else affine(part) for part in (self.into, self.out))
@@ -71,7 +80,7 @@ class PolyNlMixer(TokenMixer):
         return PolyNlWeights(product, proj, self.alpha, self.beta, into, out, merged)
 
     def merge(self) -> dict[str, Linear]:
-        if self.out is None or "W_p" in self.parts:
+        if self.out is None or "W_p" in self.parts or self.config.alpha_inside:  # αX W_in is added between the maps
             return {}
         return {_LAST: self._weights().last()}
 
@@ -98,7 +107,8 @@ class PolyNlMixer(TokenMixer):
         return inherited
 
     def output_map(self) -> nn.Linear | None:
-        return super().output_map() if not self.alpha.item() else None  # αX is added after that map
+        inside = self.out is not None and self.config.alpha_inside
+        return super().output_map() if inside or not self.alpha.item() else None  # else αX is added after that map
 
     def no_weight_decay(self) -> set[str]:
         return {"alpha", "beta"}
@@ -127,6 +137,7 @@ class PolyNlConfig(MixerConfig):
 
     Args:
         reduction: bottleneck factor; 1 for no bottleneck.
+        alpha_inside: with a reduction, αX is taken inside the bottleneck; False: at full width.
         order: 3, 2, or "2+3" for the sum of both.
     """
 
@@ -136,9 +147,16 @@ class PolyNlConfig(MixerConfig):
         "3 N r²; 2 N r² if order = 2; 4 N r² if order = 2+3; plus 2 N D r if reduction > 1; where r = D / reduction"
     )
     sees: ClassVar[str] = "everything"
+    paper: ClassVar[Mapping[str, Any]] = {"bias": False}
+    own_values: ClassVar[bool] = False  # the equation has one input
     reduction: int = 1
+    alpha_inside: bool = True
     order: int | str = 3
 
     def check(self) -> None:
         check_int("reduction", self.reduction, 1)
+        check_choice("alpha_inside", self.alpha_inside, (True, False))
+        if self.reduction == 1 and not self.alpha_inside:
+            got = "False without a bottleneck"
+            raise OptionError("alpha_inside", got, "True", "Use reduction=2 or more, or leave it out.")
         check_choice("order", self.order, (3, 2, "2+3"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -44,7 +45,7 @@ class PolySaMixer(TokenMixer):
     """
 
     name = "poly_sa"
-    capabilities = Capabilities(masks=frozenset({"padding"}), grids=(1, 2))
+    capabilities = Capabilities(values=True, masks=frozenset({"padding"}), grids=(1, 2))
     impls = IMPLS
     config: PolySaConfig
 
@@ -69,6 +70,7 @@ class PolySaMixer(TokenMixer):
             self.p_1 = nn.Parameter(torch.ones(self.heads, size, **kw))
             self.p_2 = nn.Parameter(torch.ones(self.heads, size, **kw))  # N · p_2
         self.capabilities = Capabilities(
+            values=True,
             masks=frozenset() if self.learned else frozenset({"padding"}),
             grids=() if config.grid is None else (len(config.grid),),
         )
@@ -78,7 +80,7 @@ class PolySaMixer(TokenMixer):
         proj = affine(self.proj) if self.config.head_mixing is None else None
         y = ops.poly_sa(
             x, affine(self.qkv.qkv), proj, p_1, p_2,
-            heads=self.heads, sigma=self.config.sigma, mask=call.mask, impl=self.config.impl,
+            heads=self.heads, sigma=self.config.sigma, mask=call.mask, values=call.values, impl=self.config.impl,
         )  # fmt: skip
         return y if proj is not None else self.proj(y, call.grid, call.mask)
 
@@ -137,6 +139,7 @@ class PolySaConfig(HeadsConfig, PrefixedGridConfig):
     output: ClassVar[str] = "Q ⊙ p₁ σ(p₂ᵀ(K ⊙ V)), heads"
     cost_formula: ClassVar[str] = "4 N D²; 3 N D² + 9 H W D if head_mixing"
     sees: ClassVar[str] = "everything"
+    paper: ClassVar[Mapping[str, Any]] = {"bias": False}
     sigma: str = "softmax"
     positions: str = "learned"
     head_mixing: str | None = None

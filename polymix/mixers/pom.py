@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from polymix import ops
-from polymix.errors import OptionError, ShapeError, check_choice, check_divides, check_int, check_number
-from polymix.mixers.checks import MixerCall
+from polymix.errors import OptionError, ShapeError, StateError, check_choice, check_divides, check_int, check_number
+from polymix.mixers.checks import MixerCall, holds
 from polymix.mixers.config import MixerConfig
 from polymix.mixers.inheritance import AttentionMaps, Sources, add_sources, copy_map, first_rows
 from polymix.mixers.loading import check_keys, load
@@ -38,7 +38,8 @@ class PomMixer(TokenMixer):
     W_h and W_s map D to E = expand · D channels, α is E × k, h is `activation` and σ is `gate`. The reduction is a
     mean, as in the authors' code, or the printed sum; a mean keeps its scale when the length changes. A query that
     sees nothing gets zeros before b_o. `rotary` rotates the terms by the context position and the gate by the query
-    position.
+    position. With values of their own (`values=`) the gate reads the queries and the pool the values; nothing reads
+    the keys.
 
     `decay`, which is not in the paper, makes the mixer causal and its mean forget: for token i, term j has the weight
     λ^(i-j), with one λ for each of `decay` heads of channels. The parameter is the logarithm of the time 1 / -ln λ,
@@ -47,12 +48,14 @@ class PomMixer(TokenMixer):
     Raises: OptionError for options that do not fit together; ShapeError if rotary="2d" is called without a grid.
 
     Shapes: (B, N, D) -> (B, N, D).
-    State: E sums and a count; with decay, a count per head.
+    State: E sums and a count; with decay, a count per head. `prefill` and `step` take causal=K as well.
     Source: PoM, Eq. 1, 2 and 4-7, Proposition 3.1 and Lemma 3.3, Eq. 11 (`crossover`).
     """
 
     name = "pom"
-    capabilities = Capabilities(causal=True, cross=True, masks=_MASKS, recurrent=True, isolates_future=True, grids=(2,))
+    capabilities = Capabilities(
+        causal=True, cross=True, values=True, masks=_MASKS, recurrent=True, isolates_future=True, grids=(2,)
+    )
     impls = IMPLS
     config: PomConfig
 
@@ -79,6 +82,7 @@ class PomMixer(TokenMixer):
         self.capabilities = Capabilities(
             causal=True,
             cross=not flat and not forgets,
+            values=True,
             masks=masks,
             recurrent=not flat,
             isolates_future=not forgets,
@@ -90,11 +94,20 @@ class PomMixer(TokenMixer):
             raise ShapeError("grid", None, "grid=(H, W) in the call", 'Pass it: rotary="2d" needs rows and columns.')
         return ops.pom(
             x, context, self._weights, self._options, mask=call.mask, causal=call.causal, grid=call.grid,
-            segments=call.segments, impl=self.config.impl,
+            segments=call.segments, values=call.values, impl=self.config.impl,
         )  # fmt: skip
 
     def scan(self, x: Tensor, state: PomState | None, mask: Tensor | None) -> tuple[Tensor, PomState]:
         return ops.pom_chunk(x, state, self._weights, self._options, mask=mask, impl=self.config.impl)
+
+    def scan_blocks(
+        self, x: Tensor, state: PomState | None, mask: Tensor | None, block: int
+    ) -> tuple[Tensor, PomState]:
+        if state is not None and not holds((state.count % block == 0).all(), f"continues blocks of {block} tokens"):
+            got = f"a state after {state.count.max().item()} tokens, within a block of {block}"
+            cure = "Cut sequences between blocks: a block's tokens see each other."
+            raise StateError("state", got, f"a state after a multiple of {block} real tokens", cure)
+        return ops.pom_chunk(x, state, self._weights, self._options, mask=mask, block=block, impl=self.config.impl)
 
     @property
     def _weights(self) -> PomWeights:
@@ -228,7 +241,10 @@ class PomConfig(MixerConfig):
         "plus N min(N, 32) (E + decay) if decay; where E = expand D; where gates = selection_heads or E; "
         "for calls without a mask (B, N, M), which adds N M E"
     )
+    reads_keys: ClassVar[bool] = False  # the gate reads the queries, the pool the values
     sees: ClassVar[str] = "everything, the past, blocks, any mask, segments, a context"
+    sees_all: ClassVar[str] = "decay=None"
+    paper: ClassVar[Mapping[str, Any]] = {"bias": False, "reduction": "sum"}
     degree: int = 2
     expand: float = 2
     activation: str = "gelu"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -40,7 +41,7 @@ class SoftmaxMixer(TokenMixer):
 
     name = "softmax"
     capabilities = Capabilities(
-        causal=True, cross=True, masks=frozenset({"padding", "arbitrary", "block_causal", "segments"})
+        causal=True, cross=True, values=True, masks=frozenset({"padding", "arbitrary", "block_causal", "segments"})
     )
     config: SoftmaxConfig
     offset: Tensor
@@ -63,7 +64,7 @@ class SoftmaxMixer(TokenMixer):
         )  # fmt: skip
 
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
-        q, k, v = (part.transpose(1, 2) for part in self.qkv(x, context))
+        q, k, v = (part.transpose(1, 2) for part in self.qkv(x, context, call.values))
         scale = q.shape[-1] ** -0.5
         if self.config.rotary is not None:
             turns = rotary(
@@ -120,6 +121,7 @@ class SoftmaxConfig(HeadsConfig, GridConfig):
     output: ClassVar[str] = "softmax attention by PyTorch's fused kernel: the yardstick"
     cost_formula: ClassVar[str] = "4 N D² + 2 N² D"
     sees: ClassVar[str] = "any mask"
+    paper: ClassVar[Mapping[str, Any]] = {"bias": False}
     is_attention: ClassVar[bool] = True
     cache_grows: ClassVar[bool] = True
     relative: bool = False

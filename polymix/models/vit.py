@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from polymix.blocks import MixerBlock
-from polymix.errors import OptionError, ShapeError, check_int
+from polymix.errors import OptionError, ShapeError, check_int, check_number
+from polymix.limits import LAYERS, check_memory
 from polymix.mixers import MixerConfig
 from polymix.ops.shared.tensors import autocast_dtype
 
@@ -60,6 +62,12 @@ class VisionTransformer(nn.Module):
             allowed = f"a multiple of patch_size={patch_size}, or two of them"
             raise OptionError("image_size", repr(image_size), allowed, "Change one of the two sizes.")
         kw: dict[str, Any] = {"device": device, "dtype": dtype}
+        check_int("depth", depth, 1, LAYERS)
+        check_number("mlp_ratio", mlp_ratio, 1 / dim, math.inf, f"a number of at least 1/dim = 1/{dim}", 4)
+        tokens = math.prod(size) // patch_size**2
+        weights = tokens * dim + dim * (channels * patch_size**2 + classes) + 2 * depth * mlp_ratio * dim**2
+        what = f"images of {size[0]:,} × {size[1]:,} pixels, dim={dim:,} and depth={depth:,}"
+        check_memory("image_size, dim, depth", what, 4 * weights)
         self.options = {  # the arguments that build the same model again
             "mixer": mixer, **sizes, "image_size": size, "mlp_ratio": mlp_ratio, "class_token": class_token,
         }  # fmt: skip

@@ -11,6 +11,6 @@ from polymix.ops.gated import gated
 from polymix.ops.padre import padre
 from polymix.ops.pom import pom, pom_chunk
 from polymix.ops.pooled import poly_nl, poly_sa
-from polymix.ops.qt import qt, qt_chunk
+from polymix.ops.qt import qt, qt_attention, qt_chunk
 
-__all__ = ["gated", "padre", "poly_nl", "poly_sa", "pom", "pom_chunk", "qt", "qt_chunk"]
+__all__ = ["gated", "padre", "poly_nl", "poly_sa", "pom", "pom_chunk", "qt", "qt_attention", "qt_chunk"]

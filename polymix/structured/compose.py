@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polymix.ops.pooled import mean_over_tokens
+from polymix.ops.shared.prefix import PrefixMap
 from polymix.structured.base import Grid, Site, StructuredMap, Weightless
 from polymix.structured.cost import Op
 
@@ -169,23 +169,20 @@ class Prefixed(nn.Module):
 
     def forward(self, x: Tensor, grid: Grid = None, mask: Tensor | None = None) -> Tensor:
         p = self.prefix
-        first, tokens = x[:, :p], x[:, p:]
         if mask is not None:
-            first, mask = first.masked_fill(~mask[:, :p, None], 0.0), mask[:, p:]
-        mean = mean_over_tokens(tokens, mask).to(x.dtype)
-        y = self.inner(tokens, grid, mask)
-        y = torch.cat(((self.prefix_self * first + self.prefix_mean * mean).to(y.dtype), y), dim=1)
+            x = x.masked_fill(~mask.unsqueeze(-1), 0.0)
+        y = self.inner(x[:, p:], grid, None if mask is None else mask[:, p:])
+        y = torch.cat((self.prefix_map(x, mask).to(y.dtype), y), dim=1)
         return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    @property
+    def prefix_map(self) -> PrefixMap:
+        """What becomes of the prefix tokens, without the bias."""
+        return PrefixMap(self.prefix_self, self.prefix_mean)
 
     def dense(self, n: int, grid: Grid = None) -> Tensor:
         """(D, N, N) over prefix and grid."""
-        p = self.prefix
-        body = self.inner.dense(n - p, grid)
-        whole = body.new_zeros(self.prefix_self.shape[1], n, n)
-        whole[:, p:, p:] = body
-        whole[:, :p, :p] = torch.diag_embed(self.prefix_self.t())
-        whole[:, :p, p:] = (self.prefix_mean.t() / (n - p)).unsqueeze(-1)
-        return whole
+        return beside_prefix_matrix(self.inner.dense(n - self.prefix, grid), self.prefix_self, self.prefix_mean)
 
     def cost_ops(self, n: int, grid: Grid = None) -> list[Op]:
         return self.inner.cost_ops(n - self.prefix, grid)
@@ -194,4 +191,14 @@ class Prefixed(nn.Module):
         return self.inner.scale_(gain)
 
 
-__all__ = ["Identity", "Prefixed", "Product", "Sum"]
+def beside_prefix_matrix(body: Tensor, own: Tensor, mean: Tensor) -> Tensor:
+    """The matrices (D, N, N) of a map over the grid, `body` (D, N - p, N - p), with `PrefixMap(own, mean)` in front."""
+    p, m = len(own), body.shape[-1]
+    whole = body.new_zeros(own.shape[1], p + m, p + m)
+    whole[:, p:, p:] = body
+    whole[:, :p, :p] = torch.diag_embed(own.t())
+    whole[:, :p, p:] = (mean.t() / m).unsqueeze(-1)
+    return whole
+
+
+__all__ = ["Identity", "Prefixed", "Product", "Sum", "beside_prefix_matrix"]

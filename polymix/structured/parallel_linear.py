@@ -39,6 +39,13 @@ class ParallelLinear(nn.Module):
         first, others = iter(dense), iter(self.others)
         return [next(first) if spec == "dense" else next(others)(x) for spec in self.specs]
 
+    def one(self, index: int, x: Tensor) -> Tensor:
+        """Y of map `index` alone. With several heads, all dense maps are computed."""
+        if self.specs[index] != "dense":
+            return self._other(index)(x)
+        alone = self.linear(index)
+        return self(x)[index] if alone is None else F.linear(x, *alone)
+
     def _other(self, index: int) -> StructuredMap:
         other = self.others[sum(spec != "dense" for spec in self.specs[:index])]
         assert isinstance(other, StructuredMap)

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from polymix._io import RESULTS, write_whole
+from polymix._io import RESULTS, reason_of, write_whole
+from polymix.errors import ResultsError
 from polymix.measure.machine import manifest
 
 SCHEMA = "polymix.train/1"
@@ -29,8 +30,16 @@ class Journal:
 
     def rows(self) -> list[dict[str, Any]]:
         """All rows. An incomplete last line is left out."""
-        lines = self.path.read_text("utf-8").splitlines(keepends=True) if self.path.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        try:
+            lines = self.path.read_text("utf-8").splitlines(keepends=True) if self.path.exists() else []
+            rows = [json.loads(line) for line in lines if line.endswith("\n")]
+            if not all(isinstance(row, dict) and type(row.get("step")) is int for row in rows):
+                raise ValueError("a line without a step")
+        except (OSError, ValueError, RecursionError) as error:
+            got = f"{self.path}, a file that cannot be read ({reason_of(error)})"
+            cure = "Delete it to continue without the earlier measurements."
+            raise ResultsError("resume", got, "a metrics.jsonl of polymix train", cure) from error
+        return rows
 
     def latest(self) -> dict[str, Any]:
         """The last value of each measurement."""

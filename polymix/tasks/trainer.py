@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from polymix._io import write_whole
+from polymix._io import one_line, write_whole
 from polymix.compat import cure_torchvision
 from polymix.errors import MissingExtraError, ResultsError
 
@@ -43,6 +43,7 @@ def fit(
     accumulate: int = 1,
     saving: ModelCheckpoint | None = None,
     resume: Path | None = None,
+    logger: Any = None,
 ) -> Trainer:
     """Train a module for a number of steps or epochs; the only place that makes a trainer.
 
@@ -53,15 +54,16 @@ def fit(
         accumulate: batches in a step.
         saving: writes checkpoints, each whole or not at all; None: none are written.
         resume: the checkpoint to continue from.
+        logger: of Lightning; None: no logger.
     Raises KeyboardInterrupt when the user interrupts, and SystemExit with a status of its own on SIGTERM.
     """
     with quiet():
         trainer = Trainer(
             **(where or placed("cpu")), max_steps=-1 if steps is None else steps, max_epochs=epochs,
-            precision=PRECISION[precision], gradient_clip_val=clip, accumulate_grad_batches=accumulate, logger=False,
-            callbacks=[] if saving is None else [saving], enable_checkpointing=saving is not None,
-            plugins=[WholeFiles()], enable_progress_bar=False, enable_model_summary=False,
-            use_distributed_sampler=False, num_sanity_val_steps=0, limit_val_batches=0,
+            precision=PRECISION[precision], gradient_clip_val=clip, accumulate_grad_batches=accumulate,
+            logger=logger or False, callbacks=[] if saving is None else [saving],
+            enable_checkpointing=saving is not None, plugins=[WholeFiles()], enable_progress_bar=False,
+            enable_model_summary=False, use_distributed_sampler=False, num_sanity_val_steps=0, limit_val_batches=0,
         )  # fmt: skip
         until_interrupted(lambda: trainer.fit(module, data, ckpt_path=resume))
     return trainer
@@ -115,10 +117,11 @@ def read_checkpoint(path: Path, writer: str, names: Sequence[str], **options: An
     """The parts `names` of a checkpoint that `writer` wrote. Raises ResultsError where it is damaged or foreign."""
     try:
         content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, **options)
-        dict(content["polymix"])
+        if type(content["polymix"]) is not dict or type(content.get("global_step", 0)) is not int:
+            raise TypeError("parts of other types")
         return {name: content[name] for name in ("polymix", *names)}
     except Exception as error:  # whatever torch.load raises on a damaged file
-        got = f"{path}, which cannot be read ({type(error).__name__}: {error})"
+        got = f"{path}, which cannot be read ({one_line(error)[:200]})"
         cure = "Delete it to start a new run."
         raise ResultsError("resume", got, f"a checkpoint of {writer}", cure) from error
 

@@ -26,7 +26,7 @@ def test_errors_are_also_what_python_calls_them():
     bases = {
         OptionError: ValueError, ShapeError: ValueError, MaskError: ValueError, StateError: ValueError,
         CapabilityError: NotImplementedError, UnknownNameError: LookupError, errors.MissingExtraError: ImportError,
-        errors.DataError: ValueError, errors.ResultsError: ValueError,
+        errors.InputError: RuntimeError, errors.DataError: ValueError, errors.ResultsError: ValueError,
     }  # fmt: skip
     assert set(bases) | {errors.PolymixError} == set(KINDS)
     for kind, base in bases.items():

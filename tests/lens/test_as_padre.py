@@ -1,7 +1,9 @@
 """Table 1 of PADRe: every mechanism that is a polynomial, or a quotient of two, equals its own PADRe."""
 
 import itertools
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from tests.helpers import build, close, tokens
 
 N, D = 8, 8
 CONV = {"activation": "identity", "norm": None, "kernel_size": 3}
+MIDDLE = {"bidirectional": True, "class_token": "middle", "num_prefix_tokens": 1}
 LINEAR_POM = {"activation": "identity", "gate": "identity"}
 EXACT = {  # name, options, what the call needs, number of chains, degree
     "linear_floor": ("linear_floor", {}, {}, 8, 1),
@@ -21,11 +24,15 @@ EXACT = {  # name, options, what the call needs, number of chains, degree
     "conv2former-1d": ("conv2former", {**CONV, "grid": (8,)}, {}, 1, 2),
     "hyena-2": ("hyena", {"order": 2, "length": 16}, {}, 1, 3),
     "hyena-3": ("hyena", {"order": 3, "length": 16}, {}, 1, 4),
+    "hyena-both": ("hyena", {"order": 3, "length": 16, "bidirectional": True}, {}, 2, 4),
+    "hyena-middle": ("hyena", {**MIDDLE, "filter": "explicit", "length": 5}, {}, 2, 3),
+    "conv2former-prefix": ("conv2former", {**CONV, "grid": (2, 3), "num_prefix_tokens": 2}, {}, 1, 2),
     "hyena-4-explicit": ("hyena", {"order": 4, "filter": "explicit", "length": 5, "bias": False}, {}, 1, 5),
     "sima": ("sima", {"heads": 2}, {"x": True}, 4, 3),
     "castling": ("castling", {"heads": 2, "normalize": False, "kernel_size": 3}, {}, 5, 3),
     "poly_nl": ("poly_nl", {}, {}, 2, 3),
     "poly_nl-2": ("poly_nl", {"order": 2, "reduction": 2}, {}, 2, 2),
+    "poly_nl-outside": ("poly_nl", {"reduction": 2, "alpha_inside": False}, {}, 2, 3),
     "poly_nl-2+3": ("poly_nl", {"order": "2+3", "reduction": 4}, {}, 3, 3),
     "poly_sa": ("poly_sa", {"heads": 2, "grid": (2, 4), "sigma": "identity"}, {}, 1, 3),
     "poly_sa-mean": ("poly_sa", {"heads": 4, "positions": "mean", "sigma": "identity"}, {}, 1, 3),
@@ -81,7 +88,7 @@ def test_frozen_norms_hold_at_their_input_alone():
 
 
 class TokenMixing(nn.Module):
-    """MLP-Mixer's: a dense map along the tokens, one for all channels."""
+    """ResMLP's: a dense map along the tokens, one for all channels."""
 
     def __init__(self):
         super().__init__()
@@ -201,3 +208,59 @@ def test_a_form_is_of_one_number_of_tokens():
 def test_what_is_none_says_so(make, options, word):
     with pytest.raises(errors.PolymixError, match=word):
         as_padre(make(), N, **options)
+
+
+@pytest.mark.parametrize("filter", ["implicit", "explicit"])
+def test_the_coefficients_of_hyena_are_those_of_its_chain(filter):
+    """η_m of Eq. 48, by its loops over tokens, against the third derivatives of the Toeplitz chain.
+
+    Eq. 50 as printed, a product of separate sums, holds for one convolution; with more, each sum stands inside the next.
+    """
+    n, width = 4, 2
+    mixer = build("hyena", width, order=2, filter=filter, length=n, bias=False)
+    form, m = as_padre(mixer, n), mixer.matrices(n)
+    (chain,) = form.chains
+    size = n * width
+    projections = []  # P^j of the flattened input, for x^0 = v, x^1, x^2 = the last gate: (n, width, size)
+    for part in (2, 1, 0):
+        own = slice(part * width, (part + 1) * width)
+        to = torch.einsum("cts,ec->tcse", m["T"][own], m["W_in"][:, own])
+        projections.append(to.reshape(n, width, size))
+    taps = [torch.eye(n).double().expand(width, n, n), m["H"][0]]  # h^1 is left to the short convolution
+    eta = torch.zeros(n, width, size, size, size, dtype=torch.float64)
+    for t2, t1, t0 in itertools.product(range(n), repeat=3):
+        for c in range(width):
+            gain = taps[1][c, t2, t1] * taps[0][c, t1, t0]
+            rows = (projections[0][t0, c], projections[1][t1, c], projections[2][t2, c])
+            eta[t2, c] += gain * torch.einsum("i,j,k->ijk", *rows)
+
+    def flat(chi):
+        return chain(chi.view(1, n, width))[0]
+
+    third = torch.func.jacfwd(torch.func.jacfwd(torch.func.jacfwd(flat)))(torch.zeros(size, dtype=torch.float64))
+    symmetric = sum(eta.permute(0, 1, *(2 + i for i in order)) for order in itertools.permutations(range(3)))
+    close(third, symmetric, 1e-12)
+    chi = tokens(size)
+    close(mixer(chi.view(1, n, width))[0], torch.einsum("tcijk,i,j,k->tc", eta, chi, chi, chi) @ m["W_out"], 1e-12)
+
+
+class TokenMlp(nn.Module):
+    """MLP-Mixer's token mixing: two dense maps along the tokens with an activation between them."""
+
+    def __init__(self, activation):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(N, 2 * N), activation, nn.Linear(2 * N, N))
+
+    def forward(self, x):
+        return self.layers(x.transpose(1, 2)).transpose(1, 2)
+
+
+def test_mlp_mixer_is_no_padre_and_res_mlp_is():
+    """Degree 1 holds for a linear layer along the tokens, and for two of them; a GELU between them ends it."""
+    with pytest.raises(errors.CapabilityError, match="nonlinear"):
+        as_padre(TokenMlp(nn.GELU()), N, dim=D)
+    for linear in (TokenMixing(), TokenMlp(nn.Identity())):
+        assert as_padre(linear.double(), N, dim=D).degree == 1
+    published = json.loads((Path(__file__).parents[2] / "benchmarks/results/table-1.json").read_text())["exact"]
+    assert any(row["mechanism"] == "ResMLP, token mixing" for row in published)
+    assert not any("MLP-Mixer" in row["mechanism"] for row in published)

@@ -51,6 +51,7 @@ MORE_THAN_LINEAR = {
 MORE_THAN_LINEAR |= {
     "hyena",
     "hyena-3",
+    "hyena-both",
     "hyena-explicit-long",
     "padre-basis",
     "padre-toeplitz",

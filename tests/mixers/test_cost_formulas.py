@@ -2,7 +2,8 @@
 
 A formula is a term in N, D, d = D / heads, the grid's H and W, and options by name, then parts behind semicolons:
 "TERM if CONDITION" replaces it, "plus TERM if CONDITION" and "minus TERM if CONDITION" change it, "plus TERM for each x
-in OPTION" adds one for every entry, "where NAME = TERM" defines a name, and "for …" is a remark.
+in OPTION" adds one for every entry, "where NAME = TERM" defines a name, "where NAME = TERM if CONDITION" before it
+defines it otherwise, and "for …" is a remark.
 """
 
 import math
@@ -73,7 +74,8 @@ def evaluate(formula, names):
     for part in parts:
         if part.startswith("where "):
             name, _, meaning = part.removeprefix("where ").partition(" = ")
-            if name not in names:
+            meaning, _, condition = meaning.partition(" if ")
+            if name not in names and (not condition or names.holds(condition)):
                 names[name] = names.value(meaning)
     changes = []
     for part in parts:
@@ -82,7 +84,7 @@ def evaluate(formula, names):
         match = re.fullmatch(r"(plus |minus |)(.+) (?:if (.+)|for each (\w+) in (\w+))", part)
         change, text, condition, each, option = match.groups()
         if each:
-            for entry in names[option]:
+            for entry in names[option] or ():
                 names[each] = entry
                 changes.append(names.value(text))
         elif names.holds(condition):
@@ -129,6 +131,7 @@ MORE = [  # settings that the cases of all mixers leave out
     ("padre", {"degree": 3, "heads": 2, "grid": (6, 8), "kernel_size": (3, 5)}), ("padre", {"degree": 4, "kernel_size": 7}),
     ("padre", {"degree": 2, "grid": (2, 4, 6), "kernel_size": 3}), ("padre", {"degree": 5, "causal": True, "kernel_size": 2}),
     ("qt", {"heads": 2, "order": 1}), ("qt", {"heads": 2, "order": 0}), ("qt", {"heads": 4, "form": "full", "order": 1}),
+    ("qt", {"heads": 3, "scales": (3, 5), "grid": (6, 8)}), ("qt", {"heads": 4, "form": "full", "scales": (5,), "grid": (6, 8)}),
     ("poly_nl", {"order": 2}), ("poly_nl", {"reduction": 3}), ("poly_nl", {"order": "2+3"}),
     ("pom", {"expand": 1.5}), ("pom", {"groups": 4}), ("pom", {"selection_heads": 6}), ("pom", {"decay": 2}),
     ("linear", {"normalize": False}), ("performer", {"heads": 2, "features": 5}), ("castling", {"heads": 2, "sparse_reg": True}),
@@ -139,7 +142,8 @@ MORE = [  # settings that the cases of all mixers leave out
     ("se", {"rd_channels": 5}), ("non_local", {"rd_ratio": 0.5}), ("prodpoly", {"degree": 5, "rank": 7}),
     ("prodpoly", {"degree": 4, "decomposition": "nested"}), ("prodpoly", {"degree": 4, "decomposition": "product"}),
     ("latent_gnn", {"kernels": 3, "latent": 7, "reduction": 5}), ("latent_gnn", {"graph": "learned"}), ("local", {"window": 16}),
-    ("local", {"window": 7}), ("mamba", {"expand": 1.5, "state_size": 5, "conv_kernel": 3}), ("conv2former", {"grid": (6, 8), "kernel_size": 5}),
+    ("hyena", {"filter": "explicit", "length": 64, "order": 3, "bidirectional": True}), ("mamba", {"bidirectional": True}),
+    ("conv2former", {"grid": (6, 8), "kernel_size": 5, "num_prefix_tokens": 2}), ("local", {"window": 7}), ("mamba", {"expand": 1.5, "state_size": 5, "conv_kernel": 3}), ("conv2former", {"grid": (6, 8), "kernel_size": 5}),
     ("conv2former", {"grid": (48,), "kernel_size": 5}), ("conv2former", {"grid": (2, 24), "kernel_size": 11}),
     ("hyena", {"order": 3, "length": 100, "filter_width": 7, "filter_depth": 3, "emb_dim": 5}),
     ("hyena", {"filter": "explicit", "length": 64}), ("hyena", {"filter": "explicit", "length": 65, "order": 4}),
@@ -161,7 +165,8 @@ def test_cases(case, n):
 @pytest.mark.parametrize(("name", "options"), MORE)
 @pytest.mark.parametrize("dim", [24, 48])
 def test_settings(name, options, dim):
-    check(name, math.prod(options.get("grid", (48,))), dim, **options)
+    n = math.prod(options.get("grid", (48,))) + options.get("num_prefix_tokens", 0)
+    check(name, n, dim, **options)
 
 
 @pytest.mark.parametrize("n", [2, 33, 100])

@@ -56,7 +56,7 @@ def test_options_and_arguments_decide(monkeypatch):
     with torch.inference_mode():
         assert explain(pom, X)[0].impl == "blocked"
         assert explain(pom, X, causal=3)[0].impl == "eager"
-        assert "prefix" in explain(polymix.create_mixer("padre", 12, grid=(11,), num_prefix_tokens=1), X)[0].why
+        assert "depthwise" in explain(polymix.create_mixer("padre", 12, token="mean"), X)[0].why
 
 
 def test_layers_of_a_model_by_name_in_the_order_of_the_calls(monkeypatch):

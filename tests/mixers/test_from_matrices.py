@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+from polymix.errors import OptionError
 from tests import references as reference
 from tests.helpers import attention_from_matrices, build, close, padre_from_matrices, pom_from_matrices, tokens, visible
 
@@ -212,15 +213,20 @@ def test_qt_causal_across_chunks(n):
 
 
 @pytest.mark.parametrize("order", [2, 3, "2+3"])
-@pytest.mark.parametrize("reduction", [1, 4])
+@pytest.mark.parametrize(("reduction", "inside"), [(1, True), (4, True), (4, False)])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("mask", [None, PAD])
-def test_poly_nl(order, reduction, bias, mask):
-    mixer = build("poly_nl", 12, order=order, reduction=reduction, bias=bias)
+def test_poly_nl(order, reduction, inside, bias, mask):
+    mixer = build("poly_nl", 12, order=order, reduction=reduction, alpha_inside=inside, bias=bias)
     x = tokens(3, 10, 12)
     real = torch.ones(3, 10, dtype=torch.bool) if mask is None else mask
-    expected = reference.poly_nl(x, real.double(), **mixer.matrices(10, dtype=torch.float64))
+    expected = reference.poly_nl(x, real.double(), **mixer.matrices(10, dtype=torch.float64), inside=inside)
     close(mixer(x, mask=mask), expected, TOL)
+
+
+def test_where_alpha_belongs_needs_a_bottleneck():
+    with pytest.raises(OptionError, match="alpha_inside"):
+        build("poly_nl", 12, alpha_inside=False)
 
 
 def test_poly_nl_takes_feature_maps():

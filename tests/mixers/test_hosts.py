@@ -8,8 +8,8 @@ from polymix import errors
 from polymix.mixers import config_class
 from polymix.models import VisionTransformer
 
-# A causal mixer leaves a class token in front nothing to see; conv2former knows no tokens outside its grid.
-NO_CLASS_TOKEN = {"hyena", "mamba", "local", "conv2former"}
+# A causal mixer leaves a class token in front nothing to see.
+NO_CLASS_TOKEN = {"hyena", "mamba", "local"}
 
 
 @pytest.mark.parametrize("class_token", [False, True])

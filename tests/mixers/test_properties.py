@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import polymix
+from polymix.errors import CapabilityError, MaskError, ShapeError, StateError
 from tests.helpers import build, close, padre_from_matrices, tokens
 
 RECURRENT = {
@@ -216,3 +217,63 @@ def test_rows_that_see_nothing_are_zero_in_the_mixed_part(name, reduction):
 def test_crossover_as_printed():
     """PoM, Eq. 11: n ≥ d + 3 at E = 2d, k = 2."""
     assert polymix.create_mixer("pom", 512).crossover() == 512 + 3
+
+
+BLOCKS = {
+    "plain": {}, "sum": {"reduction": "sum", "degree": 3}, "rotary": {"rotary": "1d", "selection_heads": 4},
+    "groups": {"groups": 2},
+}  # fmt: skip
+BLOCKWISE = {key: build("pom", 8, **options) for key, options in BLOCKS.items()}
+
+
+@pytest.mark.parametrize("key", list(BLOCKWISE))
+@given(block=st.integers(2, 4), data=st.data(), seed=st.integers(0, 999))
+def test_state_law_of_blocks(key, block, data, seed):
+    """Chunks of whole blocks, and single blocks by `step`, equal one block-causal forward (PoM, Eq. 7)."""
+    mixer, count = BLOCKWISE[key], data.draw(st.integers(1, 6))
+    n = count * block - data.draw(st.integers(0, block - 1))  # the last block may be shorter
+    x, out, state, start = tokens(2, n, 8, seed=seed), [], None, 0
+    for stop in [*sorted(data.draw(st.lists(st.integers(0, count - 1), max_size=3))), count]:
+        part = x[:, start * block : stop * block]
+        if part.shape[1] == block and data.draw(st.booleans()):
+            y, state = mixer.step(part, state, causal=block)
+        elif part.shape[1]:
+            y, state = mixer.prefill(part, state, causal=block)
+        else:
+            continue
+        out.append(y)
+        start = stop
+    close(torch.cat(out, 1), mixer(x, causal=block), 1e-11)
+    for ours, whole in zip(state, mixer.prefill(x)[1], strict=True):
+        close(ours.double(), whole.double(), 1e-11)
+
+
+@pytest.mark.parametrize("key", list(BLOCKWISE))
+@pytest.mark.parametrize("pad", ["left", "right", "within"])
+def test_padding_law_of_blocks(key, pad):
+    """Blocks count real tokens, in a first chunk and in a later one."""
+    mixer, x = BLOCKWISE[key], tokens(2, 14, 8)
+    mask = torch.ones(2, 7, dtype=torch.bool)
+    mask[:, {"left": 0, "right": 6, "within": 3}[pad]] = False
+    both = torch.cat((mask, mask), dim=1)
+    first, state = mixer.prefill(x[:, :7], causal=3, mask=mask)
+    second, _ = mixer.prefill(x[:, 7:], state, causal=3, mask=mask)
+    close(torch.cat((first, second), 1)[both], mixer(x, causal=3, mask=both)[both], 1e-11)
+
+
+def test_blocks_that_a_state_cannot_continue_are_refused():
+    mixer, x = BLOCKWISE["plain"], tokens(2, 7, 8)
+    _, state = mixer.prefill(x, causal=3)
+    with pytest.raises(StateError, match="within a block of 3"):
+        mixer.prefill(x, state, causal=3)
+    mixer.prefill(x, state, causal=7)  # a multiple of seven
+    mixer.prefill(x, state)  # token by token from here
+    for wrong in (x[:, :1], x[:, 0], x[:, :4]):
+        with pytest.raises(ShapeError, match=r"one block, \(B, 3, 8\)"):
+            mixer.step(wrong, causal=3)
+    for causal in (False, 0, None, 1.5, "3"):
+        with pytest.raises(MaskError, match="causal"):
+            mixer.prefill(x, causal=causal)
+    for other in (build("qt", 8, heads=2), build("pom", 8, decay=4), build("mamba", 8)):
+        with pytest.raises((CapabilityError, MaskError), match="causal"):
+            other.prefill(x, causal=3)

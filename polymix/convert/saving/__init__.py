@@ -12,11 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polymix._io import a_path, check_device, check_folder, float_type, one_line
 from polymix.convert import model_recipes as recipes
 from polymix.convert.model_recipes import decode, encode
 from polymix.convert.saving.files import FORMAT, WEIGHTS, damaged, load_safetensors, read, without_ties, write
 from polymix.convert.saving.rebuild import difference, differences, layers, rebuild, restore, shape
-from polymix.errors import OptionError, PolymixError, ResultsError
+from polymix.errors import OptionError, PolymixError, ResultsError, check_choice
+from polymix.limits import bounded, check_counts
 
 
 def save_pretrained(
@@ -39,12 +41,10 @@ def save_pretrained(
         OptionError: building by the recipe gives another model. Nothing is written.
     """
     load_safetensors()
-    folder = Path(folder)
+    if not isinstance(model, nn.Module):
+        raise OptionError("model", type(model).__name__, "a torch.nn.Module", "Pass the model first, then the folder.")
+    folder = check_folder(folder, "folder")
     model = getattr(model, "_orig_mod", model)  # unwrap torch.compile
-    if folder.exists() and not folder.is_dir():
-        raise OptionError(
-            "folder", f"{folder}, which is a file", "a folder, which may exist already", "Choose another name."
-        )
     content, buffers = _describe(model, folder, host)
     try:
         content["metadata"] = encode(json.loads(json.dumps(dict(metadata or {}))))
@@ -57,7 +57,7 @@ def save_pretrained(
 
 
 def load_pretrained(
-    folder: str | os.PathLike[str], *, device: torch.device | str | None = None, dtype: torch.dtype | None = None,
+    folder: str | os.PathLike[str], *, device: torch.device | str | None = None, dtype: torch.dtype | str | None = None,
     trust: bool = False,
 ) -> nn.Module:  # fmt: skip
     """Load a model that `save_pretrained` saved. It is in evaluation mode.
@@ -65,24 +65,33 @@ def load_pretrained(
     Args:
         folder: the folder.
         device: where to put the model; None: the CPU.
-        dtype: type of the weights; None: each in the type it was saved in.
+        dtype: type of the weights, such as torch.bfloat16 or "bfloat16"; None: each in the type it was saved in.
         trust: allow code from outside polymix and its known libraries to run. A host saved with {"call": …} needs it.
     Raises:
-        OptionError: the folder does not exist, or `trust` is needed.
+        OptionError: the folder does not exist, the device or type is none, `trust` is needed, or the model does not
+            fit into memory.
         ResultsError: the files are damaged, foreign or newer than this polymix, or do not fit the model that the
             installed libraries build.
     """
-    folder = Path(folder)
+    folder = a_path(folder, "folder")
+    if device is not None and str(device) != "meta":
+        check_device(str(device))
+    dtype = float_type(dtype)
+    check_choice("trust", trust, (True, False))
     content, tensors = read(folder)
     try:
-        model = rebuild(content, folder, trust)
+        check_counts(content.get("host"), "folder", str(folder))
+        with bounded("folder", str(folder), "Fetch or save it again."):
+            model = rebuild(content, folder, trust)
         _fill(model, content, tensors, folder)
     except OptionError as error:
         if error.cure:
             raise
         raise OptionError(error.argument, error.got, error.allowed, _saved_with(content)) from error
-    except (KeyError, TypeError, AttributeError) as error:
-        raise damaged(folder, f"a config that builds no model ({type(error).__name__}: {error})") from error
+    except PolymixError:
+        raise
+    except Exception as error:  # whatever a damaged config leads to
+        raise damaged(folder, f"a config that builds no model ({one_line(error)[:300]})") from error
     placed = model if device is None and dtype is None else model.to(device=device, dtype=dtype)
     return placed.eval()
 

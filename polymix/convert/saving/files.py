@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymix._io import write_whole
+from polymix._io import one_line, write_whole
 from polymix.errors import MissingExtraError, OptionError, ResultsError
 
 WEIGHTS, CONFIG, FORMAT = "model.safetensors", "config.json", 1
@@ -71,8 +71,8 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             header = (opened.metadata() or {}).get("polymix")
             content = None if header is None else json.loads(header)
             tensors = {} if content is None else {key: opened.get_tensor(key).clone() for key in opened.keys()}  # noqa: SIM118
-    except (OSError, ValueError, safetensors.SafetensorError) as error:
-        raise damaged(file, f"a file that is cut off or no safetensors file ({error})") from error
+    except (OSError, ValueError, RecursionError, safetensors.SafetensorError) as error:
+        raise damaged(file, f"a file that is cut off or no safetensors file ({one_line(error)[:200]})") from error
     if not isinstance(content, dict):
         cure = "Load it with the library that wrote it, then call polymix.convert on the model."
         raise ResultsError(str(file), "weights without polymix's config", SAVED, cure)

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from polymix.convert import model_recipes as recipes
 from polymix.convert.adapter import Adapter, Host, adapter_for, path
@@ -20,22 +19,12 @@ from polymix.convert.model_recipes import decode, encode, is_plain
 from polymix.convert.report import ConversionReport
 from polymix.convert.spec import AttentionSpec
 from polymix.errors import OptionError, UnknownNameError
+from polymix.limits import Unfilled
 from polymix.mixers import TokenMixer
 from polymix.mixers.spec import mixer_config
 
 A = TypeVar("A", bound=Adapter)
 _OF_A_RUN = {"training", "current_grid"}  # attributes that say nothing of the model
-_FILLS = {"normal_", "uniform_", "fill_", "zero_", "copy_", "mul_", "add_", "sub_", "div_", "clamp_", "erfinv_"}
-
-
-class Unfilled(TorchFunctionMode):
-    """Skip the initialisation of parameters, which saved weights will replace."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        target = args[0] if args else kwargs.get("tensor")
-        fills = getattr(func, "__module__", None) == "torch.nn.init" or getattr(func, "__name__", None) in _FILLS
-        return target if fills and isinstance(target, nn.Parameter) else func(*args, **kwargs)
 
 
 def layers(model: nn.Module) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class CastlingMixer(TokenMixer):
     """
 
     name = "castling"
-    capabilities = Capabilities(masks=frozenset({"padding"}), grids=(1,))
+    capabilities = Capabilities(values=True, masks=frozenset({"padding"}), grids=(1,))
     config: CastlingConfig
 
     def __init__(self, config: CastlingConfig, dim: int, **kw: Any) -> None:
@@ -68,7 +68,7 @@ class CastlingMixer(TokenMixer):
             init_(self.qkv.qkv.weight[: 2 * dim], dim, gain)
 
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
-        q, k, v = (hide(part.transpose(1, 2), call.mask) for part in self.qkv(x, x))
+        q, k, v = (hide(part.transpose(1, 2), call.mask) for part in self.qkv(x, x, call.values))
         wide = v.to(accumulator(v.dtype))
         asks, tells = q.to(wide.dtype), k.to(wide.dtype)
         if self.config.normalize:

@@ -11,13 +11,15 @@ from torch import Tensor, nn
 
 from polymix.errors import OptionError, ShapeError, check_choice, check_grid_option, check_int
 from polymix.mixers.checks import MixerCall, check_grid
-from polymix.mixers.config import GridConfig
+from polymix.mixers.config import PrefixedGridConfig
 from polymix.mixers.loading import check_keys, load, translate
 from polymix.mixers.mixer import INIT_STD, Polynomial, TokenMixer
 from polymix.mixers.registry import Capabilities, register
 from polymix.ops.shared.activations import ACTIVATIONS
 from polymix.ops.shared.depthwise import depthwise_conv, effective_kernel
+from polymix.ops.shared.prefix import PrefixMap
 from polymix.ops.shared.sequences import without_padding
+from polymix.structured.compose import beside_prefix_matrix
 from polymix.structured.conv import conv_matrix
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
@@ -34,6 +36,12 @@ class Conv2FormerMixer(TokenMixer):
 
     The authors' code has g = GELU and the norm. PADRe's appendix (Eq. 28-30) has neither, which makes Y a polynomial
     of degree 2, homogeneous without biases. Padding ends a 2-D grid, is skipped in 1-D, and gets zeros before W_3.
+
+    Prefix tokens (class token, registers) lie outside the grid. For prefix token j the convolution's place is taken by
+    prefix_self[j] ⊙ its own g(n W_1 + b_1) + prefix_mean[j] ⊙ the grid's mean of them, as in `padre`. The grid does
+    not see the prefix.
+
+    Raises: ShapeError without a grid of the tokens.
 
     Shapes: (B, N, D) on a 2-D or 1-D grid, or (B, D, H, W), returned alike.
     Source: Hou et al. (2022); PADRe, Eq. 28-34.
@@ -53,6 +61,9 @@ class Conv2FormerMixer(TokenMixer):
         self.into = Dense(dim, 2 * dim, config.bias, **kw)  # W_1 and W_2 read the same tokens
         self.conv = nn.Parameter(torch.empty(dim, 1, *kernel, **kw))
         self.conv_bias = nn.Parameter(torch.zeros(dim, **kw)) if config.bias else None
+        prefix = config.num_prefix_tokens
+        self.prefix_self = nn.Parameter(torch.ones(prefix, dim, **kw)) if prefix else None
+        self.prefix_mean = nn.Parameter(torch.ones(prefix, dim, **kw)) if prefix else None
         self.proj = Dense(dim, dim, config.bias, **kw)
         with torch.no_grad():
             self.conv.normal_(std=config.kernel_size ** (-self.axes / 2))
@@ -64,7 +75,8 @@ class Conv2FormerMixer(TokenMixer):
             cure = "Pass grid=(H, W) of this input, build with grid=, or pass (B, D, H, W)."
             raise ShapeError("grid", None, "the rows and columns of the tokens", cure)
         if self.axes == 1:
-            return self.proj(without_padding(x, call.mask, lambda x, real: self._modulate(x, grid, real)))
+            p = self.config.num_prefix_tokens
+            return self.proj(without_padding(x, call.mask, lambda x, real: self._modulate(x, grid, real), prefix=p))
         mask = call.mask
         if mask is not None:  # a NaN at padding must not reach the gradients of weights
             x = x.masked_fill(~mask.unsqueeze(-1), 0.0)
@@ -76,7 +88,12 @@ class Conv2FormerMixer(TokenMixer):
         a = ACTIVATIONS[self.config.activation](a)
         if mask is not None:
             a = a.masked_fill(~mask.unsqueeze(-1), 0.0)
-        a = depthwise_conv(a, self.conv, grid)
+        if self.prefix_self is None or self.prefix_mean is None:
+            a = depthwise_conv(a, self.conv, grid)
+        else:
+            first = PrefixMap(self.prefix_self, self.prefix_mean)(a, mask)
+            y = depthwise_conv(a[:, self.config.num_prefix_tokens :], self.conv, grid)
+            a = torch.cat((first.to(y.dtype), y), dim=1)
         return (a if self.conv_bias is None else a + self.conv_bias.to(a.dtype)) * v
 
     @property
@@ -91,11 +108,18 @@ class Conv2FormerMixer(TokenMixer):
         norm = (None, None) if self.norm is None else (self.norm.weight, self.norm.bias)
         return {
             "gain": norm[0], "offset": norm[1], "W_1": w_1.t(), "b_1": b_1, "W_2": w_2.t(), "b_2": b_2,
-            "A": conv_matrix(self.conv, self._grid(n, grid)), "b_A": self.conv_bias,
+            "A": self._matrix(self._grid(n, grid)), "b_A": self.conv_bias,
             "W_3": self.proj.weight.t(), "b_3": self.proj.bias,
         }  # fmt: skip
 
+    def _matrix(self, grid: tuple[int, ...]) -> Tensor:
+        body = conv_matrix(self.conv, grid)
+        if self.prefix_self is None or self.prefix_mean is None:
+            return body
+        return beside_prefix_matrix(body, self.prefix_self, self.prefix_mean)
+
     def _grid(self, n: int, grid: tuple[int, ...] | None) -> tuple[int, ...]:
+        n -= self.config.num_prefix_tokens
         grid = check_grid(self, grid, n)
         if grid is None:
             raise ShapeError("grid", None, f"the rows and columns of {n} tokens", "Pass grid=(H, W).")
@@ -140,13 +164,15 @@ class Conv2FormerMixer(TokenMixer):
             new |= {"into.bias": joined("bias"), "proj.bias": weights["proj.bias"], "conv_bias": weights["att.2.bias"]}
         if normed:
             new |= {key: weights[key] for key in norm}
+        if mixer.prefix_self is not None and mixer.prefix_mean is not None:  # which the authors do not have
+            new |= {"prefix_self": mixer.prefix_self, "prefix_mean": mixer.prefix_mean}
         load(mixer, new)
         return mixer
 
 
 @register(Conv2FormerMixer)
 @dataclass(frozen=True, kw_only=True)
-class Conv2FormerConfig(GridConfig):
+class Conv2FormerConfig(PrefixedGridConfig):
     """Options of Conv2Former.
 
     Args:
@@ -158,7 +184,9 @@ class Conv2FormerConfig(GridConfig):
 
     name: ClassVar[str] = "conv2former"
     output: ClassVar[str] = "an 11×11 convolution times the values"
-    cost_formula: ClassVar[str] = "3 N D² + N D taps; where taps = kernel_size², kernel_size in 1-D"
+    cost_formula: ClassVar[str] = (
+        "3 N D² + (N - num_prefix_tokens) D taps; where taps = kernel_size², kernel_size in 1-D"
+    )
     sees: ClassVar[str] = "a neighbourhood"
     kernel_size: int = 11
     activation: str = "gelu"
@@ -167,6 +195,7 @@ class Conv2FormerConfig(GridConfig):
     def check(self) -> None:
         if self.grid is not None:
             check_grid_option(self.grid, (1, 2))
+        check_int("num_prefix_tokens", self.num_prefix_tokens, 0)
         check_int("kernel_size", self.kernel_size, 1)
         if self.kernel_size % 2 == 0:
             raise OptionError(

@@ -34,7 +34,7 @@ class EfficientMixer(TokenMixer):
     """
 
     name = "efficient"
-    capabilities = Capabilities(cross=True, masks=frozenset({"padding"}))
+    capabilities = Capabilities(cross=True, values=True, masks=frozenset({"padding"}))
     feature_maps = True
     config: EfficientConfig
 
@@ -46,7 +46,7 @@ class EfficientMixer(TokenMixer):
         init_(self.proj.weight, dim, INIT_STD * 14)  # for a mean of 196 values with almost equal weights
 
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
-        q, k, v = (part.transpose(1, 2) for part in self.qkv(x, context))
+        q, k, v = (part.transpose(1, 2) for part in self.qkv(x, context, call.values))
         dtype = accumulator(v.dtype)
         q, k = q.to(dtype), k.to(dtype)
         if call.mask is not None:  # finite, so that a row with only padding does not become NaN

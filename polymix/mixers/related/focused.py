@@ -51,7 +51,7 @@ class FocusedMixer(TokenMixer):
     """
 
     name = "focused"
-    capabilities = Capabilities(masks=frozenset({"padding"}), grids=(2,))
+    capabilities = Capabilities(values=True, masks=frozenset({"padding"}), grids=(2,))
     config: FocusedConfig
 
     def __init__(self, config: FocusedConfig, dim: int, **kw: Any) -> None:
@@ -72,7 +72,7 @@ class FocusedMixer(TokenMixer):
             self.sr = nn.Conv2d(dim, dim, s, stride=s, bias=config.bias, **kw)
             self.norm = nn.LayerNorm(dim, bias=config.bias, **kw)
             init_(self.sr.weight, dim * s * s)
-            self.capabilities = Capabilities(grids=(2,))
+            self.capabilities = Capabilities(values=True, grids=(2,))
         for conv in (self.dwc, self.sr):
             if conv is not None and conv.bias is not None:
                 nn.init.zeros_(conv.bias)
@@ -87,7 +87,8 @@ class FocusedMixer(TokenMixer):
 
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         assert call.grid is not None
-        q, k, v = (part.flatten(-2) for part in self.qkv(x, self._context(x, call.grid)))
+        values = None if call.values is None else self._context(call.values, call.grid)
+        q, k, v = (part.flatten(-2) for part in self.qkv(x, self._context(x, call.grid), values))
         if call.mask is not None:
             k, v = (part.masked_fill(~call.mask.unsqueeze(-1), 0.0) for part in (k, v))
         dtype = accumulator(v.dtype)

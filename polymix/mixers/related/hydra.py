@@ -34,7 +34,7 @@ class HydraMixer(TokenMixer):
 
     name = "hydra"
     capabilities = Capabilities(
-        causal=True, cross=True, masks=frozenset({"padding"}), recurrent=True, isolates_future=True
+        causal=True, cross=True, values=True, masks=frozenset({"padding"}), recurrent=True, isolates_future=True
     )
     config: HydraConfig
 
@@ -47,7 +47,7 @@ class HydraMixer(TokenMixer):
         )  # q / |q| and k / |k| have entries of size 1 / √D; 14 = √196 tokens
 
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
-        q, k, v = (part.flatten(-2) for part in self.qkv(x, context))
+        q, k, v = (part.flatten(-2) for part in self.qkv(x, context, call.values))
         return self.proj(hydra(q, k, v, mask=call.mask, causal=bool(call.causal))[0])
 
     def scan(self, x: Tensor, state: HydraState | None, mask: Tensor | None) -> tuple[Tensor, HydraState]:

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from polymix.errors import OptionError, ShapeError, check_choice, check_int, check_number
 from polymix.mixers.checks import MixerCall
-from polymix.mixers.config import MixerConfig
+from polymix.mixers.config import ScanConfig
 from polymix.mixers.loading import check_keys, load, settle, translate
 from polymix.mixers.mixer import INIT_STD, Polynomial, TokenMixer
 from polymix.mixers.registry import Capabilities, register
 from polymix.ops.shared.fft_conv import causal_fft_conv, fft_size
-from polymix.ops.shared.sequences import after_window, causal_conv, next_window, without_padding
+from polymix.ops.shared.sequences import after_window, causal_conv, next_window, scan_order, without_padding
 from polymix.ops.shared.tensors import accumulator, without_autocast
 from polymix.structured.conv import conv_matrix
 from polymix.structured.cost import Op, linear_op
@@ -52,6 +52,13 @@ class HyenaMixer(TokenMixer):
     Convolutions of more than 64 taps use FFTs, which are causal up to rounding. Padding is skipped. With explicit
     filters there is a recurrent form.
 
+    `bidirectional`, which is not in the paper, adds a second branch: its own conv_k, h and bias (`self.back`) read
+    X W_in + b_in from the last token to the first, and its v ⊙ x_0 is added before W_out. It is not causal and has no
+    state. With class_token="middle" both branches meet the prefix tokens after half of the others.
+
+    Raises: OptionError for class_token="middle" without prefix tokens; ShapeError for more than `length` tokens with
+    implicit filters.
+
     Shapes: (B, N, D) -> (B, N, D), N ≤ length with implicit filters.
     State: D (order - 1) (length - 1) + D (order + 1) (k - 1) numbers.
     Source: Poli et al. (2023); PADRe, Eq. 35-50.
@@ -60,29 +67,30 @@ class HyenaMixer(TokenMixer):
     name = "hyena"
     capabilities = Capabilities(causal=True, masks=frozenset({"padding"}), recurrent=True, isolates_future=True)
     config: HyenaConfig
+    short_filter: Any
+    filter: Any
+    skip: Any
 
     def __init__(self, config: HyenaConfig, dim: int, **kw: Any) -> None:
         super().__init__(config, dim)
-        channels, steps = (config.order + 1) * dim, config.order - 1
-        explicit = config.filter == "explicit"
+        config.check_built()
+        explicit, one_way = config.filter == "explicit", not config.bidirectional
         self.capabilities = Capabilities(
-            causal=True,
+            causal=one_way,
             masks=frozenset({"padding"}),
-            recurrent=explicit,
+            recurrent=explicit and one_way,
             any_length=explicit,
-            isolates_future=explicit and config.length <= DIRECT,
+            isolates_future=explicit and config.length <= DIRECT and one_way,
         )
-        self.in_proj = Dense(dim, channels, config.bias, **kw)
-        self.short_filter = nn.Conv1d(channels, channels, config.kernel_size, groups=channels, bias=config.bias, **kw)
-        self.filter = (ExplicitFilter if explicit else ImplicitFilter)(config, dim * steps, **kw)
-        self.skip = nn.Parameter(torch.empty(dim * steps, **kw))  # the steps of a channel are adjacent
+        self.in_proj = Dense(dim, (config.order + 1) * dim, config.bias, **kw)
+        _add_filters(self, config, dim, **kw)
         self.out_proj = Dense(dim, dim, config.bias, **kw)
+        self.back: nn.Module | None = None
+        if config.bidirectional:
+            self.back = nn.Module()
+            _add_filters(self.back, config, dim, **kw)
         with torch.no_grad():
-            self.short_filter.weight.normal_(std=config.kernel_size**-0.5)
-            if self.short_filter.bias is not None:
-                self.short_filter.bias.zero_()
-            self.skip.normal_()
-            self.out_proj.weight *= INIT_STD
+            self.out_proj.weight *= INIT_STD * (1 if one_way else 0.5**0.5)
 
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         if self.config.filter == "implicit" and x.shape[1] > self.config.length:
@@ -90,33 +98,41 @@ class HyenaMixer(TokenMixer):
                 "x", f"{x.shape[1]} tokens", f"at most length={self.config.length}, which the filters are scaled to",
                 "Build it with a larger length, or with filter='explicit' for any N.",
             )  # fmt: skip
-        return self.scan(x, None, call.mask)[0]
+        if self.back is None:
+            return self.scan(x, None, call.mask)[0]
+        u, p = self.in_proj(x), self.config.num_prefix_tokens
+        y = scan_order(u, call.mask, lambda u, real: self._branch(self, u, real, None)[0], backward=False, prefix=p)
+        other = scan_order(
+            u, call.mask, lambda u, real: self._branch(self.back, u, real, None)[0], backward=True, prefix=p
+        )
+        out: Tensor = self.out_proj(y + other)
+        return out
 
     def scan(self, x: Tensor, state: HyenaState | None, mask: Tensor | None) -> tuple[Tensor, HyenaState]:
         ends: list[HyenaState] = []
 
         def run(x: Tensor, real: Tensor | None) -> Tensor:
-            n = x.shape[1]
-            u, seen = causal_conv(
-                self.in_proj(x),
-                self.short_filter.weight,
-                self.short_filter.bias,
-                None if state is None else state.short,
-            )
-            *gates, v = u.chunk(self.config.order + 1, dim=-1)
-            taps, skip = self.filter(n), self.skip.view(self.dim, -1)
-            windows = []
-            for s, gate in enumerate(reversed(gates[1:])):
-                v = v * gate
-                past = None if state is None else state.long[s]
-                long, whole = self._long_conv(v, taps[s], past)
-                v = long.to(v.dtype) + skip[:, s].to(v.dtype) * v
-                if whole is not None:
-                    windows.append(next_window(whole, n, real))
-            ends.append(HyenaState(next_window(seen, n, real), tuple(windows)))
-            return v * gates[0]
+            y, end = self._branch(self, self.in_proj(x), real, state)
+            ends.append(end)
+            return y
 
         return self.out_proj(without_padding(x, mask, run)), ends[0]
+
+    def _branch(self, part: Any, u: Tensor, real: Tensor | None, state: HyenaState | None) -> tuple[Tensor, HyenaState]:
+        """The convolutions and gates of one direction, with the filters of `part`."""
+        n, short = u.shape[1], part.short_filter
+        u, seen = causal_conv(u, short.weight, short.bias, None if state is None else state.short)
+        *gates, v = u.chunk(self.config.order + 1, dim=-1)
+        taps, skip = part.filter(n), part.skip.view(self.dim, -1)
+        windows = []
+        for s, gate in enumerate(reversed(gates[1:])):
+            v = v * gate
+            past = None if state is None else state.long[s]
+            long, whole = self._long_conv(v, taps[s], past)
+            v = long.to(v.dtype) + skip[:, s].to(v.dtype) * v
+            if whole is not None:
+                windows.append(next_window(whole, n, real))
+        return v * gates[0], HyenaState(next_window(seen, n, real), tuple(windows))
 
     def _long_conv(self, v: Tensor, taps: Tensor, past: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Σ_t taps[t] v[n - t]; with explicit filters also the window and v joined."""
@@ -146,19 +162,26 @@ class HyenaMixer(TokenMixer):
 
     def no_weight_decay(self) -> set[str]:
         own = {"filter.z", "filter.frequency"} if self.config.filter == "implicit" else set()
-        return {"skip"} | own
+        own |= {"skip"}
+        return own if self.back is None else own | {f"back.{name}" for name in own}
 
     def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
-        taps = self.filter(n)
+        """With `bidirectional`, "back" holds the other branch's, for tokens in reverse. All are in the scan's order."""
+        back = {} if self.back is None else {"back": self._filter_matrices(self.back, n)}
+        return {
+            "W_in": self.in_proj.weight.t(), "b_in": self.in_proj.bias, **self._filter_matrices(self, n), **back,
+            "W_out": self.out_proj.weight.t(), "b_out": self.out_proj.bias,
+        }  # fmt: skip
+
+    def _filter_matrices(self, part: Any, n: int) -> dict[str, Any]:
+        taps = part.filter(n)
         place = torch.arange(n, device=taps.device)
         eye = torch.eye(n, device=taps.device, dtype=taps.dtype)
-        skip = self.skip.view(self.dim, -1).t()[..., None, None] * eye
+        skip = part.skip.view(self.dim, -1).t()[..., None, None] * eye
         return {
-            "W_in": self.in_proj.weight.t(), "b_in": self.in_proj.bias,
-            "T": conv_matrix(self.short_filter.weight, (n,), causal=True), "b_short": self.short_filter.bias,
+            "T": conv_matrix(part.short_filter.weight, (n,), causal=True), "b_short": part.short_filter.bias,
             "H": list((at_lag(taps, place[:, None] - place) + skip).unbind()), "h": taps[..., :n],
-            "bias": self.skip.view(self.dim, -1).t(),
-            "W_out": self.out_proj.weight.t(), "b_out": self.out_proj.bias,
+            "bias": part.skip.view(self.dim, -1).t(),
         }  # fmt: skip
 
     def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
@@ -168,13 +191,8 @@ class HyenaMixer(TokenMixer):
             long = Op("depthwise", (n,), (config.length,), self.dim)
         else:  # transforms of v and of the taps, and back
             long = Op("fft", (3 * self.dim, fft_size(n + min(n, config.length) - 1)))
-        return [
-            linear_op(n, self.in_proj),
-            short,
-            *self.filter.cost_ops(n),
-            *[long] * steps,
-            linear_op(n, self.out_proj),
-        ]
+        branch = [short, *self.filter.cost_ops(n), *[long] * steps]
+        return [linear_op(n, self.in_proj), *branch * (1 + config.bidirectional), linear_op(n, self.out_proj)]
 
     @classmethod
     def from_reference(cls, state_dict: Mapping[str, Tensor], *, k: Tensor | None = None, **options: Any) -> HyenaMixer:
@@ -188,6 +206,9 @@ class HyenaMixer(TokenMixer):
         found = translate(HyenaConfig, options, {**names, "w": "frequency", "short_filter_order": "kernel_size"})
         weights = dict(state_dict) if k is None else {**state_dict, "k": k}
         explicit = found.get("filter") == "explicit"
+        if found.get("bidirectional"):
+            got = "True, for weights of one direction"
+            raise OptionError("bidirectional", got, "False", "Leave it out, and load the second branch yourself.")
         plain = ["in_proj.weight", "short_filter.weight", "out_proj.weight", "filter_fn.bias"]
         biases = ["in_proj.bias", "short_filter.bias", "out_proj.bias"]
         mlp = "filter_fn.implicit_filter"
@@ -226,6 +247,19 @@ class HyenaMixer(TokenMixer):
                     "filter.deltas": weights["filter_fn.modulation.deltas"].flatten()}  # fmt: skip
         load(mixer, new, "Check order and the widths.")
         return mixer
+
+
+def _add_filters(part: nn.Module, config: HyenaConfig, dim: int, **kw: Any) -> None:
+    """Give `part` what a direction has of its own: the short filter, the long ones and their skips."""
+    channels, steps = (config.order + 1) * dim, config.order - 1
+    part.short_filter = nn.Conv1d(channels, channels, config.kernel_size, groups=channels, bias=config.bias, **kw)
+    part.filter = (ExplicitFilter if config.filter == "explicit" else ImplicitFilter)(config, dim * steps, **kw)
+    part.skip = nn.Parameter(torch.empty(dim * steps, **kw))  # the steps of a channel are adjacent
+    with torch.no_grad():
+        part.short_filter.weight.normal_(std=config.kernel_size**-0.5)
+        if part.short_filter.bias is not None:
+            part.short_filter.bias.zero_()
+        part.skip.normal_()
 
 
 def decay_rates(config: HyenaConfig, channels: int) -> Tensor:
@@ -312,7 +346,7 @@ class ExplicitFilter(nn.Module):
 
 @register(HyenaMixer)
 @dataclass(frozen=True, kw_only=True)
-class HyenaConfig(MixerConfig):
+class HyenaConfig(ScanConfig):
     """Options of Hyena.
 
     Args:
@@ -335,9 +369,13 @@ class HyenaConfig(MixerConfig):
         "(order + 2) N D² + (order + 1) N D kernel_size + (order - 1) T; "
         "plus N w (emb_dim + filter_depth w + (order - 1) D) if filter = implicit; "
         "minus (order - 1) (T - N D length) if filter = explicit and length ≤ 64; "
+        "plus (order + 1) N D kernel_size + (order - 1) T if bidirectional; "
+        "plus N w (emb_dim + filter_depth w + (order - 1) D) if filter = implicit and bidirectional; "
+        "minus (order - 1) (T - N D length) if filter = explicit and length ≤ 64 and bidirectional; "
         "where w = filter_width; where T = ⌈3.75 D L log₂(L)⌉; for FFTs of length L ≥ N + min(N, length) - 1"
     )
-    sees: ClassVar[str] = "the past"
+    sees: ClassVar[str] = "the past, or everything"
+    paper: ClassVar[Mapping[str, Any]] = {"bias": False}
     order: int = 2
     filter: str = "implicit"
     length: int = 1024
@@ -349,11 +387,8 @@ class HyenaConfig(MixerConfig):
     frequency: float = 1.0
     shift: float = 0.0
 
-    @property
-    def causal_by_build(self) -> bool:
-        return True
-
     def check(self) -> None:
+        super().check()
         check_int("order", self.order, 2)
         check_choice("filter", self.filter, ("implicit", "explicit"))
         check_int("length", self.length, 1)

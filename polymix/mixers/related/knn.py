@@ -38,7 +38,7 @@ class KnnMixer(TokenMixer):
 
     name = "knn"
     capabilities = Capabilities(
-        causal=True, cross=True, masks=frozenset({"padding", "arbitrary", "block_causal", "segments"}),
+        causal=True, cross=True, values=True, masks=frozenset({"padding", "arbitrary", "block_causal", "segments"}),
         isolates_future=True,
     )  # fmt: skip
     feature_maps = True
@@ -47,7 +47,7 @@ class KnnMixer(TokenMixer):
     def __init__(self, config: KnnConfig, dim: int, **kw: Any) -> None:
         super().__init__(config, dim)
         attends = config.aggregate == "softmax"
-        self.capabilities = replace(type(self).capabilities, isolates_future=not attends)
+        self.capabilities = replace(type(self).capabilities, isolates_future=not attends, values=attends)
         self.heads = head_count(config.heads, dim) if attends else 1
         self.qkv = Heads(dim, self.heads, config.bias, **kw) if attends else None
         self.proj = Dense(dim if attends else 2 * dim, dim, config.bias, **kw)
@@ -64,7 +64,7 @@ class KnnMixer(TokenMixer):
         if self.qkv is None:
             near = nearest_features(x, context, visible, aggregate=config.aggregate, **search)
             return self.proj(torch.cat((x, near), dim=-1))
-        q, k, v = (part.transpose(1, 2) for part in self.qkv(x, context))
+        q, k, v = (part.transpose(1, 2) for part in self.qkv(x, context, call.values))
         seen = None if visible is None else visible.unsqueeze(1)
         return self.proj(nearest_attention(q, k, v, seen, **search).transpose(1, 2).flatten(-2))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -40,7 +41,7 @@ class LinearMixer(TokenMixer):
     """
 
     name = "linear"
-    capabilities = Capabilities(causal=True, cross=True, masks=frozenset({"padding"}), recurrent=True)
+    capabilities = Capabilities(causal=True, cross=True, values=True, masks=frozenset({"padding"}), recurrent=True)
     config: LinearConfig
 
     def __init__(self, config: LinearConfig, dim: int, **kw: Any) -> None:
@@ -54,21 +55,23 @@ class LinearMixer(TokenMixer):
             spread *= (square**2 + (d - 1) * mean**2) ** 0.5
         init_(self.proj.weight, dim, INIT_STD / spread)
 
-    def _features(self, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = (part.transpose(1, 2) for part in self.qkv(x, context))
+    def _features(self, x: Tensor, context: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = (part.transpose(1, 2) for part in self.qkv(x, context, values))
         feature_map, dtype = FEATURE_MAPS[self.config.feature_map], accumulator(v.dtype)
         q, k = feature_map(q.to(dtype)), feature_map(k.to(dtype))
         return (q, k, v) if self.config.normalize else (q * q.shape[-1] ** -0.5, k, v)
 
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         if call.causal:
-            return self.scan(x, None, call.mask)[0]
-        q, k, v = self._features(x, context)
+            return self.scan(x, None, call.mask, call.values)[0]
+        q, k, v = self._features(x, context, call.values)
         y = linear_attention(q, k, v, mask=call.mask, normalize=self.config.normalize, eps=EPS)
         return self.proj(y.transpose(1, 2).flatten(-2))
 
-    def scan(self, x: Tensor, state: LinearState | None, mask: Tensor | None) -> tuple[Tensor, LinearState]:
-        q, k, v = self._features(x, x)
+    def scan(
+        self, x: Tensor, state: LinearState | None, mask: Tensor | None, values: Tensor | None = None
+    ) -> tuple[Tensor, LinearState]:
+        q, k, v = self._features(x, x, values)
         y, state = linear_causal(q, k, v, mask=mask, state=state, normalize=self.config.normalize, eps=EPS)
         return self.proj(y.transpose(1, 2).flatten(-2)), state
 
@@ -109,6 +112,7 @@ class LinearConfig(HeadsConfig):
     output: ClassVar[str] = "linear attention, φ of elu + 1 or relu"
     cost_formula: ClassVar[str] = "4 N D² + 2 N D (d + 1); minus 2 N D if not normalize"
     sees: ClassVar[str] = "everything, the past"
+    paper: ClassVar[Mapping[str, Any]] = {"bias": False}
     feature_map: str = "elu+1"
     normalize: bool = True
 

@@ -53,7 +53,7 @@ class LocalMixer(TokenMixer):
     """
 
     name = "local"
-    capabilities = Capabilities(causal=True, masks=frozenset({"padding", "segments"}), recurrent=True)
+    capabilities = Capabilities(causal=True, values=True, masks=frozenset({"padding", "segments"}), recurrent=True)
     config: LocalConfig
 
     def __init__(self, config: LocalConfig, dim: int, **kw: Any) -> None:
@@ -74,10 +74,11 @@ class LocalMixer(TokenMixer):
         init_(self.proj.weight, dim, min(1.0, INIT_STD * max(config.window / math.e, 1.0) ** 0.5))
 
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
+        both = x if call.values is None else torch.cat((x, call.values), dim=-1)  # they are moved together
         if isinstance(call.segments, Tensor):
-            y = _by_segment(x, call.segments, call.mask, lambda x, ids: self._attend(x, ids=ids)[0])
+            y = _by_segment(both, call.segments, call.mask, lambda both, ids: self._attend(both, ids=ids)[0])
         else:
-            y = without_padding(x, call.mask, lambda x, _: self._attend(x)[0])
+            y = without_padding(both, call.mask, lambda both, _: self._attend(both)[0])
         return self.proj(y)
 
     def scan(self, x: Tensor, state: LocalState | None, mask: Tensor | None) -> tuple[Tensor, LocalState]:
@@ -93,8 +94,12 @@ class LocalMixer(TokenMixer):
     def _attend(
         self, x: Tensor, state: LocalState | None = None, ids: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The outputs of all heads (B, N, D), and the keys and values (B, N, heads, d) of x."""
-        q, k, v = self.qkv(x, x)
+        """The outputs of all heads (B, N, D), and the keys and values (B, N, heads, d).
+
+        x: (B, N, D), or (B, N, 2D) with what the values are computed from behind it.
+        """
+        x, values = x[..., : self.dim], x[..., self.dim :] if x.shape[-1] > self.dim else None
+        q, k, v = self.qkv(x, x, values)
         if self.config.rotary is not None:
             place = torch.arange(x.shape[1], device=x.device)
             place = place if state is None else place + state.count[:, None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -12,14 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymix.compat import cure_torchvision
-from polymix.errors import MissingExtraError, OptionError, check_int, check_number
+from polymix.errors import CapabilityError, MissingExtraError, OptionError, check_int, check_number
 from polymix.mixers.checks import MixerCall
-from polymix.mixers.config import MixerConfig
+from polymix.mixers.config import ScanConfig
 from polymix.mixers.loading import check_keys, load, settle, translate
 from polymix.mixers.mixer import TokenMixer
 from polymix.mixers.registry import Capabilities, register
 from polymix.ops.related.selective_scan import selective_scan
-from polymix.ops.shared.sequences import causal_conv, next_window, without_padding
+from polymix.ops.shared.sequences import causal_conv, next_window, scan_order, without_padding
 from polymix.ops.shared.tensors import accumulator
 from polymix.structured.base import init_
 from polymix.structured.conv import conv_matrix
@@ -46,9 +46,15 @@ class MambaMixer(TokenMixer):
     has no chunked prefill, and padding would change its convolution and state. Here padding is skipped. Training
     keeps two arrays of (B, N, E, S). Because of exp, silu and softplus it is not a polynomial.
 
+    `bidirectional` is Vision Mamba's form: a second branch, with its own convolution, W_Δ1, W_Δ2, b_Δ, W_B, W_C, A and
+    D (`self.back`), reads U from the last token to the first, and Y = ((y + y_back) ⊙ silu(Z)) W_out + b_out. It is
+    not causal and has no state. With class_token="middle" both scans meet the prefix tokens after half of the others.
+
+    Raises: OptionError for class_token="middle" without prefix tokens; MissingExtraError without transformers.
+
     Shapes: (B, N, D) -> (B, N, D).
     State: E (S + k - 1) numbers.
-    Source: Gu and Dao (2023).
+    Source: Gu and Dao (2023); Zhu et al. (2024), Vision Mamba, Algorithm 1 (bidirectional).
     """
 
     name = "mamba"
@@ -57,7 +63,11 @@ class MambaMixer(TokenMixer):
 
     def __init__(self, config: MambaConfig, dim: int, **kw: Any) -> None:
         super().__init__(config, dim)
+        config.check_built()
         self.layer = _layer(config, dim, **kw)
+        self.back = _Branch(_layer(config, dim, **kw)) if config.bidirectional else None
+        if config.bidirectional:
+            self.capabilities = Capabilities(masks=frozenset({"padding"}))
         self.inner: int = self.layer.intermediate_size
         self.sizes: tuple[int, int, int] = (self.layer.time_step_rank, config.state_size, config.state_size)
         with torch.no_grad():
@@ -65,41 +75,67 @@ class MambaMixer(TokenMixer):
                 init_(linear.weight, linear.in_features)
                 if linear.bias is not None:
                     nn.init.zeros_(linear.bias)
+            if self.back is not None:  # two branches are added
+                self.layer.out_proj.weight.mul_(0.5**0.5)
 
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
-        return self.scan(x, None, call.mask)[0]
+        if self.back is None:
+            return self.scan(x, None, call.mask)[0]
+        u, z = self.layer.in_proj(x).chunk(2, dim=-1)
+
+        def branch(part: Any) -> Callable[[Tensor, Tensor | None], Tensor]:
+            return lambda u, real: self._branch(part, u, None, real, None)[0]
+
+        y = self._ordered(u, call.mask, branch(self.layer)) + self._ordered(u, call.mask, branch(self.back), True)
+        wide = accumulator(y.dtype)
+        out: Tensor = self.layer.out_proj((y.to(wide) * F.silu(z.to(wide))).to(y.dtype))
+        return out
+
+    def _ordered(
+        self, u: Tensor, mask: Tensor | None, run: Callable[[Tensor, Tensor | None], Tensor], backward: bool = False
+    ) -> Tensor:
+        return scan_order(u, mask, run, backward=backward, prefix=self.config.num_prefix_tokens)
 
     def scan(self, x: Tensor, state: MambaState | None, mask: Tensor | None) -> tuple[Tensor, MambaState]:
-        layer, ends = self.layer, []
+        ends = []
 
         def run(x: Tensor, real: Tensor | None) -> Tensor:
-            u, z, seen = self._inputs(x, None if state is None else state.window)
-            steps, B, C = layer.x_proj(u).split(self.sizes, dim=-1)
-            y, hidden = selective_scan(
-                u, F.linear(steps, layer.dt_proj.weight), self._decay(), B, C, layer.D, z, layer.dt_proj.bias,
-                delta_softplus=True, mask=real, state=None if state is None else state.hidden,
-            )  # fmt: skip
-            ends.append(MambaState(next_window(seen, x.shape[1], real), hidden))
+            u, z = self.layer.in_proj(x).chunk(2, dim=-1)
+            y, end = self._branch(self.layer, u, z, real, state)
+            ends.append(end)
             return y
 
-        return layer.out_proj(without_padding(x, mask, run)), ends[0]
+        return self.layer.out_proj(without_padding(x, mask, run)), ends[0]
 
-    def _inputs(self, x: Tensor, window: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """U after its convolution, Z, and the inputs of the convolution."""
-        u, z = self.layer.in_proj(x).chunk(2, dim=-1)
-        u, seen = causal_conv(u, self.layer.conv1d.weight, self.layer.conv1d.bias, window)
-        return F.silu(u), z, seen
+    def _branch(
+        self, part: Any, u: Tensor, z: Tensor | None, real: Tensor | None, state: MambaState | None
+    ) -> tuple[Tensor, MambaState]:
+        """The convolution and the recurrence of one direction, with the weights of `part`."""
+        n = u.shape[1]
+        u, seen = causal_conv(u, part.conv1d.weight, part.conv1d.bias, None if state is None else state.window)
+        u = F.silu(u)
+        steps, B, C = part.x_proj(u).split(self.sizes, dim=-1)
+        y, hidden = selective_scan(
+            u, F.linear(steps, part.dt_proj.weight), _decay(part), B, C, part.D, z, part.dt_proj.bias,
+            delta_softplus=True, mask=real, state=None if state is None else state.hidden,
+        )  # fmt: skip
+        return y, MambaState(next_window(seen, n, real), hidden)
 
-    def _decay(self) -> Tensor:
-        """A, at least in float32; bf16 would round the decays of neighbouring states to the same value."""
-        log: Tensor = self.layer.A_log
-        return -log.to(accumulator(log.dtype)).exp()
+    def time_steps(self, x: Tensor, *, backward: bool = False) -> Tensor:
+        """Δ (B, N, E) for x (B, N, D). The closer Δ is to a constant, the closer the mixer is to a polynomial.
 
-    def time_steps(self, x: Tensor) -> Tensor:
-        """Δ (B, N, E) for x (B, N, D). The closer Δ is to a constant, the closer the mixer is to a polynomial."""
-        u, _, _ = self._inputs(x, None)
-        steps = self.layer.x_proj(u)[..., : self.sizes[0]]
-        return F.softplus(self.layer.dt_proj(steps))
+        `backward` gives Δ of the branch that scans from the last token; CapabilityError without `bidirectional`.
+        """
+        part: Any = self.back if backward else self.layer
+        if part is None:
+            got = "True, for a mamba that scans in one direction"
+            raise CapabilityError("backward", got, "False", "Build it with bidirectional=True.")
+
+        def run(u: Tensor, real: Tensor | None) -> Tensor:
+            u = F.silu(causal_conv(u, part.conv1d.weight, part.conv1d.bias, None)[0])
+            return F.softplus(part.dt_proj(part.x_proj(u)[..., : self.sizes[0]]))
+
+        return self._ordered(self.layer.in_proj(x).chunk(2, dim=-1)[0], None, run, backward)
 
     def check_state(self, state: Any, x: Tensor) -> str | None:
         batch = x.shape[0]
@@ -109,27 +145,35 @@ class MambaMixer(TokenMixer):
         return None if fits == (window, hidden) else f"a MambaState of window {window} and hidden {hidden}"
 
     def no_weight_decay(self) -> set[str]:
-        return {"layer.A_log", "layer.D", "layer.dt_proj.bias"}
+        parts = ("layer",) if self.back is None else ("layer", "back")
+        return {f"{part}.{name}" for part in parts for name in ("A_log", "D", "dt_proj.bias")}
 
     def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
+        """With `bidirectional`, "back" holds the other branch's, for tokens in reverse. T is in the scan's order."""
         layer = self.layer
-        low, to_b, to_c = layer.x_proj.weight.split(self.sizes)
+        back = {} if self.back is None else {"back": self._scan_matrices(self.back, n)}
         return {
-            "W_in": layer.in_proj.weight.t(), "b_in": layer.in_proj.bias,
-            "T": conv_matrix(layer.conv1d.weight, (n,), causal=True), "b_conv": layer.conv1d.bias,
-            "W_Delta1": low.t(), "W_Delta2": layer.dt_proj.weight.t(), "b_Delta": layer.dt_proj.bias,
-            "W_B": to_b.t(), "W_C": to_c.t(), "A": self._decay(), "D": layer.D,
+            "W_in": layer.in_proj.weight.t(), "b_in": layer.in_proj.bias, **self._scan_matrices(layer, n), **back,
             "W_out": layer.out_proj.weight.t(), "b_out": layer.out_proj.bias,
+        }  # fmt: skip
+
+    def _scan_matrices(self, part: Any, n: int) -> dict[str, Any]:
+        low, to_b, to_c = part.x_proj.weight.split(self.sizes)
+        return {
+            "T": conv_matrix(part.conv1d.weight, (n,), causal=True), "b_conv": part.conv1d.bias,
+            "W_Delta1": low.t(), "W_Delta2": part.dt_proj.weight.t(), "b_Delta": part.dt_proj.bias,
+            "W_B": to_b.t(), "W_C": to_c.t(), "A": _decay(part), "D": part.D,
         }  # fmt: skip
 
     def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         layer, states = self.layer, self.config.state_size
-        return [
-            linear_op(n, layer.in_proj), Op("depthwise", (n,), (self.config.conv_kernel,), self.inner),
+        branch = [
+            Op("depthwise", (n,), (self.config.conv_kernel,), self.inner),
             linear_op(n, layer.x_proj), linear_op(n, layer.dt_proj),
             Op("elementwise", (4 * n * self.inner * states,)),  # Δ A, Δ u B, and two of decay · h + gain
-            Op("matmul", (n, self.inner, states, 1)), linear_op(n, layer.out_proj),
+            Op("matmul", (n, self.inner, states, 1)),
         ]  # fmt: skip
+        return [linear_op(n, layer.in_proj), *branch * (1 + self.config.bidirectional), linear_op(n, layer.out_proj)]
 
     @classmethod
     def from_reference(cls, state_dict: Mapping[str, Tensor], **options: Any) -> MambaMixer:
@@ -141,6 +185,9 @@ class MambaMixer(TokenMixer):
         names |= {"d_model": None, "hidden_size": None, "use_bias": None, "use_conv_bias": None, "layer_idx": None}
         names |= {"intermediate_size": None}
         found = translate(MambaConfig, options, names)
+        if found.get("bidirectional"):
+            got = "True, for weights of one direction"
+            raise OptionError("bidirectional", got, "False", "Leave it out, and load the second branch yourself.")
         weights = ("in_proj.weight", "conv1d.weight", "x_proj.weight", "dt_proj.weight", "dt_proj.bias", "A_log", "D",
                    "out_proj.weight")  # fmt: skip
         biases = ("in_proj.bias", "conv1d.bias", "out_proj.bias")
@@ -163,7 +210,7 @@ class MambaMixer(TokenMixer):
 
 @register(MambaMixer)
 @dataclass(frozen=True, kw_only=True)
-class MambaConfig(MixerConfig):
+class MambaConfig(ScanConfig):
     """Options of Mamba.
 
     Args:
@@ -178,10 +225,10 @@ class MambaConfig(MixerConfig):
     name: ClassVar[str] = "mamba"
     output: ClassVar[str] = "selective scan"
     cost_formula: ClassVar[str] = (
-        "N E (3 D + 2 R + 7 S + conv_kernel); where E = expand D; where R = time_step_rank or ⌈D / 16⌉; "
-        "where S = state_size"
+        "N E (3 D + 2 R + 7 S + conv_kernel); plus N E (2 R + 7 S + conv_kernel) if bidirectional; "
+        "where E = expand D; where R = time_step_rank or ⌈D / 16⌉; where S = state_size"
     )
-    sees: ClassVar[str] = "the past"
+    sees: ClassVar[str] = "the past, or everything"
     layer_of: ClassVar[str | None] = "transformers"
     state_size: int = 16
     conv_kernel: int = 4
@@ -190,11 +237,8 @@ class MambaConfig(MixerConfig):
     dt_min: float = 1e-3
     dt_max: float = 0.1
 
-    @property
-    def causal_by_build(self) -> bool:
-        return True
-
     def check(self) -> None:
+        super().check()
         check_int("state_size", self.state_size, 1)
         check_int("conv_kernel", self.conv_kernel, 1)
         check_number("expand", self.expand, 1e-6, math.inf, "a positive number", 2)
@@ -203,6 +247,21 @@ class MambaConfig(MixerConfig):
         check_number("dt_max", self.dt_max, 1e-12, math.inf, "a positive number", 0.1)
         if not isinstance(self.dt_min, (int, float)) or not 0 < self.dt_min <= self.dt_max:
             raise OptionError("dt_min", repr(self.dt_min), f"a positive number up to dt_max={self.dt_max}", "")
+
+
+class _Branch(nn.Module):
+    """What a second direction has of its own: all but W_in and W_out of transformers' layer."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.conv1d, self.x_proj, self.dt_proj = layer.conv1d, layer.x_proj, layer.dt_proj
+        self.A_log, self.D = layer.A_log, layer.D
+
+
+def _decay(part: Any) -> Tensor:
+    """A, at least in float32; bf16 would round the decays of neighbouring states to the same value."""
+    log: Tensor = part.A_log
+    return -log.to(accumulator(log.dtype)).exp()
 
 
 def _layer(config: MambaConfig, dim: int, **kw: Any) -> Any:

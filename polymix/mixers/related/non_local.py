@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from polymix.errors import check_choice
+from polymix.errors import OptionError, check_choice
 from polymix.mixers.checks import MixerCall
 from polymix.mixers.config import MixerConfig
 from polymix.mixers.loading import check_keys, load, settle, translate
@@ -38,15 +38,19 @@ class NonLocalMixer(TokenMixer):
 
         θ = X W_t, φ = X W_p, g = X W_g     D -> r channels
         softmax      Y = softmax_j(s θ_i·φ_j) g     (embedded Gaussian)
-        dot_product  Y = (1/N) s θ (φᵀ g)           N: the number of visible tokens
+        dot_product  Y = (1/N) s θ (φᵀ g)           N: the number of visible tokens; without 1/N with reduction="sum"
         Z = norm(Y W_z), and Z + X with `residual`
 
-    s = D^-½ as in timm (not r^-½), or 1 without `use_scale`. `norm` is None or a BatchNorm. In training a BatchNorm
+    s = D^-½ as in timm (not r^-½), or 1 without `use_scale`. Without `projection` there is no W_z, and r = D. Poly-NL's
+    Eq. 6-7 have neither s nor 1/N nor W_z: form="dot_product", use_scale=False, reduction="sum", projection=False,
+    rd_ratio=1, bias=False; a sum grows with N. `norm` is None or a BatchNorm. In training a BatchNorm
     mixes tokens and samples, so that form takes neither masks nor causality. `residual` adds X as timm does; a host
     with its own residual connection would then add it twice. timm starts with Z = 0; here the first outputs are as
     large as attention's, with logits of unit variance. In the softmax form b_p has no effect, as it shifts all logits
     of a query alike. The causal dot_product form works in chunks of 128 tokens; torch.export then needs a fixed
     length. The layer is timm's NonLocalAttn.
+
+    Raises: OptionError for projection=False with r ≠ D.
 
     Shapes: (B, N, D) or (B, D, H, W), returned alike.
     State: r² numbers (dot_product).
@@ -54,7 +58,7 @@ class NonLocalMixer(TokenMixer):
     """
 
     name = "non_local"
-    capabilities = Capabilities(causal=True, cross=True, masks=_EVERY_MASK, recurrent=True)
+    capabilities = Capabilities(causal=True, cross=True, values=True, masks=_EVERY_MASK, recurrent=True)
     feature_maps = True
     config: NonLocalConfig
     layer: Any
@@ -68,6 +72,11 @@ class NonLocalMixer(TokenMixer):
         gain = (self.scale * self.inner**0.5) ** -0.5  # of both θ and φ, for logits of unit variance
         for conv, its_gain in ((layer.t, gain), (layer.p, gain), (layer.g, 1.0), (layer.z, 1.0)):
             initialise(conv, config.bias, its_gain)
+        if not config.projection:
+            if self.inner != dim:
+                cure = f"Pass rd_channels={dim}, or projection=True."
+                raise OptionError("projection", f"False with {self.inner} channels for {dim}", "r = D", cure)
+            layer.z = None
         # On rows of tokens, with the parameters of timm's BatchNorm2d. The CPU backward of that one is wrong on a view
         # (B, D, N, 1) of tokens if the gradient has another memory format than the input (PyTorch 2.13).
         layer.norm = nn.Identity() if config.norm is None else nn.BatchNorm1d(dim, **kw)
@@ -77,17 +86,27 @@ class NonLocalMixer(TokenMixer):
         softmax, alone = config.form == "softmax", config.norm is None
         masks = _EVERY_MASK if softmax else frozenset({"padding"})
         self.capabilities = Capabilities(
-            causal=alone, cross=True, masks=masks if alone else frozenset(), recurrent=alone and not softmax
+            causal=alone,
+            cross=True,
+            values=True,
+            masks=masks if alone else frozenset(),
+            recurrent=alone and not softmax,
         )
 
-    def _embedded(self, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _embedded(self, x: Tensor, context: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """θ, φ and g as a single head (B, 1, ·, r)."""
         layer = self.layer
-        t = pointwise(layer.t, x).unsqueeze(1)
-        return t, pointwise(layer.p, context).unsqueeze(1), pointwise(layer.g, context).unsqueeze(1)
+        inputs = ((layer.t, x), (layer.p, context), (layer.g, context if values is None else values))
+        t, p, g = (pointwise(conv, tokens).unsqueeze(1) for conv, tokens in inputs)
+        return t, p, g
+
+    @property
+    def _whole(self) -> float | None:
+        """The factor of the sum over the tokens; None for one over their number."""
+        return None if self.config.reduction == "mean" else 1.0
 
     def _join(self, x: Tensor, y: Tensor) -> Tensor:
-        y = pointwise(self.layer.z, y.squeeze(1))
+        y = y.squeeze(1) if self.layer.z is None else pointwise(self.layer.z, y.squeeze(1))
         if self.config.norm is not None:
             y = self.layer.norm(y.flatten(0, 1)).view_as(y)
         return x + y if self.config.residual else y
@@ -95,19 +114,23 @@ class NonLocalMixer(TokenMixer):
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         # timm's forward takes only feature maps, without mask or context, and builds the N × N matrix.
         if self.config.form == "softmax":
-            t, p, g = self._embedded(x, context)
+            t, p, g = self._embedded(x, context, call.values)
             y = softmax_attention(t, p, g, scale=self.scale, mask=call.mask, causal=call.causal, segments=call.segments)
         elif call.causal:
-            return self.scan(x, None, call.mask)[0]
+            return self.scan(x, None, call.mask, call.values)[0]
         else:
-            t, p, g = self._embedded(x, context)
-            y = linear_attention(t.to(accumulator(t.dtype)) * self.scale, p, g, mask=call.mask, normalize=False)
+            t, p, g = self._embedded(x, context, call.values)
+            y = linear_attention(
+                t.to(accumulator(t.dtype)) * self.scale, p, g, mask=call.mask, normalize=False, scale=self._whole
+            )
         return self._join(x, y)
 
-    def scan(self, x: Tensor, state: LinearState | None, mask: Tensor | None) -> tuple[Tensor, LinearState]:
-        t, p, g = self._embedded(x, x)
+    def scan(
+        self, x: Tensor, state: LinearState | None, mask: Tensor | None, values: Tensor | None = None
+    ) -> tuple[Tensor, LinearState]:
+        t, p, g = self._embedded(x, x, values)
         t = t.to(accumulator(t.dtype)) * self.scale
-        y, state = linear_causal(t, p, g, mask=mask, state=state, normalize=False)
+        y, state = linear_causal(t, p, g, mask=mask, state=state, normalize=False, scale=self._whole)
         return self._join(x, y), state
 
     def check_state(self, state: Any, x: Tensor) -> str | None:
@@ -125,8 +148,8 @@ class NonLocalMixer(TokenMixer):
 
     def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
         """`gain` and `shift` of a BatchNorm in evaluation; None without one."""
-        letters: dict[str, Any] = {"gain": None, "shift": None}
-        for name in "tpgz":
+        letters: dict[str, Any] = {"gain": None, "shift": None, "W_z": None, "b_z": None}
+        for name in "tpgz" if self.config.projection else "tpg":
             letters |= pointwise_matrices(name, getattr(self.layer, name))
         if self.config.norm is not None:
             norm = self.layer.norm
@@ -139,7 +162,7 @@ class NonLocalMixer(TokenMixer):
         softmax = [Op("attention", (1, n, n, r))]
         mixed = softmax if self.config.form == "softmax" else [Op("matmul", (1, r, n, r)), Op("matmul", (1, n, r, r))]
         into = [pointwise_op(n, conv) for conv in (self.layer.t, self.layer.p, self.layer.g)]
-        return [*into, *mixed, pointwise_op(n, self.layer.z)]
+        return [*into, *mixed, *([pointwise_op(n, self.layer.z)] if self.config.projection else [])]
 
     @classmethod
     def from_reference(cls, state_dict: Mapping[str, Tensor], **options: Any) -> NonLocalMixer:
@@ -177,25 +200,37 @@ class NonLocalConfig(MixerConfig):
         use_scale: scale the logits by D^-½.
         rd_ratio: r / D; None for timm's 1/8. timm rounds r to a multiple of 8, at least 8.
         rd_channels: r itself, instead of rd_ratio.
+        reduction: of dot_product: "mean" over the visible tokens, or "sum".
+        projection: multiply by W_z; without it r must be D.
         norm: None or "batch".
         residual: add X to the output.
     """
 
     name: ClassVar[str] = "non_local"
     output: ClassVar[str] = "the non-local block, softmax or dot product"
-    cost_formula: ClassVar[str] = "4 N D r + 2 N² r; 4 N D r + 2 N r² if form = dot_product; where r = rd_channels"
+    cost_formula: ClassVar[str] = (
+        "4 N D r + 2 N² r; 4 N D r + 2 N r² if form = dot_product; minus N D r if not projection; where r = rd_channels"
+    )
     sees: ClassVar[str] = "everything"
+    paper: ClassVar[Mapping[str, Any]] = {"bias": False, "use_scale": False, "rd_ratio": 0.5}
     layer_of: ClassVar[str | None] = "timm"
     form: str = "softmax"
     use_scale: bool = True
     rd_ratio: float | None = None
     rd_channels: int | None = None
+    reduction: str = "mean"
+    projection: bool = True
     norm: str | None = None
     residual: bool = False
 
     def check(self) -> None:
         check_choice("form", self.form, ("softmax", "dot_product"))
         check_choice("use_scale", self.use_scale, (True, False))
+        check_choice("reduction", self.reduction, ("mean", "sum"))
+        check_choice("projection", self.projection, (True, False))
+        if self.reduction == "sum" and self.form == "softmax":
+            cure = 'Use form="dot_product", or leave it out.'
+            raise OptionError("reduction", "'sum' with form='softmax', which is a mean", "'mean'", cure)
         check_choice("norm", self.norm, (None, "batch"))
         check_choice("residual", self.residual, (True, False))
         check_reduced(self.rd_ratio, self.rd_channels)

@@ -49,7 +49,7 @@ class PerformerMixer(TokenMixer):
     """
 
     name = "performer"
-    capabilities = Capabilities(causal=True, cross=True, masks=frozenset({"padding"}), recurrent=True)
+    capabilities = Capabilities(causal=True, cross=True, values=True, masks=frozenset({"padding"}), recurrent=True)
     config: PerformerConfig
     omega: Tensor
     draws: Tensor
@@ -84,8 +84,8 @@ class PerformerMixer(TokenMixer):
 
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         if call.causal:
-            return self.scan(x, None, call.mask)[0]
-        q, k, v = (part.transpose(1, 2) for part in self.qkv(x, context))
+            return self.scan(x, None, call.mask, call.values)[0]
+        q, k, v = (part.transpose(1, 2) for part in self.qkv(x, context, call.values))
         if self.config.kernel == "relu":
             asks, tells = relu_features(q, self.omega), relu_features(k, self.omega)
             y = linear_attention(asks, tells, v, mask=call.mask, eps=EPS)
@@ -94,9 +94,13 @@ class PerformerMixer(TokenMixer):
         return self.proj(y.transpose(1, 2).flatten(-2))
 
     def scan(
-        self, x: Tensor, state: PerformerState | LinearState | None, mask: Tensor | None
+        self,
+        x: Tensor,
+        state: PerformerState | LinearState | None,
+        mask: Tensor | None,
+        values: Tensor | None = None,
     ) -> tuple[Tensor, PerformerState | LinearState]:
-        q, k, v = (part.transpose(1, 2) for part in self.qkv(x, x))
+        q, k, v = (part.transpose(1, 2) for part in self.qkv(x, x, values))
         end: PerformerState | LinearState
         if self.config.kernel == "relu":
             assert not isinstance(state, PerformerState)

@@ -10,17 +10,24 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from polymix.errors import OptionError, ShapeError, check_choice, check_grid_option, check_int, check_number
-from polymix.mixers.checks import MixerCall, check_grid
+from polymix.errors import OptionError, check_choice, check_number
+from polymix.mixers.checks import MixerCall
 from polymix.mixers.config import HeadsConfig, PrefixedGridConfig
 from polymix.mixers.heads import head_count
 from polymix.mixers.loading import check_keys, load, settle, translate
 from polymix.mixers.mixer import INIT_STD, TokenMixer
+from polymix.mixers.multi_scale import (
+    called_grid,
+    check_scales,
+    scale_grid,
+    smooth,
+    smoothing_matrix,
+    smoothing_ops,
+)
 from polymix.mixers.registry import Capabilities, register
 from polymix.mixers.related.timm_layers import timm_layer
 from polymix.ops.related.linear_attention import linear_attention
 from polymix.structured.base import init_
-from polymix.structured.conv import conv_after_prefix_matrix
 from polymix.structured.cost import Op
 
 _PADDING = frozenset({"padding"})
@@ -41,7 +48,7 @@ class ReluLinearMixer(TokenMixer):
     """
 
     name = "relu_linear"
-    capabilities = Capabilities(masks=_PADDING, grids=(2,))
+    capabilities = Capabilities(values=True, masks=_PADDING, grids=(2,))
     feature_maps = True
     config: ReluLinearConfig
 
@@ -63,18 +70,20 @@ class ReluLinearMixer(TokenMixer):
             nn.init.constant_(self.mla.proj.norm.weight, INIT_STD)
         else:  # for a mean of 196 values with almost equal weights
             init_(self.mla.proj.conv.weight, self.mla.proj.conv.in_channels, INIT_STD * 14)
-        self.capabilities = Capabilities(masks=_PADDING, grids=(2,) if config.scales else ())
+        self.capabilities = Capabilities(values=True, masks=_PADDING, grids=(2,) if config.scales else ())
 
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
-        if self.config.scales and call.grid is None:
-            raise ShapeError(
-                "grid", None, "grid=(H, W) in the call or the options", "Pass it: scales need rows and columns."
-            )
-        mask = call.mask
+        grid = called_grid(call.grid) if self.config.scales else ()
+        mask, prefix = call.mask, self.config.num_prefix_tokens
         qkv = self.mla.qkv(x.transpose(1, 2).unsqueeze(-1)).squeeze(-1)  # (B, 3D, N), head by head [q, k, v]
+        if call.values is not None:
+            other = self.mla.qkv(call.values.transpose(1, 2).unsqueeze(-1)).squeeze(-1)
+            both = (part.unflatten(1, (self.heads, 3, -1)) for part in (qkv, other))
+            qk, v = (part[:, :, rows] for part, rows in zip(both, (slice(0, 2), slice(2, 3)), strict=True))
+            qkv = torch.cat((qk, v), dim=2).flatten(1, 3)
         if mask is not None:
             qkv = qkv.masked_fill(~mask.unsqueeze(1), 0.0)
-        scales = [qkv] + [self._smooth(conv, qkv, call.grid) for conv in self.mla.aggreg]
+        scales = [qkv] + [smooth(branch, qkv, grid, prefix) for branch in self.mla.aggreg]
         heads = torch.cat(scales, dim=1).unflatten(1, (-1, 3, self.dim // self.heads)).transpose(-1, -2)
         q, k, v = heads.unbind(2)  # (B, heads · (1 + S), N, d)
         # timm's attention is not used: it computes in float32 even for float64 weights, and ignores padding.
@@ -93,16 +102,6 @@ class ReluLinearMixer(TokenMixer):
             return rows.unflatten(0, y.shape[:2])
         return rows.new_zeros(y.shape).masked_scatter(real.unsqueeze(-1), rows)
 
-    def _smooth(self, conv: nn.Module, qkv: Tensor, grid: tuple[int, ...] | None) -> Tensor:
-        """timm's aggregation of (B, 3D, N) on the grid. A prefix token is a 1 × 1 map."""
-        assert grid is not None
-        p = self.config.num_prefix_tokens
-        y = conv(qkv[:, :, p:].unflatten(2, grid)).flatten(2)
-        if not p:
-            return y
-        alone = conv(qkv[:, :, :p].transpose(1, 2).flatten(0, 1)[..., None, None])
-        return torch.cat((alone.flatten(1).unflatten(0, (-1, p)).transpose(1, 2), y), dim=2)
-
     def no_weight_decay(self) -> set[str]:
         return {"mla.proj.norm.weight", "mla.proj.norm.bias"} if self.config.norm else set()
 
@@ -119,36 +118,21 @@ class ReluLinearMixer(TokenMixer):
             found[name] = None if norm is None else getattr(norm, kind)
         found |= {"M": [], "b_M": [], "W_M": [], "c_M": []}
         grid = self._grid(n, grid)
-        for smooth, mix in self.mla.aggreg:
-            found["M"].append(self._dense(smooth.weight[order], grid))
-            found["b_M"].append(None if smooth.bias is None else smooth.bias[order])
+        for conv, mix in self.mla.aggreg:
+            found["M"].append(smoothing_matrix(conv.weight[order], grid, self.config.num_prefix_tokens))
+            found["b_M"].append(None if conv.bias is None else conv.bias[order])
             blocks = torch.block_diag(*mix.weight.view(3 * self.heads, d, d).transpose(1, 2))
             found["W_M"].append(blocks[order][:, order])
             found["c_M"].append(None if mix.bias is None else mix.bias[order])
         return found
 
-    def _dense(self, weight: Tensor, grid: tuple[int, ...]) -> Tensor:
-        p, centre = self.config.num_prefix_tokens, weight.shape[-1] // 2
-        whole = conv_after_prefix_matrix(weight, grid, p).clone()
-        for j in range(p):
-            whole[:, j, j] = weight[:, 0, centre, centre]
-        return whole
-
     def _grid(self, n: int, grid: tuple[int, ...] | None) -> tuple[int, ...]:
-        if not self.config.scales:
-            return (n,)
-        grid = check_grid(self, grid, n - self.config.num_prefix_tokens)
-        if grid is None:
-            raise ShapeError("grid", None, "grid=(H, W)", "Pass it: scales need rows and columns.")
-        return grid
+        return scale_grid(self, n, grid) if self.config.scales else (n,)
 
     def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         D, d, p = self.dim, self.dim // self.heads, self.config.num_prefix_tokens
-        place, heads = self._grid(n, grid), self.heads * (1 + len(self.config.scales))
-        found = [Op("linear", (n, D, 3 * D, 1))]
-        for s in self.config.scales:
-            found += [Op("depthwise", (1, 1), (s, s), 3 * D)] * p + [Op("depthwise", place, (s, s), 3 * D)]
-            found.append(Op("linear", (n, 3 * D, 3 * D, 3 * self.heads)))
+        scales, heads = self.config.scales, self.heads * (1 + len(self.config.scales))
+        found = [Op("linear", (n, D, 3 * D, 1)), *smoothing_ops(n, D, self.heads, scales, self._grid(n, grid), p)]
         found += [Op("matmul", (heads, d, n, d + 1)), Op("matmul", (heads, n, d, d + 1))]
         return [*found, Op("linear", (n, heads * d, D, 1))]
 
@@ -233,18 +217,7 @@ class ReluLinearConfig(HeadsConfig, PrefixedGridConfig):
     def check(self) -> None:
         check_choice("norm", self.norm, ("batch", None))
         check_number("eps", self.eps, 1e-30, math.inf, "a positive number", 1e-15)
-        check_int("num_prefix_tokens", self.num_prefix_tokens, 0)
-        if not isinstance(self.scales, (tuple, list)):
-            raise OptionError("scales", repr(self.scales), "a tuple of odd sizes", "Pass scales=(5,), for example.")
-        for size in self.scales:
-            check_int("scales", size, 1)
-            if size % 2 == 0:
-                raise OptionError("scales", size, "odd sizes", f"Pass {size + 1}, for example.")
-        if self.grid is not None:
-            check_grid_option(self.grid, (2,))
-        if not self.placed and (self.grid is not None or self.num_prefix_tokens):
-            got = f"() with grid={self.grid}, num_prefix_tokens={self.num_prefix_tokens}"
-            raise OptionError("scales", got, "scales, as positions do not matter without them", "Leave the others out.")
+        check_scales(self.scales, self.grid, self.num_prefix_tokens)
 
     @property
     def placed(self) -> bool:

@@ -44,7 +44,7 @@ class SimaMixer(TokenMixer):
     """
 
     name = "sima"
-    capabilities = Capabilities(cross=True, masks=frozenset({"padding"}))
+    capabilities = Capabilities(cross=True, values=True, masks=frozenset({"padding"}))
     config: SimaConfig
 
     def __init__(self, config: SimaConfig, dim: int, **kw: Any) -> None:
@@ -57,10 +57,10 @@ class SimaMixer(TokenMixer):
         self.eps = 1e-6 if config.class_attention else 1e-12  # as in the authors' code
         if config.class_attention:  # drop only the class token's output, not the tokens that pass through
             self.class_drop, self.drop = self.drop, nn.Dropout(0.0)
-            self.capabilities = Capabilities(masks=frozenset({"padding"}))
+            self.capabilities = Capabilities(values=True, masks=frozenset({"padding"}))
 
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
-        q, k, v = (part.transpose(1, 2) for part in self.qkv(x, context))
+        q, k, v = (part.transpose(1, 2) for part in self.qkv(x, context, call.values))
         dtype, own = accumulator(v.dtype), None if call.cross else call.mask
         q = F.normalize(hide(q.to(dtype), own), p=1.0, dim=2, eps=self.eps)
         k = F.normalize(hide(k.to(dtype), call.mask), p=1.0, dim=2, eps=self.eps)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -15,8 +17,9 @@ from polymix.mixers.mixer import Polynomial, TokenMixer
 from polymix.mixers.registry import Capabilities, register
 from polymix.ops.related.attention import softmax_attention
 from polymix.ops.related.linear_attention import linear_attention
+from polymix.ops.shared.tensors import project
 from polymix.structured.cost import Op, linear_op
-from polymix.structured.dense import Dense
+from polymix.structured.dense import Dense, affine
 
 
 class TesaMixer(TokenMixer):
@@ -45,7 +48,7 @@ class TesaMixer(TokenMixer):
     """
 
     name = "tesa"
-    capabilities = Capabilities(masks=frozenset({"padding"}), grids=(2,))
+    capabilities = Capabilities(values=True, masks=frozenset({"padding"}), grids=(2,))
     feature_maps = True
     config: TesaConfig
 
@@ -60,7 +63,9 @@ class TesaMixer(TokenMixer):
             cure = "Pass grid=(H, W) in the call or at the build, or a feature map (B, D, H, W)."
             raise ShapeError("grid", None, "a grid of two axes", cure)
         grid, p = call.grid, self.config.num_prefix_tokens
-        embedded = self.embed(x).unflatten(-1, (3, self.inner))
+        own = call.values is None
+        embedded = self.embed(x) if own else torch.cat(project(affine(self.embed), x, x, call.values), dim=-1)
+        embedded = embedded.unflatten(-1, (3, self.inner))
         real = None
         if call.mask is not None:
             embedded = embedded.masked_fill(~call.mask[:, :, None, None], 0.0)
@@ -143,6 +148,7 @@ class TesaConfig(PrefixedGridConfig):
         "where r = ⌈D / reduction⌉"
     )
     sees: ClassVar[str] = "everything"
+    paper: ClassVar[Mapping[str, Any]] = {"bias": False, "reduction": 2}
     reduction: int = 4
     form: str = "softmax"
 

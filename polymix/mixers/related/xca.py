@@ -17,6 +17,7 @@ from polymix.mixers.mixer import INIT_STD, TokenMixer
 from polymix.mixers.registry import Capabilities, register
 from polymix.mixers.related.timm_layers import timm_layer
 from polymix.ops.related.channel_attention import cross_covariance
+from polymix.ops.shared.tensors import project
 from polymix.structured.base import init_
 from polymix.structured.cost import Op, linear_op
 
@@ -36,7 +37,7 @@ class XcaMixer(TokenMixer):
     """
 
     name = "xca"
-    capabilities = Capabilities(masks=frozenset({"padding"}))
+    capabilities = Capabilities(values=True, masks=frozenset({"padding"}))
     config: XcaConfig
 
     def __init__(self, config: XcaConfig, dim: int, **kw: Any) -> None:
@@ -53,7 +54,9 @@ class XcaMixer(TokenMixer):
 
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         # timm's forward is not used: it ignores padding, and sums over the tokens in the dtype of x.
-        q, k, v = self.xca.qkv(x).unflatten(-1, (3, self.heads, -1)).transpose(1, 3).unbind(2)  # (B, h, N, d)
+        maps = (self.xca.qkv.weight, self.xca.qkv.bias)
+        parts = self.xca.qkv(x).chunk(3, dim=-1) if call.values is None else project(maps, x, x, call.values)
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)  # (B, h, N, d)
         y = cross_covariance(q, k, v, self.xca.temperature, mask=call.mask)
         return self.xca.proj(y.transpose(1, 2).flatten(-2))
 

@@ -19,6 +19,7 @@ from polymix.errors import (
     check_number,
     nearest_first,
 )
+from polymix.limits import LAYERS
 from polymix.mixers import MixerConfig
 from polymix.mixers.spec import mixer_config, parse_mixer
 
@@ -67,6 +68,7 @@ class PolymixConfig(PretrainedConfig):
         for name, value in sizes.items():
             check_int(name, value, 1)
             setattr(self, name, value)
+        check_int("num_layers", num_layers, 1, LAYERS)
         check_divides("num_heads", num_heads, "hidden_size", hidden_size)
         if intermediate_size is not None:
             check_int("intermediate_size", intermediate_size, 1)
@@ -111,6 +113,7 @@ class PolymixConfig(PretrainedConfig):
             given, config = set(entry), mixer_config(dict(entry))
         else:
             raise OptionError(where, repr(entry), 'a name, "pom:degree=3", or a dict with "name"', "Write it so.")
+        given |= set(config.paper) if config.preset == "paper" else set()
         defaults = {"bias": self.bias, "dropout": self.dropout}
         config = config.changed(**{name: value for name, value in defaults.items() if name not in given})
         turns = self.positions == "rotary" and "rotary" not in given

@@ -62,7 +62,7 @@ def _choose(x: Tensor, maps: PadreMaps, terms: PadreTerms, grid: tuple[int, ...]
     tensors, plain = [x, *(maps.shared or ()), terms.weight, terms.constant], len(grid) < 3
     for token in (*maps.A, *maps.C):
         if isinstance(token, Convolution):
-            tensors += (token.weight, token.bias)
+            tensors += (token.weight, token.bias, *(token.prefix or ()))
             plain = plain and token.dilation == 1
     for channel in maps.D:
         tensors += channel if isinstance(channel, tuple) else ()

@@ -11,6 +11,7 @@ from torch import Tensor
 from polymix.ops.padre.eager import Convolution, PadreMaps, PadreTerms, pad
 from polymix.ops.shared.blocks import Product, blocks, computed_in, output
 from polymix.ops.shared.depthwise import depthwise_conv
+from polymix.ops.shared.prefix import PrefixMap
 from polymix.ops.shared.tensors import Linear, cast, share
 
 # On grids of LARGE tokens or more, a depthwise convolution of all channels does not fit in the cache. The channels
@@ -72,7 +73,8 @@ def _scaled(channel: Linear, token: Convolution | None, factor: Tensor) -> tuple
     if token is not None:
         bias = None if token.bias is None else token.bias * factor
         scale = factor.view(-1, *(1,) * (token.weight.ndim - 1))
-        return channel, token._replace(weight=token.weight * scale, bias=bias)
+        prefix = None if token.prefix is None else PrefixMap(token.prefix.own * factor, token.prefix.mean * factor)
+        return channel, token._replace(weight=token.weight * scale, bias=bias, prefix=prefix)
     weight, bias = channel
     return (weight * factor.unsqueeze(-1), None if bias is None else bias * factor), None
 
@@ -99,19 +101,21 @@ def apply(
         for block in blocks(x):
             block.of(times).mul_(block.split(product(block.rows(x, x.dtype))))
         return times
-    weight, bias = cast((token.weight, token.bias), x.dtype)
-    size = _group_size(weight.shape[0], math.prod(grid))
+    size, p = _group_size(x.shape[-1], math.prod(grid)), token.num_prefix_tokens
     y = output(x) if times is None else times
     for number, part in enumerate(_in_groups(channel, x, size)):
         group = slice(number * size, (number + 1) * size)
-        mixed = depthwise_conv(
-            pad(token, part), weight[group], grid, causal=token.causal, dilation=token.dilation,
-            bias=None if bias is None else bias[group],
-        )  # fmt: skip
-        if times is None:
-            y[..., group] = mixed
-        else:
-            y[..., group].mul_(mixed)
+        own = token.of_channels(group)
+        part, (weight, bias) = own.hide(part), cast((own.weight, own.bias), x.dtype)
+        mixed = depthwise_conv(pad(own, part[:, p:]), weight, grid, causal=own.causal, dilation=own.dilation, bias=bias)
+        results = [(y[:, p:, group], mixed)]
+        if p:
+            results.append((y[:, :p, group], own.map_prefix(part)))
+        for place, result in results:
+            if times is None:
+                place.copy_(result)
+            else:
+                place.mul_(result)
     return y
 
 

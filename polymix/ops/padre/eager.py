@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polymix.ops.shared.depthwise import depthwise_conv
+from polymix.ops.shared.prefix import PrefixMap
 from polymix.ops.shared.tensors import Linear
 
 NORM_EPS = 1e-6
@@ -64,12 +65,43 @@ def step(
 
 
 class Convolution(NamedTuple):
-    """A depthwise convolution over the tokens: weight (D, 1, *kernel), bias (D) or None."""
+    """A depthwise convolution over the tokens of a grid, which may have other tokens in front (class token, registers).
+
+    weight: (D, 1, *kernel).
+    bias: (D) or None, added to every token.
+    causal, dilation: see `polymix.ops.shared.depthwise`.
+    prefix: what happens to the P tokens in front of the grid; None if P = 0.
+    mask: (B, P + N), True for real tokens; the others are read as zeros. None if all are real.
+    """
 
     weight: Tensor
     bias: Tensor | None
     causal: bool
     dilation: int
+    prefix: PrefixMap | None = None
+    mask: Tensor | None = None
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        """P."""
+        return 0 if self.prefix is None else len(self.prefix.own)
+
+    def of_channels(self, group: slice) -> Convolution:
+        """The same convolution of some channels."""
+        prefix = None if self.prefix is None else PrefixMap(self.prefix.own[:, group], self.prefix.mean[:, group])
+        bias = None if self.bias is None else self.bias[group]
+        return self._replace(weight=self.weight[group], bias=bias, prefix=prefix)
+
+    def hide(self, u: Tensor) -> Tensor:
+        """u (B, P + N, D) with zeros for the tokens that are not real."""
+        return u if self.mask is None else u.masked_fill(~self.mask.unsqueeze(-1), 0.0)
+
+    def map_prefix(self, u: Tensor, shift: Tensor | None = None) -> Tensor:
+        """The prefix tokens (B, P, D) of the result, for hidden u (B, P + N, D) plus shift (D)."""
+        assert self.prefix is not None
+        y = self.prefix(u, self.mask)
+        y = y if shift is None else y + self.prefix.combine(shift, shift)
+        return y if self.bias is None else y + self.bias.to(y.dtype)
 
 
 Map = Callable[[Tensor], Tensor]
@@ -143,8 +175,13 @@ def apply(
 ) -> Tensor:
     """Apply a token map to u, and multiply with `times` if given."""
     if isinstance(part, Convolution):
-        u = pad(part, u) if part.causal else u
-        return step(u, part.weight, part.bias, times, list(grid), part.causal, part.dilation)
+        u, p = part.hide(u), part.num_prefix_tokens
+        if p:
+            first = part.map_prefix(u)
+            first = first if times is None else first * times[:, :p]
+            u, times = u[:, p:], None if times is None else times[:, p:]
+        y = step(pad(part, u), part.weight, part.bias, times, list(grid), part.causal, part.dilation)
+        return torch.cat((first.to(y.dtype), y), dim=1) if p else y
     y = u if part is None else part(u)
     return y if times is None else y * times
 

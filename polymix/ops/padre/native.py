@@ -177,25 +177,45 @@ def apply(grid: Axes, channel: Linear | None, token: Convolution | None, x: Tens
     """
     if token is None:
         return blocked.apply(grid, channel, None, x, times)
-    if token.causal or channel is None:
-        u = pad(token, blocked.map_channels(channel, x))
-        return step(u, token.weight, token.bias, times, grid, causal=token.causal, out=times)
-    weight, shift = cast(channel, x.dtype)
-    if len(grid) == 1 or x.nbytes <= blocks.KEPT:
+    y, p = output(x) if times is None else times, token.num_prefix_tokens
+    shift: Tensor | None = None
+    if channel is None or token.causal or token.mask is not None:
+        u = token.hide(blocked.map_channels(channel, x))
+    else:
+        weight, shift = cast(channel, x.dtype)  # the kernel adds the bias
+        if len(grid) == 2 and x.nbytes > blocks.KEPT:
+            return _apply_in_bands(grid, (weight, shift), token, x, times, y)
         u = F.linear(x, weight)
-        return step(u, token.weight, token.bias, times, grid, out=times, shift=shift)
-    y = output(x) if times is None else times
+    if p:
+        first = token.map_prefix(u, shift)
+        y[:, :p] = first if times is None else first.mul_(times[:, :p])
+    factor = None if times is None else times[:, p:]
+    u = pad(token, u[:, p:])
+    step(u, token.weight, token.bias, factor, grid, causal=token.causal, out=y[:, p:], shift=shift)
+    return y
+
+
+def _apply_in_bands(
+    grid: Axes, channel: Linear, token: Convolution, x: Tensor, times: Tensor | None, y: Tensor
+) -> Tensor:
+    """`apply` without a mask on a grid of two axes, in bands of rows; writes to y."""
+    p, (weight, shift) = token.num_prefix_tokens, channel
     product, (rows, width) = Product((weight, None), x.dtype), grid
+    if token.prefix is not None:
+        means = F.linear(torch.cat((x[:, :p], x[:, p:].mean(1, keepdim=True)), dim=1), weight, shift)
+        first = token.prefix.combine(means[:, :p], means[:, p:])
+        first = first if token.bias is None else first + token.bias.to(first.dtype)
+        y[:, :p] = first if times is None else first * times[:, :p]
     reach = token.weight.shape[2] // 2
     band = max(1, blocks.KEPT // (2 * width * x.shape[-1] * x.element_size()))
     for sample in range(x.shape[0]):
-        for first in range(0, rows, band):
-            last = min(first + band, rows)
-            above, below = max(0, first - reach), min(rows, last + reach)
-            u = product(x[sample, above * width : below * width])[None]
-            place = slice(first * width, last * width)
+        for top in range(0, rows, band):
+            last = min(top + band, rows)
+            above, below = max(0, top - reach), min(rows, last + reach)
+            u = product(x[sample, p + above * width : p + below * width])[None]
+            place = slice(p + top * width, p + last * width)
             _band(
                 u, shift, token.weight, token.bias, None if times is None else times[sample : sample + 1, place],
-                width, first - above, y[sample : sample + 1, place],
+                width, top - above, y[sample : sample + 1, place],
             )  # fmt: skip
     return y

@@ -52,6 +52,7 @@ def pom(
     causal: int = 0,
     grid: tuple[int, ...] | None = None,
     segments: Segments | None = None,
+    values: Tensor | None = None,
     impl: str = "auto",
 ) -> Tensor:
     """Mix tokens with pooled polynomials of the context (PoM, Eq. 1, 2 and 4; block-causal, Eq. 7).
@@ -69,6 +70,7 @@ def pom(
         causal: 0, 1, or K for block-causal with blocks of K tokens.
         grid: (H, W); needed if options.rotary is "2d".
         segments: ids (B, N) of packed sequences; with a separate context, (query ids, context ids).
+        values: (B, N, D), the tokens c_j that are pooled, if not the context, which then gives rotary positions only.
         impl: "auto", "eager", "blocked", "native" or "triton".
     Returns:
         (B, M, D) in the dtype of x; sums are kept in float32 or wider. Cost: 3 N D E multiply-adds; an arbitrary mask
@@ -77,12 +79,13 @@ def pom(
         CapabilityError: the implementation requested by name does not support the call.
     """
     if weights.times is not None:
-        return pom_chunk(x, None, weights, options, mask=mask, impl=impl)[0]
+        return pom_chunk(x, None, weights, options, mask=mask, values=values, impl=impl)[0]
+    pooled_tokens = context if values is None else values
     padding, visible = (mask, None) if mask is None or mask.ndim == 2 else (None, mask)
     grouped, (inner, degree) = weights.poly[0].ndim == 3, weights.alpha.shape
     gate_per_channel = weights.gate[0].shape[0] == inner
     plain = options.rotary is None and segments is None and visible is None
-    plain = plain and not grouped and (causal == 0 or (causal == 1 and context is x))
+    plain = plain and not grouped and (causal == 0 or (causal == 1 and pooled_tokens is x))
     native_reason = None if plain else _PLAIN
     if native_reason is None and not gate_per_channel:
         native_reason = "supports one gate per channel only"
@@ -93,23 +96,21 @@ def pom(
         "native": native_reason,
         "blocked": None if plain else _PLAIN,
     }
-    impl = choose("pom", impl, (x, context, *_tensors(weights)), unsupported,
+    impl = choose("pom", impl, (x, pooled_tokens, *_tensors(weights)), unsupported,
                   slower={"native": slower_in_float32(x)}, in_blocks=("native", "blocked"))  # fmt: skip
     if impl == "blocked":
         return (blocked.causal(x, weights, options, padding) if causal
-                else blocked.pom(x, context, weights, options, padding))  # fmt: skip
+                else blocked.pom(x, pooled_tokens, weights, options, padding))  # fmt: skip
     if impl == "native" and causal:
         return native.causal(x, weights, options, padding)
     if impl != "triton" and plain and gate_per_channel and not causal:  # the kernels store no outputs of the maps
-        sums = linear_powers(context, *weights.poly, padding, options.activation, degree, impl=impl)
+        sums = linear_powers(pooled_tokens, *weights.poly, padding, options.activation, degree, impl=impl)
         pooled = eager.weigh(sums, weights.alpha)
-        pooled = pooled / count_real(context, padding) if options.reduction == "mean" else pooled
+        pooled = pooled / count_real(pooled_tokens, padding) if options.reduction == "mean" else pooled
         return gated(x, weights.gate, pooled, weights.proj, options.gate, impl=impl)
     queries, keys = eager.token_positions(x, context, options, padding, grid, segments)
-    total, count = eager.reduce_terms(
-        _terms(context, weights, options, padding, keys, impl), queries=x.shape[1], visible=visible, causal=causal,
-        segments=segments,
-    )  # fmt: skip
+    terms = _terms(pooled_tokens, weights, options, padding, keys, impl)
+    total, count = eager.reduce_terms(terms, queries=x.shape[1], visible=visible, causal=causal, segments=segments)
     return eager.gate_totals(x, weights, options, total, count, queries)
 
 
@@ -120,6 +121,8 @@ def pom_chunk(
     options: PomOptions,
     *,
     mask: Tensor | None = None,
+    values: Tensor | None = None,
+    block: int = 1,
     impl: str = "auto",
 ) -> tuple[Tensor, PomState]:
     """Process one chunk of a causal sequence, continuing from `state`.
@@ -130,6 +133,9 @@ def pom_chunk(
         weights: see `pom`. With `times`, older tokens decay (see `polymix.ops.pom.decay`).
         options: see `pom`.
         mask: (B, N), True for real tokens.
+        values: see `pom`.
+        block: the length K of the blocks whose tokens see each other (PoM, Eq. 7); the state must end with a block.
+            Not with decay.
         impl: see `pom`.
     Returns:
         The output (B, N, D) and the state after the chunk. Cost: 3 N D E multiply-adds.
@@ -139,17 +145,21 @@ def pom_chunk(
         "triton": "does not support decay" if forgets else None, "native": _STATELESS, "blocked": _STATELESS,
     }  # fmt: skip
     impl = choose("pom", impl, (x, *_tensors(weights)), unsupported, in_blocks=("native", "blocked"))
+    pooled_tokens = x if values is None else values
     if weights.times is not None:
-        values = _terms(x, weights, options, mask, None, impl).values()
-        mean, state = decayed_mean(values, weights.times, mask, state)
+        terms = _terms(pooled_tokens, weights, options, mask, None, impl).values()
+        mean, state = decayed_mean(terms, weights.times, mask, state)
         return eager.gate_totals(x, weights, options, mean, torch.ones((1, 1), device=x.device), None), state
     position = None
     if options.rotary is not None:
         position = positions(x.shape[1], mask, None, x.device)
         position = position if state is None else position + state.count[:, None]
-    terms = _terms(x, weights, options, mask, position, impl)
-    total, count = eager.reduce_terms(terms, queries=x.shape[1], causal=1, state=state)
-    after = PomState(total[:, -1].clone(), count[:, -1].expand(x.shape[0]).clone())
+    pooled = _terms(pooled_tokens, weights, options, mask, position, impl)
+    total, count = eager.reduce_terms(pooled, queries=x.shape[1], causal=block, state=state)
+    if block == 1:
+        after = PomState(total[:, -1].clone(), count[:, -1].expand(x.shape[0]).clone())
+    else:
+        after = eager.after(pooled, state)
     return eager.gate_totals(x, weights, options, total, count, position), after
 
 

@@ -192,7 +192,7 @@ def reduce_terms(
         visible: an arbitrary boolean mask (B, M, N).
         causal: 0, 1, or K for block-causal.
         segments: ids (B, N), or (query ids (B, M), context ids (B, N)) with a separate context.
-        state: the state after the previous chunk; with causal=1 only.
+        state: the state after the previous chunk, which ended with a block; causal only, without segments.
     Returns:
         The total (B, M or 1, E) and the count of tokens seen (B or 1, M or 1). Cost: O(N E); O(N E log N) with
         segments; O(M N E) with an arbitrary mask.
@@ -211,6 +211,8 @@ def reduce_terms(
         ids = segments if segments is not None else torch.zeros(h.shape[:2], dtype=torch.int64, device=device)
         ranges = visible_ranges(ids, padding, causal)
         total, count = _over_ranges(terms, ranges, segmented=segments is not None)
+        if state is not None:
+            total, count = total + state.total[:, None], count + state.count[:, None]
         return _unsort(total, ranges.order), _unsort(count, ranges.order)
     if causal:
         count = (torch.arange(n, device=device) + 1)[None] if padding is None else padding.cumsum(1)
@@ -219,6 +221,14 @@ def reduce_terms(
         return terms.running(start=state.total), count + state.count[:, None]
     count = torch.full((1, 1), n, device=device) if padding is None else padding.sum(1, keepdim=True)
     return terms.pooled()[:, None], count
+
+
+def after(terms: Terms, state: PomState | None) -> PomState:
+    """The state after all tokens of the terms."""
+    total, batch = terms.pooled(), terms.h.shape[0]
+    everything = torch.full((batch,), terms.h.shape[1], device=total.device)
+    count = everything if terms.mask is None else terms.mask.sum(1)
+    return PomState(total, count) if state is None else PomState(total + state.total, count + state.count)
 
 
 # -- the gate

@@ -12,8 +12,9 @@ from polymix.ops.gated import gated
 from polymix.ops.pooled import blocked, eager
 from polymix.ops.shared.blocks import slower_in_float32
 from polymix.ops.shared.signature import Signature
-from polymix.ops.shared.tensors import Linear, count_real, scaled_linear, share
+from polymix.ops.shared.tensors import Linear, count_real, project, scaled_linear, share
 
+_APART = "computes everything from the same tokens"
 _NATIVE, _TRITON = "polymix.ops.pooled.native", "polymix.ops.pooled.triton"
 pooled_product = Operator(
     "pooled_product", "(Tensor k, Tensor? v, Tensor? p_2, Tensor? mask) -> Tensor", eager.product, (0, 1, 2),
@@ -54,6 +55,7 @@ def poly_sa(
     heads: int,
     sigma: str,
     mask: Tensor | None = None,
+    values: Tensor | None = None,
     impl: str = "auto",
 ) -> Tensor:
     """Compute Q ⊙ p_1 σ(p_2ᵀ(K ⊙ V)) for each head, then apply W_o (Poly-SA, Eq. 18; with a mean, Eq. 16).
@@ -67,6 +69,7 @@ def poly_sa(
         heads: the number of heads.
         sigma: "softmax" over each head's channels, "sigmoid", "tanh" or "identity".
         mask: (B, N), True for real tokens.
+        values: (B, N, D), what V is computed from, if not from x. Eager or triton then runs.
         impl: "auto", "eager", "blocked", "native" or "triton".
     Returns:
         (B, N, D) in the dtype of x. Cost: 4 N D² multiply-adds, or 3 N D² without `proj`.
@@ -74,12 +77,13 @@ def poly_sa(
         CapabilityError: the implementation requested by name does not support the call.
     """
     dim = x.shape[-1]
-    impl = choose("poly_sa", impl, (x, *qkv, *(proj or ()), p_1, p_2), dict.fromkeys(KERNELS),
+    unsupported = {name: _APART if values is not None and name != "triton" else None for name in KERNELS}
+    impl = choose("poly_sa", impl, (x, *qkv, *(proj or ()), p_1, p_2, values), unsupported,
                   slower={"native": slower_in_float32(x)}, in_blocks=("native", "blocked"))  # fmt: skip
     if impl == "blocked":
         return blocked.poly_sa(x, qkv, proj, p_1, p_2, heads=heads, kind=sigma, mask=mask)
-    if impl == "triton":
-        q, k, v = F.linear(x, *qkv).unflatten(-1, (3 * heads, -1)).chunk(3, dim=2)
+    if impl == "triton" or values is not None:
+        q, k, v = (part.unflatten(-1, (heads, -1)) for part in project(qkv, x, x, values))
         gate = eager.gate_of_sum(k, pooled_product(k, v, p_2, mask, impl=impl), p_2, sigma, mask)
         y = gate_tokens(q, gate, p_1, impl=impl).flatten(2)
         return y if proj is None else F.linear(y, *proj)
@@ -108,8 +112,9 @@ class PolyNlWeights(NamedTuple):
 
 
 def poly_nl(
-    x: Tensor, weights: PolyNlWeights, *, order: int | str = 3, mask: Tensor | None = None, impl: str = "auto"
-) -> Tensor:
+    x: Tensor, weights: PolyNlWeights, *, order: int | str = 3, mask: Tensor | None = None,
+    values: Tensor | None = None, impl: str = "auto",
+) -> Tensor:  # fmt: skip
     """Compute Z = αX + βY with Y = (Ψ(X W_1 ⊙ X W_2) ⊙ X) W_3 (Poly-NL, Eq. 9).
 
     Ψ is the mean over the real tokens. With a bottleneck, Y is computed from X W_in and mapped back by W_out.
@@ -119,6 +124,7 @@ def poly_nl(
         weights: the maps and α, β.
         order: 3; 2 leaves out X W_2; "2+3" adds X W_p ⊙ X to Y.
         mask: (B, N), True for real tokens.
+        values: (B, N, D), what W_2 reads in place of X. Eager or triton then runs.
         impl: "auto", "eager", "blocked", "native" or "triton".
     Returns:
         (B, N, D) in the dtype of x. Cost: 3 N D² multiply-adds; from N = 2 D tokens on 2 N D², because the mean is
@@ -126,8 +132,8 @@ def poly_nl(
     Raises:
         CapabilityError: the implementation requested by name does not support the call.
     """
-    why = None if order == 3 else "supports order=3 only"
-    tensors = (x, *weights.product, *weights.proj, weights.alpha, weights.beta,
+    why = _APART if values is not None else None if order == 3 else "supports order=3 only"
+    tensors = (x, values, *weights.product, *weights.proj, weights.alpha, weights.beta,
                *(weights.into or ()), *(weights.out or ()))  # fmt: skip
     impl = choose("poly_nl", impl, tensors, {"blocked": why, "native": why, "triton": None},
                   slower={"native": slower_in_float32(x)}, in_blocks=("native", "blocked"))  # fmt: skip
@@ -135,7 +141,7 @@ def poly_nl(
         alpha, beta = weights.alpha.item(), weights.beta.item()
         return blocked.poly_nl(x, weights.into, weights.product, weights.last(), alpha, beta, mask)
     inner = x if weights.into is None else F.linear(x, *weights.into)
-    if order == 3 and impl != "triton":
+    if order == 3 and impl != "triton" and values is None:
         mean = _mean_of_products(inner, weights.product, mask, impl)
         weight, bias = weights.last()
         bias, no_bottleneck = None if bias is None else weights.beta * bias, weights.into is None
@@ -144,7 +150,10 @@ def poly_nl(
         if no_bottleneck:
             return y
         return y.addcmul_(x, weights.alpha) if impl == "native" else y + weights.alpha * x
-    parts = F.linear(inner, *weights.product).split(inner.shape[-1], dim=-1)  # X W_1, X W_2, X W_p
+    parts = list(F.linear(inner, *weights.product).split(inner.shape[-1], dim=-1))  # X W_1, X W_2, X W_p
+    if values is not None:
+        other, width = values if weights.into is None else F.linear(values, *weights.into), inner.shape[-1]
+        parts[1] = F.linear(other, *share(weights.product, width, 2 * width))
     mean = mean_over_tokens(parts[0], mask, parts[1] if len(parts) > 1 else None, impl=impl)
     last = weights.merged or weights.proj
     if impl == "triton":

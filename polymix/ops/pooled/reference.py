@@ -20,11 +20,12 @@ def poly_nl(
     b_1: Tensor | None, b_2: Tensor | None, b_3: Tensor | None,
     alpha: Tensor, beta: Tensor,
     W_in: Tensor | None = None, b_in: Tensor | None = None, W_out: Tensor | None = None, b_out: Tensor | None = None,
-    W_p: Tensor | None = None, b_p: Tensor | None = None,
+    W_p: Tensor | None = None, b_p: Tensor | None = None, *, inside: bool = True,
 ) -> Tensor:  # fmt: skip
     """Poly-NL, Eq. 9: Z = αX + βY with Y = (Ψ(XW₁ ⊙ XW₂) ⊙ X) W₃ [+ XW_p ⊙ X].
 
-    `real` (B, N) is True for real tokens. With W_in and W_out, Y is computed in a bottleneck.
+    `real` (B, N) is True for real tokens. With W_in and W_out, Z is computed in a bottleneck, or with
+    inside=False only Y.
     """
     inner = x if W_in is None else plus(x @ W_in, b_in)
     product = plus(inner @ W_1, b_1)
@@ -34,7 +35,11 @@ def poly_nl(
     y = plus((pooled * inner) @ W_3, b_3)
     if W_p is not None:
         y = y + plus(inner @ W_p, b_p) * inner
-    return alpha * x + beta * (y if W_out is None else plus(y @ W_out, b_out))
+    if W_out is None:
+        return alpha * x + beta * y
+    if inside:
+        return plus((alpha * inner + beta * y) @ W_out, b_out)
+    return alpha * x + beta * plus(y @ W_out, b_out)
 
 
 def poly_sa(

@@ -14,7 +14,7 @@ from polymix.ops.qt.eager import GUARD, QtState, feature_size
 from polymix.ops.shared.blocks import slower_in_float32
 from polymix.ops.shared.causal_sums import seen_by_all, seen_by_each
 from polymix.ops.shared.signature import Signature
-from polymix.ops.shared.tensors import Linear, share, without_autocast
+from polymix.ops.shared.tensors import Linear, project, share, without_autocast
 
 _FORM = "str form, int order"
 qt_moments = Operator(
@@ -73,6 +73,7 @@ def qt(
     *,
     mask: Tensor | None = None,
     causal: bool = False,
+    values: Tensor | None = None,
     impl: str = "auto",
 ) -> Tensor:
     """Attend with softmax's exponential replaced by its second-order Taylor expansion, in linear time.
@@ -89,6 +90,7 @@ def qt(
         options: the number of heads, the form and the order.
         mask: (B, N), True for real context tokens.
         causal: whether each token sees only itself and its past.
+        values: (B, N, D), what values are computed from, if not from the context. Eager or triton then runs.
         impl: "auto", "eager", "blocked", "native" or "triton".
     Returns:
         (B, M, D) in the dtype of x; sums are kept in float32 or wider. Cost: 4 N D² multiply-adds, plus 2 N F (d + 1)
@@ -97,24 +99,25 @@ def qt(
         CapabilityError: the implementation requested by name does not support the call.
     """
     if causal:
-        return qt_chunk(x, None, weights, options, mask=mask, impl=impl)[0]
+        return qt_chunk(x, None, weights, options, mask=mask, values=values, impl=impl)[0]
     compact, dim = weights.scale is not None, x.shape[-1]
+    apart = None if values is None else "computes keys and values from the same tokens"
     unsupported = {
-        "blocked": None, "native": None if compact else 'supports form="compact" only',
+        "blocked": apart, "native": apart if compact else 'supports form="compact" only',
         "triton": _too_wide(dim, options),
     }  # fmt: skip
-    impl = choose("qt", impl, (x, context, *weights.qkv, *weights.proj, weights.scale), unsupported,
+    impl = choose("qt", impl, (x, context, values, *weights.qkv, *weights.proj, weights.scale), unsupported,
                   slower={"native": slower_in_float32(x)}, in_blocks=("native", "blocked"))  # fmt: skip
     if impl == "blocked":
         return blocked.qt(x, context, *weights, heads=options.heads, form=options.form, order=options.order, mask=mask)
-    if compact and impl != "triton":  # the kernels store no queries, keys, values or features
+    if compact and impl != "triton" and values is None:  # the kernels store no queries, keys, values or features
         assert weights.scale is not None
         sums = qt_pool(context, *share(weights.qkv, dim, 3 * dim), mask, options.heads, options.order, impl=impl)
         moments = sums * eager.coefficients(weights.scale, dim // options.heads, options.order, sums.dtype)
         count = mask.sum(1) if mask is not None else torch.full(x.shape[:1], context.shape[1], device=x.device)
         least = eager.least(count, sums.dtype)
         return qt_spread(x, *share(weights.qkv, 0, dim), moments, least, *weights.proj, impl=impl)
-    q, k, v = _heads(x, context, weights.qkv, options)
+    q, k, v = _heads(x, context, values, weights.qkv, options)
     kw: dict[str, Any] = {"form": options.form, "order": options.order, "impl": impl}
     y = qt_attention(q, k, v, scale=weights.scale, mask=mask, **kw)
     return F.linear(y.transpose(1, 2).flatten(2), *weights.proj)
@@ -134,10 +137,14 @@ def qt_attention(
         order: 0, 1 or 2, the degree of the expansion.
         scale: α, β, γ of the compact form, (3, heads, 1, 1).
         mask: (B, N), True for real keys.
-        impl: "eager" or "triton".
+        impl: "auto", "eager" or "triton".
     Returns:
         (B, h, M, d). Cost: (M + N) F (d + 1) multiply-adds per head.
+    Raises:
+        CapabilityError: the implementation requested by name does not support the call.
     """
+    narrow = None if q.shape[-1] <= 128 else "supports heads of up to 128 channels only"
+    impl = choose("qt", impl, (q, k, v, scale), {"triton": narrow})
     with without_autocast(q.device):
         moments = qt_moments(k, v, scale, mask, form, order, impl=impl)
         weighted = qt_query(q, moments, scale, form, order, impl=impl)
@@ -151,6 +158,7 @@ def qt_chunk(
     options: QtOptions,
     *,
     mask: Tensor | None = None,
+    values: Tensor | None = None,
     impl: str = "auto",
 ) -> tuple[Tensor, QtState]:
     """Process one chunk of a causal sequence, continuing from `state`.
@@ -161,6 +169,7 @@ def qt_chunk(
         weights: see `qt`.
         options: see `qt`.
         mask: (B, N), True for real tokens.
+        values: see `qt`.
         impl: "auto", "eager" or "triton".
     Returns:
         The output (B, N, D) and the state after the chunk. Cost: as the causal form of `qt`.
@@ -171,7 +180,7 @@ def qt_chunk(
     }  # fmt: skip
     impl = choose("qt", impl, (x, *weights.qkv, *weights.proj, weights.scale), unsupported,
                   in_blocks=("native", "blocked"))  # fmt: skip
-    q, k, v = _heads(x, x, weights.qkv, options)
+    q, k, v = _heads(x, x, values, weights.qkv, options)
     seen = seen_by_each(k, mask, None if state is None else state.count)
     with without_autocast(x.device):
         start = None if state is None else state.moments
@@ -180,13 +189,11 @@ def qt_chunk(
     return F.linear(y.transpose(1, 2).flatten(2), *weights.proj), QtState(end, seen[:, -1].clone())
 
 
-def _heads(x: Tensor, context: Tensor, qkv: Linear, options: QtOptions) -> tuple[Tensor, Tensor, Tensor]:
-    """The queries of x, and the keys and values of the context, (B, heads, ·, d) each."""
-    if context is x:
-        parts = F.linear(x, *qkv).chunk(3, dim=-1)
-    else:
-        dim = x.shape[-1]
-        parts = (F.linear(x, *share(qkv, 0, dim)), *F.linear(context, *share(qkv, dim, 3 * dim)).chunk(2, dim=-1))
+def _heads(
+    x: Tensor, context: Tensor, values: Tensor | None, qkv: Linear, options: QtOptions
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The queries of x, the keys of the context and the values of `values` or the context, (B, heads, ·, d) each."""
+    parts = project(qkv, x, context, values)
     q, k, v = (part.unflatten(-1, (options.heads, -1)).transpose(1, 2) for part in parts)
     return q, k, v
 

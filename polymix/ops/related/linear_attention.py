@@ -85,6 +85,7 @@ def linear_causal(
     mask: Tensor | None = None,
     state: LinearState | None = None,
     normalize: bool = True,
+    scale: float | None = None,
     eps: float = 1e-6,
 ) -> tuple[Tensor, LinearState]:
     """The causal form of `linear_attention`, and the state after the last token.
@@ -101,5 +102,5 @@ def linear_causal(
         values = hide(F.pad(values, (0, 1), value=1.0) if normalize else values, mask)
         queries, keys, values = (in_chunks(part, size) for part in (q.to(dtype), hide(k.to(dtype), mask), values))
         weighted, end = causal_sums(queries, keys, values, None if state is None else state.moments)
-        y = _finish(weighted[:, :, :n], seen[:, None, :, None], normalize, None, eps, True)
+        y = _finish(weighted[:, :, :n], seen[:, None, :, None], normalize, scale, eps, True)
     return y.to(v.dtype), LinearState(end, seen[:, -1].clone())

@@ -41,6 +41,38 @@ def without_padding(
     return torch.empty_like(y).scatter(1, order.unsqueeze(-1).expand_as(y), y)
 
 
+def scan_order(
+    x: Tensor, mask: Tensor | None, run: Callable[[Tensor, Tensor | None], Tensor], *, backward: bool, prefix: int = 0
+) -> Tensor:
+    """Call `run(x, real)` with the real tokens in the order of a scan, and put the outputs back in their places.
+
+    Args:
+        x: (B, N, D).
+        mask: (B, N), True for real tokens, or None.
+        run: takes the tokens (B, N, D) and real (B, N) or None, and returns (B, N, D'). Padding comes last.
+        backward: from the last token to the first.
+        prefix: number of leading tokens that are moved to the middle of the other real tokens.
+    """
+    order = middle(mask, prefix, x) if prefix else None
+    if order is not None:
+        x, mask = take(x, order), None if mask is None else mask.gather(1, order)
+    if backward:
+        x, mask = x.flip(1), None if mask is None else mask.flip(1)
+    y = without_padding(x, mask, run)
+    y = y.flip(1) if backward else y
+    return y if order is None else torch.empty_like(y).scatter(1, order.unsqueeze(-1).expand_as(y), y)
+
+
+def middle(mask: Tensor | None, prefix: int, x: Tensor) -> Tensor:
+    """The order (B, N) of tokens with the prefix in the middle: after ⌊M / 2⌋ of the M real tokens that follow it."""
+    real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
+    rank = real[:, prefix:].cumsum(1)  # 1 for the first real token
+    half = rank[:, -1:] // 2
+    place = torch.arange(prefix, device=x.device)
+    key = torch.cat((half + place, torch.where(rank <= half, rank - 1, rank - 1 + prefix)), dim=1)
+    return key.masked_fill(~real, x.shape[1]).argsort(dim=1, stable=True)
+
+
 def next_window(seen: Tensor, n: int, real: Tensor | None) -> Tensor:
     """The window that the next chunk continues from: the last `reach` tokens.
 

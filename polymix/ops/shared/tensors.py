@@ -68,6 +68,26 @@ def share(linear: Linear, first: int, last: int) -> Linear:
     return weight[first:last], None if bias is None else bias[first:last]
 
 
+def project(qkv: Linear, x: Tensor, context: Tensor, values: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Q from x, K from the context and V from `values`, or without them from the context: (B, ·, D) each.
+
+    qkv: W_q, W_k and W_v in one map (3D, D). Maps that read the same tokens share a product. Cost: 3 N D².
+    """
+    size = qkv[0].shape[0] // 3
+    if values is not None and values is not context:
+        v = F.linear(values, *share(qkv, 2 * size, 3 * size))
+        if context is x:
+            q, k = F.linear(x, *share(qkv, 0, 2 * size)).chunk(2, dim=-1)
+        else:
+            q, k = F.linear(x, *share(qkv, 0, size)), F.linear(context, *share(qkv, size, 2 * size))
+        return q, k, v
+    if context is x:
+        q, k, v = F.linear(x, *qkv).chunk(3, dim=-1)
+        return q, k, v
+    k, v = F.linear(context, *share(qkv, size, 3 * size)).chunk(2, dim=-1)
+    return F.linear(x, *share(qkv, 0, size)), k, v
+
+
 def cast(linear: Linear, dtype: torch.dtype) -> Linear:
     """Convert a linear map to another dtype."""
     weight, bias = linear

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,16 +14,20 @@ from typing import Any
 import torch
 from torch import nn
 
+from polymix._io import Progress
 from polymix.convert import ConversionReport
 from polymix.convert.tracing import mode
 from polymix.errors import OptionError, check_int, check_number
+from polymix.numbers import figure, percent
 from polymix.tasks.distill.batches import Forward, answer, first_of, logits_of, moved
 from polymix.tasks.distill.fit import Fit
+from polymix.tasks.distill.head import fit_head
+from polymix.tasks.distill.lora import low_rank, matrices
 from polymix.tasks.distill.metrics import Metric, accuracy, perplexity
-from polymix.tasks.distill.stages import FineTuning, Imitation
+from polymix.tasks.distill.stages import FineTuning, Imitation, Watch
 from polymix.tasks.trainer import isolate_rng
 
-__all__ = ["Distillation", "accuracy", "distill", "perplexity"]
+__all__ = ["Distillation", "accuracy", "distill", "fit_head", "perplexity"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,10 @@ def distill(
     devices: int = 1,
     strategy: str = "auto",
     precision: str = "float32",
+    lora: int | None = None,
     seed: int = 0,
+    progress: Progress | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Distillation:
     """Train a converted model, in place, to do what it did before.
 
@@ -78,19 +85,29 @@ def distill(
         forward: (model, batch) -> logits (…, classes), for models that return neither logits nor an output with them.
         out: folder for a checkpoint after every epoch. resume: continue from it, to the same result.
         device, devices, strategy: the kind of device, how many, and Lightning's strategy for several, such as "ddp".
-        precision: "float32"; "bfloat16" or "float16" use autocast.
+        precision: "float32"; "bfloat16" or "float16" use autocast (mixed precision).
+        lora: rank of a low-rank term for every matrix of the mixers, as in LoLCATs. In stage 2 nothing else learns;
+            afterwards the terms are merged into the weights. None: stage 2 trains the whole model.
         seed: of the order of the data and of dropout. The global random state is restored afterwards.
+        progress, say: where bars and lines about the progress go; without bars each epoch is a line.
     Raises:
         OptionError, DataError, ResultsError: before any compute. OptionError later if a loss becomes NaN or infinite.
     """
-    fit = Fit(None if out is None else Path(out), resume, device, devices, strategy, precision)
+    watch = Watch(progress, say)
+    fit = Fit(None if out is None else Path(out), resume, device, devices, strategy, precision, watch)
     for name, count in (("imitate_epochs", imitate_epochs), ("epochs", epochs), ("seed", seed)):
         check_int(name, count, 0)
     for name, weight in (("labels", labels), ("teacher", teacher), ("weight_decay", weight_decay)):
         check_number(name, weight, 0.0, math.inf, "a number of at least 0", 1.0)
     for name, size in (("temperature", temperature), ("imitate_lr", imitate_lr), ("learning_rate", learning_rate)):
         check_number(name, size, 1e-12, math.inf, "a number above 0", 1e-3)
+    if lora is not None:
+        check_int("lora", lora, 1)
+        if not epochs:
+            raise OptionError("lora", f"{lora} with epochs=0", "epochs of at least 1", "Leave lora out.")
     _check_report(report)
+    if lora is not None:
+        matrices(report.adapters, lora)
     common: dict[str, Any] = {"forward": forward, "weight_decay": weight_decay, "seed": seed}
     with isolate_rng(), _at_home(report):
         batch = first_of(data, "data", devices)
@@ -98,7 +115,7 @@ def distill(
             first_of(val, "val")
         if epochs:
             _try(report.model, batch, forward, labels, teacher)
-        measure = partial(_measure, report, val, forward, metric, fit.place)
+        measure = partial(_measure, report, val, forward, metric, fit.place, say)
         with report.former() as host:
             measure("before", host)
         measure("converted", report.model)
@@ -112,11 +129,13 @@ def distill(
         tuned: tuple[float, ...] = ()
         if epochs:
             report.remember()
-            stage = FineTuning(
-                report.model, former, data, labels=labels, weight=teacher, temperature=temperature, epochs=epochs,
-                learning_rate=learning_rate, **common,
-            )  # fmt: skip
-            with mode(report.model, True):
+            learned = nullcontext() if lora is None else low_rank(report.model, report.adapters, lora, seed)
+            with learned, mode(report.model, True):
+                stage = FineTuning(
+                    report.model, former, data, labels=labels, weight=teacher, temperature=temperature, epochs=epochs,
+                    learning_rate=learning_rate, **common,
+                )  # fmt: skip
+                stage.settings |= {} if lora is None else {"lora": lora}
                 tuned = fit(stage)
             measure("distilled", report.model)
     return Distillation(imitated, tuned, dict(report.accuracy))
@@ -146,11 +165,13 @@ def _try(model: nn.Module, batch: Any, forward: Forward, labels: float, teacher:
 
 
 def _measure(
-    report: ConversionReport, val: Any, forward: Forward, metric: Metric, device: str, name: str, model: nn.Module
-) -> None:
+    report: ConversionReport, val: Any, forward: Forward, metric: Metric, device: str, say: Callable[[str], None],
+    name: str, model: nn.Module,
+) -> None:  # fmt: skip
     if val is not None:
         report.metric = getattr(metric, "__name__", report.metric)
-        report.accuracy[name] = metric(model.to(device), val, forward, device)
+        value = report.accuracy[name] = metric(model.to(device), val, forward, device)
+        say(f"{report.metric.capitalize()}, {name}: {percent(value) if metric is accuracy else figure(value)}.")
 
 
 def _imitate(report: ConversionReport, host: nn.Module, fit: Fit, data: Any, **options: Any) -> tuple[float, ...]:

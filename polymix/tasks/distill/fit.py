@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ from torch import Tensor
 
 from polymix._io import check_device
 from polymix.errors import OptionError, ResultsError, check_choice, check_int
-from polymix.tasks.distill.stages import FineTuning, Imitation, Stage
+from polymix.numbers import plural
+from polymix.tasks.distill.stages import FineTuning, Imitation, Stage, Watch
 from polymix.tasks.trainer import PRECISION, ModelCheckpoint, fit, placed, read_checkpoint
 
 _STRATEGIES = re.compile(r"auto|ddp(_fork|_notebook)?(_find_unused_parameters_(true|false))?")
@@ -28,6 +29,7 @@ class Fit:
     devices: int
     strategy: str
     precision: str
+    watch: Watch = field(default_factory=Watch)
 
     def __post_init__(self) -> None:
         check_choice("resume", self.resume, (True, False))
@@ -61,10 +63,14 @@ class Fit:
     def __call__(self, stage: Stage) -> tuple[float, ...]:
         """Train a stage in place. Returns the loss of each epoch."""
         stage.settings |= {"devices": self.devices, "precision": self.precision}
-        last, going_on = self._last(stage), None
+        stage.watch, (last, going_on) = self.watch, (self._last(stage), None)
         if last is not None and last.exists():
             content, going_on = _read(last, stage), last
-            if content["epoch"] + 1 == stage.epochs:
+            done = content["epoch"] + 1
+            if done < stage.epochs:
+                self.watch.say(f"Continuing {stage.name} with epoch {done + 1} of {stage.epochs}.")
+            else:
+                self.watch.say(f"The earlier run finished {stage.name} ({plural(stage.epochs, 'epoch')}).")
                 stage.load_state_dict(content["state_dict"])
                 return tuple(stage.losses.tolist())
         saving = None

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from polymix._io import Progress
 from polymix.convert import Adapter
 from polymix.convert.tracing import kept, tensors, without_fast_path
 from polymix.errors import DataError, OptionError
+from polymix.numbers import figure, percent
 from polymix.tasks.distill.batches import Forward, answer, logits_of, plain, run
 from polymix.tasks.order import Ordered, number, seed_all
 from polymix.tasks.trainer import LightningModule, decay_groups, one_cycle
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Where training reports its progress: bars, and lines of text. Without bars each epoch is a line."""
+
+    progress: Progress | None = None
+    say: Callable[[str], None] = lambda line: None
 
 
 class Stage(LightningModule):
@@ -24,7 +35,7 @@ class Stage(LightningModule):
 
     Seeds come from the numbers of epoch and step, so an interrupted run that is resumed gives the result of one that
     was not. beside: modules that take part but are not in this module or its checkpoints. settings: what decides the
-    result besides weights and data; a resumed run must have the same.
+    result besides weights and data; a resumed run must have the same. watch: where the progress goes.
     """
 
     name: ClassVar[str]
@@ -45,6 +56,9 @@ class Stage(LightningModule):
         }  # fmt: skip
         self.register_buffer("losses", torch.full((epochs,), torch.nan))
         self.sum: Tensor | float = 0.0
+        self.hits = self.count = 0
+        self.watch = Watch()
+        self.step: Callable[..., None] | None = None
 
     def setup(self, stage: str) -> None:
         if os.getpid() != self.process:  # OpenMP's threads do not survive a fork, and waiting for them hangs
@@ -61,6 +75,9 @@ class Stage(LightningModule):
 
     def on_train_epoch_start(self) -> None:
         self.sum = 0.0
+        self.hits = self.count = 0
+        if self.watch.progress is not None and self.step is None and self.global_rank == 0:
+            self.step = self.watch.progress.start(self.name, self.epochs * int(self.trainer.num_training_batches))
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         seed_all(number(self.seed, self.name, self.global_step, self.global_rank))
@@ -69,11 +86,22 @@ class Stage(LightningModule):
         self.sum = self.sum + outputs["loss"].float()
         if self.trainer.world_size == 1:  # of several, one that stops would leave the others waiting
             self._check(bool(outputs["loss"].isfinite()))
+        if self.step is not None:
+            epoch = f"epoch {self.current_epoch + 1} of {self.epochs}"
+            self.step(self.global_step, f"{epoch}, {self._figures(batch_idx + 1)}")
 
     def on_train_epoch_end(self) -> None:
         mean = self.trainer.strategy.reduce(self.sum / self.trainer.num_training_batches, reduce_op="mean")
         self._check(bool(mean.isfinite()) and all(bool(p.isfinite().all()) for p in self.parameters()))
         self.losses[self.current_epoch] = mean
+        if self.watch.progress is None and self.global_rank == 0:
+            epoch = f"{self.name.capitalize()}, epoch {self.current_epoch + 1} of {self.epochs}"
+            self.watch.say(f"{epoch}: {self._figures(int(self.trainer.num_training_batches))}.")
+
+    def _figures(self, batches: int) -> str:
+        """The mean loss of this epoch so far, and the accuracy on the training data where there are classes."""
+        learned = f", training accuracy {percent(self.hits / self.count)}" if self.count else ""
+        return f"loss {figure(float(self.sum) / batches)}{learned}"
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["polymix"] = self.settings
@@ -153,6 +181,9 @@ class FineTuning(Stage):
         (by_label, by_teacher), batch = self.weights, plain(batch)
         ours = answer(self.model, batch, self.call)
         parts = [by_label * ours.label_loss()] if by_label and ours.labels is not None else []
+        if ours.labels is not None and ours.labels.ndim == 1:
+            self.hits += int((ours.logits.argmax(-1) == ours.labels)[ours.real].sum())
+            self.count += int(ours.real.sum())
         for teacher in self.beside:
             with torch.no_grad():
                 theirs = answer(teacher, batch, self.call)

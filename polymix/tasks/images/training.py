@@ -28,11 +28,15 @@ __getattr__ = renamed(__name__, Recipe="Schedule", Classifier="Trial")
 
 @dataclass(frozen=True)
 class Outcome:
-    """One training run: test accuracy (None if it diverged), seconds, and a loss from each epoch."""
+    """One training run: test accuracy (None if it diverged), seconds, a loss from each epoch, and the answers.
+
+    predictions: the class that was answered for each test image, in their order; empty if the run diverged.
+    """
 
     accuracy: float | None
     seconds: float
     losses: tuple[float, ...]
+    predictions: tuple[int, ...] = ()
 
 
 class Trial(LightningModule):
@@ -44,6 +48,7 @@ class Trial(LightningModule):
         self.loss = nn.CrossEntropyLoss(label_smoothing=schedule.label_smoothing)
         self.accuracy = MulticlassAccuracy(len(data.classes), average="micro")
         self.losses: list[float] = []
+        self.predictions: list[int] = []
         self.diverged = False
 
     def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor | None:
@@ -61,7 +66,9 @@ class Trial(LightningModule):
 
     def test_step(self, batch: tuple[Tensor, Tensor], index: int) -> None:
         images, labels = batch
-        self.accuracy.update(self.model(self.data.normalise(images)), labels)
+        logits = self.model(self.data.normalise(images))
+        self.accuracy.update(logits, labels)
+        self.predictions += logits.argmax(1).tolist()
 
     def configure_optimizers(self) -> dict[str, Any]:
         schedule = self.schedule
@@ -98,4 +105,4 @@ def train(
         return model, Outcome(None, seconds, tuple(trial.losses))
     with quiet():
         until_interrupted(lambda: trainer.test(trial, test, verbose=False))
-    return model, Outcome(trial.accuracy.compute().item(), seconds, tuple(trial.losses))
+    return model, Outcome(trial.accuracy.compute().item(), seconds, tuple(trial.losses), tuple(trial.predictions))

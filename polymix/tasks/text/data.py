@@ -19,10 +19,11 @@ from typing import Any
 from polymix._io import write_whole
 from polymix.errors import DataError, MissingExtraError, OptionError
 from polymix.tasks.text.recipe import TextRecipe
-from polymix.tasks.text.tokenizer import BORDER, encode, load_tokenizer, size, train_tokenizer
+from polymix.tasks.text.tokenizer import BORDER, checksum, encode, load_tokenizer, size, train_tokenizer
 from polymix.tasks.text.tokens import Tokens, shards_of, tail, width, write
 
 VOCAB = 4096
+_KEY, _CACHED = "cache.json", ("train.bin", "val.bin")
 _TEXT, _PARQUET, _SHARDS = (".txt", ".md"), (".parquet",), (".bin",)
 _LEFT_OUT = {"test", "tests", "site-packages", "dist-packages", "idlelib", "lib2to3", "ensurepip", "__pycache__"}
 
@@ -36,10 +37,12 @@ class TextData:
     vocab: int
     end: int | None
     tokenizer: Any  # None: for shards without one
+    decoded_by: int | None = None  # for shards with a tokenizer, its checksum: their tokens say nothing of it
 
     def fingerprint(self) -> list[int]:
-        """Differs between texts, and does not depend on where they are stored."""
-        return [self.vocab, *_checksum(self.train), *_checksum(self.val)]
+        """Differs between texts and between tokenizers, and does not depend on where they are stored."""
+        beside = [] if self.decoded_by is None else [self.decoded_by]
+        return [self.vocab, *_checksum(self.train), *_checksum(self.val), *beside]
 
 
 def load(recipe: TextRecipe, folder: Path, say: Callable[[str], None] = lambda text: None) -> TextData:
@@ -48,6 +51,9 @@ def load(recipe: TextRecipe, folder: Path, say: Callable[[str], None] = lambda t
     Raises DataError, OptionError: text that is missing, empty, damaged, or too short; options that contradict.
     """
     source = find_source(recipe.data, recipe.column)
+    if source.kind != "parquet" and recipe.column != TextRecipe.column:
+        got = f"{recipe.column!r} for {recipe.data or 'the default data'}, which has no columns"
+        raise OptionError("column", got, "this option for parquet files alone", "Leave it out.")
     tokenizer = None if recipe.tokenizer is None else load_tokenizer(recipe.tokenizer)
     if source.kind == "shards":
         found = _shards(recipe, source, tokenizer)
@@ -81,7 +87,7 @@ def _shards(recipe: TextRecipe, source: Source, tokenizer: Any) -> TextData:
     train, val = shards_of(source.files, recipe.held_out)
     for tokens in {part.files: part for part in (train, val)}.values():
         tokens.check(vocab)
-    return TextData(train, val, vocab, end, tokenizer)
+    return TextData(train, val, vocab, end, tokenizer, None if tokenizer is None else checksum(tokenizer))
 
 
 def _text(recipe: TextRecipe, source: Source, given: Any, folder: Path, say: Callable[[str], None]) -> TextData:
@@ -91,20 +97,34 @@ def _text(recipe: TextRecipe, source: Source, given: Any, folder: Path, say: Cal
     if given is not None and recipe.vocab not in (None, size(given)):
         cure = "Leave one of the two out."
         raise OptionError("vocab", recipe.vocab, f"{size(given)}, as in the tokenizer {recipe.tokenizer}", cure)
-    known = None if given is None else zlib.crc32(json.dumps(sorted(given.get_vocab().items())).encode())
+    known = None if given is None else checksum(given)
     key = json.loads(json.dumps([source.key(), recipe.held_out, recipe.vocab, known]))
-    cached = folder / "cache.json"
-    if not cached.is_file() or json.loads(cached.read_text("utf-8")) != key:
+    if not _is_cached(folder, key):
         _fill(folder, recipe, source, given, say)
-        write_whole(cached, json.dumps(key))
+        write_whole(folder / _KEY, json.dumps([*key, _contents(folder)]))
     tokenizer = load_tokenizer(folder / "tokenizer")
     vocab = size(tokenizer)
-    files = [path for name in ("train.bin", "val.bin") if (path := folder / name).stat().st_size]
+    files = [path for name in _CACHED if (path := folder / name).stat().st_size]
     tokens = [Tokens([path], width(vocab)) for path in files]
     for part_ in tokens:
         part_.check(vocab)
     train, val = tokens if len(tokens) == 2 else tail(tokens[0], recipe.held_out)
     return TextData(train, val, vocab, tokenizer.eos_token_id, tokenizer)
+
+
+def _is_cached(folder: Path, key: list[Any]) -> bool:
+    """Whether the folder holds the tokens of this key, whole. What was cut off or damaged is made again."""
+    try:
+        return bool(json.loads((folder / _KEY).read_text("utf-8")) == [*key, _contents(folder)])
+    except (OSError, ValueError, RecursionError):
+        return False
+
+
+def _contents(folder: Path) -> dict[str, int]:
+    """The sizes of the token files, and checksums of the tokenizer's."""
+    tokenizer = sorted(path for path in (folder / "tokenizer").iterdir() if path.is_file())
+    sums = {f"tokenizer/{path.name}": zlib.crc32(path.read_bytes()) for path in tokenizer}
+    return {**{name: (folder / name).stat().st_size for name in _CACHED}, **sums}
 
 
 def _fill(folder: Path, recipe: TextRecipe, source: Source, given: Any, say: Callable[[str], None]) -> None:

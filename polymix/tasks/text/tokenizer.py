@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -69,6 +71,14 @@ def load_tokenizer(path: str | Path) -> Any:
 def size(tokenizer: Any) -> int:
     """The vocabulary size: one more than the highest token."""
     return max(len(tokenizer), max(tokenizer.get_vocab().values()) + 1)
+
+
+def checksum(tokenizer: Any) -> int:
+    """Differs between tokenizers that may encode a text differently."""
+    whole = getattr(tokenizer, "backend_tokenizer", None)
+    return zlib.crc32(
+        json.dumps(sorted(tokenizer.get_vocab().items())).encode() if whole is None else whole.to_str().encode()
+    )
 
 
 def encode(tokenizer: Any, documents: Iterable[str]) -> Iterator[list[int]]:

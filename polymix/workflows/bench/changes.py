@@ -8,8 +8,8 @@ from statistics import median
 from typing import Any
 
 from polymix.errors import ResultsError, check_number
+from polymix.numbers import NONE, figure, fixed
 from polymix.workflows.bench.tables import Row, label
-from polymix.workflows.numbers import NONE, figure, fixed
 
 Key = tuple[Any, ...]
 KEY = ("mixer", "impl", "tokens", "dim", "batch", "dtype", "pass", "threads")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,11 +15,11 @@ from matplotlib.figure import Figure
 
 from polymix._io import write_whole
 from polymix.measure.roofline import Ceiling
+from polymix.numbers import machine_line, plural
+from polymix.pages import render
+from polymix.pages.plots import LIGHT, NARROW, Picture, legend_columns, looks, plain_log, publish, token_axis
 from polymix.workflows.bench.run import PRODUCTS
 from polymix.workflows.bench.tables import Row, label, not_measured, table, views
-from polymix.workflows.numbers import machine_line, plural
-from polymix.workflows.pages import embedded, render
-from polymix.workflows.plots import looks, plain_log, save, style, token_axis
 
 Looks = Mapping[str, dict[str, Any]]
 Panels = list[tuple[str, Callable[[Axes], None]]]  # a title, and what fills the axes
@@ -33,7 +34,8 @@ def write_report(content: dict[str, Any], folder: Path) -> Path:
     html = render(
         "bench/report.html.j2",
         tables=tables,
-        pictures=embedded(draw(content, folder)),
+        pictures=publish(pictures(content), folder),
+        next_commands=next_commands(content, folder),
         ceilings=content["ceilings"],
         finished=content["finished"],
         settings=content["settings"],
@@ -45,21 +47,40 @@ def write_report(content: dict[str, Any], folder: Path) -> Path:
     return path
 
 
-def draw(content: Row, folder: Path) -> list[Path]:
-    """Write latency.png, a panel for each pass and setting, and roofline.png, a panel for each type and threads.
+def next_commands(content: Mapping[str, Any], folder: Path) -> list[tuple[str, str]]:
+    """What to run next, and why."""
+    settings, out = content["settings"], shlex.quote(folder.name)
+    mixers = f" --mixers {shlex.quote(settings['mixers'])}"
+    commands = []
+    if not content["finished"]:
+        commands.append(("Finish this run, with the same options:", f"polymix bench --resume --out {out} …"))
+    elif settings["quick"]:
+        commands.append(("Measure longer inputs, in more rounds:", f"polymix bench{mixers} --out {out}-full"))
+    again = f"polymix bench --compare {out} {out}-new"
+    commands.append(("Run it again later with another --out, and see what changed beyond the noise:", again))
+    commands.append(("See which mixer is accurate on your images:", "polymix compare --data FOLDER"))
+    return commands
+
+
+def pictures(content: Row) -> list[Picture]:
+    """latency, a panel for each pass and setting, and roofline, a panel for each type and number of threads.
 
     Rows without a measurement are left out. If all are, there are no pictures.
     """
     content = {**content, "rows": [row for row in content["rows"] if not row["stopped"]]}
     look = looks_of(content)
     panels: Panels = [(title, partial(latency, rows, look=look)) for title, rows in views(content)]
-    note = "dashed: the mixer's own products, run bare (training: three times)"
-    pages: list[tuple[Panels, str, Path]] = [
-        (panels, note, folder / "latency.png"),
-        (_roofs(content, look), "larger: more tokens", folder / "roofline.png"),
+    bars = "Medians; the bars span 10 to 90 % of the runs."
+    bare = "Dashed: the floor, the mixer's own products run bare (training: three times)."
+    roof = "The roof was measured on this machine in the same run. Its slope is the speed of memory; data that stays "
+    roof += "in a cache can exceed it. Larger marks: more tokens."
+    chosen: list[tuple[str, str, Panels, str]] = [
+        ("latency", "Time of one call against the number of tokens", panels, f"{bars} {bare}"),
+        ("roofline", "FLOP/s against FLOPs per byte", _roofs(content, look), roof),
     ]
-    with style():
-        return [_page(page, look, note, path) for page, note, path in pages if page]
+    return [
+        Picture(name, alt, partial(_page, panels, look), caption) for name, alt, panels, caption in chosen if panels
+    ]
 
 
 def _roofs(content: Row, look: Looks) -> Panels:
@@ -82,7 +103,7 @@ def looks_of(content: Row) -> dict[str, dict[str, Any]]:
     """Colour and marker by label: attention is black, the others are in the order of measuring."""
     mixers = {label(row): row["mixer"].partition(":")[0] for row in content["rows"]}
     others = looks(name for name, mixer in mixers.items() if mixer != "softmax")
-    return others | {name: {"color": "black", "marker": "o"} for name in mixers if name not in others}
+    return others | {name: {"color": LIGHT["attention"], "marker": "o"} for name in mixers if name not in others}
 
 
 def latency(rows: Sequence[Row], axes: Axes, look: Looks) -> None:
@@ -123,7 +144,7 @@ def roofline(ceiling: Ceiling, rows: Sequence[Row], axes: Axes, look: Looks) -> 
     ridge = ceiling.flops_per_second / ceiling.bytes_per_second
     low, high = min([ridge, *reached]) / 2, max([ridge, *reached]) * 2
     line = [low, ridge, high]
-    axes.plot(line, [ceiling.roof(x) / 1e9 for x in line], color="#555555", linewidth=2, zorder=1)
+    axes.plot(line, [ceiling.roof(x) / 1e9 for x in line], color=LIGHT["muted"], linewidth=2, zorder=1)
     axes.set_xlim(low, high)
     plain_log(axes.xaxis)
     plain_log(axes.yaxis)
@@ -131,18 +152,22 @@ def roofline(ceiling: Ceiling, rows: Sequence[Row], axes: Axes, look: Looks) -> 
     axes.set_ylabel("GFLOP/s")
 
 
-def _page(panels: Panels, look: Looks, note: str, path: Path) -> Path:
-    """The panels, at most two in a row, with one legend for all of them."""
-    across = min(2, len(panels))
+def _page(panels: Panels, look: Looks, narrow: bool) -> Figure:
+    """The panels, at most two in a row, or one on a phone, with one legend for all of them."""
+    across = 1 if narrow else min(2, len(panels))
     down = math.ceil(len(panels) / across)
-    figure = Figure(figsize=(4.6 * across + 1.9, 3.9 * down), layout="constrained")
+    handles = [mpl.lines.Line2D([], [], label=name, **its) for name, its in look.items()]
+    legend = 0.25 * math.ceil(len(handles) / 2) + 0.2
+    size = (NARROW, 3.6 * down + legend) if narrow else (4.6 * across + 1.9, 3.9 * down)
+    figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(down, across, squeeze=False)
     for axes, (title, fill) in zip(grid.flat, panels, strict=False):
         fill(axes)
-        axes.set_title(title, fontsize=9)
+        axes.set_title(title.replace(", ", ",\n", 1) if narrow else title, fontsize=9)
     for axes in grid.flat[len(panels) :]:
         axes.remove()
-    handles = [mpl.lines.Line2D([], [], label=name, **its) for name, its in look.items()]
-    figure.legend(handles=handles, loc="outside right center", fontsize=9)
-    figure.supxlabel(note, fontsize=8, color="#555555")
-    return save(figure, path)
+    place = (
+        {"loc": "outside lower center", "ncols": legend_columns(look)} if narrow else {"loc": "outside right center"}
+    )
+    figure.legend(handles=handles, fontsize=9, **place)
+    return figure

@@ -7,13 +7,15 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
+from types import NoneType
 from typing import Any, ClassVar
 
 import torch
 
 from polymix import _io
-from polymix._io import DTYPES, Progress, check_device
-from polymix.errors import OptionError, PolymixError, check_choice, check_int
+from polymix._io import DTYPES, Progress, check_device, check_folder
+from polymix.errors import OptionError, PolymixError, check_choice, check_int, check_number
+from polymix.limits import LONGEST, check_memory
 from polymix.measure.case import PASSES, Setting, prepare
 from polymix.measure.floor import bytes_moved, floor
 from polymix.measure.harness import Budget, Contender, Measurement, Stopped, measure
@@ -39,6 +41,12 @@ class Results(_io.Results):
     schema: ClassVar[str] = "polymix.bench/1"
     command: ClassVar[str] = "polymix bench"
     parts: ClassVar[Mapping[str, Any]] = {"ceilings": [], "rows": []}
+    rows: ClassVar[Mapping[str, Any]] = {
+        "ceilings": {"dtype": (str,), "threads": (int,), "flops_per_second": (float,), "bytes_per_second": (float,)},
+        "rows": {"mixer": (str,), "impl": (str,), "tokens": (int,), "dim": (int,), "batch": (int,), "dtype": (str,),
+                 "pass": (str,), "threads": (int,), "seconds": (float, NoneType), "low": (float, NoneType),
+                 "high": (float, NoneType), "floor": (float, NoneType), "stopped": (str, NoneType)},
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -93,13 +101,17 @@ class Settings:
             for value in values:
                 if name in ("tokens", "dims", "batch", "threads"):
                     check_int(f"--{name}", value, 1)
+        longest, widest, most = max(self.tokens), max(self.dims), max(self.batch)
+        check_int("--tokens", longest, 1, LONGEST)
+        what = f"a call with {most:,} × {longest:,} tokens of {widest:,} channels"
+        check_memory("--tokens, --dims, --batch", what, 3 * 4 * most * longest * widest)
+        check_memory("--dims", f"a map of {widest:,} channels", 4 * widest**2)
         for dtype in self.dtypes:
             check_choice("--dtypes", dtype, DTYPES)
         for pass_ in self.passes:
             check_choice("--passes", pass_, PASSES)
-        for name in ("seconds", "max_seconds", "max_gib"):
-            if not getattr(self, name) > 0:
-                raise OptionError("--" + name.replace("_", "-"), getattr(self, name), "a number above 0", "")
+        for name, usual in (("seconds", 0.4), ("max_seconds", 10), ("max_gib", 4)):
+            check_number("--" + name.replace("_", "-"), getattr(self, name), 1e-6, 1e15, "a number above 0", usual)
         for impl in self.impls:
             self._check_impl(impl, mixers)
 
@@ -147,6 +159,7 @@ def bench(
     """
     settings.check(mixers)
     device = check_device(settings.device, "--device")
+    check_folder(folder)
     results = Results.open(folder, settings.to_dict(), manifest(device, max(settings.threads)), resume=resume)
     rows = results.content["rows"]
     done = {Group.of(row) for row in rows}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from polymix.workflows.numbers import NONE, figure, fixed, machine_line, plural
+from polymix.numbers import NONE, figure, fixed, machine_line, plural
 
 Row = Mapping[str, Any]
 VIEW = ("pass", "dtype", "threads", "dim", "batch")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import shlex
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,13 @@ from matplotlib.figure import Figure
 
 from polymix._io import write_whole
 from polymix.mixers.registry import ATTENTION, FLOOR
-from polymix.workflows import plots
+from polymix.numbers import fixed, plural
+from polymix.pages import plots, render
+from polymix.pages.plots import LIGHT, NARROW, Picture, legend_below, legend_columns, plain_log, publish, token_axis
 from polymix.workflows.compare.tables import headings, reference_tokens, rows
-from polymix.workflows.compare.verdict import labels, latencies, scores, slope
-from polymix.workflows.pages import embedded, render
-from polymix.workflows.plots import plain_log, save, style, token_axis
+from polymix.workflows.compare.verdict import labels, latencies, noise, scores, slope
+
+_POINTS = 4  # lengths that a slope is fitted to, at the least
 
 
 def write_report(content: dict[str, Any], folder: Path) -> Path:
@@ -26,19 +30,93 @@ def write_report(content: dict[str, Any], folder: Path) -> Path:
         **{key: content[key] for key in ("answer", "data", "host", "settings", "machine")},
         headings=headings(content),
         rows=[{"kind": kinds.get(cells[0], ""), "cells": cells} for cells in rows(content)],
-        pictures=embedded(draw(content, folder)),
+        pictures=publish(pictures(content), folder),
         stopped=[row for row in content["sweep"] if row["stopped"]],
+        samples=samples(content),
+        confusions=[it for label in judged(content) if (it := confusion(content, label))],
+        next_commands=next_commands(content, folder),
     )
     path = folder / "report.html"
     write_whole(path, html)
     return path
 
 
+def judged(content: dict[str, Any]) -> list[str]:
+    """Attention, and the mixer of the verdict or else the most accurate one."""
+    score = {label: its.mean for label, its in scores(content).items() if label not in (ATTENTION, FLOOR)}
+    named = (content["answer"] or {}).get("verdict", {}).get("mixer")
+    best = named if named in score else max(score, key=score.__getitem__, default=None)
+    return [label for label in (ATTENTION, best) if label in scores(content)]
+
+
+def samples(content: dict[str, Any]) -> list[dict[str, Any]]:
+    """Some test images with their class, and what each mixer took them for in its first run, where that was wrong."""
+    classes, kept = content["data"]["classes"], content["data"].get("samples", [])
+    first = [row for row in content["training"] if row["seed"] == 0 and row.get("samples")]
+    return [
+        {
+            "image": sample["image"],
+            "truth": classes[sample["class"]],
+            "runs": len(first),
+            "wrong": [
+                f"{row['mixer']}: {classes[row['samples'][place]]}"
+                for row in first
+                if row["samples"][place] != sample["class"]
+            ],
+        }
+        for place, sample in enumerate(kept)
+    ]
+
+
+def confusion(content: dict[str, Any], label: str) -> dict[str, Any] | None:
+    """How many test images of each class (rows) the mixer took for each class, over all seeds, and the worst pairs."""
+    kept = [row["confusion"] for row in content["training"] if row["mixer"] == label and row.get("confusion")]
+    if not kept:
+        return None
+    classes = content["data"]["classes"]
+    counts = [[sum(run[i][j] for run in kept) for j in range(len(classes))] for i in range(len(classes))]
+    most = max(max(row) for row in counts) or 1
+    wrong = sorted(
+        ((counts[i][j], i, j) for i in range(len(classes)) for j in range(len(classes)) if i != j), reverse=True
+    )
+    return {
+        "mixer": label,
+        "classes": classes,
+        "cells": [[{"count": n, "share": round(40 * n / most)} for n in row] for row in counts],
+        "worst": [f"{classes[i]} was taken for {classes[j]} ({plural(n, 'time')})" for n, i, j in wrong[:3] if n],
+    }
+
+
+def next_commands(content: dict[str, Any], folder: Path) -> list[tuple[str, str]]:
+    """What to run next, and why."""
+    settings, verdict = content["settings"], (content["answer"] or {}).get("verdict", {})
+    data = f" --data {shlex.quote(settings['data'])}" if settings["data"] else ""
+    mixer = verdict.get("mixer")
+    commands = []
+    if settings["quick"]:
+        out = shlex.quote(f"{folder.name}-full")
+        commands.append(
+            ("Measure properly, with more seeds, epochs and lengths:", f"polymix compare{data} --out {out}")
+        )
+    elif verdict.get("action") == "open":
+        out = shlex.quote(f"{folder.name}-again")
+        commands.append(("Measure again on an idle machine:", f"polymix compare{data} --out {out}"))
+    if not settings["data"]:
+        commands.append(("Compare on your own images, one folder per class:", "polymix compare --data FOLDER"))
+    if verdict.get("action") == "replace" and mixer:
+        plan = next(row["config"]["name"] for row in content["mixers"] if row["label"] == mixer)
+        commands.append(
+            (f"Put {plan} into a model that you have:", f"polymix convert --model timm/NAME --plan {plan}{data}")
+        )
+    commands.append(("Ask for the shapes of your own model:", "polymix recommend --shape 4096x192:heads=3"))
+    return commands
+
+
 def looks(content: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Colour and marker by mixer: attention is black, the floor grey, the others are always in the same order."""
     table = plots.looks(label for label in labels(content) if label not in (ATTENTION, FLOOR))
-    table[ATTENTION] = {"color": "black", "marker": "o", "linewidth": 2.4}
-    table[FLOOR] = {"color": "#9a9a9a", "marker": ".", "linestyle": "--"}
+    table[ATTENTION] = {"color": LIGHT["attention"], "marker": "o", "linewidth": 2.4}
+    table[FLOOR] = {"color": LIGHT["floor"], "marker": ".", "linestyle": "--"}
     return table
 
 
@@ -53,60 +131,100 @@ def pareto(points: dict[str, tuple[float, float]]) -> list[str]:
     return front
 
 
-def accuracy_against_latency(content: dict[str, Any], axes: Axes) -> None:
-    """A point for each mixer, with the range over seeds, and the Pareto front."""
+def accuracy_against_latency(content: dict[str, Any], narrow: bool = False) -> Figure:
+    """A point for each mixer, with the range over seeds, and the Pareto front where it has two points or more."""
+    figure = Figure(figsize=(NARROW, 4.6) if narrow else (7.5, 4.2), layout="constrained")
+    axes = figure.subplots()
     n, look, score = reference_tokens(content), looks(content), scores(content)
     table = latencies(content, "host")
     points = {m: (table[m][n], 100 * s.mean) for m, s in score.items() if n in table[m]}
     front = pareto(points)
-    steps: dict[str, Any] = {"drawstyle": "steps-post", "color": "#bbbbbb", "zorder": 1}
-    axes.plot([points[m][0] for m in front], [points[m][1] for m in front], label="Pareto front", **steps)
+    if len(front) > 1:
+        steps: dict[str, Any] = {"drawstyle": "steps-post", "color": LIGHT["front"], "zorder": 1}
+        axes.plot([points[m][0] for m in front], [points[m][1] for m in front], label="Pareto front", **steps)
     for mixer, (x, y) in points.items():
         spread = [[y - 100 * score[mixer].low], [100 * score[mixer].high - y]]
         its = {key: value for key, value in look[mixer].items() if key in ("color", "marker")}
         axes.errorbar(x, y, yerr=spread, capsize=3, linestyle="none", markersize=7, label=mixer, **its)
     axes.set_xscale("log")
     plain_log(axes.xaxis)
-    axes.set_xlabel(f"latency of the whole model at {n:,} tokens, ms")
-    axes.set_ylabel("test accuracy, % (bar: range over seeds)")
-    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes.set_xlabel(f"latency at {n:,} tokens, ms" if narrow else f"latency of the whole model at {n:,} tokens, ms")
+    majority = content["data"].get("majority")
+    if majority and points and 100 * majority["share"] > axes.get_ylim()[0]:
+        axes.axhline(100 * majority["share"], color=LIGHT["muted"], linewidth=1, linestyle=":", label="largest class")
+    low = axes.get_ylim()[0]
+    starts = f"\naxis from {low:.0f} %, not 0" if low > 1 else ""
+    axes.set_ylabel(f"test accuracy, %{'' if narrow else ' (bar: range over seeds)'}{starts}")
+    if narrow:
+        legend_below(figure, axes)
+    else:
+        axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure
 
 
-def over_tokens(content: dict[str, Any], axes: Axes, scope: str, what: str) -> None:
-    """Latency in ms, or peak_bytes in MiB, against tokens, log-log. The legend has each fitted slope."""
-    look, scale = looks(content), 1.0 if what == "latency" else 2.0**-20
+def slopes(content: dict[str, Any], scope: str, what: str) -> dict[str, float]:
+    """The slope of each mixer that was measured at enough lengths to fit one; none in a quick look."""
+    found = {}
     for mixer in labels(content):
-        points = {
-            row["tokens"]: scale * row[what]
-            for row in content["sweep"]
-            if row["scope"] == scope and row["mixer"] == mixer and row[what]
-        }
+        points = _points(content, mixer, scope, what)
+        fit = slope(points)
+        if fit is not None and len(points) >= _POINTS and not content["settings"]["quick"]:
+            found[mixer] = fit
+    return found
+
+
+def _points(content: dict[str, Any], mixer: str, scope: str, what: str) -> dict[int, float]:
+    rows = (row for row in content["sweep"] if row["scope"] == scope and row["mixer"] == mixer and row[what])
+    return {row["tokens"]: row[what] for row in rows}
+
+
+def over_tokens(content: dict[str, Any], axes: Axes, scope: str, what: str, narrow: bool = False) -> None:
+    """Latency in ms, or peak_bytes in MiB, against tokens, log-log. The legend has each fitted slope."""
+    look, scale, fits = looks(content), 1.0 if what == "latency" else 2.0**-20, slopes(content, scope, what)
+    for mixer in labels(content):
+        points = _points(content, mixer, scope, what)
         if not points:
             continue
         counts = sorted(points)
-        fit = slope(points)
-        label = mixer if fit is None else f"{mixer}  N^{fit:.2f}"
-        axes.plot(counts, [points[n] for n in counts], markersize=5, label=label, **look[mixer])
-    token_axis(axes, [row["tokens"] for row in content["sweep"] if row["scope"] == scope])
+        label = f"{mixer}  N^{fixed(fits[mixer], 2)}" if mixer in fits else mixer
+        axes.plot(counts, [scale * points[n] for n in counts], markersize=5, label=label, **look[mixer])
+    token_axis(axes, [row["tokens"] for row in content["sweep"] if row["scope"] == scope], narrow=narrow)
     axes.set_yscale("log")
     plain_log(axes.yaxis)
     axes.set_ylabel("latency, ms" if what == "latency" else "peak memory of one call, MiB")
     dim = content["settings"]["dim"] if scope == "alone" else content["host"]["dim"]
     axes.set_title(f"{'mixer alone' if scope == 'alone' else 'whole model'}, {dim} channels, batch 1", fontsize=10)
-    axes.legend(fontsize=7.5)
+    if narrow:
+        axes.legend(
+            fontsize=8,
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.28),
+            ncols=legend_columns(labels(content)),
+            columnspacing=1,
+        )
+    else:
+        axes.legend(fontsize=7.5)
 
 
-def draw(content: dict[str, Any], folder: Path) -> list[Path]:
-    """Write accuracy.png, latency.png and memory.png into `folder`."""
-    written = []
-    with style():
-        figure = Figure(figsize=(7.5, 4.2))
-        accuracy_against_latency(content, figure.subplots())
-        written.append(save(figure, folder / "accuracy.png"))
-        for what, name in (("latency", "latency.png"), ("peak_bytes", "memory.png")):
-            figure = Figure(figsize=(11, 4.6))
-            for axes, scope in zip(figure.subplots(1, 2), ("alone", "host"), strict=True):
-                over_tokens(content, axes, scope, what)
-            figure.tight_layout()
-            written.append(save(figure, folder / name))
-    return written
+def both_scopes(content: dict[str, Any], what: str, narrow: bool) -> Figure:
+    """The mixers alone and the whole model, side by side, or one above the other on a phone."""
+    figure = Figure(figsize=(NARROW, 9.4) if narrow else (11, 4.6), layout="constrained")
+    for axes, scope in zip(figure.subplots(*((2, 1) if narrow else (1, 2))), ("alone", "host"), strict=True):
+        over_tokens(content, axes, scope, what, narrow)
+    return figure
+
+
+def pictures(content: dict[str, Any]) -> list[Picture]:
+    """accuracy, latency and memory."""
+    fitted = "N^x is the slope fitted to the upper half of the lengths (at least three): 1 is linear, 2 quadratic."
+    if not (slopes(content, "alone", "latency") or slopes(content, "host", "latency")):
+        fitted = f"Too few lengths to fit slopes: that needs {_POINTS} or more, and no --quick."
+    margin = f"Differences below {fixed(noise(content), 1, 100)} points can be chance."
+    held = "The most memory that one call holds at once beyond the model and its input, including its output."
+    return [
+        Picture("accuracy", "Test accuracy against latency", partial(accuracy_against_latency, content), margin),
+        Picture("latency", "Latency against tokens", lambda narrow: both_scopes(content, "latency", narrow), fitted),
+        Picture(
+            "memory", "Peak memory against tokens", lambda narrow: both_scopes(content, "peak_bytes", narrow), held
+        ),
+    ]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import NoneType
 from typing import Any, ClassVar
 
 import torch
@@ -15,17 +16,22 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from polymix import _io
-from polymix._io import DTYPES, Progress, check_device
-from polymix.errors import OptionError, check_choice, check_int
+from polymix._io import DTYPES, Progress, check_device, check_folder
+from polymix.errors import OptionError, check_choice, check_int, check_number
+from polymix.limits import LONGEST, check_memory
 from polymix.measure.harness import Budget
 from polymix.measure.machine import manifest
 from polymix.measure.sweep import Maker, alone, sweep
 from polymix.mixers import MixerConfig
 from polymix.mixers.spec import DEFAULT, parse_mixers
 from polymix.models import VisionTransformer
+from polymix.pages import data_url
 from polymix.tasks.images import ImageData, Schedule, load_digits, load_folder
 from polymix.tasks.images.training import train
 from polymix.workflows.compare.verdict import answer
+
+_SAMPLES = 12  # test images that the report shows
+_MOST_CLASSES = 20  # of a table of confusions
 
 
 class Results(_io.Results):
@@ -35,6 +41,16 @@ class Results(_io.Results):
     command: ClassVar[str] = "polymix compare"
     parts: ClassVar[Mapping[str, Any]] = {
         "data": None, "host": None, "mixers": [], "training": [], "sweep": [], "answer": None,
+    }  # fmt: skip
+    rows: ClassVar[Mapping[str, Any]] = {
+        "training": {
+            "mixer": (str,), "seed": (int,), "accuracy": (float, NoneType), "seconds": (float,), "losses": (list,),
+        },
+        "sweep": {
+            "mixer": (str,), "scope": (str,), "tokens": (int,), "latency": (float, NoneType), "low": (float, NoneType),
+            "high": (float, NoneType), "peak_bytes": (int, NoneType), "floor": (float, NoneType),
+            "stopped": (str, NoneType),
+        },
     }  # fmt: skip
 
 
@@ -79,8 +95,16 @@ class Settings:
             )
         if not self.tokens or min(self.tokens) < 1 or len(set(self.tokens)) != len(self.tokens):
             raise OptionError("--tokens", self.tokens, "numbers from 1 up, each once", "Try --tokens 64,256,1024.")
-        if self.max_seconds <= 0 or self.max_gib <= 0:
-            raise OptionError("--max-seconds, --max-gib", (self.max_seconds, self.max_gib), "budgets above 0", "")
+        for name, usual in (("max_seconds", 10), ("max_gib", 4)):
+            check_number("--" + name.replace("_", "-"), getattr(self, name), 1e-6, 1e15, "a number above 0", usual)
+        longest = max(self.tokens)
+        check_int("--tokens", longest, 1, LONGEST)
+        check_memory("--tokens", f"a call with {longest:,} tokens of {self.dim} channels", 3 * 4 * longest * self.dim)
+        check_memory("--image-size", f"an image of {self.size} × {self.size} pixels", 4 * 3 * self.size**2)
+        # The attention of the whole model is fused; its activations in training are at least these.
+        tokens = f"{self.host_tokens:,} tokens with images of {self.size} and patches of {self.patch} pixels"
+        size = 4 * self.host_tokens * self.host_dim * self.host_depth * Schedule().batch_size
+        check_memory("--image-size", f"a training on {tokens}", size, cure="Use smaller images or larger patches.")
         return parse_mixers(self.mixers)
 
     @property
@@ -137,6 +161,7 @@ def compare(settings: Settings, folder: Path, progress: Progress, *, resume: boo
     """
     mixers = settings.check()
     device = check_device(settings.device, "--device")
+    check_folder(folder)
     torch.set_num_threads(settings.threads)
     grid = (settings.size // settings.patch,) * 2
     data = _load(settings, progress)
@@ -146,7 +171,8 @@ def compare(settings: Settings, folder: Path, progress: Progress, *, resume: boo
     schedule = Schedule(epochs=settings.epochs)
     results.set(
         data={"name": data.name, "classes": list(data.classes), "train": len(data.train[0]), "test": len(data.test[0]),
-              "channels": data.channels, "image_size": data.image_size, "skipped": list(data.skipped)},
+              "channels": data.channels, "image_size": data.image_size, "skipped": list(data.skipped),
+              "majority": dict(zip(("name", "share"), data.majority, strict=True)), "samples": _samples(data)},
         host={"dim": settings.host_dim, "depth": settings.host_depth, "mlp_ratio": settings.host_mlp_ratio,
               "heads": settings.host_heads, "patch_size": settings.patch, "tokens": settings.host_tokens,
               "recipe": schedule.to_dict()},
@@ -213,7 +239,32 @@ def _train(
                 on_epoch=advance,
             )
             losses = [loss if math.isfinite(loss) else None for loss in outcome.losses]
-            results.add("training", [{"mixer": label, "seed": seed, **asdict(outcome), "losses": losses}])
+            row = {"mixer": label, "seed": seed, **asdict(outcome), "losses": losses}
+            results.add("training", [{**row, **_answers(row.pop("predictions"), data)}])
+
+
+def _sample_places(data: ImageData) -> list[int]:
+    """Test images to show, evenly spaced."""
+    images = len(data.test[1])
+    count = min(_SAMPLES, images)
+    return [place * images // count for place in range(count)]
+
+
+def _samples(data: ImageData) -> list[dict[str, Any]]:
+    """The images to show, each with the number of its class."""
+    places = _sample_places(data)
+    return [{"class": int(data.test[1][at]), "image": data_url(data.thumbnail(at))} for at in places]
+
+
+def _answers(predictions: Sequence[int], data: ImageData) -> dict[str, Any]:
+    """What a run answered for the images to show, and how often it took each class (rows) for each class (columns)."""
+    if not predictions:
+        return {"samples": None, "confusion": None}
+    classes = len(data.classes)
+    pairs = data.test[1] * classes + torch.tensor(predictions)
+    counts = torch.bincount(pairs, minlength=classes**2).reshape(classes, classes).tolist()
+    samples = [predictions[place] for place in _sample_places(data)]
+    return {"samples": samples, "confusion": counts if classes <= _MOST_CLASSES else None}
 
 
 def _sweep(

@@ -6,8 +6,8 @@ from statistics import mean
 from typing import Any
 
 from polymix.mixers.registry import ATTENTION
+from polymix.numbers import NONE, fixed, two_figures
 from polymix.workflows.compare.verdict import Score, crossover, gain, latencies, scores
-from polymix.workflows.numbers import NONE, fixed, two_figures
 
 
 def reference_tokens(content: dict[str, Any], scope: str = "host") -> int:

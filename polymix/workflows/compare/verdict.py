@@ -1,4 +1,7 @@
-"""The verdict of a comparison in words: which mixer to use, from which length on, and when to keep attention."""
+"""What a comparison says: which mixer to use, from which length on, and when to keep attention.
+
+The rule is `polymix.workflows.verdict`.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,9 @@ from typing import Any
 
 from polymix.mixers import PomConfig, PomMixer
 from polymix.mixers.registry import ATTENTION, FLOOR
-from polymix.workflows.numbers import figure, plural, speedup, two_figures
+from polymix.numbers import listed, plural, two_figures
+from polymix.workflows.verdict import FASTER, OPEN, REPLACE, UNCLEAR, Contender, Speed, Verdict, judge, span
 
-WORTH = 1.1  # smaller gains vary from run to run
 WELL_TRAINED = 0.95  # attention's accuracy on the digits, below which it has not been trained enough to compare with
 
 
@@ -100,57 +103,60 @@ def slope(points: dict[int, float]) -> float | None:
     return sum((x - x_mean) * (y - y_mean) for x, y in zip(xs, ys, strict=True)) / spread
 
 
-def good_enough(content: dict[str, Any]) -> list[str]:
-    """Mixers that are as accurate as attention, apart from noise. The floor, which mixes nothing, is none of them."""
-    score = scores(content)
+def speeds(content: dict[str, Any], scope: str) -> dict[str, dict[int, Speed]]:
+    """The speedup over attention by mixer and number of tokens, where both were measured, or attention was stopped."""
+    at = {(row["mixer"], row["tokens"]): row for row in content["sweep"] if row["scope"] == scope}
+    table = latencies(content, scope)
+    found: dict[str, dict[int, Speed]] = {label: {} for label in labels(content)}
+    for label, points in table.items():
+        for n in sorted(points):
+            factor, ours, attention = gain(table, label, n), at[label, n], at.get((ATTENTION, n), {})
+            if factor is not None and math.isinf(factor):
+                found[label][n] = Speed(math.inf, math.inf, math.inf)
+            elif factor is not None:
+                one_run = min(len(ours["runs"]), len(attention["runs"])) == 1
+                low, high = attention["low"] / ours["high"], attention["high"] / ours["low"]
+                found[label][n] = Speed(factor, low, high, one_run)
+    return found
+
+
+def contenders(content: dict[str, Any]) -> list[Contender]:
+    """The mixers in the whole model, with their accuracy; without the floor, which mixes nothing, and what diverged."""
+    score, margin, speed = scores(content), noise(content), speeds(content, "host")
     if ATTENTION not in score:
         return []
-    limit = score[ATTENTION].mean - noise(content)
-    return [m for m in score if m not in (ATTENTION, FLOOR) and score[m].mean >= limit]
+    differences = {m: score[m].mean - score[ATTENTION].mean for m in score if m not in (ATTENTION, FLOOR)}
+    return [Contender(m, speed[m], (value - margin, value + margin)) for m, value in differences.items()]
 
 
-def clear_of_noise(content: dict[str, Any], mixer: str, n: int) -> bool:
-    """Whether nine runs in ten of the whole model with the mixer are faster than attention's median."""
-    at = {row["mixer"]: row for row in content["sweep"] if row["scope"] == "host" and row["tokens"] == n}
-    ours, attention = at[mixer], at[ATTENTION]
-    return ours["high"] is not None and (attention["latency"] is None or ours["high"] < attention["latency"])
-
-
-def best_at(table: dict[str, dict[int, float]], candidates: Sequence[str], n: int) -> tuple[str, float] | None:
-    """The candidate with the largest speedup over attention at n tokens, and the speedup."""
-    gains = [(m, g) for m in candidates if (g := gain(table, m, n)) is not None]
-    return max(gains, key=lambda pair: pair[1]) if gains else None
-
-
-def faster(factor: float) -> str:
-    """A speedup in words."""
-    return "within the budget, which attention exceeds" if math.isinf(factor) else speedup(factor)
+def good_enough(content: dict[str, Any]) -> list[str]:
+    """Mixers that are as accurate as attention, apart from noise."""
+    return [contender.name for contender in contenders(content) if contender.accurate]
 
 
 def answer(content: dict[str, Any]) -> dict[str, Any]:
     """The verdict: a headline, sentences, and the numbers behind them."""
     host, alone = latencies(content, "host"), latencies(content, "alone")
-    own_tokens = content["host"]["tokens"]
-    candidates = good_enough(content)
+    own, trained = content["host"]["tokens"], ATTENTION in scores(content)
+    candidates = contenders(content)
     counts = sorted({n for points in host.values() for n in points})
-    best = {n: best_at(host, candidates, n) for n in counts}
-    worth = {
-        n: pick
-        for n, pick in best.items()
-        if pick is not None and pick[1] >= WORTH and clear_of_noise(content, pick[0], n)
-    }
-    sentences = [_at_own_size(own_tokens, best.get(own_tokens), worth), *_at_all_lengths(counts, worth)]
+    verdicts = {n: judge(candidates, n, reference=trained) for n in counts}
+    first = judge(candidates, own, f"At your {own:,} tokens", reference=trained)
+    speed = speeds(content, "alone")
+    sentences = _at_all_lengths(verdicts)
     sentences += [
-        _alone(alone, row["label"]) + _published(row["config"], content["settings"]["dim"])
+        _alone(alone, speed[row["label"]], row["label"]) + _published(row["config"], content["settings"]["dim"])
         for row in content["mixers"]
         if row["label"] not in (ATTENTION, FLOOR)
     ]
-    sentences += _accuracy(content, candidates)
+    sentences += _accuracy(content, [it.name for it in candidates if it.accurate])
     return {
-        "headline": sentences[0],
-        "sentences": sentences[1:],
-        "take": {str(n): pick[0] for n, pick in worth.items()},
-        "keep_attention": [n for n in counts if n not in worth],
+        "headline": first.sentence,
+        "sentences": sentences,
+        "verdict": first.to_dict(),
+        "take": {str(n): its.mixer for n, its in verdicts.items() if its.action == REPLACE},
+        "keep_attention": [n for n, its in verdicts.items() if its.action != REPLACE],
+        "open": [n for n, its in verdicts.items() if its.action == OPEN],
         "crossover": {
             label: {"alone": crossover(alone, label), "host": crossover(host, label)}
             for label in labels(content) if label != ATTENTION
@@ -159,43 +165,50 @@ def answer(content: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _at_own_size(n: int, pick: tuple[str, float] | None, worth: dict[int, tuple[str, float]]) -> str:
-    if pick is not None and n in worth:
-        return f"At your {n:,} tokens use {pick[0]}: the model is as accurate as with attention, and {faster(pick[1])}."
-    best = ""
-    if pick:
-        speed = f"is {faster(pick[1])}" if pick[1] >= 1 else f"takes {figure(1 / pick[1])} times as long"
-        best = f" (the fastest, {pick[0]}, {speed})"
-    return f"At your {n:,} tokens keep attention: no mixer that is as accurate is clearly faster{best}."
-
-
-def _at_all_lengths(counts: Sequence[int], worth: dict[int, tuple[str, float]]) -> list[str]:
-    start = next((n for n in counts if all(later in worth for later in counts if later >= n)), None)
-    if start is None:
-        if worth:
-            lengths = ", ".join(f"{n:,}" for n in worth)
-            return [f"A mixer is worth it only at {lengths} tokens. At all other measured lengths keep attention."]
+def _at_all_lengths(verdicts: dict[int, Verdict]) -> list[str]:
+    """What holds at the other lengths; nothing where there is none."""
+    counts = sorted(verdicts)
+    worth = [n for n in counts if verdicts[n].action == REPLACE]
+    doubt = [n for n in counts if verdicts[n].action == OPEN]
+    if len(counts) < 2:
+        return []
+    unsure = f" At {listed(f'{n:,}' for n in doubt)} tokens the choice is open." if doubt else ""
+    if not worth:
+        if doubt:
+            return [f"At no measured length is a mixer clearly worth it.{unsure}"]
         return ["Keep attention at every measured length: no mixer as accurate is consistently faster."]
-    top = max(worth)
-    mixer, factor = worth[top]
-    below = f" Below {start:,} tokens keep attention." if start > min(counts) else ""
-    return [
-        f"For long inputs use {mixer}: at {top:,} tokens the whole model is {faster(factor)}.",
-        f"From {start:,} tokens on, some mixer is worth it at every measured length.{below}",
-    ]
+    if counts[-1] not in worth:
+        keep = "At all other measured lengths keep attention." if not doubt else f"Elsewhere keep attention.{unsure}"
+        return [f"A mixer is worth it only at {listed(f'{n:,}' for n in worth)} tokens. {keep}"]
+    top = verdicts[counts[-1]]
+    sentences = [f"For long inputs use {top.mixer}: at {counts[-1]:,} tokens the whole model {top.speed}."]
+    start = next(n for n in counts if all(later in worth for later in counts if later >= n))
+    before = [n for n in counts if n < start]
+    if not before:
+        return [*sentences, f"Some mixer is worth it {span(dict.fromkeys(counts, True))}."]
+    below = f" Below {start:,} tokens keep attention." if not set(before) & {*worth, *doubt} else unsure
+    if start == counts[-1]:
+        return [*sentences, f"That is the longest length measured.{below}"]
+    return [*sentences, f"From {start:,} tokens on, some mixer is worth it at every measured length.{below}"]
 
 
-def _alone(table: dict[str, dict[int, float]], label: str) -> str:
+def _alone(table: dict[str, dict[int, float]], speed: dict[int, Speed], label: str) -> str:
     """One mixer by itself against attention by itself."""
-    at, counts = crossover(table, label), sorted(table[label])
+    counts = sorted(speed)
     if not counts:
         return f"{label} alone was not measured."
+    at, last = crossover(table, label), speed[counts[-1]]
+    if len(counts) == 1:
+        doubt = f", but {last.doubt}" if last.outcome == UNCLEAR else ""
+        return f"Against attention alone at {counts[0]:,} tokens, the only length measured, {label} {last}{doubt}."
     if at is None:
         return f"{label} alone was never faster than attention up to {counts[-1]:,} tokens."
-    last = gain(table, label, counts[-1])
-    start = f"at every measured length ({counts[0]:,} tokens and up)"
+    if last.outcome != FASTER:
+        doubt = "about as fast as" if last.outcome != UNCLEAR else "not clearly faster than"
+        return f"{label} alone is {doubt} attention at {counts[-1]:,} tokens, the longest length measured."
+    start = f"at every measured length ({counts[0]:,} to {counts[-1]:,} tokens)"
     where = start if at <= counts[0] else f"from about {two_figures(at)} tokens on"
-    return f"{label} alone is faster than attention {where}; at {counts[-1]:,} tokens it is {faster(last or 0.0)}."
+    return f"{label} alone is faster than attention {where}; at {counts[-1]:,} tokens it {last}."
 
 
 def _published(config: dict[str, Any], dim: int) -> str:

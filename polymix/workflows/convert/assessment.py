@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +33,8 @@ from polymix.measure.machine import manifest
 from polymix.measure.shapes import Shape
 from polymix.measure.timing import Call, Timing, interleaved_within, peak_memory
 from polymix.mixers import MixerConfig
-from polymix.workflows.recommend.decide import wins_from
+from polymix.numbers import arrow, figure, fixed, spanned
+from polymix.workflows.verdict import FASTER, SIMILAR, SLOWER, Contender, Speed, Verdict, judge, span, wins_from
 
 _BEFORE, _AFTER = "before", "after"
 
@@ -223,39 +225,76 @@ class Assessment:
     machine: Mapping[str, Any]
 
     @property
+    def speed(self) -> Speed | None:
+        """The speedup of the whole model; None where memory ran out."""
+        before, after = self.whole.times
+        return None if before is None else Speed.of(before, after)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the conversion is worth it on this input, as data; by accuracy too, where it was measured."""
+        names = dict.fromkeys(layer.now for layer in self.report.layers if layer.now)
+        tokens, speed = self.tokens, self.speed
+        mixers = Contender(" and ".join(names), {tokens: speed} if speed else {}, self._accuracy_change)
+        return judge([mixers], tokens, "On this input")
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of the largest converted layer."""
+        return max(math.prod(cost.shape[1:-1]) for cost in self.layers.values())
+
+    @property
+    def _accuracy_change(self) -> tuple[float, float] | None:
+        """The range of the accuracy after minus before, one percentage point either way."""
+        known = self.report.accuracy
+        last = next((known[stage] for stage in ("distilled", "imitated", "converted") if stage in known), None)
+        if last is None or "before" not in known or self.report.metric != "accuracy":
+            return None
+        return last - known["before"] - 0.01, last - known["before"] + 0.01
+
+    @property
+    def _wins(self) -> dict[int, bool]:
+        """Whether the mixers alone are faster than attention alone, for each entry of `curve`."""
+        gains = [length.attention / length.mixers for length in self.curve]
+        return {place: Speed(gain, gain, gain).outcome == FASTER for place, gain in enumerate(gains)}
+
+    @property
     def wins_from(self) -> float | None:
         """The shortest measured length, as a multiple of the layers' own, from which on the mixers are faster."""
-        found: dict[int, bool] = {place: length.mixers < length.attention for place, length in enumerate(self.curve)}
-        start = wins_from(found)
+        start = wins_from(self._wins)
         return None if start is None else self.curve[start].factor
 
     @property
     def headline(self) -> str:
-        """One sentence: how the model's speed changed, and from which length on the mixers are faster."""
-        gain, what = self.whole.gain, "A training step" if self.training else "The model"
-        if gain is None:
+        """How the model's speed changed, and at which lengths the mixers alone are faster."""
+        speed, what = self.speed, "A training step" if self.training else "The model"
+        if speed is None:
             return f"{what} ran out of memory before or after the conversion."
-        speed = f"{what} is {gain:.2f} × as fast" if gain >= 1 else f"{what} takes {1 / gain:.2f} × as long"
-        start = self.wins_from
+        if speed.outcome == SIMILAR:
+            change = f"{what} is about as fast as before on this input ({fixed(speed.gain, 2)} ×)."
+        elif speed.gain >= 1:
+            change = f"{what} is {fixed(speed.gain, 2)} × as fast on this input."
+        else:
+            change = f"{what} takes {fixed(1 / speed.gain, 2)} × as long on this input."
+        if speed.outcome not in (FASTER, SLOWER, SIMILAR):
+            change = f"{change[:-1]}, but {speed.doubt}: measure again."
         if not self.curve:
-            return f"{speed} on this input."
-        if start is None:
-            return f"{speed} on this input. The mixers are slower than attention at every measured length."
-        tokens = " / ".join(f"{n:,}" for n in dict.fromkeys(self._tokens(start)))
-        return f"{speed} on this input. The mixers are faster than attention from {tokens} tokens on."
-
-    def _tokens(self, factor: float) -> tuple[int, ...]:
-        return next(length.tokens for length in self.curve if length.factor == factor)
+            return change
+        wins = self._wins
+        where = span(wins, lambda place: _tokens(self.curve[place]))
+        if len(wins) > 1 and all(length.mixers > length.attention for length in self.curve):
+            return f"{change} The mixers alone are slower than attention at every measured length."
+        faster = "faster" if any(wins.values()) else "not clearly faster"
+        return f"{change} The mixers alone are {faster} than attention {where}."
 
     def __str__(self) -> str:
         lines = [self.headline, "", str(self.report), ""]
-        for name, cost in {"the model": self.whole, **{k: c.pair for k, c in self.layers.items()}}.items():
-            lines.append(f"{name}: {_change(cost)}")
+        lines.append(f"the model: {_change(self.whole)}")
+        for change, group in groupby(self.layers.items(), lambda item: _change(item[1].pair)):
+            lines.append(f"{spanned([name for name, _ in group])}: {change}")
         for length in self.curve:
-            tokens = " / ".join(f"{n:,}" for n in dict.fromkeys(length.tokens))
-            lines.append(
-                f"{tokens} tokens: attention {1e3 * length.attention:.3g} ms, mixers {1e3 * length.mixers:.3g} ms"
-            )
+            times = f"attention {figure(1e3 * length.attention)} ms, mixers {figure(1e3 * length.mixers)} ms"
+            lines.append(f"{_tokens(length)} tokens: {times}")
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
@@ -264,6 +303,7 @@ class Assessment:
             "conversion": self.report.to_dict(), "model": self.whole.to_dict(),
             "layers": {k: {"shape": list(c.shape), **c.pair.to_dict()} for k, c in self.layers.items()},
             "lengths": [length._asdict() for length in self.curve], "wins_from": self.wins_from,
+            "verdict": self.verdict.to_dict(),
         }  # fmt: skip
 
     def write(
@@ -284,16 +324,13 @@ class Assessment:
         return write({**(about or {}), **self.to_dict()}, Path(folder), title, card or {})
 
 
+def _tokens(length: Length) -> str:
+    return " / ".join(f"{n:,}" for n in dict.fromkeys(length.tokens))
+
+
 def _change(pair: Pair) -> str:
     """Time, memory and FLOPs, before → after."""
-    before, after = (milliseconds(timing)["ms"] for timing in pair.times)
-    parts = [f"{_number(before)} → {_number(after)} ms"]
+    times = [None if timing is None else 1e3 * timing.median for timing in pair.times]
     memory = [None if size is None else size / 2**20 for size in pair.memory]
-    parts.append(f"{_number(memory[0])} → {_number(memory[1])} MiB peak")
     flops = [None if count is None else count / 1e6 for count in pair.flops]
-    parts.append(f"{_number(flops[0])} → {_number(flops[1])} MFLOPs")
-    return ", ".join(parts)
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
+    return f"{arrow(times)} ms, {arrow(memory)} MiB peak, {arrow(flops)} MFLOPs"

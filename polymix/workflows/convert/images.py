@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from polymix.convert.tracing import mode
 from polymix.errors import DataError, OptionError
+from polymix.numbers import figure
 from polymix.tasks.images import ImageData, find_images, load_digits, load_folder
 from polymix.workflows.convert.inputs import PIXELS, card_metadata, pixels
 from polymix.workflows.convert.sources import Source
@@ -21,9 +22,9 @@ _BYTE = 255.0
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and deviation in torchvision's transforms
 
 
-def classes(data: str) -> int:
-    """The number of classes, without reading the images."""
-    return 10 if data == DIGITS else len(find_images(Path(data)))
+def class_folders(data: str) -> list[str]:
+    """The names of the classes, without reading the images."""
+    return [str(digit) for digit in range(10)] if data == DIGITS else list(find_images(Path(data)))
 
 
 class Images:
@@ -52,7 +53,7 @@ class Images:
             raise OptionError("--data", got, allowed, "")
         self.unit = _BYTE if self.data.train[0].dtype == torch.uint8 else 1.0
         own = tuple((part / self.unit).flatten().tolist() for part in (self.data.mean, self.data.std))
-        mean, std = (_statistics(source, self.channels) if self.unit == _BYTE else None) or own
+        mean, std = (expected_statistics(source, self.channels) if self.unit == _BYTE else None) or own
         self.mean, self.std = (torch.tensor(part).reshape(1, -1, 1, 1) for part in (mean, std))
         numbers = getattr(getattr(model, "config", None), "label2id", None) or {}
         known = set(numbers) == set(self.data.classes)
@@ -127,7 +128,7 @@ class Images:
         }  # fmt: skip
 
 
-def _statistics(source: Source, channels: int) -> tuple[Any, Any] | None:
+def expected_statistics(source: Source, channels: int) -> tuple[Any, Any] | None:
     """The mean and deviation of each channel, for values from 0 to 1, that the model's weights expect."""
     trained = getattr(source.model, "pretrained_cfg", None) or {}
     processor = _read(source.folder, "preprocessor_config.json")
@@ -143,7 +144,7 @@ def _statistics(source: Source, channels: int) -> tuple[Any, Any] | None:
 
 
 def _row(values: Tensor) -> str:
-    return " / ".join(f"{value:.4g}" for value in values.flatten().tolist())
+    return " / ".join(map(figure, values.flatten().tolist()))
 
 
 def _read(folder: Path | None, file: str) -> Any:

@@ -114,3 +114,9 @@ def pixels(model: Any) -> tuple[int, int] | None:
     known = next(filter(None, map(image_size, places)), None)
     size = (getattr(model, "pretrained_cfg", None) or {}).get("input_size")
     return known or (None if size is None else (size[-2], size[-1]))
+
+
+def patch_size(model: Any) -> int | None:
+    """The side of a square patch in pixels, as the config of a model of transformers states it."""
+    stated = getattr(model.config, "patch_size", None)
+    return stated if isinstance(stated, int) else None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,17 +12,20 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from polymix._io import RESULTS, Results
+from polymix._io import RESULTS, Progress, Results, check_folder
 from polymix.convert import ConversionReport, convert
 from polymix.convert.plan import KEEP
-from polymix.errors import OptionError, ResultsError
+from polymix.errors import OptionError, PolymixError, ResultsError
 from polymix.mixers.spec import mixer_config
+from polymix.numbers import plural
 from polymix.workflows.convert.assessment import assess
-from polymix.workflows.convert.images import Images, classes
+from polymix.workflows.convert.card import RESULT, class_names, metadata, usage
+from polymix.workflows.convert.hub import push_to_hub
+from polymix.workflows.convert.images import Images, class_folders
 from polymix.workflows.convert.inputs import Data, check_call, random_input, reads_text
 from polymix.workflows.convert.output import Saver
-from polymix.workflows.convert.settings import RECOMMEND, Settings
-from polymix.workflows.convert.sources import SIZES, Source, load_model
+from polymix.workflows.convert.settings import PRECISION, RECOMMEND, Settings
+from polymix.workflows.convert.sources import SIZES, Source, load_model, refit
 from polymix.workflows.recommend import recommend
 
 CHECKPOINTS = "checkpoints"  # folder in --out while a run is not finished
@@ -29,28 +33,28 @@ FRESH = "No weights were given: this is the architecture with untrained weights.
 
 
 def run(
-    settings: Settings, out: Path, *, resume: bool = False, say: Callable[[str], None] = lambda line: None
-) -> list[str]:
-    """Convert the model, distil it if there is data, measure it, and write everything to `out`.
+    settings: Settings, out: Path, *, resume: bool = False, say: Callable[[str], None] = lambda line: None,
+    progress: Progress | None = None,
+) -> list[str]:  # fmt: skip
+    """Convert the model, distil it if there is data, measure it, write everything to `out`, and upload it if asked.
 
-    Nothing is written before the converted model is known to be one that can be saved.
+    Nothing is left in `out` if the run is refused before training begins.
 
     Args:
         settings: what to do.
         out: folder to write to; new, empty, or with `resume` that of an interrupted run.
         resume: continue an interrupted run. A finished run is left alone.
         say: called with messages about the progress.
+        progress: shows bars; None: each epoch is a message.
     Returns:
         Paragraphs about the result, to print.
     """
     plan: Any = settings.check()
     before = earlier_run(out, settings.to_dict(), resume=resume)
     if before is not None and before["finished"]:
-        return [before["headline"], f"This run is finished. {out} was not changed."]
+        return [before["headline"], f"This run is finished. {out} was not changed.", *_pushed(settings, out)]
     torch.manual_seed(settings.seed)
-    named = settings.model.partition("/")[0] in SIZES and not Path(settings.model).is_dir()
-    count = classes(settings.data) if settings.data is not None and named else None
-    source = load_model(settings.model, settings.weights, classes=count, size=settings.image_size, trust=settings.trust)
+    source = _load(settings)
     host = source.model.to(settings.device).eval()
     saver = Saver.of(host, settings, out)
     data = None if settings.data is None else _open_data(settings, source)
@@ -58,33 +62,106 @@ def run(
     if plan == RECOMMEND:
         plan = _recommended(host, inputs, settings, before, say)
     torch.manual_seed(settings.seed)
-    report = convert(host, plan, mixer=settings.filling, input=inputs, init=settings.init, windows=settings.windows)
+    report = convert(
+        host, plan, mixer=settings.filling, input=inputs, init=settings.init, windows=settings.windows,
+        positions=settings.positions,
+        multi_scale=settings.multi_scale,
+    )  # fmt: skip
     if not report.adapters:
         raise OptionError(
             "--plan", f"{settings.plan}, which keeps all attention", "a plan that replaces some of it", ""
         )
-    code = saver.save(report.model, {})  # fail before hours of training, not after
-    results = ConvertResults.open(out, settings.to_dict(), {}, resume=before is not None)
-    results.set(plan={layer.name: KEEP if layer.now is None else dict(layer.options) for layer in report.layers})
-    if data is not None:
-        _distil(report, data, settings, out / CHECKPOINTS, resume, say)
-    report.model.eval()
-    say("Measuring.")
-    measured = assess(report, inputs, seconds=settings.seconds, lengths=settings.lengths)
+    if settings.lora is not None:
+        from polymix.tasks.distill.lora import matrices
+
+        matrices(report.adapters, settings.lora, "--lora")
+    with _nothing_left(out, keep=before is not None):
+        code = saver.save(report.model, {})  # fail before hours of training, not after
+        results = ConvertResults.open(out, settings.to_dict(), {}, resume=before is not None)
+        results.set(plan={layer.name: KEEP if layer.now is None else dict(layer.options) for layer in report.layers})
+        if data is not None:
+            _learn(report, source, data, settings, out / CHECKPOINTS, resume, progress, say)
+        report.model.eval()
+        say("Measuring.")
+        measured = assess(report, inputs, seconds=settings.seconds, lengths=settings.lengths)
     notes = _notes(settings, source, data, code)
     about = {**results.content, "data": None if data is None else data.to_dict(), "notes": notes, "code": code}
-    saver.save(report.model, {**measured.to_dict(), "data": about["data"], "notes": notes})
+    names = class_names(host, data)
+    saver.save(report.model, {**measured.to_dict(), "data": about["data"], "notes": notes, "classes": names})
     saver.accompany(source.folder, host)
     name = Path(settings.model).name
     title = f"{name} with {' and '.join(dict.fromkeys(layer.now for layer in report.layers if layer.now))}"
-    about |= {"finished": True, "language": saver.language}
-    measured.write(out, title=title, card=_card(data, title, report.accuracy, saver), about=about)
+    about |= {"finished": True, "trained": source.trained, "language": saver.language}
+    about["usage"] = usage(source, host, data, inputs, saver, code)._asdict()
+    last = next((report.accuracy[stage] for stage in RESULT if stage in report.accuracy), None)
+    card = metadata(settings, source, data, title, last, saver)
+    measured.write(out, title=title, card=card, about=about)
     shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
     return [
         str(measured),
         *notes,
         f"The model, report.html and README.md (the model card) are in {out}. {saver.loading(code)}",
+        *_pushed(settings, out),
     ]
+
+
+def _load(settings: Settings) -> Source:
+    """The model, with a head and an image size that fit the options and the data."""
+    named = settings.model.partition("/")[0] in SIZES and not Path(settings.model).is_dir()
+    count = settings.classes
+    if named and settings.data is not None:
+        count = _count(settings)
+    source = load_model(settings.model, settings.weights, classes=count, size=settings.image_size, trust=settings.trust)
+    if reads_text(source.model):
+        if settings.classes is not None:
+            raise OptionError("--classes", settings.classes, "no classes for a text model", "Leave it out.")
+    elif not named:
+        names = None
+        if settings.data is not None:
+            count, names = _count(settings), class_folders(settings.data)
+        source = refit(source, count, settings.image_size, names, asked=settings.classes is not None)
+    if any(settings.epochs) and not source.trained and not settings.from_scratch:
+        got = f"{settings.model} with untrained weights, which have nothing to teach"
+        cure = "Pass --weights FILE, or --from-scratch to train on the labels alone."
+        raise OptionError("--distill-epochs", got, "a model with trained weights", cure)
+    if settings.from_scratch and source.trained:
+        got = f"{settings.model}, whose weights are trained"
+        raise OptionError("--from-scratch", got, "a model with untrained weights", "Leave --from-scratch out.")
+    return source
+
+
+def _count(settings: Settings) -> int:
+    """The number of classes of the data. Raises OptionError where --classes says another."""
+    assert settings.data is not None
+    count = len(class_folders(settings.data))
+    if settings.classes not in (None, count):
+        got = f"{settings.classes}, and {settings.data} has {count} classes"
+        raise OptionError("--classes", got, "as many classes as the data has", "Leave it out.")
+    return count
+
+
+@contextmanager
+def _nothing_left(out: Path, *, keep: bool) -> Iterator[None]:
+    """Remove what this run has written to `out` if it is refused before its first checkpoint."""
+    existed = out.is_dir()
+    held = {path.name for path in out.iterdir()} if existed else set()
+    try:
+        yield
+    except PolymixError:
+        if not keep and not any((out / CHECKPOINTS).rglob("*.ckpt")):
+            for path in out.iterdir() if out.is_dir() else ():
+                if path.name not in held:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+            if not existed and out.is_dir():
+                out.rmdir()
+        raise
+
+
+def _pushed(settings: Settings, out: Path) -> list[str]:
+    """Upload the folder if that was asked for; the sentence that says so."""
+    if settings.push_to_hub is None:
+        return []
+    return [f"Uploaded to {push_to_hub(out, settings.push_to_hub)}."]
 
 
 def _open_data(settings: Settings, source: Source) -> Data:
@@ -113,13 +190,6 @@ def _inputs(settings: Settings, source: Source, host: nn.Module, data: Data | No
     return inputs
 
 
-def _card(data: Data | None, title: str, accuracy: Mapping[str, float], saver: Saver) -> dict[str, Any]:
-    """Metadata for the model card: the library that loads the model, and its result on the data held back."""
-    last = next((accuracy[name] for name in ("distilled", "imitated", "converted") if name in accuracy), None)
-    library = {"library_name": "transformers", "pipeline_tag": "text-generation"} if saver.language else {}
-    return {**library, **({} if data is None else data.card(title, last))}
-
-
 def _recommended(
     host: nn.Module, inputs: Any, settings: Settings, before: dict[str, Any] | None, say: Callable[[str], None]
 ) -> dict[str, Any]:
@@ -136,35 +206,60 @@ def _recommended(
     return dict(plan)
 
 
-def _distil(
-    report: ConversionReport, data: Data, settings: Settings, folder: Path, resume: bool, say: Callable[[str], None]
-) -> None:
-    """Distil the model. Without epochs, measure the accuracy before and after the conversion."""
-    from polymix.tasks.distill import distill, metrics
+def _learn(
+    report: ConversionReport, source: Source, data: Data, settings: Settings, folder: Path, resume: bool,
+    progress: Progress | None, say: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Fit a new head, then distil the model. Without epochs, measure the accuracy before and after the conversion.
+
+    The accuracy of untrained weights is not measured: it says nothing about the conversion.
+    """
+    from polymix.tasks.distill import distill, fit_head, metrics
 
     imitate, tune = settings.epochs
-    if imitate or tune:
-        say(f"Distilling on {data.size}: {imitate} + {tune} epochs.")
     train, held_back = data.loaders(settings.batch or data.batch)
-    distill(
-        report, train, val=held_back, metric=getattr(metrics, data.metric), imitate_epochs=imitate, epochs=tune,
-        out=folder, resume=resume, device=settings.device, seed=settings.seed,
-    )  # fmt: skip
+    if source.loaded.new_head:
+        say(f"Fitting the new head on {data.size}.")
+        layers = list(dict.fromkeys(name.rpartition(".")[0] for name in source.loaded.new_head))
+        with torch.random.fork_rng(devices=[]), report.former() as host:
+            torch.manual_seed(settings.seed)
+            fit_head(host, train, layers=layers, device=settings.device)
+    if imitate or tune:
+        how = "Training from scratch" if settings.from_scratch else "Distilling"
+        say(f"{how} on {data.size}: {imitate} + {tune} epochs.")
+    if source.trained or tune:
+        distill(
+            report, train, val=held_back, metric=getattr(metrics, data.metric), imitate_epochs=imitate, epochs=tune,
+            teacher=0.0 if settings.from_scratch else 1.0, out=folder, resume=resume, device=settings.device,
+            precision=PRECISION[settings.precision], lora=settings.lora, seed=settings.seed, progress=progress, say=say,
+        )  # fmt: skip
+    if not source.trained:
+        report.accuracy = {"trained": report.accuracy["distilled"]} if tune else {}
 
 
 def _notes(settings: Settings, source: Source, data: Data | None, code: str | None) -> list[str]:
     """Sentences about the model for report and card. code: the user code that builds the model, if any."""
+    imitate, tune = settings.epochs
     notes = [] if source.trained else [FRESH]
-    if any(settings.epochs):
-        imitate, tune = settings.epochs
+    if settings.from_scratch:
+        notes = [f"The model was trained from scratch for {plural(tune, 'epoch')}, on the labels alone."]
+    elif imitate or tune:
+        learned = "the whole model" if settings.lora is None else f"a term of rank {settings.lora} for every matrix"
         notes.append(
-            f"After the conversion it was trained for {_epochs(imitate)} in which each mixer imitated its attention, "
-            f"and {_epochs(tune)} in which the whole model learned from labels and from the original model."
+            f"After the conversion it was trained for {plural(imitate, 'epoch')} in which each mixer imitated its "
+            f"attention, and {plural(tune, 'epoch')} in which {learned} learned from labels and from the original "
+            f"model{'' if settings.lora is None else ' (LoRA, merged afterwards)'}."
         )
     elif source.trained:
         notes.append(
             "The mixers have not been trained since they replaced attention. Distil the model before you use it."
         )
+    notes += [str(source.loaded)] if str(source.loaded) else []
+    if source.loaded.new_head:
+        fitted = "It was fitted to the training images by logistic regression on the original model's features."
+        notes[-1] += f" {'Train it: its outputs mean nothing yet.' if data is None else fitted}"
+    if PRECISION[settings.precision] != "float32":
+        notes.append(f"It was trained in mixed precision ({PRECISION[settings.precision]}).")
     notes += [] if data is None else data.notes()
     if source.unused:
         names = ", ".join(source.unused[:3]) + " …" * (len(source.unused) > 3)
@@ -172,10 +267,6 @@ def _notes(settings: Settings, source: Source, data: Data | None, code: str | No
     if code is not None:
         notes.append(f"The model is built by user code, {code}. Read that code, then load the model with trust=True.")
     return notes
-
-
-def _epochs(count: int) -> str:
-    return f"{count} epoch{'s' * (count != 1)}"
 
 
 # The folder of results
@@ -196,10 +287,7 @@ def earlier_run(folder: Path, settings: Mapping[str, Any], *, resume: bool) -> d
         OptionError, ResultsError: the folder holds other files, a run while `resume` is off, or a run with other
             settings.
     """
-    if folder.exists() and not folder.is_dir():
-        raise OptionError(
-            "--out", f"{folder}, which is a file", "a folder, which may exist already", "Choose another name."
-        )
+    check_folder(folder)
     held = sorted(path.name for path in folder.iterdir() if path.name[0] != ".") if folder.is_dir() else []
     if not held:
         return None

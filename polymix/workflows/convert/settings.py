@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from polymix._io import check_device
 from polymix.convert.plan import KEEP, config_of, pattern_of, resolve
-from polymix.errors import OptionError, check_choice, check_int
+from polymix.convert.positions import POSITIONS
+from polymix.errors import OptionError, check_choice, check_int, check_number, check_seed
+from polymix.limits import LONGEST, check_memory
+from polymix.workflows.convert.hub import check_repo
 
 RECOMMEND = "recommend"
-_MEASURING = ("seconds", "lengths", "trust")  # the converted model does not depend on these
+PRECISION = {  # by the names of polymix.distill, and by Lightning's
+    "float32": "float32", "bfloat16": "bfloat16", "float16": "float16", "32-true": "float32", "bf16-mixed": "bfloat16",
+    "16-mixed": "float16",
+}  # fmt: skip
+# The converted model does not depend on these.
+_BESIDE = ("seconds", "lengths", "trust", "license", "base_model", "push_to_hub")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,38 +34,55 @@ class Settings:
     plan: str = "padre"
     mixer: str | None = None
     weights: str | None = None
+    classes: int | None = None
     data: str | None = None
     image_size: int | None = None
     tokens: int | None = None
     batch: int | None = None
     distill_epochs: int = 0
     imitate_epochs: int | None = None
+    from_scratch: bool = False
+    precision: str = "float32"
+    lora: int | None = None
     init: str = "inherit"
     windows: str = "keep"
+    positions: str | None = None
+    multi_scale: bool = True
     keep_host: bool = False
     device: str = "cpu"
     seed: int = 0
     seconds: float = 20.0
     lengths: tuple[float, ...] = (0.25, 1, 4, 16)
     trust: bool = False
+    license: str | None = None
+    base_model: str | None = None
+    push_to_hub: str | None = None
 
     def check(self) -> str | dict[str, str]:
         """Check everything that needs no model; return the plan."""
-        for name, low in (("image_size", 1), ("tokens", 1), ("batch", 1), ("imitate_epochs", 0)):
+        for name, low in (
+            ("image_size", 1), ("tokens", 1), ("batch", 1), ("imitate_epochs", 0), ("classes", 2), ("lora", 1),
+        ):  # fmt: skip
             if getattr(self, name) is not None:
                 check_int("--" + name.replace("_", "-"), getattr(self, name), low)
         check_int("--distill-epochs", self.distill_epochs, 0)
-        check_int("--seed", self.seed, 0)
+        check_seed("--seed", self.seed)
         check_choice("--init", self.init, ("inherit", "fresh"))
         check_choice("--windows", self.windows, ("keep", "merge"))
+        check_choice("--positions", self.positions, (None, *POSITIONS))
+        check_choice("--multi-scale", self.multi_scale, (True, False))
         check_choice("--keep-host", self.keep_host, (True, False))
         check_device(self.device, "--device")
-        if not self.seconds > 0 or not self.lengths or min(self.lengths) <= 0:
-            raise OptionError("--seconds, --lengths", (self.seconds, self.lengths), "numbers above 0", "")
-        if self.data is None and (self.distill_epochs or self.imitate_epochs):
-            raise OptionError(
-                "--distill-epochs, --imitate-epochs", "epochs without data", "0 epochs", "Pass --data DIR."
-            )
+        check_number("--seconds", self.seconds, 1e-6, 1e9, "a number above 0", 20)
+        if not self.lengths or not all(0 < length <= 1e6 for length in self.lengths):
+            allowed = "multiples above 0 of the layers' own length"
+            raise OptionError("--lengths", self.lengths, allowed, "Try --lengths 0.25,1,4.")
+        size, batch = self.image_size or 1, self.batch or 1
+        check_memory("--image-size, --batch", f"{batch:,} images of {size:,} × {size:,} pixels", 12 * batch * size**2)
+        check_int("--tokens", self.tokens or 1, 1, LONGEST)
+        check_memory("--tokens, --batch", f"{batch:,} × {self.tokens or 1:,} tokens", 8 * batch * (self.tokens or 1))
+        self._check_training()
+        self._check_card()
         if self.mixer is not None and not pattern_of(self.plan):
             got = f"{self.mixer} with --plan {self.plan}, which names its mixers itself"
             raise OptionError("--mixer", got, "a pattern such as --plan 1:1", "Leave one of the two out.")
@@ -68,6 +94,38 @@ class Settings:
             resolve(plan, [str(place) for place in range(1000)], self.filling)
         return plan
 
+    def _check_training(self) -> None:
+        trains = bool(self.distill_epochs or self.imitate_epochs)
+        if self.data is None and trains:
+            raise OptionError(
+                "--distill-epochs, --imitate-epochs", "epochs without data", "0 epochs", "Pass --data DIR."
+            )
+        check_choice("--precision", self.precision, PRECISION)
+        if PRECISION[self.precision] == "float16" and self.device.startswith("cpu"):
+            got = f"{self.precision} on a CPU"
+            raise OptionError("--precision", got, "float32 or bf16-mixed", "Pass --precision bf16-mixed.")
+        for option, given, needed in (
+            ("--precision", PRECISION[self.precision] != "float32", trains),
+            ("--from-scratch", self.from_scratch, self.distill_epochs > 0),
+            ("--lora", self.lora is not None, self.distill_epochs > 0),
+        ):  # fmt: skip
+            if given and not needed:
+                raise OptionError(option, "it without training", "--distill-epochs of at least 1", "Or leave it out.")
+        if self.from_scratch and (self.imitate_epochs or self.lora is not None):
+            option = "--imitate-epochs" if self.imitate_epochs else "--lora"
+            got = f"{option} with --from-scratch, and an untrained model has nothing to imitate or to keep"
+            raise OptionError(option, got, "one of the two", f"Leave {option} out.")
+
+    def _check_card(self) -> None:
+        for option, text, form, example in (
+            ("--license", self.license, r"[a-z0-9][a-z0-9.-]*", "apache-2.0"),
+            ("--base-model", self.base_model, r"[\w.-]+(/[\w.-]+)?", "timm/vit_small_patch16_224"),
+        ):
+            if text is not None and not re.fullmatch(form, text):
+                raise OptionError(option, repr(text), f"an id of the Hugging Face Hub, such as {example}", "")
+        if self.push_to_hub is not None:
+            check_repo(self.push_to_hub, "--push-to-hub")
+
     @property
     def filling(self) -> str:
         """The mixer that a pattern inserts."""
@@ -76,11 +134,12 @@ class Settings:
     @property
     def epochs(self) -> tuple[int, int]:
         """Epochs of imitation and of fine-tuning."""
-        imitate = int(self.distill_epochs > 0) if self.imitate_epochs is None else self.imitate_epochs
+        usual = int(self.distill_epochs > 0 and not self.from_scratch)
+        imitate = usual if self.imitate_epochs is None else self.imitate_epochs
         return imitate, self.distill_epochs
 
     def to_dict(self) -> dict[str, Any]:
-        values = {name: value for name, value in asdict(self).items() if name not in _MEASURING}
+        values = {name: value for name, value in asdict(self).items() if name not in _BESIDE}
         for name in ("weights", "data"):
             path = None if values[name] is None else Path(values[name])
             values[name] = str(path.resolve()) if path is not None and path.exists() else values[name]

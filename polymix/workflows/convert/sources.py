@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
-from polymix._io import call_function, one_line
-from polymix.convert import load_pretrained
-from polymix.convert.adapters.libraries import LIBRARIES, load_library, local_files
-from polymix.convert.saving.files import load_safetensors
-from polymix.convert.saving.rebuild import shape
+from polymix._io import call_function, one_line, read_json
+from polymix.convert import Adapter, load_pretrained
+from polymix.convert.adapters.libraries import LIBRARIES, library_of, load_library, local_files
+from polymix.convert.model_recipes import decode
+from polymix.convert.weights import LoadedWeights, fill, head_of, read_state, saved_classes
 from polymix.errors import OptionError, PolymixError, nearest_first
+from polymix.limits import bounded, check_counts, check_model
+from polymix.workflows.convert.inputs import patch_size, pixels, reads_text
 
 ALLOWED = "timm/NAME, torchvision/NAME, a folder saved by polymix, transformers or timm, or file.py:function"
+_CLASSIFIER = "ForImageClassification"
 SIZES = {"timm": "img_size", "torchvision": "image_size"}  # the library's argument for the image size
-_WRAPPERS = ("module.", "_orig_mod.")  # prefixes of nn.DataParallel and of torch.compile
-_WEIGHTS = "a state dict, in a .safetensors file or written by torch.save"
 
 
 class Source(NamedTuple):
     """A loaded model.
 
     input: an input of the model, if one came with it. trained: whether its weights are trained, as far as is known.
-    folder: where it was loaded from. unused: weights in that folder that the model does not have.
+    folder: where it was loaded from. unused: weights in that folder that the model does not have. loaded: what was
+    changed to fit the weights to the classes and the image size.
     """
 
     model: nn.Module
@@ -37,6 +37,7 @@ class Source(NamedTuple):
     trained: bool = True
     folder: Path | None = None
     unused: tuple[str, ...] = ()
+    loaded: LoadedWeights = LoadedWeights()
 
 
 def load_model(
@@ -47,10 +48,11 @@ def load_model(
     Args:
         name: timm/NAME, torchvision/NAME, a folder, or file.py:function.
         weights: file with a state dict for it.
-        classes, size: number of classes and image size of a model by name.
+        classes, size: number of classes and image size of a model by name. With weights for others the head is new,
+            and learned positions are interpolated.
         trust: run the user code that a folder of polymix names.
     """
-    state = {} if weights is None else read_state(Path(weights))
+    state, key = ({}, "") if weights is None else read_state(Path(weights))
     library, _, rest = name.partition("/")
     try:
         if ".py:" in name:
@@ -72,8 +74,75 @@ def load_model(
         raise type(error)("--model", error.got, error.allowed, error.cure) from error
     if weights is None:
         return source
-    fill(source.model, state, weights)
-    return source._replace(trained=True)
+    loaded = fill(source.model, state, weights, adapt=not reads_text(source.model), key=key)
+    return source._replace(trained=True, loaded=loaded)
+
+
+def refit(
+    source: Source, classes: int | None, size: int | None, labels: Sequence[str] | None = None, *, asked: bool = False
+) -> Source:
+    """The image classifier of a folder of timm or transformers for other classes or another image size.
+
+    Its head becomes new where the number of classes differs, and its learned positions are interpolated. Other models
+    are returned as they are.
+
+    Raises:
+        OptionError: `asked`, the user's explicit number of classes, cannot be had from this model.
+    """
+    model, head = source.model, head_of(source.model)
+    own = None if head is None else head[1].out_features
+    library = library_of(type(model))
+    known = library == "timm" or (library == "transformers" and _CLASSIFIER in type(model).__name__)
+    if source.folder is None or not known or any(isinstance(part, Adapter) for part in model.modules()):
+        if asked and classes != own:
+            got = f"{classes} for {type(model).__name__}" + ("" if own is None else f" with {own}")
+            cure = "Leave it out. First give the model another head: in your function, or before its conversion."
+            raise OptionError("--classes", got, "a model by name, or an image classifier in a folder", cure)
+        return source
+    classes = None if classes == own else classes
+    size = None if size is None or pixels(model) in (None, (size, size)) else size
+    if classes is None and size is None:
+        return source
+    if library == "transformers":
+        other = _transformers_for(model, classes, size, labels)
+    else:
+        other = _timm_for(model, classes, size)
+    loaded = fill(other, model.state_dict(), str(source.folder), adapt=True, argument="--model")
+    return source._replace(model=other, loaded=loaded)
+
+
+def _transformers_for(model: Any, classes: int | None, size: int | None, labels: Sequence[str] | None) -> Any:
+    config = copy.deepcopy(model.config)
+    patch = patch_size(model)
+    if size is not None:
+        if patch is not None and size % patch:
+            allowed = f"a multiple of the patch size, {patch}"
+            raise OptionError("--image-size", size, allowed, f"Try {max(1, round(size / patch)) * patch}.")
+        config.image_size = size
+    if classes is not None:
+        names = labels or [f"LABEL_{i}" for i in range(classes)]
+        config.id2label = dict(enumerate(names))
+        config.label2id = {name: i for i, name in enumerate(names)}
+    with quiet():
+        return type(model)(config)
+
+
+def _timm_for(model: Any, classes: int | None, size: int | None) -> Any:
+    adapters = LIBRARIES["timm"].load_adapters()
+    recipe = next(adapters.read_recipes(model))
+    kwargs = decode(recipe["kwargs"])
+    stated = dict(model.pretrained_cfg)
+    if classes is not None:
+        kwargs["num_classes"] = stated["num_classes"] = classes
+    if size is not None:
+        kwargs["img_size"], stated["input_size"] = size, (stated.get("input_size", (3,))[0], size, size)
+    try:
+        other = adapters.build_model(recipe, kwargs)
+    except Exception as error:  # whatever timm raises for a size
+        got = f"{size} for {recipe['name']}, which fails with {one_line(error)[:300]}"
+        raise OptionError("--image-size", got, "a size that the model can be built for", "") from error
+    other.pretrained_cfg = stated
+    return other
 
 
 def _function(name: str) -> Source:
@@ -87,19 +156,24 @@ def _function(name: str) -> Source:
 
 def _folder(folder: Path, trust: bool) -> Source:
     """The model that polymix, timm or transformers saved in a folder."""
-    config = folder / "config.json"
-    try:
-        content = json.loads(config.read_text("utf-8"))
-        architecture, kinds = content.get("architecture"), content.get("architectures")
-    except (OSError, ValueError, AttributeError) as error:
-        raise OptionError("--model", f"{folder}, whose config.json cannot be read ({error})", ALLOWED, "") from error
+    content = read_json(folder / "config.json", OptionError, "--model", ALLOWED, "Fetch or save it again.")
+    if not isinstance(content, dict):
+        got = f"{folder}, whose config.json holds a {type(content).__name__}"
+        raise OptionError("--model", got, ALLOWED, "Fetch or save it again.")
+    check_counts(content, "--model", str(folder))
+    architecture, kinds = content.get("architecture"), content.get("architectures")
+    for name, value, usual in (("architecture", architecture, str), ("architectures", kinds, list)):
+        if value is not None and not (isinstance(value, usual) and all(isinstance(part, str) for part in value)):
+            got = f"{folder}, whose config.json has {name}={str(value)[:60]!r}"
+            raise OptionError(
+                "--model", got, "a name" if usual is str else "a list of names", "Fetch or save it again."
+            )
     if content.get("library_name") == "polymix":
         return Source(load_pretrained(folder, trust=trust))
     kept = any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin"))
     try:
         if architecture is not None:
-            options = {"pretrained": kept, "num_classes": content.get("num_classes")}
-            return Source(load_library("timm").create_model(f"local-dir:{folder.resolve()}", **options), trained=kept)
+            return _timm(folder, content.get("num_classes"), kept)
         if kinds:
             return _transformers(folder, kinds[0], kept)
     except PolymixError:
@@ -110,6 +184,18 @@ def _folder(folder: Path, trust: bool) -> Source:
     raise OptionError("--model", f"{folder}, whose config.json names no architecture", ALLOWED, "")
 
 
+def _timm(folder: Path, classes: Any, kept: bool) -> Source:
+    """A folder that timm saved."""
+
+    def build(pretrained: bool) -> nn.Module:
+        create: Any = load_library("timm").create_model
+        return create(f"local-dir:{folder.resolve()}", pretrained=pretrained, num_classes=classes)
+
+    check_model(lambda: build(False), "--model", str(folder))
+    with bounded("--model", str(folder)):
+        return Source(build(kept), trained=kept)
+
+
 def _transformers(folder: Path, architecture: str, kept: bool) -> Source:
     transformers = load_library("transformers")
     kind: Any = getattr(transformers, architecture, None)
@@ -117,9 +203,11 @@ def _transformers(folder: Path, architecture: str, kept: bool) -> Source:
         got = f"{folder}, of the architecture {architecture}"
         raise OptionError("--model", got, "an architecture of transformers", "Code in the folder is not run.")
     with quiet():
+        config = kind.config_class.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        check_model(lambda: kind(copy.deepcopy(config)), "--model", str(folder))
         if not kept:
-            config = kind.config_class.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-            return Source(kind(config), trained=False)
+            with bounded("--model", str(folder)):
+                return Source(kind(config), trained=False)
         model, found = kind.from_pretrained(
             folder,
             local_files_only=True,
@@ -141,14 +229,14 @@ def build_by_name(
 ) -> nn.Module:
     """A model of timm or torchvision with untrained weights.
 
-    size: of the images, where the model has that option. classes: of the head; with a `state`, as many as there.
+    size: of the images, where the model has that option. classes: of the head; None: as many as in `state`.
     """
     models: Any = load_library("timm" if library == "timm" else "torchvision.models")
     if not (models.is_model(name) if library == "timm" else name in models.list_models()):
         known = ", ".join(nearest_first(name, models.list_models())[:5])
         raise OptionError("--model", f"{library}/{name}", f"a model of {library}, such as {known}", "")
-    model = _built(library, name, None if state else classes, size)
-    saved = classes_of(model, state)
+    model = _built(library, name, classes, size)
+    saved = None if classes is not None else saved_classes(model, state)
     return model if saved is None else _built(library, name, saved, size)
 
 
@@ -156,11 +244,20 @@ def _built(library: str, name: str, classes: int | None, size: int | None) -> nn
     options = {} if classes is None else {"num_classes": classes}
     sized = options if size is None else {**options, SIZES[library]: size}
     build, recipe = LIBRARIES[library].load_adapters().build_model, {"library": library, "name": name}
+    argument, what = (
+        ("--model", f"{library}/{name}") if size is None else ("--image-size", f"{name} for {size:,} pixels")
+    )
+
+    def made(options: dict[str, Any]) -> Any:
+        check_model(lambda: build(recipe, options), argument, what)
+        with bounded(argument, what):
+            return build(recipe, options)
+
     try:
         try:
-            model = build(recipe, sized)
+            model = made(sized)
         except TypeError:  # it has no such option: it takes images of any size
-            model = build(recipe, options)
+            model = made(options)
     except PolymixError:
         raise
     except Exception as error:  # whatever a library raises for a tag or a size that does not exist
@@ -181,56 +278,3 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.set_verbosity(level)
-
-
-# Files of weights
-
-
-def read_state(path: Path) -> dict[str, Tensor]:
-    """The state dict in a file, or under "state_dict" or "model" in it. No code in the file is run."""
-    if not path.is_file():
-        raise OptionError("--weights", path, "an existing file", "Check the path.")
-    try:
-        if path.suffix == ".safetensors":
-            state: Any = load_safetensors().torch.load_file(path)
-        else:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-    except UnpicklingError as error:
-        got = f"{path}, which holds more than weights, or was not written by torch.save"
-        cure = "Save model.state_dict()."
-        raise OptionError("--weights", got, _WEIGHTS, cure) from error
-    except Exception as error:  # whatever they raise for a damaged file
-        got = f"{path}, which cannot be read ({' '.join(str(error).split('.')[0].split())})"
-        raise OptionError("--weights", got, _WEIGHTS, "Fetch it again, or save model.state_dict().") from error
-    for key in ("state_dict", "model"):
-        state = state[key] if isinstance(state, Mapping) and isinstance(state.get(key), Mapping) else state
-    if not isinstance(state, Mapping) or not state or not all(isinstance(value, Tensor) for value in state.values()):
-        raise OptionError("--weights", f"{path}, which holds no state dict", _WEIGHTS, "Save model.state_dict().")
-    for prefix in _WRAPPERS:
-        if all(key.startswith(prefix) for key in state):
-            state = {key.removeprefix(prefix): value for key, value in state.items()}
-    return dict(state)
-
-
-def classes_of(model: nn.Module, state: Mapping[str, Tensor]) -> int | None:
-    """The number of classes in a state dict, where it differs from the model's."""
-    name, head = next(((n, p) for n, p in reversed([*model.named_modules()]) if isinstance(p, nn.Linear)), ("", None))
-    saved = state.get(f"{name}.weight")
-    other = head is not None and saved is not None and saved.ndim == 2 and len(saved) != head.out_features
-    return len(saved) if other and saved is not None else None
-
-
-def fill(model: nn.Module, state: Mapping[str, Tensor], path: str) -> None:
-    """Load a state dict into the model. Raises OptionError unless it has exactly the model's weights."""
-    own = model.state_dict()
-    missing, foreign = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
-    wrong = [key for key in own.keys() & state.keys() if shape(own[key]) != shape(state[key])]
-    if missing or foreign or wrong:
-        parts = [f"{len(missing)} missing, such as {missing[0]}"] if missing else []
-        parts += [f"{len(foreign)} unknown, such as {foreign[0]}"] if foreign else []
-        parts += [f"{key} of shape {shape(state[key])} instead of {shape(own[key])}" for key in sorted(wrong)[:1]]
-        got, allowed = f"{path}: {'; '.join(parts)}", f"the weights of this {type(model).__name__}"
-        raise OptionError(
-            "--weights", got, allowed, "Check --model. A converted model is a folder: pass that as --model."
-        )
-    model.load_state_dict(state)

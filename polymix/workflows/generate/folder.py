@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import json
+import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import polymix.models.language  # noqa: F401  # first: it cures torchvision, and registers our classes
-from polymix._io import DTYPES, one_line
+from polymix._io import DTYPES, one_line, read_json
 from polymix.convert import load_pretrained
 from polymix.convert.adapters.libraries import local_files
 from polymix.errors import DataError, PolymixError, check_choice
+from polymix.limits import check_counts, check_model
 
-from transformers import AutoModelForCausalLM, AutoTokenizer  # isort: skip
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # isort: skip
 
 FOLDER = "a folder of a causal language model, as save_pretrained writes it"
 
@@ -37,11 +39,18 @@ def load(folder: str | Path, *, device: str = "cpu", dtype: str | None = None, t
         raise DataError("folder", f"{folder}, which has no config.json", FOLDER, cure)
     tokenizer = load_tokenizer(folder, trust)
     wanted = None if dtype is None else getattr(torch, dtype)
+    content = read_json(folder / "config.json", DataError, "folder", FOLDER, "Fetch or save it again.")
+    if not isinstance(content, dict):
+        raise DataError("folder", f"{folder}, whose config.json holds a {type(content).__name__}", FOLDER, "")
+    check_counts(content, "folder", str(folder))
     try:
-        if json.loads((folder / "config.json").read_text("utf-8")).get("library_name") == "polymix":
+        if content.get("library_name") == "polymix":
             model: Any = load_pretrained(folder, device=device, dtype=wanted, trust=trust)
         else:
             with local_files():
+                config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust)
+                build = partial(AutoModelForCausalLM.from_config, copy.deepcopy(config), trust_remote_code=trust)
+                check_model(build, "folder", str(folder), "Use a smaller model.")
                 model = AutoModelForCausalLM.from_pretrained(
                     folder, local_files_only=True, dtype=wanted or "auto", trust_remote_code=trust
                 )

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from polymix._io import check_device
 from polymix.compat import cure_torchvision
-from polymix.errors import DataError, OptionError, ShapeError, check_int, check_number
+from polymix.errors import DataError, OptionError, ShapeError, check_int, check_number, check_seed
+from polymix.limits import LONGEST
 
 cure_torchvision()  # before transformers, which imports it
 from transformers import TextStreamer  # noqa: E402
@@ -56,9 +57,10 @@ class Settings:
     stream: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("max_new_tokens", 1), ("top_k", 1), ("beams", 1), ("num", 1), ("seed", 0)):
+        for name, least in (("max_new_tokens", 1), ("top_k", 1), ("beams", 1), ("num", 1)):
             if getattr(self, name) is not None:
-                check_int(name, getattr(self, name), least)
+                check_int(name, getattr(self, name), least, LONGEST)
+        check_seed("seed", self.seed)
         check_number("temperature", self.effective_temperature, 0.0, math.inf, "a number of at least 0", 0.8)
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise OptionError("top_p", self.top_p, "a share above 0 and up to 1", "Pass top_p=0.9, say.")

@@ -2,7 +2,7 @@
 
 run     the measurement, layer by layer
 layers  the attention layers of a model, and what each is called with
-decide  when a candidate is worth it
+decide  which candidate is worth it, by the rule of workflows/verdict
 advice  the answer, as a table, sentences and JSON
 """
 

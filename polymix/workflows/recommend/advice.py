@@ -14,8 +14,9 @@ from polymix.measure.shapes import Shape
 from polymix.measure.timing import Timing
 from polymix.mixers import MixerConfig
 from polymix.mixers.spec import parse_mixer
-from polymix.workflows.numbers import figure, plural, speedup
-from polymix.workflows.recommend.decide import choose, fastest, gain, wins_from
+from polymix.numbers import figure, plural, speedup
+from polymix.workflows.recommend.decide import choose, fastest, gain, verdict
+from polymix.workflows.verdict import OPEN, Verdict, span, wins_from
 
 SPEED_ALONE = (
     "Speed says nothing about accuracy: a replaced layer is untrained. `polymix compare` trains with each mixer and "
@@ -111,6 +112,7 @@ class LayerAdvice:
             "mixer": self.mixer, "options": self.options, "gain": self.gain, "low": self.low, "high": self.high,
             "attention": milliseconds(self.attention), "candidates": [it.to_dict() for it in self.candidates],
             "lengths": {str(tokens): won for tokens, won in self.lengths.items()}, "wins_from": self.wins_from,
+            "verdict": self.verdict.to_dict(),
         }  # fmt: skip
 
     def __str__(self) -> str:
@@ -121,14 +123,18 @@ class LayerAdvice:
             rows.append(_row(it.mixer, it.timing, it.reason or "", _times(*ratio) if ratio else ""))
         return "\n".join([*_wrap(f"{self.shape}"), *names, *rows, *_wrap("→ " + self._verdict())])
 
+    @property
+    def verdict(self) -> Verdict:
+        """What to do, why, and the sentence that says so."""
+        return verdict(self.attention, self.candidates, self.shape.tokens)
+
     def _verdict(self) -> str:
         if self.chosen is None:
-            return "keep attention" + ("" if self.gains else ": no candidate can replace it")
+            return self.verdict.sentence
         verdict = f"replace: {self.code}"
         verdict += ", called with causal=True" if self.shape.causal and "causal" not in self.options else ""
         if len(self.lengths) > 1:
-            counts = ", ".join(f"{tokens:,}" for tokens in sorted(self.lengths))
-            verdict += f"; it wins from {self.wins_from:,} tokens on (measured at {counts})" if self.wins_from else ""
+            verdict += f"; it wins {span(self.lengths)}"
         return verdict
 
 
@@ -208,6 +214,8 @@ class Recommendation:
         """One sentence for the whole model or all shapes, or two."""
         replaced = self.replaced
         if not replaced:
+            if any(layer.verdict.action == OPEN for layer in self.layers):
+                return "The choice is open: no candidate is clearly faster, but the runs vary too much to be sure."
             return "Keep attention everywhere: at these shapes no candidate is clearly faster."
         mixers = ", ".join(dict.fromkeys(str(layer.mixer) for layer in replaced))
         calls = [max(1, len(layer.names)) for layer in self.layers]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from polymix._io import DTYPES, call_function, check_device, write_whole
+from polymix._io import DTYPES, call_function, check_device, check_folder, float_type, write_whole
 from polymix.convert.find import known_input
 from polymix.convert.tracing import call_of, mode, tensors
 from polymix.errors import OptionError, check_choice, check_int, check_number
@@ -48,11 +48,11 @@ def recommend(
 ) -> Recommendation:
     """Measure on this machine whether to replace attention, layer by layer, and with which mixer.
 
-    A candidate is recommended if its median is at least 5 % faster than attention's, and nine in ten of its runs are
-    faster than nine in ten of attention's. In a model, attention is the model's own layer, called as the model calls
-    it; for shapes it is polymix's softmax, PyTorch's fused kernel. Candidates are first checked at a small size, in
-    float64. Those that cannot do what the layer does (causal, a context, masks) are listed with the reason. Speed
-    says nothing about accuracy: `polymix compare` measures that.
+    A candidate is recommended if its median is at least 1.1 times as fast as attention's, and nine in ten of its
+    runs are faster than nine in ten of attention's. In a model, attention is the model's own layer, called as the
+    model calls it; for shapes it is polymix's softmax, PyTorch's fused kernel. Candidates are first checked at a
+    small size, in float64. Those that cannot do what the layer does (causal, a context, masks) are listed with the
+    reason. Speed says nothing about accuracy: `polymix compare` measures that.
 
     Args:
         model_or_shapes: a model with attention, or one shape or several: (tokens, dim), (batch, tokens, dim), or a
@@ -152,7 +152,7 @@ def _place(model: nn.Module | None, device: torch.device | str | None, dtype: An
     where = str(device if device is not None else "cpu" if weight is None else weight.device)
     check_device(where)
     kind = dtype if dtype is not None else torch.float32 if weight is None else weight.dtype
-    kind = getattr(torch, kind, kind) if isinstance(kind, str) else kind
+    kind = float_type(kind) or torch.float32
     check_choice("dtype", kind, [getattr(torch, name) for name in DTYPES])
     return where, kind
 
@@ -193,7 +193,7 @@ def _ids(given: Any) -> bool:
 def _threads(threads: int | None) -> Iterator[None]:
     before = torch.get_num_threads()
     if threads is not None:
-        check_int("threads", threads, 1)
+        check_int("threads", threads, 1, 4096)
         torch.set_num_threads(threads)
     try:
         yield
@@ -212,6 +212,10 @@ def run(shapes: Sequence[str], model: str | None, out: Path | None, **options: A
     if bool(shapes) == bool(model):
         got = "both --shape and --model" if model else "neither --shape nor --model"
         raise OptionError("--shape", got, "one of the two", "Try --shape 4096x192:heads=3.")
+    if out is not None:
+        check_folder(out.parent, "--json")
+        if out.is_dir():
+            raise OptionError("--json", f"{out}, which is a folder", "a file", "Name a file in it.")
     if model is None:
         answer = recommend([parse_shape(shape) for shape in shapes], **options)
     else:

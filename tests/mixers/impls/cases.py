@@ -22,6 +22,8 @@ GRIDS = {
     "2-D": {"grid": (5, 7), "degree": 3}, "2-D full": {"grid": (5, 7), "weight": "full", "constant": "full"},
     "3-D": {"grid": (2, 3, 5), "preset": "full"}, "2-D dilated": {"grid": (5, 7), "token": "depthwise:kernel=3:dilation=2"},
     "long": {"grid": (35, 1), "kernel_size": (5, 1)},
+    "prefix": {"grid": (5, 7), "num_prefix_tokens": 2, "degree": 3, "terms": (1, 3), "weight": "channel"},
+    "1-D prefix": {"grid": (35,), "num_prefix_tokens": 1, "bias": False},
 }  # fmt: skip
 POM = {
     "1": {"degree": 1}, "2": {}, "3": {"degree": 3, "reduction": "sum"}, "4": {"degree": 4}, "no bias": {"bias": False},
@@ -39,7 +41,8 @@ SA = {
     "depthwise": {"grid": (5, 7), "heads": 2, "head_mixing": "depthwise"},
     "depthwise mean": {"grid": (5, 7), "positions": "mean", "head_mixing": "depthwise"},
 }  # fmt: skip
-NL = {"1": {}, "2": {"reduction": 2}, "4": {"reduction": 4, "bias": False}}
+NL = {"1": {}, "2": {"reduction": 2}, "4": {"reduction": 4, "bias": False},
+      "outside": {"reduction": 2, "alpha_inside": False}}  # fmt: skip
 OPTIONS = {"padre": PADRE | GRIDS, "pom": POM, "qt": QT, "poly_sa": SA, "poly_nl": NL}
 CASES = {f"{name}: {case}": (name, options) for name, cases in OPTIONS.items() for case, options in cases.items()}
 MAIN = ["padre: 3", "pom: 2", "qt: compact 2", "poly_sa: mean", "poly_nl: 2"]

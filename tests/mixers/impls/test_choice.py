@@ -45,8 +45,7 @@ def test_blocked_asked_for_by_name_refuses_to_be_compiled(case):
 @torch.no_grad()
 def test_blocked_asked_for_by_name_refuses_masks_order_and_options():
     x, mask = tokens(2, 11, 12), padding(2, 11)
-    pom, qt, padre = (of(make(case), "blocked") for case in ("pom: 2", "qt: compact 2", "padre: 3"))
-    refuses(padre, "blocked", "does not take a mask", x, mask=mask)
+    pom, qt = (of(make(case), "blocked") for case in ("pom: 2", "qt: compact 2"))
     for kw in ({"causal": 3}, {"mask": mask[:, None].expand(2, 11, 11)}, {"segments": mask.long()}):
         refuses(pom, "blocked", "supports .* only", x, **kw)
     refuses(qt, "blocked", "supports non-causal attention only", x, causal=True)
@@ -57,7 +56,7 @@ def test_blocked_asked_for_by_name_refuses_masks_order_and_options():
         ("pom", {"groups": 2}), ("pom", {"rotary": "1d"}), ("poly_nl", {"order": 2}), ("poly_nl", {"order": "2+3"}),
         ("padre", {"heads": 2}), ("padre", {"normalize": "rms"}), ("padre", {"denominator": 1}),
         ("padre", {"basis": "legendre"}), ("padre", {"channel": "monarch:blocks=2"}), ("padre", {"token": "mean"}),
-        ("padre", {"grid": (11,), "num_prefix_tokens": 1, "kernel_size": 3}),
+        ("padre", {"token": "mean", "grid": (11,), "num_prefix_tokens": 1}),
     ):  # fmt: skip
         mixer = build(name, 12, impl="blocked", **options)
         refuses(mixer, "blocked", "supports .* only", tokens(2, 12, 12))

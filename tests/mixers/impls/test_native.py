@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import polymix
+from polymix.compat import cure_torchvision
 from polymix.ops.native.library import why_not
 from polymix.ops.shared import blocks
 from tests.helpers import build, close, tokens
@@ -18,7 +19,8 @@ NOT = {"padre: dilated", "padre: causal, dilated", "padre: 3-D", "padre: 2-D dil
 NOT |= {case for case in CASES if case.startswith("qt: full")}
 every_case = pytest.mark.parametrize("case", [case for case in CASES if case not in NOT])
 ZERO = {("qt: compact 0", "scale")}  # gradients of what cancels: rounding alone is left of them
-PADDED = ("pom: 2", "pom: 3", "qt: compact 2", "poly_sa: mean", "poly_nl: 1", "poly_nl: 2")
+PADDED = ("pom: 2", "pom: 3", "qt: compact 2", "poly_sa: mean", "poly_nl: 1", "poly_nl: 2", "padre: 3", "padre: causal",
+          "padre: 2-D", "padre: prefix", "padre: 1-D prefix")  # fmt: skip
 
 
 @every_case
@@ -67,7 +69,8 @@ def test_without_gradients_it_is_the_same(case):
 @pytest.mark.parametrize("case", PADDED)
 def test_padding_with_its_gradients(case):
     """A row of padding alone, too; what padding holds reaches nothing."""
-    x, mask, found = tokens(3, 35, 12), padding(3, 35), []
+    n, found = length(case), []
+    x, mask = tokens(3, n, 12), padding(3, n)
     for impl, dtype in (("native", torch.float32), ("eager", torch.float64)):
         mixer = of(make(case), impl).to(dtype)
         given = x.to(dtype).masked_fill(~mask.unsqueeze(-1), 1e3).requires_grad_()
@@ -90,11 +93,12 @@ def test_a_separate_context(case):
 @pytest.mark.parametrize("options", [
     {"grid": (37, 9), "degree": 3}, {"grid": (5, 40), "kernel_size": (3, 7)}, {"grid": (64, 3), "kernel_size": (13, 5)},
     {"grid": (2, 2)}, {"grid": (9, 9), "preset": "full", "degree": 3, "kernel_size": 5},
+    {"grid": (11, 7), "degree": 3, "num_prefix_tokens": 2},
 ])  # fmt: skip
 def test_what_no_allocator_keeps_goes_in_bands(options, kept, monkeypatch):
     """Bands of the grid, whose edges see their neighbours; the smallest are one row."""
     mixer = build("padre", 12, **options).float()
-    x = tokens(2, math.prod(options["grid"]), 12, dtype=torch.float32)
+    x = tokens(2, math.prod(options["grid"]) + options.get("num_prefix_tokens", 0), 12, dtype=torch.float32)
     (whole, wanted) = both(mixer, "native", x)
     monkeypatch.setattr(blocks, "KEPT", kept)
     (banded, _) = both(mixer, "native", x)
@@ -128,7 +132,6 @@ def test_second_derivatives():
 def test_what_it_refuses():
     x = tokens(2, 11, 12, dtype=torch.float32)
     mixer = of(make("padre: 3").float(), "native")
-    refuses(mixer, "native", "does not take a mask", x, mask=padding(2, 11))
     refuses(of(make("padre: 3"), "native"), "native", "float32", x.double())
     with torch.autocast("cpu", dtype=torch.bfloat16):
         refuses(mixer, "native", "autocast", x)
@@ -181,3 +184,16 @@ def test_a_small_model_learns_on_it():
             losses[-1].append(loss.item())
     assert losses[0] == pytest.approx(losses[1], rel=1e-3) and losses[0][-1] < 0.9 * losses[0][0]
     assert not math.isnan(losses[0][-1])
+
+
+def test_a_class_token_stops_no_layer_of_a_converted_model():
+    cure_torchvision()
+    timm = pytest.importorskip("timm", reason="untested: timm's models, without timm")
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, num_classes=3)
+    x = torch.randn(1, 3, 32, 32)
+    for mixer in ("padre", "padre:degree=3", "pom", "qt", "poly_nl"):
+        converted = polymix.convert(model, mixer, copy=True).model
+        for inference in (True, False):
+            with torch.inference_mode(inference):
+                layers = polymix.explain(converted, x)
+            assert [layer.impl for layer in layers] == ["native"] * 2, layers

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import polymix
-from polymix.errors import CapabilityError
+from polymix.errors import CapabilityError, OptionError
+from polymix.lens import as_padre
 from tests.helpers import build, close, plus, tokens, visible
 from tests.mixers.related.pooled import PAD, SEGMENTS, TOL, D, N, every, letters_of, weighted_softmax
 
@@ -18,8 +19,9 @@ def non_local(mixer, x, context=None, **see):
     if config.form == "softmax":
         y = weighted_softmax(logits, may) @ g
     else:
-        y = (logits * may) @ g / may.sum(-1, keepdim=True).clamp_min(1)
-    z = plus(y @ m["W_z"], m["b_z"])
+        y = (logits * may) @ g
+        y = y / may.sum(-1, keepdim=True).clamp_min(1) if config.reduction == "mean" else y
+    z = plus(y @ m["W_z"], m["b_z"]) if config.projection else y
     z = z if m["gain"] is None else z * m["gain"] + m["shift"]
     return x + z if config.residual else z
 
@@ -36,6 +38,36 @@ def test_non_local(options):
     close(mixer(x, context), non_local(mixer, x, context), TOL)
     close(mixer(x, context, mask=PAD[:, 3:8]), non_local(mixer, x, context, mask=PAD[:, 3:8]), TOL)
     close(mixer(x, causal=True, mask=PAD), non_local(mixer, x, causal=1, mask=PAD), TOL)
+
+
+@pytest.mark.parametrize("options", [
+    {"reduction": "sum"}, {"rd_channels": D, "projection": False, "norm": None},
+    {"reduction": "sum", "projection": False, "rd_ratio": 1, "use_scale": False, "bias": False},
+    {"form": "softmax", "projection": False, "rd_channels": D},
+], ids=str)  # fmt: skip
+def test_non_local_without_its_extras(options):
+    """No 1/N and no W_z; the last but one is Poly-NL's Eq. 6-7: X W_θ W_φᵀ Xᵀ X W_g, and X with `residual`."""
+    options = {"form": "dot_product", **options}
+    test_non_local(options)
+    test_non_local({**options, "residual": True})
+    if options["form"] == "dot_product":
+        mixer, x = build("non_local", D, **options), tokens(2, N, D)
+        first, state = mixer.prefill(x[:, :4])
+        close(torch.cat((first, mixer.prefill(x[:, 4:], state)[0]), 1), mixer(x, causal=True), TOL)
+        close(as_padre(mixer, N)(x), mixer(x), 1e-10)
+    if not options.get("bias", True):
+        mixer = build("non_local", D, **options)
+        m = mixer.matrices(N)
+        close(mixer(x), x @ m["W_t"] @ m["W_p"].mT @ x.mT @ x @ m["W_g"], TOL)
+        assert len(list(mixer.parameters())) == 3
+
+
+@pytest.mark.parametrize(("options", "argument"), [
+    ({"reduction": "sum"}, "reduction"), ({"reduction": "max"}, "reduction"), ({"projection": False, "rd_channels": 5}, "projection"),
+])  # fmt: skip
+def test_non_local_options(options, argument):
+    with pytest.raises(OptionError, match=argument):
+        build("non_local", D, **options)
 
 
 @pytest.mark.parametrize("causal", [None, 1, 3])

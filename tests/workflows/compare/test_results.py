@@ -101,7 +101,7 @@ def test_report_is_one_file_that_needs_nothing_else(tmp_path):
     content = {**CONTENT, "answer": answer(CONTENT)}
     html = write_report(content, tmp_path).read_text()
     assert content["answer"]["headline"] in html
-    assert html.count("data:image/png;base64,") == 3
+    assert html.count("<svg role=") == 6, "three pictures, each wide and for a phone"
     assert "http" not in html.replace("http-equiv", "")
     assert "&lt;broken&gt;.png: cut &amp; empty" in html, "names of files must be escaped"
     assert "qt, alone, 1,024 tokens: took 11 s" in html

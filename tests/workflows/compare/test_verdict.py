@@ -4,8 +4,8 @@ import math
 
 import pytest
 
+from polymix.numbers import two_figures
 from polymix.workflows.compare.verdict import answer, crossover, good_enough, latencies, noise, scores, slope
-from polymix.workflows.numbers import two_figures
 from tests.workflows.compare.content import make, row
 
 ATTENTION = [1.0, 2.0, 8.0, 100.0]

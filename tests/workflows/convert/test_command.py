@@ -55,6 +55,10 @@ def swin():
     import timm
     return timm.create_model("swin_tiny_patch4_window7_224", img_size=56, embed_dim=16, depths=(2,), num_heads=(2,), num_classes=2)
 
+def efficientvit():
+    from tests.convert.timm_hosts import efficientvit
+    return efficientvit(), torch.randn(2, 3, 64, 64)
+
 def number():
     return 3
 
@@ -300,6 +304,16 @@ def test_windows(run, windows, lengths):
     status, _, err = run("--model", "mine.py:swin", "--windows", windows, "--plan", plan)
     assert (status, err) == (0, "")
     assert len(results()["lengths"]) == lengths
+
+
+def test_the_branches_of_efficientvit(run, fails):
+    for flag, scales in (("--multi-scale", [5]), ("--no-multi-scale", [])):
+        status, _, err = run("--model", "mine.py:efficientvit", flag, "--plan", "qt", "--out", flag[2:])
+        assert (status, err) == (0, "")
+        assert {tuple(layer["options"]["scales"]) for layer in results(flag[2:])["conversion"]["layers"]} == {
+            tuple(scales)
+        }
+    fails("--model", "mine.py:swin", "--windows", "merge", "--no-multi-scale", "--plan", "qt", named="multi_scale")
 
 
 # Plans

@@ -28,15 +28,17 @@ class CausalAdapter(Adapter):
     layer_idx: int | None = None
     config: Any = None
 
-    def attend(self, x: Tensor, mask: Any, cache: Any, others: Mapping[str, Any]) -> Tensor:
-        """Mix x (B, N, D) after the tokens in the cache."""
+    def attend(
+        self, x: Tensor, mask: Any, cache: Any, others: Mapping[str, Any], values: Tensor | None = None
+    ) -> Tensor:
+        """Mix x (B, N, D) after the tokens in the cache. values: as in `Adapter.mix`, without a cache."""
         _refuse(others, bool(self.causal))
         layer = None if cache is None else state_layer(cache, self.layer_idx)
         past, positions = 0 if layer is None else layer.seen, others.get("position_ids")
         unmasked = "flash" in str(getattr(self.config, "_attn_implementation", None))
         seen = look(mask, positions, x, past, causal=bool(self.causal), unmasked=unmasked)
         if layer is None:
-            return self.mix(x, **self._options(seen, positions))
+            return self.mix(x, values=values, **self._options(seen, positions))
         if seen.segments is not None and mask is None:
             raise MaskError(
                 "position_ids", "packed sequences with a cache", "one sequence per row", "Pass use_cache=False."
