@@ -164,8 +164,10 @@ class _Swap:
                 config, attention = config.for_scales(()), replace(attention, equivalent=None)
             config = fitted(config, attention)
             if equal:
-                kept = sum(module.get_parameter(key).numel() for (key,) in kind.copied_parameters(module).values())
-                config = matched(config, attention.dim, parameters(module) - kept)
+                copied = (
+                    module.get_submodule(name) for name in kind.copies(config.build(attention.dim, device="meta"))
+                )
+                config = matched(config, attention.dim, parameters(module) - sum(map(parameters, copied)))
             mixer = config.build(attention.dim, device=weight.device, dtype=weight.dtype)
             _check(mixer, attention)
             self.attention, self.mixer = attention, mixer
