@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -146,6 +147,7 @@ class PolyNlConfig(MixerConfig):
         "3 N r²; 2 N r² if order = 2; 4 N r² if order = 2+3; plus 2 N D r if reduction > 1; where r = D / reduction"
     )
     sees: ClassVar[str] = "everything"
+    paper: ClassVar[Mapping[str, Any]] = {"bias": False}
     own_values: ClassVar[bool] = False  # the equation has one input
     reduction: int = 1
     alpha_inside: bool = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -171,6 +172,7 @@ class QtConfig(HeadsConfig, PrefixedGridConfig):
         "where T = 2 F (D + heads) if form = full; where T = order D (2 d + 1)"
     )
     sees: ClassVar[str] = "everything, the past, a context"
+    paper: ClassVar[Mapping[str, Any]] = {"bias": False}
     form: str = "compact"
     order: int = 2
     scales: tuple[int, ...] | None = None

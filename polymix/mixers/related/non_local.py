@@ -212,6 +212,7 @@ class NonLocalConfig(MixerConfig):
         "4 N D r + 2 N² r; 4 N D r + 2 N r² if form = dot_product; minus N D r if not projection; where r = rd_channels"
     )
     sees: ClassVar[str] = "everything"
+    paper: ClassVar[Mapping[str, Any]] = {"bias": False, "use_scale": False, "rd_ratio": 0.5}
     layer_of: ClassVar[str | None] = "timm"
     form: str = "softmax"
     use_scale: bool = True
