@@ -96,7 +96,7 @@ class Page:
     def evaluate(self, code):
         answer = self.send("Runtime.evaluate", expression=code, returnByValue=True)
         assert "exceptionDetails" not in answer, answer
-        return answer["result"]["value"]
+        return answer["result"].get("value")
 
     def screenshot(self, path):
         shot = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=True)

@@ -17,9 +17,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from polymix.numbers import figure, fixed, plural
 
 # Every colour of pages and pictures in light mode, with its counterpart in dark mode.
+# Not quite black: matplotlib leaves plain black out of its SVG files, and it could not be replaced.
 COLOURS = {
     "ink": ("#1c1c1c", "#e8e8e8"), "paper": ("#ffffff", "#16181c"), "muted": ("#555555", "#b4b7bd"),
-    "line": ("#e4e4e4", "#3b3f46"), "attention": ("#000000", "#ffffff"), "floor": ("#767676", "#9a9da3"),
+    "line": ("#e4e4e4", "#3b3f46"), "attention": ("#000001", "#ffffff"), "floor": ("#767676", "#9a9da3"),
     "front": ("#bbbbbb", "#6c7078"), "accent": ("#0072b2", "#4aa8e0"), "c1": ("#d55e00", "#ff8a3d"),
     "c2": ("#009e73", "#2cc79c"), "c3": ("#cc79a7", "#e8a0c8"), "c4": ("#e69f00", "#f5bd3d"),
     "c5": ("#56b4e9", "#8fd0f7"), "c6": ("#7a3db8", "#b98af0"), "c7": ("#8c510a", "#cf9a55"),

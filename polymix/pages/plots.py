@@ -135,10 +135,15 @@ def token_axis(axes: Axes, counts: Iterable[int], label: str = "tokens", narrow:
     axes.set_xlabel(label)
 
 
-def legend_below(figure: Figure, axes: Axes, columns: int = 2, **options: Any) -> None:
+def legend_columns(labels: Iterable[str]) -> int:
+    """The columns of a legend in a narrow picture: one for long names, which would make the picture wider."""
+    return 1 if max(map(len, labels), default=0) > 16 else 2
+
+
+def legend_below(figure: Figure, axes: Axes) -> None:
     """The legend of `axes` under the whole figure, where a narrow picture has room for it."""
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8, **options)
+    figure.legend(handles, labels, loc="outside lower center", ncols=legend_columns(labels), fontsize=8)
 
 
 def save(figure: Figure, path: Path) -> Path:

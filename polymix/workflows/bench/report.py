@@ -17,7 +17,7 @@ from polymix._io import write_whole
 from polymix.measure.roofline import Ceiling
 from polymix.numbers import machine_line, plural
 from polymix.pages import render
-from polymix.pages.plots import LIGHT, NARROW, Picture, looks, plain_log, publish, token_axis
+from polymix.pages.plots import LIGHT, NARROW, Picture, legend_columns, looks, plain_log, publish, token_axis
 from polymix.workflows.bench.run import PRODUCTS
 from polymix.workflows.bench.tables import Row, label, not_measured, table, views
 
@@ -166,6 +166,8 @@ def _page(panels: Panels, look: Looks, narrow: bool) -> Figure:
         axes.set_title(title.replace(", ", ",\n", 1) if narrow else title, fontsize=9)
     for axes in grid.flat[len(panels) :]:
         axes.remove()
-    place = {"loc": "outside lower center", "ncols": 2} if narrow else {"loc": "outside right center"}
+    place = (
+        {"loc": "outside lower center", "ncols": legend_columns(look)} if narrow else {"loc": "outside right center"}
+    )
     figure.legend(handles=handles, fontsize=9, **place)
     return figure

@@ -15,7 +15,7 @@ from polymix._io import write_whole
 from polymix.mixers.registry import ATTENTION, FLOOR
 from polymix.numbers import fixed, plural
 from polymix.pages import plots, render
-from polymix.pages.plots import LIGHT, NARROW, Picture, legend_below, plain_log, publish, token_axis
+from polymix.pages.plots import LIGHT, NARROW, Picture, legend_below, legend_columns, plain_log, publish, token_axis
 from polymix.workflows.compare.tables import headings, reference_tokens, rows
 from polymix.workflows.compare.verdict import labels, latencies, noise, scores, slope
 
@@ -195,7 +195,13 @@ def over_tokens(content: dict[str, Any], axes: Axes, scope: str, what: str, narr
     dim = content["settings"]["dim"] if scope == "alone" else content["host"]["dim"]
     axes.set_title(f"{'mixer alone' if scope == 'alone' else 'whole model'}, {dim} channels, batch 1", fontsize=10)
     if narrow:
-        axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.28), ncols=2, columnspacing=1)
+        axes.legend(
+            fontsize=8,
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.28),
+            ncols=legend_columns(labels(content)),
+            columnspacing=1,
+        )
     else:
         axes.legend(fontsize=7.5)
 
