@@ -109,7 +109,7 @@ def missing(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 def _readable(ids: Tensor) -> bool:
     """Whether the ids can be read now: not while a graph is recorded, and not on a GPU, for which that would wait."""
-    recorded = torch.compiler.is_compiling() or torch.jit.is_tracing() or type(ids) is not Tensor
+    recorded = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or type(ids) is not Tensor
     return not recorded and ids.device.type == "cpu" and ids.numel() > 0
 
 
