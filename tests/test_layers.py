@@ -59,6 +59,7 @@ LIBRARIES: dict[str, set[str]] = {
         "lens/plots.py",
         "tasks/",
     },
+    "yaml": {"tasks/recipe.py"},
     "jinja2": {"pages/__init__.py"},
     "rich": {"cli/"},
     "typer": {"cli/"},

@@ -13,7 +13,10 @@ from polymix.cli.shared import Resume, Threads, bars, thread_count
 
 def command(
     recipe: Annotated[
-        str, typer.Argument(help="text, images, recall, or a Python file that sets `recipe`; the file is run.")
+        str,
+        typer.Argument(
+            help="text, images, recall, or a file: JSON or YAML, or Python that sets `recipe`, which is run."
+        ),
     ],
     data: Annotated[str | None, typer.Option(help="The data, a file or a folder. Default: the task's own.")] = None,
     set_: Annotated[
@@ -22,6 +25,9 @@ def command(
     out: Annotated[Path, typer.Option(help="Folder for the model, the measurements and the report.")] = Path(
         "polymix-train"
     ),
+    logger: Annotated[
+        str | None, typer.Option(help="csv, tensorboard or wandb: also log to the folder logs in --out.")
+    ] = None,
     threads: Threads = None,
     resume: Resume = False,
 ) -> None:
@@ -39,5 +45,6 @@ def command(
 
     console = Console()
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    options = [*(set_ or ()), *([] if logger is None else [f"logger={logger}"])]
     with bars(console, out, saved="checkpoint/last.ckpt"):
-        train_file(recipe, out, data=data, options=set_ or (), resume=resume, threads=thread_count(threads), say=say)
+        train_file(recipe, out, data=data, options=options, resume=resume, threads=thread_count(threads), say=say)

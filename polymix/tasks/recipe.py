@@ -1,4 +1,4 @@
-"""What every training can be told, and recipes as people write them: a Python file, and words such as steps=200."""
+"""The options of every training, and recipes as people write them: Python, JSON or YAML files, and steps=200."""
 
 from __future__ import annotations
 
@@ -6,15 +6,27 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from importlib import import_module
 from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from polymix._io import check_device, load_python, parse_options
-from polymix.errors import OptionError, check_choice, check_int, check_number, check_seed, nearest_first
+from polymix._io import check_device, load_python, parse_options, parse_value
+from polymix.errors import (
+    MissingExtraError,
+    OptionError,
+    check_choice,
+    check_int,
+    check_number,
+    check_seed,
+    nearest_first,
+)
 
 PRECISIONS = ("float32", "bfloat16")
 STRATEGIES = ("auto", "ddp", "fsdp")
+LOGGERS = ("csv", "tensorboard", "wandb")
+FORMATS = (".json", ".yaml", ".yml")
+LARGEST = 1 << 20  # bytes of a recipe in JSON or YAML
 R = TypeVar("R", bound="TaskRecipe")
 
 
@@ -42,6 +54,7 @@ class TaskRecipe:
         strategy: "auto", "ddp" or "fsdp"; the last two for several processes under torchrun.
         workers: processes that load data.
         log_every, evaluate_every, checkpoint_every: in steps.
+        logger: "csv", "tensorboard" or "wandb", which get every row of metrics.jsonl; None: metrics.jsonl alone.
     Raises:
         OptionError: an option is out of range.
     """
@@ -66,10 +79,11 @@ class TaskRecipe:
     log_every: int = 10
     evaluate_every: int = 100
     checkpoint_every: int = 100
+    logger: str | None = None
 
     # Options that a resumed run may change, because they do not change the result, or because the data tells.
     changeable: ClassVar[tuple[str, ...]] = (
-        "data", "device", "strategy", "workers", "log_every", "checkpoint_every",
+        "data", "device", "strategy", "workers", "log_every", "checkpoint_every", "logger",
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -92,6 +106,7 @@ class TaskRecipe:
         check_choice("precision", self.precision, PRECISIONS)
         check_choice("strategy", self.strategy, STRATEGIES)
         check_choice("checkpointing", self.checkpointing, (True, False))
+        check_choice("logger", self.logger, (None, *LOGGERS))
         check_device(self.device, kinds=("cpu", "cuda", "mps"), touch=False)
         if self.batch_size % self.accumulate:
             got = f"{self.accumulate} with batch_size={self.batch_size}"
@@ -115,14 +130,22 @@ class TaskRecipe:
 
         Raises OptionError for a word that is not option=value, an unknown option or a value out of range.
         """
-        own = {field.name: str(field.type) for field in fields(self)}
         if any(word.partition("=")[0] == "data" for word in words):
             raise OptionError(
                 "data", "it as an option of the recipe", "--data PATH", "Pass --data instead of --set data=."
             )
-        options = parse_options(words, {**self.other_options(), **own})
-        others = {name: options.pop(name) for name in list(options) if name not in own}
-        return replace(self.with_others(others) if others else self, **options)
+        return self.with_options(parse_options(words, self.annotations()))
+
+    def with_options(self: R, options: Mapping[str, Any]) -> R:
+        """This recipe with other options, by name. Raises OptionError for an unknown one or a value out of range."""
+        own = {field.name for field in fields(self)}
+        others = {name: value for name, value in options.items() if name not in own}
+        mine = {name: value for name, value in options.items() if name in own}
+        return replace(self.with_others(others) if others else self, **mine)
+
+    def annotations(self) -> dict[str, str]:
+        """The types of all options, by which text is parsed."""
+        return {**self.other_options(), **{field.name: str(field.type) for field in fields(self)}}
 
     def other_options(self) -> dict[str, str]:
         """Annotations of options that `changed` takes beside the recipe's own, by name."""
@@ -144,11 +167,17 @@ def shipped_recipes() -> dict[str, Path]:
 
 
 def load_recipe(path: str | Path) -> TaskRecipe:
-    """The `recipe` that a Python file sets; the file is run. A name, such as "text", is a recipe of polymix's own."""
+    """The recipe in a file, or one of polymix's own by its name, such as "text".
+
+    A Python file is run, and sets `recipe`. A JSON or YAML file has a `task` and that task's options; it is not run.
+    """
     path = shipped_recipes().get(str(path), Path(path))
     if not path.is_file():
         known = ", ".join(shipped_recipes())
-        raise OptionError("recipe", str(path), f"a Python file, or one of {known}", "Try polymix train text.")
+        allowed = f"a Python, JSON or YAML file, or one of {known}"
+        raise OptionError("recipe", str(path), allowed, "Try polymix train text.")
+    if path.suffix.lower() in FORMATS:
+        return _read(path)
     recipe = getattr(load_python(path, "recipe"), "recipe", None)
     if not isinstance(recipe, TaskRecipe):
         got = f"{path}, in which it is {type(recipe).__name__}"
@@ -156,3 +185,82 @@ def load_recipe(path: str | Path) -> TaskRecipe:
             "recipe", got, "a file that sets recipe, such as recipe = TextRecipe()", "See CONTRIBUTING.md."
         )
     return recipe
+
+
+def own_tasks() -> dict[str, str]:
+    """The modules with the recipes of polymix's own tasks, by the task's name."""
+    files = sorted(Path(__file__).parent.glob("*/recipe.py"))
+    return {file.parent.name: f"{__package__}.{file.parent.name}.recipe" for file in files}
+
+
+def recipe_of(task: str, options: Mapping[str, Any], source: str | Path) -> TaskRecipe:
+    """The recipe of one of polymix's own tasks with options as JSON has them; `source` is for the error."""
+    modules = own_tasks()
+    if task not in modules:
+        got = f"task {task!r} in {source}"
+        raise OptionError("recipe", got, f"task: {', '.join(modules)}", "For a task of your own, use a Python file.")
+    module = import_module(modules[task])
+    classes = (kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, TaskRecipe))
+    recipe = next(kind for kind in classes if kind.__module__ == module.__name__)()
+    annotations = recipe.annotations()
+    return recipe.with_options({name: _plain(value, annotations.get(name, "")) for name, value in options.items()})
+
+
+def _plain(value: Any, annotation: str) -> Any:
+    """A value of a file as --set would give it: text is parsed, so that YAML's 1e-3 is a number; a list is a tuple."""
+    if isinstance(value, str):
+        return parse_value(value, annotation)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _read(path: Path) -> TaskRecipe:
+    """The recipe in a JSON or YAML file."""
+    form = "JSON" if path.suffix.lower() == ".json" else "YAML"
+    allowed = f"{form} such as " + ('{"task": "text", "steps": 200}' if form == "JSON" else '"task: text"')
+    if path.stat().st_size > LARGEST:
+        got = f"{path}, of {path.stat().st_size:,} bytes"
+        raise OptionError("recipe", got, f"at most {LARGEST:,} bytes", "Give a recipe, not its data.")
+    try:
+        text = path.read_text("utf-8")
+        content = json.loads(text, object_pairs_hook=_once) if form == "JSON" else _yaml(text)
+        if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
+            raise ValueError(f"{type(content).__name__} instead of options by name")
+        json.dumps(content)  # YAML has dates, sets and bytes too
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        reason = "too deep" if isinstance(error, RecursionError) else " ".join(str(error).split())
+        raise OptionError("recipe", f"{path}, which cannot be read ({reason})", allowed, "") from error
+    options = {name: value for name, value in content.items() if name != "task"}
+    return recipe_of(str(content.get("task")), options, path)
+
+
+def _once(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
+    """A dict of pairs. ValueError for a name that comes twice, of which JSON and YAML would drop the first."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)} twice")
+    return found
+
+
+def _yaml(text: str) -> Any:
+    try:
+        import yaml
+    except ImportError as error:
+        raise MissingExtraError("pyyaml", str(error), "pip install 'polymix[train]'", "YAML needs it.") from error
+
+    class Loader(yaml.SafeLoader):
+        """Plain values, each name once, and no aliases, by which a short file becomes a huge one."""
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                raise ValueError("aliases are not supported")
+            return super().compose_node(parent, index)
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            return _once([(self.construct_object(key, True), self.construct_object(value, True))
+                          for key, value in node.value])  # fmt: skip
+
+    try:
+        return yaml.load(text, Loader)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error

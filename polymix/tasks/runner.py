@@ -5,14 +5,17 @@ A task is a package of five files, found beside the class of its recipe:
 - recipe.py   a frozen dataclass that extends `TaskRecipe`.
 - data.py     load(recipe, folder, say) -> data. `data.train` is a data set with a length; `folder` is for what is worth
               keeping, such as tokens. Optional: data.collate, which joins samples to a batch, and data.fingerprint(),
-              which tells contents apart where a checksum of some samples does not.
+              which tells contents apart where a checksum of some samples does not. For `polymix evaluate`:
+              data.summary(), which results.json keeps; for_evaluation(recipe, summary, whole, limit, say) -> data with
+              what to measure; and without_images(recipe, summary) -> data with what `build` needs.
 - model.py    build(recipe, data) -> nn.Module. Optional: check(recipe), settings(model), save(model, data, folder)
               usage(recipe, data, folder), Python lines for the report, and next_commands(recipe, data, folder), pairs
               of a reason and a command.
 - learner.py  Learner, a subclass of `polymix.tasks.learner.Learner` with loss(batch).
 - metrics.py  measure(model, data, recipe, process) -> {name: number} on held-out data; the first name is the headline.
               Optional: samples(model, data, recipe, process) -> texts, draw(model, data, recipe, folder) -> pictures,
-              and describe(recipe, data), a sentence for the report.
+              describe(recipe, data), a sentence for the report, and details(model, data, recipe, process) -> more
+              measurements for `polymix evaluate`.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from torch.utils._pytree import tree_leaves
 from polymix._io import check_folder, write_whole
 from polymix.errors import OptionError, ResultsError
 from polymix.tasks.learner import Learner, resting
+from polymix.tasks.loggers import check_logger, log, make_logger
 from polymix.tasks.order import Seeded, number, seed_all
 from polymix.tasks.processes import Process, check_processes, first_of_all, processes, spread
 from polymix.tasks.recipe import TaskRecipe, load_recipe
@@ -107,6 +111,7 @@ def train(recipe: TaskRecipe, out: str | Path, *, resume: bool = False, say: Say
     """
     task = Task.of(recipe)
     check_processes(recipe)
+    check_logger(recipe)
     task.call("model", "check", recipe)
     out, (rank, world) = check_folder(out, "out"), processes()
     say = say if rank == 0 else silent
@@ -134,15 +139,19 @@ def train(recipe: TaskRecipe, out: str | Path, *, resume: bool = False, say: Say
         learner.settings = settings
         learner.measure = lambda weights, process: _measure(task, weights, data, recipe, process, say)
         results = {"task": task.name, "settings": recipe.to_dict(), "parameters": count(model)}
+        if hasattr(data, "summary"):
+            results["data"] = data.summary()
+        logger = make_logger(recipe, out, done, journal.rows()) if rank == 0 else None
 
         def note(row: Mapping[str, Any]) -> None:
             journal(row)
+            log(logger, row)
             if rank == 0 and "loss" not in row:
                 write_results(out, results, journal.rows(), finished=False)
 
         learner.note = note
         say(f"{count(model):,} parameters, {recipe.steps:,} steps from {done:,}")
-        state = _fit(learner, last, done)
+        state = _fit(learner, last, done, logger)
         if rank == 0:
             best = "model." if learner.average is None else "average."
             final: nn.Module = task.model.build(recipe, data)
@@ -186,7 +195,7 @@ def _measure(task: Task, model: Any, data: Any, recipe: Any, process: Process, s
     return {**figures, "samples": texts}
 
 
-def _fit(learner: Learner, last: Path, done: int) -> dict[str, Any]:
+def _fit(learner: Learner, last: Path, done: int, logger: Any) -> dict[str, Any]:
     """Train from the start or from the last checkpoint; in the first process, the whole state of the learner."""
     recipe = learner.recipe
     saving = ModelCheckpoint(
@@ -194,7 +203,7 @@ def _fit(learner: Learner, last: Path, done: int) -> dict[str, Any]:
     )
     trainer = fit(
         learner, steps=recipe.steps, where=spread(recipe), precision=recipe.precision, accumulate=recipe.accumulate,
-        saving=saving, resume=last if done else None,
+        saving=saving, resume=last if done else None, logger=logger,
     )  # fmt: skip
     with quiet():
         if done < recipe.steps and recipe.steps % recipe.checkpoint_every:

@@ -43,6 +43,7 @@ def fit(
     accumulate: int = 1,
     saving: ModelCheckpoint | None = None,
     resume: Path | None = None,
+    logger: Any = None,
 ) -> Trainer:
     """Train a module for a number of steps or epochs; the only place that makes a trainer.
 
@@ -53,15 +54,16 @@ def fit(
         accumulate: batches in a step.
         saving: writes checkpoints, each whole or not at all; None: none are written.
         resume: the checkpoint to continue from.
+        logger: of Lightning; None: no logger.
     Raises KeyboardInterrupt when the user interrupts, and SystemExit with a status of its own on SIGTERM.
     """
     with quiet():
         trainer = Trainer(
             **(where or placed("cpu")), max_steps=-1 if steps is None else steps, max_epochs=epochs,
-            precision=PRECISION[precision], gradient_clip_val=clip, accumulate_grad_batches=accumulate, logger=False,
-            callbacks=[] if saving is None else [saving], enable_checkpointing=saving is not None,
-            plugins=[WholeFiles()], enable_progress_bar=False, enable_model_summary=False,
-            use_distributed_sampler=False, num_sanity_val_steps=0, limit_val_batches=0,
+            precision=PRECISION[precision], gradient_clip_val=clip, accumulate_grad_batches=accumulate,
+            logger=logger or False, callbacks=[] if saving is None else [saving],
+            enable_checkpointing=saving is not None, plugins=[WholeFiles()], enable_progress_bar=False,
+            enable_model_summary=False, use_distributed_sampler=False, num_sanity_val_steps=0, limit_val_batches=0,
         )  # fmt: skip
         until_interrupted(lambda: trainer.fit(module, data, ckpt_path=resume))
     return trainer

@@ -90,12 +90,12 @@ def test_regions_of_a_shifted_window_do_not_see_each_other(mixer):
         assert bool((moved[own] > 0).any())
 
 
-def test_others_are_refused_in_shifted_windows_alone():
-    for mixer in ("padre", "qt", "poly_sa", "poly_nl"):
-        refuses(swin(), mixer, CapabilityError, 'layers.0.blocks.1.attn.*windows="merge"')
-        refuses(swin(), mixer, CapabilityError, 'windows="merge"', input=images(32, 32))
-    report = converts(swin(), {"layers.*.blocks.0.attn": "padre"}, images(32, 32))
-    assert report.adapters["layers.0.blocks.0.attn"].mixer.config.grid == (4, 4)
+@pytest.mark.parametrize("mixer", ["padre", "qt", "poly_sa", "poly_nl"])
+def test_others_mix_each_region_alone(mixer):
+    report = converts(swin(), mixer, images(32, 32), input=images(32, 32))
+    assert report.adapters["layers.0.blocks.1.attn"].alone and report.layers[1].tokens == 16
+    if mixer == "padre":
+        assert report.adapters["layers.0.blocks.0.attn"].mixer.config.grid == (4, 4)
 
 
 def test_a_mask_that_is_no_partition_is_an_error():

@@ -90,9 +90,9 @@ def test_swin_converts_without_its_windows(mixer):
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_swin_converts_within_its_windows(mixer):
     images = torch.randn(2, 3, 10, 14)
-    plan = {"features.1.0.attn": mixer, "features.1.1.attn": "pom"}  # the second is shifted
+    plan = {"features.1.*.attn": mixer}  # the second is shifted
     report = converts(swin(), plan, images, input=images)
-    assert report.adapters["features.1.0.attn"].grid == (2, 2)
+    assert report.adapters["features.1.0.attn"].grid == report.adapters["features.1.1.attn"].grid == (2, 2)
     survives(report.model, images, backend="eager" if mixer == "qt" else None)
     undoes(swin(), plan, images)
 
@@ -108,8 +108,9 @@ def test_tokens_that_were_no_neighbours_do_not_see_each_other_in_a_shifted_windo
     assert changed[0, 0] and changed.sum() == 1
 
 
-def test_mixers_that_cannot_keep_shifted_windows_apart_are_an_error():
-    refuses(swin(), "poly_sa", CapabilityError, 'features.1.1.attn .*shifted windows.*windows="merge"')
+def test_mixers_tied_to_another_size_than_the_regions_are_an_error():
+    tied = polymix.PadreConfig(weight="full", grid=(2, 2))
+    refuses(swin(), tied, CapabilityError, 'features.1.1.attn .*shifted windows.*windows="merge"')
     refuses(swin(), "padre", OptionError, "features.1.0.attn .*grid.*Pass grid=", windows="merge")
     refuses(swin(), "qt", OptionError, r"the window, \(2, 2\)", grid=(3, 3))
 

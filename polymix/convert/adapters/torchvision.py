@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -14,13 +13,12 @@ from polymix.convert.adapter import Adapter, Host, register_adapter
 from polymix.convert.adapters.libraries import load_library
 from polymix.convert.model_recipes import Recipe, build_class, encode, known_arguments
 from polymix.convert.spec import AttentionSpec, linear, thirds
-from polymix.errors import CapabilityError, OptionError
+from polymix.convert.windows import Shifted, check_regions
+from polymix.errors import OptionError
 from polymix.mixers import TokenMixer
 from polymix.mixers.inheritance import Projection
-from polymix.mixers.registry import lacks
 
 _TABLE = "relative_position_bias_table"
-_MERGE = 'Pass windows="merge", so that the mixer sees the whole feature map, or use one of those mixers.'
 
 
 @register_adapter("torchvision.models.swin_transformer.ShiftedWindowAttention")
@@ -39,9 +37,8 @@ class ShiftedWindowAdapter(Adapter):
             return
         if attention.grid != tuple(module.window_size):
             raise OptionError("grid", attention.grid, f"the window, {tuple(module.window_size)}", "Leave grid out.")
-        if any(module.shift_size) and not mixer.capabilities.has("segments"):
-            error = lacks(mixer.name, "segments", "mixer", "shifted windows")
-            raise CapabilityError(error.argument, error.got, error.allowed, _MERGE)
+        if any(module.shift_size):
+            check_regions(mixer)
 
     @classmethod
     def describe(cls, module: Any, host: Host) -> AttentionSpec:
@@ -75,21 +72,23 @@ class ShiftedWindowAdapter(Adapter):
         full = (rows * h, columns * w)
         down, right = (0 if side <= of else by for side, of, by in zip(full, (h, w), self.shift_size, strict=True))
         x = F.pad(x, (0, 0, 0, full[1] - width, 0, full[0] - height)).roll((-down, -right), (1, 2))
-        y = self.mix(_windows(x, h, w), grid=(h, w), segments=self._regions(x, (h, w), (down, right)))
+        shifted = Shifted((h, w), (down, right))
+        y = self._mix_windows(_windows(x, h, w), full, shifted)
         y = y.view(-1, rows, columns, h, w, x.shape[-1]).transpose(2, 3).reshape(x.shape).roll((down, right), (1, 2))
         return y[:, :height, :width].contiguous()
 
-    def _regions(self, x: Tensor, window: tuple[int, int], shift: tuple[int, int]) -> Tensor | None:
-        """(B · windows, N): the region of each token; tokens see their own region. None: one region."""
-        if not any(shift):
-            return None
-        place = [torch.arange(side, device=x.device) for side in x.shape[1:3]]
-        row, column = (
-            (at >= len(at) - size).long() + (at >= len(at) - by)
-            for at, size, by in zip(place, window, shift, strict=True)
-        )
-        ids = (3 * row[:, None] + column).expand(len(x), -1, -1)
-        return _windows(ids.unsqueeze(-1), *window).squeeze(-1)
+    def _mix_windows(self, x: Tensor, size: tuple[int, int], shifted: Shifted) -> Tensor:
+        """Mix in each window; regions of a shifted one apart, as segments or one by one."""
+        can, window = self.mixer.capabilities, shifted.window
+        if not any(shifted.shift):
+            return self.mix(x, grid=window)
+        if not can.has("segments") and can.any_length:
+            return shifted.mix_regions(x, size, lambda y, grid: self.mix(y, grid=grid))
+        ids = shifted.regions(size, x.device)
+        ids = ids.repeat(x.shape[0] // len(ids), 1)
+        if can.has("segments"):
+            return self.mix(x, grid=window, segments=ids)
+        return self.mix(x, grid=window, mask=ids[:, :, None] == ids[:, None])
 
 
 def _windows(x: Tensor, h: int, w: int) -> Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,34 @@ class ImageData:
         """Images as inputs, with mean 0 and variance 1 per channel over the training images."""
         return (images.float() - self.mean.to(images.device)) / self.std.to(images.device)
 
+    def known_as(self, summary: Mapping[str, Any]) -> ImageData:
+        """These images for a model trained on others: with its channels, its classes and its mean and deviation.
+
+        Args:
+            summary: of the training's data, as results.json has it.
+        Raises:
+            DataError: a class that the model does not know, or colours for a model of grey images.
+        """
+        classes, channels = tuple(summary["classes"]), int(summary["channels"])
+        odd = [name for name in self.classes if name not in classes]
+        if odd:
+            got = f"the class {odd[0]!r} in {self.name}"
+            raise DataError("--data", got, f"the model's classes: {', '.join(classes)}", "Rename its folder.")
+        if summary["bytes"] != (self.train[0].dtype == torch.uint8):
+            got, cure = f"{self.name} for a model trained on {summary['name']}", "Their values have other ranges."
+            raise DataError("--data", got, "images like those of the training", cure)
+        if self.channels not in (1, channels):
+            got = f"images with {self.channels} channels in {self.name}"
+            raise DataError("--data", got, f"{channels}, as the model takes", "Convert them to grey.")
+        order = torch.tensor([classes.index(name) for name in self.classes])
+        train, test = (
+            (images.expand(-1, channels, -1, -1), order[labels]) for images, labels in (self.train, self.test)
+        )
+        known = replace(self, classes=classes, train=train, test=test)
+        for name in ("mean", "std"):
+            object.__setattr__(known, name, torch.tensor(summary[name]).reshape(1, -1, 1, 1))
+        return known
+
 
 @dataclass(frozen=True)
 class ImageSets:
@@ -78,6 +106,15 @@ class ImageSets:
 
     images: ImageData
     train: TensorDataset
+
+    def summary(self) -> dict[str, Any]:
+        """What a saved model needs to take other images: the classes in order, channels, mean and deviation."""
+        images = self.images
+        return {
+            "name": images.name, "classes": list(images.classes), "channels": images.channels,
+            "bytes": images.train[0].dtype == torch.uint8, "train": len(images.train[0]), "test": len(images.test[0]),
+            "mean": images.mean.flatten().tolist(), "std": images.std.flatten().tolist(),
+        }  # fmt: skip
 
 
 def load(recipe: ImageRecipe, folder: Path, say: Callable[[str], None] = lambda text: None) -> ImageSets:
@@ -87,6 +124,35 @@ def load(recipe: ImageRecipe, folder: Path, say: Callable[[str], None] = lambda 
     for path in images.skipped:
         say(f"Skipped {path}")
     return ImageSets(images, TensorDataset(*images.train))
+
+
+def for_evaluation(
+    recipe: ImageRecipe, summary: Mapping[str, Any], whole: bool, limit: int | None, say: Callable[[str], None]
+) -> ImageSets:
+    """The images of a recipe as a trained model knows them; `test` is what to evaluate.
+
+    whole: all images instead of those held out. limit: at most so many, drawn at random with a fixed seed.
+    """
+    images = load(recipe, Path(), say).images.known_as(summary)
+    test = (torch.cat((images.train[0], images.test[0])), torch.cat((images.train[1], images.test[1])))
+    test = test if whole else images.test
+    if limit is not None and limit < len(test[1]):
+        drawn = torch.randperm(len(test[1]), generator=torch.Generator().manual_seed(SPLIT_SEED))[:limit]
+        test = (test[0][drawn], test[1][drawn])
+    chosen = replace(images, test=test)
+    for name in ("mean", "std"):
+        object.__setattr__(chosen, name, getattr(images, name))
+    return ImageSets(chosen, TensorDataset(*chosen.train))
+
+
+def without_images(recipe: ImageRecipe, summary: Mapping[str, Any]) -> ImageSets:
+    """The data of a finished run without its images: what building its model needs."""
+    channels = int(summary["channels"])
+    kind = torch.uint8 if summary["bytes"] else torch.float32
+    empty = torch.zeros(2, channels, recipe.image_size, recipe.image_size, dtype=kind)
+    none = (empty, torch.zeros(2, dtype=torch.int64))
+    images = ImageData(str(summary["name"]), tuple(summary["classes"]), none, none).known_as(summary)
+    return ImageSets(images, TensorDataset(*none))
 
 
 def _split(images: Tensor, labels: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:

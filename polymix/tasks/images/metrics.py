@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +23,42 @@ def measure(model: nn.Module, data: ImageSets, recipe: ImageRecipe, process: Pro
     logits, labels = (torch.cat(parts) for parts in zip(*_answers(model, data, recipe, process), strict=True))
     hits = (logits.argmax(1) == labels).double().mean()
     return {"accuracy": hits.item(), "val_loss": cross_entropy(logits, labels).item()}
+
+
+def details(model: nn.Module, data: ImageSets, recipe: ImageRecipe, process: Process) -> dict[str, Any]:
+    """`scores` on the test images."""
+    logits, labels = (torch.cat(parts) for parts in zip(*_answers(model, data, recipe, process), strict=True))
+    return scores(logits, labels, data.images.classes)
+
+
+def scores(logits: Tensor, labels: Tensor, classes: Sequence[str]) -> dict[str, Any]:
+    """How well logits (n, classes) fit labels (n).
+
+    Returns "metrics": accuracy and its 95 % interval (Wilson's), top_5 from six classes on, the mean cross-entropy, and
+    `majority`, the accuracy of always naming the commonest class. And "classes": images and accuracy of each.
+    """
+    hits, count = logits.argmax(1) == labels, len(labels)
+    low, high = wilson(int(hits.sum()), count)
+    metrics = {"accuracy": hits.double().mean().item(), "accuracy_low": low, "accuracy_high": high}
+    if logits.shape[1] > 5:
+        top = logits.topk(5, 1).indices == labels[:, None]
+        metrics["top_5"] = top.any(1).double().mean().item()
+    metrics["loss"] = cross_entropy(logits.double(), labels).item()
+    metrics["majority"] = labels.bincount().max().item() / count
+    rows = [
+        {"name": name, "images": int((labels == place).sum()),
+         "accuracy": hits[labels == place].double().mean().item() if (labels == place).any() else None}
+        for place, name in enumerate(classes)
+    ]  # fmt: skip
+    return {"metrics": metrics, "classes": rows}
+
+
+def wilson(hits: int, count: int, z: float = 1.96) -> tuple[float, float]:
+    """Wilson's interval of a share, by default of 95 %."""
+    share, weight = hits / count, z * z / count
+    centre = (share + weight / 2) / (1 + weight)
+    half = math.sqrt(weight * (share * (1 - share) + weight / 4)) / (1 + weight)
+    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def draw(model: nn.Module, data: ImageSets, recipe: ImageRecipe, folder: Path) -> list[Path]:

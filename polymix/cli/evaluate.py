@@ -1,0 +1,70 @@
+"""polymix evaluate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from polymix.cli.shared import AsJson, Threads, print_json, print_table, thread_count
+
+
+def command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a saved model.")],
+    data: Annotated[
+        str | None,
+        typer.Option(help="Folder of images with one sub-folder per class; or text. Default: the training's."),
+    ] = None,
+    split: Annotated[str, typer.Option(help="held-out: what training on this data leaves out; or all.")] = "held-out",
+    limit: Annotated[int | None, typer.Option(help="Images or tokens to evaluate at most.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Images or windows of text at once.")] = None,
+    image_size: Annotated[int | None, typer.Option(help="Side of the images in pixels. Default: the model's.")] = None,
+    tokens: Annotated[int | None, typer.Option(help="Tokens in a window of text. Default: as in training.")] = None,
+    device: Annotated[str, typer.Option(help="Device, such as cpu or cuda.")] = "cpu",
+    threads: Threads = None,
+    trust: Annotated[bool, typer.Option("--trust", help="Run code that the folder names.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a saved model on data: accuracy for images, loss and perplexity for text.
+
+    The model may come from polymix train, polymix convert, timm or transformers. Nothing is downloaded.
+
+    Example: polymix evaluate vit-qt --data photos
+    """
+    import torch
+
+    from polymix.numbers import figure
+    from polymix.workflows.evaluate import Settings, evaluate
+
+    settings = Settings(folder, data, split, limit, batch, image_size, tokens, device, trust)
+    torch.set_num_threads(thread_count(threads))
+    console = Console()
+    errors = Console(stderr=True)
+    found = evaluate(settings, say=lambda text: errors.print(text, markup=False, highlight=False, soft_wrap=True))
+    if as_json:
+        print_json(found.to_dict())
+        return
+    shares = ("accuracy", "top_5", "majority")
+    rows = [
+        (LABELS.get(name, name.replace("_", " ")), _percent(value) if name.startswith(shares) else figure(value))
+        for name, value in found.metrics.items()
+    ]
+    count = f": {found.count:,} {found.unit}" if found.count else ""
+    print_table(console, f"{found.model} on {found.data}, {found.split}{count}", ("", "measured"), rows)
+    if found.classes:
+        lines = [(row["name"], f"{row['images']:,}", _percent(row["accuracy"])) for row in found.classes]
+        print_table(console, None, ("class", "images", "accuracy"), lines)
+
+
+LABELS = {
+    "accuracy_low": "95 % interval, from", "accuracy_high": "95 % interval, to", "top_5": "among the first five",
+    "majority": "always the commonest class",
+}  # fmt: skip
+
+
+def _percent(share: float | None) -> str:
+    from polymix.numbers import NONE, fixed
+
+    return NONE if share is None else f"{fixed(share, 1, 100)} %"

@@ -1,0 +1,107 @@
+"""Load what `polymix train` saved, and measure it on other data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import nn
+
+from polymix._io import RESULTS, Results, one_line
+from polymix.errors import OptionError, ResultsError
+from polymix.tasks.learner import resting
+from polymix.tasks.processes import Process
+from polymix.tasks.recipe import TaskRecipe, recipe_of
+from polymix.tasks.report import SCHEMA
+from polymix.tasks.runner import Task, silent
+
+WEIGHTS = "model.pt"
+
+
+class TrainResults(Results):
+    """results.json of `polymix train`."""
+
+    schema, command = SCHEMA, "polymix train"
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """A finished run of one of polymix's own tasks: its recipe, and what results.json keeps of its data."""
+
+    folder: Path
+    task: Task
+    recipe: TaskRecipe
+    summary: Mapping[str, Any]
+
+    @staticmethod
+    def of(folder: str | Path) -> SavedRun:
+        """The run in a folder. Raises ResultsError: it is not finished, or its results.json cannot be read."""
+        folder = Path(folder)
+        content = TrainResults.load(folder / RESULTS)
+        if not content.get("finished"):
+            cure = "Continue it with polymix train … --resume."
+            raise ResultsError("folder", f"{folder}, whose training is not finished", "a finished training", cure)
+        try:
+            recipe = recipe_of(str(content["task"]), content["settings"], folder / RESULTS)
+        except (KeyError, AttributeError, TypeError) as error:
+            got = f"{folder / RESULTS}, which cannot be read ({one_line(error)})"
+            raise ResultsError("folder", got, f"{RESULTS} of polymix train", "") from error
+        return SavedRun(folder, Task.of(recipe), recipe, content.get("data") or {})
+
+    def load(self) -> nn.Module:
+        """The trained model, in evaluation mode, on the CPU."""
+        with TemporaryDirectory() as scratch:
+            data = self.task.call("data", "without_images", self.recipe, self.summary)
+            data = self.task.data.load(self.recipe, Path(scratch), silent) if data is None else data
+            return self._filled(data)
+
+    def measure(
+        self, data: str | None = None, *, whole: bool = False, limit: int | None = None, batch: int | None = None,
+        device: str = "cpu", say: Callable[[str], None] = silent,
+    ) -> dict[str, Any]:  # fmt: skip
+        """The task's measurements of the model.
+
+        Args:
+            data: as --data of the training; None: the training's own, of which the held-out part is measured.
+            whole: measure all of the data, not its held-out part.
+            limit: samples to measure at most.
+            batch: samples at once; None: as in the training.
+        Returns:
+            "metrics", numbers by name, and what else the task's `details` returns.
+        """
+        changes: dict[str, Any] = {} if batch is None else {"batch_size": batch, "accumulate": 1}
+        recipe = replace(self.recipe, **changes, data=self.recipe.data if data is None else data)
+        process = Process(torch.device(device))
+        chosen = self.task.call("data", "for_evaluation", recipe, self.summary, whole, limit, say)
+        if chosen is None and (whole or limit is not None):
+            option = "--split" if whole else "--limit"
+            got = f"{'all' if whole else limit} for the task {self.task.name}"
+            raise OptionError(option, got, "no such option for this task", "Leave it out.")
+        with TemporaryDirectory() as scratch:
+            chosen = self.task.data.load(recipe, Path(scratch), say) if chosen is None else chosen
+            model = self._filled(chosen).to(device)
+            with resting(model):
+                found = self.task.call("metrics", "details", model, chosen, recipe, process)
+                return found or {"metrics": self.task.metrics.measure(model, chosen, recipe, process)}
+
+    def _filled(self, data: Any) -> nn.Module:
+        path = self.folder / WEIGHTS
+        model: nn.Module = self.task.model.build(self.recipe, data)
+        try:
+            model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+        except Exception as error:  # whatever torch.load raises on a damaged file
+            got = f"{path}, which cannot be read ({one_line(error)[:200]})"
+            raise ResultsError("folder", got, "the weights of this run", "Train it again.") from error
+        return model.eval()
+
+
+def is_run(folder: Path) -> bool:
+    """Whether `polymix train` wrote this folder."""
+    try:
+        return TrainResults.load(folder / RESULTS)["schema"] == SCHEMA
+    except ResultsError:
+        return False
