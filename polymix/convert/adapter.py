@@ -14,6 +14,7 @@ from polymix import errors
 from polymix.convert.adapters.libraries import LIBRARIES
 from polymix.convert.find import grids, prefix_tokens
 from polymix.convert.masks import split
+from polymix.convert.positions import arrange
 from polymix.convert.spec import AttentionSpec
 from polymix.mixers import TokenMixer
 
@@ -65,6 +66,8 @@ class Adapter(nn.Module):
             more after it, such as a norm.
         channel_axis: axis of the channels in the adapter's output.
         checks_masks: whether the masks of a call tell what the mixer must support.
+        positions: what becomes of positions that the host adds to queries and keys only, unless `convert` is told: see
+            `polymix.convert.positions`. None: mixers with one input need to be told.
     """
 
     forward_attributes: ClassVar[tuple[str, ...]] = ()
@@ -72,6 +75,7 @@ class Adapter(nn.Module):
     replaced_part: ClassVar[str] = ""
     channel_axis: ClassVar[int] = -1
     checks_masks: ClassVar[bool] = True
+    positions: str | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -90,13 +94,18 @@ class Adapter(nn.Module):
         for name in self.forward_attributes:
             if hasattr(module, name):
                 setattr(self, name, getattr(module, name))
-        for name in self.copied_modules:
+        for name in self.copies(mixer):
             setattr(self, name.rpartition(".")[2], copy.deepcopy(module.get_submodule(name)))
 
     @classmethod
     def describe(cls, module: nn.Module, host: Host) -> AttentionSpec:
         """Describe the attention and what its host asks of it."""
         raise NotImplementedError
+
+    @classmethod
+    def by_default(cls, module: nn.Module, host: Host) -> bool:
+        """Whether a plan for all layers includes this one. Otherwise only a plan by names replaces it."""
+        return True
 
     @classmethod
     def feature_map(cls, module: nn.Module, host: Host) -> nn.Module | None:
@@ -121,9 +130,14 @@ class Adapter(nn.Module):
         return bool(self.mixer.capabilities.grids)
 
     @classmethod
-    def copied_parameters(cls, module: nn.Module) -> dict[str, tuple[str, ...]]:
-        """The parameters of `copied_modules`, each with the attention's parameter that it is a copy of."""
-        parts = ((name, key) for name in cls.copied_modules for key, _ in module.get_submodule(name).named_parameters())
+    def copies(cls, mixer: TokenMixer) -> tuple[str, ...]:
+        """Names of the attention's parts that the adapter copies for this mixer. Default: `copied_modules`."""
+        return cls.copied_modules
+
+    def copied_parameters(self, module: nn.Module) -> dict[str, tuple[str, ...]]:
+        """The parameters of the copied parts, each with the attention's parameter that it is a copy of."""
+        names = self.copies(self.mixer)
+        parts = ((name, key) for name in names for key, _ in module.get_submodule(name).named_parameters())
         return {f"{name.rpartition('.')[2]}.{key}": (f"{name}.{key}",) for name, key in parts}
 
     def host_settings(self, host: Host) -> list[tuple[Any, str, Any]]:
@@ -154,13 +168,20 @@ class Adapter(nn.Module):
 
     def mix(
         self, x: Tensor, context: Tensor | None = None, *, mask: Tensor | None = None, causal: bool | None = None,
-        grid: tuple[int, ...] | None = None, segments: Tensor | None = None,
+        grid: tuple[int, ...] | None = None, segments: Tensor | None = None, values: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """Apply the mixer to x (B, N, D). `grid` is the grid of the N tokens, where it differs from the layer's own."""
+        """Apply the mixer to x (B, N, D). `grid` is the grid of the N tokens, where it differs from the layer's own.
+
+        values: what the host computes values from, where that is not `context` (or x, without one).
+        """
         order = self.causal if causal is None else causal
         if x.shape[1] == 1 and context is None and not order:
             order = None  # a single token sees itself in any order
-        return self.mixer(x, context, mask=mask, causal=order, segments=segments, **self.grid_options(x, grid))
+        x, contexts, values = arrange(self.mixer, self.positions, x, context, values)
+        options: dict[str, Any] = {"segments": segments, **self.grid_options(x, grid)}
+        options |= {} if values is None else {"values": values}
+        options["mask"] = (mask, mask) if mask is not None and isinstance(contexts, tuple) else mask
+        return self.mixer(x, contexts, causal=order, **options)
 
     def grid_options(self, x: Tensor, grid: tuple[int, ...] | None = None) -> dict[str, Any]:
         """The `grid` argument of a call: as given, else the layer's own, scaled to the number of tokens."""

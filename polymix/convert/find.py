@@ -14,7 +14,7 @@ from polymix.mixers import SoftmaxMixer, TokenMixer
 FUSED = ("qkv", "qkv_proj", "Wqkv", "query_key_value", "c_attn")
 SPLIT = (
     ("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("q_lin", "k_lin", "v_lin"), ("to_q", "to_k", "to_v"),
-    ("q", "k", "v"), ("wq", "wk", "wv"),
+    ("q", "k", "v"), ("wq", "wk", "wv"), ("q_content_proj", "k_content_proj", "v_proj"),
 )  # fmt: skip
 HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads")
 PREFIX = ("class_token", "cls_token", "dist_token", "distillation_token", "reg_token", "register_tokens")

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from polymix.convert.adapter import Adapter, Host
+from polymix.convert.positions import MEANING
 from polymix.convert.spec import AttentionSpec
 from polymix.errors import OptionError
 from polymix.mixers.inheritance import Projection
@@ -29,7 +30,8 @@ class LayerReport:
     and after, for one sequence of `tokens`, 2 per multiply-add. error: ‖new − old‖ / ‖old‖ of the layer's output on the
     input of `convert`. inherited: each mixer parameter that comes from the attention, with the parameters it comes
     from. fresh: the mixer's other parameters. dropped: which attention weights and other parts were discarded, and why.
-    scale: factor applied to the mixer's output.
+    scale: factor applied to the mixer's output. positions: "all", "drop" or "values" where the host adds positions to
+    queries and keys only (see `convert`); else None.
     """
 
     name: str
@@ -44,6 +46,7 @@ class LayerReport:
     fresh: tuple[str, ...]
     dropped: Mapping[str, str]
     scale: float | None
+    positions: str | None = None
 
     @classmethod
     def kept(cls, name: str, module: nn.Module) -> LayerReport:
@@ -65,12 +68,15 @@ class LayerReport:
         lost = {**dict.fromkeys(every, "no place in this mixer"), **attention.drops}
         if attention.rotary is not None and mixer.config.rotary_base is None:
             lost["rotary"] = "no place in this mixer"
+        positions = adapter.positions if attention.own_values else None
+        if positions in ("all", "drop"):
+            lost["position_embeddings"] = MEANING[positions]
         lost = {key: why for key, why in lost.items() if key not in used}
         fresh = tuple(key for key, _ in mixer.named_parameters() if key not in sources)
         flops = None if tokens is None else (attention_flops(attention, tokens), mixer.cost(tokens).flops)
         return cls(
             name, type(module).__name__, mixer.name, mixer.config.to_dict(), tokens,
-            (parameters(module), parameters(adapter)), flops, error, dict(sources), fresh, lost, scale,
+            (parameters(module), parameters(adapter)), flops, error, dict(sources), fresh, lost, scale, positions,
         )  # fmt: skip
 
 
@@ -250,6 +256,9 @@ def fates(layers: Sequence[LayerReport]) -> list[str]:
             lost = [name for name in _modules(layer.dropped) if name not in kept]
             kept_text = f"starts from {', '.join(kept)}" if kept else "starts from random weights"
             lines[f"{layer.was} → {layer.now}: {kept_text}{'; discards ' + ', '.join(lost) if lost else ''}."] = None
+    choices = [layer.positions for layer in layers]
+    for choice in filter(None, dict.fromkeys(choices)):
+        lines[f"Positions in {choices.count(choice)} layers ({choice}): {MEANING[choice]}."] = None
     return list(lines)
 
 

@@ -48,6 +48,8 @@ class AttentionSpec(AttentionMaps):
         prefix: number of tokens in front of the grid, such as class tokens.
         max_tokens: longest sequence that the host accepts, if it has a limit.
         any_length: whether the number of tokens changes between calls.
+        own_values: whether its values come from another input than its keys, as in attention(x + positions, x); None:
+            a call decides.
         dropout: probability, on its output.
         rotary: base of the rotary angles, if it has them.
         span: number of tokens that each token attends to; None: all.
@@ -62,6 +64,7 @@ class AttentionSpec(AttentionMaps):
     prefix: int = 0
     max_tokens: int | None = None
     any_length: bool = False
+    own_values: bool | None = False
     dropout: float = 0.0
     rotary: float | None = None
     span: int | None = None

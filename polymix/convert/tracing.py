@@ -153,7 +153,9 @@ def with_call(spec: AttentionSpec, module: nn.Module, call: LayerCall) -> Attent
     x = _tokens(arguments)
     axis = _axis(module, x)
     context = next((arguments[name] for name in CONTEXTS if isinstance(arguments.get(name), Tensor)), x)
-    cross = context.shape != x.shape or not torch.equal(context, x)
+    cross = not same_tokens(context, x)
+    value = arguments.get("value") if spec.own_values is None else None
+    own = not same_tokens(value, context) if isinstance(value, Tensor) else spec.own_values
     kind = adapter_for(module)
     if kind is None or kind.checks_masks:
         seen = seen_through(module, arguments, x.shape[axis], context.shape[axis])
@@ -161,8 +163,13 @@ def with_call(spec: AttentionSpec, module: nn.Module, call: LayerCall) -> Attent
         seen = Seen(False, None)
     return replace(
         spec, causal=spec.causal or (seen.causal and not cross), cross=spec.cross or cross,
-        masks=spec.masks | ({seen.kind} if seen.kind else set()), grid=spec.grid or call.grid,
+        masks=spec.masks | ({seen.kind} if seen.kind else set()), grid=spec.grid or call.grid, own_values=own,
     )  # fmt: skip
+
+
+def same_tokens(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors hold the same numbers, as x + positions does if it is computed twice."""
+    return a is b or (a.shape == b.shape and torch.equal(a, b))
 
 
 def token_count(module: nn.Module, call: LayerCall) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, TypeVar
 
@@ -29,6 +30,8 @@ class MixerConfig:
         dropout: probability of zeroing an element of the output in training.
         impl: "auto" chooses the fastest implementation for each call. A name from the mixer's `impls` always runs
             that one, or raises. The result is the same up to rounding.
+        preset: "paper" sets the options that the paper's equations have and the defaults have not, such as bias=False;
+            options that are given as well win. None: the defaults. Not every mixer has one.
     """
 
     name: ClassVar[str]
@@ -39,13 +42,23 @@ class MixerConfig:
     sees: ClassVar[str] = "everything"  # which tokens a token can see
     layer_of: ClassVar[str | None] = None  # library whose layer the mixer wraps
     is_attention: ClassVar[bool] = False  # softmax attention, global or windowed; `convert` may keep the host's layer
+    reads_keys: ClassVar[bool] = True  # given a context and values of their own, the context still plays a part
     cache_grows: ClassVar[bool] = False  # generation needs a cache that grows with the sequence
+    paper: ClassVar[Mapping[str, Any]] = {}  # the options of preset="paper"; see `with_preset`
+    presets: ClassVar[tuple[str | None, ...]] = (None, "paper")
+    own_values: ClassVar[bool] = True  # `convert` lets it read values apart from keys, if it can, without being told
+    width_option: ClassVar[str | None] = None  # the option that sets the number of inner channels
     sees_all: ClassVar[str] = "causal=False"  # the option that undoes `causal_by_build`
     bias: bool = True
     dropout: float = 0.0
     impl: str = "auto"
+    preset: str | None = None
 
     def __post_init__(self) -> None:
+        errors.check_choice("preset", self.preset, self.presets)
+        if self.preset == "paper" and not self.paper:
+            got = f"'paper' for {self.name}, which has no other form than its defaults"
+            raise errors.OptionError("preset", got, "None", "Leave it out.")
         errors.check_choice("impl", self.impl, type(self).mixer.impls)
         errors.check_choice("bias", self.bias, (True, False))
         errors.check_number("dropout", self.dropout, 0.0, 1.0, "a probability in [0, 1)", 0.0)
@@ -119,6 +132,15 @@ class MixerConfig:
         """Whether the mixer depends on a grid that this config does not have."""
         grid_missing = self.placed and self.built_grid is None
         return not self.causal_by_build and (grid_missing or bool(self.call_options((1, 1))))
+
+    @property
+    def width_unit(self) -> int:
+        """A number that the number of inner channels has to be a multiple of."""
+        return 1
+
+    def with_width(self: Self, width: int, dim: int) -> Self:
+        """With this many inner channels, for `dim` channels. Configs with a `width_option` override it."""
+        return self
 
     def for_heads(self: Self, heads: int) -> Self:
         """Fill in the number of heads if it was left open (None)."""

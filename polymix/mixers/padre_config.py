@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -58,8 +59,9 @@ class PadreConfig(PrefixedGridConfig):
         denominator: number e of factors of the denominator, 0 to 8. The output is then num / (den² + eps), where den
             is a second chain on Y_{d+1} … Y_{d+e}.
         basis: recurrence of both chains: "monomial", "chebyshev", "legendre" or "hermite".
-        preset: which token maps there are. "paper" (Sec. 4.1): A_2 … A_d, and C_1 … C_{d-1} from degree 3 on (at
-            degree 1, A_1). "full": all 2d - 1. A denominator's chain has the same maps, by its own degree.
+        preset: which token maps there are. None (Sec. 4.1): A_2 … A_d, and C_1 … C_{d-1} from degree 3 on (at
+            degree 1, A_1). "paper": the same, without biases, as in the equations, unless `bias` is given. "full": all
+            2d - 1. A denominator's chain has the same maps, by its own degree.
         token: structure of the preset's token maps.
         channel: structure of all channel maps.
         A, C: token maps: one structure for all, or a tuple with one per degree (d + e for A, d - 1 + e - 1 for C).
@@ -96,10 +98,12 @@ class PadreConfig(PrefixedGridConfig):
         "for dense channel maps and the paper's token maps, depthwise with that many taps"
     )
     sees: ClassVar[str] = "a grid (1-D, 2-D, 3-D), or the past"
+    paper: ClassVar[Mapping[str, Any]] = {"bias": False}
+    presets: ClassVar[tuple[str | None, ...]] = (None, "paper", "full")
+    own_values: ClassVar[bool] = False  # the equation has one input
     degree: int = 2
     denominator: int = 0
     basis: str = "monomial"
-    preset: str = "paper"
     token: str = "depthwise"
     channel: str = "dense"
     A: MapNames = None
@@ -125,7 +129,6 @@ class PadreConfig(PrefixedGridConfig):
         check_int("degree", self.degree, 1, 8)
         check_int("denominator", self.denominator, 0, 8)
         check_choice("basis", self.basis, BASES)
-        check_choice("preset", self.preset, ("paper", "full"))
         check_choice("causal", self.causal, (True, False))
         check_choice("weight", self.weight, ("ones", "channel", "full"))
         check_choice("constant", self.constant, (None, "channel", "full"))
@@ -160,7 +163,7 @@ class PadreConfig(PrefixedGridConfig):
                 object.__setattr__(other, option, self._default(option))
                 if make_plan(other) == plan:
                     self._unused(option, *reason)
-        if self.A is not None and (self.C is not None or not plan.C):
+        if self.preset == "full" and self.A is not None and (self.C is not None or not plan.C):
             self._unused("preset", "where A and C are named", "Name the maps in A and C")
         if plan.token == {"identity"}:
             self._unused("causal", "with token maps that are all identities", 'Use A="depthwise"')
@@ -279,7 +282,7 @@ def make_plan(config: PadreConfig) -> Plan:
 
 def _preset(config: PadreConfig, degree: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     first = config.token if degree == 1 or config.preset == "full" else "identity"
-    inner = "identity" if degree == 2 and config.preset == "paper" else config.token
+    inner = "identity" if degree == 2 and config.preset != "full" else config.token
     return (first, *(config.token,) * (degree - 1)), (inner,) * (degree - 1)
 
 

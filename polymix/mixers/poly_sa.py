@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -138,6 +139,7 @@ class PolySaConfig(HeadsConfig, PrefixedGridConfig):
     output: ClassVar[str] = "Q ⊙ p₁ σ(p₂ᵀ(K ⊙ V)), heads"
     cost_formula: ClassVar[str] = "4 N D²; 3 N D² + 9 H W D if head_mixing"
     sees: ClassVar[str] = "everything"
+    paper: ClassVar[Mapping[str, Any]] = {"bias": False}
     sigma: str = "softmax"
     positions: str = "learned"
     head_mixing: str | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -19,7 +20,7 @@ from polymix.mixers.multi_scale import MultiScale, called_grid, check_scales, sc
 from polymix.mixers.registry import Capabilities, register
 from polymix.ops.dispatch import IMPLS
 from polymix.ops.qt import QtOptions, QtState, QtWeights, feature_size
-from polymix.ops.shared.tensors import accumulator
+from polymix.ops.shared.tensors import accumulator, project
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense, affine
 
@@ -65,7 +66,7 @@ class QtMixer(TokenMixer):
         compact, heads = config.form == "compact", self.heads * (1 + len(scales))
         self.scale = nn.Parameter(torch.ones(3, heads, 1, 1, **kw)) if compact else None  # α, β, γ
         if scales:
-            self.capabilities = Capabilities(masks=frozenset({"padding"}), grids=(2,))
+            self.capabilities = Capabilities(values=True, masks=frozenset({"padding"}), grids=(2,))
         else:
             self.capabilities = replace(type(self).capabilities, grids=())
 
@@ -76,7 +77,8 @@ class QtMixer(TokenMixer):
         return ops.qt(x, context, self._weights, self._options, impl=self.config.impl, **kw)
 
     def _mix_scales(self, x: Tensor, call: MixerCall, multi_scale: MultiScale) -> Tensor:
-        grid, qkv = called_grid(call.grid), self.qkv.qkv(x)
+        grid, maps = called_grid(call.grid), self.qkv.qkv
+        qkv = maps(x) if call.values is None else torch.cat(project(affine(maps), x, x, call.values), dim=-1)
         if call.mask is not None:
             qkv = qkv.masked_fill(~call.mask.unsqueeze(-1), 0.0)
         q, k, v = multi_scale(qkv, grid, self.config.num_prefix_tokens)
@@ -170,6 +172,7 @@ class QtConfig(HeadsConfig, PrefixedGridConfig):
         "where T = 2 F (D + heads) if form = full; where T = order D (2 d + 1)"
     )
     sees: ClassVar[str] = "everything, the past, a context"
+    paper: ClassVar[Mapping[str, Any]] = {"bias": False}
     form: str = "compact"
     order: int = 2
     scales: tuple[int, ...] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -48,7 +49,8 @@ def _register_all() -> None:
 def register(mixer: type[Any]) -> Callable[[C], C]:
     """Class decorator for a config: register `mixer` under the config's `name`, which must be new.
 
-    Adds the config's `cost_formula` to the mixer's docstring.
+    Adds the config's `cost_formula` to the mixer's docstring. With preset="paper" the config takes the options in its
+    `paper`.
     """
 
     def add(config: C) -> C:
@@ -57,11 +59,23 @@ def register(mixer: type[Any]) -> Callable[[C], C]:
         if config.name in _CONFIGS:
             raise OptionError("name", config.name, "a name not yet registered", "Choose another name.")
         config.mixer = mixer
+        with_preset(config)
         mixer.__doc__ = f"{(mixer.__doc__ or '').rstrip()}\n\n    Cost: {config.cost_formula}, in multiply-adds.\n    "
         _CONFIGS[config.name] = config
         return config
 
     return add
+
+
+def with_preset(config: type[Any]) -> None:
+    """Make the config's constructor take the options of `config.paper` with preset="paper", unless they are given."""
+    plain = config.__init__
+
+    @functools.wraps(plain)
+    def init(self: Any, **options: Any) -> None:
+        plain(self, **({**type(self).paper, **options} if options.get("preset") == "paper" else options))
+
+    config.__init__ = init
 
 
 def list_mixers() -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -120,6 +121,7 @@ class SoftmaxConfig(HeadsConfig, GridConfig):
     output: ClassVar[str] = "softmax attention by PyTorch's fused kernel: the yardstick"
     cost_formula: ClassVar[str] = "4 N D² + 2 N² D"
     sees: ClassVar[str] = "any mask"
+    paper: ClassVar[Mapping[str, Any]] = {"bias": False}
     is_attention: ClassVar[bool] = True
     cache_grows: ClassVar[bool] = True
     relative: bool = False

@@ -140,10 +140,10 @@ def test_a_mask_that_differs_by_head_is_an_error():
 
 
 @NESTED
-def test_values_of_their_own_and_nested_tensors_are_errors():
+def test_values_of_their_own_without_a_choice_and_nested_tensors_are_errors():
     model = swapped(attention()).model
-    with pytest.raises(ShapeError, match="another tensor than key"):
-        model(X, X, X + 1)
+    with pytest.raises(OptionError, match="positions"):
+        swapped(attention(), "se").model(X, X, X + 1)
     nested = torch.nested.nested_tensor([X[0], X[1, :4]])
     with pytest.raises(ShapeError, match="nested"):
         model(nested, nested, nested)

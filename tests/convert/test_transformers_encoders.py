@@ -149,6 +149,13 @@ class TestSoftmaxIsTheHost:
         assert len(report.layers) == 6 and max(layer.error for layer in report.layers) < 1e-5
         checks.near(checks.answer(report.model, inputs, last), expected)
 
+    @pytest.mark.parametrize("stride", [1, 2])
+    def test_cvt(self, stride):
+        """All three convolutions, with their strides."""
+        x = images(32, 48)
+        report = checks.same_as_host(cvt(stride), x, input=x)
+        assert all(layer.error < 1e-5 for layer in report.layers)
+
     def test_cvt_with_one_convolution_for_all(self):
         model = checks.stirred(cvt(stride=1)).eval()
         for attention in (part for part in model.modules() if type(part).__name__ == "CvtSelfAttention"):
@@ -274,8 +281,8 @@ class TestGrids:
 
 
 class TestWhatDiffers:
-    def test_detr_adds_positions_to_all_that_the_mixer_reads_and_says_so(self):
-        report = polymix.convert(detr(layers=1), "softmax", input=photos())
+    def test_detr_can_add_positions_to_all_that_the_mixer_reads_and_says_so(self):
+        report = polymix.convert(detr(layers=1), "softmax", input=photos(), positions="all")
         assert all("values as well" in layer.dropped["position_embeddings"] for layer in report.layers)
         assert all(layer.error > 1e-3 for layer in report.layers), "positions in values would be the host's"
         x, c, p, q = (torch.randn(2, 6, 32) for _ in range(4))
@@ -284,15 +291,43 @@ class TestWhatDiffers:
         y = across(hidden_states=x, key_value_states=c, position_embeddings=p, encoder_position_embeddings=q)[0]
         close(y, across.mixer(x + p, c + q), 1e-6)
 
-    def test_cvt_keeps_the_convolution_of_the_values_alone(self):
-        model = cvt()
-        report = polymix.convert(model, "qt", copy=True, input=images(32, 48))
-        for layer in report.layers:
-            kept = {key for keys in layer.inherited.values() for key in keys}
-            assert any("convolution_projection_value" in key for key in kept)
-            assert {key.split(".")[1] for key in layer.dropped} == {
-                "convolution_projection_query", "convolution_projection_key"
-            }  # fmt: skip
+    @pytest.mark.parametrize(("mixer", "lost"), [
+        ("softmax", set()), ("qt", set()), ("linear", set()), ("pom", {"key"}), ("poly_sa", {"key"}), ("padre", {"key"}),
+        ("mamba", {"query", "key"}),
+    ])  # fmt: skip
+    def test_cvt_keeps_the_convolutions_that_the_mixer_has_an_input_for(self, mixer, lost):
+        report = polymix.convert(cvt(), {"*.stages.0.*": mixer}, copy=True, input=images(32, 48))
+        layer = report.layers[0]
+        kept = {key.split(".")[1] for keys in layer.inherited.values() for key in keys if "convolution" in key}
+        assert kept == {f"convolution_projection_{name}" for name in {"query", "key", "value"} - lost}
+        assert {key.split(".")[1] for key in layer.dropped if "convolution" in key} == {
+            f"convolution_projection_{name}" for name in lost
+        }  # fmt: skip
+        checks.accounts(report)
+
+    @pytest.mark.parametrize("mixer", ["qt", "linear", "pom", "poly_sa", "padre"])
+    def test_what_cvt_s_mixers_read(self, mixer):
+        """By hand: the class token and each convolution's output, at all places or at those of its stride."""
+        report = polymix.convert(checks.stirred(cvt()).eval(), mixer, copy=True, input=images(32, 48))
+        name = "encoder.stages.1.layers.0.attention"
+        adapter, inner = report.adapters[name], report.attentions[name].attention
+        x = torch.randn(2, 25, 32)
+        image = x[:, 1:].transpose(1, 2).unflatten(2, (4, 6))
+
+        def read(part, stride):
+            made = getattr(inner, f"convolution_projection_{part}").convolution_projection
+            y = torch.nn.functional.conv2d(image, made.convolution.weight, None, stride, 1, groups=32)
+            return torch.cat((x[:, :1], made.normalization(y).flatten(2).transpose(1, 2)), 1)
+
+        with torch.no_grad():
+            grid = {"grid": (4, 6)} if adapter.mixer.capabilities.grids else {}
+            if mixer in ("qt", "linear"):
+                wanted = adapter.mixer(read("query", 1), read("key", 2), values=read("value", 2))
+            elif mixer == "pom":
+                wanted = adapter.mixer(read("query", 1), read("value", 2))
+            else:
+                wanted = adapter.mixer(read("query", 1), values=read("value", 1), **grid)
+            checks.near([adapter(x, 4, 6)], [wanted])
 
     def test_beits_relative_positions_go_and_come_back(self):
         model = vit("Beit", use_relative_position_bias=True)

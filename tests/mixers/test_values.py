@@ -133,7 +133,7 @@ def test_poly_nl_with_a_bottleneck_by_its_equation():
     inner, other = x @ m["W_in"] + m["b_in"], values @ m["W_in"] + m["b_in"]
     mean = ((inner @ m["W_1"] + m["b_1"]) * (other @ m["W_2"] + m["b_2"])).mean(1, keepdim=True)
     y = (mean * inner) @ m["W_3"] + m["b_3"] + (inner @ m["W_p"] + m["b_p"]) * inner
-    expected = m["alpha"] * x + m["beta"] * (y @ m["W_out"] + m["b_out"])
+    expected = (m["alpha"] * inner + m["beta"] * y) @ m["W_out"] + m["b_out"]
     torch.testing.assert_close(mixer(x, values=values), expected, rtol=1e-10, atol=1e-11)
 
 

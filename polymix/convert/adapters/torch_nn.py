@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from polymix.convert.adapter import Adapter, Host, register_adapter
@@ -19,6 +20,7 @@ from polymix.mixers.inheritance import Projection
 
 __all__ = ["MultiheadAttentionAdapter", "build_model", "read_recipes"]
 
+_STOCK = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)  # whose keys are their values
 _DROPS = {"bias_k": "an extra key beside the tokens'", "bias_v": "an extra value beside the tokens'"}
 
 
@@ -26,8 +28,9 @@ _DROPS = {"bias_k": "an extra key beside the tokens'", "bias_v": "an extra value
 class MultiheadAttentionAdapter(Adapter):
     """(query, key, value, masks) -> (output, None). There are no attention weights to return.
 
-    Boolean masks hide tokens where they are True, as in nn.MultiheadAttention. `key` and `value` must be the same
-    tensor. The attributes below keep nn.TransformerEncoderLayer off its fused path, which would not call the mixer.
+    Boolean masks hide tokens where they are True, as in nn.MultiheadAttention. A `key` equal to
+    `query` is self-attention, also where it is another tensor, as in attention(x + positions, x + positions, x). The
+    attributes below keep nn.TransformerEncoderLayer off its fused path, which would not call the mixer.
     """
 
     forward_attributes = ("batch_first", "num_heads", "embed_dim")
@@ -51,15 +54,18 @@ class MultiheadAttentionAdapter(Adapter):
             drops["dropout"] = "applies to attention weights, which a mixer does not have"
         inside = isinstance(host.above(), nn.TransformerDecoderLayer)
         cross = inside and host.name.endswith("multihead_attn")
+        stock = any(getattr(type(host.above()), "forward", None) is kind.forward for kind in _STOCK)
         return AttentionSpec(
             dim=module.embed_dim, heads=module.num_heads, query=query, key=key, value=value,
             out=linear(module, "out_proj"), cross=cross, causal=inside and not cross,
             grid=None if inside else host.grid(), prefix=0 if inside else host.prefix(), drops=drops,
+            own_values=False if stock else None,
         )  # fmt: skip
 
     def __init__(self, mixer: TokenMixer, attention: AttentionSpec, module: nn.Module) -> None:
         super().__init__(mixer, attention, module)
         self.causal = False  # unless a call's masks are causal
+        self.cross = attention.cross
 
     def host_settings(self, host: Host) -> list[tuple[nn.Module, str, Any]]:
         """Turn off nested tensors, which mixers do not support."""
@@ -73,16 +79,30 @@ class MultiheadAttentionAdapter(Adapter):
     ) -> tuple[Tensor, None]:  # fmt: skip
         if query.is_nested:
             raise ShapeError("query", "a nested tensor", "a padded tensor", "Mark the padding in key_padding_mask.")
-        if key is not value:
-            raise ShapeError("value", "another tensor than key", "the same tensor as key", "A mixer has one context.")
-        x, context = (self._in(t) for t in (query, key))
+        x, context, values = (self._in(t) for t in (query, key, value))
         padding = None
         if key_padding_mask is not None:
             padding = visible(key_padding_mask, inverted=True).reshape(-1, context.shape[1])
         seen = None if attn_mask is None or is_causal else self._visible(attn_mask, x.shape[0])
         how = self.mask_options(seen, padding, causal=True if is_causal else None)
-        y = self.mix(x, None if key is query else context, **how)
+        itself = key is query or (not self.cross and self._equal(query, key))
+        y = self.mix(x, None if itself else context, values=None if value is key else values, **how)
         return (y[0] if query.ndim == 2 else y if self.batch_first else y.transpose(0, 1)), None
+
+    def _equal(self, query: Tensor, key: Tensor) -> bool:
+        """Whether two tensors are the same tokens, as x + positions is, computed twice.
+
+        In a compiled graph, where values are not known, only for mixers that read no context; the graph checks it.
+        """
+        if query.shape != key.shape:
+            return False
+        alone = not self.mixer.capabilities.cross
+        if query.is_meta or (torch.compiler.is_compiling() and not alone):
+            return alone
+        if not torch.compiler.is_compiling() and torch.equal(query, key):
+            return True
+        same = (query == key) | (query.isnan() & key.isnan())  # padding may hold NaN
+        return holds(same.all(), "takes queries that are the keys")
 
     def _in(self, t: Tensor) -> Tensor:
         return t[None] if t.ndim == 2 else t if self.batch_first else t.transpose(0, 1)

@@ -375,6 +375,7 @@ class HyenaConfig(ScanConfig):
         "where w = filter_width; where T = ⌈3.75 D L log₂(L)⌉; for FFTs of length L ≥ N + min(N, length) - 1"
     )
     sees: ClassVar[str] = "the past, or everything"
+    paper: ClassVar[Mapping[str, Any]] = {"bias": False}
     order: int = 2
     filter: str = "implicit"
     length: int = 1024

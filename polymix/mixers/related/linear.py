@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -111,6 +112,7 @@ class LinearConfig(HeadsConfig):
     output: ClassVar[str] = "linear attention, φ of elu + 1 or relu"
     cost_formula: ClassVar[str] = "4 N D² + 2 N D (d + 1); minus 2 N D if not normalize"
     sees: ClassVar[str] = "everything, the past"
+    paper: ClassVar[Mapping[str, Any]] = {"bias": False}
     feature_map: str = "elu+1"
     normalize: bool = True
 

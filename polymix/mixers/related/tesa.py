@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -147,6 +148,7 @@ class TesaConfig(PrefixedGridConfig):
         "where r = ⌈D / reduction⌉"
     )
     sees: ClassVar[str] = "everything"
+    paper: ClassVar[Mapping[str, Any]] = {"bias": False, "reduction": 2}
     reduction: int = 4
     form: str = "softmax"
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from polymix._io import check_device
 from polymix.convert.plan import KEEP, config_of, pattern_of, resolve
+from polymix.convert.positions import POSITIONS
 from polymix.errors import OptionError, check_choice, check_int, check_number, check_seed
 from polymix.limits import LONGEST, check_memory
 from polymix.workflows.convert.hub import check_repo
@@ -45,6 +46,8 @@ class Settings:
     lora: int | None = None
     init: str = "inherit"
     windows: str = "keep"
+    positions: str | None = None
+    match: str | None = None
     multi_scale: bool = True
     keep_host: bool = False
     device: str = "cpu"
@@ -67,6 +70,8 @@ class Settings:
         check_seed("--seed", self.seed)
         check_choice("--init", self.init, ("inherit", "fresh"))
         check_choice("--windows", self.windows, ("keep", "merge"))
+        check_choice("--match", self.match, (None, "parameters"))
+        check_choice("--positions", self.positions, (None, *POSITIONS))
         check_choice("--multi-scale", self.multi_scale, (True, False))
         check_choice("--keep-host", self.keep_host, (True, False))
         check_device(self.device, "--device")

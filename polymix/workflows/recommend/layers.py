@@ -13,7 +13,7 @@ from polymix.convert import attention_layers, convert
 from polymix.convert.adapter import Host, adapter_for
 from polymix.convert.find import CONTEXTS, SOUGHT, attention_modules, grids, head_count
 from polymix.convert.masks import seen_through
-from polymix.convert.tracing import arguments_of, call_of, kept, on_calls, tensors
+from polymix.convert.tracing import arguments_of, call_of, kept, on_calls, same_tokens, tensors
 from polymix.errors import CapabilityError, OptionError, PolymixError
 from polymix.measure.shapes import Shape
 from polymix.measure.timing import Call
@@ -112,7 +112,7 @@ def shape_of_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     axis = 0 if x.ndim == 2 else int(getattr(module, "batch_first", True))
     tokens, batch = x.shape[axis], 1 if x.ndim == 2 else x.shape[1 - axis]
     context = next((given[name] for name in CONTEXTS if isinstance(given.get(name), Tensor)), x)
-    cross = context.data_ptr() != x.data_ptr() or context.shape != x.shape
+    cross = not same_tokens(context, x)
     if context.shape[-1] != x.shape[-1]:
         got = f"a context of {context.shape[-1]} channels for {x.shape[-1]}"
         raise OptionError("model", got, "one width for both", "")

@@ -28,15 +28,24 @@ class CausalAdapter(Adapter):
     layer_idx: int | None = None
     config: Any = None
 
-    def attend(self, x: Tensor, mask: Any, cache: Any, others: Mapping[str, Any]) -> Tensor:
-        """Mix x (B, N, D) after the tokens in the cache."""
+    @classmethod
+    def by_default(cls, module: nn.Module, host: Host) -> bool:
+        """The language model inside a model of images and text, such as LLaVA, is left alone unless it is named."""
+        around = list(host.chain())
+        models = [part.vision_tower for part in around if isinstance(getattr(part, "vision_tower", None), nn.Module)]
+        return not models or any(vision in around for vision in models)
+
+    def attend(
+        self, x: Tensor, mask: Any, cache: Any, others: Mapping[str, Any], values: Tensor | None = None
+    ) -> Tensor:
+        """Mix x (B, N, D) after the tokens in the cache. values: as in `Adapter.mix`, without a cache."""
         _refuse(others, bool(self.causal))
         layer = None if cache is None else state_layer(cache, self.layer_idx)
         past, positions = 0 if layer is None else layer.seen, others.get("position_ids")
         unmasked = "flash" in str(getattr(self.config, "_attn_implementation", None))
         seen = look(mask, positions, x, past, causal=bool(self.causal), unmasked=unmasked)
         if layer is None:
-            return self.mix(x, **self._options(seen, positions))
+            return self.mix(x, values=values, **self._options(seen, positions))
         if seen.segments is not None and mask is None:
             raise MaskError(
                 "position_ids", "packed sequences with a cache", "one sequence per row", "Pass use_cache=False."

@@ -22,12 +22,13 @@ _MAPS = (  # the attention module inside the layer; query, key, value and output
     ("", "q_proj", "k_proj", "v_proj", "o_proj"),
     ("", "q_proj", "k_proj", "v_proj", "out_proj"),
     ("self", "self.query", "self.key", "self.value", "output.dense"),
+    ("", "q_content_proj", "k_content_proj", "v_proj", "o_proj"),
     ("attention", "attention.query", "attention.key", "attention.value", "output.dense"),
     ("attention", *(f"attention.projection_{name}" for name in ("query", "key", "value")), "output.dense"),
 )
 _BERT = {"bert": "Bert", "roberta": "Roberta", "xlm_roberta": "XLMRoberta", "camembert": "Camembert",
          "electra": "Electra"}  # fmt: skip
-_NO_WEIGHTS = "applies to attention weights, which a mixer does not have"
+NO_WEIGHTS = "applies to attention weights, which a mixer does not have"
 _NOT_HERE = {
     "output_attentions": "A mixer has no attention weights. Call with output_attentions=False.",
     "head_mask": "A mixer has no attention weights to mask. Leave it out.",
@@ -52,7 +53,7 @@ def read(module: nn.Module) -> tuple[Any, AttentionSpec]:
         dim=out.weight.shape[0], heads=query.weight.shape[0] // size if size else inner.num_heads,
         query=query, key=key, value=value, out=out, scale=getattr(inner, "scaling", getattr(inner, "scale", None)),
         dropout=getattr(parts.get("output.dropout"), "p", 0.0),
-        drops={"dropout": _NO_WEIGHTS} if getattr(lost, "p", lost) else {},
+        drops={"dropout": NO_WEIGHTS} if getattr(lost, "p", lost) else {},
     )  # fmt: skip
 
 
@@ -88,22 +89,22 @@ class EncoderAdapter(NamedArguments, CausalAdapter):
         super().__init__(mixer, attention, module)
         self.read_signature(module)
 
-    def alone(self, x: Tensor, given: dict[str, Any], cache: Any = None) -> Tensor:
-        """Self-attention: mix x, after the tokens in the cache."""
+    def alone(self, x: Tensor, given: dict[str, Any], cache: Any = None, values: Tensor | None = None) -> Tensor:
+        """Self-attention: mix x, after the tokens in the cache. values: as in `Adapter.mix`."""
         mask = given.get("attention_mask")
         if isinstance(mask, Tensor) and mask.ndim == 4 and mask.shape[2] == 1 < mask.shape[3]:
             mask = mask[:, 0, 0]  # one row for all queries
         flash = "flash" in str(getattr(self.config, "_attn_implementation", None))
         positions = given.get("position_ids") if flash else None  # other implementations ignore them
-        return self.attend(x, mask, cache, {"is_causal": given.get("is_causal"), "position_ids": positions})
+        return self.attend(x, mask, cache, {"is_causal": given.get("is_causal"), "position_ids": positions}, values)
 
-    def across(self, x: Tensor, context: Tensor, mask: Any) -> Tensor:
+    def across(self, x: Tensor, context: Tensor, mask: Any, values: Tensor | None = None) -> Tensor:
         """Cross-attention: mix x with a context under a mask (B, 1, N or 1, M) or (B, M)."""
         seen = None if mask is None else grid(mask, x.shape[0])
         if seen is not None and seen.ndim == 3 and seen.shape[1] == 1:
             seen = seen[:, 0]
         how = self.mask_options(seen, causal=False) if seen is None or seen.ndim == 3 else {"mask": seen}
-        return self.mix(x, context, **how)
+        return self.mix(x, context, values=values, **how)
 
 
 @register_adapter(*classes(_BERT))

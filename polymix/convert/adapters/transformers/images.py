@@ -1,4 +1,4 @@
-"""Attention of the image encoders ViT and its relatives, BEiT, DETR and CvT."""
+"""Attention of the image encoders ViT and its relatives, CLIP, BEiT and CvT."""
 
 from __future__ import annotations
 
@@ -49,6 +49,31 @@ def _embeddings(host: Host) -> nn.Module | None:
     return next((part for part in found if hasattr(part, "patch_embeddings")), None)
 
 
+@register_adapter(*classes({"clip": "CLIP"}))
+class ClipAdapter(VitAdapter):
+    """(hidden_states, attention_mask) -> (output, None), in CLIP's image encoder, as in LLaVA, or its text encoder."""
+
+    @classmethod
+    def describe(cls, module: nn.Module, host: Host) -> AttentionSpec:
+        inner, attention = read(module)
+        embeddings = _clip_embeddings(host)
+        if embeddings is None:  # text, read in order
+            longest = getattr(inner.config, "max_position_embeddings", None)
+            return replace(attention, causal=True, any_length=True, max_tokens=longest)
+        return replace(attention, grid=next(grids(embeddings), None), prefix=1)
+
+    @classmethod
+    def feature_map(cls, module: nn.Module, host: Host) -> nn.Module | None:
+        embeddings = _clip_embeddings(host)
+        return None if embeddings is None else embeddings.get_submodule("patch_embedding")
+
+
+def _clip_embeddings(host: Host) -> nn.Module | None:
+    """The module that makes tokens from an image; None in the text encoder."""
+    found = (getattr(module, "embeddings", None) for module in host.chain())
+    return next((part for part in found if hasattr(part, "patch_embedding")), None)
+
+
 @register_adapter(*classes({"beit": "Beit"}))
 class BeitAdapter(VitAdapter):
     """Relative position biases are not applied. Where a layer has its own, they are not computed either."""
@@ -67,67 +92,46 @@ class BeitAdapter(VitAdapter):
         own = getattr(host.above(), "relative_position_bias", None) is not None
         return [(host.above(), "relative_position_bias", None)] if own else []
 
-    def alone(self, x: Tensor, given: dict[str, Any], cache: Any = None) -> Tensor:
+    def alone(self, x: Tensor, given: dict[str, Any], cache: Any = None, values: Tensor | None = None) -> Tensor:
         mask = given.get("attention_mask")
         if isinstance(mask, Tensor) and mask.is_floating_point():
             given = {**given, "attention_mask": mask > torch.finfo(mask.dtype).min / 2}
-        return super().alone(x, given, cache)
+        return super().alone(x, given, cache, values)
 
 
-@register_adapter(*(f"transformers.models.detr.modeling_detr.Detr{kind}Attention" for kind in ("Self", "Cross", "")))
-class DetrAdapter(EncoderAdapter):
-    """(x, positions, context, its positions) -> (output, None). Positions are added to the mixer's whole input."""
-
-    @classmethod
-    def describe(cls, module: nn.Module, host: Host) -> AttentionSpec:
-        inner, attention = read(module)
-        cross = host.name.endswith("encoder_attn")
-        queries = type(host.above()).__name__ == "DetrDecoderLayer" and not cross
-        config = next(filter(None, (getattr(part, "config", None) for part in (inner, *host.chain()))), None)
-        lost = {"position_embeddings": "added to values as well as queries and keys: a mixer has one input"}
-        return replace(
-            attention, cross=cross, any_length=not queries, drops={**attention.drops, **lost},
-            max_tokens=getattr(config, "num_queries", None) if queries else None,
-        )  # fmt: skip
-
-    @classmethod
-    def feature_map(cls, module: nn.Module, host: Host) -> nn.Module | None:
-        if type(host.above()).__name__ != "DetrEncoderLayer":
-            return None
-        parts = (pair for part in host.chain() for pair in part.named_modules())
-        return next((part for name, part in parts if name.rpartition(".")[2] == "position_embedding"), None)
-
-    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
-        given = self.named(args, kwargs)
-        x = _sum(given["hidden_states"], given.get("position_embeddings", given.get("object_queries")))
-        context = given.get("key_value_states")
-        if context is None:
-            return self.alone(x, given), None
-        theirs = given.get("encoder_position_embeddings", given.get("spatial_position_embeddings"))
-        return self.across(x, _sum(context, theirs), given.get("attention_mask")), None
-
-
-def _sum(x: Tensor, positions: Tensor | None) -> Tensor:
-    return x if positions is None else x + positions
+_CVT = "attention.convolution_projection_"
 
 
 @register_adapter(*classes({"cvt": "Cvt"}))
 class CvtAdapter(EncoderAdapter):
-    """(tokens, height, width) -> output. The mixer reads the output of the values' convolution, with stride 1."""
+    """(tokens, height, width) -> output. Queries, keys and values come from CvT's own convolutions.
 
-    copied_modules = ("attention.convolution_projection_value",)
-    convolution_projection_value: Any
+    A mixer with a separate context and values of their own reads all three, keys and values from fewer places where
+    CvT's convolutions have a stride. A mixer that makes queries and keys from the same tokens reads the convolutions of
+    queries and values, and a mixer with one input that of the values, all with stride 1.
+    """
 
     def __init__(self, mixer: TokenMixer, attention: AttentionSpec, module: nn.Module) -> None:
         super().__init__(mixer, attention, module)
-        self.convolution_projection_value.convolution_projection.convolution.stride = (1, 1)
+        if not mixer.capabilities.cross:
+            for name in self.copies(mixer):
+                convolution: Any = self.get_submodule(f"{name.rpartition('.')[2]}.convolution_projection.convolution")
+                convolution.stride = (1, 1)
+
+    @classmethod
+    def copies(cls, mixer: TokenMixer) -> tuple[str, ...]:
+        can = mixer.capabilities
+        if not can.has("values"):
+            return (f"{_CVT}value",)
+        keys = (f"{_CVT}key",) if can.cross and mixer.config.reads_keys else ()
+        return (f"{_CVT}query", *keys, f"{_CVT}value")
 
     @classmethod
     def describe(cls, module: nn.Module, host: Host) -> AttentionSpec:
         inner, attention = read(module)
-        parts = [f"attention.convolution_projection_{name}" for name in ("query", "key")]
+        parts = [f"{_CVT}{name}" for name in ("query", "key")]
         lost = [f"{part}.{key}" for part in parts for key, _ in module.get_submodule(part).named_parameters()]
-        why = dict.fromkeys(lost, "the mixer's one input comes from the values' convolution")
+        why = dict.fromkeys(lost, "the mixer has no input of its own for it")
         return replace(attention, prefix=int(inner.with_cls_token), any_length=True, drops={**attention.drops, **why})
 
     @classmethod
@@ -138,5 +142,15 @@ class CvtAdapter(EncoderAdapter):
     def forward(self, hidden_state: Tensor, height: int, width: int) -> Tensor:
         front, places = hidden_state.split([self.prefix, height * width], dim=1)
         image = places.transpose(1, 2).unflatten(2, (height, width))
-        x = torch.cat((front, self.convolution_projection_value(image)), dim=1)
-        return self.mix(x, grid=(height, width))
+        parts = {
+            name.removeprefix(_CVT): torch.cat((front, self.get_submodule(name.rpartition(".")[2])(image)), dim=1)
+            for name in self.copies(self.mixer)
+        }
+        value = parts["value"]
+        x = parts.get("query", value)
+        how = self.grid_options(x, (height, width))
+        if "query" not in parts:
+            return self.mixer(x, **how)
+        if not self.mixer.capabilities.cross:
+            return self.mixer(x, values=value, **how)
+        return self.mixer(x, parts["key"], values=value, **how) if "key" in parts else self.mixer(x, value, **how)

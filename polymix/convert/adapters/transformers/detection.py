@@ -1,0 +1,76 @@
+"""Attention of DETR, Conditional DETR and Table Transformer, which add positions to queries and keys, not to values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from polymix.convert.adapter import Host, register_adapter
+from polymix.convert.adapters.transformers.encoders import EncoderAdapter, classes, read
+from polymix.convert.spec import AttentionSpec
+
+_DETR = "transformers.models.detr.modeling_detr.Detr"
+_CONDITIONAL = "transformers.models.conditional_detr.modeling_conditional_detr"
+_PROJECTED = "projects positions; the mixer reads them added to the tokens"
+
+
+@register_adapter(
+    *(f"{_DETR}{kind}Attention" for kind in ("Self", "Cross", "")), f"{_CONDITIONAL}.ConditionalDetrSelfAttention",
+    f"{_CONDITIONAL}.DetrAttention", *classes({"table_transformer": "TableTransformer"}),
+)  # fmt: skip
+class DetrAdapter(EncoderAdapter):
+    """(x, positions, context, its positions) -> (output, None). Queries and keys get the positions, values do not.
+
+    Mixers with one input read x with the positions, unless `convert` is told otherwise.
+    """
+
+    positions = "all"
+
+    @classmethod
+    def describe(cls, module: nn.Module, host: Host) -> AttentionSpec:
+        inner, attention = read(module)
+        cross = host.name.endswith("encoder_attn")
+        queries = type(host.above()).__name__.endswith("DecoderLayer") and not cross
+        config = next(filter(None, (getattr(part, "config", None) for part in (inner, *host.chain()))), None)
+        return replace(
+            attention, cross=cross, any_length=not queries, own_values=True,
+            max_tokens=getattr(config, "num_queries", None) if queries else None,
+        )  # fmt: skip
+
+    @classmethod
+    def feature_map(cls, module: nn.Module, host: Host) -> nn.Module | None:
+        if not type(host.above()).__name__.endswith("EncoderLayer"):
+            return None
+        parts = (pair for part in host.chain() for pair in part.named_modules())
+        return next((part for name, part in parts if name.rpartition(".")[2] == "position_embedding"), None)
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+        given = self.named(args, kwargs)
+        x, context = given["hidden_states"], given.get("key_value_states")
+        query = _sum(x, _first(given, "position_embeddings", "query_position_embeddings", "object_queries"))
+        if context is None:
+            return self.alone(query, given, values=x), None
+        key = _sum(context, _first(given, "encoder_position_embeddings", "spatial_position_embeddings"))
+        return self.across(query, key, given.get("attention_mask"), context), None
+
+
+def _sum(x: Tensor, positions: Tensor | None) -> Tensor:
+    return x if positions is None else x + positions
+
+
+def _first(given: dict[str, Any], *names: str) -> Tensor | None:
+    """The first of the arguments that was passed; releases name it differently."""
+    return next((given[name] for name in names if given.get(name) is not None), None)
+
+
+@register_adapter(f"{_CONDITIONAL}.ConditionalDetrDecoderSelfAttention")
+class ConditionalDetrAdapter(DetrAdapter):
+    """Self-attention of the decoder, which projects positions before it adds them; the mixer reads their plain sum."""
+
+    @classmethod
+    def describe(cls, module: nn.Module, host: Host) -> AttentionSpec:
+        attention = super().describe(module, host)
+        lost = {f"{name}.{key}": _PROJECTED for name in ("q_pos_proj", "k_pos_proj") for key in ("weight", "bias")}
+        return replace(attention, drops={**attention.drops, **lost})
