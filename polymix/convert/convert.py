@@ -87,7 +87,7 @@ def convert(
     check_choice("multi_scale", multi_scale, (True, False))
     model = copies.deepcopy(model) if copy else model
     layers = attention_layers(model)
-    settled = resolve(plan, list(layers), mixer)
+    settled = resolve(plan, list(layers), mixer, _included(model, layers))
     chosen = {name: config for name, config in settled.items() if config is not None}
     calls = {} if input is None else record_layers(model, {name: layers[name] for name in chosen}, input)
     swaps = {
@@ -115,6 +115,15 @@ def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
         cure = "For a class of your own, write an adapter (polymix.register_adapter)."
         raise OptionError("model", got, "a model with attention of torch.nn, timm, transformers …", cure)
     return found
+
+
+def _included(model: nn.Module, layers: Mapping[str, nn.Module]) -> list[str]:
+    """The layers that a plan without names is for: all but those that their adapters leave alone by default."""
+    kinds = {name: adapter_for(part) for name, part in layers.items()}
+    included = [
+        name for name, kind in kinds.items() if kind is not None and kind.by_default(layers[name], Host(model, name))
+    ]
+    return included or list(layers)
 
 
 def _known(module: nn.Module, name: str, seen: set[int] | None = None) -> Iterator[tuple[str, nn.Module]]:
@@ -164,8 +173,9 @@ class _Swap:
                 config, attention = config.for_scales(()), replace(attention, equivalent=None)
             config = fitted(config, attention)
             if equal:
-                kept = sum(module.get_parameter(key).numel() for (key,) in kind.copied_parameters(module).values())
-                config = matched(config, attention.dim, parameters(module) - kept)
+                narrow = config.with_width(config.width_unit, attention.dim).build(attention.dim, device="meta")
+                copied = (module.get_submodule(name) for name in kind.copies(narrow))
+                config = matched(config, attention.dim, parameters(module) - sum(map(parameters, copied)))
             mixer = config.build(attention.dim, device=weight.device, dtype=weight.dtype)
             _check(mixer, attention)
             self.attention, self.mixer = attention, mixer
