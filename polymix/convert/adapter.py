@@ -103,6 +103,11 @@ class Adapter(nn.Module):
         raise NotImplementedError
 
     @classmethod
+    def by_default(cls, module: nn.Module, host: Host) -> bool:
+        """Whether a plan for all layers includes this one. Otherwise only a plan by names replaces it."""
+        return True
+
+    @classmethod
     def feature_map(cls, module: nn.Module, host: Host) -> nn.Module | None:
         """The host's module whose output (B, C, H, W) has one place per token after the prefix, if there is one.
 

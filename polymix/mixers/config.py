@@ -47,6 +47,7 @@ class MixerConfig:
     paper: ClassVar[Mapping[str, Any]] = {}  # the options of preset="paper"; see `with_preset`
     presets: ClassVar[tuple[str | None, ...]] = (None, "paper")
     own_values: ClassVar[bool] = True  # `convert` lets it read values apart from keys, if it can, without being told
+    width_option: ClassVar[str | None] = None  # the option that sets the number of inner channels
     sees_all: ClassVar[str] = "causal=False"  # the option that undoes `causal_by_build`
     bias: bool = True
     dropout: float = 0.0
@@ -131,6 +132,15 @@ class MixerConfig:
         """Whether the mixer depends on a grid that this config does not have."""
         grid_missing = self.placed and self.built_grid is None
         return not self.causal_by_build and (grid_missing or bool(self.call_options((1, 1))))
+
+    @property
+    def width_unit(self) -> int:
+        """A number that the number of inner channels has to be a multiple of."""
+        return 1
+
+    def with_width(self: Self, width: int, dim: int) -> Self:
+        """With this many inner channels, for `dim` channels. Configs with a `width_option` override it."""
+        return self
 
     def for_heads(self: Self, heads: int) -> Self:
         """Fill in the number of heads if it was left open (None)."""

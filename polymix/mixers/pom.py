@@ -244,6 +244,7 @@ class PomConfig(MixerConfig):
     reads_keys: ClassVar[bool] = False  # the gate reads the queries, the pool the values
     sees: ClassVar[str] = "everything, the past, blocks, any mask, segments, a context"
     sees_all: ClassVar[str] = "decay=None"
+    width_option: ClassVar[str | None] = "expand"
     paper: ClassVar[Mapping[str, Any]] = {"bias": False, "reduction": "sum"}
     degree: int = 2
     expand: float = 2
@@ -283,6 +284,14 @@ class PomConfig(MixerConfig):
 
     def call_options(self, grid: tuple[int, ...]) -> dict[str, Any]:
         return {"grid": grid} if self.rotary == "2d" else {}
+
+    @property
+    def width_unit(self) -> int:
+        pairs = 1 if self.rotary is None else 2 * AXES[self.rotary]
+        return math.lcm(self.groups, self.selection_heads or 1, self.decay or 1, pairs)
+
+    def with_width(self, width: int, dim: int) -> PomConfig:
+        return self.changed(expand=width / dim)
 
     def inner(self, dim: int) -> int:
         """D_inner for `dim` channels, after the checks that depend on it."""

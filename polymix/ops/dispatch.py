@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from polymix.errors import CapabilityError
+from polymix.errors import CapabilityError, OptionError
 from polymix.ops.native import library as native
 from polymix.ops.shared.signature import Signature
 from polymix.ops.shared.tensors import autocast_dtype, forward_mode, keep_memory
@@ -235,7 +235,8 @@ class Operator:
         signature: what kernels need of the arguments; checked before each launch, because kernels take addresses.
         kernels: "module:function" for each implementation, imported when it first runs and called with the schema's
             argument names. The module also has function_backward, which takes the gradients of the outputs first and
-            returns one gradient, or None, for each position in `wrt`.
+            returns one gradient, or None, for each position in `wrt`. A C kernel's also takes `needs`, a boolean for
+            each of them, and computes no gradient that is not needed.
     """
 
     def __init__(
@@ -249,13 +250,11 @@ class Operator:
         self.several = returns.startswith("(")
         forward, backward = f"polymix::{name}", f"polymix::{name}_backward"
         torch.library.define(forward, f"({arguments}, str impl) -> {returns}")
-        torch.library.define(backward, f"(Tensor[] grads, {arguments}, str impl) -> Tensor[]")
+        torch.library.define(backward, f"(Tensor[] grads, {arguments}, str impl, *, bool[]? needs=None) -> Tensor[]")
         torch.library.impl(forward, ("cpu", "cuda"), self._forward)
         torch.library.impl(backward, ("cpu", "cuda"), self._backward)
         torch.library.register_fake(forward, lambda *args: _contiguous(define(*args[:-1])))
-        torch.library.register_fake(
-            backward, lambda grads, *args: [t.new_empty(t.shape) for t in self._with_gradient(args)]
-        )
+        torch.library.register_fake(backward, self._fake_backward)
         torch.library.register_autograd(forward, self._differentiate, setup_context=self._save)
         self._op = getattr(torch.ops.polymix, name)
         self._op_backward = getattr(torch.ops.polymix, f"{name}_backward")
@@ -273,17 +272,24 @@ class Operator:
             return self._op(*args, impl)
         return _Undispatched.apply(self, *args, impl) if torch.is_grad_enabled() else self._forward(*args, impl)
 
-    def _with_gradient(self, args: Sequence[Any]) -> list[Tensor]:
-        return [args[i] for i in self.wrt if args[i] is not None]
+    def _needed(self, args: Sequence[Any], needs: Sequence[bool] | None) -> list[int]:
+        """The positions of the arguments whose gradients are needed; by default of all that have one."""
+        needs = [True] * len(self.wrt) if needs is None else needs
+        if len(needs) != len(self.wrt):
+            raise OptionError(f"{self.name}_backward: needs", f"{len(needs)} values", f"{len(self.wrt)}",
+                              "Pass one for each argument that has a gradient.")  # fmt: skip
+        return [i for i, needed in zip(self.wrt, needs, strict=True) if needed and args[i] is not None]
 
-    def _launch(self, impl: str, suffix: str, grads: Sequence[Tensor], args: Sequence[Any]) -> Any:
+    def _launch(
+        self, impl: str, suffix: str, grads: Sequence[Tensor], args: Sequence[Any], **more: Sequence[bool]
+    ) -> Any:
         kernel, by_name = self._kernel(impl, suffix), dict(zip(self.names, args, strict=True))
         if self.signature is not None:
             self.signature.check(self.name + suffix, impl, by_name, grads)
         if args[0].is_cpu:
-            return kernel(*grads, **by_name)
+            return kernel(*grads, **by_name, **more)
         with torch.cuda.device_of(args[0]):
-            return kernel(*grads, **by_name)
+            return kernel(*grads, **by_name, **more)
 
     @cache  # noqa: B019  operators live as long as the process
     def _kernel(self, impl: str, suffix: str) -> Callable[..., Any]:
@@ -298,22 +304,30 @@ class Operator:
         *args, impl = inputs
         return _contiguous(self.define(*args)) if impl == "eager" else self._launch(impl, "", (), args)
 
-    def _backward(self, grads: list[Tensor], *inputs: Any) -> list[Tensor]:
-        *args, impl = inputs
-        if impl == "eager":
-            return [grad.contiguous() for grad in self._by_definition(grads, args, create_graph=False)]
-        gradients, inputs_with_grad = self._launch(impl, "_backward", grads, args), self._with_gradient(args)
-        present = (grad for grad in gradients if grad is not None)
-        return [grad.to(t.dtype) for grad, t in zip(present, inputs_with_grad, strict=True)]
+    def _fake_backward(self, grads: list[Tensor], *inputs: Any, needs: Sequence[bool] | None = None) -> list[Tensor]:
+        args = inputs[: len(self.names)]
+        return [args[i].new_empty(args[i].shape) for i in self._needed(args, needs)]
 
-    def _by_definition(self, grads: Sequence[Tensor], args: Sequence[Any], create_graph: bool) -> list[Tensor]:
-        """Compute the gradients by running the definition again and differentiating it."""
+    def _backward(self, grads: list[Tensor], *inputs: Any, needs: Sequence[bool] | None = None) -> list[Tensor]:
+        args, impl = inputs[: len(self.names)], inputs[len(self.names)]
+        wrt = self._needed(args, needs)
+        if impl == "eager":
+            return [grad.contiguous() for grad in self._by_definition(grads, args, wrt, create_graph=False)]
+        more = {"needs": [i in wrt for i in self.wrt]} if impl == "native" else {}
+        gradients = dict(zip(self.wrt, self._launch(impl, "_backward", grads, args, **more), strict=True))
+        return [gradients[i].to(args[i].dtype) for i in wrt]
+
+    def _by_definition(
+        self, grads: Sequence[Tensor], args: Sequence[Any], wrt: Sequence[int], create_graph: bool
+    ) -> list[Tensor]:
+        """Compute the gradients of the arguments `wrt` by running the definition again and differentiating it."""
         autograd = torch._C.DispatchKey.AutogradFunctionality  # a dispatch mode switches autograd off; switch it on
         with torch.enable_grad(), torch._C._SetExcludeDispatchKeyGuard(autograd, False):
             # Views, so that no gradient flows from one argument to another.
-            leaves = [a.view_as(a) if create_graph else a.detach().requires_grad_() for a in self._with_gradient(args)]
-            rest = iter(leaves)
-            outputs = self.define(*(next(rest) if i in self.wrt and a is not None else a for i, a in enumerate(args)))
+            given = [args[i] for i in wrt]
+            leaves = [a.view_as(a) if create_graph else a.detach().requires_grad_() for a in given]
+            by_position = dict(zip(wrt, leaves, strict=True))
+            outputs = self.define(*(by_position.get(i, a) for i, a in enumerate(args)))
             outputs = outputs if self.several else (outputs,)
             gradients = torch.autograd.grad(outputs, leaves, grads, create_graph=create_graph, allow_unused=True)
         return [torch.zeros_like(t) if grad is None else grad for grad, t in zip(gradients, leaves, strict=True)]
@@ -323,18 +337,23 @@ class Operator:
         ctx.save_for_backward(*(inputs[i] for i in ctx.positions))
         ctx.others = [None if isinstance(value, Tensor) else value for value in inputs]
 
-    def _differentiate(self, ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def _differentiate(
+        self, ctx: Any, *grads: Tensor, needs_input_grad: Sequence[bool] | None = None
+    ) -> tuple[Tensor | None, ...]:
         inputs = list(ctx.others)
         for place, tensor in zip(ctx.positions, ctx.saved_tensors, strict=True):
             inputs[place] = tensor
         *args, impl = inputs
+        asked = ctx.needs_input_grad if needs_input_grad is None else needs_input_grad
+        needs = [bool(asked[i]) for i in self.wrt]
+        wrt = self._needed(args, needs)
         if torch.is_grad_enabled() or any(map(_is_batched, grads)):
-            gradients = self._by_definition(grads, args, create_graph=torch.is_grad_enabled())
+            gradients = self._by_definition(grads, args, wrt, create_graph=torch.is_grad_enabled())
         else:
             backward = self._backward if _bypasses_dispatcher(impl) else self._op_backward
-            gradients = backward(list(grads), *args, impl)
+            gradients = backward(list(grads), *args, impl, needs=needs)
         by_position: list[Tensor | None] = [None] * (len(args) + 1)
-        for position, grad in zip((i for i in self.wrt if args[i] is not None), gradients, strict=True):
+        for position, grad in zip(wrt, gradients, strict=True):
             by_position[position] = grad
         return tuple(by_position)
 
@@ -362,7 +381,7 @@ class _Undispatched(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return (None, *ctx.operator._differentiate(ctx, *grads))
+        return (None, *ctx.operator._differentiate(ctx, *grads, needs_input_grad=ctx.needs_input_grad[1:]))
 
 
 def _bypasses_dispatcher(impl: str) -> bool:

@@ -230,12 +230,16 @@ class MambaConfig(ScanConfig):
     )
     sees: ClassVar[str] = "the past, or everything"
     layer_of: ClassVar[str | None] = "transformers"
+    width_option: ClassVar[str | None] = "expand"
     state_size: int = 16
     conv_kernel: int = 4
     expand: float = 2
     time_step_rank: int | None = None
     dt_min: float = 1e-3
     dt_max: float = 0.1
+
+    def with_width(self, width: int, dim: int) -> MambaConfig:
+        return self.changed(expand=width / dim)
 
     def check(self) -> None:
         super().check()

@@ -1,8 +1,8 @@
 /* The output stage of PoM and Poly-SA, forward and backward: a linear map of the tokens, gated by a pooled vector, and a
    projection. The outputs of the inner map never leave the cache. */
 
-#include "blocks.h"
 #include "functions.h"
+#include "gradients.h"
 
 /* ---- gated: W_o (act(W x_n + b) ⊙ H ⊙ p_n) + b_o, with one H per sample and one factor p_n per head, or 1. `last` is W_o
    and may be NULL for no projection. ---- */
@@ -22,11 +22,11 @@ int linear_gated(const Tokens *x, const Linear *w, const float *gate, const floa
                  const Sizes *s) {
   int64_t items = s->batch * blocks_of(s), width = padded(s->width);
   int64_t each = size_of_rows(s->dim) + size_of_rows(s->width) + size_of_rows(s->out) + 2 * width;
-  float *whole = reserve(size_of_packed(s->width, s->dim) + size_of_packed(s->out, s->width) + s->threads * each);
+  float *whole = reserve(size_of_packed(s->width, s->dim) + size_of_packed(s->out, s->width) + team_of(s) * each);
   float *place = whole;
   if (!whole) return 1;
   Packed map = take_packed(&place, s->width, s->dim), end = take_packed(&place, s->out, s->width);
-#pragma omp parallel num_threads(s->threads)
+#pragma omp parallel num_threads(team_of(s))
   {
     float *own = place + omp_get_thread_num() * each, *factors = take(&own, width), *gate_row = take(&own, width);
     Rows room_in = take_rows(&own, s->dim), u = take_rows(&own, s->width), room_out = take_rows(&own, s->out);
@@ -67,32 +67,36 @@ INLINE void gated_back(Rows u, Rows dz, Block k, const float *gate, float *facto
   }
 }
 
-/* The gradients of x, W, b, gate, p (batch, heads, tokens; may be NULL), W_o and b_o, for grad (batch, tokens, out). */
+/* The gradients of x, W, b, gate, p (batch, heads, tokens), W_o and b_o, for grad (batch, tokens, out). Each but that of the
+   gate may be NULL if nobody asks for it. */
 int linear_gated_backward(const Tokens *grad, const Tokens *x, const Linear *w, const float *gate, const float *p,
                           const Linear *last, const Tokens *grad_x, float *grad_w, float *grad_b, float *grad_gate,
                           float *grad_p, float *grad_last, float *grad_last_b, const Sizes *s) {
-  int64_t items = s->batch * blocks_of(s), width = padded(s->width), ins = padded(s->dim), ends = padded(s->out);
-  int64_t of_w = width * ins, of_last = ends * width, sums = of_w + width + of_last + ends;
-  int64_t each = 2 * size_of_rows(s->dim) + 2 * size_of_rows(s->width) + size_of_rows(s->out) + 3 * width + sums;
-  int64_t packed = size_of_packed(s->width, s->dim) + size_of_packed(s->dim, s->width) + size_of_packed(s->width, s->out);
-  float *whole = reserve(packed + items * width + s->threads * each), *place = whole;
+  int64_t items = s->batch * blocks_of(s), width = padded(s->width);
+  int64_t each = 2 * size_of_rows(s->dim) + 2 * size_of_rows(s->width) + size_of_rows(s->out) + 3 * width;
+  Totals t = {0};
+  Gradient of_w = gradient_of(&t, grad_w, grad_b, width, padded(s->dim));
+  Gradient of_last = gradient_of(&t, grad_last, grad_last_b, padded(s->out), width);
+  int64_t packed = size_of_packed(s->width, s->dim) + size_of_packed(s->width, s->out);
+  packed += grad_x ? size_of_packed(s->dim, s->width) : 0;
+  float *whole = reserve(packed + items * width + settle(&t, items, s) + team_of(s) * each), *place = whole;
   if (!whole) return 1;
-  Packed map = take_packed(&place, s->width, s->dim), back = take_packed(&place, s->dim, s->width);
-  Packed end_back = take_packed(&place, s->width, s->out);
-  float *parts = take(&place, items * width);
-#pragma omp parallel num_threads(s->threads)
+  Packed map = take_packed(&place, s->width, s->dim), end_back = take_packed(&place, s->width, s->out), back = {0};
+  if (grad_x) back = take_packed(&place, s->dim, s->width);
+  float *totals = take_totals(&place, t), *parts = take(&place, items * width);
+#pragma omp parallel num_threads(team_of(s))
   {
-    float *own = place + omp_get_thread_num() * each, *total = take(&own, sums), *total_last = total + of_w + width;
-    float *factors = take(&own, width), *gate_row = take(&own, width), *product_row = take(&own, width);
+    float *own = place + omp_get_thread_num() * each, *factors = take(&own, width), *gate_row = take(&own, width);
+    float *product_row = take(&own, width);
     Rows room_in = take_rows(&own, s->dim), room_out = take_rows(&own, s->dim), room_g = take_rows(&own, s->out);
     Rows u = take_rows(&own, s->width), dz = take_rows(&own, s->width);
     pack_linear(map, w);
-    pack_back(back, w);
+    if (grad_x) pack_back(back, w);
     if (last) pack_back(end_back, last);
-    clear(total, sums);
     clear(factors, width);
-#pragma omp for schedule(static)
-    for (int64_t item = 0; item < items; item++) {
+    Share share = share_of(omp_get_thread_num(), totals, t, s);
+    for (; item_of(&share) < share.run.to; next_turn(&share)) {
+      int64_t item = item_of(&share);
       Block k = block_of(s, item);
       Rows in = read_block(room_in, x, k, s);
       load_row(gate_row, gate + k.b * s->width, s->width);
@@ -104,19 +108,14 @@ int linear_gated_backward(const Tokens *grad, const Tokens *x, const Linear *w, 
 #define BACK(kind) gated_back(u, dz, k, gate_row, factors, p, parts + item * width, product_row, grad_p, s, kind)
       OF_KIND(s->kind, BACK)
 #undef BACK
-      if (last) {
-        outer(g, u, k.rows, total_last);
-        add_rows(g, k.rows, total_last + of_last);
-      }
-      product_back(dz, in, back, total, room_out, grad_x, k, s);
+      add_gradient(&share, of_last, g, u, k.rows);
+      add_gradient(&share, of_w, dz, in, k.rows);
+      if (grad_x) write_product(dz, back, room_out, grad_x, k, s->dim, s);
     }
+#pragma omp barrier
     add_blocks(grad_gate, parts, 1, s->width, s);
-    add_threads(grad_w, place, each, s->width, s->dim);
-    add_threads(grad_b, place + of_w, each, 1, s->width);
-    if (last) {
-      add_threads(grad_last, place + of_w + width, each, s->out, s->width);
-      add_threads(grad_last_b, place + of_w + width + of_last, each, 1, s->out);
-    }
+    write_gradient(of_w, totals, s->width, s->dim, t, s);
+    write_gradient(of_last, totals, s->out, s->width, t, s);
   }
   free(whole);
   return 0;

@@ -2,8 +2,10 @@
 
 x is (B, N, D) in float32 or bfloat16. All arithmetic is float32: results per token are rounded once to the dtype of
 x; sums and gradients of weights stay float32. Memory besides the results: the packed weights, a few blocks of 128
-tokens per thread and, in the backward, a copy of the weights' gradients per thread. Cost: the forward takes the two
-maps once; the backward takes the inner map three times and the outer map twice.
+tokens per thread and, in the backward, copies of the weights' gradients: one per thread as long as they fit in
+32 MiB, then fewer, which threads share (native/gradients.h). A weight that needs no gradient costs nothing in the
+backward. Cost: the forward takes the two maps once; the backward takes the inner map three times and the outer map
+twice.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polymix.ops.native.arrays import dense, full, linear_of, room_like, sizes_of, tokens
+from polymix.ops.native.arrays import Needs, dense, full, linear_of, rooms_like, sizes_of, tokens
 from polymix.ops.native.library import call
 from polymix.ops.shared.blocks import output
 
@@ -33,7 +35,7 @@ def gated(
 
 def gated_backward(
     grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, gate: Tensor, p: Tensor | None, last: Tensor | None,
-    last_bias: Tensor | None, activation: str,
+    last_bias: Tensor | None, activation: str, needs: Needs,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """The gradients of `gated`: with u = x Wᵀ + b, a = act(u) and dz = grad W_o,
 
@@ -41,14 +43,15 @@ def gated_backward(
     """
     grad, x, weight, bias, gate, p = dense(grad), dense(x), full(weight), full(bias), full(gate), full(p)
     last, last_bias = full(last), full(last_bias)
-    grad_x, grad_w, grad_b = room_like(x), torch.empty_like(weight), weight.new_empty(weight.shape[0])
-    grad_gate, grad_p = torch.empty_like(gate), None if p is None else p.new_empty(x.shape[0], *p.shape)
-    grad_last, grad_last_b = (None, None) if last is None else (torch.empty_like(last), last.new_empty(last.shape[0]))
+    grad_gate, grad_p = torch.empty_like(gate), None
+    if p is not None and needs[4]:
+        grad_p = p.new_empty(x.shape[0], *p.shape)
+    grad_x, grad_w, grad_b, grad_last, grad_last_b = rooms_like(
+        (x, weight, bias, last, last_bias), (*needs[:3], *needs[5:])
+    )
     call("linear_gated_backward", tokens(grad), tokens(x), linear_of(weight, bias), gate, p,
          None if last is None else linear_of(last, last_bias), tokens(grad_x), grad_w, grad_b,
          grad_gate, grad_p, grad_last, grad_last_b,
          sizes_of(x, weight.shape[0], p, out=grad.shape[2], activation=activation))  # fmt: skip
-    return (
-        grad_x, grad_w, None if bias is None else grad_b, grad_gate, None if grad_p is None else grad_p.sum(0),
-        grad_last, None if last_bias is None else grad_last_b,
-    )  # fmt: skip
+    grad_p = None if grad_p is None else grad_p.sum(0)
+    return grad_x, grad_w, grad_b, grad_gate if needs[3] else None, grad_p, grad_last, grad_last_b

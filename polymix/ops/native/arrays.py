@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import overload
 
 import torch
@@ -83,3 +84,11 @@ def hidden(mask: Tensor | None) -> Tensor | None:
 def room_like(x: Tensor) -> Tensor:
     """Allocate a contiguous gradient of x."""
     return x.new_empty(x.shape)
+
+
+Needs = Sequence[bool]  # for each argument that has gradients, in order: whether anybody asks for its gradient
+
+
+def rooms_like(arguments: Sequence[Tensor | None], needs: Needs) -> list[Tensor | None]:
+    """Allocate the gradients that are needed; None for the others, for which the kernels do no work."""
+    return [room_like(x) if x is not None and needed else None for x, needed in zip(arguments, needs, strict=True)]

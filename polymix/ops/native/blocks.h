@@ -1,4 +1,4 @@
-/* Blocks of tokens, for kernels that take one block after another through all their steps; sums over blocks and threads. */
+/* Blocks of tokens, for kernels that take one block after another through all their steps, and sums over blocks. */
 
 #pragma once
 #include <omp.h>
@@ -23,7 +23,14 @@ INLINE int hidden(const uint8_t *mask, const Sizes *s, Block k, int64_t row) {
   return mask && !mask[k.b * s->tokens + k.first + row];
 }
 INLINE vec *at(float *row, int64_t c) { return (vec *)(row + c); }
-INLINE float *reserve(int64_t size) { return room(over(size, LANES)); }
+/* The threads that a call can keep busy. */
+INLINE int64_t team_of(const Sizes *s) { return most(1, least(s->threads, s->batch * blocks_of(s))); }
+
+extern _Thread_local int64_t scratch_bytes; /* in scratch.c */
+static float *reserve(int64_t size) {
+  scratch_bytes = (int64_t)sizeof(vec) * over(size, LANES);
+  return room(over(size, LANES));
+}
 static void clear(float *to, int64_t size) { memset(to, 0, sizeof(float) * size); }
 
 static void load_row(float *to, const float *from, int64_t width) {
@@ -44,18 +51,6 @@ static void add_blocks(float *to, const float *parts, int64_t rows, int64_t widt
     }
 }
 
-/* to (rows, width) = the sum over the threads of their (rows, pitch), which lie `step` apart. All threads must call this. */
-static void add_threads(float *to, const float *parts, int64_t step, int64_t rows, int64_t width) {
-  int64_t threads = omp_get_num_threads();
-#pragma omp for schedule(static)
-  for (int64_t row = 0; row < rows; row++)
-    for (int64_t c = 0; c < width; c += LANES) {
-      vec sum = {0};
-      for (int64_t t = 0; t < threads; t++) sum += *(const vec *)(parts + t * step + row * padded(width) + c);
-      put(to, row * width + c, least(LANES, width - c), 0, sum);
-    }
-}
-
 /* The tokens of a block, for reading only. */
 INLINE Rows read_block(Rows room, const Tokens *x, Block k, const Sizes *s) {
   return load(room, x, k.b, k.first, k.rows, s->dim, s->bf16);
@@ -66,14 +61,6 @@ static void write_product(Rows u, Packed w, Rows room, const Tokens *y, Block k,
   product(u, k.rows, w, out, 0);
   store(out, y, k.b, k.first, k.rows, width, s->bf16);
 }
-/* The backward of a linear map of the tokens `in`, where du is the gradient of its outputs. The gradients of W and then b
-   are added to `total`; the gradient of the tokens is written to grad_x. */
-static void product_back(Rows du, Rows in, Packed back, float *total, Rows room, const Tokens *grad_x, Block k, const Sizes *s) {
-  outer(du, in, k.rows, total);
-  add_rows(du, k.rows, total + du.width * in.width);
-  write_product(du, back, room, grad_x, k, s->dim, s);
-}
-
 /* ---- one factor per head: p (heads, tokens), repeated over the channels of a head, or summed over them ---- */
 
 /* row = p[head, n], repeated over the channels of each head; 1 without p */

@@ -59,6 +59,18 @@ def call(name: str, *args: Tensor | ctypes.Structure | int | None) -> None:
         raise MemoryError(f"polymix: {name}: not enough memory for its buffers")
 
 
+def scratch_bytes() -> int:
+    """The bytes that this thread's last call allocated for itself, besides its results; 0 without kernels.
+
+    Convolutions are not counted: they take at most 1 MiB per thread.
+    """
+    library = _library()
+    if isinstance(library, str):
+        return 0
+    library.scratch_of_last_call.restype = ctypes.c_int64
+    return int(library.scratch_of_last_call())
+
+
 def _as_c(value: Tensor | ctypes.Structure | int | None) -> object:
     """Convert an argument for ctypes: tensors and structures are passed by address."""
     if isinstance(value, Tensor):

@@ -91,12 +91,12 @@ INLINE void product_tile(const float *x, int64_t by, const float *w, int64_t in,
     UNROLL for (int a = 0; a < A; a++) *(floats *)(y + t * pitch + a * LANES) = sums[t][a];
 }
 
-/* total[t, a] += Σ_r x[r, t] y[r, a] */
+/* total[t, a] = Σ_r x[r, t] y[r, a], or += if `more`. The rows are summed first: the longer a float32 sum, the less precise. */
 INLINE void outer_tile(const float *x, int64_t by, const float *y, int64_t pitch, int64_t rows, float *total,
-                       int64_t step, const int T, const int A) {
+                       int64_t step, int more, const int T, const int A) {
   vec sums[TALL][ACROSS], values[ACROSS];
   UNROLL for (int t = 0; t < T; t++)
-    UNROLL for (int a = 0; a < A; a++) sums[t][a] = *(const vec *)(total + t * step + a * LANES);
+    UNROLL for (int a = 0; a < A; a++) sums[t][a] = (vec){0};
   for (int64_t r = 0; r < rows; r++, x += by, y += pitch) {
     UNROLL for (int a = 0; a < A; a++) values[a] = *(const floats *)(y + a * LANES);
     UNROLL for (int t = 0; t < T; t++) {
@@ -105,11 +105,14 @@ INLINE void outer_tile(const float *x, int64_t by, const float *y, int64_t pitch
     }
   }
   UNROLL for (int t = 0; t < T; t++)
-    UNROLL for (int a = 0; a < A; a++) *(vec *)(total + t * step + a * LANES) = sums[t][a];
+    UNROLL for (int a = 0; a < A; a++) {
+      vec *to = (vec *)(total + t * step + a * LANES);
+      *to = more ? *to + sums[t][a] : sums[t][a];
+    }
 }
 
 typedef void ProductTile(const float *, int64_t, const float *, int64_t, const float *, int64_t, float *, int64_t);
-typedef void OuterTile(const float *, int64_t, const float *, int64_t, int64_t, float *, int64_t);
+typedef void OuterTile(const float *, int64_t, const float *, int64_t, int64_t, float *, int64_t, int);
 #define DEFINE_TILES(T, A)                                                                                          \
   static void product_##T##_##A(const float *x, int64_t by, const float *w, int64_t in, const float *start,         \
                                 int64_t step, float *y, int64_t pitch) {                                            \
@@ -117,8 +120,8 @@ typedef void OuterTile(const float *, int64_t, const float *, int64_t, int64_t, 
   }
 #define DEFINE_OUTER(A)                                                                                             \
   static void outer_##A(const float *x, int64_t by, const float *y, int64_t pitch, int64_t rows, float *total,      \
-                        int64_t step) {                                                                             \
-    outer_tile(x, by, y, pitch, rows, total, step, TALL, A);                                                        \
+                        int64_t step, int more) {                                                                   \
+    outer_tile(x, by, y, pitch, rows, total, step, more, TALL, A);                                                  \
   }
 #define NAME(T, A) product_##T##_##A
 #define DEFINE_ACROSS(T) DEFINE_TILES(T, 1) DEFINE_TILES(T, 2) DEFINE_TILES(T, 3)
@@ -159,21 +162,23 @@ INLINE Packed panel_of(Packed w, int64_t first) {
 }
 INLINE Rows columns_of(Rows u, int64_t first) { return (Rows){u.at + first, least(PANEL, u.width - first), u.pitch}; }
 
+/* The first `high` rows of columns [first, first + PANEL) of total (width of x, width of y) = Σ_r x[r] ⊗ y[r], or +=. */
+static void outer_panel(Rows x, Rows y, int64_t rows, float *total, int64_t first, int64_t high, int more) {
+  int64_t across = least(ACROSS, (y.width - first) / LANES) - 1;
+  for (int64_t t = 0; t < high; t += TALL)
+    outers[across](x.at + t, x.pitch, y.at + first, y.pitch, rows, total + t * y.width + first, y.width, more);
+}
 /* total (width of x, width of y) += Σ_r x[r] ⊗ y[r] */
 static void outer(Rows x, Rows y, int64_t rows, float *total) {
-  for (int64_t first = 0; first < y.width; first += ACROSS * LANES) {
-    int64_t across = least(ACROSS, (y.width - first) / LANES) - 1;
-    for (int64_t t = 0; t < x.width; t += TALL)
-      outers[across](x.at + t, x.pitch, y.at + first, y.pitch, rows, total + t * y.width + first, y.width);
-  }
+  for (int64_t first = 0; first < y.width; first += PANEL) outer_panel(x, y, rows, total, first, x.width, 1);
 }
 
-/* total (width) += Σ_r x[r] */
-static void add_rows(Rows x, int64_t rows, float *total) {
+/* total (width) = Σ_r x[r], or += if `more` */
+static void add_rows(Rows x, int64_t rows, float *total, int more) {
   for (int64_t c = 0; c < x.width; c += LANES) {
-    vec sum = {0};
+    vec sum = {0}, *to = (vec *)(total + c);
     for (int64_t r = 0; r < rows; r++) sum += *(const floats *)(x.at + r * x.pitch + c);
-    *(vec *)(total + c) += sum;
+    *to = more ? *to + sum : sum;
   }
 }
 

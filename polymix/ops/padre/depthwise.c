@@ -178,7 +178,7 @@ int depthwise(const Tokens *x, const float *shift, const Tokens *scale, const Ta
   int64_t blocks = over(s->dim, LANES), places = over(s->oh, all.rows) * over(s->ow, all.cols);
   int64_t items = s->batch * blocks * places, pitch = all.cols + s->kw - 1, taps = s->kh * s->kw;
   int failed = 0;
-#pragma omp parallel num_threads(s->threads)
+#pragma omp parallel num_threads(most(1, least(s->threads, items)))
   {
     vec *w = room(taps), *in = room(pitch * (all.rows + s->kh - 1)), out[LARGEST], add = {0}, moved = {0};
     int64_t block = -1;
@@ -230,16 +230,16 @@ int depthwise(const Tokens *x, const float *shift, const Tokens *scale, const Ta
   return failed;
 }
 
-/* weight = Σ g ⊙ (x at the tap) and bias (D) = Σ g over samples and outputs, with g = grad ⊙ scale; scale may be NULL.
-   Returns 0, or 1 if memory cannot be allocated. */
+/* weight = Σ g ⊙ (x at the tap) and bias (D) = Σ g over samples and outputs, with g = grad ⊙ scale; scale may be NULL, as may
+   weight and bias if nobody asks for them. Returns 0, or 1 if memory cannot be allocated. */
 int depthwise_weight(const Tokens *x, const Tokens *grad, const Tokens *scale, const Taps *weight, float *bias,
                      const Shape *s) {
   Strip all = largest(s);
   int64_t blocks = over(s->dim, LANES), places = over(s->oh, all.rows) * over(s->ow, all.cols);
   int64_t pitch = all.cols + s->kw - 1, tiles = all.cols / all.tile;
-  int64_t splits = least(s->kh, over(s->threads, blocks)); /* with few channels, threads share the rows of the kernel */
+  int64_t splits = weight ? least(s->kh, over(s->threads, blocks)) : 1; /* with few channels, threads share the rows of the kernel */
   int failed = 0;
-#pragma omp parallel num_threads(s->threads)
+#pragma omp parallel num_threads(most(1, least(s->threads, blocks * splits)))
   {
     vec *in = room(pitch * (all.rows + s->kh - 1)), *g = room(all.cols * all.rows), out[LARGEST];
     doubles *sum = aligned_alloc(sizeof(doubles), sizeof(doubles) * (s->kh * s->kw + 1));
@@ -256,10 +256,10 @@ int depthwise_weight(const Tokens *x, const Tokens *grad, const Tokens *scale, c
       for (int64_t part = 0; part < s->batch * places; part++) {
         Strip p = strip(s, all, part / places, block, part % places);
         int64_t top = p.row - s->top;
-        pack(in, x, (vec){0}, NULL, s, &p, s->h, s->w, top, p.rows + s->kh - 1, p.col - s->left, pitch);
+        if (weight) pack(in, x, (vec){0}, NULL, s, &p, s->h, s->w, top, p.rows + s->kh - 1, p.col - s->left, pitch);
         vec added = pack(g, grad, (vec){0}, scale, s, &p, s->oh, s->ow, p.row, p.rows, p.col, p.cols);
         *whole += __builtin_convertvector(added, doubles);
-        for (int64_t k = split; k < s->kh; k += splits) {
+        for (int64_t k = split; weight && k < s->kh; k += splits) {
           int64_t first = least(p.rows, most(0, -top - k)), last = most(first, least(p.rows, s->h - top - k));
           for (int64_t q = 0; q < s->kw;) {
             const Form *f = form(p.tile, s->kw - q);
@@ -271,10 +271,10 @@ int depthwise_weight(const Tokens *x, const Tokens *grad, const Tokens *scale, c
         }
       }
       int64_t lanes = least(LANES, s->dim - block * LANES);
-      for (int64_t k = split; k < s->kh; k += splits)
+      for (int64_t k = split; weight && k < s->kh; k += splits)
         for (int64_t t = k * s->kw; t < (k + 1) * s->kw; t++)
           for (int64_t i = 0; i < lanes; i++) *tap(weight, s, block * LANES + i, t) = (float)sum[t][i];
-      if (split == 0)
+      if (bias && split == 0)
         for (int64_t i = 0; i < lanes; i++) bias[block * LANES + i] = (float)(*whole)[i];
     }
     free(in);

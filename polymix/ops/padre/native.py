@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polymix.ops.native.arrays import dense, tokens
+from polymix.ops.native.arrays import Needs, dense, tokens
 from polymix.ops.native.library import call
 from polymix.ops.padre import blocked
 from polymix.ops.padre.eager import Convolution, pad
@@ -133,33 +133,41 @@ def _band(
 
 def step_backward(
     grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor | None, grid: Axes, *,
-    causal: bool = False, dilation: int = 1,
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    causal: bool = False, dilation: int = 1, needs: Needs = (True,) * 4,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
     """The gradients of `step` for grad (B, N, D). With g = grad ⊙ y, which is never stored:
 
         x:  g convolved with the flipped kernel     weight:  Σ_{b,n} g ⊙ (x at the tap)
         y:  grad ⊙ (depthwise(x) + bias)            bias:    Σ_{b,n} g
 
     Returns:
-        The gradients of x and y in their dtypes, and of the weight and the bias in float32; None for arguments that
-        are None. Cost: three forward steps, or two if y is None. The result does not depend on the number of threads,
-        to the bit.
+        The gradients of x, the weight, the bias and y; those of x and y in their dtypes, the others in float32. None
+        for arguments that are None, or whose gradient `needs` does not ask for. Cost: three forward steps, less one
+        for each of x, y, and the weight with the bias that is not needed. The result does not depend on the number of
+        threads, to the bit.
     """
     weight, geometry = weight.float().contiguous(), _geometry(x, weight, grid, causal)
-    grad_x = _conv(grad, y, geometry.taps(weight, flipped=True), None, None, geometry.transposed())
-    grad_y = None if y is None else _conv(x, None, geometry.taps(weight), bias, grad, geometry)
-    sums, bias_sums = torch.zeros_like(weight), weight.new_empty(x.shape[2])  # taps that reach no token stay zero
+    of_x, of_weight, of_bias, of_y = needs
+    grad_x, grad_y, of_bias = None, None, of_bias and bias is not None
+    if of_x:
+        grad_x = _conv(grad, y, geometry.taps(weight, flipped=True), None, None, geometry.transposed())
+    if of_y and y is not None:
+        grad_y = _conv(x, None, geometry.taps(weight), bias, grad, geometry)
+    if not (of_weight or of_bias):
+        return grad_x, None, None, grad_y
+    sums = torch.zeros_like(weight) if of_weight else None  # taps that reach no token stay zero
+    bias_sums = weight.new_empty(x.shape[2]) if of_bias else None
     x, grad, y = dense(x), dense(grad), dense(y)
     call(
         "depthwise_weight",
         tokens(x),
         tokens(grad),
         tokens(y),
-        geometry.taps(sums),
+        None if sums is None else geometry.taps(sums),
         bias_sums,
         geometry.shape(x),
     )
-    return grad_x, sums, None if bias is None else bias_sums, grad_y
+    return grad_x, sums, bias_sums, grad_y
 
 
 def apply(grid: Axes, channel: Linear | None, token: Convolution | None, x: Tensor, times: Tensor | None) -> Tensor:

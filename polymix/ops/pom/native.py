@@ -2,16 +2,17 @@
 
 x is (B, N, D) in float32 or bfloat16. All arithmetic is float32: results per token are rounded once to the dtype of
 x; sums and gradients of weights stay float32. Memory besides the results: the packed weights, a few blocks of 128
-tokens per thread and, in the backward, a copy of the weights' gradients per thread. Cost: the forward takes the map
+tokens per thread and, in the backward, copies of the weights' gradients: one per thread as long as they fit in
+32 MiB, then fewer, which threads share (native/gradients.h). A weight that needs no gradient costs nothing in the
+backward. Cost: the forward takes the map
 once, the backward three times.
 """
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from polymix.ops.native.arrays import KINDS, dense, full, hidden, linear_of, room_like, sizes_of, tokens
+from polymix.ops.native.arrays import KINDS, Needs, dense, full, hidden, linear_of, rooms_like, sizes_of, tokens
 from polymix.ops.native.library import call
 from polymix.ops.pom.eager import PomOptions, PomWeights
 from polymix.ops.shared.blocks import output
@@ -27,15 +28,22 @@ def powers(x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, 
 
 
 def powers_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, activation: str, degree: int
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    activation: str,
+    degree: int,
+    needs: Needs,
 ) -> tuple[Tensor | None, ...]:
     """The gradients of `powers`: with du = act'(u) Σ_p p g_p h^(p-1), dx = du W, dW = Σ duᵀ x, db = Σ du."""
     grad, x, weight, mask = full(grad), dense(x), full(weight), hidden(mask)
-    grad_x, grad_w, grad_b = room_like(x), torch.empty_like(weight), weight.new_empty(weight.shape[0])
     bias, sizes = full(bias), sizes_of(x, weight.shape[0], activation=activation, degree=degree)
+    grad_x, grad_w, grad_b = rooms_like((x, weight, bias), needs)
     call("linear_powers_backward", grad, tokens(x), linear_of(weight, bias), mask, tokens(grad_x),
          grad_w, grad_b, sizes)  # fmt: skip
-    return grad_x, grad_w, None if bias is None else grad_b
+    return grad_x, grad_w, grad_b
 
 
 def causal(x: Tensor, weights: PomWeights, options: PomOptions, mask: Tensor | None = None) -> Tensor:

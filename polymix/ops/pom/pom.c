@@ -2,13 +2,11 @@
    The outputs of the map never leave the cache.
 
    Each thread takes one block of tokens at a time through all steps. Sums over tokens are float32 within a block and double
-   over the blocks, in a fixed order, so they do not depend on the number of threads. The gradients of weights are summed per
-   thread. */
+   over the blocks, in a fixed order, so they do not depend on the number of threads. The gradients of weights are summed as
+   gradients.h says. */
 
-#include <sched.h>
-
-#include "blocks.h"
 #include "functions.h"
+#include "gradients.h"
 
 /* ---- powers: Σ_j h_j^p for p = 1 … degree, h = act(W x_j + b) ---- */
 
@@ -28,11 +26,11 @@ INLINE void add_powers(Rows u, Block k, const uint8_t *mask, const Sizes *s, flo
 int linear_powers(const Tokens *x, const Linear *w, const uint8_t *mask, float *sums, const Sizes *s) {
   int64_t items = s->batch * blocks_of(s), width = padded(s->width), part = s->degree * width;
   int64_t each = size_of_rows(s->dim) + size_of_rows(PANEL);
-  float *whole = reserve(size_of_packed(s->width, s->dim) + items * part + s->threads * each), *place = whole;
+  float *whole = reserve(size_of_packed(s->width, s->dim) + items * part + team_of(s) * each), *place = whole;
   if (!whole) return 1;
   Packed map = take_packed(&place, s->width, s->dim);
   float *parts = take(&place, items * part);
-#pragma omp parallel num_threads(s->threads)
+#pragma omp parallel num_threads(team_of(s))
   {
     float *own = place + omp_get_thread_num() * each;
     Rows room_in = take_rows(&own, s->dim), u = take_rows(&own, PANEL);
@@ -74,35 +72,39 @@ INLINE void powers_back(Rows u, Block k, const uint8_t *mask, const Sizes *s, fl
   }
 }
 
-/* The gradients of x, W and b for grad (batch, degree, width). */
+/* The gradients of x, W and b for grad (batch, degree, width). Each may be NULL if nobody asks for it, as in all backward
+   functions. */
 int linear_powers_backward(const float *grad, const Tokens *x, const Linear *w, const uint8_t *mask, const Tokens *grad_x,
                            float *grad_w, float *grad_b, const Sizes *s) {
-  int64_t items = s->batch * blocks_of(s), width = padded(s->width), ins = padded(s->dim), sums = width * ins + width;
-  int64_t each = 2 * size_of_rows(s->dim) + size_of_rows(s->width) + s->degree * width + sums;
-  float *whole = reserve(size_of_packed(s->width, s->dim) + size_of_packed(s->dim, s->width) + s->threads * each);
-  float *place = whole;
+  int64_t width = padded(s->width), each = 2 * size_of_rows(s->dim) + size_of_rows(s->width) + s->degree * width;
+  Totals t = {0};
+  Gradient of_w = gradient_of(&t, grad_w, grad_b, width, padded(s->dim));
+  int64_t packed = size_of_packed(s->width, s->dim) + (grad_x ? size_of_packed(s->dim, s->width) : 0);
+  float *whole = reserve(packed + settle(&t, s->batch * blocks_of(s), s) + team_of(s) * each), *place = whole;
   if (!whole) return 1;
-  Packed map = take_packed(&place, s->width, s->dim), back = take_packed(&place, s->dim, s->width);
-#pragma omp parallel num_threads(s->threads)
+  Packed map = take_packed(&place, s->width, s->dim), back = {0};
+  if (grad_x) back = take_packed(&place, s->dim, s->width);
+  float *totals = take_totals(&place, t);
+#pragma omp parallel num_threads(team_of(s))
   {
-    float *own = place + omp_get_thread_num() * each, *total = take(&own, sums), *g = take(&own, s->degree * width);
+    float *own = place + omp_get_thread_num() * each, *g = take(&own, s->degree * width);
     Rows room_in = take_rows(&own, s->dim), room_out = take_rows(&own, s->dim), u = take_rows(&own, s->width);
-    clear(total, sums);
     pack_linear(map, w);
-    pack_back(back, w);
-#pragma omp for schedule(static)
-    for (int64_t item = 0; item < items; item++) {
-      Block k = block_of(s, item);
+    if (grad_x) pack_back(back, w);
+    Share share = share_of(omp_get_thread_num(), totals, t, s);
+    for (; item_of(&share) < share.run.to; next_turn(&share)) {
+      Block k = block_of(s, item_of(&share));
       Rows in = read_block(room_in, x, k, s);
       for (int64_t p = 0; p < s->degree; p++) load_row(g + p * width, grad + (k.b * s->degree + p) * s->width, s->width);
       product(in, k.rows, map, u, 0);
 #define BACK(kind) powers_back(u, k, mask, s, g, kind)
       OF_KIND(s->kind, BACK)
 #undef BACK
-      product_back(u, in, back, total, room_out, grad_x, k, s);
+      add_gradient(&share, of_w, u, in, k.rows);
+      if (grad_x) write_product(u, back, room_out, grad_x, k, s->dim, s);
     }
-    add_threads(grad_w, place, each, s->width, s->dim);
-    add_threads(grad_b, place + sums - width, each, 1, s->width);
+#pragma omp barrier
+    write_gradient(of_w, totals, s->width, s->dim, t, s);
   }
   free(whole);
   return 0;
@@ -177,7 +179,7 @@ int pom_causal(const Tokens *x, const Linear *poly, const Linear *gate, const Li
   int64_t items = s->batch * blocks_of(s), width = padded(s->width), size = width + LANES; /* sums and a count */
   int64_t each = size_of_rows(s->dim) + size_of_rows(s->width) + size_of_rows(PANEL) + size_of_rows(s->out) + ROWS + size;
   int64_t packed = 2 * size_of_packed(s->width, s->dim) + size_of_packed(s->out, s->width);
-  float *whole = reserve(packed + s->degree * width + 2 * size + s->threads * each), *place = whole;
+  float *whole = reserve(packed + s->degree * width + 2 * size + team_of(s) * each), *place = whole;
   if (!whole) return 1;
   Packed poly_map = take_packed(&place, s->width, s->dim), gate_map = take_packed(&place, s->width, s->dim);
   Packed end = take_packed(&place, s->out, s->width);
@@ -185,7 +187,7 @@ int pom_causal(const Tokens *x, const Linear *poly, const Linear *gate, const Li
   double *so_far = (double *)take(&place, 2 * size);
   int64_t next = 0, turn = 0;
   for (int64_t p = 0; p < s->degree; p++) load_row(factors + p * width, alpha + p * s->width, s->width);
-#pragma omp parallel num_threads(s->threads)
+#pragma omp parallel num_threads(team_of(s))
   {
     float *own = place + omp_get_thread_num() * each, *counts = take(&own, ROWS), *sums = take(&own, size);
     Rows room_in = take_rows(&own, s->dim), u = take_rows(&own, s->width), g = take_rows(&own, PANEL);

@@ -2,7 +2,9 @@
 
 x is (B, N, D) in float32 or bfloat16. All arithmetic is float32: results per token are rounded once to the dtype of
 x; sums and gradients of weights stay float32. Memory besides the results: the packed weights, a few blocks of 128
-tokens per thread and, in the backward, a copy of the weights' gradients per thread. Cost: the forward takes the maps
+tokens per thread and, in the backward, copies of the weights' gradients: one per thread as long as they fit in
+32 MiB, then fewer, which threads share (native/gradients.h). A weight that needs no gradient costs nothing in the
+backward. Cost: the forward takes the maps
 once, the backward three times.
 """
 
@@ -11,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polymix.ops.native.arrays import dense, full, hidden, linear_of, room_like, sizes_of, tokens
+from polymix.ops.native.arrays import Needs, dense, full, hidden, linear_of, room_like, rooms_like, sizes_of, tokens
 from polymix.ops.native.library import call
 from polymix.ops.shared.blocks import output
 from polymix.ops.shared.tensors import count_real
@@ -27,18 +29,20 @@ def pairs(x: Tensor, weight: Tensor, bias: Tensor | None, p: Tensor | None, mask
 
 
 def pairs_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, p: Tensor | None, mask: Tensor | None
+    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, p: Tensor | None, mask: Tensor | None, needs: Needs
 ) -> tuple[Tensor | None, ...]:
     """The gradients of `pairs`: with u and v the maps' outputs and g = grad,
 
     du = g ⊙ p ⊙ v,  dv = g ⊙ p ⊙ u,  dp = Σ g ⊙ u ⊙ v over each head and the batch.
     """
     grad, x, weight, bias, p, mask = full(grad), dense(x), full(weight), full(bias), full(p), hidden(mask)
-    grad_x, grad_w, grad_b = room_like(x), torch.empty_like(weight), weight.new_empty(weight.shape[0])
-    grad_p = None if p is None else p.new_zeros(x.shape[0], *p.shape)  # stays zero at padding
+    grad_x, grad_w, grad_b = rooms_like((x, weight, bias), needs[:3])
+    grad_p = None
+    if p is not None and needs[3]:
+        grad_p = p.new_zeros(x.shape[0], *p.shape)  # stays zero at padding
     call("linear_pairs_backward", grad, tokens(x), linear_of(weight, bias), p, mask,
          tokens(grad_x), grad_w, grad_b, grad_p, sizes_of(x, grad.shape[1], p))  # fmt: skip
-    return grad_x, grad_w, None if bias is None else grad_b, None if grad_p is None else grad_p.sum(0)
+    return grad_x, grad_w, grad_b, None if grad_p is None else grad_p.sum(0)
 
 
 def moments(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -51,15 +55,21 @@ def moments(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     return centre, moment
 
 
-def moments_backward(grad_centre: Tensor, grad_moment: Tensor, x: Tensor, mask: Tensor | None) -> tuple[Tensor]:
-    """The gradient of `moments`: dx_n = g_μ / count + (x_n - μ)(G + Gᵀ) at real tokens. Cost: N D² multiply-adds."""
-    x, mask = dense(x), hidden(mask)
-    count = _count(x, mask)[:, None]
-    centre = (x if mask is None else x.masked_fill(~mask.unsqueeze(-1), 0.0)).sum(1, dtype=torch.float32) / count
+def moments_backward(
+    grad_centre: Tensor, grad_moment: Tensor, x: Tensor, mask: Tensor | None, needs: Needs
+) -> tuple[Tensor]:
+    """The gradient of `moments`: dx_n = g_μ / count + (x_n - μ)(G + Gᵀ) at real tokens. Cost: N D² multiply-adds.
+
+    μ is taken as two floats, because tokens far from zero are not much larger than its rounding error.
+    """
+    x, mask, sizes = dense(x), hidden(mask), sizes_of(x, 0)
+    count, batch, dim = _count(x, mask), x.shape[0], x.shape[2]
+    centre, rest = x.new_empty(2, batch, dim, dtype=torch.float32)
+    call("centres", tokens(x), mask, count, centre, rest, sizes)
     both = (grad_moment.float() + grad_moment.mT).contiguous()
-    last = (grad_centre / count - (centre.unsqueeze(1) @ both).squeeze(1)).contiguous()
+    last = (grad_centre / count[:, None] - (rest.unsqueeze(1) @ both).squeeze(1)).contiguous()
     grad_x = room_like(x)
-    call("moments_backward", tokens(x), mask, both, last, tokens(grad_x), sizes_of(x, 0))
+    call("moments_backward", tokens(x), mask, centre, both, last, tokens(grad_x), sizes)
     return (grad_x,)
 
 
@@ -73,20 +83,20 @@ def scaled(x: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None, rest: 
 
 
 def scaled_backward(
-    grad: Tensor, x: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None, rest: Tensor | None
+    grad: Tensor, x: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None, rest: Tensor | None, needs: Needs
 ) -> tuple[Tensor | None, ...]:
     """The gradients of `scaled`: with dz = grad W,
 
     dx = dz ⊙ scale + rest grad,  dscale = Σ_n dz ⊙ x,  dW = Σ gradᵀ (x ⊙ scale),  drest = Σ grad ⊙ x.
     """
     grad, x, scale, weight, bias, rest = dense(grad), dense(x), full(scale), full(weight), full(bias), full(rest)
-    grad_x, grad_scale, grad_w = room_like(x), torch.empty_like(scale), torch.empty_like(weight)
-    grad_b, grad_rest = weight.new_empty(weight.shape[0]), weight.new_zeros(torch.get_num_threads())
+    grad_x, grad_scale, grad_w, grad_b = rooms_like((x, scale, weight, bias), needs[:4])
+    grad_rest = None if rest is None or not needs[4] else weight.new_zeros(torch.get_num_threads())
     call("linear_scaled_backward", tokens(grad), tokens(x), scale, linear_of(weight, bias), rest,
          tokens(grad_x), grad_scale, grad_w, grad_b, grad_rest,
          sizes_of(x, 0, out=weight.shape[0]))  # fmt: skip
-    total_rest = None if rest is None else grad_rest.sum().view(rest.shape)
-    return grad_x, grad_scale, grad_w, None if bias is None else grad_b, total_rest
+    total_rest = None if rest is None or grad_rest is None else grad_rest.sum().view(rest.shape)
+    return grad_x, grad_scale, grad_w, grad_b, total_rest
 
 
 def _count(x: Tensor, mask: Tensor | None) -> Tensor:

@@ -2,10 +2,10 @@
    of the tokens, which replace it if there are many tokens; and a linear map of scaled tokens.
 
    Each thread takes one block of tokens at a time through all steps. Sums over tokens are float32 within a block and double
-   over the blocks, in a fixed order. The gradients of weights are summed per thread. */
+   over the blocks, in a fixed order. Second moments and the gradients of weights are summed as gradients.h says. */
 
-#include "blocks.h"
 #include "functions.h"
+#include "gradients.h"
 
 /* ---- pairs: Σ_j p_j ⊙ (W_1 x_j + b_1) ⊙ (W_2 x_j + b_2), with one factor p_j per head, or 1; W holds W_1, then W_2 ---- */
 
@@ -18,11 +18,11 @@ static Linear half_of(const Linear *w, int second) {
 int linear_pairs(const Tokens *x, const Linear *w, const float *p, const uint8_t *mask, float *sums, const Sizes *s) {
   int64_t items = s->batch * blocks_of(s), width = padded(s->width);
   int64_t each = size_of_rows(s->dim) + 2 * size_of_rows(s->width) + width;
-  float *whole = reserve(2 * size_of_packed(s->width, s->dim) + items * width + s->threads * each), *place = whole;
+  float *whole = reserve(2 * size_of_packed(s->width, s->dim) + items * width + team_of(s) * each), *place = whole;
   if (!whole) return 1;
   Packed first = take_packed(&place, s->width, s->dim), second = take_packed(&place, s->width, s->dim);
   float *parts = take(&place, items * width);
-#pragma omp parallel num_threads(s->threads)
+#pragma omp parallel num_threads(team_of(s))
   {
     float *own = place + omp_get_thread_num() * each, *factors = take(&own, width);
     Rows room_in = take_rows(&own, s->dim), u = take_rows(&own, s->width), v = take_rows(&own, s->width);
@@ -51,33 +51,38 @@ int linear_pairs(const Tokens *x, const Linear *w, const float *p, const uint8_t
   return 0;
 }
 
-/* The gradients of x, W, b and p (batch, heads, tokens; may be NULL), for grad (batch, width). */
+/* The gradients of x, W, b and p (batch, heads, tokens), for grad (batch, width). Each may be NULL if nobody asks for it, as in
+   all backward functions. */
 int linear_pairs_backward(const float *grad, const Tokens *x, const Linear *w, const float *p, const uint8_t *mask,
                           const Tokens *grad_x, float *grad_w, float *grad_b, float *grad_p, const Sizes *s) {
-  int64_t items = s->batch * blocks_of(s), width = padded(s->width), ins = padded(s->dim), square = width * ins;
-  int64_t sums = 2 * (square + width);
-  int64_t each = 2 * size_of_rows(s->dim) + 2 * size_of_rows(s->width) + 3 * width + sums;
-  float *whole = reserve(2 * (size_of_packed(s->width, s->dim) + size_of_packed(s->dim, s->width)) + s->threads * each);
-  float *place = whole;
+  int64_t width = padded(s->width), each = 2 * size_of_rows(s->dim) + 2 * size_of_rows(s->width) + 3 * width;
+  Totals t = {0};
+  Gradient of_w[2];
+  for (int half = 0; half < 2; half++)
+    of_w[half] = gradient_of(&t, grad_w ? grad_w + half * s->width * s->dim : NULL, grad_b ? grad_b + half * s->width : NULL,
+                             width, padded(s->dim));
+  int64_t packed = 2 * size_of_packed(s->width, s->dim) + (grad_x ? 2 * size_of_packed(s->dim, s->width) : 0);
+  float *whole = reserve(packed + settle(&t, s->batch * blocks_of(s), s) + team_of(s) * each), *place = whole;
   if (!whole) return 1;
-  Packed first = take_packed(&place, s->width, s->dim), first_back = take_packed(&place, s->dim, s->width);
-  Packed second = take_packed(&place, s->width, s->dim), second_back = take_packed(&place, s->dim, s->width);
-#pragma omp parallel num_threads(s->threads)
+  Packed first = take_packed(&place, s->width, s->dim), second = take_packed(&place, s->width, s->dim);
+  Packed first_back = {0}, second_back = {0};
+  if (grad_x) first_back = take_packed(&place, s->dim, s->width), second_back = take_packed(&place, s->dim, s->width);
+  float *totals = take_totals(&place, t);
+#pragma omp parallel num_threads(team_of(s))
   {
-    float *own = place + omp_get_thread_num() * each, *total = take(&own, sums), *bias = total + 2 * square;
+    float *own = place + omp_get_thread_num() * each;
     float *factors = take(&own, width), *g = take(&own, width), *product_row = take(&own, width);
     Rows room_in = take_rows(&own, s->dim), room_out = take_rows(&own, s->dim);
     Rows u = take_rows(&own, s->width), v = take_rows(&own, s->width);
     Linear w_1 = half_of(w, 0), w_2 = half_of(w, 1);
     pack_linear(first, &w_1);
-    pack_back(first_back, &w_1);
     pack_linear(second, &w_2);
-    pack_back(second_back, &w_2);
-    clear(total, sums);
+    if (grad_x) pack_back(first_back, &w_1);
+    if (grad_x) pack_back(second_back, &w_2);
     clear(factors, width);
-#pragma omp for schedule(static)
-    for (int64_t item = 0; item < items; item++) {
-      Block k = block_of(s, item);
+    Share share = share_of(omp_get_thread_num(), totals, t, s);
+    for (; item_of(&share) < share.run.to; next_turn(&share)) {
+      Block k = block_of(s, item_of(&share));
       Rows in = read_block(room_in, x, k, s);
       load_row(g, grad + k.b * s->width, s->width);
       product(in, k.rows, first, u, 0);
@@ -99,19 +104,16 @@ int linear_pairs_backward(const float *grad, const Tokens *x, const Linear *w, c
         }
         if (grad_p) sum_row(product_row, grad_p, k, r, s);
       }
-      outer(u, in, k.rows, total);
-      outer(v, in, k.rows, total + square);
-      add_rows(u, k.rows, bias);
-      add_rows(v, k.rows, bias + width);
+      add_gradient(&share, of_w[0], u, in, k.rows);
+      add_gradient(&share, of_w[1], v, in, k.rows);
+      if (!grad_x) continue;
       Rows out = place_of(room_out, grad_x, k.b, k.first, k.rows, s->dim, s->bf16);
       product(u, k.rows, first_back, out, 0);
       product(v, k.rows, second_back, out, 1);
       store(out, grad_x, k.b, k.first, k.rows, s->dim, s->bf16);
     }
-    for (int half = 0; half < 2; half++) {
-      add_threads(grad_w + half * s->width * s->dim, place + half * square, each, s->width, s->dim);
-      add_threads(grad_b + half * s->width, place + 2 * square + half * width, each, 1, s->width);
-    }
+#pragma omp barrier
+    for (int half = 0; half < 2; half++) write_gradient(of_w[half], totals, s->width, s->dim, t, s);
   }
   free(whole);
   return 0;
@@ -130,39 +132,40 @@ static void about(Rows to, const Tokens *x, const float *centre, const uint8_t *
   }
 }
 
-/* The tiles of outer(x, x) on or above the diagonal. */
-static void outer_above(Rows x, int64_t rows, float *total) {
-  for (int64_t first = 0; first < x.width; first += ACROSS * LANES) {
-    int64_t across = least(ACROSS, (x.width - first) / LANES);
-    for (int64_t t = 0; t < first + across * LANES; t += TALL)
-      outers[across - 1](x.at + t, x.pitch, x.at + first, x.pitch, rows, total + t * x.width + first, x.width);
+/* Where a group of threads sums sample b: groups share at most their first and last sample, so group + b is unique. */
+INLINE int64_t slot_of(int64_t group, int64_t b, Totals t) { return (group + b) * t.levels * t.size; }
+/* The sum over the groups that have blocks of sample b; `at` is the place in a slot. */
+static vec sum_of_sample(const float *slots, int64_t at, int64_t b, Totals t, const Sizes *s) {
+  doubles sum = {0};
+  for (int64_t g = 0; g < groups_of(t); g++) {
+    Run run = run_of_group(g, t, s);
+    int64_t count = least(run.to, (b + 1) * blocks_of(s)) - most(run.from, b * blocks_of(s));
+    if (count > 0) sum = add_levels(sum, slots + slot_of(g, b, t) + at, count, t);
   }
+  return __builtin_convertvector(sum, vec);
 }
-
-/* The first item of a thread; each thread has a contiguous run of items. */
-INLINE int64_t first_of(int64_t items, int64_t thread, int64_t threads) { return items * thread / threads; }
 
 /* centre (batch, dim) is the mean of the real tokens, and moment (batch, dim, dim) the sum of their second moments about it;
    count (batch) is the number of real tokens, at least 1. */
 int moments(const Tokens *x, const uint8_t *mask, const float *count, float *centre, float *moment, const Sizes *s) {
-  int64_t items = s->batch * blocks_of(s), width = padded(s->dim), square = width * width;
-  int64_t slots = s->batch + s->threads; /* one for each pair of a thread and one of its samples, at index thread + sample */
-  int64_t each = size_of_rows(s->dim);
-  float *whole = reserve(items * width + s->batch * width + slots * square + s->threads * each), *place = whole;
+  int64_t items = s->batch * blocks_of(s), width = padded(s->dim), each = size_of_rows(s->dim);
+  Totals t = {.size = width * width, .units = over(width, PANEL)};
+  int64_t turns = settle(&t, blocks_of(s), s) - t.groups * t.levels * t.size, slots = (s->batch + t.groups) * t.levels * t.size;
+  float *whole = reserve(items * width + s->batch * width + slots + turns + team_of(s) * each), *place = whole;
   if (!whole) return 1;
   float *parts = take(&place, items * width), *means = take(&place, s->batch * width);
-  float *totals = take(&place, slots * square);
-#pragma omp parallel num_threads(s->threads)
+  float *totals = take(&place, slots);
+  int64_t *units = (int64_t *)take(&place, turns);
+  clear((float *)units, turns);
+#pragma omp parallel num_threads(team_of(s))
   {
-    int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
-    float *own = place + thread * each;
+    float *own = place + omp_get_thread_num() * each;
     Rows centred = take_rows(&own, s->dim);
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < items; item++) {
       Block k = block_of(s, item);
       about(centred, x, NULL, mask, k, s);
-      clear(parts + item * width, width);
-      add_rows(centred, k.rows, parts + item * width);
+      add_rows(centred, k.rows, parts + item * width, 0);
     }
     add_blocks(centre, parts, 1, s->dim, s);
 #pragma omp for schedule(static)
@@ -170,24 +173,26 @@ int moments(const Tokens *x, const uint8_t *mask, const float *count, float *cen
       for (int64_t c = 0; c < s->dim; c++) centre[b * s->dim + c] /= count[b];
       load_row(means + b * width, centre + b * s->dim, s->dim);
     }
-    int64_t sample = -1;
-    for (int64_t item = first_of(items, thread, threads); item < first_of(items, thread + 1, threads); item++) {
-      Block k = block_of(s, item);
-      if (k.b != sample) clear(totals + (k.b + thread) * square, square);
-      sample = k.b;
+    Share share = share_of(omp_get_thread_num(), totals, t, s);
+    if (share.turns) share.turns = units + share.group * t.units;
+    for (; item_of(&share) < share.run.to; next_turn(&share)) {
+      Block k = block_of(s, item_of(&share));
       about(centred, x, means + k.b * width, mask, k, s);
-      outer_above(centred, k.rows, totals + (k.b + thread) * square);
+      share.count = item_of(&share) - most(share.run.from, k.b * blocks_of(s));
+      share.sums = totals + slot_of(share.group, k.b, t);
+      share.older = t.levels == 2 ? share.sums + t.size : NULL;
+      for (int64_t first = 0; first < width; first += PANEL) /* only on and above the diagonal */
+        add_panel(&share, centred, centred, k.rows, 0, first, least(width, first + PANEL));
     }
 #pragma omp barrier
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < s->batch * s->dim; item++) {
-      int64_t b = item / s->dim, row = item % s->dim, begin = b * blocks_of(s), end = begin + blocks_of(s);
-      for (int64_t c = row; c < s->dim; c++) {
-        double sum = 0;
-        for (int64_t t = 0; t < threads; t++)
-          if (first_of(items, t, threads) < end && first_of(items, t + 1, threads) > most(begin, first_of(items, t, threads)))
-            sum += totals[(b + t) * square + row * width + c];
-        moment[(b * s->dim + row) * s->dim + c] = moment[(b * s->dim + c) * s->dim + row] = (float)sum;
+      int64_t b = item / s->dim, row = item % s->dim;
+      float *to = moment + b * s->dim * s->dim;
+      for (int64_t first = row - row % LANES; first < s->dim; first += LANES) {
+        vec sum = sum_of_sample(totals, row * width + first, b, t, s);
+        for (int64_t c = most(row, first); c < least(s->dim, first + LANES); c++)
+          to[row * s->dim + c] = to[c * s->dim + row] = sum[c - first];
       }
     }
   }
@@ -195,17 +200,56 @@ int moments(const Tokens *x, const uint8_t *mask, const float *count, float *cen
   return 0;
 }
 
-/* y = x A + c, zero at masked tokens, for A (batch, dim, dim) and c (batch, dim). With A and c from the gradients of centre and
-   moment, y is the gradient of x. */
-int moments_backward(const Tokens *x, const uint8_t *mask, const float *a, const float *c, const Tokens *y, const Sizes *s) {
-  int64_t items = s->batch * blocks_of(s), packed = size_of_packed(s->dim, s->dim), each = 2 * size_of_rows(s->dim);
-  float *whole = reserve(s->batch * packed + s->threads * each), *place = whole;
+/* centre (batch, dim) is the mean of the real tokens, and rest (batch, dim) what float32 rounds off from it. Sums are taken of
+   the distances to the first real token, so that tokens far from zero lose no digits. */
+int centres(const Tokens *x, const uint8_t *mask, const float *count, float *centre, float *rest, const Sizes *s) {
+  int64_t items = s->batch * blocks_of(s), width = padded(s->dim), each = size_of_rows(s->dim);
+  float *whole = reserve((items + s->batch) * width + team_of(s) * each), *place = whole;
   if (!whole) return 1;
-  float *maps = take(&place, s->batch * packed);
-#pragma omp parallel num_threads(s->threads)
+  float *parts = take(&place, items * width), *starts = take(&place, s->batch * width);
+  for (int64_t b = 0; b < s->batch; b++) {
+    int64_t first = 0;
+    while (mask && first < s->tokens && !mask[b * s->tokens + first]) first++;
+    clear(starts + b * width, width);
+    if (first < s->tokens) copy((Rows){starts + b * width, width, width}, x, b, first, 1, s->dim, s->bf16);
+  }
+#pragma omp parallel num_threads(team_of(s))
   {
     float *own = place + omp_get_thread_num() * each;
-    Rows room_in = take_rows(&own, s->dim), room_out = take_rows(&own, s->dim);
+    Rows centred = take_rows(&own, s->dim);
+#pragma omp for schedule(static)
+    for (int64_t item = 0; item < items; item++) {
+      Block k = block_of(s, item);
+      about(centred, x, starts + k.b * width, mask, k, s);
+      add_rows(centred, k.rows, parts + item * width, 0);
+    }
+#pragma omp for schedule(static)
+    for (int64_t item = 0; item < s->batch * s->dim; item++) {
+      int64_t b = item / s->dim, c = item % s->dim;
+      double sum = 0;
+      for (int64_t k = 0; k < blocks_of(s); k++) sum += parts[(b * blocks_of(s) + k) * width + c];
+      double mean = starts[b * width + c] + sum / count[b];
+      centre[item] = (float)mean;
+      rest[item] = (float)(mean - centre[item]);
+    }
+  }
+  free(whole);
+  return 0;
+}
+
+/* y = (x - centre) A + c, zero at masked tokens, for A (batch, dim, dim), centre and c (batch, dim). With A and c from the
+   gradients of centre and moment, y is the gradient of x. */
+int moments_backward(const Tokens *x, const uint8_t *mask, const float *centre, const float *a, const float *c, const Tokens *y,
+                     const Sizes *s) {
+  int64_t items = s->batch * blocks_of(s), packed = size_of_packed(s->dim, s->dim), width = padded(s->dim);
+  int64_t each = 2 * size_of_rows(s->dim) + width;
+  float *whole = reserve(s->batch * packed + team_of(s) * each), *place = whole;
+  if (!whole) return 1;
+  float *maps = take(&place, s->batch * packed);
+#pragma omp parallel num_threads(team_of(s))
+  {
+    float *own = place + omp_get_thread_num() * each, *mean = take(&own, width);
+    Rows centred = take_rows(&own, s->dim), room_out = take_rows(&own, s->dim);
     for (int64_t b = 0; b < s->batch; b++) {
       float *map_room = maps + b * packed;
       pack(take_packed(&map_room, s->dim, s->dim), a + b * s->dim * s->dim, s->dim, 1, s->dim, c + b * s->dim);
@@ -215,9 +259,10 @@ int moments_backward(const Tokens *x, const uint8_t *mask, const float *a, const
       Block k = block_of(s, item);
       float *map_room = maps + k.b * packed;
       Packed map = take_packed(&map_room, s->dim, s->dim);
-      Rows in = read_block(room_in, x, k, s);
+      load_row(mean, centre + k.b * s->dim, s->dim);
+      about(centred, x, mean, mask, k, s);
       Rows out = place_of(room_out, y, k.b, k.first, k.rows, s->dim, s->bf16);
-      product(in, k.rows, map, out, 0);
+      product(centred, k.rows, map, out, 0);
       for (int64_t r = 0; r < k.rows; r++)
         if (hidden(mask, s, k, r)) clear(out.at + r * out.pitch, out.width);
       store(out, y, k.b, k.first, k.rows, s->dim, s->bf16);
@@ -231,10 +276,10 @@ int moments_backward(const Tokens *x, const uint8_t *mask, const float *a, const
 int linear_scaled(const Tokens *x, const float *scale, const Linear *w, const float *rest, const Tokens *y, const Sizes *s) {
   int64_t items = s->batch * blocks_of(s), width = padded(s->dim);
   int64_t each = size_of_rows(s->dim) + size_of_rows(s->out) + width;
-  float *whole = reserve(size_of_packed(s->out, s->dim) + s->threads * each), *place = whole;
+  float *whole = reserve(size_of_packed(s->out, s->dim) + team_of(s) * each), *place = whole;
   if (!whole) return 1;
   Packed map = take_packed(&place, s->out, s->dim);
-#pragma omp parallel num_threads(s->threads)
+#pragma omp parallel num_threads(team_of(s))
   {
     float *own = place + omp_get_thread_num() * each, *scales = take(&own, width);
     Rows u = take_rows(&own, s->dim), room_out = take_rows(&own, s->out);
@@ -264,26 +309,31 @@ int linear_scaled(const Tokens *x, const float *scale, const Linear *w, const fl
 int linear_scaled_backward(const Tokens *grad, const Tokens *x, const float *scale, const Linear *w, const float *rest,
                            const Tokens *grad_x, float *grad_scale, float *grad_w, float *grad_b, float *grad_rest,
                            const Sizes *s) {
-  int64_t items = s->batch * blocks_of(s), width = padded(s->dim), ends = padded(s->out), sums = ends * width + ends;
-  int64_t each = 2 * size_of_rows(s->dim) + size_of_rows(s->out) + width + sums;
-  float *whole = reserve(size_of_packed(s->dim, s->out) + items * width + s->threads * each), *place = whole;
+  int64_t items = s->batch * blocks_of(s), width = padded(s->dim), ends = padded(s->out);
+  int64_t each = 2 * size_of_rows(s->dim) + size_of_rows(s->out) + width;
+  int through = grad_x || grad_scale; /* whether gradients go through W */
+  Totals t = {0};
+  Gradient of_w = gradient_of(&t, grad_w, grad_b, ends, width);
+  float *whole = reserve(size_of_packed(s->dim, s->out) + items * width + settle(&t, items, s) + team_of(s) * each);
+  float *place = whole;
   if (!whole) return 1;
   Packed back = take_packed(&place, s->dim, s->out);
-  float *parts = take(&place, items * width);
-#pragma omp parallel num_threads(s->threads)
+  float *totals = take_totals(&place, t), *parts = take(&place, items * width);
+#pragma omp parallel num_threads(team_of(s))
   {
-    float *own = place + omp_get_thread_num() * each, *total = take(&own, sums), *scales = take(&own, width);
+    float *own = place + omp_get_thread_num() * each, *scales = take(&own, width);
     Rows u = take_rows(&own, s->dim), dz = take_rows(&own, s->dim), room_g = take_rows(&own, s->out);
     doubles of_rest = {0};
-    pack_back(back, w);
-    clear(total, sums);
-#pragma omp for schedule(static)
-    for (int64_t item = 0; item < items; item++) {
+    if (through) pack_back(back, w);
+    Share share = share_of(omp_get_thread_num(), totals, t, s);
+    for (; item_of(&share) < share.run.to; next_turn(&share)) {
+      int64_t item = item_of(&share);
       Block k = block_of(s, item);
       copy(u, x, k.b, k.first, k.rows, s->dim, s->bf16);
       load_row(scales, scale + k.b * s->dim, s->dim);
       Rows g = load(room_g, grad, k.b, k.first, k.rows, s->out, s->bf16);
-      product(g, k.rows, back, dz, 0);
+      if (through) product(g, k.rows, back, dz, 0);
+      else clear(dz.at, k.rows * dz.pitch);
       float *part = parts + item * width;
       clear(part, width);
       for (int64_t r = 0; r < k.rows; r++) {
@@ -301,16 +351,15 @@ int linear_scaled_backward(const Tokens *grad, const Tokens *x, const float *sca
         }
         of_rest += __builtin_convertvector(along, doubles);
       }
-      outer(g, u, k.rows, total);
-      add_rows(g, k.rows, total + ends * width);
-      store(dz, grad_x, k.b, k.first, k.rows, s->dim, s->bf16);
+      add_gradient(&share, of_w, g, u, k.rows);
+      if (grad_x) store(dz, grad_x, k.b, k.first, k.rows, s->dim, s->bf16);
     }
     double whole_rest = 0;
     for (int i = 0; i < LANES; i++) whole_rest += of_rest[i];
-    if (rest) grad_rest[omp_get_thread_num()] = (float)whole_rest;
-    add_blocks(grad_scale, parts, 1, s->dim, s);
-    add_threads(grad_w, place, each, s->out, s->dim);
-    add_threads(grad_b, place + ends * width, each, 1, s->out);
+    if (grad_rest) grad_rest[omp_get_thread_num()] = (float)whole_rest;
+#pragma omp barrier
+    if (grad_scale) add_blocks(grad_scale, parts, 1, s->dim, s);
+    write_gradient(of_w, totals, s->out, s->dim, t, s);
   }
   free(whole);
   return 0;

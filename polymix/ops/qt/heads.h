@@ -2,7 +2,7 @@
    such rows, and the gradients of their weights. */
 
 #pragma once
-#include "blocks.h"
+#include "gradients.h"
 
 /* `number` heads of `each` channels, padded to `stride` channels in a row */
 typedef struct {
@@ -44,25 +44,22 @@ static Linear map_from(float *room, const Linear *w, Heads g) {
   return (Linear){spaced(&room, w->weight, w->out * g.number, g.each, g.stride), w->bias, w->out, g.number * g.stride};
 }
 
-/* to (rows, width) = the sum over the threads, without the padding. The threads' arrays lie `step` apart and have rows of
-   `pitch`; of every row_stride rows only row_each are real, and of every `stride` columns only `each`. */
-static void add_spaced(float *to, int64_t rows, int64_t row_each, int64_t row_stride, int64_t width, int64_t each,
-                       int64_t stride, const float *parts, int64_t pitch, int64_t step) {
-  int64_t threads = omp_get_num_threads();
+/* to (rows, width) = the sums at `from` without the padding, which has rows of `pitch`; of every row_stride rows only row_each
+   are real, and of every `stride` columns only `each`. All threads of the team must call this. */
+static void write_spaced(float *to, int64_t rows, int64_t row_each, int64_t row_stride, int64_t width, int64_t each,
+                         int64_t stride, const float *sums, int64_t pitch, Totals t, const Sizes *s) {
+  if (!to) return;
 #pragma omp for schedule(static)
   for (int64_t row = 0; row < rows; row++) {
-    const float *from = parts + (row / row_each * row_stride + row % row_each) * pitch;
+    const float *from = sums + (row / row_each * row_stride + row % row_each) * pitch;
     for (int64_t c = 0; c < width; c += each, from += stride)
-      for (int64_t i = 0; i < each; i += LANES) {
-        vec sum = {0};
-        for (int64_t t = 0; t < threads; t++) sum += *(const vec *)(from + t * step + i);
-        put(to, row * width + c + i, least(LANES, each - i), 0, sum);
-      }
+      for (int64_t i = 0; i < each; i += LANES)
+        put(to, row * width + c + i, least(LANES, each - i), 0, sum_of_groups(from + i, t, s));
   }
 }
-/* The gradients of a map to heads. Each thread has that of W, (heads · stride, padded inputs), then of b, (heads · stride). */
-static void add_maps(float *grad_w, float *grad_b, int64_t heads, Heads g, int64_t in, const float *parts, int64_t step) {
+/* Write the gradients of a map from `in` channels to `heads` heads. */
+static void write_to_heads(Gradient of_w, const float *sums, int64_t heads, Heads g, int64_t in, Totals t, const Sizes *s) {
   int64_t out = heads * g.each, ins = padded(in);
-  add_spaced(grad_w, out, g.each, g.stride, in, in, ins, parts, ins, step);
-  add_spaced(grad_b, 1, 1, 1, out, g.each, g.stride, parts + heads * g.stride * ins, 0, step);
+  write_spaced(of_w.weight, out, g.each, g.stride, in, in, ins, sums + of_w.of_weight, ins, t, s);
+  write_spaced(of_w.bias, 1, 1, 1, out, g.each, g.stride, sums + of_w.of_bias, 0, t, s);
 }

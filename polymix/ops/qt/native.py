@@ -2,7 +2,8 @@
 
 x is (B, N, D) in float32 or bfloat16. All arithmetic is float32; results per token are rounded once to the dtype of
 x. Memory besides the results: the packed weights and, per thread, a few blocks of 128 tokens, the sums of three
-samples and, in the backward, a copy of the weights' gradients. Cost: the forward takes each product once; the
+samples and, in the backward, copies of the weights' gradients, at most 32 MiB or one of them (native/gradients.h). A
+weight that needs no gradient costs nothing in the backward. Cost: the forward takes each product once; the
 backward takes the inner maps and the numerators three times and all other products twice.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polymix.ops.native.arrays import Sizes, dense, full, hidden, linear_of, room_like, tokens
+from polymix.ops.native.arrays import Needs, Sizes, dense, full, hidden, linear_of, rooms_like, tokens
 from polymix.ops.native.library import call
 from polymix.ops.shared.blocks import output
 
@@ -30,17 +31,24 @@ def pool(x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, he
 
 
 def pool_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, heads: int, order: int
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    heads: int,
+    order: int,
+    needs: Needs,
 ) -> tuple[Tensor | None, ...]:
     """The gradients of `pool`: with G_0, G_1, G_2 the row groups of grad,
 
     dv = G_0 + k G_1 + k² G_2,  dk = [v, 1] G_1ᵀ + 2 k ⊙ ([v, 1] G_2ᵀ).
     """
     grad, x, weight, bias, mask = full(grad), dense(x), full(weight), full(bias), hidden(mask)
-    grad_x, grad_w, grad_b = room_like(x), torch.empty_like(weight), weight.new_empty(weight.shape[0])
+    grad_x, grad_w, grad_b = rooms_like((x, weight, bias), needs)
     call("qt_pool_backward", grad, tokens(x), linear_of(weight, bias), mask, tokens(grad_x),
          grad_w, grad_b, _sizes(x, heads, order))  # fmt: skip
-    return grad_x, grad_w, None if bias is None else grad_b
+    return grad_x, grad_w, grad_b
 
 
 def _order(moments: Tensor) -> int:
@@ -63,7 +71,7 @@ def spread(
 
 def spread_backward(
     grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, moments: Tensor, least: Tensor, last: Tensor,
-    last_bias: Tensor | None,
+    last_bias: Tensor | None, needs: Needs,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """The gradients of `spread`: with dz = grad W_o and z = numerator / denominator,
 
@@ -71,11 +79,11 @@ def spread_backward(
     """
     grad, x, weight, bias, moments, least = dense(grad), dense(x), full(weight), full(bias), full(moments), full(least)
     last, last_bias = full(last), full(last_bias)
-    grad_x, grad_w, grad_b = room_like(x), torch.empty_like(weight), weight.new_empty(weight.shape[0])
-    grad_m, grad_last, grad_last_b = torch.empty_like(moments), torch.empty_like(last), last.new_empty(last.shape[0])
+    grad_x, grad_w, grad_b, grad_last, grad_last_b = rooms_like(
+        (x, weight, bias, last, last_bias), (*needs[:3], *needs[4:])
+    )
+    grad_m = torch.empty_like(moments)
     call("qt_spread_backward", tokens(grad), tokens(x), linear_of(weight, bias), moments, least,
          linear_of(last, last_bias), tokens(grad_x), grad_w, grad_b, grad_m, grad_last,
          grad_last_b, _sizes(x, moments.shape[1], _order(moments), grad.shape[2]))  # fmt: skip
-    return (
-        grad_x, grad_w, None if bias is None else grad_b, grad_m, grad_last, None if last_bias is None else grad_last_b
-    )  # fmt: skip
+    return grad_x, grad_w, grad_b, grad_m if needs[3] else None, grad_last, grad_last_b

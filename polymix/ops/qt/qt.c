@@ -2,11 +2,10 @@
    maps of the tokens, and [1, q, q²] times such moments.
 
    Each thread takes a run of blocks of tokens through all steps, head by head. It sums in float32, and the sums of the threads
-   are added in a fixed order, as are the gradients of weights. Heads are padded with zeros to whole vectors. */
+   are added in a fixed order; the gradients of weights are summed as gradients.h says. Heads are padded with zeros to whole
+   vectors. */
 
 #include "heads.h"
-
-#define MANY 16 /* blocks that are summed directly; longer sums add up sums of MANY blocks */
 
 /* The moments Σ [1, q, q²] ⊗ [v, b] of one head: those of v (1 + order · stride, stride), those of b (order · stride), and Σ b. */
 typedef struct {
@@ -17,11 +16,6 @@ typedef struct {
   Packed query[2], back;
   float *below, last;
 } MomentMaps;
-/* The blocks [from, to), counted over all samples. */
-typedef struct {
-  int64_t from, to;
-} Run;
-
 INLINE float sum_of(vec v) {
   float parts[LANES];
   memcpy(parts, &v, sizeof v);
@@ -48,8 +42,10 @@ static void square_rows(Rows q, Rows squares, int64_t rows, Heads g) {
 
 /* Add the moments of a block's q, q², v and b. */
 static void add_sums(Sums m, Rows q, Rows squares, Rows v, const float *b, int64_t rows, Heads g) {
-  add_rows(v, rows, m.top);
-  for (int64_t r = 0; r < rows; r++) *m.last += b[r];
+  add_rows(v, rows, m.top, 1);
+  float sum_b = 0.0f;
+  for (int64_t r = 0; r < rows; r++) sum_b += b[r];
+  *m.last += sum_b;
   for (int64_t p = 0; p < g.order; p++) {
     Rows power = p ? squares : q;
     outer(power, v, rows, m.top + (1 + p * g.stride) * g.stride);
@@ -70,10 +66,13 @@ static void write_sums(float *to, float *from, Heads g) {
   }
 }
 
-/* The blocks of thread t. They are contiguous, so the thread shares only its first and its last sample with other threads. */
-INLINE Run run_of(int64_t t, const Sizes *s) {
-  int64_t items = s->batch * blocks_of(s), threads = omp_get_num_threads();
-  return (Run){items * t / threads, items * (t + 1) / threads};
+/* The blocks of a thread. They are contiguous, so the thread shares only its first and its last sample with other threads. The
+   first members of a group have one more, so that its members take turns until the last block. */
+INLINE Run run_of(int64_t thread, Totals t, const Sizes *s) {
+  Share h = place_of_thread(thread, t, s);
+  int64_t each = (h.run.to - h.run.from) / h.members, longer = (h.run.to - h.run.from) % h.members;
+  int64_t from = h.run.from + h.member * each + least(h.member, longer);
+  return (Run){from, from + each + (h.member < longer)};
 }
 INLINE int begins_earlier(int64_t b, Run run, const Sizes *s) { return b * blocks_of(s) < run.from; }
 INLINE int lies_in(int64_t b, Run run, const Sizes *s) {
@@ -113,7 +112,7 @@ static void end_sums(float *to, float *buffers, int64_t item, Run run, Heads g, 
 }
 /* Add up the sums of the samples that several threads share; their buffers lie `step` apart. All threads of the team must call
    this. */
-static void end_shared(float *to, float *buffers, int64_t step, Heads g, const Sizes *s) {
+static void end_shared(float *to, float *buffers, int64_t step, Heads g, Totals totals, const Sizes *s) {
 #pragma omp barrier
 #pragma omp for schedule(static)
   for (int64_t item = 0; item < s->batch * g.number; item++) {
@@ -121,7 +120,7 @@ static void end_shared(float *to, float *buffers, int64_t step, Heads g, const S
     float *sum = NULL, *place = sums_of_head(to, b, h, g);
     int done = 0;
     for (int64_t t = 0; t < omp_get_num_threads() && !done; t++) {
-      Run run = run_of(t, s);
+      Run run = run_of(t, totals, s);
       if (run.from == run.to || run.to <= b * blocks_of(s) || run.from >= (b + 1) * blocks_of(s)) continue;
       done = lies_in(b, run, s);
       float *sample_sums = buffer_of(buffers + t * step, b, run, g, s) + h * size;
@@ -135,6 +134,7 @@ static void end_shared(float *to, float *buffers, int64_t step, Heads g, const S
 
 /* ---- features times moments, and the backward ---- */
 
+INLINE int64_t size_of_list(Heads g) { return padded(over(g.number * sizeof(MomentMaps), sizeof(float))); }
 INLINE int64_t size_of_moment_maps(Heads g) {
   return 2 * size_of_packed(g.stride, g.stride) + size_of_packed(g.order * g.stride, g.stride) + g.order * g.stride;
 }
@@ -207,19 +207,20 @@ int qt_pool(const Tokens *x, const Linear *w, const uint8_t *mask, float *sums, 
   Heads g = heads_of(s);
   int64_t width = 2 * g.number * g.stride, size = size_of_sums(g), buffers = 3 * g.number * size;
   int64_t each = buffers + size_of_rows(s->dim) + size_of_rows(width) + size_of_rows(g.stride) + ROWS;
-  float *whole = reserve(size_of_packed(width, s->dim) + size_to(2 * g.number, s->dim, g) + s->threads * each);
+  float *whole = reserve(size_of_packed(width, s->dim) + size_to(2 * g.number, s->dim, g) + team_of(s) * each);
   float *place = whole;
   if (!whole) return 1;
+  Totals t = {.groups = team_of(s)}; /* every thread sums for itself */
   Packed map = take_packed(&place, width, s->dim);
   float *room_map = take(&place, size_to(2 * g.number, s->dim, g));
-#pragma omp parallel num_threads(s->threads)
+#pragma omp parallel num_threads(team_of(s))
   {
     float *own = place + omp_get_thread_num() * each, *own_buffers = take(&own, buffers);
     Rows room_in = take_rows(&own, s->dim), u = take_rows(&own, width), squares = take_rows(&own, g.stride);
     float *b = take(&own, ROWS);
     Linear kv = map_to(room_map, w, 2 * g.number, g);
     pack_linear(map, &kv);
-    Run run = run_of(omp_get_thread_num(), s);
+    Run run = run_of(omp_get_thread_num(), t, s);
     for (int64_t item = run.from; item < run.to; item++) {
       Block k = block_of(s, item);
       product(read_block(room_in, x, k, s), k.rows, map, u, 0);
@@ -232,39 +233,42 @@ int qt_pool(const Tokens *x, const Linear *w, const uint8_t *mask, float *sums, 
       }
       end_sums(sums, own_buffers, item, run, g, s);
     }
-    end_shared(sums, place, each, g, s);
+    end_shared(sums, place, each, g, t, s);
   }
   free(whole);
   return 0;
 }
 
-/* The gradients of x, W and b; grad has the shape of sums. */
+/* The gradients of x, W and b; grad has the shape of sums. Each may be NULL if nobody asks for it, as in all backward
+   functions. */
 int qt_pool_backward(float *grad, const Tokens *x, const Linear *w, const uint8_t *mask, const Tokens *grad_x,
                      float *grad_w, float *grad_b, const Sizes *s) {
   Heads g = heads_of(s);
-  int64_t width = 2 * g.number * g.stride, square = width * padded(s->dim), maps_size = g.number * size_of_moment_maps(g);
+  int64_t width = 2 * g.number * g.stride, maps_size = g.number * size_of_moment_maps(g);
   int64_t rows = 2 * size_of_rows(s->dim) + size_of_rows(width) + size_of_rows(g.stride) + size_of_rows(g.order * g.stride);
-  int64_t each = square + width + maps_size + rows + ROWS;
-  int64_t packed = size_of_packed(width, s->dim) + size_of_packed(s->dim, width) + size_to(2 * g.number, s->dim, g);
-  float *whole = reserve(packed + s->threads * each), *place = whole;
+  int64_t each = maps_size + size_of_list(g) + rows + ROWS;
+  Totals t = {0};
+  Gradient of_w = gradient_of(&t, grad_w, grad_b, width, padded(s->dim));
+  int64_t packed = size_of_packed(width, s->dim) + (grad_x ? size_of_packed(s->dim, width) : 0) + size_to(2 * g.number, s->dim, g);
+  float *whole = reserve(packed + settle(&t, s->batch * blocks_of(s), s) + team_of(s) * each), *place = whole;
   if (!whole) return 1;
-  Packed map = take_packed(&place, width, s->dim), back = take_packed(&place, s->dim, width);
-  float *room_map = take(&place, size_to(2 * g.number, s->dim, g));
-#pragma omp parallel num_threads(s->threads)
+  Packed map = take_packed(&place, width, s->dim), back = {0};
+  if (grad_x) back = take_packed(&place, s->dim, width);
+  float *room_map = take(&place, size_to(2 * g.number, s->dim, g)), *totals = take_totals(&place, t);
+#pragma omp parallel num_threads(team_of(s))
   {
-    float *own = place + omp_get_thread_num() * each, *total = take(&own, square + width), *room_m = take(&own, maps_size);
+    float *own = place + omp_get_thread_num() * each, *room_m = take(&own, maps_size);
+    MomentMaps *m = (MomentMaps *)take(&own, size_of_list(g));
     Rows room_in = take_rows(&own, s->dim), room_out = take_rows(&own, s->dim), u = take_rows(&own, width);
     Rows squares = take_rows(&own, g.stride), both = take_rows(&own, g.order * g.stride);
     float *b = take(&own, ROWS);
     Linear kv = map_to(room_map, w, 2 * g.number, g);
     pack_linear(map, &kv);
-    pack_back(back, &kv);
-    clear(total, square + width);
-    MomentMaps m[g.number];
+    if (grad_x) pack_back(back, &kv);
     int64_t sample = -1;
-#pragma omp for schedule(static)
-    for (int64_t item = 0; item < s->batch * blocks_of(s); item++) {
-      Block k = block_of(s, item);
+    Share share = share_of(omp_get_thread_num(), totals, t, s);
+    for (; item_of(&share) < share.run.to; next_turn(&share)) {
+      Block k = block_of(s, item_of(&share));
       if (k.b != sample) take_sample(m, room_m, grad, sample = k.b, 1, g);
       Rows in = read_block(room_in, x, k, s);
       product(in, k.rows, map, u, 0);
@@ -277,9 +281,11 @@ int qt_pool_backward(float *grad, const Tokens *x, const Linear *w, const uint8_
         slopes(m + h, keys, both, b, k.rows, g);
       }
       hide(u, k, mask, b, s);
-      product_back(u, in, back, total, room_out, grad_x, k, s);
+      add_gradient(&share, of_w, u, in, k.rows);
+      if (grad_x) write_product(u, back, room_out, grad_x, k, s->dim, s);
     }
-    add_maps(grad_w, grad_b, 2 * g.number, g, s->dim, place, each);
+#pragma omp barrier
+    write_to_heads(of_w, totals, 2 * g.number, g, s->dim, t, s);
   }
   free(whole);
   return 0;
@@ -326,22 +332,22 @@ int qt_spread(const Tokens *x, const Linear *w, float *moments, const float *bou
   Heads g = heads_of(s);
   int64_t width = g.number * g.stride, maps_size = g.number * size_of_moment_maps(g);
   int64_t rows = size_of_rows(s->dim) + 2 * size_of_rows(width) + size_of_rows(g.stride) + size_of_rows(s->out);
-  int64_t each = maps_size + rows + ROWS;
+  int64_t each = maps_size + size_of_list(g) + rows + ROWS;
   int64_t packed = size_of_packed(width, s->dim) + size_of_packed(s->out, width);
-  float *whole = reserve(packed + size_to(g.number, s->dim, g) + size_from(s->out, g) + s->threads * each);
+  float *whole = reserve(packed + size_to(g.number, s->dim, g) + size_from(s->out, g) + team_of(s) * each);
   float *place = whole;
   if (!whole) return 1;
   Packed map = take_packed(&place, width, s->dim), end = take_packed(&place, s->out, width);
   float *room_map = take(&place, size_to(g.number, s->dim, g)), *room_last = take(&place, size_from(s->out, g));
-#pragma omp parallel num_threads(s->threads)
+#pragma omp parallel num_threads(team_of(s))
   {
     float *own = place + omp_get_thread_num() * each, *room_m = take(&own, maps_size), *below = take(&own, ROWS);
+    MomentMaps *m = (MomentMaps *)take(&own, size_of_list(g));
     Rows room_in = take_rows(&own, s->dim), room_out = take_rows(&own, s->out), q = take_rows(&own, width);
     Rows z = take_rows(&own, width), squares = take_rows(&own, g.stride);
     Linear to_heads = map_to(room_map, w, g.number, g), from_heads = map_from(room_last, last, g);
     pack_linear(map, &to_heads);
     pack_linear(end, &from_heads);
-    MomentMaps m[g.number];
     int64_t sample = -1;
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < s->batch * blocks_of(s); item++) {
@@ -357,39 +363,42 @@ int qt_spread(const Tokens *x, const Linear *w, float *moments, const float *bou
   return 0;
 }
 
-/* The gradients of x, W, b, moments, W_o and b_o for grad (batch, tokens, out). */
+/* The gradients of x, W, b, moments, W_o and b_o for grad (batch, tokens, out). That of the moments must not be NULL. */
 int qt_spread_backward(const Tokens *grad, const Tokens *x, const Linear *w, float *moments, const float *bounds,
                        const Linear *last, const Tokens *grad_x, float *grad_w, float *grad_b, float *grad_m,
                        float *grad_last, float *grad_last_b, const Sizes *s) {
   Heads g = heads_of(s);
-  int64_t width = g.number * g.stride, size = size_of_sums(g), buffers = 3 * g.number * size, ends = padded(s->out);
-  int64_t of_w = width * padded(s->dim) + width, of_last = ends * width, totals = of_w + of_last + ends;
+  int64_t width = g.number * g.stride, size = size_of_sums(g), buffers = 3 * g.number * size;
   int64_t maps_size = g.number * size_of_moment_maps(g);
   int64_t rows = 2 * size_of_rows(s->dim) + size_of_rows(s->out) + 3 * size_of_rows(width) + size_of_rows(g.stride);
-  int64_t each = totals + buffers + maps_size + rows + size_of_rows(g.order * g.stride) + ROWS;
-  int64_t packed = size_of_packed(width, s->dim) + size_of_packed(s->dim, width) + size_of_packed(width, s->out);
-  float *whole = reserve(packed + size_to(g.number, s->dim, g) + size_from(s->out, g) + s->threads * each);
-  float *place = whole;
+  int64_t each = buffers + maps_size + size_of_list(g) + rows + size_of_rows(g.order * g.stride) + ROWS;
+  Totals t = {0};
+  Gradient of_w = gradient_of(&t, grad_w, grad_b, width, padded(s->dim));
+  Gradient of_last = gradient_of(&t, grad_last, grad_last_b, padded(s->out), width);
+  int64_t packed = size_of_packed(width, s->dim) + (grad_x ? size_of_packed(s->dim, width) : 0) + size_of_packed(width, s->out);
+  packed += size_to(g.number, s->dim, g) + size_from(s->out, g);
+  float *whole = reserve(packed + settle(&t, s->batch * blocks_of(s), s) + team_of(s) * each), *place = whole;
   if (!whole) return 1;
-  Packed map = take_packed(&place, width, s->dim), back = take_packed(&place, s->dim, width);
-  Packed end_back = take_packed(&place, width, s->out);
+  Packed map = take_packed(&place, width, s->dim), end_back = take_packed(&place, width, s->out), back = {0};
+  if (grad_x) back = take_packed(&place, s->dim, width);
   float *room_map = take(&place, size_to(g.number, s->dim, g)), *room_last = take(&place, size_from(s->out, g));
-#pragma omp parallel num_threads(s->threads)
+  float *totals = take_totals(&place, t);
+#pragma omp parallel num_threads(team_of(s))
   {
-    float *own = place + omp_get_thread_num() * each, *total = take(&own, totals), *total_last = total + of_w;
-    float *own_buffers = take(&own, buffers), *room_m = take(&own, maps_size), *below = take(&own, ROWS);
+    float *own = place + omp_get_thread_num() * each, *own_buffers = take(&own, buffers), *room_m = take(&own, maps_size);
+    float *below = take(&own, ROWS);
+    MomentMaps *m = (MomentMaps *)take(&own, size_of_list(g));
     Rows room_in = take_rows(&own, s->dim), room_out = take_rows(&own, s->dim), room_g = take_rows(&own, s->out);
     Rows q = take_rows(&own, width), z = take_rows(&own, width), dz = take_rows(&own, width);
     Rows squares = take_rows(&own, g.stride), both = take_rows(&own, g.order * g.stride);
     Linear to_heads = map_to(room_map, w, g.number, g), from_heads = map_from(room_last, last, g);
     pack_linear(map, &to_heads);
-    pack_back(back, &to_heads);
+    if (grad_x) pack_back(back, &to_heads);
     pack_back(end_back, &from_heads);
-    clear(total, totals);
-    MomentMaps m[g.number];
     int64_t sample = -1;
-    Run run = run_of(omp_get_thread_num(), s);
-    for (int64_t item = run.from; item < run.to; item++) {
+    Share share = share_of(omp_get_thread_num(), totals, t, s);
+    Run run = run_of(omp_get_thread_num(), t, s);
+    for (int64_t item = run.from; item < run.to; item++, next_turn(&share)) {
       Block k = block_of(s, item);
       float *sample_sums = begin_sums(own_buffers, item, run, g, s);
       if (k.b != sample) take_sample(m, room_m, moments, sample = k.b, 1, g);
@@ -406,14 +415,14 @@ int qt_spread_backward(const Tokens *grad, const Tokens *x, const Linear *w, flo
         slopes(m + h, queries, both, below, k.rows, g);
       }
       end_sums(grad_m, own_buffers, item, run, g, s);
-      outer(dy, z, k.rows, total_last);
-      add_rows(dy, k.rows, total_last + of_last);
-      product_back(q, in, back, total, room_out, grad_x, k, s);
+      add_gradient(&share, of_last, dy, z, k.rows);
+      add_gradient(&share, of_w, q, in, k.rows);
+      if (grad_x) write_product(q, back, room_out, grad_x, k, s->dim, s);
     }
-    end_shared(grad_m, place + padded(totals), each, g, s);
-    add_maps(grad_w, grad_b, g.number, g, s->dim, place, each);
-    add_spaced(grad_last, s->out, 1, 1, g.number * g.each, g.each, g.stride, place + of_w, width, each);
-    add_threads(grad_last_b, place + of_w + of_last, each, 1, s->out);
+    end_shared(grad_m, place, each, g, t, s);
+    write_to_heads(of_w, totals, g.number, g, s->dim, t, s);
+    write_spaced(of_last.weight, s->out, 1, 1, g.number * g.each, g.each, g.stride, totals + of_last.of_weight, width, t, s);
+    write_sums_of_groups(of_last.bias, totals + of_last.of_bias, 1, s->out, t, s);
   }
   free(whole);
   return 0;
