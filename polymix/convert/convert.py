@@ -173,7 +173,8 @@ class _Swap:
                 config, attention = config.for_scales(()), replace(attention, equivalent=None)
             config = fitted(config, attention)
             if equal:
-                kept = sum(module.get_parameter(key).numel() for (key,) in kind.copied_parameters(module).values())
+                copied = kind.copied_parameters(module, config.build(attention.dim, device="meta"))
+                kept = sum(module.get_parameter(key).numel() for (key,) in copied.values())
                 config = matched(config, attention.dim, parameters(module) - kept)
             mixer = config.build(attention.dim, device=weight.device, dtype=weight.dtype)
             _check(mixer, attention)
@@ -182,7 +183,7 @@ class _Swap:
             self.adapter.windows = host.windows
             self.adapter.positions = settle(positions, mixer, attention, kind.positions)
             self.sources: Sources = {
-                **self.adapter.copied_parameters(module),
+                **kind.copied_parameters(module, mixer),
                 **(inherit(mixer, attention) if inherits else {}),
             }
             self.scale, self.error = self._calibrate(inherits)
