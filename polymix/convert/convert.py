@@ -173,9 +173,9 @@ class _Swap:
                 config, attention = config.for_scales(()), replace(attention, equivalent=None)
             config = fitted(config, attention)
             if equal:
-                copied = kind.copied_parameters(module, config.build(attention.dim, device="meta"))
-                kept = sum(module.get_parameter(key).numel() for (key,) in copied.values())
-                config = matched(config, attention.dim, parameters(module) - kept)
+                narrow = config.with_width(config.width_unit, attention.dim).build(attention.dim, device="meta")
+                copied = (module.get_submodule(name) for name in kind.copies(narrow))
+                config = matched(config, attention.dim, parameters(module) - sum(map(parameters, copied)))
             mixer = config.build(attention.dim, device=weight.device, dtype=weight.dtype)
             _check(mixer, attention)
             self.attention, self.mixer = attention, mixer

@@ -98,11 +98,19 @@ def _linear_attention(mixer: Any, m: dict[str, Any], n: int, given: FormArgument
     return PadreForm(chains, m["W_o"], m["b_o"])
 
 
+def _widened(pair: tuple[Tensor, Tensor | None], width: int) -> tuple[Tensor, Tensor | None]:
+    """A map and its bias with zero channels up to `width`."""
+    weight, bias = pair
+    more = (0, width - weight.shape[1])
+    return F.pad(weight, more), None if bias is None else F.pad(bias, more)
+
+
 @register_form(NonLocalMixer)
 def _non_local(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> PadreForm:
     _needs(mixer, form="dot_product")
-    mean, width = torch.full((n, n), 1 / n if mixer.config.reduction == "mean" else 1.0, dtype=F64), m["W_t"].shape[1]
-    t, p, g = ((m[f"W_{name}"], m[f"b_{name}"]) for name in "tpg")
+    mean = torch.full((n, n), 1 / n if mixer.config.reduction == "mean" else 1.0, dtype=F64)
+    width = m["W_g"].shape[1]
+    t, p, g = (_widened((m[f"W_{name}"], m[f"b_{name}"]), width) for name in "tpg")
     chains = _pooled_products(t, p, g, 1, mean, mixer.scale)
     V, bias = torch.eye(width, dtype=F64) if m["W_z"] is None else m["W_z"], m["b_z"]
     if m["gain"] is not None:

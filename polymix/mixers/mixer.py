@@ -234,7 +234,8 @@ class TokenMixer(nn.Module, ABC):
         children = dict(self.named_children())
         qkv, proj = children.get("qkv"), children.get("proj")
         maps = [part for part in (attention.query, attention.key, attention.value) if part is not None]
-        if isinstance(qkv, Heads) and [part.weight.shape[0] for part in maps] == [self.dim] * 3:
+        whole = isinstance(qkv, Heads) and qkv.qkv.out_features == 3 * self.dim
+        if isinstance(qkv, Heads) and whole and [part.weight.shape[0] for part in maps] == [self.dim] * 3:
             usual = (attention.dim // attention.heads) ** -0.5
             gains = ((attention.scale or usual) / usual, 1.0, 1.0)
             for i, (part, gain) in enumerate(zip(maps, gains, strict=True)):

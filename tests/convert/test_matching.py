@@ -87,3 +87,11 @@ def test_refusals():
         assert isinstance(model.layers[0].self_attn, nn.MultiheadAttention), "nothing was changed"
     with pytest.raises(OptionError, match="`match`"):
         polymix.convert(encoder(), "pom", match="flops")
+
+
+def test_parts_that_the_adapter_keeps_are_not_counted_twice():
+    transformers = pytest.importorskip("transformers", reason="untested: models of transformers")
+    sizes = {"vocab_size": 9, "num_hidden_layers": 1, "hidden_size": 48, "num_attention_heads": 4}
+    report = polymix.convert(transformers.BertModel(transformers.BertConfig(**sizes)), "pom", match="parameters")
+    before, after = report.layers[0].parameters  # with the norm that the adapter copies
+    assert abs(after / before - 1) < 0.01

@@ -13,7 +13,7 @@ NAMES = ("linear", "efficient", "hydra", "sima", "castling", "focused", "relu_li
 FORMS = {
     "linear": {"heads": 2}, "linear-relu": {"heads": 3, "feature_map": "relu"},
     "linear-mean": {"heads": 2, "normalize": False}, "linear-3": {"heads": 3, "feature_map": "identity", "normalize": False},
-    "efficient": {"heads": 2}, "hydra": {}, "sima": {"heads": 3}, "sima-class": {"heads": 2, "class_attention": True},
+    "efficient": {"heads": 2}, "efficient-reduced": {"heads": 2, "reduction": 3}, "hydra": {}, "sima": {"heads": 3}, "sima-class": {"heads": 2, "class_attention": True},
     "castling": {"heads": 2, "kernel_size": 5}, "castling-3": {"heads": 2, "normalize": False},
     "castling-sparse": {"heads": 3, "sparse_reg": True, "kernel_size": 1},
     "castling-sparse-3": {"heads": 1, "sparse_reg": True, "normalize": False},
