@@ -183,7 +183,7 @@ class _Swap:
             self.adapter.windows = host.windows
             self.adapter.positions = settle(positions, mixer, attention, kind.positions)
             self.sources: Sources = {
-                **self.adapter.copied_parameters(module),
+                **kind.copied_parameters(module, mixer),
                 **(inherit(mixer, attention) if inherits else {}),
             }
             self.scale, self.error = self._calibrate(inherits)
