@@ -41,7 +41,7 @@ class KnnMixer(TokenMixer):
     name = "knn"
     capabilities = Capabilities(
         causal=True, cross=True, values=True, masks=frozenset({"padding", "arbitrary", "block_causal", "segments"}),
-        isolates_future=True,
+        isolates_future=True, isolates_segments=True,
     )  # fmt: skip
     feature_maps = True
     config: KnnConfig
@@ -49,7 +49,9 @@ class KnnMixer(TokenMixer):
     def __init__(self, config: KnnConfig, dim: int, **kw: Any) -> None:
         super().__init__(config, dim)
         attends = config.aggregate == "softmax"
-        self.capabilities = replace(type(self).capabilities, isolates_future=not attends, values=attends)
+        self.capabilities = replace(
+            type(self).capabilities, isolates_future=not attends, isolates_segments=not attends, values=attends
+        )
         self.heads = head_count(config.heads, dim) if attends else 1
         self.qkv = Heads(dim, self.heads, config.bias, **kw) if attends else None
         self.proj = Dense(dim if attends else 2 * dim, dim, config.bias, **kw)
