@@ -27,6 +27,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text
 
 
 MOST_THREADS = 4096
+NOTED = 66  # columns of a terminal that the name, the figures and the time left of a task need
 
 _NAMES = 20  # characters that a column of names has at the least
 
@@ -75,11 +76,11 @@ def bars(console: Console, out: Path, saved: str = RESULTS) -> Iterator[Bars]:
 
     saved: the file in `out` that --resume continues from. Before it is there, the run starts anew.
     """
-    shown = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
-    )  # fmt: skip
-    progress = Progress(*shown, console=console)
+    left, note = TimeRemainingColumn(compact=True), TextColumn("{task.fields[note]}")
+    spare = console.width - NOTED
+    bar = (BarColumn(bar_width=min(24, spare)), MofNCompleteColumn()) if spare >= 10 else ()
+    elapsed = (TimeElapsedColumn(),) if spare >= 32 else ()
+    progress = Progress(TextColumn("{task.description}"), *bar, *elapsed, left, note, console=console)
     try:
         yield Bars(progress)
     except KeyboardInterrupt:
