@@ -1,6 +1,7 @@
 """The docs are true: their code runs, what they take from the code is all there, and the site builds without a warning."""
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -151,6 +152,9 @@ def test_the_table_of_onnx_has_every_mixer():
     table = hook("figures").TABLES["onnx"]()
     for name in polymix.list_mixers():
         assert f"| `{name}` |" in table
+    rows = json.loads((ROOT / "benchmarks/results/onnx.json").read_text())["rows"]
+    assert {row["mixer"] for row in rows} <= set(polymix.list_mixers())
+    assert [row["mixer"] for row in rows if not row["batch"]["works"]] == ["mamba"], "as docs/onnx.md says"
 
 
 def test_a_page_says_which_library_a_mixer_wraps(generate):
