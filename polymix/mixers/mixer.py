@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from polymix import errors
+from polymix.limits import bounded
 from polymix.mixers.checks import (
     MixerCall,
     check_call,
@@ -82,7 +83,7 @@ class TokenMixer(nn.Module, ABC):
 
     def __init__(self, config: Any, dim: int, **kw: Any) -> None:
         super().__init__()
-        errors.check_int("dim", dim, 1)
+        errors.check_int("dim", dim, 1, errors.MOST_TOKENS)
         self.config, self.dim = config, dim
         self.drop = nn.Dropout(config.dropout)
         self._folded: Folded | None = None
@@ -319,7 +320,8 @@ class TokenMixer(nn.Module, ABC):
         """
         check_length(self, n)
         check_dtype(dtype)
-        return _detach(self.named_matrices(n, grid), dtype)
+        with bounded("n", f"{self.name} with n={n:,}", "Use fewer tokens."):
+            return _detach(self.named_matrices(n, grid), dtype)
 
     @abstractmethod
     def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:

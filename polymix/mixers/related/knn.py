@@ -19,6 +19,8 @@ from polymix.ops.shared.masks import dense_mask
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
 
+_MOST = 2**24  # neighbours, and their distance: the tokens are padded by this many
+
 
 class KnnMixer(TokenMixer):
     """Each token reads only the k tokens nearest to it: k-NN attention, or the graph convolutions of vision GNNs.
@@ -106,8 +108,8 @@ class KnnConfig(HeadsConfig):
     aggregate: str = "softmax"
 
     def check(self) -> None:
-        check_int("k", self.k, 1)
-        check_int("dilation", self.dilation, 1)
+        check_int("k", self.k, 1, _MOST)
+        check_int("dilation", self.dilation, 1, _MOST)
         check_choice("metric", self.metric, METRICS)
         check_choice("aggregate", self.aggregate, ("softmax", "max_relative", "mean"))
         if self.heads is not None and self.aggregate != "softmax":
