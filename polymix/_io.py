@@ -11,11 +11,12 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar, Protocol, TypeVar
-
-import torch
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from polymix.errors import OptionError, PolymixError, ResultsError
+
+if TYPE_CHECKING:  # PyTorch is loaded by what computes, not by help
+    import torch
 
 RESULTS = "results.json"
 DTYPES = ("float32", "bfloat16", "float16")
@@ -307,6 +308,8 @@ def parse_options(words: Sequence[str], annotations: Mapping[str, str] | None = 
 
 def float_type(dtype: torch.dtype | str | None, argument: str = "dtype") -> torch.dtype | None:
     """A floating-point type of PyTorch, from itself or its name, such as "bfloat16". Raises OptionError for others."""
+    import torch
+
     found = getattr(torch, dtype, None) if isinstance(dtype, str) and dtype.isidentifier() else dtype
     if found is None and dtype is None:
         return None
@@ -326,6 +329,8 @@ def check_device(device: str, argument: str = "device", kinds: Sequence[str] = (
     Raises:
         OptionError: the device is unavailable, cannot compute (meta), or is of another kind.
     """
+    import torch
+
     kind, _, index = str(device).partition(":")
     if (kinds and kind not in kinds) or not (index or "0").isdecimal():
         allowed = f"one of {', '.join(kinds)}" if kinds else "a device such as cpu or cuda:1"

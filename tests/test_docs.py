@@ -113,6 +113,44 @@ def test_every_mixer_has_its_page(generate, name):
             assert len(re.findall(r"(?<!\\)\|", re.sub(r"`[^`]*`", "", line))) == 4, line
 
 
+def test_papers_are_linked_where_they_are_cited(generate):
+    home = (DOCS / "index.md").read_text()
+    for address in generate.PAPERS.values():
+        assert f"({address})" in home
+    for name in polymix.list_mixers():
+        source = next(line for line in generate.mixer_page(name, "When.").splitlines() if "**Source**" in line)
+        for paper, address in generate.PAPERS.items():
+            cited = re.search(rf"(?<![\w/-]){paper}(?![\w-])", source)
+            assert not cited or f"[{paper}]({address})" in source, (name, paper)
+    for name, paper in {
+        "padre": "PADRe",
+        "pom": "PoM",
+        "qt": "QT-ViT",
+        "poly_nl": "Poly-NL",
+        "poly_sa": "Poly-SA",
+    }.items():
+        assert f"[{paper}](" in generate.mixer_page(name, "When.")
+    assert generate.linked("PADRe, Eq. 1; PADRe-2") == f"[PADRe]({generate.PAPERS['PADRe']}), Eq. 1; PADRe-2"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_no_page_has_a_reference_that_a_reader_cannot_follow(page):
+    assert not re.search(r"\b(?:PD|PM|QT|PL)-\d{3}", page.read_text())
+
+
+def test_what_people_search_for_has_a_page():
+    pages = {page.relative_to(DOCS).as_posix(): page.read_text() for page in PAGES}
+    for word, page in {"ONNX": "onnx.md", "TensorBoard": "train.md", "Weights & Biases": "train.md", "YAML": "train.md",
+                       "Gradio": "gallery.md", "notebook": "gallery.md", "Mac": "faq.md"}.items():  # fmt: skip
+        assert word in pages[page]
+
+
+def test_the_table_of_onnx_has_every_mixer():
+    table = hook("figures").TABLES["onnx"]()
+    for name in polymix.list_mixers():
+        assert f"| `{name}` |" in table
+
+
 def test_a_page_says_which_library_a_mixer_wraps(generate):
     wrapped = {name for name in polymix.list_mixers() if generate.wraps(name)}
     assert wrapped == {"gc", "mamba", "non_local", "relu_linear", "se", "xca"}

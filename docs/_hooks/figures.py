@@ -307,8 +307,23 @@ def recall_setting() -> str:
     )
 
 
+def onnx() -> str:
+    content, lines = load("onnx.json"), []
+    for row in content["rows"]:
+        options = ", ".join(f"{name}={tuple(value) if isinstance(value, list) else value}"
+                            for name, value in row["options"].items())  # fmt: skip
+        cells = ["–" if part is None else "yes" if part["works"] else "no" for part in (row["batch"], row["tokens"])]
+        errors = [part["error"] for part in (row["batch"], row["tokens"]) if part and part["error"] is not None]
+        lines.append((f"`{row['mixer']}`", f"`{options}`" if options else "", *cells,
+                      f"{max(errors):.0e}" if errors else "–"))  # fmt: skip
+    head = ("mixer", "options", "exports, any batch size", "and any number of tokens", "largest relative difference")
+    versions = ", ".join(f"{name} {version}" for name, version in content["versions"].items())
+    return f"{table(head, lines)}\n\n{versions}. `python benchmarks/onnx_export.py OUT.json`"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "bench": bench,
+    "onnx": onnx,
     "targets": targets,
     "whole-models": whole_models,
     "recovery": recovery,

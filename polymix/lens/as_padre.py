@@ -11,6 +11,7 @@ from polymix.errors import CapabilityError, OptionError, ShapeError, check_int
 from polymix.lens.chains import F64, FORMS, Chain, FormArguments, PadreForm, shift
 from polymix.mixers import PadreMixer, TokenMixer
 from polymix.mixers.checks import check_length
+from polymix.numbers import significant
 
 
 def as_padre(
@@ -134,7 +135,8 @@ def _linear(module: nn.Module, n: int, dim: int | None, grid: tuple[int, ...] | 
         name = type(module).__name__
         names = ", ".join(sorted(kind.name for kind in FORMS))
         allowed = f"a TokenMixer ({names}) or a module that is linear in its tokens"
-        raise CapabilityError("mixer", f"{name}, which is neither (nonlinear by {error:.1e})", allowed, "")
+        got = f"{name}, which is neither (nonlinear by {significant(float(error), 2)})"
+        raise CapabilityError("mixer", got, allowed, "")
     blocks = matrix.view(n, dim, n, dim).permute(3, 2, 1, 0)  # (out channel, out token, in channel, in token)
     channels = torch.arange(dim)
     chains = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,12 @@ def usage(recipe: TextRecipe, data: TextData, folder: Path) -> list[str]:
         "from transformers import pipeline", "",
         f"print(pipeline('text-generation', {str(folder)!r})('The ')[0]['generated_text'])",
     ]  # fmt: skip
+
+
+def next_commands(recipe: TextRecipe, data: TextData, folder: Path) -> list[tuple[str, str]]:
+    """What to run next, and why, for the report."""
+    command = f"polymix generate {shlex.quote(folder.name)} --prompt 'Once upon a time' --stream"
+    return [("Let the model write, in the folder above this one:", command)]
 
 
 def model_config(recipe: TextRecipe, vocab: int, end: int | None = None, padding: int | None = None) -> Any:
