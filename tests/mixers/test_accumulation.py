@@ -1,7 +1,6 @@
 """Gradients accumulated over the two halves of a batch are those of the whole batch."""
 
 import pytest
-import torch
 
 from tests.helpers import build, tokens
 from tests.mixers.cases import CASES
