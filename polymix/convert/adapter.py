@@ -134,9 +134,10 @@ class Adapter(nn.Module):
         """Names of the attention's parts that the adapter copies for this mixer. Default: `copied_modules`."""
         return cls.copied_modules
 
-    def copied_parameters(self, module: nn.Module) -> dict[str, tuple[str, ...]]:
-        """The parameters of the copied parts, each with the attention's parameter that it is a copy of."""
-        names = self.copies(self.mixer)
+    @classmethod
+    def copied_parameters(cls, module: nn.Module, mixer: TokenMixer) -> dict[str, tuple[str, ...]]:
+        """The parameters of the parts copied for a mixer, each with the attention's parameter that it is a copy of."""
+        names = cls.copies(mixer)
         parts = ((name, key) for name in names for key, _ in module.get_submodule(name).named_parameters())
         return {f"{name.rpartition('.')[2]}.{key}": (f"{name}.{key}",) for name, key in parts}
 

@@ -9,7 +9,7 @@ import torch
 
 import polymix
 from polymix.compat import cure_torchvision
-from tests.convert.checks import answer, converts, identical, near, same_as_host, stirred, undoes
+from tests.convert.checks import accounts, answer, converts, identical, near, same_as_host, stirred, undoes
 
 cure_torchvision()
 timm = pytest.importorskip("timm", reason="untested: models of timm; pip install 'polymix[vision]'")
@@ -44,6 +44,16 @@ def efficientformer():
 
 def fastvit():
     return timm.create_model("fastvit_sa12", layers=(1, 1, 1, 2), embed_dims=(8, 16, 32, 64), num_classes=3)
+
+
+def timm_swiftformer():
+    return timm.create_model("swiftformer_xs", layers=(1, 1, 1, 1), embed_dims=(8, 8, 16, 24), num_classes=3)
+
+
+def swiftformer():
+    config = transformers.SwiftFormerConfig(image_size=64, embed_dims=[8, 8, 16, 24], depths=[1, 1, 1, 1],
+                                            drop_path_rate=0.0, drop_mlp_rate=0.0, drop_conv_encoder_rate=0.0)  # fmt: skip
+    return transformers.SwiftFormerModel(config)
 
 
 def timm_sam():
@@ -96,6 +106,10 @@ HOSTS = {
     "EfficientFormer": Host(efficientformer, lambda: images(224, 224), ["stages.3.blocks.2.token_mixer"], None,
                             ("attention_biases",)),
     "FastViT": Host(fastvit, lambda: images(64, 128), [f"stages.3.blocks.{i}.token_mixer" for i in (0, 1)]),
+    "SwiftFormer of timm": Host(timm_swiftformer, lambda: images(64, 96),
+                                [f"stages.{i}.blocks.0.attn" for i in range(4)], "additive"),
+    "SwiftFormer": Host(swiftformer, lambda: {"pixel_values": images(64, 96)},
+                        [f"encoder.network.{2 * i}.blocks.0.attn" for i in range(4)], "additive", ("w_g",)),
     "SAM of timm": Host(timm_sam, lambda: images(64, 64), [f"blocks.{i}.attn" for i in (0, 1)], "softmax", REL),
     "SAM": Host(sam, lambda: {"pixel_values": images(64, 64)},
                 [f"vision_encoder.layers.{i}.attn" for i in (0, 1)], "softmax", REL),
@@ -140,6 +154,9 @@ def test_the_twin_is_the_host(host):
     report = polymix.convert(model, host.twin, copy=True, input=inputs)
     near(answer(report.model, inputs), expected)
     assert replaced(report) == host.layers and all(layer.error < 1e-5 for layer in report.layers if layer.now)
+    for layer in report.layers:
+        assert not layer.now or (not layer.fresh and set(layer.dropped) <= set(host.discards))
+    accounts(report)
     undoes(model, host.twin, inputs, input=inputs)
 
 
