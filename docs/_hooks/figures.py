@@ -84,8 +84,8 @@ def recovery() -> str:
 
 
 def hosts() -> str:
-    lines = []
-    for row in load("hosts.json")["rows"]:
+    lines, content = [], load("hosts.json")
+    for row in content["rows"]:
         if row["refused"]:
             lines.append((row["host"], row["mixer"], f"error: {row['refused']}", "", "", ""))
             continue
@@ -97,7 +97,8 @@ def hosts() -> str:
         counts = ("–" if row[key] is None else f"{row[key]:.2f}" for key in ("multiply_adds", "layer_multiply_adds"))
         lines.append((row["host"], row["mixer"], f"{row['parameters']:.2f}", *counts, paper))
     head = ("model", "mixer", "parameters, M", "multiply-adds, G", "of the layers, G", "in the paper")
-    return f"{table(head, lines)}\n\n`python benchmarks/hosts.py OUT.json`"
+    notes = "\n".join(f"- **{host}.** {note}" for host, note in content["notes"].items())
+    return f"{table(head, lines)}\n\n{notes}\n\n`python benchmarks/hosts.py OUT.json`"
 
 
 # Table 1

@@ -228,6 +228,8 @@ def fitted(config: MixerConfig, attention: AttentionSpec) -> MixerConfig:
     if attention.causal:
         config = config.for_order()
     if config.causal_by_build:
+        if attention.prefix and not attention.causal:
+            config.for_grid(attention.grid or (1,), attention.prefix)  # raises: a class token in front would see itself
         return config
     if attention.grid is not None:
         return config.for_grid(attention.grid, attention.prefix)
