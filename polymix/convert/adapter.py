@@ -64,7 +64,7 @@ class Adapter(nn.Module):
             them, under the last part of their names.
         replaced_part: the part of the attention whose output the mixer's output stands for, where the attention does
             more after it, such as a norm.
-        channel_axis: axis of the channels in the adapter's output.
+        channel_axis: axis of the channels in the adapter's output, or in that of `replaced_part`.
         checks_masks: whether the masks of a call tell what the mixer must support.
         positions: what becomes of positions that the host adds to queries and keys only, unless `convert` is told: see
             `polymix.convert.positions`. None: mixers with one input need to be told.

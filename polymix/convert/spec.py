@@ -57,6 +57,7 @@ class AttentionSpec(AttentionMaps):
         rotary: base of the rotary angles, if it has them.
         span: number of tokens that each token attends to; None: all.
         equivalent: the mixer that computes the same, if there is one.
+        cost: FLOPs for a number of tokens, where the maps do not tell.
         drops: parameters and other parts that no mixer can take over, each with the reason.
     """
 
@@ -72,6 +73,7 @@ class AttentionSpec(AttentionMaps):
     rotary: float | None = None
     span: int | None = None
     equivalent: EquivalentMixer | None = None
+    cost: Callable[[int], int] | None = None
     drops: Mapping[str, str] = field(default_factory=dict)
 
     @property
