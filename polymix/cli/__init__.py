@@ -61,7 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             cure = "Install them with pip install 'polymix[train]'."
             raise MissingExtraError("typer, rich", "neither", "the packages of the command line", cure)
         status = _app()(arguments or ["--help"], standalone_mode=False) or 0
-        sys.stdout.flush()  # here, where a full disk or a closed pipe is still reported
+        if sys.stdout is not None:  # it is None where the shell closed it
+            sys.stdout.flush()  # here, where a full disk or a closed pipe is still reported
         sys.exit(status)
     except KeyboardInterrupt:
         _leave(130, "Interrupted.")
@@ -99,7 +100,7 @@ def _message(error: BaseException) -> str | None:
 def _leave(status: int, message: str | None) -> None:
     """Exit with one line on standard error. What standard output still holds is dropped if nobody can take it."""
     try:
-        sys.stdout.flush()
+        _ = sys.stdout is None or sys.stdout.flush()
     except (OSError, ValueError):
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  it takes what is left when Python exits
     if message is not None:

@@ -30,7 +30,7 @@ def build():
     )
 """
 COMMANDS = {
-    "train": [*TRAIN[:-2], "--set", "steps=12"],
+    "train": [word.replace("steps=4", "steps=12") for word in TRAIN[:-2]],
     "convert": ["convert", "--model", "vit.py:build", "--plan", "pom", "--data", "digits", "--distill-epochs", "2",
                 "--seconds", "0.05", "--lengths", "1", "--threads", "1"],
     "compare": ["compare", "--epochs", "1", "--seeds", "1", "--tokens", "16", "--threads", "1", "--mixers", "pom,linear_floor"],
