@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -69,10 +70,10 @@ def check_folder(folder: str | os.PathLike[str], argument: str = "--out") -> Pat
     path = a_path(folder, argument)
     try:
         above = next(place for place in (path, *path.absolute().parents) if os.path.lexists(place) and place.exists())
-        os.stat(path) if above == path else _stat_missing(path)
         if not above.is_dir():
             what = "which is a file" if above == path else f"in {above}, which is a file"
             raise OptionError(argument, f"{folder}, {what}", "a folder, which may exist already", cure)
+        os.stat(path) if above == path else _stat_missing(path)
         with tempfile.TemporaryFile(dir=above) as file:
             file.write(bytes(4096))
             file.flush()
@@ -217,11 +218,14 @@ def load_python(path: Path, argument: str) -> ModuleType:
     if not is_file(path) or spec is None or spec.loader is None:
         raise OptionError(argument, repr(str(path)), "an existing Python file", "Check the path.")
     module = importlib.util.module_from_spec(spec)
+    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # no __pycache__ beside the user's file
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # the user's code may raise anything, or exit
         got = f"{path}, which fails with {one_line(error)}"
         raise OptionError(argument, got, "a file that runs without errors", "") from error
+    finally:
+        sys.dont_write_bytecode = writes
     return module
 
 
@@ -316,6 +320,18 @@ def float_type(dtype: torch.dtype | str | None, argument: str = "dtype") -> torc
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
         raise OptionError(argument, repr(dtype), f"{', '.join(DTYPES)} or float64", f"Pass {argument}=torch.float32.")
     return found
+
+
+def check_place(device: Any, dtype: Any) -> None:
+    """Raise OptionError unless tensors can be made with these arguments: a device or None, a floating type or None."""
+    import torch
+
+    try:
+        _ = None if device is None else torch.device(device)
+    except (RuntimeError, TypeError, ValueError, OverflowError):
+        raise OptionError("device", repr(device), "a device such as cpu or cuda:1", "Pass cpu.") from None
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise OptionError("dtype", repr(dtype), "a floating-point torch.dtype", "Pass for example torch.float32.")
 
 
 def check_device(device: str, argument: str = "device", kinds: Sequence[str] = (), touch: bool = True) -> str:

@@ -54,8 +54,8 @@ def command(
     from polymix.workflows.compare.tables import data_line, terminal_table
 
     settings = Settings(
-        data=data, mixers=mixers or DEFAULT, image_size=image_size, patch_size=patch_size, device=device,
-        threads=thread_count(threads), dtype=dtype, max_seconds=max_seconds, max_gib=max_gib,
+        data=data, mixers=DEFAULT if mixers is None else mixers, image_size=image_size, patch_size=patch_size,
+        device=device, threads=thread_count(threads), dtype=dtype, max_seconds=max_seconds, max_gib=max_gib,
     )  # fmt: skip
     settings = settings.as_quick() if quick else settings
     chosen: dict[str, Any] = {"epochs": epochs, "seeds": seeds, "tokens": None if tokens is None else counts(tokens)}

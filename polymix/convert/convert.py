@@ -183,7 +183,7 @@ class _Swap:
             self.adapter.windows = host.windows
             self.adapter.positions = settle(positions, mixer, attention, kind.positions)
             self.sources: Sources = {
-                **self.adapter.copied_parameters(module),
+                **kind.copied_parameters(module, mixer),
                 **(inherit(mixer, attention) if inherits else {}),
             }
             self.scale, self.error = self._calibrate(inherits)
@@ -228,6 +228,8 @@ def fitted(config: MixerConfig, attention: AttentionSpec) -> MixerConfig:
     if attention.causal:
         config = config.for_order()
     if config.causal_by_build:
+        if attention.prefix and not attention.causal:
+            config.for_grid(attention.grid or (1,), attention.prefix)  # raises: a class token in front would see itself
         return config
     if attention.grid is not None:
         return config.for_grid(attention.grid, attention.prefix)

@@ -42,6 +42,10 @@ def insert(
     Raises:
         OptionError, ShapeError: the block cannot be inserted. The model is unchanged.
     """
+    if not isinstance(model, nn.Module):
+        raise OptionError("model", type(model).__name__, "a torch.nn.Module", "Pass the model itself.")
+    if not isinstance(at, str):
+        raise OptionError("at", repr(at), "the name of a module", "model.named_modules() lists them.")
     check_choice("where", where, ("before", "after"))
     check_choice("copy", copy, (True, False))
     check_choice("residual", residual, (True, False))

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from polymix.errors import CapabilityError, OptionError, ShapeError, check_int
 from polymix.lens.chains import F64, FORMS, Chain, FormArguments, PadreForm, shift
+from polymix.limits import bounded
 from polymix.mixers import PadreMixer, TokenMixer
 from polymix.mixers.checks import check_length
 from polymix.numbers import significant
@@ -95,7 +96,7 @@ def as_padre(
     twin = copy.deepcopy(mixer).to(F64).eval()
     matrices = {name: value.cpu() if isinstance(value, Tensor) else value
                 for name, value in twin.matrices(n, grid=grid, dtype=F64).items()}  # fmt: skip
-    with torch.no_grad():
+    with torch.no_grad(), bounded("n", f"the form for n={n:,}", "Use fewer tokens."):
         result = form(twin, matrices, n, FormArguments(x, order, decay))
     if result.target is None:
         result.target = lambda u: twin(u, grid=grid) if grid else twin(u)

@@ -11,14 +11,14 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from polymix import errors
-from polymix.limits import check_model
+from polymix.limits import bounded, check_model
 from polymix.mixers.checks import check_dtype
 from polymix.mixers.mixer import TokenMixer
 from polymix.mixers.registry import check_options, config_class
 
 Self = TypeVar("Self", bound="MixerConfig")
 Scan = TypeVar("Scan", bound="ScanConfig")
-_SMALL = 2**28  # weights that any machine has room for
+_SMALL = 2**24  # weights that any machine has room for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +62,10 @@ class MixerConfig:
         errors.check_choice("impl", self.impl, type(self).mixer.impls)
         errors.check_choice("bias", self.bias, (True, False))
         errors.check_number("dropout", self.dropout, 0.0, 1.0, "a probability in [0, 1)", 0.0)
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int) and abs(value) >= 2**63:
+                errors.check_int(field.name, value, 1, 2**63 - 1)
         self.check()
 
     def check(self) -> None:
@@ -74,12 +78,14 @@ class MixerConfig:
         check_dtype(dtype)
         try:
             device = None if device is None else torch.device(device)
-        except (RuntimeError, TypeError):
+        except (RuntimeError, TypeError, ValueError, OverflowError):
             raise errors.OptionError("device", repr(device), "a device such as cpu or cuda:1", "Pass cpu.") from None
         config, kw = self.changed(**changes), {"device": device, "dtype": dtype}
         if device != torch.device("meta") and _largest(dim, config) > _SMALL:
             what = f"{self.name} with dim={dim}"
             check_model(lambda: type(self).mixer(config, dim, **{**kw, "device": "meta"}), "dim", what)
+            with bounded("dim", what):
+                return type(self).mixer(config, dim, **kw)
         return type(self).mixer(config, dim, **kw)
 
     def changed(self: Self, **changes: Any) -> Self:

@@ -54,7 +54,14 @@ class PomMixer(TokenMixer):
 
     name = "pom"
     capabilities = Capabilities(
-        causal=True, cross=True, values=True, masks=_MASKS, recurrent=True, isolates_future=True, grids=(2,)
+        causal=True,
+        cross=True,
+        values=True,
+        masks=_MASKS,
+        recurrent=True,
+        isolates_future=True,
+        isolates_segments=True,
+        grids=(2,),
     )
     impls = IMPLS
     config: PomConfig
@@ -86,6 +93,7 @@ class PomMixer(TokenMixer):
             masks=masks,
             recurrent=not flat,
             isolates_future=not forgets,
+            isolates_segments="segments" in masks,
             grids=(2,) if flat else (),
         )
 

@@ -93,6 +93,8 @@ def train_file(
     threads: int | None = None, say: Say = silent,
 ) -> dict[str, Any]:  # fmt: skip
     """Train by the recipe of a Python file, with other data and with options such as ["steps=200"]. See `train`."""
+    if data is not None and any(word.partition("=")[0] == "data" for word in options):
+        raise OptionError("data", "both --data and --set data=", "one of the two", "Leave --set data= out.")
     recipe = load_recipe(path).changed(options)
     if threads:
         torch.set_num_threads(threads)

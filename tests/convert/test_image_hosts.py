@@ -9,7 +9,8 @@ import torch
 
 import polymix
 from polymix.compat import cure_torchvision
-from tests.convert.checks import answer, converts, identical, near, same_as_host, stirred, undoes
+from polymix.errors import OptionError
+from tests.convert.checks import accounts, answer, converts, identical, near, refuses, same_as_host, stirred, undoes
 
 cure_torchvision()
 timm = pytest.importorskip("timm", reason="untested: models of timm; pip install 'polymix[vision]'")
@@ -20,13 +21,14 @@ transformers = pytest.importorskip(
 
 class Host(NamedTuple):
     """build: the model. inputs: what it is called with. layers: the names of its attention. twin: the mixer that computes
-    the same, if there is one. discards: what every other mixer drops."""
+    the same, if there is one. discards: what every other mixer drops. recipe: for `save_pretrained`, where timm has none."""
 
     build: Callable[[], Any]
     inputs: Callable[[], Any]
     layers: list[str]
     twin: str | None = "softmax"
     discards: tuple[str, ...] = ()
+    recipe: str | None = None
 
 
 def images(*size, channels=3):
@@ -44,6 +46,32 @@ def efficientformer():
 
 def fastvit():
     return timm.create_model("fastvit_sa12", layers=(1, 1, 1, 2), embed_dims=(8, 16, 32, 64), num_classes=3)
+
+
+def timm_swiftformer():
+    return timm.create_model("swiftformer_xs", layers=(1, 1, 1, 1), embed_dims=(8, 8, 16, 24), num_classes=3)
+
+
+def swiftformer():
+    config = transformers.SwiftFormerConfig(image_size=64, embed_dims=[8, 8, 16, 24], depths=[1, 1, 1, 1],
+                                            drop_path_rate=0.0, drop_mlp_rate=0.0, drop_conv_encoder_rate=0.0)  # fmt: skip
+    return transformers.SwiftFormerModel(config)
+
+
+def mlp_mixer(kind="MixerBlock"):
+    from timm.models import mlp_mixer as of
+
+    norm = {"norm_layer": of.Affine, "mlp_ratio": 4} if kind == "ResBlock" else {}
+    return of.MlpMixer(img_size=64, patch_size=16, embed_dim=16, num_blocks=2, num_classes=3,
+                       block_layer=getattr(of, kind), **norm)  # fmt: skip
+
+
+def resmlp():
+    return mlp_mixer("ResBlock")
+
+
+def convnext(**options):
+    return timm.create_model("convnext_tiny", depths=(1, 1, 1, 2), dims=(8, 8, 16, 16), num_classes=3, **options)
 
 
 def timm_sam():
@@ -90,12 +118,25 @@ def photo_and_text():
 
 
 EDGE = ["stages.1.blocks.0.xca", "stages.2.blocks.0.xca"]
+NEXT = [*(f"stages.{i}.blocks.0" for i in range(4)), "stages.3.blocks.1"]
 REL = ("rel_pos_h", "rel_pos_w")
 HOSTS = {
     "EdgeNeXt": Host(edgenext, lambda: images(64, 96), EDGE, "xca"),
     "EfficientFormer": Host(efficientformer, lambda: images(224, 224), ["stages.3.blocks.2.token_mixer"], None,
                             ("attention_biases",)),
     "FastViT": Host(fastvit, lambda: images(64, 128), [f"stages.3.blocks.{i}.token_mixer" for i in (0, 1)]),
+    "SwiftFormer of timm": Host(timm_swiftformer, lambda: images(64, 96),
+                                [f"stages.{i}.blocks.0.attn" for i in range(4)], "additive"),
+    "SwiftFormer": Host(swiftformer, lambda: {"pixel_values": images(64, 96)},
+                        [f"encoder.network.{2 * i}.blocks.0.attn" for i in range(4)], "additive", ("w_g",)),
+    "MLP-Mixer": Host(mlp_mixer, lambda: images(64, 64), ["blocks.0", "blocks.1"], None, ("mlp_tokens.fc1.weight",),
+                      "tests.convert.test_image_hosts:mlp_mixer"),
+    "ResMLP": Host(resmlp, lambda: images(64, 64), ["blocks.0", "blocks.1"], None, ("linear_tokens.weight",),
+                   "tests.convert.test_image_hosts:resmlp"),
+    "ConvNeXt": Host(convnext, lambda: images(64, 96), NEXT,
+                     None, ("conv_dw.weight",)),
+    "ConvNeXt, channels first": Host(lambda: convnext(conv_mlp=True), lambda: images(64, 96),
+                                     NEXT, None),
     "SAM of timm": Host(timm_sam, lambda: images(64, 64), [f"blocks.{i}.attn" for i in (0, 1)], "softmax", REL),
     "SAM": Host(sam, lambda: {"pixel_values": images(64, 64)},
                 [f"vision_encoder.layers.{i}.attn" for i in (0, 1)], "softmax", REL),
@@ -135,11 +176,14 @@ def test_named_layers_are_replaced_and_learn(host, mixer):
 def test_the_twin_is_the_host(host):
     inputs, model = host.inputs(), without_positions(stirred(host.build()).eval())
     if host.twin is None:
-        pytest.skip("untested: the heads of this attention have other widths than a mixer's")
+        pytest.skip("untested: no mixer computes what this layer does")
     expected = answer(model, inputs)
     report = polymix.convert(model, host.twin, copy=True, input=inputs)
     near(answer(report.model, inputs), expected)
     assert replaced(report) == host.layers and all(layer.error < 1e-5 for layer in report.layers if layer.now)
+    for layer in report.layers:
+        assert not layer.now or (not layer.fresh and set(layer.dropped) <= set(host.discards))
+    accounts(report)
     undoes(model, host.twin, inputs, input=inputs)
 
 
@@ -148,8 +192,8 @@ def test_saved_and_loaded(host, tmp_path):
     inputs = host.inputs()
     model = polymix.convert(host.build(), "padre:kernel_size=3", input=inputs).model
     expected = answer(model, inputs)
-    polymix.save_pretrained(model, tmp_path)
-    identical(answer(polymix.load_pretrained(tmp_path), inputs), expected)
+    polymix.save_pretrained(model, tmp_path, host=host.recipe)
+    identical(answer(polymix.load_pretrained(tmp_path, trust=host.recipe is not None), inputs), expected)
 
 
 @pytest.mark.parametrize("name", ["EdgeNeXt", "FastViT", "SAM of timm"])
@@ -181,6 +225,50 @@ def test_sam_s_windows_kept_and_merged(name):
     y = y[0] if isinstance(y, tuple) else y
     whole = y.unflatten(0, (2, 3, 3)).transpose(2, 3).reshape(2, 9, 9, 16)[:, :8, :8]
     near([whole], [adapter.mixer(map_.flatten(1, 2), grid=(8, 8)).unflatten(1, (8, 8))])
+
+
+class Exact(torch.nn.Module):
+    """In the mixer's place: the token mixer that the block had."""
+
+    def __init__(self, part):
+        super().__init__()
+        self.part = part
+
+    def forward(self, x, context=None, grid=None, **options):
+        if isinstance(self.part, torch.nn.Conv2d):
+            return self.part(x.transpose(1, 2).unflatten(2, grid)).flatten(2).transpose(1, 2)
+        return self.part(x.transpose(1, 2)).transpose(1, 2)
+
+
+@pytest.mark.parametrize("name", ["MLP-Mixer", "ResMLP", "ConvNeXt", "ConvNeXt, channels first"])
+def test_the_rest_of_the_block_is_as_it_was(name):
+    """With the token mixer itself in the mixer's place, the model is the same."""
+    host = HOSTS[name]
+    model, inputs = stirred(host.build()).eval(), host.inputs()
+    expected = answer(model, inputs)
+    report = polymix.convert(model, "padre:kernel_size=3", copy=True, input=inputs)
+    for layer, block in report.adapters.items():
+        own = Exact(report.attentions[layer].get_submodule(block.replaced_part))
+        own.capabilities, own.config = block.mixer.capabilities, block.mixer.config
+        block.mixer = own
+        if isinstance(own.part, torch.nn.Conv2d):
+            block.grid_options = lambda x, grid=None: {"grid": grid}
+    near(answer(report.model, inputs), expected)
+    undoes(model, "pom", inputs, input=inputs)
+
+
+def test_flops_of_token_mixers():
+    layer = polymix.convert(mlp_mixer(), "poly_nl").layers[0]
+    assert layer.flops[0] == 2 * 2 * 16 * 16 * 8, "two products of 16 channels, 16 tokens and 8 hidden values"
+    assert polymix.convert(resmlp(), "poly_nl").layers[0].flops[0] == 2 * 16 * 16 * 16
+    layer = polymix.convert(convnext(), "poly_nl").layers[0]
+    assert layer.flops[0] == 2 * 56 * 56 * 49 * 8
+
+
+def test_a_convnext_block_that_changes_its_map_is_refused():
+    from timm.models.convnext import ConvNeXtBlock
+
+    refuses(ConvNeXtBlock(8, 16), "pom", OptionError, "changes the size or the channels")
 
 
 def test_llava_s_language_model_is_left_alone_unless_it_is_named():

@@ -102,7 +102,7 @@ def test_what_an_entry_says_itself_stands_and_the_model_settles_the_rest():
 def test_presets_have_the_parameters_of_the_papers(name):
     twin, paper, near = ("gpt2-s", 124.5e6, 0.005) if "llama" not in name else ("llama-300m", 300e6, 0.07)
     count = parameters(preset(name))
-    assert abs(count - parameters(preset(twin))) <= 0.005 * count, "not matched to attention (PM-068)"
+    assert abs(count - parameters(preset(twin))) <= 0.005 * count, "not matched to attention"
     assert abs(count - paper) <= near * paper
 
 

@@ -1,7 +1,7 @@
 """What a run of any task leaves: the page for people, and the same as Markdown."""
 
-import matplotlib as mpl
 import pytest
+from matplotlib.figure import Figure
 
 from polymix.tasks.report import curve, write_report
 from tests.browser import PAPER, needs_browser, opened
@@ -24,7 +24,7 @@ ABOUT = {
 
 @pytest.fixture
 def folder(tmp_path):
-    figure = mpl.figure.Figure(figsize=(5, 4))
+    figure = Figure(figsize=(5, 4))
     figure.subplots().plot([1, 2])
     figure.savefig(tmp_path / "confusion.png", dpi=130)
     write_report(tmp_path, CONTENT, ROWS, [tmp_path / "confusion.png"], ABOUT)

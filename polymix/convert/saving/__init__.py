@@ -54,6 +54,8 @@ def save_pretrained(
         raise OptionError("model", type(model).__name__, "a torch.nn.Module", "Pass the model first, then the folder.")
     folder = check_folder(folder, "folder")
     model = getattr(model, "_orig_mod", model)  # unwrap torch.compile
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise OptionError("metadata", type(metadata).__name__, "a dict", "Pass metadata={...}.")
     content, buffers = _describe(model, folder, host)
     try:
         content["metadata"] = encode(json.loads(json.dumps(dict(metadata or {}))))

@@ -286,7 +286,8 @@ def _layer(config: MambaConfig, dim: int, **kw: Any) -> Any:
         )
     options = Options(
         hidden_size=dim, state_size=config.state_size, conv_kernel=config.conv_kernel,
-        use_bias=config.bias, use_conv_bias=config.bias, time_step_min=config.dt_min, time_step_max=config.dt_max,
+        use_bias=config.bias, use_conv_bias=config.bias,
+        time_step_min=float(config.dt_min), time_step_max=float(config.dt_max),
         time_step_floor=min(1e-4, config.dt_min), num_hidden_layers=1,
         time_step_rank=config.time_step_rank or math.ceil(dim / 16),
     )  # fmt: skip

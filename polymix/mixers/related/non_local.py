@@ -47,8 +47,8 @@ class NonLocalMixer(TokenMixer):
     BatchNorm mixes tokens and samples, so that form takes neither masks nor causality. `residual` adds X as timm
     does; a host with its own residual connection would then add it twice. timm starts with Z = 0; here the first
     outputs are as large as attention's, with logits of unit variance. In the softmax form b_p has no effect, as it
-    shifts all logits of a query alike. The causal dot_product form works in chunks of 128 tokens; torch.export then
-    needs a fixed length. The layer is timm's NonLocalAttn.
+    shifts all logits of a query alike; its gradient is rounding noise. The causal dot_product form works in chunks of
+    128 tokens; torch.export then needs a fixed length. The layer is timm's NonLocalAttn.
 
     Shapes: (B, N, D) or (B, D, H, W), returned alike.
     State: r² numbers (dot_product).

@@ -9,6 +9,7 @@ from typing import Any
 
 from polymix.convert.adapters.libraries import local_files
 from polymix.errors import OptionError, nearest_first
+from polymix.limits import check_memory, check_model
 from polymix.models.language import PRESETS, PolymixGPTConfig, PolymixLlamaConfig, preset  # first: it cures torchvision
 from polymix.tasks.text.data import VOCAB, TextData
 from polymix.tasks.text.recipe import FAMILIES, TextRecipe
@@ -20,7 +21,9 @@ _FAMILIES = dict(zip(FAMILIES, (PolymixGPTConfig, PolymixLlamaConfig), strict=Tr
 
 def check(recipe: TextRecipe) -> None:
     """Raise what `build` would raise about the recipe, before any text is read."""
-    model_config(recipe, recipe.vocab or VOCAB)
+    config = model_config(recipe, recipe.vocab or VOCAB)
+    size = check_model(lambda: AutoModelForCausalLM.from_config(copy.deepcopy(config)), "recipe", "its model")
+    check_memory("recipe", "its model with gradients and the optimizer's state", 4 * size)
 
 
 def build(recipe: TextRecipe, data: TextData) -> Any:

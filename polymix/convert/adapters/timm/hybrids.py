@@ -1,16 +1,17 @@
-"""timm's hybrids of convolutions and attention: EfficientFormer and FastViT. EdgeNeXt's attention is XCiT's."""
+"""timm's hybrids of convolutions and attention: EfficientFormer, FastViT and SwiftFormer. EdgeNeXt has XCiT's."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from polymix.convert.adapter import Adapter, Host, register_adapter
-from polymix.convert.adapters.timm.vit import described
-from polymix.convert.spec import AttentionSpec, linear, thirds
+from polymix.convert.adapters.timm.vit import described, stage_grid
+from polymix.convert.spec import AttentionSpec, additive_spec, linear, thirds
 from polymix.errors import OptionError
 from polymix.mixers.inheritance import Projection
 
@@ -58,6 +59,29 @@ class FastVitAdapter(Adapter):
     @classmethod
     def feature_map(cls, module: nn.Module, host: Host) -> nn.Module | None:
         return getattr(host.above(), "norm", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        grid = tuple(x.shape[2:])
+        return self.mix(x.flatten(2).transpose(1, 2), grid=grid).transpose(1, 2).unflatten(2, grid)
+
+
+@register_adapter("timm.models.swiftformer.EfficientAdditiveAttention")
+class SwiftFormerAdapter(Adapter):
+    """Feature maps (B, C, H, W) -> (B, C, H, W)."""
+
+    channel_axis = 1
+
+    @classmethod
+    def describe(cls, module: Any, host: Host) -> AttentionSpec:
+        dim, width = module.to_query.in_features, module.to_query.out_features
+        if width != dim or module.final.out_features != dim:
+            got = f"queries of {width} channels for {dim}"
+            raise OptionError("model", got, "one head as wide as the input", "Keep this layer.")
+        return replace(additive_spec(module), grid=stage_grid(host))
+
+    @classmethod
+    def feature_map(cls, module: nn.Module, host: Host) -> nn.Module | None:
+        return getattr(host.above(), "local_representation", None)
 
     def forward(self, x: Tensor) -> Tensor:
         grid = tuple(x.shape[2:])
