@@ -324,6 +324,8 @@ def float_type(dtype: torch.dtype | str | None, argument: str = "dtype") -> torc
 
 def check_place(device: Any, dtype: Any) -> None:
     """Raise OptionError unless tensors can be made with these arguments: a device or None, a floating type or None."""
+    import torch
+
     try:
         _ = None if device is None else torch.device(device)
     except (RuntimeError, TypeError, ValueError, OverflowError):

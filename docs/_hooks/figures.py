@@ -309,14 +309,22 @@ def recall_setting() -> str:
 
 
 def onnx() -> str:
+    from polymix.mixers import list_mixers
+
     content, lines = load("onnx.json"), []
-    for row in content["rows"]:
-        options = ", ".join(f"{name}={tuple(value) if isinstance(value, list) else value}"
-                            for name, value in row["options"].items())  # fmt: skip
-        cells = ["–" if part is None else "yes" if part["works"] else "no" for part in (row["batch"], row["tokens"])]
-        errors = [part["error"] for part in (row["batch"], row["tokens"]) if part and part["error"] is not None]
-        lines.append((f"`{row['mixer']}`", f"`{options}`" if options else "", *cells,
-                      f"{max(errors):.0e}" if errors else "–"))  # fmt: skip
+    tried = {row["mixer"]: row for row in content["rows"]}
+    for name in list_mixers():
+        if name not in tried:
+            lines.append((f"`{name}`", "", "not tried", "not tried", "–"))
+            continue
+        row = tried[name]
+        options = ", ".join(f"{key}={tuple(value) if isinstance(value, list) else value}"
+                            for key, value in row["options"].items())  # fmt: skip
+        parts = (row["batch"], row["tokens"])
+        cells = ["–" if part is None else "yes" if part["works"] else "no" for part in parts]
+        errors = [part["error"] for part in parts if part and part["error"] is not None]
+        difference = f"{max(errors):.0e}" if errors else "–"
+        lines.append((f"`{name}`", f"`{options}`" if options else "", *cells, difference))
     head = ("mixer", "options", "exports, any batch size", "and any number of tokens", "largest relative difference")
     versions = ", ".join(f"{name} {version}" for name, version in content["versions"].items())
     return f"{table(head, lines)}\n\n{versions}. `python benchmarks/onnx_export.py OUT.json`"

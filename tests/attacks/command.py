@@ -43,7 +43,7 @@ WORK = (
     ("polymix.workflows.compare.run", "_train"),
     ("polymix.workflows.bench.run", "MemoryProcess"),
     ("polymix.workflows.recommend.run", "_advise"),
-    ("polymix.workflows.convert.run", "_distil"),
+    ("polymix.workflows.convert.run", "_learn"),
     ("polymix.workflows.convert.run", "assess"),
     ("polymix.workflows.generate.run", "TextStreamer"),
     ("polymix.tasks.runner", "_fit"),
