@@ -91,6 +91,6 @@ def additive(q: Tensor, k: Tensor, w: Tensor | None, *, mask: Tensor | None = No
     with without_autocast(q.device):
         queries = q.to(dtype) if mask is None else q.to(dtype).masked_fill(~mask.unsqueeze(-1), 0.0)
         if w is not None:
-            a = queries @ (w.to(dtype) * q.shape[-1] ** -0.5)
+            a = (queries @ (w.to(dtype) * q.shape[-1] ** -0.5).unsqueeze(-1)).squeeze(-1)
             queries = queries * F.normalize(a, dim=1).unsqueeze(-1)
         return (queries.sum(1, keepdim=True) * k.to(dtype)).to(k.dtype)
