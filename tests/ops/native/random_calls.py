@@ -105,7 +105,9 @@ def results(operator, args, impl, dtype, wanted, seed):
     out = out if isinstance(out, tuple) else (out,)
     generator = torch.Generator().manual_seed(seed)
     cotangents = [torch.randn(y.shape, generator=generator).bfloat16().to(y.dtype) for y in out]
-    grads = torch.autograd.grad(out, [leaves[i] for i in wanted], cotangents, allow_unused=True) if wanted else ()
+    grads = [None] * len(wanted)
+    if any(y.requires_grad for y in out):  # order 0 of QT depends on few of its arguments
+        grads = torch.autograd.grad(out, [leaves[i] for i in wanted], cotangents, allow_unused=True)
     pairs = zip(grads, wanted, strict=True)
     grads = [torch.zeros_like(leaves[i]) if grad is None else grad for grad, i in pairs]
     return [y.detach().double() for y in (*out, *grads)]
