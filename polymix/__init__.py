@@ -1,48 +1,61 @@
 """Linear-time polynomial token mixers for PyTorch, in attention's place."""
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
-from polymix import lens, renamed  # noqa: F401  renamed: finds modules by their old names
-from polymix.blocks import MixerBlock, PolyMorpher
-from polymix.convert import (
-    Adapter,
-    ConversionReport,
-    convert,
-    insert,
-    load_pretrained,
-    load_weights,
-    register_adapter,
-    save_pretrained,
-)
-from polymix.mixers import (
-    Capabilities,
-    LinearFloorConfig,
-    LinearFloorMixer,
-    MixerConfig,
-    PadreConfig,
-    PadreMixer,
-    PadreState,
-    PolyNlConfig,
-    PolyNlMixer,
-    PolySaConfig,
-    PolySaMixer,
-    PoM,
-    PomConfig,
-    PomMixer,
-    PomState,
-    QtConfig,
-    QtMixer,
-    QtState,
-    SoftmaxConfig,
-    SoftmaxMixer,
-    TokenMixer,
-    create_mixer,
-    explain,
-    list_mixers,
-    register,
-)
-from polymix.structured import Cost
+from polymix import renamed  # noqa: F401  finds modules by their old names
+
+
+def _prints_help() -> bool:
+    """Whether this process is `polymix --help` or the like, which should not wait for PyTorch."""
+    words = sys.orig_argv[2:] if sys.orig_argv[1:2] == ["-m"] else sys.orig_argv[1:]
+    command = words[0].replace("\\", "/").rpartition("/")[2] if words else ""
+    asks = len(words) == 1 or {"-h", "--help", "--version"}.intersection(words)
+    return command in ("polymix", "polymix.exe", "polymix.cli") and bool(asks)
+
+
+if TYPE_CHECKING or not _prints_help():
+    from polymix import lens
+    from polymix.blocks import MixerBlock, PolyMorpher
+    from polymix.convert import (  # type: ignore[no-redef]
+        Adapter,
+        ConversionReport,
+        convert,
+        insert,
+        load_pretrained,
+        load_weights,
+        register_adapter,
+        save_pretrained,
+    )
+    from polymix.mixers import (  # type: ignore[no-redef]
+        Capabilities,
+        LinearFloorConfig,
+        LinearFloorMixer,
+        MixerConfig,
+        PadreConfig,
+        PadreMixer,
+        PadreState,
+        PolyNlConfig,
+        PolyNlMixer,
+        PolySaConfig,
+        PolySaMixer,
+        PoM,
+        PomConfig,
+        PomMixer,
+        PomState,
+        QtConfig,
+        QtMixer,
+        QtState,
+        SoftmaxConfig,
+        SoftmaxMixer,
+        TokenMixer,
+        create_mixer,
+        explain,
+        list_mixers,
+        register,
+    )
+    from polymix.structured import Cost
 
 if TYPE_CHECKING:
     from polymix.tasks.distill import distill as distill
@@ -67,10 +80,14 @@ _LATER = {
     "distill": "polymix.tasks.distill",
     "recommend": "polymix.workflows.recommend",
 }
+_CORE = ("polymix.blocks", "polymix.convert", "polymix.mixers", "polymix.structured")
 
 
 def __getattr__(name: str) -> Any:
     """What measures and trains is to the right of the core, and is loaded when it is first asked for."""
     if name in _LATER:
         return getattr(importlib.import_module(_LATER[name]), name)
+    if name in __all__:  # in a process that prints help
+        found = (getattr(importlib.import_module(module), name, None) for module in _CORE)
+        return next(filter(None, found), None) or importlib.import_module(f"polymix.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,15 +7,17 @@ import importlib.util
 import json
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar, Protocol, TypeVar
-
-import torch
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from polymix.errors import OptionError, PolymixError, ResultsError
+
+if TYPE_CHECKING:  # PyTorch is loaded by what computes, not by help
+    import torch
 
 RESULTS = "results.json"
 DTYPES = ("float32", "bfloat16", "float16")
@@ -68,10 +70,10 @@ def check_folder(folder: str | os.PathLike[str], argument: str = "--out") -> Pat
     path = a_path(folder, argument)
     try:
         above = next(place for place in (path, *path.absolute().parents) if os.path.lexists(place) and place.exists())
-        os.stat(path) if above == path else _stat_missing(path)
         if not above.is_dir():
             what = "which is a file" if above == path else f"in {above}, which is a file"
             raise OptionError(argument, f"{folder}, {what}", "a folder, which may exist already", cure)
+        os.stat(path) if above == path else _stat_missing(path)
         with tempfile.TemporaryFile(dir=above) as file:
             file.write(bytes(4096))
             file.flush()
@@ -216,11 +218,14 @@ def load_python(path: Path, argument: str) -> ModuleType:
     if not is_file(path) or spec is None or spec.loader is None:
         raise OptionError(argument, repr(str(path)), "an existing Python file", "Check the path.")
     module = importlib.util.module_from_spec(spec)
+    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # no __pycache__ beside the user's file
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # the user's code may raise anything, or exit
         got = f"{path}, which fails with {one_line(error)}"
         raise OptionError(argument, got, "a file that runs without errors", "") from error
+    finally:
+        sys.dont_write_bytecode = writes
     return module
 
 
@@ -307,12 +312,26 @@ def parse_options(words: Sequence[str], annotations: Mapping[str, str] | None = 
 
 def float_type(dtype: torch.dtype | str | None, argument: str = "dtype") -> torch.dtype | None:
     """A floating-point type of PyTorch, from itself or its name, such as "bfloat16". Raises OptionError for others."""
+    import torch
+
     found = getattr(torch, dtype, None) if isinstance(dtype, str) and dtype.isidentifier() else dtype
     if found is None and dtype is None:
         return None
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
         raise OptionError(argument, repr(dtype), f"{', '.join(DTYPES)} or float64", f"Pass {argument}=torch.float32.")
     return found
+
+
+def check_place(device: Any, dtype: Any) -> None:
+    """Raise OptionError unless tensors can be made with these arguments: a device or None, a floating type or None."""
+    import torch
+
+    try:
+        _ = None if device is None else torch.device(device)
+    except (RuntimeError, TypeError, ValueError, OverflowError):
+        raise OptionError("device", repr(device), "a device such as cpu or cuda:1", "Pass cpu.") from None
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise OptionError("dtype", repr(dtype), "a floating-point torch.dtype", "Pass for example torch.float32.")
 
 
 def check_device(device: str, argument: str = "device", kinds: Sequence[str] = (), touch: bool = True) -> str:
@@ -326,6 +345,8 @@ def check_device(device: str, argument: str = "device", kinds: Sequence[str] = (
     Raises:
         OptionError: the device is unavailable, cannot compute (meta), or is of another kind.
     """
+    import torch
+
     kind, _, index = str(device).partition(":")
     if (kinds and kind not in kinds) or not (index or "0").isdecimal():
         allowed = f"one of {', '.join(kinds)}" if kinds else "a device such as cpu or cuda:1"

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polymix.errors import OptionError, check_choice, check_int, check_number
+from polymix._io import check_place
+from polymix.errors import MOST_TOKENS, OptionError, check_choice, check_int, check_number
+from polymix.limits import check_memory
 from polymix.mixers import MixerConfig, PomConfig, TokenMixer
 from polymix.structured.dense import Dense
 
@@ -43,7 +45,7 @@ class MixerBlock(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_int("dim", dim, 1)
+        check_int("dim", dim, 1, MOST_TOKENS)
         check_choice("norm", norm, ("layer", None))
         check_number("dropout", dropout, 0.0, 1.0, "a probability in [0, 1)", 0.0)
         check_number("mlp_ratio", mlp_ratio, 1 / dim, math.inf, f"a number of at least 1/dim = 1/{dim}", 4)
@@ -52,8 +54,11 @@ class MixerBlock(nn.Module):
         if isinstance(mixer, TokenMixer) and mixer.dim != dim:
             got = f"a {mixer.name} of width {mixer.dim}"
             raise OptionError("mixer", got, f"a mixer of width dim={dim}", "Change one of the two, or pass a config.")
+        check_place(device, dtype)
         kw: dict[str, Any] = {"device": device, "dtype": dtype}
         hidden = int(dim * mlp_ratio)
+        what = f"a feed-forward network of {dim:,} and {hidden:,} channels"
+        check_memory("mlp_ratio", what, 8 * dim * hidden, cure="Use a smaller one.")
         self.mixer = mixer.build(dim, **kw) if isinstance(mixer, MixerConfig) else mixer
         self.norm1 = nn.LayerNorm(dim, eps=1e-6, **kw) if norm else nn.Identity()
         self.norm2 = nn.LayerNorm(dim, eps=1e-6, **kw) if norm else nn.Identity()

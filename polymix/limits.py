@@ -19,11 +19,14 @@ from torch.nn.modules.module import (
 from torch.overrides import TorchFunctionMode
 
 from polymix.errors import MOST_TOKENS as LONGEST
-from polymix.errors import OptionError
+from polymix.errors import OptionError, PolymixError
 
-__all__ = ["LAYERS", "LONGEST", "Unfilled", "bounded", "check_counts", "check_memory", "check_model", "memory_of"]
+__all__ = [
+    "LAYERS", "LONGEST", "Unfilled", "bounded", "check_counts", "check_memory", "check_model", "memory_of", "too_large",
+]  # fmt: skip
 MODULES = 200_000  # of one model; the largest open models have about half
 LAYERS = 10_000
+_TOO_LARGE = re.compile("[Oo]verflow|memory|invalid shape|too (large|big)|negative dimension|out of range")
 _FILLS = {"normal_", "uniform_", "fill_", "zero_", "copy_", "mul_", "add_", "sub_", "div_", "clamp_", "erfinv_"}
 _COUNTS = re.compile(r"(^|_)(n_|num_)?(\w*layers?|\w*depths?|\w*blocks?|stages?)$")
 _NO_COUNTS = re.compile(r"size|dim|period|step|freq|norm|scale|type|index|indices|drop|std|init|interval|length")
@@ -60,6 +63,11 @@ def check_memory(argument: str, what: str, size: float, device: str = "cpu", cur
         raise OptionError(argument, f"{what}, which needs {size / 2**30:,.1f} GiB", allowed, cure)
 
 
+def too_large(error: BaseException) -> bool:
+    """Whether an error says that a size does not fit into memory, or not into 64 bits."""
+    return isinstance(error, (MemoryError, OverflowError)) or _TOO_LARGE.search(str(error)) is not None
+
+
 @contextmanager
 def bounded(argument: str, what: str, cure: str = "Use smaller sizes.") -> Iterator[list[int]]:
     """Stop a model that is being built once it is larger than the machine's memory, or has more than 200,000 modules.
@@ -89,15 +97,11 @@ def bounded(argument: str, what: str, cure: str = "Use smaller sizes.") -> Itera
     ]  # fmt: skip
     try:
         yield held
-    except RuntimeError as error:
-        if not re.search("overflow|memory|invalid shape|too large|negative dimension|out of range", str(error)):
+    except (RuntimeError, TypeError, ValueError, OverflowError, MemoryError) as error:
+        if isinstance(error, PolymixError) or not too_large(error):
             raise
-        got = f"{what}, which cannot be allocated"
         allowed = f"at most the {there / 2**30:,.1f} GiB of memory of this machine"
-        raise OptionError(argument, got, allowed, cure) from error
-    except OverflowError as error:
-        allowed = f"at most the {there / 2**30:,.1f} GiB of memory of this machine"
-        raise OptionError(argument, f"{what} with a size beyond 64 bits", allowed, cure) from error
+        raise OptionError(argument, f"{what}, which cannot be allocated", allowed, cure) from error
     finally:
         for hook in hooks:
             hook.remove()
@@ -115,8 +119,8 @@ def check_model(build: Callable[[], Any], argument: str, what: str, cure: str = 
     with bounded(argument, what, cure) as held, torch.device("meta"), Unfilled():
         try:
             build()
-        except (OptionError, RuntimeError, OverflowError) as error:
-            if isinstance(error, OptionError) or not re.search("meta|item", str(error), re.IGNORECASE):
+        except RuntimeError as error:
+            if not re.search("meta|item", str(error), re.IGNORECASE):
                 raise
     return held[0]
 

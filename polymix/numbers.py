@@ -77,9 +77,9 @@ def two_figures(n: float) -> str:
     return f"{round(n / digits) * digits:,}"
 
 
-def plural(count: int, noun: str) -> str:
-    """ "1 thread", "2 threads"."""
-    return f"{count:,} {noun}{'s' * (count != 1)}"
+def plural(count: int, noun: str, nouns: str = "") -> str:
+    """ "1 thread", "2 threads"; `nouns` where the plural is irregular."""
+    return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"
 
 
 def machine_line(machine: Mapping[str, Any]) -> str:

@@ -1,10 +1,12 @@
 """The docs are true: their code runs, what they take from the code is all there, and the site builds without a warning."""
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
 import sys
+import time
 from dataclasses import fields
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 
 import polymix
 from polymix.mixers import config_class
+from tests.browser import needs_browser, opened
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -113,6 +116,47 @@ def test_every_mixer_has_its_page(generate, name):
             assert len(re.findall(r"(?<!\\)\|", re.sub(r"`[^`]*`", "", line))) == 4, line
 
 
+def test_papers_are_linked_where_they_are_cited(generate):
+    home = (DOCS / "index.md").read_text()
+    for address in generate.PAPERS.values():
+        assert f"({address})" in home
+    for name in polymix.list_mixers():
+        source = next(line for line in generate.mixer_page(name, "When.").splitlines() if "**Source**" in line)
+        for paper, address in generate.PAPERS.items():
+            cited = re.search(rf"(?<![\w/-]){paper}(?![\w-])", source)
+            assert not cited or f"[{paper}]({address})" in source, (name, paper)
+    for name, paper in {
+        "padre": "PADRe",
+        "pom": "PoM",
+        "qt": "QT-ViT",
+        "poly_nl": "Poly-NL",
+        "poly_sa": "Poly-SA",
+    }.items():
+        assert f"[{paper}](" in generate.mixer_page(name, "When.")
+    assert generate.linked("PADRe, Eq. 1; PADRe-2") == f"[PADRe]({generate.PAPERS['PADRe']}), Eq. 1; PADRe-2"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_no_page_has_a_reference_that_a_reader_cannot_follow(page):
+    assert not re.search(r"\b(?:PD|PM|QT|PL)-\d{3}", page.read_text())
+
+
+def test_what_people_search_for_has_a_page():
+    pages = {page.relative_to(DOCS).as_posix(): page.read_text() for page in PAGES}
+    for word, page in {"ONNX": "onnx.md", "TensorBoard": "train.md", "Weights & Biases": "train.md", "YAML": "train.md",
+                       "Gradio": "gallery.md", "notebook": "gallery.md", "Mac": "faq.md"}.items():  # fmt: skip
+        assert word in pages[page]
+
+
+def test_the_table_of_onnx_has_every_mixer():
+    table = hook("figures").TABLES["onnx"]()
+    for name in polymix.list_mixers():
+        assert f"| `{name}` |" in table
+    rows = json.loads((ROOT / "benchmarks/results/onnx.json").read_text())["rows"]
+    assert {row["mixer"] for row in rows} <= set(polymix.list_mixers())
+    assert [row["mixer"] for row in rows if not row["batch"]["works"]] == ["mamba"], "as docs/onnx.md says"
+
+
 def test_a_page_says_which_library_a_mixer_wraps(generate):
     wrapped = {name for name in polymix.list_mixers() if generate.wraps(name)}
     assert wrapped == {"gc", "mamba", "non_local", "relu_linear", "se", "xca"}
@@ -175,19 +219,52 @@ def test_nav_names_files_that_exist_and_every_page():
     assert set(leaves(nav)) == {page.relative_to(DOCS).as_posix() for page in PAGES}
 
 
-@pytest.mark.slow
-def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path):
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
     for package in ("mkdocs", "material", "mkdocstrings"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"untested: the site; {package} is not installed: pip install -e '.[docs]'")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
+    return folder
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning_and_fetches_nothing(site):
     for name in polymix.list_mixers():
-        assert (tmp_path / "mixers" / name / "index.html").exists()
-    for page in tmp_path.rglob("*.html"):
+        assert (site / "mixers" / name / "index.html").exists()
+    for page in site.rglob("*.html"):
         html = page.read_text()
         assert "<!-- generated" not in html, page
         assert not re.search(r'<(?:script|img|link)[^>]+(?:src|href)="?(?:https?:)?//', html), page
+
+
+# What stands beyond the right edge, unless it lies in a box that scrolls by itself; and signatures that do not wrap.
+BEYOND = """(() => {
+  const width = document.documentElement.clientWidth, found = [];
+  const boxed = e => { for (let p = e.parentElement; p; p = p.parentElement)
+    if (["auto", "scroll", "hidden"].includes(getComputedStyle(p).overflowX)) return true; return false; };
+  for (const e of document.querySelectorAll(".md-content *"))
+    if (e.getBoundingClientRect().right > width + 1 && !boxed(e)) found.push(e.tagName + " " + e.textContent.slice(0, 40));
+  for (const e of document.querySelectorAll(".doc-signature code"))
+    if (e.scrollWidth > e.clientWidth + 1) found.push("signature " + e.textContent.slice(0, 40));
+  if (document.documentElement.scrollWidth > width) found.push("the page");
+  return JSON.stringify(found);
+})()"""
+
+
+@pytest.mark.slow
+@needs_browser
+def test_no_page_is_wider_than_a_phone(site, tmp_path):
+    pages = sorted(site.rglob("index.html"))
+    with opened(pages[0], tmp_path / "profile") as page:
+        page.send("Emulation.setDeviceMetricsOverride", width=400, height=900, deviceScaleFactor=1, mobile=True)
+        for path in pages:
+            page.send("Page.navigate", url=path.resolve().as_uri())
+            while page.evaluate("document.readyState + location.href") != "complete" + path.resolve().as_uri():
+                time.sleep(0.02)
+            assert page.evaluate(BEYOND) == "[]", path.relative_to(site)

@@ -84,8 +84,8 @@ def recovery() -> str:
 
 
 def hosts() -> str:
-    lines = []
-    for row in load("hosts.json")["rows"]:
+    lines, content = [], load("hosts.json")
+    for row in content["rows"]:
         if row["refused"]:
             lines.append((row["host"], row["mixer"], f"error: {row['refused']}", "", "", ""))
             continue
@@ -97,7 +97,8 @@ def hosts() -> str:
         counts = ("–" if row[key] is None else f"{row[key]:.2f}" for key in ("multiply_adds", "layer_multiply_adds"))
         lines.append((row["host"], row["mixer"], f"{row['parameters']:.2f}", *counts, paper))
     head = ("model", "mixer", "parameters, M", "multiply-adds, G", "of the layers, G", "in the paper")
-    return f"{table(head, lines)}\n\n`python benchmarks/hosts.py OUT.json`"
+    notes = "\n".join(f"- **{host}.** {note}" for host, note in content["notes"].items())
+    return f"{table(head, lines)}\n\n{notes}\n\n`python benchmarks/hosts.py OUT.json`"
 
 
 # Table 1
@@ -307,8 +308,31 @@ def recall_setting() -> str:
     )
 
 
+def onnx() -> str:
+    from polymix.mixers import list_mixers
+
+    content, lines = load("onnx.json"), []
+    tried = {row["mixer"]: row for row in content["rows"]}
+    for name in list_mixers():
+        if name not in tried:
+            lines.append((f"`{name}`", "", "not tried", "not tried", "–"))
+            continue
+        row = tried[name]
+        options = ", ".join(f"{key}={tuple(value) if isinstance(value, list) else value}"
+                            for key, value in row["options"].items())  # fmt: skip
+        parts = (row["batch"], row["tokens"])
+        cells = ["–" if part is None else "yes" if part["works"] else "no" for part in parts]
+        errors = [part["error"] for part in parts if part and part["error"] is not None]
+        difference = f"{max(errors):.0e}" if errors else "–"
+        lines.append((f"`{name}`", f"`{options}`" if options else "", *cells, difference))
+    head = ("mixer", "options", "exports, any batch size", "and any number of tokens", "largest relative difference")
+    versions = ", ".join(f"{name} {version}" for name, version in content["versions"].items())
+    return f"{table(head, lines)}\n\n{versions}. `python benchmarks/onnx_export.py OUT.json`"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "bench": bench,
+    "onnx": onnx,
     "targets": targets,
     "whole-models": whole_models,
     "recovery": recovery,

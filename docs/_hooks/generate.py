@@ -38,11 +38,29 @@ CAPABILITIES = {
     "causal": "causal", "cross": "a separate context", "padding": "mask: padding", "arbitrary": "mask: any",
     "block_causal": "mask: block-causal", "segments": "mask: packed segments",
     "values": "values from another input", "recurrent": "recurrent (prefill, step)",
-    "isolates_future": "causal: NaN in later tokens stays there", "any_length": "one set of weights for any N",
+    "isolates_future": "causal: NaN in later tokens stays there",
+    "isolates_segments": "segments: NaN in other segments stays there", "any_length": "one set of weights for any N",
 }  # fmt: skip
 
 
+# The papers, by the names that docstrings cite them by. All were looked up; see "Papers" on the home page.
+PAPERS = {
+    "PADRe": "https://arxiv.org/abs/2407.11306",
+    "PoM": "https://arxiv.org/abs/2604.06129",
+    "QT-ViT": "https://openreview.net/forum?id=V2e0A2XIPF",
+    "Poly-NL": "https://doi.org/10.1109/TPAMI.2022.3231971",
+    "Poly-SA": "https://doi.org/10.1109/TPAMI.2022.3231971",
+}
+
+
 # Text
+
+
+def linked(source: str) -> str:
+    """A source with links to the papers that it names, the first time each."""
+    for name, address in PAPERS.items():
+        source = re.sub(rf"(?<![\w\[/-]){name}(?![\w\]-])", f"[{name}]({address})", source, count=1)
+    return source
 
 
 def text(value: str) -> str:
@@ -169,7 +187,7 @@ def facts_of(name: str) -> str:
         "Library": f"wraps {wraps(name)}." if wraps(name) else "none; written from its formula.",
     }
     lines = [f"- **{label}**: {text(fact)}" for label, fact in facts.items() if fact]
-    return "\n".join([*lines, f"- **Source**: {text(doc['Source'])}"])
+    return "\n".join([*lines, f"- **Source**: {linked(text(doc['Source']))}"])
 
 
 def mixer_page(name: str, when: str) -> str:

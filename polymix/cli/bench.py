@@ -33,7 +33,8 @@ def command(
     quick: Annotated[bool, typer.Option("--quick", help="Up to 1,024 tokens, few rounds: half a minute.")] = False,
     resume: Resume = False,
     compare: Annotated[
-        tuple[Path, Path] | None, typer.Option(help="Measure nothing; show what changed from file A to file B.")
+        tuple[Path, Path] | None,
+        typer.Option(help="Measure nothing; show what changed between two folders."),
     ] = None,
     noise: Annotated[float, typer.Option(help="With --compare: ignore smaller changes of a median.")] = 0.05,
 ) -> None:
@@ -42,7 +43,8 @@ def command(
     Measures time, memory and shares of the machine's ceilings, compared with each mixer's floor and with attention.
     Options take several values, separated by commas.
 
-    --compare A.json B.json shows what got faster or slower beyond the noise. Its exit status is 1 on a regression.
+    --compare A B, two folders or results.json files, shows what got faster or slower beyond the noise. Its exit status
+    is 1 on a regression.
 
     Example: polymix bench --tokens 1024,4096 --dtypes float32,bfloat16 --out my-bench
     """
@@ -74,10 +76,11 @@ def command(
 
 
 def _compare(a: Path, b: Path, noise: float) -> None:
+    from polymix._io import RESULTS
     from polymix.workflows.bench.changes import HEADINGS, REGRESSIONS, comparability_warnings, compare
     from polymix.workflows.bench.run import Results
 
-    before, after = Results.load(a), Results.load(b)
+    before, after = (Results.load(path / RESULTS if path.is_dir() else path) for path in (a, b))
     changes = compare(before, after, noise)
     console = Console(highlight=False)
     for warning in comparability_warnings(before, after, noise):

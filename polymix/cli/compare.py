@@ -51,11 +51,11 @@ def command(
     from polymix.mixers.spec import DEFAULT
     from polymix.workflows.compare.report import write_report
     from polymix.workflows.compare.run import Settings, compare
-    from polymix.workflows.compare.tables import terminal_table
+    from polymix.workflows.compare.tables import data_line, terminal_table
 
     settings = Settings(
-        data=data, mixers=mixers or DEFAULT, image_size=image_size, patch_size=patch_size, device=device,
-        threads=thread_count(threads), dtype=dtype, max_seconds=max_seconds, max_gib=max_gib,
+        data=data, mixers=DEFAULT if mixers is None else mixers, image_size=image_size, patch_size=patch_size,
+        device=device, threads=thread_count(threads), dtype=dtype, max_seconds=max_seconds, max_gib=max_gib,
     )  # fmt: skip
     settings = settings.as_quick() if quick else settings
     chosen: dict[str, Any] = {"epochs": epochs, "seeds": seeds, "tokens": None if tokens is None else counts(tokens)}
@@ -66,7 +66,8 @@ def command(
     report = write_report(results.content, out)
     headings, rows = terminal_table(results.content)
     print_table(console, None, headings, rows)
-    answer = results.content["answer"]
+    answer, used = results.content["answer"], results.content["data"]
+    console.print(data_line(used), highlight=False)
     console.print(f"\n[bold]{answer['headline']}[/bold]", highlight=False)
     for sentence in answer["sentences"]:
         console.print(f"• {sentence}", highlight=False)

@@ -63,6 +63,9 @@ def command(
             help="Positions that the model adds to queries and keys only (DETR): all, drop or values (as the model)."
         ),
     ] = None,
+    match: Annotated[
+        str | None, typer.Option(help="parameters: give each mixer as many as its attention, by its expand option.")
+    ] = None,
     multi_scale: Annotated[
         bool,
         typer.Option(
@@ -117,8 +120,8 @@ def command(
         model=model, plan=plan, mixer=mixer, weights=None if weights is None else str(weights), classes=classes,
         data=data, image_size=image_size, tokens=tokens, batch=batch, distill_epochs=distill_epochs,
         imitate_epochs=imitate_epochs, from_scratch=from_scratch, precision=precision, lora=lora, init=init,
-        windows=windows, positions=positions, multi_scale=multi_scale, keep_host=keep_host, device=device, seed=seed,
-        seconds=seconds, lengths=_factors(lengths), trust=trust, license=license, base_model=base_model,
+        windows=windows, positions=positions, match=match, multi_scale=multi_scale, keep_host=keep_host, device=device,
+        seed=seed, seconds=seconds, lengths=_factors(lengths), trust=trust, license=license, base_model=base_model,
         push_to_hub=push_to_hub,
     )  # fmt: skip
     torch.set_num_threads(thread_count(threads))

@@ -9,6 +9,9 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from polymix.cli.shared import AsJson, print_json
+from polymix.numbers import stacked
+
+_COLUMNS = 80  # characters across, below which columns are too narrow for the options' names
 
 
 def command(as_json: AsJson = False) -> None:
@@ -21,18 +24,27 @@ def command(as_json: AsJson = False) -> None:
     if as_json:
         print_json({name: _describe(mixer_class(name).capabilities, config_class(name)) for name in list_mixers()})
         return
-    parts = (("can do", 2), ("cost", 2), ("options (default)", 3))  # the last is wide enough for every option's name
-    columns = (Column(text, ratio=share, overflow="fold") for text, share in parts)
-    table = Table(Column("mixer", no_wrap=True), *columns, show_lines=True, expand=True)
-    for name in list_mixers():
-        mixer, config = mixer_class(name), config_class(name)
-        can = mixer.capabilities
-        able = [word for word in ("causal", "cross", "recurrent", "any_length") if getattr(can, word)]
-        able += [f"{'/'.join(map(str, can.grids))}-D"] if can.grids else []
-        options = ", ".join(f"{f.name}={f.default}" for f in fields(config))
-        able += [f"masks: {', '.join(sorted(can.masks))}"] if can.masks else []
-        table.add_row(name, ", ".join(able), config.cost_formula, options)
-    Console().print(table)
+    headings = ("mixer", "can do", "cost", "options (default)")
+    rows = [(name, *_cells(mixer_class(name).capabilities, config_class(name))) for name in list_mixers()]
+    console = Console()
+    if console.width < _COLUMNS:
+        for row in rows:
+            for line in stacked(headings, row, console.width):
+                console.print(line, markup=False, highlight=False)
+        return
+    columns = (Column(text, ratio=share, overflow="fold") for text, share in zip(headings[1:], (2, 2, 3), strict=True))
+    table = Table(Column(headings[0], no_wrap=True), *columns, show_lines=True, expand=True)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def _cells(can: Any, config: Any) -> tuple[str, str, str]:
+    """What a mixer can do, its cost, and its options."""
+    able = [word for word in ("causal", "cross", "recurrent", "any_length") if getattr(can, word)]
+    able += [f"{'/'.join(map(str, can.grids))}-D"] if can.grids else []
+    able += [f"masks: {', '.join(sorted(can.masks))}"] if can.masks else []
+    return ", ".join(able), config.cost_formula, ", ".join(f"{f.name}={f.default}" for f in fields(config))
 
 
 def _describe(can: Any, config: Any) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def command(
     """
     from polymix.workflows.recommend.run import run
 
-    chosen = {"candidates": words(mixers)} if mixers else {}
+    chosen = {} if mixers is None else {"candidates": words(mixers)}
     answer = run(
         shape or [], model, out, device=device, dtype=dtype, threads=thread_count(threads), batch=batch,
         training=training, seconds=seconds, **chosen,

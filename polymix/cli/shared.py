@@ -17,6 +17,7 @@ from rich.table import Column, Table
 
 from polymix._io import RESULTS
 from polymix.errors import OptionError
+from polymix.numbers import stacked
 
 Threads = Annotated[int | None, typer.Option(help="CPU threads (default: one per core).")]
 MaxSeconds = Annotated[float, typer.Option(help="Stop a mixer when one call takes longer.")]
@@ -26,6 +27,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text
 
 
 MOST_THREADS = 4096
+NOTED = 66  # columns of a terminal that the name, the figures and the time left of a task need
+
+_NAMES = 20  # characters that a column of names has at the least
 
 
 def cores() -> int:
@@ -72,11 +76,11 @@ def bars(console: Console, out: Path, saved: str = RESULTS) -> Iterator[Bars]:
 
     saved: the file in `out` that --resume continues from. Before it is there, the run starts anew.
     """
-    shown = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
-    )  # fmt: skip
-    progress = Progress(*shown, console=console)
+    left, note = TimeRemainingColumn(compact=True), TextColumn("{task.fields[note]}")
+    spare = console.width - NOTED
+    bar = (BarColumn(bar_width=min(24, spare)), MofNCompleteColumn()) if spare >= 10 else ()
+    elapsed = (TimeElapsedColumn(),) if spare >= 32 else ()
+    progress = Progress(TextColumn("{task.description}"), *bar, *elapsed, left, note, console=console)
     try:
         yield Bars(progress)
     except KeyboardInterrupt:
@@ -96,7 +100,20 @@ def print_json(content: Any) -> None:
 
 
 def print_table(console: Console, title: str | None, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table: a first column of names, which may wrap, and columns of figures, which may not."""
+    """Print a table: a first column of names, which may wrap, and columns of figures, which may not.
+
+    Where the columns do not fit the terminal, each row is printed as a name and, below it, its figures with headings.
+    """
+    widths = [
+        max(len(line) for text in column for line in text.split("\n")) for column in zip(*rows, headings, strict=True)
+    ]
+    if min(widths[0], _NAMES) + sum(widths[1:]) + 2 * len(widths) > console.width:
+        if title:
+            console.print(title, style="italic", markup=False)
+        for row in rows:
+            for line in stacked(headings, row, console.width):
+                console.print(line, markup=False, highlight=False)
+        return
     figures = [Column(heading, justify="right", no_wrap=True) for heading in headings[1:]]
     table = Table(
         Column(headings[0], overflow="fold"), *figures, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title,

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from polymix.cli.shared import AsJson, print_json, thread_count
+from polymix.cli.shared import AsJson, print_json, print_table, thread_count
 
 
 def command(
@@ -31,10 +30,7 @@ def command(
     if as_json:
         print_json(asdict(costs))
         return
-    table = Table("", "polymix", "in the paper", title=costs.title)
-    for row in costs.rows:
-        table.add_row(*row)
-    console = Console()
-    console.print(table)
+    console = Console(highlight=False)
+    print_table(console, costs.title, ("", "polymix", "in the paper"), costs.rows)
     for source in costs.sources:
         console.print(source, highlight=False)

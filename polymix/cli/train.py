@@ -33,7 +33,7 @@ def command(
 ) -> None:
     """Train a model by a recipe: text, images, or a task of your own.
 
-    The folder gets the model, results.json, report.md with its pictures, metrics.jsonl and a checkpoint.
+    The folder gets the model, results.json, report.html with its pictures, metrics.jsonl and a checkpoint.
 
     Several processes: torchrun --nproc-per-node 2 -m polymix.cli train …
 

@@ -64,7 +64,7 @@ class Adapter(nn.Module):
             them, under the last part of their names.
         replaced_part: the part of the attention whose output the mixer's output stands for, where the attention does
             more after it, such as a norm.
-        channel_axis: axis of the channels in the adapter's output.
+        channel_axis: axis of the channels in the adapter's output, or in that of `replaced_part`.
         checks_masks: whether the masks of a call tell what the mixer must support.
         positions: what becomes of positions that the host adds to queries and keys only, unless `convert` is told: see
             `polymix.convert.positions`. None: mixers with one input need to be told.
@@ -103,6 +103,11 @@ class Adapter(nn.Module):
         raise NotImplementedError
 
     @classmethod
+    def by_default(cls, module: nn.Module, host: Host) -> bool:
+        """Whether a plan for all layers includes this one. Otherwise only a plan by names replaces it."""
+        return True
+
+    @classmethod
     def feature_map(cls, module: nn.Module, host: Host) -> nn.Module | None:
         """The host's module whose output (B, C, H, W) has one place per token after the prefix, if there is one.
 
@@ -129,9 +134,10 @@ class Adapter(nn.Module):
         """Names of the attention's parts that the adapter copies for this mixer. Default: `copied_modules`."""
         return cls.copied_modules
 
-    def copied_parameters(self, module: nn.Module) -> dict[str, tuple[str, ...]]:
-        """The parameters of the copied parts, each with the attention's parameter that it is a copy of."""
-        names = self.copies(self.mixer)
+    @classmethod
+    def copied_parameters(cls, module: nn.Module, mixer: TokenMixer) -> dict[str, tuple[str, ...]]:
+        """The parameters of the parts copied for a mixer, each with the attention's parameter that it is a copy of."""
+        names = cls.copies(mixer)
         parts = ((name, key) for name in names for key, _ in module.get_submodule(name).named_parameters())
         return {f"{name.rpartition('.')[2]}.{key}": (f"{name}.{key}",) for name, key in parts}
 

@@ -13,10 +13,12 @@ from torch import Tensor, nn
 
 from polymix.convert.adapter import Adapter, Host, adapter_for
 from polymix.convert.find import attention_modules
-from polymix.convert.inherit import inherit, match
+from polymix.convert.inherit import inherit
+from polymix.convert.inherit import match as match_output
+from polymix.convert.matching import matched
 from polymix.convert.plan import resolve
 from polymix.convert.positions import POSITIONS, check_used, settle
-from polymix.convert.report import ConversionReport, LayerReport
+from polymix.convert.report import ConversionReport, LayerReport, parameters
 from polymix.convert.spec import AttentionSpec
 from polymix.convert.tracing import LayerCall, record_layers, token_count, with_call
 from polymix.convert.tracing import tensors as input_tensors
@@ -38,6 +40,7 @@ def convert(
     causal: bool | None = None,
     windows: str = "keep",
     positions: str | None = None,
+    match: str | None = None,
     multi_scale: bool = True,
 ) -> ConversionReport:
     """Replace attention layers of a model by mixers. The report shows what became of each layer, and can undo it.
@@ -61,6 +64,8 @@ def convert(
             by the mixer's map that starts from W_v; "all" adds them to everything that the mixer reads; "drop" reads
             the values' input alone (in cross-attention, queries stay as they are). None: "values" for mixers with
             separate maps. padre, poly_nl and mixers with one input: "all" in transformers' models, else an error.
+        match: "parameters" sets the mixer's width (`expand` of pom and mamba) so that it has as many parameters as the
+            attention. None: as the mixer's options say.
         multi_scale: whether mixers that can have them keep the multi-scale branches of EfficientViT. False drops them.
     Raises:
         OptionError, CapabilityError: a layer cannot be converted. The model is unchanged.
@@ -78,16 +83,17 @@ def convert(
     check_choice("copy", copy, (True, False))
     check_choice("windows", windows, ("keep", "merge"))
     check_choice("positions", positions, (None, *POSITIONS))
+    check_choice("match", match, (None, "parameters"))
     check_choice("multi_scale", multi_scale, (True, False))
     model = copies.deepcopy(model) if copy else model
     layers = attention_layers(model)
-    settled = resolve(plan, list(layers), mixer)
+    settled = resolve(plan, list(layers), mixer, _included(model, layers))
     chosen = {name: config for name, config in settled.items() if config is not None}
     calls = {} if input is None else record_layers(model, {name: layers[name] for name in chosen}, input)
     swaps = {
         name: _Swap(
             Host(model, name, windows), layers[name], config, calls.get(name), grid, causal, init == "inherit",
-            positions, multi_scale,
+            positions, match is not None, multi_scale,
         )
         for name, config in chosen.items()
     }  # fmt: skip
@@ -109,6 +115,15 @@ def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
         cure = "For a class of your own, write an adapter (polymix.register_adapter)."
         raise OptionError("model", got, "a model with attention of torch.nn, timm, transformers …", cure)
     return found
+
+
+def _included(model: nn.Module, layers: Mapping[str, nn.Module]) -> list[str]:
+    """The layers that a plan without names is for: all but those that their adapters leave alone by default."""
+    kinds = {name: adapter_for(part) for name, part in layers.items()}
+    included = [
+        name for name, kind in kinds.items() if kind is not None and kind.by_default(layers[name], Host(model, name))
+    ]
+    return included or list(layers)
 
 
 def _known(module: nn.Module, name: str, seen: set[int] | None = None) -> Iterator[tuple[str, nn.Module]]:
@@ -140,7 +155,7 @@ class _Swap:
 
     def __init__(
         self, host: Host, module: nn.Module, config: MixerConfig, call: LayerCall | None, grid: tuple[int, ...] | None,
-        causal: bool | None, inherits: bool, positions: str | None, multi_scale: bool,
+        causal: bool | None, inherits: bool, positions: str | None, equal: bool, multi_scale: bool,
     ) -> None:  # fmt: skip
         self.host, self.module, self.call = host, module, call
         kind = adapter_for(module)
@@ -156,14 +171,19 @@ class _Swap:
             weight = next(module.parameters())
             if attention.smoothing and not multi_scale:
                 config, attention = config.for_scales(()), replace(attention, equivalent=None)
-            mixer = fitted(config, attention).build(attention.dim, device=weight.device, dtype=weight.dtype)
+            config = fitted(config, attention)
+            if equal:
+                narrow = config.with_width(config.width_unit, attention.dim).build(attention.dim, device="meta")
+                copied = (module.get_submodule(name) for name in kind.copies(narrow))
+                config = matched(config, attention.dim, parameters(module) - sum(map(parameters, copied)))
+            mixer = config.build(attention.dim, device=weight.device, dtype=weight.dtype)
             _check(mixer, attention)
             self.attention, self.mixer = attention, mixer
             self.adapter = kind(mixer, attention, module).train(module.training)
             self.adapter.windows = host.windows
             self.adapter.positions = settle(positions, mixer, attention, kind.positions)
             self.sources: Sources = {
-                **self.adapter.copied_parameters(module),
+                **kind.copied_parameters(module, mixer),
                 **(inherit(mixer, attention) if inherits else {}),
             }
             self.scale, self.error = self._calibrate(inherits)
@@ -182,7 +202,7 @@ class _Swap:
             factor = None  # attention with the same weights needs no scaling
         else:
             last = partial(torch.movedim, source=self.adapter.channel_axis, destination=-1)
-            factor = match(self.mixer, last(ours), last(theirs))
+            factor = match_output(self.mixer, last(ours), last(theirs))
             ours = self.call.repeat(self.adapter)
         self.adapter.train(self.module.training)
         return factor, ((ours - theirs).double().norm() / theirs.double().norm().clamp_min(1e-30)).item()
@@ -208,6 +228,8 @@ def fitted(config: MixerConfig, attention: AttentionSpec) -> MixerConfig:
     if attention.causal:
         config = config.for_order()
     if config.causal_by_build:
+        if attention.prefix and not attention.causal:
+            config.for_grid(attention.grid or (1,), attention.prefix)  # raises: a class token in front would see itself
         return config
     if attention.grid is not None:
         return config.for_grid(attention.grid, attention.prefix)

@@ -26,6 +26,8 @@ def _all_weights(mixer: TokenMixer, attention: AttentionSpec, equivalent: Equiva
     if {key: t.shape for key, t in state.items()} != {key: t.shape for key, t in own.items()}:
         return {}
     mixer.load_state_dict(state)
+    if equivalent.sources is not None:
+        return {name: equivalent.sources.get(name, ()) for name, _ in mixer.named_parameters()}
     sources: Sources = {}
     for name, _ in mixer.named_parameters():
         key = name.partition(".")[2]

@@ -21,14 +21,14 @@ from polymix.mixers import MixerConfig, PolyNlMixer, TokenMixer
 
 def insert(
     model: nn.Module, at: str, mixer: str | MixerConfig, *, where: str = "before", input: Any = None,
-    copy: bool = False,
+    copy: bool = False, residual: bool = True,
 ) -> InsertionReport:  # fmt: skip
-    """Add x + s · mixer(x) before or after the module `at`, on feature maps (B, C, H, W) or tokens (B, N, C).
+    """Add x + s · mixer(x), or mixer(x) alone, before or after the module `at`.
 
     The factor s starts at 0, so that the model first computes what it did before. It is Poly-NL's β, or the block's
     parameter `scale`. The model's own weights keep their names, so its checkpoints still load; the block's weights are
-    below `at`, under "inserted_before" or "inserted_after". The block runs as a hook of the module. It mixes all tokens
-    and knows no masks and no causal order.
+    below `at`, under "inserted_before" or "inserted_after". The block runs as a hook of the module. It takes feature
+    maps (B, C, H, W) or tokens (B, N, C), mixes all tokens, and knows no masks and no causal order.
 
     Args:
         model: the model.
@@ -37,11 +37,18 @@ def insert(
         where: "before", on the module's first input, or "after", on its first output.
         input: an input of the model, as for `convert`. Needed with "after", and for mixers that need the grid.
         copy: insert into a copy (`report.model`) and leave the model unchanged.
+        residual: False inserts mixer(x) without s and x, as in a squeeze-and-excitation block (mixer "se"), whose gate
+            multiplies x itself. The model then computes something else from the start.
     Raises:
         OptionError, ShapeError: the block cannot be inserted. The model is unchanged.
     """
+    if not isinstance(model, nn.Module):
+        raise OptionError("model", type(model).__name__, "a torch.nn.Module", "Pass the model itself.")
+    if not isinstance(at, str):
+        raise OptionError("at", repr(at), "the name of a module", "model.named_modules() lists them.")
     check_choice("where", where, ("before", "after"))
     check_choice("copy", copy, (True, False))
+    check_choice("residual", residual, (True, False))
     config = config_of(mixer, "mixer")
     model = copies.deepcopy(model) if copy else model
     name = resolve(model, at, where)
@@ -54,15 +61,21 @@ def insert(
     except PolymixError as error:
         argument = f"mixer, {where} {name} ({type(module).__name__}): {error.argument}"
         raise type(error)(argument, error.got, error.allowed, error.cure) from error
-    return InsertionReport(model, name, where, Inserted(built, attention).train(module.training), x)
+    return InsertionReport(model, name, where, Inserted(built, attention, residual).train(module.training), x)
 
 
 class Inserted(Adapter):
-    """x + s · mixer(x) on a feature map (B, C, H, W) or tokens (B, N, C); s is Poly-NL's β or the parameter `scale`."""
+    """x + s · mixer(x) on a feature map (B, C, H, W) or tokens (B, N, C); s is Poly-NL's β or the parameter `scale`.
 
-    def __init__(self, mixer: TokenMixer, attention: AttentionSpec) -> None:
+    Without `residual`, mixer(x).
+    """
+
+    def __init__(self, mixer: TokenMixer, attention: AttentionSpec, residual: bool = True) -> None:
         super().__init__(mixer, attention, nn.Identity())
-        if isinstance(mixer, PolyNlMixer):
+        self.residual = residual
+        if not residual:
+            self.scale = None
+        elif isinstance(mixer, PolyNlMixer):
             self.scale = None
             nn.init.zeros_(mixer.beta)
         else:
@@ -78,6 +91,8 @@ class Inserted(Adapter):
             y = y.transpose(1, 2).unflatten(2, x.shape[2:])
         else:
             y = self.mix(x)
+        if not self.residual:
+            return y.to(x.dtype)
         return x + (y if self.scale is None else self.scale * y).to(x.dtype)
 
 

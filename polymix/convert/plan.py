@@ -20,23 +20,25 @@ ALLOWED = (
 Plan = dict[str, MixerConfig | None]  # None: keep
 
 
-def resolve(plan: Any, layers: Sequence[str], mixer: str | MixerConfig = "padre") -> Plan:
+def resolve(
+    plan: Any, layers: Sequence[str], mixer: str | MixerConfig = "padre", included: Sequence[str] | None = None
+) -> Plan:
     """The mixer config for each layer, or None to keep its attention.
 
-    layers: names in the model's order. mixer: what a pattern such as "1:1" inserts. Raises OptionError where the plan
-    does not fit the layers.
+    layers: names in the model's order. mixer: what a pattern such as "1:1" inserts. included: the layers that a plan
+    without names is for; None: all. Raises OptionError where the plan does not fit the layers.
     """
     if not isinstance(plan, MixerConfig) and callable(getattr(plan, "plan", None)):
         plan = plan.plan()
     if isinstance(plan, Mapping):
         return _by_name(plan, layers)
+    settled: Plan = dict.fromkeys(layers)
+    layers = layers if included is None else included
     if pattern := pattern_of(plan):
         chosen = config_of(mixer, "mixer")
-        return {
-            name: chosen if swap else None for name, swap in zip(layers, _places(pattern, len(layers)), strict=True)
-        }
-    chosen = config_of(plan, "plan")
-    return dict.fromkeys(layers, chosen)
+        swaps = zip(layers, _places(pattern, len(layers)), strict=True)
+        return settled | {name: chosen if swap else None for name, swap in swaps}
+    return settled | dict.fromkeys(layers, config_of(plan, "plan"))
 
 
 def pattern_of(plan: Any) -> re.Match[str] | None:

@@ -91,6 +91,8 @@ def attention_flops(attention: AttentionSpec, tokens: int) -> int:
     """
     if attention.equivalent is not None:
         return attention.equivalent.build().cost(tokens, grid=attention.grid).flops
+    if attention.cost is not None:
+        return attention.cost(tokens)
     maps = (attention.query, attention.key, attention.value, attention.out)
     products = sum(part.weight.numel() for part in maps if isinstance(part, Projection))
     return 2 * tokens * products + 4 * tokens * (attention.span or tokens) * attention.dim

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from polymix.mixers import MixerConfig, TokenMixer
 from polymix.mixers.inheritance import AttentionMaps, Projection
+from polymix.mixers.registry import mixer_class
 from polymix.renamed import renamed
 
 __getattr__ = renamed(__name__, Attention="AttentionSpec", Twin="EquivalentMixer")
@@ -19,12 +20,14 @@ class EquivalentMixer(NamedTuple):
     """The mixer that computes exactly what a layer computes.
 
     name: the mixer's name. parameters: the layer's parameter names; the mixer has the same names with one more part in
-    front. build: makes the mixer with the layer's options and weights.
+    front. build: makes the mixer with the layer's options and weights. sources: the layer's parameters that each
+    parameter of the mixer comes from, where the names differ.
     """
 
     name: str
     parameters: tuple[str, ...]
     build: Callable[[], TokenMixer]
+    sources: Mapping[str, tuple[str, ...]] | None = None
 
     def complete(self, config: MixerConfig) -> MixerConfig:
         """The config with the layer's own options wherever the config has its defaults."""
@@ -54,6 +57,7 @@ class AttentionSpec(AttentionMaps):
         rotary: base of the rotary angles, if it has them.
         span: number of tokens that each token attends to; None: all.
         equivalent: the mixer that computes the same, if there is one.
+        cost: FLOPs for a number of tokens, where the maps do not tell.
         drops: parameters and other parts that no mixer can take over, each with the reason.
     """
 
@@ -69,6 +73,7 @@ class AttentionSpec(AttentionMaps):
     rotary: float | None = None
     span: int | None = None
     equivalent: EquivalentMixer | None = None
+    cost: Callable[[int], int] | None = None
     drops: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -96,3 +101,24 @@ def thirds(fused: Projection) -> tuple[Projection, Projection, Projection]:
         for part, name in zip(parts, ("query", "key", "value"), strict=True)
     )
     return query, key, value
+
+
+def additive_spec(module: Any, **options: Any) -> AttentionSpec:
+    """The spec of SwiftFormer's attention, which timm and transformers build from layers of the same names.
+
+    options: of the mixer `additive`, which computes the same.
+    """
+    names = tuple(key for key, _ in module.named_parameters())
+
+    sources = {f"qk.{key}": (f"to_query.{key}", f"to_key.{key}") for key in ("weight", "bias")} | {"w": ("w_g",)}
+    for ours, theirs in (("pool", "proj"), ("proj", "final")):
+        sources |= {f"{ours}.{key}": (f"{theirs}.{key}",) for key in ("weight", "bias")}
+
+    def build() -> TokenMixer:
+        kind: Any = mixer_class("additive")
+        return kind.from_reference(dict(module.state_dict()), **options)
+
+    return AttentionSpec(
+        dim=module.to_query.in_features, heads=1, query=linear(module, "to_query"), key=linear(module, "to_key"),
+        out=linear(module, "final"), equivalent=EquivalentMixer("additive", names, build, sources),
+    )  # fmt: skip

@@ -73,8 +73,8 @@ class LayerCall:
         finally:
             adapter.current_grid = before
         y = tensors(outputs[""])[0]
-        if y.ndim == 3 and self.output.ndim == 4:  # tokens of a mixer in the place of a feature map
-            y = y.transpose(1, 2).unflatten(2, self.output.shape[2:])
+        if adapter.replaced_part and adapter.channel_axis == 1:  # that part has its channels before its tokens
+            y = y.transpose(1, 2).reshape(self.output.shape)
         return y
 
 

@@ -194,3 +194,52 @@ def _check_split(ids: Tensor, seen: Tensor) -> None:
     if not holds(((ids[:, :, None] == ids[:, None]) == seen).all(), "takes masks of whole regions alone"):
         got = "a mask that does not split the window into regions"
         raise MaskError("mask", got, "a mask by regions that see only themselves", "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapSpec(AttentionSpec):
+    """An AttentionSpec of attention on maps (B, H, W, D). window: None where the map is no window."""
+
+    window: Pair | None
+    merged: bool
+
+
+def in_map(found: AttentionSpec, host: Any, window: int) -> MapSpec:
+    """The spec of attention that gets a whole feature map, or with a `window` windows of one, without shift."""
+    values, merged = dict(vars(found)), bool(window) and host.windows == "merge"
+    if not window:
+        return MapSpec(**{**values, "any_length": True}, window=None, merged=False)
+    size = (window, window)
+    if not merged:
+        return MapSpec(**{**values, "grid": size, "any_length": False}, window=size, merged=False)
+    return MapSpec(**{**values, "any_length": True, "span": window**2}, window=size, merged=True)
+
+
+class MapAdapter(Adapter):
+    """Maps (B, H, W, D) -> (B, H, W, D). With windows="merge", windows are put together to the map they come from."""
+
+    def __init__(self, mixer: TokenMixer, attention: AttentionSpec, module: nn.Module) -> None:
+        super().__init__(mixer, attention, module)
+        assert isinstance(attention, MapSpec)
+        self.window, self.merged = attention.window, attention.merged
+
+    @classmethod
+    def grid_of(cls, module: nn.Module, args: Any, output: Any) -> tuple[int, ...]:
+        return tuple(output.shape[1:3])
+
+    @property
+    def needs_current_grid(self) -> bool:
+        return self.merged or (self.window is None and bool(self.mixer.capabilities.grids))
+
+    def mix_map(self, x: Tensor) -> Tensor:
+        """Mix the tokens of each map, or of the map that windows make up."""
+        size: Any = tuple(x.shape[1:3])
+        tokens = x.flatten(1, 2)
+        if not self.merged:
+            return self.mix(tokens, grid=size).unflatten(1, size)
+        grid: Any = self.current_grid or self.grid
+        if grid is None:
+            cure = "Convert the whole model, not one layer of it."
+            raise OptionError("grid", "None: the host does not say how large its feature map is", "(H, W)", cure)
+        windows = Shifted(size, (0, 0))
+        return windows.mix_map(tokens, grid, lambda y: self.mix(y, grid=grid), padded_first=False).unflatten(1, size)

@@ -9,8 +9,10 @@ from torch import Tensor, nn
 
 from polymix.errors import CapabilityError, OptionError, ShapeError, check_int
 from polymix.lens.chains import F64, FORMS, Chain, FormArguments, PadreForm, shift
+from polymix.limits import bounded
 from polymix.mixers import PadreMixer, TokenMixer
 from polymix.mixers.checks import check_length
+from polymix.numbers import significant
 
 
 def as_padre(
@@ -94,7 +96,7 @@ def as_padre(
     twin = copy.deepcopy(mixer).to(F64).eval()
     matrices = {name: value.cpu() if isinstance(value, Tensor) else value
                 for name, value in twin.matrices(n, grid=grid, dtype=F64).items()}  # fmt: skip
-    with torch.no_grad():
+    with torch.no_grad(), bounded("n", f"the form for n={n:,}", "Use fewer tokens."):
         result = form(twin, matrices, n, FormArguments(x, order, decay))
     if result.target is None:
         result.target = lambda u: twin(u, grid=grid) if grid else twin(u)
@@ -134,7 +136,8 @@ def _linear(module: nn.Module, n: int, dim: int | None, grid: tuple[int, ...] | 
         name = type(module).__name__
         names = ", ".join(sorted(kind.name for kind in FORMS))
         allowed = f"a TokenMixer ({names}) or a module that is linear in its tokens"
-        raise CapabilityError("mixer", f"{name}, which is neither (nonlinear by {error:.1e})", allowed, "")
+        got = f"{name}, which is neither (nonlinear by {significant(float(error), 2)})"
+        raise CapabilityError("mixer", got, allowed, "")
     blocks = matrix.view(n, dim, n, dim).permute(3, 2, 1, 0)  # (out channel, out token, in channel, in token)
     channels = torch.arange(dim)
     chains = []

@@ -13,6 +13,7 @@ from torch import Tensor
 from polymix.errors import check_int
 from polymix.lens.fits import SAFETY
 from polymix.lens.probe import EPS, Probe, as_tokens
+from polymix.numbers import significant
 
 _CELLS = 6
 _TWINS = 3  # inputs that differ from another one in a single token
@@ -50,7 +51,8 @@ class ContextualMapping:
         return self.min_distance > self.tolerance
 
     def __str__(self) -> str:
-        kinds = f"in one input {self.within:.1e}, in two {self.across:.1e}, same token in two contexts {self.twins:.1e}"
+        within, across, twins = (significant(value, 2) for value in (self.within, self.across, self.twins))
+        kinds = f"in one input {within}, in two {across}, same token in two contexts {twins}"
         verdict = "no two output rows coincide" if self.holds else "some output rows coincide"
         return f"{verdict} ({self.pairs:,} pairs, {self.inputs} random inputs); smallest distance: {kinds}"
 

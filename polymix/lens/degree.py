@@ -14,6 +14,7 @@ from torch import Tensor
 from polymix.errors import check_int
 from polymix.lens.fits import NOISE_LIMIT, SAFETY, SCALES, Line, polynomial_misfits, quotient, sample
 from polymix.lens.probe import EPS, Probe
+from polymix.numbers import significant
 
 _CELLS = 6  # tokens of the input, unless the mixer has a grid
 _RAYS = (0.0625, -0.0625, 0.5, -0.5, -1.0, 2.0)
@@ -82,10 +83,11 @@ class DegreeResult:
             lines.append(f"{e.lines} lines with {e.points} points each, input {e.shape}, {e.outputs} outputs")
             reach = ", ".join(f"{s:g}: {'–' if d is None else d}" for s, d in zip(e.scales, e.needed, strict=True))
             lines.append(f"degree needed, by scale of the line: {reach}")
-            lines.append(f"relative to the output: rounding noise {e.noise:.1e}, tolerance {e.tolerance:.1e}")
+            noise, tolerance = significant(e.noise, 2), significant(e.tolerance, 2)
+            lines.append(f"relative to the output: rounding noise {noise}, tolerance {tolerance}")
             last = max(e.residual) if self.degree is None else min(self.degree + 1, max(e.residual))
             shown = range(0, last + 1, 1 if self.degree is not None else max(1, last // 4))
-            rows = [f"{d}: {e.residual[d]:.1e}{'' if e.excess[d] > 1 else ' fits'}" for d in shown]
+            rows = [f"{d}: {significant(e.residual[d], 2)}{'' if e.excess[d] > 1 else ' fits'}" for d in shown]
             lines.append("error of the best fit, by degree: " + ", ".join(rows))
         return "\n".join(lines)
 
@@ -201,9 +203,10 @@ def _judge(table: list[list[Line]], max_degree: int, empty: Evidence) -> tuple[i
         ),
         scales=SCALES[: len(table)], needed=tuple(needed),
     )  # fmt: skip
-    best = f"{float(excess.min()):.0e} times the tolerance"
+    least = float(excess.min())
+    best = f"{significant(least, 1) if least < 1e6 else 'over a million'} times the tolerance"
     if noise > NOISE_LIMIT:
-        reason = f"Its outputs are too noisy to judge: {noise:.0e} of their size."
+        reason = f"Its outputs are too noisy to judge: {significant(noise, 1)} of their size."
     elif found is not None:
         lower = f", degree {found - 1} does not." if found else "."
         reason = f"Degree {found} fits every line up to rounding{lower}"

@@ -15,6 +15,7 @@ from polymix.errors import ShapeError, check_int
 from polymix.lens.fits import SAFETY
 from polymix.lens.probe import EPS, Probe, as_tokens
 from polymix.lens.receptive_field import KEEP, grid_of, reach_of
+from polymix.numbers import significant
 
 _CELLS = 36
 _SUMS = 16  # reordered tokens are summed in another order, which rounds more than repeating one input
@@ -41,7 +42,8 @@ class Verdict:
     def __str__(self) -> str:
         if self.error is None:
             return "nothing to compare, as every token sees the border; try a larger input"
-        return f"{'yes' if self.holds else 'no'} (error {self.error:.1e}, tolerance {self.tolerance:.0e})"
+        error, tolerance = significant(self.error, 2), significant(self.tolerance, 1)
+        return f"{'yes' if self.holds else 'no'} (error {error}, tolerance {tolerance})"
 
 
 @dataclass(frozen=True)

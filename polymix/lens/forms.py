@@ -15,6 +15,7 @@ from polymix.errors import CapabilityError, OptionError, check_choice, check_int
 from polymix.lens.chains import F64, Chain, FormArguments, PadreForm, register_form, shift
 from polymix.mixers import PolyNlMixer, PolySaMixer, PomMixer, QtMixer, SoftmaxMixer, TokenMixer
 from polymix.mixers.related import (
+    AdditiveMixer,
     CastlingMixer,
     Conv2FormerMixer,
     HyenaMixer,
@@ -66,6 +67,28 @@ def _sima(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> PadreF
     return PadreForm(chains, m["W_o"], m["b_o"], of="sima with norms frozen at x")
 
 
+@register_form(AdditiveMixer, "x")
+def _additive(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> PadreForm:
+    """With the norms frozen at x, scaling tokens is a map of tokens; g is a pooled product, as in Poly-NL."""
+    if given.x is None:
+        raise OptionError("x", None, "the input at which the norms are frozen", "Pass x= of shape (1, n, D).")
+    x, dim = given.x.to(F64)[0], mixer.dim
+    rows = [x @ m[f"W_{name}"] + (0.0 if m[f"b_{name}"] is None else m[f"b_{name}"]) for name in "qk"]
+    A_q, A_k = (torch.diag(1 / row.norm(dim=-1)) for row in rows)
+    query, key = ((m[f"W_{name}"], m[f"b_{name}"]) for name in "qk")
+    pool, learned = torch.ones(n, n, dtype=F64), m["w"] is not None
+    B, b, A, C, gain = [query[0]], [query[1]], [A_q], [], 1.0
+    if learned:
+        to = (m["w"] * dim**-0.5)[:, None].expand(dim, dim)  # a_i in every channel
+        gain = 1 / (A_q @ rows[0] @ to)[:, 0].norm().item()
+        B, b, A, C = [query[0] @ to, *B], [_times(query[1], to), *b], [A_q, *A], [None]
+    cubic = Chain(B=[*B, key[0]], b=[*b, key[1]], A=[*A, A_k], C=[*C, pool], gain=gain)
+    plain = Chain(B=[query[0]], b=[query[1]], A=[A_q])
+    bias = m["b_o"] if m["b_p"] is None else m["b_p"] @ m["W_o"] + m["b_o"]
+    chains = [_placed(cubic, 0, 2 * dim), _placed(plain, dim, 2 * dim)]
+    return PadreForm(chains, torch.cat((m["W_p"] @ m["W_o"], m["W_o"])), bias, of="additive with norms frozen at x")
+
+
 @register_form(LinearMixer)
 def _linear_attention(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> PadreForm:
     _needs(mixer, feature_map="identity", normalize=False)
@@ -75,11 +98,19 @@ def _linear_attention(mixer: Any, m: dict[str, Any], n: int, given: FormArgument
     return PadreForm(chains, m["W_o"], m["b_o"])
 
 
+def _widened(pair: tuple[Tensor, Tensor | None], width: int) -> tuple[Tensor, Tensor | None]:
+    """A map and its bias with zero channels up to `width`."""
+    weight, bias = pair
+    more = (0, width - weight.shape[1])
+    return F.pad(weight, more), None if bias is None else F.pad(bias, more)
+
+
 @register_form(NonLocalMixer)
 def _non_local(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> PadreForm:
     _needs(mixer, form="dot_product")
-    mean, width = torch.full((n, n), 1 / n if mixer.config.reduction == "mean" else 1.0, dtype=F64), m["W_t"].shape[1]
-    t, p, g = ((m[f"W_{name}"], m[f"b_{name}"]) for name in "tpg")
+    mean = torch.full((n, n), 1 / n if mixer.config.reduction == "mean" else 1.0, dtype=F64)
+    width = m["W_g"].shape[1]
+    t, p, g = (_widened((m[f"W_{name}"], m[f"b_{name}"]), width) for name in "tpg")
     chains = _pooled_products(t, p, g, 1, mean, mixer.scale)
     V, bias = torch.eye(width, dtype=F64) if m["W_z"] is None else m["W_z"], m["b_z"]
     if m["gain"] is not None:
@@ -231,6 +262,9 @@ def _prodpoly(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> Pa
 @register_form(QtMixer)
 def _qt(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> PadreForm:
     _needs(mixer, form="full")
+    if mixer.config.scales:
+        got = f"qt with scales={mixer.config.scales}"
+        raise CapabilityError("mixer", got, "scales=()", "Build it without scales.")
     return _taylor(mixer, m, n, mixer.config.order, "the mixer", exact=mixer.config.order != 1)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from polymix.errors import ShapeError, check_int
 from polymix.lens.fits import SAFETY
 from polymix.lens.probe import EPS, Probe, as_tokens
+from polymix.numbers import significant
 
 Entry = tuple[int, int]  # (token, channel)
 _CELLS = 4
@@ -155,9 +156,9 @@ def interactions(
     out = as_tokens(probe.out_shape, "module")
     size, held = n * c, math.comb(n * c + order, order) * math.prod(out)
     if held > _MOST:
-        got = f"{size} entries, which need {held:.0e} values at order {order}"
+        got = f"{size} entries, which need {significant(held, 1)} values at order {order}"
         cure = "Pass a smaller shape=, or a mixer with fewer channels."
-        raise ShapeError("shape", got, f"an input that needs at most {_MOST:.0e}", cure)
+        raise ShapeError("shape", got, f"an input that needs at most {significant(_MOST, 1)}", cure)
     rows = torch.combinations(torch.arange(size + 1), order, with_replacement=True) - 1  # -1: no step
     entries = rows[(rows >= 0).all(1)]
     strength = torch.zeros(len(entries), math.prod(out), dtype=torch.float64)

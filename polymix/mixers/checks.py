@@ -261,6 +261,8 @@ def check_call(
     if isinstance(x, Tensor) and not torch.compiler.is_compiling():  # what the cache does not see
         _check_dense("x", x, ShapeError)
         _check_inference(mixer, "x", x)
+    if not isinstance(causal, (int, type(None))):
+        _causal(mixer, causal, context is not None)  # raises
     plain = context is None and segments is None and type(x) is Tensor and (mask is None or type(mask) is Tensor)
     if values is not None or not plain or type(grid) not in (tuple, type(None)) or torch.compiler.is_compiling():
         return _check_call(mixer, x, context, mask, causal, grid, segments, values)

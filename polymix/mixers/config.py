@@ -11,14 +11,14 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from polymix import errors
-from polymix.limits import check_model
+from polymix.limits import bounded, check_model
 from polymix.mixers.checks import check_dtype
 from polymix.mixers.mixer import TokenMixer
 from polymix.mixers.registry import check_options, config_class
 
 Self = TypeVar("Self", bound="MixerConfig")
 Scan = TypeVar("Scan", bound="ScanConfig")
-_SMALL = 2**28  # weights that any machine has room for
+_SMALL = 2**24  # weights that any machine has room for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +47,7 @@ class MixerConfig:
     paper: ClassVar[Mapping[str, Any]] = {}  # the options of preset="paper"; see `with_preset`
     presets: ClassVar[tuple[str | None, ...]] = (None, "paper")
     own_values: ClassVar[bool] = True  # `convert` lets it read values apart from keys, if it can, without being told
+    width_option: ClassVar[str | None] = None  # the option that sets the number of inner channels
     sees_all: ClassVar[str] = "causal=False"  # the option that undoes `causal_by_build`
     bias: bool = True
     dropout: float = 0.0
@@ -61,6 +62,10 @@ class MixerConfig:
         errors.check_choice("impl", self.impl, type(self).mixer.impls)
         errors.check_choice("bias", self.bias, (True, False))
         errors.check_number("dropout", self.dropout, 0.0, 1.0, "a probability in [0, 1)", 0.0)
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int) and abs(value) >= 2**63:
+                errors.check_int(field.name, value, 1, 2**63 - 1)
         self.check()
 
     def check(self) -> None:
@@ -73,12 +78,14 @@ class MixerConfig:
         check_dtype(dtype)
         try:
             device = None if device is None else torch.device(device)
-        except (RuntimeError, TypeError):
+        except (RuntimeError, TypeError, ValueError, OverflowError):
             raise errors.OptionError("device", repr(device), "a device such as cpu or cuda:1", "Pass cpu.") from None
         config, kw = self.changed(**changes), {"device": device, "dtype": dtype}
         if device != torch.device("meta") and _largest(dim, config) > _SMALL:
             what = f"{self.name} with dim={dim}"
             check_model(lambda: type(self).mixer(config, dim, **{**kw, "device": "meta"}), "dim", what)
+            with bounded("dim", what):
+                return type(self).mixer(config, dim, **kw)
         return type(self).mixer(config, dim, **kw)
 
     def changed(self: Self, **changes: Any) -> Self:
@@ -131,6 +138,15 @@ class MixerConfig:
         """Whether the mixer depends on a grid that this config does not have."""
         grid_missing = self.placed and self.built_grid is None
         return not self.causal_by_build and (grid_missing or bool(self.call_options((1, 1))))
+
+    @property
+    def width_unit(self) -> int:
+        """A number that the number of inner channels has to be a multiple of."""
+        return 1
+
+    def with_width(self: Self, width: int, dim: int) -> Self:
+        """With this many inner channels, for `dim` channels. Configs with a `width_option` override it."""
+        return self
 
     def for_heads(self: Self, heads: int) -> Self:
         """Fill in the number of heads if it was left open (None)."""

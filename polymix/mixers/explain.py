@@ -54,6 +54,8 @@ def explain(model: nn.Module, *args: Any, **kwargs: Any) -> Explanations:
 
     Example: print(polymix.explain(mixer, x))
     """
+    if not isinstance(model, nn.Module):
+        raise OptionError("model", type(model).__name__, "a mixer or a model", "Pass the model, then its input.")
     names = {part: name for name, part in model.named_modules() if isinstance(part, TokenMixer)}
     explanations: list[Explanation] = []
     started: list[int] = []  # for each mixer that is running: how many choices were made before it

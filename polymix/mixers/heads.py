@@ -29,13 +29,14 @@ def head_count(heads: int | None, dim: int) -> int:
 class Heads(nn.Module):
     """Q = X W_q + b_q, and K and V likewise, as (B, N, heads, d). One product if all three read the same tokens.
 
-    Q reads x and K the context. V reads `values`, or without them the context too.
+    `inner` is the width of each; None: D. Q reads x and K the context. V reads `values`, or without them the context
+    too.
     """
 
-    def __init__(self, dim: int, heads: int, bias: bool, **kw: Any) -> None:
+    def __init__(self, dim: int, heads: int, bias: bool, inner: int | None = None, **kw: Any) -> None:
         super().__init__()
         self.dim, self.heads = dim, heads
-        self.qkv = Dense(dim, 3 * dim, bias, **kw)
+        self.qkv = Dense(dim, 3 * (inner or dim), bias, **kw)
 
     def forward(self, x: Tensor, context: Tensor, values: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         if context is x and values is None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from polymix import errors
+from polymix.limits import bounded
 from polymix.mixers.checks import (
     MixerCall,
     check_call,
@@ -82,7 +83,7 @@ class TokenMixer(nn.Module, ABC):
 
     def __init__(self, config: Any, dim: int, **kw: Any) -> None:
         super().__init__()
-        errors.check_int("dim", dim, 1)
+        errors.check_int("dim", dim, 1, errors.MOST_TOKENS)
         self.config, self.dim = config, dim
         self.drop = nn.Dropout(config.dropout)
         self._folded: Folded | None = None
@@ -106,14 +107,16 @@ class TokenMixer(nn.Module, ABC):
             context: (B, M, D), a separate sequence that x attends to. None: x itself.
             mask: boolean; True = the token takes part. (B, M) hides context tokens (padding); (B, N, M) says for each
                 query which context tokens it sees. Padded tokens with NaN, Inf or values of at least 1e4 count as
-                zeros, so that they reach neither outputs of real tokens nor gradients.
+                zeros, so that they reach neither outputs of real tokens nor gradients; so do context tokens that no
+                query sees. In a token that some queries see, NaN may reach the others: its weight of zero is a factor.
             causal: True: a token sees itself and earlier tokens. An int K > 1: it sees its own block of K tokens and
                 all earlier blocks. None: as the mixer was built. NaN and Inf in later tokens stay there if
                 `capabilities.isolates_future`.
             grid: (N,), (H, W) or (T, H, W) of the tokens after the prefix. Needed if it differs from the grid that the
                 mixer was built for.
             segments: (B, N) integer ids of packed sequences; tokens with different ids do not see each other. With a
-                context: a pair, (B, N) for x and (B, M) for the context.
+                context: a pair, (B, N) for x and (B, M) for the context. NaN and Inf in other segments stay there if
+                `capabilities.isolates_segments`.
             values: (B, M, D), what values are computed from, token by token, if not from the context. Queries come
                 from x and keys from the context, as in attention with positions added to queries and keys only. The
                 class's docstring says which map reads it. Needs `capabilities.values`.
@@ -131,13 +134,14 @@ class TokenMixer(nn.Module, ABC):
             y = self.forward(tokens, context, grid=grid or map_grid, **options)
             return y.transpose(1, 2).unflatten(2, x.shape[2:])
         call = check_call(self, x, context, mask, causal, grid, segments, values)
-        if isinstance(mask, Tensor) and mask.ndim == 2:
+        if isinstance(mask, Tensor):
+            real = mask if mask.ndim == 2 else mask.any(1)  # what no query sees is like padding
             if context is None:
-                x = zero_broken_padding(x, mask)
+                x = zero_broken_padding(x, real)
             elif isinstance(context, Tensor):  # has no outputs of its own
-                context = context.masked_fill(~mask.unsqueeze(-1), 0.0)
+                context = context.masked_fill(~real.unsqueeze(-1), 0.0)
             if values is not None:
-                call = call._replace(values=values.masked_fill(~mask.unsqueeze(-1), 0.0))
+                call = call._replace(values=values.masked_fill(~real.unsqueeze(-1), 0.0))
         y = self.mix(x, x if context is None else context, call)
         return self.drop(y) if self.drop.training else y  # skip the module call when dropout is off
 
@@ -234,7 +238,8 @@ class TokenMixer(nn.Module, ABC):
         children = dict(self.named_children())
         qkv, proj = children.get("qkv"), children.get("proj")
         maps = [part for part in (attention.query, attention.key, attention.value) if part is not None]
-        if isinstance(qkv, Heads) and [part.weight.shape[0] for part in maps] == [self.dim] * 3:
+        whole = isinstance(qkv, Heads) and qkv.qkv.out_features == 3 * self.dim
+        if isinstance(qkv, Heads) and whole and [part.weight.shape[0] for part in maps] == [self.dim] * 3:
             usual = (attention.dim // attention.heads) ** -0.5
             gains = ((attention.scale or usual) / usual, 1.0, 1.0)
             for i, (part, gain) in enumerate(zip(maps, gains, strict=True)):
@@ -315,7 +320,8 @@ class TokenMixer(nn.Module, ABC):
         """
         check_length(self, n)
         check_dtype(dtype)
-        return _detach(self.named_matrices(n, grid), dtype)
+        with bounded("n", f"{self.name} with n={n:,}", "Use fewer tokens."):
+            return _detach(self.named_matrices(n, grid), dtype)
 
     @abstractmethod
     def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:

@@ -31,8 +31,8 @@ class PolyNlMixer(TokenMixer):
         Y = (Ψ(X W_1 ⊙ X W_2) ⊙ X) W_3,   Z = αX + βY     Ψ: the mean over all positions
 
     `reduction` > 1 puts the whole block in a bottleneck: X becomes X W_in + b_in of r = D / reduction channels, and the
-    output Z W_out + b_out. The paper says no more than "channel reduction"; `alpha_inside=False` takes αX at full width
-    instead: αX + β (Y W_out + b_out).
+    output Z W_out + b_out. So the paper reads, which places "the block" between the two; `alpha_inside=False` takes αX
+    at full width instead: αX + β (Y W_out + b_out).
     `order` 2 drops W_2. `order` "2+3" adds ProdPoly's second-order term X W_p ⊙ X to Y. α starts at 0 and β at 1,
     because the residual connection of a host already adds X; set α to 1 in a host without one. With values of their
     own (`values=`), W_2 reads them in place of X.

@@ -54,7 +54,14 @@ class PomMixer(TokenMixer):
 
     name = "pom"
     capabilities = Capabilities(
-        causal=True, cross=True, values=True, masks=_MASKS, recurrent=True, isolates_future=True, grids=(2,)
+        causal=True,
+        cross=True,
+        values=True,
+        masks=_MASKS,
+        recurrent=True,
+        isolates_future=True,
+        isolates_segments=True,
+        grids=(2,),
     )
     impls = IMPLS
     config: PomConfig
@@ -86,6 +93,7 @@ class PomMixer(TokenMixer):
             masks=masks,
             recurrent=not flat,
             isolates_future=not forgets,
+            isolates_segments="segments" in masks,
             grids=(2,) if flat else (),
         )
 
@@ -244,6 +252,7 @@ class PomConfig(MixerConfig):
     reads_keys: ClassVar[bool] = False  # the gate reads the queries, the pool the values
     sees: ClassVar[str] = "everything, the past, blocks, any mask, segments, a context"
     sees_all: ClassVar[str] = "decay=None"
+    width_option: ClassVar[str | None] = "expand"
     paper: ClassVar[Mapping[str, Any]] = {"bias": False, "reduction": "sum"}
     degree: int = 2
     expand: float = 2
@@ -283,6 +292,14 @@ class PomConfig(MixerConfig):
 
     def call_options(self, grid: tuple[int, ...]) -> dict[str, Any]:
         return {"grid": grid} if self.rotary == "2d" else {}
+
+    @property
+    def width_unit(self) -> int:
+        pairs = 1 if self.rotary is None else 2 * AXES[self.rotary]
+        return math.lcm(self.groups, self.selection_heads or 1, self.decay or 1, pairs)
+
+    def with_width(self, width: int, dim: int) -> PomConfig:
+        return self.changed(expand=width / dim)
 
     def inner(self, dim: int) -> int:
         """D_inner for `dim` channels, after the checks that depend on it."""

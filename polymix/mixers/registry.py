@@ -28,6 +28,9 @@ class Capabilities:
     # With causal=True, NaN and Inf in later tokens never reach earlier outputs. Other causal mixers give later tokens
     # the weight zero in a product or a Fourier transform, and 0 · NaN is NaN.
     isolates_future: bool = False
+    # With segments, NaN, Inf and values of 1e20 in other segments reach neither outputs nor gradients of tokens.
+    # Attention gives them the weight zero in a product.
+    isolates_segments: bool = False
     any_length: bool = True  # the same weights work for every N
     grids: tuple[int, ...] = ()  # how many axes its grid may have; () if positions do not matter
 

@@ -21,6 +21,8 @@ def parse_mixer(text: str) -> tuple[str, MixerConfig]:
     Raises:
         UnknownNameError, OptionError: the name, an option or a value is wrong.
     """
+    if not isinstance(text, str):
+        raise OptionError("mixer", repr(text), "a text such as 'padre:degree=3'", "Pass a name, with options after it.")
     short = re.fullmatch(r"(\w+)-(\d+)", text.strip())
     if short:
         text = f"{short[1]}:degree={short[2]}"

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polymix._io import check_place
 from polymix.blocks import MixerBlock
-from polymix.errors import OptionError, ShapeError, check_int, check_number
+from polymix.errors import OptionError, ShapeError, check_choice, check_int, check_number
 from polymix.limits import LAYERS, check_memory
 from polymix.mixers import MixerConfig
 from polymix.ops.shared.tensors import autocast_dtype
@@ -63,6 +64,8 @@ class VisionTransformer(nn.Module):
             raise OptionError("image_size", repr(image_size), allowed, "Change one of the two sizes.")
         kw: dict[str, Any] = {"device": device, "dtype": dtype}
         check_int("depth", depth, 1, LAYERS)
+        check_choice("class_token", class_token, (True, False))
+        check_place(device, dtype)
         check_number("mlp_ratio", mlp_ratio, 1 / dim, math.inf, f"a number of at least 1/dim = 1/{dim}", 4)
         tokens = math.prod(size) // patch_size**2
         weights = tokens * dim + dim * (channels * patch_size**2 + classes) + 2 * depth * mlp_ratio * dim**2

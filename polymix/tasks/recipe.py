@@ -130,10 +130,6 @@ class TaskRecipe:
 
         Raises OptionError for a word that is not option=value, an unknown option or a value out of range.
         """
-        if any(word.partition("=")[0] == "data" for word in words):
-            raise OptionError(
-                "data", "it as an option of the recipe", "--data PATH", "Pass --data instead of --set data=."
-            )
         return self.with_options(parse_options(words, self.annotations()))
 
     def with_options(self: R, options: Mapping[str, Any]) -> R:

@@ -1,4 +1,4 @@
-"""What a training run leaves: metrics.jsonl, results.json, report.md and the curves."""
+"""What a training run leaves: metrics.jsonl, results.json, the report as a page and as Markdown, and the curves."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import torch
 from polymix._io import RESULTS, reason_of, write_whole
 from polymix.errors import ResultsError
 from polymix.measure.machine import manifest
+from polymix.numbers import machine_line, metric, plural
+from polymix.pages import embedded, render
 
 SCHEMA = "polymix.train/1"
 Row = Mapping[str, Any]
@@ -49,7 +51,7 @@ class Journal:
         if self.writes:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
-            self.say("  ".join(f"{key} {_short(value)}" for key, value in row.items() if key != "samples"))
+            self.say("  ".join(f"{key} {metric(value, key)}" for key, value in row.items() if key != "samples"))
 
 
 def measured(rows: Sequence[Row]) -> tuple[list[str], list[Row]]:
@@ -73,56 +75,72 @@ def write_results(out: Path, content: Mapping[str, Any], rows: Sequence[Row], fi
 def write_report(
     out: Path, content: Mapping[str, Any], rows: Sequence[Row], pictures: Sequence[Path], about: Row
 ) -> Path:
-    """report.md: the task, the measurements by step, the pictures, the last samples, and how to use the model."""
+    """report.html and report.md: the task, the measurements by step, the pictures, the last samples, and what is next.
+
+    Args:
+        about: "describe", a sentence; "usage", lines of Python; "next", pairs of a reason and a command. All optional.
+    Returns:
+        the path of the page.
+    """
+    from polymix.pages.plots import Picture, publish
+
     names, kept = measured(rows)
     speeds = sorted((row[key], key) for row in rows for key in row if key.endswith("_per_second"))
     settings = content["settings"]
-    lines = [f"# {content['task'].capitalize()}, {content['parameters']:,} parameters", ""]
-    lines += [about["describe"], ""] if about.get("describe") else []
-    lines += [
-        f"{settings['steps']:,} steps of {settings['batch_size']} samples, {settings['precision']}.", "",
-        "| step | " + " | ".join(name.replace("_", " ") for name in names) + " |", "|---:" * (len(names) + 1) + "|",
-        *(f"| {row['step']:,} | " + " | ".join(_cell(row.get(name)) for name in names) + " |" for row in kept), "",
-    ]  # fmt: skip
+    title = f"{content['task'].capitalize()}, {plural(content['parameters'], 'parameter')}"
+    training = f"{plural(settings['steps'], 'step')} of {plural(settings['batch_size'], 'sample')}, "
+    training += f"{settings['precision']}."
     if speeds:
         speed, key = speeds[len(speeds) // 2]
-        lines += [f"{speed:,} {key.removesuffix('_per_second')} per second in training (median).", ""]
-    for picture in (draw_curves(out, rows), *pictures):
+        training += f" {speed:,} {key.removesuffix('_per_second')} per second in training (median)."
+    curves = Picture("curves", "Training loss and the headline by step", lambda narrow: curve(rows, narrow))
+    shown = publish([curves], out)
+    headings = ["step", *(name.replace("_", " ") for name in names)]
+    cells = [[f"{row['step']:,}", *(metric(row.get(name), name) for name in names)] for row in kept]
+    samples = list(kept[-1].get("samples", ())) if kept else []
+    html = render(
+        "tasks/report.html.j2", title=title, training=training, describe=about.get("describe"), headings=headings,
+        rows=cells, curves=shown["curves"], pictures={path.stem: url for path, url in zip(
+            pictures, embedded(pictures).values(), strict=True)}, samples=samples, usage=about.get("usage") or [],
+        next_commands=about.get("next") or [],
+        machine=machine_line(manifest(settings["device"], torch.get_num_threads())),
+    )  # fmt: skip
+    write_whole(out / "report.html", html)
+    lines = [f"# {title}", "", *([about["describe"], ""] if about.get("describe") else []), training, ""]
+    lines += [
+        f"| {' | '.join(headings)} |",
+        "|---:" * len(headings) + "|",
+        *(f"| {' | '.join(row)} |" for row in cells),
+    ]
+    lines += [""]
+    for picture in (out / "curves.png", *pictures):
         lines += [f"![{picture.stem.replace('-', ' ')}]({picture.name})", ""]
-    for text in kept[-1].get("samples", ()) if kept else ():
+    for text in samples:
         lines += ["```text", text.replace("```", "` ` `"), "```", ""]
     lines += ["```python", *about["usage"], "```", ""] if about.get("usage") else []
     write_whole(out / "report.md", "\n".join(lines))
-    return out / "report.md"
+    return out / "report.html"
 
 
-def draw_curves(out: Path, rows: Sequence[Row]) -> Path:
-    """curves.png: the training loss and the headline measurement by step."""
+def curve(rows: Sequence[Row], narrow: bool) -> Any:
+    """The training loss and the headline measurement by step."""
     from matplotlib.figure import Figure
 
+    from polymix.pages.plots import COLOURS, NARROW
+
     names, kept = measured(rows)
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
     curves = [("loss", [row for row in rows if "loss" in row]), *((name, kept) for name in names[:1])]
-    for axes, (name, its) in zip(figure.subplots(1, len(curves), squeeze=False)[0], curves, strict=True):
+    figure = Figure(figsize=(NARROW, 2.9 * len(curves)) if narrow else (9, 3.6), layout="constrained")
+    grid = figure.subplots(*((len(curves), 1) if narrow else (1, len(curves))), squeeze=False)
+    for axes, (name, its) in zip(grid.flat, curves, strict=True):
         its = [row for row in its if _finite(row.get(name)) is not None]
-        axes.plot([row["step"] for row in its], [row[name] for row in its], marker="o" if len(its) < 40 else None)
+        values = [100 * row[name] if name.startswith("accuracy") else row[name] for row in its]
+        axes.plot([row["step"] for row in its], values, marker="o" if len(its) < 40 else None, color=COLOURS[0])
         title = "training loss" if name == "loss" else f"{name.replace('_', ' ')} on held-out data"
-        axes.set(xlabel="step", title=title)
-        axes.grid(color="#e4e4e4")
-        axes.spines[["top", "right"]].set_visible(False)
-    path = out / "curves.png"
-    write_whole(path, lambda part: figure.savefig(part, dpi=130, format="png"))
-    return path
+        axes.set(xlabel="step", title=title + (", %" if name.startswith("accuracy") else ""))
+    return figure
 
 
 def _finite(value: Any) -> Any:
     """JSON has no NaN and no infinity."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _short(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-
-
-def _cell(value: Any) -> str:
-    return "–" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.4f}"

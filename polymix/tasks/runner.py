@@ -9,7 +9,8 @@ A task is a package of five files, found beside the class of its recipe:
               data.summary(), which results.json keeps; for_evaluation(recipe, summary, whole, limit, say) -> data with
               what to measure; and without_images(recipe, summary) -> data with what `build` needs.
 - model.py    build(recipe, data) -> nn.Module. Optional: check(recipe), settings(model), save(model, data, folder)
-              and usage(recipe, data, folder), Python lines for the report.
+              usage(recipe, data, folder), Python lines for the report, and next_commands(recipe, data, folder), pairs
+              of a reason and a command.
 - learner.py  Learner, a subclass of `polymix.tasks.learner.Learner` with loss(batch).
 - metrics.py  measure(model, data, recipe, process) -> {name: number} on held-out data; the first name is the headline.
               Optional: samples(model, data, recipe, process) -> texts, draw(model, data, recipe, folder) -> pictures,
@@ -92,6 +93,8 @@ def train_file(
     threads: int | None = None, say: Say = silent,
 ) -> dict[str, Any]:  # fmt: skip
     """Train by the recipe of a Python file, with other data and with options such as ["steps=200"]. See `train`."""
+    if data is not None and any(word.partition("=")[0] == "data" for word in options):
+        raise OptionError("data", "both --data and --set data=", "one of the two", "Leave --set data= out.")
     recipe = load_recipe(path).changed(options)
     if threads:
         torch.set_num_threads(threads)
@@ -101,8 +104,8 @@ def train_file(
 def train(recipe: TaskRecipe, out: str | Path, *, resume: bool = False, say: Say = silent) -> dict[str, Any]:
     """Train a model by its recipe and leave it in the folder `out`. Returns the last value of every measurement.
 
-    The folder also gets results.json, report.md with its pictures, metrics.jsonl, and checkpoint/last.ckpt, from
-    which `resume` continues to the same result. Under torchrun every process calls this.
+    The folder also gets results.json, report.html and report.md with pictures, metrics.jsonl, and
+    checkpoint/last.ckpt, from which `resume` continues to the same result. Under torchrun every process calls this.
 
     Raises:
         OptionError, DataError, ResultsError: before anything is trained. OptionError later if the loss becomes NaN or
@@ -160,7 +163,8 @@ def train(recipe: TaskRecipe, out: str | Path, *, resume: bool = False, say: Say
                 pictures = task.call("metrics", "draw", final, data, recipe, out) or []
             write_results(out, results, journal.rows(), finished=True)
             about = {"describe": task.call("metrics", "describe", recipe, data),
-                     "usage": task.call("model", "usage", recipe, data, out)}  # fmt: skip
+                     "usage": task.call("model", "usage", recipe, data, out),
+                     "next": task.call("model", "next_commands", recipe, data, out)}  # fmt: skip
             report = write_report(out, results, journal.rows(), pictures, about)
             say(f"Model: {out}   Report: {report}")
     return journal.latest()

@@ -28,6 +28,8 @@ try:
 except ImportError as error:
     raise MissingExtraError("lightning", str(error), "pip install 'polymix[train]'") from error
 
+# The parts of a checkpoint that a training continues from.
+_PARTS = {"polymix": dict, "global_step": int, "state_dict": dict, "optimizer_states": list, "lr_schedulers": list}
 PRECISION = {"float32": "32-true", "bfloat16": "bf16-mixed", "float16": "16-mixed"}
 
 
@@ -117,8 +119,11 @@ def read_checkpoint(path: Path, writer: str, names: Sequence[str], **options: An
     """The parts `names` of a checkpoint that `writer` wrote. Raises ResultsError where it is damaged or foreign."""
     try:
         content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, **options)
-        if type(content["polymix"]) is not dict or type(content.get("global_step", 0)) is not int:
-            raise TypeError("parts of other types")
+        if not isinstance(content, dict):
+            raise TypeError(type(content).__name__)
+        for name, kind in _PARTS.items():
+            if not isinstance(content[name], kind):
+                raise TypeError(f"{name} as {type(content[name]).__name__}")
         return {name: content[name] for name in ("polymix", *names)}
     except Exception as error:  # whatever torch.load raises on a damaged file
         got = f"{path}, which cannot be read ({one_line(error)[:200]})"

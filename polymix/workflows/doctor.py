@@ -16,11 +16,13 @@ from polymix.measure.machine import manifest
 from polymix.ops.native import compile, library
 
 EXTRAS = {  # the libraries that an extra installs, by their names on PyPI
-    "train": ("lightning", "torchmetrics", "scikit-learn", "matplotlib", "jinja2", "rich", "typer", "pillow"),
+    "train": ("lightning", "torchmetrics", "scikit-learn", "matplotlib", "jinja2", "rich", "typer", "pillow", "pyyaml"),
     "vision": ("timm",),
     "text": ("transformers", "tokenizers", "safetensors"),
     "parquet": ("pyarrow",),
     "diffusion": ("diffusers",),
+    "tensorboard": ("tensorboard",),
+    "wandb": ("wandb",),
 }
 _BF16 = {"avx512_bf16": "AVX-512", "amx_bf16": "AMX", "bf16": "NEON"}
 

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 
 from polymix._io import parse_options
-from polymix.errors import check_int
+from polymix.errors import PolymixError, check_int
 from polymix.limits import LONGEST, check_memory
 from polymix.measure import floor, interleaved
+from polymix.measure.shapes import near_square
+from polymix.measure.timing import Call
 from polymix.mixers import PomMixer, TokenMixer, create_mixer
-from polymix.numbers import plural
+from polymix.numbers import figure, plural
 
 
 @dataclass(frozen=True)
@@ -67,14 +69,18 @@ def show(name: str, options: Sequence[str]) -> Costs:
     check_memory("n", f"{n:,} tokens of {dim:,} channels", 3 * 4 * n * dim)
     cost = mixer.cost(n)
     check_memory("n", f"the floor of {n:,} tokens of {dim:,} channels", cost.bytes)
-    seconds = interleaved({"floor": floor(cost)}, seconds=0.5)["floor"].median
+    times = interleaved({"floor": floor(cost), **_own_call(mixer, n)}, seconds=0.5)
+    own = times["mixer"].median if "mixer" in times else math.inf
+    least = min(times["floor"].median, own)  # the mixer runs the same products
+    threads = plural(torch.get_num_threads(), "thread")
     here = [
         ("parameters", f"{cost.parameters:,}", "parameters"),
         ("multiply-adds", f"{cost.multiply_adds / 1e9:.3f} G", "multiplications"),
         ("FLOPs (2 per multiply-add)", f"{cost.flops / 1e9:.3f} G", "FLOPs"),
         ("bytes moved, float32", f"{cost.bytes / 2**20:.1f} MiB", "bytes"),
-        (f"floor, {plural(torch.get_num_threads(), 'thread')}", f"{seconds * 1e3:.3f} ms", "latency"),
+        (f"floor, {threads}", figure(1e3 * least, " ms"), "latency"),
     ]
+    here += [] if math.isinf(own) else [(f"one call, {threads}", figure(1e3 * own, " ms"), "")]
     figures = published(mixer, n)
     rows = [
         (label, value, ", ".join(it.value for it in figures if it.quantity == quantity))
@@ -85,6 +91,23 @@ def show(name: str, options: Sequence[str]) -> Costs:
     sources = [f"multiply-adds by formula: {mixer.config.cost_formula}"]
     sources += [f"{it.value}: {it.source}{'; ' + it.note if it.note else ''}" for it in figures]
     return Costs(f"{mixer.name}, {dim} channels, {n:,} tokens", rows, sources)
+
+
+def _own_call(mixer: TokenMixer, n: int) -> dict[str, Call]:
+    """A call of the mixer itself, by the name "mixer"; nothing for one that cannot be called with tokens alone."""
+    mixer.eval()
+    x, prefix = torch.randn(1, n, mixer.dim), mixer.config.prefix
+    options = mixer.config.call_options(mixer.config.built_grid or near_square(n - prefix)) if n > prefix else {}
+
+    def call() -> None:
+        with torch.inference_mode():
+            mixer(x, **options)
+
+    try:
+        call()
+    except PolymixError:
+        return {}
+    return {"mixer": call}
 
 
 def published(mixer: TokenMixer, n: int) -> list[Published]:

@@ -4,8 +4,8 @@ import contextlib
 import io
 import signal
 import socket
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import NamedTuple
 from unittest.mock import patch
 
@@ -21,6 +21,10 @@ from torch import nn
 def build(dim=8, classes=3):
     layer = nn.TransformerEncoderLayer(dim, 2, 16, batch_first=True)
     return nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), torch.randn(2, 5, dim)
+
+
+def layer():
+    return nn.Linear(8, 8)
 
 
 def text():
@@ -39,18 +43,22 @@ WORK = (
     ("polymix.workflows.compare.run", "_train"),
     ("polymix.workflows.bench.run", "MemoryProcess"),
     ("polymix.workflows.recommend.run", "_advise"),
-    ("polymix.workflows.convert.run", "_distil"),
+    ("polymix.workflows.convert.run", "_learn"),
     ("polymix.workflows.convert.run", "assess"),
     ("polymix.workflows.generate.run", "TextStreamer"),
     ("polymix.tasks.runner", "_fit"),
     ("polymix.workflows.show", "interleaved"),
-    ("polymix.lens.overview", "degree"),
+    ("polymix.lens.probe:Probe", "normal"),
     ("polymix.ops.native.compile", "build"),
 )
 
 
 class Reached(BaseException):
     """The command has accepted its arguments and begins its work."""
+
+
+class TooLong(BaseException):
+    """The command is still running."""
 
 
 class Outcome(NamedTuple):
@@ -77,7 +85,7 @@ def _no_socket(*args, **kwargs):
 
 
 def _too_long(signum, frame):
-    raise TimeoutError("still running")
+    raise TooLong
 
 
 @contextlib.contextmanager
@@ -98,7 +106,7 @@ def run(arguments, work=WORK):
     out, err = io.StringIO(), io.StringIO()
     with contextlib.ExitStack() as stack:
         for module, name in work:
-            stack.enter_context(patch.object(import_module(module), name, _stop))
+            stack.enter_context(patch.object(resolve_name(module), name, _stop))
         stack.enter_context(limited())
         stack.enter_context(contextlib.redirect_stdout(out))
         stack.enter_context(contextlib.redirect_stderr(err))

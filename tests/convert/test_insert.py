@@ -263,7 +263,9 @@ def test_parameters_and_products_are_those_that_the_paper_prints():
     printed = {
         "poly_nl:reduction=4": (0.7, 0.14),
         "non_local:rd_ratio=0.5": (2.1, None),
+        "non_local:rd_ratio=0.5:projection=false": (2.1, 0.47),
         "latent_gnn:reduction=8": (0.6, 0.13),
+        "efficient:reduction=8:heads=1": (0.5, 0.11),
     }
     with torch.device("meta"):
         model = vision.resnet50()
@@ -274,6 +276,47 @@ def test_parameters_and_products_are_those_that_the_paper_prints():
         assert gigas is None or round(report.block.mixer.cost(196).flops / 2e9, 2) == gigas
         report.undo()
     assert polymix.insert(model, "layer4.2", "poly_nl").block.mixer.dim == 2048
+
+
+def test_tesa_has_the_table_s_cost_at_a_reduction_of_four():
+    """1.0 M and 0.94 G of Table 1a. At the reduction of 2 that Sec. 5.1.2 names, it is 2.1 M and 3.3 G."""
+    cost = [
+        polymix.create_mixer("tesa", 1024, grid=(14, 14), bias=False, reduction=r, device="meta").cost(196)
+        for r in (4, 2)
+    ]
+    assert [round(each.parameters / 1e6, 1) for each in cost] == [1.0, 2.1]
+    assert round(cost[0].multiply_adds / 1e9, 2) == 0.94
+    assert polymix.create_mixer("tesa", 64, grid=(4, 4), preset="paper").inner == 32
+
+
+def test_the_non_local_block_of_the_table_has_no_output_map():
+    """0.47 G and 2.1 M are W_θ and W_φ to 512 channels and W_g to all 1,024. With W_z it is 0.45 G at as many parameters."""
+    build = polymix.create_mixer
+    table, usual = (build("non_local", 1024, rd_ratio=0.5, projection=own, bias=False, device="meta").cost(196)
+                    for own in (False, True))  # fmt: skip
+    assert table.parameters == usual.parameters == 2 * 1024**2
+    n, c = 196, 1024
+    assert table.multiply_adds == n * 2 * c**2 + n**2 * (c // 2 + c) == 470_048_768
+    assert usual.multiply_adds == n * 2 * c**2 + 2 * n**2 * (c // 2) == 450_379_776
+
+
+def test_a_squeeze_and_excitation_block_is_inserted_as_it_is(tmp_path):
+    """Without `residual`: x times its gate, not x + s · SE(x); saved and loaded alike."""
+    model = resnet()
+    report = polymix.insert(model, "layer3.1", "se", residual=False, input=IMAGES)
+    x = torch.randn(2, report.block.mixer.dim, 5, 7)
+    layer = report.block.mixer.layer
+    gate = torch.sigmoid(layer.fc2(torch.relu(layer.fc1(x.mean((2, 3), keepdim=True)))))
+    torch.testing.assert_close(report.block(x), x * gate)
+    assert not [name for name, _ in report.block.named_parameters() if name == "scale"]
+    report = polymix.insert(vision.resnet18(num_classes=5), "layer3.1", "se", residual=False, input=IMAGES)
+    host = {"library": "torchvision", "name": "resnet18", "kwargs": {"num_classes": 5}}
+    polymix.save_pretrained(report.model, tmp_path / "saved", host=host)
+    loaded = polymix.load_pretrained(tmp_path / "saved")
+    identical(answer(loaded, IMAGES), answer(report.model, IMAGES))
+    with pytest.raises(OptionError, match="residual"):
+        polymix.insert(resnet(), "layer3.1", "se", residual="no")
+    assert polymix.insert(resnet(), "layer3.1", "se").block.residual is True
 
 
 def test_mask_rcnn_of_the_paper():

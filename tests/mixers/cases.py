@@ -64,6 +64,8 @@ CASES = {
     "linear-degree-3": ("linear", {"heads": 3, "feature_map": "identity", "normalize": False}),
     "efficient": ("efficient", {"heads": 3}),
     "hydra": ("hydra", {}),
+    "additive": ("additive", {}),
+    "additive-ones": ("additive", {"weights": "ones"}),
     "sima": ("sima", {"heads": 3}),
     "castling": ("castling", {"heads": 3, "kernel_size": 5}),
     "castling-degree-3": ("castling", {"heads": 3, "normalize": False}),

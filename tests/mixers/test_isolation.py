@@ -78,6 +78,51 @@ def test_the_future_is_isolated_where_that_is_declared(key, recorded, value):
     assert isolated == mixer.capabilities.isolates_future
 
 
+PACKED = {key: build(name, 12, **options).float() for key, (name, options) in CASES.items()}
+PACKED = {key: mixer for key, mixer in PACKED.items() if mixer.capabilities.has("segments")}
+
+
+@pytest.mark.parametrize("key", list(PACKED))
+def test_segments_are_isolated_where_that_is_declared(key):
+    """Outputs, and gradients of the inputs; and nowhere else, so that the declaration says as much as is true."""
+    mixer, ids = PACKED[key], torch.tensor([[0] * 5 + [1] * 7])
+    ways = [None, *([True] if mixer.capabilities.causal else [])]
+    ways += [3] if mixer.capabilities.has("block_causal") and not mixer.config.causal_by_build else []
+    isolated, x = True, tokens(1, 12, 12, dtype=torch.float32)
+    for value in (float("nan"), float("inf"), 1e20):
+        for causal in ways:
+            broken = torch.cat((x[:, :5], torch.full_like(x[:, 5:], value)), dim=1).requires_grad_()
+            y = mixer(broken, segments=ids, causal=causal)[:, :5]
+            expected = mixer(x, segments=ids, causal=causal)[:, :5]
+            grad = torch.autograd.grad(y.sum(), broken)[0][:, :5]
+            isolated = isolated and bool(grad.isfinite().all()) and torch.allclose(y, expected, rtol=1e-4, atol=1e-5)
+    assert isolated == mixer.capabilities.isolates_segments
+
+
+CHOOSY = [key for key, mixer in PACKED.items() if mixer.capabilities.has("arbitrary")]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e20])
+@pytest.mark.parametrize("cross", [False, True])
+@pytest.mark.parametrize("key", CHOOSY)
+def test_what_no_query_sees_reaches_no_output_and_no_gradient(key, cross, value):
+    """A mask for each query that leaves the last four tokens to none, as padding under another name."""
+    mixer, x = PACKED[key], tokens(2, 12, 12, dtype=torch.float32)
+    if cross and not mixer.capabilities.cross:
+        return
+    mask = tokens(2, 12, 12, seed=3) > -0.5
+    mask[:, :, 8:], mask[:, :, 0] = False, True
+
+    def outcome(filling):
+        source = torch.cat((x[:, :8], torch.full_like(x[:, 8:], filling)), dim=1).requires_grad_()
+        y = mixer(x, source, mask=mask) if cross else mixer(source, mask=mask)[:, :8]
+        grads = torch.autograd.grad(y.square().sum(), [source, *mixer.parameters()], allow_unused=True)
+        return [y.detach(), *(grad for grad in grads if grad is not None)]
+
+    for found, expected in zip(outcome(value), outcome(0.0), strict=True):
+        assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [("padre", {"causal": True}), ("pom", {}), ("pom", {"rotary": "1d"}), ("qt", {}), ("local", {"window": 4})],

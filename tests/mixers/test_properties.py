@@ -143,7 +143,7 @@ PERMUTABLE = {
     "non_local": {}, "se": {"add_maxpool": True}, "gc": {"rd_ratio": 0.5}, "prodpoly": {"degree": 3},
     "latent_gnn": {"latent": 4, "reduction": 2},
     "linear": {}, "efficient": {"heads": 2}, "hydra": {}, "sima": {}, "relu_linear": {"norm": None}, "xca": {"heads": 2},
-    "performer": {},
+    "performer": {}, "additive": {},
     "knn": {"k": 3, "metric": "euclidean", "aggregate": "max_relative"},
 }  # fmt: skip
 

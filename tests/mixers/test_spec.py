@@ -75,3 +75,12 @@ def test_quick_is_short():
     assert quick.epochs <= 8
     assert max(quick.tokens) <= 1024
     assert Settings(epochs=2).as_quick().epochs == 2
+
+
+@pytest.mark.parametrize(("text", "option", "value"), [
+    ("relu_linear:scales=5", "scales", (5,)), ("relu_linear:scales=3,5", "scales", (3, 5)), ("padre:terms=2", "terms", (2,)),
+    ("padre:degree=3:terms=3", "terms", (3,)), ("padre:kernel_size=5", "kernel_size", 5), ("hyena:decay=3,15", "decay", (3, 15)),
+])  # fmt: skip
+def test_a_tuple_of_one_needs_no_comma(text, option, value):
+    """EfficientViT's own setting is one scale. An option that is a number or a tuple stays a number."""
+    assert getattr(parse_mixer(text)[1], option) == value

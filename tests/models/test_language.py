@@ -102,7 +102,7 @@ def test_what_an_entry_says_itself_stands_and_the_model_settles_the_rest():
 def test_presets_have_the_parameters_of_the_papers(name):
     twin, paper, near = ("gpt2-s", 124.5e6, 0.005) if "llama" not in name else ("llama-300m", 300e6, 0.07)
     count = parameters(preset(name))
-    assert abs(count - parameters(preset(twin))) <= 0.005 * count, "not matched to attention (PM-068)"
+    assert abs(count - parameters(preset(twin))) <= 0.005 * count, "not matched to attention"
     assert abs(count - paper) <= near * paper
 
 
@@ -245,3 +245,22 @@ def test_the_model_uses_each_mixer_that_the_config_says():
     assert [mixer.name for mixer in mixers_of(tiny("pom-local"))] == ["pom", "local"]
     for shape, kind in (("gpt", PolymixGPTConfig), ("llama", PolymixLlamaConfig)):
         assert type(tiny("pom", shape).config) is kind
+
+
+@pytest.mark.parametrize(("name", "tokens_seen"), [("llama-300m-padre", 201), ("llama-300m-padre-dilated", 3171)])
+def test_how_far_a_token_of_padre_s_presets_sees(name, tokens_seen):
+    """One convolution on the way through each layer, as the docs say; measured on the first layers by the gradient."""
+    config = preset(name)
+    layers = [layer.build(4, dtype=torch.float64) for layer in config.layer_configs()]
+    reach = [layer.A[1].reach for layer in layers]
+    assert (len(reach), 1 + sum(reach)) == (20, tokens_seen)
+    assert (tokens_seen >= config.max_position_embeddings) == ("dilated" in name)
+    assert not any("rotary" in layer.config.to_dict() for layer in layers)
+    x = torch.randn(1, 90, 4, dtype=torch.float64, requires_grad=True)
+    y = x
+    for layer in layers[:3]:
+        y = y + layer(y)
+    y[0, -1].square().sum().backward()
+    seen = x.grad.abs().sum(-1)[0].nonzero()
+    assert 90 - seen.min() == 1 + sum(reach[:3])
+    assert len(seen) == 1 + sum(reach[:3]), "without gaps"

@@ -61,7 +61,7 @@ def test_it_learns_and_leaves_results_a_report_and_pictures(toy, capsys):
     assert results["metrics"]["accuracy"] > 0.9 and results["evaluations"][-1]["step"] == 60
     assert results["machine"]["torch"] == torch.__version__ and results["parameters"] > 1000
     report = (out / "report.md").read_text()
-    assert "# Majority" in report and f"{results['metrics']['accuracy']:.4f}" in report
+    assert "# Majority" in report and f"{100 * results['metrics']['accuracy']:.1f} %" in report
     pictures = re.findall(r"!\[.*\]\((.*)\)", report)
     assert pictures and all((out / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
 

@@ -15,7 +15,16 @@ from torch import Tensor, nn
 from polymix._io import a_path, check_device, check_folder, float_type, one_line
 from polymix.convert import model_recipes as recipes
 from polymix.convert.model_recipes import decode, encode
-from polymix.convert.saving.files import FORMAT, WEIGHTS, damaged, load_safetensors, read, without_ties, write
+from polymix.convert.saving.files import (
+    FORMAT,
+    TIMM_ENTRY,
+    WEIGHTS,
+    damaged,
+    load_safetensors,
+    read,
+    without_ties,
+    write,
+)
 from polymix.convert.saving.rebuild import difference, differences, layers, rebuild, restore, shape
 from polymix.errors import OptionError, PolymixError, ResultsError, check_choice
 from polymix.limits import bounded, check_counts
@@ -45,6 +54,8 @@ def save_pretrained(
         raise OptionError("model", type(model).__name__, "a torch.nn.Module", "Pass the model first, then the folder.")
     folder = check_folder(folder, "folder")
     model = getattr(model, "_orig_mod", model)  # unwrap torch.compile
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise OptionError("metadata", type(metadata).__name__, "a dict", "Pass metadata={...}.")
     content, buffers = _describe(model, folder, host)
     try:
         content["metadata"] = encode(json.loads(json.dumps(dict(metadata or {}))))
@@ -52,6 +63,8 @@ def save_pretrained(
         raise OptionError(
             "metadata", f"a value that JSON cannot hold ({error})", "numbers, strings, lists and dicts", ""
         ) from error
+    if content["host"].get("library") == "timm":  # so that timm.create_model finds the folder's own entry
+        content |= {"architecture": TIMM_ENTRY, "pretrained_cfg": _preprocessing(model)}
     tensors, content["tied"] = without_ties({**model.state_dict(keep_vars=True), **buffers})
     write(folder, content, tensors)
 
@@ -112,6 +125,13 @@ def _describe(model: nn.Module, folder: Path, host: Any) -> tuple[dict[str, Any]
         return content, buffers
     got = f"None for {type(model).__module__}.{type(model).__name__}, which does not say how it is built"
     raise first or OptionError("host", got, recipes.FORMS, "Say how the model is built before its conversion.")
+
+
+def _preprocessing(model: Any) -> dict[str, Any]:
+    """What timm's config of a model says about its input and its classes."""
+    stated = getattr(model, "pretrained_cfg", None) or {}
+    names = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode", "num_classes", "label_names")
+    return {name: stated[name] for name in names if recipes.is_plain(stated.get(name)) and stated.get(name) is not None}
 
 
 def _versions(recipe: Mapping[str, Any]) -> dict[str, str]:

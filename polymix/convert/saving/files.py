@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from polymix._io import one_line, write_whole
 from polymix.errors import MissingExtraError, OptionError, ResultsError
 
 WEIGHTS, CONFIG, FORMAT = "model.safetensors", "config.json", 1
+TIMM_ENTRY = "polymix_converted"  # the name in timm that loads the folder; see polymix.convert.timm_models
 SAVED = "a file that polymix.save_pretrained wrote"
 
 
@@ -22,7 +24,7 @@ def load_safetensors() -> Any:
     try:
         import safetensors.torch
     except ImportError as error:
-        raise MissingExtraError("safetensors", "no such package", "pip install 'polymix[text]'") from error
+        raise MissingExtraError("safetensors", "no such package", "pip install safetensors") from error
     return safetensors
 
 
@@ -49,6 +51,8 @@ def without_ties(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str,
 
 def write(folder: Path, content: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """Write the weights, with the config in their header, and the config again as a file of its own."""
+    if find_spec("numpy") is None:
+        raise MissingExtraError("numpy", "no such package", "pip install numpy")  # safetensors saves with it
     save_file, header = load_safetensors().torch.save_file, json.dumps(content, allow_nan=False)
     folder.mkdir(parents=True, exist_ok=True)
     metadata = {"format": "pt", "polymix": header}

@@ -87,7 +87,8 @@ def _insert(model: nn.Module, name: str, saved: dict[str, Any]) -> None:
     at, _, key = name.rpartition(".")
     attributes, mixer = decode(saved["attributes"]), _mixer(name, saved)
     place = AttentionSpec(dim=mixer.dim, heads=1, grid=attributes["grid"], prefix=attributes["prefix"])
-    attach(model.get_submodule(at), key.removeprefix("inserted_"), _with_attributes(Inserted(mixer, place), attributes))
+    block = Inserted(mixer, place, attributes.get("residual", True))
+    attach(model.get_submodule(at), key.removeprefix("inserted_"), _with_attributes(block, attributes))
 
 
 def _mixer(name: str, saved: dict[str, Any]) -> TokenMixer:

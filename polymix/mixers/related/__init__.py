@@ -3,6 +3,7 @@
 One file per mixer, under the same contract as the main mixers. Importing a file registers its mixer.
 """
 
+from polymix.mixers.related.additive import AdditiveConfig, AdditiveMixer
 from polymix.mixers.related.castling import CastlingConfig, CastlingMixer
 from polymix.mixers.related.conv2former import Conv2FormerConfig, Conv2FormerMixer
 from polymix.mixers.related.efficient import EfficientConfig, EfficientMixer
@@ -25,6 +26,7 @@ from polymix.mixers.related.tesa import TesaConfig, TesaMixer
 from polymix.mixers.related.xca import XcaConfig, XcaMixer
 
 __all__ = [
+    "AdditiveConfig", "AdditiveMixer",
     "CastlingConfig", "CastlingMixer", "Conv2FormerConfig", "Conv2FormerMixer", "EfficientConfig", "EfficientMixer",
     "FocusedConfig", "FocusedMixer", "GcConfig", "GcMixer", "HydraConfig", "HydraMixer", "HyenaConfig", "HyenaMixer",
     "HyenaState", "KnnConfig", "KnnMixer", "LatentGnnConfig", "LatentGnnMixer", "LinearConfig", "LinearMixer",

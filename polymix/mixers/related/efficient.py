@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from polymix.errors import check_divides, check_int
 from polymix.mixers.checks import MixerCall
 from polymix.mixers.config import HeadsConfig
 from polymix.mixers.heads import Heads, head_count
@@ -23,14 +24,17 @@ from polymix.structured.dense import Dense
 class EfficientMixer(TokenMixer):
     """Efficient attention: softmax of queries over channels, and of keys over tokens.
 
-        Y = ρ_q(Q) (ρ_k(K)ᵀ V)     per head; W_o joins the heads
+        Q = X W_q, K = X W_k, V = X W_v     D -> r = D / reduction channels
+        Y = ρ_q(Q) (ρ_k(K)ᵀ V)              per head; W_o joins the heads, r -> D
 
     ρ_q is a softmax over the d channels of each query, ρ_k a softmax over the tokens for each key channel. So every
     channel is a weighted mean of the values, and every query a weighted mean of the channels. Not causal, because ρ_k
     spans all tokens.
 
-    Shapes: (B, N, D) -> (B, N, D), d = D / heads; or (B, D, H, W), returned alike.
-    Source: Shen et al. (2021), Eq. 4-5.
+    Raises: OptionError for a reduction that does not divide D, or heads that do not divide r.
+
+    Shapes: (B, N, D) -> (B, N, D), d = r / heads; or (B, D, H, W), returned alike.
+    Source: Shen et al. (2021), Eq. 4-5; Poly-NL, Table 1a (reduction 8, one head: 0.11 G, 0.5 M at 14 × 14 × 1024).
     """
 
     name = "efficient"
@@ -40,10 +44,12 @@ class EfficientMixer(TokenMixer):
 
     def __init__(self, config: EfficientConfig, dim: int, **kw: Any) -> None:
         super().__init__(config, dim)
-        self.heads = head_count(config.heads, dim)
-        self.qkv = Heads(dim, self.heads, config.bias, **kw)
-        self.proj = Dense(dim, dim, config.bias, **kw)
-        init_(self.proj.weight, dim, INIT_STD * 14)  # for a mean of 196 values with almost equal weights
+        check_divides("reduction", config.reduction, "dim", dim)
+        self.inner = dim // config.reduction
+        self.heads = head_count(config.heads, self.inner)
+        self.qkv = Heads(dim, self.heads, config.bias, self.inner, **kw)
+        self.proj = Dense(self.inner, dim, config.bias, **kw)
+        init_(self.proj.weight, self.inner, INIT_STD * 14)  # for a mean of 196 values with almost equal weights
 
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         q, k, v = (part.transpose(1, 2) for part in self.qkv(x, context, call.values))
@@ -58,7 +64,7 @@ class EfficientMixer(TokenMixer):
         return self.qkv.named_matrices(self.proj)
 
     def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
-        d = self.dim // self.heads
+        d = self.inner // self.heads
         pool, ask = Op("matmul", (self.heads, d, n, d)), Op("matmul", (self.heads, n, d, d))
         return [self.qkv.op(n), pool, ask, linear_op(n, self.proj)]
 
@@ -66,9 +72,17 @@ class EfficientMixer(TokenMixer):
 @register(EfficientMixer)
 @dataclass(frozen=True, kw_only=True)
 class EfficientConfig(HeadsConfig):
-    """Options of efficient attention: only those of every mixer with heads."""
+    """Options of efficient attention.
+
+    Args:
+        reduction: D / r, the width of queries, keys and values.
+    """
 
     name: ClassVar[str] = "efficient"
     output: ClassVar[str] = "softmax of q over channels, of k over tokens"
-    cost_formula: ClassVar[str] = "4 N D² + 2 N D d"
+    cost_formula: ClassVar[str] = "4 N D r + 2 N r (r / heads); where r = D / reduction"
     sees: ClassVar[str] = "everything"
+    reduction: int = 1
+
+    def check(self) -> None:
+        check_int("reduction", self.reduction, 1)

@@ -41,7 +41,8 @@ class GcMixer(TokenMixer):
 
     The gate multiplies the token itself, so its bias starts where the gate is 0.125, the spread of attention's output
     over 196 tokens; without biases the gate starts at ½. MLP_add starts at that spread too, where timm starts at
-    zero. b_a has no effect, as it shifts all logits alike. The layer is timm's GlobalContext.
+    zero. b_a has no effect, as it shifts all logits alike; its gradient is rounding noise. The layer is timm's
+    GlobalContext.
 
     Shapes: (B, N, D) or (B, D, H, W), returned alike.
     Source: Cao et al. (2019).

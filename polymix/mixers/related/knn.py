@@ -19,6 +19,8 @@ from polymix.ops.shared.masks import dense_mask
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
 
+_MOST = 2**24  # neighbours, and their distance: the tokens are padded by this many
+
 
 class KnnMixer(TokenMixer):
     """Each token reads only the k tokens nearest to it: k-NN attention, or the graph convolutions of vision GNNs.
@@ -39,7 +41,7 @@ class KnnMixer(TokenMixer):
     name = "knn"
     capabilities = Capabilities(
         causal=True, cross=True, values=True, masks=frozenset({"padding", "arbitrary", "block_causal", "segments"}),
-        isolates_future=True,
+        isolates_future=True, isolates_segments=True,
     )  # fmt: skip
     feature_maps = True
     config: KnnConfig
@@ -47,7 +49,9 @@ class KnnMixer(TokenMixer):
     def __init__(self, config: KnnConfig, dim: int, **kw: Any) -> None:
         super().__init__(config, dim)
         attends = config.aggregate == "softmax"
-        self.capabilities = replace(type(self).capabilities, isolates_future=not attends, values=attends)
+        self.capabilities = replace(
+            type(self).capabilities, isolates_future=not attends, isolates_segments=not attends, values=attends
+        )
         self.heads = head_count(config.heads, dim) if attends else 1
         self.qkv = Heads(dim, self.heads, config.bias, **kw) if attends else None
         self.proj = Dense(dim if attends else 2 * dim, dim, config.bias, **kw)
@@ -104,8 +108,8 @@ class KnnConfig(HeadsConfig):
     aggregate: str = "softmax"
 
     def check(self) -> None:
-        check_int("k", self.k, 1)
-        check_int("dilation", self.dilation, 1)
+        check_int("k", self.k, 1, _MOST)
+        check_int("dilation", self.dilation, 1, _MOST)
         check_choice("metric", self.metric, METRICS)
         check_choice("aggregate", self.aggregate, ("softmax", "max_relative", "mean"))
         if self.heads is not None and self.aggregate != "softmax":

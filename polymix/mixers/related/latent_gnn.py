@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from polymix.errors import check_choice, check_int
 from polymix.mixers.checks import MixerCall
 from polymix.mixers.config import MixerConfig
-from polymix.mixers.mixer import TokenMixer
+from polymix.mixers.mixer import INIT_STD, TokenMixer
 from polymix.mixers.registry import Capabilities, register
 from polymix.ops.shared.tensors import accumulator, without_autocast
 from polymix.structured.cost import Op, linear_op
@@ -32,8 +32,9 @@ class LatentGnnMixer(TokenMixer):
 
     With `graph` "learned", A_s is learned and starts as the identity. With "similarity" it is softmax(Ẑ_s Ẑ_sᵀ),
     where Ẑ_s are the nodes at unit length. `affinity` chooses the norm: a softmax, or "relu", which divides relu(·)
-    by its sum. (The authors' code has a batch norm after each map and divides by the Euclidean norm; with a sum the
-    first outputs are averages, as large as attention's.) In the softmax form W_ψ has no bias, because it would shift
+    by its sum. (The authors' code divides by the Euclidean norm; with a sum the first outputs are averages, as large as
+    attention's.) `norm="batch"` puts a batch norm after each of the five maps, as the authors do. In training it mixes
+    tokens and samples, so that form takes no masks. In the softmax form W_ψ has no bias, because it would shift
     all tokens alike. With a separate context its tokens write to the nodes, and those of X read.
 
     Shapes: (B, N, D) or (B, D, H, W), returned alike.
@@ -54,16 +55,25 @@ class LatentGnnMixer(TokenMixer):
         self.into = Dense(self.inner, nodes, bias and config.affinity == "relu", **kw)  # W_ψ
         self.back = Dense(self.inner, nodes, bias, **kw)  # W_φ
         self.proj = Dense(config.kernels * self.inner, dim, bias, **kw)  # W_o
+        self.norms = nn.ModuleDict()
+        if config.norm == "batch":
+            widths = {"write": self.inner, "read": self.inner, "into": nodes, "back": nodes, "proj": dim}
+            self.norms = nn.ModuleDict({name: nn.BatchNorm1d(width, **kw) for name, width in widths.items()})
+            nn.init.constant_(self.get_parameter("norms.proj.weight"), INIT_STD)
+            self.capabilities = Capabilities(cross=True)
         self.messages = None
         if config.graph == "learned":
             self.messages = nn.Parameter(torch.eye(config.latent, **kw).repeat(config.kernels, 1, 1))
 
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         dtype, shape, mask = accumulator(x.dtype), (self.config.kernels, self.config.latent), call.mask
-        values, reader = self.write(context), self.read(x)
+        values, reader = self._mapped("write", context), self._mapped("read", x)
         if mask is not None:
             values = values.masked_fill(~mask.unsqueeze(-1), 0.0)
-        into, back = (part.unflatten(-1, shape).transpose(1, 2) for part in (self.into(values), self.back(reader)))
+        into, back = (
+            part.unflatten(-1, shape).transpose(1, 2)
+            for part in (self._mapped("into", values), self._mapped("back", reader))
+        )
         with without_autocast(x.device):
             into = self._normalised(into.to(dtype), 2, None if mask is None else mask[:, None, :, None])
             back = self._normalised(back.to(dtype), 3, None)  # (B, S, N, d)
@@ -74,7 +84,12 @@ class LatentGnnMixer(TokenMixer):
             else:
                 affinity = self.messages.to(dtype)
             y = back @ (affinity @ nodes)  # (B, S, N, r)
-        return self.proj(y.to(reader.dtype).transpose(1, 2).flatten(-2))
+        return self._mapped("proj", y.to(reader.dtype).transpose(1, 2).flatten(-2))
+
+    def _mapped(self, name: str, x: Tensor) -> Tensor:
+        """One of the five maps of x (B, N, ·), and its batch norm if there is one."""
+        y: Tensor = self.get_submodule(name)(x)
+        return self.norms[name](y.flatten(0, 1)).view_as(y) if name in self.norms else y
 
     def _normalised(self, x: Tensor, axis: int, mask: Tensor | None) -> Tensor:
         """Weights that sum to 1 along `axis`, over unmasked entries."""
@@ -85,14 +100,26 @@ class LatentGnnMixer(TokenMixer):
         return x / x.sum(axis, keepdim=True).clamp_min(_TINY)
 
     def no_weight_decay(self) -> set[str]:
-        return set() if self.messages is None else {"messages"}
+        norms = {f"norms.{name}" for name, _ in self.norms.named_parameters()}
+        return norms if self.messages is None else norms | {"messages"}
 
     def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
-        """W_psi and W_phi are (r, S · latent), kernel by kernel; A is (S, latent, latent), None for "similarity"."""
+        """W_psi and W_phi are (r, S · latent), kernel by kernel; A is (S, latent, latent), None for "similarity".
+
+        A batch norm in evaluation is part of its map and bias.
+        """
         names = {"v": self.write, "r": self.read, "psi": self.into, "phi": self.back, "o": self.proj}
         letters: dict[str, Any] = {"A": self.messages}
         for name, layer in names.items():
             letters |= {f"W_{name}": layer.dense(), f"b_{name}": layer.bias}
+        for name, key in zip(names, self.norms, strict=False):
+            norm: Any = self.norms[key]
+            gain = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
+            bias = 0.0 if letters[f"b_{name}"] is None else letters[f"b_{name}"]
+            letters |= {
+                f"W_{name}": letters[f"W_{name}"] * gain,
+                f"b_{name}": norm.bias + gain * (bias - norm.running_mean),
+            }
         return letters
 
     def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
@@ -113,6 +140,7 @@ class LatentGnnConfig(MixerConfig):
         graph: "similarity" or "learned".
         affinity: "softmax" or "relu".
         reduction: D / r; r is rounded up.
+        norm: None, or "batch": a batch norm after each map, as in the authors' code.
     """
 
     name: ClassVar[str] = "latent_gnn"
@@ -127,10 +155,12 @@ class LatentGnnConfig(MixerConfig):
     graph: str = "similarity"
     affinity: str = "softmax"
     reduction: int = 8
+    norm: str | None = None
 
     def check(self) -> None:
         check_int("latent", self.latent, 1)
         check_int("kernels", self.kernels, 1)
         check_int("reduction", self.reduction, 1)
         check_choice("graph", self.graph, ("similarity", "learned"))
+        check_choice("norm", self.norm, (None, "batch"))
         check_choice("affinity", self.affinity, ("softmax", "relu"))

@@ -230,12 +230,16 @@ class MambaConfig(ScanConfig):
     )
     sees: ClassVar[str] = "the past, or everything"
     layer_of: ClassVar[str | None] = "transformers"
+    width_option: ClassVar[str | None] = "expand"
     state_size: int = 16
     conv_kernel: int = 4
     expand: float = 2
     time_step_rank: int | None = None
     dt_min: float = 1e-3
     dt_max: float = 0.1
+
+    def with_width(self, width: int, dim: int) -> MambaConfig:
+        return self.changed(expand=width / dim)
 
     def check(self) -> None:
         super().check()
@@ -282,7 +286,8 @@ def _layer(config: MambaConfig, dim: int, **kw: Any) -> Any:
         )
     options = Options(
         hidden_size=dim, state_size=config.state_size, conv_kernel=config.conv_kernel,
-        use_bias=config.bias, use_conv_bias=config.bias, time_step_min=config.dt_min, time_step_max=config.dt_max,
+        use_bias=config.bias, use_conv_bias=config.bias,
+        time_step_min=float(config.dt_min), time_step_max=float(config.dt_max),
         time_step_floor=min(1e-4, config.dt_min), num_hidden_layers=1,
         time_step_rank=config.time_step_rank or math.ceil(dim / 16),
     )  # fmt: skip

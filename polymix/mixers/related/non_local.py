@@ -41,16 +41,14 @@ class NonLocalMixer(TokenMixer):
         dot_product  Y = (1/N) s θ (φᵀ g)           N: the number of visible tokens; without 1/N with reduction="sum"
         Z = norm(Y W_z), and Z + X with `residual`
 
-    s = D^-½ as in timm (not r^-½), or 1 without `use_scale`. Without `projection` there is no W_z, and r = D. Poly-NL's
-    Eq. 6-7 have neither s nor 1/N nor W_z: form="dot_product", use_scale=False, reduction="sum", projection=False,
-    rd_ratio=1, bias=False; a sum grows with N. `norm` is None or a BatchNorm. In training a BatchNorm
-    mixes tokens and samples, so that form takes neither masks nor causality. `residual` adds X as timm does; a host
-    with its own residual connection would then add it twice. timm starts with Z = 0; here the first outputs are as
-    large as attention's, with logits of unit variance. In the softmax form b_p has no effect, as it shifts all logits
-    of a query alike. The causal dot_product form works in chunks of 128 tokens; torch.export then needs a fixed
-    length. The layer is timm's NonLocalAttn.
-
-    Raises: OptionError for projection=False with r ≠ D.
+    s = D^-½ as in timm (not r^-½), or 1 without `use_scale`. Without `projection` there is no W_z, and W_g maps D
+    to D. Poly-NL's Eq. 6-7 have neither s nor 1/N nor W_z: form="dot_product", use_scale=False, reduction="sum",
+    projection=False, rd_ratio=1, bias=False; a sum grows with N. `norm` is None or a BatchNorm. In training a
+    BatchNorm mixes tokens and samples, so that form takes neither masks nor causality. `residual` adds X as timm
+    does; a host with its own residual connection would then add it twice. timm starts with Z = 0; here the first
+    outputs are as large as attention's, with logits of unit variance. In the softmax form b_p has no effect, as it
+    shifts all logits of a query alike; its gradient is rounding noise. The causal dot_product form works in chunks of
+    128 tokens; torch.export then needs a fixed length. The layer is timm's NonLocalAttn.
 
     Shapes: (B, N, D) or (B, D, H, W), returned alike.
     State: r² numbers (dot_product).
@@ -72,11 +70,10 @@ class NonLocalMixer(TokenMixer):
         gain = (self.scale * self.inner**0.5) ** -0.5  # of both θ and φ, for logits of unit variance
         for conv, its_gain in ((layer.t, gain), (layer.p, gain), (layer.g, 1.0), (layer.z, 1.0)):
             initialise(conv, config.bias, its_gain)
+        self.out = self.inner if config.projection else dim  # the width of g
         if not config.projection:
-            if self.inner != dim:
-                cure = f"Pass rd_channels={dim}, or projection=True."
-                raise OptionError("projection", f"False with {self.inner} channels for {dim}", "r = D", cure)
-            layer.z = None
+            layer.z, layer.g = None, nn.Conv2d(dim, dim, 1, **kw)
+            initialise(layer.g, config.bias, 1.0)
         # On rows of tokens, with the parameters of timm's BatchNorm2d. The CPU backward of that one is wrong on a view
         # (B, D, N, 1) of tokens if the gradient has another memory format than the input (PyTorch 2.13).
         layer.norm = nn.Identity() if config.norm is None else nn.BatchNorm1d(dim, **kw)
@@ -134,7 +131,7 @@ class NonLocalMixer(TokenMixer):
         return self._join(x, y), state
 
     def check_state(self, state: Any, x: Tensor) -> str | None:
-        shape = (x.shape[0], 1, self.inner, self.inner)
+        shape = (x.shape[0], 1, self.inner, self.out)
         if isinstance(state, LinearState) and tuple(state.moments.shape) == shape and state.count.shape == x.shape[:1]:
             return None
         return f"a LinearState with moments {shape} in {accumulator(x.dtype)}"
@@ -159,8 +156,10 @@ class NonLocalMixer(TokenMixer):
 
     def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         r = self.inner
-        softmax = [Op("attention", (1, n, n, r))]
-        mixed = softmax if self.config.form == "softmax" else [Op("matmul", (1, r, n, r)), Op("matmul", (1, n, r, r))]
+        mixed = [Op("matmul", (1, r, n, self.out)), Op("matmul", (1, n, r, self.out))]
+        if self.config.form == "softmax":
+            apart = [Op("matmul", (1, n, r, n)), Op("matmul", (1, n, n, self.out))]
+            mixed = [Op("attention", (1, n, n, r))] if self.out == r else apart
         into = [pointwise_op(n, conv) for conv in (self.layer.t, self.layer.p, self.layer.g)]
         return [*into, *mixed, *([pointwise_op(n, self.layer.z)] if self.config.projection else [])]
 
@@ -201,7 +200,7 @@ class NonLocalConfig(MixerConfig):
         rd_ratio: r / D; None for timm's 1/8. timm rounds r to a multiple of 8, at least 8.
         rd_channels: r itself, instead of rd_ratio.
         reduction: of dot_product: "mean" over the visible tokens, or "sum".
-        projection: multiply by W_z; without it r must be D.
+        projection: multiply by W_z; without it W_g maps D to D.
         norm: None or "batch".
         residual: add X to the output.
     """
@@ -209,7 +208,8 @@ class NonLocalConfig(MixerConfig):
     name: ClassVar[str] = "non_local"
     output: ClassVar[str] = "the non-local block, softmax or dot product"
     cost_formula: ClassVar[str] = (
-        "4 N D r + 2 N² r; 4 N D r + 2 N r² if form = dot_product; minus N D r if not projection; where r = rd_channels"
+        "4 N D r + 2 N² r; 4 N D r + 2 N r² if form = dot_product; 2 N D r + N D² + N² (r + D) if not projection; "
+        "4 N D r + N D² if form = dot_product and not projection; where r = rd_channels"
     )
     sees: ClassVar[str] = "everything"
     paper: ClassVar[Mapping[str, Any]] = {"bias": False, "use_scale": False, "rd_ratio": 0.5}

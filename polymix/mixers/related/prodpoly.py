@@ -40,7 +40,10 @@ class ProdPolyMixer(TokenMixer):
     name = "prodpoly"
     # Not "arbitrary": such a mask may hide a token from itself, which would leave nothing.
     capabilities = Capabilities(
-        causal=True, masks=frozenset({"padding", "block_causal", "segments"}), isolates_future=True
+        causal=True,
+        masks=frozenset({"padding", "block_causal", "segments"}),
+        isolates_future=True,
+        isolates_segments=True,
     )
     feature_maps = True
     config: ProdPolyConfig

@@ -107,6 +107,17 @@ def missing(module: nn.Module) -> list[tuple[str, Tensor]]:
     return [(name, tensor) for name, tensor in tensors if not getattr(tensor, "_is_hf_initialized", False)]
 
 
+def _readable(ids: Tensor) -> bool:
+    """Whether the ids can be read now: not while a graph is recorded, and not on a GPU, for which that would wait."""
+    recorded = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or type(ids) is not Tensor
+    return not recorded and ids.device.type == "cpu" and ids.numel() > 0
+
+
+def _said(value: Any) -> str:
+    """A tensor's shape and type, or the type of anything else."""
+    return f"{tuple(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
+
+
 class PolymixModel(PolymixPreTrainedModel):
     """input_ids (B, N) -> last_hidden_state (B, N, hidden_size).
 
@@ -143,6 +154,7 @@ class PolymixModel(PolymixPreTrainedModel):
             raise OptionError("output_attentions", True, "False: a mixer has no attention scores", "Leave it out.")
         if (input_ids is None) == (inputs_embeds is None):
             raise ShapeError("input_ids", "both or neither of input_ids and inputs_embeds", "one", "Pass one of them.")
+        self._check_tokens(input_ids, inputs_embeds)
         x = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
         packed = segment_ids is not None
         wanted = (self.config.use_cache and not self.training and not packed) if use_cache is None else use_cache
@@ -164,6 +176,24 @@ class PolymixModel(PolymixPreTrainedModel):
             last_hidden_state=x, past_key_values=past_key_values, hidden_states=(*states, x) if shown else None
         )
         return out.to_tuple() if return_dict is False else out
+
+    def _check_tokens(self, ids: Any, embeddings: Any) -> None:
+        """ShapeError unless ids (B, N) are integers in the vocabulary, or embeddings are (B, N, hidden_size)."""
+        if embeddings is not None:
+            width = self.config.hidden_size
+            if not isinstance(embeddings, Tensor) or embeddings.ndim != 3 or embeddings.shape[-1] != width:
+                raise ShapeError("inputs_embeds", _said(embeddings), f"(B, N, {width})", "Pass one vector per token.")
+            return
+        if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.dtype not in (torch.int64, torch.int32):
+            cure = "Pass what the tokenizer returns, as int64."
+            raise ShapeError("input_ids", _said(ids), "token ids (B, N) of int64 or int32", cure)
+        if not _readable(ids):
+            return
+        low, high = (int(value) for value in ids.aminmax())
+        if low < 0 or high >= self.embed.num_embeddings:
+            got = f"id {low if low < 0 else high}"
+            cure = "Use the model's own tokenizer, and 0 or any other token for padding."
+            raise ShapeError("input_ids", got, f"ids from 0 to {self.embed.num_embeddings - 1}, the vocabulary", cure)
 
     def _check_learned(self, layout: SequenceLayout, given: Tensor | None) -> None:
         """ShapeError unless every position has a vector. The positions are read only if counting is not enough."""
@@ -214,6 +244,8 @@ class PolymixForCausalLM(PolymixPreTrainedModel, GenerationMixin):
         use_cache: bool | None = None, segment_ids: Tensor | None = None, logits_to_keep: int | Tensor = 0,
         output_hidden_states: bool | None = None, return_dict: bool | None = None, **other: Any,
     ) -> Any:  # fmt: skip
+        if labels is not None:
+            self._check_labels(labels, input_ids if inputs_embeds is None else inputs_embeds)
         out = self.model(
             input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, segment_ids,
             output_hidden_states, output_attentions=other.pop("output_attentions", None),
@@ -227,6 +259,20 @@ class PolymixForCausalLM(PolymixPreTrainedModel, GenerationMixin):
             loss=loss, logits=logits, past_key_values=out.past_key_values, hidden_states=out.hidden_states
         )
         return result.to_tuple() if return_dict is False else result
+
+    def _check_labels(self, labels: Any, tokens: Any) -> None:
+        """ShapeError unless labels (B, N) are ids in the vocabulary or -100."""
+        shape = tuple(tokens.shape[:2]) if isinstance(tokens, Tensor) else ("B", "N")
+        if not isinstance(labels, Tensor) or tuple(labels.shape) != shape or labels.dtype != torch.int64:
+            cure = "They are shifted by the model: pass a copy of input_ids."
+            raise ShapeError("labels", _said(labels), f"ids {shape} of int64, as input_ids", cure)
+        if not _readable(labels):
+            return
+        wrong = ((labels < 0) & (labels != -100)) | (labels >= self.config.vocab_size)
+        if wrong.any():
+            got = f"label {int(labels[wrong][0])}"
+            allowed = f"ids from 0 to {self.config.vocab_size - 1}, or -100 for tokens that do not count"
+            raise ShapeError("labels", got, allowed, "Correct the labels.")
 
 
 class PolymixGPTModel(PolymixModel):

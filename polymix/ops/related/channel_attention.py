@@ -74,3 +74,23 @@ def cross_covariance(q: Tensor, k: Tensor, v: Tensor, temperature: Tensor, *, ma
         q, k = (F.normalize(hide(part.to(dtype), mask), dim=2) for part in (q, k))
         weight = ((q.transpose(-1, -2) @ k) * temperature.to(dtype)).softmax(-1)  # (B, h, d, d)
         return (hide(v.to(dtype), mask) @ weight.transpose(-1, -2)).to(v.dtype)
+
+
+def additive(q: Tensor, k: Tensor, w: Tensor | None, *, mask: Tensor | None = None) -> Tensor:
+    """Compute k_j ⊙ Σ_i α_i q_i with α = a / |a|, a_i = q_i · w / √D, and |a| the norm along the tokens.
+
+    Args:
+        q: (B, N, D).
+        k: (B, N, D).
+        w: (D,); None for α_i = 1.
+        mask: (B, N), True for real tokens.
+    Returns:
+        (B, N, D) in the dtype of k. Cost: N D multiply-adds with w, and O(N D) elementwise operations.
+    """
+    dtype = accumulator(q.dtype)
+    with without_autocast(q.device):
+        queries = q.to(dtype) if mask is None else q.to(dtype).masked_fill(~mask.unsqueeze(-1), 0.0)
+        if w is not None:
+            a = queries @ (w.to(dtype) * q.shape[-1] ** -0.5)
+            queries = queries * F.normalize(a, dim=1).unsqueeze(-1)
+        return (queries.sum(1, keepdim=True) * k.to(dtype)).to(k.dtype)

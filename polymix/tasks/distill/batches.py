@@ -102,6 +102,12 @@ def answer(model: nn.Module, batch: Any, forward: Forward) -> Answer:
             "Pass forward=, a function of (model, batch) that returns logits (…, classes), or batches without labels."
         )
         raise DataError("data", got, allowed, cure)
+    if whole and labels.device.type == "cpu" and labels.numel():  # to read them elsewhere would wait for the GPU
+        wrong = ((labels < 0) & (labels != IGNORED)) | (labels >= logits.shape[-1])
+        if wrong.any():
+            got = f"label {int(labels[wrong][0])} for {logits.shape[-1]} classes"
+            allowed = f"classes from 0 to {logits.shape[-1] - 1}, or {IGNORED} for rows that do not count"
+            raise DataError("data", got, allowed, "Correct the labels, or give the model a head for these classes.")
     if whole and logits.ndim == 3 and forward is logits_of and foretells(model, batch):
         logits, labels = logits[:, :-1], labels[:, 1:]
     labels = labels.flatten() if whole else labels.flatten(0, -2)

@@ -87,7 +87,7 @@ class Stage(LightningModule):
         if self.trainer.world_size == 1:  # of several, one that stops would leave the others waiting
             self._check(bool(outputs["loss"].isfinite()))
         if self.step is not None:
-            epoch = f"epoch {self.current_epoch + 1} of {self.epochs}"
+            epoch = f"epoch {self.current_epoch + 1}/{self.epochs}"
             self.step(self.global_step, f"{epoch}, {self._figures(batch_idx + 1)}")
 
     def on_train_epoch_end(self) -> None:
@@ -100,7 +100,7 @@ class Stage(LightningModule):
 
     def _figures(self, batches: int) -> str:
         """The mean loss of this epoch so far, and the accuracy on the training data where there are classes."""
-        learned = f", training accuracy {percent(self.hits / self.count)}" if self.count else ""
+        learned = f", accuracy {percent(self.hits / self.count)}" if self.count else ""
         return f"loss {figure(float(self.sum) / batches)}{learned}"
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

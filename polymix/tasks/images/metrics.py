@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from polymix._io import write_whole
+from polymix.numbers import percent
 from polymix.tasks.images.data import ImageSets
 from polymix.tasks.images.recipe import ImageRecipe
 from polymix.tasks.processes import Process
@@ -61,12 +62,14 @@ def wilson(hits: int, count: int, z: float = 1.96) -> tuple[float, float]:
 
 
 def draw(model: nn.Module, data: ImageSets, recipe: ImageRecipe, folder: Path) -> list[Path]:
-    """confusion.png: how many test images of each class (rows) were taken for each class (columns)."""
+    """samples.png, and confusion.png: how many test images of each class (rows) were taken for each class (columns)."""
     from matplotlib.figure import Figure
 
     classes = data.images.classes
     counts = torch.zeros(len(classes), len(classes))
+    answers = []
     for logits, labels in _answers(model, data, recipe, Process()):
+        answers.append(logits.argmax(1))
         counts.index_put_((labels, logits.argmax(1)), torch.ones(len(labels)), accumulate=True)
     figure = Figure(figsize=(5, 4.4), layout="constrained")
     axes = figure.subplots()
@@ -78,17 +81,40 @@ def draw(model: nn.Module, data: ImageSets, recipe: ImageRecipe, folder: Path) -
         axes.set_yticks(range(len(classes)), classes)
     path = folder / "confusion.png"
     write_whole(path, lambda part: figure.savefig(part, dpi=130, format="png"))
-    return [path]
+    return [path, _draw_samples(data, torch.cat(answers), folder)]
+
+
+def _draw_samples(data: ImageSets, answers: Tensor, folder: Path) -> Path:
+    """samples.png: twelve test images, evenly spaced, with their class and the model's answer where that is wrong."""
+    from matplotlib.figure import Figure
+
+    images, (pixels, labels) = data.images, data.images.test
+    figure = Figure(figsize=(5, 4.6), layout="constrained")
+    for i, axes in enumerate(figure.subplots(3, 4).flat):
+        axes.set_axis_off()
+        if i < len(labels):
+            place = i * len(labels) // min(12, len(labels))
+            shown = pixels[place].float() - pixels[place].min()
+            axes.imshow((shown / shown.max().clamp_min(1e-9)).permute(1, 2, 0).tolist(), cmap="grey")
+            true, answer = images.classes[labels[place]], images.classes[answers[place]]
+            axes.set_title(true if true == answer else f"{true}, not {answer}", fontsize=9,
+                           color="#1c1c1c" if true == answer else "#b03000")  # fmt: skip
+    path = folder / "samples.png"
+    write_whole(path, lambda part: figure.savefig(part, dpi=130, format="png"))
+    return path
 
 
 def describe(recipe: ImageRecipe, data: ImageSets) -> str:
     """What the model was trained on, for the report."""
     images = data.images
+    names = ", ".join(images.classes[:12]) + " …" * (len(images.classes) > 12)
+    largest, share = images.majority
     skipped = f" {len(images.skipped)} unreadable files were skipped." if images.skipped else ""
     return (
         f"{recipe.mixer} in a vision transformer, on {images.name}: {len(images.train[0]):,} training images and "
-        f"{len(images.test[0]):,} test images of {len(images.classes)} classes, {images.image_size} × "
-        f"{images.image_size} pixels.{skipped}"
+        f"{len(images.test[0]):,} test images of {len(images.classes)} classes ({names}), {images.image_size} × "
+        f"{images.image_size} pixels. Always answering with the largest class, {largest}, would be right for "
+        f"{percent(share)} of the test images.{skipped}"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -41,3 +42,9 @@ def usage(recipe: ImageRecipe, data: ImageSets, folder: Path) -> list[str]:
         f"model = VisionTransformer(parse_mixer({recipe.mixer!r})[1], {words})",
         f"model.load_state_dict(torch.load({str(folder / 'model.pt')!r}))",
     ]
+
+
+def next_commands(recipe: ImageRecipe, data: ImageSets, folder: Path) -> list[tuple[str, str]]:
+    """What to run next, and why, for the report."""
+    command = "polymix compare" + (f" --data {shlex.quote(recipe.data)}" if recipe.data else "")
+    return [("Compare all mixers on these images:", command)]

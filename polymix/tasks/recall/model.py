@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from polymix.limits import check_memory, check_model
 from polymix.models.language import PolymixGPTConfig, PolymixGPTForCausalLM
 from polymix.tasks.recall.data import Streamed
 from polymix.tasks.recall.recipe import RecallRecipe
@@ -21,7 +22,9 @@ def config(recipe: RecallRecipe) -> PolymixGPTConfig:
 
 def check(recipe: RecallRecipe) -> None:
     """Raise what `build` would raise about the recipe."""
-    config(recipe)
+    options = config(recipe)
+    size = check_model(lambda: PolymixGPTForCausalLM(options), "recipe", "its model")
+    check_memory("recipe", "its model with gradients and the optimizer's state", 4 * size)
 
 
 def build(recipe: RecallRecipe, data: Streamed) -> Any:

@@ -51,7 +51,7 @@ class RecallRecipe(TaskRecipe):
         check_int("answers", self.answers, 1)
         if self.data is not None:
             raise OptionError("data", self.data, "None: the data is made", "Set sizes and vocab instead.")
-        if isinstance(self.sizes, (str, int)) or not self.sizes:
+        if not isinstance(self.sizes, (tuple, list)) or not self.sizes:
             raise OptionError("sizes", repr(self.sizes), "a list of numbers", "Pass sizes=(4, 8), say.")
         self.tasks()
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import shlex
 from pathlib import Path
 from typing import Any
 
 from polymix.convert.adapters.libraries import local_files
 from polymix.errors import OptionError, nearest_first
+from polymix.limits import check_memory, check_model
 from polymix.models.language import PRESETS, PolymixGPTConfig, PolymixLlamaConfig, preset  # first: it cures torchvision
 from polymix.tasks.text.data import VOCAB, TextData
 from polymix.tasks.text.recipe import FAMILIES, TextRecipe
@@ -19,7 +21,9 @@ _FAMILIES = dict(zip(FAMILIES, (PolymixGPTConfig, PolymixLlamaConfig), strict=Tr
 
 def check(recipe: TextRecipe) -> None:
     """Raise what `build` would raise about the recipe, before any text is read."""
-    model_config(recipe, recipe.vocab or VOCAB)
+    config = model_config(recipe, recipe.vocab or VOCAB)
+    size = check_model(lambda: AutoModelForCausalLM.from_config(copy.deepcopy(config)), "recipe", "its model")
+    check_memory("recipe", "its model with gradients and the optimizer's state", 4 * size)
 
 
 def build(recipe: TextRecipe, data: TextData) -> Any:
@@ -48,6 +52,12 @@ def usage(recipe: TextRecipe, data: TextData, folder: Path) -> list[str]:
         "from transformers import pipeline", "",
         f"print(pipeline('text-generation', {str(folder)!r})('The ')[0]['generated_text'])",
     ]  # fmt: skip
+
+
+def next_commands(recipe: TextRecipe, data: TextData, folder: Path) -> list[tuple[str, str]]:
+    """What to run next, and why, for the report."""
+    command = f"polymix generate {shlex.quote(folder.name)} --prompt 'Once upon a time' --stream"
+    return [("Let the model write, in the folder above this one:", command)]
 
 
 def model_config(recipe: TextRecipe, vocab: int, end: int | None = None, padding: int | None = None) -> Any:

@@ -64,12 +64,15 @@ class TextRecipe(TaskRecipe):
         for name in ("vocab", "end_of_text"):
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), 0 if name == "end_of_text" else 1)
-        if isinstance(self.prompts, str) or not all(isinstance(text, str) and text for text in self.prompts):
+        prompts = self.prompts if isinstance(self.prompts, (tuple, list)) else (None,)
+        if not all(isinstance(text, str) and text for text in prompts):
             raise OptionError(
                 "prompts", repr(self.prompts), "a list of texts that are not empty", 'Pass ("The ",), say.'
             )
         if not isinstance(self.options, Mapping):
             raise OptionError("options", repr(self.options), "a dict", 'Pass {"num_layers": 4}, say.')
+        if not isinstance(self.model, str) and not callable(getattr(self.model, "to_dict", None)):
+            raise OptionError("model", repr(self.model), "a name, or a config of transformers", 'Pass "gpt", say.')
         if "vocab_size" in self.options:
             raise OptionError("options", f"vocab_size={self.options['vocab_size']}", "no vocab_size", "Set vocab.")
 

@@ -111,9 +111,29 @@ class Settings:
         for pass_ in self.passes:
             check_choice("--passes", pass_, PASSES)
         for name, usual in (("seconds", 0.4), ("max_seconds", 10), ("max_gib", 4)):
-            check_number("--" + name.replace("_", "-"), getattr(self, name), 1e-6, 1e15, "a number above 0", usual)
+            check_number("--" + name.replace("_", "-"), getattr(self, name), 1e-300, 1e15, "a number above 0", usual)
         for impl in self.impls:
             self._check_impl(impl, mixers)
+        check_device(self.device, "--device")
+        for dim in self.dims:
+            self._check_runs("--dims", dim, mixers, Setting(Shape(tokens=16, dim=dim, grid=(4, 4)), device=self.device))
+        for impl in self.impls:
+            configs = {label: with_impl(config, impl) for label, config in mixers.items() if impl in config.mixer.impls}
+            shape = Shape(tokens=16, dim=min(self.dims), grid=(4, 4))
+            self._check_runs("--impls", impl, configs, Setting(shape, device=self.device))
+
+    def _check_runs(self, option: str, value: Any, mixers: Mapping[str, MixerConfig], setting: Setting) -> None:
+        """A mixer that cannot be called gets rows that say so, but a value with which none can is a mistake."""
+        refused = None
+        for config in mixers.values():
+            try:
+                prepare(config, setting).call()
+            except PolymixError as error:
+                refused = error
+            else:
+                return
+        if refused:
+            raise OptionError(option, value, "one with which a mixer can run here", str(refused))
 
     def _check_impl(self, impl: str, mixers: Mapping[str, MixerConfig]) -> None:
         """A mixer without the implementation gets rows that say so, but a name that no mixer has is a mistake."""

@@ -96,7 +96,7 @@ class Settings:
         if not self.tokens or min(self.tokens) < 1 or len(set(self.tokens)) != len(self.tokens):
             raise OptionError("--tokens", self.tokens, "numbers from 1 up, each once", "Try --tokens 64,256,1024.")
         for name, usual in (("max_seconds", 10), ("max_gib", 4)):
-            check_number("--" + name.replace("_", "-"), getattr(self, name), 1e-6, 1e15, "a number above 0", usual)
+            check_number("--" + name.replace("_", "-"), getattr(self, name), 1e-300, 1e15, "a number above 0", usual)
         longest = max(self.tokens)
         check_int("--tokens", longest, 1, LONGEST)
         check_memory("--tokens", f"a call with {longest:,} tokens of {self.dim} channels", 3 * 4 * longest * self.dim)

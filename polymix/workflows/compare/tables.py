@@ -6,7 +6,7 @@ from statistics import mean
 from typing import Any
 
 from polymix.mixers.registry import ATTENTION
-from polymix.numbers import NONE, fixed, two_figures
+from polymix.numbers import NONE, fixed, percent, plural, two_figures
 from polymix.workflows.compare.verdict import Score, crossover, gain, latencies, scores
 
 
@@ -43,6 +43,17 @@ def terminal_table(content: dict[str, Any]) -> tuple[list[str], list[list[str]]]
     n = reference_tokens(content, "alone")
     shown = [(i, short.format(n=f"{n:,}")) for i, (_, short) in enumerate(HEADINGS.values()) if short is not None]
     return [text for _, text in shown], [[row[i] for i, _ in shown] for row in rows(content)]
+
+
+def data_line(data: dict[str, Any]) -> str:
+    """The images and their classes, and what always answering with the largest class would reach."""
+    names = ", ".join(data["classes"][:12]) + " …" * (len(data["classes"]) > 12)
+    images = f"{data['train']:,} training and {plural(data['test'], 'test image')}"
+    line = f"Data: {data['name']}, {images}, {plural(len(data['classes']), 'class', 'classes')}: {names}."
+    if data.get("majority"):
+        name, share = data["majority"]["name"], percent(data["majority"]["share"])
+        line += f" The largest class, {name}, has {share} of the test images."
+    return line
 
 
 def rows(content: dict[str, Any]) -> list[list[str]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from polymix.mixers import PomConfig, PomMixer
 from polymix.mixers.registry import ATTENTION, FLOOR
-from polymix.numbers import listed, plural, two_figures
+from polymix.numbers import fixed, listed, percent, plural, two_figures
 from polymix.workflows.verdict import FASTER, OPEN, REPLACE, UNCLEAR, Contender, Speed, Verdict, judge, span
 
 WELL_TRAINED = 0.95  # attention's accuracy on the digits, below which it has not been trained enough to compare with
@@ -226,8 +226,8 @@ def _accuracy(content: dict[str, Any], candidates: list[str]) -> list[str]:
         return ["Attention itself diverged in training, so no accuracy can be judged."]
     reached, images = score[ATTENTION].mean, content["data"]["test"]
     sentences = [
-        f"Accuracy: attention reaches {reached:.1%}. With {images:,} test images and "
-        f"{plural(score[ATTENTION].runs, 'seed')}, differences below {100 * chance:.1f} points can be chance."
+        f"Accuracy: attention reaches {percent(reached)}. With {images:,} test images and "
+        f"{plural(score[ATTENTION].runs, 'seed')}, differences below {fixed(chance, 1, 100)} points can be chance."
     ]
     below = [m for m in score if m not in (ATTENTION, FLOOR, *candidates)]
     if below:
@@ -240,7 +240,7 @@ def _accuracy(content: dict[str, Any], candidates: list[str]) -> list[str]:
         sentences.append(f"Diverged in training (loss became NaN or infinite): {', '.join(diverged)}.")
     if FLOOR in score and score[FLOOR].mean >= reached - chance:
         sentences.append(
-            f"A model without any token mixing ({FLOOR}) reaches {score[FLOOR].mean:.1%}. These data hardly need "
+            f"A model without any token mixing ({FLOOR}) reaches {percent(score[FLOOR].mean)}. These data hardly need "
             "attention, so they cannot show which mixer is accurate where attention matters. Use other data for that."
         )
     if (reached < WELL_TRAINED and content["settings"]["data"] is None) or content["settings"]["quick"]:
@@ -249,4 +249,4 @@ def _accuracy(content: dict[str, Any], candidates: list[str]) -> list[str]:
 
 
 def _listed(mixers: Sequence[str], score: dict[str, Score]) -> str:
-    return ", ".join(f"{m} ({score[m].mean:.1%})" for m in mixers)
+    return ", ".join(f"{m} ({percent(score[m].mean)})" for m in mixers)

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from polymix.convert.tracing import mode
 from polymix.errors import DataError, OptionError
-from polymix.numbers import figure
+from polymix.numbers import figure, percent
 from polymix.tasks.images import ImageData, find_images, load_digits, load_folder
 from polymix.workflows.convert.inputs import PIXELS, card_metadata, pixels
 from polymix.workflows.convert.sources import Source
@@ -112,6 +112,9 @@ class Images:
             f"accuracy, {data.image_size} × {data.image_size} pixels. Values are {scale}normalised with mean "
             f"{_row(self.mean)} and deviation {_row(self.std)}."
         )
+        largest, share = data.majority
+        names = ", ".join(data.classes[:12]) + " …" * (len(data.classes) > 12)
+        text += f" Classes: {names}. The largest, {largest}, has {percent(share)} of the images for the accuracy."
         left = [f"{len(data.skipped)} unreadable images were left out, such as {name}." for name in data.skipped[:1]]
         return [text, *left]
 

@@ -64,7 +64,7 @@ def run(
     torch.manual_seed(settings.seed)
     report = convert(
         host, plan, mixer=settings.filling, input=inputs, init=settings.init, windows=settings.windows,
-        positions=settings.positions,
+        positions=settings.positions, match=settings.match,
         multi_scale=settings.multi_scale,
     )  # fmt: skip
     if not report.adapters:

@@ -47,6 +47,7 @@ class Settings:
     init: str = "inherit"
     windows: str = "keep"
     positions: str | None = None
+    match: str | None = None
     multi_scale: bool = True
     keep_host: bool = False
     device: str = "cpu"
@@ -69,6 +70,7 @@ class Settings:
         check_seed("--seed", self.seed)
         check_choice("--init", self.init, ("inherit", "fresh"))
         check_choice("--windows", self.windows, ("keep", "merge"))
+        check_choice("--match", self.match, (None, "parameters"))
         check_choice("--positions", self.positions, (None, *POSITIONS))
         check_choice("--multi-scale", self.multi_scale, (True, False))
         check_choice("--keep-host", self.keep_host, (True, False))

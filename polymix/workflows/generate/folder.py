@@ -18,6 +18,7 @@ from polymix.limits import check_counts, check_model
 
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # isort: skip
 
+_WITHOUT = "Without this file the model generates with the defaults."
 FOLDER = "a folder of a causal language model, as save_pretrained writes it"
 
 
@@ -43,6 +44,9 @@ def load(folder: str | Path, *, device: str = "cpu", dtype: str | None = None, t
     if not isinstance(content, dict):
         raise DataError("folder", f"{folder}, whose config.json holds a {type(content).__name__}", FOLDER, "")
     check_counts(content, "folder", str(folder))
+    options = folder / "generation_config.json"
+    if options.exists() and not isinstance(read_json(options, DataError, "folder", FOLDER, _WITHOUT), dict):
+        raise DataError("folder", f"{options}, which holds no options", FOLDER, _WITHOUT)
     try:
         if content.get("library_name") == "polymix":
             model: Any = load_pretrained(folder, device=device, dtype=wanted, trust=trust)
@@ -55,8 +59,10 @@ def load(folder: str | Path, *, device: str = "cpu", dtype: str | None = None, t
                     folder, local_files_only=True, dtype=wanted or "auto", trust_remote_code=trust
                 )
             model.to(device)
-    except PolymixError:
-        raise
+    except PolymixError as error:
+        if error.argument in ("trust", "device", "dtype", "folder") or str(folder) in str(error):
+            raise
+        raise DataError("folder", f"{folder}, which fails with {_short(error)}", FOLDER, error.cure) from error
     except Exception as error:  # whatever the library raises on a damaged folder, or another kind of model
         raise DataError("folder", f"{folder}, which fails with {_short(error)}", FOLDER, "") from error
     if not callable(getattr(model, "can_generate", None)) or not model.can_generate():

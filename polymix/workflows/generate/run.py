@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polymix._io import check_device
+from polymix._io import check_device, one_line
 from polymix.compat import cure_torchvision
-from polymix.errors import DataError, OptionError, ShapeError, check_int, check_number, check_seed
+from polymix.errors import DataError, OptionError, PolymixError, ShapeError, check_int, check_number, check_seed
 from polymix.limits import LONGEST
+from polymix.measure.timing import out_of_memory
 
 cure_torchvision()  # before transformers, which imports it
 from transformers import TextStreamer  # noqa: E402
@@ -189,6 +190,20 @@ def generate(
             if streamer is not None:
                 streamer.end()  # prints the rest of the last word
             raise
+        except (
+            ValueError,
+            TypeError,
+            RuntimeError,
+            IndexError,
+            KeyError,
+            AttributeError,
+            NotImplementedError,
+        ) as error:
+            if isinstance(error, PolymixError) or out_of_memory(error):
+                raise
+            got = f"options with which {type(model).__name__} fails ({one_line(error)[:300]})"
+            cure = "Correct the model's generation_config.json, or remove it."
+            raise DataError("generation_config", got, "options that the model can generate with", cure) from error
     texts = []
     for place, row in enumerate(out.tolist()):
         prompt, more = rows[place // settings.num], row[longest:]

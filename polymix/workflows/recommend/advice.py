@@ -14,7 +14,7 @@ from polymix.measure.shapes import Shape
 from polymix.measure.timing import Timing
 from polymix.mixers import MixerConfig
 from polymix.mixers.spec import parse_mixer
-from polymix.numbers import figure, plural, speedup
+from polymix.numbers import figure, plural, speedup, terminal_width
 from polymix.workflows.recommend.decide import choose, fastest, gain, verdict
 from polymix.workflows.verdict import OPEN, Verdict, span, wins_from
 
@@ -22,7 +22,11 @@ SPEED_ALONE = (
     "Speed says nothing about accuracy: a replaced layer is untrained. `polymix compare` trains with each mixer and "
     "measures the accuracy."
 )
-_WIDTH, _LABEL = 94, 34
+_WIDE, _LABEL = 94, 34  # characters of a line, and of a mixer's name in it
+
+
+def _width() -> int:
+    return min(_WIDE, terminal_width())
 
 
 @dataclass(frozen=True)
@@ -146,6 +150,10 @@ def _row(label: str, timing: Timing | None, reason: str, ratio: str) -> str:
     if timing is None:
         return "\n".join(_wrap(f"{label}: {reason}"))
     ms = timing.milliseconds()
+    if _width() < _WIDE:
+        spread = f" ({figure(ms.low)} – {figure(ms.high)})" if len(ms.runs) > 1 else " (1 run)"
+        times = f"{figure(ms.median)} ms{spread}" + (f", {ratio} as fast" if ratio else "")
+        return "\n".join([*_wrap(label), *(f"  {line}" for line in _wrap(times))])
     spread = f"{figure(ms.low)} – {figure(ms.high)}" if len(ms.runs) > 1 else "1 run"
     name = f"{label:{_LABEL}}" if len(label) <= _LABEL else "\n".join(_wrap(label)).strip() + "\n  " + " " * _LABEL
     return f"  {name} {figure(ms.median):>9} ms  {spread:>17}  {ratio:>26}".rstrip()
@@ -156,7 +164,7 @@ def _times(ratio: float, low: float, high: float) -> str:
 
 
 def _wrap(text: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+    return textwrap.wrap(text, _width() - 2, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
 
 
 @dataclass(frozen=True)
@@ -240,10 +248,10 @@ class Recommendation:
     def __str__(self) -> str:
         where = self.machine["gpu"] or f"{self.machine['cpu']}, {plural(self.machine['threads'], 'thread')}"
         what = "forward and backward" if self.training else "forward without gradients"
-        head = textwrap.wrap(self.headline, _WIDTH) + textwrap.wrap(f"{what}, {self.dtype}; {where}", _WIDTH)
+        head = textwrap.wrap(self.headline, _width()) + textwrap.wrap(f"{what}, {self.dtype}; {where}", _width())
         parts = ["\n".join(head), *map(str, self.layers)]
         if self.model and self.estimate:
             before, after = figure(1e3 * self.model.median), figure(1e3 * self.estimate)
             parts.append(f"Whole model: {before} ms" + (f", then about {after} ms" if self.replaced else ""))
-        notes = [textwrap.fill(note, _WIDTH) for note in (*self.notes, SPEED_ALONE)]
+        notes = [textwrap.fill(note, _width()) for note in (*self.notes, SPEED_ALONE)]
         return "\n\n".join([*parts, "\n".join(notes)])

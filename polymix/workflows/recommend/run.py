@@ -136,7 +136,7 @@ def _judge(
 
 
 def _mixers(candidates: Sequence[str]) -> dict[str, MixerConfig]:
-    if isinstance(candidates, str) or not candidates:
+    if not isinstance(candidates, (tuple, list)) or not candidates:
         allowed = "a sequence of at least one mixer"
         raise OptionError("candidates", repr(candidates), allowed, 'For example ("padre:degree=2", "pom").')
     mixers = dict(map(parse_mixer, candidates))

@@ -9,11 +9,11 @@ from tests.helpers import build, plus, visible
 
 TOL = 1e-12
 PAD = torch.tensor([[True] * 7 + [False] * 5, [False, True] * 6, [True] * 12])
-NAMES = ("linear", "efficient", "hydra", "sima", "castling", "focused", "relu_linear", "xca", "performer")
+NAMES = ("linear", "efficient", "hydra", "sima", "castling", "focused", "relu_linear", "xca", "performer", "additive")
 FORMS = {
     "linear": {"heads": 2}, "linear-relu": {"heads": 3, "feature_map": "relu"},
     "linear-mean": {"heads": 2, "normalize": False}, "linear-3": {"heads": 3, "feature_map": "identity", "normalize": False},
-    "efficient": {"heads": 2}, "hydra": {}, "sima": {"heads": 3}, "sima-class": {"heads": 2, "class_attention": True},
+    "efficient": {"heads": 2}, "efficient-reduced": {"heads": 2, "reduction": 3}, "hydra": {}, "sima": {"heads": 3}, "sima-class": {"heads": 2, "class_attention": True},
     "castling": {"heads": 2, "kernel_size": 5}, "castling-3": {"heads": 2, "normalize": False},
     "castling-sparse": {"heads": 3, "sparse_reg": True, "kernel_size": 1},
     "castling-sparse-3": {"heads": 1, "sparse_reg": True, "normalize": False},
@@ -23,6 +23,7 @@ FORMS = {
     "relu_linear-scales": {"heads": 2, "scales": (3, 5), "grid": (4, 3)},
     "relu_linear-prefix": {"heads": 2, "scales": (3,), "grid": (2, 5), "num_prefix_tokens": 2, "norm": None},
     "xca": {"heads": 2}, "performer": {"heads": 2, "features": 5}, "performer-relu": {"heads": 3, "kernel": "relu"},
+    "additive": {}, "additive-ones": {"weights": "ones"},
 }  # fmt: skip
 CAUSAL = [key for key in FORMS if key.split("-")[0] in ("linear", "hydra", "performer")]
 CROSS = [key for key in FORMS if key.split("-")[0] in ("linear", "hydra", "performer", "efficient") or key == "sima"]
@@ -180,6 +181,17 @@ def performer(mixer, m, x, context, see):
     similarity = phi(q) @ phi(k).transpose(-1, -2)
     bottom = weighted(similarity, torch.ones_like(v[..., :1]), see)
     return join(m, torch.where(bottom > 0, weighted(similarity, v, see) / bottom.clamp_min(1e-300), 0.0))
+
+
+def additive(mixer, m, x, context, see):
+    q, k = (plus(x @ m[f"W_{c}"], m[f"b_{c}"]) for c in "qk")
+    q, k = (t / t.square().sum(-1, keepdim=True).sqrt().clamp_min(1e-12) for t in (q, k))
+    alpha = see[:, 0].to(x.dtype)
+    if m["w"] is not None:
+        alpha = alpha * (q @ m["w"]) / 12**0.5
+        alpha = alpha / alpha.square().sum(-1, keepdim=True).sqrt().clamp_min(1e-12)
+    pooled = torch.einsum("bn,bnd->bd", alpha, q)[:, None]
+    return plus((plus((pooled * k) @ m["W_p"], m["b_p"]) + q) @ m["W_o"], m["b_o"])
 
 
 def expected(mixer, x, context=None, **see):

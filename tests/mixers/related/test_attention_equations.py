@@ -46,7 +46,7 @@ def test_a_row_of_padding_alone_is_zero_in_the_mixed_part(key):
     y = mixer(x, mask=mask)
     close(y[0], mixer(x[:1])[0], 1e-11)
     close(y[1], expected(mixer, x[1:], mask=mask[1:])[0], 1e-11)
-    if mixer.name not in ("focused", "relu_linear", "sima"):  # a bias of the convolution, a norm, what passes through
+    if mixer.name not in ("focused", "relu_linear", "sima", "additive"):  # a bias or a norm, or what passes through
         close(y[1], mixer.matrices(12)["b_o"].expand(12, 12), 1e-11)
 
 

@@ -26,7 +26,7 @@ def test_causal_compiles_without_breaks(key):
 
 
 @pytest.mark.parametrize(
-    "key", ["linear", "efficient", "hydra", "sima", "castling", "relu_linear-free", "xca", "performer"]
+    "key", ["linear", "efficient", "hydra", "sima", "castling", "relu_linear-free", "xca", "performer", "additive"]
 )
 def test_compiles_with_masks_and_any_length(key):
     masks = [torch.arange(n).expand(2, n) < n - 3 for n in (13, 150, 40)]

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import polymix
+from polymix.compat import cure_torchvision
 from polymix.errors import CapabilityError, MaskError, OptionError
 from polymix.models import VisionTransformer
 from tests.helpers import build, close, jitter, tokens
@@ -206,3 +207,33 @@ def test_conv2former_beside_a_prefix(grid, prefix, options):
     a = a if mixer.config.activation == "identity" else F.gelu(a)
     z = over_tokens(m["A"], a, m["b_A"]) * affine(normed, m["W_2"], m["b_2"])
     close(mixer(x), affine(z, m["W_3"], m["b_3"]), 1e-12)
+
+
+def deit():
+    cure_torchvision()
+    import timm
+
+    torch.manual_seed(0)
+    sizes = {"img_size": 32, "patch_size": 8, "depth": 1, "embed_dim": 24, "num_heads": 2, "num_classes": 5}
+    return timm.create_model("deit_tiny_patch16_224", **sizes).eval()
+
+
+@pytest.mark.parametrize("mixer", [
+    "conv2former:kernel_size=3", "mamba:bidirectional=true:state_size=4", "hyena:bidirectional=true",
+    "mamba:bidirectional=true:class_token=middle", "hyena:bidirectional=true:class_token=middle:filter=explicit:length=20",
+])  # fmt: skip
+def test_in_a_converted_model_with_a_class_token(mixer):
+    images = torch.randn(2, 3, 32, 32, requires_grad=True)
+    model = polymix.convert(deit(), mixer, input=images.detach()).model
+    (inside,) = (part for part in model.modules() if isinstance(part, polymix.TokenMixer))
+    assert inside.config.prefix == ("middle" in mixer or "conv2former" in mixer)
+    model(images)[0].sum().backward()
+    assert images.grad[0].abs().amax(0).unfold(0, 8, 8).unfold(1, 8, 8).amax((2, 3)).min() > 0, "all patches are read"
+    assert not images.grad[1].any()
+
+
+@pytest.mark.parametrize("mixer", ["mamba", "hyena", "padre:causal=true", "pom:decay=2"])
+def test_a_causal_mixer_is_refused_where_a_class_token_stands_first(mixer):
+    cure = {"mamba": "bidirectional=True", "hyena": "bidirectional=True", "padre": "causal=False", "pom": "decay=None"}
+    with pytest.raises(OptionError, match=cure[mixer.partition(":")[0]]):
+        polymix.convert(deit(), mixer, input=torch.randn(2, 3, 32, 32))

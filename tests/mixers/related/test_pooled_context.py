@@ -43,7 +43,7 @@ def test_non_local(options):
 @pytest.mark.parametrize("options", [
     {"reduction": "sum"}, {"rd_channels": D, "projection": False, "norm": None},
     {"reduction": "sum", "projection": False, "rd_ratio": 1, "use_scale": False, "bias": False},
-    {"form": "softmax", "projection": False, "rd_channels": D},
+    {"form": "softmax", "projection": False, "rd_channels": 5}, {"projection": False, "rd_channels": 5},
 ], ids=str)  # fmt: skip
 def test_non_local_without_its_extras(options):
     """No 1/N and no W_z; the last but one is Poly-NL's Eq. 6-7: X W_θ W_φᵀ Xᵀ X W_g, and X with `residual`."""
@@ -63,7 +63,7 @@ def test_non_local_without_its_extras(options):
 
 
 @pytest.mark.parametrize(("options", "argument"), [
-    ({"reduction": "sum"}, "reduction"), ({"reduction": "max"}, "reduction"), ({"projection": False, "rd_channels": 5}, "projection"),
+    ({"reduction": "sum"}, "reduction"), ({"reduction": "max"}, "reduction"), ({"projection": 2}, "projection"),
 ])  # fmt: skip
 def test_non_local_options(options, argument):
     with pytest.raises(OptionError, match=argument):

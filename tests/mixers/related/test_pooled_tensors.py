@@ -5,7 +5,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from polymix.errors import CapabilityError, ShapeError
+from polymix.errors import CapabilityError, OptionError, ShapeError
 from tests.helpers import build, close, plus, tokens
 from tests.mixers.related.pooled import PAD, SEGMENTS, TOL, D, N, every, letters_of, weighted_softmax
 
@@ -189,3 +189,27 @@ def test_latent_gnn(options):
     empty = mixer(x, mask=mask)[2]
     b_o = mixer.matrices(N)["b_o"]
     close(empty + 1, (torch.zeros_like(empty) if b_o is None else b_o.expand_as(empty)) + 1, TOL)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"graph": "learned", "affinity": "relu"}, {"bias": False, "kernels": 3}], ids=str
+)
+def test_latent_gnn_with_batch_norms(options):
+    """In evaluation each norm is part of its map; in training it takes the batch's own statistics."""
+    mixer = build("latent_gnn", D, latent=5, norm="batch", **options)
+    with torch.no_grad():
+        for seed in range(3):
+            mixer(2 * tokens(4, N, D, seed=seed) + 1)
+    x, context = tokens(3, N, D), tokens(3, 5, D, seed=1)
+    close(mixer.eval()(x), latent_gnn(mixer, x), TOL)
+    close(mixer(x, context), latent_gnn(mixer, x, context), TOL)
+    with pytest.raises(CapabilityError, match="other options"):
+        mixer(x, mask=PAD)
+    mixer.train()
+    before = mixer.norms["write"].running_mean.clone()
+    mixer(x).square().sum().backward()
+    assert not torch.equal(mixer.norms["write"].running_mean, before)
+    close(mixer.norms["proj"](torch.randn(50, D).double()).std(0), mixer.norms["proj"].weight.abs(), 0.05)
+    assert len(mixer.norms) == 5
+    with pytest.raises(OptionError, match="norm"):
+        build("latent_gnn", D, norm="layer")

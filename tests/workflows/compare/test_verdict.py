@@ -54,7 +54,7 @@ def test_headline_takes_the_fastest_of_the_accurate():
     said = answer(content)
     assert said["headline"].startswith("At your 16 tokens use pom")
     assert "2 times as fast" in said["headline"]
-    assert any("Clearly less accurate than attention: qt (90.5%)" in s for s in said["sentences"])
+    assert any("Clearly less accurate than attention: qt (90.5 %)" in s for s in said["sentences"])
 
 
 def test_headline_keeps_attention_where_nothing_pays():

@@ -97,13 +97,29 @@ def test_untrained_weights_do_not_teach(run, fails, place):
     (("--precision", "bf16-mixed"), "--distill-epochs"), (("--lora", "4"), "--distill-epochs"),
     (("--push-to-hub", "no name"), "--push-to-hub"), (("--license", "Mine!"), "--license"), (("--base-model", "a/b/c"), "--base-model"),
     (("--data", "photos", "--distill-epochs", "1", "--precision", "16-mixed"), "CPU"), (("--classes", "9"), "--classes"),
-    (("--data", "photos", "--distill-epochs", "1", "--lora", "999"), "lora"),
+    (("--data", "photos", "--distill-epochs", "1", "--lora", "999"), "--lora"),
 ])  # fmt: skip
 def test_a_refusal_leaves_nothing(fails, place, words, named):
     (place / "mine.py").write_text(
         "import timm\ndef vit():\n    return timm.create_model('test_vit', img_size=32, num_classes=4)\n"
     )
     fails("--model", "mine.py:vit", "--plan", "pom", *words, named=named)
+
+
+def refuse(*_, **__):
+    raise OptionError("input", "something odd", "something else", "Change it.")
+
+
+def test_a_late_refusal_leaves_nothing_either_unless_training_would_be_lost(run, fails, place, monkeypatch):
+    """Also in a folder with a hidden file, which is the user's."""
+    (place / "out" / ".git").mkdir(parents=True)
+    (place / "out" / ".git" / "HEAD").write_text("mine")
+    trained = (*TIMM, "--weights", "w.pt", "--image-size", "32")
+    monkeypatch.setattr("polymix.workflows.convert.run.assess", refuse)
+    fails(*trained, named="something odd")
+    fails(*trained, "--out", "new", named="something odd")
+    assert run(*trained, "--distill-epochs", "1")[0] == 2
+    assert Path("out/checkpoints/fine-tuning/last.ckpt").exists(), "hours of training are not thrown away"
 
 
 # Folders

@@ -1,4 +1,4 @@
-"""timm: how its models are rebuilt, and adapters for ViT and its relatives, Swin, XCiT, MetaFormer and EfficientViT."""
+"""timm: how its models are rebuilt, and adapters for ViT and its relatives, Swin, SAM, pyramids and hybrids."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from torch import nn
 
 from polymix.convert.adapters.libraries import load_library
-from polymix.convert.adapters.timm import maps, swin, vit
+from polymix.convert.adapters.timm import blocks, hybrids, maps, sam, swin, vit
 from polymix.convert.model_recipes import Recipe, build_class, encode, is_plain, known_arguments
 from polymix.errors import OptionError
 
-__all__ = ["build_model", "maps", "read_recipes", "swin", "vit"]
+__all__ = ["blocks", "build_model", "hybrids", "maps", "read_recipes", "sam", "swin", "vit"]
 
 
 def read_recipes(model: Any) -> Iterator[Recipe]:

@@ -26,9 +26,9 @@ class MetaFormerAdapter(TokensAdapter):
         return described(module, host, thirds(linear(module, "qkv")))
 
 
-@register_adapter("timm.models.xcit.XCA")
+@register_adapter("timm.models.xcit.XCA", "timm.models.edgenext.CrossCovarianceAttn")
 class XcaAdapter(TokensAdapter):
-    """(x). Class tokens are added after the last of these layers."""
+    """(x). XCiT adds its class token after the last of these layers; EdgeNeXt has none."""
 
     @classmethod
     def describe(cls, module: Any, host: Host) -> AttentionSpec:

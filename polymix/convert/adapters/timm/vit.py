@@ -221,6 +221,8 @@ def _crossvit(model: Any, host: Host) -> Layout:
 _KNOWN: dict[str, Any] = {
     "timm.models.crossvit.CrossVit": _crossvit,
     "timm.models.csatv2.TransformerBlock": lambda block, host: Layout(block.pos_embed),
+    "timm.models.edgenext.SplitTransposeBlock": lambda block, host: Layout(block.convs[-1], stage_grid(host)),
+    "timm.models.fastvit.FastVitStage": lambda stage, host: Layout(grid=stage_grid(host)),
     "timm.models.metaformer.MetaFormerStage": lambda stage, host: Layout(stage.downsample, stage_grid(host)),
     "timm.models.mobilevit.MobileVitBlock": lambda block, host: Layout(),  # one sequence for each position in a patch
     "timm.models.naflexvit.NaFlexVit": lambda model, host: Layout(prefix=prefix_tokens(model), any_length=True),

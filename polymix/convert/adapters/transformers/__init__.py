@@ -9,11 +9,11 @@ from typing import Any
 from torch import nn
 
 from polymix.convert.adapters.libraries import load_library, local_files
-from polymix.convert.adapters.transformers import causal, detection, encoders, images, swin
+from polymix.convert.adapters.transformers import causal, detection, encoders, images, sam, swiftformer, swin
 from polymix.convert.model_recipes import Recipe, class_path, decode, encode, model_class
 from polymix.errors import OptionError
 
-__all__ = ["build_model", "causal", "detection", "encoders", "images", "read_recipes", "swin"]
+__all__ = ["build_model", "causal", "detection", "encoders", "images", "read_recipes", "sam", "swiftformer", "swin"]
 
 
 def read_recipes(model: Any) -> Iterator[Recipe]:

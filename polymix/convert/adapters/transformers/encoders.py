@@ -28,7 +28,7 @@ _MAPS = (  # the attention module inside the layer; query, key, value and output
 )
 _BERT = {"bert": "Bert", "roberta": "Roberta", "xlm_roberta": "XLMRoberta", "camembert": "Camembert",
          "electra": "Electra"}  # fmt: skip
-_NO_WEIGHTS = "applies to attention weights, which a mixer does not have"
+NO_WEIGHTS = "applies to attention weights, which a mixer does not have"
 _NOT_HERE = {
     "output_attentions": "A mixer has no attention weights. Call with output_attentions=False.",
     "head_mask": "A mixer has no attention weights to mask. Leave it out.",
@@ -53,7 +53,7 @@ def read(module: nn.Module) -> tuple[Any, AttentionSpec]:
         dim=out.weight.shape[0], heads=query.weight.shape[0] // size if size else inner.num_heads,
         query=query, key=key, value=value, out=out, scale=getattr(inner, "scaling", getattr(inner, "scale", None)),
         dropout=getattr(parts.get("output.dropout"), "p", 0.0),
-        drops={"dropout": _NO_WEIGHTS} if getattr(lost, "p", lost) else {},
+        drops={"dropout": NO_WEIGHTS} if getattr(lost, "p", lost) else {},
     )  # fmt: skip
 
 

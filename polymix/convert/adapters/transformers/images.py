@@ -1,4 +1,4 @@
-"""Attention of the image encoders ViT and its relatives, BEiT and CvT."""
+"""Attention of the image encoders ViT and its relatives, CLIP, BEiT and CvT."""
 
 from __future__ import annotations
 
@@ -47,6 +47,31 @@ def _embeddings(host: Host) -> nn.Module | None:
     """The module that makes tokens from an image."""
     found = (getattr(module, "embeddings", None) for module in host.chain())
     return next((part for part in found if hasattr(part, "patch_embeddings")), None)
+
+
+@register_adapter(*classes({"clip": "CLIP"}))
+class ClipAdapter(VitAdapter):
+    """(hidden_states, attention_mask) -> (output, None), in CLIP's image encoder, as in LLaVA, or its text encoder."""
+
+    @classmethod
+    def describe(cls, module: nn.Module, host: Host) -> AttentionSpec:
+        inner, attention = read(module)
+        embeddings = _clip_embeddings(host)
+        if embeddings is None:  # text, read in order
+            longest = getattr(inner.config, "max_position_embeddings", None)
+            return replace(attention, causal=True, any_length=True, max_tokens=longest)
+        return replace(attention, grid=next(grids(embeddings), None), prefix=1)
+
+    @classmethod
+    def feature_map(cls, module: nn.Module, host: Host) -> nn.Module | None:
+        embeddings = _clip_embeddings(host)
+        return None if embeddings is None else embeddings.get_submodule("patch_embedding")
+
+
+def _clip_embeddings(host: Host) -> nn.Module | None:
+    """The module that makes tokens from an image; None in the text encoder."""
+    found = (getattr(module, "embeddings", None) for module in host.chain())
+    return next((part for part in found if hasattr(part, "patch_embedding")), None)
 
 
 @register_adapter(*classes({"beit": "Beit"}))

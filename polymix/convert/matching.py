@@ -1,0 +1,73 @@
+"""Matching parameters: the width at which a mixer has as many of them as the attention that it replaces."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import torch
+
+from polymix.errors import OptionError
+from polymix.mixers import MixerConfig
+from polymix.mixers.registry import config_class, list_mixers
+
+CLOSE, FAR = 0.01, 0.05  # relative differences: as good as equal; too far to call it matched
+_ALIGNED = 8  # channels: other widths are slower
+
+
+def matched(config: MixerConfig, dim: int, parameters: int) -> MixerConfig:
+    """The config whose number of parameters is nearest to `parameters`, by its width option.
+
+    A multiple of 8 inner channels is preferred if it comes within 1 %. A mixer without a width option stays as it is if
+    it is within 5 %.
+
+    Args:
+        config: the mixer's, complete but for its width.
+        dim: number of channels.
+        parameters: of the attention, without the parts that the adapter keeps.
+    Raises:
+        OptionError: the mixer has another number of parameters and no width option, or the width was chosen already.
+    """
+    option = config.width_option
+    if option is None:
+        found = config
+    else:
+        default = type(config).__dataclass_fields__[option].default
+        if getattr(config, option) != default:
+            got = f"'parameters' with {option}={getattr(config, option)} for {config.name}"
+            raise OptionError("match", got, f"one of the two: the width follows from {option}", f"Leave {option} out.")
+        units = (math.lcm(_ALIGNED, config.width_unit), config.width_unit)
+        nearest = (_nearest(config, dim, parameters, unit) for unit in dict.fromkeys(units))
+        found = min(nearest, key=lambda candidate: max(CLOSE, _distance(candidate, dim, parameters)))
+    if _distance(found, dim, parameters) > FAR:
+        got = f"'parameters' for {config.name}, which has {_count(found, dim):,} where the attention has {parameters:,}"
+        others = ((name, config_class(name).width_option) for name in list_mixers())
+        able = ", ".join(f"{name} ({width})" for name, width in others if width is not None)
+        raise OptionError("match", got, f"a mixer whose width is an option: {able}", "Leave match out, or use these.")
+    return found
+
+
+def _nearest(config: MixerConfig, dim: int, parameters: int, unit: int) -> MixerConfig:
+    """The nearest of the widths that are multiples of `unit`, by bisection: more channels are more parameters."""
+    low, high = 1, 2
+    while _count(config.with_width(high * unit, dim), dim) < parameters:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _count(config.with_width(middle * unit, dim), dim) < parameters:
+            low = middle
+        else:
+            high = middle
+    both = (config.with_width(count * unit, dim) for count in (low, high))
+    return min(both, key=lambda candidate: _distance(candidate, dim, parameters))
+
+
+def _distance(config: MixerConfig, dim: int, parameters: int) -> float:
+    return abs(_count(config, dim) / parameters - 1)
+
+
+@lru_cache(maxsize=1024)
+def _count(config: MixerConfig, dim: int) -> int:
+    """The number of parameters, without allocating them."""
+    with torch.random.fork_rng(devices=[]):
+        return sum(p.numel() for p in config.build(dim, device="meta").parameters())

@@ -1,0 +1,51 @@
+"""Classify single pictures with a model that `polymix train` saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from polymix.errors import DataError
+from polymix.tasks.images.data import ImageSets, _read
+from polymix.tasks.images.recipe import ImageRecipe
+from polymix.tasks.saved import SavedRun
+
+
+class Classifier:
+    """The image classifier in a folder of `polymix train`: classifier("cat.jpg") returns {"cat": 0.93, "dog": 0.07}.
+
+    Pictures are turned, cropped, resized and normalised as in the training. The likeliest class comes first.
+
+    Args:
+        folder: of a finished run of the task images, trained on picture files.
+    Raises:
+        DataError: the run is of another task, or of scikit-learn's digits, which are no files.
+        ResultsError: the folder holds no finished run.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        run = SavedRun.of(folder)
+        recipe = run.recipe
+        if not isinstance(recipe, ImageRecipe) or not run.summary.get("bytes"):
+            got = f"{folder}, of {run.task.name} on {run.summary.get('name')}"
+            raise DataError("folder", got, "a run of images on a folder of pictures", "Train one with --data FOLDER.")
+        data: ImageSets = run.task.data.without_images(recipe, run.summary)
+        self.images, self.size, self.model = data.images, recipe.image_size, run.load()
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.images.classes
+
+    @torch.no_grad()
+    def __call__(self, path: str | Path) -> dict[str, float]:
+        """The probability of each class for a picture file. Raises DataError if it cannot be read."""
+        try:
+            pixels = _read(Path(path), self.size)
+        except (OSError, ValueError, SyntaxError, EOFError) as error:  # what Pillow raises on broken files
+            raise DataError("path", f"{path} ({error})", "a picture that Pillow can read", "") from error
+        if self.images.channels == 1:
+            pixels = pixels.float().mean(0, keepdim=True)
+        shares = self.model(self.images.normalise(pixels[None])).softmax(1)[0]
+        order = shares.argsort(descending=True).tolist()
+        return {self.classes[place]: shares[place].item() for place in order}

@@ -1,0 +1,103 @@
+"""The figures of real models in benchmarks/results/hosts.json, and the arithmetic by which papers' figures differ."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CONTENT = json.loads((ROOT / "benchmarks" / "results" / "hosts.json").read_text())
+ROWS = {(row["host"], row["mixer"]): row for row in CONTENT["rows"]}
+SA = "poly_sa:head_mixing=depthwise"
+SWIN = [(56, 96, 2), (28, 192, 2), (14, 384, 6), (7, 768, 2)]  # side, channels, layers of each stage at 224²
+
+
+def layers(host, mixer="attention"):
+    return ROWS[host, mixer]["layer_multiply_adds"]
+
+
+def attention(n, d, seen=None):
+    """10⁹ multiply-adds: four maps, and the products of queries and keys, and of weights and values."""
+    return (4 * n * d * d + 2 * n * (seen or n) * d) / 1e9
+
+
+def swin(image, window):
+    return [(count, (side * image // 224) ** 2, d, window**2) for side, d, count in SWIN]
+
+
+def test_swin_counts_all_windows_of_an_image():
+    expected = sum(count * attention(n, d, seen) for count, n, d, seen in swin(224, 7))
+    assert layers("swin_tiny, windows kept") == pytest.approx(expected) == pytest.approx(1.527407616)
+    for mixer in ("attention", "pom", "padre-2"):  # linear in the number of tokens: windows cost what the map costs
+        kept, merged = (layers(f"swin_tiny, windows {what}", mixer) for what in ("kept", "merged"))
+        assert kept == pytest.approx(merged)
+
+
+def test_swin_as_printed_is_that_of_256_pixels_and_windows_of_8():
+    parts = swin(256, 8)
+    whole = sum(count * attention(n, d, seen) for count, n, d, seen in parts)
+    without_out = whole - sum(count * n * d * d for count, n, d, _ in parts) / 1e9
+    assert round(whole, 2) == ROWS["swin_tiny, windows kept", "attention"]["printed"]["multiply_adds"] == 2.05
+    assert round(without_out, 1) == ROWS["swin_tiny, windows merged", SA]["printed"]["multiply_adds"] == 1.6
+
+
+def test_xcit_as_printed_counts_tokens_and_class_attention():
+    n, d, size = 196, 192, 48
+    assert layers("xcit_tiny_12_p16_224") == pytest.approx(12 * (4 * n * d * d + 2 * n * d * size) / 1e9)
+    class_attention = 2 * 3 * 197 * d * d / 1e9
+    assert round(12 * attention(n, d) + class_attention, 2) == 0.57
+    assert round(12 * 4 * n * d * d / 1e9 + class_attention, 2) == 0.39
+    assert layers("xcit_tiny_12_p16_224", "poly_sa") == pytest.approx(12 * 4 * n * d * d / 1e9)
+
+
+def test_deit_with_poly_sa():
+    assert layers("deit_tiny_patch16_224", SA) == pytest.approx(12 * (3 * 197 * 192**2 + 9 * 196 * 192) / 1e9)
+    row = ROWS["deit_tiny_patch16_224", SA]
+    assert row["printed"]["multiply_adds"] / row["layer_multiply_adds"] == pytest.approx(1.05, abs=0.01)
+    assert row["printed"]["parameters"] / row["parameters"] == pytest.approx(1.016, abs=0.001)
+
+
+def test_metaformer_is_the_hybrid_that_the_paper_measured():
+    row, poly = ROWS["metaformer_s12", "attention"], ROWS["metaformer_s12", SA]
+    expected = 6 * attention(196, 320) + 2 * attention(49, 512)
+    assert row["layer_multiply_adds"] == pytest.approx(expected)
+    assert (round(row["parameters"], 1), round(row["layer_multiply_adds"], 2)) == (16.5, 0.74)
+    assert (round(poly["parameters"], 1), round(poly["layer_multiply_adds"], 2)) == (15.4, 0.44)
+    third = ROWS["metaformer_s12", "padre-3"]["layer_parameters"] - row["layer_parameters"]
+    added = 6 * (320**2 + 4 * 121 * 320) + 2 * (512**2 + 4 * 121 * 512)  # a matrix, and four kernels of 11 × 11
+    assert third == pytest.approx(added / 1e6, abs=0.05)
+
+
+def test_detr_counts_the_attention_of_its_encoder():
+    row, n, d = ROWS["DETR-R50, encoder", "attention"], 25 * 34, 256
+    assert row["layer_parameters"] == pytest.approx(6 * 4 * (d * d + d) / 1e6)
+    assert row["layer_multiply_adds"] == pytest.approx(6 * attention(n, d))
+    ratios = [1e3 * printed["multiply_adds"] / printed["parameters"]
+              for printed in (ROWS["DETR-R50, encoder", mixer]["printed"] for mixer in ("attention", "padre-2"))]  # fmt: skip
+    assert ratios == pytest.approx([1660, 1660], rel=0.005), "no product of queries and keys is in the paper's figures"
+
+
+def test_every_difference_of_more_than_a_twentieth_has_a_note():
+    for row in CONTENT["rows"]:
+        if row["refused"] or not row["printed"]:
+            continue
+        whole = row["printed"]["what"] == "model"
+        ours = row["multiply_adds" if whole else "layer_multiply_adds"]
+        if not whole and abs(row["printed"]["multiply_adds"] / ours - 1) > 0.05:
+            assert row["host"].replace("merged", "kept") in CONTENT["notes"], row["host"]
+
+
+@pytest.mark.slow
+def test_the_script_counts_these_figures_again(monkeypatch):
+    pytest.importorskip("timm", reason="untested: the figures of real models, without timm and transformers")
+    pytest.importorskip("transformers", reason="untested: the figures of real models, without timm and transformers")
+    spec = importlib.util.spec_from_file_location("hosts", ROOT / "benchmarks" / "hosts.py")
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for name in ("metaformer_s12", "xcit_tiny_12_p16_224"):
+        for row in module.rows(name, module.HOSTS[name]):
+            known = ROWS[name, row["mixer"]]
+            assert known == row or all(known[key] == pytest.approx(row[key]) for key in ("parameters", "multiply_adds"))
+    assert CONTENT["notes"] == module.NOTES
