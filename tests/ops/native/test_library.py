@@ -222,7 +222,7 @@ def test_the_wheel_contains_the_kernels_and_names_its_platform(wheel):
 @needs_compiler
 def test_an_installed_wheel_runs_its_kernels_without_a_compiler(wheel, tmp_path):
     """In a fresh environment with nothing else on PATH; the other libraries are those of this environment."""
-    fresh, output = tmp_path / "fresh", tmp_path / "compare"
+    fresh = tmp_path / "fresh"
     venv.create(fresh, symlinks=True)
     packages = next(fresh.glob("lib/python*/site-packages"))
     install = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", str(packages), str(wheel)]
@@ -236,8 +236,6 @@ def test_an_installed_wheel_runs_its_kernels_without_a_compiler(wheel, tmp_path)
         return subprocess.run(command, check=True, capture_output=True, text=True, env=environment, cwd=tmp_path).stdout
 
     assert f"C kernels: {packages}" in run("-m", "polymix", "doctor")
-    run("-m", "polymix", "compare", "--quick", "--mixers", "padre", "--out", str(output))
-    assert (output / "results.json").is_file()
     explain = (
         "import polymix, torch; print(polymix.explain(polymix.create_mixer('padre', 16), torch.randn(1, 600, 16)))"
     )
