@@ -1,4 +1,5 @@
 import ctypes
+import gc
 import platform
 
 import pytest
@@ -6,6 +7,7 @@ import torch
 
 from polymix.ops.native import compile, library
 from tests.helpers import poisoned
+from tests.ops.native import emulation
 
 
 @pytest.fixture
@@ -30,10 +32,19 @@ def nothing_built(monkeypatch, tmp_path):
     library._library.cache_clear()
 
 
-@pytest.fixture(params=["x86-64", "x86-64-v3", "x86-64-v4"])
+@pytest.fixture(params=["x86-64", "x86-64-v3", "x86-64-v4", pytest.param("armv8-a", marks=pytest.mark.slow)])
 def vectors(request, monkeypatch, tmp_path_factory):
-    """Use kernels for vectors of 4, 8 and 16 floats, whichever this machine would load. NEON has 4, too."""
+    """Use kernels for vectors of 4, 8 and 16 floats, whichever this machine would load, and for aarch64 in an emulator."""
     level = request.param
+    if level == "armv8-a" and platform.machine() != "aarch64":
+        if missing := emulation.missing():
+            pytest.skip(f"untested: kernels for aarch64, which need {missing}")
+        program = emulation.build(tmp_path_factory.getbasetemp().parent / "kernels" / level)
+        monkeypatch.setattr(library, "_library", lambda: emulation.Emulated(program))
+        gc.freeze()  # the emulation looks for tensors among the objects made from here on
+        yield level
+        gc.unfreeze()
+        return
     if platform.machine() != "x86_64" or not library.processor_flags() >= library.NEEDS.get(level, frozenset()):
         pytest.skip(f"untested: kernels for {level}, which this processor cannot run")
     folder = tmp_path_factory.getbasetemp().parent / "kernels" / level  # shared by the workers: built once
@@ -42,4 +53,4 @@ def vectors(request, monkeypatch, tmp_path_factory):
         compile.build(folder, {level: (f"-march={level}",)})
     loaded = ctypes.CDLL(str(path))
     monkeypatch.setattr(library, "_library", lambda: loaded)
-    return level
+    yield level
