@@ -56,9 +56,6 @@ class Shape:
         for name in ("tokens", "cross"):
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), 1, LONGEST)
-        sizes = f"{self.batch:,} × {max(self.tokens, self.cross or 1):,} tokens of {self.dim:,} channels"
-        check_memory("shapes", sizes, 3 * 4 * self.batch * max(self.tokens, self.cross or 1) * self.dim)
-        check_memory("dim", f"a map of {self.dim:,} channels", 4 * self.dim**2)
         check_choice("causal", self.causal, (True, False))
         check_choice("mask", self.mask, (None, "padding", "arbitrary"))
         if self.heads is not None:
@@ -71,6 +68,13 @@ class Shape:
             if self.prefix < 0:
                 got = f"{self.grid}, which has more than {self.tokens} places"
                 raise OptionError("grid", got, f"a grid of at most {self.tokens} tokens", "Change grid or tokens.")
+
+    def check_memory(self, device: str) -> None:
+        """Raise OptionError if the input of a call, or one map of it, does not fit into the memory of the device."""
+        tokens = max(self.tokens, self.cross or 1)
+        sizes = f"{self.batch:,} × {tokens:,} tokens of {self.dim:,} channels"
+        check_memory("shapes", sizes, 3 * 4 * self.batch * tokens * self.dim, device)
+        check_memory("dim", f"a map of {self.dim:,} channels", 4 * self.dim**2, device)
 
     @property
     def prefix(self) -> int:

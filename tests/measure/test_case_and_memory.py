@@ -15,8 +15,8 @@ from polymix.measure.shapes import Shape, near_square
 from polymix.mixers import PomMixer
 
 
-def setting(tokens=128, pass_="forward", dtype=torch.float32):
-    return Setting(Shape(tokens=tokens, dim=12, batch=2, grid=near_square(tokens)), pass_, "cpu", dtype, threads=1)
+def setting(tokens=128, pass_="forward", dtype=torch.float32, batch=2):
+    return Setting(Shape(tokens=tokens, dim=12, batch=batch, grid=near_square(tokens)), pass_, "cpu", dtype, threads=1)
 
 
 def check_of(config, its):
@@ -76,7 +76,7 @@ def test_a_state_has_a_size_that_does_not_grow(memory_of):
 
 
 @pytest.mark.parametrize(("config", "group", "reason"), [
-    (Deadly(), setting(), "ended by the system"), (polymix.PomConfig(), setting(tokens=1 << 44), "out of memory"),
+    (Deadly(), setting(), "ended by the system"), (polymix.PomConfig(), setting(tokens=1 << 30, batch=1 << 14), "out of memory"),
     (polymix.PolyNlConfig(), setting(pass_="step"), "prefill and step"), (Fatal(), setting(), "ended from outside"),
     (polymix.QtConfig(heads=5), setting(), "OptionError"),
 ])  # fmt: skip

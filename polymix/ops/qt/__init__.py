@@ -118,8 +118,7 @@ def qt(
         least = eager.least(count, sums.dtype)
         return qt_spread(x, *share(weights.qkv, 0, dim), moments, least, *weights.proj, impl=impl)
     q, k, v = _heads(x, context, values, weights.qkv, options)
-    kw: dict[str, Any] = {"form": options.form, "order": options.order, "impl": impl}
-    y = qt_attention(q, k, v, scale=weights.scale, mask=mask, **kw)
+    y = _attend(q, k, v, weights.scale, mask, options.form, options.order, impl)
     return F.linear(y.transpose(1, 2).flatten(2), *weights.proj)
 
 
@@ -144,7 +143,13 @@ def qt_attention(
         CapabilityError: the implementation requested by name does not support the call.
     """
     narrow = None if q.shape[-1] <= 128 else "supports heads of up to 128 channels only"
-    impl = choose("qt", impl, (q, k, v, scale), {"triton": narrow})
+    return _attend(q, k, v, scale, mask, form, order, choose("qt", impl, (q, k, v, scale), {"triton": narrow}))
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, scale: Tensor | None, mask: Tensor | None, form: str, order: int, impl: str
+) -> Tensor:
+    """`qt_attention` with an implementation that was chosen."""
     with without_autocast(q.device):
         moments = qt_moments(k, v, scale, mask, form, order, impl=impl)
         weighted = qt_query(q, moments, scale, form, order, impl=impl)

@@ -95,6 +95,8 @@ def recommend(
             raise OptionError("input", "an input", "None for shapes", "Pass a model, or leave input out.")
         else:
             shapes = [shape.placed() for shape in shapes_of(model_or_shapes, batch)]
+            for shape in shapes:
+                shape.check_memory(timer.device)
             end = time.perf_counter() + seconds
             advice = _advise(timer, [(shape, None) for shape in dict.fromkeys(shapes)], mixers, end)
     return Recommendation(

@@ -17,10 +17,11 @@ SETTINGS, MACHINE = {"epochs": 3, "tokens": [64]}, {"cpu": "x", "threads": 2}
 
 def test_each_addition_is_on_disk(tmp_path):
     results = Results.open(tmp_path / "new", SETTINGS, MACHINE, resume=False)
-    results.add("training", [{"mixer": "pom"}])
-    assert Results.load(tmp_path / "new" / "results.json")["training"] == [{"mixer": "pom"}]
+    row = {"mixer": "pom", "seed": 0, "accuracy": 0.5, "seconds": 1.0, "losses": [1.0]}
+    results.add("training", [row])
+    assert Results.load(tmp_path / "new" / "results.json")["training"] == [row]
     again = Results.open(tmp_path / "new", SETTINGS, MACHINE, resume=True)
-    assert again.content["training"] == [{"mixer": "pom"}]
+    assert again.content["training"] == [row]
 
 
 def test_resume_of_nothing_begins(tmp_path):
