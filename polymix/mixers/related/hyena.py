@@ -89,6 +89,9 @@ class HyenaMixer(TokenMixer):
         if config.bidirectional:
             self.back = nn.Module()
             _add_filters(self.back, config, dim, **kw)
+        _draw_filters(self, config)
+        if self.back is not None:
+            _draw_filters(self.back, config)
         with torch.no_grad():
             self.out_proj.weight *= INIT_STD * (1 if one_way else 0.5**0.5)
 
@@ -255,11 +258,15 @@ def _add_filters(part: nn.Module, config: HyenaConfig, dim: int, **kw: Any) -> N
     part.short_filter = nn.Conv1d(channels, channels, config.kernel_size, groups=channels, bias=config.bias, **kw)
     part.filter = (ExplicitFilter if config.filter == "explicit" else ImplicitFilter)(config, dim * steps, **kw)
     part.skip = nn.Parameter(torch.empty(dim * steps, **kw))  # the steps of a channel are adjacent
-    with torch.no_grad():
-        part.short_filter.weight.normal_(std=config.kernel_size**-0.5)
-        if part.short_filter.bias is not None:
-            part.short_filter.bias.zero_()
-        part.skip.normal_()
+
+
+@torch.no_grad()
+def _draw_filters(part: Any, config: HyenaConfig) -> None:
+    """Draw the short filter and the skips of a direction; the long filters are drawn as they are built."""
+    part.short_filter.weight.normal_(std=config.kernel_size**-0.5)
+    if part.short_filter.bias is not None:
+        part.short_filter.bias.zero_()
+    part.skip.normal_()
 
 
 def decay_rates(config: HyenaConfig, channels: int) -> Tensor:
