@@ -268,17 +268,6 @@ class TestGrids:
         polymix.convert(detr(), {"encoder.*": "padre"}, grid=(4, 6)).model(**photos(48, 32))
         polymix.convert(detr(), "qt").model(**photos())
 
-    def test_cvt_mixes_every_size_on_its_own_grid(self):
-        x = images(32, 48)
-        report = polymix.convert(cvt(), "padre", input=x)
-        assert [layer.options["grid"] for layer in report.layers] == [(8, 12), (4, 6), (4, 6)]
-        seen = []
-        mixer = report.adapters["encoder.stages.1.layers.0.attention"].mixer
-        mixer.register_forward_pre_hook(lambda _, args, kwargs: seen.append(kwargs.get("grid")), with_kwargs=True)
-        for size in ((32, 48), (48, 32)):
-            assert report.model(images(*size)).last_hidden_state.shape == (2, 32, size[0] // 8, size[1] // 8)
-        assert seen == [None, (6, 4)]
-
 
 class TestWhatDiffers:
     def test_detr_can_add_positions_to_all_that_the_mixer_reads_and_says_so(self):
@@ -290,44 +279,6 @@ class TestWhatDiffers:
         close(alone(hidden_states=x, position_embeddings=p)[0], alone.mixer(x + p), 1e-6)
         y = across(hidden_states=x, key_value_states=c, position_embeddings=p, encoder_position_embeddings=q)[0]
         close(y, across.mixer(x + p, c + q), 1e-6)
-
-    @pytest.mark.parametrize(("mixer", "lost"), [
-        ("softmax", set()), ("qt", set()), ("linear", set()), ("pom", {"key"}), ("poly_sa", {"key"}), ("padre", {"key"}),
-        ("mamba", {"query", "key"}),
-    ])  # fmt: skip
-    def test_cvt_keeps_the_convolutions_that_the_mixer_has_an_input_for(self, mixer, lost):
-        report = polymix.convert(cvt(), {"*.stages.0.*": mixer}, copy=True, input=images(32, 48))
-        layer = report.layers[0]
-        kept = {key.split(".")[1] for keys in layer.inherited.values() for key in keys if "convolution" in key}
-        assert kept == {f"convolution_projection_{name}" for name in {"query", "key", "value"} - lost}
-        assert {key.split(".")[1] for key in layer.dropped if "convolution" in key} == {
-            f"convolution_projection_{name}" for name in lost
-        }  # fmt: skip
-        checks.accounts(report)
-
-    @pytest.mark.parametrize("mixer", ["qt", "linear", "pom", "poly_sa", "padre"])
-    def test_what_cvt_s_mixers_read(self, mixer):
-        """By hand: the class token and each convolution's output, at all places or at those of its stride."""
-        report = polymix.convert(checks.stirred(cvt()).eval(), mixer, copy=True, input=images(32, 48))
-        name = "encoder.stages.1.layers.0.attention"
-        adapter, inner = report.adapters[name], report.attentions[name].attention
-        x = torch.randn(2, 25, 32)
-        image = x[:, 1:].transpose(1, 2).unflatten(2, (4, 6))
-
-        def read(part, stride):
-            made = getattr(inner, f"convolution_projection_{part}").convolution_projection
-            y = torch.nn.functional.conv2d(image, made.convolution.weight, None, stride, 1, groups=32)
-            return torch.cat((x[:, :1], made.normalization(y).flatten(2).transpose(1, 2)), 1)
-
-        with torch.no_grad():
-            grid = {"grid": (4, 6)} if adapter.mixer.capabilities.grids else {}
-            if mixer in ("qt", "linear"):
-                wanted = adapter.mixer(read("query", 1), read("key", 2), values=read("value", 2))
-            elif mixer == "pom":
-                wanted = adapter.mixer(read("query", 1), read("value", 2))
-            else:
-                wanted = adapter.mixer(read("query", 1), values=read("value", 1), **grid)
-            checks.near([adapter(x, 4, 6)], [wanted])
 
     def test_beits_relative_positions_go_and_come_back(self):
         model = vit("Beit", use_relative_position_bias=True)
