@@ -188,7 +188,11 @@ class Results:
                 lacking = [key for key in keys if key not in row] if isinstance(row, dict) else list(keys)
                 if lacking:
                     return f"a row of {part!r} without {lacking[0]!r}"
-                odd = [key for key, kinds in keys.items() if type(row[key]) not in kinds]
+                odd = [
+                    key
+                    for key, kinds in keys.items()
+                    if type(row[key]) not in kinds and not (float in kinds and type(row[key]) is int)
+                ]
                 if odd:
                     return f"{odd[0]!r} as {type(row[odd[0]]).__name__} in {part!r}"
         return None

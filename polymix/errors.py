@@ -84,7 +84,11 @@ def check_choice(argument: str, value: Any, allowed: Iterable[Any]) -> None:
 def check_int(argument: str, value: Any, low: int, high: int | None = None) -> None:
     """Raise OptionError unless `value` is an integer with low <= value <= high."""
     if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
-        allowed = f"an integer from {low} to {high}" if high is not None else f"an integer of at least {low}"
+        beyond = isinstance(value, int) and high is not None and value > high
+        if high is None or (high >= MOST_TOKENS and not beyond):  # a bound that few need to know
+            allowed = f"an integer of at least {low}"
+        else:
+            allowed = f"an integer from {low} to {high}"
         raise OptionError(argument, repr(value), allowed, f"For example, pass {argument}={low}.")
 
 

@@ -76,7 +76,7 @@ ROWS = [
     (["bench", "--impls", "nope"], "--impls", "nope"),
     (["bench", "--impls", "triton", "--mixers", "pom,qt"], "--impls", "triton", "GPU"),
     (["bench", "--impls", ""], "--impls"),
-    (["recommend", "--shape", "64x16", "--mixers", ""], "expected castling"),
+    (["recommend", "--shape", "64x16", "--mixers", ""], "expected additive"),
     (["train", "text", "--set", "data=nope"], "nope", "does not exist"),
     ([*TRAIN, "--set", "data=nope"], "--set data=", "one of the two"),
     ([*TRAIN, "--set", "column=x"], "column", "parquet"),

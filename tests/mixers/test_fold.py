@@ -20,7 +20,7 @@ CASES = {  # name, options, what folds
     "padre-4, no bias": ("padre", {"degree": 4, "kernel_size": 3, "terms": (4,), "bias": False}, B_1),
     "padre, causal": ("padre", {"degree": 3, "kernel_size": 3, "causal": True}, B_1),
     "padre, prefix": ("padre", {"grid": (2, 5), "kernel_size": 3, "num_prefix_tokens": 2}, B_1),
-    "padre, quotient": ("padre", {"degree": 2, "kernel_size": 3, "denominator": 2}, B_1),
+    "padre, quotient": ("padre", {"degree": 2, "kernel_size": 3, "denominator": 2, "terms": (2,)}, B_1),
     "padre, chebyshev": ("padre", {"degree": 2, "kernel_size": 3, "basis": "chebyshev"}, B_1),
     "padre, chebyshev 3": ("padre", {"degree": 3, "kernel_size": 3, "basis": "chebyshev"}, ()),
     "padre, resized": ("padre", {"grid": (12,), "kernel_size": 3, "out_tokens": 5, "out_dim": 6}, B_1),

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from polymix.errors import DataError, OptionError, PolymixError, ResultsError
+from polymix.numbers import metric
 from polymix.tasks.recipe import load_recipe
 from polymix.tasks.text import TextRecipe, learner, train_text
 from polymix.tasks.text.model import model_config
@@ -67,7 +68,11 @@ def test_the_loss_falls_and_everything_is_left(whole):
     assert all(row["samples"][0].startswith("the cat ") for row in evaluated)
     assert math.log(evaluated[1]["perplexity"]) == pytest.approx(evaluated[1]["val_loss"])
     report = (out / "report.md").read_text()
-    assert f"{evaluated[1]['bits_per_byte']:.4f}" in report and "the cat" in report and recipe.data in report
+    assert (
+        metric(evaluated[1]["bits_per_byte"], "bits_per_byte") in report
+        and "the cat" in report
+        and recipe.data in report
+    )
 
 
 def test_auto_classes_and_pipeline_load_it(whole):
@@ -317,7 +322,7 @@ def test_a_recipe_file_is_loaded_and_words_change_it(tmp_path):
 
 
 @pytest.mark.parametrize(("text", "words", "match"), [
-    (None, [], "a Python file"), ("x = 1", [], "in which it is NoneType"), ("recipe = {}", [], "in which it is dict"),
+    (None, [], "a Python, JSON or YAML file"), ("x = 1", [], "in which it is NoneType"), ("recipe = {}", [], "in which it is dict"),
     ("", ["steps"], "option=value"), ("", ["steps="], "option=value"), ("", ["betas=a,b"], "`betas`.*two numbers"),
     ("", ["steps=many"], "`steps`"),
 ])  # fmt: skip

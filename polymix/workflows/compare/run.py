@@ -240,7 +240,8 @@ def _train(
             )
             losses = [loss if math.isfinite(loss) else None for loss in outcome.losses]
             row = {"mixer": label, "seed": seed, **asdict(outcome), "losses": losses}
-            results.add("training", [{**row, **_answers(row.pop("predictions"), data)}])
+            answers = _answers(row.pop("predictions"), data)
+            results.add("training", [{**row, **answers}])
 
 
 def _sample_places(data: ImageData) -> list[int]:

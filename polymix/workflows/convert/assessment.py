@@ -157,11 +157,11 @@ def _shape_of(module: nn.Module, adapter: Adapter, call: LayerCall) -> tuple[Sha
     """The shape of a layer's call, and the mixer's config without its grid; None where the layer mixes no sequence."""
     config, dim, tokens = adapter.mixer.config, adapter.mixer.dim, token_count(module, call)
     spec = with_call(AttentionSpec(dim=dim, heads=1), module, call)
-    grid = (call.grid if adapter.needs_current_grid else None) or adapter.grid
-    windows = (
-        tokens is not None and grid is not None and math.prod(grid) > tokens
-    )  # merged: the mixer sees the whole map
-    if tokens is None or spec.cross or windows or call.output.shape[-1] != dim:
+    if tokens is None or spec.cross or call.output.shape[-1] != dim:
+        return None
+    grids = [grid for grid in (call.grid if adapter.needs_current_grid else None, adapter.grid) if grid is not None]
+    grid = next((grid for grid in grids if math.prod(grid) <= tokens), None)  # in windows: a window's, not the map's
+    if grids and grid is None:  # merged windows: the mixer sees the whole map
         return None
     shape = Shape(
         tokens=tokens, dim=dim, heads=head_count(module), batch=call.output.numel() // (tokens * dim),

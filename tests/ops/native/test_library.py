@@ -229,7 +229,7 @@ def test_an_installed_wheel_runs_its_kernels_without_a_compiler(wheel, tmp_path)
     subprocess.run(install, check=True, capture_output=True)
     (packages / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
     kept = {name: value for name, value in os.environ.items() if name not in ("CC", "PYTHONPATH", library.SWITCH)}
-    environment = {**kept, "PATH": str(fresh / "bin"), "HOME": "/nowhere", "OMP_NUM_THREADS": "1"}
+    environment = {**kept, "PATH": str(fresh / "bin"), "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
 
     def run(*arguments):
         command = [str(fresh / "bin" / "python"), *arguments]

@@ -138,7 +138,7 @@ def test_attention_to_another_context_has_no_curve():
     its = polymix.convert(decoder, {"multihead_attn": "pom"}, input=(x, memory))
     answer = assess(its, (x, memory), **QUICK)
     assert answer.curve == () and set(answer.layers) == {"multihead_attn"}
-    assert answer.headline.endswith("on this input.")
+    assert "on this input" in answer.headline and "tokens" not in answer.headline
 
 
 def test_lengths_too_slow_for_the_budget_are_left_out(monkeypatch):
