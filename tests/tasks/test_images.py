@@ -1,5 +1,7 @@
 """Loading: the digits, and folders as people have them."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -119,6 +121,19 @@ def test_grey_images_of_more_than_a_byte_keep_their_shades(tmp_path, values, dty
     Image.fromarray(np.array(values, dtype)).save(tmp_path / f"grey.{suffix}")
     found = images._read(tmp_path / f"grey.{suffix}", 2)[0].tolist()
     assert np.abs(np.array(found) - np.array(wanted)).max() <= 1
+
+
+def test_photos_of_phones_are_read_where_the_package_is_there(folder, monkeypatch):
+    heif = pytest.importorskip("pillow_heif", reason="untested: HEIC, without pillow-heif")
+    heif.from_pillow(Image.new("RGB", (40, 30), (250, 10, 10))).save(folder / "cats" / "phone.HEIC", quality=-1)
+    data = load_folder(folder, 16)
+    assert len(data.train[0]) + len(data.test[0]) == 15 and not data.skipped
+    both = torch.cat((data.train[0], data.test[0])).float().mean((2, 3))
+    assert (both - torch.tensor([250.0, 10, 10])).abs().amax(1).min() < 6, "no image is the red one"
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    images._register_heic.cache_clear()
+    (line,) = load_folder(folder, 16).skipped
+    assert "phone.HEIC" in line and "pip install pillow-heif" in line
 
 
 def test_a_huge_picture_is_skipped_and_named(folder, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from polymix.tasks.images.recipe import ImageRecipe
 SPLIT_SEED = 0
 TEST_SHARE = 0.2
 FORMATS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
+HEIC = {".heic", ".heif"}  # read by pillow-heif
 TRAINING, HELD_OUT = ("train", "training"), ("val", "valid", "validation", "test")  # names of folders, as in ImageNet
 MAX_BYTES = 4 << 30  # images are kept decoded, as bytes
 
@@ -213,7 +215,7 @@ def find_images(folder: Path) -> dict[str, list[Path]]:
 def _by_class(folder: Path) -> dict[str, list[Path]]:
     found = {}
     for sub in _sub_folders(folder):
-        files = sorted(path for path in sub.rglob("*") if path.suffix.lower() in FORMATS and path.is_file())
+        files = sorted(path for path in sub.rglob("*") if path.suffix.lower() in FORMATS | HEIC and path.is_file())
         if files:
             found[sub.name] = files
     return found
@@ -227,8 +229,8 @@ def load_folder(
     A folder with train and val (or test), each with a folder per class, is split as it is; another one 80 : 20.
 
     If all images are grey, they keep one channel. Transparency becomes white. Of an animation the first frame is
-    used. Grey images of 16 or 32 bits or of floats are scaled to bytes by their range. Unreadable files, and those with
-    more pixels than Pillow reads, are skipped and named in `.skipped`.
+    used. Grey images of 16 or 32 bits or of floats are scaled to bytes by their range. HEIC needs the package
+    pillow-heif. Unreadable files, and those with more pixels than Pillow reads, are skipped and named in `.skipped`.
 
     Raises:
         DataError: no such folder, fewer than two classes with two readable images each, or too many images for memory.
@@ -284,12 +286,24 @@ def load_folder(
     return ImageData(str(folder), classes, train, test, tuple(skipped))
 
 
+@cache
+def _register_heic() -> None:
+    """Let Pillow read HEIC."""
+    try:
+        import pillow_heif
+    except ImportError as error:
+        raise ValueError("HEIC needs another package: pip install pillow-heif") from error
+    pillow_heif.register_heif_opener()
+
+
 def _read(path: Path, size: int) -> Tensor:
     """The image in a file as (3, size, size) bytes."""
     try:
         from PIL import Image, ImageOps
     except ImportError as error:
         raise MissingExtraError("pillow", "no such package", "pip install 'polymix[train]'") from error
+    if path.suffix.lower() in HEIC:
+        _register_heic()
     try:
         opened = Image.open(path)
     except Image.DecompressionBombError as error:
