@@ -79,7 +79,7 @@ def rows(content: dict[str, Any]) -> list[list[str]]:
             fixed(latency / floor if latency and floor else None, 2),
             fixed(row.get("peak_bytes") or None, 1, 2**-20),
             fixed(gain(host, label, m), 2),
-            NONE if label == ATTENTION else _from(at, alone[label]),
+            NONE if label == ATTENTION else _from(at, alone, label),
         ])  # fmt: skip
     return table
 
@@ -89,7 +89,9 @@ def _accuracy(score: Score) -> str:
     return f"{100 * score.mean:.1f}{spread}"
 
 
-def _from(at: float | None, measured: dict[int, float]) -> str:
+def _from(at: float | None, alone: dict[str, dict[int, float]], label: str) -> str:
+    measured = alone[label]
     if at is None:
-        return "never"
+        faster = any((gain(alone, label, n) or 0) > 1 for n in measured)
+        return f"not at {max(measured):,}" if faster else "never"
     return two_figures(at) if at > min(measured) else f"≤ {two_figures(at)}"

@@ -202,6 +202,8 @@ def _alone(table: dict[str, dict[int, float]], speed: dict[int, Speed], label: s
         doubt = f", but {last.doubt}" if last.outcome == UNCLEAR else ""
         return f"Against attention alone at {counts[0]:,} tokens, the only length measured, {label} {last}{doubt}."
     if at is None:
+        if any(its.gain > 1 for its in speed.values()):
+            return f"{label} alone is not faster than attention at {counts[-1]:,} tokens, the longest length measured."
         return f"{label} alone was never faster than attention up to {counts[-1]:,} tokens."
     if last.outcome != FASTER:
         doubt = "about as fast as" if last.outcome != UNCLEAR else "not clearly faster than"

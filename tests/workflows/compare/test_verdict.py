@@ -1,6 +1,7 @@
 """The verdict on comparisons whose answer is known."""
 
 import math
+import re
 
 import pytest
 
@@ -84,6 +85,13 @@ def test_keep_attention_everywhere():
     assert said["take"] == {}
     assert any("Keep attention at every measured length" in s for s in said["sentences"])
     assert any("never faster than attention" in s for s in said["sentences"])
+
+
+def test_faster_at_short_lengths_alone_is_not_never():
+    content = make(GOOD, speeds(pom=[0.5, 0.5, 0.5, 200.0], qt=[200.0] * 4))
+    said = " ".join(answer(content)["sentences"])
+    assert "pom alone was never" not in said and "qt alone was never faster" in said
+    assert re.search(r"pom alone is not faster than attention at [\d,]+ tokens, the longest length measured", said)
 
 
 def test_the_floor_is_never_recommended_and_its_accuracy_is_told():
