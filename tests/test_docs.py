@@ -19,6 +19,7 @@ from tests.browser import needs_browser, opened
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
+TRAINING = ("tutorial", "train")  # pages whose blocks train models
 
 yaml = pytest.importorskip("yaml", reason="untested: the docs, for which PyYAML is needed (the docs extra)")
 tomllib = pytest.importorskip("tomllib", reason="untested: the docs, which are built on Python 3.11 or newer")
@@ -36,7 +37,9 @@ def generate():
     return hook("generate")
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if "```python" in p.read_text()], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [
+    pytest.param(p, marks=[pytest.mark.slow] if p.stem in TRAINING else []) for p in PAGES if "```python" in p.read_text()
+], ids=lambda page: page.stem)  # fmt: skip
 def test_python_blocks_run(page):
     blocks = hook("blocks")
     assert blocks.BLOCK.findall(page.read_text()), "a block that is not run: it must start at the margin"

@@ -102,7 +102,9 @@ def variants(content):
                 yield f"{key} with {name} of another type", other
 
 
-@pytest.mark.parametrize("verb", list(COMMANDS))
+@pytest.mark.parametrize("verb", [
+    pytest.param(verb, marks=[pytest.mark.slow] if verb == "compare" else []) for verb in COMMANDS
+])  # fmt: skip
 def test_results_that_are_damaged(place, verb):
     command, wrong, rows = [*COMMANDS[verb], "--resume"], [], 0
     path = place / COMMANDS[verb][-1] / "results.json"
