@@ -53,6 +53,12 @@ def write_whole(path: Path, content: str | bytes | Callable[[Path], Any]) -> Non
         raise
 
 
+def remove_unfinished(folder: Path) -> None:
+    """Delete what `write_whole` had begun below a folder when its process was killed. Nobody may be writing there."""
+    for part in folder.rglob(".*.part"):
+        part.unlink(missing_ok=True)
+
+
 def a_path(value: Any, argument: str) -> Path:
     """The path that a string or path-like object names. Raises OptionError for anything else."""
     if not isinstance(value, (str, os.PathLike)) or not str(value) or "\0" in str(value):
@@ -160,6 +166,7 @@ class Results:
                 allowed = f"the {part} of the run in {folder}: {was}"
                 cure = "Use the same settings and machine, or start a new run with --out."
                 raise ResultsError("--resume", got, allowed, cure)
+        remove_unfinished(folder)
         return cls(folder, content)
 
     @classmethod

@@ -33,7 +33,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from polymix._io import check_folder, write_whole
+from polymix._io import check_folder, remove_unfinished, write_whole
 from polymix.errors import OptionError, ResultsError
 from polymix.tasks.learner import Learner, resting
 from polymix.tasks.loggers import check_logger, log, make_logger
@@ -136,6 +136,8 @@ def train(recipe: TaskRecipe, out: str | Path, *, resume: bool = False, say: Say
             _check(last, before["polymix"], settings)
         elif resume:
             say(f"No checkpoint in {out}: starting a new run")
+        if resume and rank == 0:
+            remove_unfinished(out)
         journal = first_of_all(lambda: Journal(out / "metrics.jsonl", done, say, writes=rank == 0))
         learner: Learner = task.learner.Learner(model, recipe, data)
         learner.settings = settings

@@ -105,7 +105,9 @@ def test_a_resumed_run_gives_the_same_bits(toy, capsys, monkeypatch, step):
     assert status == 130 and ("--resume" if step > 3 else "run the same command again") in said
     status, _, error = run(capsys, toy, "--out", out, *options) if step > 3 else (2, "", "--resume")
     assert status == 2 and "resume" in error, "a checkpoint would have been overwritten"
+    (out / ".metrics.jsonl.killed.part").write_text("half of a file, of a run that was killed")
     assert run(capsys, toy, "--out", out, *options, "--resume")[0] == 0
+    assert not list(out.rglob("*.part"))
     same(whole, out)
 
 

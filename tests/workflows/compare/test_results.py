@@ -20,7 +20,9 @@ def test_each_addition_is_on_disk(tmp_path):
     row = {"mixer": "pom", "seed": 0, "accuracy": 0.5, "seconds": 1.0, "losses": [1.0]}
     results.add("training", [row])
     assert Results.load(tmp_path / "new" / "results.json")["training"] == [row]
+    (tmp_path / "new" / ".results.json.killed.part").write_text("half of a file, of a run that was killed")
     again = Results.open(tmp_path / "new", SETTINGS, MACHINE, resume=True)
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["results.json"]
     assert again.content["training"] == [row]
 
 
