@@ -184,6 +184,11 @@ class Adapter(nn.Module):
         options["mask"] = (mask, mask) if mask is not None and isinstance(contexts, tuple) else mask
         return self.mixer(x, contexts, causal=order, **options)
 
+    def mix_map(self, x: Tensor) -> Tensor:
+        """Apply the mixer to a feature map (B, C, H, W), whose places are its tokens."""
+        grid = tuple(x.shape[2:])
+        return self.mix(x.flatten(2).transpose(1, 2), grid=grid).transpose(1, 2).unflatten(2, grid)
+
     def grid_options(self, x: Tensor, grid: tuple[int, ...] | None = None) -> dict[str, Any]:
         """The `grid` argument of a call: as given, else the layer's own, scaled to the number of tokens."""
         if not self.mixer.capabilities.grids:

@@ -86,11 +86,7 @@ class Inserted(Adapter):
         if not isinstance(x, Tensor) or x.is_nested:
             got = "a nested tensor" if isinstance(x, Tensor) else f"a {type(x).__name__}"
             raise ShapeError("x", got, "a plain tensor", "Build the encoder with enable_nested_tensor=False.")
-        if x.ndim == 4:
-            y = self.mix(x.flatten(2).transpose(1, 2), grid=tuple(x.shape[2:]))
-            y = y.transpose(1, 2).unflatten(2, x.shape[2:])
-        else:
-            y = self.mix(x)
+        y = self.mix_map(x) if x.ndim == 4 else self.mix(x)
         if not self.residual:
             return y.to(x.dtype)
         return x + (y if self.scale is None else self.scale * y).to(x.dtype)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import torch as safetensors
 from torch import nn
 
 import polymix
@@ -12,7 +13,6 @@ from polymix.models import VisionTransformer
 from tests.convert.checks import stirred
 from tests.helpers import tokens
 
-safetensors = pytest.importorskip("safetensors.torch", reason="untested: saving; pip install 'polymix[text]'")
 ROOT = Path(__file__).parents[2]
 PADRE, QT = polymix.PadreConfig(degree=3, kernel_size=3), polymix.QtConfig()
 ENCODER = "tests.convert.saving_cases:encoder"

@@ -14,7 +14,7 @@ from tests.convert.checks import MIXERS, answer, gradients, identical, near, sna
 from tests.helpers import jitter
 
 cure_torchvision()
-vision = pytest.importorskip("torchvision").models
+vision = pytest.importorskip("torchvision", reason="untested: models of torchvision").models
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 X = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(1))

@@ -45,7 +45,6 @@ def test_an_input_matches_the_statistics(host):
 
 
 def test_a_saved_model_comes_back(host, tmp_path):
-    pytest.importorskip("safetensors", reason="untested: saving; pip install 'polymix[text]'")
     case, model, inputs = host
     report = polymix.convert(model, "1:1", mixer="pom")
     expected = answer(report.model, inputs)

@@ -90,7 +90,6 @@ def test_what_the_host_asks_is_checked_first(library):
 
 
 def test_it_is_saved_with_the_function_that_builds_it(library, tmp_path):
-    pytest.importorskip("safetensors", reason="untested: saving; pip install 'polymix[text]'")
     model, given = polymix.convert(library.Model(), "pom").model.eval(), inputs()
     polymix.save_pretrained(model, tmp_path, host={"call": "toy_library:Model", "kwargs": {"depth": 2}})
     loaded = polymix.load_pretrained(tmp_path, trust=True)

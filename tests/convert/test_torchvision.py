@@ -12,7 +12,7 @@ from polymix.errors import CapabilityError, OptionError
 from tests.convert.checks import MIXERS, answer, converts, refuses, same_as_host, survives, undoes
 
 cure_torchvision()
-vision = pytest.importorskip("torchvision").models
+vision = pytest.importorskip("torchvision", reason="untested: models of torchvision").models
 
 IMAGES = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(0))
 

@@ -152,13 +152,16 @@ def test_a_pattern_alone_is_equation_11():
     close(mixer(x, b), y[0] * y[1] * y[2], TOL)
 
 
-def test_rational_patterns_and_padding_of_contexts():
-    mixer = safe(build("padre", 6, degree=2, denominator=1, pattern="abb"))
+def ignores_padding_of_a_context(mixer):
     x, b = tokens(2, 9, 6), tokens(2, 5, 6, seed=3)
     mask = torch.tensor([[True] * 3 + [False] * 2, [True] * 5])
     y = mixer(x, b.masked_fill(~mask[..., None], float("nan")), mask=mask)
     close(y[:1], mixer(x[:1], b[:1, :3]), TOL)
     close(y[1:], mixer(x[1:], b[1:]), TOL)
+
+
+def test_rational_patterns_and_padding_of_contexts():
+    ignores_padding_of_a_context(safe(build("padre", 6, degree=2, denominator=1, pattern="abb")))
 
 
 def test_aligned_inputs_share_the_grid():

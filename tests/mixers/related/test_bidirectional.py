@@ -11,7 +11,7 @@ from polymix.compat import cure_torchvision
 from polymix.errors import CapabilityError, MaskError, OptionError
 from polymix.models import VisionTransformer
 from tests.helpers import build, close, jitter, tokens
-from tests.mixers.related.test_sequence import affine, over_tokens
+from tests.mixers.related.test_sequence import affine, mamba_scan, over_tokens
 
 SHORT = {
     "mamba": ("mamba", {"state_size": 3, "conv_kernel": 3}),
@@ -29,14 +29,7 @@ def both_ways(key, prefix=0, **options):
 
 
 def mamba_branch(m, u):
-    u = F.silu(over_tokens(m["T"], u, m["b_conv"]))
-    steps = F.softplus(u @ m["W_Delta1"] @ m["W_Delta2"] + m["b_Delta"])
-    B, C = u @ m["W_B"], u @ m["W_C"]
-    h, rows = 0, []
-    for t in range(u.shape[1]):
-        h = torch.exp(steps[:, t, :, None] * m["A"]) * h + (steps[:, t] * u[:, t])[..., None] * B[:, t, None]
-        rows.append((h @ C[:, t, :, None])[..., 0] + m["D"] * u[:, t])
-    return torch.stack(rows, 1)
+    return mamba_scan(m, u)[0]
 
 
 def hyena_branch(m, u, order):

@@ -122,18 +122,24 @@ def test_hyena_options(options):
         polymix.create_mixer("hyena", 6, **options)
 
 
-def mamba_by_equation(mixer, x):
-    """Token by token; also Δ."""
-    m = mixer.matrices(x.shape[1])
-    u, z = affine(x, m["W_in"], m["b_in"]).chunk(2, dim=-1)
+def mamba_scan(m, u):
+    """One direction of Mamba's scan by its matrices, token by token; also Δ."""
     u = F.silu(over_tokens(m["T"], u, m["b_conv"]))
     steps = F.softplus(u @ m["W_Delta1"] @ m["W_Delta2"] + m["b_Delta"])
     B, C = u @ m["W_B"], u @ m["W_C"]
     h, rows = 0, []
-    for t in range(x.shape[1]):
+    for t in range(u.shape[1]):
         h = torch.exp(steps[:, t, :, None] * m["A"]) * h + (steps[:, t] * u[:, t])[..., None] * B[:, t, None]
         rows.append((h @ C[:, t, :, None])[..., 0] + m["D"] * u[:, t])
-    return affine(torch.stack(rows, 1) * F.silu(z), m["W_out"], m["b_out"]), steps
+    return torch.stack(rows, 1), steps
+
+
+def mamba_by_equation(mixer, x):
+    """Token by token; also Δ."""
+    m = mixer.matrices(x.shape[1])
+    u, z = affine(x, m["W_in"], m["b_in"]).chunk(2, dim=-1)
+    y, steps = mamba_scan(m, u)
+    return affine(y * F.silu(z), m["W_out"], m["b_out"]), steps
 
 
 MAMBAS = [{}, {"bias": False}, {"state_size": 1, "conv_kernel": 1, "expand": 0.5, "time_step_rank": 3}]

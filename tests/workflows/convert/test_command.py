@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import torch as safetensors
 from torch import nn
 
 import polymix
@@ -20,7 +21,6 @@ from tests.tasks.test_images import picture
 
 cure_torchvision()
 yaml = pytest.importorskip("yaml", reason="untested: the model card's metadata, for which PyYAML is needed")
-safetensors = pytest.importorskip("safetensors.torch", reason="untested: saving; pip install 'polymix[text]'")
 timm = pytest.importorskip("timm", reason="untested: models of timm, which is not installed")
 transformers = pytest.importorskip("transformers", reason="untested: models of transformers, which is not installed")
 

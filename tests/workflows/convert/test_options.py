@@ -7,7 +7,6 @@ import pytest
 
 import polymix
 
-pytest.importorskip("safetensors.torch", reason="untested: saving; pip install 'polymix[text]'")
 HOST = """
 import torch
 from torch import nn

@@ -224,7 +224,9 @@ assert polymix.load_pretrained("out")(torch.randn(1, 3, 32, 32)).shape == (1, 2)
 def packages(*extras):
     """The importable names of what polymix with these extras requires, directly or not."""
     tomllib = pytest.importorskip("tomllib", reason="untested: pyproject.toml is read with Python 3.11 or later")
-    requirement = pytest.importorskip("packaging.requirements").Requirement
+    requirement = pytest.importorskip(
+        "packaging.requirements", reason="untested: requirements are read by packaging"
+    ).Requirement
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     queue = [*project["dependencies"], *(line for extra in extras for line in project["optional-dependencies"][extra])]
     found = set()

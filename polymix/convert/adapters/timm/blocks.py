@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from polymix.convert.adapter import Adapter, Host, register_adapter
-from polymix.convert.adapters.timm.vit import grid_of, layout, stage_grid
+from polymix.convert.adapter import Host, register_adapter
+from polymix.convert.adapters.timm.vit import HostGridAdapter, layout, stage_grid
 from polymix.convert.spec import AttentionSpec
 from polymix.errors import OptionError
 from polymix.mixers import TokenMixer
@@ -21,7 +21,7 @@ from polymix.mixers.heads import head_count
 Grid = tuple[int, ...]
 
 
-class BlockAdapter(Adapter):
+class BlockAdapter(HostGridAdapter):
     """A block whose `replaced_part` is the mixer's place. It has copies of the block's other parts and parameters."""
 
     channel_axis = 1
@@ -37,14 +37,6 @@ class BlockAdapter(Adapter):
     def copied_parameters(cls, module: nn.Module, mixer: TokenMixer) -> dict[str, tuple[str, ...]]:
         own = {name: (name,) for name in cls.copied_tensors if getattr(module, name) is not None}
         return {**super().copied_parameters(module, mixer), **own}
-
-    @classmethod
-    def feature_map(cls, module: nn.Module, host: Host) -> nn.Module | None:
-        return layout(host).source
-
-    @classmethod
-    def grid_of(cls, module: nn.Module, args: Any, output: Any) -> Grid:
-        return grid_of(module, args, output)
 
 
 def _spec(
@@ -141,12 +133,11 @@ class ConvNeXtAdapter(BlockAdapter):
         return False  # the map itself tells it
 
     def forward(self, x: Tensor) -> Tensor:
-        grid = tuple(x.shape[2:])
-        y = self.mix(x.flatten(2).transpose(1, 2), grid=grid)
+        y = self.mix_map(x)
         if self.channels_first:
-            y = self.mlp(self.norm(y.transpose(1, 2).unflatten(2, grid)))
+            y = self.mlp(self.norm(y))
         else:
-            y = self.mlp(self.norm(y.unflatten(1, grid))).permute(0, 3, 1, 2)
+            y = self.mlp(self.norm(y.permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
         if self.gamma is not None:
             y = y * self.gamma.view(-1, 1, 1)
         return x + self.drop_path(y)

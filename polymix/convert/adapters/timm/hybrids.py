@@ -61,8 +61,7 @@ class FastVitAdapter(Adapter):
         return getattr(host.above(), "norm", None)
 
     def forward(self, x: Tensor) -> Tensor:
-        grid = tuple(x.shape[2:])
-        return self.mix(x.flatten(2).transpose(1, 2), grid=grid).transpose(1, 2).unflatten(2, grid)
+        return self.mix_map(x)
 
 
 @register_adapter("timm.models.swiftformer.EfficientAdditiveAttention")
@@ -84,5 +83,4 @@ class SwiftFormerAdapter(Adapter):
         return getattr(host.above(), "local_representation", None)
 
     def forward(self, x: Tensor) -> Tensor:
-        grid = tuple(x.shape[2:])
-        return self.mix(x.flatten(2).transpose(1, 2), grid=grid).transpose(1, 2).unflatten(2, grid)
+        return self.mix_map(x)

@@ -22,7 +22,19 @@ _INSIDE = {
 }  # fmt: skip
 
 
-class TokensAdapter(Adapter):
+class HostGridAdapter(Adapter):
+    """The base of adapters whose grid is read off the model around them."""
+
+    @classmethod
+    def feature_map(cls, module: nn.Module, host: Host) -> nn.Module | None:
+        return layout(host).source
+
+    @classmethod
+    def grid_of(cls, module: nn.Module, args: Any, output: Any) -> Grid:
+        return grid_of(module, args, output)
+
+
+class TokensAdapter(HostGridAdapter):
     """Tokens (B, N, D) -> (B, N, D)."""
 
     forward_attributes = ("num_heads", "head_dim", "scale")
@@ -32,14 +44,6 @@ class TokensAdapter(Adapter):
         if mixer.capabilities.grids and attention.grid is None and not attention.causal:
             got = "None: the model states none, drops tokens, or has a grid per image"
             raise OptionError("grid", got, "(H, W) of its tokens", "Pass grid=, or choose a mixer without positions.")
-
-    @classmethod
-    def feature_map(cls, module: nn.Module, host: Host) -> nn.Module | None:
-        return layout(host).source
-
-    @classmethod
-    def grid_of(cls, module: nn.Module, args: Any, output: Any) -> Grid:
-        return grid_of(module, args, output)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.mix(x)
