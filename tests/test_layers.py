@@ -65,9 +65,12 @@ LIBRARIES: dict[str, set[str]] = {
     "typer": {"cli/"},
     "PIL": {"tasks/"},
     "pillow_heif": {"tasks/classify/data.py"},
-    "torchvision": {"compat.py"},
+    "torchvision": {"compat.py", "tasks/"},
     "triton": TRITON,
-    "numpy": set(),
+    "numpy": {"tasks/"},
+    "HersheyFonts": {"tasks/handwriting/script.py"},
+    "flashlight": {"tasks/handwriting/decode.py"},
+    "rapidfuzz": {"tasks/handwriting/metrics.py"},
 }
 
 

@@ -1,0 +1,234 @@
+"""Images of lines with their texts, as the model takes them; the files are read by `lines`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from polymix.errors import DataError
+from polymix.models.htr_vt import STRIDE
+from polymix.tasks.handwriting import lines as reading
+from polymix.tasks.handwriting.lines import Line, pages_of, read_lines
+from polymix.tasks.handwriting.recipe import HandwritingRecipe
+from polymix.tasks.handwriting.script import write_data_set
+
+LAYOUTS = tuple(reading.LAYOUTS)
+KEPT = 1 << 29  # bytes of images that are kept in memory; the others are read again
+WHITE = 255
+Page = tuple[Line, ...]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A line, or lines of a page side by side. hidden: places in the text whose ink is covered."""
+
+    image: Tensor  # (1, height, W), 0 to 1
+    text: str
+    hidden: tuple[int, ...]
+
+
+class Pages(Dataset[Sample]):
+    """Pages of lines as samples. Images are scaled to the height, joined and padded with white on the right."""
+
+    def __init__(self, pages: Sequence[Page], recipe: HandwritingRecipe) -> None:
+        self.pages, self.recipe = list(pages), recipe
+        self._kept: dict[int, np.ndarray] = {}
+
+    def __len__(self) -> int:
+        return len(self.pages)
+
+    def __getitem__(self, place: int) -> Sample:
+        page = self.pages[place]
+        pixels = self._kept.get(place)
+        if pixels is None:
+            pixels = join([fitted(grey(line), self.recipe) for line in page], self.recipe)
+            if len(self._kept) * pixels.nbytes < KEPT:
+                self._kept[place] = pixels
+        hidden, start = [], 0
+        for line in page:
+            hidden += [start + at for at in line.hidden]
+            start += len(line.text) + 1
+        return Sample(as_tensor(pixels), " ".join(line.text for line in page), tuple(hidden))
+
+
+@dataclass
+class Lines:
+    """The lines of a run, and the alphabet: class c of the model is characters[c - 1]."""
+
+    name: str
+    characters: str
+    train: Pages
+    test: Pages
+
+    def summary(self) -> dict[str, Any]:
+        return {"name": self.name, "characters": self.characters, "train": len(self.train), "test": len(self.test)}
+
+    def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        """A batch: images (B, 1, H, W), all labels in a row, and how many each line has."""
+        labels = [self.encode(sample.text) for sample in samples]
+        return {
+            "images": torch.stack([sample.image for sample in samples]),
+            "labels": torch.tensor([label for line in labels for label in line], dtype=torch.long),
+            "lengths": torch.tensor([len(line) for line in labels]),
+            "texts": [sample.text for sample in samples],
+            "hidden": [sample.hidden for sample in samples],
+        }
+
+    def encode(self, text: str) -> list[int]:
+        """The class of each character. Raises DataError for one that the model does not know."""
+        unknown = [character for character in text if character not in self.characters]
+        if unknown:
+            got = f"the character {unknown[0]!r} in {text[:40]!r}"
+            raise DataError("--data", got, f"the model's: {self.characters!r}", "Train on texts that have it.")
+        return [self.characters.index(character) + 1 for character in text]
+
+    def fingerprint(self) -> list[Any]:
+        lines = [(line.image.name, line.text) for page in self.train.pages for line in page]
+        return [len(lines), hash_of(lines)]
+
+
+def hash_of(lines: Sequence[tuple[str, str]]) -> int:
+    """A checksum of names and texts."""
+    import zlib
+
+    return zlib.crc32("\n".join(f"{name}\t{text}" for name, text in lines).encode())
+
+
+def made(folder: Path, seed: int = 0, **options: Any) -> None:
+    """Writes cheques in the layout "htr-vt". Options: train_lines, test_lines, height, width."""
+    defaults = HandwritingRecipe()
+    wanted = {
+        name: options.get(name, getattr(defaults, name)) for name in ("train_lines", "test_lines", "height", "width")
+    }
+    counts = {"train": wanted["train_lines"], "test": wanted["test_lines"]}
+    write_data_set(folder, counts, height=wanted["height"], width=wanted["width"], seed=seed)
+
+
+def check(folder: str | Path, layout: str | None = None) -> list[str]:
+    """Every problem of a data set: of its lists, and images that cannot be read."""
+    found = read_lines(folder, layout, strict=False)
+    problems = list(found.problems)
+    for line in {line.image: line for split in found.lines.values() for line in split}.values():
+        try:
+            grey(line)
+        except DataError as error:
+            problems.append(str(error))
+    return problems
+
+
+def load(recipe: HandwritingRecipe, folder: Path, say: Callable[[str], None] = lambda text: None) -> Lines:
+    """The lines of a recipe: its folder's, or made cheques, which `folder` keeps."""
+    if recipe.data is None:
+        source = folder / f"cheques-{recipe.train_lines}-{recipe.test_lines}-{recipe.height}x{recipe.width}"
+        if not (source / "hidden.tsv").exists():  # written last
+            say(f"Writing {recipe.train_lines + recipe.test_lines:,} cheques to {source}")
+            made(source, 0, train_lines=recipe.train_lines, test_lines=recipe.test_lines, height=recipe.height,
+                 width=recipe.width)  # fmt: skip
+        lines = _with_hidden(source, read_lines(source, "htr-vt").lines)
+        name = "made cheques"
+    else:
+        lines, name = read_lines(recipe.data, recipe.layout, err=recipe.err).lines, str(recipe.data)
+    characters = "".join(sorted({c for part in lines.values() for line in part for c in line.text} | {" "}))
+    train, test = (Pages(pages_of(lines[split], recipe.lines), recipe) for split in ("train", "test"))
+    for page in train.pages:
+        _check_length(page, recipe)
+    return Lines(name, characters, train, test)
+
+
+def for_evaluation(
+    recipe: HandwritingRecipe, summary: Mapping[str, Any], whole: bool, limit: int | None, say: Callable[[str], None]
+) -> Lines:
+    """The lines of a recipe with the alphabet of a trained model; whole: all lines instead of the test lines."""
+    from tempfile import mkdtemp
+
+    folder = Path(mkdtemp(prefix="polymix-cheques-")) if recipe.data is None else Path()
+    data = load(recipe, folder, say)
+    pages = [*data.train.pages, *data.test.pages] if whole else data.test.pages
+    known = Lines(data.name, str(summary["characters"]), data.train, Pages(pages[:limit], recipe))
+    for page in known.test.pages:
+        for line in page:
+            known.encode(line.text)
+    return known
+
+
+def from_summary(recipe: HandwritingRecipe, summary: Mapping[str, Any]) -> Lines:
+    """The alphabet without lines."""
+    return Lines(str(summary["name"]), str(summary["characters"]), Pages([], recipe), Pages([], recipe))
+
+
+def grey(line: Line) -> np.ndarray:
+    """The grey values (H, W) of a line, uint8. Raises DataError for a file that is no image."""
+    from PIL import Image, ImageDraw, UnidentifiedImageError
+
+    try:
+        with Image.open(line.image) as file:
+            image = file if line.box is None else file.crop(line.box)
+            if image.mode.startswith("I") or image.mode == "F":  # 16-bit: PIL would clip it
+                values = np.asarray(image, dtype=np.float64)
+                low, high = float(values.min()), float(values.max())
+                return ((values - low) / ((high - low) or 1.0) * WHITE).astype(np.uint8)
+            pixels = np.asarray(image.convert("L"))
+    except (OSError, UnidentifiedImageError, ValueError) as error:
+        got = f"{line.image.name}, which cannot be read ({line.entry}: {error})"
+        raise DataError("--data", got, "an image", "Replace the file, or remove the entry.") from error
+    if not pixels.size:
+        raise DataError("--data", f"{line.image.name} without pixels ({line.entry})", "an image", "Correct its box.")
+    if line.outline and line.box:
+        inside = Image.new("1", pixels.shape[::-1])
+        ImageDraw.Draw(inside).polygon([(x - line.box[0], y - line.box[1]) for x, y in line.outline], fill=1)
+        pixels = np.where(np.asarray(inside), pixels, WHITE).astype(np.uint8)
+    return pixels
+
+
+def fitted(pixels: np.ndarray, recipe: HandwritingRecipe) -> np.ndarray:
+    """A line scaled to the height with its ratio, and squeezed where it is wider than the width."""
+    from PIL import Image
+
+    high, wide = pixels.shape
+    width = min(max(round(wide * recipe.height / high), 1), recipe.width)
+    if (high, wide) == (recipe.height, width):
+        return pixels
+    return np.asarray(Image.fromarray(pixels).resize((width, recipe.height), Image.Resampling.BILINEAR))
+
+
+def join(parts: Sequence[np.ndarray], recipe: HandwritingRecipe) -> np.ndarray:
+    """Lines side by side, padded with white to the width of `recipe.lines` lines."""
+    wide = recipe.lines * recipe.width
+    paper = np.full((recipe.height, wide), WHITE, dtype=np.uint8)
+    at = 0
+    for part in parts:
+        paper[:, at : at + part.shape[1]] = part
+        at += part.shape[1]
+    return paper
+
+
+def as_tensor(pixels: np.ndarray) -> Tensor:
+    """(1, H, W) from 0 (ink) to 1 (paper)."""
+    return torch.from_numpy(np.ascontiguousarray(pixels))[None].float() / WHITE
+
+
+def _check_length(page: Page, recipe: HandwritingRecipe) -> None:
+    """CTC needs a token for each character, and one between equal neighbours."""
+    text = " ".join(line.text for line in page)
+    needed = sum(1 + (len(list(run)) - 1) * 2 for _, run in groupby(text))
+    if needed > recipe.tokens:
+        got = f"a text of {len(text)} characters ({page[0].entry}), which needs {needed} tokens"
+        cure = f"Raise width to {STRIDE * needed} or more, or split the line."
+        raise DataError("--data", got, f"at most {recipe.tokens} tokens with width={recipe.width}", cure)
+
+
+def _with_hidden(folder: Path, lines: dict[str, list[Line]]) -> dict[str, list[Line]]:
+    """Adds which characters are blotted, as hidden.tsv says."""
+    from dataclasses import replace
+
+    rows = (row.split("\t") for row in (folder / "hidden.tsv").read_text("utf-8").splitlines())
+    hidden = {name: tuple(range(int(first), int(after))) for name, first, after in rows}
+    return {split: [replace(line, hidden=hidden[line.image.name]) for line in part] for split, part in lines.items()}

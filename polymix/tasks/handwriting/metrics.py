@@ -1,0 +1,199 @@
+"""How well a model reads: error rates of characters and words, and of the characters that a blot covers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from polymix._io import write_whole
+from polymix.errors import MissingExtraError
+from polymix.models.htr_vt import STRIDE
+from polymix.tasks.handwriting.data import WHITE, Lines, as_tensor, fitted, grey, join
+from polymix.tasks.handwriting.decode import BeamSearch, ReadText, greedy
+from polymix.tasks.handwriting.lines import Line
+from polymix.tasks.handwriting.recipe import HandwritingRecipe
+from polymix.tasks.processes import Process
+
+DIRECTIONS = {"cer": "down", "wer": "down", "cer_blotted": "down"}
+# PoM, Table 2: LAM by lines, then with up to 16 lines side by side. CER, WER in percent.
+PAPER = {
+    (1, "softmax"): (2.8, 7.4), (1, "pom"): (3.2, 9.0), (1, "hybrid"): (2.8, 7.5),
+    (16, "softmax"): (3.3, 9.3), (16, "pom"): (3.7, 10.9), (16, "hybrid"): (3.3, 9.3),
+}  # fmt: skip
+_APART = re.compile(r"""([\[\]{}/\\()"'&+*=<>?.;:,!\-—_€#%°])""")
+
+
+def measure(model: nn.Module, data: Lines, recipe: HandwritingRecipe, process: Process) -> dict[str, float]:
+    """Character and word error rates over the whole test set, and over the blotted characters where there are some."""
+    pairs = list(_read(model, data, recipe, process))
+    errors = words = blotted = 0
+    for read, text, hidden in pairs:
+        wrong = _wrong_places(read.text, text)
+        errors += len(wrong[0]) + wrong[1]
+        blotted += len(wrong[0] & set(hidden))
+        words += _distance(apart(read.text), apart(text))
+    hidden_count = sum(len(hidden) for _, _, hidden in pairs)
+    rates = {
+        "cer": errors / max(sum(len(text) for _, text, _ in pairs), 1),
+        "wer": words / max(sum(len(apart(text)) for _, text, _ in pairs), 1),
+    }
+    return rates | ({"cer_blotted": blotted / hidden_count} if hidden_count else {})
+
+
+def paper(recipe: HandwritingRecipe) -> dict[str, Any] | None:
+    """The paper's error rates for this mixer, on LAM."""
+    name = "hybrid" if recipe.plan else recipe.mixer.partition(":")[0]
+    figures = PAPER.get((recipe.lines, name))
+    if figures is None:
+        return None
+    return {"cer": figures[0] / 100, "wer": figures[1] / 100, "source": "PoM, Table 2, LAM"}
+
+
+def samples(model: nn.Module, data: Lines, recipe: HandwritingRecipe, process: Process) -> list[str]:
+    """The first three test lines as the model reads them."""
+    few = Lines(data.name, data.characters, data.train, type(data.test)(data.test.pages[:3], recipe))
+    return [read.text for read, _, _ in _read(model, few, recipe, process)]
+
+
+def describe(recipe: HandwritingRecipe, data: Lines) -> str:
+    told = f"{len(data.train):,} training lines and {len(data.test):,} test lines of {data.name}."
+    if recipe.data is None:
+        told += (
+            " The amount of a cheque stands twice and is blotted once, so the blotted characters can be read only by"
+            " a model whose tokens see each other: cer_blotted."
+        )
+    return told
+
+
+def draw(model: nn.Module, data: Lines, recipe: HandwritingRecipe, folder: Path) -> list[Path]:
+    """lines.png: test lines with what was read under them, errors in red, and the truth where it differs."""
+    from matplotlib.figure import Figure
+
+    count = min(8, len(data.test))
+    few = Lines(data.name, data.characters, data.train, type(data.test)(data.test.pages[:count], recipe))
+    figure = Figure(figsize=(7, 0.85 * count), layout="constrained")
+    device = next(model.parameters()).device
+    rows = zip(figure.subplots(count, 1, squeeze=False)[:, 0], _read(model, few, recipe, Process(device)), strict=True)
+    for place, (axes, (read, text, _)) in enumerate(rows):
+        axes.imshow(few.test[place].image[0].numpy(), cmap="gray", vmin=0, vmax=1, aspect="auto")
+        right = read.text == text
+        told = read.text if right else f"{read.text}     (true: {text})"
+        axes.set_title(told, fontsize=8, color="black" if right else "firebrick", loc="left")
+        axes.axis("off")
+    path = folder / "lines.png"
+    write_whole(path, lambda part: figure.savefig(part, dpi=130, format="png"))
+    return [path]
+
+
+def predict(
+    model: nn.Module, data: Lines, recipe: HandwritingRecipe, files: Sequence[Path], folder: Path, process: Process
+) -> list[dict[str, Any]]:
+    """Reads an image of a line per file; wide ones in pieces, cut where there is least ink.
+
+    Each row has "file", "text", "picture", and "characters": the character, its place in the image's pixels, and the
+    probability there.
+    """
+    rows = []
+    for number, path in enumerate(files):
+        pixels = grey(Line(path, "", entry=path.name))
+        scale = recipe.height / pixels.shape[0]
+        text, characters, start = "", [], 0
+        for piece in _pieces(pixels, recipe):
+            fit = fitted(piece, recipe)
+            image = as_tensor(join([fit], recipe))[None].to(process.device)
+            (read,) = _decoder(recipe, data)(model(image))
+            squeezed = piece.shape[1] * scale / fit.shape[1]
+            text += (" " if text and read.text else "") + read.text
+            for character, (first, last), chance in zip(read.text, read.places, read.certain, strict=True):
+                places = [start + round(at * STRIDE * squeezed / scale) for at in (first, last + 1)]
+                characters.append({"character": character, "from": places[0], "to": places[1],
+                                   "probability": round(chance, 4)})  # fmt: skip
+            start += piece.shape[1]
+        picture = folder / f"{number:03d}-{path.stem}.png"
+        _draw_read(pixels, text, characters, picture)
+        rows.append({"file": str(path), "text": text, "picture": picture.name, "characters": characters})
+    return rows
+
+
+def apart(text: str) -> list[str]:
+    """Words, with punctuation marks as words of their own: how HTR-VT counts WER."""
+    return _APART.sub(r" \1 ", text).split()
+
+
+def _pieces(pixels: np.ndarray, recipe: HandwritingRecipe) -> list[np.ndarray]:
+    """A wide image in pieces of at most a line's width, cut at the lightest column of each piece's last quarter."""
+    most = max(int(recipe.lines * recipe.width * pixels.shape[0] / recipe.height), 1)
+    if pixels.shape[1] <= 1.25 * most:  # training squeezes as much
+        return [pixels]
+    pieces, left = [], 0
+    while pixels.shape[1] - left > most:
+        quarter = pixels[:, left + 3 * most // 4 : left + most].mean(0)
+        cut = left + 3 * most // 4 + int(quarter.argmax())
+        pieces.append(pixels[:, left:cut])
+        left = cut
+    return [*pieces, pixels[:, left:]]
+
+
+def _draw_read(pixels: np.ndarray, text: str, characters: Sequence[dict[str, Any]], path: Path) -> None:
+    """The line, with each character under the place where it was read; pale where the model is not sure."""
+    from matplotlib.figure import Figure
+
+    wide = min(max(pixels.shape[1] / pixels.shape[0] * 0.9, 4.0), 40.0)
+    figure = Figure(figsize=(wide, 1.8), layout="constrained")
+    axes = figure.subplots()
+    axes.imshow(pixels, cmap="gray", vmin=0, vmax=WHITE, aspect="auto")
+    high = pixels.shape[0]
+    for entry in characters:
+        axes.axvspan(entry["from"], entry["to"], color="tab:blue", alpha=0.12)
+        axes.text((entry["from"] + entry["to"]) / 2, 1.02 * high, entry["character"], ha="center", va="top",
+                  fontsize=9, alpha=0.3 + 0.7 * entry["probability"])  # fmt: skip
+    axes.set_ylim(1.35 * high, 0)
+    axes.set_title(text, fontsize=9, loc="left")
+    axes.axis("off")
+    write_whole(path, lambda part: figure.savefig(part, dpi=110, format="png"))
+
+
+def _decoder(recipe: HandwritingRecipe, data: Lines) -> Any:
+    if not recipe.beam:
+        return lambda logits: greedy(logits, data.characters)
+    return BeamSearch(data.characters, beam=recipe.beam, language_model=recipe.language_model)
+
+
+def _read(
+    model: nn.Module, data: Lines, recipe: HandwritingRecipe, process: Process
+) -> Iterator[tuple[ReadText, str, tuple[int, ...]]]:
+    """Each test sample as it is read, its text and its hidden places."""
+    decode, test = _decoder(recipe, data), data.test
+    for start in range(0, len(test), recipe.batch_size):
+        batch = [test[place] for place in range(start, min(start + recipe.batch_size, len(test)))]
+        logits: Tensor = model(torch.stack([sample.image for sample in batch]).to(process.device))
+        for read, sample in zip(decode(logits), batch, strict=True):
+            yield read, sample.text, sample.hidden
+
+
+def _distance(read: Sequence[str], true: Sequence[str]) -> int:
+    return int(_levenshtein().distance(read, true))
+
+
+def _wrong_places(read: str, true: str) -> tuple[set[int], int]:
+    """The places of the truth that were left out or read as another character, and how many were put in."""
+    changes = _levenshtein().editops(read, true)
+    wrong = {change.dest_pos for change in changes if change.tag in ("replace", "insert")}  # insert: lacks in `read`
+    return wrong, sum(change.tag == "delete" for change in changes)
+
+
+def _levenshtein() -> Any:
+    try:
+        from rapidfuzz.distance import Levenshtein
+    except ImportError as error:
+        raise MissingExtraError("rapidfuzz", "no such package", "pip install 'polymix[handwriting]'") from error
+    return Levenshtein
+
+
+__all__ = ["DIRECTIONS", "apart", "describe", "draw", "measure", "paper", "predict", "samples"]

@@ -1,0 +1,71 @@
+"""HTR-VT as a recipe asks for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import nn
+
+from polymix.mixers import MixerConfig
+from polymix.mixers.spec import parse_mixer
+from polymix.models.htr_vt import HtrVt
+from polymix.tasks.handwriting.data import Lines
+from polymix.tasks.handwriting.recipe import HandwritingRecipe
+from polymix.tasks.recipe import ATTENTION
+
+HEADS = ("head.",)
+
+
+def check(recipe: HandwritingRecipe) -> None:
+    """Raise what `build` would raise about the recipe, before any image is read."""
+    _built(recipe, 2, "meta")
+
+
+def build(recipe: HandwritingRecipe, data: Lines) -> HtrVt:
+    """The model with fresh weights."""
+    return _built(recipe, len(data.characters) + 1)
+
+
+def host_name(recipe: HandwritingRecipe) -> str:
+    return "HTR-VT"
+
+
+def usage(recipe: HandwritingRecipe, data: Lines, folder: Path) -> list[str]:
+    """Python lines that load the model, for the report."""
+    return [
+        "from polymix.tasks.saved import SavedRun",
+        "",
+        f"run = SavedRun.of({str(folder)!r})",
+        "model = run.load()  # (B, 1, height, W) -> logits of CTC",
+        'print(run.predict(["line.png"], "read")[0]["text"])',
+    ]
+
+
+def next_commands(recipe: HandwritingRecipe, data: Lines, folder: Path) -> list[tuple[str, str]]:
+    """What to run next, and why, for the report."""
+    return [("Read images of lines:", f"polymix predict {folder} line.png --out read")]
+
+
+def _built(recipe: HandwritingRecipe, classes: int, device: str | None = None) -> HtrVt:
+    layers = [f"blocks.{place}" for place in range(recipe.depth)]
+    mixers = list(recipe.mixers_for(layers).values())
+    ratios: float | list[float] = recipe.mlp_ratio
+    if recipe.match_parameters:
+        ratios = [_matching_ratio(mixer, recipe) for mixer in mixers]
+    return HtrVt(
+        mixers, classes=classes, dim=recipe.dim, height=recipe.height, tokens=recipe.tokens, mlp_ratio=ratios,
+        mask_ratio=recipe.mask_ratio, span=recipe.span, device=device,
+    )  # fmt: skip
+
+
+def _matching_ratio(mixer: MixerConfig, recipe: HandwritingRecipe) -> float:
+    """The MLP's width over dim with which a block has the parameters of one with attention, to half a hidden unit."""
+    dim = recipe.dim
+
+    def size(config: MixerConfig) -> int:
+        built: nn.Module = config.for_grid((recipe.tokens,)).build(dim, device="meta")
+        return sum(parameter.numel() for parameter in built.parameters())
+
+    spare = size(parse_mixer(ATTENTION)[1]) - size(mixer)
+    hidden = int(dim * recipe.mlp_ratio) + round(spare / (2 * dim + 1))
+    return max(hidden, 1) / dim

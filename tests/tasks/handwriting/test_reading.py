@@ -1,0 +1,194 @@
+"""The model, CTC's decoders, error rates, and a whole run."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from polymix.errors import DataError, OptionError, ShapeError
+from polymix.mixers.spec import parse_mixer
+from polymix.models.htr_vt import HtrVt, sine_positions
+from polymix.tasks.handwriting import HandwritingRecipe
+from polymix.tasks.handwriting.decode import BeamSearch, greedy, read_arpa
+from polymix.tasks.handwriting.learner import Sam, augmented
+from polymix.tasks.handwriting.metrics import _wrong_places, apart
+from polymix.tasks.handwriting.model import build
+from polymix.tasks.handwriting.script import cheque, write_line
+from polymix.tasks.runner import train
+from polymix.tasks.saved import SavedRun
+
+ARPA = """\\data\\
+ngram 1=5
+ngram 2=3
+
+\\1-grams:
+-1.0 <s> -0.3
+-0.3 a -0.3
+-2.0 b -0.3
+-1.0 <space> -0.3
+-1.0 </s>
+
+\\2-grams:
+-0.1 a a
+-0.5 a </s>
+-0.1 <s> a
+
+\\end\\
+"""
+
+
+def mixers(name, depth):
+    return [parse_mixer(name)[1]] * depth
+
+
+def test_parameters_are_the_papers():
+    """53.5 M with the fixed positions of 128 tokens, which the published code counts."""
+    model = HtrVt(mixers("softmax:heads=6", 4), classes=80, device="meta")
+    learned = sum(parameter.numel() for parameter in model.parameters())
+    assert round((learned + sine_positions(128, 768).numel()) / 1e6, 1) == 53.5
+
+
+@pytest.mark.parametrize("mixer", ["softmax", "pom", "qt", "padre", "poly_sa", "poly_nl", "linear_floor"])
+@pytest.mark.parametrize("height", [32, 64])
+def test_a_token_every_four_pixels(mixer, height):
+    model = HtrVt(mixers(mixer, 2), classes=5, dim=12, height=height, tokens=16).eval()
+    lines = torch.rand(2, 1, height, 64)
+    assert model(lines).shape == (2, 16, 5)
+    alone = model(lines[:1])
+    torch.testing.assert_close(alone, model(lines)[:1], rtol=1e-4, atol=1e-5)  # the norm is over one line
+    with pytest.raises(ShapeError, match="multiple of 4"):
+        model(lines[..., :63])
+
+
+def test_masked_spans_cover_at_most_their_share_and_only_in_training():
+    model = HtrVt(mixers("pom", 1), classes=5, dim=12, tokens=64, mask_ratio=0.5, span=8)
+    shares = [int(model._spans(64, torch.device("cpu")).sum()) for _ in range(50)]
+    assert max(shares) <= 32 and min(shares) >= 8 and len(set(shares)) > 3
+    lines = torch.rand(1, 1, 64, 256)
+    assert torch.equal(model.eval()(lines), model(lines))
+
+
+@pytest.mark.parametrize("plan", [None, "1:1"])
+def test_matched_parameters(plan):
+    """With match_parameters every mixer has the size of attention, to half a hidden unit a block."""
+    sizes = {}
+    for mixer in ("softmax", "pom", "padre"):
+        recipe = HandwritingRecipe(mixer=mixer, match_parameters=True, plan=plan)
+        data = type("Data", (), {"characters": "abc"})
+        sizes[mixer] = sum(p.numel() for p in build(recipe, data).parameters())
+    assert all(abs(size - sizes["softmax"]) <= 4 * (recipe.dim + 1) for size in sizes.values())
+
+
+def by_enumeration(logits, characters, extra=lambda text: 0.0):
+    """The text of the highest total probability over all paths."""
+    rows, totals = logits.log_softmax(-1), {}
+    for path in itertools.product(range(rows.shape[1]), repeat=rows.shape[0]):
+        kept = [c for c, before in zip(path, (0, *path), strict=False) if c not in (0, before)]
+        text = "".join(characters[c - 1] for c in kept)
+        chance = sum(rows[t, c].item() for t, c in enumerate(path))
+        totals[text] = totals.get(text, 0.0) + math.exp(chance)
+    return max(totals, key=lambda text: math.log(totals[text]) + extra(text))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_beam_search_finds_the_best_text_with_and_without_a_language_model(seed, tmp_path):
+    logits, characters = 1.5 * torch.randn(1, 5, 4, generator=torch.Generator().manual_seed(seed)), "ab "
+    (read,) = BeamSearch(characters, beam=500)(logits)
+    assert read.text == by_enumeration(logits[0], characters)
+    (tmp_path / "a.arpa").write_text(ARPA)
+    model = read_arpa(tmp_path / "a.arpa")
+
+    def chance(text):
+        words = ["<space>" if c == " " else c for c in text]
+        return 2.0 * sum(model.score((b,), w) for b, w in zip(["<s>", *words], [*words, "</s>"], strict=True))
+
+    (read,) = BeamSearch(characters, beam=500, language_model=tmp_path / "a.arpa", weight=2.0)(logits)
+    assert read.text == by_enumeration(logits[0], characters, chance)
+
+
+def test_greedy_decoding_says_where(tmp_path):
+    logits = torch.full((1, 6, 3), -5.0)
+    for token, label in enumerate((0, 1, 1, 0, 1, 2)):
+        logits[0, token, label] = 5.0
+    (read,) = greedy(logits, "ab")
+    assert read.text == "aab" and read.places == ((1, 2), (4, 4), (5, 5)) and min(read.certain) > 0.99
+    (tmp_path / "odd.arpa").write_text("\\1-grams:\nno number here\n")
+    with pytest.raises(DataError, match="line 2"):
+        read_arpa(tmp_path / "odd.arpa")
+
+
+def test_error_rates():
+    assert apart('He said: "no".') == ["He", "said", ":", '"', "no", '"', "."]
+    assert _wrong_places("kitten", "sitting") == ({0, 4, 6}, 0)
+    assert _wrong_places("abxc", "abc") == (set(), 1)
+
+
+def test_a_blot_covers_the_amount_and_nothing_else():
+    generator = np.random.default_rng(0)
+    text, (words, figures) = cheque(generator)
+    assert text[words.start : words.stop].count(" ") == 1 and text[figures.start :].isdigit()
+    line = write_line(text, generator, height=32, width=256, hide=figures)
+    dark = (line.image < 120).mean(0) > 0.6
+    assert dark.any() and not dark[:128].any(), "the figures stand at the end of the line"
+
+
+def test_augmentation_keeps_values_in_range_and_shapes():
+    images = torch.rand(3, 1, 32, 64)
+    results = [augmented(images) for _ in range(12)]
+    assert all(r.shape == images.shape and r.min() >= 0 and r.max() <= 1 for r in results)
+    assert len({r.sum().item() for r in results}) > 6
+
+
+def test_sam_takes_the_gradient_at_the_worst_place():
+    """On ½ a w² the gradient at w + ρ is a (w + ρ): one step of AdamW's first moment shows it."""
+    w = torch.nn.Parameter(torch.tensor([2.0]))
+    optimizer = Sam([{"params": [w]}], radius=0.5, lr=0.1, weight_decay=0.0)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = 1.5 * (w**2).sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert optimizer.state[w]["exp_avg"].item() == pytest.approx(0.1 * 3.0 * 2.5)
+    assert w.item() == pytest.approx(1.9)
+
+
+def test_bad_options():
+    for wrong in ({"width": 255}, {"dim": 90}, {"height": 48}, {"sam": 0.05, "accumulate": 2}, {"language_model": "x"}):
+        with pytest.raises(OptionError):
+            HandwritingRecipe(**wrong)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    out = tmp_path_factory.mktemp("cheques")
+    recipe = HandwritingRecipe.tiny().with_options(
+        {"train_lines": 12, "test_lines": 4, "batch_size": 4, "steps": 2, "sam": 0.05, "augment": True, "control": False,
+         "dim": 12, "evaluate_every": 2, "width": 128, "mask_ratio": 0.2}
+    )  # fmt: skip
+    train(recipe, out)
+    return out
+
+
+def test_a_run_leaves_rows_and_pictures(run):
+    (row,) = json.loads((run / "results.json").read_text())["rows"]
+    assert row["task"] == "handwriting" and row["host"] == "HTR-VT" and row["mixer"] == "pom"
+    assert set(row["metrics"]) == {"cer", "wer", "cer_blotted"} and set(row["directions"].values()) == {"down"}
+    assert row["paper"] == {"cer": 0.032, "wer": 0.09, "source": "PoM, Table 2, LAM"}
+    assert (run / "lines.png").is_file()
+
+
+def test_an_image_is_read_in_pieces_with_places(run, tmp_path):
+    from PIL import Image
+
+    written = write_line("Dale forty seven", np.random.default_rng(0), height=64, width=1200)
+    Image.fromarray(written.image).save(tmp_path / "wide.png")
+    (row,) = SavedRun.of(run).predict([tmp_path / "wide.png"], tmp_path / "read")
+    assert (tmp_path / "read" / row["picture"]).is_file()
+    assert row["text"].replace(" ", "") == "".join(c["character"] for c in row["characters"]).replace(" ", "")
+    assert all(0 <= c["from"] < c["to"] <= 1220 for c in row["characters"])
