@@ -108,7 +108,7 @@ def qt(
         "triton": _too_wide(dim, options),
     }  # fmt: skip
     impl = choose("qt", impl, (x, context, values, *weights.qkv, *weights.proj, weights.scale), unsupported,
-                  slower={"native": slower_in_float32(x)}, in_blocks=("native", "blocked"))  # fmt: skip
+                  slower={"native": slower_in_float32(x)}, in_blocks=("blocked",))  # fmt: skip
     if impl == "blocked":
         return blocked.qt(x, context, *weights, heads=options.heads, form=options.form, order=options.order, mask=mask)
     if compact and impl != "triton" and values is None:  # the kernels store no queries, keys, values or features
@@ -186,7 +186,7 @@ def qt_chunk(
     }  # fmt: skip
     named_eager = impl == "eager"
     impl = choose("qt", impl, (x, *weights.qkv, *weights.proj, weights.scale), unsupported,
-                  in_blocks=("native", "blocked"))  # fmt: skip
+                  in_blocks=("blocked",))  # fmt: skip
     if values is None and not named_eager:
         parts = few_rows(x, *weights.qkv).chunk(3, dim=-1)
         q, k, v = (part.unflatten(-1, (options.heads, -1)).transpose(1, 2) for part in parts)
