@@ -64,7 +64,7 @@ LIBRARIES: dict[str, set[str]] = {
     "rich": {"cli/"},
     "typer": {"cli/"},
     "PIL": {"tasks/"},
-    "pillow_heif": {"tasks/images/data.py"},
+    "pillow_heif": {"tasks/classify/data.py"},
     "torchvision": {"compat.py"},
     "triton": TRITON,
     "numpy": set(),

@@ -107,7 +107,7 @@ def qt(
         "triton": _too_wide(dim, options),
     }  # fmt: skip
     impl = choose("qt", impl, (x, context, values, *weights.qkv, *weights.proj, weights.scale), unsupported,
-                  slower={"native": slower_in_float32(x)}, in_blocks=("native", "blocked"))  # fmt: skip
+                  slower={"native": slower_in_float32(x)}, in_blocks=("blocked",))  # fmt: skip
     if impl == "blocked":
         return blocked.qt(x, context, *weights, heads=options.heads, form=options.form, order=options.order, mask=mask)
     if compact and impl != "triton" and values is None:  # the kernels store no queries, keys, values or features
@@ -184,7 +184,7 @@ def qt_chunk(
         "triton": _too_wide(x.shape[-1], options),
     }  # fmt: skip
     impl = choose("qt", impl, (x, *weights.qkv, *weights.proj, weights.scale), unsupported,
-                  in_blocks=("native", "blocked"))  # fmt: skip
+                  in_blocks=("blocked",))  # fmt: skip
     q, k, v = _heads(x, x, values, weights.qkv, options)
     seen = seen_by_each(k, mask, None if state is None else state.count)
     with without_autocast(x.device):
