@@ -1,8 +1,9 @@
 """Made scenes: real handwritten digits on real photographs, with a box and a mask for each digit.
 
 Two questions can be asked of an object. "what": which digit is it? Its own pixels show it. "which": is it the smallest,
-the middle or the largest of its scene's three digits? Only the others tell. The digits of a scene are three consecutive
-numbers, so that most digits are equally often each of the three.
+the middle or the largest of its scene's three digits? Only the others tell. The digits of a test scene are three
+consecutive numbers, so that most digits are equally often each of the three. In half of the training scenes they are
+any three, so that models first learn which digits are large.
 """
 
 from __future__ import annotations
@@ -74,8 +75,10 @@ def make(
 
     for _ in range(count):
         image = _background(photographs[draw(0, len(photographs))], size, test, draw)
-        first = draw(0, 11 - PER_SCENE)
-        values = [first + int(place) for place in torch.randperm(PER_SCENE, generator=generator)]
+        first, wide = draw(0, 11 - PER_SCENE), not test and draw(0, 2)
+        numbers = torch.randperm(10, generator=generator)[:PER_SCENE].sort().values if wide else first + torch.arange(3)
+        order = torch.randperm(PER_SCENE, generator=generator).tolist()
+        values = [int(numbers[rank]) for rank in order]
         masks, taken = [], torch.zeros(size, size, dtype=torch.bool)
         for value in values:
             ink = digits[by_value[value][draw(0, len(by_value[value]))]]
@@ -91,7 +94,7 @@ def make(
             mask[y : y + side, x : x + side] = ink > 0.35
             taken[max(0, y - 1) : y + side + 1, max(0, x - 1) : x + side + 1] = True
             masks.append(mask)
-        names = [RANKS[value - first] if question == "which" else DIGITS[value] for value in values]
+        names = [RANKS[rank] for rank in order] if question == "which" else [DIGITS[value] for value in values]
         yield {"image": (image * 255).round().to(torch.uint8), "masks": torch.stack(masks),
                "labels": torch.tensor([places[name] for name in names]), "digits": torch.tensor(values)}  # fmt: skip
 

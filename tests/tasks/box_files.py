@@ -24,7 +24,7 @@ def coco_json(**changes):
             {"id": 2, "image_id": 7, "category_id": 90, "bbox": [2, 3, 2, 5], "area": 10, "iscrowd": 0,
              "segmentation": {"size": [16, 24], "counts": counts}},
             {"id": 3, "image_id": 30, "category_id": 90, "bbox": [2, 3, 2, 5], "area": 10, "iscrowd": 1,
-             "segmentation": {"size": [16, 24], "counts": "S15;5PS1"}},
+             "segmentation": {"size": [16, 24], "counts": "S15;0m9"}},
             {"id": 4, "image_id": 30, "category_id": 3, "bbox": [0, 0, 24, 16], "area": 384},
         ],
     }  # fmt: skip

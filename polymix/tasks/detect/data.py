@@ -157,6 +157,3 @@ def from_summary(recipe: DetectRecipe, summary: Mapping[str, Any]) -> DetectionD
     classes = tuple(summary["classes"])
     none = Fitted(Pictures((), classes), recipe.image_size)
     return DetectionData(str(summary["name"]), classes, none, none)
-
-
-without_images = from_summary

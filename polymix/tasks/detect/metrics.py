@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ def predict(
         words = [f"{name} {score:.2f}" for name, score in zip(names, scores, strict=True)]
         draw_boxes(figure.add_axes((0, 0, 1, 1)), pixels, corners, words)
         path = folder / f"{place:03d}-{file.stem}.png"
-        write_whole(path, lambda part, figure=figure: figure.savefig(part, dpi=130, format="png"))
+        write_whole(path, partial(figure.savefig, dpi=130, format="png"))
         objects = [
             {"class": name, "score": round(score, 4), "box": [round(value, 2) for value in box]}
             for name, score, box in zip(names, scores, corners.tolist(), strict=True)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from polymix.blocks import MixerBlock
+from polymix.errors import OptionError
 from polymix.mixers import MixerConfig
 from polymix.mixers.spec import parse_mixer
 from polymix.models.vit import sine_positions
@@ -39,6 +40,7 @@ class DenseDetector(nn.Module):
     """
 
     stride = 8
+    centres: Tensor
 
     def __init__(self, mixer: MixerConfig, *, image_size: int, classes: int, dim: int, depth: int) -> None:
         super().__init__()
@@ -67,8 +69,7 @@ class DenseDetector(nn.Module):
             x = block(x, **self.call)
         x = self.norm(x)
         sides = nn.functional.softplus(self.sides(x).float()) * self.stride
-        centres: Tensor = self.centres
-        return self.label(x), torch.cat((centres - sides[..., :2], centres + sides[..., 2:]), -1)
+        return self.label(x), torch.cat((self.centres - sides[..., :2], self.centres + sides[..., 2:]), -1)
 
 
 def build(recipe: DetectRecipe, data: DetectionData) -> DenseDetector:
@@ -77,7 +78,9 @@ def build(recipe: DetectRecipe, data: DetectionData) -> DenseDetector:
 
 
 def check(recipe: DetectRecipe) -> None:
-    """Raise what `build` would raise about the recipe, before any picture is read."""
+    """Raise what `build` would raise about the recipe, before any picture is read; or about options that contradict."""
+    if (recipe.data or recipe.annotations_file) and recipe.question != "which":
+        raise OptionError("question", f"{recipe.question!r} with data", "it without data", "Leave it out.")
     with torch.device("meta"):
         _model(recipe, 2)
 

@@ -39,7 +39,6 @@ class DetectRecipe(TaskRecipe):
     log_every: int = 50
     annotations_file: str | None = None
     images: str | None = None
-    layout: str | None = None
     mistakes: str = "refuse"
     question: str = "which"
     scenes: int = 3000
@@ -68,13 +67,6 @@ class DetectRecipe(TaskRecipe):
             raise OptionError(lone, f"it without {other}", "both or neither", "One names a json, one its pictures.")
         if self.data is not None and self.annotations_file is not None:
             raise OptionError("data", "it with annotations and images", "one of the two", "Leave one out.")
-        if (self.data or self.annotations_file) and (self.question, self.scenes, self.test_scenes) != (
-            "which",
-            3000,
-            200,
-        ):
-            cure = "Leave these options out."
-            raise OptionError("question, scenes, test_scenes", "them with data", "the default data", cure)
 
     def other_options(self) -> dict[str, str]:
         """`annotations`, the name of `annotations_file` on the command line."""
