@@ -112,6 +112,7 @@ def predict(
             text += (" " if text and read.text else "") + read.text
             for character, (first, last), chance in zip(read.text, read.places, read.certain, strict=True):
                 places = [start + round(at * STRIDE * squeezed / scale) for at in (first, last + 1)]
+                places = [min(places[0], pixels.shape[1] - 1), min(places[1], pixels.shape[1])]  # not in the padding
                 characters.append({"character": character, "from": places[0], "to": places[1],
                                    "probability": round(chance, 4)})  # fmt: skip
             start += piece.shape[1]
