@@ -124,6 +124,13 @@ def choose(
     return _record(op, "eager", *(reasons or ("the only implementation",)))
 
 
+def obstacle(impl: str, tensors: Iterable[Tensor]) -> str | None:
+    """Why "auto" cannot run the implementation `impl` on such tensors, or None if it can. Nothing is recorded."""
+    records = torch.is_grad_enabled()
+    kinds = {_TensorKind(t.device, t.dtype, type(t), records and t.requires_grad) for t in tensors}
+    return _obstacle(impl, kinds, named=False)
+
+
 def without_gradients(impl: str) -> bool:
     """Whether to run the in-place form of `impl`, which records no gradients.
 
