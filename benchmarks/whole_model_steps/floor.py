@@ -1,7 +1,6 @@
 """The floor of a whole model: its matrix products and convolutions, each alone and in its fastest way."""
 
 import math
-import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,8 +16,11 @@ from polymix.structured.cost import Cost, Op
 MOST = 20  # rounds
 
 
-def median_seconds(calls: Mapping[Any, Callable[[], Any]], seconds: float) -> dict[Any, float]:
-    """The median seconds of each call, taken in turn for so many seconds altogether; a slow call has no warm-up."""
+def least_seconds(calls: Mapping[Any, Callable[[], Any]], seconds: float) -> dict[Any, float]:
+    """The seconds of each call, the fastest of several rounds in turn: other work on the machine only adds to them.
+
+    The rounds take so many seconds altogether. Where there is time for one round alone, it has no warm-up.
+    """
     runs: dict[Any, list[float]] = {name: [] for name in calls}
     first = {name: once(call, "cpu") for name, call in calls.items()}
     whole = sum(first.values())
@@ -27,7 +29,7 @@ def median_seconds(calls: Mapping[Any, Callable[[], Any]], seconds: float) -> di
     for _ in range(max(1, min(MOST, int((seconds - whole) / whole)))):
         for name, call in calls.items():
             runs[name].append(once(call, "cpu"))
-    return {name: statistics.median(times) for name, times in runs.items()}
+    return {name: min(times) for name, times in runs.items()}
 
 
 def products_of(model: nn.Module, inputs: dict[str, Any]) -> Counter[Op]:
@@ -77,7 +79,7 @@ def floor_of(ops: Counter[Op]) -> float:
 def _least(call: Callable[[], Any]) -> float:
     first = once(call, "cpu")
     times = sorted(once(call, "cpu") for _ in range(max(1, min(15, int(0.15 / first)))))
-    return times[len(times) // 2]
+    return times[0]
 
 
 def _packed(op: Op) -> list[Callable[[], Any]]:

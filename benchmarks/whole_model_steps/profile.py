@@ -1,9 +1,7 @@
 """What a call's time goes to: PyTorch's profiler, by kind of operation."""
 
-import os
 import time
 from collections.abc import Callable
-from contextlib import redirect_stderr
 from typing import Any
 
 import torch
@@ -21,11 +19,10 @@ def parts_of(call: Callable[[], Any]) -> dict[str, float]:
 
     "python" is what the call takes beyond all operations; the profiler makes it larger.
     """
-    with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-            start = time.perf_counter()
-            call()
-            whole = time.perf_counter() - start
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        start = time.perf_counter()
+        call()
+        whole = time.perf_counter() - start
     parts = dict.fromkeys(("products", "attention", "kernels", "norms", "activations", "passes", "python"), 0.0)
     for event in profile.key_averages():
         library, _, name = event.key.partition("::")

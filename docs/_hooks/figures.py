@@ -56,14 +56,30 @@ def targets() -> str:
 
 
 def whole_models() -> str:
+    """Times with attention and with each mixer, plain and optimized, and the attention's time over the mixer's."""
     content, lines = load("whole-models.json"), []
-    for row in content["rows"]:
-        speedup = f"{row['before'] / row['after']:.2f} ×" if row["before"] and row["after"] else "–"
-        times = [f"{1e3 * row[key]:.0f}" if row[key] else "–" for key in ("before", "after")]
-        lines.append((row["model"], row["input"], f"{row['tokens']:,}", row["mixer"], *times, speedup))
-    head = ("model", "input", "tokens", "mixer", "attention, ms", "mixer, ms", "speedup")
+    for row in (row for rows in content["pieces"].values() for row in rows if row["mixer"] != "attention"):
+        times = [f"{1e3 * row[key]:.0f}" for key in ("attention", "plain", "optimized")]
+        gains = [row["attention"] / row["plain"], row["attention"] / row["optimized"],
+                 row["attention_optimized"] / row["optimized"]]  # fmt: skip
+        lines.append((row["model"], row["input"], row["mixer"], *times, *(f"{gain:.2f} ×" for gain in gains)))
+    head = ("model", "input", "mixer", "attention, ms", "mixer, ms", "optimized, ms", "speedup", "speedup, optimized",
+            "speedup, both optimized")  # fmt: skip
     setting = f"{where(content['machine'])}; batch 1, float32, forward."
     return f"{setting}\n\n{table(head, lines)}\n\n`python benchmarks/whole_models.py OUT.json`"
+
+
+def whole_model_parts() -> str:
+    """The floor of each optimized model, and the share of each kind of operation in its time."""
+    content, lines = load("whole-models.json"), []
+    for row in (row for rows in content["pieces"].values() for row in rows):
+        whole = sum(row["parts"].values())
+        shares = [f"{100 * seconds / whole:.0f} %" for seconds in row["parts"].values()]
+        times = f"{1e3 * row['floor']:.0f}", f"{row['optimized'] / row['floor']:.2f}"
+        lines.append((row["model"], row["input"], row["mixer"], *times, *shares))
+    head = ("model", "input", "mixer", "floor, ms", "optimized ÷ floor", "products", "attention", "C kernels", "norms",
+            "activations", "other passes", "Python")  # fmt: skip
+    return table(head, lines)
 
 
 # Conversion
@@ -335,6 +351,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "onnx": onnx,
     "targets": targets,
     "whole-models": whole_models,
+    "whole-model-parts": whole_model_parts,
     "recovery": recovery,
     "hosts": hosts,
     "table-1-exact": exact,
