@@ -26,7 +26,7 @@ def steps(monkeypatch):
         del sys.modules[name]
 
 
-@pytest.mark.parametrize("mixer", [polymix.SoftmaxConfig(heads=2), polymix.PomConfig(), polymix.QtConfig(heads=2)])
+@pytest.mark.parametrize("mixer", [polymix.SoftmaxConfig(heads=2), polymix.PomConfig()])
 def test_a_floor_has_every_product_of_the_model(steps, mixer):
     model = VisionTransformer(mixer, image_size=16, patch_size=4, dim=16, depth=2, classes=3).eval()
     images = torch.randn(1, 3, 16, 16)
@@ -47,6 +47,6 @@ def test_the_parts_of_a_call_add_up(steps):
 
 def test_the_results_say_where_they_come_from_and_are_whole():
     assert {"cpu", "threads", "torch", "timm", "transformers"} <= set(CONTENT["machine"])
-    assert {(row["model"], row["input"]) for row in ROWS} >= {("deit_tiny", size) for size in ("224²", "512²", "1024²")}
+    assert {row["mixer"] for row in ROWS} >= {"attention", "padre", "pom", "qt", "poly_nl"}
     for row in ROWS:
         assert min(row[key] for key in ("plain", "optimized", "attention", "attention_optimized", "floor")) > 0
