@@ -262,3 +262,33 @@ def test_the_sentence_about_the_floor_says_when_it_is_not_lower():
     assert "without mixing" not in floor_sentence([row("pom", 0.6), row("linear_floor", 0.5)])
     assert "without mixing" in floor_sentence([row("pom", 0.6, "down"), row("linear_floor", 0.5, "down")])
     assert floor_sentence([row("pom", 0.6)]) is None
+
+
+def test_compare_trains_mixers_and_the_floor_and_resumes(tmp_path, capsys):
+    options = ["--preset", "tiny", "--set", "steps=1", "--mixers", "pom,poly_sa", "--seeds", "1"]
+    status, said, _ = command(capsys, "compare", "--task", "fields", *options, "--out", tmp_path / "out")
+    content = json.loads((tmp_path / "out" / "results.json").read_text())
+    mixers = [row["mixer"] for row in check_rows(content, "results.json")]
+    assert status == 0 and mixers[:2] == ["softmax", "pom"] and mixers[-1] == "linear_floor"
+    assert content["control"] in said and content["finished"]
+    assert content["pictures"]["pom"] == "pom-0.png" and (tmp_path / "out" / "pom-0.png").is_file()
+    assert {*mixers, *(row["mixer"] for row in content["refused"])} == {"softmax", "pom", "poly_sa", "linear_floor"}
+    content["rows"].pop()
+    (tmp_path / "out" / "results.json").write_text(json.dumps({**content, "finished": False}))
+    status, _, _ = command(capsys, "compare", "--task", "fields", *options, "--out", tmp_path / "out", "--resume")
+    again = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert status == 0 and [row["mixer"] for row in again["rows"]] == mixers
+    status, _, error = command(capsys, "compare", "--task", "fields", "--epochs", "3", "--out", tmp_path / "other")
+    assert status == 2 and "--epochs" in error
+
+
+def test_a_domain_that_is_not_built_is_told(monkeypatch, capsys, tmp_path):
+    from polymix.tasks import domains
+
+    built = {"text": tmp_path / "text.py"}
+    monkeypatch.setattr(domains, "built_domains", lambda: built)
+    with pytest.raises(OptionError, match="boxes3d, which is not built yet") as told:
+        domains.check_domain("boxes3d")
+    assert "one of text" in str(told.value)
+    with pytest.warns(DeprecationWarning, match="images is now called classify"):
+        assert domains.check_domain("images") == "classify"
