@@ -127,7 +127,7 @@ def test_other_mistakes(broken, tmp_path):
     folder, _ = broken
     target = folder / "ANNOTATIONS" / "TARGET_10001.npy"
     numpy.save(target, numpy.full((3, 28, 28), 18, dtype=numpy.uint8))
-    with pytest.raises(DataError, match="have 18 instead of a class from 0 to 5"):
+    with pytest.raises(DataError, match="have 18, which is no class from 0 to 5"):
         load(FieldsRecipe(data=str(folder), classes=6), folder, print)
     (folder / "DATA_S2" / "S2_10002.npy").write_bytes(b"nothing")
     assert sum("S2_10002.npy cannot be read" in problem for problem in check(folder)) == 1
