@@ -304,6 +304,24 @@ def lengths() -> str:
     return table(("mixers", *(f"{n:,} tokens" for n in contexts)), lines)
 
 
+def language_speed() -> str:
+    """Prefill, decoding and training of the papers' models; – for cells that were left out or not measured."""
+    content = load("language.json")["speed"]
+    figures = {(row["kind"], row["model"], row["dtype"], row["batch"], row["context"]): row for row in content["rows"]}
+    lines = []
+    for model, dtype, batch in dict.fromkeys(key[1:4] for key in figures if key[0] == "decode"):
+        its = [figures.get(("decode", model, dtype, batch, n), {}) for n in (1024, 4096, 16384)]
+        keys = (("prefill_tokens_per_second", 0), ("decode_ms", 1), ("over_read", 2))
+        cells = [" / ".join(f"{row[key]:,.{digits}f}" if key in row else "–" for row in its) for key, digits in keys]
+        lines.append((f"`{model}`", dtype, batch, *cells))
+    head = ("model", "dtype", "batch", "prefill, tokens/s, at 1k / 4k / 16k tokens", "ms per step", "over reading")
+    trained = [row for row in content["rows"] if "training_tokens_per_second" in row]
+    rows = [(f"`{row['model']}`", row["context"], f"{row['training_tokens_per_second']:,.0f}") for row in trained]
+    setting = f"{where(content['machine'])}. `python benchmarks/language.py OUT.json --only speed`"
+    training = table(("model", "tokens", "training, tokens/s"), rows)
+    return "\n\n".join(part for part in (table(head, lines), training if rows else "", setting) if part)
+
+
 def recall(task: str) -> str:
     models: dict[str, list[dict[str, Any]]] = {}
     for row in load("recall.json")["rows"]:
@@ -376,6 +394,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "language": language,
     "language-decoding": decoding,
     "language-lengths": lengths,
+    "language-speed": language_speed,
     "recall": partial(recall, "recall"),
     "recall-copying": partial(recall, "copying"),
     "recall-setting": recall_setting,
