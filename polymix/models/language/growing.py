@@ -29,8 +29,9 @@ class GrowingLayer(DynamicLayer):
         self.values = self._append("values", self.values, value_states)
         return self.keys, self.values
 
-    def _append(self, name: str, held: Tensor, new: Tensor) -> Tensor:
+    def _append(self, name: str, held: Tensor | None, new: Tensor) -> Tensor:
         """held (B, h, N, d) followed by new (B, h, M, d), in the buffer that begins with `held` if there is one."""
+        assert held is not None  # initialized
         before = held.shape[-2] if held.numel() else 0
         after, room = before + new.shape[-2], self.rooms.get(name)
         if room is None or after > room.shape[-2] or not self._begins(room, held, before):

@@ -161,7 +161,7 @@ def _language_model(decoder: Any, path: Path, characters: str) -> Any:
     space = "|" if ("|",) in arpa.grams else "<space>"
     names = ["", *(space if c == " " else c for c in characters)]
 
-    class Model(decoder.LM):  # type: ignore[misc]
+    class Model(decoder.LM):
         def __init__(self) -> None:
             decoder.LM.__init__(self)
             self.states: dict[int, tuple[Any, tuple[str, ...]]] = {}

@@ -26,7 +26,7 @@ class Sam(torch.optim.AdamW):
         super().__init__(groups, **options)
         self.radius = radius
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         assert closure is not None
         with torch.enable_grad():
             closure()

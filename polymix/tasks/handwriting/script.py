@@ -104,9 +104,8 @@ def write_data_set(folder: Path, counts: dict[str, int], *, height: int, width: 
             Image.fromarray(written.image).save(folder / "lines" / name)
             (folder / "lines" / name).with_suffix(".txt").write_text(text + "\n", "utf-8")
             hidden.append(f"{name}\t{min(written.hidden)}\t{max(written.hidden) + 1}")
-        list_file = "\n".join(names) + "\n"
-        write_whole(folder / f"{split}.ln", lambda path, text=list_file: path.write_text(text, "utf-8"))
-    write_whole(folder / "hidden.tsv", lambda path: path.write_text("\n".join(hidden) + "\n", "utf-8"))
+        write_whole(folder / f"{split}.ln", "\n".join(names) + "\n")
+    write_whole(folder / "hidden.tsv", "\n".join(hidden) + "\n")
 
 
 @cache
