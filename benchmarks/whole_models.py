@@ -1,48 +1,62 @@
-"""Whole models before and after conversion: DeiT-Tiny by image size, GPT-2 by length; forward, batch 1, this machine.
+"""Whole models before and after conversion, plain and under `polymix.optimize`: forward, batch 1, float32.
 
-    python benchmarks/whole_models.py benchmarks/results/whole-models.json [--threads 2]
+    python benchmarks/whole_models.py benchmarks/results/whole-models.json [--only deit_tiny-224,gpt2-4096-pom]
 
-Attention and mixers are timed in turn. Calls that take too long for that are timed once.
+Every piece times the model with attention and with one or all mixers, each plain and optimized, in turn; the fastest
+of up to 20 rounds counts. Pieces are merged into the file, so that each can have the machine to itself for less than a
+minute. Each model's row also has its floor, which is the time of its bare products and convolutions, and what else the
+time goes to.
 """
 
+# ruff: noqa: E402  the import path is set first
+
 import argparse
+import copy
+import json
 import os
-from collections.abc import Callable
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]  # the package need not be installed
+
 import torch
 from saving import save
 from torch import nn
+from whole_model_steps.floor import floor_of, least_seconds, products_of
+from whole_model_steps.profile import parts_of
 
 import polymix
 from polymix.compat import cure_torchvision
 from polymix.measure import manifest
-from polymix.measure.timing import interleaved_within
 
 cure_torchvision()
-import timm  # noqa: E402
-import transformers  # noqa: E402
+import timm
+import transformers
 
-MIXERS = {"deit_tiny": ("padre", "pom", "qt", "poly_nl"), "gpt2": ("pom", "qt", "padre")}
+ATTENTION = "attention"
+DEIT = ("padre", "pom", "qt", "poly_nl", "poly_sa", "linear_floor")
+GPT2 = ("pom", "qt", "padre")
+CASES = {f"deit_tiny-{size}": ("deit_tiny", size, DEIT) for size in (224, 512, 1024)} | {
+    f"gpt2-{tokens}-{mixer}": ("gpt2", tokens, (mixer,)) for tokens in (1024, 4096) for mixer in GPT2
+}
+SECONDS = 30.0  # of all timed rounds of a piece
 
 
-def deit(size: int) -> tuple[nn.Module, dict[str, Any], str]:
+def deit_tiny(size: int) -> tuple[nn.Module, dict[str, Any], str, int]:
     model = timm.create_model("deit_tiny_patch16_224", img_size=size)
-    return model, {"x": torch.randn(1, 3, size, size)}, f"{size}²"
+    return model, {"x": torch.randn(1, 3, size, size)}, f"{size}²", (size // 16) ** 2 + 1
 
 
-def gpt2(tokens: int) -> tuple[nn.Module, dict[str, Any], str]:
+def gpt2(tokens: int) -> tuple[nn.Module, dict[str, Any], str, int]:
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_positions=tokens))
     given = {"input_ids": torch.randint(50257, (1, tokens)), "use_cache": False, "logits_to_keep": 1}
-    return model, given, f"{tokens:,} tokens"
+    return model, given, f"{tokens:,} tokens", tokens
 
 
-CASES: list[tuple[str, Callable[[int], Any], int, int]] = [
-    *(("deit_tiny", deit, size, (size // 16) ** 2 + 1) for size in (224, 512, 1024)),
-    *(("gpt2", gpt2, tokens, tokens) for tokens in (1024, 4096, 16384)),
-]
+MODELS = {"deit_tiny": deit_tiny, "gpt2": gpt2}
 
 
 @torch.inference_mode()
@@ -50,29 +64,55 @@ def run(model: nn.Module, given: dict[str, Any]) -> Any:
     return model(**given)
 
 
+def measure(name: str, size: int, mixers: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The rows of one piece: attention, then the mixers."""
+    torch.manual_seed(0)
+    model, inputs, told, tokens = MODELS[name](size)
+    models = {ATTENTION: model.eval()}
+    for mixer in mixers:
+        models[mixer] = polymix.convert(model, mixer, copy=True).model.eval()
+    calls = {(mixer, "plain"): partial(run, part, inputs) for mixer, part in models.items()}
+    for mixer, part in models.items():
+        calls[mixer, "optimized"] = partial(run, polymix.optimize(copy.deepcopy(part)), inputs)
+    times = least_seconds(calls, SECONDS)
+    rows = []
+    for mixer, part in models.items():
+        plain, optimized = (times[mixer, how] for how in ("plain", "optimized"))
+        ops = products_of(polymix.convert(model, "softmax", copy=True).model.eval() if mixer == ATTENTION else part,
+                          inputs)  # fmt: skip
+        rows.append({
+            "model": name, "input": told, "tokens": tokens, "mixer": mixer, "plain": plain, "optimized": optimized,
+            "attention": times[ATTENTION, "plain"], "attention_optimized": times[ATTENTION, "optimized"],
+            "floor": floor_of(ops), "parts": parts_of(calls[mixer, "optimized"]),
+            "plain_parts": parts_of(calls[mixer, "plain"]),
+        })  # fmt: skip
+        both = times[ATTENTION, "optimized"] / optimized
+        print(f"{name}, {told}, {mixer}: {times[ATTENTION, 'plain'] / plain:.2f} × attention; optimized "
+              f"{times[ATTENTION, 'plain'] / optimized:.2f} × ({both:.2f} × attention optimized), "
+              f"{optimized / rows[-1]['floor']:.2f} floors", flush=True)  # fmt: skip
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
+    parser.add_argument("--only", help=f"some of {', '.join(CASES)}, separated by commas")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     given = parser.parse_args()
+    chosen = given.only.split(",") if given.only else list(CASES)
+    if unknown := set(chosen) - set(CASES):
+        parser.error(f"--only: expected some of {', '.join(CASES)}, got {', '.join(sorted(unknown))}")
     torch.set_num_threads(given.threads)
-    rows = []
-    for name, build, size, tokens in CASES:
-        torch.manual_seed(0)
-        model, inputs, told = build(size)
-        calls = {"attention": partial(run, model.eval(), inputs)}
-        for mixer in MIXERS[name]:
-            calls[mixer] = partial(run, polymix.convert(model, mixer, copy=True).model.eval(), inputs)
-        times = interleaved_within(calls, 5.0, "cpu")
-        before = times.get("attention")
-        for mixer in MIXERS[name]:
-            after = times.get(mixer)
-            rows.append({"model": name, "input": told, "tokens": tokens, "mixer": mixer,
-                         "before": before and before.median, "after": after and after.median})  # fmt: skip
-            gain = before.median / after.median if before and after else 0
-            print(f"{name}, {told}, {mixer}: {gain:.2f} ×", flush=True)
-        content = {"machine": manifest("cpu", given.threads), "rows": rows}
-        save(content, given.out)
+    machine = manifest("cpu", given.threads)
+    machine |= {"timm": timm.__version__, "transformers": transformers.__version__}
+    pieces: dict[str, Any] = {}
+    if given.only and given.out.is_file():
+        before = json.loads(given.out.read_text("utf-8"))
+        pieces = before.get("pieces", {}) if before["machine"] == machine else {}
+    for piece in chosen:
+        pieces[piece] = measure(*CASES[piece])
+        ordered = {name: pieces[name] for name in CASES if name in pieces}
+        save({"machine": machine, "pieces": ordered}, given.out)
 
 
 if __name__ == "__main__":

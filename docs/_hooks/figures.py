@@ -56,14 +56,30 @@ def targets() -> str:
 
 
 def whole_models() -> str:
+    """Times with attention and with each mixer, plain and optimized, and the attention's time over the mixer's."""
     content, lines = load("whole-models.json"), []
-    for row in content["rows"]:
-        speedup = f"{row['before'] / row['after']:.2f} ×" if row["before"] and row["after"] else "–"
-        times = [f"{1e3 * row[key]:.0f}" if row[key] else "–" for key in ("before", "after")]
-        lines.append((row["model"], row["input"], f"{row['tokens']:,}", row["mixer"], *times, speedup))
-    head = ("model", "input", "tokens", "mixer", "attention, ms", "mixer, ms", "speedup")
+    for row in (row for rows in content["pieces"].values() for row in rows if row["mixer"] != "attention"):
+        times = [f"{1e3 * row[key]:.0f}" for key in ("attention", "plain", "optimized")]
+        gains = [row["attention"] / row["plain"], row["attention"] / row["optimized"],
+                 row["attention_optimized"] / row["optimized"]]  # fmt: skip
+        lines.append((row["model"], row["input"], row["mixer"], *times, *(f"{gain:.2f} ×" for gain in gains)))
+    head = ("model", "input", "mixer", "attention, ms", "mixer, ms", "optimized, ms", "speedup", "speedup, optimized",
+            "speedup, both optimized")  # fmt: skip
     setting = f"{where(content['machine'])}; batch 1, float32, forward."
     return f"{setting}\n\n{table(head, lines)}\n\n`python benchmarks/whole_models.py OUT.json`"
+
+
+def whole_model_parts() -> str:
+    """The floor of each optimized model, and the share of each kind of operation in its time."""
+    content, lines = load("whole-models.json"), []
+    for row in (row for rows in content["pieces"].values() for row in rows):
+        whole = sum(row["parts"].values())
+        shares = [f"{100 * seconds / whole:.0f} %" for seconds in row["parts"].values()]
+        times = f"{1e3 * row['floor']:.0f}", f"{row['optimized'] / row['floor']:.2f}"
+        lines.append((row["model"], row["input"], row["mixer"], *times, *shares))
+    head = ("model", "input", "mixer", "floor, ms", "optimized ÷ floor", "products", "attention", "C kernels", "norms",
+            "activations", "other passes", "Python")  # fmt: skip
+    return table(head, lines)
 
 
 # Conversion
@@ -288,6 +304,24 @@ def lengths() -> str:
     return table(("mixers", *(f"{n:,} tokens" for n in contexts)), lines)
 
 
+def language_speed() -> str:
+    """Prefill, decoding and training of the papers' models; – for cells that were left out or not measured."""
+    content = load("language.json")["speed"]
+    figures = {(row["kind"], row["model"], row["dtype"], row["batch"], row["context"]): row for row in content["rows"]}
+    lines = []
+    for model, dtype, batch in dict.fromkeys(key[1:4] for key in figures if key[0] == "decode"):
+        its = [figures.get(("decode", model, dtype, batch, n), {}) for n in (1024, 4096, 16384)]
+        keys = (("prefill_tokens_per_second", 0), ("decode_ms", 1), ("over_read", 2))
+        cells = [" / ".join(f"{row[key]:,.{digits}f}" if key in row else "–" for row in its) for key, digits in keys]
+        lines.append((f"`{model}`", dtype, batch, *cells))
+    head = ("model", "dtype", "batch", "prefill, tokens/s, at 1k / 4k / 16k tokens", "ms per step", "over reading")
+    trained = [row for row in content["rows"] if "training_tokens_per_second" in row]
+    rows = [(f"`{row['model']}`", row["context"], f"{row['training_tokens_per_second']:,.0f}") for row in trained]
+    setting = f"{where(content['machine'])}. `python benchmarks/language.py OUT.json --only speed`"
+    training = table(("model", "tokens", "training, tokens/s"), rows)
+    return "\n\n".join(part for part in (table(head, lines), training if rows else "", setting) if part)
+
+
 def recall(task: str) -> str:
     models: dict[str, list[dict[str, Any]]] = {}
     for row in load("recall.json")["rows"]:
@@ -348,6 +382,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "onnx": onnx,
     "targets": targets,
     "whole-models": whole_models,
+    "whole-model-parts": whole_model_parts,
     "recovery": recovery,
     "hosts": hosts,
     "timm-models": timm_models,
@@ -359,6 +394,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "language": language,
     "language-decoding": decoding,
     "language-lengths": lengths,
+    "language-speed": language_speed,
     "recall": partial(recall, "recall"),
     "recall-copying": partial(recall, "copying"),
     "recall-setting": recall_setting,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +11,7 @@ import typer
 from rich.console import Console
 
 from polymix.cli.shared import MaxGib, MaxSeconds, Resume, Threads, bars, counts, print_table, thread_count
+from polymix.errors import OptionError
 
 
 def command(
@@ -39,6 +41,14 @@ def command(
         bool,
         typer.Option("--quick", help="Fewer seeds, epochs and tokens: about a minute."),
     ] = False,
+    task: Annotated[
+        str | None, typer.Option(help="A domain such as fields, or a recipe's file: train every mixer on it.")
+    ] = None,
+    layout: Annotated[str | None, typer.Option(help="With --task: how --data is arranged.")] = None,
+    preset: Annotated[str | None, typer.Option(help="With --task: tiny or paper.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="With --task: an option of its recipe: --set steps=200.")
+    ] = None,
     resume: Resume = False,
 ) -> None:
     """Which mixer is best on your images and machine, and from which length on?
@@ -48,6 +58,15 @@ def command(
 
     Example: polymix compare --data photos --mixers padre:degree=3,pom:degree=3:expand=1 --out photos-report
     """
+    if task is not None:
+        given = {"--image-size": image_size, "--patch-size": patch_size, "--epochs": epochs, "--tokens": tokens}
+        _domain(
+            task, data, layout, preset, set_ or (), mixers, seeds or (1 if quick else 2), out, threads, resume, given
+        )
+        return
+    for name, value in (("--layout", layout), ("--preset", preset), ("--set", set_)):
+        if value:
+            raise OptionError(name, value, f"--task with {name}", "Name the domain.")
     from polymix.mixers.spec import DEFAULT
     from polymix.workflows.compare.report import write_report
     from polymix.workflows.compare.run import Settings, compare
@@ -74,3 +93,30 @@ def command(
     for line in results.content["data"]["skipped"]:
         console.print(f"Skipped an unreadable image: {line}", highlight=False)
     console.print(f"\nReport: {report}   Numbers: {out / 'results.json'}", highlight=False)
+
+
+def _domain(
+    task: str, data: str | None, layout: str | None, preset: str | None, options: Sequence[str], mixers: str | None,
+    seeds: int, out: Path, threads: int | None, resume: bool, given: Mapping[str, Any],
+) -> None:  # fmt: skip
+    """The comparison on a domain, and its table."""
+    from functools import partial
+
+    from polymix.workflows.compare.domain import MIXERS, DomainSettings, compare_domain, table
+
+    for name, value in given.items():
+        if value is not None:
+            raise OptionError(name, value, f"no {name} with --task", "Use --set for the options of its recipe.")
+    console = Console()
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    settings = DomainSettings(
+        task, data, layout, preset, tuple(options), mixers or MIXERS, seeds, thread_count(threads)
+    )
+    with bars(console, out):
+        results = compare_domain(settings, out, say, resume=resume)
+    head, *rows = table(results.content["rows"])
+    print_table(console, None, head[:-1], [row[:-1] for row in rows])
+    for row in results.content["refused"]:
+        say(f"Left out: {row['mixer']}. {row['reason']}")
+    say(results.content["control"] or "")
+    say(f"Report: {out / 'report.html'}   Numbers: {out / 'results.json'}")

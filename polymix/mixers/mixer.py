@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeVar
 
@@ -271,6 +272,10 @@ class TokenMixer(nn.Module, ABC):
         """Products of consecutive linear maps, by name, such as "B_1 D_1". Default: none."""
         return {}
 
+    def merged_layers(self) -> Iterable[nn.Module | None]:
+        """The layers whose parameters `merge` reads. Default: the whole mixer."""
+        return (self,)
+
     def fold(self: M) -> M:
         """Merge consecutive linear maps into one for calls without gradients; return the mixer. `unfold` undoes it.
 
@@ -297,7 +302,16 @@ class TokenMixer(nn.Module, ABC):
         """The merged maps by name; empty without `fold`, or in a call that records gradients."""
         if self._folded is None or (torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())):
             return {}
-        return self._folded.maps(self.merge, self.parameters())
+        return self._folded.maps(self.merge, self._merged_parameters())
+
+    def _merged_parameters(self) -> Iterator[nn.Parameter]:
+        for layer in self.merged_layers():
+            if layer is None:
+                continue
+            if layer._modules:
+                yield from layer.parameters()
+            else:  # much faster than `parameters`, which walks through modules
+                yield from (p for p in layer._parameters.values() if p is not None)
 
     # -- description
 

@@ -198,7 +198,10 @@ class PadreMixer(TokenMixer):
 
     def merge(self) -> dict[str, Linear]:
         first = None if self.needs_context else merged_first(self._maps((), use_folded=False), self._terms)
-        return {} if first is None else {_FIRST: first}
+        return {_FIRST: first} if first else {}
+
+    def merged_layers(self) -> tuple[nn.Module | None, ...]:
+        return (*(part.maps for part in self.B.values()), *self.D[:1])
 
     @property
     def polynomial(self) -> Polynomial:
@@ -295,8 +298,7 @@ class PadreMixer(TokenMixer):
         channels: list[Linear | Map | None] = []
         one_head, steps = self.config.heads == 1, token is not None and self.config.impl != "eager"
         for part, spec in zip(self.D, self.plan.D, strict=True):
-            plain = spec == "dense" and one_head  # with several heads the product is block-diagonal
-            plain = plain and not steps
+            plain = spec == "dense" and one_head and not steps  # with several heads the product is block-diagonal
             channels.append(None if isinstance(part, Identity) else affine(part) if plain else part)
         if not self.dense:
             why = "supports dense channel maps only"

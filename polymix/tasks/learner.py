@@ -172,7 +172,10 @@ class Learner(LightningModule):
             self._average(self.average, step)
         if step % self.recipe.log_every == 0 or step == self.recipe.steps:
             speed = self.seen / (time.perf_counter() - self.clock)
-            seen = {"epoch": round(self.epoch(step), 4), f"{self.unit}_per_second": round(speed)}
+            seen = {
+                "epoch": round(self.epoch(step), 4),
+                f"{self.unit}_per_second": round(speed, 0 if speed >= 100 else 3),
+            }
             self.note({"step": step, **self.numbers, **seen})
             self._restart_clock()
         if step % self.recipe.evaluate_every == 0 or step == self.recipe.steps:

@@ -142,13 +142,15 @@ def chosen_recipe(
     return replace(recipe, **own) if own else recipe
 
 
-def train(recipe: TaskRecipe, out: str | Path, *, resume: bool = False, say: Say = silent) -> dict[str, Any]:
+def train(
+    recipe: TaskRecipe, out: str | Path, *, resume: bool = False, say: Say = silent, data_folder: Path | None = None
+) -> dict[str, Any]:
     """Train a model by its recipe and leave it in the folder `out`. Returns the last value of every measurement.
 
     The folder also gets results.json, report.html and report.md with pictures, metrics.jsonl, and
     checkpoint/last.ckpt, from which `resume` continues to the same result. Where `recipe.wants_control`, linear_floor
     is then trained by the same recipe in out/control, and becomes the second row of results.json. Under torchrun every
-    process calls this.
+    process calls this. data_folder: where prepared and made data are kept; None: out/data.
 
     Raises:
         OptionError, DataError, ResultsError: before anything is trained. OptionError later if the loss becomes NaN or
@@ -156,7 +158,7 @@ def train(recipe: TaskRecipe, out: str | Path, *, resume: bool = False, say: Say
     """
     task, out = check_recipe(recipe), check_folder(out, "out")
     if not recipe.wants_control:
-        return _train(task, recipe, out, resume, say).latest()
+        return _train(task, recipe, out, resume, say, data_folder).latest()
     below = out / CONTROL_FOLDER
     if (below / "checkpoint" / "last.ckpt").exists() and not resume:
         raise ResultsError(
@@ -164,10 +166,10 @@ def train(recipe: TaskRecipe, out: str | Path, *, resume: bool = False, say: Say
         )
     control = replace(recipe.with_mixer(CONTROL), control=False, plan=None, init=None)
     check_recipe(control)
-    latest = _train(task, recipe, out, resume, say).latest()
+    latest = _train(task, recipe, out, resume, say, data_folder).latest()
     if processes()[0] == 0:
         say(f"The control: {CONTROL}, which mixes nothing between tokens")
-    _train(task, control, below, resume, say, data_folder=out / "data")
+    _train(task, control, below, resume, say, data_folder or out / "data")
     if processes()[0] == 0:
         say(add_control(out, below))
     return latest

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from polymix.errors import DataError, MissingExtraError
+from polymix.tasks.classify import cifar
 from polymix.tasks.classify.recipe import ImageRecipe
 
 SPLIT_SEED = 0
@@ -21,6 +22,8 @@ TEST_SHARE = 0.2
 FORMATS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
 HEIC = {".heic", ".heif"}  # read by pillow-heif
 TRAINING, HELD_OUT = ("train", "training"), ("val", "valid", "validation", "test")  # names of folders, as in ImageNet
+LAYOUTS = ("folder", cifar.BINARY, cifar.PYTHON)  # a folder per class, with or without train and val; CIFAR-100
+UNREADABLE = (OSError, ValueError, SyntaxError, EOFError)  # what Pillow raises on broken files
 MAX_BYTES = 4 << 30  # images are kept decoded, as bytes
 
 
@@ -122,10 +125,50 @@ class ImageSets:
 def load(recipe: ImageRecipe, folder: Path, say: Callable[[str], None] = lambda text: None) -> ImageSets:
     """The images of a recipe: its folder's, or the digits."""
     size = recipe.image_size
-    images = load_digits(size) if recipe.data is None else load_folder(Path(recipe.data), size)
+    layout = None if recipe.data is None else recipe.layout or cifar.recognise(Path(recipe.data)) or LAYOUTS[0]
+    if recipe.data is None:
+        images = load_digits(size)
+    elif layout == LAYOUTS[0]:
+        images = load_folder(Path(recipe.data), size)
+    else:
+        images = _load_cifar(Path(recipe.data), str(layout), recipe.allow_pickle, size, say)
     for path in images.skipped:
         say(f"Skipped {path}")
     return ImageSets(images, TensorDataset(*images.train))
+
+
+def _load_cifar(folder: Path, layout: str, allow_pickle: bool, size: int, say: Callable[[str], None]) -> ImageData:
+    classes, *parts = cifar.read(folder, layout, allow_pickle, say)
+    _check_size(sum(len(labels) for _, labels in parts), size)
+    train, test = ((cifar.resized(images, size), labels) for images, labels in parts)
+    return ImageData(str(folder), classes, train, test)
+
+
+def check(folder: Path, layout: str | None = None) -> list[str]:
+    """Every problem of a folder of images: a sentence that names the file, or the class."""
+    folder = Path(folder)
+    layout = layout or cifar.recognise(folder) or LAYOUTS[0]
+    problems: list[str] = []
+    try:
+        if layout != LAYOUTS[0]:
+            cifar.read(folder, layout, allow_pickle=True)
+            return []
+        training, held_out = find_splits(folder)
+        parts = [_by_class(part) for part in (training, held_out) if part is not None]
+    except DataError as error:
+        return [str(error)]
+    for found in parts:
+        for file in (file for files in found.values() for file in files):
+            try:
+                read_picture(file)
+            except UNREADABLE as error:
+                problems.append(f"{file}: {str(error) or type(error).__name__}")
+    if len(parts[0]) < 2:
+        problems.append(f"{training}: {len(parts[0])} classes with images; two or more are needed")
+    if len(parts) == 2:
+        problems += [f"{held_out}: no images of the class {name}" for name in parts[0] if name not in parts[1]]
+        problems += [f"{training}: no images of the class {name}" for name in parts[1] if name not in parts[0]]
+    return problems
 
 
 def for_evaluation(
@@ -221,6 +264,13 @@ def _by_class(folder: Path) -> dict[str, list[Path]]:
     return found
 
 
+def _check_size(total: int, image_size: int) -> None:
+    size = total * 3 * image_size**2
+    if size > MAX_BYTES:
+        got = f"{total} images, {size / 2**30:.1f} GiB at {image_size} × {image_size}"
+        raise DataError("--data", got, f"at most {MAX_BYTES >> 30} GiB", "Use a smaller --image-size or fewer images.")
+
+
 def load_folder(
     folder: Path, image_size: int, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> ImageData:
@@ -238,10 +288,7 @@ def load_folder(
     training, held_out = find_splits(folder)
     found, tests = _by_class(training), {} if held_out is None else _by_class(held_out)
     total = sum(len(files) for part in (found, tests) for files in part.values())
-    size = total * 3 * image_size**2
-    if size > MAX_BYTES:
-        got = f"{total} images, {size / 2**30:.1f} GiB at {image_size} × {image_size}"
-        raise DataError("--data", got, f"at most {MAX_BYTES >> 30} GiB", "Use a smaller --image-size or fewer images.")
+    _check_size(total, image_size)
     skipped: list[str] = []
     done = 0
 
@@ -254,7 +301,7 @@ def load_folder(
                 try:
                     images.append(_read(path, image_size))
                     labels.append(name)
-                except (OSError, ValueError, SyntaxError, EOFError) as error:  # what Pillow raises on broken files
+                except UNREADABLE as error:
                     skipped.append(f"{path}: {str(error) or type(error).__name__}")
                 done += 1
                 progress(done, total)

@@ -21,6 +21,7 @@ class ImageRecipe(TaskRecipe):
         dim, depth, mlp_ratio: channels, blocks, and hidden units of the MLP per channel.
         class_token: classify by a token of its own instead of the mean of all tokens.
         label_smoothing: share of each label that is spread over all classes.
+        allow_pickle: read pickled data sets (cifar-100-python), which can run any code.
     """
 
     batch_size: int = 64
@@ -36,6 +37,7 @@ class ImageRecipe(TaskRecipe):
     mlp_ratio: float = 4.0
     class_token: bool = False
     label_smoothing: float = 0.1
+    allow_pickle: bool = False
 
     trains_control: ClassVar[bool] = False  # the digits are solved without mixing; `polymix compare` shows it
 
@@ -46,6 +48,7 @@ class ImageRecipe(TaskRecipe):
         if self.image_size % self.patch_size:
             got = f"{self.patch_size} with image_size={self.image_size}"
             raise OptionError("patch_size", got, "a divisor of the image size", "Change one of the two.")
+        check_choice("allow_pickle", self.allow_pickle, (True, False))
         check_choice("class_token", self.class_token, (True, False))
         check_number("mlp_ratio", self.mlp_ratio, 1 / self.dim, math.inf, "a number that leaves a hidden unit", 4)
         check_number("label_smoothing", self.label_smoothing, 0.0, 1.0, "a share below 1", 0.1)

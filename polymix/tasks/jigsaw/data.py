@@ -15,12 +15,11 @@ from torch.utils.data import Dataset
 
 from polymix._io import write_whole
 from polymix.errors import DataError, MissingExtraError
-from polymix.tasks.classify.data import FORMATS, HEIC, HELD_OUT, TRAINING, as_tensor, read_picture
+from polymix.tasks.classify.data import FORMATS, HEIC, HELD_OUT, TRAINING, UNREADABLE, as_tensor, read_picture
 from polymix.tasks.jigsaw.recipe import JigsawRecipe
 
 LAYOUTS = ("photographs",)
 TEST_SHARE = 5  # without val, every fifth photograph is for the test
-UNREADABLE = (OSError, ValueError, SyntaxError, EOFError)  # what Pillow raises on broken files
 EPOCH = 20_000  # crops that count as one pass through the photographs
 LARGEST = 320  # shorter side of a photograph that is kept in memory, in pixels
 # The photographs of scikit-image, and those of scikit-learn. None of the test photographs shows a training scene.

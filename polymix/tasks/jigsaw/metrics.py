@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from polymix._io import write_whole
 from polymix.errors import DataError
 from polymix.numbers import percent
-from polymix.tasks.classify.data import as_tensor, read_picture
-from polymix.tasks.jigsaw.data import UNREADABLE, Puzzles, cut, joined, scaled, shuffled
+from polymix.tasks.classify.data import UNREADABLE, as_tensor, read_picture
+from polymix.tasks.jigsaw.data import Puzzles, cut, joined, scaled, shuffled
 from polymix.tasks.jigsaw.recipe import JigsawRecipe
 from polymix.tasks.processes import Process
 

@@ -28,6 +28,7 @@ from polymix.models import VisionTransformer
 from polymix.pages import data_url
 from polymix.tasks.classify import ImageData, Schedule, load_digits, load_folder
 from polymix.tasks.classify.training import train
+from polymix.tasks.rows import UP
 from polymix.workflows.compare.verdict import answer
 
 _SAMPLES = 12  # test images that the report shows
@@ -190,8 +191,23 @@ def compare(settings: Settings, folder: Path, progress: Progress, *, resume: boo
         return build(config, grid, kw), torch.randn(1, data.channels, *size, **kw), {}
 
     _sweep(results, settings, mixers, whole, "host", counts, progress)
-    results.set(answer=answer(results.content), finished=True)
+    results.set(answer=answer(results.content), rows=task_rows(results.content), finished=True)
     return results
+
+
+def task_rows(content: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The training runs as rows of the form that all tasks have (`polymix.tasks.rows.COLUMNS`)."""
+    parameters = {row["label"]: row["parameters"] for row in content["mixers"]}
+    images, recipe = content["data"]["train"], content["host"]["recipe"]
+    return [
+        {"task": "classify", "host": "VisionTransformer", "mixer": row["mixer"], "seed": row["seed"],
+         "metrics": {"accuracy": row["accuracy"]}, "directions": {"accuracy": UP},
+         "parameters": parameters[row["mixer"]],
+         "steps": recipe["epochs"] * -(-images // recipe["batch_size"]), "unit": "images",
+         "training_per_second": round(recipe["epochs"] * images / row["seconds"], 2) if row["seconds"] else None,
+         "inference_per_second": None, "peak_bytes": None, "paper": None}
+        for row in content["training"]
+    ]  # fmt: skip
 
 
 def _load(settings: Settings, progress: Progress) -> ImageData:

@@ -1,0 +1,95 @@
+"""The floor of a whole model: its matrix products and convolutions, each alone and in its fastest way."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from polymix.measure.floor import floor
+from polymix.measure.timing import once
+from polymix.mixers import TokenMixer
+from polymix.structured.cost import Cost, Op
+
+MOST = 20  # rounds
+
+
+def least_seconds(calls: Mapping[Any, Callable[[], Any]], seconds: float) -> dict[Any, float]:
+    """The seconds of each call, the fastest of several rounds in turn: other work on the machine only adds to them.
+
+    The rounds take so many seconds altogether. Where there is time for one round alone, it has no warm-up.
+    """
+    runs: dict[Any, list[float]] = {name: [] for name in calls}
+    first = {name: once(call, "cpu") for name, call in calls.items()}
+    whole = sum(first.values())
+    if whole > seconds / 2:  # one round is all there is time for
+        return first
+    for _ in range(max(1, min(MOST, int((seconds - whole) / whole)))):
+        for name, call in calls.items():
+            runs[name].append(once(call, "cpu"))
+    return {name: min(times) for name, times in runs.items()}
+
+
+def products_of(model: nn.Module, inputs: dict[str, Any]) -> Counter[Op]:
+    """The products and convolutions of a call, those of mixers by their cost, each with how often it occurs."""
+    found: Counter[Op] = Counter()
+    inside: list[nn.Module] = []
+
+    def before(mixer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        assert isinstance(mixer, TokenMixer)
+        found.update(mixer.cost_ops(args[0].shape[1], kwargs.get("grid")))
+        inside.append(mixer)
+
+    def product(layer: Any, args: tuple[Any, ...], output: torch.Tensor) -> None:
+        if inside:
+            return
+        if isinstance(layer, nn.Conv2d):  # patches: a product of each with all filters
+            found[Op("linear", (output[0, 0].numel(), math.prod(layer.weight.shape[1:]), output.shape[1], 1))] += 1
+        else:
+            x = args[0]
+            found[Op("linear", (x.numel() // x.shape[-1], x.shape[-1], output.shape[-1], 1))] += 1
+
+    hooks = []
+    for module in model.modules():
+        if isinstance(module, TokenMixer):
+            hooks.append(module.register_forward_pre_hook(before, with_kwargs=True))
+            hooks.append(module.register_forward_hook(lambda *_: inside.pop() and None))
+        elif isinstance(module, (nn.Linear, nn.Conv2d)) or type(module).__name__ == "Conv1D":
+            hooks.append(module.register_forward_hook(product))
+    with torch.inference_mode():
+        model(**inputs)
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+_known: dict[Op, float] = {}  # models share most of their products
+
+
+def floor_of(ops: Counter[Op]) -> float:
+    """Seconds of all products: each is run by PyTorch, in blocks, by our kernel or with packed weights."""
+    for op in ops:
+        if op not in _known:
+            _known[op] = min(_least(way) for way in (floor(Cost(0, (op,))), *_packed(op)))
+    return sum(count * _known[op] for op, count in ops.items())
+
+
+def _least(call: Callable[[], Any]) -> float:
+    first = once(call, "cpu")
+    times = sorted(once(call, "cpu") for _ in range(max(1, min(15, int(0.15 / first)))))
+    return times[0]
+
+
+def _packed(op: Op) -> list[Callable[[], Any]]:
+    if op.kind != "linear" or op.shape[3] > 1:
+        return []
+    rows, inside, outside, _ = op.shape
+    x, weight = torch.randn(rows, inside), torch.ops.mkldnn._reorder_linear_weight(torch.randn(outside, inside))
+
+    @torch.inference_mode()
+    def run() -> Any:
+        return torch.ops.mkldnn._linear_pointwise.default(x, weight, None, "none", [], "")
+
+    return [run]

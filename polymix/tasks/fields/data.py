@@ -1,0 +1,170 @@
+"""Satellite time series for training: windows of patches that are read from disk one at a time, and their collation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from polymix.errors import DataError
+from polymix.tasks.fields.made import COVERS, SIDE, made
+from polymix.tasks.fields.pastis import FOLDS, LAYOUTS, VOID, Patch, check_values, read_patches, statistics
+from polymix.tasks.fields.recipe import FieldsRecipe
+from polymix.tasks.label_maps import windows
+
+__all__ = ["LAYOUTS", "FieldData", "Windows", "check", "for_evaluation", "from_summary", "load", "made"]
+
+CROPS = (
+    "background", "meadow", "soft winter wheat", "corn", "winter barley", "winter rapeseed", "spring barley",
+    "sunflower", "grapevine", "beet", "winter triticale", "winter durum wheat", "fruits, vegetables, flowers",
+    "potatoes", "leguminous fodder", "soybeans", "orchard", "mixed cereal", "sorghum",
+)  # fmt: skip
+_CHECKED_AT_LOAD = 1000  # patches whose numbers are read before training
+
+
+class Windows(Dataset[Any]):
+    """Squares of `size` pixels that cover every pixel of some patches: (series, days, labels, place)."""
+
+    def __init__(self, patches: Sequence[Patch], size: int, dates: int, mean: Tensor, std: Tensor) -> None:
+        self.patches, self.size, self.dates, self.mean, self.std = patches, size, dates, mean, std
+        self.places = [(i, y, x) for i, patch in enumerate(patches)
+                       for y in windows(patch.shape[2], size) for x in windows(patch.shape[3], size)]  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor, Tensor, tuple[int, int, int]]:
+        which, top, left = self.places[index]
+        patch = self.patches[which]
+        series, labels = patch.arrays()
+        chosen = torch.arange(patch.shape[0])
+        if len(chosen) > self.dates:
+            chosen = torch.linspace(0, patch.shape[0] - 1, self.dates).round().long()
+        square = (slice(top, top + self.size), slice(left, left + self.size))
+        part = numpy.asarray(series[chosen.numpy(), :, square[0], square[1]], dtype=numpy.float32)
+        values = torch.from_numpy(part)
+        if not values.isfinite().all():
+            raise DataError("data", f"{patch.name} with pixels that are not finite", "numbers", "Mend or remove it.")
+        values = (values - self.mean[:, None, None]) / self.std[:, None, None]
+        return values, patch.days[chosen], torch.from_numpy(numpy.asarray(labels[square]).astype(numpy.int64)), (
+            which, top, left)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FieldData:
+    """Windows to train on and to test on, the classes, and the bands' statistics."""
+
+    name: str
+    classes: tuple[str, ...]
+    train: Any
+    test: Any
+    mean: Tensor
+    std: Tensor
+    pad_to: int | None = None  # dates of every series; None: as many as the longest of a batch has
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    def collate(self, samples: Sequence[Any]) -> tuple[Tensor, Tensor, Tensor, Tensor, list[tuple[int, int, int]]]:
+        """Series (B, T, bands, w, w), days (B, T), which dates are real (B, T), labels (B, w, w), places."""
+        longest = max(max(len(sample[1]) for sample in samples), self.pad_to or 0)
+        series = samples[0][0].new_zeros(len(samples), longest, *samples[0][0].shape[1:])
+        days = torch.zeros(len(samples), longest, dtype=torch.int64)
+        present = torch.zeros(len(samples), longest, dtype=torch.bool)
+        for row, (values, dates, _, _) in enumerate(samples):
+            series[row, : len(dates)], days[row, : len(dates)], present[row, : len(dates)] = values, dates, True
+        labels = torch.stack([sample[2] for sample in samples])
+        return series, days, present, labels, [sample[3] for sample in samples]
+
+    def summary(self) -> dict[str, Any]:
+        """What results.json keeps: enough to build the model and to normalise new series."""
+        return {"name": self.name, "classes": list(self.classes), "mean": self.mean.tolist(), "std": self.std.tolist(),
+                **self.counts}  # fmt: skip
+
+
+def load(recipe: FieldsRecipe, folder: Path, say: Callable[[str], None]) -> FieldData:
+    """The windows of a fold; without recipe.data, of made fields, which are written to `folder` as PASTIS.
+
+    Raises:
+        DataError: the folder is none, a file is missing or does not fit, a fold is empty, or a window is larger than a
+            patch: the first problem, by file and entry. OptionError: pickles without allow_pickle.
+    """
+    root = folder / "fields"
+    if recipe.data is None:
+        sizes = (recipe.made_train, recipe.made_test, max(SIDE, recipe.window))
+        say(f"Made fields, in the layout of PASTIS: {made(root, 0, *sizes)}")
+    source = root if recipe.data is None else Path(recipe.data)
+    classes = _classes(recipe)
+    problems: list[str] = []
+    patches = read_patches(source, recipe.layout, problems.append, allow_pickle=recipe.allow_pickle)
+    for patch in patches[:_CHECKED_AT_LOAD] if not problems else ():
+        problems += [problem] if (problem := check_values(patch, len(classes))) else []
+    if problems:
+        more = f" ({len(problems) - 1} more: --check lists them)" if len(problems) > 1 else ""
+        raise DataError("data", f"this: {problems[0]}{more}", "sound files", "Mend or remove them.")
+    folds = FOLDS[recipe.fold]
+    parts = [[patch for patch in patches if patch.fold in part] for part in (folds[:3], folds[3:4], folds[4:])]
+    for part, numbers in ((parts[0], folds[:3]), (parts[2], folds[4:])):
+        if not part:
+            got = f"{source} without patches in fold {', '.join(map(str, numbers))}"
+            raise DataError("data", got, "patches to train and to test on", "Choose another fold.")
+    small = next((patch for patch in patches if min(patch.shape[2:]) < recipe.window), None)
+    if small is not None:
+        got = f"{recipe.window} for {small.name} of {small.shape[2]} × {small.shape[3]} pixels"
+        raise DataError("window", got, "a window that fits into every patch", "Pass a smaller --set window=.")
+    mean, std = statistics(source, folds[:3], parts[0])
+    train, test = (Windows(part, recipe.window, recipe.dates, mean, std) for part in (parts[0], parts[2]))
+    counts = {"train_patches": len(parts[0]), "test_patches": len(parts[2]), "train_windows": len(train)}
+    name = "made fields" if recipe.data is None else str(recipe.data)
+    return FieldData(name, classes, train, test, mean, std, None if recipe.mask_padding else recipe.dates, counts)
+
+
+def check(folder: str | Path, layout: str | None = None) -> list[str]:
+    """All problems of a folder of PASTIS, in sentences that name file and entry; it reads every number."""
+    problems: list[str] = []
+    try:
+        patches = read_patches(Path(folder), layout, problems.append, allow_pickle=layout == "pastis24")
+    except DataError as error:
+        return [str(error)]
+    for patch in patches:
+        try:
+            problem = check_values(patch, VOID)
+        except DataError as error:
+            problem = str(error)
+        problems += [problem] if problem else []
+    for fold in range(1, 6):
+        if not any(patch.fold == fold for patch in patches) and layout != "pastis24":
+            problems.append(f"{folder}: fold {fold} has no patches")
+    return problems
+
+
+def from_summary(recipe: FieldsRecipe, summary: Mapping[str, Any]) -> FieldData | None:
+    """The data of a trained model without its windows; None where results.json does not have it."""
+    if "mean" not in summary:
+        return None
+    mean, std = (torch.tensor(summary[key]) for key in ("mean", "std"))
+    pad_to = None if recipe.mask_padding else recipe.dates
+    return FieldData(str(summary["name"]), tuple(summary["classes"]), (), (), mean, std, pad_to)
+
+
+def for_evaluation(
+    recipe: FieldsRecipe, summary: Mapping[str, Any], whole: bool, limit: int | None, say: Callable[[str], None]
+) -> FieldData | None:
+    """Data to measure a trained model on, normalised as its training data was: the test fold, or all folds."""
+    trained = from_summary(recipe, summary)
+    if trained is None or recipe.data is None:
+        return None
+    data = load(replace(recipe, classes=len(trained.classes)), Path(), say)
+    patches = [*data.train.patches, *data.test.patches] if whole else data.test.patches
+    test = Windows(patches[:limit], recipe.window, recipe.dates, trained.mean, trained.std)
+    return replace(trained, name=data.name, test=test)
+
+
+def _classes(recipe: FieldsRecipe) -> tuple[str, ...]:
+    names = COVERS if recipe.data is None else CROPS
+    count = recipe.classes or len(names)
+    return tuple(names[place] if place < len(names) else f"class {place}" for place in range(count))

@@ -1,0 +1,173 @@
+"""How good a crop map is: mIoU and overall accuracy by one confusion matrix, and pictures of truth and prediction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from polymix._io import write_whole
+from polymix.errors import DataError
+from polymix.mixers.spec import parse_mixer
+from polymix.tasks.fields.data import FieldData, Windows
+from polymix.tasks.fields.pastis import VOID, Patch, read_patches
+from polymix.tasks.fields.recipe import FieldsRecipe
+from polymix.tasks.label_maps import Confusion, draw_maps
+from polymix.tasks.processes import Process
+
+DIRECTIONS = {"miou": "up", "accuracy": "up"}
+SHOWN = 4  # patches in the picture
+# PoM, Section 4.4 and its table of satellite time series: PASTIS, fold 1; attention as its authors trained it again.
+PAPER: Mapping[str, Mapping[str, Any]] = {
+    "softmax": {"miou": 0.646, "accuracy": 0.828, "km2_per_second": 7.2, "source": "PoM paper, PASTIS fold 1"},
+    "pom": {"miou": 0.646, "accuracy": 0.827, "km2_per_second": 26.3, "source": "PoM paper, PASTIS fold 1"},
+}
+
+
+def paper(recipe: FieldsRecipe) -> dict[str, Any] | None:
+    """What the PoM paper reports for this mixer on PASTIS; None for other mixers, plans and folds."""
+    row = PAPER.get(parse_mixer(recipe.mixer)[1].name) if recipe.plan is None and recipe.fold == 1 else None
+    return None if row is None else dict(row)
+
+
+def measure(model: nn.Module, data: FieldData, recipe: FieldsRecipe, process: Process) -> dict[str, float]:
+    """mIoU over the classes that occur and the share of pixels that are right, on whole test patches."""
+    return _confusion(model, data, recipe, process).compute()
+
+
+def details(model: nn.Module, data: FieldData, recipe: FieldsRecipe, process: Process) -> dict[str, Any]:
+    """The metrics, and the IoU of each class."""
+    confusion = _confusion(model, data, recipe, process)
+    shares = confusion.per_class()
+    rows = {f"iou_{name}": share for name, share in zip(data.classes, shares, strict=True) if share is not None}
+    return {"metrics": {**confusion.compute(), **rows}, "count": len(data.test.patches), "unit": "patches"}
+
+
+def _confusion(model: nn.Module, data: FieldData, recipe: FieldsRecipe, process: Process) -> Confusion:
+    confusion = Confusion(len(data.classes), VOID)
+    for patch, predicted in predict_patches(model, data, recipe, process):
+        confusion.update(predicted, torch.from_numpy(numpy.asarray(patch.arrays()[1]).astype(numpy.int64)))
+    return confusion
+
+
+def predict_patches(
+    model: nn.Module, data: FieldData, recipe: FieldsRecipe, process: Process
+) -> Iterator[tuple[Patch, Tensor]]:
+    """Each test patch with its map of classes (H, W). Where windows overlap, their probabilities are added."""
+    loader = DataLoader(data.test, recipe.part_size, collate_fn=data.collate)
+    waiting: dict[int, list[Any]] = {}
+    each: dict[int, int] = {}
+    for which, _, _ in data.test.places:
+        each[which] = each.get(which, 0) + 1
+    for series, days, present, _, places in loader:
+        inputs = (series.to(process.device), days.to(process.device), present.to(process.device))
+        shares = model(*inputs).float().softmax(1).cpu()
+        for share, (which, top, left) in zip(shares, places, strict=True):
+            patch = data.test.patches[which]
+            total = waiting.setdefault(which, [torch.zeros(len(data.classes), *patch.shape[2:]), 0])
+            total[0][:, top : top + share.shape[1], left : left + share.shape[2]] += share
+            total[1] += 1
+            if total[1] == each[which]:
+                yield patch, waiting.pop(which)[0].argmax(0)
+
+
+def draw(model: nn.Module, data: FieldData, recipe: FieldsRecipe, folder: Path) -> list[Path]:
+    """predictions.png: for some test patches the clearest image, the true classes and the predicted ones."""
+    few = sorted({place * len(data.test.patches) // SHOWN for place in range(min(SHOWN, len(data.test.patches)))})
+    shown = replace(data, test=Windows([data.test.patches[i] for i in few], data.test.size, data.test.dates,
+                                       data.mean, data.std))  # fmt: skip
+    rows = []
+    for patch, predicted in predict_patches(model, shown, recipe, Process()):
+        series, labels = patch.arrays()
+        rows.append((clearest(series), numpy.asarray(labels), predicted.numpy()))
+    path = folder / "predictions.png"
+    _picture(path, rows, data.classes, ("image", "truth", "prediction"))
+    return [path]
+
+
+def clearest(series: Any) -> Any:
+    """The image of the darkest date, which has the fewest clouds, as red, green and blue in [0, 1]."""
+    dark = int(numpy.asarray(series[:, :3]).reshape(len(series), -1).mean(1).argmin())
+    colours = numpy.asarray(series[dark, [2, 1, 0]], dtype=numpy.float32).transpose(1, 2, 0)
+    low, high = numpy.percentile(colours, 2), numpy.percentile(colours, 98)
+    return ((colours - low) / max(high - low, 1e-6)).clip(0, 1)
+
+
+def _picture(path: Path, rows: Sequence[Sequence[Any]], classes: Sequence[str], titles: Sequence[str]) -> None:
+    """A picture with a row for each patch, image first and then maps of classes, and a legend."""
+    from matplotlib.colors import ListedColormap
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch as Swatch
+
+    palette = [f"C{k}" for k in range(10)] + ["#1b9e77", "#d95f02", "#7570b3", "#e7298a", "#66a61e", "#e6ab02",
+                                              "#a6761d", "#222266", "#99ccff"]  # fmt: skip
+    void = ["#eeeeee"] * (VOID + 1 - len(classes))
+    colours = ListedColormap([*palette[: len(classes)], *void])
+    figure = Figure(figsize=(2.1 * len(titles) + 2, 2.1 * len(rows) + 0.3), layout="constrained")
+    grid = figure.subplots(len(rows), len(titles), squeeze=False)
+    for axes, row in zip(grid, rows, strict=True):
+        axes[0].imshow(row[0])
+        axes[0].set_title(titles[0], fontsize=9)
+        axes[0].set_axis_off()
+        for place, labels, title in zip(axes[1:], row[1:], titles[1:], strict=True):
+            draw_maps(place, labels, title, colours, VOID + 1)
+    figure.legend(handles=[Swatch(color=palette[k], label=name) for k, name in enumerate(classes)],
+                  loc="outside right center", frameon=False, fontsize=8)  # fmt: skip
+    write_whole(path, lambda part: figure.savefig(part, dpi=130, format="png"))
+
+
+def describe(recipe: FieldsRecipe, data: FieldData) -> str:
+    """What the model was trained on, for the report."""
+    counts = data.counts
+    return (
+        f"{recipe.mixer_name} in TSViT, on {data.name}: {counts.get('train_windows', 0):,} windows of {recipe.window} "
+        f"× {recipe.window} pixels of {counts.get('train_patches', 0):,} training patches, "
+        f"{counts.get('test_patches', 0):,} test patches, {len(data.classes)} classes. Fold {recipe.fold}."
+    )
+
+
+def predict(
+    model: nn.Module, data: FieldData, recipe: FieldsRecipe, files: Sequence[Path], folder: Path, process: Process
+) -> list[dict[str, Any]]:
+    """Maps of series DATA_S2/S2_….npy of PASTIS, whose dates are in metadata.geojson one folder above.
+
+    Each result has the file, the share of each class, a picture, and the map as an array of classes.
+    """
+    rows = []
+    for path in files:
+        root = path.resolve().parent.parent
+        if not (root / "metadata.geojson").is_file():
+            got = f"{path}, without metadata.geojson in {root}"
+            raise DataError("files", got, "DATA_S2/S2_….npy of a folder of PASTIS", "The dates are in the metadata.")
+        problems: list[str] = []
+        patches = read_patches(root, "pastis", problems.append)
+        mine = [patch for patch in patches if Path(patch.name).resolve() == path.resolve()]
+        if not mine:
+            about = next(
+                (text for text in problems if path.stem.removeprefix("S2_") in text), "it is not in the metadata"
+            )
+            raise DataError("files", f"{path}: {about}", "a sound patch of the metadata", "")
+        size = min(recipe.window, *mine[0].shape[2:])
+        test = Windows(mine, size, recipe.dates, data.mean, data.std)
+        (patch, predicted), = predict_patches(model, replace(data, test=test), recipe, process)  # fmt: skip
+        picture, array = folder / f"{path.stem}.png", folder / f"{path.stem}-classes.npy"
+        _picture(picture, [(clearest(patch.arrays()[0]), predicted.numpy())], data.classes, ("image", "prediction"))
+        write_whole(array, lambda part, m=predicted: _save(part, m))  # type: ignore[misc]
+        counts = torch.bincount(predicted.flatten(), minlength=len(data.classes)).double() / predicted.numel()
+        shares = {name: round(float(share), 4) for name, share in zip(data.classes, counts, strict=True) if share > 0}
+        largest = max(shares, key=lambda name: shares[name])
+        rows.append({"file": str(path), "largest": largest, "picture": picture.name, "map": array.name,
+                     "shares": shares, "km2": round(math.prod(patch.shape[2:]) * 1e-4, 4)})  # fmt: skip
+    return rows
+
+
+def _save(path: Path, classes: Tensor) -> None:
+    with open(path, "wb") as file:
+        numpy.save(file, classes.to(torch.uint8).numpy())

@@ -1,0 +1,265 @@
+"""Readers of satellite time series on disk: PASTIS as it is published, and the pickles of PASTIS24."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import json
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from polymix._io import read_json, reason_of
+from polymix.errors import DataError, OptionError
+
+BANDS, VOID = 10, 19
+LAYOUTS = ("pastis", "pastis24")
+FOLDS = {
+    fold: tuple((fold + k - 1) % 5 + 1 for k in range(5)) for fold in range(1, 6)
+}  # train, train, train, val, test
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One patch on disk: its name, and what reads the series (T, bands, H, W), labels (H, W) and days (T)."""
+
+    name: str
+    fold: int
+    days: Tensor
+    shape: tuple[int, ...]  # of the series
+    read: Callable[[], tuple[Any, Any]]
+
+    def arrays(self) -> tuple[Any, Any]:
+        """Series and labels. Raises DataError if a file cannot be read."""
+        try:
+            return self.read()
+        except (OSError, ValueError, EOFError) as error:
+            raise DataError(
+                "data", f"{self.name}, which cannot be read ({reason_of(error)})", "an array", ""
+            ) from error
+
+
+def layout_of(folder: Path, layout: str | None) -> str:
+    """The layout of a folder. Raises DataError if it has none of them."""
+    if not folder.is_dir():
+        raise DataError("data", f"{folder}, which is no folder", "a folder of PASTIS", "Check the path.")
+    if layout is None:
+        if (folder / "metadata.geojson").is_file():
+            return "pastis"
+        if next(folder.rglob("*.pickle"), None) is not None:
+            return "pastis24"
+        allowed = "metadata.geojson, or the pickles of PASTIS24"
+        raise DataError("data", f"{folder}, which has neither", allowed, "See docs/tasks/fields.md for the layouts.")
+    return layout
+
+
+def read_patches(
+    folder: Path,
+    layout: str | None,
+    problems: Callable[[str], None],
+    *,
+    classes: int = VOID,
+    allow_pickle: bool = False,
+) -> list[Patch]:
+    """The sound patches of a folder; what is wrong with the others is told to `problems`, a sentence each.
+
+    Reads the metadata and the headers of the arrays; `check_values` reads the numbers.
+    """
+    if layout_of(folder, layout) == "pastis24":
+        if not allow_pickle:
+            cure = "Pass --set allow_pickle=True for files that you trust: a pickle can run code."
+            raise OptionError("allow_pickle", f"False for the pickles in {folder}", "True", cure)
+        return _pastis24(folder, problems)
+    content = read_json(folder / "metadata.geojson", DataError, "data", "the metadata of PASTIS")
+    features = content.get("features") if isinstance(content, dict) else None
+    if not isinstance(features, list) or not features:
+        raise DataError("data", f"{folder / 'metadata.geojson'} without patches", "features with ID_PATCH", "")
+    patches, names = [], set()
+    for place, feature in enumerate(features):
+        about = feature.get("properties", {}) if isinstance(feature, dict) else {}
+        name = str(about.get("ID_PATCH", f"feature {place}"))
+        found = _patch(folder, name, about, name in names)
+        names.add(name)
+        if isinstance(found, str):
+            problems(f"{folder / 'metadata.geojson'}, patch {name}: {found}")
+        else:
+            patches.append(found)
+    return patches
+
+
+def _patch(folder: Path, name: str, about: Mapping[str, Any], again: bool) -> Patch | str:
+    """A patch, or what is wrong with it."""
+    if again:
+        return "the id occurs twice"
+    fold = about.get("Fold")
+    if type(fold) is not int or not 1 <= fold <= 5:
+        return f"Fold is {fold!r} instead of a number from 1 to 5"
+    days = days_of(about.get("dates-S2"))
+    if isinstance(days, str):
+        return days
+    series, labels = folder / "DATA_S2" / f"S2_{name}.npy", folder / "ANNOTATIONS" / f"TARGET_{name}.npy"
+    shapes = []
+    for path in (series, labels):
+        try:
+            shapes.append(tuple(numpy.load(path, mmap_mode="r", allow_pickle=False).shape))
+        except FileNotFoundError:
+            return f"{path} does not exist"
+        except (OSError, ValueError, EOFError) as error:
+            return f"{path} cannot be read ({reason_of(error)})"
+    shape, target = shapes
+    if len(shape) != 4 or shape[1] != BANDS:
+        return f"{series} has shape {shape} instead of (dates, {BANDS} bands, height, width)"
+    if shape[0] != len(days):
+        return f"{series} has {shape[0]} images for {len(days)} dates"
+    if target[-2:] != shape[-2:] or len(target) != 3:
+        return f"{labels} has shape {target} for images of {shape[-2]} × {shape[-1]} pixels"
+
+    def read() -> tuple[Any, Any]:
+        return numpy.load(series, mmap_mode="r"), numpy.load(labels, mmap_mode="r")[0]
+
+    return Patch(str(series), fold, torch.tensor(days), shape, read)
+
+
+def days_of(dates: Any) -> list[int] | str:
+    """Days of the year from 0, of dates such as {"0": 20180915}; what is wrong with them as text."""
+    if not isinstance(dates, dict) or not dates:
+        return "dates-S2 is missing"
+    try:
+        ordered = [dates[key] for key in sorted(dates, key=int)]
+    except ValueError:
+        return f"dates-S2 has the key {next(key for key in dates if not str(key).isdigit())!r} instead of a number"
+    wrong = next((value for value in ordered if type(value) is not int), None)
+    if wrong is not None:
+        return f"dates-S2 has {wrong!r} instead of a number such as 20180915"
+    try:
+        days = [datetime.date(value // 10000, value // 100 % 100, value % 100) for value in ordered]
+    except ValueError:
+        return "dates-S2 has a number that is no date such as 20180915"
+    if days != sorted(days):
+        late = next(place for place in range(1, len(days)) if days[place] < days[place - 1])
+        return f"dates-S2 is not in order: {ordered[late]} follows {ordered[late - 1]}"
+    return [day.timetuple().tm_yday - 1 for day in days]
+
+
+def check_values(patch: Patch, classes: int) -> str | None:
+    """What is wrong with a patch's numbers; None if nothing is."""
+    series, labels = patch.arrays()
+    if series.dtype.kind == "f" and not numpy.isfinite(series).all():
+        return f"{patch.name} has pixels that are not finite"
+    if series.dtype.kind not in "iuf":
+        return f"{patch.name} holds {series.dtype} instead of numbers"
+    odd = sorted({*numpy.unique(labels).tolist()} - {*range(classes), VOID})
+    return (
+        f"the labels of {patch.name} have {odd[0]}, which is no class from 0 to {classes - 1} and not {VOID}"
+        if odd
+        else None
+    )
+
+
+def statistics(folder: Path, folds: tuple[int, ...], patches: list[Patch]) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of each band over the training folds: of NORM_S2_patch.json, or else measured."""
+    path = folder / "NORM_S2_patch.json"
+    if path.is_file():
+        content = read_json(path, DataError, "data", "the statistics of PASTIS")
+        try:
+            parts = [content[f"Fold_{fold}"] for fold in folds]
+            mean, std = (torch.tensor([part[key] for part in parts]).float().mean(0) for key in ("mean", "std"))
+            if mean.shape != (BANDS,) or std.shape != (BANDS,) or not (std > 0).all():
+                raise ValueError(f"not {BANDS} means and positive deviations")
+            return mean, std
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            got = f"{path}, which cannot be used ({type(error).__name__}: {error})"
+            raise DataError("data", got, "Fold_1 to Fold_5 with mean and std", "Delete it to measure them.") from error
+    count, total, squares = 0, numpy.zeros(BANDS), numpy.zeros(BANDS)
+    for patch in patches:
+        series = numpy.asarray(patch.arrays()[0], dtype=numpy.float64)
+        count += series.size // BANDS
+        total += series.sum((0, 2, 3))
+        squares += (series**2).sum((0, 2, 3))
+    middle = total / max(count, 1)
+    deviation = numpy.sqrt(numpy.maximum(squares / max(count, 1) - middle**2, 1e-6))
+    return torch.from_numpy(middle).float(), torch.from_numpy(deviation).float()
+
+
+class _Arrays(pickle.Unpickler):
+    """Unpickles arrays of numpy in plain containers, and refuses everything else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module.split(".")[0] == "numpy" and name in ("_reconstruct", "ndarray", "dtype", "scalar", "_frombuffer"):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name} is not an array")
+
+
+def _pastis24(folder: Path, problems: Callable[[str], None]) -> list[Patch]:
+    """Windows of 24 pixels, {"img": (T, 10, 24, 24), "labels": (24, 24), "doy": (T,)}, by csv lists of their paths.
+
+    The list's name says what it is for: train, val (or eval), test; they stand for folds 1 to 3, 4 and 5.
+    """
+    lists = sorted(folder.rglob("*.csv"))
+    patches = []
+    for name, fold in (("train", 1), ("val", 4), ("eval", 4), ("test", 5)):
+        for file in (path for path in lists if name in path.stem):
+            with file.open(newline="", encoding="utf-8-sig") as opened:
+                rows = [row[0].strip() for row in csv.reader(opened) if row and row[0].strip()]
+            for row in rows:
+                path = next((place for place in (folder / row, file.parent / row) if place.is_file()), None)
+                if path is None:
+                    problems(f"{file}: {row} does not exist")
+                    continue
+                content = _unpickled(path)
+                if isinstance(content, str):
+                    problems(f"{path}: {content}")
+                    continue
+                images, _, days = content
+                patches.append(Patch(str(path), fold, days, images.shape, partial(_series_and_labels, path)))
+    if not lists:
+        problems(f"{folder}: no csv lists of train, val and test")
+    return patches
+
+
+def _series_and_labels(path: Path) -> tuple[Any, Any]:
+    content = _unpickled(path)
+    if isinstance(content, str):
+        raise ValueError(content)
+    return content[0], content[1]
+
+
+def _unpickled(path: Path) -> Any:
+    """Series, labels and days of a pickle, or what is wrong with it."""
+    try:
+        with path.open("rb") as file:
+            content = _Arrays(file).load()
+        images, labels, days = (numpy.asarray(content[key]) for key in ("img", "labels", "doy"))
+    except (OSError, pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError) as error:
+        return f"it cannot be read ({type(error).__name__}: {error})"
+    labels = labels[..., 0] if labels.ndim == 3 else labels
+    if (
+        images.ndim != 4
+        or images.shape[1] != BANDS
+        or labels.shape != images.shape[2:]
+        or days.shape != images.shape[:1]
+    ):
+        return f"shapes {images.shape}, {labels.shape} and {days.shape} of img, labels and doy do not fit together"
+    return images, labels, torch.from_numpy(days.astype(numpy.int64) % 366)
+
+
+def write_patch(folder: Path, name: str, series: Tensor, labels: Tensor, parcels: Tensor) -> None:
+    """The arrays of one patch as PASTIS has them; int16, and uint8 labels in the first of three channels."""
+    target = torch.stack((labels, torch.zeros_like(labels), torch.zeros_like(labels))).to(torch.uint8)
+    numpy.save(folder / "DATA_S2" / f"S2_{name}.npy", series.round().clamp(-32768, 32767).short().numpy())
+    numpy.save(folder / "ANNOTATIONS" / f"TARGET_{name}.npy", target.numpy())
+    numpy.save(folder / "ANNOTATIONS" / f"ParcelIDs_{name}.npy", parcels.int().numpy())
+
+
+def write_metadata(folder: Path, patches: list[dict[str, Any]], norms: Mapping[str, Any]) -> None:
+    """metadata.geojson and NORM_S2_patch.json. patches: the properties of each feature."""
+    features = [{"type": "Feature", "id": str(row["ID_PATCH"]), "properties": row, "geometry": None} for row in patches]
+    (folder / "NORM_S2_patch.json").write_text(json.dumps(norms))
+    (folder / "metadata.geojson").write_text(json.dumps({"type": "FeatureCollection", "features": features}))

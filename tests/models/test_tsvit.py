@@ -1,0 +1,90 @@
+"""TSViT: the published sizes, where its pixels go, padded dates, windows of other sizes and memory."""
+
+import pytest
+import torch
+
+from polymix.errors import OptionError, ShapeError
+from polymix.mixers.spec import parse_mixer
+from polymix.models import TSViT
+
+SMALL = {"classes": 3, "bands": 2, "image_size": 6, "patch": 2, "dim": 8, "heads": 2, "temporal_depth": 1,
+         "spatial_depth": 1}  # fmt: skip
+
+
+def series(batch=2, dates=4, side=6):
+    draw = torch.Generator().manual_seed(0)
+    images = torch.randn(batch, dates, 2, side, side, generator=draw)
+    return images, torch.randint(366, (batch, dates), generator=draw)
+
+
+def model(mixer="softmax", **options):
+    torch.manual_seed(0)
+    return TSViT(parse_mixer(mixer)[1], **{**SMALL, **options}).eval()
+
+
+@pytest.mark.parametrize(("dim", "count"), [(128, 1_657_476), (64, 435_524)])
+def test_it_has_the_published_parameters(dim, count):
+    with torch.device("meta"):
+        assert sum(parameter.numel() for parameter in TSViT(dim=dim).parameters()) == count
+
+
+def test_a_pixel_s_logits_lie_at_the_pixel():
+    """Without spatial mixing the logits of a patch depend on the pixels of that patch alone."""
+    host = model(spatial_depth=0)
+    images, days = series()
+    other = images.clone()
+    other[:, :, :, 2:4, 4:6] += 1
+    changed = (host(images, days) != host(other, days)).any(1)[0]
+    expected = torch.zeros(6, 6, dtype=torch.bool)
+    expected[2:4, 4:6] = True
+    assert torch.equal(changed, expected)
+
+
+def test_the_legacy_layout_writes_patches_one_after_another():
+    images, days = series()
+    right, legacy = model()(images, days), model(legacy_layout=True)(images, days)
+    first = right[:, :, :2, :2].flatten(2)
+    assert torch.equal(legacy[:, :, 0, :4], first), "the first patch stands in the first row"
+    assert not torch.equal(legacy, right)
+    assert torch.equal(legacy.flatten(2).sort().values, right.flatten(2).sort().values)
+
+
+@pytest.mark.parametrize("mixer", ["softmax", "pom", "qt", "padre-2", "poly_nl"])
+def test_padded_dates_take_no_part_unless_asked(mixer):
+    images, days = series()
+    present = torch.ones(2, 4, dtype=torch.bool)
+    present[0, 2:] = False
+    other = images.clone()
+    other[0, 2:] = 7.0
+    host = model(mixer)
+    assert torch.allclose(host(images, days, present), host(other, days, present), atol=1e-5)
+    published = model(mixer, mask_padding=False)
+    assert not torch.allclose(published(images, days, present)[0], published(other, days, present)[0], atol=1e-3)
+
+
+def test_linear_floor_sees_no_date():
+    images, days = series()
+    host = model("linear_floor")
+    assert torch.equal(host(images, days), host(images + 1, days.flip(1)))
+
+
+@pytest.mark.parametrize("mixer", ["softmax", "pom", "padre-2"])
+def test_larger_images_than_at_build_and_chunks(mixer):
+    images, days = series(side=10)
+    host = model(mixer)
+    with torch.no_grad():
+        whole = host(images, days)
+        host.chunk = 6
+        assert whole.shape == (2, 3, 10, 10) and torch.allclose(host(images, days), whole, atol=1e-5)
+
+
+def test_what_does_not_fit_is_told():
+    images, days = series()
+    with pytest.raises(ShapeError, match="images"):
+        model()(images[..., :5], days)
+    with pytest.raises(ShapeError, match="days"):
+        model()(images, days[:, :2])
+    with pytest.raises(OptionError, match="patch"):
+        model(patch=4)
+    with pytest.raises(OptionError, match="mixer"):
+        TSViT([parse_mixer("pom")[1]], **SMALL)

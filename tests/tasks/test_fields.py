@@ -1,0 +1,294 @@
+"""Satellite time series: PASTIS as it lies on disk, its mistakes, windows, the metric, and runs by the command line."""
+
+import csv
+import json
+import pickle
+
+import numpy
+import pytest
+import torch
+
+from polymix.cli import main
+from polymix.errors import DataError, OptionError, PolymixError, ShapeError
+from polymix.tasks.fields import FieldsRecipe, check, load, made
+from polymix.tasks.fields.made import COVERS, make_patch
+from polymix.tasks.label_maps import Confusion, windows
+from polymix.tasks.rows import COLUMNS, check_rows, floor_sentence
+from polymix.tasks.runner import train
+
+TINY = FieldsRecipe.tiny()
+
+
+@pytest.fixture(scope="module")
+def pastis(tmp_path_factory):
+    return made(tmp_path_factory.mktemp("pastis"), 0, 6, 2, 28)
+
+
+@pytest.fixture
+def broken(pastis, tmp_path):
+    """A copy to break: the folder, and a function that changes the properties of the first patch."""
+    import shutil
+
+    folder = tmp_path / "broken"
+    shutil.copytree(pastis, folder)
+
+    def change(**properties):
+        path = folder / "metadata.geojson"
+        content = json.loads(path.read_text())
+        content["features"][0]["properties"].update(properties)
+        path.write_text(json.dumps(content))
+
+    return folder, change
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    out = tmp_path_factory.mktemp("fields") / "out"
+    train(TINY, out)
+    return out
+
+
+def command(capsys, *arguments):
+    with pytest.raises(SystemExit) as stop:
+        main([*map(str, arguments), "--threads", "1"])
+    return stop.value.code or 0, *capsys.readouterr()
+
+
+# Readers
+
+
+def test_made_fields_are_read_back_as_they_were_made(pastis):
+    series, labels, _, days = make_patch(__import__("polymix.tasks.order", fromlist=["number"]).number(0, 0), 28)
+    data = load(FieldsRecipe(data=str(pastis), classes=6), pastis, print)
+    values, dates, truth, place = data.train[0]
+    raw = values * data.std[:, None, None] + data.mean[:, None, None]
+    assert torch.equal(dates, days) and torch.equal(truth, labels[:24, :24]) and place == (0, 0, 0)
+    assert torch.allclose(raw, series[:, :, :24, :24].round(), atol=0.5)
+    assert numpy.load(pastis / "DATA_S2" / "S2_10000.npy").dtype == numpy.int16
+
+
+def test_windows_cover_every_pixel_where_24_does_not_divide(pastis):
+    assert windows(128, 24) == [0, 24, 48, 72, 96, 104] and windows(24, 24) == [0] and windows(48, 24) == [0, 24]
+    data = load(FieldsRecipe(data=str(pastis), classes=6), pastis, print)
+    seen = torch.zeros(28, 28)
+    for which, top, left in data.train.places:
+        if which == 0:
+            seen[top : top + 24, left : left + 24] += 1
+    assert seen.min() == 1 and len(data.train) == 6 * 4
+
+
+def test_statistics_are_those_of_the_training_folds(pastis, broken):
+    norms = json.loads((pastis / "NORM_S2_patch.json").read_text())
+    data = load(FieldsRecipe(data=str(pastis), classes=6), pastis, print)
+    assert data.mean.tolist() == pytest.approx([sum(norms[f"Fold_{k}"]["mean"][b] for k in (1, 2, 3)) / 3
+                                                for b in range(10)], rel=1e-5)  # fmt: skip
+    folder, _ = broken
+    (folder / "NORM_S2_patch.json").unlink()
+    measured = load(FieldsRecipe(data=str(folder), classes=6), folder, print)
+    assert torch.allclose(measured.mean, data.mean, rtol=1e-2)
+
+
+def test_long_series_are_thinned_and_short_ones_padded(pastis):
+    data = load(FieldsRecipe(data=str(pastis), classes=6, dates=10), pastis, print)
+    assert data.train[0][0].shape == (10, 10, 24, 24)
+    padded = load(FieldsRecipe(data=str(pastis), classes=6, mask_padding=False), pastis, print)
+    series, _, present, _, _ = padded.collate([padded.train[0]])
+    assert series.shape[1] == 60 and present.sum() == 24 and not series[:, 24:].any()
+
+
+@pytest.mark.parametrize(("properties", "named"), [
+    ({"dates-S2": {"0": "20190101"}}, "'20190101' instead of a number"),
+    ({"dates-S2": {"0": 20190301, "1": 20190201}}, "not in order: 20190201 follows 20190301"),
+    ({"dates-S2": {"0": 20191345}}, "no date"), ({"dates-S2": {}}, "missing"), ({"Fold": 9}, "Fold is 9"),
+    ({"dates-S2": {"0": 20190101}}, "24 images for 1 dates"), ({"ID_PATCH": 77}, "does not exist"),
+    ({"ID_PATCH": 10001}, "twice"),
+])  # fmt: skip
+def test_mistakes_of_the_metadata_are_one_line_and_listed(broken, properties, named):
+    folder, change = broken
+    change(**properties)
+    with pytest.raises(DataError, match=named) as told:
+        load(FieldsRecipe(data=str(folder), classes=6), folder, print)
+    assert "metadata.geojson, patch" in str(told.value) and len(str(told.value).splitlines()) == 1
+    assert any(named in problem for problem in check(folder))
+
+
+@pytest.mark.parametrize(("shape", "value", "named"), [
+    ((24, 9, 28, 28), 0, "10 bands"), ((24, 10, 28, 20), 0, "28 × 20"), ((24, 10, 28, 28), numpy.nan, "not finite"),
+])  # fmt: skip
+def test_mistakes_of_a_cube(broken, shape, value, named):
+    folder, _ = broken
+    numpy.save(folder / "DATA_S2" / "S2_10000.npy", numpy.full(shape, value, dtype=numpy.float32))
+    with pytest.raises(DataError, match=named):
+        load(FieldsRecipe(data=str(folder), classes=6), folder, print)
+    assert any(named in problem for problem in check(folder))
+
+
+def test_other_mistakes(broken, tmp_path):
+    folder, _ = broken
+    target = folder / "ANNOTATIONS" / "TARGET_10001.npy"
+    numpy.save(target, numpy.full((3, 28, 28), 18, dtype=numpy.uint8))
+    with pytest.raises(DataError, match="have 18, which is no class from 0 to 5"):
+        load(FieldsRecipe(data=str(folder), classes=6), folder, print)
+    (folder / "DATA_S2" / "S2_10002.npy").write_bytes(b"nothing")
+    assert sum("S2_10002.npy cannot be read" in problem for problem in check(folder)) == 1
+    with pytest.raises(DataError, match="which has neither"):
+        load(FieldsRecipe(data=str(tmp_path)), tmp_path, print)
+
+
+def test_a_fold_without_patches_and_a_window_that_does_not_fit(pastis):
+    made_of = json.loads((pastis / "metadata.geojson").read_text())["features"]
+    assert {row["properties"]["Fold"] for row in made_of} == {1, 2, 3, 4, 5}
+    with pytest.raises(DataError, match="window"):
+        load(FieldsRecipe(data=str(pastis), classes=6, window=48), pastis, print)
+
+
+class Attack:
+    def __reduce__(self):
+        return print, ("run by a pickle",)
+
+
+def test_pickles_are_read_only_when_asked_and_run_nothing(tmp_path, capsys):
+    for name in ("train", "val", "test"):
+        content = {"img": numpy.zeros((3, 10, 24, 24), numpy.float32), "labels": numpy.zeros((24, 24), numpy.int64),
+                   "doy": numpy.array([10, 20, 30])}  # fmt: skip
+        with open(tmp_path / f"{name}.pickle", "wb") as file:
+            pickle.dump(content, file)
+        with open(tmp_path / f"{name}_paths.csv", "w", newline="") as file:
+            csv.writer(file).writerow([f"{name}.pickle"])
+    with pytest.raises(OptionError, match="allow_pickle=True"):
+        load(FieldsRecipe(data=str(tmp_path)), tmp_path, print)
+    asked = FieldsRecipe(data=str(tmp_path), allow_pickle=True)
+    data = load(asked, tmp_path, print)
+    assert len(data.train) == len(data.test) == 1 and data.train[0][1].tolist() == [10, 20, 30]
+    with open(tmp_path / "train.pickle", "wb") as file:
+        pickle.dump({"img": Attack()}, file)
+    with pytest.raises(DataError, match="not an array"):
+        load(asked, tmp_path, print)
+    assert "run by a pickle" not in capsys.readouterr().out
+
+
+# The metric
+
+
+def test_the_confusion_matrix_counts_what_is_not_ignored():
+    confusion = Confusion(3, ignore=19)
+    confusion.update(torch.tensor([0, 1, 1, 0]), torch.tensor([0, 1, 0, 19]))
+    assert confusion.compute() == {"miou": pytest.approx((1 / 2 + 1 / 2) / 2), "accuracy": pytest.approx(2 / 3)}
+    assert confusion.per_class() == [0.5, 0.5, None]
+    with pytest.raises(ShapeError, match="classes from 0 to 2"):
+        confusion.update(torch.tensor([0]), torch.tensor([7]))
+
+
+# Runs
+
+
+def test_a_run_has_rows_a_control_pictures_and_a_report(run_folder):
+    content = json.loads((run_folder / "results.json").read_text())
+    rows = check_rows(content, "results.json")
+    assert [row["mixer"] for row in rows] == ["pom", "linear_floor"] and set(rows[0]) == set(COLUMNS)
+    assert list(rows[0]["metrics"]) == ["miou", "accuracy"] and rows[0]["directions"]["miou"] == "up"
+    assert rows[0]["paper"]["miou"] == 0.646 and rows[1]["paper"] is None
+    assert rows[0]["inference_per_second"] > 0 and rows[0]["peak_bytes"] > 0 and rows[0]["unit"] == "km2"
+    assert content["control"].startswith("linear_floor, which mixes nothing") and content["finished"]
+    page = (run_folder / "report.html").read_text()
+    assert content["control"] in page and "miou ↑" in page
+    assert (run_folder / "predictions.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_evaluate_and_predict(run_folder, pastis, tmp_path, capsys):
+    status, said, _ = command(capsys, "evaluate", run_folder, "--data", pastis, "--json")
+    found = json.loads(said)
+    assert status == 0 and found["unit"] == "patches" and found["count"] == 2 and 0 <= found["metrics"]["miou"] <= 1
+    file = pastis / "DATA_S2" / "S2_10003.npy"
+    status, _, _ = command(capsys, "predict", run_folder, file, "--out", tmp_path / "seen")
+    row = json.loads((tmp_path / "seen" / "predictions.json").read_text())["results"][0]
+    classes = numpy.load(tmp_path / "seen" / row["map"])
+    assert status == 0 and row["file"] == str(file) and classes.shape == (28, 28) and classes.max() < len(COVERS)
+    assert sum(row["shares"].values()) == pytest.approx(1, abs=1e-3)
+    assert (tmp_path / "seen" / row["picture"]).read_bytes().startswith(b"\x89PNG")
+    status, _, error = command(capsys, "predict", run_folder, tmp_path / "none.npy", "--out", tmp_path / "other")
+    assert status == 2 and "none.npy, which does not exist" in error
+
+
+def test_check_lists_all_problems_and_trains_nothing(broken, capsys, tmp_path):
+    folder, change = broken
+    status, said, _ = command(capsys, "train", "fields", "--data", folder, "--check")
+    assert status == 0 and "0 problems" in said
+    change(Fold=0)
+    (folder / "ANNOTATIONS" / "TARGET_10001.npy").unlink()
+    status, said, _ = command(capsys, "train", "fields", "--data", folder, "--check", "--out", tmp_path / "out")
+    assert status == 1 and "2 problems" in said and not (tmp_path / "out").exists()
+
+
+def test_init_starts_from_a_run_and_names_what_does_not_fit(run_folder, tmp_path):
+    start = TINY.changed(["init=" + str(run_folder), "control=False", "steps=1", "learning_rate=1e-9"])
+    train(start, tmp_path / "out")
+    before, after = (torch.load(folder / "model.pt", weights_only=True) for folder in (run_folder, tmp_path / "out"))
+    assert all(torch.allclose(after[name], value, atol=1e-6) for name, value in before.items())
+    with pytest.raises(PolymixError, match="init"):
+        train(start.changed(["dim=16"]), tmp_path / "other")
+
+
+@pytest.mark.parametrize(("words", "named"), [
+    (["layout=pastis"], "layout"), (["patch=5"], "patch"), (["plan=9:x"], "9:x"), (["mixer=nope"], "nope"), (["fold=6"], "fold"),
+])  # fmt: skip
+def test_wrong_options_are_told_before_anything_is_written(words, named, tmp_path):
+    with pytest.raises(PolymixError, match=named):
+        train(TINY.changed(words), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_plan_mixes_blocks():
+    from polymix.tasks.fields.model import build
+
+    recipe = TINY.changed(["plan=1:1"])
+    data = type("Data", (), {"classes": COVERS})
+    names = [block.mixer.name for block in (*build(recipe, data).temporal, *build(recipe, data).spatial)]
+    assert names == ["pom", "softmax"] and recipe.mixer_name == "pom (1:1)"
+
+
+def test_the_paper_s_preset_has_its_numbers():
+    paper = FieldsRecipe.paper()
+    assert (paper.dim, paper.temporal_depth, paper.spatial_depth, paper.patch, paper.window) == (128, 4, 4, 2, 24)
+    assert (paper.learning_rate, paper.weight_decay, paper.batch_size, paper.warmup) == (1e-3, 0.0, 16, 0.1)
+    assert paper.final * paper.learning_rate == pytest.approx(5e-6) and not paper.mask_padding
+
+
+def test_the_sentence_about_the_floor_says_when_it_is_not_lower():
+    def row(mixer, value, way="up"):
+        return {"mixer": mixer, "metrics": {"m": value}, "directions": {"m": way}}
+
+    assert "without mixing" in floor_sentence([row("pom", 0.5), row("linear_floor", 0.5)])
+    assert "without mixing" not in floor_sentence([row("pom", 0.6), row("linear_floor", 0.5)])
+    assert "without mixing" in floor_sentence([row("pom", 0.6, "down"), row("linear_floor", 0.5, "down")])
+    assert floor_sentence([row("pom", 0.6)]) is None
+
+
+def test_compare_trains_mixers_and_the_floor_and_resumes(tmp_path, capsys):
+    options = ["--preset", "tiny", "--set", "steps=1", "--mixers", "pom,poly_sa", "--seeds", "1"]
+    status, said, _ = command(capsys, "compare", "--task", "fields", *options, "--out", tmp_path / "out")
+    content = json.loads((tmp_path / "out" / "results.json").read_text())
+    mixers = [row["mixer"] for row in check_rows(content, "results.json")]
+    assert status == 0 and mixers[:2] == ["softmax", "pom"] and mixers[-1] == "linear_floor"
+    assert content["control"] in said and content["finished"]
+    assert content["pictures"]["pom"] == "pom-0.png" and (tmp_path / "out" / "pom-0.png").is_file()
+    assert {*mixers, *(row["mixer"] for row in content["refused"])} == {"softmax", "pom", "poly_sa", "linear_floor"}
+    content["rows"].pop()
+    (tmp_path / "out" / "results.json").write_text(json.dumps({**content, "finished": False}))
+    status, _, _ = command(capsys, "compare", "--task", "fields", *options, "--out", tmp_path / "out", "--resume")
+    again = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert status == 0 and [row["mixer"] for row in again["rows"]] == mixers
+    status, _, error = command(capsys, "compare", "--task", "fields", "--epochs", "3", "--out", tmp_path / "other")
+    assert status == 2 and "--epochs" in error
+
+
+def test_a_domain_that_is_not_built_is_told(monkeypatch, capsys, tmp_path):
+    from polymix.tasks import domains
+
+    built = {"text": tmp_path / "text.py"}
+    monkeypatch.setattr(domains, "built_domains", lambda: built)
+    with pytest.raises(OptionError, match="boxes3d, which is not built yet") as told:
+        domains.check_domain("boxes3d")
+    assert "one of text" in str(told.value)
+    with pytest.warns(DeprecationWarning, match="images is now called classify"):
+        assert domains.check_domain("images") == "classify"
