@@ -16,7 +16,7 @@ from polymix.ops.pom import blocked, eager, native
 from polymix.ops.pom.decay import BLOCK, decayed_mean
 from polymix.ops.pom.eager import PomOptions, PomState, PomWeights, Terms
 from polymix.ops.shared.blocks import slower_in_float32
-from polymix.ops.shared.masks import Segments, positions
+from polymix.ops.shared.masks import Segments, as_padding, positions
 from polymix.ops.shared.signature import Signature
 from polymix.ops.shared.tensors import count_real, linear
 
@@ -68,7 +68,8 @@ def pom(
         context: (B, N, D); pass x for self-mixing.
         weights: the maps W_h, W_s, W_o and the coefficients α.
         options: the activation, the gate, the reduction and the rotary positions.
-        mask: (B, N), True for real context tokens; or (B, M, N), for each query.
+        mask: (B, N), True for real context tokens; or (B, M, N), for each query. With impl="auto" on a CPU, the latter
+            runs at the speed of the former if all queries see the same tokens.
         causal: 0, 1, or K for block-causal with blocks of K tokens.
         grid: (H, W); needed if options.rotary is "2d".
         segments: ids (B, N) of packed sequences; with a separate context, (query ids, context ids).
@@ -84,6 +85,10 @@ def pom(
         return pom_chunk(x, None, weights, options, mask=mask, values=values, impl=impl)[0]
     pooled_tokens = context if values is None else values
     padding, visible = (mask, None) if mask is None or mask.ndim == 2 else (None, mask)
+    # Where both kinds of masks mean the same. An implementation chosen by name does not depend on values.
+    if visible is not None and impl == "auto" and options.rotary is None and segments is None and causal < 2:
+        padding = as_padding(visible)
+        visible = visible if padding is None else None
     grouped, (inner, degree) = weights.poly[0].ndim == 3, weights.alpha.shape
     gate_per_channel = weights.gate[0].shape[0] == inner
     plain = options.rotary is None and segments is None and visible is None

@@ -26,6 +26,24 @@ def zero_broken_padding(x: Tensor, mask: Tensor) -> Tensor:
     return x.masked_fill(broken.unsqueeze(-1), 0.0)
 
 
+def as_padding(mask: Tensor) -> Tensor | None:
+    """The padding mask (B, M) that says the same as a mask (B, N, M) whose rows are all equal; otherwise None.
+
+    None too in graphs, which must not depend on values, under transforms, and on a GPU, where reading them would wait.
+    Cost: B M for most masks with unequal rows; B N M bytes are read for equal ones, none for expanded masks (stride 0).
+    """
+    if mask.shape[1] == 0 or torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
+        return None
+    if type(mask) is not Tensor or not mask.is_cpu or torch._C._len_torch_dispatch_stack():
+        return None
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return None
+    row = mask[:, :1]
+    if mask.stride(1) != 0 and not (torch.equal(row, mask[:, -1:]) and torch.equal(row.expand_as(mask), mask)):
+        return None
+    return row[:, 0]
+
+
 def positions(n: int, mask: Tensor | None, segments: Tensor | None, device: torch.device) -> Tensor:
     """The index of each token among the real tokens of its segment: (N,), or (B, N) with a mask or segments."""
     if segments is not None:

@@ -82,6 +82,62 @@ def test_padding_with_its_gradients(case):
         assert torch.allclose(ours.double(), wanted, rtol=1e-4, atol=1e-4 * max(wanted.abs().max().item(), 1e-3))
 
 
+def shapes(n):
+    """Masks of four rows each: tokens missing behind, in front, anywhere; and each with a row of padding alone."""
+    place, size = torch.arange(n), torch.tensor([[n], [n - 1], [n // 2 + 1], [0]])
+    behind = place < size
+    return {"behind": behind, "in front": behind.flip(1), "anywhere": padding(4, n), "none": torch.ones(4, n) > 0,
+            "only padding": torch.zeros(4, n) > 0, "expanded": behind[2:3].expand(4, n), "strided": behind.t().contiguous().t()}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if not (case.startswith("poly_sa") and "positions" not in CASES[case][1])]
+)
+def test_a_padding_mask_changes_no_implementation(case):
+    """Whatever runs without a mask runs with one, in training and without gradients."""
+    mixer, n = make(case).float(), length(case)
+    for records in (True, False):
+        with torch.set_grad_enabled(records):
+            x = tokens(2, n, 12, dtype=torch.float32)
+            without, masked = polymix.explain(mixer, x), polymix.explain(mixer, x, mask=padding(2, n))
+        assert [part.impl for part in masked] == [part.impl for part in without], masked
+
+
+@pytest.mark.parametrize("case", PADDED)
+def test_every_shape_of_a_padding_mask(case):
+    n = length(case)
+    mixer, exact, x = of(make(case), "native").float(), of(make(case), "eager"), tokens(4, n, 12)
+    for name, mask in shapes(n).items():
+        found = []
+        for other, dtype in ((mixer, torch.float32), (exact, torch.float64)):
+            given = x.to(dtype, copy=True).requires_grad_()
+            y = other(given, mask=mask)[mask]
+            found.append([y, *torch.autograd.grad(y.square().sum(), (given, *other.parameters()), allow_unused=True)])
+        for ours, wanted in zip(*found, strict=True):
+            assert torch.isfinite(ours).all(), name
+            scale = max([wanted.abs().max().item()] if wanted.numel() else [0], default=0)
+            assert torch.allclose(ours.double(), wanted, rtol=1e-4, atol=1e-4 * max(scale, 1e-3)), name
+        if case.startswith("padre: causal") or not mask.any():
+            continue
+        with torch.no_grad():
+            close(of(mixer, "blocked")(x.float(), mask=mask)[mask].double(), found[1][0], 1e-5)
+
+
+def test_a_mask_with_equal_rows_is_a_padding_mask():
+    """(B, N, M) by value or expanded: the kernels run it. By name it is refused, whatever it holds."""
+    mixer, x, mask = make("pom: 2").float(), tokens(3, 300, 12, dtype=torch.float32), padding(3, 300)
+    wanted = of(mixer, "eager").double()(x.double(), mask=mask[:, None].repeat(1, 300, 1))
+    for rows in (mask[:, None].expand(3, 300, 300), mask[:, None].repeat(1, 300, 1)):
+        assert polymix.explain(mixer, x, mask=rows)[0].impl == "native"
+        close(mixer(x, mask=rows).double(), wanted, 1e-5)
+        refuses(of(mixer, "native"), "native", "supports", x, mask=rows)
+    one_differs = mask[:, None].repeat(1, 300, 1)
+    one_differs[1, 7, 5] ^= True
+    assert polymix.explain(mixer, x, mask=one_differs)[0].impl == "eager"
+    wanted = of(mixer, "eager").double()(x.double(), mask=one_differs)
+    close(mixer(x, mask=one_differs).double(), wanted, 1e-5)
+
+
 @pytest.mark.parametrize("case", ["pom: 2", "qt: compact 2"])
 def test_a_separate_context(case):
     x, context, mask = tokens(3, 9, 12), tokens(3, 35, 12, seed=1), padding(3, 35)
