@@ -19,8 +19,8 @@ import polymix
 from polymix.measure import manifest
 from polymix.mixers.spec import parse_mixer
 from polymix.models import VisionTransformer
-from polymix.tasks.images import Schedule, load_digits
-from polymix.tasks.images.training import train
+from polymix.tasks.classify import Schedule, load_digits
+from polymix.tasks.classify.training import train
 
 HOST = {"image_size": 16, "patch_size": 2, "dim": 48, "depth": 4, "classes": 10, "channels": 1}
 TEACHER, IMITATE, TUNE = 30, 12, 12  # epochs

@@ -1,7 +1,7 @@
 """A web page that classifies pictures with a model of `polymix train`, by Gradio.
 
     pip install gradio
-    polymix train images --data photos --out photos-pom
+    polymix train classify --data photos --out photos-pom
     python examples/classify_app.py photos-pom
 
 The page is served on this machine alone: http://127.0.0.1:7860. Nothing is sent anywhere.
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from polymix.errors import PolymixError
-from polymix.tasks.images.classifier import Classifier
+from polymix.tasks.classify.classifier import Classifier
 
 
 def build(folder: str | Path) -> Any:

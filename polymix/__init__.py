@@ -58,6 +58,7 @@ if TYPE_CHECKING or not _prints_help():
     from polymix.structured import Cost
 
 if TYPE_CHECKING:
+    from polymix.inference import optimize as optimize  # type: ignore[no-redef]
     from polymix.tasks.distill import distill as distill
     from polymix.workflows.convert import assess as assess
     from polymix.workflows.convert import push_to_hub as push_to_hub
@@ -78,13 +79,14 @@ _LATER = {
     "assess": "polymix.workflows.convert",
     "push_to_hub": "polymix.workflows.convert",
     "distill": "polymix.tasks.distill",
+    "optimize": "polymix.inference",
     "recommend": "polymix.workflows.recommend",
 }
 _CORE = ("polymix.blocks", "polymix.convert", "polymix.mixers", "polymix.structured")
 
 
 def __getattr__(name: str) -> Any:
-    """What measures and trains is to the right of the core, and is loaded when it is first asked for."""
+    """What measures, trains and optimizes is loaded when it is first asked for."""
     if name in _LATER:
         return getattr(importlib.import_module(_LATER[name]), name)
     if name in __all__:  # in a process that prints help

@@ -43,9 +43,17 @@ MODULES = {
     "polymix.models.language.order": "polymix.models.language.layout",
     "polymix.models.language.presets": "polymix.models.language.config",
     "polymix.models.language.pretrained": "polymix.models.language.model",
-    "polymix.tasks.classify": "polymix.tasks.images.training",
     "polymix.tasks.distill.order": "polymix.tasks.order",
-    "polymix.tasks.influence": "polymix.tasks.images.influence",
+    "polymix.tasks.images": "polymix.tasks.classify",
+    "polymix.tasks.images.classifier": "polymix.tasks.classify.classifier",
+    "polymix.tasks.images.data": "polymix.tasks.classify.data",
+    "polymix.tasks.images.influence": "polymix.tasks.classify.influence",
+    "polymix.tasks.images.learner": "polymix.tasks.classify.learner",
+    "polymix.tasks.images.metrics": "polymix.tasks.classify.metrics",
+    "polymix.tasks.images.model": "polymix.tasks.classify.model",
+    "polymix.tasks.images.recipe": "polymix.tasks.classify.recipe",
+    "polymix.tasks.images.training": "polymix.tasks.classify.training",
+    "polymix.tasks.influence": "polymix.tasks.classify.influence",
     "polymix.tasks.recall.training": "polymix.tasks.recall.learner",
     "polymix.tasks.text.corpus": "polymix.tasks.text.data",
     "polymix.tasks.text.evaluate": "polymix.tasks.text.metrics",
@@ -68,6 +76,20 @@ def renamed(module: str, **names: str) -> Callable[[str], Any]:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         warn_renamed(f"{module}.{name}", f"{module}.{names[name]}")
         return getattr(sys.modules[module], names[name])
+
+    return find
+
+
+def renamed_from(package: str, module: str, *names: str) -> Callable[[str], Any]:
+    """A package's `__getattr__` that finds `names` in another module, with a warning that names it."""
+
+    def find(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        warn_renamed(f"{package}.{name}", f"{module}.{name}")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of the module's own old names
+            return getattr(importlib.import_module(module), name)
 
     return find
 

@@ -30,8 +30,8 @@ import polymix
 from polymix._io import write_whole
 from polymix.measure.machine import manifest
 from polymix.models import VisionTransformer
-from polymix.tasks.images import ImageData, Schedule, load_digits
-from polymix.tasks.images.training import train
+from polymix.tasks.classify import ImageData, Schedule, load_digits
+from polymix.tasks.classify.training import train
 
 BASES = ("monomial", "chebyshev", "legendre", "hermite")
 HOSTS: dict[str, dict[str, Any]] = {

@@ -1,4 +1,5 @@
 import os
+from collections import defaultdict
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ settings.load_profile("polymix")
 @pytest.fixture(autouse=True)
 def _blocks_for_few_tokens(monkeypatch):
     """The blocked forms run in every test that records no gradients, however few its tokens."""
-    monkeypatch.setattr("polymix.ops.dispatch.FEW", 0)
+    monkeypatch.setattr("polymix.ops.dispatch.FEW", defaultdict(int))
 
 
 @pytest.fixture(autouse=True)

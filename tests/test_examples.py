@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from polymix.errors import DataError
-from polymix.tasks.images import ImageRecipe
-from polymix.tasks.images.classifier import Classifier
+from polymix.tasks.classify import ImageRecipe
+from polymix.tasks.classify.classifier import Classifier
 from polymix.tasks.recipe import load_recipe
 from polymix.tasks.runner import train
 

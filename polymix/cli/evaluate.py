@@ -17,6 +17,7 @@ def command(
         str | None,
         typer.Option(help="Folder of images with one sub-folder per class; or text. Default: the training's."),
     ] = None,
+    layout: Annotated[str | None, typer.Option(help="How --data is arranged. Default: as its files say.")] = None,
     split: Annotated[str, typer.Option(help="held-out: what training on this data leaves out; or all.")] = "held-out",
     limit: Annotated[int | None, typer.Option(help="Images or tokens to evaluate at most.")] = None,
     batch: Annotated[int | None, typer.Option(help="Images or windows of text at once.")] = None,
@@ -38,7 +39,7 @@ def command(
     from polymix.numbers import figure
     from polymix.workflows.evaluate import Settings, evaluate
 
-    settings = Settings(folder, data, split, limit, batch, image_size, tokens, device, trust)
+    settings = Settings(folder, data, split, limit, batch, image_size, tokens, device, trust, layout)
     torch.set_num_threads(thread_count(threads))
     console = Console()
     errors = Console(stderr=True)

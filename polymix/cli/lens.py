@@ -55,7 +55,7 @@ def command(
     view = overview(module, order=order, shape=shape, seed=seed)
     if image:
         from polymix.mixers import config_class
-        from polymix.tasks.images.influence import influence_on_digits
+        from polymix.tasks.classify.influence import influence_on_digits
 
         view.results["influence"] = influence_on_digits(
             config_class(name)(**{key: value for key, value in chosen.items() if key != "grid"}), seed=seed

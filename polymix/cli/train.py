@@ -15,10 +15,20 @@ def command(
     recipe: Annotated[
         str,
         typer.Argument(
-            help="text, images, recall, or a file: JSON or YAML, or Python that sets `recipe`, which is run."
+            metavar="DOMAIN|FILE",
+            help="A domain such as text, or a file: JSON or YAML, or Python that sets `recipe`, which is run.",
         ),
     ],
     data: Annotated[str | None, typer.Option(help="The data, a file or a folder. Default: the task's own.")] = None,
+    layout: Annotated[str | None, typer.Option(help="How --data is arranged. Default: as its files say.")] = None,
+    mixer: Annotated[str | None, typer.Option(help="The mixer of all layers, such as padre:degree=3.")] = None,
+    plan: Annotated[
+        str | None, typer.Option(help="Which layers get the mixer, such as 1:1; the others keep attention.")
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help="tiny or paper: the sizes and the schedule.")] = None,
+    init: Annotated[
+        str | None, typer.Option(help="Folder of a trained or converted model: start from its weights.")
+    ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Change an option of the recipe: --set steps=200. Repeatable.")
     ] = None,
@@ -28,23 +38,35 @@ def command(
     logger: Annotated[
         str | None, typer.Option(help="csv, tensorboard or wandb: also log to the folder logs in --out.")
     ] = None,
+    check: Annotated[bool, typer.Option("--check", help="List all problems of --data; train nothing.")] = False,
     threads: Threads = None,
     resume: Resume = False,
 ) -> None:
-    """Train a model by a recipe: text, images, or a task of your own.
+    """Train a model on a domain's default data or on yours: text, pictures, fields, or a task of your own.
 
-    The folder gets the model, results.json, report.html with its pictures, metrics.jsonl and a checkpoint.
+    The folder gets the model, results.json, report.html with its pictures, metrics.jsonl and a checkpoint. On default
+    data most domains also train linear_floor, which mixes nothing; --set control=False leaves that out.
 
     Several processes: torchrun --nproc-per-node 2 -m polymix.cli train …
 
-    Example: polymix train text --data books --set steps=2000 --set mixers=pom,local --out books-model
+    Example: polymix train fields --mixer pom --out fields-pom
     """
     from functools import partial
 
-    from polymix.tasks.runner import train_file
+    from polymix.tasks.domains import renamed_domain
+    from polymix.tasks.runner import check_data, chosen_recipe, train_file
 
     console = Console()
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     options = [*(set_ or ()), *([] if logger is None else [f"logger={logger}"])]
+    chosen = {"data": data, "layout": layout, "mixer": mixer, "plan": plan, "preset": preset, "init": init}
+    if notice := renamed_domain(recipe):
+        say(notice)
+    if check:
+        problems = check_data(chosen_recipe(recipe, options=options, **chosen))
+        for problem in problems:
+            say(problem)
+        say(f"{len(problems)} problems in {data}")
+        raise typer.Exit(1 if problems else 0)
     with bars(console, out, saved="checkpoint/last.ckpt"):
-        train_file(recipe, out, data=data, options=options, resume=resume, threads=thread_count(threads), say=say)
+        train_file(recipe, out, options=options, resume=resume, threads=thread_count(threads), say=say, **chosen)

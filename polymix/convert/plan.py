@@ -91,3 +91,28 @@ def _by_name(plan: Mapping[Any, Any], layers: Sequence[str]) -> Plan:
                 raise OptionError("plan", got, "one glob per layer", f"Narrow one, or add {name!r} itself.")
             settled[name], claimed[name] = config, key
     return settled
+
+
+def parse_plan(text: str) -> str | dict[str, str]:
+    """A plan from the command line.
+
+    "padre:degree=3", "1:1" and "recommend" stay text; "blocks.*.attn=padre:degree=3,blocks.11.attn=keep" is a dict. A
+    layer name or glob ends at the first "=", and has no colon.
+    """
+    if "," not in text and not _layer(text):
+        return text.strip()
+    plan: dict[str, str] = {}
+    for part in text.split(","):
+        layer, mixer = _layer(part), part.partition("=")[2].strip()
+        if not layer or not mixer:
+            allowed = "layer=mixer, such as blocks.*.attn=padre:degree=3 or blocks.11.attn=keep"
+            raise OptionError("--plan", repr(part), allowed, "Separate them by commas.")
+        if layer in plan:
+            raise OptionError("--plan", f"{layer} twice", "each layer or glob once", "Drop one of them.")
+        plan[layer] = mixer
+    return plan
+
+
+def _layer(part: str) -> str:
+    layer, sign, _ = part.partition("=")
+    return layer.strip() if sign and ":" not in layer else ""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from torch import nn
@@ -10,6 +12,7 @@ from torch import nn
 from polymix.errors import OptionError
 from polymix.mixers.mixer import TokenMixer
 from polymix.ops.dispatch import Choice, recording
+from polymix.ops.shared.optimized import optimized
 
 
 @dataclass(frozen=True)
@@ -37,10 +40,24 @@ class Explanation:
 
 
 class Explanations(tuple[Explanation, ...]):
-    """A tuple of explanations that prints as one line for each."""
+    """A tuple of explanations that prints as one line for each.
+
+    Attributes:
+        optimized: how many layers `polymix.optimize` made faster, by what it brought; empty without it.
+    """
+
+    optimized: Mapping[str, int]
+
+    def __new__(
+        cls, explanations: Iterable[Explanation] = (), optimized: Mapping[str, int] = MappingProxyType({})
+    ) -> Explanations:
+        self = super().__new__(cls, explanations)
+        self.optimized = optimized
+        return self
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self))
+        layers = ", ".join(f"{count} {what}" for what, count in sorted(self.optimized.items()))
+        return "\n".join([*map(str, self), *([f"optimized: {layers}"] if layers else [])])
 
 
 def explain(model: nn.Module, *args: Any, **kwargs: Any) -> Explanations:
@@ -80,7 +97,7 @@ def explain(model: nn.Module, *args: Any, **kwargs: Any) -> Explanations:
     if not explanations:
         allowed = "a mixer, or a model whose forward runs mixers"
         raise OptionError("model", type(model).__name__, allowed, "Pass the converted model.")
-    return Explanations(explanations)
+    return Explanations(explanations, optimized(model))
 
 
 __all__ = ["Explanation", "explain"]

@@ -12,12 +12,25 @@ from polymix.ops.shared.tensors import Linear
 
 
 class _Stamp(NamedTuple):
-    """Identity and version of a parameter at the time of merging."""
+    """Identity and version of a parameter at the time of merging.
+
+    `memory` is a view of its memory then, which keeps the address from being used again while the stamp is compared.
+    """
 
     parameter: Tensor
-    address: int
+    memory: Tensor
     dtype: torch.dtype
     version: int
+
+    def fits(self, parameter: Tensor) -> bool:
+        """Whether this is the same parameter, with the same memory, and nothing was written to it."""
+        return (
+            parameter is self.parameter
+            and self.version >= 0
+            and parameter._version == self.version
+            and parameter.dtype == self.dtype
+            and parameter.data_ptr() == self.memory.data_ptr()
+        )
 
 
 class Folded:
@@ -27,6 +40,9 @@ class Folded:
         self._stamps: tuple[_Stamp, ...] = ()
         self._maps: dict[str, Linear] = {}
 
+    def __getstate__(self) -> dict[str, object]:
+        return {"_stamps": (), "_maps": self._maps}  # a copy has other parameters: it merges in its first call
+
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self._maps)
@@ -35,19 +51,12 @@ class Folded:
         """The result of `merge()`, from the cache if no parameter has changed."""
         if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
             return merge()  # under torch.compile and torch.func the product must be part of the graph
-        stamps = tuple(_Stamp(p, p.data_ptr(), p.dtype, _version(p)) for p in parameters)
-        if not _unchanged(stamps, self._stamps):
+        found = tuple(parameters)
+        if len(found) != len(self._stamps) or not all(map(_Stamp.fits, self._stamps, found)):
             with torch.inference_mode(False), torch.no_grad():  # inference tensors could not be used in a graph later
-                self._stamps, self._maps = stamps, merge()
+                self._stamps = tuple(_Stamp(p, p.detach(), p.dtype, _version(p)) for p in found)
+                self._maps = merge()
         return self._maps
-
-
-def _unchanged(now: tuple[_Stamp, ...], then: tuple[_Stamp, ...]) -> bool:
-    """Whether all parameters are the same objects and were not written to; False if one has no version counter."""
-    pairs = zip(now, then, strict=False)
-    return len(now) == len(then) and all(
-        a.parameter is b.parameter and a[1:] == b[1:] and a.version >= 0 for a, b in pairs
-    )
 
 
 def _version(parameter: Tensor) -> int:

@@ -293,15 +293,16 @@ class PadreMixer(TokenMixer):
                     functions.append(partial(part, grid=grid, mask=mask))
                     why = why or "supports depthwise token maps only"
         channels: list[Linear | Map | None] = []
-        one_head = self.config.heads == 1
+        one_head, steps = self.config.heads == 1, token is not None and self.config.impl != "eager"
         for part, spec in zip(self.D, self.plan.D, strict=True):
             plain = spec == "dense" and one_head  # with several heads the product is block-diagonal
+            plain = plain and not steps
             channels.append(None if isinstance(part, Identity) else affine(part) if plain else part)
         if not self.dense:
             why = "supports dense channel maps only"
         shared = affine(self.B["a"].maps) if self.plan.B[0] == "dense" and self.B["a"].maps is not None else None
         merged = self.merged().get(_FIRST) if use_folded and self._folded is not None else None
-        project = None if self.dense and one_head else lambda x: self.B["a"](x, merged)
+        project = None if self.dense and one_head and not steps else lambda x: self.B["a"](x, merged)
         maps = PadreMaps(project, A, C, channels, shared, why)
         return maps if merged is None else maps.with_first(merged)
 

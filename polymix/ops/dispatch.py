@@ -34,7 +34,8 @@ from polymix.renamed import warn_renamed
 
 KERNELS = ("triton", "native", "blocked")  # in the order in which "auto" prefers them
 IMPLS = ("auto", "eager", *KERNELS)  # the values of `impl` for every mixer with kernels
-FEW = 512  # tokens in a batch below which working in blocks saves less than the extra calls cost
+# Tokens in a batch below which a kernel saves less than its extra calls cost (benchmarks/small_inputs.py).
+FEW = {"native": 160, "native, recording gradients": 512, "blocked": 512}
 _TRACED = "does not run in a traced graph (torch.compile, torch.export)"
 log = logging.getLogger("polymix")
 
@@ -48,7 +49,7 @@ class Choice(NamedTuple):
 
 
 class _TensorKind(NamedTuple):
-    """The properties of a tensor that the choice depends on."""
+    """The properties of a tensor that the choice depends on. requires_grad: and gradients are recorded."""
 
     device: torch.device
     dtype: torch.dtype
@@ -88,7 +89,7 @@ def choose(
         tensors: the inputs of the call; the first holds the tokens (B, N, …).
         unsupported: for each kernel that the op has, why it cannot run this call, or None if it can.
         slower: for some of these kernels, why "auto" should skip them although they can run, or None.
-        in_blocks: the kernels that "auto" skips when the batch has fewer than FEW tokens.
+        in_blocks: the kernels that "auto" skips when the batch has fewer tokens than FEW says.
     Raises:
         CapabilityError: the requested implementation cannot run this call. The message says why.
     """
@@ -98,26 +99,36 @@ def choose(
     if impl == "eager":
         return _record(op, "eager", "requested by name")
     present = [t for t in tensors if t is not None]
-    kinds = {_TensorKind(t.device, t.dtype, type(t), t.requires_grad) for t in present}
+    records = torch.is_grad_enabled()
+    kinds = set(map(_TensorKind._make, {(t.device, t.dtype, type(t), records and t.requires_grad) for t in present}))
     if impl != "auto":
         why = unsupported.get(impl, f"does not implement {op}") or _obstacle(impl, kinds, named=True)
         if why is not None:
             raise CapabilityError("impl", f"{impl!r} for {op}: {impl} {why}", "'auto' or 'eager'",
                                   "These two always run.")  # fmt: skip
         return _record(op, impl, "requested by name")
-    few_tokens = not traced and bool(in_blocks) and present[0].shape[:2].numel() < FEW
+    tokens = present[0].shape[:2].numel() if in_blocks and not traced else None
+    recorded = any(k.requires_grad for k in kinds)
     reasons: list[str] = []
     for kernel in KERNELS:
         if kernel not in unsupported:
             continue
         why = unsupported[kernel] or slower.get(kernel)
-        if why is None and few_tokens and kernel in in_blocks:
-            why = f"is slower with fewer than {FEW} tokens"
+        if why is None and tokens is not None and kernel in in_blocks:
+            few = FEW[f"{kernel}, recording gradients" if kernel == "native" and recorded else kernel]
+            why = f"is slower with fewer than {few} tokens" if tokens < few else None
         why = why or _obstacle(kernel, kinds, named=False)
         if why is None:
             return _record(op, kernel, *reasons, fastest_for=present[0])
         reasons.append(f"{kernel} {why}")
     return _record(op, "eager", *(reasons or ("the only implementation",)))
+
+
+def obstacle(impl: str, tensors: Iterable[Tensor]) -> str | None:
+    """Why "auto" cannot run the implementation `impl` on such tensors, or None if it can. Nothing is recorded."""
+    records = torch.is_grad_enabled()
+    kinds = {_TensorKind(t.device, t.dtype, type(t), records and t.requires_grad) for t in tensors}
+    return _obstacle(impl, kinds, named=False)
 
 
 def without_gradients(impl: str) -> bool:
@@ -190,7 +201,7 @@ def _blocked(kinds: set[_TensorKind], named: bool) -> str | None:
         return _TRACED
     if any(k.device.type != "cpu" for k in kinds):
         return "runs on CPUs only"
-    if torch.is_grad_enabled() and any(k.requires_grad for k in kinds):
+    if any(k.requires_grad for k in kinds):
         return "has no backward (call under torch.inference_mode() or torch.no_grad())"
     return _transform(kinds)
 
@@ -210,9 +221,10 @@ def _transform(kinds: set[_TensorKind]) -> str | None:
     """The active transform that hand-written kernels do not support, as a reason, or None."""
     if torch.jit.is_tracing():  # type: ignore[attr-defined]
         return "cannot be recorded by torch.jit.trace"
-    if any(autocast_dtype(k.device) for k in kinds):
+    traced = torch.compiler.is_compiling()
+    if (traced or torch._C._is_any_autocast_enabled()) and any(autocast_dtype(k.device) for k in kinds):
         return "does not support autocast"
-    if torch.compiler.is_compiling():
+    if traced:
         return None
     if torch._C._functorch.peek_interpreter_stack() is not None or forward_mode():
         return "does not support torch.func or forward-mode derivatives"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymix.errors import check_divides, check_int
+from polymix.ops.few_rows import ACTIVATIONS, few_rows, try_native
 from polymix.ops.shared.tensors import Linear
 from polymix.structured.base import Grid, Site, StructuredMap, init_
 from polymix.structured.cost import Op, linear_op
@@ -38,7 +38,7 @@ class Dense(StructuredMap, nn.Linear):  # type: ignore[misc]
     def forward(  # type: ignore[override]
         self, x: Tensor, grid: Grid = None, mask: Tensor | None = None, **kw: Any
     ) -> Tensor:
-        return super().forward(x, grid, mask, **kw) if kw else F.linear(x, self.weight, self.bias)
+        return super().forward(x, grid, mask, **kw) if kw else few_rows(x, self.weight, self.bias)
 
     def multiply(self, v: Tensor, *, transposed: bool, out: int, real: Tensor | None) -> Tensor:
         return v @ (self.weight if transposed else self.weight.t())
@@ -125,6 +125,19 @@ def affine(layer: Any) -> Linear:
     return (layer(units) - bias).t(), bias[0]
 
 
+def apply_linear(layer: nn.Module, x: Tensor, activation: str = "identity", factor: Tensor | None = None) -> Tensor:
+    """act(layer(x)) ⊙ f for a linear layer, by `few_rows` where its kernel runs.
+
+    The layer itself is called if something wraps or observes it (LoRA, hooks, parametrizations, offloading).
+    """
+    if type(layer) in (nn.Linear, Dense) and not (layer._forward_hooks or layer._forward_pre_hooks):
+        y = try_native(x, layer.weight, layer.bias, activation, factor)  # type: ignore[arg-type]
+        if y is not None:
+            return y
+    y = ACTIVATIONS[activation](layer(x))
+    return y if factor is None else y * factor
+
+
 def linear(in_features: int, out_features: int, blocks: int = 1, bias: bool = True, **kw: Any) -> Dense | BlockDiagonal:
     """A channel map: dense for one block, else block-diagonal."""
     if blocks == 1:
@@ -136,4 +149,4 @@ def linear(in_features: int, out_features: int, blocks: int = 1, bias: bool = Tr
     return layer
 
 
-__all__ = ["BlockDiagonal", "Dense", "affine", "linear"]
+__all__ = ["BlockDiagonal", "Dense", "affine", "apply_linear", "linear"]

@@ -59,6 +59,7 @@ class Learner(LightningModule):
         self.sum: Tensor | float = 0.0
         self.numbers: dict[str, Any] = {}
         self.seen, self.clock = 0, 0.0
+        self.last_batch: Any = None  # on which speed and memory are measured
         if recipe.checkpointing:
             enable = getattr(model, "activation_checkpointing_enable", None) or getattr(
                 model, "gradient_checkpointing_enable", None
@@ -73,6 +74,17 @@ class Learner(LightningModule):
     def loss(self, batch: Any) -> Tensor:
         """The mean loss of a batch."""
         raise NotImplementedError(f"{type(self).__name__} has no loss(batch)")
+
+    def infer(self, batch: Any) -> Any:
+        """What the model computes for a batch in use; timed for items per second. Default: the loss, forward alone."""
+        return self.loss(batch)
+
+    def optimizers_and_schedule(self) -> dict[str, Any]:
+        """The optimizer and its schedule as `configure_optimizers` returns them; default: AdamW, warm-up and cosine."""
+        recipe = self.recipe
+        groups = decay_groups(self.model, recipe.weight_decay)
+        optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(recipe.betas[0], recipe.betas[1]))
+        return self.with_schedule(optimizer)
 
     def train_dataloader(self) -> Any:
         """Batches of `data.train`, a data set, joined by `data.collate` if there is one; without end."""
@@ -112,9 +124,11 @@ class Learner(LightningModule):
                 shard(self.average, self.device_mesh["data_parallel"], learns=False)
 
     def configure_optimizers(self) -> dict[str, Any]:
+        return self.optimizers_and_schedule()
+
+    def with_schedule(self, optimizer: Any) -> dict[str, Any]:
+        """An optimizer with the recipe's schedule, by steps: a linear warm-up and a cosine decay of every rate."""
         recipe = self.recipe
-        groups = decay_groups(self.model, recipe.weight_decay)
-        optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(recipe.betas[0], recipe.betas[1]))
         schedule = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: rate(step, recipe.steps, recipe.warmup, recipe.final)
         )
@@ -124,6 +138,7 @@ class Learner(LightningModule):
         self.clock = time.perf_counter()
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.last_batch = batch
         part = batch_idx % self.recipe.accumulate
         seed_all(number(self.recipe.seed, "step", self.global_step, part, self.global_rank))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from polymix._io import check_device, load_python, parse_options, parse_value
+from polymix.convert.plan import parse_plan, resolve
 from polymix.errors import (
     MissingExtraError,
     OptionError,
@@ -21,12 +22,16 @@ from polymix.errors import (
     check_seed,
     nearest_first,
 )
+from polymix.mixers import MixerConfig
+from polymix.mixers.spec import parse_mixer
+from polymix.tasks.domains import built_domains, check_domain
 
 PRECISIONS = ("float32", "bfloat16")
 STRATEGIES = ("auto", "ddp", "fsdp")
 LOGGERS = ("csv", "tensorboard", "wandb")
 FORMATS = (".json", ".yaml", ".yml")
 LARGEST = 1 << 20  # bytes of a recipe in JSON or YAML
+ATTENTION, CONTROL = "softmax", "linear_floor"
 R = TypeVar("R", bound="TaskRecipe")
 
 
@@ -55,6 +60,10 @@ class TaskRecipe:
         workers: processes that load data.
         log_every, evaluate_every, checkpoint_every: in steps.
         logger: "csv", "tensorboard" or "wandb", which get every row of metrics.jsonl; None: metrics.jsonl alone.
+        layout: how the files of --data are arranged, one of the task's `LAYOUTS`; None: recognised by its files.
+        plan: which blocks get the mixer, as `polymix.convert` takes it, such as "1:1"; the others keep attention.
+        init: folder of a trained or converted model whose weights the run starts from; None: fresh weights.
+        control: also train `linear_floor`, which mixes nothing; None: on the default data of most tasks.
     Raises:
         OptionError: an option is out of range.
     """
@@ -80,10 +89,19 @@ class TaskRecipe:
     evaluate_every: int = 100
     checkpoint_every: int = 100
     logger: str | None = None
+    layout: str | None = None
+    plan: str | None = None
+    init: str | None = None
+    control: bool | None = None
+
+    # Options of the presets by name: "tiny", a smoke test, and "paper", the settings of the paper.
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    takes_plan: ClassVar[bool] = False  # whether model.py asks `mixers_for`
+    trains_control: ClassVar[bool] = True  # whether control=None means True on the default data
 
     # Options that a resumed run may change, because they do not change the result, or because the data tells.
     changeable: ClassVar[tuple[str, ...]] = (
-        "data", "device", "strategy", "workers", "log_every", "checkpoint_every", "logger",
+        "data", "device", "strategy", "workers", "log_every", "checkpoint_every", "logger", "control",
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -107,6 +125,9 @@ class TaskRecipe:
         check_choice("strategy", self.strategy, STRATEGIES)
         check_choice("checkpointing", self.checkpointing, (True, False))
         check_choice("logger", self.logger, (None, *LOGGERS))
+        check_choice("control", self.control, (None, True, False))
+        if self.plan is not None and not self.takes_plan:
+            raise OptionError("plan", repr(self.plan), "None: this task has no plans", "Choose a mixer instead.")
         check_device(self.device, kinds=("cpu", "cuda", "mps"), touch=False)
         if self.batch_size % self.accumulate:
             got = f"{self.accumulate} with batch_size={self.batch_size}"
@@ -139,6 +160,56 @@ class TaskRecipe:
         mine = {name: value for name, value in options.items() if name in own}
         return replace(self.with_others(others) if others else self, **mine)
 
+    # Mixers and presets
+
+    def with_mixer(self: R, mixer: str) -> R:
+        """This recipe with another mixer in all layers. Raises OptionError where the task has no option `mixer`."""
+        return self.with_options({"mixer": mixer})
+
+    @property
+    def mixer_name(self) -> str:
+        """The mixer as results name it, with the plan where there is one."""
+        mixer = str(self.to_dict()["mixer"]) if "mixer" in self.annotations() else "none"
+        return f"{mixer} ({self.plan})" if self.plan else mixer
+
+    @property
+    def wants_control(self) -> bool:
+        """Whether to train `linear_floor` too."""
+        if self.control is None:
+            return self.trains_control and self.data is None and self.mixer_name != CONTROL
+        return self.control and self.mixer_name != CONTROL
+
+    def mixers_for(self, layers: Sequence[str]) -> dict[str, MixerConfig]:
+        """The mixer's config for each layer: `mixer` in all of them, or where `plan` says; attention elsewhere.
+
+        Raises OptionError or UnknownNameError if the mixer or the plan is wrong.
+        """
+        mixer = parse_mixer(self.to_dict()["mixer"])[1]
+        if self.plan is None:
+            return dict.fromkeys(layers, mixer)
+        attention = parse_mixer(ATTENTION)[1]
+        found = resolve(parse_plan(self.plan), layers, mixer)
+        return {name: attention if config is None else config for name, config in found.items()}
+
+    def preset(self: R, name: str) -> R:
+        """This recipe with the options of a preset. Raises OptionError for a name that the task does not have."""
+        if name not in self.presets:
+            allowed = ", ".join(self.presets) or "no preset for this task"
+            raise OptionError(
+                "preset", repr(name), allowed, "Choose one of these." if self.presets else "Leave it out."
+            )
+        return self.with_options(self.presets[name])
+
+    @classmethod
+    def tiny(cls: type[R]) -> R:
+        """The recipe of the preset "tiny": the smallest run that computes every metric."""
+        return cls().preset("tiny")
+
+    @classmethod
+    def paper(cls: type[R]) -> R:
+        """The recipe of the preset "paper": sizes and schedule as published."""
+        return cls().preset("paper")
+
     def annotations(self) -> dict[str, str]:
         """The types of all options, by which text is parsed."""
         return {**self.other_options(), **{field.name: str(field.type) for field in fields(self)}}
@@ -155,22 +226,14 @@ class TaskRecipe:
         raise OptionError(name, "an unknown option", allowed, f"help({type(self).__qualname__}) lists all.")
 
 
-def shipped_recipes() -> dict[str, Path]:
-    """The recipes that come with polymix, by name: in the package, or beside it in a checkout."""
-    package = Path(__file__).parents[1]
-    files = [*package.parent.glob("recipes/*.py"), *package.glob("recipes/*.py")]
-    return {path.stem: path for path in sorted(files) if "\nrecipe = " in path.read_text("utf-8")}
-
-
 def load_recipe(path: str | Path) -> TaskRecipe:
     """The recipe in a file, or one of polymix's own by its name, such as "text".
 
     A Python file is run, and sets `recipe`. A JSON or YAML file has a `task` and that task's options; it is not run.
     """
-    path = shipped_recipes().get(str(path), Path(path))
+    path = built_domains().get(check_domain(str(path)), Path(path))
     if not path.is_file():
-        known = ", ".join(shipped_recipes())
-        allowed = f"a Python, JSON or YAML file, or one of {known}"
+        allowed = f"a Python, JSON or YAML file, or one of {', '.join(built_domains())}"
         raise OptionError("recipe", str(path), allowed, "Try polymix train text.")
     if path.suffix.lower() in FORMATS:
         return _read(path)
@@ -191,7 +254,7 @@ def own_tasks() -> dict[str, str]:
 
 def recipe_of(task: str, options: Mapping[str, Any], source: str | Path) -> TaskRecipe:
     """The recipe of one of polymix's own tasks with options as JSON has them; `source` is for the error."""
-    modules = own_tasks()
+    modules, task = own_tasks(), check_domain(task)
     if task not in modules:
         got = f"task {task!r} in {source}"
         raise OptionError("recipe", got, f"task: {', '.join(modules)}", "For a task of your own, use a Python file.")

@@ -13,8 +13,9 @@ import torch
 from polymix._io import RESULTS, reason_of, write_whole
 from polymix.errors import ResultsError
 from polymix.measure.machine import manifest
-from polymix.numbers import machine_line, metric, plural
+from polymix.numbers import NONE, figure, machine_line, metric, plural
 from polymix.pages import embedded, render
+from polymix.tasks.rows import UP, check_rows, floor_sentence
 
 SCHEMA = "polymix.train/1"
 Row = Mapping[str, Any]
@@ -64,24 +65,45 @@ def write_results(out: Path, content: Mapping[str, Any], rows: Sequence[Row], fi
     """results.json: settings, machine, parameters, and every row that was measured on held-out data."""
     names, kept = measured(rows)
     machine = manifest(content["settings"]["device"], torch.get_num_threads())
-    metrics = {name: _finite(kept[-1].get(name)) for name in names}
-    evaluations = [{key: _finite(value) for key, value in row.items()} for row in kept]
+    metrics = {name: finite(kept[-1].get(name)) for name in names}
+    evaluations = [{key: finite(value) for key, value in row.items()} for row in kept]
     whole = {"schema": SCHEMA, "finished": finished, **content, "machine": machine, "metrics": metrics,
              "evaluations": evaluations}  # fmt: skip
     write_whole(out / RESULTS, json.dumps(whole, indent=1, allow_nan=False) + "\n")
     return out / RESULTS
 
 
-def write_report(
-    out: Path, content: Mapping[str, Any], rows: Sequence[Row], pictures: Sequence[Path], about: Row
-) -> Path:
+def finished_rows(out: Path) -> list[dict[str, Any]]:
+    """The rows of a finished run's results.json; none if it is not finished or has none."""
+    try:
+        content = json.loads((out / RESULTS).read_text("utf-8"))
+        return check_rows(content, str(out / RESULTS)) if content.get("finished") and content.get("rows") else []
+    except (OSError, ValueError, AttributeError):
+        return []
+
+
+def add_control(out: Path, below: Path) -> str:
+    """Add the control's row to a run's results.json and to its report. Returns the sentence that compares them."""
+    content = json.loads((out / RESULTS).read_text("utf-8"))
+    rows = [*content["rows"][:1], *finished_rows(below)]
+    content |= {"rows": rows, "control": floor_sentence(rows)}
+    write_whole(out / RESULTS, json.dumps(content, indent=1, allow_nan=False) + "\n")
+    journal = Journal(out / "metrics.jsonl", 0, lambda text: None, writes=False)
+    write_report(out, content, journal.rows())
+    return str(content["control"])
+
+
+def write_report(out: Path, content: Mapping[str, Any], rows: Sequence[Row]) -> Path:
     """report.html and report.md: the task, the measurements by step, the pictures, the last samples, and what is next.
 
     Args:
-        about: "describe", a sentence; "usage", lines of Python; "next", pairs of a reason and a command. All optional.
+        content: as in results.json. "about" has "describe", a sentence; "usage", lines of Python; "next", pairs of a
+            reason and a command. "pictures" are names of files in `out`.
     Returns:
         the path of the page.
     """
+    about: Row = content.get("about") or {}
+    pictures = [out / name for name in content.get("pictures", ())]
     from polymix.pages.plots import Picture, publish
 
     names, kept = measured(rows)
@@ -103,6 +125,7 @@ def write_report(
         rows=cells, curves=shown["curves"], pictures={path.stem: url for path, url in zip(
             pictures, embedded(pictures).values(), strict=True)}, samples=samples, usage=about.get("usage") or [],
         next_commands=about.get("next") or [],
+        mixers=table(content.get("rows", ())), control=content.get("control"),
         machine=machine_line(manifest(settings["device"], torch.get_num_threads())),
     )  # fmt: skip
     write_whole(out / "report.html", html)
@@ -113,6 +136,10 @@ def write_report(
         *(f"| {' | '.join(row)} |" for row in cells),
     ]
     lines += [""]
+    head, *body = table(content.get("rows", ())) or [[]]
+    if body:
+        lines += [f"| {' | '.join(head)} |", "|---" * len(head) + "|", *(f"| {' | '.join(row)} |" for row in body), ""]
+    lines += [content["control"], ""] if content.get("control") else []
     for picture in (out / "curves.png", *pictures):
         lines += [f"![{picture.stem.replace('-', ' ')}]({picture.name})", ""]
     for text in samples:
@@ -120,6 +147,27 @@ def write_report(
     lines += ["```python", *about["usage"], "```", ""] if about.get("usage") else []
     write_whole(out / "report.md", "\n".join(lines))
     return out / "report.html"
+
+
+def table(rows: Sequence[Row]) -> list[list[str]]:
+    """The table over mixers: a line of headings, then a line for each row of results.json; empty without rows."""
+    if not rows:
+        return []
+    names = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
+    unit = rows[0]["unit"]
+    marks = {name: "↑" if row["directions"].get(name) == UP else "↓" for row in rows for name in row["metrics"]}
+    head = ["mixer", "seed", *(f"{name.replace('_', ' ')} {marks[name]}" for name in names), "parameters",
+            f"{unit}/s training", f"{unit}/s inference", "peak MiB of a step"]  # fmt: skip
+    papers = any(row["paper"] for row in rows)
+    lines = [head + ["in the paper"] * papers]
+    for row in rows:
+        values = [metric(row["metrics"].get(name), name) for name in names]
+        speeds = [figure(row[key]) for key in ("training_per_second", "inference_per_second")]
+        peak = NONE if row["peak_bytes"] is None else figure(row["peak_bytes"] / 2**20)
+        paper = ", ".join(f"{key} {value}" for key, value in (row["paper"] or {}).items()) or NONE
+        lines.append([row["mixer"], str(row["seed"]), *values, f"{row['parameters']:,}", *speeds, peak]
+                     + [paper] * papers)  # fmt: skip
+    return lines
 
 
 def curve(rows: Sequence[Row], narrow: bool) -> Any:
@@ -133,7 +181,7 @@ def curve(rows: Sequence[Row], narrow: bool) -> Any:
     figure = Figure(figsize=(NARROW, 2.9 * len(curves)) if narrow else (9, 3.6), layout="constrained")
     grid = figure.subplots(*((len(curves), 1) if narrow else (1, len(curves))), squeeze=False)
     for axes, (name, its) in zip(grid.flat, curves, strict=True):
-        its = [row for row in its if _finite(row.get(name)) is not None]
+        its = [row for row in its if finite(row.get(name)) is not None]
         values = [100 * row[name] if name.startswith("accuracy") else row[name] for row in its]
         axes.plot([row["step"] for row in its], values, marker="o" if len(its) < 40 else None, color=COLOURS[0])
         title = "training loss" if name == "loss" else f"{name.replace('_', ' ')} on held-out data"
@@ -141,6 +189,6 @@ def curve(rows: Sequence[Row], narrow: bool) -> Any:
     return figure
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """JSON has no NaN and no infinity."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -2,25 +2,37 @@
 
 A task is a package of five files, found beside the class of its recipe:
 
-- recipe.py   a frozen dataclass that extends `TaskRecipe`.
+- recipe.py   a frozen dataclass that extends `TaskRecipe`, with an option `mixer`, and `presets` ("tiny", "paper").
 - data.py     load(recipe, folder, say) -> data. `data.train` is a data set with a length; `folder` is for what is worth
-              keeping, such as tokens. Optional: data.collate, which joins samples to a batch, and data.fingerprint(),
-              which tells contents apart where a checksum of some samples does not. For `polymix evaluate`:
-              data.summary(), which results.json keeps; for_evaluation(recipe, summary, whole, limit, say) -> data with
-              what to measure; and without_images(recipe, summary) -> data with what `build` needs.
-- model.py    build(recipe, data) -> nn.Module. Optional: check(recipe), settings(model), save(model, data, folder)
-              usage(recipe, data, folder), Python lines for the report, and next_commands(recipe, data, folder), pairs
-              of a reason and a command.
-- learner.py  Learner, a subclass of `polymix.tasks.learner.Learner` with loss(batch).
+              keeping, such as tokens and made data. Optional: LAYOUTS, the names of the arrangements of files that it
+              reads, the usual one first; check(folder, layout) -> list of problems, each a sentence that names file and
+              entry, from the same code that `load` reads by; made(folder, seed=0, …), which writes the default data in
+              one of the layouts, where `load` then reads it. data.collate, which joins samples to a batch, and
+              data.fingerprint(), which tells contents apart where a checksum of some samples does not. For `polymix
+              evaluate` and `polymix predict`: data.summary(), which results.json keeps; for_evaluation(recipe, summary,
+              whole, limit, say) -> data with what to measure; and from_summary(recipe, summary) -> data with what
+              `build` and `predict` need.
+- model.py    build(recipe, data) -> nn.Module. Optional: check(recipe), settings(model), save(model, data, folder),
+              host_name(recipe), HEADS, prefixes of the weights that --init may leave fresh, usage(recipe, data,
+              folder), Python lines for the report, and next_commands(recipe, data, folder), pairs of a reason and a
+              command.
+- learner.py  Learner, a subclass of `polymix.tasks.learner.Learner` with loss(batch). Optional: its methods
+              infer(batch), the forward pass that is timed, size(batch), and optimizers_and_schedule(), for another
+              optimizer than AdamW.
 - metrics.py  measure(model, data, recipe, process) -> {name: number} on held-out data; the first name is the headline.
-              Optional: samples(model, data, recipe, process) -> texts, draw(model, data, recipe, folder) -> pictures,
-              describe(recipe, data), a sentence for the report, and details(model, data, recipe, process) -> more
-              measurements for `polymix evaluate`.
+              Optional: DIRECTIONS, {name: "up" or "down"}; paper(recipe), the paper's metrics for this mixer and their
+              "source", or None; samples(model, data, recipe, process) -> texts, draw(model, data, recipe, folder) ->
+              pictures, the predictions beside the truth first; describe(recipe, data), a sentence for the report;
+              details(model, data, recipe, process) -> more measurements for `polymix evaluate`; and predict(model,
+              data, recipe, files, folder, process) -> a dict for each file, which has its "file" and its "picture" in
+              `folder`, for `polymix predict`.
 """
 
 from __future__ import annotations
 
+import copy
 import json
+import statistics
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,15 +47,18 @@ from torch.utils._pytree import tree_leaves
 
 from polymix._io import check_folder, remove_unfinished, write_whole
 from polymix.errors import OptionError, ResultsError
+from polymix.tasks.initial import load_weights
 from polymix.tasks.learner import Learner, resting
 from polymix.tasks.loggers import check_logger, log, make_logger
 from polymix.tasks.order import Seeded, number, seed_all
 from polymix.tasks.processes import Process, check_processes, first_of_all, processes, spread
-from polymix.tasks.recipe import TaskRecipe, load_recipe
-from polymix.tasks.report import Journal, write_report, write_results
+from polymix.tasks.recipe import CONTROL, TaskRecipe, load_recipe
+from polymix.tasks.report import Journal, add_control, finished_rows, finite, measured, write_report, write_results
+from polymix.tasks.rows import direction, make_row, measure_speed
 from polymix.tasks.trainer import ModelCheckpoint, fit, isolate_rng, quiet, read_checkpoint
 
 REQUIRED = {"data": "load", "model": "build", "learner": "Learner", "metrics": "measure"}
+CONTROL_FOLDER = "control"
 Say = Callable[[str], None]
 
 
@@ -82,6 +97,10 @@ class Task:
                 raise OptionError("recipe", got, f"a {name}.py that has it", "See polymix/tasks/runner.py.")
         return Task(package.rpartition(".")[2], **found)
 
+    def value(self, file: str, name: str, default: Any) -> Any:
+        """What a file calls `name`; the default where it has no such thing."""
+        return getattr(getattr(self, file), name, default)
+
     def call(self, file: str, function: str, *arguments: Any) -> Any:
         """What an optional function of a file returns; None where the file has none."""
         optional = getattr(getattr(self, file), function, None)
@@ -90,32 +109,103 @@ class Task:
 
 def train_file(
     path: str | Path, out: str | Path, *, data: str | None = None, options: Sequence[str] = (), resume: bool = False,
-    threads: int | None = None, say: Say = silent,
+    threads: int | None = None, say: Say = silent, preset: str | None = None, mixer: str | None = None,
+    **others: str | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Train by the recipe of a Python file, with other data and with options such as ["steps=200"]. See `train`."""
-    if data is not None and any(word.partition("=")[0] == "data" for word in options):
-        raise OptionError("data", "both --data and --set data=", "one of the two", "Leave --set data= out.")
-    recipe = load_recipe(path).changed(options)
+    """Train by the recipe of a domain or file, with options such as ["steps=200"]. See `train`, and `chosen_recipe`."""
+    recipe = chosen_recipe(path, data=data, options=options, preset=preset, mixer=mixer, **others)
     if threads:
         torch.set_num_threads(threads)
-    return train(recipe if data is None else replace(recipe, data=data), out, resume=resume, say=say)
+    return train(recipe, out, resume=resume, say=say)
+
+
+def chosen_recipe(
+    path: str | Path, *, options: Sequence[str] = (), preset: str | None = None, mixer: str | None = None,
+    **others: str | None,
+) -> TaskRecipe:  # fmt: skip
+    """The recipe of a domain or file as the command line changes it: the preset, then `options`, then the rest.
+
+    Args:
+        others: data, layout, plan and init; None: as the recipe has it.
+    Raises:
+        OptionError: the recipe, the preset or an option is unknown or out of range, or one is given twice.
+    """
+    given = {name: value for name, value in {**others, "mixer": mixer}.items() if value is not None}
+    for word in options:
+        name = word.partition("=")[0]
+        if name in given:
+            raise OptionError(name, f"both --{name} and --set {name}=", "one of the two", f"Leave --set {name}= out.")
+    recipe = load_recipe(path)
+    recipe = (recipe if preset is None else recipe.preset(preset)).changed(options)
+    recipe = recipe if mixer is None else recipe.with_mixer(mixer)
+    own: dict[str, Any] = {name: value for name, value in given.items() if name != "mixer"}
+    return replace(recipe, **own) if own else recipe
 
 
 def train(recipe: TaskRecipe, out: str | Path, *, resume: bool = False, say: Say = silent) -> dict[str, Any]:
     """Train a model by its recipe and leave it in the folder `out`. Returns the last value of every measurement.
 
     The folder also gets results.json, report.html and report.md with pictures, metrics.jsonl, and
-    checkpoint/last.ckpt, from which `resume` continues to the same result. Under torchrun every process calls this.
+    checkpoint/last.ckpt, from which `resume` continues to the same result. Where `recipe.wants_control`, linear_floor
+    is then trained by the same recipe in out/control, and becomes the second row of results.json. Under torchrun every
+    process calls this.
 
     Raises:
         OptionError, DataError, ResultsError: before anything is trained. OptionError later if the loss becomes NaN or
             infinite; the last checkpoint is from before.
     """
+    task, out = check_recipe(recipe), check_folder(out, "out")
+    if not recipe.wants_control:
+        return _train(task, recipe, out, resume, say).latest()
+    below = out / CONTROL_FOLDER
+    if (below / "checkpoint" / "last.ckpt").exists() and not resume:
+        raise ResultsError(
+            "out", f"{below}, which has a checkpoint", "a folder without one", "Pass resume to continue."
+        )
+    control = replace(recipe.with_mixer(CONTROL), control=False, plan=None, init=None)
+    check_recipe(control)
+    latest = _train(task, recipe, out, resume, say).latest()
+    if processes()[0] == 0:
+        say(f"The control: {CONTROL}, which mixes nothing between tokens")
+    _train(task, control, below, resume, say, data_folder=out / "data")
+    if processes()[0] == 0:
+        say(add_control(out, below))
+    return latest
+
+
+def check_recipe(recipe: TaskRecipe) -> Task:
+    """The recipe's task. Raises what is wrong with the recipe, its processes or its logger, before any work."""
     task = Task.of(recipe)
     check_processes(recipe)
     check_logger(recipe)
+    layouts = task.value("data", "LAYOUTS", ())
+    if recipe.layout is not None:
+        if recipe.data is None:
+            raise OptionError("layout", repr(recipe.layout), "a folder in --data", "The default data has one layout.")
+        if recipe.layout not in layouts:
+            allowed = ", ".join(layouts) or "None: this task has one layout"
+            raise OptionError("layout", repr(recipe.layout), allowed, "Choose one of these.")
     task.call("model", "check", recipe)
-    out, (rank, world) = check_folder(out, "out"), processes()
+    return task
+
+
+def check_data(recipe: TaskRecipe) -> list[str]:
+    """All problems of the folder `recipe.data`, in sentences. Raises OptionError where there is nothing to check."""
+    task = check_recipe(recipe)
+    if recipe.data is None:
+        raise OptionError("data", None, "a folder or file", "Name the data to check.")
+    if task.value("data", "check", None) is None:
+        raise OptionError(
+            "check", f"the task {task.name}", "a task that can check data", "Training checks what it reads."
+        )
+    return list(task.data.check(recipe.data, recipe.layout))
+
+
+def _train(
+    task: Task, recipe: TaskRecipe, out: Path, resume: bool, say: Say, data_folder: Path | None = None
+) -> Journal:
+    """One model, trained, measured and saved in `out`."""
+    rank, world = processes()
     say = say if rank == 0 else silent
     last = out / "checkpoint" / "last.ckpt"
     if last.exists() and not resume:
@@ -125,7 +215,7 @@ def train(recipe: TaskRecipe, out: str | Path, *, resume: bool = False, say: Say
     if last.exists():
         before = read_checkpoint(last, "polymix train", ("global_step",), mmap=True)
     _check(last, before["polymix"], settings)  # before its data can be overwritten
-    data = first_of_all(lambda: task.data.load(recipe, out / "data", say))
+    data = first_of_all(lambda: task.data.load(recipe, data_folder or out / "data", say))
     with isolate_rng():
         seed_all(number(recipe.seed, "weights"))
         model: nn.Module = task.model.build(recipe, data)
@@ -136,6 +226,8 @@ def train(recipe: TaskRecipe, out: str | Path, *, resume: bool = False, say: Say
             _check(last, before["polymix"], settings)
         elif resume:
             say(f"No checkpoint in {out}: starting a new run")
+        if recipe.init is not None and not done:
+            load_weights(model, recipe.init, task.value("model", "HEADS", ()), say)
         if resume and rank == 0:
             remove_unfinished(out)
         journal = first_of_all(lambda: Journal(out / "metrics.jsonl", done, say, writes=rank == 0))
@@ -151,10 +243,11 @@ def train(recipe: TaskRecipe, out: str | Path, *, resume: bool = False, say: Say
             journal(row)
             log(logger, row)
             if rank == 0 and "loss" not in row:
-                write_results(out, results, journal.rows(), finished=False)
+                write_results(out, {**results, "rows": []}, journal.rows(), finished=False)
 
         learner.note = note
         say(f"{count(model):,} parameters, {recipe.steps:,} steps from {done:,}")
+        earlier = finished_rows(out) if done >= recipe.steps else []
         state = _fit(learner, last, done, logger)
         if rank == 0:
             best = "model." if learner.average is None else "average."
@@ -163,13 +256,29 @@ def train(recipe: TaskRecipe, out: str | Path, *, resume: bool = False, say: Say
             _save(task, final, data, out)
             with resting(final):
                 pictures = task.call("metrics", "draw", final, data, recipe, out) or []
-            write_results(out, results, journal.rows(), finished=True)
             about = {"describe": task.call("metrics", "describe", recipe, data),
                      "usage": task.call("model", "usage", recipe, data, out),
                      "next": task.call("model", "next_commands", recipe, data, out)}  # fmt: skip
-            report = write_report(out, results, journal.rows(), pictures, about)
+            results["about"], results["pictures"] = about, [picture.name for picture in pictures]
+            results["rows"] = earlier[:1] or [_row(task, learner, final, journal)]
+            write_results(out, results, journal.rows(), finished=True)
+            report = write_report(out, results, journal.rows())
             say(f"Model: {out}   Report: {report}")
-    return journal.latest()
+    return journal
+
+
+def _row(task: Task, learner: Learner, final: nn.Module, journal: Journal) -> dict[str, Any]:
+    """The row of results.json about a trained model."""
+    probe: Learner = task.learner.Learner(copy.deepcopy(final), replace(learner.recipe, ema=0.0), learner.data)
+    probe.trainer = learner.trainer
+    probe.to(learner.device)
+    names, kept = measured(journal.rows())
+    metrics = {name: finite(kept[-1].get(name)) for name in names} if kept else {}
+    declared = task.value("metrics", "DIRECTIONS", {})
+    speeds = [row[key] for row in journal.rows() for key in row if key == f"{learner.unit}_per_second"]
+    speed = {"training_per_second": statistics.median(speeds) if speeds else None}
+    speed |= measure_speed(probe, learner.last_batch)
+    return make_row(task, learner.recipe, final, metrics, {name: direction(name, declared) for name in metrics}, speed)
 
 
 def count(model: nn.Module) -> int:

@@ -36,6 +36,7 @@ class Settings:
         tokens: length of a window of text; None: the training's context, or 512 and at most the model's maximum.
         device: such as "cpu" or "cuda".
         trust: run code that the folder names.
+        layout: how the files of `data` are arranged, for runs of polymix train; None: as its files say.
     """
 
     folder: Path
@@ -47,6 +48,7 @@ class Settings:
     tokens: int | None = None
     device: str = "cpu"
     trust: bool = False
+    layout: str | None = None
 
     def __post_init__(self) -> None:
         check_choice("--split", self.split, SPLITS)
@@ -131,12 +133,15 @@ def _of_run(run: Any, settings: Settings, say: Callable[[str], None]) -> Evaluat
     found = run.measure(
         settings.data, whole=settings.split == "all", limit=settings.limit, batch=settings.batch,
         device=settings.device, say=say,
+        layout=settings.layout,
     )  # fmt: skip
     rows = found.get("classes", [])
     data = settings.data or run.recipe.data or run.summary.get("name") or "the task's own"
-    count = sum(row["images"] for row in rows) if rows else None
-    return Evaluation(str(settings.folder), run.task.name, str(data), settings.split, count, "images",
-                      found["metrics"], rows)  # fmt: skip
+    count = sum(row["images"] for row in rows) if rows else found.get("count")
+    return Evaluation(
+        str(settings.folder), run.task.name, str(data), settings.split, count, found.get("unit", "images"),
+        found["metrics"], rows,
+    )  # fmt: skip
 
 
 # Text
@@ -153,6 +158,7 @@ def _of_text(settings: Settings, recipe: Any, say: Callable[[str], None]) -> Eva
     from polymix.workflows.generate.folder import load as load_model
 
     settings.without("image_size", "a language model")
+    settings.without("layout", "a language model")
     if settings.data is None and recipe is None:
         raise OptionError("--data", None, "text files", "Only runs of polymix train know their data.")
     model, _ = load_model(settings.folder, trust=settings.trust)
@@ -203,12 +209,13 @@ def _is_shards(data: str | None, recipe: Any) -> bool:
 @torch.no_grad()
 def _of_images(settings: Settings, say: Callable[[str], None]) -> Evaluation:
     from polymix.convert.tracing import mode
+    from polymix.tasks.classify.metrics import scores
     from polymix.tasks.distill.batches import logits_of
-    from polymix.tasks.images.metrics import scores
     from polymix.workflows.convert.images import Images
     from polymix.workflows.convert.inputs import reads_text
     from polymix.workflows.convert.sources import load_model
 
+    settings.without("layout", "a folder of images")
     if settings.data is None:
         raise OptionError("--data", None, "a folder of images", "Only runs of polymix train know their data.")
     source = load_model(str(settings.folder), trust=settings.trust)

@@ -182,7 +182,7 @@ def test_every_argument_of_every_function_with_every_value(small_machine, name, 
 
 @pytest.mark.parametrize("kind", ["text", "images", "recall"])
 def test_every_option_of_every_recipe_with_every_value(kind):
-    from polymix.tasks.images import ImageRecipe
+    from polymix.tasks.classify import ImageRecipe
     from polymix.tasks.recall import RecallRecipe
     from polymix.tasks.text import TextRecipe
 

@@ -7,8 +7,8 @@ from torch import nn
 import polymix
 from polymix import errors, lens
 from polymix.models import VisionTransformer
-from polymix.tasks.images import Schedule, load_digits
-from polymix.tasks.images.training import train
+from polymix.tasks.classify import Schedule, load_digits
+from polymix.tasks.classify.training import train
 
 
 def host(name, classes=3, channels=1, class_token=False, **options):

@@ -152,7 +152,7 @@ def test_without_matplotlib_it_says_what_to_install(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_digits(capsys, tmp_path, monkeypatch):
     """The whole way of --image, with one epoch of training."""
-    import polymix.tasks.images.influence as module
+    import polymix.tasks.classify.influence as module
 
     recipe = module.Schedule
     monkeypatch.setattr(module, "Schedule", lambda epochs: recipe(epochs=1))

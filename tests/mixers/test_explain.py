@@ -7,6 +7,7 @@ from torch import nn
 import polymix
 from polymix import explain
 from polymix.errors import CapabilityError, OptionError, PolymixError
+from polymix.ops.dispatch import FEW
 from polymix.ops.native.library import why_not
 from tests.helpers import tokens
 
@@ -151,9 +152,25 @@ def test_mixers_inside_mixers_are_each_said_once():
             assert sorted(part.layer for part in explain(mixer, X)) == sorted(names), name
 
 
+@pytest.mark.skipif(why_not() is not None, reason=f"untested: when kernels in C are chosen: {why_not()}")
+@pytest.mark.parametrize(("mixer", "tokens", "forward", "training"), [
+    ("pom", 100, "eager", "eager"), ("pom", 196, "native", "eager"), ("pom", 600, "native", "native"),
+    ("poly_nl", 100, "eager", "eager"), ("poly_nl", 196, "native", "eager"),
+    ("padre", 16, "native", "native"), ("qt", 16, "native", "native"),
+])  # fmt: skip
+def test_few_tokens_take_what_was_measured_to_be_fastest(mixer, tokens, forward, training, monkeypatch):
+    """The thresholds are those of benchmarks/small_inputs.py, and recording gradients has its own."""
+    monkeypatch.setattr("polymix.ops.dispatch.FEW", FEW)
+    built, x = polymix.create_mixer(mixer, 8), torch.randn(1, tokens, 8)
+    assert explain(built, x)[0].impl == training
+    with torch.no_grad():
+        assert explain(built, x)[0].impl == forward
+    assert explain(built.requires_grad_(False), x)[0].impl == forward
+
+
 def test_few_tokens_are_not_worth_blocks(monkeypatch):
     """Below FEW tokens "auto" keeps plain PyTorch and says so; a name that is asked for runs all the same."""
-    monkeypatch.setattr("polymix.ops.dispatch.FEW", 512)
+    monkeypatch.setattr("polymix.ops.dispatch.FEW", FEW)
     monkeypatch.setenv("POLYMIX_NATIVE", "0")
     x = torch.randn(2, 100, 8)
     with torch.inference_mode():

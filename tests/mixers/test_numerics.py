@@ -15,6 +15,8 @@ from tests.helpers import build, close, tokens
 from tests.mixers.cases import CASES
 from tests.mixers.compiled import graphs
 
+MAIN = ("padre", "pom", "qt", "poly_nl", "poly_sa", "softmax")
+VARIANTS = [case for case, (name, _) in CASES.items() if case != name and name not in MAIN]
 every_case = pytest.mark.parametrize("case", list(CASES))
 
 
@@ -215,7 +217,7 @@ def test_export_with_a_dynamic_length(case):
     close(program.module()(x), mixer(x), 1e-5)
 
 
-@pytest.mark.parametrize("case", list(CASES))
+@pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.slow if c in VARIANTS else ()) for c in CASES])
 def test_compile_without_breaks(case):
     """Forward and backward; one graph for every length where the mixer takes any."""
     mixer, free = make(case, dtype=torch.float32), "grid" not in CASES[case][1]

@@ -11,9 +11,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import polymix
 from polymix.errors import DataError, OptionError
+from polymix.tasks.classify import Schedule, load_digits
+from polymix.tasks.classify.training import train
 from polymix.tasks.distill import Distillation, distill, stages
-from polymix.tasks.images import Schedule, load_digits
-from polymix.tasks.images.training import train
 from tests.tasks.distilled import BATCHES, ONCE, Stateful, X, Y, bits, converted, differing, former, loader, state, vit
 
 STILL = {"learning_rate": 1e-12, "weight_decay": 0.0}

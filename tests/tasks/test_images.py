@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 
 from polymix.errors import DataError
-from polymix.tasks.images import data as images
-from polymix.tasks.images import load_digits, load_folder
+from polymix.tasks.classify import data as images
+from polymix.tasks.classify import load_digits, load_folder
 
 
 def picture(path, size=(20, 30), mode="RGB", value=None):

@@ -9,8 +9,8 @@ from torch import nn
 
 import polymix
 from polymix.models import VisionTransformer
-from polymix.tasks.images import ImageRecipe, Schedule, load_digits
-from polymix.tasks.images.training import train
+from polymix.tasks.classify import ImageRecipe, Schedule, load_digits
+from polymix.tasks.classify.training import train
 from polymix.tasks.recipe import load_recipe
 from polymix.tasks.runner import train as run
 from polymix.tasks.trainer import decay_groups
@@ -109,11 +109,11 @@ def test_what_a_recipe_cannot_be_is_told_and_nothing_is_written(tmp_path, change
 
 
 def test_the_default_recipe_is_sound():
-    recipe = load_recipe(Path(__file__).parents[2] / "recipes" / "images.py")
+    recipe = load_recipe(Path(__file__).parents[2] / "recipes" / "classify.py")
     assert recipe.data is None and recipe.mixer == "pom"
 
 
 def test_old_names_keep_working():
-    with pytest.warns(DeprecationWarning, match="polymix.tasks.images.training"):
+    with pytest.warns(DeprecationWarning, match="polymix.tasks.classify.training"):
         from polymix.tasks.classify import Recipe
     assert Recipe(epochs=2).epochs == 2

@@ -8,7 +8,7 @@ import pytest
 
 from polymix.errors import MissingExtraError, OptionError
 from polymix.tasks import loggers
-from polymix.tasks.images import ImageRecipe
+from polymix.tasks.classify import ImageRecipe
 from polymix.tasks.runner import train
 
 TINY = {"steps": 6, "log_every": 2, "evaluate_every": 3, "checkpoint_every": 3, "dim": 8, "depth": 1,

@@ -7,7 +7,7 @@ import pytest
 
 from polymix.cli import main
 from polymix.errors import OptionError
-from polymix.tasks.images import ImageRecipe
+from polymix.tasks.classify import ImageRecipe
 from polymix.tasks.recall import RecallRecipe
 from polymix.tasks.recipe import LARGEST, load_recipe, own_tasks
 from polymix.tasks.text import TextRecipe
@@ -22,8 +22,8 @@ def write(folder, text, suffix=".yaml"):
 
 
 @pytest.mark.parametrize(("content", "recipe"), [
-    ({"task": "images"}, ImageRecipe()),
-    ({"task": "images", "mixer": "padre:degree=3", "steps": 20, "betas": [0.9, 0.99], "class_token": True},
+    ({"task": "classify"}, ImageRecipe()),
+    ({"task": "classify", "mixer": "padre:degree=3", "steps": 20, "betas": [0.9, 0.99], "class_token": True},
      ImageRecipe(mixer="padre:degree=3", steps=20, betas=(0.9, 0.99), class_token=True)),
     ({"task": "text", "steps": 7, "tokenizer": None, "mixers": ["pom:degree=3", "local"], "num_layers": 2},
      TextRecipe(steps=7, options={"mixers": ("pom:degree=3", "local"), "num_layers": 2})),
@@ -38,7 +38,7 @@ def test_the_options_are_those_of_a_python_recipe(tmp_path, content, recipe, suf
 
 def test_text_in_a_file_is_read_as_set_reads_it(tmp_path):
     """YAML takes 1e-3 for text."""
-    path = write(tmp_path, "task: images\nlearning_rate: 1e-3\nbetas: 0.9,0.99\ndata: 2024\nlogger: none\n".replace(
+    path = write(tmp_path, "task: classify\nlearning_rate: 1e-3\nbetas: 0.9,0.99\ndata: 2024\nlogger: none\n".replace(
         "data: 2024", 'data: "2024"'))  # fmt: skip
     words = ["learning_rate=1e-3", "betas=0.9,0.99", "logger=none"]
     assert load_recipe(path) == replace(ImageRecipe().changed(words), data="2024")
@@ -51,7 +51,7 @@ def test_set_changes_a_recipe_of_a_file(tmp_path):
 
 
 def test_every_task_can_be_named(tmp_path):
-    assert {"images", "recall", "text"} <= set(own_tasks())
+    assert {"classify", "recall", "text"} <= set(own_tasks())
     for task in own_tasks():
         recipe = load_recipe(write(tmp_path, {"task": task}))
         assert type(recipe).__module__ == own_tasks()[task]
@@ -59,12 +59,12 @@ def test_every_task_can_be_named(tmp_path):
 
 @pytest.mark.parametrize(("text", "words"), [
     ("", "NoneType instead of options by name"), ("- task", "list instead of"), ("1: 2", "options by name"),
-    ("steps: 5", "expected task: images, recall, text"), ("task: nope", "task 'nope'"), ("task: [text]", "expected task"),
+    ("steps: 5", "expected task: classify"), ("task: nope", "task 'nope'"), ("task: [text]", "expected task"),
     ("task: os.path", "use a Python file"), ("task: ../images", "expected task"),
-    ("task: text\nsteps: 5\nsteps: 6", "steps twice"), ('{"task": "text", "task": "images"}', "task twice"),
-    ("task: images\nstepz: 5", "`stepz`: expected steps"),
+    ("task: text\nsteps: 5\nsteps: 6", "steps twice"), ('{"task": "text", "task": "classify"}', "task twice"),
+    ("task: classify\nstepz: 5", "`stepz`: expected steps"),
     ("task: text\nsteps: many", "`steps`"), ("task: text\nsteps: {a: 1}", "`steps`"), ("task: text\nsteps: 1.5", "`steps`"),
-    ("task: images\nclass_token: 1", "`class_token`"), ("task: text\nbetas: [1, 2]", "`betas`"),
+    ("task: classify\nclass_token: 1", "`class_token`"), ("task: text\nbetas: [1, 2]", "`betas`"),
     ("task: text\ndata: 2024-01-01", "not JSON serializable"), ("task: text\nsteps: !!python/object/apply:os.getcwd []", "cannot be read"),
     ("task: &t text\ncolumn: *t", "aliases"), ("task: text\n  steps: 5\n bad", "cannot be read"), ("{" * 3000, "too deep"),
     ("task: text\n\x00", "cannot be read"), ("#" + "x" * LARGEST, "at most"),
@@ -86,7 +86,7 @@ def test_bytes_that_are_no_text(tmp_path):
 
 
 def test_train_takes_one(tmp_path, capsys):
-    path = write(tmp_path, "task: images\nsteps: 2\ndim: 8\ndepth: 1\nimage_size: 8\n")
+    path = write(tmp_path, "task: classify\nsteps: 2\ndim: 8\ndepth: 1\nimage_size: 8\n")
     with pytest.raises(SystemExit) as status:
         main(["train", str(path), "--set", "mixer=poly_nl", "--out", str(tmp_path / "out"), "--threads", "1"])
     assert not status.value.code, capsys.readouterr().err

@@ -6,20 +6,22 @@ from matplotlib.figure import Figure
 from polymix.tasks.report import curve, write_report
 from tests.browser import PAPER, needs_browser, opened
 
+ABOUT = {
+    "describe": "Two <classes>.",
+    "usage": ["import torch"],
+    "next": [("Go on:", "polymix compare --data 'my photos'")],
+}
 CONTENT = {
     "task": "images",
     "parameters": 1234,
+    "about": ABOUT,
+    "pictures": ["confusion.png"],
     "settings": {"steps": 1, "batch_size": 64, "precision": "float32", "device": "cpu"},
 }
 ROWS = [
     {"step": 1, "loss": 2.5, "images_per_second": 900}, {"step": 1, "accuracy": 0.8125, "val_loss": 12345.6},
     {"step": 2, "loss": 1.5, "images_per_second": 1000}, {"step": 2, "accuracy": 0.9375, "val_loss": 0.5, "samples": ["<b> & ``` one"]},
 ]  # fmt: skip
-ABOUT = {
-    "describe": "Two <classes>.",
-    "usage": ["import torch"],
-    "next": [("Go on:", "polymix compare --data 'my photos'")],
-}
 
 
 @pytest.fixture
@@ -27,7 +29,7 @@ def folder(tmp_path):
     figure = Figure(figsize=(5, 4))
     figure.subplots().plot([1, 2])
     figure.savefig(tmp_path / "confusion.png", dpi=130)
-    write_report(tmp_path, CONTENT, ROWS, [tmp_path / "confusion.png"], ABOUT)
+    write_report(tmp_path, CONTENT, ROWS)
     return tmp_path
 
 

@@ -10,8 +10,8 @@ import polymix
 from polymix.cli import main
 from polymix.errors import DataError, OptionError, PolymixError, ResultsError
 from polymix.models import VisionTransformer
-from polymix.tasks.images import ImageRecipe
-from polymix.tasks.images.metrics import scores, wilson
+from polymix.tasks.classify import ImageRecipe
+from polymix.tasks.classify.metrics import scores, wilson
 from polymix.tasks.recall import RecallRecipe
 from polymix.tasks.runner import train
 from polymix.tasks.saved import SavedRun
@@ -49,7 +49,7 @@ def test_the_training_s_own_data_gives_its_own_numbers(run):
     found = evaluate(Settings(out))
     assert found.metrics["accuracy"] == measured["accuracy"] and measured["accuracy"] > 0.6
     assert found.metrics["loss"] == pytest.approx(measured["val_loss"], rel=1e-5)
-    assert (found.count, found.task, found.data) == (6, "images", str(data))
+    assert (found.count, found.task, found.data) == (6, "classify", str(data))
     assert [row["name"] for row in found.classes] == sorted(SHADES)
 
 

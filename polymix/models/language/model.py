@@ -15,6 +15,7 @@ from polymix.mixers import SoftmaxMixer
 from polymix.models.language.config import PolymixConfig, PolymixGPTConfig, PolymixLlamaConfig
 from polymix.models.language.layers import FAMILIES, CausalLayer, LanguageBlock, Mlp, SwiGLU, mixers_of
 from polymix.models.language.layout import SequenceLayout, sequence_layout, tokens_in
+from polymix.structured.dense import apply_linear
 
 AUTO = "polymix_auto"  # the module in a saved folder that imports polymix for transformers
 
@@ -251,7 +252,7 @@ class PolymixForCausalLM(PolymixPreTrainedModel, GenerationMixin):
             output_hidden_states, output_attentions=other.pop("output_attentions", None),
         )  # fmt: skip
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(out.last_hidden_state[:, kept])
+        logits = apply_linear(self.lm_head, out.last_hidden_state[:, kept])
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **other)

@@ -32,7 +32,7 @@ def padre(x: Tensor, maps: PadreMaps, terms: PadreTerms, grid: tuple[int, ...], 
     """
     assert maps.shared is not None
     dtype, dim, d = computed_in(x), x.shape[-1], terms.degree
-    x_cast = x.to(dtype)
+    x_cast = x if x.dtype == dtype else x.to(dtype)
     inner = [share(maps.shared, i * dim, (i + 1) * dim) for i in range(d)]
     outer, weight_merged = list(maps.A), False
     weights = [_weight(terms, i) for i in range(1, d + 1)]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from polymix.ops.dispatch import Operator, choose, without_gradients
+from polymix.ops.few_rows import few_rows
 from polymix.ops.gated import gated
 from polymix.ops.native.arrays import KINDS
 from polymix.ops.pom import blocked, eager, native
@@ -144,34 +146,45 @@ def pom_chunk(
     unsupported = {
         "triton": "does not support decay" if forgets else None, "native": _STATELESS, "blocked": _STATELESS,
     }  # fmt: skip
+    apply = linear if impl == "eager" else _apply
     impl = choose("pom", impl, (x, *_tensors(weights)), unsupported, in_blocks=("native", "blocked"))
     pooled_tokens = x if values is None else values
     if weights.times is not None:
-        terms = _terms(pooled_tokens, weights, options, mask, None, impl).values()
+        terms = _terms(pooled_tokens, weights, options, mask, None, impl, apply).values()
         mean, state = decayed_mean(terms, weights.times, mask, state)
-        return eager.gate_totals(x, weights, options, mean, torch.ones((1, 1), device=x.device), None), state
+        once = torch.ones((1, 1), device=x.device)
+        return eager.gate_totals(x, weights, options, mean, once, None, apply), state
     position = None
     if options.rotary is not None:
         position = positions(x.shape[1], mask, None, x.device)
         position = position if state is None else position + state.count[:, None]
-    pooled = _terms(pooled_tokens, weights, options, mask, position, impl)
+    pooled = _terms(pooled_tokens, weights, options, mask, position, impl, apply)
+    if state is not None and x.shape[1] == block == 1 and mask is None and not torch.compiler.is_compiling():
+        after = PomState(pooled.pooled() + state.total, state.count + 1)
+        total, count = after.total[:, None], after.count[:, None]
+        return eager.gate_totals(x, weights, options, total, count, position, apply), after
     total, count = eager.reduce_terms(pooled, queries=x.shape[1], causal=block, state=state)
     if block == 1:
         after = PomState(total[:, -1].clone(), count[:, -1].expand(x.shape[0]).clone())
     else:
         after = eager.after(pooled, state)
-    return eager.gate_totals(x, weights, options, total, count, position), after
+    return eager.gate_totals(x, weights, options, total, count, position, apply), after
+
+
+def _apply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A linear map of a chunk, which in decoding has few rows."""
+    return linear(x, weight, bias) if weight.ndim == 3 else few_rows(x, weight, bias)
 
 
 def _terms(
     context: Tensor, weights: PomWeights, options: PomOptions, padding: Tensor | None, position: Tensor | None,
-    impl: str,
+    impl: str, apply: Callable[..., Tensor] = linear,
 ) -> Terms:  # fmt: skip
     """The terms Σ_p α_p ⊙ h(W_h c_j + b_h)^p, rotated by `position` if given."""
     turns = eager.turns_at(position, weights.alpha.shape[0], options)
     axes = eager.AXES[options.rotary or "1d"]
     sums = partial(pom_pool, impl=impl), partial(pom_scan, impl=impl)
-    return Terms(linear(context, *weights.poly), weights.alpha, options.activation, padding, turns, axes, *sums)
+    return Terms(apply(context, *weights.poly), weights.alpha, options.activation, padding, turns, axes, *sums)
 
 
 def _tensors(weights: PomWeights) -> tuple[Tensor | None, ...]:

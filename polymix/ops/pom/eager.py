@@ -262,8 +262,9 @@ def token_positions(
 
 
 def gate_totals(
-    x: Tensor, weights: PomWeights, options: PomOptions, total: Tensor, count: Tensor, position: Tensor | None
-) -> Tensor:
+    x: Tensor, weights: PomWeights, options: PomOptions, total: Tensor, count: Tensor, position: Tensor | None,
+    apply: Callable[..., Tensor] = linear,
+) -> Tensor:  # fmt: skip
     """Compute W_o [σ(W_s x + b_s) ⊙ H] + b_o, where H is the total, or the total over the count for a mean.
 
     A gate with fewer features than E has one scalar per head. A query that sees no tokens gets H = 0.
@@ -275,17 +276,18 @@ def gate_totals(
         total: (B, N or 1, E).
         count: (B or 1, N or 1), the number of tokens seen.
         position: rotates the gate; None without rotary.
+        apply: `linear`, or another function that applies a linear map.
     """
-    gate = GATES[options.gate](linear(x, *weights.gate))
+    gate = GATES[options.gate](apply(x, *weights.gate))
     width, inner = gate.shape[-1], total.shape[-1]
     turns = turns_at(position, width, options, options.heads)
     gate = gate if turns is None else rotate(gate, turns, axes=AXES[options.rotary or "1d"])
     if options.reduction == "mean":
         total = total / count.clamp_min(1).unsqueeze(-1).to(total.dtype)
     total = total.to(gate.dtype)
-    if width == inner and total.shape[1] == 1:
+    if width == inner and total.shape[1] == 1 and apply is linear:
         return scaled_linear(gate, total, *weights.proj)
     if width != inner:
         total, gate = total.unflatten(-1, (width, -1)), gate.unsqueeze(-1)
-        return linear((gate * total).flatten(-2), *weights.proj)
-    return linear(gate * total, *weights.proj)
+        return apply((gate * total).flatten(-2), *weights.proj)
+    return apply(gate * total, *weights.proj)

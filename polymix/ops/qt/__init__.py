@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polymix.ops.dispatch import Operator, choose, renamed_operator
+from polymix.ops.few_rows import few_rows
 from polymix.ops.qt import blocked, eager
 from polymix.ops.qt.eager import GUARD, QtState, feature_size
 from polymix.ops.shared.blocks import slower_than_pytorch
@@ -107,8 +108,7 @@ def qt(
         "triton": _too_wide(dim, options),
     }  # fmt: skip
     impl = choose("qt", impl, (x, context, values, *weights.qkv, *weights.proj, weights.scale), unsupported,
-                  slower={"native": slower_than_pytorch(x, training=True)},
-                  in_blocks=("native", "blocked"))  # fmt: skip
+                  slower={"native": slower_than_pytorch(x, training=True)}, in_blocks=("blocked",))  # fmt: skip
     if impl == "blocked":
         return blocked.qt(x, context, *weights, heads=options.heads, form=options.form, order=options.order, mask=mask)
     if compact and impl != "triton" and values is None:  # the kernels store no queries, keys, values or features
@@ -184,15 +184,21 @@ def qt_chunk(
         "blocked": "supports non-causal attention only", "native": "keeps no recurrent state",
         "triton": _too_wide(x.shape[-1], options),
     }  # fmt: skip
+    named_eager = impl == "eager"
     impl = choose("qt", impl, (x, *weights.qkv, *weights.proj, weights.scale), unsupported,
-                  in_blocks=("native", "blocked"))  # fmt: skip
-    q, k, v = _heads(x, x, values, weights.qkv, options)
+                  in_blocks=("blocked",))  # fmt: skip
+    if values is None and not named_eager:
+        parts = few_rows(x, *weights.qkv).chunk(3, dim=-1)
+        q, k, v = (part.unflatten(-1, (options.heads, -1)).transpose(1, 2) for part in parts)
+    else:
+        q, k, v = _heads(x, x, values, weights.qkv, options)
     seen = seen_by_each(k, mask, None if state is None else state.count)
     with without_autocast(x.device):
         start = None if state is None else state.moments
         weighted, end = qt_causal(q, k, v, weights.scale, start, mask, options.form, options.order, impl=impl)
         y = eager.quotient(weighted, eager.least(seen[:, None, :, None], weighted.dtype)).to(q.dtype)
-    return F.linear(y.transpose(1, 2).flatten(2), *weights.proj), QtState(end, seen[:, -1].clone())
+    apply = F.linear if named_eager else few_rows
+    return apply(y.transpose(1, 2).flatten(2), *weights.proj), QtState(end, seen[:, -1].clone())
 
 
 def _heads(

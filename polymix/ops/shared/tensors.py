@@ -91,6 +91,8 @@ def project(qkv: Linear, x: Tensor, context: Tensor, values: Tensor | None = Non
 def cast(linear: Linear, dtype: torch.dtype) -> Linear:
     """Convert a linear map to another dtype."""
     weight, bias = linear
+    if weight.dtype == dtype and (bias is None or bias.dtype == dtype):
+        return linear
     return weight.to(dtype), None if bias is None else bias.to(dtype)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar
 
 from polymix.errors import OptionError, check_choice, check_int
 from polymix.tasks.recall.data import Copying, Recall, Task
@@ -44,6 +44,8 @@ class RecallRecipe(TaskRecipe):
     short_conv: int = 0
     answers: int = 2048
 
+    trains_control: ClassVar[bool] = False  # chance is known: the report draws it
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("task", self.task, TASKS)
@@ -54,6 +56,15 @@ class RecallRecipe(TaskRecipe):
         if not isinstance(self.sizes, (tuple, list)) or not self.sizes:
             raise OptionError("sizes", repr(self.sizes), "a list of numbers", "Pass sizes=(4, 8), say.")
         self.tasks()
+
+    def with_mixer(self, mixer: str) -> RecallRecipe:
+        """This recipe with another mixer in all layers."""
+        return replace(self, mixers=(mixer,))
+
+    @property
+    def mixer_name(self) -> str:
+        """The mixers of the layers, with commas."""
+        return ",".join(self.mixers)
 
     def tasks(self) -> list[Task]:
         """A task of each size."""

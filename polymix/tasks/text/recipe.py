@@ -51,6 +51,8 @@ class TextRecipe(TaskRecipe):
     prompts: Sequence[str] = ("The ", "Return the ")
     sample_tokens: int = 40
 
+    trains_control: ClassVar[bool] = False  # a language model that mixes nothing learns bigrams
+
     # The settings of the model's config stand for model and options.
     changeable: ClassVar[tuple[str, ...]] = (*TaskRecipe.changeable, "prompts", "sample_tokens", "model", "options")
 
@@ -81,6 +83,16 @@ class TextRecipe(TaskRecipe):
         model = self.model if isinstance(self.model, str) else self.model.to_dict()
         plain = {**asdict(replace(self, model="")), "model": model, "options": dict(self.options)}
         return json.loads(json.dumps(plain, default=str))
+
+    def with_mixer(self, mixer: str) -> TextRecipe:
+        """This recipe with another mixer in all layers of polymix's own models."""
+        return self.with_options({"mixers": (mixer,)})
+
+    @property
+    def mixer_name(self) -> str:
+        """The mixers of the layers, with commas; "model" where the model's own config decides them."""
+        mixers = self.options.get("mixers", "model" if not isinstance(self.model, str) else ("pom",))
+        return mixers if isinstance(mixers, str) else ",".join(map(str, mixers))
 
     def other_options(self) -> dict[str, str]:
         """Annotations of the options of polymix's own models."""

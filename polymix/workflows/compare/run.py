@@ -26,8 +26,8 @@ from polymix.mixers import MixerConfig
 from polymix.mixers.spec import DEFAULT, parse_mixers
 from polymix.models import VisionTransformer
 from polymix.pages import data_url
-from polymix.tasks.images import ImageData, Schedule, load_digits, load_folder
-from polymix.tasks.images.training import train
+from polymix.tasks.classify import ImageData, Schedule, load_digits, load_folder
+from polymix.tasks.classify.training import train
 from polymix.workflows.compare.verdict import answer
 
 _SAMPLES = 12  # test images that the report shows

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 from polymix.convert.tracing import mode
 from polymix.errors import DataError, OptionError
 from polymix.numbers import figure, percent
-from polymix.tasks.images import ImageData, find_images, load_digits, load_folder
+from polymix.tasks.classify import ImageData, find_images, load_digits, load_folder
 from polymix.workflows.convert.inputs import PIXELS, card_metadata, pixels
 from polymix.workflows.convert.sources import Source
 

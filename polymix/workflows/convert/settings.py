@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from polymix._io import check_device
-from polymix.convert.plan import KEEP, config_of, pattern_of, resolve
+from polymix.convert.plan import KEEP, config_of, parse_plan, pattern_of, resolve
 from polymix.convert.positions import POSITIONS
 from polymix.errors import OptionError, check_choice, check_int, check_number, check_seed
 from polymix.limits import LONGEST, check_memory
@@ -146,28 +146,3 @@ class Settings:
             path = None if values[name] is None else Path(values[name])
             values[name] = str(path.resolve()) if path is not None and path.exists() else values[name]
         return values
-
-
-def parse_plan(text: str) -> str | dict[str, str]:
-    """A plan from the command line.
-
-    "padre:degree=3", "1:1" and "recommend" stay text; "blocks.*.attn=padre:degree=3,blocks.11.attn=keep" is a dict. A
-    layer name or glob ends at the first "=", and has no colon.
-    """
-    if "," not in text and not _layer(text):
-        return text.strip()
-    plan: dict[str, str] = {}
-    for part in text.split(","):
-        layer, mixer = _layer(part), part.partition("=")[2].strip()
-        if not layer or not mixer:
-            allowed = "layer=mixer, such as blocks.*.attn=padre:degree=3 or blocks.11.attn=keep"
-            raise OptionError("--plan", repr(part), allowed, "Separate them by commas.")
-        if layer in plan:
-            raise OptionError("--plan", f"{layer} twice", "each layer or glob once", "Drop one of them.")
-        plan[layer] = mixer
-    return plan
-
-
-def _layer(part: str) -> str:
-    layer, sign, _ = part.partition("=")
-    return layer.strip() if sign and ":" not in layer else ""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from polymix.lens import Influence, influence
 from polymix.mixers import MixerConfig, SoftmaxConfig
 from polymix.models import VisionTransformer
-from polymix.tasks.images.data import load_digits
-from polymix.tasks.images.recipe import Schedule
-from polymix.tasks.images.training import train
+from polymix.tasks.classify.data import load_digits
+from polymix.tasks.classify.recipe import Schedule
+from polymix.tasks.classify.training import train
 
 _SIZE, _PATCH, _DIM, _DEPTH = 16, 2, 32, 2
 

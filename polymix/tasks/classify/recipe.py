@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from polymix.errors import OptionError, check_choice, check_int, check_number
 from polymix.tasks.recipe import TaskRecipe
@@ -36,6 +36,8 @@ class ImageRecipe(TaskRecipe):
     mlp_ratio: float = 4.0
     class_token: bool = False
     label_smoothing: float = 0.1
+
+    trains_control: ClassVar[bool] = False  # the digits are solved without mixing; `polymix compare` shows it
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from polymix.errors import DataError
-from polymix.tasks.images.data import ImageSets, _read
-from polymix.tasks.images.recipe import ImageRecipe
+from polymix.tasks.classify.data import ImageSets, _read
+from polymix.tasks.classify.recipe import ImageRecipe
 from polymix.tasks.saved import SavedRun
 
 
@@ -30,7 +30,7 @@ class Classifier:
         if not isinstance(recipe, ImageRecipe) or not run.summary.get("bytes"):
             got = f"{folder}, of {run.task.name} on {run.summary.get('name')}"
             raise DataError("folder", got, "a run of images on a folder of pictures", "Train one with --data FOLDER.")
-        data: ImageSets = run.task.data.without_images(recipe, run.summary)
+        data: ImageSets = run.task.data.from_summary(recipe, run.summary)
         self.images, self.size, self.model = data.images, recipe.image_size, run.load()
 
     @property

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from polymix.errors import MissingExtraError
 from polymix.renamed import renamed
-from polymix.tasks.images.data import ImageData
-from polymix.tasks.images.recipe import Schedule
+from polymix.tasks.classify.data import ImageData
+from polymix.tasks.classify.recipe import Schedule
 from polymix.tasks.trainer import LightningModule, decay_groups, fit, one_cycle, placed, quiet, until_interrupted
 
 try:

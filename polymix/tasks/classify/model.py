@@ -8,8 +8,8 @@ from typing import Any
 
 from polymix.mixers.spec import parse_mixer
 from polymix.models import VisionTransformer
-from polymix.tasks.images.data import ImageSets
-from polymix.tasks.images.recipe import ImageRecipe
+from polymix.tasks.classify.data import ImageSets
+from polymix.tasks.classify.recipe import ImageRecipe
 
 
 def _options(recipe: ImageRecipe, channels: int, classes: int) -> dict[str, Any]:

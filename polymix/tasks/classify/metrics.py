@@ -13,8 +13,8 @@ from torch.nn.functional import cross_entropy
 
 from polymix._io import write_whole
 from polymix.numbers import percent
-from polymix.tasks.images.data import ImageSets
-from polymix.tasks.images.recipe import ImageRecipe
+from polymix.tasks.classify.data import ImageSets
+from polymix.tasks.classify.recipe import ImageRecipe
 from polymix.tasks.processes import Process
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from polymix.errors import DataError, MissingExtraError
-from polymix.tasks.images.recipe import ImageRecipe
+from polymix.tasks.classify.recipe import ImageRecipe
 
 SPLIT_SEED = 0
 TEST_SHARE = 0.2
@@ -147,7 +147,7 @@ def for_evaluation(
     return ImageSets(chosen, TensorDataset(*chosen.train))
 
 
-def without_images(recipe: ImageRecipe, summary: Mapping[str, Any]) -> ImageSets:
+def from_summary(recipe: ImageRecipe, summary: Mapping[str, Any]) -> ImageSets:
     """The data of a finished run without its images: what building its model needs."""
     channels = int(summary["channels"])
     kind = torch.uint8 if summary["bytes"] else torch.float32

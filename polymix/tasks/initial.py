@@ -1,0 +1,56 @@
+"""The weights that a run starts from: those of another run, or of a converted model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from polymix._io import one_line
+from polymix.convert.saving.files import read
+from polymix.errors import ResultsError
+
+WEIGHTS = "model.pt"
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """The weights in a folder of `polymix train` or of `save_pretrained`. Raises ResultsError where there are none."""
+    if not (folder / WEIGHTS).is_file():
+        return read(folder)[1]
+    try:
+        state: dict[str, Tensor] = torch.load(folder / WEIGHTS, map_location="cpu", weights_only=True)
+        if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+            raise TypeError("not tensors by name")
+    except Exception as error:  # whatever torch.load raises on a damaged file
+        got = f"{folder / WEIGHTS}, which cannot be read ({one_line(error)[:200]})"
+        raise ResultsError("init", got, "the weights of a model", "Train or convert it again.") from error
+    return state
+
+
+def load_weights(
+    model: nn.Module, folder: str | Path, heads: Sequence[str] = (), say: Callable[[str], None] = lambda text: None
+) -> None:
+    """Fill a model with the weights in a folder.
+
+    Args:
+        heads: prefixes of weights that depend on the classes. Where their shapes differ they keep their fresh values,
+            and `say` is told.
+    Raises:
+        ResultsError: the folder has no weights, or others than the model's.
+    """
+    ours, theirs = model.state_dict(), read_weights(Path(folder))
+    fresh = [name for name in ours if name.startswith(tuple(heads)) and heads
+             and (name not in theirs or theirs[name].shape != ours[name].shape)]  # fmt: skip
+    for name in sorted({*ours, *theirs} - set(fresh)):
+        if name in theirs and name.startswith(tuple(heads)) and heads and name not in ours:
+            continue
+        if name not in ours or name not in theirs or ours[name].shape != theirs[name].shape:
+            got = "no such weight" if name not in theirs else f"{name} of shape {tuple(theirs[name].shape)}"
+            allowed = "no such weight" if name not in ours else f"{name} of shape {tuple(ours[name].shape)}"
+            cure = "Use the mixer and the sizes with which those weights were trained."
+            raise ResultsError("init", f"{folder}, with {got}", allowed, cure)
+    model.load_state_dict({name: theirs[name] for name in ours if name not in fresh}, strict=False)
+    if fresh:
+        say(f"Fresh weights for {', '.join(fresh)}: the shapes in {folder} differ")

@@ -1,0 +1,117 @@
+"""A linear map of a few rows: the kernel against the formula in float64, and which calls it takes."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from polymix.models.language import PolymixGPTConfig, PolymixGPTForCausalLM, PolymixLlamaConfig, PolymixLlamaForCausalLM
+from polymix.ops import few_rows
+from polymix.ops.few_rows import ACTIVATIONS, MOST_ROWS, native, try_native
+from polymix.ops.native import library
+from polymix.structured.dense import apply_linear
+
+pytestmark = pytest.mark.skipif(library.why_not() is not None, reason=str(library.why_not()))
+DTYPES = {torch.float32: 2e-6, torch.bfloat16: 5e-3}
+
+
+def wrong(got, x, weight, bias, activation, factor):
+    """The largest error over the largest value."""
+    wide = [None if part is None else part.double() for part in (x, weight, bias, factor)]
+    want = ACTIVATIONS[activation](F.linear(*wide[:3])) * (1 if factor is None else wide[3])
+    return float((got.double() - want).abs().max() / want.abs().max())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "size", "out"), [(1, 37, 19), (2, 16, 64), (3, 100, 17), (5, 64, 33), (32, 31, 50)])
+def test_the_kernel_is_the_formula(dtype, rows, size, out):
+    """Rows, inputs and outputs that fill no tile, for every activation, with and without bias and factor."""
+    x, weight, bias, factor = (
+        torch.randn(shape, dtype=dtype) for shape in ((rows, size), (out, size), (out,), (rows, out))
+    )
+    for activation in native.KINDS:
+        for b, f in ((None, None), (bias, factor)):
+            assert wrong(native.few_rows(x, weight, b, activation, f), x, weight, b, activation, f) < DTYPES[dtype]
+
+
+@pytest.mark.parametrize("level", library.usable_levels())
+def test_every_level_of_processors_agrees(level, monkeypatch):
+    monkeypatch.setenv(library.SWITCH, level)
+    library._library.cache_clear()
+    try:
+        x, weight = torch.randn(7, 70).bfloat16(), torch.randn(21, 70).bfloat16()
+        assert wrong(native.few_rows(x, weight, None, "silu", None), x, weight, None, "silu", None) < 5e-3
+    finally:
+        library._library.cache_clear()
+
+
+def test_rows_do_not_depend_on_each_other_or_on_the_threads():
+    x, weight = torch.randn(9, 300), torch.randn(260, 300)
+    x[4] = torch.nan
+    before, threads = native.few_rows(x, weight, None, "gelu", None), torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert torch.equal(native.few_rows(x, weight, None, "gelu", None).nan_to_num(), before.nan_to_num())
+    finally:
+        torch.set_num_threads(threads)
+    assert before[4].isnan().all()
+    assert before[torch.arange(9) != 4].isfinite().all()
+
+
+def test_it_runs_where_it_is_faster_and_nowhere_else(monkeypatch):
+    x, weight = torch.randn(2, 8, 256), torch.randn(256, 256)
+    with torch.no_grad():
+        assert try_native(x, weight, None).shape == (2, 8, 256)
+        assert try_native(torch.randn(MOST_ROWS + 1, 256), weight, None) is None
+        assert try_native(x, weight[:255], None) is None, "a small weight"
+        assert try_native(x, weight.t(), None) is None, "a weight that is not contiguous"
+        assert try_native(x.double(), weight.double(), None) is None
+        assert try_native(x, weight.bfloat16(), None) is None
+        assert try_native(x[:0], weight, None) is None
+        with torch.autocast("cpu", torch.bfloat16):
+            assert try_native(x, weight, None) is None
+        monkeypatch.setenv(library.SWITCH, "0")
+        assert try_native(x, weight, None) is None
+        assert torch.equal(few_rows(x, weight, None), F.linear(x, weight))
+        monkeypatch.delenv(library.SWITCH)
+        with pytest.raises(RuntimeError):
+            few_rows(x[..., :255], weight, None)
+    assert try_native(x, weight, None) is None, "gradients are recorded"
+    assert few_rows(x, weight.requires_grad_(), None).requires_grad
+
+
+def test_layers_that_are_wrapped_or_observed_are_called():
+    x, layer = torch.randn(1, 256), nn.Linear(256, 256)
+    seen = []
+    with torch.no_grad():
+        plain = apply_linear(layer, x, "silu")
+        layer.register_forward_hook(lambda *_: seen.append(1))
+        torch.testing.assert_close(apply_linear(layer, x, "silu"), plain)
+        wrapped = nn.Sequential(layer, nn.Identity())
+        torch.testing.assert_close(apply_linear(wrapped, x, "silu"), plain)
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize("kind", ["gpt", "llama"])
+def test_a_step_of_decoding_runs_the_kernel_in_every_layer(kind, monkeypatch):
+    """Norm, mixer and feed-forward of both families: a step gives what one forward gives, by the kernel alone."""
+    config, model = {
+        "gpt": (PolymixGPTConfig, PolymixGPTForCausalLM),
+        "llama": (PolymixLlamaConfig, PolymixLlamaForCausalLM),
+    }[kind]
+    torch.manual_seed(0)
+    mixers = ["pom", "padre", "local", "qt:heads=8", "softmax", "pom:decay=4"]
+    options = {"vocab_size": 300, "hidden_size": 256, "num_layers": 6, "num_heads": 8, "mixers": mixers}
+    model, ids = model(config(**options)).eval(), torch.randint(300, (2, 12))
+    calls, run = [], native.few_rows
+    with torch.no_grad():
+        whole = model(ids).logits
+        cache = model(ids[:, :11], use_cache=True).past_key_values
+        monkeypatch.setattr(native, "few_rows", lambda *args: calls.append(args[1].shape) or run(*args))
+        last = model(ids[:, 11:], past_key_values=copy.deepcopy(cache)).logits
+        assert len(calls) == 14 + {"gpt": 12, "llama": 18}[kind] + 1, "mixers, feed-forwards, head"
+        monkeypatch.setenv(library.SWITCH, "0")
+        torch.testing.assert_close(last, model(ids[:, 11:], past_key_values=cache).logits, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(last[:, 0], whole[:, 11], rtol=1e-4, atol=1e-4)
