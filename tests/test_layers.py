@@ -1,6 +1,6 @@
 """Who may import whom: each layer only what stands to its left, and a host library only the file that is about it.
 
-ops <- structured <- mixers <- { blocks, convert, models, lens, inference } <- pages <- { tasks, measure } <- workflows <- cli
+ops <- structured <- mixers <- { blocks, convert, models, lens, inference } <- { pages, timm } <- { tasks, measure } <- workflows <- cli
 """
 
 import ast
@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1] / "polymix"
 LAYERS = (
     {"ops"}, {"structured"}, {"mixers"}, {"blocks", "convert", "models", "lens", "inference"}, {"polymix"},
-    {"pages"}, {"tasks", "measure"}, {"workflows"}, {"cli"},
+    {"pages", "timm"}, {"tasks", "measure"}, {"workflows"}, {"cli"},
 )  # fmt: skip
 # Core files that import a library inside a function alone: what they draw, or whose layer they wrap, is beside the point
 # of the core, which works, and is imported, without it.

@@ -83,6 +83,19 @@ def recovery() -> str:
     return f"{table(head, lines)}\n\n{setting}"
 
 
+def timm_models() -> str:
+    """The sizes of the models by name, with a paper's figures beside ours where it prints them for the pair."""
+    content, lines = load("tasks/classify/timm-models.json"), []
+    for row in content["rows"]:
+        printed = row["printed"] or {}
+        paper = [printed.get(key, "–") for key in ("parameters", "multiply_adds")]
+        operations = "–" if row["multiply_adds"] is None else f"{row['multiply_adds']:.2f}"
+        lines.append((f"`{row['name']}`", f"{row['parameters']:.2f}", paper[0], operations, paper[1]))
+    head = ("model", "parameters, M", "paper", "multiply-adds, G", "paper")
+    command = "python benchmarks/timm_models.py benchmarks/results/tasks/classify/timm-models.json"
+    return f"{table(head, lines)}\n\ntimm {content['timm']}. `{command}`"
+
+
 def hosts() -> str:
     lines, content = [], load("hosts.json")
     for row in content["rows"]:
@@ -337,6 +350,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "whole-models": whole_models,
     "recovery": recovery,
     "hosts": hosts,
+    "timm-models": timm_models,
     "table-1-exact": exact,
     "table-1-softmax": partial(approximate, "softmax", "reach", "order", "largest logit", "order {}"),
     "table-1-mamba": partial(approximate, "mamba", "largest", "held", "largest Δ", "Δ {}"),

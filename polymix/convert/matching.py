@@ -41,10 +41,15 @@ def matched(config: MixerConfig, dim: int, parameters: int) -> MixerConfig:
         found = min(nearest, key=lambda candidate: max(CLOSE, _distance(candidate, dim, parameters)))
     if _distance(found, dim, parameters) > FAR:
         got = f"'parameters' for {config.name}, which has {_count(found, dim):,} where the attention has {parameters:,}"
-        others = ((name, config_class(name).width_option) for name in list_mixers())
-        able = ", ".join(f"{name} ({width})" for name, width in others if width is not None)
+        able = ", ".join(f"{name} ({width})" for name, width in widths().items())
         raise OptionError("match", got, f"a mixer whose width is an option: {able}", "Leave match out, or use these.")
     return found
+
+
+def widths() -> dict[str, str]:
+    """The mixers whose width is an option, and that option's name."""
+    found = {name: config_class(name).width_option for name in list_mixers()}
+    return {name: option for name, option in found.items() if option is not None}
 
 
 def _nearest(config: MixerConfig, dim: int, parameters: int, unit: int) -> MixerConfig:

@@ -1,0 +1,1 @@
+"""What detection, instance segmentation and face detection share: annotated pictures, their formats, their measure."""

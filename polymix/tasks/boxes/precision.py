@@ -1,0 +1,54 @@
+"""Average precision of boxes and masks, as COCO measures it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from polymix.errors import MissingExtraError
+
+NAMES = {
+    "map": "AP", "map_50": "AP50", "map_75": "AP75", "map_small": "AP_small", "map_medium": "AP_medium",
+    "map_large": "AP_large", "mar_100": "AR100",
+}  # fmt: skip
+
+
+def average_precision(
+    predictions: Sequence[Mapping[str, Tensor]], targets: Sequence[Mapping[str, Tensor]], masks: bool = False
+) -> dict[str, Any]:
+    """COCO's figures: AP (mean over IoU 0.50 to 0.95), AP50, AP75, by area, and AR100; with `masks` those of masks too.
+
+    Args:
+        predictions: each with boxes (k, 4), scores (k), labels (k), and with `masks` masks (k, H, W).
+        targets: as `Picture.target` has them, in the same pixels.
+    Returns:
+        numbers from 0 to 1, and -1 where there is no object of that size; masks have the prefix "mask_". Also
+        "classes", AP by the place of each class that occurs.
+    """
+    try:
+        from torchmetrics.detection import MeanAveragePrecision
+
+        measure = MeanAveragePrecision(
+            iou_type=("bbox", "segm") if masks else "bbox", class_metrics=True, backend="pycocotools"
+        )
+    except (ImportError, ModuleNotFoundError) as error:
+        cure = "pip install 'polymix[detection]'"
+        raise MissingExtraError("pycocotools", str(error), cure, "COCO's average precision needs it.") from error
+    measure.warn_on_many_detections = False
+    keys = ("boxes", "labels", *(("masks",) if masks else ()))
+    measure.update(
+        [{key: row[key].cpu() for key in (*keys, "scores")} for row in predictions],
+        [
+            {**{key: row[key].cpu() for key in (*keys, "area")}, "iscrowd": row["iscrowd"].cpu().int()}
+            for row in targets
+        ],
+    )
+    result = measure.compute()
+    found: dict[str, Any] = {}
+    for prefix, label in (("bbox_", ""), ("segm_", "mask_")) if masks else (("", ""),):
+        found |= {label + name: result[prefix + key].item() for key, name in NAMES.items()}
+    places, values = result["classes"].view(-1), result["bbox_map_per_class" if masks else "map_per_class"].view(-1)
+    found["classes"] = dict(zip(places.int().tolist(), values.tolist(), strict=True))
+    return found

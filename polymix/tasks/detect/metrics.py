@@ -1,0 +1,130 @@
+"""Average precision of the detector, and pictures of its boxes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polymix._io import write_whole
+from polymix.compat import nms
+from polymix.tasks.boxes.drawing import draw_boxes
+from polymix.tasks.boxes.fitting import fit
+from polymix.tasks.boxes.pictures import read_pixels
+from polymix.tasks.boxes.precision import NAMES, average_precision
+from polymix.tasks.detect.data import DetectionData
+from polymix.tasks.detect.recipe import DetectRecipe
+from polymix.tasks.processes import Process
+
+DIRECTIONS = dict.fromkeys(NAMES.values(), "up")
+MOST = 100  # boxes of a picture, as COCO counts them
+OVERLAP = 0.6  # above which the box of a lower score is dropped
+SHOWN = 0.3  # the lowest score of a box in pictures
+
+
+def measure(model: nn.Module, data: DetectionData, recipe: DetectRecipe, process: Process) -> dict[str, float]:
+    """AP, AP50, AP75, AP by area and AR100 on the test pictures."""
+    found = details(model, data, recipe, process)["metrics"]
+    return {name: found[name] for name in ("AP", "AP50", "AP75", "AR100")}
+
+
+def details(model: nn.Module, data: DetectionData, recipe: DetectRecipe, process: Process) -> dict[str, Any]:
+    """All of COCO's figures, and AP by class."""
+    boxes, targets = [], []
+    for predictions, truths in predict_all(model, data, recipe, process):
+        boxes += predictions
+        targets += truths
+    found = average_precision(boxes, targets)
+    by_class = found.pop("classes")
+    rows = [{"name": data.classes[place], "AP": value} for place, value in by_class.items() if place >= 0]
+    return {"metrics": found, "classes": rows}
+
+
+def predict_all(
+    model: nn.Module, data: DetectionData, recipe: DetectRecipe, process: Process
+) -> Iterator[tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]]:
+    """Predictions and targets of the test pictures in the pixels of the files, a batch at a time, on the CPU."""
+    for start in range(0, len(data.test), recipe.batch_size):
+        samples = [data.test[place] for place in range(start, min(start + recipe.batch_size, len(data.test)))]
+        images, targets = data.collate(samples)
+        logits, boxes = model(images.to(process.device).float() / 127.5 - 1)
+        rows = [choose(*pair) for pair in zip(logits.float().cpu(), boxes.float().cpu(), strict=True)]
+        for row, target in zip(rows, targets, strict=True):
+            row["boxes"] = row["boxes"] / target["scale"]
+        yield (
+            rows,
+            [{**t, "boxes": t["boxes"] / t["scale"], "area": t["area"] / t["scale"][:2].prod()} for t in targets],
+        )
+
+
+def choose(logits: Tensor, boxes: Tensor) -> dict[str, Tensor]:
+    """The best boxes of one picture, without those that overlap a better one of the same class."""
+    scores = logits.sigmoid().flatten()
+    best = scores.topk(min(4 * MOST, len(scores))).indices
+    tokens, labels = best // logits.shape[1], best % logits.shape[1]
+    apart = labels[:, None] * (boxes.abs().amax() + 1) * 2  # boxes of different classes never meet
+    kept = nms(boxes[tokens] + apart, scores[best], OVERLAP)[:MOST]
+    return {"boxes": boxes[tokens][kept], "scores": scores[best][kept], "labels": labels[kept]}
+
+
+def draw(model: nn.Module, data: DetectionData, recipe: DetectRecipe, folder: Path) -> list[Path]:
+    """samples.png: test pictures with the true boxes above and the predicted ones below."""
+    from matplotlib.figure import Figure
+
+    predictions, _ = next(predict_all(model, data, recipe, Process()))
+    count = min(6, len(predictions))
+    figure = Figure(figsize=(1.9 * count, 4.2), layout="constrained")
+    rows = figure.subplots(2, count, squeeze=False)
+    for place in range(count):
+        picture = data.test.pictures.pictures[place]
+        pixels, truth, found = picture.pixels(), picture.target(), predictions[place]
+        shown = found["scores"] >= SHOWN
+        draw_boxes(rows[0, place], pixels, truth["boxes"], [data.classes[i] for i in truth["labels"]])
+        draw_boxes(rows[1, place], pixels, found["boxes"][shown], [data.classes[i] for i in found["labels"][shown]])
+    rows[0, 0].set_title("truth", loc="left", fontsize=9)
+    rows[1, 0].set_title("prediction", loc="left", fontsize=9)
+    path = folder / "samples.png"
+    write_whole(path, lambda part: figure.savefig(part, dpi=130, format="png"))
+    return [path]
+
+
+def predict(
+    model: nn.Module, data: DetectionData, recipe: DetectRecipe, files: Sequence[Path], folder: Path, process: Process
+) -> list[dict[str, Any]]:
+    """The objects in picture files: class, score and box in the file's pixels, drawn on a copy in `folder`."""
+    from matplotlib.figure import Figure
+
+    results = []
+    for place, file in enumerate(files):
+        pixels = read_pixels(file)
+        none: Mapping[str, Tensor] = {"boxes": torch.zeros(0, 4), "area": torch.zeros(0)}
+        image, target = fit(pixels, none, recipe.image_size)
+        logits, boxes = model(image[None].to(process.device).float() / 127.5 - 1)
+        found = choose(logits[0].float().cpu(), boxes[0].float().cpu())
+        shown = found["scores"] >= SHOWN
+        corners = (found["boxes"] / target["scale"])[shown]
+        names = [data.classes[i] for i in found["labels"][shown]]
+        scores = found["scores"][shown].tolist()
+        height, width = pixels.shape[1:]
+        figure = Figure(figsize=(6, 6 * height / width))
+        words = [f"{name} {score:.2f}" for name, score in zip(names, scores, strict=True)]
+        draw_boxes(figure.add_axes((0, 0, 1, 1)), pixels, corners, words)
+        path = folder / f"{place:03d}-{file.stem}.png"
+        write_whole(path, partial(figure.savefig, dpi=130, format="png"))
+        objects = [
+            {"class": name, "score": round(score, 4), "box": [round(value, 2) for value in box]}
+            for name, score, box in zip(names, scores, corners.tolist(), strict=True)
+        ]
+        results.append({"file": str(file), "picture": path.name, "objects": objects})
+    return results
+
+
+def describe(recipe: DetectRecipe, data: DetectionData) -> str:
+    """What the model was trained on, for the report."""
+    names = ", ".join(data.classes[:12]) + " …" * (len(data.classes) > 12)
+    text = f"{recipe.mixer} in the encoder of a detector, on {data.name}: {len(data.train):,} training pictures and "
+    return text + f"{len(data.test):,} test pictures, {len(data.classes)} classes ({names})."

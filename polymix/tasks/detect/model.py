@@ -1,0 +1,95 @@
+"""The default detector: a small convolutional stem, an encoder with any mixer, and a dense head."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from polymix.blocks import MixerBlock
+from polymix.errors import OptionError
+from polymix.mixers import MixerConfig
+from polymix.mixers.spec import parse_mixer
+from polymix.models.vit import sine_positions
+from polymix.tasks.detect.data import DetectionData
+from polymix.tasks.detect.recipe import DetectRecipe
+
+
+class Residual(nn.Module):
+    """Two convolutions with group norm, added to a shortcut."""
+
+    def __init__(self, channels: int, out: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, out, 3, stride, 1, bias=False)
+        self.second = nn.Conv2d(out, out, 3, 1, 1, bias=False)
+        self.norms = nn.ModuleList(nn.GroupNorm(8, out) for _ in range(2))
+        self.shortcut = nn.Conv2d(channels, out, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norms[0](self.first(x)).relu()
+        return (self.norms[1](self.second(y)) + self.shortcut(x)).relu()
+
+
+class DenseDetector(nn.Module):
+    """Every token of the encoder answers for the object whose centre is near: its class and its four sides.
+
+    Args:
+        mixer: of every encoder layer.
+        image_size: sides of the square images, in pixels; a multiple of 8.
+        classes: how many there are.
+        dim, depth: channels and layers of the encoder.
+    """
+
+    stride = 8
+    centres: Tensor
+
+    def __init__(self, mixer: MixerConfig, *, image_size: int, classes: int, dim: int, depth: int) -> None:
+        super().__init__()
+        side = image_size // self.stride
+        self.grid = (side, side)
+        widths = (dim // 2, dim, dim)
+        self.stem = nn.Sequential(
+            Residual(3, widths[0], 2), Residual(widths[0], widths[1], 2), Residual(widths[1], widths[2], 2)
+        )
+        config = mixer.for_grid(self.grid, 0)
+        self.call = config.call_options(self.grid)
+        self.position = nn.Parameter(sine_positions(self.grid, dim)[None].clone())
+        self.blocks = nn.ModuleList(MixerBlock(dim, config, mlp_ratio=2.0) for _ in range(depth))
+        self.norm = nn.LayerNorm(dim)
+        self.label = nn.Linear(dim, classes)
+        self.sides = nn.Linear(dim, 4)
+        nn.init.constant_(self.label.bias, -4.0)  # few tokens hold an object
+        nn.init.constant_(self.sides.bias, 0.5)
+        rows, columns = torch.meshgrid(*(torch.arange(side) + 0.5 for side in self.grid), indexing="ij")
+        self.register_buffer("centres", torch.stack((columns, rows), -1).view(-1, 2) * self.stride, persistent=False)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Images (B, 3, S, S) from -1 to 1 to class logits (B, N, classes) and boxes (B, N, 4) as x1, y1, x2, y2."""
+        x = self.stem(images).flatten(2).transpose(1, 2) + self.position
+        for block in self.blocks:
+            x = block(x, **self.call)
+        x = self.norm(x)
+        sides = nn.functional.softplus(self.sides(x).float()) * self.stride
+        return self.label(x), torch.cat((self.centres - sides[..., :2], self.centres + sides[..., 2:]), -1)
+
+
+def build(recipe: DetectRecipe, data: DetectionData) -> DenseDetector:
+    """The detector with fresh weights."""
+    return _model(recipe, len(data.classes))
+
+
+def check(recipe: DetectRecipe) -> None:
+    """Raise what `build` would raise about the recipe, before any picture is read; or about options that contradict."""
+    if (recipe.data or recipe.annotations_file) and recipe.question != "which":
+        raise OptionError("question", f"{recipe.question!r} with data", "it without data", "Leave it out.")
+    with torch.device("meta"):
+        _model(recipe, 2)
+
+
+def _model(recipe: DetectRecipe, classes: int) -> DenseDetector:
+    mixer = parse_mixer(recipe.mixer)[1]
+    return DenseDetector(mixer, image_size=recipe.image_size, classes=classes, dim=recipe.dim, depth=recipe.depth)
+
+
+def host_name(recipe: DetectRecipe) -> str:
+    """What results call the host."""
+    return f"dense detector, {recipe.depth} layers of {recipe.dim} channels"

@@ -1,0 +1,121 @@
+"""Made scenes: real handwritten digits on real photographs, with a box and a mask for each digit.
+
+Two questions can be asked of an object. "what": which digit is it? Its own pixels show it. "which": is it the smallest,
+the middle or the largest of its scene's three digits? Only the others tell. The digits of a test scene are three
+consecutive numbers, so that most digits are equally often each of the three. In half of the training scenes they are
+any three, so that models first learn which digits are large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from polymix.errors import MissingExtraError, check_choice, check_int
+
+QUESTIONS = ("which", "what")
+RANKS = ("smallest", "middle", "largest")
+DIGITS = tuple(str(digit) for digit in range(10))
+PER_SCENE = 3
+TEST_SHARE = 0.2  # of the digits, and of each photograph's width
+
+
+def classes_of(question: str) -> tuple[str, ...]:
+    """The names of the classes that a question asks for."""
+    check_choice("question", question, QUESTIONS)
+    return RANKS if question == "which" else DIGITS
+
+
+@cache
+def _sources() -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """Digits (1797, 8, 8) from 0 to 1 with their labels, and photographs (3, H, W) from 0 to 1."""
+    try:
+        from sklearn import datasets
+    except ImportError as error:
+        raise MissingExtraError("scikit-learn", str(error), "pip install 'polymix[train]'") from error
+    digits: Any = datasets.load_digits()
+    photographs = []
+    for name in ("china.jpg", "flower.jpg"):
+        pixels = datasets.load_sample_image(name)
+        photographs.append(torch.tensor(pixels).permute(2, 0, 1).float() / 255)
+    return torch.tensor(digits.images).float() / 16, torch.tensor(digits.target), tuple(photographs)
+
+
+def make(
+    count: int, *, question: str = "which", test: bool = False, size: int = 64, seed: int = 0,
+    sides: Sequence[int] = (16, 26),
+) -> Iterator[dict[str, Any]]:  # fmt: skip
+    """Scenes: `image`, bytes (3, size, size); `masks` (3, size, size); `labels`, places in `classes_of`; `digits`.
+
+    The last fifth of the digits and the right fifth of each photograph are for test scenes alone.
+
+    Args:
+        count: how many there are.
+        question: "which" or "what".
+        size: sides of a scene in pixels.
+        sides: the smallest and the largest side of a digit, which is at least a fourth of `size` short of it.
+    """
+    check_int("count", count, 1)
+    check_int("size", size, 2 * max(sides))
+    places = {name: place for place, name in enumerate(classes_of(question))}
+    digits, labels, photographs = _sources()
+    shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    held_out = round(TEST_SHARE * len(labels))
+    mine = shuffled[-held_out:] if test else shuffled[:-held_out]
+    by_value = [mine[labels[mine] == value] for value in range(10)]
+    generator = torch.Generator().manual_seed(2 * seed + test)
+
+    def draw(low: int, high: int) -> int:
+        return int(torch.randint(low, high, (), generator=generator))
+
+    for _ in range(count):
+        image = _background(photographs[draw(0, len(photographs))], size, test, draw)
+        first, wide = draw(0, 11 - PER_SCENE), not test and draw(0, 2)
+        numbers = torch.randperm(10, generator=generator)[:PER_SCENE].sort().values if wide else first + torch.arange(3)
+        order = torch.randperm(PER_SCENE, generator=generator).tolist()
+        values = [int(numbers[rank]) for rank in order]
+        masks, taken = [], torch.zeros(size, size, dtype=torch.bool)
+        for value in values:
+            ink = digits[by_value[value][draw(0, len(by_value[value]))]]
+            side = draw(sides[0], sides[1] + 1)
+            ink = interpolate(ink[None, None], size=(side, side), mode="bilinear")[0, 0]
+            y, x = _place(taken, side, draw)
+            shade = torch.rand(3, generator=generator)
+            dark = image[:, y : y + side, x : x + side].mean() > 0.5
+            colour = shade * 0.25 if dark else 1 - shade * 0.25
+            patch = image[:, y : y + side, x : x + side]
+            patch.copy_(patch * (1 - ink) + colour[:, None, None] * ink)
+            mask = torch.zeros(size, size, dtype=torch.bool)
+            mask[y : y + side, x : x + side] = ink > 0.35
+            taken[max(0, y - 1) : y + side + 1, max(0, x - 1) : x + side + 1] = True
+            masks.append(mask)
+        names = [RANKS[rank] for rank in order] if question == "which" else [DIGITS[value] for value in values]
+        yield {"image": (image * 255).round().to(torch.uint8), "masks": torch.stack(masks),
+               "labels": torch.tensor([places[name] for name in names]), "digits": torch.tensor(values)}  # fmt: skip
+
+
+def _background(photograph: Tensor, size: int, test: bool, draw: Any) -> Tensor:
+    """A crop of a photograph, from the part that is for training or for tests, with low contrast."""
+    height, width = photograph.shape[1:]
+    edge = round((1 - TEST_SHARE) * width)
+    low, high = (edge, width - size + 1) if test else (0, edge - size + 1)
+    y, x = draw(0, height - size + 1), draw(low, high)
+    crop = photograph[:, y : y + size, x : x + size]
+    return (crop.mean() + (crop - crop.mean()) * 0.6).clone()
+
+
+def _place(taken: Tensor, side: int, draw: Any) -> tuple[int, int]:
+    """A free place for a square, or the least covered one of 50."""
+    size, best = len(taken), (1 << 30, 0, 0)
+    for _ in range(50):
+        y, x = draw(0, size - side + 1), draw(0, size - side + 1)
+        covered = int(taken[y : y + side, x : x + side].sum())
+        best = min(best, (covered, y, x))
+        if not covered:
+            break
+    return best[1:]

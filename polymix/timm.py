@@ -1,0 +1,158 @@
+"""Models of timm with a mixer in attention's place, in timm's registry: importing this module puts them there.
+
+import timm, polymix.timm
+
+model = timm.create_model("padre2_deit_tiny_patch16_224", num_classes=10, drop_path_rate=0.1)
+timm.list_models("padre*")
+
+A name is a mixer of MIXERS, an underscore and a host of HOSTS: `padre3_deit_small_patch16_224`, `qt_vit_b1`,
+`poly_sa_xcit_small_12`. With `_matched` at the end, the mixer's width is chosen so that the model has as many
+parameters as the host with attention (PoM, Section 4); the option match="parameters" asks for the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polymix.convert.adapters.libraries import load_library
+from polymix.convert.convert import convert
+from polymix.convert.insert import insert
+from polymix.convert.matching import widths
+from polymix.convert.plan import config_of
+from polymix.errors import OptionError, check_choice, check_number
+
+# Our name of a mixer in a model's name: its spelling on the command line.
+MIXERS = {
+    "padre2": "padre-2", "padre3": "padre-3", "pom": "pom", "qt": "qt", "poly_nl": "poly_nl", "poly_sa": "poly_sa",
+    "linear_floor": "linear_floor",
+}  # fmt: skip
+_SIZES = ("tiny", "small", "base")
+_XCIT = ("nano_12", "tiny_12", "small_12", "medium_24")
+_EFFICIENT = ("b0", "b1", "b2", "b3", "l1", "l2")
+# Our name of a host in a model's name: timm's name of it.
+HOSTS = {
+    **{f"{family}_{size}_patch16_224": f"{family}_{size}_patch16_224" for family in ("deit", "vit") for size in _SIZES},
+    **{f"xcit_{size}": f"xcit_{size}_p16_224" for size in _XCIT},
+    **{f"efficientvit_{size}": f"efficientvit_{size}" for size in _EFFICIENT},
+    "swin_tiny_patch4_window7_224": "swin_tiny_patch4_window7_224",
+}
+# Hosts without attention: the module before which x + s · mixer(x) is inserted. Res4 of a ResNet is layer3 (Poly-NL,
+# Section 5.1).
+INSERTED = {"resnet50": ("resnet50", "layer3.5")}
+# EfficientViT with quadratic Taylor attention is QT-ViT.
+RENAMED = {f"qt_efficientvit_{size}": f"qt_vit_{size}" for size in _EFFICIENT}
+__all__ = ["HOSTS", "INSERTED", "MIXERS", "create", "names"]
+
+
+def names() -> dict[str, tuple[str, str, bool]]:
+    """The registered models: by name the mixer, timm's name of the host, and whether parameters are matched."""
+    found = {}
+    for label, mixer in MIXERS.items():
+        for short, host in HOSTS.items():
+            name = f"{label}_{short}"
+            found[RENAMED.get(name, name)] = (mixer, host, False)
+            if mixer in widths():
+                found[f"{name}_matched"] = (mixer, host, True)
+    # Poly-NL (Table 1) is what the papers insert; the other mixers replace attention.
+    return found | {f"poly_nl_{short}": ("poly_nl", host, False) for short, (host, _) in INSERTED.items()}
+
+
+class StochasticDepth:
+    """A forward hook of a residual branch: while training, each sample drops the branch with a probability.
+
+    timm's EfficientViT has no option for it.
+    """
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+    def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        if not module.training:
+            return output
+        kept = torch.rand(len(output), *(1,) * (output.ndim - 1), device=output.device) >= self.rate
+        return output * kept / (1 - self.rate)
+
+
+def _drop_branches(model: nn.Module, rate: float) -> None:
+    """Stochastic depth in an EfficientViT: the rate rises evenly from 0 in the first residual branch to `rate`."""
+    kind = load_library("timm.models.efficientvit_mit").ResidualBlock
+    branches: list[Any] = [part for part in model.modules() if isinstance(part, kind) and part.shortcut is not None]
+    for place, block in enumerate(branches):
+        share = rate * place / max(1, len(branches) - 1)
+        if share:
+            block.main.register_forward_hook(StochasticDepth(share))
+
+
+def create(
+    mixer: str, host: str, *, match: str | None = None, img_size: int | tuple[int, int] | None = None, **options: Any
+) -> nn.Module:
+    """A model of timm with fresh weights and a mixer in place of its attention, in training mode.
+
+    Args:
+        mixer: a mixer's name and options, such as "padre:degree=3". "keep" leaves the host as it is.
+        host: timm's name of the model: "deit_tiny_patch16_224", "efficientvit_b1". In "resnet50" the mixer is inserted
+            as a residual block before the last block of Res4.
+        match: "parameters" chooses the mixer's width so that the parameters are as many as attention's. None: no.
+        img_size: (H, W) or a side, in pixels. None: the host's own. A mixer with positions fixes it.
+        options: of `timm.create_model`, such as num_classes, in_chans, drop_path_rate, depth.
+    Raises:
+        OptionError: an unknown host, or pretrained weights, of which there are none. As `polymix.convert`.
+    """
+    timm = load_library("timm")
+    check_choice("match", match, (None, "parameters"))
+    if options.pop("pretrained", False):
+        got, cure = f"True for {host} with {mixer}", "Train it (polymix train classify), or convert a pretrained host."
+        raise OptionError("pretrained", got, "False: there are no published weights", cure)
+    if not timm.is_model(host):
+        cure = "timm.list_models() lists them."
+        raise OptionError("host", repr(host), "the name of a model of timm", cure)
+    sides = None if img_size is None else (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
+    sized = host.startswith(("efficientvit_", "resnet"))  # convolutions take any size, and no option for it
+    if sides is not None and not sized:
+        options["img_size"] = sides
+    if sides is not None and sized and any(side % 32 for side in sides):
+        raise OptionError("img_size", str(img_size), "a multiple of 32", "These hosts halve an image five times.")
+    branches = options.pop("drop_path_rate", None) if host.startswith("efficientvit_") else None
+    check_number("drop_path_rate", branches or 0.0, 0.0, 1.0, "a share below 1", 0.1)
+    config = None if mixer == "keep" else config_of(mixer, "mixer")
+    model: Any = timm.create_model(host, pretrained=False, **options)
+    if sides is not None:
+        model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (model.pretrained_cfg["input_size"][0], *sides)}
+    at = dict(INSERTED.values()).get(host)
+    if config is not None and at is not None:
+        if match is not None:
+            cure = "Leave match out: an inserted block replaces no attention."
+            raise OptionError("match", repr(match), f"None for {host}, which has no attention", cure)
+        insert(model, at, config)
+    elif config is not None:
+        convert(model, config, match=match, init="fresh")
+    if branches:
+        _drop_branches(model, branches)
+    return model
+
+
+def _entrypoint(name: str, mixer: str, host: str, matched: bool) -> Callable[..., nn.Module]:
+    def build(
+        pretrained: bool = False, pretrained_cfg: Any = None, pretrained_cfg_overlay: Any = None,
+        cache_dir: Any = None, **options: Any,
+    ) -> nn.Module:  # fmt: skip
+        asked = options.pop("match", None)
+        match = "parameters" if matched and asked is None else asked
+        model: Any = create(mixer, host, pretrained=pretrained, match=match, **options)
+        given = pretrained_cfg_overlay or {}
+        own = {"architecture": name, "hf_hub_id": None, "url": ""}
+        model.pretrained_cfg = model.default_cfg = {**model.pretrained_cfg, **given, **own}
+        return model
+
+    build.__name__ = build.__qualname__ = name
+    build.__doc__ = f"{host} of timm with {mixer} in attention's place{', parameters matched' if matched else ''}."
+    return build
+
+
+for _name, _of in names().items():
+    if not load_library("timm").is_model(_name):
+        load_library("timm.models").register_model(_entrypoint(_name, *_of))

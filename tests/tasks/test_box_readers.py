@@ -1,0 +1,140 @@
+"""Readers of boxes and masks: what they read, and every mistake named with its file and entry."""
+
+import json
+
+import pytest
+import torch
+
+from polymix.errors import DataError
+from polymix.tasks.boxes import coco, masks, voc
+from polymix.tasks.boxes.pictures import Mistakes, Pictures
+from polymix.tasks.detect import data
+from polymix.tasks.detect.recipe import DetectRecipe
+from tests.tasks.box_files import coco_json, entry, photo, rectangle, write_coco, write_voc
+
+
+def test_coco_polygons_both_codes_gaps_and_crowds(tmp_path):
+    mistakes = Mistakes()
+    train, test, classes = data.read(write_coco(tmp_path), None, mistakes)
+    assert not mistakes.lines and classes == ("car", "toothbrush")
+    assert [picture.number for picture in train] == [7, 30] and len(test) == 2
+    first, second = (picture.target(masks=True) if i == 0 else picture for i, picture in enumerate(train))
+    assert first["labels"].tolist() == [0, 1] and first["boxes"].tolist() == [[4, 2, 14, 10], [2, 3, 4, 8]]
+    assert torch.equal(first["masks"], torch.stack((rectangle(16, 24, 2, 4, 10, 14), rectangle(16, 24, 3, 2, 8, 4))))
+    assert second.target()["iscrowd"].tolist() == [True, False]
+    assert torch.equal(masks.decode(second.things[0].shape, 16, 24), rectangle(16, 24, 3, 2, 8, 4))
+    assert Pictures(train, classes)[0][0].shape == (3, 16, 24)
+
+
+@pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")  # pycocotools with NumPy 2
+def test_codes_are_pycocotools():
+    mask_module = pytest.importorskip("pycocotools.mask", reason="untested: RLE against pycocotools")
+    np = pytest.importorskip("numpy")
+    g = torch.Generator().manual_seed(0)
+    for density in (0.0, 0.02, 0.5, 1.0):
+        mask = torch.rand(37, 53, generator=g) < density
+        theirs = mask_module.encode(np.asfortranarray(mask.to(torch.uint8).numpy()))
+        ours = masks.encode(mask)
+        assert ours["counts"] == theirs["counts"].decode() and ours["size"] == list(theirs["size"])
+        assert torch.equal(masks.decode(ours, 37, 53), mask)
+    polygon = [3.0, 4.5, 40.2, 2.0, 50.0, 30.0, 20.0, 35.0, 25.0, 15.0]
+    theirs = torch.tensor(mask_module.decode(mask_module.merge(mask_module.frPyObjects([polygon], 37, 53)))).bool()
+    ours = masks.decode([polygon], 37, 53)
+    assert (ours & theirs).sum() / (ours | theirs).sum() > 0.96  # they round corners to pixels first
+
+
+def test_voc_corners_count_from_one_and_belong_to_the_box(tmp_path):
+    mistakes = Mistakes()
+    train, test, classes = voc.read(write_voc(tmp_path), mistakes)
+    assert not mistakes.lines and classes == ("cat", "dog") and test[0].file.name == "x2.jpg"
+    target = train[0].target()
+    assert target["boxes"].tolist() == [[4, 2, 14, 10]] * 2 and target["iscrowd"].tolist() == [False, True]
+
+
+MISTAKES = {  # what is changed in train's json: what the message names
+    "box without area": ({"annotations": entry(0, bbox=[4, 2, 0, 8])}, "annotation 1 of a.png: a box of no area: 0 × 8"),
+    "box outside": ({"annotations": entry(0, bbox=[20, 2, 9, 8])}, "annotation 1 of a.png: a box outside the picture"),
+    "box of three": ({"annotations": entry(0, bbox=[20, 2, 9])}, "annotation 1 of a.png: bbox"),
+    "category": ({"annotations": entry(1, category_id=4)}, "annotation 2: there is no category 4"),
+    "image": ({"annotations": entry(1, image_id=8)}, "annotation 2: there is no image 8"),
+    "size of the RLE": ({"annotations": entry(2, segmentation={"size": [24, 16], "counts": "S15;0m9"})},
+                        "annotation 3 of b.png: an RLE of 24 × 16 in a picture of 16 × 24"),
+    "sum of the RLE": ({"annotations": entry(2, segmentation={"size": [16, 24], "counts": [4, 4]})},
+                       "annotation 3 of b.png: an RLE of 8 pixels"),
+    "letters of the RLE": ({"annotations": entry(2, segmentation={"size": [16, 24], "counts": "S1~"})}, "another letter"),
+    "polygon": ({"annotations": entry(0, segmentation=[[4, 2, 14, 2]])}, "annotation 1 of a.png: a polygon of fewer"),
+    "file": ({"images": [{"id": 7, "file_name": "no.png"}, {"id": 30, "file_name": "b.png"}]},
+             "no.png: instances_train2017.json, image 7: there is no such file"),
+    "one id twice": ({"images": [{"id": 7, "file_name": n} for n in ("a.png", "b.png")]},
+                     "image 7, b.png: another image has this id"),
+    "size": ({"images": [{"id": 7, "file_name": "a.png", "width": 25, "height": 16}, {"id": 30, "file_name": "b.png"}]},
+             "a.png: instances_train2017.json, image 7: is 24 × 16 pixels, and 25 × 16"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(MISTAKES))
+def test_a_mistake_is_named_before_training_and_can_be_skipped(name, tmp_path):
+    changes, text = MISTAKES[name]
+    folder = write_coco(tmp_path, **changes)
+    with pytest.raises(DataError) as caught:
+        data.load(DetectRecipe(data=str(folder)), tmp_path / "scratch", print)
+    assert text in str(caught.value) and "instances_train2017.json" in str(caught.value)
+    assert any(text in line for line in data.check(folder))
+    said = []
+    kept = data.load(DetectRecipe(data=str(folder), mistakes="skip"), tmp_path / "scratch", said.append)
+    assert len(kept.train) >= 1 and "Left out" in said[0]
+
+
+def test_check_lists_all_mistakes(tmp_path):
+    rows = entry(0, bbox=[0, 0, 0, 0])
+    rows[1]["category_id"] = 5
+    assert len(data.check(write_coco(tmp_path, annotations=rows))) == 2
+    assert data.check(write_coco(tmp_path)) == []
+
+
+@pytest.mark.parametrize(("mode", "suffix", "text"), [("I;16", ".png", "more than 8 bits"), ("CMYK", ".jpg", "CMYK")])
+def test_files_of_other_colours_are_named(mode, suffix, text, tmp_path):
+    folder = write_coco(tmp_path, images=[{"id": 7, "file_name": f"a{suffix}"}, {"id": 30, "file_name": "b.png"}])
+    photo(folder / "train2017" / f"a{suffix}", mode=mode)
+    with pytest.raises(DataError, match=rf"a{suffix}: .*image 7: has {text}"):
+        data.load(DetectRecipe(data=str(folder)), tmp_path, print)
+
+
+def test_missing_parts(tmp_path):
+    with pytest.raises(DataError, match="which is no folder"):
+        data.load(DetectRecipe(data=str(tmp_path / "no")), tmp_path, print)
+    folder = write_coco(tmp_path / "a", annotations=[])
+    with pytest.raises(DataError, match="with no annotations"):
+        data.load(DetectRecipe(data=str(folder)), tmp_path, print)
+    (write_coco(tmp_path / "b") / "annotations" / "instances_val2017.json").unlink()
+    folder = tmp_path / "b"
+    with pytest.raises(DataError, match=r"instances_val\*.json.*annotations=FILE"):
+        data.load(DetectRecipe(data=str(folder)), tmp_path, print)
+    (folder / "annotations" / "instances_val2017.json").write_text("{")
+    with pytest.raises(DataError, match="cannot be read"):
+        data.load(DetectRecipe(data=str(folder)), tmp_path, print)
+    assert data.check(folder)
+
+
+def test_one_json_beside_one_folder(tmp_path):
+    content = coco_json(images=[{"id": i, "file_name": f"{i}.png"} for i in (7, 30, 31)])
+    for i in (7, 30, 31):
+        photo(tmp_path / "pictures" / f"{i}.png")
+    (tmp_path / "some.json").write_text(json.dumps(content))
+    words = [f"annotations={tmp_path / 'some.json'}", f"images={tmp_path / 'pictures'}"]
+    found = data.load(DetectRecipe().changed(words), tmp_path, print)
+    assert (len(found.train), len(found.test)) == (2, 1) and found.classes == ("car", "toothbrush")
+
+
+def test_a_turned_photograph_fits_its_annotations(tmp_path):
+    from PIL import Image
+
+    exif = Image.Exif()
+    exif[274] = 6
+    Image.new("RGB", (16, 24)).save(tmp_path / "a.jpg", exif=exif)
+    content = coco_json(images=[{"id": 7, "file_name": "a.jpg", "width": 24, "height": 16}],
+                        annotations=coco_json()["annotations"][:2])  # fmt: skip
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    mistakes = Mistakes()
+    pictures, _ = coco.read(tmp_path / "a.json", tmp_path, mistakes)
+    assert not mistakes.lines and pictures[0].pixels().shape == (3, 16, 24)

@@ -1,0 +1,103 @@
+"""polymix.timm: models with mixers in timm's registry."""
+
+import copy
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from polymix.compat import cure_torchvision
+from polymix.errors import OptionError
+
+cure_torchvision()
+import timm  # noqa: E402
+
+import polymix.timm as ours  # noqa: E402
+
+SMALL = {"embed_dim": 32, "depth": 2, "num_heads": 2}  # of vision transformers
+TINY = {"widths": (8, 16, 16, 32, 32), "depths": (1, 1, 1, 1, 1), "head_dim": 8, "head_widths": (32, 32)}
+
+
+def test_names_follow_the_rule():
+    found = ours.names()
+    assert found["padre2_deit_tiny_patch16_224"] == ("padre-2", "deit_tiny_patch16_224", False)
+    assert found["padre3_deit_small_patch16_224"] == ("padre-3", "deit_small_patch16_224", False)
+    assert found["qt_vit_b1"] == ("qt", "efficientvit_b1", False)
+    assert found["poly_sa_xcit_small_12"] == ("poly_sa", "xcit_small_12_p16_224", False)
+    assert found["pom_deit_tiny_patch16_224_matched"] == ("pom", "deit_tiny_patch16_224", True)
+    assert found["poly_nl_resnet50"] == ("poly_nl", "resnet50", False)
+    assert all(timm.is_model(host) for _, host, _ in found.values())
+    assert set(found) <= set(timm.list_models())
+    assert set(timm.list_models("padre*")) == {name for name in found if name.startswith("padre")}
+    assert {f"qt_vit_{size}" for size in ("b0", "b1", "b2", "b3", "l1", "l2")} <= set(timm.list_models("qt_vit*"))
+    assert not set(found) & set(timm.list_models(pretrained=True))
+
+
+@pytest.mark.parametrize(("name", "options"), [
+    ("padre2_deit_tiny_patch16_224", SMALL), ("pom_deit_tiny_patch16_224_matched", SMALL),
+    ("poly_sa_xcit_small_12", SMALL), ("qt_vit_b1", TINY), ("padre3_efficientvit_b0", TINY), ("poly_nl_resnet50", {}),
+])  # fmt: skip
+def test_timm_creates_models_with_its_own_options(name, options):
+    model = timm.create_model(name, num_classes=7, img_size=64, in_chans=1, drop_path_rate=0.5, **options)
+    assert model.pretrained_cfg["architecture"] == name
+    assert tuple(model.pretrained_cfg["input_size"][1:]) == (64, 64) or "embed_dim" in options
+    images = torch.randn(4, 1, 64, 64)
+    copied = copy.deepcopy(model)
+    torch.manual_seed(0)
+    first = model(images)
+    assert first.shape == (4, 7)
+    branches_start_at_zero = "resnet" in name
+    assert branches_start_at_zero or not torch.equal(first, model(images)), "no branch was dropped in training"
+    model.eval(), copied.eval()
+    assert torch.equal(model(images), model(images))
+    copied.load_state_dict(model.state_dict())
+    assert timm.data.resolve_data_config({}, model=model)["mean"] == tuple(model.pretrained_cfg["mean"])
+
+
+def test_the_rate_of_dropped_branches_rises_from_the_first_branch_to_the_last():
+    model = timm.create_model("efficientvit_b0", **TINY)
+    expected = sum(isinstance(m, timm.models.efficientvit_mit.ResidualBlock) and m.shortcut is not None
+                   for m in model.modules())  # fmt: skip
+    model = timm.create_model("qt_vit_b0", drop_path_rate=0.3, **TINY)
+    hooks = [hook.rate for m in model.modules() for hook in m._forward_hooks.values()
+             if isinstance(hook, ours.StochasticDepth)]  # fmt: skip
+    assert hooks == pytest.approx([0.3 * place / (expected - 1) for place in range(1, expected)])
+    module, output = torch.nn.Identity(), torch.ones(2000, 1, 1, 1)
+    torch.manual_seed(0)
+    dropped = ours.StochasticDepth(0.3)(module, (), output)
+    assert sorted(dropped.unique().tolist()) == pytest.approx([0, 1 / 0.7])
+    assert (dropped == 0).float().mean() == pytest.approx(0.3, abs=0.04)
+
+
+def test_matched_models_have_the_parameters_of_attention():
+    count = lambda model: sum(p.numel() for p in model.parameters())  # noqa: E731
+    sizes = {"embed_dim": 64, "depth": 2, "num_heads": 2, "img_size": 64}
+    attention = count(timm.create_model("deit_tiny_patch16_224", **sizes))
+    plain = count(timm.create_model("pom_deit_tiny_patch16_224", **sizes))
+    by_name = count(timm.create_model("pom_deit_tiny_patch16_224_matched", **sizes))
+    by_option = count(timm.create_model("pom_deit_tiny_patch16_224", match="parameters", **sizes))
+    assert by_name == by_option == pytest.approx(attention, rel=0.01)
+    assert plain != pytest.approx(attention, rel=0.02)
+
+
+@pytest.mark.parametrize(("name", "options", "argument"), [
+    ("qt_vit_b1", {"pretrained": True}, "pretrained"), ("qt_vit_b1", {"img_size": 50}, "img_size"),
+    ("poly_nl_resnet50", {"match": "parameters"}, "match"), ("qt_vit_b1", {"match": "depth"}, "match"),
+    ("qt_vit_b1", {"drop_path_rate": 1.5}, "drop_path_rate"),
+])  # fmt: skip
+def test_errors_come_before_the_model(name, options, argument):
+    with pytest.raises(OptionError) as caught:
+        timm.create_model(name, **options)
+    assert caught.value.argument == argument
+
+
+def test_a_host_that_timm_does_not_know():
+    with pytest.raises(OptionError, match="host"):
+        ours.create("pom", "deit_tinny")
+
+
+def test_the_docs_list_every_mixer_and_host():
+    text = (Path(__file__).parents[1] / "docs" / "convert" / "timm.md").read_text("utf-8")
+    named = set(re.findall(r"`([a-z0-9_]+)`", text))
+    assert set(ours.MIXERS) | set(ours.HOSTS) | set(ours.INSERTED) <= named
