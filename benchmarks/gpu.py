@@ -2,9 +2,9 @@
 
     python benchmarks/gpu.py [--pom CLONE] [--out benchmarks/results/gpu-<card>.json]
 
-It starts no new job after --budget seconds; run the same command again to continue. The JSON file is
-written after every job; one that raises is reported in it, and the others run. Code that fails its tests gets no speed. Without a GPU, `--device cpu --dry-run --out FILE` runs the same steps on
-tiny sizes under Triton's interpreter.
+It starts no new job after --budget seconds; run the same command again to continue. The JSON file is written after
+every job; a job that raises is reported in it, and the others run. Code that fails its tests gets no speed. Without a
+GPU, `--device cpu --dry-run --out FILE` runs the same steps on tiny sizes under Triton's interpreter.
 Exit status: 0; 1 if a test, a check or a job fails; 2 if the options cannot be served.
 """
 

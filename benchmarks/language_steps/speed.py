@@ -3,7 +3,7 @@
 python -m language_steps.speed MODEL DTYPE BATCH THREADS QUICK CONTEXT …     a batch of 0 stands for training
 
 A step of decoding reads every weight and the state once. `read_ms` is the time of reading as many bytes in the same
-process, before and after the steps: of `decode_ms` over `read_ms` the aim is at most 1.3.
+process, in turn with the steps: of `decode_ms` over `read_ms` the aim is at most 1.3.
 
 No cell takes longer than a minute. States of fixed size hold what a short text leaves, and attention's keys and values
 random numbers: neither changes the time. A prefill is timed by its chunks: as the cost of a chunk grows linearly with
@@ -41,7 +41,8 @@ def jobs(quick: bool) -> list[tuple[str, str, int, tuple[int, ...]]]:
     """Model, dtype, batch and contexts of every process; batch 0 for training."""
     decoded = [(m, d, b, CONTEXTS) for b in BATCHES for d in DTYPES for m in MODELS]
     trained = [(m, "float32", 0, (n,)) for n in TRAINED for m in MODELS]
-    return [decoded[0], trained[0]] if quick else [*decoded, *trained]
+    alone, several = decoded[: len(decoded) // 2], decoded[len(decoded) // 2 :]
+    return [decoded[0], trained[0]] if quick else [*alone, *trained[:3], *several, *trained[3:]]
 
 
 def measure(
@@ -119,21 +120,20 @@ def decode(name: str, dtype: str, batch: int, contexts: Sequence[int], quick: bo
         held = [(layer.keys, layer.values) if layer.keys is not None else layer.state for layer in cache.layers]
         state = sum(part.nbytes for part in tree_leaves(held) if isinstance(part, torch.Tensor))
         total, ids = read_bytes(model) + state, torch.randint(vocabulary, (batch, 1))
-        reads = read_memory(total)
-        steps = seconds(partial(model, ids, past_key_values=cache), 10)
-        reads += read_memory(total)
-        read_s, step = median(reads), median(steps)
+        pairs = in_turn(partial(model, ids, past_key_values=cache), total)
+        step, read_s = (median(one) for one in zip(*pairs, strict=True))
         yield {
             "context": context, "prefill_tokens_per_second": 2 * batch * chunk / (first + last), "chunk": chunk,
-            "decode_ms": 1e3 * step, "decode_low_ms": 1e3 * min(steps), "decode_tokens_per_second": batch / step,
-            "read_ms": 1e3 * read_s, "bytes": total, "state_bytes": state, "over_read": step / read_s,
+            "decode_ms": 1e3 * step, "decode_low_ms": 1e3 * min(one for one, _ in pairs),
+            "decode_tokens_per_second": batch / step, "read_ms": 1e3 * read_s, "bytes": total, "state_bytes": state,
+            "over_read": median(one / two for one, two in pairs),
         }  # fmt: skip
 
 
-def read_memory(total: int) -> list[float]:
-    """The seconds of reading so many bytes, several times."""
+def in_turn(step: Callable[[], Any], total: int) -> list[tuple[float, float]]:
+    """The seconds of a step and of reading `total` bytes, in turn, so that what else the machine does slows both."""
     memory = torch.ones(total // 4)
-    return seconds(memory.sum, 6)
+    return [(seconds(step, 1)[0], seconds(memory.sum, 1)[0]) for _ in range(8)]
 
 
 def train(name: str, tokens: int, quick: bool) -> dict[str, Any]:
