@@ -25,11 +25,21 @@ def _seed():
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def processor(monkeypatch):
+    """A function that sets which bf16 products the processor is said to have: AMX and AVX512_BF16."""
+
+    def patch(amx, avx512):
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512)
+        fast_types.cache_clear()
+
+    yield patch
+    fast_types.cache_clear()
+
+
 @pytest.fixture(params=[False, True], ids=["bf16 widened", "bf16 products"])
-def bf16_products(request, monkeypatch):
+def bf16_products(request, processor):
     """Whether the processor multiplies bf16 itself: both ways on any machine, since what is detected is patched."""
-    for detected in ("_is_amx_tile_supported", "_is_avx512_bf16_supported"):
-        monkeypatch.setattr(torch.cpu, detected, lambda: request.param)
-    fast_types.cache_clear()
-    yield request.param
-    fast_types.cache_clear()
+    processor(request.param, request.param)
+    return request.param

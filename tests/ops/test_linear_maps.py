@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from polymix.errors import CapabilityError
 from polymix.ops.gated import linear_gated
 from polymix.ops.native import library
+from polymix.ops.native.arrays import in_pairs
 from polymix.ops.pom import linear_powers
 from polymix.ops.pooled import linear_pairs, linear_scaled, moments
-from polymix.ops.shared.blocks import slower_in_float32
+from polymix.ops.shared.blocks import slower_than_pytorch
 from tests.helpers import tokens
 from tests.ops.kernels import in_float64, relative_error
 
@@ -135,8 +136,9 @@ def test_processors_with_other_vectors(vectors):
 @needs_it
 @every_name
 @pytest.mark.parametrize("dim", [48, 20])
-def test_bf16_is_rounded_once(name, dim):
+def test_bf16_is_rounded_once(name, dim, processor):
     """Results per token are bfloat16, sums are float32, and the gradients of weights have the weights' dtype."""
+    processor(amx=False, avx512=False)
     operator, args = arguments(name, 2, 150, dim, 32, dim)
     args = as_type(args, torch.bfloat16)
     results = (
@@ -145,6 +147,37 @@ def test_bf16_is_rounded_once(name, dim):
     )
     for ours, wanted in zip(*results, strict=True):
         assert torch.allclose(ours.double(), wanted, rtol=2**-8, atol=1e-4 * wanted.abs().max().item())
+
+
+@needs_it
+@every_name
+@pytest.mark.parametrize("dim", [48, 21])
+def test_products_in_bf16_are_as_exact_as_those_of_pytorch(name, dim, processor, vectors):
+    """With processors that have them and, emulated, with all others. 151 tokens: a block with an odd number of them."""
+    processor(amx=False, avx512=True)
+    operator, args = arguments(name, 2, 151, dim, 34, dim)
+    args = as_type(args, torch.bfloat16)
+    native, eager, exact = (
+        derivatives(operator, a, impl, torch.bfloat16)
+        for a, impl in ((args, "native"), (args, "eager"), (as_type(args, torch.float64), "eager"))
+    )
+    for ours, plain, wanted in zip(native, eager, exact, strict=True):
+        error, allowed = relative_error(ours, wanted), 1.5 * relative_error(plain, wanted)
+        assert error <= max(allowed, 2**-8), f"{error:.1e} > {allowed:.1e}"
+
+
+@needs_it
+@pytest.mark.parametrize("name", ["powers", "pairs"])
+def test_maps_of_tokens_lose_nothing_in_bf16(name, processor, vectors):
+    """Tokens and weights are in bf16 already: their products are exact, and summed in float32."""
+    operator, args = arguments(name, 2, 151, 48, 34, 48)
+    args = as_type(args, torch.bfloat16)
+    wanted = operator(*as_type(args, torch.float64), impl="eager")
+    processor(amx=False, avx512=True)
+    assert in_pairs(args[0], args[1]) and not in_pairs(args[0], args[1].float())
+    assert relative_error(operator(*args, impl="native"), wanted) < 1e-5
+    processor(amx=False, avx512=False)
+    assert not in_pairs(args[0], args[1])
 
 
 @needs_it
@@ -266,6 +299,17 @@ def test_a_missing_kernel_raises():
 
 
 def test_float32_kernels_are_slower_on_processors_with_bf16_products(bf16_products):
-    assert slower_in_float32(torch.zeros(1)) is None
-    why = slower_in_float32(torch.zeros(1, dtype=torch.bfloat16))
+    assert slower_than_pytorch(torch.zeros(1)) is None
+    why = slower_than_pytorch(torch.zeros(1, dtype=torch.bfloat16))
     assert ("multiplies bfloat16 natively" in why) if bf16_products else why is None
+
+
+def test_kernels_with_bf16_products_are_slower_only_where_they_lack_them(processor, monkeypatch):
+    processor(amx=False, avx512=True)
+    x = torch.zeros(1, dtype=torch.bfloat16)
+    monkeypatch.setattr(library, "multiplies_bf16", lambda: False)
+    assert "no bfloat16 products" in slower_than_pytorch(x)
+    monkeypatch.setattr(library, "multiplies_bf16", lambda: True)
+    assert "with gradients" in slower_than_pytorch(x) and slower_than_pytorch(x, training=True) is None
+    with torch.no_grad():
+        assert slower_than_pytorch(x) is None

@@ -7,13 +7,13 @@
 /* ---- gated: W_o (act(W x_n + b) ⊙ H ⊙ p_n) + b_o, with one H per sample and one factor p_n per head, or 1. `last` is W_o
    and may be NULL for no projection. ---- */
 
-INLINE void gate_rows(Rows u, Block k, const float *gate, float *factors, const float *p, const Sizes *s, const int kind) {
+/* Replace u by act(u) ⊙ H ⊙ p, as `last` reads it. */
+INLINE void gate_rows(Rows u, Block k, const float *gate, float *factors, const float *p, const Sizes *s, int pairs, const int kind) {
   for (int64_t r = 0; r < k.rows; r++) {
+    float *row = u.at + r * u.pitch;
     spread_row(factors, p, k.first + r, s);
-    for (int64_t c = 0; c < u.width; c += LANES) {
-      vec *place = at(u.at + r * u.pitch, c);
-      *place = act(*place, kind) * *at((float *)gate, c) * *at(factors, c);
-    }
+    for (int64_t c = 0; c < u.width; c += LANES)
+      put_input(row, c, act(*at(row, c), kind) * *at((float *)gate, c) * *at(factors, c), pairs);
   }
 }
 
@@ -25,7 +25,8 @@ int linear_gated(const Tokens *x, const Linear *w, const float *gate, const floa
   float *whole = reserve(size_of_packed(s->width, s->dim) + size_of_packed(s->out, s->width) + team_of(s) * each);
   float *place = whole;
   if (!whole) return 1;
-  Packed map = take_packed(&place, s->width, s->dim), end = take_packed(&place, s->out, s->width);
+  Packed map = take_packed_for(&place, s->width, s->dim, s->pairs);
+  Packed end = take_packed_for(&place, s->out, s->width, last && s->pairs);
 #pragma omp parallel num_threads(team_of(s))
   {
     float *own = place + omp_get_thread_num() * each, *factors = take(&own, width), *gate_row = take(&own, width);
@@ -36,13 +37,12 @@ int linear_gated(const Tokens *x, const Linear *w, const float *gate, const floa
 #pragma omp for schedule(dynamic)
     for (int64_t item = 0; item < items; item++) {
       Block k = block_of(s, item);
-      Rows in = read_block(room_in, x, k, s);
       load_row(gate_row, gate + k.b * s->width, s->width);
-      product(in, k.rows, map, u, 0);
-#define GATE(kind) gate_rows(u, k, gate_row, factors, p, s, kind)
+      product(read_block_for(map, room_in, x, k, s), k.rows, map, u, 0);
+#define GATE(kind) gate_rows(u, k, gate_row, factors, p, s, end.pairs, kind)
       OF_KIND(s->kind, GATE)
 #undef GATE
-      if (last) write_product(u, end, room_out, y, k, s->out, s);
+      if (last) write_product(as_input(u, end.pairs), end, room_out, y, k, s->out, s);
       else store(u, y, k.b, k.first, k.rows, s->out, s->bf16);
     }
   }
@@ -81,7 +81,8 @@ int linear_gated_backward(const Tokens *grad, const Tokens *x, const Linear *w, 
   packed += grad_x ? size_of_packed(s->dim, s->width) : 0;
   float *whole = reserve(packed + items * width + settle(&t, items, s) + team_of(s) * each), *place = whole;
   if (!whole) return 1;
-  Packed map = take_packed(&place, s->width, s->dim), end_back = take_packed(&place, s->width, s->out), back = {0};
+  Packed map = take_packed_for(&place, s->width, s->dim, s->pairs), back = {0};
+  Packed end_back = take_packed(&place, s->width, s->out);
   if (grad_x) back = take_packed(&place, s->dim, s->width);
   float *totals = take_totals(&place, t), *parts = take(&place, items * width);
 #pragma omp parallel num_threads(team_of(s))
@@ -100,7 +101,7 @@ int linear_gated_backward(const Tokens *grad, const Tokens *x, const Linear *w, 
       Block k = block_of(s, item);
       Rows in = read_block(room_in, x, k, s);
       load_row(gate_row, gate + k.b * s->width, s->width);
-      product(in, k.rows, map, u, 0);
+      product(map.pairs ? read_block_for(map, room_out, x, k, s) : in, k.rows, map, u, 0);
       Rows g = {0};
       if (last) product(g = load(room_g, grad, k.b, k.first, k.rows, s->out, s->bf16), k.rows, end_back, dz, 0);
       else copy(dz, grad, k.b, k.first, k.rows, s->out, s->bf16);

@@ -1,11 +1,12 @@
 """`polymix.ops.gated` in C for the CPU, forward and backward.
 
 x is (B, N, D) in float32 or bfloat16. All arithmetic is float32: results per token are rounded once to the dtype of
-x; sums and gradients of weights stay float32. Memory besides the results: the packed weights, a few blocks of 128
-tokens per thread and, in the backward, copies of the weights' gradients: one per thread as long as they fit in
-32 MiB, then fewer, which threads share (native/gradients.h). A weight that needs no gradient costs nothing in the
-backward. Cost: the forward takes the two maps once; the backward takes the inner map three times and the outer map
-twice.
+x; sums and gradients of weights stay float32. Where `arrays.in_pairs` says so, the processor multiplies bfloat16
+and sums in float32: products of tokens lose nothing, what other products of a forward read is rounded to bfloat16.
+Memory besides the results: the packed weights, a few blocks of 128 tokens per thread and, in the backward, copies
+of the weights' gradients: one per thread as long as they fit in 32 MiB, then fewer, which threads share
+(native/gradients.h). A weight that needs no gradient costs nothing in the backward. Cost: the forward takes the two
+maps once; the backward takes the inner map three times and the outer map twice.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polymix.ops.native.arrays import Needs, dense, full, linear_of, rooms_like, sizes_of, tokens
+from polymix.ops.native.arrays import Needs, dense, full, in_pairs, linear_of, rooms_like, sizes_of, tokens
 from polymix.ops.native.library import call
 from polymix.ops.shared.blocks import output
 
@@ -23,13 +24,14 @@ def gated(
     last_bias: Tensor | None, activation: str,
 ) -> Tensor:  # fmt: skip
     """(act(x Wᵀ + b) ⊙ gate ⊙ p_n) W_oᵀ + b_o, (B, N, D')."""
+    pairs = in_pairs(x, weight, last)
     x, weight, bias, gate, p = dense(x), full(weight), full(bias), full(gate), full(p)
     last, last_bias = full(last), full(last_bias)
     out = weight.shape[0] if last is None else last.shape[0]
     y = output(x, out)
     call("linear_gated", tokens(x), linear_of(weight, bias), gate, p,
          None if last is None else linear_of(last, last_bias), tokens(y),
-         sizes_of(x, weight.shape[0], p, out=out, activation=activation))  # fmt: skip
+         sizes_of(x, weight.shape[0], p, out=out, activation=activation, pairs=pairs))  # fmt: skip
     return y
 
 
@@ -41,6 +43,7 @@ def gated_backward(
 
     du = dz ⊙ gate ⊙ p ⊙ act'(u),  dgate = Σ_n dz ⊙ a ⊙ p,  dp = Σ dz ⊙ a ⊙ gate over each head and the batch.
     """
+    pairs = in_pairs(x, weight)
     grad, x, weight, bias, gate, p = dense(grad), dense(x), full(weight), full(bias), full(gate), full(p)
     last, last_bias = full(last), full(last_bias)
     grad_gate, grad_p = torch.empty_like(gate), None
@@ -52,6 +55,6 @@ def gated_backward(
     call("linear_gated_backward", tokens(grad), tokens(x), linear_of(weight, bias), gate, p,
          None if last is None else linear_of(last, last_bias), tokens(grad_x), grad_w, grad_b,
          grad_gate, grad_p, grad_last, grad_last_b,
-         sizes_of(x, weight.shape[0], p, out=grad.shape[2], activation=activation))  # fmt: skip
+         sizes_of(x, weight.shape[0], p, out=grad.shape[2], activation=activation, pairs=pairs))  # fmt: skip
     grad_p = None if grad_p is None else grad_p.sum(0)
     return grad_x, grad_w, grad_b, grad_gate if needs[3] else None, grad_p, grad_last, grad_last_b

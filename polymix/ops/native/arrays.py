@@ -9,6 +9,8 @@ from typing import overload
 import torch
 from torch import Tensor
 
+from polymix.ops.shared.blocks import fast_types
+
 KINDS = (
     "identity",
     "gelu",
@@ -44,7 +46,7 @@ class Sizes(ctypes.Structure):
 
     _fields_ = tuple(
         (name, ctypes.c_int64)
-        for name in ("batch", "tokens", "dim", "width", "out", "kind", "degree", "heads", "bf16", "threads")
+        for name in ("batch", "tokens", "dim", "width", "out", "kind", "degree", "heads", "bf16", "pairs", "threads")
     )
 
 
@@ -68,12 +70,19 @@ def linear_of(weight: Tensor, bias: Tensor | None) -> Linear:
     return Linear(weight.data_ptr(), None if bias is None else bias.data_ptr(), *weight.shape)
 
 
+def in_pairs(x: Tensor, *weights: Tensor | None) -> bool:
+    """Whether to multiply tokens x and these weights in bfloat16: they are, and this processor is faster with them."""
+    return x.dtype in fast_types() and all(w is None or w.dtype == torch.bfloat16 for w in (x, *weights))
+
+
 def sizes_of(
-    x: Tensor, width: int, p: Tensor | None = None, *, out: int = 0, activation: str = "identity", degree: int = 0
-) -> Sizes:
-    """The sizes of a call: x (B, N, D), the inner width, and the heads of p (heads, N)."""
-    heads, bf16 = 1 if p is None else p.shape[0], int(x.dtype == torch.bfloat16)
-    return Sizes(*x.shape, width, out, KINDS.index(activation), degree, heads, bf16, torch.get_num_threads())
+    x: Tensor, width: int, p: Tensor | None = None, *, out: int = 0, activation: str = "identity", degree: int = 0,
+    heads: int = 1, pairs: bool = False,
+) -> Sizes:  # fmt: skip
+    """The sizes of a call: x (B, N, D), the inner width, the heads, those of p (heads, N) if given, and `in_pairs`."""
+    heads, bf16 = heads if p is None else p.shape[0], int(x.dtype == torch.bfloat16)
+    threads = torch.get_num_threads()
+    return Sizes(*x.shape, width, out, KINDS.index(activation), degree, heads, bf16, int(pairs), threads)
 
 
 def hidden(mask: Tensor | None) -> Tensor | None:

@@ -6,9 +6,10 @@
 #include "product.h"
 
 /* The sizes of a call: batch × tokens of dim channels, `width` channels inside the kernel, `out` channels of the output.
+   The tokens are bfloat16 if `bf16`; with `pairs`, so are the weights, and maps of tokens multiply in it.
    polymix/ops/native/arrays.py has the same struct. */
 typedef struct {
-  int64_t batch, tokens, dim, width, out, kind, degree, heads, bf16, threads;
+  int64_t batch, tokens, dim, width, out, kind, degree, heads, bf16, pairs, threads;
 } Sizes;
 typedef struct {
   int64_t b, first, rows;
@@ -54,6 +55,10 @@ static void add_blocks(float *to, const float *parts, int64_t rows, int64_t widt
 /* The tokens of a block, for reading only. */
 INLINE Rows read_block(Rows room, const Tokens *x, Block k, const Sizes *s) {
   return load(room, x, k.b, k.first, k.rows, s->dim, s->bf16);
+}
+/* The same, as `map` reads them. */
+INLINE Rows read_block_for(Packed map, Rows room, const Tokens *x, Block k, const Sizes *s) {
+  return map.pairs ? load_pairs(room, x, k.b, k.first, k.rows, s->dim) : read_block(room, x, k, s);
 }
 /* Write u Wᵀ + b to a block of y, `width` channels. */
 static void write_product(Rows u, Packed w, Rows room, const Tokens *y, Block k, int64_t width, const Sizes *s) {

@@ -39,6 +39,12 @@ def loaded() -> Path | None:
     return None if isinstance(library, str) else Path(library._name)
 
 
+def multiplies_bf16() -> bool:
+    """Whether the kernels here use the processor's bfloat16 products (AVX512_BF16)."""
+    library = _library()
+    return isinstance(library, ctypes.CDLL) and "x86-64-v4" in library._name and "avx512_bf16" in processor_flags()
+
+
 def call(name: str, *args: Tensor | ctypes.Structure | int | None) -> None:
     """Call a function of the library with contiguous tensors, structures and numbers.
 
@@ -78,6 +84,7 @@ def _as_c(value: Tensor | ctypes.Structure | int | None) -> object:
     return ctypes.byref(value) if isinstance(value, ctypes.Structure) else value
 
 
+@cache
 def processor_flags() -> frozenset[str]:
     """The features of this processor, with the names of /proc/cpuinfo."""
     try:

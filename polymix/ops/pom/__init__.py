@@ -15,7 +15,7 @@ from polymix.ops.native.arrays import KINDS
 from polymix.ops.pom import blocked, eager, native
 from polymix.ops.pom.decay import BLOCK, decayed_mean
 from polymix.ops.pom.eager import PomOptions, PomState, PomWeights, Terms
-from polymix.ops.shared.blocks import slower_in_float32
+from polymix.ops.shared.blocks import slower_than_pytorch
 from polymix.ops.shared.masks import Segments, as_padding, positions
 from polymix.ops.shared.signature import Signature
 from polymix.ops.shared.tensors import count_real, linear
@@ -104,7 +104,7 @@ def pom(
         "blocked": None if plain else _PLAIN,
     }
     impl = choose("pom", impl, (x, pooled_tokens, *_tensors(weights)), unsupported,
-                  slower={"native": slower_in_float32(x)}, in_blocks=("native", "blocked"))  # fmt: skip
+                  slower={"native": slower_than_pytorch(x)}, in_blocks=("native", "blocked"))  # fmt: skip
     if impl == "blocked":
         return (blocked.causal(x, weights, options, padding) if causal
                 else blocked.pom(x, pooled_tokens, weights, options, padding))  # fmt: skip

@@ -28,7 +28,7 @@ int linear_powers(const Tokens *x, const Linear *w, const uint8_t *mask, float *
   int64_t each = size_of_rows(s->dim) + size_of_rows(PANEL);
   float *whole = reserve(size_of_packed(s->width, s->dim) + items * part + team_of(s) * each), *place = whole;
   if (!whole) return 1;
-  Packed map = take_packed(&place, s->width, s->dim);
+  Packed map = take_packed_for(&place, s->width, s->dim, s->pairs);
   float *parts = take(&place, items * part);
 #pragma omp parallel num_threads(team_of(s))
   {
@@ -38,7 +38,7 @@ int linear_powers(const Tokens *x, const Linear *w, const uint8_t *mask, float *
 #pragma omp for schedule(dynamic)
     for (int64_t item = 0; item < items; item++) {
       Block k = block_of(s, item);
-      Rows in = read_block(room_in, x, k, s);
+      Rows in = read_block_for(map, room_in, x, k, s);
       float *block_sums = parts + item * part;
       clear(block_sums, part);
       for (int64_t c = 0; c < width; c += PANEL) {
@@ -82,7 +82,7 @@ int linear_powers_backward(const float *grad, const Tokens *x, const Linear *w, 
   int64_t packed = size_of_packed(s->width, s->dim) + (grad_x ? size_of_packed(s->dim, s->width) : 0);
   float *whole = reserve(packed + settle(&t, s->batch * blocks_of(s), s) + team_of(s) * each), *place = whole;
   if (!whole) return 1;
-  Packed map = take_packed(&place, s->width, s->dim), back = {0};
+  Packed map = take_packed_for(&place, s->width, s->dim, s->pairs), back = {0};
   if (grad_x) back = take_packed(&place, s->dim, s->width);
   float *totals = take_totals(&place, t);
 #pragma omp parallel num_threads(team_of(s))
@@ -96,7 +96,7 @@ int linear_powers_backward(const float *grad, const Tokens *x, const Linear *w, 
       Block k = block_of(s, item_of(&share));
       Rows in = read_block(room_in, x, k, s);
       for (int64_t p = 0; p < s->degree; p++) load_row(g + p * width, grad + (k.b * s->degree + p) * s->width, s->width);
-      product(in, k.rows, map, u, 0);
+      product(map.pairs ? read_block_for(map, room_out, x, k, s) : in, k.rows, map, u, 0);
 #define BACK(kind) powers_back(u, k, mask, s, g, kind)
       OF_KIND(s->kind, BACK)
 #undef BACK
@@ -181,7 +181,8 @@ int pom_causal(const Tokens *x, const Linear *poly, const Linear *gate, const Li
   int64_t packed = 2 * size_of_packed(s->width, s->dim) + size_of_packed(s->out, s->width);
   float *whole = reserve(packed + s->degree * width + 2 * size + team_of(s) * each), *place = whole;
   if (!whole) return 1;
-  Packed poly_map = take_packed(&place, s->width, s->dim), gate_map = take_packed(&place, s->width, s->dim);
+  Packed poly_map = take_packed_for(&place, s->width, s->dim, s->pairs);
+  Packed gate_map = take_packed_for(&place, s->width, s->dim, s->pairs);
   Packed end = take_packed(&place, s->out, s->width);
   float *factors = take(&place, s->degree * width);
   double *so_far = (double *)take(&place, 2 * size);
@@ -198,7 +199,7 @@ int pom_causal(const Tokens *x, const Linear *poly, const Linear *gate, const Li
     /* Blocks are taken in order, so that a waiting thread always waits for a running one. */
     for (int64_t item; (item = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < items;) {
       Block k = block_of(s, item);
-      Rows in = read_block(room_in, x, k, s);
+      Rows in = read_block_for(poly_map, room_in, x, k, s);
       clear(sums, size);
       for (int64_t c = 0; c < width; c += PANEL) {
         Rows panel = columns_of(u, c);

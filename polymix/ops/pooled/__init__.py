@@ -10,7 +10,7 @@ from torch import Tensor
 from polymix.ops.dispatch import KERNELS, Operator, choose, renamed_operator
 from polymix.ops.gated import gated
 from polymix.ops.pooled import blocked, eager
-from polymix.ops.shared.blocks import slower_in_float32
+from polymix.ops.shared.blocks import slower_than_pytorch
 from polymix.ops.shared.signature import Signature
 from polymix.ops.shared.tensors import Linear, count_real, project, scaled_linear, share
 
@@ -79,7 +79,7 @@ def poly_sa(
     dim = x.shape[-1]
     unsupported = {name: _APART if values is not None and name != "triton" else None for name in KERNELS}
     impl = choose("poly_sa", impl, (x, *qkv, *(proj or ()), p_1, p_2, values), unsupported,
-                  slower={"native": slower_in_float32(x)}, in_blocks=("native", "blocked"))  # fmt: skip
+                  slower={"native": slower_than_pytorch(x)}, in_blocks=("native", "blocked"))  # fmt: skip
     if impl == "blocked":
         return blocked.poly_sa(x, qkv, proj, p_1, p_2, heads=heads, kind=sigma, mask=mask)
     if impl == "triton" or values is not None:
@@ -136,7 +136,7 @@ def poly_nl(
     tensors = (x, values, *weights.product, *weights.proj, weights.alpha, weights.beta,
                *(weights.into or ()), *(weights.out or ()))  # fmt: skip
     impl = choose("poly_nl", impl, tensors, {"blocked": why, "native": why, "triton": None},
-                  slower={"native": slower_in_float32(x)}, in_blocks=("native", "blocked"))  # fmt: skip
+                  slower={"native": slower_than_pytorch(x)}, in_blocks=("native", "blocked"))  # fmt: skip
     if impl == "blocked":
         alpha, beta = weights.alpha.item(), weights.beta.item()
         return blocked.poly_nl(x, weights.into, weights.product, weights.last(), alpha, beta, mask)

@@ -1,11 +1,12 @@
 """The pooling of Poly-SA and Poly-NL, and the last map of Poly-NL, in C for the CPU, forward and backward.
 
 x is (B, N, D) in float32 or bfloat16. All arithmetic is float32: results per token are rounded once to the dtype of
-x; sums and gradients of weights stay float32. Memory besides the results: the packed weights, a few blocks of 128
-tokens per thread and, in the backward, copies of the weights' gradients: one per thread as long as they fit in
-32 MiB, then fewer, which threads share (native/gradients.h). A weight that needs no gradient costs nothing in the
-backward. Cost: the forward takes the maps
-once, the backward three times.
+x; sums and gradients of weights stay float32. Where `arrays.in_pairs` says so, the processor multiplies bfloat16
+and sums in float32: products of tokens lose nothing, what other products of a forward read is rounded to bfloat16.
+Memory besides the results: the packed weights, a few blocks of 128 tokens per thread and, in the backward, copies
+of the weights' gradients: one per thread as long as they fit in 32 MiB, then fewer, which threads share
+(native/gradients.h). A weight that needs no gradient costs nothing in the backward. Cost: the forward takes the
+maps once, the backward three times.
 """
 
 from __future__ import annotations
@@ -13,7 +14,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polymix.ops.native.arrays import Needs, dense, full, hidden, linear_of, room_like, rooms_like, sizes_of, tokens
+from polymix.ops.native.arrays import (
+    Needs,
+    dense,
+    full,
+    hidden,
+    in_pairs,
+    linear_of,
+    room_like,
+    rooms_like,
+    sizes_of,
+    tokens,
+)
 from polymix.ops.native.library import call
 from polymix.ops.shared.blocks import output
 from polymix.ops.shared.tensors import count_real
@@ -21,9 +33,10 @@ from polymix.ops.shared.tensors import count_real
 
 def pairs(x: Tensor, weight: Tensor, bias: Tensor | None, p: Tensor | None, mask: Tensor | None) -> Tensor:
     """Σ_n p_n ⊙ (x_n W_1ᵀ + b_1) ⊙ (x_n W_2ᵀ + b_2), (B, E)."""
+    pairs = in_pairs(x, weight)
     x, weight, bias, p, mask = dense(x), full(weight), full(bias), full(p), hidden(mask)
     sums = weight.new_empty(x.shape[0], weight.shape[0] // 2)
-    sizes = sizes_of(x, sums.shape[1], p)
+    sizes = sizes_of(x, sums.shape[1], p, pairs=pairs)
     call("linear_pairs", tokens(x), linear_of(weight, bias), p, mask, sums, sizes)
     return sums
 
@@ -35,13 +48,14 @@ def pairs_backward(
 
     du = g ⊙ p ⊙ v,  dv = g ⊙ p ⊙ u,  dp = Σ g ⊙ u ⊙ v over each head and the batch.
     """
+    pairs = in_pairs(x, weight)
     grad, x, weight, bias, p, mask = full(grad), dense(x), full(weight), full(bias), full(p), hidden(mask)
     grad_x, grad_w, grad_b = rooms_like((x, weight, bias), needs[:3])
     grad_p = None
     if p is not None and needs[3]:
         grad_p = p.new_zeros(x.shape[0], *p.shape)  # stays zero at padding
     call("linear_pairs_backward", grad, tokens(x), linear_of(weight, bias), p, mask,
-         tokens(grad_x), grad_w, grad_b, grad_p, sizes_of(x, grad.shape[1], p))  # fmt: skip
+         tokens(grad_x), grad_w, grad_b, grad_p, sizes_of(x, grad.shape[1], p, pairs=pairs))  # fmt: skip
     return grad_x, grad_w, grad_b, None if grad_p is None else grad_p.sum(0)
 
 
@@ -75,10 +89,10 @@ def moments_backward(
 
 def scaled(x: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None, rest: Tensor | None) -> Tensor:
     """(x ⊙ scale) Wᵀ + b + rest x, (B, N, D')."""
+    sizes = sizes_of(x, 0, out=weight.shape[0], pairs=in_pairs(x, weight))
     x, scale, weight, bias, rest = dense(x), full(scale), full(weight), full(bias), full(rest)
     y = output(x, weight.shape[0])
-    call("linear_scaled", tokens(x), scale, linear_of(weight, bias), rest, tokens(y),
-         sizes_of(x, 0, out=weight.shape[0]))  # fmt: skip
+    call("linear_scaled", tokens(x), scale, linear_of(weight, bias), rest, tokens(y), sizes)
     return y
 
 

@@ -20,7 +20,8 @@ int linear_pairs(const Tokens *x, const Linear *w, const float *p, const uint8_t
   int64_t each = size_of_rows(s->dim) + 2 * size_of_rows(s->width) + width;
   float *whole = reserve(2 * size_of_packed(s->width, s->dim) + items * width + team_of(s) * each), *place = whole;
   if (!whole) return 1;
-  Packed first = take_packed(&place, s->width, s->dim), second = take_packed(&place, s->width, s->dim);
+  Packed first = take_packed_for(&place, s->width, s->dim, s->pairs);
+  Packed second = take_packed_for(&place, s->width, s->dim, s->pairs);
   float *parts = take(&place, items * width);
 #pragma omp parallel num_threads(team_of(s))
   {
@@ -33,7 +34,7 @@ int linear_pairs(const Tokens *x, const Linear *w, const float *p, const uint8_t
 #pragma omp for schedule(dynamic)
     for (int64_t item = 0; item < items; item++) {
       Block k = block_of(s, item);
-      Rows in = read_block(room_in, x, k, s);
+      Rows in = read_block_for(first, room_in, x, k, s);
       product(in, k.rows, first, u, 0);
       product(in, k.rows, second, v, 0);
       float *block_sums = parts + item * width;
@@ -64,7 +65,8 @@ int linear_pairs_backward(const float *grad, const Tokens *x, const Linear *w, c
   int64_t packed = 2 * size_of_packed(s->width, s->dim) + (grad_x ? 2 * size_of_packed(s->dim, s->width) : 0);
   float *whole = reserve(packed + settle(&t, s->batch * blocks_of(s), s) + team_of(s) * each), *place = whole;
   if (!whole) return 1;
-  Packed first = take_packed(&place, s->width, s->dim), second = take_packed(&place, s->width, s->dim);
+  Packed first = take_packed_for(&place, s->width, s->dim, s->pairs);
+  Packed second = take_packed_for(&place, s->width, s->dim, s->pairs);
   Packed first_back = {0}, second_back = {0};
   if (grad_x) first_back = take_packed(&place, s->dim, s->width), second_back = take_packed(&place, s->dim, s->width);
   float *totals = take_totals(&place, t);
@@ -85,8 +87,9 @@ int linear_pairs_backward(const float *grad, const Tokens *x, const Linear *w, c
       Block k = block_of(s, item_of(&share));
       Rows in = read_block(room_in, x, k, s);
       load_row(g, grad + k.b * s->width, s->width);
-      product(in, k.rows, first, u, 0);
-      product(in, k.rows, second, v, 0);
+      Rows tokens = first.pairs ? read_block_for(first, room_out, x, k, s) : in;
+      product(tokens, k.rows, first, u, 0);
+      product(tokens, k.rows, second, v, 0);
       for (int64_t r = 0; r < k.rows; r++) {
         float *a = u.at + r * u.pitch, *b = v.at + r * v.pitch;
         if (hidden(mask, s, k, r)) {
@@ -278,7 +281,7 @@ int linear_scaled(const Tokens *x, const float *scale, const Linear *w, const fl
   int64_t each = size_of_rows(s->dim) + size_of_rows(s->out) + width;
   float *whole = reserve(size_of_packed(s->out, s->dim) + team_of(s) * each), *place = whole;
   if (!whole) return 1;
-  Packed map = take_packed(&place, s->out, s->dim);
+  Packed map = take_packed_for(&place, s->out, s->dim, s->pairs);
 #pragma omp parallel num_threads(team_of(s))
   {
     float *own = place + omp_get_thread_num() * each, *scales = take(&own, width);
@@ -293,11 +296,11 @@ int linear_scaled(const Tokens *x, const float *scale, const Linear *w, const fl
       Rows out = place_of(room_out, y, k.b, k.first, k.rows, s->out, s->bf16);
       for (int64_t r = 0; r < k.rows; r++)
         for (int64_t c = 0; c < u.width; c += LANES) {
-          vec *value = at(u.at + r * u.pitch, c);
-          if (rest) *(floats *)(out.at + r * out.pitch + c) = *value * *rest + *(vec *)(map.bias + c);
-          *value *= *at(scales, c);
+          vec value = *at(u.at + r * u.pitch, c);
+          if (rest) *(floats *)(out.at + r * out.pitch + c) = value * *rest + *(vec *)(map.bias + c);
+          put_input(u.at + r * u.pitch, c, value * *at(scales, c), map.pairs);
         }
-      product(u, k.rows, map, out, rest != NULL);
+      product(as_input(u, map.pairs), k.rows, map, out, rest != NULL);
       store(out, y, k.b, k.first, k.rows, s->out, s->bf16);
     }
   }

@@ -12,7 +12,7 @@ from polymix.ops.dispatch import Operator, choose, renamed_operator
 from polymix.ops.few_rows import few_rows
 from polymix.ops.qt import blocked, eager
 from polymix.ops.qt.eager import GUARD, QtState, feature_size
-from polymix.ops.shared.blocks import slower_in_float32
+from polymix.ops.shared.blocks import slower_than_pytorch
 from polymix.ops.shared.causal_sums import seen_by_all, seen_by_each
 from polymix.ops.shared.signature import Signature
 from polymix.ops.shared.tensors import Linear, project, share, without_autocast
@@ -108,7 +108,7 @@ def qt(
         "triton": _too_wide(dim, options),
     }  # fmt: skip
     impl = choose("qt", impl, (x, context, values, *weights.qkv, *weights.proj, weights.scale), unsupported,
-                  slower={"native": slower_in_float32(x)}, in_blocks=("blocked",))  # fmt: skip
+                  slower={"native": slower_than_pytorch(x, training=True)}, in_blocks=("blocked",))  # fmt: skip
     if impl == "blocked":
         return blocked.qt(x, context, *weights, heads=options.heads, form=options.form, order=options.order, mask=mask)
     if compact and impl != "triton" and values is None:  # the kernels store no queries, keys, values or features

@@ -1,10 +1,12 @@
 """The pooling and the querying of QT's compact form in C for the CPU, forward and backward.
 
 x is (B, N, D) in float32 or bfloat16. All arithmetic is float32; results per token are rounded once to the dtype of
-x. Memory besides the results: the packed weights and, per thread, a few blocks of 128 tokens, the sums of three
-samples and, in the backward, copies of the weights' gradients, at most 32 MiB or one of them (native/gradients.h). A
-weight that needs no gradient costs nothing in the backward. Cost: the forward takes each product once; the
-backward takes the inner maps and the numerators three times and all other products twice.
+x. Where `arrays.in_pairs` says so, the processor multiplies bfloat16 and sums in float32: products of tokens lose
+nothing, and the quotients that the last map of a forward reads are rounded to bfloat16. Memory besides the results:
+the packed weights and, per thread, a few blocks of 128 tokens, the sums of three samples and, in the backward,
+copies of the weights' gradients, at most 32 MiB or one of them (native/gradients.h). A weight that needs no
+gradient costs nothing in the backward. Cost: the forward takes each product once; the backward takes the inner maps
+and the numerators three times and all other products twice.
 """
 
 from __future__ import annotations
@@ -12,21 +14,33 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polymix.ops.native.arrays import Needs, Sizes, dense, full, hidden, linear_of, rooms_like, tokens
+from polymix.ops.native.arrays import (
+    Needs,
+    Sizes,
+    dense,
+    full,
+    hidden,
+    in_pairs,
+    linear_of,
+    rooms_like,
+    sizes_of,
+    tokens,
+)
 from polymix.ops.native.library import call
 from polymix.ops.shared.blocks import output
 
 
-def _sizes(x: Tensor, heads: int, order: int, out: int = 0) -> Sizes:
-    return Sizes(*x.shape, x.shape[2], out, 0, order, heads, int(x.dtype == torch.bfloat16), torch.get_num_threads())
+def _sizes(x: Tensor, weight: Tensor, heads: int, order: int, last: Tensor | None = None, out: int = 0) -> Sizes:
+    return sizes_of(x, x.shape[2], out=out, degree=order, heads=heads, pairs=in_pairs(x, weight, last))
 
 
 def pool(x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, heads: int, order: int) -> Tensor:
     """Σ_n [1, k_n, k_n ⊙ k_n] ⊗ [v_n, 1], (B, heads, 1 + order · d, d + 1)."""
+    sizes = _sizes(x, weight, heads, order)
     x, weight, bias, mask = dense(x), full(weight), full(bias), hidden(mask)
     d = x.shape[2] // heads
     sums = weight.new_empty(x.shape[0], heads, 1 + order * d, d + 1)
-    call("qt_pool", tokens(x), linear_of(weight, bias), mask, sums, _sizes(x, heads, order))
+    call("qt_pool", tokens(x), linear_of(weight, bias), mask, sums, sizes)
     return sums
 
 
@@ -44,10 +58,11 @@ def pool_backward(
 
     dv = G_0 + k G_1 + k² G_2,  dk = [v, 1] G_1ᵀ + 2 k ⊙ ([v, 1] G_2ᵀ).
     """
+    sizes = _sizes(x, weight, heads, order)
     grad, x, weight, bias, mask = full(grad), dense(x), full(weight), full(bias), hidden(mask)
     grad_x, grad_w, grad_b = rooms_like((x, weight, bias), needs)
     call("qt_pool_backward", grad, tokens(x), linear_of(weight, bias), mask, tokens(grad_x),
-         grad_w, grad_b, _sizes(x, heads, order))  # fmt: skip
+         grad_w, grad_b, sizes)  # fmt: skip
     return grad_x, grad_w, grad_b
 
 
@@ -61,11 +76,12 @@ def spread(
     last_bias: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """W_o (numerator / denominator) + b_o, (B, M, D')."""
+    sizes = _sizes(x, weight, moments.shape[1], _order(moments), last, last.shape[0])
     x, weight, bias, moments, least = dense(x), full(weight), full(bias), full(moments), full(least)
     last, last_bias = full(last), full(last_bias)
     y = output(x, last.shape[0])
     call("qt_spread", tokens(x), linear_of(weight, bias), moments, least, linear_of(last, last_bias),
-         tokens(y), _sizes(x, moments.shape[1], _order(moments), y.shape[2]))  # fmt: skip
+         tokens(y), sizes)  # fmt: skip
     return y
 
 
@@ -77,6 +93,7 @@ def spread_backward(
 
     dnumerator = dz / denominator,  ddenominator = -Σ z ⊙ dz / denominator over the channels of a head.
     """
+    sizes = _sizes(x, weight, moments.shape[1], _order(moments), last, grad.shape[2])
     grad, x, weight, bias, moments, least = dense(grad), dense(x), full(weight), full(bias), full(moments), full(least)
     last, last_bias = full(last), full(last_bias)
     grad_x, grad_w, grad_b, grad_last, grad_last_b = rooms_like(
@@ -85,5 +102,5 @@ def spread_backward(
     grad_m = torch.empty_like(moments)
     call("qt_spread_backward", tokens(grad), tokens(x), linear_of(weight, bias), moments, least,
          linear_of(last, last_bias), tokens(grad_x), grad_w, grad_b, grad_m, grad_last,
-         grad_last_b, _sizes(x, moments.shape[1], _order(moments), grad.shape[2]))  # fmt: skip
+         grad_last_b, sizes)  # fmt: skip
     return grad_x, grad_w, grad_b, grad_m if needs[3] else None, grad_last, grad_last_b

@@ -211,7 +211,7 @@ int qt_pool(const Tokens *x, const Linear *w, const uint8_t *mask, float *sums, 
   float *place = whole;
   if (!whole) return 1;
   Totals t = {.groups = team_of(s)}; /* every thread sums for itself */
-  Packed map = take_packed(&place, width, s->dim);
+  Packed map = take_packed_for(&place, width, s->dim, s->pairs);
   float *room_map = take(&place, size_to(2 * g.number, s->dim, g));
 #pragma omp parallel num_threads(team_of(s))
   {
@@ -223,7 +223,7 @@ int qt_pool(const Tokens *x, const Linear *w, const uint8_t *mask, float *sums, 
     Run run = run_of(omp_get_thread_num(), t, s);
     for (int64_t item = run.from; item < run.to; item++) {
       Block k = block_of(s, item);
-      product(read_block(room_in, x, k, s), k.rows, map, u, 0);
+      product(read_block_for(map, room_in, x, k, s), k.rows, map, u, 0);
       hide(u, k, mask, b, s);
       float *sample_sums = begin_sums(own_buffers, item, run, g, s);
       for (int64_t h = 0; h < g.number; h++) {
@@ -252,7 +252,7 @@ int qt_pool_backward(float *grad, const Tokens *x, const Linear *w, const uint8_
   int64_t packed = size_of_packed(width, s->dim) + (grad_x ? size_of_packed(s->dim, width) : 0) + size_to(2 * g.number, s->dim, g);
   float *whole = reserve(packed + settle(&t, s->batch * blocks_of(s), s) + team_of(s) * each), *place = whole;
   if (!whole) return 1;
-  Packed map = take_packed(&place, width, s->dim), back = {0};
+  Packed map = take_packed_for(&place, width, s->dim, s->pairs), back = {0};
   if (grad_x) back = take_packed(&place, s->dim, width);
   float *room_map = take(&place, size_to(2 * g.number, s->dim, g)), *totals = take_totals(&place, t);
 #pragma omp parallel num_threads(team_of(s))
@@ -271,7 +271,7 @@ int qt_pool_backward(float *grad, const Tokens *x, const Linear *w, const uint8_
       Block k = block_of(s, item_of(&share));
       if (k.b != sample) take_sample(m, room_m, grad, sample = k.b, 1, g);
       Rows in = read_block(room_in, x, k, s);
-      product(in, k.rows, map, u, 0);
+      product(map.pairs ? read_block_for(map, room_out, x, k, s) : in, k.rows, map, u, 0);
       hide(u, k, mask, b, s);
       for (int64_t h = 0; h < g.number; h++) {
         Rows keys = head_of(u, h, g), values = head_of(u, g.number + h, g);
@@ -337,7 +337,8 @@ int qt_spread(const Tokens *x, const Linear *w, float *moments, const float *bou
   float *whole = reserve(packed + size_to(g.number, s->dim, g) + size_from(s->out, g) + team_of(s) * each);
   float *place = whole;
   if (!whole) return 1;
-  Packed map = take_packed(&place, width, s->dim), end = take_packed(&place, s->out, width);
+  Packed map = take_packed_for(&place, width, s->dim, s->pairs);
+  Packed end = take_packed_for(&place, s->out, width, s->pairs);
   float *room_map = take(&place, size_to(g.number, s->dim, g)), *room_last = take(&place, size_from(s->out, g));
 #pragma omp parallel num_threads(team_of(s))
   {
@@ -353,10 +354,10 @@ int qt_spread(const Tokens *x, const Linear *w, float *moments, const float *bou
     for (int64_t item = 0; item < s->batch * blocks_of(s); item++) {
       Block k = block_of(s, item);
       if (k.b != sample) take_sample(m, room_m, moments, sample = k.b, 0, g);
-      product(read_block(room_in, x, k, s), k.rows, map, q, 0);
+      product(read_block_for(map, room_in, x, k, s), k.rows, map, q, 0);
       for (int64_t h = 0; h < g.number; h++)
         divide(m + h, head_of(q, h, g), squares, k.rows, bounds[k.b], below, head_of(z, h, g), g);
-      write_product(z, end, room_out, y, k, s->out, s);
+      write_product(round_input(z, k.rows, end.pairs), end, room_out, y, k, s->out, s);
     }
   }
   free(whole);
@@ -379,7 +380,8 @@ int qt_spread_backward(const Tokens *grad, const Tokens *x, const Linear *w, flo
   packed += size_to(g.number, s->dim, g) + size_from(s->out, g);
   float *whole = reserve(packed + settle(&t, s->batch * blocks_of(s), s) + team_of(s) * each), *place = whole;
   if (!whole) return 1;
-  Packed map = take_packed(&place, width, s->dim), end_back = take_packed(&place, width, s->out), back = {0};
+  Packed map = take_packed_for(&place, width, s->dim, s->pairs), back = {0};
+  Packed end_back = take_packed(&place, width, s->out);
   if (grad_x) back = take_packed(&place, s->dim, width);
   float *room_map = take(&place, size_to(g.number, s->dim, g)), *room_last = take(&place, size_from(s->out, g));
   float *totals = take_totals(&place, t);
@@ -404,7 +406,7 @@ int qt_spread_backward(const Tokens *grad, const Tokens *x, const Linear *w, flo
       if (k.b != sample) take_sample(m, room_m, moments, sample = k.b, 1, g);
       Rows in = read_block(room_in, x, k, s);
       Rows dy = load(room_g, grad, k.b, k.first, k.rows, s->out, s->bf16);
-      product(in, k.rows, map, q, 0);
+      product(map.pairs ? read_block_for(map, room_out, x, k, s) : in, k.rows, map, q, 0);
       product(dy, k.rows, end_back, dz, 0);
       for (int64_t h = 0; h < g.number; h++) {
         Rows queries = head_of(q, h, g), quotients = head_of(z, h, g), slope = head_of(dz, h, g);

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from polymix.ops.native import library
 from polymix.ops.shared.tensors import Linear, accumulator, cast
 
 KEPT = 32 << 20  # bytes; larger pieces go back to the system, and clearing new pages costs as much as a product
@@ -32,10 +33,20 @@ def fast_types() -> frozenset[torch.dtype]:
     return frozenset(native)
 
 
-def slower_in_float32(x: Tensor) -> str | None:
-    """Why "auto" should skip a float32 kernel for x on this processor, or None if it should not."""
-    fast = x.dtype == torch.bfloat16 and x.dtype in fast_types()
-    return "is slower here: this processor multiplies bfloat16 natively" if fast else None
+def slower_than_pytorch(x: Tensor, *, training: bool = False) -> str | None:
+    """Why "auto" should skip the C kernels for x on this processor, or None if it should not.
+
+    `training`: whether they are faster with gradients too, although their backward multiplies in float32.
+    """
+    if x.dtype != torch.bfloat16 or x.dtype not in fast_types():
+        return None
+    if torch.cpu._is_amx_tile_supported():
+        return "is slower here: this processor multiplies bfloat16 natively, in tiles (AMX)"
+    if not library.multiplies_bf16():
+        return "is slower here: these kernels have no bfloat16 products"
+    if torch.is_grad_enabled() and not training:
+        return "is slower here with gradients: its backward multiplies in float32"
+    return None
 
 
 def computed_in(x: Tensor) -> torch.dtype:

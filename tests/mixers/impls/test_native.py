@@ -8,6 +8,7 @@ import torch
 import polymix
 from polymix.compat import cure_torchvision
 from polymix.ops.dispatch import FEW
+from polymix.ops.native import library
 from polymix.ops.native.library import why_not
 from polymix.ops.shared import blocks
 from tests.helpers import build, close, tokens
@@ -223,6 +224,18 @@ def test_auto_leaves_bf16_to_a_processor_that_multiplies_it(case, bf16_products)
         auto, named = polymix.explain(mixer, x)[0], polymix.explain(of(mixer, "native"), x)[0]
     assert auto.impl == ("blocked" if left else "native") and ("multiplies bfloat16 natively" in auto.why) == left
     assert named.impl == "native"
+
+
+@pytest.mark.parametrize("case", ["padre: 3", "pom: 2", "qt: compact 2", "poly_sa: mean", "poly_nl: 1"])
+def test_auto_takes_kernels_that_multiply_bf16(case, processor, monkeypatch):
+    processor(amx=False, avx512=True)
+    monkeypatch.setattr(library, "multiplies_bf16", lambda: True)
+    mixer, x = make(case).bfloat16(), tokens(2, 300, 12).bfloat16()
+    with torch.no_grad():
+        assert polymix.explain(mixer, x)[0].impl == "native"
+    choice = polymix.explain(mixer, x)[0]
+    faster = case.startswith(("padre", "qt"))
+    assert choice.impl == ("native" if faster else "eager") and ("with gradients" in choice.why) != faster
 
 
 def test_a_small_model_learns_on_it():

@@ -11,7 +11,7 @@ import sys
 import torch
 
 from polymix.ops.gated import linear_gated
-from polymix.ops.native import library
+from polymix.ops.native import arrays, library
 from polymix.ops.padre import padre_step
 from polymix.ops.pom import linear_powers
 from polymix.ops.pooled import linear_pairs, linear_scaled, moments
@@ -31,6 +31,7 @@ class Case:
         if self.random.random() < 0.3:  # the ends of blocks
             self.n = self.random.choice((1, 2, 127, 128, 129, 255, 256, 257))
         self.dtype = torch.bfloat16 if self.random.random() < 0.3 else torch.float32
+        self.weights = self.random.choice((self.dtype, torch.float32))
         if self.random.random() < 0.01:  # more than 64 blocks: sums of sums
             self.batch, self.n = 1, 9000
 
@@ -56,7 +57,7 @@ class Case:
         return torch.cat((x.new_zeros(1), x.flatten()))[1:].view(shape) if layout == 4 else x
 
     def map(self, out, into):
-        return self.floats(out, into) / into**0.5, self.maybe(self.floats(out))
+        return (self.floats(out, into) / into**0.5).to(self.weights), self.maybe(self.floats(out).to(self.weights))
 
     def mask(self):
         return self.maybe(torch.rand(self.batch, self.n, generator=self.generator) < 0.7)
@@ -131,6 +132,7 @@ def check(seed):
 def main(path, cases):
     loaded = ctypes.CDLL(path)
     library._library = lambda: loaded
+    arrays.fast_types = lambda: {torch.bfloat16}  # tokens and weights in bfloat16 are multiplied in it
     for seed in range(int(cases)):
         check(seed)
     print(cases)

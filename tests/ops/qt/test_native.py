@@ -114,7 +114,8 @@ def test_sums_of_very_many_tokens_stay_precise():
 
 @needs_it
 @every_order
-def test_bf16_is_rounded_once(order):
+def test_bf16_is_rounded_once(order, processor):
+    processor(amx=False, avx512=False)
     for operator, args in ((qt_pool, pooling(*SHAPES["odd"], order, mask=False, dtype=torch.bfloat16)),
                            (qt_spread, spreading(*SHAPES["odd"], order, dtype=torch.bfloat16))):  # fmt: skip
         ours = derivatives(operator, args, "native", torch.bfloat16)
@@ -124,6 +125,20 @@ def test_bf16_is_rounded_once(order):
             assert value.dtype == (torch.float32 if kept else torch.bfloat16), name
             bound = {"rtol": 0.0 if kept else 2**-8, "atol": 1e-5 * wanted[name].abs().max().item()}
             assert torch.allclose(value.double(), wanted[name], **bound), f"{name}: rounded more than once"
+
+
+@needs_it
+@every_order
+def test_products_in_bf16_are_as_exact_as_those_of_pytorch(order, processor, vectors):
+    processor(amx=False, avx512=True)
+    for operator, args in ((qt_pool, pooling(*SHAPES["odd"], order, mask=False, dtype=torch.bfloat16)),
+                           (qt_spread, spreading(*SHAPES["odd"], order, dtype=torch.bfloat16))):  # fmt: skip
+        ours = derivatives(operator, args, "native", torch.bfloat16)
+        plain = derivatives(operator, args, "eager", torch.bfloat16)
+        wanted = derivatives(operator, in_float64(args), "eager", torch.bfloat16)
+        for name, value in ours.items():
+            error, allowed = (relative_error(y, wanted[name]) for y in (value, plain[name]))
+            assert error <= max(1.5 * allowed, 2**-8), f"{name}: {error:.1e} > {allowed:.1e}"
 
 
 @needs_it
