@@ -65,7 +65,7 @@ LIBRARIES: dict[str, set[str]] = {
     "typer": {"cli/"},
     "PIL": {"tasks/"},
     "pillow_heif": {"tasks/classify/data.py"},
-    "torchvision": {"compat.py"},
+    "torchvision": {"compat.py", "tasks/instances/model.py"},
     "triton": TRITON,
     "numpy": set(),
 }
