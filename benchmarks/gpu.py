@@ -1,11 +1,11 @@
-"""Tests and measures the kernels on a GPU: ceilings, ops, whole mixers, attention, other people's kernels.
+"""Tests and measures the kernels on a GPU: ceilings, ops, whole mixers and models, attention, others' kernels.
 
     python benchmarks/gpu.py [--pom CLONE] [--out benchmarks/results/gpu-<card>.json]
 
-It starts no new job after --budget seconds; run the same command again to continue. The JSON file has every finished
-job. Code that fails its tests gets no speed. Without a GPU, `--device cpu --dry-run --out FILE` runs the same steps on
-tiny sizes under Triton's interpreter.
-Exit status: 0; 1 if a test or a check fails; 2 if the options cannot be served.
+It starts no new job after --budget seconds; run the same command again to continue. The JSON file is written after
+every job; a job that raises is reported in it, and the others run. Code that fails its tests gets no speed. Without a
+GPU, `--device cpu --dry-run --out FILE` runs the same steps on tiny sizes under Triton's interpreter.
+Exit status: 0; 1 if a test, a check or a job fails; 2 if the options cannot be served.
 """
 
 # ruff: noqa: E402  the import path is set first
@@ -24,7 +24,7 @@ import torch
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]  # the package need not be installed
 
-from gpu_steps import ceilings, checks, mixers, ops, others
+from gpu_steps import ceilings, checks, mixers, models, ops, others
 from gpu_steps.bench import DRY, QUICK, STEPS, Bench, Clock, Row, Sizes, begin
 from gpu_steps.report import report
 
@@ -34,7 +34,8 @@ from polymix.measure.machine import manifest
 
 JOBS = {
     "tests": checks.jobs, "ceilings": ceilings.jobs, "ops": ops.jobs, "paper": mixers.paper_jobs,
-    "mixers": mixers.mixer_jobs, "others": others.jobs, "compiled": mixers.compiled_jobs,
+    "mixers": mixers.mixer_jobs, "others": others.jobs, "models": models.jobs,
+    "compiled": mixers.compiled_jobs,
 }  # fmt: skip
 NEEDED = ("tests", "ceilings")  # by all other steps, so they always run
 
@@ -111,7 +112,9 @@ def main(given: list[str] | None = None) -> int:
     bench.save()
     print(report(content))
     print(f"\nNumbers: {path}")
-    return int(any(row.get("failed") for step in ("tests", "ops") for row in content["steps"][step]))
+    return int(
+        bool(content["errors"]) or any(row.get("failed") for step in ("tests", "ops") for row in content["steps"][step])
+    )
 
 
 if __name__ == "__main__":

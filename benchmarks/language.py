@@ -1,12 +1,15 @@
 """A small version of the PolyMorpher study: language models that differ only in their mixers, on Python's own prose.
 
     python benchmarks/language.py benchmarks/results/language.json [--plot docs/images/language.png]
-        [--only train|time|decode|length] [--models "pom;softmax"] [--seeds 3] [--threads 2] [--quick]
+        [--only train|time|decode|length|speed] [--models "pom;softmax"] [--seeds 3] [--threads 2] [--quick]
 
 Every model has as many parameters as the one with attention (the feed-forward compensates for the mixer) and the same
 text, steps and learning rate, which were not tuned for any of them. Kinds of rows: `train`, the held-out loss; `time`,
 speed and memory in training, and the time of a token after 1,000 and 100,000 others; `decode`, the same for three
 models up to a million; `length`, the loss at longer contexts than in training, for models without learned positions.
+`--only speed`, never run otherwise, measures the papers' models (language_steps/speed.py); its rows and their machine
+are under "speed" in the file. A model and batch take less than a minute; no other starts
+after --seconds.
 Run the same command again to continue an interrupted run.
 """
 
@@ -15,6 +18,7 @@ Run the same command again to continue an interrupted run.
 import argparse
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]  # the package need not be installed
 
 import torch
+from language_steps import speed
 from language_steps.models import BATCH, BEFORE, CONTEXT, DECODED, LENGTHS, MODELS, SIZE, STEPS, VOCAB, config
 from language_steps.picture import plot
 from language_steps.timing import measure
@@ -48,14 +53,34 @@ def find(kind: str, label: str, seed: int, threads: int, quick: bool) -> dict[st
     return {"parameters": parameters(config(options, quick)), **found}
 
 
+def measure_speed(content: dict[str, Any], given: argparse.Namespace) -> None:
+    """Add the missing rows of "speed"; save after each. Rows of another machine are replaced."""
+    start, machine = time.monotonic(), manifest("cpu", given.threads)
+    if content.get("speed", {}).get("machine") != machine:
+        content["speed"] = {"machine": machine, "rows": []}
+    rows = content["speed"]["rows"]
+    for model, dtype, batch, contexts in speed.jobs(given.quick):
+        what = {"model": model, "dtype": dtype, "batch": batch or 1, "kind": "decode" if batch else "training"}
+        done = [row for row in rows if what.items() <= row.items() and row["context"] in contexts]
+        if done or (given.models is not None and model not in given.models.split(";")):
+            continue
+        if time.monotonic() - start > given.seconds:
+            return
+        for row in speed.measure(model, dtype, batch, contexts, given.threads, given.quick):
+            rows.append({**what, **row})
+            print(rows[-1], flush=True)
+        save(content, given.out)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--models", help="separated by ;")
     parser.add_argument("--plot", type=Path)
-    parser.add_argument("--only", choices=KINDS)
+    parser.add_argument("--only", choices=(*KINDS, "speed"))
     parser.add_argument("--seeds", type=int, default=1, help="seeds of the losses (times have one)")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=1e9, help="of --only speed: no cell starts after them")
     parser.add_argument("--quick", action="store_true", help="tiny models and 4 steps, to check the script")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
@@ -63,6 +88,9 @@ def main() -> None:
     content = json.loads(given.out.read_text()) if given.out.exists() else {**setting, "rows": []}
     if any(content[key] != value for key, value in setting.items()):
         parser.error(f"{given.out} has other settings (--quick?): choose another file")
+    if given.only == "speed":
+        measure_speed(content, given)
+        return
     rows = content["rows"]
     asked = [(kind, label, seed) for seed in range(given.seeds) for kind in KINDS if given.only in (None, kind)
              for label in labels(kind) if given.models is None or label in given.models.split(";")

@@ -51,6 +51,8 @@ LIBRARIES: dict[str, set[str]] = {
     "pyarrow": {"tasks/text/data.py"},
     "torchmetrics": {"tasks/"},
     "sklearn": {"tasks/"},
+    "skimage": {"tasks/jigsaw/data.py"},
+    "scipy": {"tasks/jigsaw/metrics.py"},
     "matplotlib": {
         "pages/plots.py",
         "workflows/bench/report.py",

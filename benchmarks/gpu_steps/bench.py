@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,7 +22,7 @@ K = TypeVar("K", bound=Hashable)
 Row = dict[str, Any]
 Jobs = Iterator[tuple[str, Callable[[], list[Row]]]]  # a name that never changes, and what gives the job's rows
 SCHEMA = "polymix.gpu/1"
-STEPS = ("tests", "ceilings", "ops", "paper", "mixers", "others", "compiled")
+STEPS = ("tests", "ceilings", "ops", "paper", "mixers", "others", "models", "compiled")
 DTYPES = ("float32", "bfloat16")
 LONGEST = 3.0  # seconds: slower calls are left out
 
@@ -145,18 +146,39 @@ class Bench:
         return self.deadline - time.monotonic()
 
     def do(self, step: str, jobs: Jobs) -> bool:
-        """Run the jobs that are not done. Returns False if time ran out."""
-        for name, job in jobs:
-            if name not in self.content["done"]:
-                if self.left() <= 0:
-                    return False
-                torch.manual_seed(0)
-                self.content["steps"][step] += job()
-                self.content["done"].append(name)
-                self.save()
-                if self.clock.gpu:
-                    torch.cuda.empty_cache()  # the next job has other sizes
-        return True
+        """Run the jobs that are not done. Returns False if time ran out, or a job failed.
+
+        A job that raises is reported under "errors" and tried again by the next call; the others run.
+        """
+        errors, whole = self.content.setdefault("errors", {}), True
+        errors.pop(step, None)
+        try:
+            for name, job in jobs:
+                if name not in self.content["done"]:
+                    if self.left() <= 0:
+                        return False
+                    whole = self._attempt(step, name, job) and whole
+        except Exception as error:  # what lists the jobs failed
+            errors[step] = reason(error)
+            self.save()
+            return False
+        return whole
+
+    def _attempt(self, step: str, name: str, job: Callable[[], list[Row]]) -> bool:
+        """Run one job and save its rows, or why it failed."""
+        errors = self.content["errors"]
+        torch.manual_seed(0)
+        try:
+            self.content["steps"][step] += job()
+            self.content["done"].append(name)
+            errors.pop(name, None)
+        except Exception as error:  # the next job may work
+            errors[name] = reason(error)
+            print(f"{name}: {errors[name]}", file=sys.stderr, flush=True)
+        self.save()
+        if self.clock.gpu:
+            torch.cuda.empty_cache()  # the next job has other sizes
+        return name not in errors
 
     def save(self) -> None:
         if self.path is not None:

@@ -16,9 +16,10 @@ def report(content: Content) -> str:
     steps = content["steps"]
     parts = [_machine(content), _tests(steps["tests"]), _ceilings(steps["ceilings"]), *_ops(steps["ops"])]
     parts += [*_mixers(steps["paper"]), _paper(steps["paper"]), *_mixers(steps["mixers"]), *_others(steps["others"])]
-    parts += _mixers(steps["compiled"])
+    parts += [*_models(steps["models"]), *_mixers(steps["compiled"])]
     verdicts = [row["verdict"] for step in ("ops", "others") for row in steps[step] if row.get("verdict")]
     parts.append(f"Targets: {verdicts.count('PASS')} PASS, {verdicts.count('FAIL')} FAIL.")
+    parts += [f"{name} did not run: {why}" for name, why in content.get("errors", {}).items()]
     parts += [f"Not compared with {line}." for line in content["missing"]]
     if not content["finished"]:
         parts.append("Not finished: the same command goes on from here.")
@@ -105,6 +106,15 @@ def _mixers(rows: Sequence[Row]) -> list[str]:
         _spread(title.format(*its), part, ("mixer", "impl"), cell)
         for its, part in _by(rows, "dim", "dtype", "pass").items()
     ]
+
+
+def _models(rows: Sequence[Row]) -> list[str]:
+    lines = []
+    for row in rows:
+        told = f"{1e3 * row['seconds']:.3f} ms" if row["seconds"] else f"– {str(row['stopped'])[:80]}"
+        ratio = "" if row["ratio"] is None else f"×{row['ratio']:.2f}"
+        lines.append([f"{row['host']} {row['dtype']} batch {row['batch']} {row['mixer']}", told, ratio])
+    return [table("Whole models: time, × as fast as with attention", ("", "", ""), lines)]
 
 
 def paper_ratios(rows: Sequence[Row]) -> tuple[float | None, float | None]:

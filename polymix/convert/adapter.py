@@ -20,6 +20,7 @@ from polymix.mixers import TokenMixer
 
 A = TypeVar("A", bound="type[Adapter]")
 _ADAPTERS: dict[str, type[Adapter]] = {}  # by the attention's class, "package.module.Class"
+_REFUSALS: dict[str, str] = {}  # why attention of a class is not converted, by "package.module.Class"
 _RENAMED = {"carries": "forward_attributes", "keeps": "copied_modules", "part": "replaced_part",
             "channels": "channel_axis", "masked": "checks_masks", "follows": "needs_current_grid",
             "settings": "host_settings"}  # fmt: skip
@@ -94,7 +95,7 @@ class Adapter(nn.Module):
         for name in self.forward_attributes:
             if hasattr(module, name):
                 setattr(self, name, getattr(module, name))
-        for name in self.copies(mixer):
+        for name in self.present_copies(module, mixer):
             setattr(self, name.rpartition(".")[2], copy.deepcopy(module.get_submodule(name)))
 
     @classmethod
@@ -135,9 +136,15 @@ class Adapter(nn.Module):
         return cls.copied_modules
 
     @classmethod
+    def present_copies(cls, module: nn.Module, mixer: TokenMixer) -> tuple[str, ...]:
+        """Those of `copies` that this attention has."""
+        parts = {name for name, _ in module.named_modules()}
+        return tuple(name for name in cls.copies(mixer) if name in parts)
+
+    @classmethod
     def copied_parameters(cls, module: nn.Module, mixer: TokenMixer) -> dict[str, tuple[str, ...]]:
         """The parameters of the parts copied for a mixer, each with the attention's parameter that it is a copy of."""
-        names = cls.copies(mixer)
+        names = cls.present_copies(module, mixer)
         parts = ((name, key) for name in names for key, _ in module.get_submodule(name).named_parameters())
         return {f"{name.rpartition('.')[2]}.{key}": (f"{name}.{key}",) for name, key in parts}
 
@@ -238,6 +245,24 @@ def register_adapter(*classes: str | type[nn.Module]) -> Callable[[A], A]:
         return adapter
 
     return add
+
+
+def register_refusal(why: str, *classes: str) -> None:
+    """Say of attention classes, given as "package.module.Class", why they are not converted.
+
+    `ConversionReport.refusals` has the reason; naming such a layer in a plan is an error with the same reason.
+    """
+    _REFUSALS.update(dict.fromkeys(classes, why))
+
+
+def refusal_of(module: nn.Module) -> str | None:
+    """Why a module is not converted, if its class, or one that it inherits its `forward` from, is refused by name."""
+    for kind in type(module).__mro__:
+        if library := LIBRARIES.get(kind.__module__.partition(".")[0]):
+            library.load_adapters()
+        if path(kind) in _REFUSALS and getattr(kind, "forward", None) is type(module).forward:
+            return _REFUSALS[path(kind)]
+    return None
 
 
 def path(kind: type) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy as copies
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from polymix.convert.adapter import Adapter, Host, adapter_for
+from polymix.convert.adapter import Adapter, Host, adapter_for, refusal_of
 from polymix.convert.find import attention_modules
 from polymix.convert.inherit import inherit
 from polymix.convert.inherit import match as match_output
@@ -87,6 +88,8 @@ def convert(
     check_choice("multi_scale", multi_scale, (True, False))
     model = copies.deepcopy(model) if copy else model
     layers = attention_layers(model)
+    why_not = refused(model)
+    _check_named(plan, layers, why_not)
     settled = resolve(plan, list(layers), mixer, _included(model, layers))
     chosen = {name: config for name, config in settled.items() if config is not None}
     calls = {} if input is None else record_layers(model, {name: layers[name] for name in chosen}, input)
@@ -102,15 +105,19 @@ def convert(
         got = f"False for {type(model).__name__}, whose converted layers have no multi-scale branches"
         raise OptionError("multi_scale", got, "True", "Leave it out. EfficientViT has such branches.")
     reports = [swaps[name].report() if name in swaps else LayerReport.kept(name, layers[name]) for name in layers]
-    return ConversionReport(model, {name: swap.adapter for name, swap in swaps.items()}, tuple(reports), unknown(model))
+    adapters = {name: swap.adapter for name, swap in swaps.items()}
+    left_out = unknown(model)
+    refusals = {type(model.get_submodule(name)).__name__: why for name, why in why_not.items()}
+    return ConversionReport(model, adapters, tuple(reports), left_out, refusals)
 
 
 def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
     """The attention layers that have an adapter, by name; a shared layer once. OptionError if there are none."""
     found = dict(_known(model, ""))
     if not found:
-        others = ", ".join(unknown(model))
+        others, reasons = ", ".join(unknown(model)), "; ".join(dict.fromkeys(refused(model).values()))
         what = f"attention of no known class: {others}" if others else "no attention"
+        what = f"attention that is not converted: {others}: {reasons}" if reasons else what
         got = f"{type(model).__name__} with {what}"
         cure = "For a class of your own, write an adapter (polymix.register_adapter)."
         raise OptionError("model", got, "a model with attention of torch.nn, timm, transformers …", cure)
@@ -142,12 +149,27 @@ def _known(module: nn.Module, name: str, seen: set[int] | None = None) -> Iterat
 def unknown(model: nn.Module) -> tuple[str, ...]:
     """Modules that look like attention but have no adapter and are in no layer that has one, as "name (Class)"."""
     served = [name for name, _ in _known(model, "")]
+    found = {**dict(attention_modules(model)), **{name: model.get_submodule(name) for name in refused(model)}}
     return tuple(
         f"{name} ({type(module).__name__})"
-        for name, module in attention_modules(model)
+        for name, module in found.items()
         if not isinstance(module, (Adapter, TokenMixer))
         and not any(not place or f"{name}.".startswith(f"{place}.") for place in served)
     )
+
+
+def refused(model: nn.Module) -> dict[str, str]:
+    """Why layers whose class is refused by name are not converted, by the name of the layer."""
+    found = ((name, refusal_of(module)) for name, module in model.named_modules())
+    return {name: why for name, why in found if why is not None}
+
+
+def _check_named(plan: Any, layers: Mapping[str, nn.Module], why_not: Mapping[str, str]) -> None:
+    """Raise CapabilityError where a plan names only layers that are refused."""
+    for key in plan if isinstance(plan, Mapping) else ():
+        names = [name for name in why_not if fnmatchcase(name, str(key))]
+        if names and not any(fnmatchcase(name, str(key)) for name in layers):
+            raise CapabilityError("plan", f"{key!r}, for {names[0]}", f"another layer: {why_not[names[0]]}", "Keep it.")
 
 
 class _Swap:
@@ -174,7 +196,7 @@ class _Swap:
             config = fitted(config, attention)
             if equal:
                 narrow = config.with_width(config.width_unit, attention.dim).build(attention.dim, device="meta")
-                copied = (module.get_submodule(name) for name in kind.copies(narrow))
+                copied = (module.get_submodule(name) for name in kind.present_copies(self.module, narrow))
                 config = matched(config, attention.dim, parameters(module) - sum(map(parameters, copied)))
             mixer = config.build(attention.dim, device=weight.device, dtype=weight.dtype)
             _check(mixer, attention)

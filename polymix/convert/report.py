@@ -102,15 +102,15 @@ class ConversionReport:
     """What `polymix.convert` did. Printing it shows a table.
 
     model: the converted model. layers: a LayerReport for each layer. parameters: of the whole model, before and after.
-    left_out: modules that look like attention but have no adapter. accuracy: results by stage, such as "before",
-    "converted" and "distilled"; `polymix.distill` fills them in. metric: what these results measure.
+    left_out: attention that was not converted: no adapter, or refused. refusals: why, by class. accuracy: results by
+    stage, such as "before", "converted" and "distilled"; `polymix.distill` fills them in. metric: what these measure.
     """
 
     def __init__(
         self, model: nn.Module, adapters: Mapping[str, Adapter], layers: tuple[LayerReport, ...],
-        left_out: tuple[str, ...],
+        left_out: tuple[str, ...], refusals: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
-        self.layers, self.left_out = layers, left_out
+        self.layers, self.left_out, self.refusals = layers, left_out, dict(refusals or {})
         self.accuracy: dict[str, float] = {}
         self.metric = "accuracy"
         self._host, self._after = model, dict(adapters)
@@ -218,12 +218,14 @@ class ConversionReport:
     def to_dict(self) -> dict[str, Any]:
         return {
             "layers": [asdict(layer) for layer in self.layers], "left_out": list(self.left_out),
+            "refusals": dict(self.refusals),
             "accuracy": dict(self.accuracy), "metric": self.metric, "parameters": list(self.parameters),
         }  # fmt: skip
 
     def __str__(self) -> str:
         lines = [*table(self.layers, self.parameters), *fates(self.layers)]
         lines += [f"Not converted (no adapter): {', '.join(self.left_out)}."] if self.left_out else []
+        lines += [f"{kind} is kept: {why}." for kind, why in self.refusals.items()]
         lines += [
             f"{self.metric.capitalize()}, {name}: {metric(value, self.metric)}."
             for name, value in self.accuracy.items()

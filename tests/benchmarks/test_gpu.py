@@ -21,8 +21,9 @@ def load(name):
         return importlib.import_module(name)
 
 
-gpu, shared, ops, mixers, others, report = (
-    load(name) for name in ("gpu", *(f"gpu_steps.{part}" for part in ("bench", "ops", "mixers", "others", "report")))
+gpu, shared, ops, mixers, models, others, report = (
+    load(name)
+    for name in ("gpu", *(f"gpu_steps.{part}" for part in ("bench", "ops", "mixers", "models", "others", "report")))
 )
 
 
@@ -172,3 +173,41 @@ def test_others_kernels_are_compared_only_where_they_agree(bench):
     (other,) = others._measure(bench, row, "pom/test_triton.py", mine, lambda h, alpha: 2 * mine(h, alpha))
     assert other["seconds"] is None and "something else" in other["stopped"], "different work was compared"
     assert len(others.missing(bench)) >= 1, "that there is no clone of the authors' code goes unsaid"
+
+
+def test_a_job_that_raises_is_reported_and_the_others_run(bench):
+    def broken():
+        raise RuntimeError("no such kernel")
+
+    def listed():
+        yield "a", broken
+        yield "b", lambda: [{"what": "b"}]
+        raise KeyError("c")
+
+    assert not bench.do("ceilings", listed()), "a step whose job failed passes for finished"
+    saved = json.loads(bench.path.read_text())
+    assert {"what": "b"} in saved["steps"]["ceilings"], "a failing job ended the step"
+    assert saved["done"] == ["b"], "a job that failed is not tried again"
+    assert saved["errors"] == {"a": "RuntimeError: no such kernel", "ceilings": "KeyError: 'c'"}
+    assert bench.do("ceilings", iter([("a", lambda: [{"what": "a"}])]))
+    assert json.loads(bench.path.read_text())["errors"] == {}, "a job that ran is still reported as failed"
+
+
+def test_whole_models_run_with_and_without_attention(bench):
+    for host in models.HOSTS:
+        rows = models._measure(bench, host, "float32", 1)
+        assert [row["mixer"] for row in rows] == ["attention", *models.HOSTS[host][1]]
+        assert all(row["seconds"] and row["ratio"] for row in rows), [row["stopped"] for row in rows]
+    assert "gpt2 float32 batch 1 qt" in report._models(rows)[0]
+
+
+def test_arithmetic_on_tensor_cores_is_judged_by_the_products(bench, monkeypatch):
+    monkeypatch.setattr(ops, "FROM", 16)
+    bench.content["steps"]["ceilings"][1:] = [
+        {"what": name, "flops_per_second": 1e3} for name in ("float32", "tf32")]  # fmt: skip
+    bench.content["steps"]["ops"] = [{"op": "qt_causal compact", "dtype": "bfloat16", "pass": "check", "failed": None}]
+    name = next(name for name, case in ops.CASES.items() if case.tensor_cores)
+    bench.content["steps"]["ops"][0]["op"] = name
+    monkeypatch.setattr(ops, "call", lambda case, pass_, n, tensors, *more: [tensors[0]])
+    (row,) = ops._measure(bench, name, "bfloat16", "forward", 1, 16)
+    assert (row["bound"], row["verdict"]) == ("compute", "PASS" if row["flop_share"] >= 0.6 else "FAIL")

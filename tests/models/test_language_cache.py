@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from polymix import errors
 from polymix.mixers.cache import StateLayer
+from polymix.models.language import PolymixGPTConfig, PolymixGPTForCausalLM
 from tests.models.tiny import IDS, LEFT, MIXERS, SHAPES, STATES, VOCAB, alone, error, fresh, tiny, transformers
 
 TOL = 1e-5
@@ -228,3 +229,29 @@ def test_a_mask_that_shows_other_earlier_tokens_raises():
 def test_a_mask_of_another_shape_raises(shape):
     with pytest.raises(errors.MaskError, match=r"attention_mask.*\(3, 12\)"):
         tiny("pom")(IDS, torch.ones(shape))
+
+
+def test_attentions_cache_does_not_copy_the_tokens_before_a_new_one():
+    """A step of decoding would otherwise write the whole cache again. Beams and grown buffers keep every value."""
+    torch.manual_seed(0)
+    options = {"vocab_size": 30, "hidden_size": 16, "num_layers": 2, "num_heads": 2, "mixers": ["softmax", "pom"]}
+    model, ids = PolymixGPTForCausalLM(PolymixGPTConfig(**options)).eval(), torch.randint(30, (2, 90))
+    with torch.no_grad():
+        cache = model(ids[:, :4], use_cache=True).past_key_values
+        before, moved, steps = cache.layers[0].keys.data_ptr(), 0, []
+        for i in range(4, 90):
+            steps.append(model(ids[:, i : i + 1], past_key_values=cache).logits)
+            moved += cache.layers[0].keys.data_ptr() != before
+            before = cache.layers[0].keys.data_ptr()
+        assert moved == 1, "the buffer of 69 tokens is replaced once"
+        torch.testing.assert_close(torch.cat(steps, 1), model(ids).logits[:, 4:], rtol=1e-4, atol=1e-5)
+        other = copy.deepcopy(cache)
+        cache.reorder_cache(torch.tensor([1, 0]))
+        swapped = model(ids.flip(0)[:, :1], past_key_values=cache).logits
+        kept = model(ids[:, :1], past_key_values=other).logits
+    torch.testing.assert_close(swapped, kept.flip(0))
+    with torch.inference_mode():
+        cache = model(ids[:, :4], use_cache=True).past_key_values
+    with torch.no_grad():
+        after = model(ids[:, 4:5], past_key_values=cache).logits
+    torch.testing.assert_close(after, steps[0], rtol=1e-4, atol=1e-5)

@@ -13,6 +13,7 @@ from polymix.mixers import MixerConfig, SoftmaxMixer, TokenMixer
 from polymix.mixers.cache import StateLayer, state_layer
 from polymix.mixers.registry import lacks
 from polymix.models.language.config import PolymixConfig
+from polymix.models.language.growing import grow
 from polymix.models.language.layout import SequenceLayout, apart
 from polymix.ops.related.attention import softmax_attention
 from polymix.ops.shared.rotary import rotary, rotate
@@ -102,6 +103,7 @@ def attend(mixer: SoftmaxMixer, x: Tensor, layout: SequenceLayout, cache: Any, i
     if cache is not None:
         if len(cache.layers) > index and isinstance(cache.layers[index], StateLayer):
             raise StateError("past_key_values", "a mixer's state for attention", "this model's cache", "Use a new one.")
+        grow(cache, index)
         k, v = cache.update(k, v, index)
     scale, n, m = q.shape[-1] ** -0.5, q.shape[2], k.shape[2]
     if m == n:

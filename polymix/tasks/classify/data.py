@@ -296,8 +296,11 @@ def _register_heic() -> None:
     pillow_heif.register_heif_opener()
 
 
-def _read(path: Path, size: int) -> Tensor:
-    """The image in a file as (3, size, size) bytes."""
+def read_picture(path: Path) -> Any:
+    """The picture in a file as an upright RGB image of Pillow. Transparency becomes white.
+
+    Raises OSError, ValueError, SyntaxError or EOFError for a file that cannot be read.
+    """
     try:
         from PIL import Image, ImageOps
     except ImportError as error:
@@ -315,9 +318,21 @@ def _read(path: Path, size: int) -> Tensor:
         if upright.has_transparency_data:
             upright = upright.convert("RGBA")
             upright = Image.alpha_composite(Image.new("RGBA", upright.size, "white"), upright)
-        square = ImageOps.fit(upright.convert("RGB"), (size, size), Image.Resampling.BILINEAR)
-        data = torch.frombuffer(bytearray(square.tobytes()), dtype=torch.uint8)
-    return data.reshape(size, size, 3).permute(2, 0, 1).contiguous()
+        return upright.convert("RGB")
+
+
+def as_tensor(image: Any) -> Tensor:
+    """An RGB image of Pillow as (3, H, W) bytes."""
+    data = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
+    return data.reshape(image.height, image.width, 3).permute(2, 0, 1).contiguous()
+
+
+def _read(path: Path, size: int) -> Tensor:
+    """The image in a file as (3, size, size) bytes."""
+    picture = read_picture(path)
+    from PIL import Image, ImageOps
+
+    return as_tensor(ImageOps.fit(picture, (size, size), Image.Resampling.BILINEAR))
 
 
 def _as_bytes(image: Any) -> Any:

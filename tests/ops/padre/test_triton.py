@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import polymix
 from polymix.ops.shared.depthwise import depthwise_conv
 from tests.ops.kernels import DEVICE, assert_close, assert_same_bits, to_float64, twice_the_error, with_gradients
 
@@ -140,3 +141,26 @@ def test_two_runs_give_the_same_bits():
     tensors, grid, options = inputs(CASES["2d"], dtype=torch.float32)
     once, again = launched(tensors, grid, options), launched(tensors, grid, options)
     assert_same_bits(NAMES, once, again, "the result depends on the order of the programs")
+
+
+@pytest.mark.parametrize("grid", [(4, 5), (20,)])
+@pytest.mark.parametrize("padded", [False, True])
+def test_prefix_tokens_and_padding_reach_the_kernel_as_they_are(grid, padded):
+    """Views of the tokens after the prefix, and zeros for padding: the output and every gradient, against eager."""
+    torch.manual_seed(0)
+    options = {"degree": 3, "grid": grid, "kernel_size": 3, "num_prefix_tokens": 2}
+    eager = polymix.create_mixer("padre", 6, impl="eager", **options).double()
+    fused = polymix.create_mixer("padre", 6, impl="triton", **options).to(DEVICE)
+    fused.load_state_dict(eager.state_dict())
+    x, grad, mask = torch.randn(2, 22, 6), torch.randn(2, 22, 6), None
+    if padded:
+        mask = torch.ones(2, 22, dtype=torch.bool)
+        mask[0, 15:] = mask[1, 20:] = False
+    results = []
+    for mixer, device, dtype in ((eager, "cpu", torch.float64), (fused, DEVICE, torch.float32)):
+        tokens = x.to(device, dtype).requires_grad_()
+        y = mixer(tokens, mask=None if mask is None else mask.to(device))
+        gradients = torch.autograd.grad(y, [tokens, *mixer.parameters()], grad.to(device, dtype))
+        results.append([part.detach().to("cpu", torch.float64) for part in (y, *gradients)])
+    for exact, got in zip(*results, strict=True):
+        torch.testing.assert_close(got, exact, rtol=1e-4, atol=1e-5 * float(exact.abs().max()) + 1e-7)

@@ -9,11 +9,23 @@ from typing import Any
 from torch import nn
 
 from polymix.convert.adapters.libraries import load_library, local_files
-from polymix.convert.adapters.transformers import causal, detection, encoders, images, sam, swiftformer, swin
+from polymix.convert.adapters.transformers import (
+    causal,
+    detection,
+    encoders,
+    images,
+    sam,
+    segmentation,
+    swiftformer,
+    swin,
+)
 from polymix.convert.model_recipes import Recipe, class_path, decode, encode, model_class
 from polymix.errors import OptionError
 
-__all__ = ["build_model", "causal", "detection", "encoders", "images", "read_recipes", "sam", "swiftformer", "swin"]
+__all__ = [
+    "build_model", "causal", "detection", "encoders", "images", "read_recipes", "sam", "segmentation", "swiftformer",
+    "swin",
+]  # fmt: skip
 
 
 def read_recipes(model: Any) -> Iterator[Recipe]:

@@ -1,4 +1,4 @@
-"""Attention of the image encoders ViT and its relatives, CLIP, BEiT and CvT."""
+"""Attention of the image encoders ViT and its relatives, YOLOS, CLIP, SigLIP, BEiT and CvT."""
 
 from __future__ import annotations
 
@@ -49,6 +49,23 @@ def _embeddings(host: Host) -> nn.Module | None:
     return next((part for part in found if hasattr(part, "patch_embeddings")), None)
 
 
+@register_adapter(*classes({"yolos": "Yolos"}))
+class YolosAdapter(VitAdapter):
+    """(hidden_states) -> output. The detection tokens stand behind the patches; a mixer gets all others in front."""
+
+    @classmethod
+    def describe(cls, module: nn.Module, host: Host) -> AttentionSpec:
+        attention, embeddings = super().describe(module, host), _embeddings(host)
+        count = 0 if embeddings is None else embeddings.get_parameter("detection_tokens").shape[1]
+        return replace(attention, prefix=1 + count)
+
+    def alone(self, x: Tensor, given: dict[str, Any], cache: Any = None, values: Tensor | None = None) -> Tensor:
+        behind = self.prefix - 1
+        front, patches, detections = x[:, :1], x[:, 1 : x.shape[1] - behind], x[:, x.shape[1] - behind :]
+        y = super().alone(torch.cat((front, detections, patches), 1), given, cache, values)
+        return torch.cat((y[:, :1], y[:, self.prefix :], y[:, 1 : self.prefix]), 1)
+
+
 @register_adapter(*classes({"clip": "CLIP"}))
 class ClipAdapter(VitAdapter):
     """(hidden_states, attention_mask) -> (output, None), in CLIP's image encoder, as in LLaVA, or its text encoder."""
@@ -72,6 +89,30 @@ def _clip_embeddings(host: Host) -> nn.Module | None:
     """The module that makes tokens from an image; None in the text encoder."""
     found = (getattr(module, "embeddings", None) for module in host.chain())
     return next((part for part in found if hasattr(part, "patch_embedding")), None)
+
+
+@register_adapter(*classes({"siglip": "Siglip", "siglip2": "Siglip2"}))
+class SiglipAdapter(VitAdapter):
+    """(hidden_states, attention_mask) -> (output, None), in the encoder of images or of text, which is not causal.
+
+    SigLIP 2 packs images of any proportions into rows of patches; its mixers see a sequence without a grid.
+    """
+
+    @classmethod
+    def describe(cls, module: nn.Module, host: Host) -> AttentionSpec:
+        inner, attention = read(module)
+        embeddings = _clip_embeddings(host)
+        if embeddings is None:
+            longest = getattr(inner.config, "max_position_embeddings", None)
+            return replace(attention, any_length=True, max_tokens=longest)
+        flat = not isinstance(embeddings.get_submodule("patch_embedding"), nn.Conv2d)
+        return replace(attention, any_length=True) if flat else replace(attention, grid=next(grids(embeddings), None))
+
+    @classmethod
+    def feature_map(cls, module: nn.Module, host: Host) -> nn.Module | None:
+        embeddings = _clip_embeddings(host)
+        found = None if embeddings is None else embeddings.get_submodule("patch_embedding")
+        return found if isinstance(found, nn.Conv2d) else None
 
 
 @register_adapter(*classes({"beit": "Beit"}))

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from polymix.convert.adapter import Host, register_adapter
+from polymix.convert.adapter import Host, register_adapter, register_refusal
 from polymix.convert.adapters.transformers.encoders import NamedArguments, classes, read
 from polymix.convert.spec import AttentionSpec
 from polymix.convert.windows import Windows, WindowsAdapter
@@ -69,3 +69,9 @@ class SwinAdapter(NamedArguments, WindowsAdapter):
         given = self.named(args, kwargs)
         y = self.mix_windows(given["hidden_states"], given.get("attention_mask"))
         return (y,) if self.single else (y, None)
+
+
+register_refusal(
+    "its scores are cosines, with a learned temperature and biases from a network, which no mixer starts from",
+    *classes({"swinv2": "Swinv2"}),
+)
