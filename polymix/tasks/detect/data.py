@@ -1,159 +1,26 @@
-"""Pictures with boxes: digits on photographs, or a folder in COCO's or VOC's layout."""
+"""The data of detection: see `polymix.tasks.boxes.data`."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
-from torch.utils.data import Dataset
-
-from polymix.errors import DataError
-from polymix.tasks import scenes
-from polymix.tasks.boxes import coco, voc
-from polymix.tasks.boxes.fitting import fit
-from polymix.tasks.boxes.pictures import Mistakes, Picture, Pictures, natural
-from polymix.tasks.detect.recipe import DetectRecipe
-
-LAYOUTS = ("coco", "voc")
-MADE = "digits on photographs"
-HELD_OUT = 5  # every fifth picture of a json without a val
-IN_MEMORY = 1 << 28  # bytes of fitted pictures that are kept
-Sample = tuple[Tensor, dict[str, Tensor]]
-
-
-class Fitted(Dataset[Sample]):
-    """Pictures fitted into squares, kept in memory if they are few."""
-
-    def __init__(self, pictures: Pictures, size: int) -> None:
-        self.pictures, self.size = pictures, size
-        self.kept: dict[int, Sample] | None = {} if 3 * size**2 * len(pictures) <= IN_MEMORY else None
-
-    def __len__(self) -> int:
-        return len(self.pictures)
-
-    def __getitem__(self, place: int) -> Sample:
-        if self.kept is not None and place in self.kept:
-            return self.kept[place]
-        pixels, target = self.pictures[place]
-        sample = fit(pixels, target, self.size)
-        if self.kept is not None:
-            self.kept[place] = sample
-        return sample
-
-
-@dataclass(frozen=True)
-class DetectionData:
-    """Training and test pictures, and their classes."""
-
-    name: str
-    classes: tuple[str, ...]
-    train: Fitted
-    test: Fitted
-
-    @staticmethod
-    def collate(samples: Sequence[Sample]) -> tuple[Tensor, list[dict[str, Tensor]]]:
-        """Pictures (B, 3, S, S) as bytes, and their targets."""
-        return torch.stack([image for image, _ in samples]), [target for _, target in samples]
-
-    def fingerprint(self) -> list[Any]:
-        """The number of pictures and the sums of their boxes."""
-        pictures = self.train.pictures.pictures
-        total = sum(sum(thing.box) * (thing.label + 1) for picture in pictures for thing in picture.things)
-        return [len(pictures), round(total, 3)]
-
-    def summary(self) -> dict[str, Any]:
-        """What a saved model needs: the classes in order; and how many pictures there were."""
-        return {"name": self.name, "classes": list(self.classes), "train": len(self.train), "test": len(self.test)}
-
-
-def load(recipe: DetectRecipe, folder: Path, say: Callable[[str], None]) -> DetectionData:
-    """The pictures of a recipe: the default data, which it makes in `folder`, --data, or one json and its folder."""
-    mistakes = Mistakes()
-    if recipe.annotations_file is not None and recipe.images is not None:
-        everything, classes = coco.read(Path(recipe.annotations_file), Path(recipe.images), mistakes)
-        everything = tuple(sorted(everything, key=lambda picture: natural(picture.file.name)))
-        test = everything[::HELD_OUT]
-        train = tuple(picture for place, picture in enumerate(everything) if place % HELD_OUT)
-        name = recipe.annotations_file
-    else:
-        if recipe.data is None:
-            made(folder, recipe.seed, question=recipe.question, count=recipe.scenes, tests=recipe.test_scenes,
-                 size=recipe.image_size)  # fmt: skip
-        train, test, classes = read(folder if recipe.data is None else Path(recipe.data), recipe.layout, mistakes)
-        name = MADE if recipe.data is None else str(recipe.data)
-    mistakes.settle(recipe.mistakes, say)
-    for part, pictures in (("training", train), ("test", test)):
-        if not any(picture.things for picture in pictures):
-            raise DataError("data", f"{name} without an object in the {part} pictures", "at least one", "")
-    return DetectionData(name, classes, *(Fitted(Pictures(part, classes), recipe.image_size) for part in (train, test)))
-
-
-def read(
-    folder: Path, layout: str | None, mistakes: Mistakes
-) -> tuple[tuple[Picture, ...], tuple[Picture, ...], tuple[str, ...]]:
-    """Training pictures, test pictures and classes of a folder."""
-    if not folder.is_dir():
-        raise DataError(
-            "data", f"{folder}, which is no folder", "a folder in COCO's or VOC's layout", "Check the path."
-        )
-    if layout == "voc" or (layout is None and (folder / "Annotations").is_dir()):
-        return voc.read(folder, mistakes)
-    found = coco.splits(folder)
-    (train, classes), (test, others) = (coco.read(*found[name], mistakes) for name in ("train", "val"))
-    if classes != others:
-        odd = sorted(set(classes) ^ set(others)) or list(classes)
-        got = f"{found['val'][0]} with other categories than train: {', '.join(odd[:5])}"
-        raise DataError("data", got, "the same categories with the same order of ids", "")
-    return train, test, classes
-
-
-def check(folder: str | Path, layout: str | None = None) -> list[str]:
-    """All mistakes in a data set, each a line that names file and entry. Every file and every mask is opened."""
-    mistakes = Mistakes()
-    try:
-        read(Path(folder), layout, mistakes)
-    except DataError as error:
-        mistakes.lines.append(str(error.got))
-    return mistakes.lines
-
-
-def made(
-    folder: Path, seed: int = 0, *, question: str = "which", count: int = 3000, tests: int = 200, size: int = 64
-) -> None:
-    """Write the default data in COCO's layout. Test scenes have digits and parts of photographs of their own."""
-    classes = scenes.classes_of(question)
-    for split, number in (("train", count), ("val", tests)):
-        drawn = scenes.make(number, question=question, test=split == "val", size=size, seed=seed)
-        coco.write(folder, split, list(drawn), classes)
-
-
-def for_evaluation(
-    recipe: DetectRecipe, summary: Mapping[str, Any], whole: bool, limit: int | None, say: Callable[[str], None]
-) -> DetectionData:
-    """The pictures of a recipe as a trained model knows them. Raises DataError for a class that it does not know."""
-    from tempfile import mkdtemp
-
-    data = load(recipe, Path(mkdtemp()) if recipe.data is None else Path(), say)
-    known = tuple(summary["classes"])
-    odd = [name for name in data.classes if name not in known]
-    if odd:
-        got = f"the class {odd[0]!r} in {data.name}"
-        raise DataError("data", got, f"the model's classes: {', '.join(known)}", "Train a model with it.")
-    order = [known.index(name) for name in data.classes]
-    pictures = (*data.train.pictures.pictures, *data.test.pictures.pictures) if whole else data.test.pictures.pictures
-    renamed = tuple(
-        replace(picture, things=tuple(replace(thing, label=order[thing.label]) for thing in picture.things))
-        for picture in pictures[:limit]
-    )
-    return replace(data, classes=known, test=Fitted(Pictures(renamed, known), recipe.image_size))
-
-
-def from_summary(recipe: DetectRecipe, summary: Mapping[str, Any]) -> DetectionData:
-    """The data of a finished run without its pictures: what building its model needs."""
-    classes = tuple(summary["classes"])
-    none = Fitted(Pictures((), classes), recipe.image_size)
-    return DetectionData(str(summary["name"]), classes, none, none)
+from polymix.tasks.boxes.data import (
+    LAYOUTS as LAYOUTS,
+)
+from polymix.tasks.boxes.data import (
+    DetectionData as DetectionData,
+)
+from polymix.tasks.boxes.data import (
+    check as check,
+)
+from polymix.tasks.boxes.data import (
+    for_evaluation as for_evaluation,
+)
+from polymix.tasks.boxes.data import (
+    from_summary as from_summary,
+)
+from polymix.tasks.boxes.data import (
+    load as load,
+)
+from polymix.tasks.boxes.data import (
+    made as made,
+)
+from polymix.tasks.boxes.data import (
+    read as read,
+)

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from polymix._io import write_whole
 from polymix.compat import nms
+from polymix.tasks.boxes.data import DetectionData
 from polymix.tasks.boxes.drawing import draw_boxes
 from polymix.tasks.boxes.fitting import fit
 from polymix.tasks.boxes.pictures import read_pixels
 from polymix.tasks.boxes.precision import NAMES, average_precision
-from polymix.tasks.detect.data import DetectionData
 from polymix.tasks.detect.recipe import DetectRecipe
 from polymix.tasks.processes import Process
 

@@ -10,7 +10,7 @@ from polymix.errors import OptionError
 from polymix.mixers import MixerConfig
 from polymix.mixers.spec import parse_mixer
 from polymix.models.vit import sine_positions
-from polymix.tasks.detect.data import DetectionData
+from polymix.tasks.boxes.data import DetectionData
 from polymix.tasks.detect.recipe import DetectRecipe
 
 

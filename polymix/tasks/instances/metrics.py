@@ -1,0 +1,103 @@
+"""Average precision of boxes and masks, and pictures of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from polymix._io import write_whole
+from polymix.tasks.boxes.data import DetectionData
+from polymix.tasks.boxes.drawing import draw_boxes
+from polymix.tasks.boxes.masks import encode
+from polymix.tasks.boxes.pictures import read_pixels
+from polymix.tasks.boxes.precision import average_precision
+from polymix.tasks.instances.recipe import InstancesRecipe
+from polymix.tasks.processes import Process
+
+HEADLINES = ("mask_AP", "mask_AP50", "mask_AP75", "AP", "AP50", "AP75")
+DIRECTIONS = dict.fromkeys(HEADLINES, "up")
+SHOWN = 0.3  # the lowest score of an object in pictures
+
+
+def measure(model: nn.Module, data: DetectionData, recipe: InstancesRecipe, process: Process) -> dict[str, float]:
+    """AP of masks and of boxes on the test pictures."""
+    found = details(model, data, recipe, process)["metrics"]
+    return {name: found[name] for name in HEADLINES}
+
+
+def details(model: nn.Module, data: DetectionData, recipe: InstancesRecipe, process: Process) -> dict[str, Any]:
+    """All of COCO's figures for masks and boxes, in the pixels of the fitted pictures."""
+    found, targets = [], []
+    for place in range(len(data.test)):
+        image, target = data.test[place]
+        found.append(objects(model, image, process))
+        targets.append(target)
+    figures = average_precision(found, targets, masks=True)
+    rows = [{"name": data.classes[place], "AP": ap} for place, ap in figures.pop("classes").items() if place >= 0]
+    return {"metrics": figures, "classes": rows}
+
+
+def objects(model: nn.Module, image: Tensor, process: Process) -> dict[str, Tensor]:
+    """Boxes, scores, labels from 0 and masks (k, H, W) of one picture of bytes, on the CPU."""
+    (found,) = model([image.to(process.device).float() / 255])
+    return {"boxes": found["boxes"].cpu(), "scores": found["scores"].cpu(), "labels": found["labels"].cpu() - 1,
+            "masks": found["masks"][:, 0].cpu() > 0.5}  # fmt: skip
+
+
+def draw(model: nn.Module, data: DetectionData, recipe: InstancesRecipe, folder: Path) -> list[Path]:
+    """samples.png: test pictures with the true masks above and the predicted ones below."""
+    from matplotlib.figure import Figure
+
+    count = min(6, len(data.test))
+    figure = Figure(figsize=(1.9 * count, 4.2), layout="constrained")
+    rows = figure.subplots(2, count, squeeze=False)
+    for place in range(count):
+        image, truth = data.test[place]
+        found = objects(model, image, Process())
+        for row, part in enumerate((truth, {name: value[found["scores"] >= SHOWN] for name, value in found.items()})):
+            draw_boxes(rows[row, place], image, part["boxes"], [data.classes[i] for i in part["labels"]], part["masks"])
+    rows[0, 0].set_title("truth", loc="left", fontsize=9)
+    rows[1, 0].set_title("prediction", loc="left", fontsize=9)
+    path = folder / "samples.png"
+    write_whole(path, lambda part: figure.savefig(part, dpi=130, format="png"))
+    return [path]
+
+
+def predict(
+    model: nn.Module,
+    data: DetectionData,
+    recipe: InstancesRecipe,
+    files: Sequence[Path],
+    folder: Path,
+    process: Process,
+) -> list[dict[str, Any]]:
+    """The objects in picture files: class, score, box and mask (RLE) in the file's pixels, drawn on a copy."""
+    from matplotlib.figure import Figure
+
+    results = []
+    for place, file in enumerate(files):
+        pixels = read_pixels(file)
+        found = objects(model, pixels, process)
+        found = {name: value[found["scores"] >= SHOWN] for name, value in found.items()}
+        names = [data.classes[i] for i in found["labels"]]
+        scores = found["scores"].tolist()
+        figure = Figure(figsize=(6, 6 * pixels.shape[1] / pixels.shape[2]))
+        words = [f"{name} {score:.2f}" for name, score in zip(names, scores, strict=True)]
+        draw_boxes(figure.add_axes((0, 0, 1, 1)), pixels, found["boxes"], words, found["masks"])
+        path = folder / f"{place:03d}-{file.stem}.png"
+        write_whole(path, partial(figure.savefig, dpi=130, format="png"))
+        parts = zip(names, scores, found["boxes"].tolist(), found["masks"], strict=True)
+        rows = [{"class": name, "score": round(score, 4), "box": [round(v, 2) for v in box], "mask": encode(mask)}
+                for name, score, box, mask in parts]  # fmt: skip
+        results.append({"file": str(file), "picture": path.name, "objects": rows})
+    return results
+
+
+def describe(recipe: InstancesRecipe, data: DetectionData) -> str:
+    """What the model was trained on, for the report."""
+    text = f"{recipe.mixer} in Mask R-CNN before the last block of Res4, on {data.name}: {len(data.train):,} training "
+    return text + f"pictures and {len(data.test):,} test pictures, {len(data.classes)} classes."

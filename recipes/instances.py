@@ -1,0 +1,13 @@
+"""Find digits on photographs and their masks, by Mask R-CNN with Poly-NL in its backbone.
+
+    polymix train instances --out masks
+    polymix train instances --set mixer=non_local --out non_local
+    polymix train instances --data coco --set backbone=resnet50 --set image_size=512 --set steps=20000 --out coco
+
+--data takes a folder in COCO's layout. All options: `polymix.tasks.instances.recipe.InstancesRecipe`,
+`polymix.tasks.boxes.recipe.PicturesRecipe` and `polymix.tasks.recipe.TaskRecipe`.
+"""
+
+from polymix.tasks.instances.recipe import InstancesRecipe
+
+recipe = InstancesRecipe()
