@@ -16,17 +16,22 @@ from polymix.errors import OptionError
 
 def command(
     data: Annotated[
-        str | None, typer.Option(help="Folder of images with one sub-folder per class (default: digits).")
+        str | None,
+        typer.Option(help="Folder of images with one sub-folder per class, or digits (default: scenes of digits)."),
     ] = None,
     mixers: Annotated[str | None, typer.Option(help="Mixers, for example padre:degree=3,pom:expand=1,qt.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for results.json, the pictures and report.html.")] = Path(
         "polymix-compare"
     ),
-    image_size: Annotated[int | None, typer.Option(help="Pixels per side (default: digits 8, --data 32).")] = None,
-    patch_size: Annotated[
-        int | None, typer.Option(help="Pixels per side of a patch (default: digits 2, --data 4).")
+    image_size: Annotated[
+        int | None, typer.Option(help="Pixels per side (default: scenes 16, digits 8, folder 32).")
     ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Epochs of each training run (default: 30; --quick: 8).")] = None,
+    patch_size: Annotated[
+        int | None, typer.Option(help="Pixels per side of a patch (default: digits 2, otherwise 4).")
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Epochs of each training run (default: scenes 6, otherwise 30; --quick: 2 or 8).")
+    ] = None,
     seeds: Annotated[int | None, typer.Option(help="Training runs per mixer (default: 2; --quick: 1).")] = None,
     tokens: Annotated[
         str | None,

@@ -101,7 +101,7 @@ def next_commands(content: dict[str, Any], folder: Path) -> list[tuple[str, str]
     elif verdict.get("action") == "open":
         out = shlex.quote(f"{folder.name}-again")
         commands.append(("Measure again on an idle machine:", f"polymix compare{data} --out {out}"))
-    if not settings["data"]:
+    if settings["data"] in (None, "digits"):
         commands.append(("Compare on your own images, one folder per class:", "polymix compare --data FOLDER"))
     if verdict.get("action") == "replace" and mixer:
         plan = next(row["config"]["name"] for row in content["mixers"] if row["label"] == mixer)

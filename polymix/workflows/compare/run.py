@@ -27,10 +27,13 @@ from polymix.mixers.spec import DEFAULT, parse_mixers
 from polymix.models import VisionTransformer
 from polymix.pages import data_url
 from polymix.tasks.classify import ImageData, Schedule, load_digits, load_folder
+from polymix.tasks.classify.scenes import SCENE, load_scenes
 from polymix.tasks.classify.training import train
 from polymix.tasks.rows import UP
 from polymix.workflows.compare.verdict import answer
 
+DIGITS = "digits"  # as --data
+_SCENE_EPOCHS, _QUICK = 6, 2
 _SAMPLES = 12  # test images that the report shows
 _MOST_CLASSES = 20  # of a table of confusions
 
@@ -59,14 +62,16 @@ class Results(_io.Results):
 class Settings:
     """Everything that decides what `polymix compare` computes. A run can only be resumed with the same settings.
 
-    image_size and patch_size, if None, depend on the data: 8 and 2 pixels for the digits, 32 and 4 for a folder.
+    data: a folder of images; "digits": single handwritten digits; None: scenes of digits.
+    image_size and patch_size, if None, depend on the data: 16 and 4 pixels for the scenes, 8 and 2 for the digits, 32
+    and 4 for a folder. The same holds for epochs: 6 for the scenes, otherwise 30.
     """
 
     data: str | None = None
     mixers: str = DEFAULT
     image_size: int | None = None
     patch_size: int | None = None
-    epochs: int = 30
+    epochs: int | None = None
     seeds: int = 2
     device: str = "cpu"
     threads: int = 2
@@ -84,12 +89,15 @@ class Settings:
 
     def check(self) -> dict[str, MixerConfig]:
         """Find mistakes in the settings. Returns the mixers by label."""
-        for name, low in (("epochs", 1), ("seeds", 1), ("threads", 1), ("dim", 1), ("heads", 1)):
+        for name, low in (("seeds", 1), ("threads", 1), ("dim", 1), ("heads", 1)):
             check_int(f"--{name}", getattr(self, name), low)
-        for name in ("image_size", "patch_size"):
+        for name in ("image_size", "patch_size", "epochs"):
             if getattr(self, name) is not None:
                 check_int("--" + name.replace("_", "-"), getattr(self, name), 1)
         check_choice("--dtype", self.dtype, DTYPES)
+        if self.data is None and self.size != SCENE:
+            cure = "Use --data digits, which takes any size."
+            raise OptionError("--image-size", self.size, f"{SCENE}, the size of the digit scenes", cure)
         if self.size % self.patch:
             raise OptionError(
                 "--image-size", self.size, f"a multiple of --patch-size {self.patch}", "Change one of the two."
@@ -110,11 +118,16 @@ class Settings:
 
     @property
     def size(self) -> int:
-        return self.image_size or (8 if self.data is None else 32)
+        return self.image_size or {None: SCENE, DIGITS: 8}.get(self.data, 32)
 
     @property
     def patch(self) -> int:
-        return self.patch_size or (2 if self.data is None else 4)
+        return self.patch_size or (2 if self.data == DIGITS else 4)
+
+    @property
+    def passes(self) -> int:
+        """Epochs of a training run."""
+        return self.epochs or (_SCENE_EPOCHS if self.data is None else 30)
 
     @property
     def host_tokens(self) -> int:
@@ -123,12 +136,17 @@ class Settings:
     def as_quick(self) -> Settings:
         """One seed, few epochs and a short sweep: a first look in about a minute."""
         return replace(
-            self, quick=True, seeds=1, epochs=min(self.epochs, 8), tokens=tuple(n for n in self.tokens if n <= 1024)
+            self,
+            quick=True,
+            seeds=1,
+            epochs=min(self.passes, _QUICK if self.data is None else 8),
+            tokens=tuple(n for n in self.tokens if n <= 1024),
         )
 
     def to_dict(self) -> dict[str, Any]:
         values = asdict(self)
-        values["data"] = None if self.data is None else str(Path(self.data).resolve())
+        values["epochs"] = self.passes
+        values["data"] = self.data if self.data in (None, DIGITS) else str(Path(str(self.data)).resolve())
         values["tokens"] = list(self.tokens)
         return values
 
@@ -169,7 +187,7 @@ def compare(settings: Settings, folder: Path, progress: Progress, *, resume: boo
     build = host(settings, data.channels, len(data.classes))
     described = [_describe(label, config, build, grid, data) for label, config in mixers.items()]
     results = Results.open(folder, settings.to_dict(), manifest(device, settings.threads), resume=resume)
-    schedule = Schedule(epochs=settings.epochs)
+    schedule = Schedule(epochs=settings.passes, learning_rate=3e-3 if settings.data is None else 2e-3)
     results.set(
         data={"name": data.name, "classes": list(data.classes), "train": len(data.train[0]), "test": len(data.test[0]),
               "channels": data.channels, "image_size": data.image_size, "skipped": list(data.skipped),
@@ -212,6 +230,8 @@ def task_rows(content: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _load(settings: Settings, progress: Progress) -> ImageData:
     if settings.data is None:
+        return load_scenes()
+    if settings.data == DIGITS:
         return load_digits(settings.size)
     advance: list[Callable[[int], None]] = []
 

@@ -16,7 +16,8 @@ from polymix.mixers.registry import ATTENTION, FLOOR
 from polymix.numbers import fixed, listed, percent, plural, two_figures
 from polymix.workflows.verdict import FASTER, OPEN, REPLACE, UNCLEAR, Contender, Speed, Verdict, judge, span
 
-WELL_TRAINED = 0.95  # attention's accuracy on the digits, below which it has not been trained enough to compare with
+# Attention's accuracy on the scenes and on the digits, below which it is not trained enough to compare with.
+WELL_TRAINED = {None: 0.9, "digits": 0.95}
 
 
 @dataclass(frozen=True)
@@ -245,7 +246,7 @@ def _accuracy(content: dict[str, Any], candidates: list[str]) -> list[str]:
             f"A model without any token mixing ({FLOOR}) reaches {percent(score[FLOOR].mean)}. These data hardly need "
             "attention, so they cannot show which mixer is accurate where attention matters. Use other data for that."
         )
-    if (reached < WELL_TRAINED and content["settings"]["data"] is None) or content["settings"]["quick"]:
+    if reached < WELL_TRAINED.get(content["settings"]["data"], 0.0) or content["settings"]["quick"]:
         sentences.append("Attention is undertrained in this run: do not rank the mixers by these accuracies.")
     return sentences
 
