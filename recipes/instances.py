@@ -5,7 +5,7 @@
     polymix train instances --data coco --set backbone=resnet50 --set image_size=512 --set steps=20000 --out coco
 
 --data takes a folder in COCO's layout. All options: `polymix.tasks.instances.recipe.InstancesRecipe`,
-`polymix.tasks.boxes.recipe.PicturesRecipe` and `polymix.tasks.recipe.TaskRecipe`.
+`polymix.tasks.boxes.options.PicturesRecipe` and `polymix.tasks.recipe.TaskRecipe`.
 """
 
 from polymix.tasks.instances.recipe import InstancesRecipe

@@ -86,7 +86,7 @@ def test_show_others(capsys, words, texts):
     (["show", "padre", "degree"], "option=value"), (["compare", "--mixers", "pomm"], "pom"), (["compare", "--tokens", "a"], "64,256"),
     (["compare", "--data", "/nowhere/at/all"], "--data"), (["compare", "--device", "cuda:99"], "--device"),
     (["compare", "--epoch", "3"], "--epochs"), (["compare", "--epochs", "three"], "--epochs"), (["comprae"], "comprae"),
-    (["show"], "name"), (["compare", "--dtype", "int4"], "float32"), (["compare", "--image-size", "9"], "--patch-size"),
+    (["show"], "name"), (["compare", "--dtype", "int4"], "float32"), (["compare", "--data", "digits", "--image-size", "9"], "--patch-size"),
 ])  # fmt: skip
 def test_errors_are_one_line_and_status_2(capsys, tmp_path, monkeypatch, arguments, named):
     monkeypatch.chdir(tmp_path)

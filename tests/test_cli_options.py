@@ -50,11 +50,11 @@ def test_list_and_show_as_json(capsys):
 
 
 @pytest.mark.parametrize(("words", "wanted"), [
-    ([], (30, 2, (64, 256, 1024, 4096, 16384))),
-    (["--quick"], (8, 1, (64, 256, 1024))),
-    (["--quick", "--seeds", "3"], (8, 3, (64, 256, 1024))),
+    ([], (None, 2, (64, 256, 1024, 4096, 16384))),
+    (["--quick"], (2, 1, (64, 256, 1024))),
+    (["--quick", "--seeds", "3"], (2, 3, (64, 256, 1024))),
     (["--quick", "--epochs", "20", "--tokens", "32,2048"], (20, 1, (32, 2048))),
-    (["--seeds", "1"], (30, 1, (64, 256, 1024, 4096, 16384))),
+    (["--seeds", "1"], (None, 1, (64, 256, 1024, 4096, 16384))),
 ])  # fmt: skip
 def test_quick_overrides_no_option_that_was_given(monkeypatch, capsys, words, wanted, tmp_path):
     """`--quick --seeds 3` used to run one seed without a word."""

@@ -61,7 +61,7 @@ def test_options_of_show():
 
 @pytest.mark.parametrize(("change", "named"), [
     ({"epochs": 0}, "--epochs"), ({"seeds": 0}, "--seeds"), ({"threads": 0}, "--threads"), ({"dtype": "int8"}, "--dtype"),
-    ({"image_size": 9}, "--patch-size"), ({"patch_size": 0}, "--patch-size"), ({"tokens": ()}, "--tokens"),
+    ({"data": "digits", "image_size": 9}, "--patch-size"), ({"patch_size": 0}, "--patch-size"), ({"tokens": ()}, "--tokens"),
     ({"tokens": (64, 64)}, "--tokens"), ({"max_seconds": 0}, "--max-seconds"), ({"mixers": "nothing"}, "nothing"),
 ])  # fmt: skip
 def test_settings_are_checked(change, named):

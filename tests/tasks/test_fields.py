@@ -220,6 +220,7 @@ def test_check_lists_all_problems_and_trains_nothing(broken, capsys, tmp_path):
     assert status == 1 and "2 problems" in said and not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_init_starts_from_a_run_and_names_what_does_not_fit(run_folder, tmp_path):
     start = TINY.changed(["init=" + str(run_folder), "control=False", "steps=1", "learning_rate=1e-9"])
     train(start, tmp_path / "out")
@@ -230,7 +231,7 @@ def test_init_starts_from_a_run_and_names_what_does_not_fit(run_folder, tmp_path
 
 
 @pytest.mark.parametrize(("words", "named"), [
-    (["layout=pastis"], "layout"), (["patch=5"], "patch"), (["plan=9:x"], "9:x"), (["mixer=nope"], "nope"), (["fold=6"], "fold"),
+    (["layout=pastis"], "layout"), (["patch=5"], "patch"), (["plan=9:x"], "got '9'"), (["mixer=nope"], "nope"), (["fold=6"], "fold"),
 ])  # fmt: skip
 def test_wrong_options_are_told_before_anything_is_written(words, named, tmp_path):
     with pytest.raises(PolymixError, match=named):
@@ -264,6 +265,7 @@ def test_the_sentence_about_the_floor_says_when_it_is_not_lower():
     assert floor_sentence([row("pom", 0.6)]) is None
 
 
+@pytest.mark.slow
 def test_compare_trains_mixers_and_the_floor_and_resumes(tmp_path, capsys):
     options = ["--preset", "tiny", "--set", "steps=1", "--mixers", "pom,poly_sa", "--seeds", "1"]
     status, said, _ = command(capsys, "compare", "--task", "fields", *options, "--out", tmp_path / "out")

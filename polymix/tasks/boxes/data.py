@@ -16,7 +16,7 @@ from polymix.tasks import scenes
 from polymix.tasks.boxes import coco, voc
 from polymix.tasks.boxes.fitting import fit
 from polymix.tasks.boxes.pictures import Mistakes, Picture, Pictures, natural
-from polymix.tasks.boxes.recipe import PicturesRecipe
+from polymix.tasks.boxes.options import PicturesRecipe
 
 LAYOUTS = ("coco", "voc")
 MADE = "digits on photographs"

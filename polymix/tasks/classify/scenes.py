@@ -23,11 +23,11 @@ def load_scenes() -> ImageData:
     know the three digits and guess which one is meant, 1/3 + 2/3 · 1/10 = 40 % right (chance: 10 %).
     """
     digits = load_digits()
-    parts = [
+    train, test = (
         _scenes(images, labels, count, torch.Generator().manual_seed(_SEEDS[name]))
         for name, (images, labels), count in (("train", digits.train, TRAIN), ("test", digits.test, TEST))
-    ]
-    return ImageData("digit scenes", digits.classes, *parts)
+    )
+    return ImageData("digit scenes", digits.classes, train, test)
 
 
 def _scenes(images: Tensor, labels: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

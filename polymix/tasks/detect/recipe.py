@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from polymix.errors import OptionError, check_int
-from polymix.tasks.boxes.recipe import PicturesRecipe
+from polymix.tasks.boxes.options import PicturesRecipe
 
 
 @dataclass(frozen=True)

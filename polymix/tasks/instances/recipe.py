@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from polymix.errors import check_choice
-from polymix.tasks.boxes.recipe import PicturesRecipe
+from polymix.tasks.boxes.options import PicturesRecipe
 
 BACKBONES = {"resnet18": "1", "resnet50": "5"}  # and the last block of Res4
 
