@@ -35,7 +35,7 @@ def build(recipe: InstancesRecipe, data: DetectionData) -> nn.Module:
         backbone, len(data.classes) + 1, box_batch_size_per_image=64, rpn_anchor_generator=anchors, **options
     )
     at = f"backbone.body.layer3.{BACKBONES[recipe.backbone]}"
-    example = [torch.zeros(3, recipe.image_size, recipe.image_size)]
+    example = torch.zeros(1, 3, recipe.image_size, recipe.image_size)
     insert(model, at, parse_mixer(recipe.mixer)[1], input=example)
     return model
 
