@@ -15,8 +15,8 @@ from polymix.errors import DataError
 from polymix.tasks import scenes
 from polymix.tasks.boxes import coco, voc
 from polymix.tasks.boxes.fitting import fit
-from polymix.tasks.boxes.pictures import Mistakes, Picture, Pictures, natural
 from polymix.tasks.boxes.options import PicturesRecipe
+from polymix.tasks.boxes.pictures import Mistakes, Picture, Pictures, natural
 
 LAYOUTS = ("coco", "voc")
 MADE = "digits on photographs"

@@ -35,7 +35,7 @@ class SegformerAdapter(EncoderAdapter):
     @classmethod
     def describe(cls, module: nn.Module, host: Host) -> AttentionSpec:
         if not hasattr(module, "sequence_reduction_ratio"):
-            cure = "Upgrade transformers to 5.20 or newer."
+            cure = "Upgrade transformers; 5.23 has it."
             raise OptionError("model", "SegFormer of an older transformers", "attention that maps its own output", cure)
         reduction = getattr(module, _REDUCTION, None)
         lost = [] if reduction is None else [f"{_REDUCTION}.{key}" for key, _ in reduction.named_parameters()]
