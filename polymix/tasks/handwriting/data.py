@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -67,6 +69,7 @@ class Lines:
     characters: str
     train: Pages
     test: Pages
+    scratch: Any = None  # a temporary folder that the images are read from
 
     def summary(self) -> dict[str, Any]:
         return {"name": self.name, "characters": self.characters, "train": len(self.train), "test": len(self.test)}
@@ -97,8 +100,6 @@ class Lines:
 
 def hash_of(lines: Sequence[tuple[str, str]]) -> int:
     """A checksum of names and texts."""
-    import zlib
-
     return zlib.crc32("\n".join(f"{name}\t{text}" for name, text in lines).encode())
 
 
@@ -147,12 +148,10 @@ def for_evaluation(
     recipe: HandwritingRecipe, summary: Mapping[str, Any], whole: bool, limit: int | None, say: Callable[[str], None]
 ) -> Lines:
     """The lines of a recipe with the alphabet of a trained model; whole: all lines instead of the test lines."""
-    from tempfile import mkdtemp
-
-    folder = Path(mkdtemp(prefix="polymix-cheques-")) if recipe.data is None else Path()
-    data = load(recipe, folder, say)
+    scratch = TemporaryDirectory(prefix="polymix-cheques-") if recipe.data is None else None
+    data = load(recipe, Path(scratch.name if scratch else ""), say)
     pages = [*data.train.pages, *data.test.pages] if whole else data.test.pages
-    known = Lines(data.name, str(summary["characters"]), data.train, Pages(pages[:limit], recipe))
+    known = Lines(data.name, str(summary["characters"]), data.train, Pages(pages[:limit], recipe), scratch)
     for page in known.test.pages:
         for line in page:
             known.encode(line.text)
@@ -227,8 +226,6 @@ def _check_length(page: Page, recipe: HandwritingRecipe) -> None:
 
 def _with_hidden(folder: Path, lines: dict[str, list[Line]]) -> dict[str, list[Line]]:
     """Adds which characters are blotted, as hidden.tsv says."""
-    from dataclasses import replace
-
     rows = (row.split("\t") for row in (folder / "hidden.tsv").read_text("utf-8").splitlines())
     hidden = {name: tuple(range(int(first), int(after))) for name, first, after in rows}
     return {split: [replace(line, hidden=hidden[line.image.name]) for line in part] for split, part in lines.items()}
