@@ -13,8 +13,8 @@ class KernelsHook(BuildHookInterface):
         if self.target_name != "wheel":
             return
         if version != "editable":  # which finds them in the checkout
-            for name in ("images", "recall", "text"):
-                build_data["force_include"][f"recipes/{name}.py"] = f"polymix/recipes/{name}.py"
+            for recipe in Path(self.root).glob("recipes/*.py"):
+                build_data["force_include"][f"recipes/{recipe.name}"] = f"polymix/recipes/{recipe.name}"
         path = Path(self.root) / "polymix" / "ops" / "native" / "compile.py"
         spec = importlib.util.spec_from_file_location("polymix_compile", path)
         compiler = importlib.util.module_from_spec(spec)

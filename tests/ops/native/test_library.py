@@ -14,6 +14,7 @@ import torch
 import polymix
 from polymix.errors import CapabilityError
 from polymix.ops.native import compile, library
+from polymix.tasks.domains import built_domains
 from tests.ops.kernels import NATIVE, needs_it
 from tests.ops.padre.test_native import SHAPES, arguments
 
@@ -212,7 +213,7 @@ def wheel(tmp_path_factory):
 def test_the_wheel_contains_the_kernels_and_names_its_platform(wheel):
     assert "-py3-none-manylinux_2_" in wheel.name
     names = zipfile.ZipFile(wheel).namelist()
-    assert {f"polymix/recipes/{task}.py" for task in ("text", "images", "recall")} <= set(names)
+    assert {f"polymix/recipes/{task}.py" for task in built_domains()} <= set(names)
     for level in compile.levels():
         assert any(compile.library_path(level).name in name for name in names), level
 
