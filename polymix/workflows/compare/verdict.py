@@ -241,12 +241,18 @@ def _accuracy(content: dict[str, Any], candidates: list[str]) -> list[str]:
     diverged = [m for m in labels(content) if m not in score]
     if diverged:
         sentences.append(f"Diverged in training (loss became NaN or infinite): {', '.join(diverged)}.")
+    undertrained = reached < WELL_TRAINED.get(content["settings"]["data"], 0.0) or content["settings"]["quick"]
     if FLOOR in score and score[FLOOR].mean >= reached - chance:
-        sentences.append(
-            f"A model without any token mixing ({FLOOR}) reaches {percent(score[FLOOR].mean)}. These data hardly need "
-            "attention, so they cannot show which mixer is accurate where attention matters. Use other data for that."
-        )
-    if reached < WELL_TRAINED.get(content["settings"]["data"], 0.0) or content["settings"]["quick"]:
+        sentence = f"A model without any token mixing ({FLOOR}) reaches {percent(score[FLOOR].mean)}. "
+        if undertrained:
+            sentence += "So attention has not learned to mix in a run this short."
+        else:
+            sentence += (
+                "These data hardly need attention, so they cannot show which mixer is accurate where attention "
+                "matters. Use other data for that."
+            )
+        sentences.append(sentence)
+    if undertrained:
         sentences.append("Attention is undertrained in this run: do not rank the mixers by these accuracies.")
     return sentences
 
