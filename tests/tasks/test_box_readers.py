@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
@@ -29,7 +30,6 @@ def test_coco_polygons_both_codes_gaps_and_crowds(tmp_path):
 @pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")  # pycocotools with NumPy 2
 def test_codes_are_pycocotools():
     mask_module = pytest.importorskip("pycocotools.mask", reason="untested: RLE against pycocotools")
-    np = pytest.importorskip("numpy")
     g = torch.Generator().manual_seed(0)
     for density in (0.0, 0.02, 0.5, 1.0):
         mask = torch.rand(37, 53, generator=g) < density

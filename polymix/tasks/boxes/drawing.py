@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from polymix._io import write_whole
+
 COLOURS = ("#ffb000", "#00c2d1", "#ff5e8a", "#8fe35b", "#b78cff", "#ff7f3f", "#4ea1ff", "#f5e663")
+Objects = Mapping[str, Tensor]  # boxes (k, 4), labels (k) and perhaps masks (k, H, W) of a picture
+
+
+def draw_truth_and_prediction(
+    pictures: Sequence[tuple[Tensor, Objects, Objects]], classes: Sequence[str], path: Path
+) -> None:
+    """Pictures (3, H, W) side by side, with the true objects above and the predicted ones below, as a PNG file."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(1.9 * len(pictures), 4.2), layout="constrained")
+    columns = figure.subplots(2, len(pictures), squeeze=False).T
+    for (top, bottom), (pixels, truth, found) in zip(columns, pictures, strict=True):
+        for axes, part in ((top, truth), (bottom, found)):
+            draw_boxes(axes, pixels, part["boxes"], [classes[i] for i in part["labels"]], part.get("masks"))
+    for axes, title in zip(columns[0], ("truth", "prediction"), strict=True):
+        axes.set_title(title, loc="left", fontsize=9)
+    write_whole(path, lambda part: figure.savefig(part, dpi=130, format="png"))
 
 
 def draw_boxes(axes: Any, pixels: Tensor, boxes: Tensor, names: Sequence[str], masks: Tensor | None = None) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from polymix._io import write_whole
 from polymix.compat import nms
 from polymix.tasks.boxes.data import DetectionData
-from polymix.tasks.boxes.drawing import draw_boxes
+from polymix.tasks.boxes.drawing import draw_boxes, draw_truth_and_prediction
 from polymix.tasks.boxes.fitting import fit
 from polymix.tasks.boxes.pictures import read_pixels
 from polymix.tasks.boxes.precision import NAMES, average_precision
@@ -24,6 +24,7 @@ DIRECTIONS = dict.fromkeys(NAMES.values(), "up")
 MOST = 100  # boxes of a picture, as COCO counts them
 OVERLAP = 0.6  # above which the box of a lower score is dropped
 SHOWN = 0.3  # the lowest score of a box in pictures
+DRAWN = 6  # test pictures
 
 
 def measure(model: nn.Module, data: DetectionData, recipe: DetectRecipe, process: Process) -> dict[str, float]:
@@ -73,22 +74,14 @@ def choose(logits: Tensor, boxes: Tensor) -> dict[str, Tensor]:
 
 def draw(model: nn.Module, data: DetectionData, recipe: DetectRecipe, folder: Path) -> list[Path]:
     """samples.png: test pictures with the true boxes above and the predicted ones below."""
-    from matplotlib.figure import Figure
-
     predictions, _ = next(predict_all(model, data, recipe, Process()))
-    count = min(6, len(predictions))
-    figure = Figure(figsize=(1.9 * count, 4.2), layout="constrained")
-    rows = figure.subplots(2, count, squeeze=False)
-    for place in range(count):
-        picture = data.test.pictures.pictures[place]
-        pixels, truth, found = picture.pixels(), picture.target(), predictions[place]
-        shown = found["scores"] >= SHOWN
-        draw_boxes(rows[0, place], pixels, truth["boxes"], [data.classes[i] for i in truth["labels"]])
-        draw_boxes(rows[1, place], pixels, found["boxes"][shown], [data.classes[i] for i in found["labels"][shown]])
-    rows[0, 0].set_title("truth", loc="left", fontsize=9)
-    rows[1, 0].set_title("prediction", loc="left", fontsize=9)
+    pictures = []
+    for picture, found in zip(data.test.pictures.pictures[:DRAWN], predictions, strict=False):
+        target, shown = picture.target(), found["scores"] >= SHOWN
+        truth = {name: target[name] for name in ("boxes", "labels")}
+        pictures.append((picture.pixels(), truth, {name: found[name][shown] for name in truth}))
     path = folder / "samples.png"
-    write_whole(path, lambda part: figure.savefig(part, dpi=130, format="png"))
+    draw_truth_and_prediction(pictures, data.classes, path)
     return [path]
 
 

@@ -48,7 +48,9 @@ def measure(model: nn.Module, data: Lines, recipe: HandwritingRecipe, process: P
 
 def paper(recipe: HandwritingRecipe) -> dict[str, Any] | None:
     """The paper's error rates for this mixer, on LAM."""
-    name = "hybrid" if recipe.plan else recipe.mixer.partition(":")[0]
+    name = recipe.mixer.partition(":")[0]
+    if recipe.plan:  # the paper has one, PoM in every second layer
+        name = "hybrid" if (name, recipe.plan) == ("pom", "1:1") else ""
     figures = PAPER.get((recipe.lines, name))
     if figures is None:
         return None
@@ -99,7 +101,7 @@ def predict(
     Each row has "file", "text", "picture", and "characters": the character, its place in the image's pixels, and the
     probability there.
     """
-    rows = []
+    rows, decode = [], _decoder(recipe, data)
     for number, path in enumerate(files):
         pixels = grey(Line(path, "", entry=path.name))
         scale = recipe.height / pixels.shape[0]
@@ -107,7 +109,7 @@ def predict(
         for piece in _pieces(pixels, recipe):
             fit = fitted(piece, recipe)
             image = as_tensor(join([fit], recipe))[None].to(process.device)
-            (read,) = _decoder(recipe, data)(model(image))
+            (read,) = decode(model(image))
             squeezed = piece.shape[1] * scale / fit.shape[1]
             text += (" " if text and read.text else "") + read.text
             for character, (first, last), chance in zip(read.text, read.places, read.certain, strict=True):

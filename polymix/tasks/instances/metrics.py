@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from polymix._io import write_whole
 from polymix.tasks.boxes.data import DetectionData
-from polymix.tasks.boxes.drawing import draw_boxes
+from polymix.tasks.boxes.drawing import draw_boxes, draw_truth_and_prediction
 from polymix.tasks.boxes.masks import encode
 from polymix.tasks.boxes.pictures import read_pixels
 from polymix.tasks.boxes.precision import average_precision
@@ -21,6 +21,7 @@ from polymix.tasks.processes import Process
 HEADLINES = ("mask_AP", "mask_AP50", "mask_AP75", "AP", "AP50", "AP75")
 DIRECTIONS = dict.fromkeys(HEADLINES, "up")
 SHOWN = 0.3  # the lowest score of an object in pictures
+DRAWN = 6  # test pictures
 
 
 def measure(model: nn.Module, data: DetectionData, recipe: InstancesRecipe, process: Process) -> dict[str, float]:
@@ -50,20 +51,14 @@ def objects(model: nn.Module, image: Tensor, process: Process) -> dict[str, Tens
 
 def draw(model: nn.Module, data: DetectionData, recipe: InstancesRecipe, folder: Path) -> list[Path]:
     """samples.png: test pictures with the true masks above and the predicted ones below."""
-    from matplotlib.figure import Figure
-
-    count = min(6, len(data.test))
-    figure = Figure(figsize=(1.9 * count, 4.2), layout="constrained")
-    rows = figure.subplots(2, count, squeeze=False)
-    for place in range(count):
+    pictures = []
+    for place in range(min(DRAWN, len(data.test))):
         image, truth = data.test[place]
         found = objects(model, image, Process())
-        for row, part in enumerate((truth, {name: value[found["scores"] >= SHOWN] for name, value in found.items()})):
-            draw_boxes(rows[row, place], image, part["boxes"], [data.classes[i] for i in part["labels"]], part["masks"])
-    rows[0, 0].set_title("truth", loc="left", fontsize=9)
-    rows[1, 0].set_title("prediction", loc="left", fontsize=9)
+        shown = found["scores"] >= SHOWN
+        pictures.append((image, truth, {name: value[shown] for name, value in found.items()}))
     path = folder / "samples.png"
-    write_whole(path, lambda part: figure.savefig(part, dpi=130, format="png"))
+    draw_truth_and_prediction(pictures, data.classes, path)
     return [path]
 
 
