@@ -44,7 +44,7 @@ class TSViT(nn.Module):
     Raises:
         OptionError: an option is out of range, or a mixer cannot take the class tokens. ShapeError: an input does not
             fit.
-    Source: Tarasiou et al. 2023 (TSViT), Section 3; PoM, Section 4.4.
+    Source: Tarasiou et al. 2023 (TSViT), Section 3; PoM, Section 4.3 and Table 3.
     """
 
     def __init__(
