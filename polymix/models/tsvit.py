@@ -118,7 +118,7 @@ class TSViT(nn.Module):
         return logits.unflatten(3, (p, p)).unflatten(2, grid).transpose(3, 4).flatten(4, 5).flatten(2, 3)
 
     def along_time(self, patches: Tensor, dates: Tensor, present: Tensor | None = None) -> Tensor:
-        """The temporal encoder: class tokens (B, n, K, D) of n patches (B, n, T, p p C) and embedded dates (B, T, D)."""
+        """The temporal encoder: class tokens (B, n, K, D) of patches (B, n, T, p p C) and embedded dates (B, T, D)."""
         batch, count = patches.shape[:2]
         x = self.embed(patches) + dates[:, None]  # (B, n, T, D)
         first = self.class_tokens.expand(batch * count, -1, -1)
