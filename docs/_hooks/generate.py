@@ -1,7 +1,7 @@
 """A hook of MkDocs: what the site takes from the code and from benchmarks/results.
 
 `pages` writes a page for every mixer. `TABLES` makes the tables that a page asks for by <!-- generated: NAME -->; those
-of measured results are in figures.py.
+of measured results are in figures.py, those of the tasks in tasks.py.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import tomllib
 sys.path.insert(0, str(Path(__file__).parent))  # MkDocs loads a hook as a file, not as part of a package
 
 import figures
+import tasks
 from figures import table
 
 from polymix import ops, structured
@@ -312,6 +313,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "each-structure": each_structure,
     "operators": operators,
     **figures.TABLES,
+    **tasks.TABLES,
 }
 
 

@@ -45,7 +45,7 @@ class TaskRecipe:
         data: the path that --data gives; None: the task's default data.
         batch_size: samples per step, over all processes.
         accumulate: the parts in which a step is computed, to save memory.
-        steps: how many there are.
+        steps: how many there are. epochs: passes over the training data instead, which tell the steps.
         learning_rate: the highest one.
         warmup: share of the steps in which the learning rate rises.
         final: learning rate of the last step, as a share of the highest.
@@ -72,6 +72,7 @@ class TaskRecipe:
     batch_size: int = 32
     accumulate: int = 1
     steps: int = 1000
+    epochs: float | None = None
     learning_rate: float = 1e-3
     warmup: float = 0.1
     final: float = 0.1
@@ -116,6 +117,8 @@ class TaskRecipe:
             ("weight_decay", 0.0, math.inf, "a number of at least 0", 0.1),
         ):  # fmt: skip
             check_number(name, getattr(self, name), low, high, allowed, usual)
+        if self.epochs is not None:
+            check_number("epochs", self.epochs, 1e-9, math.inf, "a number above 0, or None", 100)
         betas = self.betas if isinstance(self.betas, (tuple, list)) else ()
         if len(betas) != 2 or not all(type(beta) in (int, float) and 0 <= beta < 1 for beta in betas):
             raise OptionError("betas", repr(self.betas), "two numbers in [0, 1)", "Pass betas=(0.9, 0.95), say.")
@@ -149,9 +152,26 @@ class TaskRecipe:
     def changed(self: R, words: Sequence[str]) -> R:
         """This recipe with other options, such as ["steps=200", "betas=0.9,0.99"].
 
-        Raises OptionError for a word that is not option=value, an unknown option or a value out of range.
+        steps=… takes the place of a recipe's epochs. Raises OptionError for a word that is not option=value, an unknown
+        option, a value out of range, or both steps and epochs.
         """
-        return self.with_options(parse_options(words, self.annotations()))
+        options = parse_options(words, self.annotations())
+        if "steps" in options and options.get("epochs") is not None:
+            raise OptionError(
+                "epochs", f"both epochs={options['epochs']} and steps", "one of the two", "Leave one out."
+            )
+        return self.with_options({"epochs": None, **options} if "steps" in options else options)
+
+    def for_data(self: R, epochs_per_step: float) -> R:
+        """This recipe with the steps that its `epochs` take; without epochs, as it is.
+
+        Raises OptionError for epochs_per_step=0, where all data is made anew.
+        """
+        if self.epochs is None:
+            return self
+        if not epochs_per_step:
+            raise OptionError("epochs", self.epochs, "None: every sample of this task is new", "Pass steps instead.")
+        return replace(self, steps=max(1, math.ceil(round(self.epochs / epochs_per_step, 6))))
 
     def with_options(self: R, options: Mapping[str, Any]) -> R:
         """This recipe with other options, by name. Raises OptionError for an unknown one or a value out of range."""
@@ -209,6 +229,10 @@ class TaskRecipe:
     def paper(cls: type[R]) -> R:
         """The recipe of the preset "paper": sizes and schedule as published."""
         return cls().preset("paper")
+
+    def check_options(self) -> dict[str, Any]:
+        """The options that the task's `data.check` takes beside folder and layout, by name."""
+        return {}
 
     def annotations(self) -> dict[str, str]:
         """The types of all options, by which text is parsed."""

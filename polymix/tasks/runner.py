@@ -5,13 +5,13 @@ A task is a package of five files, found beside the class of its recipe:
 - recipe.py   a frozen dataclass that extends `TaskRecipe`, with an option `mixer`, and `presets` ("tiny", "paper").
 - data.py     load(recipe, folder, say) -> data. `data.train` is a data set with a length; `folder` is for what is worth
               keeping, such as tokens and made data. Optional: LAYOUTS, the names of the arrangements of files that it
-              reads, the usual one first; check(folder, layout) -> list of problems, each a sentence that names file and
-              entry, from the same code that `load` reads by; made(folder, seed=0, …), which writes the default data in
-              one of the layouts, where `load` then reads it. data.collate, which joins samples to a batch, and
-              data.fingerprint(), which tells contents apart where a checksum of some samples does not. For `polymix
-              evaluate` and `polymix predict`: data.summary(), which results.json keeps; for_evaluation(recipe, summary,
-              whole, limit, say) -> data with what to measure; and from_summary(recipe, summary) -> data with what
-              `build` and `predict` need.
+              reads, the usual one first; check(folder, layout, **recipe.check_options()) -> list of problems, each a
+              sentence that names file and entry, from the code that `load` reads by; made(folder, seed=0, …), which
+              writes the default data in one of the layouts, where `load` then reads it. data.collate, which joins
+              samples to a batch, and data.fingerprint(), which tells contents apart where a checksum of some samples
+              does not. For `polymix evaluate` and `polymix predict`: data.summary(), which results.json keeps;
+              for_evaluation(recipe, summary, whole, limit, say) -> data with what to measure; and from_summary(recipe,
+              summary) -> data with what `build` and `predict` need.
 - model.py    build(recipe, data) -> nn.Module. Optional: check(recipe), settings(model), save(model, data, folder),
               host_name(recipe), HEADS, prefixes of the weights that --init may leave fresh, usage(recipe, data,
               folder), Python lines for the report, and next_commands(recipe, data, folder), pairs of a reason and a
@@ -202,7 +202,7 @@ def check_data(recipe: TaskRecipe) -> list[str]:
         raise OptionError(
             "check", f"the task {task.name}", "a task that can check data", "Training checks what it reads."
         )
-    return list(task.data.check(recipe.data, recipe.layout))
+    return list(task.data.check(recipe.data, recipe.layout, **recipe.check_options()))
 
 
 def _train(
@@ -215,6 +215,8 @@ def _train(
     if last.exists() and not resume:
         raise ResultsError("out", f"{out}, which has a checkpoint", "a folder without one", "Pass resume to continue.")
     settings: dict[str, Any] = {**recipe.decisive(), "processes": world}
+    if recipe.epochs is not None:
+        del settings["steps"]  # which the data tells
     before: dict[str, Any] = {"polymix": settings, "global_step": 0}
     if last.exists():
         before = read_checkpoint(last, "polymix train", ("global_step",), mmap=True)
@@ -224,18 +226,20 @@ def _train(
         seed_all(number(recipe.seed, "weights"))
         model: nn.Module = task.model.build(recipe, data)
         settings |= {f"model.{name}": value for name, value in (task.call("model", "settings", model) or {}).items()}
-        settings |= {"data": fingerprint(data)}
-        settings, done = json.loads(json.dumps(settings, default=str)), int(before["global_step"])
+        done = int(before["global_step"])
+        if recipe.init is not None and not done:
+            load_weights(model, recipe.init, task.value("model", "HEADS", ()), say)
+        learner: Learner = task.learner.Learner(model, recipe, data)
+        recipe = learner.recipe = recipe.for_data(learner.epoch(1))
+        settings |= {"data": fingerprint(data), "steps": recipe.steps}
+        settings = json.loads(json.dumps(settings, default=str))
         if done:
             _check(last, before["polymix"], settings)
         elif resume:
             say(f"No checkpoint in {out}: starting a new run")
-        if recipe.init is not None and not done:
-            load_weights(model, recipe.init, task.value("model", "HEADS", ()), say)
         if resume and rank == 0:
             remove_unfinished(out)
         journal = first_of_all(lambda: Journal(out / "metrics.jsonl", done, say, writes=rank == 0))
-        learner: Learner = task.learner.Learner(model, recipe, data)
         learner.settings = settings
         learner.measure = lambda weights, process: _measure(task, weights, data, recipe, process, say)
         results = {"task": task.name, "settings": recipe.to_dict(), "parameters": count(model)}

@@ -3,6 +3,7 @@
 import csv
 import json
 import pickle
+from dataclasses import replace
 
 import numpy
 import pytest
@@ -12,9 +13,10 @@ from polymix.cli import main
 from polymix.errors import DataError, OptionError, PolymixError, ShapeError
 from polymix.tasks.fields import FieldsRecipe, check, load, made
 from polymix.tasks.fields.made import COVERS, make_patch
+from polymix.tasks.fields.model import build
 from polymix.tasks.label_maps import Confusion, windows
 from polymix.tasks.rows import COLUMNS, check_rows, floor_sentence
-from polymix.tasks.runner import train
+from polymix.tasks.runner import check_data, train
 
 TINY = FieldsRecipe.tiny()
 
@@ -101,7 +103,8 @@ def test_long_series_are_thinned_and_short_ones_padded(pastis):
     ({"dates-S2": {"0": 20190301, "1": 20190201}}, "not in order: 20190201 follows 20190301"),
     ({"dates-S2": {"0": 20191345}}, "no date"), ({"dates-S2": {}}, "missing"), ({"Fold": 9}, "Fold is 9"),
     ({"dates-S2": {"0": 20190101}}, "24 images for 1 dates"), ({"ID_PATCH": 77}, "does not exist"),
-    ({"ID_PATCH": 10001}, "twice"),
+    ({"ID_PATCH": 10001}, "twice"), ({"dates-S2": '{"0": 20190101}'}, "is text instead of"),
+    ({"dates-S2": [20190101]}, "is a list instead of"), ({"dates-S2": {"²": 20190101}}, "key '²' instead of a number"),
 ])  # fmt: skip
 def test_mistakes_of_the_metadata_are_one_line_and_listed(broken, properties, named):
     folder, change = broken
@@ -135,11 +138,52 @@ def test_other_mistakes(broken, tmp_path):
         load(FieldsRecipe(data=str(tmp_path)), tmp_path, print)
 
 
-def test_a_fold_without_patches_and_a_window_that_does_not_fit(pastis):
-    made_of = json.loads((pastis / "metadata.geojson").read_text())["features"]
-    assert {row["properties"]["Fold"] for row in made_of} == {1, 2, 3, 4, 5}
+def test_a_fold_without_patches_and_a_window_that_does_not_fit(broken):
+    folder, _ = broken
+    assert not check(folder)
+    path = folder / "metadata.geojson"
+    content = json.loads(path.read_text())
+    content["features"] = [row for row in content["features"] if row["properties"]["Fold"] != 5]
+    path.write_text(json.dumps(content))
+    with pytest.raises(DataError, match=f"{folder} without patches in fold 5"):
+        load(FieldsRecipe(data=str(folder), classes=6), folder, print)
+    assert check(folder) == [f"{path}: fold 5 has no patches"]
+    assert load(FieldsRecipe(data=str(folder), classes=6, fold=2), folder, print).counts["test_patches"] == 2
     with pytest.raises(DataError, match="window"):
-        load(FieldsRecipe(data=str(pastis), classes=6, window=48), pastis, print)
+        load(FieldsRecipe(data=str(folder), classes=6, fold=2, window=48), folder, print)
+
+
+def test_check_lists_every_mistake_by_file_and_entry(broken):
+    """Each is also the one line with which training refuses the data."""
+    folder, _ = broken
+    path, cubes, targets = folder / "metadata.geojson", folder / "DATA_S2", folder / "ANNOTATIONS"
+    content = json.loads(path.read_text())
+    about = [row["properties"] for row in content["features"]]
+    assert [row["Fold"] for row in about] == [1, 2, 3, 1, 2, 3, 4, 4, 5, 5]
+    series = numpy.load(cubes / "S2_10000.npy")
+    numpy.save(cubes / "S2_10000.npy", series[:, :9])
+    about[1]["dates-S2"]["3"] = 20180101
+    about[2]["dates-S2"]["0"] = "2019-01-01"
+    holes = series.astype(numpy.float32)
+    holes[5, 2, 7, 7] = numpy.nan
+    numpy.save(cubes / "S2_10003.npy", holes)
+    numpy.save(targets / "TARGET_10004.npy", numpy.zeros((3, 28, 20), numpy.uint8))
+    numpy.save(targets / "TARGET_10005.npy", numpy.full((3, 28, 28), 44, numpy.uint8))
+    content["features"][6]["properties"] = None
+    content["features"] = content["features"][:8]
+    path.write_text(json.dumps(content))
+    wanted = (
+        (path, "patch 10000", "S2_10000.npy", "(24, 9, 28, 28)", "10 bands"), (path, "patch 10001", "20180101 follows"),
+        (path, "patch 10002", "'2019-01-01' instead of a number such as 20180915"),
+        (cubes / "S2_10003.npy", "not finite"), (path, "patch 10004", "TARGET_10004.npy", "(3, 28, 20)", "28 × 28"),
+        (cubes / "S2_10005.npy", "have 44"), (path, "feature 6", "Fold is None"), (path, "fold 2 has no patches"),
+        (path, "fold 5 has no patches"),
+    )  # fmt: skip
+    found = check(folder)
+    for parts in wanted:
+        assert sum(all(str(part) in problem for part in parts) for problem in found) == 1, (parts, found)
+    assert all(len(problem.splitlines()) == 1 for problem in found)
+    assert len(found) == len(wanted)
 
 
 class Attack:
@@ -157,7 +201,10 @@ def test_pickles_are_read_only_when_asked_and_run_nothing(tmp_path, capsys):
             csv.writer(file).writerow([f"{name}.pickle"])
     with pytest.raises(OptionError, match="allow_pickle=True"):
         load(FieldsRecipe(data=str(tmp_path)), tmp_path, print)
+    with pytest.raises(OptionError, match="allow_pickle=True"):
+        check_data(FieldsRecipe(data=str(tmp_path)))
     asked = FieldsRecipe(data=str(tmp_path), allow_pickle=True)
+    assert check_data(asked) == []
     data = load(asked, tmp_path, print)
     assert len(data.train) == len(data.test) == 1 and data.train[0][1].tolist() == [10, 20, 30]
     with open(tmp_path / "train.pickle", "wb") as file:
@@ -239,11 +286,25 @@ def test_wrong_options_are_told_before_anything_is_written(words, named, tmp_pat
     assert not (tmp_path / "out").exists()
 
 
-def test_a_plan_mixes_blocks():
-    from polymix.tasks.fields.model import build
+def test_a_mixer_without_a_mask_is_refused_before_training_on_series_of_different_lengths(broken):
+    """poly_sa used to fail in the first batch with padded dates."""
+    folder, change = broken
+    series = numpy.load(folder / "DATA_S2" / "S2_10000.npy")
+    numpy.save(folder / "DATA_S2" / "S2_10000.npy", series[:20])
+    dates = json.loads((folder / "metadata.geojson").read_text())["features"][0]["properties"]["dates-S2"]
+    change(**{"dates-S2": dict(list(dates.items())[:20])})
+    words = [f"data={folder}", "mixer=poly_sa", "classes=6"]
+    with pytest.raises(OptionError, match="poly_sa, which takes no mask, for series of different lengths"):
+        train(TINY.changed(words), folder / "out")
+    assert not (folder / "out" / "metrics.jsonl").exists()
+    for more in ({"dates": 20}, {"mask_padding": False}, {"mixer": "pom"}, {"mixer": "linear_floor"}):
+        recipe = replace(TINY.changed(words), **more)
+        assert build(recipe, load(recipe, folder, print))
 
+
+def test_a_plan_mixes_blocks():
     recipe = TINY.changed(["plan=1:1"])
-    data = type("Data", (), {"classes": COVERS})
+    data = type("Data", (), {"classes": COVERS, "padded": False})
     names = [block.mixer.name for block in (*build(recipe, data).temporal, *build(recipe, data).spatial)]
     assert names == ["pom", "softmax"] and recipe.mixer_name == "pom (1:1)"
 
@@ -253,6 +314,23 @@ def test_the_paper_s_preset_has_its_numbers():
     assert (paper.dim, paper.temporal_depth, paper.spatial_depth, paper.patch, paper.window) == (128, 4, 4, 2, 24)
     assert (paper.learning_rate, paper.weight_decay, paper.batch_size, paper.warmup) == (1e-3, 0.0, 16, 0.1)
     assert paper.final * paper.learning_rate == pytest.approx(5e-6) and not paper.mask_padding
+    assert paper.epochs == 100 and paper.changed(["steps=4"]).epochs is None
+
+
+def test_the_paper_s_epochs_are_counted_by_the_reader_s_windows(tmp_path):
+    """The preset once counted 25 windows a patch, as a cut into 24 × 24 without the rest has, and trained 69 epochs."""
+    from polymix.tasks.fields.learner import Learner
+
+    folder = made(tmp_path, 0, 3, 1, 28)
+    for place in range(10000, 10005):
+        numpy.save(folder / "DATA_S2" / f"S2_{place}.npy", numpy.zeros((24, 10, 128, 128), numpy.int16))
+        numpy.save(folder / "ANNOTATIONS" / f"TARGET_{place}.npy", numpy.zeros((3, 128, 128), numpy.uint8))
+    paper = FieldsRecipe.paper()
+    data = load(paper.changed([f"data={folder}"]), tmp_path, print)
+    per_patch = len(data.train) / len(data.train.patches)
+    found = paper.for_data(Learner(torch.nn.Identity(), paper, data).epoch(1))
+    assert per_patch == 36 and found.steps == 100 * 3 * 36 / 16
+    assert paper.evaluate_every == paper.checkpoint_every == -(-1455 * per_patch // 16), "once an epoch of fold 1"
 
 
 def test_the_sentence_about_the_floor_says_when_it_is_not_lower():

@@ -111,6 +111,19 @@ def test_a_resumed_run_gives_the_same_bits(toy, capsys, monkeypatch, step):
     same(whole, out)
 
 
+def test_epochs_tell_the_steps_by_the_length_of_the_data(toy, capsys):
+    lines, out = toy.parent / "signs.txt", toy.parent / "out"
+    lines.write_text("++-\n--+\n+++\n---\n-+-\n" * 4)  # 16 of the 20 are for training
+    options = ("--data", lines, "--set", "batch_size=6", "--set", "epochs=2.5", "--out", out)
+    assert run(capsys, toy, *options)[0] == 0
+    settings = json.loads((out / "results.json").read_text())["settings"]
+    assert settings["steps"] == rows(out)[-1]["step"] == 7, "ceil(2.5 · 16 / 6)"
+    assert rows(out)[-2]["learning_rate"] < 1e-3, "the schedule would be that of another number of steps"
+    assert run(capsys, toy, *options, "--resume")[0] == 0
+    status, _, error = run(capsys, toy, *options, "--set", "steps=7")
+    assert status == 2 and "both epochs=2.5 and steps" in error
+
+
 def test_another_recipe_or_other_data_is_not_resumed(toy, capsys):
     out, lines = toy.parent / "out", toy.parent / "signs.txt"
     run(capsys, toy, "--out", out, "--set", "steps=2")

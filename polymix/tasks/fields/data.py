@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from polymix.errors import DataError
 from polymix.tasks.fields.made import COVERS, SIDE, made
-from polymix.tasks.fields.pastis import FOLDS, LAYOUTS, VOID, Patch, check_values, read_patches, statistics
+from polymix.tasks.fields.pastis import FOLDS, LAYOUTS, VOID, Patch, check_values, layout_of, read_patches, statistics
 from polymix.tasks.fields.recipe import FieldsRecipe
 from polymix.tasks.label_maps import windows
 
@@ -25,7 +25,6 @@ CROPS = (
     "sunflower", "grapevine", "beet", "winter triticale", "winter durum wheat", "fruits, vegetables, flowers",
     "potatoes", "leguminous fodder", "soybeans", "orchard", "mixed cereal", "sorghum",
 )  # fmt: skip
-_CHECKED_AT_LOAD = 1000  # patches whose numbers are read before training
 
 
 class Windows(Dataset[Any]):
@@ -69,6 +68,13 @@ class FieldData:
     pad_to: int | None = None  # dates of every series; None: as many as the longest of a batch has
     counts: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def padded(self) -> bool:
+        """Whether batches have padded dates, because series have different lengths."""
+        parts = [part for part in (self.train, self.test) if isinstance(part, Windows)]
+        lengths = {min(patch.shape[0], part.dates) for part in parts for patch in part.patches}
+        return len(lengths) > 1
+
     def collate(self, samples: Sequence[Any]) -> tuple[Tensor, Tensor, Tensor, Tensor, list[tuple[int, int, int]]]:
         """Series (B, T, bands, w, w), days (B, T), which dates are real (B, T), labels (B, w, w), places."""
         longest = max(max(len(sample[1]) for sample in samples), self.pad_to or 0)
@@ -101,8 +107,8 @@ def load(recipe: FieldsRecipe, folder: Path, say: Callable[[str], None]) -> Fiel
     classes = _classes(recipe)
     problems: list[str] = []
     patches = read_patches(source, recipe.layout, problems.append, allow_pickle=recipe.allow_pickle)
-    for patch in patches[:_CHECKED_AT_LOAD] if not problems else ():
-        problems += [problem] if (problem := check_values(patch, len(classes))) else []
+    if not problems:
+        problems += _problems_of_values(patches, len(classes))
     if problems:
         more = f" ({len(problems) - 1} more: --check lists them)" if len(problems) > 1 else ""
         raise DataError("data", f"this: {problems[0]}{more}", "sound files", "Mend or remove them.")
@@ -123,23 +129,37 @@ def load(recipe: FieldsRecipe, folder: Path, say: Callable[[str], None]) -> Fiel
     return FieldData(name, classes, train, test, mean, std, None if recipe.mask_padding else recipe.dates, counts)
 
 
-def check(folder: str | Path, layout: str | None = None) -> list[str]:
-    """All problems of a folder of PASTIS, in sentences that name file and entry; it reads every number."""
+def check(folder: str | Path, layout: str | None = None, allow_pickle: bool = False) -> list[str]:
+    """All problems of a folder, in sentences that name file and entry; reads all labels, and pixels that are floats.
+
+    Raises OptionError for pickles without allow_pickle.
+    """
     problems: list[str] = []
     try:
-        patches = read_patches(Path(folder), layout, problems.append, allow_pickle=layout == "pastis24")
+        patches = read_patches(Path(folder), layout, problems.append, allow_pickle=allow_pickle)
+        pickles = layout_of(Path(folder), layout) == "pastis24"
     except DataError as error:
         return [str(error)]
+    problems += _problems_of_values(patches, VOID)
+    wanted = (
+        {1: "no patches for training", 5: "no patches for the test"}
+        if pickles
+        else {fold: f"fold {fold} has no patches" for fold in range(1, 6)}
+    )
+    source = Path(folder) if pickles else Path(folder) / "metadata.geojson"
+    problems += [f"{source}: {text}" for fold, text in wanted.items() if all(patch.fold != fold for patch in patches)]
+    return problems
+
+
+def _problems_of_values(patches: Sequence[Patch], classes: int) -> Iterator[str]:
+    """What is wrong with the numbers of patches, one sentence for each patch that is not sound."""
     for patch in patches:
         try:
-            problem = check_values(patch, VOID)
+            problem = check_values(patch, classes)
         except DataError as error:
             problem = str(error)
-        problems += [problem] if problem else []
-    for fold in range(1, 6):
-        if not any(patch.fold == fold for patch in patches) and layout != "pastis24":
-            problems.append(f"{folder}: fold {fold} has no patches")
-    return problems
+        if problem:
+            yield problem
 
 
 def from_summary(recipe: FieldsRecipe, summary: Mapping[str, Any]) -> FieldData | None:

@@ -83,7 +83,8 @@ def read_patches(
         raise DataError("data", f"{folder / 'metadata.geojson'} without patches", "features with ID_PATCH", "")
     patches, names = [], set()
     for place, feature in enumerate(features):
-        about = feature.get("properties", {}) if isinstance(feature, dict) else {}
+        about = feature.get("properties") if isinstance(feature, dict) else None
+        about = about if isinstance(about, dict) else {}
         name = str(about.get("ID_PATCH", f"feature {place}"))
         found = _patch(folder, name, about, name in names)
         names.add(name)
@@ -129,12 +130,14 @@ def _patch(folder: Path, name: str, about: Mapping[str, Any], again: bool) -> Pa
 
 def days_of(dates: Any) -> list[int] | str:
     """Days of the year from 0, of dates such as {"0": 20180915}; what is wrong with them as text."""
+    if isinstance(dates, (str, list)):
+        return f'dates-S2 is {"text" if isinstance(dates, str) else "a list"} instead of {{"0": 20180915, …}}'
     if not isinstance(dates, dict) or not dates:
         return "dates-S2 is missing"
     try:
         ordered = [dates[key] for key in sorted(dates, key=int)]
     except ValueError:
-        return f"dates-S2 has the key {next(key for key in dates if not str(key).isdigit())!r} instead of a number"
+        return f"dates-S2 has the key {next(key for key in dates if not str(key).isdecimal())!r} instead of a number"
     wrong = next((value for value in ordered if type(value) is not int), None)
     if wrong is not None:
         return f"dates-S2 has {wrong!r} instead of a number such as 20180915"

@@ -23,6 +23,7 @@ class FieldsRecipe(TaskRecipe):
         patch: side of a token, in pixels. dates: the most dates of a series, evenly spaced where it has more.
         classes: crops and background; None: as many as the default data has, or 19 for PASTIS.
         dim, heads, temporal_depth, spatial_depth: sizes of TSViT. heads is for mixers that leave it open.
+        match_parameters: narrow or widen the MLPs so that every mixer has the parameters of attention.
         mask_padding: dates that pad a series take no part. False: they do, as published.
         legacy_layout: the order of pixels in the authors' code before June 2026, for its checkpoints.
         made_train, made_test: patches of the default data.
@@ -46,6 +47,7 @@ class FieldsRecipe(TaskRecipe):
     heads: int = 4
     temporal_depth: int = 2
     spatial_depth: int = 2
+    match_parameters: bool = False
     mask_padding: bool = True
     legacy_layout: bool = False
     made_train: int = 600
@@ -55,10 +57,10 @@ class FieldsRecipe(TaskRecipe):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"steps": 4, "batch_size": 4, "dim": 8, "heads": 2, "temporal_depth": 1, "spatial_depth": 1,
                  "made_train": 12, "made_test": 4, "evaluate_every": 4},
-        # 1,455 patches of 25 windows in three of five folds, 100 epochs of batches of 16.
+        # An epoch of fold 1 is 3,274 steps: 1,455 patches, each of 36 windows that cover its 128 × 128 pixels.
         "paper": {"patch": 2, "dim": 128, "heads": 4, "temporal_depth": 4, "spatial_depth": 4, "batch_size": 16,
-                  "steps": 227400, "learning_rate": 1e-3, "weight_decay": 0.0, "warmup": 0.1, "final": 0.005,
-                  "betas": (0.9, 0.999), "mask_padding": False, "evaluate_every": 2274, "checkpoint_every": 2274},
+                  "epochs": 100.0, "learning_rate": 1e-3, "weight_decay": 0.0, "warmup": 0.1, "final": 0.005,
+                  "betas": (0.9, 0.999), "mask_padding": False, "evaluate_every": 3274, "checkpoint_every": 3274},
     }  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -68,12 +70,15 @@ class FieldsRecipe(TaskRecipe):
         for name in ("temporal_depth", "spatial_depth"):
             check_int(name, getattr(self, name), 0)
         check_int("fold", self.fold, 1, 5)
-        for name in ("allow_pickle", "mask_padding", "legacy_layout"):
+        for name in ("allow_pickle", "match_parameters", "mask_padding", "legacy_layout"):
             check_choice(name, getattr(self, name), (True, False))
         if self.classes is not None:
             check_int("classes", self.classes, 2, 255)
         if self.window % self.patch:
             raise OptionError("patch", f"{self.patch} with window={self.window}", "a divisor of it", "Change one.")
+
+    def check_options(self) -> dict[str, Any]:
+        return {"allow_pickle": self.allow_pickle}
 
     def layers(self) -> Sequence[str]:
         """The names of the blocks, for plans."""
