@@ -45,11 +45,11 @@ class SegmentRecipe(TaskRecipe):
         scenes, test_scenes: how many the default data has.
     """
 
-    steps: int = 1800
+    steps: int = 1200
     learning_rate: float = 2e-3
     final: float = 0.02
-    evaluate_every: int = 600
-    checkpoint_every: int = 300
+    evaluate_every: int = 400
+    checkpoint_every: int = 400
     log_every: int = 50
     mixer: str = "pom"
     host: str = "patches"
