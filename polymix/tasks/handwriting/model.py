@@ -48,7 +48,7 @@ def next_commands(recipe: HandwritingRecipe, data: Lines, folder: Path) -> list[
 
 def _built(recipe: HandwritingRecipe, classes: int, device: str | None = None) -> HtrVt:
     layers = [f"blocks.{place}" for place in range(recipe.depth)]
-    mixers = list(recipe.mixers_for(layers).values())
+    mixers = [_with_heads(mixer, recipe) for mixer in recipe.mixers_for(layers).values()]
     ratios: float | list[float] = recipe.mlp_ratio
     if recipe.match_parameters:
         ratios = [_matching_ratio(mixer, recipe) for mixer in mixers]
@@ -56,6 +56,10 @@ def _built(recipe: HandwritingRecipe, classes: int, device: str | None = None) -
         mixers, classes=classes, dim=recipe.dim, height=recipe.height, tokens=recipe.tokens, mlp_ratio=ratios,
         mask_ratio=recipe.mask_ratio, span=recipe.span, device=device,
     )  # fmt: skip
+
+
+def _with_heads(mixer: MixerConfig, recipe: HandwritingRecipe) -> MixerConfig:
+    return mixer if recipe.heads is None else mixer.for_heads(recipe.heads)
 
 
 def _matching_ratio(mixer: MixerConfig, recipe: HandwritingRecipe) -> float:
@@ -66,6 +70,6 @@ def _matching_ratio(mixer: MixerConfig, recipe: HandwritingRecipe) -> float:
         built: nn.Module = config.for_grid((recipe.tokens,)).build(dim, device="meta")
         return sum(parameter.numel() for parameter in built.parameters())
 
-    spare = size(parse_mixer(ATTENTION)[1]) - size(mixer)
+    spare = size(_with_heads(parse_mixer(ATTENTION)[1], recipe)) - size(mixer)
     hidden = int(dim * recipe.mlp_ratio) + round(spare / (2 * dim + 1))
     return max(hidden, 1) / dim
