@@ -78,8 +78,8 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for lines in map(int, options.lines.split(",")):
         for row in cell(names, options, lines):
-            print(f"{lines:3} lines  {row['model']:<13}{row['lines_per_second']:8.2f} lines/s  {row['peak_bytes']:,} bytes",
-                  flush=True)  # fmt: skip
+            speed = f"{row['lines_per_second']:8.2f} lines/s"
+            print(f"{lines:3} lines  {row['model']:<13}{speed}  {row['peak_bytes']:,} bytes", flush=True)
             rows.append(row)
         about = {"machine": manifest(options.device, options.threads), "dim": options.dim, "paper": PAPER}
         save({**about, "rows": rows}, options.out)

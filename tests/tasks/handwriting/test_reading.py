@@ -20,7 +20,7 @@ from polymix.tasks.handwriting.decode import BeamSearch, greedy, read_arpa
 from polymix.tasks.handwriting.learner import Learner, Sam, augmented
 from polymix.tasks.handwriting.lines import Line
 from polymix.tasks.handwriting.metrics import _wrong_places, apart
-from polymix.tasks.handwriting.model import _built, build
+from polymix.tasks.handwriting.model import build, sized
 from polymix.tasks.handwriting.script import cheque, write_line
 from polymix.tasks.runner import train
 from polymix.tasks.saved import SavedRun
@@ -79,10 +79,10 @@ def test_masked_spans_cover_at_most_their_share_and_only_in_training():
 def test_the_papers_preset_is_the_published_host():
     """Six heads, where attention comes from the plan too; 12 would be the default at 768 channels."""
     recipe = HandwritingRecipe.paper().with_options({"mixer": "pom", "plan": "1:1"})
-    model = _built(recipe, 80, "meta")
+    model = sized(recipe, 80, "meta")
     assert sorted(config.heads for config in model.configs if isinstance(config, SoftmaxConfig)) == [6, 6]
     with pytest.raises(OptionError, match="heads"):
-        _built(HandwritingRecipe(mixer="softmax", heads=5), 80, "meta")
+        sized(HandwritingRecipe(mixer="softmax", heads=5), 80, "meta")
 
 
 def test_the_stem_computes_the_same_with_the_memory_layout_that_is_fast():
