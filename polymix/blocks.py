@@ -15,6 +15,17 @@ from polymix.mixers import MixerConfig, PomConfig, TokenMixer
 from polymix.structured.dense import Dense
 
 
+def matching_mlp_ratio(mixer: nn.Module, attention: nn.Module, dim: int, mlp_ratio: float = 4.0) -> float:
+    """The MLP's width over `dim` with which a block has the parameters of one with attention, to half a hidden unit.
+
+    Args:
+        mixer, attention: the two mixers, which may lie on the device "meta". mlp_ratio: of the block with attention.
+    Source: PoM, Section 4, which keeps the parameters of its models close to those of the originals.
+    """
+    spare = sum(p.numel() for p in attention.parameters()) - sum(p.numel() for p in mixer.parameters())
+    return max(int(dim * mlp_ratio) + round(spare / (2 * dim + 1)), 1) / dim
+
+
 class MixerBlock(nn.Module):
     """The transformer block with any mixer in place of attention.
 

@@ -1,7 +1,7 @@
 """A hook of MkDocs: what the site takes from the code and from benchmarks/results.
 
 `pages` writes a page for every mixer. `TABLES` makes the tables that a page asks for by <!-- generated: NAME -->; those
-of measured results are in figures.py.
+of measured results are in figures.py, those of the tasks in tasks.py.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ import tomllib
 sys.path.insert(0, str(Path(__file__).parent))  # MkDocs loads a hook as a file, not as part of a package
 
 import figures
+import tasks
 from figures import table
 
 from polymix import ops, structured
 from polymix.errors import PolymixError
 from polymix.mixers import MixerConfig, TokenMixer, config_class, create_mixer, list_mixers, mixer_class
 from polymix.mixers.registry import ATTENTION, FLOOR
-from polymix.ops.dispatch import Operator
+from polymix.ops.operator import Operator
 from polymix.structured import Site, StructuredMap, create_map, list_maps
 
 DOCS = Path(__file__).parents[1]
@@ -312,6 +313,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "each-structure": each_structure,
     "operators": operators,
     **figures.TABLES,
+    **tasks.TABLES,
 }
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polymix.blocks import MixerBlock
+from polymix.blocks import MixerBlock, matching_mlp_ratio
 from polymix.errors import OptionError, ShapeError, check_choice, check_int
 from polymix.limits import LAYERS
-from polymix.mixers import LinearFloorMixer, MixerConfig, SoftmaxConfig, SoftmaxMixer
+from polymix.mixers import LinearFloorMixer, MixerConfig, SoftmaxConfig, SoftmaxMixer, TokenMixer
 from polymix.structured.dense import Dense
 
 DAYS = 366
@@ -36,6 +36,7 @@ class TSViT(nn.Module):
         mixer: a config, or one for each block, the temporal ones first. Grids and class tokens are filled in.
         classes: K. bands: of an image. image_size: side of the images in pixels. patch: side of a patch.
         dim, temporal_depth, spatial_depth, heads, mlp_ratio: sizes. heads is for mixers that leave it open.
+        match_parameters: narrow or widen the MLPs so that every block has as many parameters as with attention.
         mask_padding: dates that `present` marks as missing take no part. False: they are tokens, as published.
         legacy_layout: put the logits in the order of the authors' code before June 2026, which writes the pixels of a
             patch one after another into a row. Only for checkpoints of that code.
@@ -50,8 +51,8 @@ class TSViT(nn.Module):
     def __init__(
         self, mixer: MixerConfig | Sequence[MixerConfig] | None = None, *, classes: int = 19, bands: int = 10,
         image_size: int = 24, patch: int = 2, dim: int = 128, temporal_depth: int = 4, spatial_depth: int = 4,
-        heads: int = 4, mlp_ratio: float = 4.0, mask_padding: bool = True, legacy_layout: bool = False,
-        chunk: int = 4096,
+        heads: int = 4, mlp_ratio: float = 4.0, match_parameters: bool = False, mask_padding: bool = True,
+        legacy_layout: bool = False, chunk: int = 4096,
     ) -> None:  # fmt: skip
         super().__init__()
         sizes = {
@@ -67,8 +68,9 @@ class TSViT(nn.Module):
         for name, value in (("temporal_depth", temporal_depth), ("spatial_depth", spatial_depth)):
             check_int(name, value, 0, LAYERS)
         check_int("chunk", chunk, 0)
-        check_choice("mask_padding", mask_padding, (True, False))
-        check_choice("legacy_layout", legacy_layout, (True, False))
+        for name, value in (("match_parameters", match_parameters), ("mask_padding", mask_padding),
+                            ("legacy_layout", legacy_layout)):  # fmt: skip
+            check_choice(name, value, (True, False))
         if image_size % patch:
             raise OptionError(
                 "patch", f"{patch} with image_size={image_size}", "a divisor of it", "Change one of them."
@@ -90,10 +92,10 @@ class TSViT(nn.Module):
         self.position = nn.Parameter(torch.randn(1, side * side, dim))
         configs = [config.for_heads(heads) for config in configs]
         along = [config.for_grid((1,), classes) if config.placed else config for config in configs[:temporal_depth]]
-        self.temporal = nn.ModuleList(_block(config, dim, mlp_ratio) for config in along)
+        self.temporal = nn.ModuleList(_block(config, dim, mlp_ratio, match_parameters) for config in along)
         self.temporal_norm = nn.LayerNorm(dim)
         over = [config.for_grid(self.grid) for config in configs[temporal_depth:]]
-        self.spatial = nn.ModuleList(_block(config, dim, mlp_ratio) for config in over)
+        self.spatial = nn.ModuleList(_block(config, dim, mlp_ratio, match_parameters) for config in over)
         self.spatial_norm = nn.LayerNorm(dim)
         self.head = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, patch**2))
 
@@ -108,18 +110,15 @@ class TSViT(nn.Module):
         dates = dates if self.day.bias is None else dates + self.day.bias
         count = patches.shape[1]
         step = count if self.training or torch.is_grad_enabled() or not self.chunk else max(1, self.chunk // batch)
-        tokens = torch.cat([self._along_time(part, dates, present) for part in patches.split(step, 1)], 1)
-        y = tokens.transpose(1, 2).flatten(0, 1) + self._positions(grid)  # (B K, N, D)
-        for block in self.spatial:
-            assert isinstance(block, MixerBlock)
-            y = block(y, **({"grid": grid} if block.mixer.capabilities.grids else {}))
-        logits = self.head(self.spatial_norm(y)).unflatten(0, (batch, self.classes))  # (B, K, N, p p)
+        tokens = torch.cat([self.along_time(part, dates, present) for part in patches.split(step, 1)], 1)
+        y = self.along_places(tokens.transpose(1, 2).flatten(0, 1), grid)  # (B K, N, D)
+        logits = self.head(y).unflatten(0, (batch, self.classes))  # (B, K, N, p p)
         if self.legacy_layout:
             return logits.flatten(2).unflatten(2, (height, width))
         return logits.unflatten(3, (p, p)).unflatten(2, grid).transpose(3, 4).flatten(4, 5).flatten(2, 3)
 
-    def _along_time(self, patches: Tensor, dates: Tensor, present: Tensor | None) -> Tensor:
-        """The class tokens (B, n, K, D) of n patches (B, n, T, p p C) after the temporal encoder."""
+    def along_time(self, patches: Tensor, dates: Tensor, present: Tensor | None = None) -> Tensor:
+        """The temporal encoder: class tokens (B, n, K, D) of patches (B, n, T, p p C) and embedded dates (B, T, D)."""
         batch, count = patches.shape[:2]
         x = self.embed(patches) + dates[:, None]  # (B, n, T, D)
         first = self.class_tokens.expand(batch * count, -1, -1)
@@ -131,6 +130,14 @@ class TSViT(nn.Module):
         for block in self.temporal:  # a mixer that mixes nothing needs no mask
             x = block(x, **({} if isinstance(block.mixer, LinearFloorMixer) else options))
         return self.temporal_norm(x[:, : self.classes]).unflatten(0, (batch, count))
+
+    def along_places(self, tokens: Tensor, grid: tuple[int, int]) -> Tensor:
+        """The spatial encoder: S sequences (S, N, D) of the patches of a grid, in rows, and their positions."""
+        y = tokens + self._positions(grid)
+        for block in self.spatial:
+            assert isinstance(block, MixerBlock)
+            y = block(y, **({"grid": grid} if block.mixer.capabilities.grids else {}))
+        return self.spatial_norm(y)
 
     def _positions(self, grid: tuple[int, int]) -> Tensor:
         """The positions (1, N, D), interpolated where the images have another size than at build."""
@@ -150,12 +157,21 @@ class TSViT(nn.Module):
                 raise ShapeError(name, tuple(value.shape), f"(B, T) = {tuple(images.shape[:2])}", "")
 
 
-def _block(config: MixerConfig, dim: int, mlp_ratio: float) -> MixerBlock:
-    """A pre-norm block with the norms' eps of the authors, and no bias in attention's queries, keys and values."""
-    block = MixerBlock(dim, config, mlp_ratio=mlp_ratio)
+def _block(config: MixerConfig, dim: int, mlp_ratio: float, match_parameters: bool) -> MixerBlock:
+    """A pre-norm block with the norms' eps of the authors."""
+    if match_parameters:
+        pair = _mixer(config, dim, device="meta"), _mixer(SoftmaxConfig(), dim, device="meta")
+        mlp_ratio = matching_mlp_ratio(*pair, dim, mlp_ratio)
+    block = MixerBlock(dim, _mixer(config, dim), mlp_ratio=mlp_ratio)
     for norm in (block.norm1, block.norm2):
         assert isinstance(norm, nn.LayerNorm)
         norm.eps = 1e-5
-    if isinstance(block.mixer, SoftmaxMixer) and isinstance(block.mixer.qkv.qkv, Dense):
-        block.mixer.qkv.qkv.register_parameter("bias", None)
     return block
+
+
+def _mixer(config: MixerConfig, dim: int, **kw: Any) -> TokenMixer:
+    """A mixer, with no bias in attention's queries, keys and values."""
+    mixer: TokenMixer = config.build(dim, **kw)
+    if isinstance(mixer, SoftmaxMixer) and isinstance(mixer.qkv.qkv, Dense):
+        mixer.qkv.qkv.register_parameter("bias", None)
+    return mixer

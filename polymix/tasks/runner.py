@@ -6,12 +6,12 @@ A task is a package of five files, found beside the class of its recipe:
 - data.py     load(recipe, folder, say) -> data. `data.train` is a data set with a length; `folder` is for what is worth
               keeping, such as tokens and made data. Optional: LAYOUTS, the names of the arrangements of files that it
               reads, the usual one first; check(folder, layout, **recipe.check_options()) -> list of problems, each a
-              sentence that names file and entry, from the same code that `load` reads by; made(folder, seed=0, …), which writes the default data in
-              one of the layouts, where `load` then reads it. data.collate, which joins samples to a batch, and
-              data.fingerprint(), which tells contents apart where a checksum of some samples does not. For `polymix
-              evaluate` and `polymix predict`: data.summary(), which results.json keeps; for_evaluation(recipe, summary,
-              whole, limit, say) -> data with what to measure; and from_summary(recipe, summary) -> data with what
-              `build` and `predict` need.
+              sentence that names file and entry, from the code that `load` reads by; made(folder, seed=0, …), which
+              writes the default data in one of the layouts, where `load` then reads it. data.collate, which joins
+              samples to a batch, and data.fingerprint(), which tells contents apart where a checksum of some samples
+              does not. For `polymix evaluate` and `polymix predict`: data.summary(), which results.json keeps;
+              for_evaluation(recipe, summary, whole, limit, say) -> data with what to measure; and from_summary(recipe,
+              summary) -> data with what `build` and `predict` need.
 - model.py    build(recipe, data) -> nn.Module. Optional: check(recipe), settings(model), save(model, data, folder),
               host_name(recipe), HEADS, prefixes of the weights that --init may leave fresh, usage(recipe, data,
               folder), Python lines for the report, and next_commands(recipe, data, folder), pairs of a reason and a

@@ -28,6 +28,34 @@ def test_it_has_the_published_parameters(dim, count):
         assert sum(parameter.numel() for parameter in TSViT(dim=dim).parameters()) == count
 
 
+@pytest.mark.parametrize("mixer", ["pom", "qt", "padre"])
+def test_match_parameters_gives_every_block_those_of_attention(mixer):
+    options = {"dim": 32, "heads": 4, "temporal_depth": 1, "spatial_depth": 1}
+    attention, plain, matched = (
+        [sum(p.numel() for p in block.parameters()) for block in (*host.temporal, *host.spatial)]
+        for host in (model(**options), model(mixer, **options), model(mixer, match_parameters=True, **options))
+    )
+    for place in range(2):
+        assert plain[place] != attention[place] and abs(matched[place] - attention[place]) <= 32.5, "half a hidden unit"
+    images, days = series()
+    assert model(mixer, match_parameters=True, **options)(images, days).shape == (2, 3, 6, 6)
+
+
+def test_padre_carries_dates_to_the_class_tokens_because_they_are_prefix_tokens():
+    """Its convolution reaches a few tokens: as tokens of the line, the class tokens would see the first dates alone."""
+    images, days = series(1, 20)
+    other = images.clone()
+    other[:, -1] += 1
+    host = model("padre:kernel_size=3")
+    assert host.temporal[0].mixer.config.num_prefix_tokens == 3
+    assert (host(images, days) - host(other, days)).abs().max() > 1e-4, "the last date"
+    line = parse_mixer("padre:kernel_size=3")[1].for_grid((1,)).build(8)
+    tokens = torch.randn(1, 23, 8)
+    changed = tokens.clone()
+    changed[:, -1] += 1
+    assert torch.equal(line(tokens)[:, :3], line(changed)[:, :3]), "without prefix tokens it would reach them"
+
+
 def test_a_pixel_s_logits_lie_at_the_pixel():
     """Without spatial mixing the logits of a patch depend on the pixels of that patch alone."""
     host = model(spatial_depth=0)

@@ -3,6 +3,7 @@
 import csv
 import json
 import pickle
+from dataclasses import replace
 
 import numpy
 import pytest
@@ -12,6 +13,7 @@ from polymix.cli import main
 from polymix.errors import DataError, OptionError, PolymixError, ShapeError
 from polymix.tasks.fields import FieldsRecipe, check, load, made
 from polymix.tasks.fields.made import COVERS, make_patch
+from polymix.tasks.fields.model import build
 from polymix.tasks.label_maps import Confusion, windows
 from polymix.tasks.rows import COLUMNS, check_rows, floor_sentence
 from polymix.tasks.runner import check_data, train
@@ -284,11 +286,25 @@ def test_wrong_options_are_told_before_anything_is_written(words, named, tmp_pat
     assert not (tmp_path / "out").exists()
 
 
-def test_a_plan_mixes_blocks():
-    from polymix.tasks.fields.model import build
+def test_a_mixer_without_a_mask_is_refused_before_training_on_series_of_different_lengths(broken):
+    """poly_sa used to fail in the first batch with padded dates."""
+    folder, change = broken
+    series = numpy.load(folder / "DATA_S2" / "S2_10000.npy")
+    numpy.save(folder / "DATA_S2" / "S2_10000.npy", series[:20])
+    dates = json.loads((folder / "metadata.geojson").read_text())["features"][0]["properties"]["dates-S2"]
+    change(**{"dates-S2": dict(list(dates.items())[:20])})
+    words = [f"data={folder}", "mixer=poly_sa", "classes=6"]
+    with pytest.raises(OptionError, match="poly_sa, which takes no mask, for series of different lengths"):
+        train(TINY.changed(words), folder / "out")
+    assert not (folder / "out" / "metrics.jsonl").exists()
+    for more in ({"dates": 20}, {"mask_padding": False}, {"mixer": "pom"}, {"mixer": "linear_floor"}):
+        recipe = replace(TINY.changed(words), **more)
+        assert build(recipe, load(recipe, folder, print))
 
+
+def test_a_plan_mixes_blocks():
     recipe = TINY.changed(["plan=1:1"])
-    data = type("Data", (), {"classes": COVERS})
+    data = type("Data", (), {"classes": COVERS, "padded": False})
     names = [block.mixer.name for block in (*build(recipe, data).temporal, *build(recipe, data).spatial)]
     assert names == ["pom", "softmax"] and recipe.mixer_name == "pom (1:1)"
 

@@ -68,6 +68,13 @@ class FieldData:
     pad_to: int | None = None  # dates of every series; None: as many as the longest of a batch has
     counts: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def padded(self) -> bool:
+        """Whether batches have padded dates, because series have different lengths."""
+        parts = [part for part in (self.train, self.test) if isinstance(part, Windows)]
+        lengths = {min(patch.shape[0], part.dates) for part in parts for patch in part.patches}
+        return len(lengths) > 1
+
     def collate(self, samples: Sequence[Any]) -> tuple[Tensor, Tensor, Tensor, Tensor, list[tuple[int, int, int]]]:
         """Series (B, T, bands, w, w), days (B, T), which dates are real (B, T), labels (B, w, w), places."""
         longest = max(max(len(sample[1]) for sample in samples), self.pad_to or 0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from polymix.errors import OptionError
+from polymix.mixers import LinearFloorMixer
 from polymix.models import TSViT
 from polymix.tasks.fields.data import FieldData
 from polymix.tasks.fields.pastis import BANDS
@@ -17,6 +19,7 @@ def _options(recipe: FieldsRecipe, classes: int) -> dict[str, Any]:
     return {
         "classes": classes, "bands": BANDS, "image_size": recipe.window, "patch": recipe.patch, "dim": recipe.dim,
         "temporal_depth": recipe.temporal_depth, "spatial_depth": recipe.spatial_depth, "heads": recipe.heads,
+        "match_parameters": recipe.match_parameters,
         "mask_padding": recipe.mask_padding, "legacy_layout": recipe.legacy_layout,
     }  # fmt: skip
 
@@ -27,8 +30,18 @@ def check(recipe: FieldsRecipe) -> None:
 
 
 def build(recipe: FieldsRecipe, data: FieldData) -> TSViT:
-    """The model with fresh weights."""
-    return _build(recipe, len(data.classes))
+    """The model with fresh weights.
+
+    Raises OptionError for a mixer that cannot leave padded dates out, where the data has series of different lengths.
+    """
+    model = _build(recipe, len(data.classes))
+    for block in model.temporal if recipe.mask_padding and data.padded else ():
+        mixer: Any = block.mixer
+        if not isinstance(mixer, LinearFloorMixer) and "padding" not in mixer.capabilities.masks:
+            got = f"{mixer.name}, which takes no mask, for series of different lengths"
+            cure = "Choose another, or pass --set mask_padding=False: padded dates are then tokens, as published."
+            raise OptionError("mixer", got, "a mixer that takes a padding mask", cure)
+    return model
 
 
 def _build(recipe: FieldsRecipe, classes: int) -> TSViT:

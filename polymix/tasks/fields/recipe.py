@@ -23,6 +23,7 @@ class FieldsRecipe(TaskRecipe):
         patch: side of a token, in pixels. dates: the most dates of a series, evenly spaced where it has more.
         classes: crops and background; None: as many as the default data has, or 19 for PASTIS.
         dim, heads, temporal_depth, spatial_depth: sizes of TSViT. heads is for mixers that leave it open.
+        match_parameters: narrow or widen the MLPs so that every mixer has the parameters of attention.
         mask_padding: dates that pad a series take no part. False: they do, as published.
         legacy_layout: the order of pixels in the authors' code before June 2026, for its checkpoints.
         made_train, made_test: patches of the default data.
@@ -46,6 +47,7 @@ class FieldsRecipe(TaskRecipe):
     heads: int = 4
     temporal_depth: int = 2
     spatial_depth: int = 2
+    match_parameters: bool = False
     mask_padding: bool = True
     legacy_layout: bool = False
     made_train: int = 600
@@ -68,7 +70,7 @@ class FieldsRecipe(TaskRecipe):
         for name in ("temporal_depth", "spatial_depth"):
             check_int(name, getattr(self, name), 0)
         check_int("fold", self.fold, 1, 5)
-        for name in ("allow_pickle", "mask_padding", "legacy_layout"):
+        for name in ("allow_pickle", "match_parameters", "mask_padding", "legacy_layout"):
             check_choice(name, getattr(self, name), (True, False))
         if self.classes is not None:
             check_int("classes", self.classes, 2, 255)

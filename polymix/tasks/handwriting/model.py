@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torch import nn
-
+from polymix.blocks import matching_mlp_ratio
 from polymix.mixers import MixerConfig
 from polymix.mixers.spec import parse_mixer
 from polymix.models.htr_vt import HtrVt
@@ -18,12 +17,12 @@ HEADS = ("head.",)
 
 def check(recipe: HandwritingRecipe) -> None:
     """Raise what `build` would raise about the recipe, before any image is read."""
-    _built(recipe, 2, "meta")
+    sized(recipe, 2, "meta")
 
 
 def build(recipe: HandwritingRecipe, data: Lines) -> HtrVt:
     """The model with fresh weights."""
-    return _built(recipe, len(data.characters) + 1)
+    return sized(recipe, len(data.characters) + 1)
 
 
 def host_name(recipe: HandwritingRecipe) -> str:
@@ -46,7 +45,8 @@ def next_commands(recipe: HandwritingRecipe, data: Lines, folder: Path) -> list[
     return [("Read images of lines:", f"polymix predict {folder} line.png --out read")]
 
 
-def _built(recipe: HandwritingRecipe, classes: int, device: str | None = None) -> HtrVt:
+def sized(recipe: HandwritingRecipe, classes: int, device: str | None = None) -> HtrVt:
+    """The model for a number of logits."""
     layers = [f"blocks.{place}" for place in range(recipe.depth)]
     mixers = list(recipe.mixers_for(layers).values())
     ratios: float | list[float] = recipe.mlp_ratio
@@ -59,13 +59,7 @@ def _built(recipe: HandwritingRecipe, classes: int, device: str | None = None) -
 
 
 def _matching_ratio(mixer: MixerConfig, recipe: HandwritingRecipe) -> float:
-    """The MLP's width over dim with which a block has the parameters of one with attention, to half a hidden unit."""
-    dim = recipe.dim
-
-    def size(config: MixerConfig) -> int:
-        built: nn.Module = config.for_grid((recipe.tokens,)).build(dim, device="meta")
-        return sum(parameter.numel() for parameter in built.parameters())
-
-    spare = size(parse_mixer(ATTENTION)[1]) - size(mixer)
-    hidden = int(dim * recipe.mlp_ratio) + round(spare / (2 * dim + 1))
-    return max(hidden, 1) / dim
+    """The width of the MLP with which a block has the parameters of one with attention."""
+    built, attention = (config.for_grid((recipe.tokens,)).build(recipe.dim, device="meta")
+                        for config in (mixer, parse_mixer(ATTENTION)[1]))  # fmt: skip
+    return matching_mlp_ratio(built, attention, recipe.dim, recipe.mlp_ratio)

@@ -1,0 +1,133 @@
+"""The tables of the tasks' pages: what was measured on the default data, and the papers' figures beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from figures import RESULTS, load, table, where
+
+NONE = "–"
+PASTIS = "polymix train fields --preset paper --data PASTIS --mixer {}"
+MATCHED = " --set match_parameters=True"  # as the paper keeps the parameters of its hosts
+LAM = "polymix train handwriting --preset paper --data LAM --layout lam --mixer {}"
+PAGES = " --set lines=16 --set steps=50000"
+HYBRID = "pom --plan 1:1"
+
+
+def measured(task: str) -> dict[str, dict[str, Any]]:
+    """The rows of a task's default run by mixer; none where it has not been measured."""
+    name = f"tasks/{task}/results.json"
+    return {row["mixer"]: row for row in load(name)["rows"]} if (RESULTS / name).is_file() else {}
+
+
+def default_run(task: str, metrics: tuple[str, ...]) -> str:
+    """A row for each mixer of the default run."""
+    rows = measured(task)
+    if not rows:
+        return "Not measured yet."
+    unit = {"km2": "km²"}.get(unit := next(iter(rows.values()))["unit"], unit)
+    lines = []
+    for name, row in rows.items():
+        speeds = [number(row[f"{kind}_per_second"], 1) for kind in ("training", "inference")]
+        peak = number(row["peak_bytes"], 0, 2**-20)
+        lines.append(
+            (f"`{name}`", *(number(row["metrics"].get(key), 3) for key in metrics), row["steps"], *speeds, peak)
+        )
+    head = ("mixer", *(key.replace("_", " ") for key in metrics), "steps", f"{unit}/s training", f"{unit}/s inference",
+            "peak MiB of a step")  # fmt: skip
+    return f"{load(f'tasks/{task}/results.json')['machine']}.\n\n{table(head, lines)}"
+
+
+def number(value: float | None, digits: int, factor: float = 1.0) -> str:
+    return NONE if value is None else f"{factor * value:.{digits}f}"
+
+
+def paper_table(rows: Iterator[tuple[str, str, str, str, str]]) -> str:
+    """A row for each figure of the paper. A model's command is shown once."""
+    lines, last = [], ""
+    for model, command, what, paper, here in rows:
+        shown = () if (model, command) == last else (model, f"`{command}`")
+        lines.append((*(shown or ("", "")), what, paper, here))
+        last = (model, command)
+    head = ("model", "command", "", "in the paper", "here, on the default data")
+    return table(head, lines)
+
+
+def fields_paper() -> Iterator[tuple[str, str, str, str, str]]:
+    """PoM, Table 3."""
+    from polymix.mixers.spec import parse_mixer
+    from polymix.models import TSViT
+
+    found = measured("fields")
+    papers = (
+        ("TSViT (paper)", "softmax", 83.4, 65.1, None), ("TSViT (retrained)", "softmax", 82.8, 64.6, 7.2),
+        ("TSViPoM", "pom", 82.7, 64.6, 26.3),
+    )  # fmt: skip
+    for model, mixer, accuracy, miou, speed in papers:
+        row = found.get(mixer, {"metrics": {}, "inference_per_second": None})
+        with torch.device("meta"):
+            size = sum(p.numel() for p in TSViT(parse_mixer(mixer)[1], match_parameters=True).parameters())
+        command = PASTIS.format(mixer) + (MATCHED if mixer != "softmax" else "")
+        yield model, command, "parameters, M", "1.7", f"{size / 1e6:.3f} (at the paper's size)"
+        yield model, command, "OA, %", str(accuracy), number(row["metrics"].get("accuracy"), 1, 100)
+        yield model, command, "mIoU, %", str(miou), number(row["metrics"].get("miou"), 1, 100)
+        if speed is not None:
+            yield model, command, "km²/s", str(speed), number(row["inference_per_second"], 1)
+
+
+def handwriting_paper() -> Iterator[tuple[str, str, str, str, str]]:
+    """PoM, Table 2. The parameters include the fixed positions, as the authors' code of HTR-VT counts them."""
+    from polymix.models.htr_vt import sine_positions
+    from polymix.tasks.handwriting.model import sized
+    from polymix.tasks.handwriting.recipe import HandwritingRecipe
+
+    found = measured("handwriting")
+    papers = (
+        ("HTR-VT", "softmax", 1, 53.5, 2.8, 7.4, 620.2), ("HTR-VPoM", "pom", 1, 53.7, 3.2, 9.0, 623.3),
+        ("HTR-VPoM Hyb.", HYBRID, 1, 53.5, 2.8, 7.5, 622.7), ("HTR-VT", "softmax", 16, 54.9, 3.3, 9.3, 598.4),
+        ("HTR-VPoM", "pom", 16, 55.2, 3.7, 10.9, 675.5), ("HTR-VPoM Hyb.", HYBRID, 16, 55.1, 3.3, 9.3, 636.6),
+    )  # fmt: skip
+    for model, mixer, lines, parameters, cer, wer, speed in papers:
+        name = "pom (1:1)" if mixer == HYBRID else mixer
+        row = found.get(name) if lines == 1 else None  # the default data has lines, and no pages
+        row = row or {"metrics": {}, "inference_per_second": None}
+        command = LAM.format(mixer) + (MATCHED if mixer != "softmax" else "") + (PAGES if lines > 1 else "")
+        model += f", {lines} lines" if lines > 1 else ""
+        recipe = HandwritingRecipe.paper().changed(
+            [f"mixer={name.split()[0]}", f"lines={lines}", "match_parameters=True"]
+        )
+        recipe = replace(recipe, plan="1:1" if mixer == HYBRID else None)
+        size = sum(p.numel() for p in sized(recipe, 80, "meta").parameters())
+        size += sine_positions(128 * lines, 768).numel()
+        yield model, command, "parameters, M", str(parameters), f"{size / 1e6:.1f} (at the paper's size)"
+        yield model, command, "CER, %", str(cer), number(row["metrics"].get("cer"), 1, 100)
+        yield model, command, "WER, %", str(wer), number(row["metrics"].get("wer"), 1, 100)
+        yield model, command, "lines/s", str(speed), number(row["inference_per_second"], 1)
+
+
+def whole_patches() -> str:
+    """The spatial encoder over more and more places, and TSViT on whole patches against windows."""
+    content = load("whole-patches.json")
+    settings, rows, lines = content["settings"], content["rows"], []
+    places = [case for case in rows[0]["seconds"] if case.endswith("places")]
+    for row in rows:
+        spatial = [f"{1e3 * row['seconds'][case]:.0f} ms, {row['peak_bytes'][case] / 2**20:.0f} MiB" for case in places]
+        speeds = [f"{row[f'km2_per_second {case}']:.4f}, {row['peak_bytes'][case] / 2**20:.0f} MiB"
+                  for case in ("windows", "whole patch")]  # fmt: skip
+        lines.append((f"`{row['mixer']}`", *spatial, *speeds))
+    head = ("mixer", *(f"spatial encoder, {case.removesuffix(' places')} places" for case in places),
+            "km²/s, 36 windows", "km²/s, whole patch")  # fmt: skip
+    busy = " Other work ran on the machine: the times are rough." if settings["busy"] else ""
+    setting = f"{where(content['machine'])}; {settings['dates']} dates, {settings['dim']} channels, inference.{busy}"
+    return f"{setting}\n\n{table(head, lines)}\n\n`python benchmarks/whole_patches.py OUT.json`"
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "fields": lambda: default_run("fields", ("miou", "accuracy")),
+    "fields-paper": lambda: paper_table(fields_paper()),
+    "handwriting-paper": lambda: paper_table(handwriting_paper()),
+    "whole-patches": whole_patches,
+}
