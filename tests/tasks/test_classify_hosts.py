@@ -72,9 +72,9 @@ def test_every_published_recipe_trains_and_measures(imagenet, tmp_path, name):
 
 def test_a_registered_name_brings_its_mixer():
     recipe = ImageRecipe().changed(["host=qt_vit_b1"])
-    assert (recipe.host, recipe.mixer, recipe.match) == ("efficientvit_b1", "qt", None)
+    assert (recipe.host, recipe.mixer, recipe.match_parameters) == ("efficientvit_b1", "qt", False)
     matched = ImageRecipe().changed(["host=pom_deit_tiny_patch16_224_matched"])
-    assert (matched.host, matched.mixer, matched.match) == ("deit_tiny_patch16_224", "pom", "parameters")
+    assert (matched.host, matched.mixer, matched.match_parameters) == ("deit_tiny_patch16_224", "pom", True)
     assert recipe.with_mixer("linear_floor").host == "efficientvit_b1"
     with pytest.raises(OptionError, match="'padre' with host=qt_vit_b1"):
         ImageRecipe().changed(["host=qt_vit_b1", "mixer=padre"])
@@ -89,7 +89,7 @@ def count(recipe):
 @pytest.mark.parametrize("options", [{"host": "deit_tiny_patch16_224", "host_depth": 1, "image_size": 32}, {"dim": 64}])
 def test_parameters_are_matched_in_a_host_and_in_our_own_model(options):
     attention = count(ImageRecipe(**options, mixer="softmax"))
-    assert count(ImageRecipe(**options, mixer="pom", match="parameters")) == pytest.approx(attention, rel=0.01)
+    assert count(ImageRecipe(**options, mixer="pom", match_parameters=True)) == pytest.approx(attention, rel=0.01)
     assert count(ImageRecipe(**options, mixer="pom")) != pytest.approx(attention, rel=0.02)
 
 
@@ -99,7 +99,7 @@ def test_parameters_are_matched_in_a_host_and_in_our_own_model(options):
     ({"sizes": (32,)}, "sizes"), ({"norm_images": 4}, "norm_images"), ({"auto_augment": "rand-m9"}, "auto_augment"),
     ({"schedule": "steps"}, "milestones"), ({"milestones": (0.5,)}, "milestones"), ({"milestones": (2,)}, "milestones"),
     ({"augment": True, "stream": False}, "stream"), ({"mixup": 0.8, "batch_size": 3}, "batch_size"),
-    ({"crop": 0}, "crop"), ({"repeats": 0}, "repeats"), ({"broken": "ignore"}, "broken"), ({"match": "depth"}, "match"),
+    ({"crop": 0}, "crop"), ({"repeats": 0}, "repeats"), ({"broken": "ignore"}, "broken"), ({"match_parameters": "depth"}, "match_parameters"),
 ])  # fmt: skip
 def test_no_option_is_ignored(options, named):
     with pytest.raises(OptionError) as caught:

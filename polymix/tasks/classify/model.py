@@ -30,8 +30,9 @@ def _options(recipe: ImageRecipe, channels: int, classes: int) -> dict[str, Any]
 
 
 def _host_options(recipe: ImageRecipe, channels: int, classes: int) -> dict[str, Any]:
+    match = "parameters" if recipe.match_parameters else None
     options = {
-        "num_classes": classes, "in_chans": channels, "img_size": recipe.image_size, "match": recipe.match,
+        "num_classes": classes, "in_chans": channels, "img_size": recipe.image_size, "match": match,
         "drop_path_rate": recipe.drop_path, "depth": recipe.host_depth,
     }  # fmt: skip
     return {name: value for name, value in options.items() if value is not None}
@@ -40,7 +41,7 @@ def _host_options(recipe: ImageRecipe, channels: int, classes: int) -> dict[str,
 def _mixer(recipe: ImageRecipe) -> MixerConfig:
     """The mixer of our own model, with as many parameters as attention where the recipe asks for it."""
     config = parse_mixer(recipe.mixer)[1]
-    if recipe.match is None:
+    if not recipe.match_parameters:
         return config
     attention = parse_mixer(ATTENTION)[1].build(recipe.dim, device="meta")
     return matched(config, recipe.dim, sum(p.numel() for p in attention.parameters()))
@@ -98,7 +99,7 @@ def usage(recipe: ImageRecipe, data: ImageSets, folder: Path) -> list[str]:
         words = ", ".join(f"{name}={value!r}" for name, value in _options(recipe, channels, classes).items())
         lines = ["from polymix.models import VisionTransformer"]
         made = f"VisionTransformer(parse_mixer({recipe.mixer!r})[1], {words})"
-        if recipe.match is not None:
+        if recipe.match_parameters:
             lines = ["from polymix.tasks.saved import SavedRun"]
             return [*lines, "", f"model = SavedRun.of({str(folder)!r}).load()"]
         lines = ["from polymix.mixers.spec import parse_mixer", *lines]

@@ -33,7 +33,7 @@ class ImageRecipe(TaskRecipe):
             mixer leaves it as it is. None: our own vision transformer. A name of `import polymix.timm`, such as
             "qt_vit_b1", also chooses the mixer. patch_size, dim, depth, mlp_ratio and class_token are the host's.
         host_depth: blocks of the host, where timm takes `depth`; None: its own.
-        match: "parameters" chooses the mixer's width so that it has as many parameters as attention. None: no.
+        match_parameters: choose the mixer's width so that it has as many parameters as attention, as the papers do.
         drop_path: highest rate at which the host's residual branches are dropped in training.
         optimizer: "adamw" or "sgd" with Nesterov's momentum. momentum: of "sgd".
         learning_rate_for: the batch for which learning_rate holds; it is scaled to batch_size. None: it is not scaled.
@@ -70,7 +70,7 @@ class ImageRecipe(TaskRecipe):
     allow_pickle: bool = False
     host: str | None = None
     host_depth: int | None = None
-    match: str | None = None
+    match_parameters: bool = False
     drop_path: float = 0.0
     optimizer: str = "adamw"
     momentum: float = 0.9
@@ -104,7 +104,7 @@ class ImageRecipe(TaskRecipe):
         if self.image_size % self.patch_size:
             got = f"{self.patch_size} with image_size={self.image_size}"
             raise OptionError("patch_size", got, "a divisor of the image size", "Change one of the two.")
-        for name in ("allow_pickle", "class_token", "augment"):
+        for name in ("allow_pickle", "class_token", "augment", "match_parameters"):
             check_choice(name, getattr(self, name), (True, False))
         check_number("mlp_ratio", self.mlp_ratio, 1 / self.dim, math.inf, "a number that leaves a hidden unit", 4)
         for name in ("label_smoothing", "momentum", "drop_path"):
@@ -116,7 +116,7 @@ class ImageRecipe(TaskRecipe):
         check_number("crop", self.crop, 1e-3, 1.0 + 1e-9, "a share of at most 1", 0.875)
         for name, allowed in (
             ("optimizer", OPTIMIZERS), ("schedule", SCHEDULES), ("loss", LOSSES), ("stream", (None, True, False)),
-            ("broken", BROKEN), ("interpolation", INTERPOLATIONS), ("match", (None, "parameters")),
+            ("broken", BROKEN), ("interpolation", INTERPOLATIONS),
         ):  # fmt: skip
             check_choice(name, getattr(self, name), allowed)
         check_int("repeats", self.repeats, 1, 100)
@@ -188,7 +188,7 @@ class ImageRecipe(TaskRecipe):
             if options.get("mixer", mixer) != mixer:
                 got = f"{options['mixer']!r} with host={host}"
                 raise OptionError("mixer", got, repr(mixer), f"Use host={of} for another mixer.")
-            options = {**options, "mixer": mixer, "host": of, **({"match": "parameters"} if matched else {})}
+            options = {**options, "mixer": mixer, "host": of, **({"match_parameters": True} if matched else {})}
         return super().with_options(options)
 
 
