@@ -6,8 +6,9 @@
 
 Latency: one image of 224 × 224, float32, inference, all models in turn, the median. Accuracy: a model trained on
 `polymix compare`'s scenes of four digits, enlarged to 64 × 64 pixels; the same schedule and seed for both. Both hosts
-have many convolutions, which mix too: the figures show that both train, not which is better on ImageNet. An accuracy or a latency that is not measured anew is kept from an earlier OUT.json. `--busy` says in the
-results that other work ran on the machine.
+have many convolutions, which mix too: the figures show that both train, not which is better on ImageNet. An accuracy or
+a latency that is not measured anew is kept from an earlier OUT.json. `--busy` says in the results that other work ran
+on the machine.
 """
 
 import argparse

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate
 
-from polymix.compat import cure_torchvision
-from polymix.errors import MissingExtraError, OptionError
+from polymix.convert.adapters.libraries import load_library
+from polymix.errors import OptionError
 from polymix.tasks import learner
 from polymix.tasks.order import Endless, Seeded, number
 from polymix.tasks.trainer import decay_groups
@@ -113,10 +113,8 @@ class RepeatedOrder(Endless):
         self.repeats = repeats
 
     def order(self, epoch: int) -> list[int]:
-        cure_torchvision()
-        from timm.data.distributed_sampler import RepeatAugSampler
-
-        sampler = RepeatAugSampler(
+        kind = load_library("timm.data.distributed_sampler").RepeatAugSampler
+        sampler = kind(
             range(self.size), num_replicas=1, rank=0, num_repeats=self.repeats, selected_round=0, selected_ratio=1
         )
         sampler.set_epoch(number(self.seed, "order", epoch))
@@ -133,29 +131,18 @@ def stepped_rate(step: int, rising: int, falls: list[int]) -> float:
 def _erasing(recipe: Any) -> Any:
     if not recipe.erasing:
         return None
-    kind = _timm("timm.data.random_erasing").RandomErasing
+    kind = load_library("timm.data.random_erasing").RandomErasing
     return kind(recipe.erasing, mode="pixel", device=recipe.device)
 
 
 def _mixing(recipe: Any, classes: int) -> Any:
     if not recipe.mixup and not recipe.cutmix:
         return None
-    return _timm("timm.data.mixup").Mixup(
+    return load_library("timm.data.mixup").Mixup(
         mixup_alpha=recipe.mixup, cutmix_alpha=recipe.cutmix, switch_prob=recipe.switch,
         label_smoothing=recipe.label_smoothing, num_classes=classes,
     )  # fmt: skip
 
 
 def _binary(recipe: Any) -> Any:
-    return _timm("timm.loss").BinaryCrossEntropy(recipe.label_smoothing) if recipe.loss == "bce" else None
-
-
-def _timm(module: str) -> Any:
-    """A module of timm. Raises MissingExtraError without timm."""
-    from importlib import import_module
-
-    cure_torchvision()
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise MissingExtraError("timm", str(error), "pip install timm") from error
+    return load_library("timm.loss").BinaryCrossEntropy(recipe.label_smoothing) if recipe.loss == "bce" else None

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from polymix.compat import cure_torchvision
-from polymix.errors import DataError, MissingExtraError, OptionError
+from polymix.convert.adapters.libraries import load_library
+from polymix.errors import DataError, OptionError
 from polymix.tasks.classify.pictures import fitted
 from polymix.tasks.classify.recipe import ImageRecipe
 
@@ -193,11 +193,7 @@ def transforms(recipe: ImageRecipe) -> tuple[Transform, Transform]:
     size = recipe.image_size
     if not recipe.looks_again:
         return (lambda picture: fitted(picture, size),) * 2
-    cure_torchvision()
-    try:
-        from timm.data.transforms_factory import create_transform
-    except ImportError as error:
-        raise MissingExtraError("timm, torchvision", str(error), "pip install timm torchvision") from error
+    create_transform = load_library("timm.data.transforms_factory").create_transform
     shared: dict[str, Any] = {"input_size": size, "interpolation": recipe.interpolation, "normalize": False}
     test: Any = create_transform(**shared, is_training=False, crop_pct=recipe.crop)
     if not recipe.augment:
