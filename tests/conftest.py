@@ -1,10 +1,10 @@
 import os
-from collections import defaultdict
 
 import pytest
 import torch
 from hypothesis import settings
 
+from polymix.ops.dispatch import FEW
 from polymix.ops.shared.blocks import fast_types
 
 torch.set_num_threads(1)  # the suite runs in as many processes as there are cores: threads beside them only wait
@@ -16,8 +16,9 @@ settings.load_profile("polymix")
 
 @pytest.fixture(autouse=True)
 def _blocks_for_few_tokens(monkeypatch):
-    """The blocked forms run in every test that records no gradients, however few its tokens."""
-    monkeypatch.setattr("polymix.ops.dispatch.FEW", defaultdict(int))
+    """The blocked forms run in every test that records no gradients, and C kernels in graphs, however few the tokens."""
+    monkeypatch.setattr("polymix.ops.dispatch.FEW", dict.fromkeys(FEW, 0))
+    monkeypatch.setattr("polymix.ops.dispatch.FEW_IN_A_GRAPH", {})
 
 
 @pytest.fixture(autouse=True)

@@ -82,6 +82,20 @@ def whole_model_parts() -> str:
     return table(head, lines)
 
 
+def compiled() -> str:
+    """Milliseconds of each mixer: compiled from plain PyTorch, with C kernels as nodes, and not compiled."""
+    content, lines = load("compiled.json"), []
+    ways = "compiled eager", "kernels as nodes", "plain call"
+    for row in content["rows"]:
+        gain = row["ms"]["compiled eager"] / row["ms"]["kernels as nodes"]
+        what = "training step" if row["training"] else "forward"
+        times = (f"{row['ms'][way]:.2f}" for way in ways)
+        lines.append((row["mixer"], what, f"{row['tokens']:,} × {row['batch']}", *times, f"{gain:.2f} ×"))
+    head = ("mixer", "", "tokens × batch", "compiled PyTorch, ms", "kernels as nodes, ms", "not compiled, ms", "gain")
+    setting = f"{where(content['machine'])}; 192 channels, float32."
+    return f"{setting}\n\n{table(head, lines)}\n\n`python benchmarks/compiled.py OUT.json`"
+
+
 # Conversion
 
 
@@ -383,6 +397,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "targets": targets,
     "whole-models": whole_models,
     "whole-model-parts": whole_model_parts,
+    "compiled": compiled,
     "recovery": recovery,
     "hosts": hosts,
     "timm-models": timm_models,

@@ -29,7 +29,7 @@ from polymix import ops, structured
 from polymix.errors import PolymixError
 from polymix.mixers import MixerConfig, TokenMixer, config_class, create_mixer, list_mixers, mixer_class
 from polymix.mixers.registry import ATTENTION, FLOOR
-from polymix.ops.dispatch import Operator
+from polymix.ops.operator import Operator
 from polymix.structured import Site, StructuredMap, create_map, list_maps
 
 DOCS = Path(__file__).parents[1]

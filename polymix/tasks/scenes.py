@@ -48,7 +48,7 @@ def _sources() -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
 
 def make(
     count: int, *, question: str = "which", test: bool = False, size: int = 64, seed: int = 0,
-    sides: Sequence[int] = (16, 26),
+    sides: Sequence[int] = (16, 26), snap: int = 1,
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
     """Scenes: `image`, bytes (3, size, size); `masks` (3, size, size); `labels`, places in `classes_of`; `digits`.
 
@@ -59,6 +59,7 @@ def make(
         question: "which" or "what".
         size: sides of a scene in pixels.
         sides: the smallest and the largest side of a digit, which is at least a fourth of `size` short of it.
+        snap: digits stand at multiples of so many pixels.
     """
     check_int("count", count, 1)
     check_int("size", size, 2 * max(sides))
@@ -84,7 +85,7 @@ def make(
             ink = digits[by_value[value][draw(0, len(by_value[value]))]]
             side = draw(sides[0], sides[1] + 1)
             ink = interpolate(ink[None, None], size=(side, side), mode="bilinear")[0, 0]
-            y, x = _place(taken, side, draw)
+            y, x = _place(taken, side, draw, snap)
             shade = torch.rand(3, generator=generator)
             dark = image[:, y : y + side, x : x + side].mean() > 0.5
             colour = shade * 0.25 if dark else 1 - shade * 0.25
@@ -92,7 +93,8 @@ def make(
             patch.copy_(patch * (1 - ink) + colour[:, None, None] * ink)
             mask = torch.zeros(size, size, dtype=torch.bool)
             mask[y : y + side, x : x + side] = ink > 0.35
-            taken[max(0, y - 1) : y + side + 1, max(0, x - 1) : x + side + 1] = True
+            edge = int(snap == 1)  # a pixel between digits, where they stand anywhere
+            taken[max(0, y - edge) : y + side + edge, max(0, x - edge) : x + side + edge] = True
             masks.append(mask)
         names = [RANKS[rank] for rank in order] if question == "which" else [DIGITS[value] for value in values]
         yield {"image": (image * 255).round().to(torch.uint8), "masks": torch.stack(masks),
@@ -109,11 +111,11 @@ def _background(photograph: Tensor, size: int, test: bool, draw: Any) -> Tensor:
     return (crop.mean() + (crop - crop.mean()) * 0.6).clone()
 
 
-def _place(taken: Tensor, side: int, draw: Any) -> tuple[int, int]:
+def _place(taken: Tensor, side: int, draw: Any, snap: int) -> tuple[int, int]:
     """A free place for a square, or the least covered one of 50."""
     size, best = len(taken), (1 << 30, 0, 0)
     for _ in range(50):
-        y, x = draw(0, size - side + 1), draw(0, size - side + 1)
+        y, x = (draw(0, (size - side) // snap + 1) * snap for _ in range(2))
         covered = int(taken[y : y + side, x : x + side].sum())
         best = min(best, (covered, y, x))
         if not covered:

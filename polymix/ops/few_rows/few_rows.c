@@ -12,6 +12,7 @@
 #else
 #define WIDE 4
 #endif
+#define WIDEST (2 * WIDE) /* outputs in a tile of one or two rows: reading more rows of the weight at once is faster */
 #define STRIP 16 /* outputs that a thread computes before it applies the activation */
 
 /* Activations that only this kernel has, after those of functions.h. */
@@ -41,7 +42,7 @@ typedef struct {
 /* to[t][a] = Σ_i x[t, i] w[a, i] for T rows of x and A rows of the weight, which starts at element `at`. */
 INLINE void dots(const void *x, const void *w, int64_t at, int64_t in, Next next, float (*to)[STRIP], const int T,
                  const int A, const int bf16) {
-  vec sums[HIGH][WIDE], values[HIGH];
+  vec sums[HIGH][WIDEST], values[HIGH];
   int64_t i = 0;
   UNROLL for (int t = 0; t < T; t++)
     UNROLL for (int a = 0; a < A; a++) sums[t][a] = (vec){0};
@@ -62,19 +63,25 @@ INLINE void dots(const void *x, const void *w, int64_t at, int64_t in, Next next
     UNROLL for (int a = 0; a < A; a++) to[t][a] = sum_of(sums[t][a]);
 }
 
-#define OF_ROWS(T, BODY)    \
-  switch (T) {              \
-    case 1: BODY(1); break; \
-    case 2: BODY(2); break; \
-    case 3: BODY(3); break; \
-    default: BODY(HIGH);    \
+/* BODY(rows, outputs) with constants for the tile's sizes. */
+#define OF_TILE(rows, outputs, BODY)                                                           \
+  if ((outputs) == WIDEST && (rows) == 1) BODY(1, WIDEST);                                     \
+  else if ((outputs) == WIDEST) BODY(2, WIDEST);                                               \
+  else if ((outputs) == WIDE) OF_ROWS(rows, BODY, WIDE)                                        \
+  else OF_ROWS(rows, BODY, 1)
+#define OF_ROWS(rows, BODY, A)  \
+  switch (rows) {               \
+    case 1: BODY(1, A); break;  \
+    case 2: BODY(2, A); break;  \
+    case 3: BODY(3, A); break;  \
+    default: BODY(HIGH, A);     \
   }
 
 #if LANES == 16 /* some processors with AVX-512 multiply pairs of bfloat16 numbers, which takes half the instructions */
 #define PAIRS __attribute__((target("avx512bf16")))
 PAIRS INLINE void pair_dots(const uint16_t *x, const uint16_t *w, int64_t in, Next next, float (*to)[STRIP], const int T,
                             const int A) {
-  __m512 sums[HIGH][WIDE];
+  __m512 sums[HIGH][WIDEST];
   UNROLL for (int t = 0; t < T; t++)
     UNROLL for (int a = 0; a < A; a++) sums[t][a] = _mm512_setzero_ps();
   for (int64_t i = 0; i < in; i += 2 * LANES, next.at += 2 * next.pace) {
@@ -90,29 +97,25 @@ PAIRS INLINE void pair_dots(const uint16_t *x, const uint16_t *w, int64_t in, Ne
   UNROLL for (int t = 0; t < T; t++)
     UNROLL for (int a = 0; a < A; a++) to[t][a] = sum_of((vec)sums[t][a]);
 }
-PAIRS static void pair_tile(const uint16_t *x, const uint16_t *w, int64_t in, Next next, float (*to)[STRIP], int64_t rows, int wide) {
-#define ONE(T) pair_dots(x, w, in, next, to, T, 1)
-#define MANY(T) pair_dots(x, w, in, next, to, T, WIDE)
-  if (wide) OF_ROWS(rows, MANY)
-  else OF_ROWS(rows, ONE)
-#undef ONE
-#undef MANY
+PAIRS static void pair_tile(const uint16_t *x, const uint16_t *w, int64_t in, Next next, float (*to)[STRIP], int64_t rows, int outputs) {
+#define DOTS(T, A) pair_dots(x, w, in, next, to, T, A)
+  OF_TILE(rows, outputs, DOTS)
+#undef DOTS
 }
 static int has_pairs(void) { return __builtin_cpu_supports("avx512bf16") != 0; }
 #else
-#define pair_tile(x, w, in, next, to, rows, wide) ((void)0)
+#define pair_tile(x, w, in, next, to, rows, outputs) ((void)0)
 static int has_pairs(void) { return 0; }
 #endif
 
-static void tile(const void *x, const void *w, int64_t at, int64_t in, Next next, float (*to)[STRIP], int64_t rows, int wide, int bf16) {
-#define ONE(T) dots(x, w, at, in, next, to, T, 1, 0)
-#define MANY(T) dots(x, w, at, in, next, to, T, WIDE, 0)
-#define ONE_BF16(T) dots(x, w, at, in, next, to, T, 1, 1)
-#define MANY_BF16(T) dots(x, w, at, in, next, to, T, WIDE, 1)
-  if (bf16 && wide) OF_ROWS(rows, MANY_BF16)
-  else if (bf16) OF_ROWS(rows, ONE_BF16)
-  else if (wide) OF_ROWS(rows, MANY)
-  else OF_ROWS(rows, ONE)
+static void tile(const void *x, const void *w, int64_t at, int64_t in, Next next, float (*to)[STRIP], int64_t rows, int outputs, int bf16) {
+#define DOTS(T, A) dots(x, w, at, in, next, to, T, A, 0)
+#define DOTS_BF16(T, A) dots(x, w, at, in, next, to, T, A, 1)
+  if (bf16) {
+    OF_TILE(rows, outputs, DOTS_BF16)
+  } else {
+    OF_TILE(rows, outputs, DOTS)
+  }
 }
 
 /* The outputs [first, first + n) of all rows. */
@@ -125,14 +128,14 @@ static void strip(const void *x, const void *w, const void *bias, const void *fa
     const void *from = (const char *)x + row * in * size;
     memset(sums, 0, sizeof sums);
     for (int64_t a = 0; a < n;) {
-      int wide = n - a >= WIDE;
+      int outputs = rows <= 2 && n - a >= WIDEST ? WIDEST : n - a >= WIDE ? WIDE : 1;
       int64_t at = (first + a) * in;
       float(*to)[STRIP] = (float(*)[STRIP])(&sums[0][0] + a);
       int fetch = a / WIDE % over(rows, HIGH) == row / HIGH; /* each part of the next strip in one of the passes */
       Next next = {(const char *)w + (fetch ? at + STRIP * in : at) * size, in * size, fetch ? LANES * size : 0};
-      if (pairs) pair_tile(from, (const uint16_t *)w + at, in, next, to, high, wide);
-      else tile(from, w, at, in, next, to, high, wide, bf16);
-      a += wide ? WIDE : 1;
+      if (pairs) pair_tile(from, (const uint16_t *)w + at, in, next, to, high, outputs);
+      else tile(from, w, at, in, next, to, high, outputs, bf16);
+      a += outputs;
     }
     for (int64_t t = 0; t < high; t++)
       for (int64_t a = 0; a < n; a += LANES) {

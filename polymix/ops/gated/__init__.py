@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from polymix.ops.dispatch import Operator
 from polymix.ops.gated import eager
 from polymix.ops.native.arrays import KINDS
+from polymix.ops.operator import Operator
 from polymix.ops.shared.signature import Signature
 from polymix.ops.shared.tensors import Linear
 

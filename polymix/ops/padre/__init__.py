@@ -6,7 +6,8 @@ from functools import partial
 
 from torch import Tensor
 
-from polymix.ops.dispatch import Operator, choose, without_gradients
+from polymix.ops.dispatch import choose, without_gradients
+from polymix.ops.operator import Operator
 from polymix.ops.padre import blocked, eager, native
 from polymix.ops.padre.eager import BASES, SPREAD, Convolution, PadreMaps, PadreTerms, merged_first, size
 from polymix.ops.shared.signature import Signature

@@ -8,10 +8,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from polymix.ops.dispatch import Operator, choose, without_gradients
+from polymix.ops.dispatch import choose, without_gradients
 from polymix.ops.few_rows import few_rows
 from polymix.ops.gated import gated
 from polymix.ops.native.arrays import KINDS
+from polymix.ops.operator import Operator
 from polymix.ops.pom import blocked, eager, native
 from polymix.ops.pom.decay import BLOCK, decayed_mean
 from polymix.ops.pom.eager import PomOptions, PomState, PomWeights, Terms

@@ -7,8 +7,9 @@ from typing import NamedTuple
 import torch.nn.functional as F
 from torch import Tensor
 
-from polymix.ops.dispatch import KERNELS, Operator, choose, renamed_operator
+from polymix.ops.dispatch import KERNELS, choose
 from polymix.ops.gated import gated
+from polymix.ops.operator import Operator, renamed_operator
 from polymix.ops.pooled import blocked, eager
 from polymix.ops.shared.blocks import slower_than_pytorch
 from polymix.ops.shared.signature import Signature

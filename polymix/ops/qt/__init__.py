@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polymix.ops.dispatch import Operator, choose, renamed_operator
+from polymix.ops.dispatch import choose
 from polymix.ops.few_rows import few_rows
+from polymix.ops.operator import Operator, renamed_operator
 from polymix.ops.qt import blocked, eager
 from polymix.ops.qt.eager import GUARD, QtState, feature_size
 from polymix.ops.shared.blocks import slower_than_pytorch
