@@ -51,8 +51,8 @@ LIBRARIES: dict[str, set[str]] = {
     "pyarrow": {"tasks/text/data.py"},
     "torchmetrics": {"tasks/"},
     "sklearn": {"tasks/"},
-    "skimage": {"tasks/jigsaw/data.py"},
-    "scipy": {"tasks/jigsaw/metrics.py"},
+    "skimage": {"tasks/jigsaw/data.py", "tasks/faces/scenes.py"},
+    "scipy": {"tasks/jigsaw/metrics.py", "tasks/faces/wider.py"},
     "matplotlib": {
         "pages/plots.py",
         "workflows/bench/report.py",

@@ -136,6 +136,8 @@ def whole_patches() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "fields": lambda: default_run("fields", ("miou", "accuracy")),
     "fields-tried": fields_tried,
+    "faces": lambda: default_run("faces", ("AP_hard", "AP_medium", "AP_easy")),
+    "instances": lambda: default_run("instances", ("mask_AP", "mask_AP50", "AP", "AP50")),
     "fields-paper": lambda: paper_table(fields_paper()),
     "handwriting-paper": lambda: paper_table(handwriting_paper()),
     "whole-patches": whole_patches,
