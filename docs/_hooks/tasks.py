@@ -41,6 +41,14 @@ def default_run(task: str, metrics: tuple[str, ...]) -> str:
     return f"{load(f'tasks/{task}/results.json')['machine']}.\n\n{table(head, lines)}"
 
 
+def fields_tried() -> str:
+    """What was tried on the made fields to bring PoM nearer to attention, and what each gave."""
+    tried = load("tasks/fields/results.json")["tried"]
+    lines = [(row["change"], number(row["softmax"], 3), number(row["pom"], 3)) for row in tried["rows"]]
+    head = (f"mIoU after {tried['steps']} steps of {tried['batch_size']} windows", "attention", "pom")
+    return table(head, lines)
+
+
 def number(value: float | None, digits: int, factor: float = 1.0) -> str:
     return NONE if value is None else f"{factor * value:.{digits}f}"
 
@@ -145,6 +153,7 @@ def mask_rcnn() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "fields": lambda: default_run("fields", ("miou", "accuracy")),
+    "fields-tried": fields_tried,
     "faces": lambda: default_run("faces", ("AP_hard", "AP_medium", "AP_easy")),
     "instances": lambda: default_run("instances", ("mask_AP", "mask_AP50", "AP", "AP50")),
     "mask-rcnn": mask_rcnn,
