@@ -144,8 +144,9 @@ def mask_rcnn() -> str:
         mixer = f"`{row['mixer']}`" if row["mixer"] else "`none`"
         whole = (f"{row['parameters']:.2f}", f"{row['backbone_multiply_adds']:.1f}")
         lines.append((row["block"], mixer, *shown, *whole, *precision))
-    head = ("block", "mixer", "its parameters, M (paper)", "its multiply-adds at 14 × 14, G (paper)", 
-            "parameters in all, M", "backbone at 800 × 1088, G", "box AP in the paper", "mask AP in the paper")  # fmt: skip
+    head = ("block", "mixer", "its parameters, M (paper)", "its multiply-adds at 14 × 14, G (paper)",
+            "parameters in all, M", "backbone at 800 × 1088, G", "box AP in the paper",
+            "mask AP in the paper")  # fmt: skip
     notes = "\n".join(f"- **{block}.** {note}" for block, note in content["notes"].items())
     command = "`python benchmarks/mask_rcnn.py benchmarks/results/mask-rcnn.json`"
     return f"{table(head, lines)}\n\n{notes}\n\nPyTorch {content['torch']}. {command}"
