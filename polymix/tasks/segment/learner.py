@@ -12,7 +12,7 @@ from polymix.tasks.label_maps import pixel_loss
 from polymix.tasks.segment.layouts import IGNORED
 from polymix.tasks.trainer import decay_groups
 
-HEADS = ("head", "model.decode_head")  # whose learning rate is `head_rate` times higher
+HEADS = ("head", "decode_head")  # whose learning rate is `head_rate` times higher
 
 
 def polynomial(step: int, steps: int, warmup: float, final: float, power: float) -> float:
