@@ -16,13 +16,22 @@ from polymix.errors import ResultsError
 WEIGHTS = "model.pt"
 
 
-def read_weights(folder: Path) -> dict[str, Tensor]:
-    """The weights in a folder of `polymix train` or of `save_pretrained`. Raises ResultsError where there are none."""
+def check_weights(folder: Path) -> None:
+    """Raise what `read_weights` raises of a folder without usable weights. A model.pt is mapped, not read."""
+    read_weights(folder, mmap=True)
+
+
+def read_weights(folder: Path, *, mmap: bool = False) -> dict[str, Tensor]:
+    """The weights in a folder of `polymix train` or of `save_pretrained`. Raises ResultsError where there are none.
+
+    Args:
+        mmap: leave the numbers of a model.pt on disk until they are used.
+    """
     if not (folder / WEIGHTS).is_file():
         content, weights = read(folder)
         return {_of_the_host(name, content.get("layers") or {}): value for name, value in weights.items()}
     try:
-        state: dict[str, Tensor] = torch.load(folder / WEIGHTS, map_location="cpu", weights_only=True)
+        state: dict[str, Tensor] = torch.load(folder / WEIGHTS, map_location="cpu", weights_only=True, mmap=mmap)
         if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
             raise TypeError("not tensors by name")
     except Exception as error:  # whatever torch.load raises on a damaged file
