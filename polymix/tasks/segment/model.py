@@ -47,6 +47,9 @@ class PatchSegmenter(nn.Module):
 
     def __init__(self, mixers: Sequence[MixerConfig], *, side: int, classes: int, dim: int) -> None:
         super().__init__()
+        self.options = {  # the arguments that build the same model again
+            "mixers": tuple(mixers), "side": side, "classes": classes, "dim": dim,
+        }  # fmt: skip
         self.grid = (side // STRIDE, side // STRIDE)
         widths = (dim // 4, dim // 2, dim)
         self.pixels = nn.Conv2d(3, widths[0], 1)
