@@ -73,19 +73,22 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 
     from polymix.pages.plots import COLOURS
 
-    figure = Figure(figsize=(9, 3.8), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    trained = any(row["accuracy"] is not None for row in rows)
+    figure = Figure(figsize=(9 if trained else 5, 3.8), layout="constrained")
+    left, *right = figure.subplots(1, 1 + trained, squeeze=False)[0]
     for (mixer, name), colour in zip(MIXERS.items(), COLOURS, strict=False):
         own = [row for row in rows if row["mixer"] == mixer]
-        for axes, key in ((left, "parameters"), (right, "accuracy")):
+        for axes, key in zip((left, *right), ("parameters", "accuracy"), strict=False):
             shown = [row for row in own if row.get("milliseconds") is not None and row.get(key) is not None]
             factor = 1e-6 if key == "parameters" else 100
             xs, ys = [row["milliseconds"] for row in shown], [factor * row[key] for row in shown]
             axes.plot(xs, ys, marker="o", color=colour, label=name, linestyle="-" if key == "parameters" else "none")
             for row, x, y in zip(shown, xs, ys, strict=True):
-                axes.annotate(row["size"].upper(), (x, y), textcoords="offset points", xytext=(5, 4), fontsize=8)
+                axes.annotate(row["size"].upper(), (x, y), textcoords="offset points", fontsize=8, color=colour,
+                              xytext=(6, 4) if mixer == "qt" else (-16, -10))  # fmt: skip
     left.set(xlabel="ms an image", ylabel="parameters, M", xscale="log", yscale="log")
-    right.set(xlabel="ms an image", ylabel="accuracy on digit scenes, %", xscale="log")
+    for axes in right:
+        axes.set(xlabel="ms an image", ylabel="accuracy on digit scenes, %", xscale="log")
     left.legend()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)

@@ -157,6 +157,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "fields-tried": fields_tried,
     "faces": lambda: default_run("faces", ("AP_hard", "AP_medium", "AP_easy")),
     "instances": lambda: default_run("instances", ("mask_AP", "mask_AP50", "AP", "AP50")),
+    "jigsaw": lambda: default_run("jigsaw", ("in_place", "neighbours", "solved")),
     "mask-rcnn": mask_rcnn,
     "fields-paper": lambda: paper_table(fields_paper()),
     "handwriting-paper": lambda: paper_table(handwriting_paper()),
