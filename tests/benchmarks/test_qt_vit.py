@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from polymix.compat import cure_torchvision
+
 ROOT = Path(__file__).parents[2]
+cure_torchvision()
 pytest.importorskip("timm", reason="untested: EfficientViT, without timm")
 
 
