@@ -1,13 +1,34 @@
-"""Label maps: how good a class for every pixel is, by one confusion matrix over a whole set."""
+"""Label maps, a class for every pixel: the loss, one confusion matrix over a whole set, and pictures."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
+from polymix._io import write_whole
 from polymix.errors import ShapeError
+
+PALETTE = (
+    *(f"C{place}" for place in range(10)), "#1b9e77", "#d95f02", "#7570b3", "#e7298a", "#66a61e", "#e6ab02", "#a6761d",
+    "#222266", "#99ccff",
+)  # fmt: skip
+VOID_COLOUR = "#eeeeee"
+NAMED = 24  # classes in a legend at most
+
+
+def pixel_loss(logits: Tensor, labels: Tensor, ignore: int) -> Tensor:
+    """The mean cross-entropy of the pixels whose label is not `ignore`; 0 where there are none.
+
+    Args:
+        logits: (B, K, H, W). labels: int64 (B, H, W).
+    """
+    counted = (labels != ignore).sum().clamp_min(1)
+    return cross_entropy(logits.float(), labels, ignore_index=ignore, reduction="sum") / counted
 
 
 class Confusion:
@@ -50,9 +71,48 @@ class Confusion:
         return [float(right[k] / union[k]) if counts[k].sum() > 0 else None for k in range(self.classes)]
 
 
-def windows(size: int, window: int) -> list[int]:
-    """First places of windows that cover 0 … size - 1; the last one overlaps where `window` does not divide `size`."""
-    return [*range(0, max(size - window, 0), window), max(size - window, 0)]
+def windows(size: int, window: int, step: int | None = None) -> list[int]:
+    """First places of windows that cover 0 … size - 1, `step` apart (default: `window`); the last one ends there."""
+    return [*range(0, max(size - window, 0), window if step is None else step), max(size - window, 0)]
+
+
+def colour_of(place: int) -> str:
+    """The colour of a class: one of `PALETTE`, then others, evenly spread over the hues."""
+    if place < len(PALETTE):
+        return PALETTE[place]
+    from matplotlib.colors import hsv_to_rgb, to_hex
+
+    return to_hex(hsv_to_rgb((place * 0.618 % 1, 0.55 + 0.4 * (place % 2), 0.6 + 0.35 * (place % 3) / 2)))
+
+
+def draw_label_maps(
+    path: Path, rows: Sequence[Sequence[Any]], classes: Sequence[str], titles: Sequence[str], void: int
+) -> None:
+    """A picture with a row for each sample, image first and then maps of classes, and a legend, as a PNG file.
+
+    void: the label that does not count, which is grey. The legend has the classes that occur, the first 24 of them.
+    """
+    from matplotlib.colors import ListedColormap
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch as Swatch
+
+    grey = [VOID_COLOUR] * (void + 1 - len(classes))
+    colours = ListedColormap([*(colour_of(place) for place in range(len(classes))), *grey])
+    figure = Figure(figsize=(2.1 * len(titles) + 2, 2.1 * len(rows) + 0.3), layout="constrained")
+    grid = figure.subplots(len(rows), len(titles), squeeze=False)
+    for axes, row in zip(grid, rows, strict=True):
+        axes[0].imshow(row[0])
+        axes[0].set_title(titles[0], fontsize=9)
+        axes[0].set_axis_off()
+        for place, labels, title in zip(axes[1:], row[1:], titles[1:], strict=True):
+            draw_maps(place, labels, title, colours, void + 1)
+    named = list(range(len(classes)))
+    if len(named) > NAMED:
+        there = {int(label) for row in rows for labels in row[1:] for label in torch.as_tensor(labels).unique()}
+        named = [place for place in named if place in there][:NAMED]
+    figure.legend(handles=[Swatch(color=colour_of(k), label=classes[k]) for k in named],
+                  loc="outside right center", frameon=False, fontsize=8)  # fmt: skip
+    write_whole(path, lambda part: figure.savefig(part, dpi=130, format="png"))
 
 
 def draw_maps(axes: Any, labels: Any, title: str, colours: Any, classes: int) -> None:

@@ -98,6 +98,7 @@ class TaskRecipe:
     # Options of the presets by name: "tiny", a smoke test, and "paper", the settings of the paper.
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     takes_plan: ClassVar[bool] = False  # whether model.py asks `mixers_for`
+    without_mixer: ClassVar[str | None] = None  # the value of `mixer` for a host of its own without a block
     trains_control: ClassVar[bool] = True  # whether control=None means True on the default data
 
     # Options that a resumed run may change, because they do not change the result, or because the data tells.

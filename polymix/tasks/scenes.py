@@ -32,23 +32,31 @@ def classes_of(question: str) -> tuple[str, ...]:
 
 
 @cache
-def _sources() -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """Digits (1797, 8, 8) from 0 to 1 with their labels, and photographs (3, H, W) from 0 to 1."""
+def _digits() -> tuple[Tensor, Tensor]:
+    """Digits (1797, 8, 8) from 0 to 1, and their labels."""
+    digits: Any = _datasets().load_digits()
+    return torch.tensor(digits.images).float() / 16, torch.tensor(digits.target)
+
+
+@cache
+def photographs() -> tuple[Tensor, ...]:
+    """The photographs (3, H, W) of scikit-learn, from 0 to 1."""
+    files = ("china.jpg", "flower.jpg")
+    pixels = [torch.tensor(_datasets().load_sample_image(name)) for name in files]
+    return tuple(each.permute(2, 0, 1).float() / 255 for each in pixels)
+
+
+def _datasets() -> Any:
     try:
         from sklearn import datasets
     except ImportError as error:
         raise MissingExtraError("scikit-learn", str(error), "pip install 'polymix[train]'") from error
-    digits: Any = datasets.load_digits()
-    photographs = []
-    for name in ("china.jpg", "flower.jpg"):
-        pixels = datasets.load_sample_image(name)
-        photographs.append(torch.tensor(pixels).permute(2, 0, 1).float() / 255)
-    return torch.tensor(digits.images).float() / 16, torch.tensor(digits.target), tuple(photographs)
+    return datasets
 
 
 def make(
     count: int, *, question: str = "which", test: bool = False, size: int = 64, seed: int = 0,
-    sides: Sequence[int] = (16, 26),
+    sides: Sequence[int] = (16, 26), snap: int = 1,
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
     """Scenes: `image`, bytes (3, size, size); `masks` (3, size, size); `labels`, places in `classes_of`; `digits`.
 
@@ -59,11 +67,12 @@ def make(
         question: "which" or "what".
         size: sides of a scene in pixels.
         sides: the smallest and the largest side of a digit, which is at least a fourth of `size` short of it.
+        snap: digits stand at multiples of so many pixels.
     """
     check_int("count", count, 1)
     check_int("size", size, 2 * max(sides))
     places = {name: place for place, name in enumerate(classes_of(question))}
-    digits, labels, photographs = _sources()
+    (digits, labels), backgrounds = _digits(), photographs()
     shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     held_out = round(TEST_SHARE * len(labels))
     mine = shuffled[-held_out:] if test else shuffled[:-held_out]
@@ -74,7 +83,7 @@ def make(
         return int(torch.randint(low, high, (), generator=generator))
 
     for _ in range(count):
-        image = _background(photographs[draw(0, len(photographs))], size, test, draw)
+        image = background(backgrounds[draw(0, len(backgrounds))], size, test, draw)
         first, wide = draw(0, 11 - PER_SCENE), not test and draw(0, 2)
         numbers = torch.randperm(10, generator=generator)[:PER_SCENE].sort().values if wide else first + torch.arange(3)
         order = torch.randperm(PER_SCENE, generator=generator).tolist()
@@ -84,7 +93,7 @@ def make(
             ink = digits[by_value[value][draw(0, len(by_value[value]))]]
             side = draw(sides[0], sides[1] + 1)
             ink = interpolate(ink[None, None], size=(side, side), mode="bilinear")[0, 0]
-            y, x = _place(taken, side, draw)
+            y, x = free_place(taken, side, draw, snap)
             shade = torch.rand(3, generator=generator)
             dark = image[:, y : y + side, x : x + side].mean() > 0.5
             colour = shade * 0.25 if dark else 1 - shade * 0.25
@@ -92,14 +101,15 @@ def make(
             patch.copy_(patch * (1 - ink) + colour[:, None, None] * ink)
             mask = torch.zeros(size, size, dtype=torch.bool)
             mask[y : y + side, x : x + side] = ink > 0.35
-            taken[max(0, y - 1) : y + side + 1, max(0, x - 1) : x + side + 1] = True
+            edge = int(snap == 1)  # a pixel between digits, where they stand anywhere
+            taken[max(0, y - edge) : y + side + edge, max(0, x - edge) : x + side + edge] = True
             masks.append(mask)
         names = [RANKS[rank] for rank in order] if question == "which" else [DIGITS[value] for value in values]
         yield {"image": (image * 255).round().to(torch.uint8), "masks": torch.stack(masks),
                "labels": torch.tensor([places[name] for name in names]), "digits": torch.tensor(values)}  # fmt: skip
 
 
-def _background(photograph: Tensor, size: int, test: bool, draw: Any) -> Tensor:
+def background(photograph: Tensor, size: int, test: bool, draw: Any) -> Tensor:
     """A crop of a photograph, from the part that is for training or for tests, with low contrast."""
     height, width = photograph.shape[1:]
     edge = round((1 - TEST_SHARE) * width)
@@ -109,11 +119,11 @@ def _background(photograph: Tensor, size: int, test: bool, draw: Any) -> Tensor:
     return (crop.mean() + (crop - crop.mean()) * 0.6).clone()
 
 
-def _place(taken: Tensor, side: int, draw: Any) -> tuple[int, int]:
+def free_place(taken: Tensor, side: int, draw: Any, snap: int = 1) -> tuple[int, int]:
     """A free place for a square, or the least covered one of 50."""
     size, best = len(taken), (1 << 30, 0, 0)
     for _ in range(50):
-        y, x = draw(0, size - side + 1), draw(0, size - side + 1)
+        y, x = (draw(0, (size - side) // snap + 1) * snap for _ in range(2))
         covered = int(taken[y : y + side, x : x + side].sum())
         best = min(best, (covered, y, x))
         if not covered:

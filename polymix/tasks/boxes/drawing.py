@@ -31,6 +31,17 @@ def draw_truth_and_prediction(
     write_whole(path, lambda part: figure.savefig(part, dpi=130, format="png"))
 
 
+def draw_annotated(
+    path: Path, pixels: Tensor, boxes: Tensor, names: Sequence[str], masks: Tensor | None = None
+) -> None:
+    """A picture (3, H, W) with boxes (k, 4), a name at each, and masks (k, H, W), as a PNG file."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 6 * pixels.shape[1] / pixels.shape[2]))
+    draw_boxes(figure.add_axes((0, 0, 1, 1)), pixels, boxes, names, masks)
+    write_whole(path, lambda part: figure.savefig(part, dpi=130, format="png"))
+
+
 def draw_boxes(axes: Any, pixels: Tensor, boxes: Tensor, names: Sequence[str], masks: Tensor | None = None) -> None:
     """A picture (3, H, W) on matplotlib's axes with boxes (k, 4), a name at each, and masks (k, H, W)."""
     from matplotlib.patches import Rectangle

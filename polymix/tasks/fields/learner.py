@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from polymix.tasks import learner
 from polymix.tasks.fields.pastis import VOID
+from polymix.tasks.label_maps import pixel_loss
 
 KM2 = 1e-4  # of a pixel of 10 × 10 m
 
@@ -20,9 +20,7 @@ class Learner(learner.Learner):
 
     def loss(self, batch: Any) -> Tensor:
         series, days, present, labels, _ = batch
-        real = labels != VOID
-        summed = cross_entropy(self.model(series, days, present).float(), labels, ignore_index=VOID, reduction="sum")
-        return summed / real.sum().clamp_min(1)
+        return pixel_loss(self.model(series, days, present), labels, VOID)
 
     def infer(self, batch: Any) -> Tensor:
         return self.model(*batch[:3])

@@ -19,7 +19,7 @@ from polymix.mixers.spec import parse_mixer
 from polymix.tasks.fields.data import FieldData, Windows
 from polymix.tasks.fields.pastis import VOID, Patch, read_patches
 from polymix.tasks.fields.recipe import FieldsRecipe
-from polymix.tasks.label_maps import Confusion, draw_maps
+from polymix.tasks.label_maps import Confusion, draw_label_maps
 from polymix.tasks.processes import Process
 
 DIRECTIONS = {"miou": "up", "accuracy": "up"}
@@ -88,7 +88,7 @@ def draw(model: nn.Module, data: FieldData, recipe: FieldsRecipe, folder: Path) 
         series, labels = patch.arrays()
         rows.append((clearest(series), numpy.asarray(labels), predicted.numpy()))
     path = folder / "predictions.png"
-    _picture(path, rows, data.classes, ("image", "truth", "prediction"))
+    draw_label_maps(path, rows, data.classes, ("image", "truth", "prediction"), VOID)
     return [path]
 
 
@@ -98,29 +98,6 @@ def clearest(series: Any) -> Any:
     colours = numpy.asarray(series[dark, [2, 1, 0]], dtype=numpy.float32).transpose(1, 2, 0)
     low, high = numpy.percentile(colours, 2), numpy.percentile(colours, 98)
     return ((colours - low) / max(high - low, 1e-6)).clip(0, 1)
-
-
-def _picture(path: Path, rows: Sequence[Sequence[Any]], classes: Sequence[str], titles: Sequence[str]) -> None:
-    """A picture with a row for each patch, image first and then maps of classes, and a legend."""
-    from matplotlib.colors import ListedColormap
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch as Swatch
-
-    palette = [f"C{k}" for k in range(10)] + ["#1b9e77", "#d95f02", "#7570b3", "#e7298a", "#66a61e", "#e6ab02",
-                                              "#a6761d", "#222266", "#99ccff"]  # fmt: skip
-    void = ["#eeeeee"] * (VOID + 1 - len(classes))
-    colours = ListedColormap([*palette[: len(classes)], *void])
-    figure = Figure(figsize=(2.1 * len(titles) + 2, 2.1 * len(rows) + 0.3), layout="constrained")
-    grid = figure.subplots(len(rows), len(titles), squeeze=False)
-    for axes, row in zip(grid, rows, strict=True):
-        axes[0].imshow(row[0])
-        axes[0].set_title(titles[0], fontsize=9)
-        axes[0].set_axis_off()
-        for place, labels, title in zip(axes[1:], row[1:], titles[1:], strict=True):
-            draw_maps(place, labels, title, colours, VOID + 1)
-    figure.legend(handles=[Swatch(color=palette[k], label=name) for k, name in enumerate(classes)],
-                  loc="outside right center", frameon=False, fontsize=8)  # fmt: skip
-    write_whole(path, lambda part: figure.savefig(part, dpi=130, format="png"))
 
 
 def describe(recipe: FieldsRecipe, data: FieldData) -> str:
@@ -158,7 +135,8 @@ def predict(
         test = Windows(mine, size, recipe.dates, data.mean, data.std)
         (patch, predicted), = predict_patches(model, replace(data, test=test), recipe, process)  # fmt: skip
         picture, array = folder / f"{path.stem}.png", folder / f"{path.stem}-classes.npy"
-        _picture(picture, [(clearest(patch.arrays()[0]), predicted.numpy())], data.classes, ("image", "prediction"))
+        row = (clearest(patch.arrays()[0]), predicted.numpy())
+        draw_label_maps(picture, [row], data.classes, ("image", "prediction"), VOID)
         write_whole(array, lambda part, m=predicted: _save(part, m))  # type: ignore[misc]
         counts = torch.bincount(predicted.flatten(), minlength=len(data.classes)).double() / predicted.numel()
         shares = {name: round(float(share), 4) for name, share in zip(data.classes, counts, strict=True) if share > 0}

@@ -1,36 +1,19 @@
-"""How Mask R-CNN learns: the sum of torchvision's losses."""
+"""How Mask R-CNN learns: the losses of the proposals, the boxes, the classes and the masks, added."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from polymix.tasks import learner
+from polymix.tasks.boxes.detectors import DetectorLearner
 
 
-def truths(targets: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-    """Targets as torchvision takes them: labels from 1, without crowds."""
-    return [
-        {"boxes": t["boxes"][~t["iscrowd"]], "labels": t["labels"][~t["iscrowd"]] + 1,
-         "masks": t["masks"][~t["iscrowd"]].to(torch.uint8)} for t in targets
-    ]  # fmt: skip
-
-
-class Learner(learner.Learner):
-    unit = "images"
-
-    def loss(self, batch: Any) -> Tensor:
-        """The losses of the proposals, the boxes, the classes and the masks, added."""
-        images, targets = batch
-        training = self.model.training
-        self.model.train()
-        losses: Mapping[str, Tensor] = self.model(list(images.float() / 255), truths(targets))
-        self.model.train(training)
-        return torch.stack([*losses.values()]).sum()
-
-    def infer(self, batch: Any) -> Any:
-        """Boxes, classes and masks."""
-        return self.model(list(batch[0].float() / 255))
+class Learner(DetectorLearner):
+    def truths(self, targets: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
+        """Targets with labels from 1 and masks of bytes, without crowds."""
+        return [
+            {"boxes": t["boxes"][~t["iscrowd"]], "labels": t["labels"][~t["iscrowd"]] + 1,
+             "masks": t["masks"][~t["iscrowd"]].to(torch.uint8)} for t in targets
+        ]  # fmt: skip

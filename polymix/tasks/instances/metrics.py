@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from polymix._io import write_whole
 from polymix.tasks.boxes.data import DetectionData
-from polymix.tasks.boxes.drawing import draw_boxes, draw_truth_and_prediction
+from polymix.tasks.boxes.detectors import block_in_words
+from polymix.tasks.boxes.drawing import draw_annotated, draw_truth_and_prediction
 from polymix.tasks.boxes.masks import encode
 from polymix.tasks.boxes.pictures import read_pixels
 from polymix.tasks.boxes.precision import average_precision
@@ -71,8 +70,6 @@ def predict(
     process: Process,
 ) -> list[dict[str, Any]]:
     """The objects in picture files: class, score, box and mask (RLE) in the file's pixels, drawn on a copy."""
-    from matplotlib.figure import Figure
-
     results = []
     for place, file in enumerate(files):
         pixels = read_pixels(file)
@@ -80,11 +77,9 @@ def predict(
         found = {name: value[found["scores"] >= SHOWN] for name, value in found.items()}
         names = [data.classes[i] for i in found["labels"]]
         scores = found["scores"].tolist()
-        figure = Figure(figsize=(6, 6 * pixels.shape[1] / pixels.shape[2]))
         words = [f"{name} {score:.2f}" for name, score in zip(names, scores, strict=True)]
-        draw_boxes(figure.add_axes((0, 0, 1, 1)), pixels, found["boxes"], words, found["masks"])
         path = folder / f"{place:03d}-{file.stem}.png"
-        write_whole(path, partial(figure.savefig, dpi=130, format="png"))
+        draw_annotated(path, pixels, found["boxes"], words, found["masks"])
         parts = zip(names, scores, found["boxes"].tolist(), found["masks"], strict=True)
         rows = [{"class": name, "score": round(score, 4), "box": [round(v, 2) for v in box], "mask": encode(mask)}
                 for name, score, box, mask in parts]  # fmt: skip
@@ -94,5 +89,5 @@ def predict(
 
 def describe(recipe: InstancesRecipe, data: DetectionData) -> str:
     """What the model was trained on, for the report."""
-    text = f"{recipe.mixer} in Mask R-CNN before the last block of Res4, on {data.name}: {len(data.train):,} training "
+    text = f"Mask R-CNN {block_in_words(recipe.mixer)}, on {data.name}: {len(data.train):,} training "
     return text + f"pictures and {len(data.test):,} test pictures, {len(data.classes)} classes."

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
 
-from polymix.compat import cure_torchvision
-from polymix.convert.insert import insert
-from polymix.errors import MissingExtraError, OptionError
-from polymix.mixers.spec import parse_mixer
+from polymix.errors import OptionError
 from polymix.tasks.boxes.data import DetectionData
-from polymix.tasks.instances.recipe import BACKBONES, InstancesRecipe
+from polymix.tasks.boxes.detectors import check_mixer, insert_mixer, load_torchvision
+from polymix.tasks.instances.recipe import InstancesRecipe
 
 
 def build(recipe: InstancesRecipe, data: DetectionData) -> nn.Module:
     """The detector with fresh weights."""
-    cure_torchvision()
-    try:
-        from torchvision.models import get_model
-        from torchvision.models.detection import MaskRCNN
-        from torchvision.models.detection.anchor_utils import AnchorGenerator
-        from torchvision.models.detection.backbone_utils import _resnet_fpn_extractor
-    except ImportError as error:
-        raise MissingExtraError("torchvision", str(error), "pip install 'polymix[detection]'") from error
+    load_torchvision()
+    from torchvision.models import get_model
+    from torchvision.models.detection import MaskRCNN
+    from torchvision.models.detection.anchor_utils import AnchorGenerator
+    from torchvision.models.detection.backbone_utils import _resnet_fpn_extractor
+
     options: dict[str, Any] = {"min_size": recipe.image_size, "max_size": recipe.image_size}
     for mode, before, after in (("train", 200, 100), ("test", 100, 50)):
         options |= {f"rpn_pre_nms_top_n_{mode}": before, f"rpn_post_nms_top_n_{mode}": after}
@@ -34,15 +29,13 @@ def build(recipe: InstancesRecipe, data: DetectionData) -> nn.Module:
     model: nn.Module = MaskRCNN(
         backbone, len(data.classes) + 1, box_batch_size_per_image=64, rpn_anchor_generator=anchors, **options
     )
-    at = f"backbone.body.layer3.{BACKBONES[recipe.backbone]}"
-    example = ([torch.zeros(3, recipe.image_size, recipe.image_size)],)
-    insert(model, at, parse_mixer(recipe.mixer)[1], input=example)
+    insert_mixer(model, recipe.backbone, recipe.mixer, recipe.image_size)
     return model
 
 
 def check(recipe: InstancesRecipe) -> None:
     """Raise OptionError about options that contradict, before any picture is read."""
-    parse_mixer(recipe.mixer)
+    check_mixer(recipe.mixer)
     if (recipe.data or recipe.annotations_file) and recipe.question != "what":
         raise OptionError("question", f"{recipe.question!r} with data", "it without data", "Leave it out.")
 

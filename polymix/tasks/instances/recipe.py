@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from polymix.errors import check_choice
+from polymix.tasks.boxes.detectors import LAST_OF_RES4, NO_BLOCK
 from polymix.tasks.boxes.options import PicturesRecipe
-
-BACKBONES = {"resnet18": "1", "resnet50": "5"}  # and the last block of Res4
 
 
 @dataclass(frozen=True)
@@ -19,7 +18,8 @@ class InstancesRecipe(PicturesRecipe):
     `PicturesRecipe` has the options of the data, and `TaskRecipe` those that all tasks share.
 
     Args:
-        mixer: what is inserted, as on the command line: "poly_nl:reduction=4", "non_local", "se".
+        mixer: what is inserted, as on the command line: "poly_nl:reduction=4", "non_local", "se";
+            "none": no block.
         backbone: "resnet18" or "resnet50", with a feature pyramid and batch norm that trains.
     """
 
@@ -33,6 +33,7 @@ class InstancesRecipe(PicturesRecipe):
     mixer: str = "poly_nl:reduction=4"
     backbone: str = "resnet18"
 
+    without_mixer: ClassVar[str | None] = NO_BLOCK
     with_masks: ClassVar[bool] = True
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"steps": 2, "scenes": 8, "test_scenes": 4},
@@ -40,4 +41,4 @@ class InstancesRecipe(PicturesRecipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("backbone", self.backbone, BACKBONES)
+        check_choice("backbone", self.backbone, LAST_OF_RES4)

@@ -62,7 +62,9 @@ class DomainSettings:
             got = f"--set {next(iter(self.options))}"
             raise OptionError("--set", got, "other options than mixer, seed and control", "Use --mixers and --seeds.")
         recipe = chosen_recipe(self.task, options=self.options, data=self.data, layout=self.layout, preset=self.preset)
-        labels = list(parse_mixers(self.mixers))
+        words = [word.strip() for word in self.mixers.split(",")]
+        bare = [word for word in dict.fromkeys(words) if word == recipe.without_mixer]
+        labels = [*bare, *parse_mixers(",".join(word for word in words if word not in bare) or CONTROL)]
         labels += [] if CONTROL in labels else [CONTROL]
         return {label: replace(recipe.with_mixer(label), control=False) for label in labels}
 
