@@ -15,6 +15,10 @@ MATCHED = " --set match_parameters=True"  # as the paper keeps the parameters of
 LAM = "polymix train handwriting --preset paper --data LAM --layout lam --mixer {}"
 PAGES = " --set lines=16 --set steps=50000"
 HYBRID = "pom --plan 1:1"
+MAIN_METRICS = {
+    "fields": "miou", "segment": "miou", "handwriting": "cer_blotted", "detect": "AP", "instances": "mask_AP",
+    "faces": "AP_hard", "jigsaw": "in_place",
+}  # fmt: skip
 
 
 def measured(task: str) -> dict[str, dict[str, Any]]:
@@ -39,6 +43,19 @@ def default_run(task: str, metrics: tuple[str, ...]) -> str:
     head = ("mixer", *(key.replace("_", " ") for key in metrics), "steps", f"{unit}/s training", f"{unit}/s inference",
             "peak MiB of a step")  # fmt: skip
     return f"{load(f'tasks/{task}/results.json')['machine']}.\n\n{table(head, lines)}"
+
+
+def overview() -> str:
+    """One row for each task that has results: its main metric with attention, the mixers and the floor."""
+    mixers = ("softmax", "pom", "padre", "poly_nl", "linear_floor")
+    lines = []
+    for task, metric in MAIN_METRICS.items():
+        if rows := measured(task):
+            up = next(iter(rows.values()))["directions"][metric] == "up"
+            found = (rows[name]["metrics"][metric] if name in rows else None for name in mixers)
+            what = f"{metric.replace('_', ' ')} {'↑' if up else '↓'}"
+            lines.append((f"[`{task}`]({task}.md)", what, *(number(value, 3) for value in found)))
+    return table(("domain", "metric", "attention", *(f"`{name}`" for name in mixers[1:])), lines)
 
 
 def fields_tried() -> str:
@@ -153,6 +170,7 @@ def mask_rcnn() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "tasks-overview": overview,
     "fields": lambda: default_run("fields", ("miou", "accuracy")),
     "fields-tried": fields_tried,
     "faces": lambda: default_run("faces", ("AP_hard", "AP_medium", "AP_easy")),
