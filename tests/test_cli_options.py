@@ -10,7 +10,7 @@ import pytest
 import polymix
 from polymix.cli import VERBS, main
 from polymix.tasks.domains import DOMAINS, built_domains
-from polymix.tasks.recipe import load_recipe
+from polymix.tasks.recipe import load_recipe, own_tasks
 from polymix.tasks.text import TextRecipe
 
 
@@ -86,7 +86,10 @@ def test_none_and_negative_are_errors(capsys, tmp_path, monkeypatch, arguments):
 def test_recipes_of_polymix_have_names_and_work_anywhere(tmp_path, monkeypatch):
     """`polymix train recipes/text.py` outside a checkout was a dead end."""
     monkeypatch.chdir(tmp_path)
-    assert {"classify", "recall", "text"} <= set(built_domains()) <= set(DOMAINS)
+    assert set(built_domains()) == set(own_tasks()) <= set(DOMAINS), "a domain without a recipe, or the reverse"
+    assert {"classify", "detect", "fields", "handwriting", "instances", "jigsaw", "recall", "text"} <= set(own_tasks())
+    for name in built_domains():
+        assert type(load_recipe(name)).__module__ == own_tasks()[name]
     assert isinstance(load_recipe("text"), TextRecipe)
     Path("text").write_text("a file of the user's with this name is not meant")
     assert isinstance(load_recipe("text"), TextRecipe)

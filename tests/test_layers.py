@@ -66,7 +66,7 @@ LIBRARIES: dict[str, set[str]] = {
     "rich": {"cli/"},
     "typer": {"cli/"},
     "PIL": {"tasks/"},
-    "pillow_heif": {"tasks/classify/data.py"},
+    "pillow_heif": {"tasks/classify/pictures.py"},
     "torchvision": {"compat.py", "tasks/"},
     "triton": TRITON,
     "numpy": {"tasks/"},

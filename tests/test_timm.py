@@ -55,6 +55,56 @@ def test_timm_creates_models_with_its_own_options(name, options):
     assert timm.data.resolve_data_config({}, model=model)["mean"] == tuple(model.pretrained_cfg["mean"])
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # timm leaves its pictures open
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_models_take_the_parts_of_timms_train_and_validate_scripts(tmp_path):
+    """In the order of timm's scripts: model, data settings, optimizer, loaders, mixup, schedule, steps, a checkpoint."""
+    from PIL import Image
+    from timm.data import Mixup, create_dataset, create_loader, resolve_data_config
+    from timm.loss import SoftTargetCrossEntropy
+    from timm.models import load_checkpoint
+    from timm.optim import create_optimizer_v2
+    from timm.scheduler import create_scheduler_v2
+    from timm.utils import ModelEmaV3, accuracy
+
+    for part in ("train", "validation"):
+        for name in ("n01", "n02"):
+            (tmp_path / part / name).mkdir(parents=True)
+            for shade in range(2):
+                Image.new("RGB", (70, 50), (60 * shade, 90, 20)).save(tmp_path / part / name / f"{shade}.jpg")
+    options = {"num_classes": 2, "img_size": 64, "drop_path_rate": 0.1, **SMALL}
+    model = timm.create_model("padre2_deit_tiny_patch16_224", **options)
+    config = resolve_data_config({"input_size": (3, 64, 64)}, model=model)
+    shared = {key: config[key] for key in ("input_size", "interpolation", "mean", "std", "crop_pct")}
+    loaders = [create_loader(create_dataset("", str(tmp_path), split=part, is_training=training, batch_size=4), batch_size=4,
+                             is_training=training, use_prefetcher=False, num_workers=0, **shared,
+                             **({"auto_augment": "rand-m9-mstd0.5-inc1", "re_prob": 0.25} if training else {}))
+               for part, training in (("train", True), ("validation", False))]  # fmt: skip
+    optimizer = create_optimizer_v2(model, opt="adamw", lr=1e-3, weight_decay=0.05)
+    schedule, epochs = create_scheduler_v2(optimizer, num_epochs=2, warmup_epochs=1)
+    average, mix = ModelEmaV3(model, decay=0.5), Mixup(0.8, 1.0, num_classes=2)
+    before = copy.deepcopy(average.module.state_dict())
+    for epoch in range(epochs):
+        for images, labels in loaders[0]:
+            mixed, targets = mix(images, labels)
+            loss = SoftTargetCrossEntropy()(model(mixed), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            average.update(model)
+        schedule.step(epoch + 1)
+    assert loss.isfinite() and any(
+        not torch.equal(before[name], value) for name, value in average.module.state_dict().items()
+    )
+    torch.save({"state_dict": model.state_dict()}, tmp_path / "last.pth.tar")
+    again = timm.create_model("padre2_deit_tiny_patch16_224", **options).eval()
+    load_checkpoint(again, str(tmp_path / "last.pth.tar"))
+    with torch.no_grad():
+        images, labels = next(iter(loaders[1]))
+        assert torch.equal(again(images), model.eval()(images)) and 0 <= accuracy(again(images), labels)[0] <= 100
+
+
 def test_the_rate_of_dropped_branches_rises_from_the_first_branch_to_the_last():
     model = timm.create_model("efficientvit_b0", **TINY)
     expected = sum(isinstance(m, timm.models.efficientvit_mit.ResidualBlock) and m.shortcut is not None

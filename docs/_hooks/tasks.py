@@ -41,6 +41,14 @@ def default_run(task: str, metrics: tuple[str, ...]) -> str:
     return f"{load(f'tasks/{task}/results.json')['machine']}.\n\n{table(head, lines)}"
 
 
+def fields_tried() -> str:
+    """What was tried on the made fields to bring PoM nearer to attention, and what each gave."""
+    tried = load("tasks/fields/results.json")["tried"]
+    lines = [(row["change"], number(row["softmax"], 3), number(row["pom"], 3)) for row in tried["rows"]]
+    head = (f"mIoU after {tried['steps']} steps of {tried['batch_size']} windows", "attention", "pom")
+    return table(head, lines)
+
+
 def number(value: float | None, digits: int, factor: float = 1.0) -> str:
     return NONE if value is None else f"{factor * value:.{digits}f}"
 
@@ -125,10 +133,32 @@ def whole_patches() -> str:
     return f"{setting}\n\n{table(head, lines)}\n\n`python benchmarks/whole_patches.py OUT.json`"
 
 
+def mask_rcnn() -> str:
+    """Mask R-CNN with blocks of the non-local family: what is counted, and what Poly-NL prints."""
+    content, lines = load("mask-rcnn.json"), []
+    for row in content["rows"]:
+        paper = row["printed"]
+        counts = [(f"{row[key]:.2f}", paper[key]) for key in ("block_parameters", "block_multiply_adds")]
+        shown = (f"{ours} ({NONE if theirs is None else theirs})" for ours, theirs in counts)
+        precision = [NONE if paper[key] is None else paper[key] for key in ("AP", "mask_AP")]
+        mixer = f"`{row['mixer']}`" if row["mixer"] else "`none`"
+        whole = (f"{row['parameters']:.2f}", f"{row['backbone_multiply_adds']:.1f}")
+        lines.append((row["block"], mixer, *shown, *whole, *precision))
+    head = ("block", "mixer", "its parameters, M (paper)", "its multiply-adds at 14 × 14, G (paper)",
+            "parameters in all, M", "backbone at 800 × 1088, G", "box AP in the paper",
+            "mask AP in the paper")  # fmt: skip
+    notes = "\n".join(f"- **{block}.** {note}" for block, note in content["notes"].items())
+    command = "`python benchmarks/mask_rcnn.py benchmarks/results/mask-rcnn.json`"
+    return f"{table(head, lines)}\n\n{notes}\n\nPyTorch {content['torch']}. {command}"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "fields": lambda: default_run("fields", ("miou", "accuracy")),
+    "fields-tried": fields_tried,
     "faces": lambda: default_run("faces", ("AP_hard", "AP_medium", "AP_easy")),
     "instances": lambda: default_run("instances", ("mask_AP", "mask_AP50", "AP", "AP50")),
+    "jigsaw": lambda: default_run("jigsaw", ("in_place", "neighbours", "solved")),
+    "mask-rcnn": mask_rcnn,
     "fields-paper": lambda: paper_table(fields_paper()),
     "handwriting-paper": lambda: paper_table(handwriting_paper()),
     "whole-patches": whole_patches,

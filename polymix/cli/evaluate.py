@@ -55,14 +55,24 @@ def command(
     count = f": {found.count:,} {found.unit}" if found.count else ""
     print_table(console, f"{found.model} on {found.data}, {found.split}{count}", ("", "measured"), rows)
     if found.classes:
-        lines = [(row["name"], f"{row['images']:,}", _percent(row["accuracy"])) for row in found.classes]
-        print_table(console, None, ("class", "images", "accuracy"), lines)
+        heads = [name for name in found.classes[0] if name != "name"]
+        lines = [(row["name"], *(_cell(name, row[name]) for name in heads)) for row in found.classes]
+        print_table(console, None, ("class", *heads), lines)
 
 
 LABELS = {
     "accuracy_low": "95 % interval, from", "accuracy_high": "95 % interval, to", "top_5": "among the first five",
     "majority": "always the commonest class",
 }  # fmt: skip
+
+
+def _cell(name: str, value: float | None) -> str:
+    """A class's measurement: a share of images in per cent, any other as a number."""
+    from polymix.numbers import NONE, figure
+
+    if name == "accuracy":
+        return _percent(value)
+    return NONE if value is None else f"{value:,}" if isinstance(value, int) else figure(value)
 
 
 def _percent(share: float | None) -> str:

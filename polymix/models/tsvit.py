@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,15 @@ from polymix.mixers import LinearFloorMixer, MixerConfig, SoftmaxConfig, Softmax
 from polymix.structured.dense import Dense
 
 DAYS = 366
+EMBEDDINGS = ("random", "sines")
+
+
+def year_sines(dim: int) -> Tensor:
+    """Sines and cosines of the day of the year (366, dim), of 1 to 16 periods a year in geometric steps."""
+    pairs = (dim + 1) // 2
+    periods = 16 ** (torch.arange(pairs) / max(pairs - 1, 1))
+    angles = torch.arange(DAYS)[:, None] * (2 * math.pi / DAYS) * periods
+    return torch.cat((angles.sin(), angles.cos()), 1)[:, :dim]
 
 
 class TSViT(nn.Module):
@@ -37,6 +47,8 @@ class TSViT(nn.Module):
         classes: K. bands: of an image. image_size: side of the images in pixels. patch: side of a patch.
         dim, temporal_depth, spatial_depth, heads, mlp_ratio: sizes. heads is for mixers that leave it open.
         match_parameters: narrow or widen the MLPs so that every block has as many parameters as with attention.
+        days: how the learned embedding of the day starts: "random", as published, or "sines" of 1 to 16 periods a year,
+            with which near days are alike from the start.
         mask_padding: dates that `present` marks as missing take no part. False: they are tokens, as published.
         legacy_layout: put the logits in the order of the authors' code before June 2026, which writes the pixels of a
             patch one after another into a row. Only for checkpoints of that code.
@@ -51,8 +63,8 @@ class TSViT(nn.Module):
     def __init__(
         self, mixer: MixerConfig | Sequence[MixerConfig] | None = None, *, classes: int = 19, bands: int = 10,
         image_size: int = 24, patch: int = 2, dim: int = 128, temporal_depth: int = 4, spatial_depth: int = 4,
-        heads: int = 4, mlp_ratio: float = 4.0, match_parameters: bool = False, mask_padding: bool = True,
-        legacy_layout: bool = False, chunk: int = 4096,
+        heads: int = 4, mlp_ratio: float = 4.0, match_parameters: bool = False, days: str = "random",
+        mask_padding: bool = True, legacy_layout: bool = False, chunk: int = 4096,
     ) -> None:  # fmt: skip
         super().__init__()
         sizes = {
@@ -71,6 +83,7 @@ class TSViT(nn.Module):
         for name, value in (("match_parameters", match_parameters), ("mask_padding", mask_padding),
                             ("legacy_layout", legacy_layout)):  # fmt: skip
             check_choice(name, value, (True, False))
+        check_choice("days", days, EMBEDDINGS)
         if image_size % patch:
             raise OptionError(
                 "patch", f"{patch} with image_size={image_size}", "a divisor of it", "Change one of them."
@@ -82,12 +95,22 @@ class TSViT(nn.Module):
             raise OptionError(
                 "mixer", f"{len(configs)} configs", f"one for each of {depth} blocks", "Pass one for all."
             )
+        self.options = {  # the arguments that build the same model again
+            "mixer": tuple(configs), "classes": classes, "bands": bands, "image_size": image_size, "patch": patch,
+            "dim": dim, "temporal_depth": temporal_depth, "spatial_depth": spatial_depth, "heads": heads,
+            "mlp_ratio": mlp_ratio, "match_parameters": match_parameters, "days": days, "mask_padding": mask_padding,
+            "legacy_layout": legacy_layout, "chunk": chunk,
+        }  # fmt: skip
         self.classes, self.bands, self.patch, self.chunk = classes, bands, patch, chunk
         self.mask_padding, self.legacy_layout = mask_padding, legacy_layout
         side = image_size // patch
         self.grid = (side, side)
         self.embed = nn.Linear(bands * patch**2, dim)
         self.day = nn.Linear(DAYS, dim)
+        if days == "sines":
+            with torch.no_grad():
+                self.day.weight.copy_(0.5 * year_sines(dim).t())
+                nn.init.zeros_(self.day.bias)
         self.class_tokens = nn.Parameter(torch.randn(1, classes, dim))
         self.position = nn.Parameter(torch.randn(1, side * side, dim))
         configs = [config.for_heads(heads) for config in configs]
@@ -97,6 +120,10 @@ class TSViT(nn.Module):
         over = [config.for_grid(self.grid) for config in configs[temporal_depth:]]
         self.spatial = nn.ModuleList(_block(config, dim, mlp_ratio, match_parameters) for config in over)
         self.spatial_norm = nn.LayerNorm(dim)
+        # What the blocks' mixers take, by place; conversion may later put others there, which take all of it.
+        self.masked = [not isinstance(block.mixer, LinearFloorMixer) for block in self.temporal]
+        built = [block.mixer for block in self.spatial]
+        self.gridded = [isinstance(mixer, TokenMixer) and bool(mixer.capabilities.grids) for mixer in built]
         self.head = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, patch**2))
 
     def forward(self, images: Tensor, days: Tensor, present: Tensor | None = None) -> Tensor:
@@ -127,16 +154,15 @@ class TSViT(nn.Module):
         if self.mask_padding and present is not None and not bool(present.all()):
             real = torch.cat((present.new_ones(batch, self.classes), present), 1)
             options["mask"] = real.repeat_interleave(count, 0)
-        for block in self.temporal:  # a mixer that mixes nothing needs no mask
-            x = block(x, **({} if isinstance(block.mixer, LinearFloorMixer) else options))
+        for block, masked in zip(self.temporal, self.masked, strict=True):  # a mixer that mixes nothing needs no mask
+            x = block(x, **(options if masked else {}))
         return self.temporal_norm(x[:, : self.classes]).unflatten(0, (batch, count))
 
     def along_places(self, tokens: Tensor, grid: tuple[int, int]) -> Tensor:
         """The spatial encoder: S sequences (S, N, D) of the patches of a grid, in rows, and their positions."""
         y = tokens + self._positions(grid)
-        for block in self.spatial:
-            assert isinstance(block, MixerBlock)
-            y = block(y, **({"grid": grid} if block.mixer.capabilities.grids else {}))
+        for block, gridded in zip(self.spatial, self.gridded, strict=True):
+            y = block(y, **({"grid": grid} if gridded else {}))
         return self.spatial_norm(y)
 
     def _positions(self, grid: tuple[int, int]) -> Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,18 +16,34 @@ from polymix.errors import ResultsError
 WEIGHTS = "model.pt"
 
 
-def read_weights(folder: Path) -> dict[str, Tensor]:
-    """The weights in a folder of `polymix train` or of `save_pretrained`. Raises ResultsError where there are none."""
+def check_weights(folder: Path) -> None:
+    """Raise what `read_weights` raises of a folder without usable weights. A model.pt is mapped, not read."""
+    read_weights(folder, mmap=True)
+
+
+def read_weights(folder: Path, *, mmap: bool = False) -> dict[str, Tensor]:
+    """The weights in a folder of `polymix train` or of `save_pretrained`. Raises ResultsError where there are none.
+
+    Args:
+        mmap: leave the numbers of a model.pt on disk until they are used.
+    """
     if not (folder / WEIGHTS).is_file():
-        return read(folder)[1]
+        content, weights = read(folder)
+        return {_of_the_host(name, content.get("layers") or {}): value for name, value in weights.items()}
     try:
-        state: dict[str, Tensor] = torch.load(folder / WEIGHTS, map_location="cpu", weights_only=True)
+        state: dict[str, Tensor] = torch.load(folder / WEIGHTS, map_location="cpu", weights_only=True, mmap=mmap)
         if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
             raise TypeError("not tensors by name")
     except Exception as error:  # whatever torch.load raises on a damaged file
         got = f"{folder / WEIGHTS}, which cannot be read ({one_line(error)[:200]})"
         raise ResultsError("init", got, "the weights of a model", "Train or convert it again.") from error
     return state
+
+
+def _of_the_host(name: str, layers: Mapping[str, Any]) -> str:
+    """The name of a converted model's weight in a host that was built with the mixer, and so has no adapter."""
+    layer = next((layer for layer in layers if name.startswith(f"{layer}.mixer.")), None)
+    return name if layer is None else layer + name[len(f"{layer}.mixer") :]
 
 
 def load_weights(

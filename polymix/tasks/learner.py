@@ -48,6 +48,7 @@ class Learner(LightningModule):
     """
 
     unit = "samples"  # what is counted per second
+    order_class: Any = Endless  # the order of the training samples
 
     def __init__(self, model: Any, recipe: Any, data: Any) -> None:
         super().__init__()
@@ -86,10 +87,13 @@ class Learner(LightningModule):
         optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(recipe.betas[0], recipe.betas[1]))
         return self.with_schedule(optimizer)
 
+    def before_measuring(self, model: Any) -> None:
+        """Called in evaluation, without gradients, before `model` is measured; the last time before it is saved."""
+
     def train_dataloader(self) -> Any:
         """Batches of `data.train`, a data set, joined by `data.collate` if there is one; without end."""
         recipe, dataset, trainer = self.recipe, self.data.train, self.trainer
-        places = Endless(
+        places = self.order_class(
             len(dataset), recipe.batch_size, recipe.seed, lambda: self.global_step, recipe.accumulate,
             trainer.global_rank, trainer.world_size,
         )  # fmt: skip
@@ -180,6 +184,7 @@ class Learner(LightningModule):
             self._restart_clock()
         if step % self.recipe.evaluate_every == 0 or step == self.recipe.steps:
             with self.trainer.precision_plugin.forward_context(), resting(self.best):
+                self.before_measuring(self.best)
                 self.note({"step": step, **self.measure(self.best, self.process)})
             self._restart_clock()
 

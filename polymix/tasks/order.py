@@ -107,9 +107,13 @@ class Endless:
         epoch, place = divmod(row, self.size)
         if epoch not in self.orders:
             self.orders = {other: order for other, order in self.orders.items() if other == epoch - 1}
-            generator = torch.Generator().manual_seed(number(self.seed, "order", epoch))
-            self.orders[epoch] = torch.randperm(self.size, generator=generator).tolist()
+            self.orders[epoch] = self.order(epoch)
         return self.orders[epoch][place]
+
+    def order(self, epoch: int) -> list[int]:
+        """The samples of an epoch, `size` indices."""
+        generator = torch.Generator().manual_seed(number(self.seed, "order", epoch))
+        return torch.randperm(self.size, generator=generator).tolist()
 
 
 class Seeded(Dataset[Any]):

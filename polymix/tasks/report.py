@@ -114,7 +114,9 @@ def write_report(out: Path, content: Mapping[str, Any], rows: Sequence[Row]) -> 
     training += f"{settings['precision']}."
     if speeds:
         speed, key = speeds[len(speeds) // 2]
-        training += f" {speed:,} {key.removesuffix('_per_second')} per second in training (median)."
+        training += (
+            f" {speed:,} {key.removesuffix('_per_second').replace('km2', 'km²')} per second in training (median)."
+        )
     curves = Picture("curves", "Training loss and the headline by step", lambda narrow: curve(rows, narrow))
     shown = publish([curves], out)
     headings = ["step", *(name.replace("_", " ") for name in names)]
@@ -156,6 +158,7 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
     names = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
     unit = rows[0]["unit"]
     marks = {name: "↑" if row["directions"].get(name) == UP else "↓" for row in rows for name in row["metrics"]}
+    unit = {"km2": "km²"}.get(unit, unit)
     head = ["mixer", "seed", *(f"{name.replace('_', ' ')} {marks[name]}" for name in names), "parameters",
             f"{unit}/s training", f"{unit}/s inference", "peak MiB of a step"]  # fmt: skip
     papers = any(row["paper"] for row in rows)
@@ -164,15 +167,23 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
         values = [metric(row["metrics"].get(name), name) for name in names]
         speeds = [figure(row[key]) for key in ("training_per_second", "inference_per_second")]
         peak = NONE if row["peak_bytes"] is None else figure(row["peak_bytes"] / 2**20)
-        paper = ", ".join(f"{key} {value}" for key, value in (row["paper"] or {}).items()) or NONE
+        paper = _in_the_paper(row["paper"]) if row["paper"] else NONE
         lines.append([row["mixer"], str(row["seed"]), *values, f"{row['parameters']:,}", *speeds, peak]
                      + [paper] * papers)  # fmt: skip
     return lines
 
 
+def _in_the_paper(figures: Row) -> str:
+    """The paper's figures, in the form of ours, and where they stand."""
+    named = [f"{key.replace('_', ' ')} {metric(value, key) if isinstance(value, float) else value}"
+             for key, value in figures.items() if key != "source"]  # fmt: skip
+    return ", ".join(named) + (f" ({figures['source']})" if "source" in figures else "")
+
+
 def curve(rows: Sequence[Row], narrow: bool) -> Any:
     """The training loss and the headline measurement by step."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     from polymix.pages.plots import COLOURS, NARROW
 
@@ -184,6 +195,7 @@ def curve(rows: Sequence[Row], narrow: bool) -> Any:
         its = [row for row in its if finite(row.get(name)) is not None]
         values = [100 * row[name] if name.startswith("accuracy") else row[name] for row in its]
         axes.plot([row["step"] for row in its], values, marker="o" if len(its) < 40 else None, color=COLOURS[0])
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
         title = "training loss" if name == "loss" else f"{name.replace('_', ' ')} on held-out data"
         axes.set(xlabel="step", title=title + (", %" if name.startswith("accuracy") else ""))
     return figure

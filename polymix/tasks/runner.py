@@ -47,7 +47,7 @@ from torch.utils._pytree import tree_leaves
 
 from polymix._io import check_folder, remove_unfinished, write_whole
 from polymix.errors import OptionError, ResultsError
-from polymix.tasks.initial import load_weights, read_weights
+from polymix.tasks.initial import check_weights, load_weights
 from polymix.tasks.learner import Learner, resting
 from polymix.tasks.loggers import check_logger, log, make_logger
 from polymix.tasks.order import Seeded, number, seed_all
@@ -188,7 +188,7 @@ def check_recipe(recipe: TaskRecipe) -> Task:
             allowed = ", ".join(layouts) or "None: this task has one layout"
             raise OptionError("layout", repr(recipe.layout), allowed, "Choose one of these.")
     if recipe.init is not None:
-        read_weights(Path(recipe.init))
+        check_weights(Path(recipe.init))
     task.call("model", "check", recipe)
     return task
 

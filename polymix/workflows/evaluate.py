@@ -137,7 +137,7 @@ def _of_run(run: Any, settings: Settings, say: Callable[[str], None]) -> Evaluat
     )  # fmt: skip
     rows = found.get("classes", [])
     data = settings.data or run.recipe.data or run.summary.get("name") or "the task's own"
-    count = sum(row["images"] for row in rows) if rows else found.get("count")
+    count = found["count"] if "count" in found else sum(row.get("images", 0) for row in rows) or None
     return Evaluation(
         str(settings.folder), run.task.name, str(data), settings.split, count, found.get("unit", "images"),
         found["metrics"], rows,

@@ -42,6 +42,29 @@ def siglip_text():
     return transformers.SiglipTextModel(text)
 
 
+def siglip2():
+    return transformers.Siglip2VisionModel(transformers.Siglip2VisionConfig(**VIT, num_patches=16, patch_size=8))
+
+
+def packed():
+    """Images as SigLIP 2 takes them: rows of patches, which of them are real, and rows and columns of each image."""
+    patches = torch.randn(2, 16, 192, generator=torch.Generator().manual_seed(0))
+    real = torch.ones(2, 16, dtype=torch.long)
+    return {"pixel_values": patches, "pixel_attention_mask": real, "spatial_shapes": torch.tensor([[4, 4], [4, 4]])}
+
+
+def grounding_dino():
+    text = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    backbone = swin()
+    backbone.out_features = ["stage2", "stage3", "stage4"]
+    config = transformers.GroundingDinoConfig(
+        use_timm_backbone=False, use_pretrained_backbone=False, backbone=None, backbone_config=backbone, d_model=32,
+        text_config={"model_type": "bert", **text, "vocab_size": 60}, encoder_layers=1, encoder_ffn_dim=24, dropout=0.0,
+        encoder_attention_heads=2, **DECODER, num_feature_levels=4, max_text_len=16,
+    )  # fmt: skip
+    return transformers.GroundingDinoModel(config)
+
+
 def eomt():
     config = transformers.EomtConfig(**VIT, image_size=32, patch_size=8, num_blocks=1, num_queries=3, mlp_ratio=2)
     return transformers.EomtForUniversalSegmentation(config)
@@ -123,10 +146,12 @@ HOSTS = {  # name: model, inputs, plan, number of converted layers
     "yolos": (yolos, lambda: image(32, 48), "softmax", 2),
     "segformer": (segformer, lambda: image(32, 48), "softmax", 2),
     "siglip": (siglip, lambda: image(32, 32), "softmax", 3),
+    "siglip2": (siglip2, packed, "softmax", 3),
     "siglip_text": (siglip_text, lambda: {"input_ids": torch.arange(14).reshape(2, 7)}, "softmax", 2),
     "eomt": (eomt, lambda: image(32, 32), "softmax", 2),
     "sam2": (sam2, lambda: image(64, 64), "softmax", 2),
     "rt_detr": (rt_detr, lambda: image(64, 96), "softmax", 2),
+    "rt_detr_v2": (lambda: rt_detr("RTDetrV2"), lambda: image(64, 96), "softmax", 2),
     "d_fine": (lambda: rt_detr("DFine"), lambda: image(64, 96), "softmax", 2),
     "deformable_detr": (deformable_detr, lambda: image(64, 96), "softmax", 1),
     "mask2former": (mask2former, lambda: image(64, 64), QUERIES, 1),
@@ -197,6 +222,7 @@ def test_eomt_hides_places_from_queries_until_it_is_trained():
     [
         (deformable_detr, {"*encoder_attn": "qt"}, "places that each query chooses"),
         (rt_detr, {"*encoder_attn": "qt"}, "places that each query chooses"),
+        (grounding_dino, {"*encoder_attn": "qt"}, "places that each query chooses"),
         (mask2former, {"*pixel_level_module.decoder*self_attn": "qt"}, "places that each query chooses"),
         (swin_v2, {"*attention": "qt"}, "cosines"),
         (sam2, {"*blocks.1.attn": "qt"}, "pools its queries"),
@@ -213,3 +239,13 @@ def test_a_report_says_why_attention_is_kept():
     assert kept == {"(DeformableDetrMultiscaleDeformableAttention)"}
     assert "places that each query chooses" in report.refusals["DeformableDetrMultiscaleDeformableAttention"]
     assert "DeformableDetrMultiscaleDeformableAttention is kept: deformable attention" in str(report)
+
+
+def test_segformer_of_another_release_is_refused_by_its_version():
+    """Where attention lacks what this adapter reads, the message names the release that is installed."""
+    model = segformer()
+    for module in model.modules():
+        if type(module).__name__ == "SegformerAttention":
+            del module.sequence_reduction_ratio
+    with pytest.raises(OptionError, match=rf"SegFormer of transformers {transformers.__version__}.*pip install -U"):
+        polymix.convert(model, "qt")

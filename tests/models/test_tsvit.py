@@ -56,6 +56,18 @@ def test_padre_carries_dates_to_the_class_tokens_because_they_are_prefix_tokens(
     assert torch.equal(line(tokens)[:, :3], line(changed)[:, :3]), "without prefix tokens it would reach them"
 
 
+def test_days_start_as_sines_of_the_year_or_at_random():
+    weight = model(days="sines", dim=9, heads=3).day.weight.t()
+    assert weight.shape == (366, 9) and torch.equal(weight[0, 5:], torch.full((4,), 0.5)), "cosines of day 0"
+    near, far = (weight[100] @ weight[day] for day in (101, 283))
+    assert near > 0.9 * weight[100] @ weight[100] and far < near
+    torch.testing.assert_close(weight[1, 0], 0.5 * torch.tensor(2 * torch.pi / 366).sin())
+    other = model(dim=9, heads=3).day.weight
+    assert other.abs().max() <= 366**-0.5 and not torch.equal(other, weight.t())
+    with pytest.raises(OptionError, match="days"):
+        model(days="sinus")
+
+
 def test_a_pixel_s_logits_lie_at_the_pixel():
     """Without spatial mixing the logits of a patch depend on the pixels of that patch alone."""
     host = model(spatial_depth=0)

@@ -314,6 +314,7 @@ def test_the_paper_s_preset_has_its_numbers():
     assert (paper.dim, paper.temporal_depth, paper.spatial_depth, paper.patch, paper.window) == (128, 4, 4, 2, 24)
     assert (paper.learning_rate, paper.weight_decay, paper.batch_size, paper.warmup) == (1e-3, 0.0, 16, 0.1)
     assert paper.final * paper.learning_rate == pytest.approx(5e-6) and not paper.mask_padding
+    assert paper.days == "random", "as published"
     assert paper.epochs == 100 and paper.changed(["steps=4"]).epochs is None
 
 

@@ -9,7 +9,7 @@ from PIL import Image
 
 from polymix.errors import DataError
 from polymix.tasks.classify import data as images
-from polymix.tasks.classify import load_digits, load_folder
+from polymix.tasks.classify import load_digits, load_folder, pictures
 
 
 def picture(path, size=(20, 30), mode="RGB", value=None):
@@ -131,7 +131,7 @@ def test_photos_of_phones_are_read_where_the_package_is_there(folder, monkeypatc
     both = torch.cat((data.train[0], data.test[0])).float().mean((2, 3))
     assert (both - torch.tensor([250.0, 10, 10])).abs().amax(1).min() < 6, "no image is the red one"
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
-    images._register_heic.cache_clear()
+    pictures._register_heic.cache_clear()
     (line,) = load_folder(folder, 16).skipped
     assert "phone.HEIC" in line and "pip install pillow-heif" in line
 

@@ -8,7 +8,7 @@ from PIL import Image
 
 from polymix.errors import DataError, OptionError
 from polymix.tasks.jigsaw import data, metrics
-from polymix.tasks.jigsaw.model import PuzzleSolver
+from polymix.tasks.jigsaw.model import build
 from polymix.tasks.jigsaw.recipe import JigsawRecipe
 from polymix.tasks.runner import train
 from polymix.tasks.saved import SavedRun
@@ -54,7 +54,7 @@ def test_each_place_is_taken_once():
 ])  # fmt: skip
 def test_who_knows_where_a_piece_lies(mixer, alike):
     torch.manual_seed(0)
-    model = PuzzleSolver(JigsawRecipe(mixer=mixer, dim=16, depth=2, piece_size=4)).double().eval()
+    model = build(JigsawRecipe(mixer=mixer, dim=16, depth=2, piece_size=4), None).double().eval()
     for parameter in model.parameters():  # gates that start at 0 would hide the mixer
         parameter.data += 0.1 * torch.randn_like(parameter)
     pieces, order = torch.rand(2, 16, 3, 4, 4, dtype=torch.float64), torch.randperm(16)
@@ -64,7 +64,7 @@ def test_who_knows_where_a_piece_lies(mixer, alike):
 
 
 def test_a_plan_keeps_attention_in_the_other_blocks():
-    model = PuzzleSolver(JigsawRecipe(mixer="pom", plan="1:1", dim=16, depth=2))
+    model = build(JigsawRecipe(mixer="pom", plan="1:1", dim=16, depth=2), None)
     assert [block.mixer.name for block in model.blocks] == ["pom", "softmax"]
 
 

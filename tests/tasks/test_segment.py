@@ -124,7 +124,7 @@ def test_the_head_learns_faster_and_the_rate_falls_as_a_polynomial():
     for group in optimizer.param_groups:
         rates |= {id(parameter): (group["initial_lr"], group["weight_decay"]) for parameter in group["params"]}
     for name, parameter in learner.model.named_parameters():
-        fast = name.startswith("model.decode_head.")
+        fast = name.startswith("decode_head.")
         decay = 0.01 if parameter.ndim > 1 else 0.0
         assert rates[id(parameter)] == (pytest.approx(6e-4 if fast else 6e-5), decay), name
     for _ in range(50):
@@ -185,6 +185,24 @@ def test_the_head_of_efficientvit_seg_has_its_sizes():
 def test_segformer_b0_has_its_published_parameters():
     model = _model(SegmentRecipe(host="segformer", mixer="keep", crop=64), 150)
     assert round(sum(parameter.numel() for parameter in model.parameters()) / 1e6, 1) == 3.8
+
+
+def test_a_converted_segformer_is_where_a_run_starts(tmp_path):
+    import polymix
+    from polymix.tasks.initial import load_weights
+    from polymix.tasks.segment.model import HEADS, _segformer
+
+    theirs = _segformer("tiny", 4).eval()
+    polymix.convert(theirs, "pom", input=torch.zeros(1, 3, 64, 64))
+    polymix.save_pretrained(theirs, tmp_path)
+    recipe, image = SegmentRecipe(host="segformer", size="tiny", mixer="pom", crop=64), torch.randn(1, 3, 64, 64)
+    model = _model(recipe, 4).eval()
+    load_weights(model, tmp_path, HEADS)
+    expected = nn.functional.interpolate(theirs(image).logits, (64, 64), mode="bilinear")
+    assert torch.allclose(model(image), expected, atol=1e-6)
+    said = []
+    load_weights(_model(recipe, 6), tmp_path, HEADS, said.append)
+    assert "decode_head.classifier.weight" in said[0]
 
 
 @pytest.mark.parametrize(("options", "named"), [

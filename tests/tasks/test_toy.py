@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from polymix.cli import main
+from polymix.errors import ResultsError
 from polymix.tasks.learner import Learner
 
 PAGE = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text("utf-8")
@@ -141,3 +142,22 @@ def test_a_task_without_one_of_its_files_says_which(toy, capsys):
     (toy.parents[1] / "majority" / "metrics.py").write_text("")
     status, _, error = run(capsys, toy, "--out", toy.parent / "out")
     assert status == 2 and "majority.metrics without measure" in error
+
+
+def test_initial_weights_are_read_once(tmp_path, monkeypatch):
+    """The check before any data maps the file; the numbers are read when the model exists."""
+    from polymix.tasks.initial import check_weights, load_weights
+
+    model = torch.nn.Linear(2, 3)
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    mapped, load = [], torch.load
+    monkeypatch.setattr(
+        torch, "load", lambda *args, mmap=False, **options: mapped.append(mmap) or load(*args, mmap=mmap, **options)
+    )
+    check_weights(tmp_path)
+    load_weights(torch.nn.Linear(2, 3), tmp_path)
+    assert mapped == [True, False]
+    whole = (tmp_path / "model.pt").read_bytes()
+    (tmp_path / "model.pt").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ResultsError, match="cannot be read"):
+        check_weights(tmp_path)

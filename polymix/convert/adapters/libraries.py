@@ -38,7 +38,7 @@ LIBRARIES = {
     "transformers": Library("transformers", "transformers.models.", "'polymix[text]'", by_config=True),
     "torchvision": Library("torchvision", "torchvision.models.", "torchvision"),
     "diffusers": Library("diffusers", "diffusers.models.", "diffusers", by_config=True),
-    "polymix": Library("polymix_models", "polymix.models.", "polymix"),
+    "polymix": Library("polymix_models", "polymix.", "polymix"),
 }
 
 

@@ -13,7 +13,7 @@ from torch.nn.functional import interpolate
 
 from polymix.errors import DataError
 
-SIDE, CLASSES = 32, 100
+SIDE, CLASSES, IMAGES = 32, 100, 60_000
 ROW = 2 + 3 * SIDE**2  # bytes of an image: coarse label, fine label, pixels
 BINARY, PYTHON = "cifar-100-binary", "cifar-100-python"
 FILES = {BINARY: ("train.bin", "test.bin"), PYTHON: ("train", "test")}

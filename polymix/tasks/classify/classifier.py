@@ -7,7 +7,9 @@ from pathlib import Path
 import torch
 
 from polymix.errors import DataError
-from polymix.tasks.classify.data import ImageSets, _read
+from polymix.tasks.classify.data import ImageSets
+from polymix.tasks.classify.metrics import prepare
+from polymix.tasks.classify.pictures import UNREADABLE, read_picture
 from polymix.tasks.classify.recipe import ImageRecipe
 from polymix.tasks.saved import SavedRun
 
@@ -31,7 +33,7 @@ class Classifier:
             got = f"{folder}, of {run.task.name} on {run.summary.get('name')}"
             raise DataError("folder", got, "a run of images on a folder of pictures", "Train one with --data FOLDER.")
         data: ImageSets = run.task.data.from_summary(recipe, run.summary)
-        self.images, self.size, self.model = data.images, recipe.image_size, run.load()
+        self.images, self.data, self.recipe, self.model = data.images, data, recipe, run.load()
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -41,11 +43,9 @@ class Classifier:
     def __call__(self, path: str | Path) -> dict[str, float]:
         """The probability of each class for a picture file. Raises DataError if it cannot be read."""
         try:
-            pixels = _read(Path(path), self.size)
-        except (OSError, ValueError, SyntaxError, EOFError) as error:  # what Pillow raises on broken files
+            picture = read_picture(Path(path))
+        except UNREADABLE as error:
             raise DataError("path", f"{path} ({error})", "a picture that Pillow can read", "") from error
-        if self.images.channels == 1:
-            pixels = pixels.float().mean(0, keepdim=True)
-        shares = self.model(self.images.normalise(pixels[None])).softmax(1)[0]
+        shares = self.model(prepare(picture, self.recipe, self.data)).softmax(1)[0]
         order = shares.argsort(descending=True).tolist()
         return {self.classes[place]: shares[place].item() for place in order}

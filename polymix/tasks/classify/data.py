@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from polymix.errors import DataError, MissingExtraError
 from polymix.tasks.classify import cifar
+from polymix.tasks.classify.pictures import FORMATS, HEIC, UNREADABLE, _read, read_picture
 from polymix.tasks.classify.recipe import ImageRecipe
+from polymix.tasks.classify.stream import Pictures, Samples, StreamedImages, Unreadable, refused, transforms
 
 SPLIT_SEED = 0
 TEST_SHARE = 0.2
-FORMATS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
-HEIC = {".heic", ".heif"}  # read by pillow-heif
 TRAINING, HELD_OUT = ("train", "training"), ("val", "valid", "validation", "test")  # names of folders, as in ImageNet
 LAYOUTS = ("folder", cifar.BINARY, cifar.PYTHON)  # a folder per class, with or without train and val; CIFAR-100
-UNREADABLE = (OSError, ValueError, SyntaxError, EOFError)  # what Pillow raises on broken files
 MAX_BYTES = 4 << 30  # images are kept decoded, as bytes
 
 
@@ -51,6 +49,20 @@ class ImageData:
     @property
     def image_size(self) -> int:
         return self.train[0].shape[-1]
+
+    @property
+    def is_bytes(self) -> bool:
+        """Whether images are bytes, as pictures are, and not small floats."""
+        return self.train[0].dtype == torch.uint8
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Training and test images."""
+        return len(self.train[1]), len(self.test[1])
+
+    def test_batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The test images and their classes, `size` at a time."""
+        yield from zip(self.test[0].split(size), self.test[1].split(size), strict=True)
 
     @property
     def majority(self) -> tuple[str, float]:
@@ -109,32 +121,103 @@ class ImageData:
 class ImageSets:
     """The images of a run, and the training images as a data set."""
 
-    images: ImageData
-    train: TensorDataset
+    images: ImageData | StreamedImages
+    train: Dataset[Any]
 
     def summary(self) -> dict[str, Any]:
         """What a saved model needs to take other images: the classes in order, channels, mean and deviation."""
         images = self.images
         return {
             "name": images.name, "classes": list(images.classes), "channels": images.channels,
-            "bytes": images.train[0].dtype == torch.uint8, "train": len(images.train[0]), "test": len(images.test[0]),
+            "bytes": images.is_bytes, "train": images.counts[0], "test": images.counts[1],
             "mean": images.mean.flatten().tolist(), "std": images.std.flatten().tolist(),
         }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class StreamedSets(ImageSets):
+    """Images that are decoded when they are used."""
+
+    images: StreamedImages
+
+    def fingerprint(self) -> list[int]:
+        """Tells other files, classes or pixels apart without decoding pictures."""
+        return [*self.images.counts, self.images.training.fingerprint(), self.images.held_out.fingerprint()]
+
+
 def load(recipe: ImageRecipe, folder: Path, say: Callable[[str], None] = lambda text: None) -> ImageSets:
-    """The images of a recipe: its folder's, or the digits."""
+    """The images of a recipe: its folder's, or the digits; in memory, or decoded when they are used."""
     size = recipe.image_size
-    layout = None if recipe.data is None else recipe.layout or cifar.recognise(Path(recipe.data)) or LAYOUTS[0]
-    if recipe.data is None:
+    source = Path(recipe.data or "")
+    layout = None if recipe.data is None else recipe.layout or cifar.recognise(source) or LAYOUTS[0]
+    if recipe.stream or recipe.looks_again or (recipe.stream is None and _too_many(source, layout, size)):
+        return _streamed(recipe, source, layout, say)
+    if layout is None:
         images = load_digits(size)
     elif layout == LAYOUTS[0]:
-        images = load_folder(Path(recipe.data), size)
+        images = load_folder(source, size)
     else:
-        images = _load_cifar(Path(recipe.data), str(layout), recipe.allow_pickle, size, say)
+        images = _load_cifar(source, str(layout), recipe.allow_pickle, size, say)
     for path in images.skipped:
+        if recipe.broken == "refuse":
+            raise refused(ValueError(path))
         say(f"Skipped {path}")
     return ImageSets(images, TensorDataset(*images.train))
+
+
+def _too_many(source: Path, layout: str | None, size: int) -> bool:
+    """Whether a folder's images do not fit into memory, decoded."""
+    if layout is None:
+        return False
+    if layout != LAYOUTS[0]:
+        return cifar.IMAGES * 3 * size**2 > MAX_BYTES
+    parts = [_by_class(part) for part in find_splits(source) if part is not None]
+    return sum(len(files) for part in parts for files in part.values()) * 3 * size**2 > MAX_BYTES
+
+
+def _streamed(recipe: ImageRecipe, source: Path, layout: str | None, say: Callable[[str], None]) -> StreamedSets:
+    if layout is None:
+        digits = load_digits()
+        name, classes = digits.name, digits.classes
+        parts = tuple(Pictures(labels, rows=rows) for rows, labels in (digits.train, digits.test))
+    elif layout != LAYOUTS[0]:
+        classes, *pixels = cifar.read(source, layout, recipe.allow_pickle, say)
+        name, parts = str(source), tuple(Pictures(labels, rows=rows) for rows, labels in pixels)
+    else:
+        name = str(source)
+        classes, *parts = _list_folder(source)  # type: ignore[assignment]
+    training, test = transforms(recipe)
+    refuse = recipe.broken == "refuse"
+    images = StreamedImages(name, classes, parts[0], parts[1], recipe.image_size, test, refuse)
+    say(f"{len(parts[0]):,} training and {len(parts[1]):,} test images of {len(classes)} classes, decoded when used")
+    return StreamedSets(images, Samples(parts[0], training, refuse))
+
+
+def _list_folder(folder: Path) -> tuple[tuple[str, ...], Pictures, Pictures]:
+    """The classes, in sorted order as ImageNet's, and the training and test files. No file is opened."""
+    training, held_out = find_splits(folder)
+    found, tests = _by_class(training), None if held_out is None else _by_class(held_out)
+    classes = tuple(found)
+    _check_classes({name: len(files) for name, files in found.items()}, ())
+    if tests is not None:
+        _check_same(set(classes), set(tests), training, held_out)
+    parts = []
+    for part in (found, tests):
+        if part is not None:
+            files = [str(file) for name in classes for file in part[name]]
+            labels = torch.tensor([place for place, name in enumerate(classes) for _ in part[name]])
+            parts.append(Pictures(labels, files, read=_open))
+    if tests is None:
+        train, test = _split(torch.arange(len(parts[0])), parts[0].labels)
+        parts = [parts[0].chosen(train[0]), parts[0].chosen(test[0])]
+    return classes, parts[0], parts[1]
+
+
+def _open(path: Path) -> Any:
+    try:
+        return read_picture(path)
+    except UNREADABLE as error:
+        raise Unreadable(f"{path}: {str(error) or type(error).__name__}") from error
 
 
 def _load_cifar(folder: Path, layout: str, allow_pickle: bool, size: int, say: Callable[[str], None]) -> ImageData:
@@ -144,14 +227,18 @@ def _load_cifar(folder: Path, layout: str, allow_pickle: bool, size: int, say: C
     return ImageData(str(folder), classes, train, test)
 
 
-def check(folder: Path, layout: str | None = None) -> list[str]:
-    """Every problem of a folder of images: a sentence that names the file, or the class."""
+def check(folder: Path, layout: str | None = None, allow_pickle: bool = False) -> list[str]:
+    """Every problem of a folder of images: a sentence that names the file, or the class.
+
+    Args:
+        allow_pickle: read pickled data sets, which can run any code.
+    """
     folder = Path(folder)
     layout = layout or cifar.recognise(folder) or LAYOUTS[0]
     problems: list[str] = []
     try:
         if layout != LAYOUTS[0]:
-            cifar.read(folder, layout, allow_pickle=True)
+            cifar.read(folder, layout, allow_pickle)
             return []
         training, held_out = find_splits(folder)
         parts = [_by_class(part) for part in (training, held_out) if part is not None]
@@ -178,7 +265,11 @@ def for_evaluation(
 
     whole: all images instead of those held out. limit: at most so many, drawn at random with a fixed seed.
     """
-    images = load(recipe, Path(), say).images.known_as(summary)
+    loaded = load(recipe, Path(), say)
+    if isinstance(loaded, StreamedSets):
+        streamed = loaded.images.known_as(summary).restricted(whole, limit, SPLIT_SEED)
+        return StreamedSets(streamed, loaded.train)
+    images: Any = loaded.images.known_as(summary)
     test = (torch.cat((images.train[0], images.test[0])), torch.cat((images.train[1], images.test[1])))
     test = test if whole else images.test
     if limit is not None and limit < len(test[1]):
@@ -238,10 +329,16 @@ def find_splits(folder: Path) -> tuple[Path, Path | None]:
     """The folders of the training and of the test images, where `folder` holds such, as ImageNet does; else itself.
 
     That is, where all of its sub-folders have names such as train, val and test, and hold folders themselves.
+    Raises DataError where train has a folder per class and val has none, as ImageNet's archives, or does not exist.
     """
     subs = _sub_folders(folder)
     training = [sub for sub in subs if sub.name.lower() in TRAINING and _sub_folders(sub)]
     held_out = [sub for name in HELD_OUT for sub in subs if sub.name.lower() == name and _sub_folders(sub)]
+    flat = [sub for sub in subs if sub.name.lower() in HELD_OUT and sub not in held_out]
+    if training and not held_out and len(subs) == 1 + len(flat):
+        got = f"{flat[0]} without a folder per class" if flat else f"{folder} with {training[0].name} and without val"
+        cure = "Sort its pictures into the folders of its classes." if flat else f"Pass {training[0]} to split it."
+        raise DataError("--data", got, "train/CLASS/… and val/CLASS/…", cure)
     if len(training) != 1 or not held_out or len(subs) != 1 + len(held_out):
         return folder, None
     return training[0], held_out[0]
@@ -269,6 +366,23 @@ def _check_size(total: int, image_size: int) -> None:
     if size > MAX_BYTES:
         got = f"{total} images, {size / 2**30:.1f} GiB at {image_size} × {image_size}"
         raise DataError("--data", got, f"at most {MAX_BYTES >> 30} GiB", "Use a smaller --image-size or fewer images.")
+
+
+def _check_classes(counts: Mapping[str, int], skipped: Sequence[str]) -> None:
+    """DataError unless two classes or more have images, each of them two or more."""
+    classes = [name for name, count in counts.items() if count]
+    if len(classes) < 2 or min(counts[name] for name in classes) < 2:
+        short = {name: count for name, count in counts.items() if len(classes) < 2 or count < 2}
+        got = "readable images by class: " + (", ".join(f"{name}: {count}" for name, count in short.items()) or "none")
+        cure = "Put each class into its own sub-folder, or remove classes with a single image."
+        cure += f" Unreadable: {'; '.join(skipped)}" if skipped else ""
+        raise DataError("--data", got, "two or more classes with two or more readable images each", cure)
+
+
+def _check_same(training_classes: set[str], test_classes: set[str], training: Path, held_out: Path | None) -> None:
+    if training_classes != test_classes:
+        odd = ", ".join(sorted(training_classes ^ test_classes))
+        raise DataError("--data", f"{odd} in one of {training} and {held_out} alone", "the same classes in both", "")
 
 
 def load_folder(
@@ -310,16 +424,10 @@ def load_folder(
     images, labels = read(found)
     counts = {name: labels.count(name) for name in found}
     classes = tuple(name for name, count in counts.items() if count)
-    if len(classes) < 2 or min(counts[name] for name in classes) < 2:
-        short = {name: count for name, count in counts.items() if len(classes) < 2 or count < 2}
-        got = "readable images by class: " + (", ".join(f"{name}: {count}" for name, count in short.items()) or "none")
-        cure = "Put each class into its own sub-folder, or remove classes with a single image."
-        cure += f" Unreadable: {'; '.join(skipped)}" if skipped else ""
-        raise DataError("--data", got, "two or more classes with two or more readable images each", cure)
+    _check_classes(counts, skipped)
     test_images, test_labels = read(tests)
-    if held_out is not None and set(test_labels) != set(classes):
-        odd = ", ".join(sorted(set(test_labels) ^ set(classes)))
-        raise DataError("--data", f"{odd} in one of {training} and {held_out} alone", "the same classes in both", "")
+    if held_out is not None:
+        _check_same(set(classes), set(test_labels), training, held_out)
     if all(bool((image[0] == image[1]).all() and (image[0] == image[2]).all()) for image in (*images, *test_images)):
         images, test_images = ([image[:1] for image in part] for part in (images, test_images))
 
@@ -331,71 +439,3 @@ def load_folder(
     else:
         train, test = joined(images, labels), joined(test_images, test_labels)
     return ImageData(str(folder), classes, train, test, tuple(skipped))
-
-
-@cache
-def _register_heic() -> None:
-    """Let Pillow read HEIC."""
-    try:
-        import pillow_heif
-    except ImportError as error:
-        raise ValueError("HEIC needs another package: pip install pillow-heif") from error
-    pillow_heif.register_heif_opener()
-
-
-def read_picture(path: Path) -> Any:
-    """The picture in a file as an upright RGB image of Pillow. Transparency becomes white.
-
-    Raises OSError, ValueError, SyntaxError or EOFError for a file that cannot be read.
-    """
-    try:
-        from PIL import Image, ImageOps
-    except ImportError as error:
-        raise MissingExtraError("pillow", "no such package", "pip install 'polymix[train]'") from error
-    if path.suffix.lower() in HEIC:
-        _register_heic()
-    try:
-        opened = Image.open(path)
-    except Image.DecompressionBombError as error:
-        raise ValueError(f"over {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels, more than Pillow reads") from error
-    with opened as image:
-        upright = ImageOps.exif_transpose(image)
-        if upright.mode == "F" or upright.mode.startswith("I"):
-            upright = _as_bytes(upright)
-        if upright.has_transparency_data:
-            upright = upright.convert("RGBA")
-            upright = Image.alpha_composite(Image.new("RGBA", upright.size, "white"), upright)
-        return upright.convert("RGB")
-
-
-def as_tensor(image: Any) -> Tensor:
-    """An RGB image of Pillow as (3, H, W) bytes."""
-    data = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
-    return data.reshape(image.height, image.width, 3).permute(2, 0, 1).contiguous()
-
-
-def _read(path: Path, size: int) -> Tensor:
-    """The image in a file as (3, size, size) bytes."""
-    picture = read_picture(path)
-    from PIL import Image, ImageOps
-
-    return as_tensor(ImageOps.fit(picture, (size, size), Image.Resampling.BILINEAR))
-
-
-def _as_bytes(image: Any) -> Any:
-    """A grey image of 16 or 32 bits or of floats as bytes; Pillow's own conversion cuts off at 255, which is white.
-
-    16 bits: by their whole range. Floats in [0, 1]: by that range. Others: from the smallest to the largest value, or
-    as they are where these fit into a byte.
-    """
-    sixteen = image.mode.startswith("I;16")
-    image = image if image.mode in ("I", "F") else image.convert("I")
-    low, high = image.getextrema()
-    if image.mode == "F":
-        low, high = (0.0, 1.0) if low >= 0 and high <= 1 else (0, 255) if low >= 0 and high <= 255 else (low, high)
-    elif sixteen or (low >= 0 and 255 < high <= 65535):  # older versions of Pillow read 16 bits as 32
-        low, high = 0, 65535
-    elif low >= 0 and high <= 255:
-        low, high = 0, 255
-    scale = 255 / ((high - low) or 1)
-    return image.convert("F").point(lambda value: value * scale + -low * scale).convert("L")

@@ -1,4 +1,4 @@
-"""The vision transformer that a recipe asks for."""
+"""The model that a recipe asks for: our vision transformer, or a host of timm, with a mixer in attention's place."""
 
 from __future__ import annotations
 
@@ -6,10 +6,20 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
+from polymix.convert.matching import matched
+from polymix.errors import OptionError
+from polymix.mixers import MixerConfig
 from polymix.mixers.spec import parse_mixer
 from polymix.models import VisionTransformer
 from polymix.tasks.classify.data import ImageSets
 from polymix.tasks.classify.recipe import ImageRecipe
+from polymix.tasks.classify.stream import transforms
+from polymix.tasks.recipe import ATTENTION
+
+HEADS = ("head", "classifier", "fc")  # of our model, and of the hosts of timm
 
 
 def _options(recipe: ImageRecipe, channels: int, classes: int) -> dict[str, Any]:
@@ -19,29 +29,86 @@ def _options(recipe: ImageRecipe, channels: int, classes: int) -> dict[str, Any]
     }  # fmt: skip
 
 
+def _host_options(recipe: ImageRecipe, channels: int, classes: int) -> dict[str, Any]:
+    match = "parameters" if recipe.match_parameters else None
+    options = {
+        "num_classes": classes, "in_chans": channels, "img_size": recipe.image_size, "match": match,
+        "drop_path_rate": recipe.drop_path, "depth": recipe.host_depth,
+    }  # fmt: skip
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _mixer(recipe: ImageRecipe) -> MixerConfig:
+    """The mixer of our own model, with as many parameters as attention where the recipe asks for it."""
+    config = parse_mixer(recipe.mixer)[1]
+    if not recipe.match_parameters:
+        return config
+    attention = parse_mixer(ATTENTION)[1].build(recipe.dim, device="meta")
+    return matched(config, recipe.dim, sum(p.numel() for p in attention.parameters()))
+
+
+def _build(recipe: ImageRecipe, channels: int, classes: int, **kw: Any) -> nn.Module:
+    if recipe.host is None:
+        return VisionTransformer(_mixer(recipe), **_options(recipe, channels, classes), **kw)
+    from polymix.timm import create
+
+    return create(recipe.mixer, recipe.host, **_host_options(recipe, channels, classes))
+
+
 def check(recipe: ImageRecipe) -> None:
-    """Raise what `build` would raise about the recipe, before any image is read."""
-    VisionTransformer(parse_mixer(recipe.mixer)[1], **_options(recipe, 3, 2), device="meta")
+    """Raise what `build` and the transforms would raise about the recipe, before any image is read."""
+    transforms(recipe)
+    if recipe.host is None:
+        _build(recipe, 3, 2, device="meta")
+        return
+    with torch.device("meta"):
+        try:
+            model = _build(recipe, 3, 2).eval()
+        except TypeError as error:  # of timm, for an option that the host does not take
+            got = f"{recipe.host} with {error}"
+            raise OptionError("host", got, "a host that takes these options", "Leave host_depth out.") from error
+        first = next(part for part in model.modules() if isinstance(part, nn.Conv2d))
+        patch = first.stride[0] if first.stride == first.kernel_size else 1
+        for side in dict.fromkeys((recipe.image_size, *(recipe.sizes or ()))):
+            name = "sizes" if side != recipe.image_size else "image_size"
+            if side % patch:  # timm leaves the rest of the image out
+                raise OptionError(name, f"{side} for {recipe.host}", f"a multiple of its patches of {patch}", "")
+            try:
+                model(torch.empty(1, 3, side, side))
+            except (NotImplementedError, RuntimeError) as error:
+                if "meta" not in str(error):  # XCiT reads values, which the meta device has not
+                    raise OptionError(name, f"{side} for {recipe.host}: {error}", "another size", "") from error
+            except (AssertionError, ValueError) as error:
+                got = f"{side} for {recipe.host} with {recipe.mixer}: {error}"
+                raise OptionError(name, got, "a size that the host can take", "Try 224, without sizes.") from error
 
 
-def build(recipe: ImageRecipe, data: ImageSets) -> VisionTransformer:
+def build(recipe: ImageRecipe, data: ImageSets) -> nn.Module:
     """The model with fresh weights."""
-    options = _options(recipe, data.images.channels, len(data.images.classes))
-    return VisionTransformer(parse_mixer(recipe.mixer)[1], **options)
+    return _build(recipe, data.images.channels, len(data.images.classes))
+
+
+def host_name(recipe: ImageRecipe) -> str:
+    return recipe.host or "VisionTransformer"
 
 
 def usage(recipe: ImageRecipe, data: ImageSets, folder: Path) -> list[str]:
     """Python lines that load the model, for the report."""
-    options = _options(recipe, data.images.channels, len(data.images.classes))
-    words = ", ".join(f"{name}={value!r}" for name, value in options.items())
-    return [
-        "import torch",
-        "from polymix.mixers.spec import parse_mixer",
-        "from polymix.models import VisionTransformer",
-        "",
-        f"model = VisionTransformer(parse_mixer({recipe.mixer!r})[1], {words})",
-        f"model.load_state_dict(torch.load({str(folder / 'model.pt')!r}))",
-    ]
+    channels, classes = data.images.channels, len(data.images.classes)
+    if recipe.host is None:
+        words = ", ".join(f"{name}={value!r}" for name, value in _options(recipe, channels, classes).items())
+        lines = ["from polymix.models import VisionTransformer"]
+        made = f"VisionTransformer(parse_mixer({recipe.mixer!r})[1], {words})"
+        if recipe.match_parameters:
+            lines = ["from polymix.tasks.saved import SavedRun"]
+            return [*lines, "", f"model = SavedRun.of({str(folder)!r}).load()"]
+        lines = ["from polymix.mixers.spec import parse_mixer", *lines]
+    else:
+        words = ", ".join(f"{name}={value!r}" for name, value in _host_options(recipe, channels, classes).items())
+        lines = ["from polymix.timm import create"]
+        made = f"create({recipe.mixer!r}, {recipe.host!r}, {words})"
+    load = f"model.load_state_dict(torch.load({str(folder / 'model.pt')!r}))"
+    return ["import torch", *lines, "", f"model = {made}", load]
 
 
 def next_commands(recipe: ImageRecipe, data: ImageSets, folder: Path) -> list[tuple[str, str]]:

@@ -47,6 +47,9 @@ class DenseDetector(nn.Module):
 
     def __init__(self, mixer: MixerConfig, *, image_size: int, classes: int, dim: int, depth: int) -> None:
         super().__init__()
+        self.options = {  # the arguments that build the same model again
+            "mixer": mixer, "image_size": image_size, "classes": classes, "dim": dim, "depth": depth,
+        }  # fmt: skip
         side = image_size // self.stride
         self.grid = (side, side)
         widths = (dim // 2, dim, dim)

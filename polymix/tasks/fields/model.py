@@ -20,7 +20,7 @@ def _options(recipe: FieldsRecipe, classes: int) -> dict[str, Any]:
         "classes": classes, "bands": BANDS, "image_size": recipe.window, "patch": recipe.patch, "dim": recipe.dim,
         "temporal_depth": recipe.temporal_depth, "spatial_depth": recipe.spatial_depth, "heads": recipe.heads,
         "match_parameters": recipe.match_parameters,
-        "mask_padding": recipe.mask_padding, "legacy_layout": recipe.legacy_layout,
+        "days": recipe.days, "mask_padding": recipe.mask_padding, "legacy_layout": recipe.legacy_layout,
     }  # fmt: skip
 
 

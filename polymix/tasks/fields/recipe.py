@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from polymix.errors import OptionError, check_choice, check_int
+from polymix.models.tsvit import EMBEDDINGS
 from polymix.tasks.recipe import TaskRecipe
 
 
@@ -24,18 +25,19 @@ class FieldsRecipe(TaskRecipe):
         classes: crops and background; None: as many as the default data has, or 19 for PASTIS.
         dim, heads, temporal_depth, spatial_depth: sizes of TSViT. heads is for mixers that leave it open.
         match_parameters: narrow or widen the MLPs so that every mixer has the parameters of attention.
+        days: how the embedding of the day starts: "sines", or "random", as published.
         mask_padding: dates that pad a series take no part. False: they do, as published.
         legacy_layout: the order of pixels in the authors' code before June 2026, for its checkpoints.
         made_train, made_test: patches of the default data.
     """
 
-    batch_size: int = 16
-    steps: int = 600
-    learning_rate: float = 2e-3
+    batch_size: int = 8
+    steps: int = 400
+    learning_rate: float = 3e-3
     warmup: float = 0.2
     final: float = 0.0
     weight_decay: float = 0.01
-    evaluate_every: int = 150
+    evaluate_every: int = 100
     mixer: str = "pom"
     fold: int = 1
     allow_pickle: bool = False
@@ -48,6 +50,7 @@ class FieldsRecipe(TaskRecipe):
     temporal_depth: int = 2
     spatial_depth: int = 2
     match_parameters: bool = False
+    days: str = "sines"
     mask_padding: bool = True
     legacy_layout: bool = False
     made_train: int = 600
@@ -60,7 +63,8 @@ class FieldsRecipe(TaskRecipe):
         # An epoch of fold 1 is 3,274 steps: 1,455 patches, each of 36 windows that cover its 128 × 128 pixels.
         "paper": {"patch": 2, "dim": 128, "heads": 4, "temporal_depth": 4, "spatial_depth": 4, "batch_size": 16,
                   "epochs": 100.0, "learning_rate": 1e-3, "weight_decay": 0.0, "warmup": 0.1, "final": 0.005,
-                  "betas": (0.9, 0.999), "mask_padding": False, "evaluate_every": 3274, "checkpoint_every": 3274},
+                  "betas": (0.9, 0.999), "days": "random", "mask_padding": False,
+                  "evaluate_every": 3274, "checkpoint_every": 3274},
     }  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -70,6 +74,7 @@ class FieldsRecipe(TaskRecipe):
         for name in ("temporal_depth", "spatial_depth"):
             check_int(name, getattr(self, name), 0)
         check_int("fold", self.fold, 1, 5)
+        check_choice("days", self.days, EMBEDDINGS)
         for name in ("allow_pickle", "match_parameters", "mask_padding", "legacy_layout"):
             check_choice(name, getattr(self, name), (True, False))
         if self.classes is not None:

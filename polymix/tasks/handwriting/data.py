@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from polymix.tasks.handwriting.script import write_data_set
 LAYOUTS = tuple(reading.LAYOUTS)
 KEPT = 1 << 29  # bytes of images that are kept in memory; the others are read again
 WHITE = 255
+LEAST_SHARE = 0.5  # of its width that a line keeps; `check` lists lines that are squeezed more
 Page = tuple[Line, ...]
 
 
@@ -35,6 +37,7 @@ class Sample:
     image: Tensor  # (1, height, W), 0 to 1
     text: str
     hidden: tuple[int, ...]
+    lines: int = 1
 
 
 class Pages(Dataset[Sample]):
@@ -58,7 +61,7 @@ class Pages(Dataset[Sample]):
         for line in page:
             hidden += [start + at for at in line.hidden]
             start += len(line.text) + 1
-        return Sample(as_tensor(pixels), " ".join(line.text for line in page), tuple(hidden))
+        return Sample(as_tensor(pixels), " ".join(line.text for line in page), tuple(hidden), len(page))
 
 
 @dataclass
@@ -83,13 +86,14 @@ class Lines:
             "lengths": torch.tensor([len(line) for line in labels]),
             "texts": [sample.text for sample in samples],
             "hidden": [sample.hidden for sample in samples],
+            "lines": sum(sample.lines for sample in samples),
         }
 
-    def encode(self, text: str) -> list[int]:
-        """The class of each character. Raises DataError for one that the model does not know."""
+    def encode(self, text: str, entry: str = "") -> list[int]:
+        """The class of each character. Raises DataError for one that the model does not know, naming the entry."""
         unknown = [character for character in text if character not in self.characters]
         if unknown:
-            got = f"the character {unknown[0]!r} in {text[:40]!r}"
+            got = f"the character {unknown[0]!r} in {text[:40]!r}" + (f" ({entry})" if entry else "")
             raise DataError("--data", got, f"the model's: {self.characters!r}", "Train on texts that have it.")
         return [self.characters.index(character) + 1 for character in text]
 
@@ -113,16 +117,66 @@ def made(folder: Path, seed: int = 0, **options: Any) -> None:
     write_data_set(folder, counts, height=wanted["height"], width=wanted["width"], seed=seed)
 
 
-def check(folder: str | Path, layout: str | None = None) -> list[str]:
-    """Every problem of a data set: of its lists, and images that cannot be read."""
-    found = read_lines(folder, layout, strict=False)
+def check(folder: str | Path, layout: str | None = None, recipe: HandwritingRecipe | None = None) -> list[str]:
+    """Every problem of a data set: of its lists, images that cannot be read, and lines that do not fit the recipe."""
+    recipe = recipe or HandwritingRecipe()
+    try:
+        found = read_lines(folder, layout, strict=False, err=recipe.err, lists=recipe.lists)
+    except DataError as error:
+        return [str(error)]
     problems = list(found.problems)
-    for line in {line.image: line for split in found.lines.values() for line in split}.values():
+    for line in {(line.image, line.box): line for split in found.lines.values() for line in split}.values():
         try:
-            grey(line)
+            pixels = grey(line)
+        except DataError as error:
+            problems.append(str(error))
+            continue
+        share = recipe.width / (pixels.shape[1] * recipe.height / pixels.shape[0])
+        if share < LEAST_SHARE:
+            problems.append(str(_squeezed(line, share, recipe)))
+    for page in pages_of(found.lines["train"], recipe.lines):
+        try:
+            _check_length(page, recipe)
         except DataError as error:
             problems.append(str(error))
     return problems
+
+
+def _squeezed(line: Line, share: float, recipe: HandwritingRecipe) -> DataError:
+    got = f"{line.image.name}, which is squeezed to {share:.0%} of its width ({line.entry})"
+    allowed = f"lines that fit {recipe.width} pixels at height={recipe.height}"
+    return DataError("--data", got, allowed, f"Raise width to {STRIDE * math.ceil(recipe.width / share / STRIDE)}.")
+
+
+def _tell_squeezed(pages: Sequence[Page], recipe: HandwritingRecipe, say: Callable[[str], None]) -> None:
+    """Says how many lines are wider than the model takes, and which is the widest. Reads the images' headers alone."""
+    shares = {}
+    for line in (line for page in pages for line in page):
+        wide, high = _size(line)
+        shares[line] = recipe.width * high / (wide * recipe.height)
+    wider = {line: share for line, share in shares.items() if share < 1}
+    if wider:
+        widest = min(wider, key=lambda line: wider[line])
+        most = _squeezed(widest, wider[widest], recipe)
+        say(f"{len(wider):,} of {len(shares):,} lines are wider than width={recipe.width}. {most}")
+
+
+def _size(line: Line) -> tuple[int, int]:
+    """Width and height of a line in pixels. Raises DataError for a file that is no image."""
+    if line.box is not None:
+        return line.box[2] - line.box[0], line.box[3] - line.box[1]
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(line.image) as file:
+            return file.size
+    except (OSError, UnidentifiedImageError, ValueError) as error:
+        raise _no_image(line, error) from error
+
+
+def _no_image(line: Line, error: Exception) -> DataError:
+    got = f"{line.image.name}, which cannot be read ({line.entry}: {error})"
+    return DataError("--data", got, "an image", "Replace the file, or remove the entry.")
 
 
 def load(recipe: HandwritingRecipe, folder: Path, say: Callable[[str], None] = lambda text: None) -> Lines:
@@ -136,11 +190,13 @@ def load(recipe: HandwritingRecipe, folder: Path, say: Callable[[str], None] = l
         lines = _with_hidden(source, read_lines(source, "htr-vt").lines)
         name = "made cheques"
     else:
-        lines, name = read_lines(recipe.data, recipe.layout, err=recipe.err).lines, str(recipe.data)
+        lines, name = read_lines(recipe.data, recipe.layout, err=recipe.err, lists=recipe.lists).lines, str(recipe.data)
     characters = "".join(sorted({c for part in lines.values() for line in part for c in line.text} | {" "}))
     train, test = (Pages(pages_of(lines[split], recipe.lines), recipe) for split in ("train", "test"))
     for page in train.pages:
         _check_length(page, recipe)
+    if recipe.data is not None:
+        _tell_squeezed([*train.pages, *test.pages], recipe, say)
     return Lines(name, characters, train, test)
 
 
@@ -154,7 +210,7 @@ def for_evaluation(
     known = Lines(data.name, str(summary["characters"]), data.train, Pages(pages[:limit], recipe), scratch)
     for page in known.test.pages:
         for line in page:
-            known.encode(line.text)
+            known.encode(line.text, line.entry)
     return known
 
 
@@ -176,8 +232,7 @@ def grey(line: Line) -> np.ndarray:
                 return ((values - low) / ((high - low) or 1.0) * WHITE).astype(np.uint8)
             pixels = np.asarray(image.convert("L"))
     except (OSError, UnidentifiedImageError, ValueError) as error:
-        got = f"{line.image.name}, which cannot be read ({line.entry}: {error})"
-        raise DataError("--data", got, "an image", "Replace the file, or remove the entry.") from error
+        raise _no_image(line, error) from error
     if not pixels.size:
         raise DataError("--data", f"{line.image.name} without pixels ({line.entry})", "an image", "Correct its box.")
     if line.outline and line.box:

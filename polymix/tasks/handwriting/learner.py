@@ -60,6 +60,9 @@ class Learner(learner.Learner):
     def infer(self, batch: dict[str, Any]) -> Tensor:
         return self.model(batch["images"])
 
+    def size(self, batch: dict[str, Any]) -> int:
+        return int(batch["lines"])
+
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(batch, batch_idx)
         self.passes = 0

@@ -64,17 +64,22 @@ class Reading:
         self.problems.append(str(error))
 
     def add(self, split: str, line: Line) -> None:
-        """Adds a line unless its image is missing or its text is empty."""
+        """Adds a line unless its image is missing, or its text is empty or more than a line."""
         if not line.image.is_file():
             cure = "Add the file, or remove the entry."
             self.problem(line.entry, f"no image {line.image.name}", "an image for each text", cure)
         elif not line.text.strip():
             self.problem(line.entry, "an empty text", "the text of the line", "Write the text, or remove the entry.")
+        elif "\n" in line.text:
+            got = f"a text of {line.text.count(chr(10)) + 1} lines"
+            self.problem(line.entry, got, "one line", "Give every line its own image and text.")
         else:
             self.lines[split].append(line)
 
 
-def read_lines(folder: str | Path, layout: str | None = None, *, strict: bool = True, err: bool = False) -> Reading:
+def read_lines(
+    folder: str | Path, layout: str | None = None, *, strict: bool = True, err: bool = False, lists: str | None = None
+) -> Reading:
     """The lines of a folder (or of a tsv file), by split.
 
     Args:
@@ -82,10 +87,11 @@ def read_lines(folder: str | Path, layout: str | None = None, *, strict: bool = 
         layout: a name of `LAYOUTS`; None: told by the files.
         strict: raise at the first problem. False: collect all of them in `problems`.
         err: of IAM, take lines whose segmentation is marked "err" too.
+        lists: of LAM, the folder below `folder` with the json lists; None: the only one.
 
     Raises:
         DataError: names the file and the entry.
-        OptionError: an unknown layout.
+        OptionError: an unknown layout, or `lists` for another layout than LAM's.
     """
     folder = Path(folder)
     if not folder.exists():
@@ -98,9 +104,13 @@ def read_lines(folder: str | Path, layout: str | None = None, *, strict: bool = 
     if layout not in LAYOUTS:
         names = ", ".join(nearest_first(layout, LAYOUTS))
         raise OptionError("layout", repr(layout), f"one of {names}", "See docs/tasks/handwriting.md.")
+    if lists is not None and layout != "lam":
+        raise OptionError("lists", repr(lists), f"None: the layout is {layout}", "Only LAM has several lists.")
     reading = Reading(strict)
     if layout == "iam":
         _iam(folder, reading, err)
+    elif layout == "lam":
+        _lam(folder, reading, lists)
     else:
         LAYOUTS[layout][1](folder, reading)
     _check_splits(folder, reading)
@@ -218,17 +228,30 @@ def _iam_splits(folder: Path, reading: Reading) -> dict[str, str]:
 
 
 def _lam_tables(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.json")) or sorted(folder.glob("*/*.json"))
+    """The json lists whose names say train, val or test."""
+    return sorted(p for p in folder.rglob("*.json") if any(word in p.stem.lower() for word in SPLITS))
+
+
+def _lam_chosen(folder: Path, lists: str | None) -> list[Path]:
+    """The lists of one split of the data. Raises DataError where there are several and none is chosen."""
+    tables = _lam_tables(folder)
+    places = sorted({p.parent.relative_to(folder).as_posix() for p in tables})
+    if lists is None and len(places) > 1:
+        got, allowed = f"{folder} with json lists in {len(places)} folders", f"one of {', '.join(places)}"
+        raise DataError("--data", got, allowed, f"Choose with --set lists={places[0]}.")
+    if lists is not None and Path(lists).as_posix() not in places:
+        raise DataError("lists", repr(lists), f"one of {', '.join(places)}", "Name a folder with json lists.")
+    return [p for p in tables if lists is None or p.parent == folder / lists]
 
 
 def _is_lam(folder: Path) -> bool:
-    return any(any(word in p.stem.lower() for word in SPLITS) for p in _lam_tables(folder))
+    return folder.is_dir() and bool(_lam_tables(folder))
 
 
-def _lam(folder: Path, reading: Reading) -> None:
-    """One json list a split: {"img", "text", "nameset", "decade_id", …}; the images lie in a folder beside them."""
+def _lam(folder: Path, reading: Reading, lists: str | None = None) -> None:
+    """One json list a split: {"img", "text", "nameset", "decade_id", …}; the images lie anywhere below the folder."""
     images = {p.name: p for p in folder.rglob("*") if p.suffix.lower() in IMAGES}
-    for table in _lam_tables(folder):
+    for table in _lam_chosen(folder, lists):
         try:
             rows = json.loads(text_of(table))
         except json.JSONDecodeError as error:
@@ -363,7 +386,7 @@ Reader = Callable[[Path, Reading], None]
 LAYOUTS: dict[str, tuple[Callable[[Path], bool], Reader]] = {
     "htr-vt": (_is_htr_vt, _htr_vt),
     "iam": (_is_iam, lambda folder, reading: _iam(folder, reading, False)),
-    "lam": (_is_lam, _lam),
+    "lam": (_is_lam, lambda folder, reading: _lam(folder, reading)),
     "read2016": (_is_page, _page),
     "tsv": (lambda folder: _tsv(folder) is not None, _read_tsv),
     "folder": (_is_folder, _folder),

@@ -48,7 +48,7 @@ def next_commands(recipe: HandwritingRecipe, data: Lines, folder: Path) -> list[
 def sized(recipe: HandwritingRecipe, classes: int, device: str | None = None) -> HtrVt:
     """The model for a number of logits."""
     layers = [f"blocks.{place}" for place in range(recipe.depth)]
-    mixers = list(recipe.mixers_for(layers).values())
+    mixers = [_with_heads(mixer, recipe) for mixer in recipe.mixers_for(layers).values()]
     ratios: float | list[float] = recipe.mlp_ratio
     if recipe.match_parameters:
         ratios = [_matching_ratio(mixer, recipe) for mixer in mixers]
@@ -58,8 +58,12 @@ def sized(recipe: HandwritingRecipe, classes: int, device: str | None = None) ->
     )  # fmt: skip
 
 
+def _with_heads(mixer: MixerConfig, recipe: HandwritingRecipe) -> MixerConfig:
+    return mixer if recipe.heads is None else mixer.for_heads(recipe.heads)
+
+
 def _matching_ratio(mixer: MixerConfig, recipe: HandwritingRecipe) -> float:
     """The width of the MLP with which a block has the parameters of one with attention."""
     built, attention = (config.for_grid((recipe.tokens,)).build(recipe.dim, device="meta")
-                        for config in (mixer, parse_mixer(ATTENTION)[1]))  # fmt: skip
+                        for config in (mixer, _with_heads(parse_mixer(ATTENTION)[1], recipe)))  # fmt: skip
     return matching_mlp_ratio(built, attention, recipe.dim, recipe.mlp_ratio)

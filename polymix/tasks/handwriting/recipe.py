@@ -24,6 +24,7 @@ class HandwritingRecipe(TaskRecipe):
         height, width: of a line in pixels. Lines keep their ratio and are padded with white; wider ones are squeezed.
         lines: lines of a page that are put side by side, at most; 1: every line alone.
         dim, depth, mlp_ratio: channels, blocks, and hidden units of the MLP per channel.
+        heads: of mixers that leave it open, such as attention; None: one for every 64 channels.
         match_parameters: narrow or widen the MLPs so that the model has as many parameters as with attention.
         mask_ratio, span: share of the tokens that training masks, in spans of so many tokens.
         augment: warp, thicken or thin, and fade half of the batches each.
@@ -32,19 +33,22 @@ class HandwritingRecipe(TaskRecipe):
         language_model: an ARPA file over characters, for the beam search; None: no language model.
         train_lines, test_lines: how many cheques are made.
         err: take the lines of IAM whose segmentation is marked "err", too.
+        lists: of LAM, the folder below --data whose json lists are the splits, such as "split/basic" or a decade's;
+            None: the only one.
     """
 
-    batch_size: int = 32
-    steps: int = 1500
+    batch_size: int = 16
+    steps: int = 600
     learning_rate: float = 2e-3
-    evaluate_every: int = 250
-    checkpoint_every: int = 250
+    evaluate_every: int = 200
+    checkpoint_every: int = 200
     mixer: str = "pom"
     height: int = 32
     width: int = 256
     lines: int = 1
-    dim: int = 96
+    dim: int = 64
     depth: int = 4
+    heads: int | None = None
     mlp_ratio: float = 4.0
     match_parameters: bool = False
     mask_ratio: float = 0.0
@@ -56,13 +60,14 @@ class HandwritingRecipe(TaskRecipe):
     train_lines: int = 4000
     test_lines: int = 400
     err: bool = False
+    lists: str | None = None
 
     takes_plan: ClassVar[bool] = True
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"dim": 32, "depth": 2, "steps": 4, "batch_size": 8, "train_lines": 32, "test_lines": 8},
         "paper": {
-            "height": 64, "width": 512, "dim": 768, "depth": 4, "mlp_ratio": 4.0, "mask_ratio": 0.4, "span": 8,
-            "augment": True, "sam": 0.05, "learning_rate": 1e-3, "betas": (0.9, 0.99), "weight_decay": 0.5,
+            "height": 64, "width": 512, "dim": 768, "depth": 4, "heads": 6, "mlp_ratio": 4.0, "mask_ratio": 0.4,
+            "span": 8, "augment": True, "sam": 0.05, "learning_rate": 1e-3, "betas": (0.9, 0.99), "weight_decay": 0.5,
             "warmup": 0.01, "final": 1e-4, "steps": 100_000, "batch_size": 128, "ema": 0.9999,
             "evaluate_every": 1000, "checkpoint_every": 1000, "log_every": 100,
         },
@@ -72,6 +77,8 @@ class HandwritingRecipe(TaskRecipe):
         super().__post_init__()
         for name in ("dim", "depth", "lines", "span", "train_lines", "test_lines"):
             check_int(name, getattr(self, name), 1)
+        if self.heads is not None:
+            check_int("heads", self.heads, 1)
         check_int("beam", self.beam, 0, 10_000)
         check_choice("height", self.height, HEIGHTS)
         if type(self.width) is not int or self.width < STRIDE or self.width % STRIDE:
@@ -89,6 +96,9 @@ class HandwritingRecipe(TaskRecipe):
         if self.language_model is not None and not self.beam:
             got = f"{self.language_model} without a beam search"
             raise OptionError("language_model", got, "a beam of at least 1", "Pass beam=50, say.")
+
+    def check_options(self) -> dict[str, Any]:
+        return {"recipe": self}
 
     @property
     def tokens(self) -> int:

@@ -1,5 +1,59 @@
-"""The data of instance segmentation: see `polymix.tasks.boxes.data`. Every object needs a mask."""
+"""The data of instance segmentation: that of `polymix.tasks.boxes.data`, whose objects need masks, and nuclei."""
 
-from polymix.tasks.boxes.data import LAYOUTS, DetectionData, check, for_evaluation, from_summary, load, made
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from polymix.errors import DataError
+from polymix.tasks.boxes import data as boxes
+from polymix.tasks.boxes.data import DetectionData, from_summary, made
+from polymix.tasks.instances import nuclei
+from polymix.tasks.instances.recipe import InstancesRecipe
 
 __all__ = ["LAYOUTS", "DetectionData", "check", "for_evaluation", "from_summary", "load", "made"]
+
+LAYOUTS = ("coco", "voc", "nuclei")
+
+
+def _has_nuclei(data: str | Path | None, layout: str | None) -> bool:
+    return data is not None and (layout == "nuclei" or (layout is None and nuclei.is_nuclei(Path(data))))
+
+
+def load(recipe: InstancesRecipe, folder: Path, say: Callable[[str], None]) -> DetectionData:
+    """As `boxes.data.load`; or crops of the nuclei, which are written in COCO's layout in `folder`."""
+    if not _has_nuclei(recipe.data, recipe.layout):
+        return boxes.load(recipe, folder, say)
+    nuclei.write(Path(str(recipe.data)), folder, recipe.image_size)
+    found = boxes.load(replace(recipe, data=str(folder), layout="coco"), folder, say)
+    return replace(found, name=f"the nuclei of {Path(str(recipe.data)).name}")
+
+
+def check(folder: str | Path, layout: str | None = None) -> list[str]:
+    """All mistakes in a data set, each a line that names file and entry."""
+    if not _has_nuclei(folder, layout):
+        return boxes.check(folder, layout)
+    try:
+        nuclei.read(Path(folder))
+    except DataError as error:
+        return [str(error.got)]
+    return []
+
+
+def for_evaluation(
+    recipe: InstancesRecipe, summary: Mapping[str, Any], whole: bool, limit: int | None, say: Callable[[str], None]
+) -> DetectionData:
+    """As `boxes.data.for_evaluation`; of the nuclei, the crops of the right quarter."""
+    if not _has_nuclei(recipe.data, recipe.layout):
+        return boxes.for_evaluation(recipe, summary, whole, limit, say)
+    with TemporaryDirectory() as scratch:
+        nuclei.write(Path(str(recipe.data)), Path(scratch), recipe.image_size)
+        written = replace(recipe, data=scratch, layout="coco")
+        found = boxes.for_evaluation(written, summary, whole, limit, say)
+        found.test.kept = {}
+        for place in range(len(found.test)):
+            found.test.kept[place] = found.test[place]
+        return found

@@ -15,7 +15,8 @@ from torch.utils.data import Dataset
 
 from polymix._io import write_whole
 from polymix.errors import DataError, MissingExtraError
-from polymix.tasks.classify.data import FORMATS, HEIC, HELD_OUT, TRAINING, UNREADABLE, as_tensor, read_picture
+from polymix.tasks.classify.data import HELD_OUT, TRAINING
+from polymix.tasks.classify.pictures import FORMATS, HEIC, UNREADABLE, as_tensor, read_picture
 from polymix.tasks.jigsaw.recipe import JigsawRecipe
 
 LAYOUTS = ("photographs",)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from polymix._io import write_whole
 from polymix.errors import DataError
 from polymix.numbers import percent
-from polymix.tasks.classify.data import UNREADABLE, as_tensor, read_picture
+from polymix.tasks.classify.pictures import UNREADABLE, as_tensor, read_picture
 from polymix.tasks.jigsaw.data import Puzzles, cut, joined, scaled, shuffled
 from polymix.tasks.jigsaw.recipe import JigsawRecipe
 from polymix.tasks.processes import Process

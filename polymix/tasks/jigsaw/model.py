@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
 from polymix.blocks import MixerBlock
+from polymix.mixers import MixerConfig
 from polymix.tasks.jigsaw.data import Puzzles
 from polymix.tasks.jigsaw.recipe import JigsawRecipe
 
@@ -17,16 +20,20 @@ class PuzzleSolver(nn.Module):
     side by side by chance.
     """
 
-    def __init__(self, recipe: JigsawRecipe) -> None:
+    def __init__(
+        self, mixers: Sequence[MixerConfig], *, pieces: int, piece_size: int, dim: int, mlp_ratio: float
+    ) -> None:
         super().__init__()
-        grid = (recipe.pieces, recipe.pieces)
-        configs = [config.for_grid(grid, 0) for config in
-                   recipe.mixers_for([f"blocks.{place}" for place in range(recipe.depth)]).values()]  # fmt: skip
-        self.embed = nn.Linear(3 * recipe.piece_size**2, recipe.dim)
-        self.blocks = nn.ModuleList(MixerBlock(recipe.dim, config, mlp_ratio=recipe.mlp_ratio) for config in configs)
+        self.options = {  # the arguments that build the same model again
+            "mixers": tuple(mixers), "pieces": pieces, "piece_size": piece_size, "dim": dim, "mlp_ratio": mlp_ratio,
+        }  # fmt: skip
+        grid = (pieces, pieces)
+        configs = [config.for_grid(grid, 0) for config in mixers]
+        self.embed = nn.Linear(3 * piece_size**2, dim)
+        self.blocks = nn.ModuleList(MixerBlock(dim, config, mlp_ratio=mlp_ratio) for config in configs)
         self.calls = [config.call_options(grid) for config in configs]
-        self.norm = nn.LayerNorm(recipe.dim)
-        self.head = nn.Linear(recipe.dim, recipe.pieces**2)
+        self.norm = nn.LayerNorm(dim)
+        self.head = nn.Linear(dim, pieces**2)
 
     def forward(self, pieces: Tensor) -> Tensor:
         x = self.embed(4 * (pieces.flatten(2) - 0.5))
@@ -36,12 +43,20 @@ class PuzzleSolver(nn.Module):
 
 
 def build(recipe: JigsawRecipe, data: Puzzles) -> PuzzleSolver:
-    return PuzzleSolver(recipe)
+    return _solver(recipe)
 
 
 def check(recipe: JigsawRecipe) -> None:
     """Raise what `build` would raise, before any photograph is read."""
-    PuzzleSolver(recipe)
+    _solver(recipe)
+
+
+def _solver(recipe: JigsawRecipe) -> PuzzleSolver:
+    mixers = recipe.mixers_for([f"blocks.{place}" for place in range(recipe.depth)])
+    return PuzzleSolver(
+        list(mixers.values()), pieces=recipe.pieces, piece_size=recipe.piece_size, dim=recipe.dim,
+        mlp_ratio=recipe.mlp_ratio,
+    )  # fmt: skip
 
 
 def host_name(recipe: JigsawRecipe) -> str:

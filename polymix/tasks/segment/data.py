@@ -33,6 +33,7 @@ __all__ = ["LAYOUTS", "SegmentData", "check", "for_evaluation", "from_summary", 
 
 MADE = "digits on photographs"
 DIGIT_SIDE = 16  # pixels a side of a digit in the default data: 2 × 2 of what the stem sees
+UNUSED = 8  # training scenes that are made where only the test scenes are measured
 IN_MEMORY = 1 << 28  # bytes of pictures that are kept
 Sample = tuple[Tensor, Tensor]
 
@@ -196,6 +197,8 @@ def for_evaluation(
 ) -> SegmentData:
     """Pictures to measure a trained model on. Raises DataError for a label that the model has no class for."""
     known = tuple(summary["classes"])
+    if recipe.data is None and not whole:
+        recipe = replace(recipe, scenes=min(recipe.scenes, UNUSED))
     with TemporaryDirectory() as scratch:
         data = load(replace(recipe, classes=len(known)), Path(scratch), say)
         pairs = (*data.train.pairs.pairs, *data.test.pairs) if whole else data.test.pairs

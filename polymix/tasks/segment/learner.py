@@ -12,7 +12,7 @@ from polymix.tasks.label_maps import pixel_loss
 from polymix.tasks.segment.layouts import IGNORED
 from polymix.tasks.trainer import decay_groups
 
-HEADS = ("head", "model.decode_head")  # whose learning rate is `head_rate` times higher
+HEADS = ("head", "decode_head")  # whose learning rate is `head_rate` times higher
 
 
 def polynomial(step: int, steps: int, warmup: float, final: float, power: float) -> float:
@@ -26,11 +26,21 @@ class Learner(learner.Learner):
     """A model of images from -1 to 1 -> logits (B, K, H, W)."""
 
     unit = "images"
+    weight: Tensor | float = 1.0  # of this process's pixels, among several processes
+
+    def training_step(self, batch: Any, index: int) -> Tensor:
+        """As in one process: pixels count alike, whichever process has them."""
+        if self.trainer.world_size > 1:
+            mine = (batch[1] != IGNORED).sum().float()
+            self.weight = mine * self.trainer.world_size / self._total(mine.clone()).clamp_min(1)
+        loss = super().training_step(batch, index)
+        self.weight = 1.0
+        return loss
 
     def loss(self, batch: Any) -> Tensor:
         """The mean cross-entropy of the pixels with a class."""
         images, labels = batch
-        return pixel_loss(self.model(images.float() / 127.5 - 1), labels.long(), IGNORED)
+        return self.weight * pixel_loss(self.model(images.float() / 127.5 - 1), labels.long(), IGNORED)
 
     def infer(self, batch: Any) -> Tensor:
         return self.model(batch[0].float() / 127.5 - 1)

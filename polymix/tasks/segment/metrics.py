@@ -99,11 +99,12 @@ def _slide(model: nn.Module, pixels: Tensor, recipe: SegmentRecipe, process: Pro
 
 
 def draw(model: nn.Module, data: SegmentData, recipe: SegmentRecipe, folder: Path) -> list[Path]:
-    """predictions.png: some test pictures with the true classes and the predicted ones."""
+    """predictions.png: some test pictures, the true classes, and the predicted ones of the pixels that count."""
     rows = []
     for place in sorted({place * len(data.test) // DRAWN for place in range(min(DRAWN, len(data.test)))}):
         pixels, labels = data.test[place]
         predicted = predict_picture(model, pixels, recipe, Process())
+        predicted = predicted.masked_fill(labels == IGNORED, IGNORED)
         rows.append((pixels.permute(1, 2, 0).numpy(), labels.numpy(), predicted.numpy()))
     path = folder / "predictions.png"
     draw_label_maps(path, rows, data.classes, ("picture", "truth", "prediction"), IGNORED)

@@ -21,7 +21,7 @@ from polymix.models.vit import sine_positions
 from polymix.tasks.segment.data import SegmentData
 from polymix.tasks.segment.recipe import KEEP, STRIDE, SegmentRecipe
 
-HEADS = ("head.classify", "model.decode_head.classifier")
+HEADS = ("head.classify", "decode_head.classifier")
 STRIDES = (8, 16, 32)  # of the maps that EfficientViT-Seg's head takes
 # SegFormer (Xie et al. 2021, Table 6): channels and blocks of the four stages, and the decoder's channels.
 SIZES: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {
@@ -47,6 +47,9 @@ class PatchSegmenter(nn.Module):
 
     def __init__(self, mixers: Sequence[MixerConfig], *, side: int, classes: int, dim: int) -> None:
         super().__init__()
+        self.options = {  # the arguments that build the same model again
+            "mixers": tuple(mixers), "side": side, "classes": classes, "dim": dim,
+        }  # fmt: skip
         self.grid = (side // STRIDE, side // STRIDE)
         widths = (dim // 4, dim // 2, dim)
         self.pixels = nn.Conv2d(3, widths[0], 1)
@@ -131,14 +134,15 @@ class EfficientSegmenter(nn.Module):
 
 
 class Segformer(nn.Module):
-    """transformers' SegFormer, with its logits brought to the size of the images."""
+    """transformers' SegFormer, with its logits brought to the size of the images. Its weights have the same names."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
-        self.model = model
+        self.segformer, self.decode_head = model.segformer, model.decode_head
 
     def forward(self, images: Tensor) -> Tensor:
-        return interpolate(self.model(images).logits, images.shape[2:], mode="bilinear")
+        maps = self.segformer(images, output_hidden_states=True, return_dict=True).hidden_states
+        return interpolate(self.decode_head(maps), images.shape[2:], mode="bilinear")
 
 
 def build(recipe: SegmentRecipe, data: SegmentData) -> nn.Module:
@@ -197,15 +201,14 @@ def _backbone(name: str) -> tuple[nn.Module, list[int]]:
     return model, list(model.feature_info.channels())
 
 
-def _segformer(size: str, classes: int) -> nn.Module:
+def _segformer(size: str, classes: int) -> Any:
     cure_torchvision()
     transformers: Any = load_library("transformers")
     channels, depths, decoder = SIZES[size]
     config = transformers.SegformerConfig(
         num_labels=classes, hidden_sizes=list(channels), depths=list(depths), decoder_hidden_size=decoder
     )
-    model: nn.Module = transformers.SegformerForSemanticSegmentation(config)
-    return model
+    return transformers.SegformerForSemanticSegmentation(config)
 
 
 def _replace(model: nn.Module, recipe: SegmentRecipe) -> None:

@@ -7,8 +7,9 @@ from PIL import Image
 
 from polymix.errors import DataError, OptionError
 from polymix.tasks.handwriting import HandwritingRecipe
-from polymix.tasks.handwriting.data import check, fitted, grey, load
+from polymix.tasks.handwriting.data import check, fitted, for_evaluation, grey, load
 from polymix.tasks.handwriting.lines import Line, pages_of, read_lines
+from polymix.tasks.runner import check_data
 
 
 def picture(path, size=(40, 20), value=255, mode="L"):
@@ -146,3 +147,64 @@ def test_images_keep_their_ratio_and_16_bits_are_not_clipped(tmp_path):
     deep.save(tmp_path / "deep.png")
     values = grey(Line(tmp_path / "deep.png", "x"))
     assert values[0, 0] == 0 and values[1, 1] == 255
+
+
+def test_lam_has_several_lists_of_which_one_is_chosen(tmp_path):
+    """The basic lists, and those of each decade, hold the same lines in other splits."""
+    rows = [{"img": f"{n}_1.jpg", "nameset": s, "text": f"riga {n}"} for n, s in enumerate(("train", "test"))]
+    for row in rows:
+        picture(tmp_path / "img" / row["img"])
+    for name, order in (("split/basic", rows), ("split/decade_1", rows[::-1])):
+        (tmp_path / name).mkdir(parents=True)
+        for split, row in zip(("train", "test"), order, strict=True):
+            (tmp_path / name / f"{split}.json").write_text(json.dumps([{**row, "nameset": split}]))
+    with pytest.raises(DataError, match=r"one of split/basic, split/decade_1.*--set lists=split/basic"):
+        read_lines(tmp_path)
+    assert texts(read_lines(tmp_path, lists="split/basic")) == ["riga 0"]
+    assert texts(read_lines(tmp_path, lists="split/decade_1")) == ["riga 1"]
+    assert len(load(HandwritingRecipe(data=str(tmp_path), lists="split/basic"), tmp_path / "data").train) == 1
+    with pytest.raises(DataError, match=r"`lists`.*one of split/basic"):
+        read_lines(tmp_path, lists="split/advanced")
+    (problem,) = check(tmp_path)
+    assert "--set lists" in problem
+    (tmp_path / "one.tsv").write_text("img/0_1.jpg\tone\n")
+    with pytest.raises(OptionError, match="lists"):
+        read_lines(tmp_path / "one.tsv", lists="split/basic")
+
+
+def test_check_lists_what_does_not_fit_the_recipe(htr_vt):
+    """The same texts that training refuses, and lines that lose more than half of their width."""
+    (htr_vt / "lines" / "a-0.txt").write_text("two\nlines\n")
+    (htr_vt / "lines" / "b-0.txt").write_text("long" * 20)
+    (htr_vt / "train.ln").write_text("a-0.png\na-1.png\nb-0.png\n")
+    (htr_vt / "val.ln").write_text("")
+    picture(htr_vt / "lines" / "a-1.png", (700, 20))
+    recipe = HandwritingRecipe(data=str(htr_vt))
+    problems = check_data(recipe)
+    assert len(problems) == 3
+    for what, problem in zip(
+        ("a text of 2 lines (train.ln, line 1", "squeezed to 23% of its width (train.ln, line 2", "80 characters (train.ln, line 3"),
+        problems,
+        strict=True,
+    ):  # fmt: skip
+        assert what in problem
+    assert check_data(HandwritingRecipe(data=str(htr_vt), width=1120)) == problems[:1]
+
+
+def test_wide_lines_are_told_before_training(htr_vt):
+    picture(htr_vt / "lines" / "a-1.png", (200, 20))
+    told = []
+    load(HandwritingRecipe(data=str(htr_vt)), htr_vt / "data", told.append)
+    (line,) = told
+    assert line.startswith("1 of 3 lines are wider than width=256.") and "a-1.png" in line and "80%" in line
+    assert "Raise width to 320." in line
+    (htr_vt / "lines" / "a-1.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"a-1\.png, which cannot be read \(train\.ln, line 2"):
+        load(HandwritingRecipe(data=str(htr_vt)), htr_vt / "data")
+
+
+def test_an_unknown_character_names_the_file_and_the_entry(htr_vt):
+    """A model that was trained on other texts meets a character without a class."""
+    recipe = HandwritingRecipe(data=str(htr_vt))
+    with pytest.raises(DataError, match=r"'ß' in 'grüße' \(test\.ln, line 1: c-0\.png\)"):
+        for_evaluation(recipe, {"name": "x", "characters": " egrü"}, False, None, print)

@@ -1,5 +1,6 @@
 """The model, CTC's decoders, error rates, and a whole run."""
 
+import copy
 import itertools
 import json
 import math
@@ -7,15 +8,19 @@ import math
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from polymix.errors import DataError, OptionError, ShapeError
+from polymix.mixers import SoftmaxConfig
 from polymix.mixers.spec import parse_mixer
 from polymix.models.htr_vt import HtrVt, sine_positions
 from polymix.tasks.handwriting import HandwritingRecipe
+from polymix.tasks.handwriting.data import Lines, Pages
 from polymix.tasks.handwriting.decode import BeamSearch, greedy, read_arpa
-from polymix.tasks.handwriting.learner import Sam, augmented
+from polymix.tasks.handwriting.learner import Learner, Sam, augmented
+from polymix.tasks.handwriting.lines import Line
 from polymix.tasks.handwriting.metrics import _wrong_places, apart
-from polymix.tasks.handwriting.model import build
+from polymix.tasks.handwriting.model import build, sized
 from polymix.tasks.handwriting.script import cheque, write_line
 from polymix.tasks.runner import train
 from polymix.tasks.saved import SavedRun
@@ -69,6 +74,38 @@ def test_masked_spans_cover_at_most_their_share_and_only_in_training():
     assert max(shares) <= 32 and min(shares) >= 8 and len(set(shares)) > 3
     lines = torch.rand(1, 1, 64, 256)
     assert torch.equal(model.eval()(lines), model(lines))
+
+
+def test_the_papers_preset_is_the_published_host():
+    """Six heads, where attention comes from the plan too; 12 would be the default at 768 channels."""
+    recipe = HandwritingRecipe.paper().with_options({"mixer": "pom", "plan": "1:1"})
+    model = sized(recipe, 80, "meta")
+    assert sorted(config.heads for config in model.configs if isinstance(config, SoftmaxConfig)) == [6, 6]
+    with pytest.raises(OptionError, match="heads"):
+        sized(HandwritingRecipe(mixer="softmax", heads=5), 80, "meta")
+
+
+def test_the_stem_computes_the_same_with_the_memory_layout_that_is_fast():
+    model = HtrVt(mixers("pom", 1), classes=5, dim=64, height=32, tokens=8).eval()
+    assert model.stem[0].weight.is_contiguous(memory_format=torch.channels_last)
+    plain = copy.deepcopy(model.stem).to(memory_format=torch.contiguous_format)
+    lines = torch.rand(2, 1, 32, 32)
+    torch.testing.assert_close(model.stem(lines), plain(lines), rtol=1e-4, atol=1e-5)
+    narrow = HtrVt(mixers("pom", 1), classes=5, dim=48, height=32, tokens=8)
+    assert narrow.stem[3 + 1].body[0].weight.is_contiguous(), "oneDNN crashes in the backward pass"
+    narrow(lines).sum().backward()
+
+
+def test_speed_counts_lines_not_pages(tmp_path):
+    """Two lines side by side are two lines."""
+    recipe = HandwritingRecipe.tiny().with_options({"lines": 2})
+    page = (Line(tmp_path / "a.png", "a"), Line(tmp_path / "b.png", "b"))
+    for line in page:
+        Image.new("L", (8, 8), 255).save(line.image)
+    pages = Pages([page, page[:1]], recipe)
+    data = Lines("x", "ab ", pages, pages)
+    batch = data.collate([pages[0], pages[1]])
+    assert Learner(build(recipe, data), recipe, data).size(batch) == 3
 
 
 @pytest.mark.parametrize("plan", [None, "1:1"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import metadata
 from typing import Any
 
 from torch import Tensor, nn
@@ -35,8 +36,9 @@ class SegformerAdapter(EncoderAdapter):
     @classmethod
     def describe(cls, module: nn.Module, host: Host) -> AttentionSpec:
         if not hasattr(module, "sequence_reduction_ratio"):
-            cure = "Upgrade transformers; 5.23 has it."
-            raise OptionError("model", "SegFormer of an older transformers", "attention that maps its own output", cure)
+            got = f"SegFormer of transformers {metadata.version('transformers')}"
+            cure = "Run pip install -U transformers."
+            raise OptionError("model", got, "SegFormer as transformers 5.23 has it", cure)
         reduction = getattr(module, _REDUCTION, None)
         lost = [] if reduction is None else [f"{_REDUCTION}.{key}" for key, _ in reduction.named_parameters()]
         attention = read(module)[1]
