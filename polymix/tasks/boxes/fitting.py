@@ -10,7 +10,10 @@ from torch.nn.functional import interpolate, pad
 
 
 def fit(pixels: Tensor, target: Mapping[str, Tensor], size: int) -> tuple[Tensor, dict[str, Tensor]]:
-    """A picture (3, H, W) scaled to fit a square, padded at the right and below; its boxes, areas and masks follow."""
+    """A picture (3, H, W) scaled to fit a square, padded at the right and below; its boxes, areas and masks follow.
+
+    `scale` and `size` tell by how much each side grew, and height and width without padding.
+    """
     height, width = pixels.shape[1:]
     scale = size / max(height, width)
     new = (max(1, round(height * scale)), max(1, round(width * scale)))
@@ -20,7 +23,7 @@ def fit(pixels: Tensor, target: Mapping[str, Tensor], size: int) -> tuple[Tensor
         pixels = grown.round().clamp(0, 255).to(torch.uint8)
     edges = (0, size - new[1], 0, size - new[0])
     found = {**target, "boxes": target["boxes"] * scales, "area": target["area"] * scales[0] * scales[1]}
-    found["scale"] = scales
+    found["scale"], found["size"] = scales, torch.tensor(new)
     if "masks" in target:
         masks = target["masks"]
         if new != (height, width) and len(masks):

@@ -17,6 +17,7 @@ from polymix.tasks.boxes.drawing import draw_boxes, draw_truth_and_prediction
 from polymix.tasks.boxes.fitting import fit
 from polymix.tasks.boxes.pictures import read_pixels
 from polymix.tasks.boxes.precision import NAMES, average_precision
+from polymix.tasks.detect.detr import find_objects
 from polymix.tasks.detect.recipe import DetectRecipe
 from polymix.tasks.processes import Process
 
@@ -52,14 +53,21 @@ def predict_all(
     for start in range(0, len(data.test), recipe.batch_size):
         samples = [data.test[place] for place in range(start, min(start + recipe.batch_size, len(data.test)))]
         images, targets = data.collate(samples)
-        logits, boxes = model(images.to(process.device).float() / 127.5 - 1)
-        rows = [choose(*pair) for pair in zip(logits.float().cpu(), boxes.float().cpu(), strict=True)]
+        rows = find(model, images.to(process.device), torch.stack([target["size"] for target in targets]), recipe)
         for row, target in zip(rows, targets, strict=True):
             row["boxes"] = row["boxes"] / target["scale"]
         yield (
             rows,
             [{**t, "boxes": t["boxes"] / t["scale"], "area": t["area"] / t["scale"][:2].prod()} for t in targets],
         )
+
+
+def find(model: nn.Module, images: Tensor, sizes: Tensor, recipe: DetectRecipe) -> list[dict[str, Tensor]]:
+    """The best boxes of each of the fitted pictures (B, 3, S, S) of bytes, whose sizes without padding are (B, 2)."""
+    if recipe.host != "dense":
+        return find_objects(model, images, sizes)
+    logits, boxes = model(images.float() / 127.5 - 1)
+    return [choose(*pair) for pair in zip(logits.float().cpu(), boxes.float().cpu(), strict=True)]
 
 
 def choose(logits: Tensor, boxes: Tensor) -> dict[str, Tensor]:
@@ -96,8 +104,7 @@ def predict(
         pixels = read_pixels(file)
         none: Mapping[str, Tensor] = {"boxes": torch.zeros(0, 4), "area": torch.zeros(0)}
         image, target = fit(pixels, none, recipe.image_size)
-        logits, boxes = model(image[None].to(process.device).float() / 127.5 - 1)
-        found = choose(logits[0].float().cpu(), boxes[0].float().cpu())
+        found = find(model, image[None].to(process.device), target["size"][None], recipe)[0]
         shown = found["scores"] >= SHOWN
         corners = (found["boxes"] / target["scale"])[shown]
         names = [data.classes[i] for i in found["labels"][shown]]

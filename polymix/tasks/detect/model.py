@@ -11,7 +11,10 @@ from polymix.mixers import MixerConfig
 from polymix.mixers.spec import parse_mixer
 from polymix.models.vit import sine_positions
 from polymix.tasks.boxes.data import DetectionData
+from polymix.tasks.detect.detr import build_detr
 from polymix.tasks.detect.recipe import DetectRecipe
+
+HEADS = ("class_labels_classifier.",)  # of DETR: depends on the classes
 
 
 class Residual(nn.Module):
@@ -75,7 +78,7 @@ class DenseDetector(nn.Module):
         return self.label(x), torch.cat((self.centres - sides[..., :2], self.centres + sides[..., 2:]), -1)
 
 
-def build(recipe: DetectRecipe, data: DetectionData) -> DenseDetector:
+def build(recipe: DetectRecipe, data: DetectionData) -> nn.Module:
     """The detector with fresh weights."""
     return _model(recipe, len(data.classes))
 
@@ -88,11 +91,16 @@ def check(recipe: DetectRecipe) -> None:
         _model(recipe, 2)
 
 
-def _model(recipe: DetectRecipe, classes: int) -> DenseDetector:
+def _model(recipe: DetectRecipe, classes: int) -> nn.Module:
+    if recipe.host != "dense":
+        return build_detr(recipe, classes)
     mixer = parse_mixer(recipe.mixer)[1]
     return DenseDetector(mixer, image_size=recipe.image_size, classes=classes, dim=recipe.dim, depth=recipe.depth)
 
 
 def host_name(recipe: DetectRecipe) -> str:
     """What results call the host."""
+    if recipe.host != "dense":
+        name = "DETR" if recipe.host == "detr" else "Conditional DETR"
+        return f"{name}, {recipe.backbone}, {recipe.depth} + {recipe.depth} layers, stride {recipe.stride_of_host}"
     return f"dense detector, {recipe.depth} layers of {recipe.dim} channels"

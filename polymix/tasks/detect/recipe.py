@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from polymix.errors import OptionError, check_int
+from polymix.errors import OptionError, check_choice, check_int, check_number
 from polymix.tasks.boxes.options import PicturesRecipe
+
+HOSTS = ("dense", "detr", "conditional_detr")
+STRIDES = {"dense": (8,), "detr": (32, 16), "conditional_detr": (32, 16)}  # the first is the default
+OF_DETR = ("backbone", "queries", "heads", "feedforward", "dropout", "decoder_mixer", "cross_mixer",
+           "backbone_learning_rate", "drop_at")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -18,7 +24,14 @@ class DetectRecipe(PicturesRecipe):
 
     Args:
         mixer: of every encoder layer, as on the command line: "softmax", "padre:degree=3".
-        dim, depth: channels, a multiple of 16, and layers of the encoder.
+        dim, depth: channels, a multiple of 16, and layers of the encoder; of DETR's decoder too.
+        host: "dense", the encoder with a dense head; "detr" or "conditional_detr", those of transformers.
+        stride: pixels a side of a token. 8 for "dense"; 32 or 16, which has four times the tokens, for the others.
+        backbone: of DETR, a ResNet of timm.
+        queries, heads, feedforward, dropout: of DETR: its boxes, heads of attention, hidden units of an MLP, dropout.
+        decoder_mixer, cross_mixer: of DETR's decoder, between queries and from queries to the picture; None: attention.
+        backbone_learning_rate: of DETR's backbone.
+        drop_at: share of DETR's steps after which learning rates are a tenth.
     """
 
     steps: int = 1800
@@ -30,10 +43,25 @@ class DetectRecipe(PicturesRecipe):
     mixer: str = "softmax"
     dim: int = 64
     depth: int = 3
+    host: str = "dense"
+    stride: int | None = None
+    backbone: str = "resnet50"
+    queries: int = 100
+    heads: int = 8
+    feedforward: int = 2048
+    dropout: float = 0.1
+    decoder_mixer: str | None = None
+    cross_mixer: str | None = None
+    backbone_learning_rate: float = 1e-5
+    drop_at: float = 2 / 3
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"steps": 4, "scenes": 16, "test_scenes": 8, "batch_size": 8, "dim": 16, "depth": 1},
-    }
+        "paper": {
+            "host": "detr", "image_size": 1344, "batch_size": 16, "epochs": 300, "learning_rate": 1e-4,
+            "weight_decay": 1e-4, "clip": 0.1, "betas": (0.9, 0.999), "warmup": 0.0, "dim": 256, "depth": 6,
+        },
+    }  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -41,3 +69,22 @@ class DetectRecipe(PicturesRecipe):
         check_int("dim", self.dim, 16)
         if self.dim % 16:
             raise OptionError("dim", self.dim, "a multiple of 16", "For example, 64.")
+        check_choice("host", self.host, HOSTS)
+        if self.stride is not None:
+            check_choice("stride", self.stride, STRIDES[self.host])
+        for name in ("queries", "heads", "feedforward"):
+            check_int(name, getattr(self, name), 1)
+        check_number("dropout", self.dropout, 0.0, 1.0, "a share below 1", 0.1)
+        check_number("drop_at", self.drop_at, 0.0, 1.0 + 1e-9, "a share of the steps", 2 / 3)
+        check_number("backbone_learning_rate", self.backbone_learning_rate, 0.0, math.inf, "at least 0", 1e-5)
+        if self.host == "dense":
+            changed = [name for name in OF_DETR if getattr(self, name) != type(self).__dataclass_fields__[name].default]
+            if changed:
+                raise OptionError(changed[0], 'it with host="dense"', "a host that has it", "Pass host=detr.")
+        elif self.dim % self.heads:
+            raise OptionError("heads", self.heads, f"a divisor of dim={self.dim}", "Change one of the two.")
+
+    @property
+    def stride_of_host(self) -> int:
+        """Pixels a side of a token."""
+        return self.stride or STRIDES[self.host][0]
