@@ -35,10 +35,10 @@ def test_scenes_are_the_same_for_a_seed_and_ask_what_they_say():
 
 
 def test_no_digit_of_a_test_scene_is_in_training(monkeypatch):
-    digits, labels, photographs = scenes._sources()
+    digits, labels = scenes._digits()
     marked = torch.arange(len(digits)).float()[:, None, None].expand_as(digits) / 2000
     used = []
-    monkeypatch.setattr(scenes, "_sources", lambda: (marked, labels, photographs))
+    monkeypatch.setattr(scenes, "_digits", lambda: (marked, labels))
     monkeypatch.setattr(
         scenes, "interpolate", lambda x, **k: used.append(round(x.max().item() * 2000)) or x.new_ones(1, 1, *k["size"])
     )
