@@ -18,18 +18,17 @@ WEIGHTS = "model.pt"
 
 def check_weights(folder: Path) -> None:
     """Raise what `read_weights` raises of a folder without usable weights. A model.pt is mapped, not read."""
-    read_weights(folder, mmap=True)
+    _read(folder, mmap=True)
 
 
-def read_weights(folder: Path, *, mmap: bool = False) -> dict[str, Tensor]:
-    """The weights in a folder of `polymix train` or of `save_pretrained`. Raises ResultsError where there are none.
+def _read(folder: Path, *, mmap: bool = False) -> tuple[dict[str, Tensor], Mapping[str, Any]]:
+    """The weights in a folder of `polymix train` or of `save_pretrained`, and the layers that `convert` replaced.
 
-    Args:
-        mmap: leave the numbers of a model.pt on disk until they are used.
+    Raises ResultsError where there are none. With mmap, the numbers of a model.pt stay on disk until they are used.
     """
     if not (folder / WEIGHTS).is_file():
         content, weights = read(folder)
-        return {_of_the_host(name, content.get("layers") or {}): value for name, value in weights.items()}
+        return weights, content.get("layers") or {}
     try:
         state: dict[str, Tensor] = torch.load(folder / WEIGHTS, map_location="cpu", weights_only=True, mmap=mmap)
         if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
@@ -37,7 +36,7 @@ def read_weights(folder: Path, *, mmap: bool = False) -> dict[str, Tensor]:
     except Exception as error:  # whatever torch.load raises on a damaged file
         got = f"{folder / WEIGHTS}, which cannot be read ({one_line(error)[:200]})"
         raise ResultsError("init", got, "the weights of a model", "Train or convert it again.") from error
-    return state
+    return state, {}
 
 
 def _of_the_host(name: str, layers: Mapping[str, Any]) -> str:
@@ -57,7 +56,8 @@ def load_weights(
     Raises:
         ResultsError: the folder has no weights, or others than the model's.
     """
-    ours, theirs = model.state_dict(), read_weights(Path(folder))
+    ours, (read_state, layers) = model.state_dict(), _read(Path(folder))
+    theirs = {name if name in ours else _of_the_host(name, layers): value for name, value in read_state.items()}
     fresh = [name for name in ours if name.startswith(tuple(heads)) and heads
              and (name not in theirs or theirs[name].shape != ours[name].shape)]  # fmt: skip
     for name in sorted({*ours, *theirs} - set(fresh)):

@@ -41,6 +41,8 @@ def read_picture(path: Path) -> Any:
         opened = Image.open(path)
     except Image.DecompressionBombError as error:
         raise ValueError(f"over {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels, more than Pillow reads") from error
+    except Image.UnidentifiedImageError as error:  # its message repeats the path
+        raise ValueError("no picture that Pillow can read") from error
     with opened as image:
         upright = ImageOps.exif_transpose(image)
         if upright.mode == "F" or upright.mode.startswith("I"):

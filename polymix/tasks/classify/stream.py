@@ -94,6 +94,8 @@ class Samples(Dataset[tuple[Tensor, int]]):
         return len(self.pictures)
 
     def __getitem__(self, place: int) -> tuple[Tensor, int]:
+        if not 0 <= place < len(self):
+            raise IndexError(place)  # which ends a loop over the samples
         for step in range(len(self)):
             at = (place + step) % len(self)
             if at in self.skipped:

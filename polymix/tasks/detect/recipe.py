@@ -81,6 +81,8 @@ class DetectRecipe(PicturesRecipe):
             changed = [name for name in OF_DETR if getattr(self, name) != type(self).__dataclass_fields__[name].default]
             if changed:
                 raise OptionError(changed[0], 'it with host="dense"', "a host that has it", "Pass host=detr.")
+        elif self.final != type(self).final:
+            raise OptionError("final", f"{self.final} with DETR", "drop_at, which DETR's schedule has", "Leave it out.")
         elif self.dim % self.heads:
             raise OptionError("heads", self.heads, f"a divisor of dim={self.dim}", "Change one of the two.")
 
