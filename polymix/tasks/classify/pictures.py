@@ -32,7 +32,7 @@ def read_picture(path: Path) -> Any:
     Raises OSError, ValueError, SyntaxError or EOFError for a file that cannot be read.
     """
     try:
-        from PIL import Image, ImageOps
+        from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError as error:
         raise MissingExtraError("pillow", "no such package", "pip install 'polymix[train]'") from error
     if path.suffix.lower() in HEIC:
@@ -41,7 +41,7 @@ def read_picture(path: Path) -> Any:
         opened = Image.open(path)
     except Image.DecompressionBombError as error:
         raise ValueError(f"over {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels, more than Pillow reads") from error
-    except Image.UnidentifiedImageError as error:  # its message repeats the path
+    except UnidentifiedImageError as error:  # its message repeats the path
         raise ValueError("no picture that Pillow can read") from error
     with opened as image:
         upright = ImageOps.exif_transpose(image)
