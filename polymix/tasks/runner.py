@@ -302,8 +302,15 @@ def fingerprint(data: Any) -> Any:
     samples = Seeded(data.train, 0)
     for place in range(64):
         for part in tree_leaves(samples[place, length * place // 64]):
-            crc = zlib.crc32(repr(part.tolist() if isinstance(part, torch.Tensor) else part).encode(), crc)
+            crc = zlib.crc32(_as_bytes(part), crc)
     return [length, crc]
+
+
+def _as_bytes(part: Any) -> bytes:
+    """What a checksum sees of a part of a sample."""
+    if isinstance(part, torch.Tensor):
+        return repr(tuple(part.shape)).encode() + part.flatten().view(torch.uint8).numpy().tobytes()
+    return repr(part).encode()
 
 
 def _measure(task: Task, model: Any, data: Any, recipe: Any, process: Process, say: Say) -> dict[str, Any]:
