@@ -50,7 +50,9 @@ def command(
         str | None, typer.Option(help="A domain such as fields, or a recipe's file: train every mixer on it.")
     ] = None,
     layout: Annotated[str | None, typer.Option(help="With --task: how --data is arranged.")] = None,
-    preset: Annotated[str | None, typer.Option(help="With --task: tiny or paper.")] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="With --task: sizes and schedule by name, such as tiny or paper.")
+    ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="With --task: an option of its recipe: --set steps=200.")
     ] = None,

@@ -25,7 +25,10 @@ def command(
     plan: Annotated[
         str | None, typer.Option(help="Which layers get the mixer, such as 1:1; the others keep attention.")
     ] = None,
-    preset: Annotated[str | None, typer.Option(help="tiny or paper: the sizes and the schedule.")] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(help="Sizes and schedule by name: tiny, paper, or another that the domain's page names."),
+    ] = None,
     init: Annotated[
         str | None, typer.Option(help="Folder of a trained or converted model: start from its weights.")
     ] = None,

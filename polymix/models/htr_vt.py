@@ -85,7 +85,7 @@ class HtrVt(nn.Module):
         self.stem = _stem(dim, height, kw)
         if dim % 64 == 0:  # a third faster on CPU; with channels that do not fill its vectors, oneDNN crashes
             self.stem.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.masked = nn.Parameter(torch.zeros(1, 1, dim, **kw))
+        self.masked = nn.Parameter(torch.zeros(1, 1, dim, **kw), requires_grad=mask_ratio > 0)
         ratios = [mlp_ratio] * len(mixers) if isinstance(mlp_ratio, (int, float)) else list(mlp_ratio)
         placed = [mixer.for_grid((tokens,)) for mixer in mixers]
         self.blocks = nn.ModuleList(

@@ -17,7 +17,7 @@ WEIGHTS = "model.pt"
 
 
 def check_weights(folder: Path) -> None:
-    """Raise what `read_weights` raises of a folder without usable weights. A model.pt is mapped, not read."""
+    """Raise what `load_weights` raises of a folder without usable weights. A model.pt is mapped, not read."""
     _read(folder, mmap=True)
 
 

@@ -130,12 +130,11 @@ class Learner(LightningModule):
     def configure_optimizers(self) -> dict[str, Any]:
         return self.optimizers_and_schedule()
 
-    def with_schedule(self, optimizer: Any) -> dict[str, Any]:
-        """An optimizer with the recipe's schedule, by steps: a linear warm-up and a cosine decay of every rate."""
+    def with_schedule(self, optimizer: Any, share: Callable[[int], float] | None = None) -> dict[str, Any]:
+        """An optimizer with a schedule by steps: every rate times `share(step)`; default: warm-up and cosine decay."""
         recipe = self.recipe
-        schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: rate(step, recipe.steps, recipe.warmup, recipe.final)
-        )
+        share = share or (lambda step: rate(step, recipe.steps, recipe.warmup, recipe.final))
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_train_start(self) -> None:

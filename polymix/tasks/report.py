@@ -114,9 +114,7 @@ def write_report(out: Path, content: Mapping[str, Any], rows: Sequence[Row]) -> 
     training += f"{settings['precision']}."
     if speeds:
         speed, key = speeds[len(speeds) // 2]
-        training += (
-            f" {speed:,} {key.removesuffix('_per_second').replace('km2', 'km²')} per second in training (median)."
-        )
+        training += f" {speed:,} {_unit(key.removesuffix('_per_second'))} per second in training (median)."
     curves = Picture("curves", "Training loss and the headline by step", lambda narrow: curve(rows, narrow))
     shown = publish([curves], out)
     headings = ["step", *(name.replace("_", " ") for name in names)]
@@ -156,9 +154,8 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
     if not rows:
         return []
     names = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
-    unit = rows[0]["unit"]
+    unit = _unit(rows[0]["unit"])
     marks = {name: "↑" if row["directions"].get(name) == UP else "↓" for row in rows for name in row["metrics"]}
-    unit = {"km2": "km²"}.get(unit, unit)
     head = ["mixer", "seed", *(f"{name.replace('_', ' ')} {marks[name]}" for name in names), "parameters",
             f"{unit}/s training", f"{unit}/s inference", "peak MiB of a step"]  # fmt: skip
     papers = any(row["paper"] for row in rows)
@@ -171,6 +168,11 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
         lines.append([row["mixer"], str(row["seed"]), *values, f"{row['parameters']:,}", *speeds, peak]
                      + [paper] * papers)  # fmt: skip
     return lines
+
+
+def _unit(name: str) -> str:
+    """The unit of a speed as it is written."""
+    return name.replace("km2", "km²")
 
 
 def _in_the_paper(figures: Row) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -43,6 +44,13 @@ class Fitted(Dataset[Sample]):
         if self.kept is not None:
             self.kept[place] = sample
         return sample
+
+    def keep_all(self) -> Fitted:
+        """Read all pictures now, because their files are about to go; returns itself."""
+        self.kept = {}
+        for place in range(len(self)):
+            self[place]
+        return self
 
 
 @dataclass(frozen=True)
@@ -150,10 +158,16 @@ def for_evaluation(
     recipe: PicturesRecipe, summary: Mapping[str, Any], whole: bool, limit: int | None, say: Callable[[str], None]
 ) -> DetectionData:
     """The pictures of a recipe as a trained model knows them. Raises DataError for a class that it does not know."""
-    from tempfile import mkdtemp
+    with TemporaryDirectory() as scratch:
+        data = _known(load(recipe, Path(scratch), say), recipe, tuple(summary["classes"]), whole, limit)
+        made_here = recipe.data is None and recipe.annotations_file is None
+        return replace(data, test=data.test.keep_all()) if made_here else data
 
-    data = load(recipe, Path(mkdtemp()) if recipe.data is None else Path(), say)
-    known = tuple(summary["classes"])
+
+def _known(
+    data: DetectionData, recipe: PicturesRecipe, known: tuple[str, ...], whole: bool, limit: int | None
+) -> DetectionData:
+    """Data with the classes of a trained model. Raises DataError for a class that it does not know."""
     odd = [name for name in data.classes if name not in known]
     if odd:
         got = f"the class {odd[0]!r} in {data.name}"

@@ -16,7 +16,7 @@ from polymix.errors import DataError, MissingExtraError
 from polymix.tasks.classify import cifar
 from polymix.tasks.classify.pictures import FORMATS, HEIC, UNREADABLE, _read, read_picture
 from polymix.tasks.classify.recipe import ImageRecipe
-from polymix.tasks.classify.stream import Pictures, Samples, StreamedImages, Unreadable, refused, transforms
+from polymix.tasks.classify.stream import Labelled, Pictures, Samples, StreamedImages, Unreadable, refused, transforms
 
 SPLIT_SEED = 0
 TEST_SHARE = 0.2
@@ -26,7 +26,7 @@ MAX_BYTES = 4 << 30  # images are kept decoded, as bytes
 
 
 @dataclass(frozen=True)
-class ImageData:
+class ImageData(Labelled):
     """Images (N, C, H, W) as bytes or small floats, split into training and test images. `normalise` makes inputs."""
 
     name: str
@@ -65,10 +65,8 @@ class ImageData:
         yield from zip(self.test[0].split(size), self.test[1].split(size), strict=True)
 
     @property
-    def majority(self) -> tuple[str, float]:
-        """The most frequent class of the test images, and its share: what always answering with it would reach."""
-        counts = torch.bincount(self.test[1], minlength=len(self.classes))
-        return self.classes[int(counts.argmax())], (counts.max() / counts.sum()).item()
+    def test_labels(self) -> Tensor:
+        return self.test[1]
 
     def thumbnail(self, place: int, side: int = 64) -> bytes:
         """A test image as a PNG file, at most `side` pixels wide."""
@@ -83,10 +81,6 @@ class ImageData:
         file = BytesIO()
         Image.frombytes("RGB", (rgb.shape[1], rgb.shape[0]), bytes(rgb.flatten().tolist())).save(file, "PNG")
         return file.getvalue()
-
-    def normalise(self, images: Tensor) -> Tensor:
-        """Images as inputs, with mean 0 and variance 1 per channel over the training images."""
-        return (images.float() - self.mean.to(images.device)) / self.std.to(images.device)
 
     def known_as(self, summary: Mapping[str, Any]) -> ImageData:
         """These images for a model trained on others: with its channels, its classes and its mean and deviation.
@@ -247,9 +241,9 @@ def check(folder: Path, layout: str | None = None, allow_pickle: bool = False) -
     for found in parts:
         for file in (file for files in found.values() for file in files):
             try:
-                read_picture(file)
-            except UNREADABLE as error:
-                problems.append(f"{file}: {str(error) or type(error).__name__}")
+                _open(file)
+            except Unreadable as error:
+                problems.append(str(error))
     if len(parts[0]) < 2:
         problems.append(f"{training}: {len(parts[0])} classes with images; two or more are needed")
     if len(parts) == 2:

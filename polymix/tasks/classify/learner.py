@@ -65,8 +65,7 @@ class Learner(learner.Learner):
             return self.with_schedule(optimizer)
         rising = round(recipe.warmup * recipe.steps)
         falls = [round(share * recipe.steps) for share in recipe.milestones]
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(stepped_rate, rising=rising, falls=falls))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        return self.with_schedule(optimizer, partial(stepped_rate, rising=rising, falls=falls))
 
     @torch.no_grad()
     def before_measuring(self, model: nn.Module) -> None:

@@ -119,8 +119,31 @@ def refused(error: Exception) -> DataError:
     return DataError("--data", str(error), "pictures that can be read", cure)
 
 
+class Labelled:
+    """What images in memory and streamed ones share: `classes`, and `mean` and `std` of a channel (1, C, 1, 1)."""
+
+    classes: tuple[str, ...]
+    mean: Tensor
+    std: Tensor
+
+    @property
+    def test_labels(self) -> Tensor:
+        """The classes of the test images."""
+        raise NotImplementedError(f"{type(self).__name__} has no test_labels")
+
+    @property
+    def majority(self) -> tuple[str, float]:
+        """The most frequent class of the test images, and its share: what always answering with it would reach."""
+        counts = torch.bincount(self.test_labels, minlength=len(self.classes))
+        return self.classes[int(counts.argmax())], (counts.max() / counts.sum()).item()
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """Images as inputs, with mean 0 and variance 1 per channel over the images that mean and std are of."""
+        return (images.float() - self.mean.to(images.device)) / self.std.to(images.device)
+
+
 @dataclass(frozen=True)
-class StreamedImages:
+class StreamedImages(Labelled):
     """The pictures of a run, decoded when they are used: as `ImageData`, without tensors of all images."""
 
     name: str
@@ -142,14 +165,8 @@ class StreamedImages:
         return len(self.training), len(self.held_out)
 
     @property
-    def majority(self) -> tuple[str, float]:
-        """The most frequent class of the test pictures, and its share."""
-        counts = torch.bincount(self.held_out.labels, minlength=len(self.classes))
-        return self.classes[int(counts.argmax())], (counts.max() / counts.sum()).item()
-
-    def normalise(self, images: Tensor) -> Tensor:
-        """Bytes as inputs: mean 0 and variance 1 over ImageNet."""
-        return (images.float() - self.mean.to(images.device)) / self.std.to(images.device)
+    def test_labels(self) -> Tensor:
+        return self.held_out.labels
 
     def test_batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The test pictures and their classes, `size` at a time. Unreadable ones are left out, or refused."""

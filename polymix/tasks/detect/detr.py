@@ -111,8 +111,7 @@ def find_objects(model: Any, images: Tensor, sizes: Tensor) -> list[dict[str, Te
     """The best boxes of each picture, in its pixels, on the CPU. Queries answer for one object each: no suppression."""
     found = model(**inputs(images, sizes))
     logits, boxes = found.logits.float().cpu(), found.pred_boxes.float().cpu()
-    one_of_all = "Conditional" not in type(model).__name__
-    scores = logits.softmax(-1)[..., :-1] if one_of_all else logits.sigmoid()
+    scores = logits.softmax(-1)[..., :-1] if model.config.model_type == "detr" else logits.sigmoid()
     rows = []
     for score, box, size in zip(scores, boxes, sizes, strict=True):
         values, best = score.flatten().topk(min(MOST, score.numel()))

@@ -41,7 +41,6 @@ class Learner(learner.Learner):
         ]
         optimizer = torch.optim.AdamW(groups, betas=tuple(recipe.betas), weight_decay=recipe.weight_decay)
         rising, drop = max(1, round(recipe.warmup * recipe.steps)), round(recipe.drop_at * recipe.steps)
-        schedule = torch.optim.lr_scheduler.LambdaLR(
+        return self.with_schedule(
             optimizer, lambda step: min(1.0, (step + 1) / rising) * (0.1 if step >= drop else 1.0)
         )
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from polymix._io import write_whole
 from polymix.compat import nms
 from polymix.tasks.boxes.data import DetectionData
-from polymix.tasks.boxes.drawing import draw_boxes, draw_truth_and_prediction
+from polymix.tasks.boxes.drawing import draw_annotated, draw_truth_and_prediction
 from polymix.tasks.boxes.fitting import fit
 from polymix.tasks.boxes.pictures import read_pixels
 from polymix.tasks.boxes.precision import NAMES, average_precision
-from polymix.tasks.detect.detr import find_objects
+from polymix.tasks.detect.detr import MOST, find_objects
 from polymix.tasks.detect.recipe import DetectRecipe
 from polymix.tasks.processes import Process
 
 DIRECTIONS = dict.fromkeys(NAMES.values(), "up")
-MOST = 100  # boxes of a picture, as COCO counts them
 OVERLAP = 0.6  # above which the box of a lower score is dropped
 SHOWN = 0.3  # the lowest score of a box in pictures
 DRAWN = 6  # test pictures
@@ -97,8 +94,6 @@ def predict(
     model: nn.Module, data: DetectionData, recipe: DetectRecipe, files: Sequence[Path], folder: Path, process: Process
 ) -> list[dict[str, Any]]:
     """The objects in picture files: class, score and box in the file's pixels, drawn on a copy in `folder`."""
-    from matplotlib.figure import Figure
-
     results = []
     for place, file in enumerate(files):
         pixels = read_pixels(file)
@@ -109,12 +104,9 @@ def predict(
         corners = (found["boxes"] / target["scale"])[shown]
         names = [data.classes[i] for i in found["labels"][shown]]
         scores = found["scores"][shown].tolist()
-        height, width = pixels.shape[1:]
-        figure = Figure(figsize=(6, 6 * height / width))
         words = [f"{name} {score:.2f}" for name, score in zip(names, scores, strict=True)]
-        draw_boxes(figure.add_axes((0, 0, 1, 1)), pixels, corners, words)
         path = folder / f"{place:03d}-{file.stem}.png"
-        write_whole(path, partial(figure.savefig, dpi=130, format="png"))
+        draw_annotated(path, pixels, corners, words)
         objects = [
             {"class": name, "score": round(score, 4), "box": [round(value, 2) for value in box]}
             for name, score, box in zip(names, scores, corners.tolist(), strict=True)

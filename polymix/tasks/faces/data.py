@@ -88,11 +88,7 @@ def for_evaluation(
             pictures, counted = (*train, *pictures), {name: (*valid, *rows) for name, rows in counted.items()}
         counted = {name: rows[:limit] for name, rows in counted.items()}
         test = _fitted(pictures[:limit], recipe)
-        if recipe.data is None:  # the files go with the folder
-            test.kept = {}
-            for place in range(len(test)):
-                test.kept[place] = test[place]
-        return replace(data, test=test, counted=counted)
+        return replace(data, test=test.keep_all() if recipe.data is None else test, counted=counted)
 
 
 def from_summary(recipe: FacesRecipe, summary: Mapping[str, Any]) -> FaceData:

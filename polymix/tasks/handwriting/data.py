@@ -54,7 +54,7 @@ class Pages(Dataset[Sample]):
         page = self.pages[place]
         pixels = self._kept.get(place)
         if pixels is None:
-            pixels = join([fitted(grey(line), self.recipe) for line in page], self.recipe)
+            pixels = self._read(page)
             if len(self._kept) * pixels.nbytes < KEPT:
                 self._kept[place] = pixels
         hidden, start = [], 0
@@ -62,6 +62,14 @@ class Pages(Dataset[Sample]):
             hidden += [start + at for at in line.hidden]
             start += len(line.text) + 1
         return Sample(as_tensor(pixels), " ".join(line.text for line in page), tuple(hidden), len(page))
+
+    def _read(self, page: Page) -> np.ndarray:
+        return join([fitted(grey(line), self.recipe) for line in page], self.recipe)
+
+    def keep_all(self) -> Pages:
+        """Read all images now, because their files are about to go; returns itself."""
+        self._kept = {place: self._read(page) for place, page in enumerate(self.pages)}
+        return self
 
 
 @dataclass
@@ -72,7 +80,6 @@ class Lines:
     characters: str
     train: Pages
     test: Pages
-    scratch: Any = None  # a temporary folder that the images are read from
 
     def summary(self) -> dict[str, Any]:
         return {"name": self.name, "characters": self.characters, "train": len(self.train), "test": len(self.test)}
@@ -204,14 +211,14 @@ def for_evaluation(
     recipe: HandwritingRecipe, summary: Mapping[str, Any], whole: bool, limit: int | None, say: Callable[[str], None]
 ) -> Lines:
     """The lines of a recipe with the alphabet of a trained model; whole: all lines instead of the test lines."""
-    scratch = TemporaryDirectory(prefix="polymix-cheques-") if recipe.data is None else None
-    data = load(recipe, Path(scratch.name if scratch else ""), say)
-    pages = [*data.train.pages, *data.test.pages] if whole else data.test.pages
-    known = Lines(data.name, str(summary["characters"]), data.train, Pages(pages[:limit], recipe), scratch)
-    for page in known.test.pages:
-        for line in page:
-            known.encode(line.text, line.entry)
-    return known
+    with TemporaryDirectory(prefix="polymix-cheques-") as scratch:
+        data = load(recipe, Path(scratch), say)
+        pages = [*data.train.pages, *data.test.pages] if whole else data.test.pages
+        known = Lines(data.name, str(summary["characters"]), data.train, Pages(pages[:limit], recipe))
+        for page in known.test.pages:
+            for line in page:
+                known.encode(line.text, line.entry)
+        return replace(known, test=known.test.keep_all()) if recipe.data is None else known
 
 
 def from_summary(recipe: HandwritingRecipe, summary: Mapping[str, Any]) -> Lines:

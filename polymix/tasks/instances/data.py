@@ -53,7 +53,4 @@ def for_evaluation(
         nuclei.write(Path(str(recipe.data)), Path(scratch), recipe.image_size)
         written = replace(recipe, data=scratch, layout="coco")
         found = boxes.for_evaluation(written, summary, whole, limit, say)
-        found.test.kept = {}
-        for place in range(len(found.test)):
-            found.test.kept[place] = found.test[place]
-        return found
+        return replace(found, test=found.test.keep_all())

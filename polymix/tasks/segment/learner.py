@@ -58,7 +58,6 @@ class Learner(learner.Learner):
         optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(recipe.betas[0], recipe.betas[1]))
         if recipe.schedule == "cosine":
             return self.with_schedule(optimizer)
-        schedule = torch.optim.lr_scheduler.LambdaLR(
+        return self.with_schedule(
             optimizer, lambda step: polynomial(step, recipe.steps, recipe.warmup, recipe.final, recipe.power)
         )
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

@@ -11,7 +11,7 @@ from polymix.ops.dispatch import FEW, FEW_IN_A_GRAPH
 from polymix.ops.native.library import why_not
 from tests.helpers import close, tokens
 
-native = pytest.mark.skipif(why_not() is not None, reason="the C kernels are not installed")
+native = pytest.mark.skipif(why_not() is not None, reason=f"untested: kernels in C as nodes of graphs: {why_not()}")
 MIXERS = ("padre", "pom", "qt", "poly_sa", "poly_nl")
 MANY, FEWER = 1030, 40
 
