@@ -18,6 +18,7 @@ settings.load_profile("polymix")
 def _blocks_for_few_tokens(monkeypatch):
     """The blocked forms run in every test that records no gradients, and C kernels in graphs, however few the tokens."""
     monkeypatch.setattr("polymix.ops.dispatch.FEW", dict.fromkeys(FEW, 0))
+    monkeypatch.setattr("polymix.ops.dispatch.FEW_TO_TRAIN", {})
     monkeypatch.setattr("polymix.ops.dispatch.FEW_IN_A_GRAPH", {})
 
 

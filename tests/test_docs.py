@@ -271,3 +271,11 @@ def test_no_page_is_wider_than_a_phone(site, tmp_path):
             while page.evaluate("document.readyState + location.href") != "complete" + path.resolve().as_uri():
                 time.sleep(0.02)
             assert page.evaluate(BEYOND) == "[]", path.relative_to(site)
+
+
+def test_no_page_keeps_the_marks_of_a_merge():
+    """A conflict that was committed shows both versions to every reader."""
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    marks = ("<" * 7 + " ", ">" * 7 + " ")
+    found = [page for page in pages if any(line.startswith(marks) for line in page.read_text("utf-8").splitlines())]
+    assert len(pages) > 20 and not found

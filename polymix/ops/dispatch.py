@@ -32,7 +32,10 @@ from polymix.ops.shared.tensors import autocast_dtype, forward_mode, keep_memory
 KERNELS = ("triton", "native", "blocked")  # in the order in which "auto" prefers them
 IMPLS = ("auto", "eager", *KERNELS)  # the values of `impl` for every mixer with kernels
 # Tokens in a batch below which a kernel saves less than its extra calls cost (benchmarks/small_inputs.py).
-FEW = {"native": 160, "native, recording gradients": 512, "blocked": 512}
+FEW = {"native": 160, "blocked": 512}
+# The same for a C kernel when gradients are recorded, by op: with up to WIDE channels, and with more of them.
+FEW_TO_TRAIN = {"pom": (512, 2048), "qt": (0, 160), "poly_sa": (512, 512), "poly_nl": (512, 2048)}
+WIDE = 256
 # The same for a C kernel as a node of a compiled graph, by op (benchmarks/compiled.py): a compiler fuses small passes.
 FEW_IN_A_GRAPH = {"pom": 160, "qt": 160, "poly_sa": 1024, "poly_nl": 1024}
 _TRACED = "does not run in a traced graph (torch.compile, torch.export)"
@@ -92,8 +95,8 @@ def choose(
         tensors: the inputs of the call; the first holds the tokens (B, N, …).
         unsupported: for each kernel that the op has, why it cannot run this call, or None if it can.
         slower: for some of these kernels, why "auto" should skip them although they can run, or None.
-        in_blocks: the kernels that "auto" skips when the batch has fewer tokens than FEW says. In a compiled graph
-            FEW_IN_A_GRAPH decides for C kernels.
+        in_blocks: the kernels that "auto" skips when the batch has fewer tokens than FEW says. For C kernels
+            FEW_TO_TRAIN decides when gradients are recorded, and FEW_IN_A_GRAPH in a compiled graph.
     Raises:
         CapabilityError: the requested implementation cannot run this call. The message says why.
     """
@@ -118,7 +121,7 @@ def choose(
         if kernel not in unsupported:
             continue
         why = unsupported[kernel] or slower.get(kernel)
-        if why is None and counted and (few := _few(op, kernel, kernel in in_blocks, recorded)):
+        if why is None and counted and (few := _few(op, kernel, kernel in in_blocks, recorded, present[0])):
             tokens = present[0].shape[0] * present[0].shape[1]
             why = f"is slower with fewer than {few} tokens" if tokens < few else None
         why = why or _obstacle(kernel, kinds, named=False)
@@ -128,11 +131,13 @@ def choose(
     return _record(op, "eager", *(reasons or ("the only implementation",)))
 
 
-def _few(op: str, kernel: str, in_blocks: bool, recorded: bool) -> int:
-    """The number of tokens in a batch below which "auto" skips the kernel."""
+def _few(op: str, kernel: str, in_blocks: bool, recorded: bool, x: Tensor) -> int:
+    """The number of tokens in a batch of tokens x (B, N, …) below which "auto" skips the kernel."""
     if kernel == "native" and _in_graph():
         return FEW_IN_A_GRAPH.get(op, 0)
-    return FEW["native, recording gradients" if kernel == "native" and recorded else kernel] if in_blocks else 0
+    if kernel == "native" and recorded:
+        return FEW_TO_TRAIN.get(op, (0, 0))[x.shape[-1] > WIDE]
+    return FEW[kernel] if in_blocks else 0
 
 
 def obstacle(impl: str, tensors: Iterable[Tensor]) -> str | None:

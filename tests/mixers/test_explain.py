@@ -7,7 +7,7 @@ from torch import nn
 import polymix
 from polymix import explain
 from polymix.errors import CapabilityError, OptionError, PolymixError
-from polymix.ops.dispatch import FEW
+from polymix.ops.dispatch import FEW, FEW_TO_TRAIN, WIDE
 from polymix.ops.native.library import why_not
 from tests.helpers import tokens
 
@@ -153,15 +153,21 @@ def test_mixers_inside_mixers_are_each_said_once():
 
 
 @pytest.mark.skipif(why_not() is not None, reason=f"untested: when kernels in C are chosen: {why_not()}")
-@pytest.mark.parametrize(("mixer", "tokens", "forward", "training"), [
-    ("pom", 100, "eager", "eager"), ("pom", 196, "native", "eager"), ("pom", 600, "native", "native"),
-    ("poly_nl", 100, "eager", "eager"), ("poly_nl", 196, "native", "eager"),
-    ("padre", 16, "native", "native"), ("qt", 16, "native", "native"),
+@pytest.mark.parametrize(("mixer", "tokens", "dim", "forward", "training"), [
+    ("pom", 100, 8, "eager", "eager"), ("pom", 196, 8, "native", "eager"), ("pom", 600, 8, "native", "native"),
+    ("poly_nl", 100, 8, "eager", "eager"), ("poly_nl", 196, 8, "native", "eager"),
+    ("padre", 16, 8, "native", "native"), ("qt", 16, 8, "native", "native"),
+    ("pom", 600, WIDE, "native", "native"), ("pom", 600, WIDE + 8, "native", "eager"),
+    ("pom", 2048, WIDE + 8, "native", "native"), ("poly_sa", 600, WIDE + 8, "native", "native"),
+    ("poly_nl", 600, WIDE + 8, "native", "eager"), ("padre", 16, WIDE + 8, "native", "native"),
+    ("qt", 100, WIDE + 8, "native", "eager"), ("qt", 196, WIDE + 8, "native", "native"),
 ])  # fmt: skip
-def test_few_tokens_take_what_was_measured_to_be_fastest(mixer, tokens, forward, training, monkeypatch):
-    """The thresholds are those of benchmarks/small_inputs.py, and recording gradients has its own."""
+def test_few_tokens_take_what_was_measured_to_be_fastest(mixer, tokens, dim, forward, training, monkeypatch):
+    """The thresholds are those of benchmarks/small_inputs.py; recording gradients has its own, and so have wide tokens."""
     monkeypatch.setattr("polymix.ops.dispatch.FEW", FEW)
-    built, x = polymix.create_mixer(mixer, 8), torch.randn(1, tokens, 8)
+    monkeypatch.setattr("polymix.ops.dispatch.FEW_TO_TRAIN", FEW_TO_TRAIN)
+    options = {"positions": "mean"} if mixer == "poly_sa" else {}
+    built, x = polymix.create_mixer(mixer, dim, **options), torch.randn(1, tokens, dim)
     assert explain(built, x)[0].impl == training
     with torch.no_grad():
         assert explain(built, x)[0].impl == forward
