@@ -17,7 +17,7 @@ PAGES = " --set lines=16 --set steps=50000"
 HYBRID = "pom --plan 1:1"
 MAIN_METRICS = {
     "fields": "miou", "segment": "miou", "handwriting": "cer_blotted", "detect": "AP", "instances": "mask_AP",
-    "faces": "AP_hard", "jigsaw": "in_place",
+    "faces": "AP_hard", "jigsaw": "in_place", "points": "miou",
 }  # fmt: skip
 
 
@@ -176,6 +176,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "faces": lambda: default_run("faces", ("AP_hard", "AP_medium", "AP_easy")),
     "instances": lambda: default_run("instances", ("mask_AP", "mask_AP50", "AP", "AP50")),
     "jigsaw": lambda: default_run("jigsaw", ("in_place", "neighbours", "solved")),
+    "points": lambda: default_run("points", ("miou", "accuracy")),
     "mask-rcnn": mask_rcnn,
     "fields-paper": lambda: paper_table(fields_paper()),
     "handwriting-paper": lambda: paper_table(handwriting_paper()),

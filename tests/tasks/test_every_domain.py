@@ -27,10 +27,13 @@ SMALL = {  # of domains without a preset
     "text": ("num_layers=2", "hidden_size=16", "num_heads=2", "vocab=300", "context=16", "batch_size=4",
              "evaluate_tokens=256", "sample_tokens=4"),
 }  # fmt: skip
-PREDICTED = {"classify": None, "recall": None, "text": None, "fields": "*.npy"}  # others: a picture of their data
-BY_HALVES = {"detect", "faces", "handwriting"}  # a mean over the objects of each half, or batch norm over each half
+# Others: a picture of their data.
+PREDICTED = {"classify": None, "recall": None, "text": None, "fields": "*.npy", "points": "*.bin"}
+# A mean over the objects of each half, or batch norm over each half.
+BY_HALVES = {"detect", "faces", "handwriting", "points"}
 DOMAINS = sorted(built_domains())
-RESUMED = ("classify", "detect", "faces", "fields", "handwriting", "instances", "jigsaw", "recall", "segment", "text")
+RESUMED = ("classify", "detect", "faces", "fields", "handwriting", "instances", "jigsaw", "points", "recall", "segment",
+           "text")  # fmt: skip
 # `text` has its own tests, and `instances` draws boxes by chance.
 TWO = tuple(domain for domain in RESUMED if domain not in ("instances", "text"))
 ALL_OPTIONS = RESUMED

@@ -1,0 +1,101 @@
+"""Curves that visit every voxel of a cube: z-order, Hilbert's, and both with x and y exchanged."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from polymix.errors import ShapeError, check_choice, check_int
+from polymix.models.points.grid import DEPTH
+
+ORDERS = ("z", "z-trans", "hilbert", "hilbert-trans")
+CLOUDS = 1 << (63 - 3 * DEPTH)  # that fit above the bits of a curve
+_PIECE = 1 << 15  # points whose numbers stay in cache
+# Where the bits of a number stand after each step that spreads them to every third place.
+_SPREAD = ((32, 0x1F00000000FFFF), (16, 0x1F0000FF0000FF), (8, 0x100F00F00F00F00F), (4, 0x10C30C30C30C30C3),
+           (2, 0x1249249249249249))  # fmt: skip
+
+
+def z_order(grid: Tensor, depth: int = DEPTH) -> Tensor:
+    """The place of voxels (V, 3) along the z-order curve: the bits of x, y and z in turn, x first. Int64 (V,).
+
+    The code of a voxel of twice the side is code >> 3. Costs O(V). Raises ShapeError for coordinates of more bits than
+    `depth`. Source: Morton 1966.
+    """
+    _check(grid, depth)
+    return _in_pieces(lambda part: _interleave(list(part.unbind(1))), grid)
+
+
+def hilbert(grid: Tensor, depth: int = DEPTH) -> Tensor:
+    """The place of voxels (V, 3) along Hilbert's curve through a cube of 2^depth voxels a side. Int64 (V,).
+
+    Voxels that follow each other on the curve share a face. The code of a voxel of twice the side is code >> 3, along
+    the curve of depth - 1. Costs O(V depth). Raises ShapeError for coordinates of more bits than
+    `depth`. Source: Skilling 2004, "Programming the Hilbert curve".
+    """
+    _check(grid, depth)
+    return _in_pieces(lambda part: _hilbert(part, depth), grid)
+
+
+def serialize(grid: Tensor, cloud: Tensor, order: str, depth: int = DEPTH) -> Tensor:
+    """Codes (V,) by which to sort packed clouds: the cloud in the high bits, the place on the curve below.
+
+    Args:
+        grid: (V, 3). cloud: int64 (V,), the cloud of each voxel. order: one of `ORDERS`. depth: bits of a coordinate.
+    Raises:
+        OptionError: an unknown order or depth. ShapeError: coordinates beyond the depth, or too many clouds.
+    """
+    check_choice("order", order, ORDERS)
+    if len(cloud) and int(cloud.max()) >= CLOUDS:
+        raise ShapeError("cloud", f"{int(cloud.max()) + 1:,} clouds", f"at most {CLOUDS:,}", "Take smaller batches.")
+    curve, _, exchanged = order.partition("-")
+    place = {"z": z_order, "hilbert": hilbert}[curve](grid[:, [1, 0, 2]] if exchanged else grid, depth)
+    return (cloud << 3 * depth) | place
+
+
+def _check(grid: Tensor, depth: int) -> None:
+    check_int("depth", depth, 1, DEPTH)
+    if grid.ndim != 2 or grid.shape[1] != 3:
+        raise ShapeError("grid", tuple(grid.shape), "(V, 3)", "")
+    if len(grid) and (int(grid.min()) < 0 or int(grid.max()) >> depth):
+        got = f"coordinates from {int(grid.min())} to {int(grid.max())}"
+        raise ShapeError(
+            "grid", got, f"0 to {(1 << depth) - 1}, {depth} bits", "Take larger voxels, or a larger depth."
+        )
+
+
+def _in_pieces(function: object, grid: Tensor) -> Tensor:
+    assert callable(function)
+    return torch.cat([function(part) for part in grid.long().split(_PIECE)]) if len(grid) else grid.new_zeros(0)
+
+
+def _interleave(axes: list[Tensor]) -> Tensor:
+    """The bits of three numbers in turn, the first number's first."""
+    code = torch.zeros_like(axes[0])
+    for place, axis in enumerate(axes):
+        bits = axis
+        for shift, mask in _SPREAD:
+            bits = (bits | (bits << shift)) & mask
+        code |= bits << (2 - place)
+    return code
+
+
+def _hilbert(grid: Tensor, depth: int) -> Tensor:
+    x, y, z = (axis.int() for axis in grid.unbind(1))
+    axes = [x.clone(), y.clone(), z.clone()]
+    for level in range(depth - 1, 0, -1):  # undo the turns of the sub-cubes, from the largest on
+        low = (1 << level) - 1
+        for place in range(3):
+            here = -((axes[place] >> level) & 1)  # all ones where the bit is set
+            if place == 0:
+                axes[0] ^= here & low
+                continue
+            turned = (axes[0] ^ axes[place]) & low & ~here
+            axes[0] ^= (here & low) | turned
+            axes[place] ^= turned
+    axes[1] ^= axes[0]  # Gray code
+    axes[2] ^= axes[1]
+    turn = torch.zeros_like(x)
+    for level in range(depth - 1, 0, -1):
+        turn ^= -((axes[2] >> level) & 1) & ((1 << level) - 1)
+    return _interleave([(axis ^ turn).long() for axis in axes])

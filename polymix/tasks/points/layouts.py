@@ -1,0 +1,149 @@
+"""Scans as they lie on disk: SemanticKITTI's binary files and Pointcept's folders of arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from polymix.errors import DataError, check_choice
+
+LAYOUTS = ("semantickitti", "pointcept")
+VOID = 255  # the label of points that do not count
+KITTI = (
+    "car", "bicycle", "motorcycle", "truck", "other vehicle", "person", "bicyclist", "motorcyclist", "road", "parking",
+    "sidewalk", "other ground", "building", "fence", "vegetation", "trunk", "terrain", "pole", "traffic sign",
+)  # fmt: skip
+# SemanticKITTI's numbers to the 19 classes of its benchmark; -1 does not count. Moving things count as standing ones.
+FROM_KITTI = {
+    0: -1, 1: -1, 10: 0, 11: 1, 13: 4, 15: 2, 16: 4, 18: 3, 20: 4, 30: 5, 31: 6, 32: 7, 40: 8, 44: 9, 48: 10, 49: 11,
+    50: 12, 51: 13, 52: -1, 60: 8, 70: 14, 71: 15, 72: 16, 80: 17, 81: 18, 99: -1, 252: 0, 253: 6, 254: 5, 255: 7,
+    256: 4, 257: 4, 258: 3, 259: 4,
+}  # fmt: skip
+TO_KITTI = (10, 11, 15, 18, 20, 30, 31, 32, 40, 44, 48, 49, 50, 51, 70, 71, 72, 80, 81)
+TRAINING, VALIDATION = (0, 1, 2, 3, 4, 5, 6, 7, 9, 10), (8,)  # sequences
+_TABLE = numpy.full(1 << 16, -2, dtype=numpy.int64)
+for _raw, _class in FROM_KITTI.items():
+    _TABLE[_raw] = _class
+_ARRAYS = ("color", "normal", "strength")  # the features of Pointcept's folders, each if it is there
+_LABELS = ("segment", "segment20", "segment200")
+
+
+@dataclass(frozen=True)
+class Scan:
+    """One scan: a .bin file, or a folder of arrays. labels: its label file; None: it has none."""
+
+    path: Path
+    layout: str
+    labels: Path | None
+
+    def points(self) -> Any:
+        """float32 (n, 3 + features): coordinates in metres first. Raises DataError for a file that is no sound scan."""
+        found = read_bin(self.path) if self.layout == "semantickitti" else _read_arrays(self.path)
+        if not len(found):
+            raise DataError("data", f"{self.path} without points", "one point or more", "Remove it.")
+        wrong = ~numpy.isfinite(found).all(1)
+        if wrong.any():
+            got = f"{self.path}, point {int(wrong.argmax())}: {found[int(wrong.argmax())].tolist()}"
+            raise DataError("data", got, "finite numbers", "Remove the point.")
+        return found
+
+    def classes(self, count: int) -> Any:
+        """int64 (n,): the class of each of `count` points, VOID where it does not count."""
+        if self.labels is None:
+            raise DataError("data", f"{self.path} without labels", "a label file beside it", "Add or remove it.")
+        try:
+            if self.layout == "semantickitti":
+                raw = numpy.fromfile(self.labels, dtype=numpy.uint32)
+                found = _TABLE[raw & 0xFFFF]
+            else:
+                raw = numpy.load(self.labels, allow_pickle=False).reshape(-1)
+                found = raw.astype(numpy.int64)
+        except (OSError, ValueError) as error:
+            raise DataError("data", f"{self.labels}: {error}", "labels", "Remove or repair it.") from error
+        if len(found) != count:
+            got = f"{self.labels} with {len(found):,} labels for {count:,} points"
+            raise DataError("data", got, "a label for each point", "Remove or repair the scan.")
+        bad = (found < -1) | (found >= VOID)
+        if bad.any():
+            place = int(bad.argmax())
+            number = int(raw[place]) & 0xFFFF if self.layout == "semantickitti" else int(raw[place])
+            allowed = "one of SemanticKITTI's numbers" if self.layout == "semantickitti" else f"-1 to {VOID - 1}"
+            raise DataError("data", f"{self.labels}, point {place}: label {number}", allowed, "Correct it.")
+        return numpy.where(found < 0, VOID, found)
+
+
+def read_bin(path: Path) -> Any:
+    """float32 (n, 4): x, y, z and remission. Raises DataError where the length is none of such points."""
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise DataError("data", f"{path}: {error.strerror}", "a file of SemanticKITTI", "Check the path.") from error
+    if size % 16:
+        got = f"{path} with {size:,} bytes"
+        raise DataError("data", got, "16 bytes a point: x, y, z and remission in float32", "It may be cut off.")
+    return numpy.fromfile(path, dtype=numpy.float32).reshape(-1, 4)
+
+
+def _read_arrays(folder: Path) -> Any:
+    parts: list[Any] = []
+    for name in ("coord", *_ARRAYS):
+        path = folder / f"{name}.npy"
+        if name != "coord" and not path.is_file():
+            continue
+        try:
+            array = numpy.load(path, allow_pickle=False).astype(numpy.float32)
+        except (OSError, ValueError) as error:
+            raise DataError("data", f"{path}: {error}", "an array", "Remove or repair the scene.") from error
+        array = array[:, None] if array.ndim == 1 else array
+        if array.ndim != 2 or (parts and len(array) != len(parts[0])) or (not parts and array.shape[1] != 3):
+            expected = f"a row for each of {len(parts[0]):,} points" if parts else "(n, 3)"
+            raise DataError("data", f"{path} of shape {array.shape}", expected, "Remove or repair the scene.")
+        parts.append(array / 127.5 - 1 if name == "color" else array)
+    return numpy.concatenate(parts, 1)
+
+
+def layout_of(folder: Path, layout: str | None) -> str:
+    """The layout of a folder, by its files unless it is given. Raises DataError for a folder of none."""
+    if layout is not None:
+        check_choice("layout", layout, LAYOUTS)
+    if not folder.is_dir():
+        raise DataError("data", f"{folder}, which is no folder", "a folder of scans", "Check the path.")
+    kitti, arrays = (folder / "sequences").is_dir(), (folder / "train").is_dir()
+    found = "semantickitti" if kitti else "pointcept" if arrays else None
+    if found is None or layout not in (None, found):
+        got = f"{folder} without {'train/' if layout == 'pointcept' else 'sequences/'}"
+        raise DataError("data", got, "sequences/NN/velodyne/*.bin, or train/SCENE/coord.npy", "Check the path.")
+    return found
+
+
+def find(folder: Path, layout: str, problem: Callable[[str], None]) -> tuple[list[Scan], list[Scan]]:
+    """Training and test scans of a folder, by name. A part without scans, or without labels, is a problem."""
+    if layout == "semantickitti":
+        parts = [[Scan(path, layout, _beside(path)) for number in numbers
+                  for path in sorted((folder / "sequences" / f"{number:02d}" / "velodyne").glob("*.bin"))]
+                 for numbers in (TRAINING, VALIDATION)]  # fmt: skip
+        names = ("sequences 00 to 10 without 08", "sequence 08")
+    else:
+        scenes = [sorted(path for path in (folder / part).glob("*") if path.is_dir()) for part in ("train", "val")]
+        parts = [[Scan(scene, layout, _labels_in(scene)) for scene in part] for part in scenes]
+        names = ("train/", "val/")
+    for scans, name in zip(parts, names, strict=True):
+        if not scans:
+            problem(f"{folder}: {name} has no scans")
+        for found in scans:
+            if found.labels is None:
+                problem(f"{found.path} has no labels")
+    return parts[0], parts[1]
+
+
+def _labels_in(scene: Path) -> Path | None:
+    return next((path for name in _LABELS if (path := scene / f"{name}.npy").is_file()), None)
+
+
+def _beside(path: Path) -> Path | None:
+    labels = path.parent.parent / "labels" / f"{path.stem}.label"
+    return labels if labels.is_file() else None

@@ -1,0 +1,141 @@
+"""mIoU and accuracy on the original points, pictures from above, and predictions in SemanticKITTI's format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+from polymix._io import write_whole
+from polymix.errors import DataError
+from polymix.mixers.spec import parse_mixer
+from polymix.tasks.label_maps import VOID_COLOUR, Confusion, colour_of
+from polymix.tasks.points.data import Cloud, PointData
+from polymix.tasks.points.layouts import KITTI, TO_KITTI, VOID, Scan
+from polymix.tasks.points.recipe import PointsRecipe
+from polymix.tasks.processes import Process
+
+DIRECTIONS = {"miou": "up", "accuracy": "up"}
+DRAWN = 3  # test scans
+# PoM, Section 4.4: SemanticKITTI's validation sequence. Attention is the authors' own run of PTv3.
+PAPER: Mapping[str, Mapping[str, Any]] = {
+    "softmax": {"miou": 0.672, "source": "PoM, Section 4.4: SemanticKITTI, validation"},
+    "pom": {"miou": 0.666, "source": "PoM, Section 4.4: SemanticKITTI, validation"},
+}
+
+
+def paper(recipe: PointsRecipe) -> dict[str, Any] | None:
+    """What the PoM paper reports for this mixer on SemanticKITTI; None for other mixers, and for plans."""
+    row = PAPER.get(parse_mixer(recipe.mixer)[1].name) if recipe.plan is None else None
+    return None if row is None else dict(row)
+
+
+def measure(model: nn.Module, data: PointData, recipe: PointsRecipe, process: Process) -> dict[str, float]:
+    """mIoU over the classes that occur and the share of points that are right, over all points of the test scans."""
+    return _confusion(model, data, process).compute()
+
+
+def details(model: nn.Module, data: PointData, recipe: PointsRecipe, process: Process) -> dict[str, Any]:
+    """The metrics, and the IoU of each class that occurs."""
+    confusion = _confusion(model, data, process)
+    shares = zip(data.classes, confusion.per_class(), strict=True)
+    rows = {f"iou_{name}": share for name, share in shares if share is not None}
+    return {"metrics": {**confusion.compute(), **rows}, "count": len(data.test), "unit": "scans"}
+
+
+def _confusion(model: nn.Module, data: PointData, process: Process) -> Confusion:
+    confusion = Confusion(len(data.classes), VOID)
+    for place in range(len(data.test)):
+        cloud = data.test[place]
+        confusion.update(predict_cloud(model, cloud, process), torch.from_numpy(cloud.classes))
+    return confusion
+
+
+def predict_cloud(model: nn.Module, cloud: Cloud, process: Process) -> Tensor:
+    """The class of every point (n,) of a cloud: that of its voxel."""
+    offsets = torch.tensor([0, len(cloud.grid)])
+    with torch.no_grad():
+        logits = model(*(value.to(process.device) for value in (cloud.features.float(), cloud.grid, offsets)))
+    return logits.argmax(1).cpu()[cloud.inverse]
+
+
+def draw(model: nn.Module, data: PointData, recipe: PointsRecipe, folder: Path) -> list[Path]:
+    """predictions.png: some test scans from above in the colours of truth and prediction."""
+    rows = []
+    for place in sorted({place * len(data.test) // DRAWN for place in range(min(DRAWN, len(data.test)))}):
+        cloud = data.test[place]
+        predicted = predict_cloud(model, cloud, Process()).numpy()
+        rows.append((cloud.points, {"truth": cloud.classes, "prediction": predicted}))
+    path = folder / "predictions.png"
+    draw_from_above(path, rows, data.classes)
+    return [path]
+
+
+def draw_from_above(path: Path, rows: Sequence[tuple[Any, Mapping[str, Any]]], classes: Sequence[str]) -> None:
+    """A picture with a row for each scan: its points (n, 3 or more) from above, in the colours of some classes (n,)."""
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    titles = list(rows[0][1])
+    figure = Figure(figsize=(4.2 * len(titles) + 1.6, 3.4 * len(rows)), layout="constrained")
+    grid = figure.subplots(len(rows), len(titles), squeeze=False)
+    there: set[int] = set()
+    for axes, (points, found) in zip(grid, rows, strict=True):
+        upwards = numpy.argsort(points[:, 2], kind="stable")  # what is higher hides what is lower
+        for place, (title, labels) in zip(axes, found.items(), strict=True):
+            there |= set(numpy.unique(labels).tolist()) - {VOID}
+            colours = [VOID_COLOUR if k == VOID else colour_of(int(k)) for k in labels[upwards]]
+            place.scatter(points[upwards, 0], points[upwards, 1], s=0.6, c=colours, linewidths=0)
+            place.set_aspect("equal")
+            place.set_title(title, fontsize=9)
+            place.set_axis_off()
+    figure.legend(handles=[Patch(color=colour_of(k), label=classes[k]) for k in sorted(there)],
+                  loc="outside right center", frameon=False, fontsize=8)  # fmt: skip
+    write_whole(path, lambda part: figure.savefig(part, dpi=130, format="png"))
+
+
+def describe(recipe: PointsRecipe, data: PointData) -> str:
+    """What the model was trained on, for the report."""
+    window = f"windows of {recipe.window}" if recipe.window else "whole clouds"
+    return (
+        f"{recipe.mixer_name} in PTv3, on {data.name}: {len(data.train):,} training scans, {len(data.test):,} test "
+        f"scans, {len(data.classes)} classes, voxels of {recipe.voxel} m, {window}."
+    )
+
+
+def predict(
+    model: nn.Module, data: PointData, recipe: PointsRecipe, files: Sequence[Path], folder: Path, process: Process
+) -> list[dict[str, Any]]:
+    """The class of every point of some scans: a .bin file of SemanticKITTI, or a folder of Pointcept's arrays.
+
+    Each result has the file, the share of each class, a picture from above, and the classes: as NAME.label in
+    SemanticKITTI's numbers for a .bin file, else as NAME-classes.npy.
+    """
+    rows = []
+    for path in files:
+        layout = "pointcept" if path.is_dir() else "semantickitti"
+        points = Scan(path, layout, None).points()
+        if points.shape[1] != data.inputs:
+            got = f"{path} with {points.shape[1]} numbers a point"
+            raise DataError("files", got, f"{data.inputs}, as in training", "Pass scans of the same kind.")
+        predicted = predict_cloud(model, Cloud(points, None, recipe.voxel), process).numpy()
+        kitti = layout == "semantickitti" and data.classes == KITTI
+        output = folder / (f"{path.stem}.label" if kitti else f"{path.stem}-classes.npy")
+        written = numpy.array(TO_KITTI, dtype=numpy.uint32)[predicted] if kitti else predicted.astype(numpy.uint8)
+        write_whole(output, lambda part, x=written, raw=kitti: x.tofile(part) if raw else _save(part, x))  # type: ignore[misc]
+        picture = folder / f"{path.stem}.png"
+        draw_from_above(picture, [(points, {"prediction": predicted})], data.classes)
+        counts = numpy.bincount(predicted, minlength=len(data.classes)) / len(predicted)
+        shares = {name: round(float(share), 4) for name, share in zip(data.classes, counts, strict=True) if share}
+        rows.append({"file": str(path), "largest": max(shares, key=lambda name: shares[name]), "points": len(points),
+                     "picture": picture.name, "classes": output.name, "shares": shares})  # fmt: skip
+    return rows
+
+
+def _save(path: Path, array: Any) -> None:
+    with open(path, "wb") as file:
+        numpy.save(file, array)

@@ -1,0 +1,197 @@
+"""Scans: readers on files in the real layouts, what is wrong in them, PTv3 trained and used by the commands."""
+
+import json
+
+import numpy
+import pytest
+import torch
+
+from polymix.cli import main
+from polymix.errors import DataError, OptionError
+from polymix.tasks.points import PointsRecipe, check, load, made
+from polymix.tasks.points.data import Cloud
+from polymix.tasks.points.layouts import FROM_KITTI, KITTI, TO_KITTI, VOID, Scan
+from polymix.tasks.points.learner import lovasz_softmax
+from polymix.tasks.points.lidar import SURFACES
+
+TINY = PointsRecipe(**PointsRecipe.presets["tiny"])
+
+
+@pytest.fixture(scope="module")
+def kitti(tmp_path_factory):
+    return made(tmp_path_factory.mktemp("kitti"), 0, 2, 1)
+
+
+def command(capsys, *arguments):
+    with pytest.raises(SystemExit) as stop:
+        main([*map(str, arguments), "--threads", "1"])
+    return stop.value.code or 0, *capsys.readouterr()
+
+
+def copied(kitti, folder):
+    for path in kitti.rglob("*.*"):
+        if path.is_file() and path.suffix in (".bin", ".label"):
+            target = folder / path.relative_to(kitti)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(path.read_bytes())
+    return folder
+
+
+def pointcept(folder):
+    for part in ("train", "val"):
+        scene = folder / part / "scene0000_00"
+        scene.mkdir(parents=True)
+        rng = numpy.random.default_rng(0)
+        numpy.save(scene / "coord.npy", rng.uniform(0, 4, (200, 3)).astype(numpy.float32))
+        numpy.save(scene / "color.npy", rng.integers(0, 255, (200, 3)).astype(numpy.uint8))
+        numpy.save(scene / "segment20.npy", rng.integers(-1, 3, (200, 1)))
+    return folder
+
+
+def test_the_maps_of_classes_agree():
+    """A prediction that is written back has the number from which its class was read."""
+    assert [FROM_KITTI[raw] for raw in TO_KITTI] == list(range(19)) and len(KITTI) == 19
+    assert all(FROM_KITTI[raw] >= 0 for raw, _ in SURFACES.values())
+
+
+def test_made_scans_are_read_as_they_were_written(kitti):
+    data = load(PointsRecipe(data=str(kitti)), kitti, print)
+    assert (len(data.train), len(data.test), data.inputs, data.classes) == (2, 1, 4, KITTI)
+    cloud = data.test[0]
+    assert {KITTI[k] for k in numpy.unique(cloud.classes)} >= {"road", "building", "car", "sidewalk"}
+    raw = numpy.fromfile(kitti / "sequences/08/labels/000000.label", dtype=numpy.uint32)
+    assert (raw >> 16).max() > 10, "instances"
+    assert numpy.array_equal([FROM_KITTI[k] for k in (raw & 0xFFFF).tolist()], cloud.classes)
+    assert 8_000 < len(cloud.points) < 16_000 and numpy.abs(cloud.points[:, :3]).max() < 45
+
+
+def test_each_point_has_the_label_of_its_voxel_and_training_varies(kitti):
+    data = load(PointsRecipe(data=str(kitti)), kitti, print)
+    cloud = data.test[0]
+    assert len(cloud.inverse) == len(cloud.points) and int(cloud.inverse.max()) + 1 == len(cloud.grid)
+    assert (cloud.labels[cloud.inverse].numpy() == cloud.classes).mean() > 0.8
+    one, two = data.train[0], data.train[0]
+    assert one.grid.shape != two.grid.shape or not torch.equal(one.grid, two.grid)
+    again = data.test[0]
+    assert torch.equal(again.grid, cloud.grid)
+
+
+def test_pointcepts_folders(tmp_path):
+    data = load(PointsRecipe(data=str(pointcept(tmp_path))), tmp_path, print)
+    assert (data.inputs, len(data.classes)) == (6, 3)
+    assert set(numpy.unique(data.test[0].classes)) == {0, 1, 2, VOID}
+    assert data.train[0].features.shape[1] == 6
+
+
+def cut(folder):
+    path = folder / "sequences/00/velodyne/000001.bin"
+    path.write_bytes(path.read_bytes()[:-4])
+
+
+def not_finite(folder):
+    points = numpy.fromfile(folder / "sequences/00/velodyne/000001.bin", dtype=numpy.float32)
+    points[4] = numpy.nan
+    points.tofile(folder / "sequences/00/velodyne/000001.bin")
+
+
+def fewer_labels(folder):
+    numpy.zeros(3, numpy.uint32).tofile(folder / "sequences/00/labels/000001.label")
+
+
+def unknown_label(folder):
+    labels = numpy.fromfile(folder / "sequences/00/labels/000001.label", dtype=numpy.uint32)
+    labels[7] = 77
+    labels.tofile(folder / "sequences/00/labels/000001.label")
+
+
+def no_labels(folder):
+    (folder / "sequences/00/labels/000001.label").unlink()
+
+
+def empty(folder):
+    (folder / "sequences/00/velodyne/000001.bin").write_bytes(b"")
+
+
+def no_test(folder):
+    (folder / "sequences/08").rename(folder / "sequences/11")
+
+
+@pytest.mark.parametrize(("spoil", "said"), [
+    (cut, "bytes"), (not_finite, "point 1"), (fewer_labels, "3 labels"), (unknown_label, "point 7: label 77"),
+    (no_labels, "no labels"), (empty, "without points"), (no_test, "sequence 08"),
+])  # fmt: skip
+def test_a_mistake_is_named_before_training(kitti, tmp_path, spoil, said):
+    spoil(copied(kitti, tmp_path))
+    with pytest.raises(DataError, match=said) as raised:
+        load(PointsRecipe(data=str(tmp_path)), tmp_path, print)
+    assert "000001" in str(raised.value) or spoil is no_test
+    assert any(said in line for line in check(tmp_path))
+
+
+def test_points_too_far_apart_are_refused():
+    far = numpy.array([[0, 0, 0, 0], [70_000, 0, 0, 0]], dtype=numpy.float32)
+    with pytest.raises(Exception, match="at most 65,536"):
+        Cloud(far, None, 1.0)
+
+
+def test_a_folder_of_no_layout(tmp_path):
+    for layout in (None, "pointcept"):
+        with pytest.raises(DataError, match="sequences/NN"):
+            load(PointsRecipe(data=str(tmp_path), layout=layout), tmp_path, print)
+    with pytest.raises(OptionError, match="layout"):
+        load(PointsRecipe(data=str(tmp_path), layout="las"), tmp_path, print)
+
+
+@pytest.mark.parametrize("options", [
+    {"channels": (8,)}, {"voxel": 0}, {"orders": ("peano",)}, {"orders": ()}, {"whole": 4}, {"decoder_depths": (1,)},
+    {"drop_path": 1.0}, {"block_rate": 0}, {"cpe": 1},
+])  # fmt: skip
+def test_options_out_of_range(options):
+    with pytest.raises(OptionError, match=next(iter(options))):
+        PointsRecipe(**options)
+
+
+def test_lovasz_softmax_is_the_jaccard_loss_where_predictions_are_certain():
+    """It extends 1 - IoU: for shares of 0 and 1 both are equal, and a better guess lowers it."""
+    labels, found = torch.tensor([0, 0, 1, 1, 2]), torch.tensor([0, 1, 1, 1, 0])
+    certain = torch.nn.functional.one_hot(found, 3).double()
+    expected = torch.tensor([1 - 1 / 3, 1 - 2 / 3, 1.0]).double().mean()
+    torch.testing.assert_close(lovasz_softmax(certain, labels), expected)
+    shares = torch.rand(5, 3, dtype=torch.float64).softmax(1).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: lovasz_softmax(x, labels), shares)
+
+
+def test_the_published_settings():
+    paper = PointsRecipe().preset("paper")
+    assert (paper.voxel, paper.learning_rate, paper.block_rate, paper.weight_decay) == (0.05, 2e-3, 0.1, 0.005)
+    assert (paper.depths, paper.decoder_depths, paper.window, paper.cpe) == ((2, 2, 2, 6, 2), (2, 2, 2, 2), 1024, True)
+    assert (paper.epochs, paper.batch_size, paper.drop_path) == (50.0, 12, 0.3)
+    assert PointsRecipe(whole=2).windows() == [None, None, 128] and PointsRecipe(window=0).windows() == [None] * 3
+
+
+@pytest.mark.slow
+def test_the_commands_train_evaluate_and_write_predictions(kitti, tmp_path, capsys):
+    words = ("--preset", "tiny", "--data", kitti, "--set", "control=False")
+    status, _, error = command(capsys, "train", "points", *words, "--plan", "1:1", "--out", tmp_path / "out")
+    assert status == 0, error
+    (row,) = json.loads((tmp_path / "out/results.json").read_text())["rows"]
+    assert row["task"] == "points" and set(row["metrics"]) == {"miou", "accuracy"} and row["unit"] == "points"
+    assert (tmp_path / "out/predictions.png").is_file()
+    status, said, error = command(capsys, "evaluate", tmp_path / "out", "--data", kitti)
+    assert status == 0 and "iou road" in said, error
+    scan = kitti / "sequences/08/velodyne/000000.bin"
+    status, _, error = command(capsys, "predict", tmp_path / "out", scan, "--out", tmp_path / "seen")
+    assert status == 0, error
+    written = numpy.fromfile(tmp_path / "seen/000000.label", dtype=numpy.uint32)
+    assert len(written) == len(Scan(scan, "semantickitti", None).points()) and set(written.tolist()) <= set(TO_KITTI)
+    status, said, _ = command(capsys, "train", "points", "--data", kitti, "--check")
+    assert status == 0
+
+
+@pytest.mark.slow
+def test_compare_trains_the_floor_too(tmp_path, capsys):
+    words = ("--mixers", "softmax,padre", "--seeds", "1", "--preset", "tiny", "--set", "scans=2")
+    status, _, error = command(capsys, "compare", "--task", "points", *words, "--out", tmp_path / "out")
+    assert status == 0, error
+    found = {row["mixer"] for row in json.loads((tmp_path / "out/results.json").read_text())["rows"]}
+    assert found == {"softmax", "padre", "linear_floor"}
