@@ -1,6 +1,8 @@
 """Hosts that no library has."""
 
+from polymix.models.flow import Flow, Sampler
+from polymix.models.sit import SiT
 from polymix.models.tsvit import TSViT
 from polymix.models.vit import VisionTransformer
 
-__all__ = ["TSViT", "VisionTransformer"]
+__all__ = ["Flow", "Sampler", "SiT", "TSViT", "VisionTransformer"]

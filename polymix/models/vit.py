@@ -108,10 +108,18 @@ class VisionTransformer(nn.Module):
         return self.head(x[:, 0] if self.class_token is not None else x.mean(1))
 
 
-def sine_positions(grid: tuple[int, int], dim: int) -> torch.Tensor:
-    """(H · W, dim): sines and cosines of row and column, at dim // 4 wavelengths from 2π to 200π; zeros in the rest."""
+def sine_positions(
+    grid: tuple[int, int], dim: int, base: float = 100.0, within: tuple[int, int] | None = None
+) -> torch.Tensor:
+    """(H · W, dim): sines and cosines of row and column, at dim // 4 wavelengths from 2π to 2π · base, then zeros.
+
+    within: a grid (H', W') over which the H × W places are spread evenly, to interpolate; None: the grid itself.
+    """
     quarter = dim // 4
-    frequency = 100.0 ** -(torch.arange(quarter) / max(quarter, 1))
-    position = torch.cartesian_prod(*(torch.arange(size) for size in grid)).float()  # (N, 2)
+    frequency = base ** -(torch.arange(quarter) / max(quarter, 1))
+    axes = [torch.arange(size).float() for size in grid]
+    if within is not None:
+        axes = [(axis + 0.5) * (old / len(axis)) - 0.5 for axis, old in zip(axes, within, strict=True)]
+    position = torch.cartesian_prod(*axes)  # (N, 2)
     angle = (position.unsqueeze(-1) * frequency).flatten(1)
     return torch.nn.functional.pad(torch.cat((angle.sin(), angle.cos()), dim=1), (0, dim - 4 * quarter))
