@@ -150,6 +150,17 @@ def whole_patches() -> str:
     return f"{setting}\n\n{table(head, lines)}\n\n`python benchmarks/whole_patches.py OUT.json`"
 
 
+def points() -> str:
+    """The default run of `points`, and the same with convolutional position encodings."""
+    content, lines = load("tasks/points/results.json"), []
+    convolved = {row["mixer"]: row["metrics"]["miou"] for row in content["with_cpe"]}
+    for row in content["rows"]:
+        numbers = (number(row["metrics"][key], 3) for key in ("miou", "accuracy"))
+        lines.append((f"`{row['mixer']}`", *numbers, number(convolved.get(row["mixer"]), 3), row["steps"]))
+    head = ("mixer", "mIoU", "accuracy", "mIoU with `cpe=True`", "steps")
+    return f"{content['machine']}.\n\n{table(head, lines)}"
+
+
 def mask_rcnn() -> str:
     """Mask R-CNN with blocks of the non-local family: what is counted, and what Poly-NL prints."""
     content, lines = load("mask-rcnn.json"), []
@@ -176,7 +187,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "faces": lambda: default_run("faces", ("AP_hard", "AP_medium", "AP_easy")),
     "instances": lambda: default_run("instances", ("mask_AP", "mask_AP50", "AP", "AP50")),
     "jigsaw": lambda: default_run("jigsaw", ("in_place", "neighbours", "solved")),
-    "points": lambda: default_run("points", ("miou", "accuracy")),
+    "points": points,
     "mask-rcnn": mask_rcnn,
     "fields-paper": lambda: paper_table(fields_paper()),
     "handwriting-paper": lambda: paper_table(handwriting_paper()),

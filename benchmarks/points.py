@@ -1,0 +1,73 @@
+"""A mixer along a curve through a cloud: time and memory by the number of points and the window, attention and mixers.
+
+    python benchmarks/points.py benchmarks/results/points.json
+
+One layer of PTv3's finest decoder stage (64 channels, 4 heads) over one cloud, without gradients; its points are in the
+order of the curve already. A window of 0 is the whole cloud. Memory is the most that PyTorch's allocations hold at
+once, beyond input and weights. A cell is left out if it would take more than --longest seconds: its time is foretold
+from the last one, as the square of the points for attention over whole clouds, and in proportion otherwise.
+"""
+
+import argparse
+import statistics
+from pathlib import Path
+from typing import Any
+
+import torch
+from saving import save
+
+from polymix.measure import manifest
+from polymix.measure.timing import once, peak_memory
+from polymix.mixers.spec import parse_mixer
+from polymix.models.points import AlongCurve
+
+MIXERS = ("softmax", "pom", "qt", "linear", "poly_nl", "padre")
+POINTS, WINDOWS = (10_000, 100_000, 1_000_000), (1024, 4096, 0)
+
+
+def cell(name: str, points: int, window: int, dim: int, heads: int, rounds: int) -> dict[str, Any]:
+    """Seconds of a call, the median of some after a warm-up, and the bytes that it holds."""
+    torch.manual_seed(0)
+    layer = AlongCurve(dim, parse_mixer(name)[1].for_heads(heads), window or None).eval()
+    x, order = torch.randn(points, dim), torch.arange(points)
+    with torch.inference_mode():
+        peak = peak_memory(lambda: layer(x, order, [points]))  # which warms up
+        times = [once(lambda: layer(x, order, [points]), "cpu") for _ in range(rounds)]
+    return {"seconds": statistics.median(times), "peak_bytes": peak}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--mixers", default=",".join(MIXERS))
+    parser.add_argument("--points", default=",".join(map(str, POINTS)))
+    parser.add_argument("--windows", default=",".join(map(str, WINDOWS)))
+    parser.add_argument("--dim", type=int, default=64)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--longest", type=float, default=20.0, help="seconds of a call")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--busy", action="store_true", help="other work runs on the machine")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    rows: list[dict[str, Any]] = []
+    for name in given.mixers.split(","):
+        for window in map(int, given.windows.split(",")):
+            before: tuple[int, float] | None = None
+            for points in map(int, given.points.split(",")):
+                row: dict[str, Any] = {"mixer": name, "points": points, "window": window}
+                power = 2 if name == "softmax" and not window else 1
+                foretold = before[1] * (points / before[0]) ** power if before else 0.0
+                if foretold > given.longest:
+                    row["left_out"] = f"about {foretold:.0f} s"
+                else:
+                    row.update(cell(name, points, window, given.dim, given.heads, given.rounds))
+                    before = points, row["seconds"]
+                rows.append(row)
+                print(row, flush=True)
+    settings = {"dim": given.dim, "heads": given.heads, "rounds": given.rounds, "busy": given.busy}
+    save({"machine": manifest("cpu", given.threads), "settings": settings, "rows": rows}, given.out)
+
+
+if __name__ == "__main__":
+    main()
