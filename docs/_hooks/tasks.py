@@ -161,6 +161,24 @@ def points() -> str:
     return f"{content['machine']}.\n\n{table(head, lines)}"
 
 
+def along_curves() -> str:
+    """A mixer along a curve over more and more points: in windows, and over the whole cloud."""
+    content = load("points.json")
+    settings, cells = content["settings"], {}
+    for row in content["rows"]:
+        what = row.get("left_out") or f"{1e3 * row['seconds']:,.0f} ms, {row['peak_bytes'] / 2**20:,.0f} MiB"
+        cells[row["mixer"], row["window"], row["points"]] = what
+    points = list(dict.fromkeys(row["points"] for row in content["rows"]))
+    pairs = list(dict.fromkeys((row["mixer"], row["window"]) for row in content["rows"]))
+    lines = [
+        (f"`{mixer}`", window or "whole cloud", *(cells[mixer, window, n] for n in points)) for mixer, window in pairs
+    ]
+    busy = " Other work ran on the machine: the times are rough." if settings["busy"] else ""
+    setting = f"{where(content['machine'])}; one layer of {settings['dim']} channels, inference.{busy}"
+    head = ("mixer", "window", *(f"{n:,} points" for n in points))
+    return f"{setting}\n\n{table(head, lines)}\n\n`python benchmarks/points.py OUT.json`"
+
+
 def mask_rcnn() -> str:
     """Mask R-CNN with blocks of the non-local family: what is counted, and what Poly-NL prints."""
     content, lines = load("mask-rcnn.json"), []
@@ -192,4 +210,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "fields-paper": lambda: paper_table(fields_paper()),
     "handwriting-paper": lambda: paper_table(handwriting_paper()),
     "whole-patches": whole_patches,
+    "points-speed": along_curves,
 }
