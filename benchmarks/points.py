@@ -65,7 +65,8 @@ def main() -> None:
                     before = points, row["seconds"]
                 rows.append(row)
                 print(row, flush=True)
-    settings = {"dim": given.dim, "heads": given.heads, "rounds": given.rounds, "busy": given.busy}
+    settings = {"dim": given.dim, "heads": given.heads, "rounds": given.rounds, "longest": given.longest,
+                "busy": given.busy}  # fmt: skip
     save({"machine": manifest("cpu", given.threads), "settings": settings, "rows": rows}, given.out)
 
 

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +24,12 @@ RESULTS = "results.json"
 DTYPES = ("float32", "bfloat16", "float16")
 _WORDS: dict[str, Any] = {"none": None, "true": True, "false": False}
 R = TypeVar("R", bound="Results")
+
+
+def output_names(files: Sequence[Path]) -> list[str]:
+    """A name for the output of each file: its own without the suffix, after the file's place where several share it."""
+    times = Counter(path.stem for path in files)
+    return [path.stem if times[path.stem] == 1 else f"{place:03d}-{path.stem}" for place, path in enumerate(files)]
 
 
 def write_whole(path: Path, content: str | bytes | Callable[[Path], Any]) -> None:

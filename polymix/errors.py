@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -60,6 +60,12 @@ class MissingExtraError(PolymixError, ImportError):
 
 class DataError(PolymixError, ValueError):
     """A data folder or file cannot be used."""
+
+    @staticmethod
+    def first_of(problems: Sequence[str]) -> DataError:
+        """The error for a data set with problems, each a sentence that names file and entry."""
+        more = f" ({len(problems) - 1:,} more: --check lists them)" if len(problems) > 1 else ""
+        return DataError("data", f"this: {problems[0]}{more}", "sound files", "Mend or remove them.")
 
 
 class ResultsError(PolymixError, ValueError):

@@ -109,7 +109,8 @@ class SiT(nn.Module):
         self.modulation = nn.Sequential(nn.SiLU(), nn.Linear(dim, 2 * dim))
         self.head = nn.Linear(dim, patch**2 * channels * (1 + double_output))
         nn.init.xavier_uniform_(self.embed.weight.flatten(1))
-        nn.init.zeros_(self.embed.bias) if self.embed.bias is not None else None
+        assert self.embed.bias is not None
+        nn.init.zeros_(self.embed.bias)
         first, second = self.time[0].weight, self.time[2].weight
         for weight in (first, second, *([] if self.label is None else [self.label.weight])):
             assert isinstance(weight, Tensor)

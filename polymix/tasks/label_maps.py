@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -69,6 +70,33 @@ class Confusion:
         right, counts = self.counts.diag().double(), self.counts.double()
         union = counts.sum(0) + counts.sum(1) - right
         return [float(right[k] / union[k]) if counts[k].sum() > 0 else None for k in range(self.classes)]
+
+    def named(self, classes: Sequence[str]) -> dict[str, float]:
+        """`compute`, and the IoU of each class that occurs as "iou_NAME"."""
+        shares = zip(classes, self.per_class(), strict=True)
+        return {**self.compute(), **{f"iou_{name}": share for name, share in shares if share is not None}}
+
+
+def shares_of(predicted: Tensor, classes: Sequence[str]) -> dict[str, float]:
+    """The share of each class that occurs among predicted classes, rounded to four digits, in the order of classes."""
+    counts = torch.bincount(predicted.flatten().long(), minlength=len(classes)).double() / predicted.numel()
+    return {name: round(float(share), 4) for name, share in zip(classes, counts, strict=True) if share > 0}
+
+
+def save_classes(path: Path, predicted: Tensor) -> None:
+    """Write classes as an array of bytes (.npy), whole or not at all."""
+
+    def write(part: Path) -> None:
+        with open(part, "wb") as file:
+            numpy.save(file, predicted.to(torch.uint8).numpy())
+
+    write_whole(path, write)
+
+
+def some_of(count: int, few: int) -> list[int]:
+    """At most `few` places, evenly spread over 0 … count - 1, for pictures of some samples."""
+    few = min(few, count)
+    return [place * count // few for place in range(few)]
 
 
 def windows(size: int, window: int, step: int | None = None) -> list[int]:

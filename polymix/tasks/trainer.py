@@ -85,6 +85,20 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     return [{"params": decayed, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
 
 
+def rated_groups(
+    model: nn.Module, weight_decay: float, learning_rate: float, prefixes: tuple[str, ...], share: float
+) -> list[dict[str, Any]]:
+    """`decay_groups`, and the parameters whose names start with a prefix learn at `share` times the rate."""
+    named = {id(value) for name, value in model.named_parameters() if name.startswith(prefixes)}
+    groups = []
+    for group in decay_groups(model, weight_decay):
+        for factor, mine in ((share, True), (1.0, False)):
+            parameters = [value for value in group["params"] if (id(value) in named) == mine]
+            if parameters:
+                groups.append({**group, "params": parameters, "lr": learning_rate * factor})
+    return groups
+
+
 def one_cycle(groups: list[dict[str, Any]], learning_rate: float, warmup: float, trainer: Trainer) -> dict[str, Any]:
     """AdamW with OneCycleLR, whose warm-up is a share of the trainer's steps, as configure_optimizers returns it."""
     optimizer = torch.optim.AdamW(groups, lr=learning_rate)

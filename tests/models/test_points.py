@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polymix.errors import OptionError, ShapeError
-from polymix.mixers import LinearFloorConfig, PadreConfig, PomConfig, SoftmaxConfig
+from polymix.mixers import LinearFloorConfig, PadreConfig, PolyNlConfig, PomConfig, QtConfig, SoftmaxConfig
+from polymix.mixers.spec import parse_mixer
 from polymix.models.points import (
     ORDERS,
     AlongCurve,
@@ -24,7 +25,8 @@ from polymix.models.points import (
 
 SMALL = {"inputs": 3, "classes": 4, "depths": (1, 1), "channels": (8, 16), "heads": (2, 2), "decoder_depths": (1,),
          "decoder_channels": (8,), "decoder_heads": (2,), "window": 8}  # fmt: skip
-MIXERS = [SoftmaxConfig(), PomConfig(), PadreConfig(), LinearFloorConfig()]
+MIXERS = [SoftmaxConfig(), PomConfig(), PadreConfig(), LinearFloorConfig(), QtConfig(), PolyNlConfig(),
+          parse_mixer("linear")[1]]  # fmt: skip
 
 
 def cube(side):

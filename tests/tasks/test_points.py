@@ -11,8 +11,9 @@ from polymix.errors import DataError, OptionError
 from polymix.tasks.points import PointsRecipe, check, load, made
 from polymix.tasks.points.data import Cloud
 from polymix.tasks.points.layouts import FROM_KITTI, KITTI, TO_KITTI, VOID, Scan
-from polymix.tasks.points.learner import lovasz_softmax
+from polymix.tasks.points.learner import BLOCKS, lovasz_softmax
 from polymix.tasks.points.lidar import SURFACES
+from polymix.tasks.trainer import rated_groups
 
 TINY = PointsRecipe(**PointsRecipe.presets["tiny"])
 
@@ -112,13 +113,29 @@ def empty(folder):
     (folder / "sequences/00/velodyne/000001.bin").write_bytes(b"")
 
 
+def longer_labels(folder):
+    path = folder / "sequences/00/labels/000001.label"
+    path.write_bytes(path.read_bytes() + b"abc")
+
+
+def stray_labels(folder):
+    (folder / "sequences/00/velodyne/000001.bin").unlink()
+
+
+def far(folder):
+    path = folder / "sequences/00/velodyne/000001.bin"
+    points = numpy.fromfile(path, dtype=numpy.float32)
+    points[4] = 1e6
+    points.tofile(path)
+
+
 def no_test(folder):
     (folder / "sequences/08").rename(folder / "sequences/11")
 
 
 @pytest.mark.parametrize(("spoil", "said"), [
     (cut, "bytes"), (not_finite, "point 1"), (fewer_labels, "3 labels"), (unknown_label, "point 7: label 77"),
-    (no_labels, "no labels"), (empty, "without points"), (no_test, "sequence 08"),
+    (no_labels, "no labels"), (longer_labels, "bytes"), (stray_labels, "no scan"), (far, "65,536 voxels"), (empty, "without points"), (no_test, "sequence 08"),
 ])  # fmt: skip
 def test_a_mistake_is_named_before_training(kitti, tmp_path, spoil, said):
     spoil(copied(kitti, tmp_path))
@@ -169,6 +186,23 @@ def test_the_published_settings():
     assert PointsRecipe(whole=2).windows() == [None, None, 128] and PointsRecipe(window=0).windows() == [None] * 3
 
 
+def test_scans_are_as_wide_as_the_voxels_allow(kitti, tmp_path):
+    """`--check` and training agree: 0.01 m is fine for these scans, and 0.001 m is too small once they are turned."""
+    assert not check(kitti, voxel=0.01) and len(check(kitti, voxel=0.001)) == 3
+    with pytest.raises(DataError, match="more than 65,536 voxels"):
+        load(PointsRecipe(data=str(kitti), voxel=0.001), tmp_path, print)
+    assert PointsRecipe(voxel=0.2, scale=0.25).check_options() == {"voxel": 0.16}
+
+
+def test_the_blocks_learn_at_a_rate_of_their_own():
+    model = torch.nn.ModuleDict({"encoder": torch.nn.Linear(2, 2), "head": torch.nn.Linear(2, 2)})
+    groups = rated_groups(model, 0.1, 1e-2, BLOCKS, 0.5)
+    found = {id(value): (group["lr"], group["weight_decay"]) for group in groups for value in group["params"]}
+    expected = {"encoder.weight": (5e-3, 0.1), "encoder.bias": (5e-3, 0.0), "head.weight": (1e-2, 0.1),
+                "head.bias": (1e-2, 0.0)}  # fmt: skip
+    assert {name: found[id(value)] for name, value in model.named_parameters()} == expected
+
+
 @pytest.mark.slow
 def test_the_commands_train_evaluate_and_write_predictions(kitti, tmp_path, capsys):
     words = ("--preset", "tiny", "--data", kitti, "--set", "control=False")
@@ -184,6 +218,12 @@ def test_the_commands_train_evaluate_and_write_predictions(kitti, tmp_path, caps
     assert status == 0, error
     written = numpy.fromfile(tmp_path / "seen/000000.label", dtype=numpy.uint32)
     assert len(written) == len(Scan(scan, "semantickitti", None).points()) and set(written.tolist()) <= set(TO_KITTI)
+    twin = kitti / "sequences/00/velodyne/000000.bin"
+    status, _, error = command(capsys, "predict", tmp_path / "out", scan, twin, "--out", tmp_path / "both")
+    assert status == 0, error
+    for name, source in (("000-000000", scan), ("001-000000", twin)):
+        assert (tmp_path / f"both/{name}.label").stat().st_size == source.stat().st_size // 4, "one label a point"
+        assert (tmp_path / f"both/{name}.png").is_file()
     status, said, _ = command(capsys, "train", "points", "--data", kitti, "--check")
     assert status == 0
 

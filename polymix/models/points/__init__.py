@@ -3,10 +3,10 @@
 from polymix.models.points.along import AlongCurve
 from polymix.models.points.convolution import Neighbours, SubmanifoldConv3d
 from polymix.models.points.curves import ORDERS, hilbert, serialize, z_order
-from polymix.models.points.grid import Voxels, pool, voxelize
+from polymix.models.points.grid import MOST_VOXELS, Voxels, pool, voxelize
 from polymix.models.points.ptv3 import PTv3
 
 __all__ = [
-    "ORDERS", "AlongCurve", "Neighbours", "PTv3", "SubmanifoldConv3d", "Voxels", "hilbert", "pool", "serialize",
-    "voxelize", "z_order",
+    "MOST_VOXELS", "ORDERS", "AlongCurve", "Neighbours", "PTv3", "SubmanifoldConv3d", "Voxels", "hilbert", "pool",
+    "serialize", "voxelize", "z_order",
 ]  # fmt: skip

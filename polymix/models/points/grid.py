@@ -9,7 +9,8 @@ from torch import Tensor
 
 from polymix.errors import OptionError, ShapeError
 
-DEPTH = 16  # bits of a coordinate: a cloud spans at most 65,536 voxels along each axis
+DEPTH = 16  # bits of a coordinate
+MOST_VOXELS = 1 << DEPTH  # along each axis of a cloud
 
 
 class Voxels(NamedTuple):
@@ -51,7 +52,7 @@ def voxelize(coordinates: Tensor, size: float) -> Voxels:
     cells = (cells - cells.min(0).values).long()
     if int(cells.max()) >> DEPTH:
         got = f"{int(cells.max()) + 1:,} voxels of {size} along an axis"
-        raise ShapeError("coordinates", got, f"at most {1 << DEPTH:,}", "Take larger voxels, or remove far points.")
+        raise ShapeError("coordinates", got, f"at most {MOST_VOXELS:,}", "Take larger voxels, or remove far points.")
     keys = (cells[:, 0] << 2 * DEPTH) | (cells[:, 1] << DEPTH) | cells[:, 2]
     unique, inverse = keys.unique(return_inverse=True)
     first = _first(inverse, len(unique))

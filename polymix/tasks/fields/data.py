@@ -110,8 +110,7 @@ def load(recipe: FieldsRecipe, folder: Path, say: Callable[[str], None]) -> Fiel
     if not problems:
         problems += _problems_of_values(patches, len(classes))
     if problems:
-        more = f" ({len(problems) - 1} more: --check lists them)" if len(problems) > 1 else ""
-        raise DataError("data", f"this: {problems[0]}{more}", "sound files", "Mend or remove them.")
+        raise DataError.first_of(problems)
     folds = FOLDS[recipe.fold]
     parts = [[patch for patch in patches if patch.fold in part] for part in (folds[:3], folds[3:4], folds[4:])]
     for part, numbers in ((parts[0], folds[:3]), (parts[2], folds[4:])):

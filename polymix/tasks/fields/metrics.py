@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from polymix._io import write_whole
+from polymix._io import output_names
 from polymix.errors import DataError
 from polymix.mixers.spec import parse_mixer
 from polymix.tasks.fields.data import FieldData, Windows
 from polymix.tasks.fields.pastis import VOID, Patch, read_patches
 from polymix.tasks.fields.recipe import FieldsRecipe
-from polymix.tasks.label_maps import Confusion, draw_label_maps
+from polymix.tasks.label_maps import Confusion, draw_label_maps, save_classes, shares_of, some_of
 from polymix.tasks.processes import Process
 
 DIRECTIONS = {"miou": "up", "accuracy": "up"}
@@ -45,9 +45,7 @@ def measure(model: nn.Module, data: FieldData, recipe: FieldsRecipe, process: Pr
 def details(model: nn.Module, data: FieldData, recipe: FieldsRecipe, process: Process) -> dict[str, Any]:
     """The metrics, and the IoU of each class."""
     confusion = _confusion(model, data, recipe, process)
-    shares = confusion.per_class()
-    rows = {f"iou_{name}": share for name, share in zip(data.classes, shares, strict=True) if share is not None}
-    return {"metrics": {**confusion.compute(), **rows}, "count": len(data.test.patches), "unit": "patches"}
+    return {"metrics": confusion.named(data.classes), "count": len(data.test.patches), "unit": "patches"}
 
 
 def _confusion(model: nn.Module, data: FieldData, recipe: FieldsRecipe, process: Process) -> Confusion:
@@ -80,7 +78,7 @@ def predict_patches(
 
 def draw(model: nn.Module, data: FieldData, recipe: FieldsRecipe, folder: Path) -> list[Path]:
     """predictions.png: for some test patches the clearest image, the true classes and the predicted ones."""
-    few = sorted({place * len(data.test.patches) // SHOWN for place in range(min(SHOWN, len(data.test.patches)))})
+    few = some_of(len(data.test.patches), SHOWN)
     shown = replace(data, test=Windows([data.test.patches[i] for i in few], data.test.size, data.test.dates,
                                        data.mean, data.std))  # fmt: skip
     rows = []
@@ -118,7 +116,7 @@ def predict(
     Each result has the file, the share of each class, a picture, and the map as an array of classes.
     """
     rows = []
-    for path in files:
+    for path, name in zip(files, output_names(files), strict=True):
         root = path.resolve().parent.parent
         if not (root / "metadata.geojson").is_file():
             got = f"{path}, without metadata.geojson in {root}"
@@ -134,18 +132,12 @@ def predict(
         size = min(recipe.window, *mine[0].shape[2:])
         test = Windows(mine, size, recipe.dates, data.mean, data.std)
         (patch, predicted), = predict_patches(model, replace(data, test=test), recipe, process)  # fmt: skip
-        picture, array = folder / f"{path.stem}.png", folder / f"{path.stem}-classes.npy"
+        picture, array = folder / f"{name}.png", folder / f"{name}-classes.npy"
         row = (clearest(patch.arrays()[0]), predicted.numpy())
         draw_label_maps(picture, [row], data.classes, ("image", "prediction"), VOID)
-        write_whole(array, lambda part, m=predicted: _save(part, m))  # type: ignore[misc]
-        counts = torch.bincount(predicted.flatten(), minlength=len(data.classes)).double() / predicted.numel()
-        shares = {name: round(float(share), 4) for name, share in zip(data.classes, counts, strict=True) if share > 0}
+        save_classes(array, predicted)
+        shares = shares_of(predicted, data.classes)
         largest = max(shares, key=lambda name: shares[name])
         rows.append({"file": str(path), "largest": largest, "picture": picture.name, "map": array.name,
                      "shares": shares, "km2": round(math.prod(patch.shape[2:]) * 1e-4, 4)})  # fmt: skip
     return rows
-
-
-def _save(path: Path, classes: Tensor) -> None:
-    with open(path, "wb") as file:
-        numpy.save(file, classes.to(torch.uint8).numpy())

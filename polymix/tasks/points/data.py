@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from torch.utils.data import Dataset
 
 from polymix._io import write_whole
 from polymix.errors import DataError, PolymixError
-from polymix.models.points import voxelize
+from polymix.models.points import MOST_VOXELS, voxelize
 from polymix.tasks.points.layouts import KITTI, LAYOUTS, VOID, Scan, find, layout_of
 from polymix.tasks.points.lidar import scan
 from polymix.tasks.points.recipe import MOST_CLASSES, PointsRecipe
@@ -37,7 +38,7 @@ class Cloud:
         places = values[:, :3] if vary is None else vary(values[:, :3])
         found = voxelize(places, voxel)
         middle = places - places.mean(0)
-        self.features = torch.cat((middle / 10, values[:, 3:]), 1)[found.first]
+        self.features = torch.cat((middle / 10, values[:, 3:]), 1)[found.first].float()
         self.grid, self.inverse = found.grid, found.inverse
         self.points, self.classes = points, classes
         self.labels = None if classes is None else torch.from_numpy(classes)[found.first]
@@ -71,9 +72,9 @@ class Scans(Dataset[Cloud]):
     def _vary(self, places: Tensor) -> Tensor:
         recipe = self.recipe
         chance = torch.rand(4)
-        angle = float(chance[0]) * 2 * torch.pi if recipe.turn else 0.0
+        angle = float(chance[0]) * 2 * math.pi if recipe.turn else 0.0
         x, y, z = places.double().unbind(1)
-        cos, sin = numpy.cos(angle), numpy.sin(angle)
+        cos, sin = math.cos(angle), math.sin(angle)
         x, y = cos * x - sin * y, sin * x + cos * y
         if recipe.flip:
             x, y = (-x if chance[1] < 0.5 else x), (-y if chance[2] < 0.5 else y)
@@ -96,7 +97,7 @@ class PointData:
         """Packed clouds: features (V, C), voxels (V, 3), offsets (B + 1,), labels (V,), and the number of points."""
         offsets = torch.tensor([0, *(len(cloud.grid) for cloud in clouds)]).cumsum(0)
         labels = torch.cat([cloud.labels for cloud in clouds if cloud.labels is not None])
-        features = torch.cat([cloud.features for cloud in clouds]).float()
+        features = torch.cat([cloud.features for cloud in clouds])
         return features, torch.cat([cloud.grid for cloud in clouds]), offsets, labels, sum(
             len(cloud.points) for cloud in clouds)  # fmt: skip
 
@@ -126,21 +127,23 @@ def load(recipe: PointsRecipe, folder: Path, say: Callable[[str], None]) -> Poin
         say(f"Made scans, in the layout of SemanticKITTI: {where}")
     source = folder / "points" if recipe.data is None else Path(recipe.data)
     problems: list[str] = []
-    train, test, inputs, count = _read(source, recipe.layout, problems)
+    train, test, inputs, count = _read(source, recipe.layout, problems, recipe.check_options()["voxel"])
     if problems:
-        more = f" ({len(problems) - 1:,} more: --check lists them)" if len(problems) > 1 else ""
-        raise DataError("data", f"this: {problems[0]}{more}", "sound files", "Mend or remove them.")
+        raise DataError.first_of(problems)
     kitti = layout_of(source, recipe.layout) == "semantickitti"
     classes = KITTI if kitti else tuple(f"class {place}" for place in range(count))
     name = MADE if recipe.data is None else str(recipe.data)
     return PointData(name, classes, inputs, Scans(train, recipe, varied=True), Scans(test, recipe))
 
 
-def check(folder: str | Path, layout: str | None = None) -> list[str]:
-    """All mistakes in a data set, each a line that names file and entry. Every file is read."""
+def check(folder: str | Path, layout: str | None = None, voxel: float = 0.05) -> list[str]:
+    """All mistakes in a data set, each a line that names file and entry. Every file is read.
+
+    voxel: the smallest side of a voxel in metres, of which at most 65,536 fit along a scan, however it is turned.
+    """
     problems: list[str] = []
     try:
-        _read(Path(folder), layout, problems)
+        _read(Path(folder), layout, problems, voxel)
     except DataError as error:
         return [str(error.got)]
     return problems
@@ -195,7 +198,9 @@ def from_summary(recipe: PointsRecipe, summary: Mapping[str, Any]) -> PointData:
     return PointData(str(summary["name"]), tuple(summary["classes"]), int(summary["inputs"]), none, none)
 
 
-def _read(folder: Path, layout: str | None, problems: list[str]) -> tuple[list[Scan], list[Scan], int, int]:
+def _read(
+    folder: Path, layout: str | None, problems: list[str], voxel: float
+) -> tuple[list[Scan], list[Scan], int, int]:
     """Training and test scans, the features of a point and the number of classes. Adds what is wrong to `problems`."""
     found = find(folder, layout_of(folder, layout), problems.append)
     inputs, most = 0, 0
@@ -211,6 +216,10 @@ def _read(folder: Path, layout: str | None, problems: list[str]) -> tuple[list[S
             if inputs and points.shape[1] != inputs:
                 problems.append(f"{one.path} has {points.shape[1]} numbers a point, others {inputs}")
             inputs = inputs or points.shape[1]
+            x, y, z = numpy.ptp(points[:, :3].astype(numpy.float64), axis=0)
+            if max(math.hypot(x, y), z) >= voxel * MOST_VOXELS:
+                sides = f"{x:,.0f} × {y:,.0f} × {z:,.0f} m"
+                problems.append(f"{one.path} spans {sides}, more than {MOST_VOXELS:,} voxels of {voxel:.3g} m")
             there = classes[classes != VOID]
             most, counted = max(most, int(there.max(initial=-1)) + 1), counted or bool(len(there))
         if part and not counted and not problems:

@@ -57,11 +57,13 @@ class Scan:
             raise DataError("data", f"{self.path} without labels", "a label file beside it", "Add or remove it.")
         try:
             if self.layout == "semantickitti":
-                raw = numpy.fromfile(self.labels, dtype=numpy.uint32)
+                raw = _read_whole(self.labels, numpy.uint32, 4, "4 bytes a point: its label in uint32")
                 found = _TABLE[raw & 0xFFFF]
             else:
                 raw = numpy.load(self.labels, allow_pickle=False).reshape(-1)
                 found = raw.astype(numpy.int64)
+        except DataError:
+            raise
         except (OSError, ValueError) as error:
             raise DataError("data", f"{self.labels}: {error}", "labels", "Remove or repair it.") from error
         if len(found) != count:
@@ -78,14 +80,18 @@ class Scan:
 
 def read_bin(path: Path) -> Any:
     """float32 (n, 4): x, y, z and remission. Raises DataError where the length is none of such points."""
+    return _read_whole(path, numpy.float32, 16, "16 bytes a point: x, y, z and remission in float32").reshape(-1, 4)
+
+
+def _read_whole(path: Path, dtype: Any, each: int, expected: str) -> Any:
+    """The numbers of a file. Raises DataError where it cannot be read, or its bytes are no multiple of `each`."""
     try:
         size = path.stat().st_size
     except OSError as error:
         raise DataError("data", f"{path}: {error.strerror}", "a file of SemanticKITTI", "Check the path.") from error
-    if size % 16:
-        got = f"{path} with {size:,} bytes"
-        raise DataError("data", got, "16 bytes a point: x, y, z and remission in float32", "It may be cut off.")
-    return numpy.fromfile(path, dtype=numpy.float32).reshape(-1, 4)
+    if size % each:
+        raise DataError("data", f"{path} with {size:,} bytes", expected, "It may be cut off.")
+    return numpy.fromfile(path, dtype=dtype)
 
 
 def _read_arrays(folder: Path) -> Any:
@@ -127,6 +133,11 @@ def find(folder: Path, layout: str, problem: Callable[[str], None]) -> tuple[lis
                   for path in sorted((folder / "sequences" / f"{number:02d}" / "velodyne").glob("*.bin"))]
                  for numbers in (TRAINING, VALIDATION)]  # fmt: skip
         names = ("sequences 00 to 10 without 08", "sequence 08")
+        known = {scan.labels for part in parts for scan in part}
+        for number in (*TRAINING, *VALIDATION):
+            for path in sorted((folder / "sequences" / f"{number:02d}" / "labels").glob("*.label")):
+                if path not in known:
+                    problem(f"{path} has no scan of its name in velodyne/")
     else:
         scenes = [sorted(path for path in (folder / part).glob("*") if path.is_dir()) for part in ("train", "val")]
         parts = [[Scan(scene, layout, _labels_in(scene)) for scene in part] for part in scenes]

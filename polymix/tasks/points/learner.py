@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from polymix.tasks import learner
 from polymix.tasks.points.layouts import VOID
-from polymix.tasks.trainer import decay_groups
+from polymix.tasks.trainer import rated_groups
 
 BLOCKS = ("encoder.", "decoder.")  # whose learning rate is `block_rate` times the others'
 
@@ -60,11 +60,5 @@ class Learner(learner.Learner):
 
     def optimizers_and_schedule(self) -> dict[str, Any]:
         recipe = self.recipe
-        slow = {id(value) for name, value in self.model.named_parameters() if name.startswith(BLOCKS)}
-        groups = []
-        for group in decay_groups(self.model, recipe.weight_decay):
-            for rate, mine in ((recipe.block_rate, True), (1.0, False)):
-                parameters = [value for value in group["params"] if (id(value) in slow) == mine]
-                if parameters:
-                    groups.append({**group, "params": parameters, "lr": recipe.learning_rate * rate})
+        groups = rated_groups(self.model, recipe.weight_decay, recipe.learning_rate, BLOCKS, recipe.block_rate)
         return self.with_schedule(torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=tuple(recipe.betas)))

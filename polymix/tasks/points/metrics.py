@@ -10,10 +10,10 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from polymix._io import write_whole
+from polymix._io import output_names, write_whole
 from polymix.errors import DataError
 from polymix.mixers.spec import parse_mixer
-from polymix.tasks.label_maps import VOID_COLOUR, Confusion, colour_of
+from polymix.tasks.label_maps import VOID_COLOUR, Confusion, colour_of, save_classes, shares_of, some_of
 from polymix.tasks.points.data import Cloud, PointData
 from polymix.tasks.points.layouts import KITTI, TO_KITTI, VOID, Scan
 from polymix.tasks.points.recipe import PointsRecipe
@@ -42,9 +42,7 @@ def measure(model: nn.Module, data: PointData, recipe: PointsRecipe, process: Pr
 def details(model: nn.Module, data: PointData, recipe: PointsRecipe, process: Process) -> dict[str, Any]:
     """The metrics, and the IoU of each class that occurs."""
     confusion = _confusion(model, data, process)
-    shares = zip(data.classes, confusion.per_class(), strict=True)
-    rows = {f"iou_{name}": share for name, share in shares if share is not None}
-    return {"metrics": {**confusion.compute(), **rows}, "count": len(data.test), "unit": "scans"}
+    return {"metrics": confusion.named(data.classes), "count": len(data.test), "unit": "scans"}
 
 
 def _confusion(model: nn.Module, data: PointData, process: Process) -> Confusion:
@@ -59,14 +57,14 @@ def predict_cloud(model: nn.Module, cloud: Cloud, process: Process) -> Tensor:
     """The class of every point (n,) of a cloud: that of its voxel."""
     offsets = torch.tensor([0, len(cloud.grid)])
     with torch.no_grad():
-        logits = model(*(value.to(process.device) for value in (cloud.features.float(), cloud.grid, offsets)))
+        logits = model(*(value.to(process.device) for value in (cloud.features, cloud.grid, offsets)))
     return logits.argmax(1).cpu()[cloud.inverse]
 
 
 def draw(model: nn.Module, data: PointData, recipe: PointsRecipe, folder: Path) -> list[Path]:
     """predictions.png: some test scans from above in the colours of truth and prediction."""
     rows = []
-    for place in sorted({place * len(data.test) // DRAWN for place in range(min(DRAWN, len(data.test)))}):
+    for place in some_of(len(data.test), DRAWN):
         cloud = data.test[place]
         predicted = predict_cloud(model, cloud, Process()).numpy()
         rows.append((cloud.points, {"truth": cloud.classes, "prediction": predicted}))
@@ -113,29 +111,25 @@ def predict(
     """The class of every point of some scans: a .bin file of SemanticKITTI, or a folder of Pointcept's arrays.
 
     Each result has the file, the share of each class, a picture from above, and the classes: as NAME.label in
-    SemanticKITTI's numbers for a .bin file, else as NAME-classes.npy.
+    SemanticKITTI's numbers for a .bin file, else as NAME-classes.npy. See `output_names` for files of one name.
     """
     rows = []
-    for path in files:
+    for path, name in zip(files, output_names(files), strict=True):
         layout = "pointcept" if path.is_dir() else "semantickitti"
         points = Scan(path, layout, None).points()
         if points.shape[1] != data.inputs:
             got = f"{path} with {points.shape[1]} numbers a point"
             raise DataError("files", got, f"{data.inputs}, as in training", "Pass scans of the same kind.")
-        predicted = predict_cloud(model, Cloud(points, None, recipe.voxel), process).numpy()
-        kitti = layout == "semantickitti" and data.classes == KITTI
-        output = folder / (f"{path.stem}.label" if kitti else f"{path.stem}-classes.npy")
-        written = numpy.array(TO_KITTI, dtype=numpy.uint32)[predicted] if kitti else predicted.astype(numpy.uint8)
-        write_whole(output, lambda part, x=written, raw=kitti: x.tofile(part) if raw else _save(part, x))  # type: ignore[misc]
-        picture = folder / f"{path.stem}.png"
-        draw_from_above(picture, [(points, {"prediction": predicted})], data.classes)
-        counts = numpy.bincount(predicted, minlength=len(data.classes)) / len(predicted)
-        shares = {name: round(float(share), 4) for name, share in zip(data.classes, counts, strict=True) if share}
+        predicted = predict_cloud(model, Cloud(points, None, recipe.voxel), process)
+        if layout == "semantickitti" and data.classes == KITTI:
+            output = folder / f"{name}.label"
+            write_whole(output, numpy.array(TO_KITTI, dtype=numpy.uint32)[predicted.numpy()].tobytes())
+        else:
+            output = folder / f"{name}-classes.npy"
+            save_classes(output, predicted)
+        picture = folder / f"{name}.png"
+        draw_from_above(picture, [(points, {"prediction": predicted.numpy()})], data.classes)
+        shares = shares_of(predicted, data.classes)
         rows.append({"file": str(path), "largest": max(shares, key=lambda name: shares[name]), "points": len(points),
                      "picture": picture.name, "classes": output.name, "shares": shares})  # fmt: skip
     return rows
-
-
-def _save(path: Path, array: Any) -> None:
-    with open(path, "wb") as file:
-        numpy.save(file, array)

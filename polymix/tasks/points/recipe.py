@@ -109,6 +109,10 @@ class PointsRecipe(TaskRecipe):
         for name in ("scans", "test_scans"):
             check_int(name, getattr(self, name), 1)
 
+    def check_options(self) -> dict[str, Any]:
+        """The side of a voxel, less what `scale` may add to a scan."""
+        return {"voxel": self.voxel / (1 + self.scale)}
+
     def layers(self) -> Sequence[str]:
         """The names of the blocks, for plans."""
         parts = (("encoder", self.depths), ("decoder", self.decoder_depths[::-1]))

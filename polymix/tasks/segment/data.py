@@ -112,8 +112,7 @@ def load(recipe: SegmentRecipe, folder: Path, say: Callable[[str], None]) -> Seg
     mistakes = Mistakes()
     train, test, classes = read(source, recipe.layout, recipe.classes, mistakes)
     if mistakes.lines:
-        more = f" ({len(mistakes.lines) - 1:,} more: --check lists them)" if len(mistakes.lines) > 1 else ""
-        raise DataError("data", f"this: {mistakes.lines[0]}{more}", "sound files", "Mend or remove them.")
+        raise DataError.first_of(mistakes.lines)
     name = MADE if recipe.data is None else str(recipe.data)
     return SegmentData(name, classes, Crops(Pairs(train), recipe), Pairs(test))
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from polymix.tasks import learner
 from polymix.tasks.label_maps import pixel_loss
 from polymix.tasks.segment.layouts import IGNORED
-from polymix.tasks.trainer import decay_groups
+from polymix.tasks.trainer import rated_groups
 
-HEADS = ("head", "decode_head")  # whose learning rate is `head_rate` times higher
+HEADS = ("head.", "decode_head.")  # whose learning rate is `head_rate` times higher
 
 
 def polynomial(step: int, steps: int, warmup: float, final: float, power: float) -> float:
@@ -47,14 +47,7 @@ class Learner(learner.Learner):
 
     def optimizers_and_schedule(self) -> dict[str, Any]:
         recipe = self.recipe
-        named = dict(self.model.named_parameters())
-        fast = {id(parameter) for name, parameter in named.items() if name.startswith(tuple(f"{x}." for x in HEADS))}
-        groups = []
-        for group in decay_groups(self.model, recipe.weight_decay):
-            for rate, mine in ((recipe.head_rate, True), (1.0, False)):
-                parameters = [parameter for parameter in group["params"] if (id(parameter) in fast) == mine]
-                if parameters:
-                    groups.append({**group, "params": parameters, "lr": recipe.learning_rate * rate})
+        groups = rated_groups(self.model, recipe.weight_decay, recipe.learning_rate, HEADS, recipe.head_rate)
         optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(recipe.betas[0], recipe.betas[1]))
         if recipe.schedule == "cosine":
             return self.with_schedule(optimizer)

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from polymix._io import write_whole
 from polymix.tasks.boxes.pictures import read_pixels
-from polymix.tasks.label_maps import Confusion, colour_of, draw_label_maps, windows
+from polymix.tasks.label_maps import Confusion, colour_of, draw_label_maps, shares_of, some_of, windows
 from polymix.tasks.processes import Process
 from polymix.tasks.segment.augment import GREY, fitted, resize, resize_labels
 from polymix.tasks.segment.data import SegmentData
@@ -31,9 +31,7 @@ def measure(model: nn.Module, data: SegmentData, recipe: SegmentRecipe, process:
 def details(model: nn.Module, data: SegmentData, recipe: SegmentRecipe, process: Process) -> dict[str, Any]:
     """The metrics, and the IoU of each class that occurs."""
     confusion = _confusion(model, data, recipe, process)
-    shares = zip(data.classes, confusion.per_class(), strict=True)
-    rows = {f"iou_{name}": share for name, share in shares if share is not None}
-    return {"metrics": {**confusion.compute(), **rows}, "count": len(data.test), "unit": "pictures"}
+    return {"metrics": confusion.named(data.classes), "count": len(data.test), "unit": "pictures"}
 
 
 def _confusion(model: nn.Module, data: SegmentData, recipe: SegmentRecipe, process: Process) -> Confusion:
@@ -101,7 +99,7 @@ def _slide(model: nn.Module, pixels: Tensor, recipe: SegmentRecipe, process: Pro
 def draw(model: nn.Module, data: SegmentData, recipe: SegmentRecipe, folder: Path) -> list[Path]:
     """predictions.png: some test pictures, the true classes, and the predicted ones of the pixels that count."""
     rows = []
-    for place in sorted({place * len(data.test) // DRAWN for place in range(min(DRAWN, len(data.test)))}):
+    for place in some_of(len(data.test), DRAWN):
         pixels, labels = data.test[place]
         predicted = predict_picture(model, pixels, recipe, Process())
         predicted = predicted.masked_fill(labels == IGNORED, IGNORED)
@@ -126,8 +124,7 @@ def predict(
         picture, classes = folder / f"{place:03d}-{file.stem}.png", folder / f"{place:03d}-{file.stem}-classes.png"
         _save(picture, (tinted * 255).round().to(torch.uint8).permute(1, 2, 0))
         _save(classes, found)
-        counts = torch.bincount(found.flatten().long(), minlength=len(data.classes)).double() / found.numel()
-        shares = {name: round(float(share), 4) for name, share in zip(data.classes, counts, strict=True) if share > 0}
+        shares = shares_of(found, data.classes)
         largest = max(shares, key=lambda name: shares[name])
         colours = {name: to_hex(colour_of(data.classes.index(name))) for name in shares}
         rows.append({"file": str(file), "largest": largest, "picture": picture.name, "map": classes.name,
