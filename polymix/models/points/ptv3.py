@@ -39,8 +39,8 @@ class _Stage(NamedTuple):
 class PointNorm(nn.BatchNorm1d):
     """Batch norm over points; one point alone has no variance, and is normalised by the running statistics."""
 
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim, eps=1e-3, momentum=0.01)
+    def __init__(self, dim: int, eps: float = 1e-3, momentum: float = 0.01) -> None:
+        super().__init__(dim, eps=eps, momentum=momentum)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training and len(x) < 2:
