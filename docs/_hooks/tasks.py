@@ -18,6 +18,7 @@ HYBRID = "pom --plan 1:1"
 MAIN_METRICS = {
     "fields": "miou", "segment": "miou", "handwriting": "cer_blotted", "detect": "AP", "instances": "mask_AP",
     "faces": "AP_hard", "jigsaw": "in_place", "points": "miou",
+    "images": "fd",
 }  # fmt: skip
 
 
@@ -206,6 +207,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "instances": lambda: default_run("instances", ("mask_AP", "mask_AP50", "AP", "AP50")),
     "jigsaw": lambda: default_run("jigsaw", ("in_place", "neighbours", "solved")),
     "points": points,
+    "images": lambda: default_run("images", ("fd", "fd_real", "fd_noise", "precision", "recall", "fd_plain")),
+    "images-by-class": lambda: default_run("images-by-class", ("fd", "fd_none", "accuracy", "precision", "recall")),
     "mask-rcnn": mask_rcnn,
     "fields-paper": lambda: paper_table(fields_paper()),
     "handwriting-paper": lambda: paper_table(handwriting_paper()),
