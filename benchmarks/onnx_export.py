@@ -48,7 +48,7 @@ def attempt(mixer: polymix.TokenMixer, mode: str) -> dict[str, Any]:
         try:
             content = export_graphs(mixer_graphs(mixer, TOKENS, modes=(mode,)), Path(folder) / "out")
         except PolymixError as refusal:
-            return {"mode": mode, "works": False, "error": None, "free": [], "reason": str(refusal)}
+            return {"mode": mode, "works": False, "error": None, "free": [], "reason": str(refusal).replace(folder, "")}
     error = max(entry["error"] for entry in content["files"])
     return {"mode": mode, "works": True, "error": error, "free": content["files"][0]["free"], "reason": ""}
 

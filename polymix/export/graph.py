@@ -210,6 +210,8 @@ def _fewer(free: Axes) -> Iterator[Axes]:
 
 
 def _exported(graph: Graph, free: Axes) -> Any:
+    from onnxscript import optimizer
+
     inputs = graph.inputs
     if any(axes.get(0) == "batch" and len(inputs[key]) == 1 for key, axes in free.items()):
         inputs = graph._resized(free, "batch", lambda size: 2)  # a size of one would be taken as fixed
@@ -218,11 +220,16 @@ def _exported(graph: Graph, free: Axes) -> Any:
     shapes = tuple({axis: dims[name] for axis, name in free.get(key, {}).items()} for key in inputs)
     names = list(graph.call(graph.inputs))
     with _quiet(), torch.no_grad(), scans_as_loops():
-        return torch.onnx.export(
+        program = torch.onnx.export(
             _Plain(graph).eval(), tuple(inputs.values()), dynamo=True, verbose=False, opset_version=OPSET,
             input_names=list(inputs), output_names=names, dynamic_shapes=(shapes,),
-            custom_translation_table={torch.ops.aten.sort.stable: _stable_sort},
+            custom_translation_table={torch.ops.aten.sort.stable: _stable_sort}, optimize=False,
         )  # fmt: skip
+        # The exporter's own rewriting takes an eps of 1e-15 for zero and drops it.
+        optimizer.inline(program.model)
+        optimizer.fold_constants(program.model)
+        optimizer.remove_unused_nodes(program.model)
+        return program
 
 
 def _stable_sort(x: Any, *, stable: bool = True, dim: int = -1, descending: bool = False) -> tuple[Any, Any]:
