@@ -201,6 +201,21 @@ def _accepted(graph: Graph) -> Axes:
     return {key: {axis: name for axis, name in axes.items() if name in taken} for key, axes in graph.free.items()}
 
 
+def write_package(graph: Graph, path: Path) -> None:
+    """Write a graph as a package of AOTInductor, for the inputs' own sizes, with its outputs' names beside it.
+
+    Raises CapabilityError: it does not compile, perhaps for want of a C++ compiler.
+    """
+    try:
+        with _quiet(), torch.no_grad():
+            program = torch.export.export(_Plain(graph).eval(), tuple(graph.inputs.values()))
+            torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+    except Exception as error:  # whatever the compiler raises
+        raise _refusal(graph, error) from error
+    names = {"outputs": list(graph.call(graph.inputs))}
+    write_whole(path.with_suffix(".json"), json.dumps(names) + "\n")
+
+
 def _fewer(free: Axes) -> Iterator[Axes]:
     """All free axes; then without their last name, and so on; then none."""
     names = list(dict.fromkeys(name for axes in free.values() for name in axes.values()))
@@ -226,6 +241,7 @@ def _exported(graph: Graph, free: Axes) -> Any:
             custom_translation_table={torch.ops.aten.sort.stable: _stable_sort}, optimize=False,
         )  # fmt: skip
         # The exporter's own rewriting takes an eps of 1e-15 for zero and drops it.
+        assert program is not None
         optimizer.inline(program.model)
         optimizer.fold_constants(program.model)
         optimizer.remove_unused_nodes(program.model)
@@ -287,7 +303,7 @@ def _refusal(graph: Graph, error: BaseException) -> CapabilityError:
         root = root.__cause__
     what = graph.model.name if isinstance(graph.model, TokenMixer) else type(graph.model).__name__
     got = f"{what} as {graph.name}, which cannot be exported ({one_line(root)[:200]})"
-    return CapabilityError("model", got, "a model that torch.onnx.export takes", "Try another mixer or fixed sizes.")
+    return CapabilityError("model", got, "a model that PyTorch's exporter takes", "Try another mixer.")
 
 
 def _check_operators(graph: Graph, program: Any) -> None:

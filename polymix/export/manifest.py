@@ -24,8 +24,9 @@ Arrays = dict[str, np.ndarray]
 class Checked:
     """How a file did.
 
-    path, target: of the file. error: the largest difference to the expected outputs, relative to the largest of them;
-    None if it was not run. tolerance: the most that is allowed. reason: why it was not run, or how it failed.
+    path, target: of the file. error: the largest difference to the expected outputs, relative to the largest of them,
+    or for quantised files the distance relative to the length; None if it was not run. tolerance: the most that is
+    allowed. reason: why it was not run, or how it failed.
     """
 
     path: str
@@ -66,7 +67,8 @@ def check(folder: str | Path) -> list[Checked]:
         except Exception as failure:  # whatever a runtime raises
             results.append(Checked(path, target, float("inf"), tolerance, one_line(failure)))
             continue
-        results.append(Checked(path, target, difference(given, read_arrays(folder / entry["outputs"])), tolerance))
+        measure = MEASURES[entry.get("measure", "largest")]
+        results.append(Checked(path, target, measure(given, read_arrays(folder / entry["outputs"])), tolerance))
     return results
 
 
@@ -123,6 +125,22 @@ def difference(given: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray]
         scale = float(finite.max()) if finite.size and finite.max() > 0 else 1.0
         worst = max(worst, float(apart.max(initial=0.0)) / scale)
     return worst
+
+
+def distance(given: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray]) -> float:
+    """The Euclidean distance of an output from what is expected, relative to its length; the largest of all outputs."""
+    worst = 0.0
+    for name, right in wanted.items():
+        left = given.get(name)
+        if left is None or left.shape != right.shape:
+            return float("inf")
+        length = float(np.linalg.norm(right.astype(np.float64))) or 1.0
+        apart = float(np.linalg.norm(left.astype(np.float64) - right.astype(np.float64))) / length
+        worst = max(worst, apart if np.isfinite(apart) else float("inf"))
+    return worst
+
+
+MEASURES = {"largest": difference, "distance": distance}  # by an entry's "measure"
 
 
 # ---- runtimes, by target

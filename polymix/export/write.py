@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from polymix import __version__
 from polymix._io import a_path, check_folder
 from polymix.errors import OptionError, ParityError, ShapeError
-from polymix.export.graph import Axes, Graph, check_exportable, needs, write_onnx
+from polymix.export.graph import Axes, Graph, check_exportable, needs, write_onnx, write_package
 from polymix.export.manifest import CHECKS, MANIFEST, Arrays, check, write_arrays, write_manifest
 from polymix.mixers import TokenMixer
 
@@ -25,12 +25,17 @@ FAILED = "-failed"
 
 @dataclass(frozen=True)
 class Written:
-    """A file that a target left. free: axes that may vary. notes: more for its entry in the manifest."""
+    """A file that a target left.
+
+    free: axes that may vary. notes: more for its entry in the manifest. data: what it is checked with; None: the
+    graph's own inputs.
+    """
 
     path: Path
     tolerance: float = TOLERANCE
     free: Axes | None = None
     notes: Mapping[str, Any] | None = None
+    data: Arrays | None = None
 
 
 def export(
@@ -133,8 +138,11 @@ def _entries(
     for written in WRITERS[target](graph, made / target, made, shared, data):
         path = written.path.relative_to(made)
         cases = [graph.inputs, *graph.other_inputs(written.free or {})]
+        if written.data is not None:
+            cases = [{name: torch.from_numpy(array) for name, array in written.data.items()}]
         for place, inputs in enumerate(cases):
-            stem = f"{CHECKS}/{graph.name}" + (f"-{place}" if place else "")
+            own = "" if written.data is None else "-data"
+            stem = f"{CHECKS}/{graph.name}{own}" + (f"-{place}" if place else "")
             _save_case(graph, inputs, made / f"{stem}-inputs.npz", made / f"{stem}-outputs.npz")
             entries.append({
                 "path": path.as_posix(), "target": target, "inputs": f"{stem}-inputs.npz",
@@ -172,6 +180,50 @@ def _onnx(graph: Graph, folder: Path, made: Path, shared: dict[str, Path], data:
     return [Written(path, free=free, notes={"opset": 21})]
 
 
+def _int8(
+    graph: Graph, folder: Path, made: Path, shared: dict[str, Path], data: Sequence[Arrays] | None
+) -> list[Written]:
+    from polymix.export import int8
+
+    model = float_graph(graph, made, shared)
+    own = {name: value.cpu().numpy() for name, value in graph.inputs.items()}
+    alone = isinstance(graph.model, TokenMixer)
+    reports, written = {}, []
+    for scheme in int8.ACTIVATIONS:
+        path = folder / f"{graph.name}-{scheme}.onnx"
+        reports[scheme] = int8.quantise(model, path, data or [own], scheme)
+        tolerance = ALONE[scheme] if alone else WHOLE[scheme]
+        written.append(
+            Written(path, tolerance, None, {"measure": "distance", "scheme": scheme}, data[0] if data else None)
+        )
+    int8.write_report(folder / f"{graph.name}-{int8.REPORT}", reports)
+    return written
+
+
+def _from_onnx(target: str) -> Writer:
+    """A target whose runtime reads ONNX files."""
+
+    def write(graph: Graph, folder: Path, made: Path, shared: dict[str, Path], data: Any) -> list[Written]:
+        path = folder / f"{graph.name}.onnx"
+        shutil.copyfile(float_graph(graph, made, shared), path)
+        return [Written(path)]
+
+    return write
+
+
+def _aoti(graph: Graph, folder: Path, made: Path, shared: dict[str, Path], data: Any) -> list[Written]:
+    """A package of AOTInductor: machine code for this processor, which PyTorch's C++ runtime loads."""
+    path = folder / f"{graph.name}.pt2"
+    write_package(graph, path)
+    return [Written(path)]
+
+
+# Of the distance that a quantised mixer alone may have, and a whole model, in which errors add up layer by layer.
+ALONE = {"a8w8": 0.1, "a16w8": 0.02}
+WHOLE = {"a8w8": 0.3, "a16w8": 0.1}
 Writer = Callable[[Graph, Path, Path, "dict[str, Path]", Any], "list[Written]"]
-WRITERS: dict[str, Writer] = {"onnx": _onnx}
-PACKAGES = {"onnx": ("onnx", "onnxscript", "onnxruntime")}
+WRITERS: dict[str, Writer] = {
+    "onnx": _onnx, "int8": _int8, "openvino": _from_onnx("openvino"), "aoti": _aoti,
+}  # fmt: skip
+_ONNX = ("onnx", "onnxscript", "onnxruntime")
+PACKAGES = {"onnx": _ONNX, "int8": _ONNX, "openvino": (*_ONNX, "openvino")}
