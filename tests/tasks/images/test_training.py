@@ -139,8 +139,8 @@ def test_pictures_that_cannot_be_read(tmp_path):
 @pytest.mark.parametrize(("options", "named"), [
     ({"guidance": 4.0}, "guidance"), ({"guidance": 4.0, "conditional": True, "class_dropout": 0.0}, "guidance"),
     ({"sample_steps": 0}, "steps"), ({"sampler": "dopri5", "sample_steps": 9}, "steps"), ({"path": "no"}, "path"),
-    ({"target": "x"}, "target"), ({"patch": 3}, "patch"), ({"samples": 3}, "samples"),
-    ({"guidance_channels": 3}, "guidance_channels"),
+    ({"target": "x"}, "target"), ({"patch": 3}, "patch"), ({"samples": 3}, "samples"), ({"cache": "a"}, "cache"),
+    ({"guidance_channels": 3}, "guidance_channels"), ({"vae": "folder"}, "vae"),
     ({"guidance": 2.0, "conditional": True, "guidance_interval": (0.5, 0.2)}, "guidance_interval"),
 ])  # fmt: skip
 def test_options_that_cannot_be(options, named):
