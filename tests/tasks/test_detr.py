@@ -177,7 +177,8 @@ def test_padding_that_no_picture_needs_is_cut_off():
 def test_a_mixer_without_padding_is_refused_before_training():
     for words in (["mixer=poly_sa"], ["mixer=pom", "depth=2", "plan=*.1.self_attn=poly_sa"]):
         with pytest.raises(CapabilityError, match="padding"):
-            check(small(*words))
+            check(small(*words, "data=photos"))
+    check(small("mixer=poly_sa"))  # made scenes are squares
 
 
 @pytest.mark.slow
