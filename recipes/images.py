@@ -2,7 +2,7 @@
 
     polymix train images --out images
     polymix train images --set conditional=True --out images-by-class
-    polymix train images --preset paper --data ImageNet --mixer pom --out sipom
+    polymix train images --preset paper --data ImageNet --set vae=sd-vae-ft-ema --mixer pom --out sipom
 
 --data takes a folder of pictures. All options: `polymix.tasks.images.ImagesRecipe` and
 `polymix.tasks.recipe.TaskRecipe`.

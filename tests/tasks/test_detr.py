@@ -177,16 +177,23 @@ def test_padding_that_no_picture_needs_is_cut_off():
 def test_a_mixer_without_padding_is_refused_before_training():
     for words in (["mixer=poly_sa"], ["mixer=pom", "depth=2", "plan=*.1.self_attn=poly_sa"]):
         with pytest.raises(CapabilityError, match="padding"):
-            check(small(*words))
+            check(small(*words, "data=photos"))
+    check(small("mixer=poly_sa"))  # made scenes are squares
 
 
 @pytest.mark.slow
 def test_a_run_on_a_coco_folder_trains_and_measures(tmp_path):
     write_coco(tmp_path / "data")
-    recipe = small("mixer=pom", "precision=bfloat16", "ema=0.9", "accumulate=2").changed([f"data={tmp_path / 'data'}"])
+    others = ("depth=2", "plan=1:1", "decoder_mixer=qt", "cross_mixer=linear", "image_size=128", "short_sides=64,96")
+    recipe = small("mixer=pom", "precision=bfloat16", "ema=0.9", "accumulate=2", f"data={tmp_path / 'data'}", *others)
+    assert recipe.flip and recipe.crops
     runner.train(recipe, tmp_path / "run")
     row = json.loads((tmp_path / "run" / "results.json").read_text())["rows"][0]
-    assert row["host"] == "DETR, test_resnet, 1 + 1 layers, stride 32" and 0 <= row["metrics"]["AP"] <= 1
+    assert (
+        row["host"] == "DETR, test_resnet, 2 + 2 layers, stride 32"
+        and row["mixer"] == "pom (1:1)"
+        and 0 <= row["metrics"]["AP"] <= 1
+    )
     assert "metrics" in SavedRun.of(tmp_path / "run").measure()
 
 

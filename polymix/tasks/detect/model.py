@@ -98,11 +98,11 @@ def build(recipe: DetectRecipe, data: DetectionData) -> nn.Module:
 
 def check(recipe: DetectRecipe) -> None:
     """Raise what `build` would raise about the recipe, before any picture is read; or about options that contradict."""
-    if (recipe.data or recipe.annotations_file) and recipe.question != type(recipe).question:
+    if not recipe.makes_data and recipe.question != type(recipe).question:
         raise OptionError("question", f"{recipe.question!r} with data", "it without data", "Leave it out.")
     with torch.device("meta"):
         model = _model(recipe, 2)
-    if recipe.host != "dense":
+    if recipe.host != "dense" and not recipe.makes_data:
         check_padding(model)
 
 

@@ -108,8 +108,12 @@ class DetectRecipe(PicturesRecipe):
     @property
     def stem_of_host(self) -> str:
         """What makes the tokens of the host "dense"."""
-        made = self.data is None and self.annotations_file is None
-        return self.stem or STEMS[not (made and self.question == SAME)]
+        return self.stem or STEMS[not (self.makes_data and self.question == SAME)]
+
+    @property
+    def makes_data(self) -> bool:
+        """Whether the pictures are the default data, which have no padding."""
+        return self.data is None and self.annotations_file is None
 
     @property
     def stride_of_host(self) -> int:

@@ -2,9 +2,10 @@
 
 from polymix.renamed import renamed_from
 from polymix.tasks.images.data import GeneratorData, check, load
+from polymix.tasks.images.pipeline import ImagesPipeline
 from polymix.tasks.images.recipe import ImagesRecipe
 
-__all__ = ["GeneratorData", "ImagesRecipe", "check", "load"]
+__all__ = ["GeneratorData", "ImagesPipeline", "ImagesRecipe", "check", "load"]
 
 _OLD = ("ImageData", "ImageRecipe", "Schedule", "find_images", "load_digits", "load_folder")
 __getattr__ = renamed_from(__name__, "polymix.tasks.classify", *_OLD)  # which had this name

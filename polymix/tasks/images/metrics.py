@@ -13,6 +13,7 @@ from polymix.mixers.spec import parse_mixer
 from polymix.models.flow import Sampler
 from polymix.tasks.images.data import GeneratorData
 from polymix.tasks.images.grids import columns_of, save_grid, save_rows
+from polymix.tasks.images.inception import Inception
 from polymix.tasks.images.model import sampler_name
 from polymix.tasks.images.quality import frechet_distance, precision_and_recall
 from polymix.tasks.images.recipe import ImagesRecipe
@@ -41,8 +42,9 @@ def paper(recipe: ImagesRecipe) -> dict[str, Any] | None:
 def measure(model: Any, data: GeneratorData, recipe: ImagesRecipe, process: Process) -> dict[str, float]:
     """The quality of `recipe.samples` drawn images, with what real test images and noise get beside it.
 
-    "fd" is the Fréchet distance to training images in the judge's features; "fd_none" that of images drawn without a
-    class; "accuracy" the share of images that the judge takes for the class they were drawn for.
+    "fid", with `recipe.inception` alone, is the Fréchet distance in Inception's features of pictures, against at most
+    `recipe.samples` training pictures. "fd" is that to training images in the judge's features; "fd_none" that of
+    images drawn without a class; "accuracy" the share of images that the judge takes for the class they were drawn for.
     """
     assert data.judge is not None
     judge = data.judge.to(process.device)
@@ -55,7 +57,18 @@ def measure(model: Any, data: GeneratorData, recipe: ImagesRecipe, process: Proc
         if recipe.class_dropout:
             free, _ = _drawn(model, data, recipe, process, recipe.make_sampler(1.0), judge.features, False)
             found["fd_none"] = frechet_distance(real, free)
-    return {**found, **floor}
+    if recipe.inception is None:
+        return {**found, **floor}
+    if "inception" not in data.fixed:
+        data.fixed["inception"] = Inception(recipe.inception).to(process.device)
+    network = data.fixed["inception"]
+
+    def extract(images: Tensor) -> Tensor:
+        return network(data.decoded(images).to(process.device))
+
+    real, floor_of_fid = _reference(data, recipe, process, "fid", extract)
+    drawn, _ = _drawn(model, data, recipe, process, recipe.make_sampler(), extract, recipe.conditional)
+    return {"fid": frechet_distance(real, drawn), **found, **floor_of_fid, **floor}
 
 
 def _reference(
@@ -64,7 +77,7 @@ def _reference(
     """Features of training images, and the distances of test images and of noise from them; computed once."""
     if name not in data.fixed:
         with _exact(process):
-            count = max(recipe.samples, 1000)
+            count = recipe.samples if name == "fid" else max(recipe.samples, 1000)  # Inception is slow
             train, test = data.real_features(lambda images: extract(images.to(process.device)).cpu(), count)
             noise = torch.randn(len(test), *data.shape, generator=torch.Generator().manual_seed(0))
             noise = torch.cat([extract(part.to(process.device)).cpu() for part in noise.split(64)])

@@ -6,16 +6,22 @@ from pathlib import Path
 
 import torch
 
+from polymix._io import write_whole
 from polymix.models import SiT
 from polymix.tasks.images.data import GeneratorData, Shape
+from polymix.tasks.images.pipeline import write_generator
 from polymix.tasks.images.recipe import ImagesRecipe
+from polymix.tasks.initial import WEIGHTS
 
 HEADS = ("label",)  # of a model with other classes
+LATENTS = 8  # pixels a side of a latent, in the check before the data is read
 
 
 def check(recipe: ImagesRecipe) -> None:
     """Raise what `build` would raise about the recipe, before any file is read."""
     side = recipe.image_size
+    if recipe.vae is not None or recipe.layout == "latents":
+        side = max(recipe.image_size // LATENTS, 1) * recipe.patch  # the latents' size is not known yet
     with torch.device("meta"):
         _build(recipe, (1, side, side), 2)
 
@@ -32,6 +38,14 @@ def _build(recipe: ImagesRecipe, shape: Shape, classes: int) -> SiT:
         depth=recipe.depth, heads=recipe.heads, mlp_ratio=recipe.mlp_ratio, match_parameters=recipe.match_parameters,
         position_scale=recipe.position_scale, gate_start=recipe.gate_start, double_output=recipe.double_output,
     )  # fmt: skip
+
+
+def save(model: SiT, data: GeneratorData, folder: Path) -> None:
+    """model.pt, and generator.json, by which `ImagesPipeline` and `polymix generate` draw."""
+    write_whole(folder / WEIGHTS, lambda path: torch.save(model.state_dict(), path))
+    vae = None if data.autoencoder is None else str(data.autoencoder.folder)
+    latents = None if data.latents is None else {"vae": vae, "autoencoder": data.latents}
+    write_generator(folder, model, data.classes if model.classes else (), data.flow, data.sampler, latents)
 
 
 def sampler_name(recipe: ImagesRecipe) -> str:
@@ -54,9 +68,10 @@ def host_name(recipe: ImagesRecipe) -> str:
 
 def usage(recipe: ImagesRecipe, data: GeneratorData, folder: Path) -> list[str]:
     """Python lines that load the model, for the report."""
-    shape = ", ".join(map(str, data.shape))
+    chosen = f"class_labels=[{data.classes[0]!r}], " if recipe.conditional else ""
     return [
-        "from polymix.tasks.saved import SavedRun",
+        "from polymix.tasks.images import ImagesPipeline",
         "",
-        f"model = SavedRun.of({str(folder)!r}).load()  # images (B, {shape}), times (B,) -> velocities",
+        f"pipe = ImagesPipeline.from_pretrained({str(folder)!r})",
+        f"pipe({chosen}num_inference_steps=50).images[0].save('image.png')",
     ]

@@ -36,6 +36,9 @@ class ImagesRecipe(TaskRecipe):
         guidance_interval: first and last t at which guidance applies.
         samples: images that are drawn to be measured, and real images at most that they are compared with.
         judge_steps: steps in which the judge is trained, whose features measure the images.
+        inception: file with the weights of the FID's Inception network; then "fid" is measured too.
+        vae: folder of an AutoencoderKL of diffusers, through which pictures become latents; None: pixels.
+        cache: folder for the latents; None: beside the run.
     """
 
     batch_size: int = 64
@@ -71,6 +74,9 @@ class ImagesRecipe(TaskRecipe):
     guidance_interval: Sequence[float] = (0.0, 1.0)
     samples: int = 1000
     judge_steps: int = 600
+    inception: str | None = None
+    vae: str | None = None
+    cache: str | None = None
 
     takes_plan: ClassVar[bool] = True
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -98,7 +104,11 @@ class ImagesRecipe(TaskRecipe):
         if self.guidance != 1 and not self.class_dropout:
             cure = "Train with class_dropout=0.1."
             raise OptionError("guidance", f"{self.guidance} with class_dropout=0", "1, as there is no 'none'", cure)
-        if self.image_size % self.patch:
+        if self.cache is not None and self.vae is None:
+            raise OptionError("cache", f"{self.cache} without vae", "None", "Name the autoencoder: --set vae=FOLDER.")
+        if self.vae is not None and self.data is None:
+            raise OptionError("vae", f"{self.vae} for the digits", "None", "Pass a folder of pictures as --data.")
+        if self.vae is None and self.layout != "latents" and self.image_size % self.patch:
             got = f"{self.patch} with image_size={self.image_size}"
             raise OptionError("patch", got, "a divisor of it", "Change one of the two.")
 

@@ -9,7 +9,8 @@ from PIL import Image
 
 from polymix.cli import main
 from polymix.errors import DataError, OptionError
-from polymix.tasks.images import ImagesRecipe, check, load
+from polymix.models import Flow
+from polymix.tasks.images import ImagesPipeline, ImagesRecipe, check, load
 from polymix.tasks.images.data import Noised
 from polymix.tasks.images.learner import Learner
 from polymix.tasks.images.metrics import paper
@@ -139,8 +140,8 @@ def test_pictures_that_cannot_be_read(tmp_path):
 @pytest.mark.parametrize(("options", "named"), [
     ({"guidance": 4.0}, "guidance"), ({"guidance": 4.0, "conditional": True, "class_dropout": 0.0}, "guidance"),
     ({"sample_steps": 0}, "steps"), ({"sampler": "dopri5", "sample_steps": 9}, "steps"), ({"path": "no"}, "path"),
-    ({"target": "x"}, "target"), ({"patch": 3}, "patch"), ({"samples": 3}, "samples"),
-    ({"guidance_channels": 3}, "guidance_channels"),
+    ({"target": "x"}, "target"), ({"patch": 3}, "patch"), ({"samples": 3}, "samples"), ({"cache": "a"}, "cache"),
+    ({"guidance_channels": 3}, "guidance_channels"), ({"vae": "folder"}, "vae"),
     ({"guidance": 2.0, "conditional": True, "guidance_interval": (0.5, 0.2)}, "guidance_interval"),
 ])  # fmt: skip
 def test_options_that_cannot_be(options, named):
@@ -171,6 +172,14 @@ def test_the_papers_figures_and_the_samplers_name():
     guided = replace(published, guidance=4.0, guidance_channels=3, guidance_interval=(0.1, 0.9))
     assert sampler_name(guided) == "euler_maruyama, 250 steps, guidance 4, of 3 channels, at t from 0.1 to 0.9"
     assert sampler_name(replace(published, sampler="dopri5", sample_steps=None)) == "dopri5"
+
+
+def test_noise_as_the_target_of_diffusion(tmp_path):
+    train(replace(TINY, path="vp", target="noise", control=False, steps=1), tmp_path / "run", data_folder=tmp_path)
+    content = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert "Path vp, target noise" in content["about"]["describe"] and content["rows"][0]["metrics"]["fd"] > 0
+    drawn = ImagesPipeline.from_pretrained(tmp_path / "run")
+    assert drawn.flow == Flow("vp", "noise") and len(drawn(num_images=2).images) == 2
 
 
 def test_old_names_of_this_package_still_work():
