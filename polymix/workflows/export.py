@@ -66,7 +66,7 @@ class Settings:
 def run(settings: Settings, out: Path, targets: Sequence[str], say: Callable[[str], None]) -> dict[str, Any]:
     """Export, and say what was written. Raises what `polymix.export.export` raises."""
     torch.manual_seed(settings.seed)
-    graphs = mixer_of(settings) if settings.mixer is not None else [model_of(settings)]
+    graphs = mixer_of(settings) if settings.mixer is not None else model_of(settings)
     data = None if settings.data is None else read_data(Path(settings.data), graphs[0].inputs)
     content = export_graphs(graphs, out, targets, data=data)
     for entry in {entry["path"]: entry for entry in content["files"]}.values():
@@ -87,12 +87,19 @@ def mixer_of(settings: Settings) -> list[Graph]:
     return mixer_graphs(mixer, settings.tokens, modes=modes, source=label, seed=settings.seed)
 
 
-def model_of(settings: Settings) -> Graph:
-    """The graph of --model, and inputs for it: a sample of a task's own data, or random images or token ids."""
+def model_of(settings: Settings) -> list[Graph]:
+    """The graph of --model, and inputs for it: a sample of a task's own data, or random images or token ids.
+
+    A language model of polymix becomes two, which carry its state.
+    """
     assert settings.model is not None
     folder = Path(settings.model)
+    if folder.is_dir() and _is_language_model(folder):
+        from polymix.export.language import language_graphs, load_language_model
+
+        return language_graphs(load_language_model(folder), settings.model, seed=settings.seed)
     if folder.is_dir() and _is_run(folder):
-        return _trained(folder)
+        return [_trained(folder)]
     source = load_model(settings.model, settings.weights, classes=settings.classes, size=settings.image_size,
                         trust=settings.trust)  # fmt: skip
     model = source.model.eval()
@@ -102,15 +109,21 @@ def model_of(settings: Settings) -> Graph:
         if source.input is not None
         else random_input(model, batch=BATCH, size=size, tokens=settings.tokens)
     )
-    return Graph.of(_tensors_alone(model), inputs, **about(model, settings.model))
+    return [Graph.of(_tensors_alone(model), inputs, **about(model, settings.model))]
+
+
+def _is_language_model(folder: Path) -> bool:
+    return str(_content(folder / "config.json").get("model_type", "")).startswith("polymix-")
 
 
 def _is_run(folder: Path) -> bool:
-    path = folder / RESULTS
-    if not path.is_file():
-        return False
-    content = read_json(path, DataError, "--model", "a folder of polymix train")
-    return isinstance(content, Mapping) and content.get("schema") == SCHEMA
+    return _content(folder / RESULTS).get("schema") == SCHEMA
+
+
+def _content(path: Path) -> Mapping[str, Any]:
+    """The JSON object in a file; empty if there is no such file."""
+    content = read_json(path, DataError, "--model", "a folder of polymix") if path.is_file() else {}
+    return content if isinstance(content, Mapping) else {}
 
 
 class _Call(Exception):
