@@ -43,7 +43,9 @@ def default_run(task: str, metrics: tuple[str, ...]) -> str:
         )
     head = ("mixer", *(key.replace("_", " ") for key in metrics), "steps", f"{unit}/s training", f"{unit}/s inference",
             "peak MiB of a step")  # fmt: skip
-    return f"{load(f'tasks/{task}/results.json')['machine']}.\n\n{table(head, lines)}"
+    content = load(f"tasks/{task}/results.json")
+    speeds = f" {content['speeds']}" if "speeds" in content else ""
+    return f"{content['machine']}.{speeds}\n\n{table(head, lines)}"
 
 
 def overview() -> str:
