@@ -110,7 +110,7 @@ def load_language_model(folder: Path) -> PolymixForCausalLM:
     name = next(iter(saved.get("architectures") or [""]))
     if name not in kinds:
         raise OptionError("--model", f"{folder}, of the architecture {name!r}", f"one of {', '.join(kinds)}", "")
-    model: PolymixForCausalLM = kinds[name].from_pretrained(folder)
+    model: PolymixForCausalLM = kinds[name].from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     return model.float()
 
 

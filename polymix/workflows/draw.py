@@ -48,7 +48,7 @@ def draw(folder: Path, settings: Settings, *, device: str = "cpu", threads: int 
         raise OptionError("--out", str(settings.out), allowed, "Pass --out samples.png.")
     if threads:
         torch.set_num_threads(threads)
-    pipe = ImagesPipeline.from_pretrained(folder, vae=settings.vae, device=device)
+    pipe = ImagesPipeline.from_pretrained(folder, vae=settings.vae, device=device, trust_remote_code=False)
     labels = settings.labels
     if not labels and pipe.model.classes and not pipe.model.guidable:
         labels = pipe.classes

@@ -60,7 +60,11 @@ class Autoencoder:
             raise DataError("vae", f"{folder}, a {kind}", ALLOWED, "Point at the autoencoder's own folder (vae/).")
         library = load_library("diffusers")
         try:
-            network = library.AutoencoderKL.from_pretrained(folder, local_files_only=True).to(device).eval()
+            network = (
+                library.AutoencoderKL.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+                .to(device)
+                .eval()
+            )
         except Exception as error:  # whatever the library raises on a damaged folder
             got = f"{folder}, which cannot be read ({one_line(error)[:200]})"
             raise DataError("vae", got, ALLOWED, "Fetch it again.") from error

@@ -60,12 +60,13 @@ class ImagesPipeline:
 
     @classmethod
     def from_pretrained(
-        cls, folder: str | Path, *, vae: str | Path | None = None, device: str = "cpu"
+        cls, folder: str | Path, *, vae: str | Path | None = None, device: str = "cpu", trust_remote_code: bool = False
     ) -> ImagesPipeline:
         """The pipeline in a folder of `polymix train images` or of `save_pretrained`.
 
         Args:
             vae: folder of the autoencoder of a model of latents; None: where the training found it.
+            trust_remote_code: run the code that the folder of a converted model names.
         Raises:
             DataError: there is no such model, or its autoencoder is missing. OptionError: it is another one.
         """
@@ -78,7 +79,7 @@ class ImagesPipeline:
                 model: Any = SiT(**decode(content["model"]))
                 model.load_state_dict(torch.load(folder / WEIGHTS, map_location="cpu", weights_only=True))
             else:
-                model = polymix.load_pretrained(folder)
+                model = polymix.load_pretrained(folder, trust=trust_remote_code)
             flow = Flow(**content["flow"])
             settings: dict[str, Any] = content["sampler"]
             sampler = Sampler(**{**settings, "guidance_interval": tuple(settings["guidance_interval"])})
