@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
+import itertools
 import json
 import logging
 import warnings
@@ -162,9 +163,10 @@ def write_onnx(graph: Graph, path: Path) -> Axes:
     """
     needs("onnx", "onnxscript", "onnxruntime")
     failure: Exception | None = None
-    for free in _fewer(_accepted(graph)):
+    # ONNX Runtime refuses some three-dimensional convolutions unless the exporter has rewritten the graph.
+    for free, rewrite in itertools.product(_fewer(_accepted(graph)), (False, True)):
         try:
-            program = _exported(graph, free)
+            program = _exported(graph, free, rewrite)
             _check_operators(graph, program)
             _save(graph, program, path)
             session = onnx_session(path)
@@ -224,7 +226,7 @@ def _fewer(free: Axes) -> Iterator[Axes]:
         yield {key: {axis: name for axis, name in axes.items() if name in kept} for key, axes in free.items()}
 
 
-def _exported(graph: Graph, free: Axes) -> Any:
+def _exported(graph: Graph, free: Axes, rewrite: bool) -> Any:
     from onnxscript import optimizer
 
     inputs = graph.inputs
@@ -238,7 +240,7 @@ def _exported(graph: Graph, free: Axes) -> Any:
         program = torch.onnx.export(
             _Plain(graph).eval(), tuple(inputs.values()), dynamo=True, verbose=False, opset_version=OPSET,
             input_names=list(inputs), output_names=names, dynamic_shapes=(shapes,),
-            custom_translation_table={torch.ops.aten.sort.stable: _stable_sort}, optimize=False,
+            custom_translation_table={torch.ops.aten.sort.stable: _stable_sort}, optimize=rewrite,
         )  # fmt: skip
         # The exporter's own rewriting takes an eps of 1e-15 for zero and drops it.
         assert program is not None
