@@ -1,21 +1,24 @@
 """Linear-time polynomial token mixers for PyTorch, in attention's place."""
 
 import importlib
+import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
 
 from polymix import renamed  # noqa: F401  finds modules by their old names
 
 
-def _prints_help() -> bool:
-    """Whether this process is `polymix --help` or the like, which should not wait for PyTorch."""
+def _needs_no_torch() -> bool:
+    """Whether this process prints help, as `polymix --help`, or checks exported files, perhaps without PyTorch."""
+    if sys.orig_argv[1:3] == ["-m", "polymix.export.check"] or importlib.util.find_spec("torch") is None:
+        return True
     words = sys.orig_argv[2:] if sys.orig_argv[1:2] == ["-m"] else sys.orig_argv[1:]
     command = words[0].replace("\\", "/").rpartition("/")[2] if words else ""
     asks = len(words) == 1 or {"-h", "--help", "--version"}.intersection(words)
     return command in ("polymix", "polymix.exe", "polymix.cli") and bool(asks)
 
 
-if TYPE_CHECKING or not _prints_help():
+if TYPE_CHECKING or not _needs_no_torch():
     from polymix import lens
     from polymix.blocks import MixerBlock, PolyMorpher
     from polymix.convert import (  # type: ignore[no-redef]
@@ -82,6 +85,7 @@ _LATER = {
     "optimize": "polymix.inference",
     "recommend": "polymix.workflows.recommend",
 }
+_MODULES = ("export",)
 _CORE = ("polymix.blocks", "polymix.convert", "polymix.mixers", "polymix.structured")
 
 
@@ -89,7 +93,9 @@ def __getattr__(name: str) -> Any:
     """What measures, trains and optimizes is loaded when it is first asked for."""
     if name in _LATER:
         return getattr(importlib.import_module(_LATER[name]), name)
-    if name in __all__:  # in a process that prints help
+    if name in _MODULES:
+        return importlib.import_module(f"polymix.{name}")
+    if name in __all__:  # in a process that needs no PyTorch
         found = (getattr(importlib.import_module(module), name, None) for module in _CORE)
         return next(filter(None, found), None) or importlib.import_module(f"polymix.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

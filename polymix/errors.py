@@ -68,6 +68,10 @@ class DataError(PolymixError, ValueError):
         return DataError("data", f"this: {problems[0]}{more}", "sound files", "Mend or remove them.")
 
 
+class ParityError(PolymixError, ArithmeticError):
+    """An exported file gives other numbers than the model. The message says where the files are."""
+
+
 class ResultsError(PolymixError, ValueError):
     """A results file is damaged, was written by another program, or belongs to another run."""
 

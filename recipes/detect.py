@@ -1,4 +1,4 @@
-"""Find digits on photographs and say which of the scene's three each is: the smallest, the middle or the largest.
+"""Find the digit that stands at the top left among four others on a photograph.
 
     polymix train detect --out digits
     polymix train detect --set question=what --set mixer=pom --out what

@@ -1,6 +1,6 @@
 """Who may import whom: each layer only what stands to its left, and a host library only the file that is about it.
 
-ops <- structured <- mixers <- { blocks, convert, models, lens, inference } <- { pages, timm } <- { tasks, measure } <- workflows <- cli
+ops <- structured <- mixers <- { blocks, convert, models, lens, inference } <- { pages, timm } <- { tasks, measure, export } <- workflows <- cli
 """
 
 import ast
@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1] / "polymix"
 LAYERS = (
     {"ops"}, {"structured"}, {"mixers"}, {"blocks", "convert", "models", "lens", "inference"}, {"polymix"},
-    {"pages", "timm"}, {"tasks", "measure"}, {"workflows"}, {"cli"},
+    {"pages", "timm"}, {"tasks", "measure", "export"}, {"workflows"}, {"cli"},
 )  # fmt: skip
 # Core files that import a library inside a function alone: what they draw, or whose layer they wrap, is beside the point
 # of the core, which works, and is imported, without it.
@@ -46,6 +46,10 @@ LIBRARIES: dict[str, set[str]] = {
         "tasks/text/tokenizer.py",
     },
     "torchdiffeq": {"models/flow.py"},
+    "onnxscript": {"export/graph.py"},
+    "onnx": {"export/int8.py"},
+    "onnxruntime": {"export/manifest.py", "export/int8.py"},
+    "openvino": {"export/manifest.py"},
     "safetensors": {"convert/saving/files.py"},
     "lightning": {"tasks/"},
     "tokenizers": {"tasks/text/tokenizer.py"},
@@ -66,11 +70,11 @@ LIBRARIES: dict[str, set[str]] = {
     "jinja2": {"pages/__init__.py"},
     "rich": {"cli/"},
     "typer": {"cli/"},
-    "PIL": {"tasks/"},
+    "PIL": {"tasks/", "workflows/export.py"},
     "pillow_heif": {"tasks/classify/pictures.py"},
     "torchvision": {"compat.py", "tasks/"},
     "triton": TRITON,
-    "numpy": {"tasks/"},
+    "numpy": {"tasks/", "export/", "workflows/export.py"},  # arrays go to the runtimes
     "HersheyFonts": {"tasks/handwriting/script.py"},
     "flashlight": {"tasks/handwriting/decode.py"},
     "rapidfuzz": {"tasks/handwriting/metrics.py"},

@@ -370,23 +370,26 @@ def recall_setting() -> str:
 
 
 def onnx() -> str:
-    from polymix.mixers import list_mixers
-
     content, lines = load("onnx.json"), []
-    tried = {row["mixer"]: row for row in content["rows"]}
-    for name in list_mixers():
-        if name not in tried:
-            lines.append((f"`{name}`", "", "not tried", "not tried", "–"))
-            continue
-        row = tried[name]
+    for row in content["rows"]:
         options = ", ".join(f"{key}={tuple(value) if isinstance(value, list) else value}"
                             for key, value in row["options"].items())  # fmt: skip
-        parts = (row["batch"], row["tokens"])
-        cells = ["–" if part is None else "yes" if part["works"] else "no" for part in parts]
-        errors = [part["error"] for part in parts if part and part["error"] is not None]
+        cells = {each["mode"]: "yes" if each["works"] else "refused" for each in row["modes"]}
+        free = "yes" if any("tokens" in each["free"] for each in row["modes"]) else "no"
+        errors = [each["error"] for each in row["modes"] if each["error"] is not None]
         difference = f"{max(errors):.0e}" if errors else "–"
-        lines.append((f"`{name}`", f"`{options}`" if options else "", *cells, difference))
-    head = ("mixer", "options", "exports, any batch size", "and any number of tokens", "largest relative difference")
+        modes = (cells.get(mode, "–") for mode in ("self", "causal", "cross", "mask"))
+        lines.append((f"`{row['mixer']}`", f"`{options}`" if options else "", *modes, free, difference))
+    head = (
+        "mixer",
+        "options",
+        "self",
+        "causal",
+        "cross",
+        "mask",
+        "any number of tokens",
+        "largest relative difference",
+    )
     versions = ", ".join(f"{name} {version}" for name, version in content["versions"].items())
     return f"{table(head, lines)}\n\n{versions}. `python benchmarks/onnx_export.py OUT.json`"
 

@@ -18,6 +18,7 @@ HYBRID = "pom --plan 1:1"
 MAIN_METRICS = {
     "fields": "miou", "segment": "miou", "handwriting": "cer_blotted", "detect": "AP", "instances": "mask_AP",
     "faces": "AP_hard", "jigsaw": "in_place", "points": "miou",
+    "images": "fd",
 }  # fmt: skip
 
 
@@ -42,7 +43,9 @@ def default_run(task: str, metrics: tuple[str, ...]) -> str:
         )
     head = ("mixer", *(key.replace("_", " ") for key in metrics), "steps", f"{unit}/s training", f"{unit}/s inference",
             "peak MiB of a step")  # fmt: skip
-    return f"{load(f'tasks/{task}/results.json')['machine']}.\n\n{table(head, lines)}"
+    content = load(f"tasks/{task}/results.json")
+    speeds = f" {content['speeds']}" if "speeds" in content else ""
+    return f"{content['machine']}.{speeds}\n\n{table(head, lines)}"
 
 
 def overview() -> str:
@@ -198,14 +201,35 @@ def mask_rcnn() -> str:
     return f"{table(head, lines)}\n\n{notes}\n\nPyTorch {content['torch']}. {command}"
 
 
+def detr() -> str:
+    """DETR's encoder at two strides: time, memory, and what is counted, beside PADRe's Table 3."""
+    content, lines = load("detr.json"), []
+    settings = content["settings"]
+    for row in content["rows"]:
+        counts = [f"{row[key]:.2f} ({row[f'mixer_{key}']:.2f})" for key in ("parameters", "multiply_adds")]
+        paper = row["printed"] or {}
+        printed = [paper.get(key, NONE) for key in ("parameters", "multiply_adds", "AP")]
+        lines.append((row["stride"], f"{row['tokens']:,}", f"`{row['mixer']}`", f"{row['seconds']:.2f}",
+                      number(row["peak_bytes"], 0, 2**-20), *counts, *printed))  # fmt: skip
+    busy = " Other work ran on the machine: the times are rough." if settings["busy"] else ""
+    setting = f"{where(content['machine'])}; {settings['height']} × {settings['width']} pixels, inference.{busy}"
+    head = ("stride", "tokens", "mixer", "seconds", "MiB", "parameters, M", "multiply-adds, G",
+            "parameters in the paper", "FLOPs in the paper", "AP in the paper")  # fmt: skip
+    return f"{setting}\n\n{table(head, lines)}\n\n{content['note']} `python benchmarks/detr.py OUT.json`"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "tasks-overview": overview,
     "fields": lambda: default_run("fields", ("miou", "accuracy")),
     "fields-tried": fields_tried,
+    "detect": lambda: default_run("detect", ("AP", "AP50", "AP75")),
+    "detr": detr,
     "faces": lambda: default_run("faces", ("AP_hard", "AP_medium", "AP_easy")),
     "instances": lambda: default_run("instances", ("mask_AP", "mask_AP50", "AP", "AP50")),
     "jigsaw": lambda: default_run("jigsaw", ("in_place", "neighbours", "solved")),
     "points": points,
+    "images": lambda: default_run("images", ("fd", "fd_real", "fd_noise", "precision", "recall", "fd_plain")),
+    "images-by-class": lambda: default_run("images-by-class", ("fd", "fd_none", "accuracy", "precision", "recall")),
     "mask-rcnn": mask_rcnn,
     "fields-paper": lambda: paper_table(fields_paper()),
     "handwriting-paper": lambda: paper_table(handwriting_paper()),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -122,3 +122,11 @@ def print_table(console: Console, title: str | None, headings: Sequence[str], ro
     for row in rows:
         table.add_row(*row)
     console.print(table)
+
+
+def exclude(folder: Path, what: str, options: Mapping[str, object]) -> None:
+    """OptionError for the first option that was given to a model that has no use for it."""
+    for name, value in options.items():
+        if value not in (None, False, [], ()):
+            got = f"{value} for {folder}, whose model {what}"
+            raise OptionError(name, got, "no such option for this model", "Leave it out.")

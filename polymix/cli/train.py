@@ -56,15 +56,12 @@ def command(
     """
     from functools import partial
 
-    from polymix.tasks.domains import renamed_domain
     from polymix.tasks.runner import check_data, chosen_recipe, train_file
 
     console = Console()
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     options = [*(set_ or ()), *([] if logger is None else [f"logger={logger}"])]
     chosen = {"data": data, "layout": layout, "mixer": mixer, "plan": plan, "preset": preset, "init": init}
-    if notice := renamed_domain(recipe):
-        say(notice)
     if check:
         problems = check_data(chosen_recipe(recipe, options=options, **chosen))
         for problem in problems:

@@ -15,8 +15,10 @@ DEFAULT = "softmax,padre-2,padre-3,pom,qt,poly_sa,poly_nl,linear_floor"
 _STRUCTURES = ("token", "channel", "A", "B", "C", "D", "U", "V")
 
 
-def parse_mixer(text: str) -> tuple[str, MixerConfig]:
+def parse_mixer(text: str, *, standalone: bool = False) -> tuple[str, MixerConfig]:
     """Label and config of a mixer as typed: "padre:degree=3", or in short "padre-3".
+
+    standalone: the mixer has no host, so that "grid=16x16" and "num_prefix_tokens=1" are allowed.
 
     Raises:
         UnknownNameError, OptionError: the name, an option or a value is wrong.
@@ -30,7 +32,7 @@ def parse_mixer(text: str) -> tuple[str, MixerConfig]:
     config = config_class(name)
     options = parse_options(_with_structures(words, {f.name for f in fields(config)}), config.annotations())
     for reserved in ("grid", "num_prefix_tokens"):
-        if reserved in options:
+        if reserved in options and not standalone:
             raise OptionError(reserved, text, "a mixer without this option", "Leave it out: the host decides it.")
     check_options(config, options)
     built = config(**options)

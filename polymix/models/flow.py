@@ -84,17 +84,21 @@ class Flow:
         return alpha, sigma, growth, -alpha * growth / sigma
 
     def loss(
-        self, model: Generator, data: Tensor, labels: Tensor | None = None, *, draw: torch.Generator | None = None
-    ) -> Tensor:
+        self, model: Generator, data: Tensor, labels: Tensor | None = None, *, draw: torch.Generator | None = None,
+        times: Tensor | None = None, noise: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """The mean square error of the target, at uniform times and fresh noise; of σ · score for the score.
 
         Args:
             model: predicts from (x_t, t, labels). data: (B, C, H, W). labels: (B,) or None.
             draw: generator for times and noise; None: PyTorch's own.
+            times, noise: given instead of drawn: (B,) in [0, 1), as shares of the path's times, and of data's shape.
         """
         low, high = self.times
-        t = torch.rand(len(data), generator=draw, device=data.device) * (high - low) + low
-        noise = torch.randn(data.shape, generator=draw, device=data.device, dtype=data.dtype)
+        times = torch.rand(len(data), generator=draw, device=data.device) if times is None else times
+        if noise is None:
+            noise = torch.randn(data.shape, generator=draw, device=data.device, dtype=data.dtype)
+        t = times * (high - low) + low
         alpha, sigma, growth, decay = (c.to(data.dtype).view(-1, 1, 1, 1) for c in self.coefficients(t))
         out = model(alpha * data + sigma * noise, t, labels)
         if self.target == "velocity":

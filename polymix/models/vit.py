@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -106,6 +107,26 @@ class VisionTransformer(nn.Module):
             x = block(x, **self.call)
         x = self.norm(x)
         return self.head(x[:, 0] if self.class_token is not None else x.mean(1))
+
+
+class PatchStem(nn.ModuleList):
+    """Three convolutions of 2 × 2 with stride 2: a token for each square of 8 × 8 pixels, which sees nothing else.
+
+    Args:
+        channels: of the images.
+        dim: channels of the tokens, a multiple of 4.
+    """
+
+    def __init__(self, channels: int, dim: int) -> None:
+        widths = (channels, dim // 4, dim // 2, dim)
+        super().__init__(nn.Conv2d(a, b, 2, 2) for a, b in pairwise(widths))
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """Images (B, channels, H, W) to maps of a half, a quarter and an eighth of their sides; the last has `dim`."""
+        maps = [images]
+        for conv in self:
+            maps.append(nn.functional.gelu(conv(maps[-1])))
+        return maps[1:]
 
 
 def sine_positions(

@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from polymix.errors import OptionError
-from polymix.renamed import warn_renamed
 
 # Every domain of the papers by the name that the commands take. One is built once recipes/ has its file.
 DOMAINS = (
     "text", "recall", "classify", "detect", "instances", "segment", "faces", "jigsaw", "handwriting", "fields",
     "points", "boxes3d", "images",
 )  # fmt: skip
-RENAMED = {"images": "classify"}  # until a domain of the old name is built
 
 
 def built_domains() -> dict[str, Path]:
@@ -22,22 +20,12 @@ def built_domains() -> dict[str, Path]:
     return {path.stem: path for path in sorted(files) if "\nrecipe = " in path.read_text("utf-8")}
 
 
-def renamed_domain(name: str) -> str | None:
-    """What to tell users of a domain's old name; None for other names."""
-    if name not in RENAMED or name in built_domains():
-        return None
-    return f"{name} is now called {RENAMED[name]}; the old name will mean something else."
-
-
 def check_domain(name: str) -> str:
-    """The domain's present name; any other text, such as a path, is returned as it is.
+    """The name, or any other text, such as a path, as it is.
 
     Raises OptionError for a domain that is planned and not built yet.
     """
     built = built_domains()
-    if renamed_domain(name):
-        warn_renamed(name, RENAMED[name])
-        return RENAMED[name]
     if name in DOMAINS and name not in built:
         allowed = f"one of {', '.join(built)}"
         raise OptionError("recipe", f"{name}, which is not built yet", allowed, "Choose one of these.")

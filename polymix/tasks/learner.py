@@ -49,6 +49,7 @@ class Learner(LightningModule):
 
     unit = "samples"  # what is counted per second
     order_class: Any = Endless  # the order of the training samples
+    measures_plain: tuple[str, ...] = ()  # metrics of the weights that are not averaged too, at the end, as NAME_plain
 
     def __init__(self, model: Any, recipe: Any, data: Any) -> None:
         super().__init__()
@@ -184,7 +185,12 @@ class Learner(LightningModule):
         if step % self.recipe.evaluate_every == 0 or step == self.recipe.steps:
             with self.trainer.precision_plugin.forward_context(), resting(self.best):
                 self.before_measuring(self.best)
-                self.note({"step": step, **self.measure(self.best, self.process)})
+                found = self.measure(self.best, self.process)
+            if self.measures_plain and self.average is not None and step == self.recipe.steps:
+                with self.trainer.precision_plugin.forward_context(), resting(self.model):
+                    plain = self.measure(self.model, self.process)
+                found |= {f"{name}_plain": plain[name] for name in self.measures_plain if name in plain}
+            self.note({"step": step, **found})
             self._restart_clock()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -1,9 +1,11 @@
 """Made scenes: real handwritten digits on real photographs, with a box and a mask for each digit.
 
-Two questions can be asked of an object. "what": which digit is it? Its own pixels show it. "which": is it the smallest,
+Three questions can be asked. "what": which digit is an object? Its own pixels show it. "which": is it the smallest,
 the middle or the largest of its scene's three digits? Only the others tell. The digits of a test scene are three
 consecutive numbers, so that most digits are equally often each of the three. In half of the training scenes they are
-any three, so that models first learn which digits are large.
+any three, so that models first learn which digits are large. "same": the digit at the top left, white on black, says
+which of four different digits is to be found, as another hand wrote it. That one is the scene's only object; nothing
+near it tells it from the other three.
 """
 
 from __future__ import annotations
@@ -18,17 +20,20 @@ from torch.nn.functional import interpolate
 
 from polymix.errors import MissingExtraError, check_choice, check_int
 
-QUESTIONS = ("which", "what")
+QUESTIONS = ("which", "what")  # whose objects are all the digits
+SAME = "same"
 RANKS = ("smallest", "middle", "largest")
 DIGITS = tuple(str(digit) for digit in range(10))
 PER_SCENE = 3
+SEARCHED = 4  # digits beside the one at the top left
+SIDE = 8  # pixels a side of a digit in "same"; they stand at multiples of it
 TEST_SHARE = 0.2  # of the digits, and of each photograph's width
 
 
 def classes_of(question: str) -> tuple[str, ...]:
     """The names of the classes that a question asks for."""
-    check_choice("question", question, QUESTIONS)
-    return RANKS if question == "which" else DIGITS
+    check_choice("question", question, (*QUESTIONS, SAME))
+    return {"which": RANKS, "what": DIGITS, SAME: ("the same",)}[question]
 
 
 @cache
@@ -56,21 +61,25 @@ def _datasets() -> Any:
 
 def make(
     count: int, *, question: str = "which", test: bool = False, size: int = 64, seed: int = 0,
-    sides: Sequence[int] = (16, 26), snap: int = 1,
+    sides: Sequence[int] | None = None, snap: int | None = None,
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
-    """Scenes: `image`, bytes (3, size, size); `masks` (3, size, size); `labels`, places in `classes_of`; `digits`.
+    """Scenes: `image`, bytes (3, size, size); `masks` (n, size, size); `labels`, places in `classes_of`; `digits`.
 
-    The last fifth of the digits and the right fifth of each photograph are for test scenes alone.
+    There are n = 3 objects, or 1 in "same". `digits` are the numbers of the objects, and then of the others. The last
+    fifth of the digits and the right fifth of each photograph are for test scenes alone.
 
     Args:
         count: how many there are.
-        question: "which" or "what".
+        question: "which", "what" or "same".
         size: sides of a scene in pixels.
-        sides: the smallest and the largest side of a digit, which is at least a fourth of `size` short of it.
-        snap: digits stand at multiples of so many pixels.
+        sides: the smallest and the largest side of a digit, at most half of `size`; None: 16 and 26, or 8 in "same".
+        snap: digits stand at multiples of so many pixels; None: 1, or 8 in "same".
     """
+    search = question == SAME
+    sides = sides or ((SIDE, SIDE) if search else (16, 26))
+    snap = snap or (SIDE if search else 1)
     check_int("count", count, 1)
-    check_int("size", size, 2 * max(sides))
+    check_int("size", size, (4 if search else 2) * max(sides))
     places = {name: place for place, name in enumerate(classes_of(question))}
     (digits, labels), backgrounds = _digits(), photographs()
     shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
@@ -82,29 +91,41 @@ def make(
     def draw(low: int, high: int) -> int:
         return int(torch.randint(low, high, (), generator=generator))
 
+    def paste(image: Tensor, taken: Tensor, value: int, sample: bool = False) -> Tensor:
+        """Draw a digit in a free place, or white on black at the top left; returns its mask."""
+        ink = digits[by_value[value][draw(0, len(by_value[value]))]]
+        side = draw(sides[0], sides[1] + 1)
+        ink = interpolate(ink[None, None], size=(side, side), mode="bilinear")[0, 0]
+        y, x = (0, 0) if sample else free_place(taken, side, draw, snap)
+        patch = image[:, y : y + side, x : x + side]
+        shade = torch.rand(3, generator=generator)
+        colour = shade * 0.25 if patch.mean() > 0.5 else 1 - shade * 0.25
+        if sample:
+            patch.zero_()
+            colour = torch.ones(3)
+        patch.copy_(patch * (1 - ink) + colour[:, None, None] * ink)
+        mask = torch.zeros(size, size, dtype=torch.bool)
+        mask[y : y + side, x : x + side] = ink > 0.35
+        edge = int(snap == 1)  # a pixel between digits, where they stand anywhere
+        taken[max(0, y - edge) : y + side + edge, max(0, x - edge) : x + side + edge] = True
+        return mask
+
     for _ in range(count):
         image = background(backgrounds[draw(0, len(backgrounds))], size, test, draw)
-        first, wide = draw(0, 11 - PER_SCENE), not test and draw(0, 2)
-        numbers = torch.randperm(10, generator=generator)[:PER_SCENE].sort().values if wide else first + torch.arange(3)
-        order = torch.randperm(PER_SCENE, generator=generator).tolist()
-        values = [int(numbers[rank]) for rank in order]
-        masks, taken = [], torch.zeros(size, size, dtype=torch.bool)
-        for value in values:
-            ink = digits[by_value[value][draw(0, len(by_value[value]))]]
-            side = draw(sides[0], sides[1] + 1)
-            ink = interpolate(ink[None, None], size=(side, side), mode="bilinear")[0, 0]
-            y, x = free_place(taken, side, draw, snap)
-            shade = torch.rand(3, generator=generator)
-            dark = image[:, y : y + side, x : x + side].mean() > 0.5
-            colour = shade * 0.25 if dark else 1 - shade * 0.25
-            patch = image[:, y : y + side, x : x + side]
-            patch.copy_(patch * (1 - ink) + colour[:, None, None] * ink)
-            mask = torch.zeros(size, size, dtype=torch.bool)
-            mask[y : y + side, x : x + side] = ink > 0.35
-            edge = int(snap == 1)  # a pixel between digits, where they stand anywhere
-            taken[max(0, y - edge) : y + side + edge, max(0, x - edge) : x + side + edge] = True
-            masks.append(mask)
-        names = [RANKS[rank] for rank in order] if question == "which" else [DIGITS[value] for value in values]
+        taken = torch.zeros(size, size, dtype=torch.bool)
+        if search:
+            values = torch.randperm(10, generator=generator)[:SEARCHED].tolist()
+            paste(image, taken, values[0], sample=True)
+            masks, names = [paste(image, taken, value) for value in values][:1], list(places)
+        else:
+            first, wide = draw(0, 11 - PER_SCENE), not test and draw(0, 2)
+            numbers = first + torch.arange(PER_SCENE)
+            if wide:
+                numbers = torch.randperm(10, generator=generator)[:PER_SCENE].sort().values
+            order = torch.randperm(PER_SCENE, generator=generator).tolist()
+            values = [int(numbers[rank]) for rank in order]
+            masks = [paste(image, taken, value) for value in values]
+            names = [RANKS[rank] for rank in order] if question == "which" else [DIGITS[value] for value in values]
         yield {"image": (image * 255).round().to(torch.uint8), "masks": torch.stack(masks),
                "labels": torch.tensor([places[name] for name in names]), "digits": torch.tensor(values)}  # fmt: skip
 

@@ -27,6 +27,7 @@ def test_errors_are_also_what_python_calls_them():
         OptionError: ValueError, ShapeError: ValueError, MaskError: ValueError, StateError: ValueError,
         CapabilityError: NotImplementedError, UnknownNameError: LookupError, errors.MissingExtraError: ImportError,
         errors.InputError: RuntimeError, errors.DataError: ValueError, errors.ResultsError: ValueError,
+        errors.ParityError: ArithmeticError,
     }  # fmt: skip
     assert set(bases) | {errors.PolymixError} == set(KINDS)
     for kind, base in bases.items():

@@ -7,6 +7,7 @@ import torch
 
 from polymix.compat import cure_torchvision
 from polymix.errors import DataError, OptionError
+from polymix.mixers.spec import parse_mixer
 from polymix.tasks import runner, scenes
 from polymix.tasks.boxes.fitting import fit
 from polymix.tasks.boxes.pictures import Mistakes
@@ -14,6 +15,7 @@ from polymix.tasks.boxes.precision import average_precision
 from polymix.tasks.detect.data import made, read
 from polymix.tasks.detect.losses import assign, dense_loss, focal, giou
 from polymix.tasks.detect.metrics import choose
+from polymix.tasks.detect.model import DenseDetector, _model, check
 from polymix.tasks.detect.recipe import DetectRecipe
 from polymix.tasks.saved import SavedRun
 from tests.tasks.box_files import write_coco
@@ -34,6 +36,52 @@ def test_scenes_are_the_same_for_a_seed_and_ask_what_they_say():
     assert first[0]["image"].shape == (3, 64, 64) and scenes.classes_of("which") == ("smallest", "middle", "largest")
 
 
+def test_the_digit_at_the_top_left_says_which_one_is_the_only_object(monkeypatch):
+    digits, labels = scenes._digits()
+    marked = (labels.float()[:, None, None] + 1).expand_as(digits) / 20  # a digit's ink tells its number
+    monkeypatch.setattr(scenes, "_digits", lambda: (marked, labels))
+    for scene in scenes.make(20, question="same", size=32, seed=1):
+        sample, mask = scene["image"][:, :8, :8].float() / 255, scene["masks"]
+        assert sample.mean().item() * 20 - 1 == pytest.approx(scene["digits"][0].item(), abs=0.1)
+        assert mask.shape == (1, 32, 32) and scene["labels"].tolist() == [0] and not mask[0, :8, :8].any()
+        assert len(set(scene["digits"].tolist())) == scenes.SEARCHED
+        if scene["digits"][0] >= 7:  # more ink than the mask's threshold
+            rows, columns = mask[0].any(1).nonzero(), mask[0].any(0).nonzero()
+            assert len(rows) == len(columns) == 8 and rows[0] % 8 == columns[0] % 8 == 0
+    with pytest.raises(OptionError, match="32"):
+        next(scenes.make(1, question="same", size=16))
+
+
+def test_only_the_mixers_join_tokens_of_the_default_detector():
+    def logits(stem, mixer, images):
+        torch.manual_seed(0)
+        options = {"image_size": 32, "classes": 1, "dim": 16, "stem": stem}
+        with torch.no_grad():
+            return DenseDetector([parse_mixer(mixer)[1]], **options)(images)[0][0, :, 0]
+
+    assert DetectRecipe().stem_of_host == "patches" and DetectRecipe(question="what").stem_of_host == "convolutions"
+    assert DetectRecipe(data="photos").stem_of_host == "convolutions"
+    images = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    other = images.clone()
+    other[..., :8, :8] = -other[..., :8, :8]
+    moved = {(stem, mixer): (logits(stem, mixer, images) - logits(stem, mixer, other)).abs() > 1e-7
+             for stem in ("patches", "convolutions") for mixer in ("linear_floor", "softmax")}  # fmt: skip
+    assert moved["patches", "linear_floor"].nonzero().tolist() == [[0]], "no other token sees those pixels"
+    assert moved["patches", "softmax"].sum() > 8 and moved["convolutions", "linear_floor"].sum() > 8
+
+
+def test_a_plan_puts_the_mixer_where_it_says():
+    model = _model(DetectRecipe(mixer="pom", plan="1:1", depth=4, dim=16), 1)
+    assert [type(block.mixer).__name__ for block in model.blocks] == [
+        "PomMixer",
+        "SoftmaxMixer",
+        "PomMixer",
+        "SoftmaxMixer",
+    ]
+    with pytest.raises(OptionError, match="blocks"):
+        check(DetectRecipe(plan="layers.9=pom"))
+
+
 def test_no_digit_of_a_test_scene_is_in_training(monkeypatch):
     digits, labels = scenes._digits()
     marked = torch.arange(len(digits)).float()[:, None, None].expand_as(digits) / 2000
@@ -49,7 +97,7 @@ def test_no_digit_of_a_test_scene_is_in_training(monkeypatch):
 
 
 def test_the_default_data_is_read_by_the_reader_of_coco(tmp_path):
-    made(tmp_path, 5, count=3, tests=2)
+    made(tmp_path, 5, question="which", count=3, tests=2)
     mistakes = Mistakes()
     train, test, classes = read(tmp_path, "coco", mistakes)
     assert not mistakes.lines and (len(train), len(test), classes) == (3, 2, scenes.RANKS)
@@ -165,7 +213,9 @@ def test_options_that_contradict_each_other():
     for words, text in (
         (["annotations=a.json"], "without images"), (["images=a"], "without annotations"),
         (["data=a", "annotations=a", "images=b"], "one of the two"),
-        (["image_size=60"], "multiple of 16"), (["question=who"], "which"), (["mistakes=hide"], "refuse"),
+        (["image_size=60"], "multiple of 16"), (["question=who"], "which"), (["crops=true"], "short_sides"),
+        (["short_sides=0"], "whole numbers"), (["flip=2"], "flip"), (["stem=vit"], "patches"),
+        (["host=detr", "stem=patches"], "backbone"), (["mistakes=hide"], "refuse"),
     ):  # fmt: skip
         with pytest.raises(OptionError, match=text):
             DetectRecipe().changed(words)

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from polymix.compat import cure_torchvision
-from polymix.errors import OptionError
+from polymix.errors import CapabilityError, OptionError
 from polymix.tasks import runner
 from polymix.tasks.detect.detr import detr_loss, find_objects, inputs
-from polymix.tasks.detect.model import _model
+from polymix.tasks.detect.model import _model, check
 from polymix.tasks.detect.recipe import DetectRecipe
 from polymix.tasks.saved import SavedRun
 from tests.tasks.box_files import write_coco
@@ -26,7 +26,8 @@ SMALL = [
 
 
 def small(*words):
-    return DetectRecipe().preset("paper").with_options({"depth": 1}).changed([*SMALL, "steps=2", *words])
+    options = dict(word.split("=", 1) for word in (*SMALL, "depth=1", "steps=2", *words))  # the last counts
+    return DetectRecipe().preset("paper").changed([f"{name}={value}" for name, value in options.items()])
 
 
 def test_the_papers_preset_has_the_papers_numbers():
@@ -40,6 +41,8 @@ def test_the_papers_preset_has_the_papers_numbers():
     assert (recipe.learning_rate, recipe.backbone_learning_rate, recipe.weight_decay) == (1e-4, 1e-5, 1e-4)
     assert (recipe.clip, recipe.epochs, recipe.drop_at * recipe.epochs, recipe.batch_size) == (0.1, 300, 200, 16)
     assert model.class_labels_classifier.out_features == 92
+    assert recipe.flip and recipe.crops and list(recipe.short_sides) == [*range(480, 801, 32)]
+    assert (recipe.sizes["short"], recipe.sizes["long"], recipe.image_size) == (800, 1333, 1344)
 
 
 @pytest.mark.slow
@@ -56,6 +59,55 @@ def test_mixers_are_where_they_were_asked_for_and_strides_count_tokens(host):
             found = model(**inputs(torch.zeros(1, 3, 64, 64, dtype=torch.uint8), torch.tensor([[64, 64]])))
         tokens.append(found.encoder_last_hidden_state.shape[1])
     assert tokens == [4, 16]
+
+
+def encoder_and_decoder(model):
+    """The kinds of mixers in the encoder, and of what is in the decoder."""
+    found = {"encoder": [], "decoder": [], "cross": []}
+    for name, part in model.named_modules():
+        if name.endswith(("self_attn", "encoder_attn")):
+            kind = type(getattr(part, "mixer", part)).__name__
+            found["cross" if name.endswith("encoder_attn") else name.split(".")[1]].append(kind)
+    return found
+
+
+@pytest.mark.parametrize(("host", "decoder", "cross"), [
+    ("detr", "softmax", "pom"), ("detr", "padre", "qt"), ("detr", "linear", "linear"), ("detr", "pom", None),
+    ("conditional_detr", "qt", None),
+])  # fmt: skip
+def test_mixers_of_the_decoder_train(host, decoder, cross):
+    words = [f"host={host}", f"decoder_mixer={decoder}", *([f"cross_mixer={cross}"] if cross else [])]
+    model = _model(small("mixer=padre", *words), 3)
+    kinds = encoder_and_decoder(model)
+    assert kinds["encoder"] == ["PadreMixer"] and "Detr" not in kinds["decoder"][0]
+    assert ("Detr" in kinds["cross"][0]) == (cross is None)
+    images = torch.randint(0, 255, (2, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    boxes = torch.tensor([[4.0, 8, 24, 32]])
+    target = {"boxes": boxes, "labels": torch.tensor([1]), "iscrowd": torch.tensor([False]),
+              "size": torch.tensor([64, 48])}  # fmt: skip
+    detr_loss(model, images, [target, {**target, "size": torch.tensor([40, 64])}]).backward()
+    for name in ("encoder.layers.0.self_attn", "decoder.layers.0.self_attn", "decoder.layers.0.encoder_attn"):
+        moved = [p.grad is not None and bool(p.grad.abs().sum() > 0)
+                 for p in model.model.get_submodule(name).parameters()]  # fmt: skip
+        assert any(moved), name
+    with torch.no_grad():
+        assert len(find_objects(model.eval(), images, torch.tensor([[64, 48], [40, 64]]))[1]["boxes"]) > 0
+
+
+def test_cross_attention_that_no_mixer_can_replace_is_refused_by_name():
+    with pytest.raises(CapabilityError, match="side by side"):
+        check(small("host=conditional_detr", "cross_mixer=pom"))
+    with pytest.raises(CapabilityError, match="separate context"):
+        check(small("cross_mixer=padre"))
+
+
+def test_a_plan_is_for_the_encoder():
+    kinds = encoder_and_decoder(_model(small("depth=2", "mixer=pom", "plan=1:1"), 3))
+    assert kinds["encoder"][0] == "PomMixer" and "Detr" in kinds["encoder"][1] and "Detr" in kinds["decoder"][0]
+    named = _model(small("depth=2", "mixer=pom", "plan=*.1.self_attn=qt,*.0.*=keep"), 3)
+    assert encoder_and_decoder(named)["encoder"][1] == "QtMixer" and "Detr" in encoder_and_decoder(named)["encoder"][0]
+    with pytest.raises(OptionError, match="encoder"):
+        check(small("depth=2", "plan=model.decoder.layers.0.self_attn=pom"))
 
 
 def test_batch_norm_learns_from_fresh_weights_and_is_frozen_with_init():
@@ -82,24 +134,66 @@ def test_the_loss_has_a_term_after_every_layer_and_leaves_crowds_out():
         assert 0 < detr_loss(model, images, [target]) < whole
 
 
-def test_padding_changes_no_box():
+@pytest.mark.parametrize("mixer", ["softmax", "padre", "pom", "qt"])
+def test_padding_changes_no_box(mixer):
+    """Whatever stands in the padding, pixels or tokens; and the test sees it if the encoder or decoder does."""
     torch.manual_seed(0)
-    model = _model(small("mixer=softmax", "init=weights"), 3).eval()
-    images = torch.randint(0, 255, (1, 3, 64, 64), dtype=torch.uint8)
+    model = _model(small(f"mixer={mixer}", "init=weights", "image_size=128"), 3).eval()
+    g = torch.Generator().manual_seed(0)
+    images, sizes = torch.randint(0, 255, (2, 3, 128, 128), dtype=torch.uint8, generator=g), [[128, 128], [64, 32]]
+    noise = 10 * torch.randn(16, 4, 4, generator=g)
+    noise[:, :2, :1] = 0  # the two tokens of the second picture
+
+    def run(images, tokens=None):
+        hook = model.model.input_projection.register_forward_hook(
+            lambda module, args, found: found if tokens is None else found + torch.stack((tokens * 0, tokens))
+        )
+        with torch.no_grad():
+            found = model(**inputs(images, torch.tensor(sizes)))
+        hook.remove()
+        return found.encoder_last_hidden_state[1, [0, 4]], found.last_hidden_state[1], found.pred_boxes[1]
+
+    def same(first, second):
+        return [bool(torch.allclose(a, b, atol=1e-5)) for a, b in zip(first, second, strict=True)]
+
     other = images.clone()
-    other[..., 32:] = 7
-    with torch.no_grad():
-        first, second = (find_objects(model, x, torch.tensor([[64, 32]]))[0] for x in (images, other))
-    assert torch.equal(first["boxes"], second["boxes"]) and first["boxes"][:, 0].max() <= 32 < images.shape[-1]
+    other[1, :, 64:] = other[1, :, :, 32:] = 7
+    assert same(run(images), run(other)) == same(run(images), run(images, noise)) == [True, True, True]
+    for part, name in ((model.model.encoder, "attention_mask"), (model.model.decoder, "encoder_attention_mask")):
+        forward = part.forward
+        part.forward = lambda *args, _f=forward, _n=name, **given: _f(*args, **{**given, _n: None})
+        found = same(run(images), run(images, noise))
+        part.forward = forward
+        assert not found[1] and found[0] == (name == "encoder_attention_mask"), f"{name} is not needed"
+
+
+def test_padding_that_no_picture_needs_is_cut_off():
+    images = torch.randint(0, 255, (2, 3, 128, 128), dtype=torch.uint8)
+    given = inputs(images, torch.tensor([[40, 96], [64, 30]]))
+    assert given["pixel_values"].shape == (2, 3, 64, 96) and given["pixel_mask"].shape == (2, 64, 96)
+    assert given["pixel_mask"][0].sum() == 40 * 96 and given["pixel_mask"][1].sum() == 64 * 30
+
+
+def test_a_mixer_without_padding_is_refused_before_training():
+    for words in (["mixer=poly_sa"], ["mixer=pom", "depth=2", "plan=*.1.self_attn=poly_sa"]):
+        with pytest.raises(CapabilityError, match="padding"):
+            check(small(*words, "data=photos"))
+    check(small("mixer=poly_sa"))  # made scenes are squares
 
 
 @pytest.mark.slow
 def test_a_run_on_a_coco_folder_trains_and_measures(tmp_path):
     write_coco(tmp_path / "data")
-    recipe = small("mixer=pom", "precision=bfloat16", "ema=0.9", "accumulate=2").changed([f"data={tmp_path / 'data'}"])
+    others = ("depth=2", "plan=1:1", "decoder_mixer=qt", "cross_mixer=linear", "image_size=128", "short_sides=64,96")
+    recipe = small("mixer=pom", "precision=bfloat16", "ema=0.9", "accumulate=2", f"data={tmp_path / 'data'}", *others)
+    assert recipe.flip and recipe.crops
     runner.train(recipe, tmp_path / "run")
     row = json.loads((tmp_path / "run" / "results.json").read_text())["rows"][0]
-    assert row["host"] == "DETR, test_resnet, 1 + 1 layers, stride 32" and 0 <= row["metrics"]["AP"] <= 1
+    assert (
+        row["host"] == "DETR, test_resnet, 2 + 2 layers, stride 32"
+        and row["mixer"] == "pom (1:1)"
+        and 0 <= row["metrics"]["AP"] <= 1
+    )
     assert "metrics" in SavedRun.of(tmp_path / "run").measure()
 
 

@@ -371,5 +371,3 @@ def test_a_domain_that_is_not_built_is_told(monkeypatch, capsys, tmp_path):
     with pytest.raises(OptionError, match="boxes3d, which is not built yet") as told:
         domains.check_domain("boxes3d")
     assert "one of text" in str(told.value)
-    with pytest.warns(DeprecationWarning, match="images is now called classify"):
-        assert domains.check_domain("images") == "classify"

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from polymix.errors import DataError
 from polymix.tasks import scenes
 from polymix.tasks.boxes import coco, voc
-from polymix.tasks.boxes.fitting import fit
+from polymix.tasks.boxes.fitting import Variation, fit
 from polymix.tasks.boxes.options import PicturesRecipe
 from polymix.tasks.boxes.pictures import Mistakes, Picture, Pictures, natural
 
@@ -27,11 +27,20 @@ Sample = tuple[Tensor, dict[str, Tensor]]
 
 
 class Fitted(Dataset[Sample]):
-    """Pictures fitted into squares, kept in memory if they are few."""
+    """Pictures fitted into squares, kept in memory if they are few and never vary.
 
-    def __init__(self, pictures: Pictures, size: int) -> None:
-        self.pictures, self.size = pictures, size
-        self.kept: dict[int, Sample] | None = {} if 3 * size**2 * len(pictures) <= IN_MEMORY else None
+    Args:
+        size, short, long: as `fit` takes them.
+        variation: what is drawn anew whenever a picture is read; None: nothing.
+    """
+
+    def __init__(
+        self, pictures: Pictures, size: int, short: int | None = None, long: int | None = None,
+        variation: Variation | None = None,
+    ) -> None:  # fmt: skip
+        self.pictures, self.size, self.short, self.long, self.variation = pictures, size, short, long, variation
+        few = 3 * size**2 * len(pictures) <= IN_MEMORY
+        self.kept: dict[int, Sample] | None = {} if few and not variation else None
 
     def __len__(self) -> int:
         return len(self.pictures)
@@ -40,7 +49,10 @@ class Fitted(Dataset[Sample]):
         if self.kept is not None and place in self.kept:
             return self.kept[place]
         pixels, target = self.pictures[place]
-        sample = fit(pixels, target, self.size)
+        if self.variation:
+            pixels, varied, short = self.variation.apply(pixels, target)
+            return fit(pixels, varied, self.size, short, self.long)
+        sample = fit(pixels, target, self.size, self.short, self.long)
         if self.kept is not None:
             self.kept[place] = sample
         return sample
@@ -99,8 +111,9 @@ def load(recipe: PicturesRecipe, folder: Path, say: Callable[[str], None]) -> De
     for part, pictures in (("training", train), ("test", test)):
         if not any(picture.things for picture in pictures):
             raise DataError("data", f"{name} without an object in the {part} pictures", "at least one", "")
-    sets = (Pictures(part, classes, recipe.with_masks) for part in (train, test))
-    return DetectionData(name, classes, *(Fitted(part, recipe.image_size) for part in sets))
+    sets = [Pictures(part, classes, recipe.with_masks) for part in (train, test)]
+    learning = Fitted(sets[0], **recipe.sizes, variation=recipe.variation)
+    return DetectionData(name, classes, learning, Fitted(sets[1], **recipe.sizes))
 
 
 def _with_shapes(pictures: tuple[Picture, ...], mistakes: Mistakes) -> tuple[Picture, ...]:
@@ -178,11 +191,11 @@ def _known(
         replace(picture, things=tuple(replace(thing, label=order[thing.label]) for thing in picture.things))
         for picture in pictures[:limit]
     )
-    return replace(data, classes=known, test=Fitted(Pictures(renamed, known, recipe.with_masks), recipe.image_size))
+    return replace(data, classes=known, test=Fitted(Pictures(renamed, known, recipe.with_masks), **recipe.sizes))
 
 
 def from_summary(recipe: PicturesRecipe, summary: Mapping[str, Any]) -> DetectionData:
     """The data of a finished run without its pictures: what building its model needs."""
     classes = tuple(summary["classes"])
-    none = Fitted(Pictures((), classes, recipe.with_masks), recipe.image_size)
+    none = Fitted(Pictures((), classes, recipe.with_masks), **recipe.sizes)
     return DetectionData(str(summary["name"]), classes, none, none)

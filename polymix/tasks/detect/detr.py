@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from polymix.convert import convert
+from polymix.convert.adapter import Adapter
 from polymix.convert.adapters.libraries import load_library
+from polymix.convert.plan import KEEP, config_of, parse_plan, resolve
+from polymix.mixers import MixerConfig
+from polymix.mixers.registry import lacks
 from polymix.mixers.spec import parse_mixer
 
 if TYPE_CHECKING:
@@ -17,6 +22,8 @@ if TYPE_CHECKING:
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, by which the backbone's input is scaled
 CLASSES = {"detr": "Detr", "conditional_detr": "ConditionalDetr"}
+ENCODER = "model.encoder.layers.*.self_attn"
+UNIT = 32  # pixels a side of the coarsest token
 MOST = 100  # boxes of a picture, as COCO counts them
 
 
@@ -42,15 +49,31 @@ def build_detr(recipe: DetectRecipe, classes: int) -> nn.Module:
     )  # fmt: skip
     model: nn.Module = getattr(transformers, f"{name}ForObjectDetection")(config)
     thaw(model) if recipe.init is None else freeze(model)
-    plan: dict[str, Any] = {"*encoder.layers.*.self_attn": parse_mixer(recipe.mixer)[1]}
-    if recipe.decoder_mixer is not None:
-        plan["*decoder.layers.*.self_attn"] = parse_mixer(recipe.decoder_mixer)[1]
-    if recipe.cross_mixer is not None:
-        plan["*decoder.layers.*.encoder_attn"] = parse_mixer(recipe.cross_mixer)[1]
-    convert(model, plan)
+    side = -(-recipe.image_size // recipe.stride_of_host)
+    convert(model, _encoder_plan(model, recipe), grid=(side, side))
+    for layers, mixer in (("self_attn", recipe.decoder_mixer), ("encoder_attn", recipe.cross_mixer)):
+        if mixer is not None:
+            convert(model, {f"*decoder.layers.*.{layers}": parse_mixer(mixer)[1]})
     given: Any = model
     given.loss_function = _Loss(given.loss_function)
     return model
+
+
+def _encoder_plan(model: nn.Module, recipe: DetectRecipe) -> dict[str, MixerConfig | str]:
+    """The mixer of each layer of the encoder, or "keep". Raises OptionError for a plan that names another layer."""
+    names = [name for name, _ in model.named_modules() if fnmatchcase(name, ENCODER)]
+    if recipe.plan is None:
+        return dict.fromkeys(names, parse_mixer(recipe.mixer)[1])
+    found = resolve(parse_plan(recipe.plan), names, config_of(recipe.mixer, "mixer"))
+    return {name: KEEP if config is None else config for name, config in found.items()}
+
+
+def check_padding(model: nn.Module) -> None:
+    """Raise CapabilityError for a mixer that reads the map and takes no mask: pictures of a batch differ in size."""
+    for name, part in model.named_modules():
+        reads_map = fnmatchcase(name, ENCODER) or name.endswith(".encoder_attn")
+        if reads_map and isinstance(part, Adapter) and not part.mixer.capabilities.has("padding"):
+            raise lacks(part.mixer.name, "padding", "mixer", f"{name}, whose batches have padding")
 
 
 class _Loss:
@@ -83,15 +106,19 @@ def freeze(model: nn.Module) -> None:
 
 
 def inputs(images: Tensor, sizes: Tensor) -> dict[str, Tensor]:
-    """What the host takes: pictures (B, 3, S, S) of bytes scaled as ImageNet's, and a mask of the pixels not padded.
+    """What the host takes: pictures (B, 3, H, W) of bytes scaled as ImageNet's, and a mask of the pixels not padded.
+
+    Padding that no picture of the batch needs is cut off, down to multiples of 32 pixels.
 
     Args:
         sizes: (B, 2), height and width of each picture without padding.
     """
     mean, std = (images.new_tensor(values, dtype=torch.float32)[:, None, None] for values in (MEAN, STD))
-    place = torch.arange(images.shape[-1], device=images.device)
     sizes = sizes.to(images.device)
-    mask = (place[:, None] < sizes[:, :1, None]) & (place < sizes[:, 1:, None])
+    height, width = (-(-side // UNIT) * UNIT for side in sizes.amax(0).tolist())
+    images = images[..., :height, :width]
+    rows, columns = (torch.arange(side, device=images.device) for side in images.shape[2:])
+    mask = (rows[:, None] < sizes[:, :1, None]) & (columns < sizes[:, 1:, None])
     return {"pixel_values": (images.float() / 255 - mean) / std * mask[:, None], "pixel_mask": mask.long()}
 
 

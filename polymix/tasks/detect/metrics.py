@@ -98,7 +98,7 @@ def predict(
     for place, file in enumerate(files):
         pixels = read_pixels(file)
         none: Mapping[str, Tensor] = {"boxes": torch.zeros(0, 4), "area": torch.zeros(0)}
-        image, target = fit(pixels, none, recipe.image_size)
+        image, target = fit(pixels, none, **recipe.sizes)
         found = find(model, image[None].to(process.device), target["size"][None], recipe)[0]
         shown = found["scores"] >= SHOWN
         corners = (found["boxes"] / target["scale"])[shown]

@@ -1,6 +1,8 @@
-"""The default detector: a small convolutional stem, an encoder with any mixer, and a dense head."""
+"""The default detector: a stem that makes tokens of 8 × 8 pixels, an encoder with any mixer, and a dense head."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -8,10 +10,9 @@ from torch import Tensor, nn
 from polymix.blocks import MixerBlock
 from polymix.errors import OptionError
 from polymix.mixers import MixerConfig
-from polymix.mixers.spec import parse_mixer
-from polymix.models.vit import sine_positions
+from polymix.models.vit import PatchStem, sine_positions
 from polymix.tasks.boxes.data import DetectionData
-from polymix.tasks.detect.detr import build_detr
+from polymix.tasks.detect.detr import build_detr, check_padding
 from polymix.tasks.detect.recipe import DetectRecipe
 
 HEADS = ("class_labels_classifier.",)  # of DETR: depends on the classes
@@ -32,34 +33,46 @@ class Residual(nn.Module):
         return (self.norms[1](self.second(y)) + self.shortcut(x)).relu()
 
 
+class ConvolutionalStem(nn.Sequential):
+    """Three residual blocks of stride 2."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(Residual(3, dim // 2, 2), Residual(dim // 2, dim, 2), Residual(dim, dim, 2))
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """Images (B, 3, H, W) to the map of an eighth of their sides, in a list of one."""
+        return [super().forward(images)]
+
+
 class DenseDetector(nn.Module):
     """Every token of the encoder answers for the object whose centre is near: its class and its four sides.
 
     Args:
-        mixer: of every encoder layer.
+        mixers: of the encoder layers.
         image_size: sides of the square images, in pixels; a multiple of 8.
         classes: how many there are.
-        dim, depth: channels and layers of the encoder.
+        dim: channels of the encoder, a multiple of 16.
+        stem: "patches", a `PatchStem`: nothing but the mixers joins tokens, and no norm sees more than one. Or
+            "convolutions", which see 43 × 43 pixels and place boxes better; their group norms see the whole picture.
     """
 
     stride = 8
     centres: Tensor
 
-    def __init__(self, mixer: MixerConfig, *, image_size: int, classes: int, dim: int, depth: int) -> None:
+    def __init__(
+        self, mixers: Sequence[MixerConfig], *, image_size: int, classes: int, dim: int, stem: str = "patches"
+    ) -> None:
         super().__init__()
         self.options = {  # the arguments that build the same model again
-            "mixer": mixer, "image_size": image_size, "classes": classes, "dim": dim, "depth": depth,
+            "mixers": tuple(mixers), "image_size": image_size, "classes": classes, "dim": dim, "stem": stem,
         }  # fmt: skip
         side = image_size // self.stride
         self.grid = (side, side)
-        widths = (dim // 2, dim, dim)
-        self.stem = nn.Sequential(
-            Residual(3, widths[0], 2), Residual(widths[0], widths[1], 2), Residual(widths[1], widths[2], 2)
-        )
-        config = mixer.for_grid(self.grid, 0)
-        self.call = config.call_options(self.grid)
+        self.stem = PatchStem(3, dim) if stem == "patches" else ConvolutionalStem(dim)
+        configs = [mixer.for_grid(self.grid, 0) for mixer in mixers]
+        self.calls = [config.call_options(self.grid) for config in configs]
         self.position = nn.Parameter(sine_positions(self.grid, dim)[None].clone())
-        self.blocks = nn.ModuleList(MixerBlock(dim, config, mlp_ratio=2.0) for _ in range(depth))
+        self.blocks = nn.ModuleList(MixerBlock(dim, config, mlp_ratio=2.0) for config in configs)
         self.norm = nn.LayerNorm(dim)
         self.label = nn.Linear(dim, classes)
         self.sides = nn.Linear(dim, 4)
@@ -70,9 +83,9 @@ class DenseDetector(nn.Module):
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Images (B, 3, S, S) from -1 to 1 to class logits (B, N, classes) and boxes (B, N, 4) as x1, y1, x2, y2."""
-        x = self.stem(images).flatten(2).transpose(1, 2) + self.position
-        for block in self.blocks:
-            x = block(x, **self.call)
+        x = self.stem(images)[-1].flatten(2).transpose(1, 2) + self.position
+        for block, call in zip(self.blocks, self.calls, strict=True):
+            x = block(x, **call)
         x = self.norm(x)
         sides = nn.functional.softplus(self.sides(x).float()) * self.stride
         return self.label(x), torch.cat((self.centres - sides[..., :2], self.centres + sides[..., 2:]), -1)
@@ -85,17 +98,21 @@ def build(recipe: DetectRecipe, data: DetectionData) -> nn.Module:
 
 def check(recipe: DetectRecipe) -> None:
     """Raise what `build` would raise about the recipe, before any picture is read; or about options that contradict."""
-    if (recipe.data or recipe.annotations_file) and recipe.question != "which":
+    if not recipe.makes_data and recipe.question != type(recipe).question:
         raise OptionError("question", f"{recipe.question!r} with data", "it without data", "Leave it out.")
     with torch.device("meta"):
-        _model(recipe, 2)
+        model = _model(recipe, 2)
+    if recipe.host != "dense" and not recipe.makes_data:
+        check_padding(model)
 
 
 def _model(recipe: DetectRecipe, classes: int) -> nn.Module:
     if recipe.host != "dense":
         return build_detr(recipe, classes)
-    mixer = parse_mixer(recipe.mixer)[1]
-    return DenseDetector(mixer, image_size=recipe.image_size, classes=classes, dim=recipe.dim, depth=recipe.depth)
+    mixers = list(recipe.mixers_for(recipe.layers()).values())
+    return DenseDetector(
+        mixers, image_size=recipe.image_size, classes=classes, dim=recipe.dim, stem=recipe.stem_of_host
+    )
 
 
 def host_name(recipe: DetectRecipe) -> str:
@@ -103,4 +120,4 @@ def host_name(recipe: DetectRecipe) -> str:
     if recipe.host != "dense":
         name = "DETR" if recipe.host == "detr" else "Conditional DETR"
         return f"{name}, {recipe.backbone}, {recipe.depth} + {recipe.depth} layers, stride {recipe.stride_of_host}"
-    return f"dense detector, {recipe.depth} layers of {recipe.dim} channels"
+    return f"dense detector on {recipe.stem_of_host}, {recipe.depth} layers of {recipe.dim} channels"

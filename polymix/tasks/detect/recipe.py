@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from polymix.errors import OptionError, check_choice, check_int, check_number
 from polymix.tasks.boxes.options import PicturesRecipe
+from polymix.tasks.scenes import SAME
 
 HOSTS = ("dense", "detr", "conditional_detr")
+STEMS = ("patches", "convolutions")
 STRIDES = {"dense": (8,), "detr": (32, 16), "conditional_detr": (32, 16)}  # the first is the default
 OF_DETR = ("backbone", "queries", "heads", "feedforward", "dropout", "decoder_mixer", "cross_mixer",
            "backbone_learning_rate", "drop_at")  # fmt: skip
@@ -18,7 +20,7 @@ OF_DETR = ("backbone", "queries", "heads", "feedforward", "dropout", "decoder_mi
 
 @dataclass(frozen=True)
 class DetectRecipe(PicturesRecipe):
-    """A detector: a small convolutional stem, an encoder of mixers and a dense head.
+    """A detector: a stem that makes tokens of pixels, an encoder of mixers and a dense head.
 
     `PicturesRecipe` has the options of the data, and `TaskRecipe` those that all tasks share.
 
@@ -26,6 +28,8 @@ class DetectRecipe(PicturesRecipe):
         mixer: of every encoder layer, as on the command line: "softmax", "padre:degree=3".
         dim, depth: channels, a multiple of 16, and layers of the encoder; of DETR's decoder too.
         host: "dense", the encoder with a dense head; "detr" or "conditional_detr", those of transformers.
+        stem: of "dense": "patches", three 2 × 2 convolutions, so that only mixers join squares of 8 × 8 pixels; or
+            "convolutions", which see 43 × 43 pixels. None: patches where the question is "same", else convolutions.
         stride: pixels a side of a token. 8 for "dense"; 32 or 16, which has four times the tokens, for the others.
         backbone: of DETR, a ResNet of timm.
         queries, heads, feedforward, dropout: of DETR: its boxes, heads of attention, hidden units of an MLP, dropout.
@@ -34,16 +38,19 @@ class DetectRecipe(PicturesRecipe):
         drop_at: share of DETR's steps after which learning rates are a tenth.
     """
 
-    steps: int = 1800
+    steps: int = 3000
     learning_rate: float = 2e-3
     final: float = 0.02
-    evaluate_every: int = 600
-    checkpoint_every: int = 300
+    scenes: int = 6000
+    evaluate_every: int = 1000
+    checkpoint_every: int = 500
     log_every: int = 50
     mixer: str = "softmax"
     dim: int = 64
     depth: int = 3
     host: str = "dense"
+    stem: str | None = None
+    question: str = SAME
     stride: int | None = None
     backbone: str = "resnet50"
     queries: int = 100
@@ -55,11 +62,13 @@ class DetectRecipe(PicturesRecipe):
     backbone_learning_rate: float = 1e-5
     drop_at: float = 2 / 3
 
+    takes_plan: ClassVar[bool] = True
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"steps": 4, "scenes": 16, "test_scenes": 8, "batch_size": 8, "dim": 16, "depth": 1},
         "paper": {
             "host": "detr", "image_size": 1344, "batch_size": 16, "epochs": 300, "learning_rate": 1e-4,
             "weight_decay": 1e-4, "clip": 0.1, "betas": (0.9, 0.999), "warmup": 0.0, "dim": 256, "depth": 6,
+            "short_sides": tuple(range(480, 801, 32)), "long_side": 1333, "flip": True, "crops": True,
         },
     }  # fmt: skip
 
@@ -70,6 +79,12 @@ class DetectRecipe(PicturesRecipe):
         if self.dim % 16:
             raise OptionError("dim", self.dim, "a multiple of 16", "For example, 64.")
         check_choice("host", self.host, HOSTS)
+        if self.stem is not None:
+            check_choice("stem", self.stem, STEMS)
+            if self.host != "dense":
+                raise OptionError(
+                    "stem", f"{self.stem!r} with host={self.host}", "None: it has a backbone", "Leave it out."
+                )
         if self.stride is not None:
             check_choice("stride", self.stride, STRIDES[self.host])
         for name in ("queries", "heads", "feedforward"):
@@ -85,6 +100,20 @@ class DetectRecipe(PicturesRecipe):
             raise OptionError("final", f"{self.final} with DETR", "drop_at, which DETR's schedule has", "Leave it out.")
         elif self.dim % self.heads:
             raise OptionError("heads", self.heads, f"a divisor of dim={self.dim}", "Change one of the two.")
+
+    def layers(self) -> Sequence[str]:
+        """The names of the encoder layers of the host "dense", for plans."""
+        return [f"blocks.{place}" for place in range(self.depth)]
+
+    @property
+    def stem_of_host(self) -> str:
+        """What makes the tokens of the host "dense"."""
+        return self.stem or STEMS[not (self.makes_data and self.question == SAME)]
+
+    @property
+    def makes_data(self) -> bool:
+        """Whether the pictures are the default data, which have no padding."""
+        return self.data is None and self.annotations_file is None
 
     @property
     def stride_of_host(self) -> int:

@@ -17,7 +17,7 @@ from polymix.convert.convert import convert
 from polymix.convert.plan import config_of
 from polymix.errors import OptionError
 from polymix.mixers import MixerConfig
-from polymix.models.vit import sine_positions
+from polymix.models.vit import PatchStem, sine_positions
 from polymix.tasks.segment.data import SegmentData
 from polymix.tasks.segment.recipe import KEEP, STRIDE, SegmentRecipe
 
@@ -53,7 +53,7 @@ class PatchSegmenter(nn.Module):
         self.grid = (side // STRIDE, side // STRIDE)
         widths = (dim // 4, dim // 2, dim)
         self.pixels = nn.Conv2d(3, widths[0], 1)
-        self.down = nn.ModuleList(nn.Conv2d(a, b, 2, 2) for a, b in zip((3, *widths[:2]), widths, strict=True))
+        self.down = PatchStem(3, dim)
         self.position = nn.Parameter(sine_positions(self.grid, dim)[None].clone())
         configs = [mixer.for_grid(self.grid, 0) for mixer in mixers]
         self.calls = [config.call_options(self.grid) for config in configs]
@@ -65,10 +65,7 @@ class PatchSegmenter(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (B, 3, S, S) from -1 to 1 to logits (B, classes, S, S)."""
-        x, skips = images, [self.pixels(images)]
-        for conv in self.down:
-            x = gelu(conv(x))
-            skips.append(x)
+        skips = [self.pixels(images), *self.down(images)]
         x = skips.pop().flatten(2).transpose(1, 2) + self.position
         for block, call in zip(self.blocks, self.calls, strict=True):
             x = block(x, **call)

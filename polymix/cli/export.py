@@ -1,0 +1,54 @@
+"""polymix export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from polymix.cli.shared import Threads, thread_count, words
+
+
+def command(
+    model: Annotated[
+        str | None,
+        typer.Option(help="A folder of polymix or transformers, timm/NAME, torchvision/NAME, or file.py:function."),
+    ] = None,
+    mixer: Annotated[str | None, typer.Option(help="A mixer alone, such as padre:grid=16x16.")] = None,
+    dim: Annotated[int | None, typer.Option(help="Channels of --mixer.")] = None,
+    tokens: Annotated[int | None, typer.Option(help="Tokens of --mixer, or of a text model.")] = None,
+    modes: Annotated[str, typer.Option(help="Of --mixer: self, causal, cross, mask; or all that it has.")] = "self",
+    target: Annotated[
+        str, typer.Option(help="What to write, separated by commas: onnx, int8, openvino, aoti.")
+    ] = "onnx",
+    weights: Annotated[Path | None, typer.Option(help="State dict for a model by name.")] = None,
+    classes: Annotated[int | None, typer.Option(help="Number of classes of a model by name.")] = None,
+    image_size: Annotated[int | None, typer.Option(help="Side of the images, in pixels.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="To calibrate int8: .npy, .npz by input name, or a folder of images.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of random weights and inputs.")] = 0,
+    threads: Threads = None,
+    trust: Annotated[bool, typer.Option("--trust", help="Allow the user code that a saved folder names.")] = False,
+    out: Annotated[Path, typer.Option(help="New folder for the files and manifest.json.")] = Path("polymix-export"),
+) -> None:
+    """Write a mixer or a model as files that run without PyTorch; each is run and compared before it is kept.
+
+    Files that give other numbers are left in OUT-failed, with exit status 2.
+
+    Example: polymix export --mixer padre:grid=16x16 --dim 64 --tokens 256 --target onnx --out padre-onnx
+    """
+    import torch
+
+    from polymix.workflows.export import Settings, run
+
+    settings = Settings(
+        model=model, mixer=mixer, dim=dim, tokens=tokens, modes=words(modes),
+        weights=None if weights is None else str(weights), classes=classes, image_size=image_size,
+        data=None if data is None else str(data), seed=seed, trust=trust,
+    )  # fmt: skip
+    torch.set_num_threads(thread_count(threads))
+    console = Console()
+    run(settings, out, words(target), lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True))

@@ -1,0 +1,204 @@
+"""manifest.json: the files of an export, what each is given and must return; and the runtimes that run them.
+
+Nothing here needs PyTorch, so that an export can be checked on the machine where it will be used.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polymix._io import one_line, read_json, write_whole
+from polymix.errors import DataError, MissingExtraError
+
+MANIFEST, CHECKS, SCHEMA = "manifest.json", "check", "polymix.export/1"
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """How a file did.
+
+    path, target: of the file. error: the largest difference to the expected outputs, relative to the largest of them,
+    or for quantised files the distance relative to the length; None if it was not run. tolerance: the most that is
+    allowed. reason: why it was not run, or how it failed.
+    """
+
+    path: str
+    target: str
+    error: float | None
+    tolerance: float
+    reason: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return self.error is not None and self.error <= self.tolerance
+
+    def __str__(self) -> str:
+        if self.error is None:
+            return f"{self.path}: not run, {self.reason}"
+        how = "as expected" if self.passed else self.reason or "other numbers"
+        return f"{self.path}: {how} (error {self.error:.1e}, at most {self.tolerance:.0e})"
+
+
+def check(folder: str | Path) -> list[Checked]:
+    """Run every file of an export on the inputs that came with it, and compare its outputs with those expected.
+
+    Returns:
+        One result for each file and each set of inputs. A file whose runtime is not installed has the error None.
+
+    Raises:
+        DataError: there is no manifest, or it cannot be read, or names files that are not there.
+    """
+    folder = Path(folder)
+    results = []
+    for entry in read_manifest(folder)["files"]:
+        path, target, tolerance = str(entry["path"]), str(entry["target"]), float(entry["tolerance"])
+        try:
+            given = run(target, folder / path, read_arrays(folder / entry["inputs"]))
+        except MissingExtraError as missing:
+            results.append(Checked(path, target, None, tolerance, str(missing)))
+            continue
+        except Exception as failure:  # whatever a runtime raises
+            results.append(Checked(path, target, float("inf"), tolerance, one_line(failure)))
+            continue
+        measure = MEASURES[entry.get("measure", "largest")]
+        results.append(Checked(path, target, measure(given, read_arrays(folder / entry["outputs"])), tolerance))
+    return results
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The content of manifest.json. Raises DataError: it is missing or damaged, or names files that are not there."""
+    cure = "Name the folder that polymix export wrote."
+    content = read_json(folder / MANIFEST, DataError, "folder", f"a folder with {MANIFEST}", cure)
+    try:
+        names = [str(entry[key]) for entry in content["files"] for key in ("path", "inputs", "outputs")]
+        [(entry["target"], float(entry["tolerance"])) for entry in content["files"]]
+    except (KeyError, TypeError, ValueError) as error:
+        got = f"{folder / MANIFEST}, which lacks something ({one_line(error)})"
+        raise DataError("folder", got, f"the {MANIFEST} of an export", "Export again.") from error
+    for name in names:
+        if not (folder / name).exists():
+            raise DataError("folder", f"{folder} without {name}", "all files of the export", "Copy the whole folder.")
+    return dict(content)
+
+
+def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
+    write_whole(folder / MANIFEST, json.dumps({"schema": SCHEMA, **content}, indent=1) + "\n")
+
+
+def read_arrays(path: Path) -> Arrays:
+    """The arrays of a file by numpy. Raises DataError: it is damaged."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except Exception as error:  # numpy, zipfile and zlib each have their own
+        raise DataError("folder", f"{path} ({one_line(error)})", "arrays of numpy", "Copy the file again.") from error
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    def save(part: Path) -> None:
+        with open(part, "wb") as file:
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]  # numpy's stub sees its own options here
+
+    write_whole(path, save)
+
+
+def difference(given: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray]) -> float:
+    """The largest difference of an output, relative to the largest value of that output; inf for other shapes."""
+    worst = 0.0
+    for name, right in wanted.items():
+        left = given.get(name)
+        if left is None or left.shape != right.shape:
+            return float("inf")
+        left, right = left.astype(np.float64), right.astype(np.float64)
+        if not np.array_equal(np.isnan(left), np.isnan(right)):
+            return float("inf")
+        same = left == right  # covers infinities
+        apart = np.where(same, 0.0, np.abs(np.nan_to_num(left) - np.nan_to_num(right)))
+        finite = np.abs(right[np.isfinite(right)])
+        scale = float(finite.max()) if finite.size and finite.max() > 0 else 1.0
+        worst = max(worst, float(apart.max(initial=0.0)) / scale)
+    return worst
+
+
+def distance(given: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray]) -> float:
+    """The Euclidean distance of an output from what is expected, relative to its length; the largest of all outputs."""
+    worst = 0.0
+    for name, right in wanted.items():
+        left = given.get(name)
+        if left is None or left.shape != right.shape:
+            return float("inf")
+        length = float(np.linalg.norm(right.astype(np.float64))) or 1.0
+        apart = float(np.linalg.norm(left.astype(np.float64) - right.astype(np.float64))) / length
+        worst = max(worst, apart if np.isfinite(apart) else float("inf"))
+    return worst
+
+
+MEASURES = {"largest": difference, "distance": distance}  # by an entry's "measure"
+
+
+# ---- runtimes, by target
+
+
+def run(target: str, path: Path, inputs: Mapping[str, np.ndarray]) -> Arrays:
+    """The outputs of a file by name. Raises MissingExtraError: the runtime of this target is not installed."""
+    if target not in RUNTIMES:
+        raise MissingExtraError("target", f"{target}, which this version cannot run", ", ".join(RUNTIMES), "")
+    return RUNTIMES[target](path, inputs)
+
+
+def onnx_session(path: Path) -> Any:
+    """A session of ONNX Runtime on the CPU. Raises MissingExtraError: it is not installed."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        cure = "Install it with pip install onnxruntime."
+        raise MissingExtraError("onnxruntime", "no such package", "ONNX Runtime", cure) from error
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # errors are raised anyway
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def run_session(session: Any, inputs: Mapping[str, np.ndarray]) -> Arrays:
+    names = [output.name for output in session.get_outputs()]
+    feed = {part.name: inputs[part.name] for part in session.get_inputs()}
+    return dict(zip(names, session.run(names, feed), strict=True))
+
+
+def _onnxruntime(path: Path, inputs: Mapping[str, np.ndarray]) -> Arrays:
+    return run_session(onnx_session(path), inputs)
+
+
+def _openvino(path: Path, inputs: Mapping[str, np.ndarray]) -> Arrays:
+    try:
+        import openvino
+    except ImportError as error:
+        cure = "Install it with pip install 'polymix[openvino]'."
+        raise MissingExtraError("openvino", "no such package", "OpenVINO", cure) from error
+    model = openvino.compile_model(str(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    results = model({part.any_name: inputs[part.any_name] for part in model.inputs})
+    return {part.any_name: np.array(results[part]) for part in model.outputs}
+
+
+def _aoti(path: Path, inputs: Mapping[str, np.ndarray]) -> Arrays:
+    try:
+        import torch
+    except ImportError as error:
+        cure = "Install it, or load the package from C++."
+        raise MissingExtraError("torch", "no such package", "PyTorch, whose runtime this is", cure) from error
+    package: Any = torch._inductor.aoti_load_package(str(path))
+    found = package(*(torch.from_numpy(array) for array in inputs.values()))
+    outputs = found if isinstance(found, (tuple, list)) else (found,)
+    names = json.loads(path.with_suffix(".json").read_text("utf-8"))["outputs"]
+    return {name: output.detach().numpy() for name, output in zip(names, outputs, strict=True)}
+
+
+RUNTIMES: dict[str, Callable[[Path, Mapping[str, np.ndarray]], Arrays]] = {
+    "onnx": _onnxruntime, "int8": _onnxruntime, "openvino": _openvino, "aoti": _aoti,
+}  # fmt: skip

@@ -1,0 +1,229 @@
+"""Export a model to one or more targets: write, run, compare; all files at once, or none."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polymix import __version__
+from polymix._io import a_path, check_folder
+from polymix.errors import OptionError, ParityError, ShapeError
+from polymix.export.graph import Axes, Graph, check_exportable, needs, write_onnx, write_package
+from polymix.export.manifest import CHECKS, MANIFEST, Arrays, check, write_arrays, write_manifest
+from polymix.mixers import TokenMixer
+
+TOLERANCE = 1e-5  # of the float32 targets
+FAILED = "-failed"
+
+
+@dataclass(frozen=True)
+class Written:
+    """A file that a target left.
+
+    free: axes that may vary. notes: more for its entry in the manifest. data: what it is checked with; None: the
+    graph's own inputs.
+    """
+
+    path: Path
+    tolerance: float = TOLERANCE
+    free: Axes | None = None
+    notes: Mapping[str, Any] | None = None
+    data: Arrays | None = None
+
+
+def export(
+    model: nn.Module, inputs: Any, out: str | Path, targets: Sequence[str] = ("onnx",), *, source: str | None = None,
+    data: Sequence[Arrays] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Export a mixer or a model, run each file, and compare it with PyTorch.
+
+    Args:
+        model: in evaluation mode, with float32 weights.
+        inputs: what it is called with: a tensor, a tuple of tensors, or tensors by name.
+        out: a new folder: a folder for each target, the checks' arrays and manifest.json.
+        targets: "onnx", "int8", "openvino", "aoti".
+        source: where the model comes from, for the metadata; None: its class.
+        data: inputs by name to calibrate int8 with; None: `inputs`.
+
+    Returns:
+        What manifest.json holds.
+
+    Raises:
+        OptionError: a target is unknown, the folder is not empty, or the model is not ready. ShapeError: an input is no
+        tensor, or holds NaN. InputError: the model fails on the inputs. CapabilityError: it cannot be exported.
+        ParityError: a file gives other numbers; the files then lie in `out`-failed. MissingExtraError: a target's
+        packages are missing.
+    """
+    return export_graphs([Graph.of(model, inputs, **about(model, source))], out, targets, data=data)
+
+
+def about(model: nn.Module, source: str | None) -> dict[str, Any]:
+    """Metadata of a file: version, source, and the config of a mixer."""
+    said: dict[str, Any] = {"polymix_version": __version__, "source": source or type(model).__name__}
+    if isinstance(model, TokenMixer):
+        said["config"] = model.config.to_dict()
+        said["source"] = source or f"mixer {model.name}"
+    return said
+
+
+def export_graphs(
+    graphs: Sequence[Graph], out: str | Path, targets: Sequence[str] = ("onnx",), *,
+    data: Sequence[Arrays] | None = None, info: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """As `export`, for several graphs, each a file per target. info: more for the manifest."""
+    for target in targets:
+        if target not in WRITERS:
+            raise OptionError("targets", repr(target), f"one of {', '.join(WRITERS)}", "Choose one of these.")
+    if len(set(targets)) != len(targets) or not targets:
+        raise OptionError("targets", repr(tuple(targets)), "different targets, at least one", "Try ('onnx',).")
+    folder = check_folder(a_path(out, "out"), "out")
+    if folder.exists() and any(folder.iterdir()):
+        raise OptionError("out", f"{folder}, which is not empty", "a new folder", "Choose another name.")
+    for target in targets:
+        needs(*PACKAGES.get(target, ()))
+    for graph in graphs:
+        check_exportable(graph.model)
+        _check_inputs(graph)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as scratch:
+        made = Path(scratch) / folder.name
+        (made / CHECKS).mkdir(parents=True)
+        entries: list[dict[str, Any]] = []
+        shared: dict[str, Path] = {}  # the float graph of each name, for targets that start from it
+        for graph in graphs:
+            for target in targets:
+                (made / target).mkdir(exist_ok=True)
+                entries += _entries(graph, target, made, shared, data)
+        content = {"polymix": __version__, **(info or {}), "files": entries}
+        write_manifest(made, content)
+        results = check(made)
+        for entry, result in zip(entries, results, strict=True):
+            entry["error"] = result.error
+        write_manifest(made, content)
+        wrong = [result for result in results if not result.passed]
+        if wrong:
+            kept = folder.with_name(folder.name + FAILED)
+            if (kept / MANIFEST).exists():  # an earlier failure's
+                shutil.rmtree(kept)
+            made.rename(kept)
+            more = f" ({len(wrong) - 1} more)" if len(wrong) > 1 else ""
+            raise ParityError("model", f"{wrong[0]}{more}", "PyTorch's numbers", f"The files are in {kept}.")
+        if folder.exists():
+            folder.rmdir()
+        made.rename(folder)
+    return {**content, "out": str(folder)}
+
+
+def _check_inputs(graph: Graph) -> None:
+    for name, value in graph.inputs.items():
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            raise ShapeError(name, "NaN or infinite values", "finite values", "Pass other inputs.")
+        if value.dtype in (torch.bfloat16, torch.float16, torch.float64):
+            raise ShapeError(name, str(value.dtype), "float32", "Pass inputs.float().")
+    graph.call(graph.inputs)
+
+
+def _entries(
+    graph: Graph, target: str, made: Path, shared: dict[str, Path], data: Sequence[Arrays] | None
+) -> list[dict[str, Any]]:
+    """Write a graph's files for one target, and the arrays that check them; returns their entries."""
+    entries = []
+    for written in WRITERS[target](graph, made / target, made, shared, data):
+        path = written.path.relative_to(made)
+        cases = [graph.inputs, *graph.other_inputs(written.free or {})]
+        if written.data is not None:
+            cases = [{name: torch.from_numpy(array) for name, array in written.data.items()}]
+        for place, inputs in enumerate(cases):
+            own = "" if written.data is None else "-data"
+            stem = f"{CHECKS}/{graph.name}{own}" + (f"-{place}" if place else "")
+            _save_case(graph, inputs, made / f"{stem}-inputs.npz", made / f"{stem}-outputs.npz")
+            entries.append({
+                "path": path.as_posix(), "target": target, "inputs": f"{stem}-inputs.npz",
+                "outputs": f"{stem}-outputs.npz", "tolerance": written.tolerance, "bytes": _bytes(written.path),
+                "free": sorted({name for axes in (written.free or {}).values() for name in axes.values()}),
+                **(written.notes or {}),
+            })  # fmt: skip
+    return entries
+
+
+def _save_case(graph: Graph, inputs: Mapping[str, Tensor], given: Path, wanted: Path) -> None:
+    if not wanted.exists():  # written for another target
+        write_arrays(given, {name: value.detach().cpu().numpy() for name, value in inputs.items()})
+        write_arrays(wanted, {name: value.cpu().numpy() for name, value in graph.call(inputs).items()})
+
+
+def _bytes(path: Path) -> int:
+    """Of a file and of what lies beside it under its name."""
+    return sum(part.stat().st_size for part in path.parent.glob(f"{path.name}*"))
+
+
+def float_graph(graph: Graph, made: Path, shared: dict[str, Path]) -> Path:
+    """The float ONNX file of a graph for targets that start from it: that of "onnx", or one beside the export."""
+    if graph.name not in shared:
+        path = made.parent / f"{graph.name}.onnx"
+        write_onnx(graph, path)
+        shared[graph.name] = path
+    return shared[graph.name]
+
+
+def _onnx(graph: Graph, folder: Path, made: Path, shared: dict[str, Path], data: Any) -> list[Written]:
+    path = folder / f"{graph.name}.onnx"
+    free = write_onnx(graph, path)
+    shared[graph.name] = path
+    return [Written(path, free=free, notes={"opset": 21})]
+
+
+def _int8(
+    graph: Graph, folder: Path, made: Path, shared: dict[str, Path], data: Sequence[Arrays] | None
+) -> list[Written]:
+    from polymix.export import int8
+
+    model = float_graph(graph, made, shared)
+    own = {name: value.cpu().numpy() for name, value in graph.inputs.items()}
+    alone = isinstance(graph.model, TokenMixer)
+    reports, written = {}, []
+    for scheme in int8.ACTIVATIONS:
+        path = folder / f"{graph.name}-{scheme}.onnx"
+        reports[scheme] = int8.quantise(model, path, data or [own], scheme)
+        tolerance = ALONE[scheme] if alone else WHOLE[scheme]
+        written.append(
+            Written(path, tolerance, None, {"measure": "distance", "scheme": scheme}, data[0] if data else None)
+        )
+    int8.write_report(folder / f"{graph.name}-{int8.REPORT}", reports)
+    return written
+
+
+def _from_onnx(target: str) -> Writer:
+    """A target whose runtime reads ONNX files."""
+
+    def write(graph: Graph, folder: Path, made: Path, shared: dict[str, Path], data: Any) -> list[Written]:
+        path = folder / f"{graph.name}.onnx"
+        shutil.copyfile(float_graph(graph, made, shared), path)
+        return [Written(path)]
+
+    return write
+
+
+def _aoti(graph: Graph, folder: Path, made: Path, shared: dict[str, Path], data: Any) -> list[Written]:
+    """A package of AOTInductor: machine code for this processor, which PyTorch's C++ runtime loads."""
+    path = folder / f"{graph.name}.pt2"
+    write_package(graph, path)
+    return [Written(path)]
+
+
+# Of the distance that a quantised mixer alone may have, and a whole model, in which errors add up layer by layer.
+ALONE = {"a8w8": 0.1, "a16w8": 0.02}
+WHOLE = {"a8w8": 0.3, "a16w8": 0.1}
+Writer = Callable[[Graph, Path, Path, "dict[str, Path]", Any], "list[Written]"]
+WRITERS: dict[str, Writer] = {
+    "onnx": _onnx, "int8": _int8, "openvino": _from_onnx("openvino"), "aoti": _aoti,
+}  # fmt: skip
+_ONNX = ("onnx", "onnxscript", "onnxruntime")
+PACKAGES = {"onnx": _ONNX, "int8": _ONNX, "openvino": (*_ONNX, "openvino")}

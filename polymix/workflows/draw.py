@@ -1,0 +1,62 @@
+"""`polymix generate` with a model that turns noise into images: a sheet of drawn images as one picture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from polymix.errors import OptionError
+from polymix.tasks.images.grids import columns_of, save_sheet
+from polymix.tasks.images.pipeline import ImagesPipeline
+
+SHEET = Path("samples.png")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to draw.
+
+    Args:
+        labels: classes as numbers or names; image k gets the k-th, and they start again. Empty: no class, or of a model
+            that was trained without "none", one class after another.
+        num: images. steps, guidance, sampler: of the sampler; None: as in training.
+        seed: of the first image; the next ones have the next seeds.
+        vae: folder of the autoencoder of a model of latents; None: where the training found it.
+        out: the picture's file.
+    """
+
+    labels: tuple[str, ...] = ()
+    num: int = 1
+    steps: int | None = None
+    guidance: float | None = None
+    sampler: str | None = None
+    seed: int = 0
+    vae: str | None = None
+    out: Path = SHEET
+
+
+def draw(folder: Path, settings: Settings, *, device: str = "cpu", threads: int | None = None) -> str:
+    """Draw images into one picture; returns a sentence about it.
+
+    Raises:
+        OptionError, DataError: before anything is drawn.
+    """
+    if settings.out.suffix.lower() != ".png" or not settings.out.absolute().parent.is_dir():
+        allowed = "a file whose name ends in .png, in a folder that exists"
+        raise OptionError("--out", str(settings.out), allowed, "Pass --out samples.png.")
+    if threads:
+        torch.set_num_threads(threads)
+    pipe = ImagesPipeline.from_pretrained(folder, vae=settings.vae, device=device, trust_remote_code=False)
+    labels = settings.labels
+    if not labels and pipe.model.classes and not pipe.model.guidable:
+        labels = pipe.classes
+    images = pipe(
+        [labels[place % len(labels)] for place in range(settings.num)] if labels else None, num_images=settings.num,
+        num_inference_steps=settings.steps, guidance_scale=settings.guidance, method=settings.sampler,
+        seed=settings.seed, output_type="pt",
+    ).images  # fmt: skip
+    columns = min(columns_of(images.shape[1:]), max(1, round(settings.num**0.5)))
+    save_sheet(settings.out, (images * 255).round().to(torch.uint8), columns)
+    return f"{settings.num} images: {settings.out}"

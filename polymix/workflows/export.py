@@ -1,0 +1,246 @@
+"""Export from the command line: what becomes a graph, and what it is run on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from polymix._io import RESULTS, read_json
+from polymix.errors import DataError, OptionError, check_int
+from polymix.export.graph import Graph
+from polymix.export.modes import MODES, mixer_graphs, modes_of
+from polymix.export.write import about, export_graphs
+from polymix.mixers.spec import parse_mixer
+from polymix.tasks.report import SCHEMA
+from polymix.tasks.saved import SavedRun
+from polymix.workflows.convert.inputs import random_input
+from polymix.workflows.convert.sources import load_model
+
+SUFFIXES = (".npy", ".npz")
+IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
+BATCH = 2
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is exported; see `polymix export --help`."""
+
+    model: str | None = None
+    mixer: str | None = None
+    dim: int | None = None
+    tokens: int | None = None
+    modes: Sequence[str] = ("self",)
+    weights: str | None = None
+    classes: int | None = None
+    image_size: int | None = None
+    data: str | None = None
+    seed: int = 0
+    trust: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.model is None) == (self.mixer is None):
+            got = "neither --model nor --mixer" if self.model is None else "--model and --mixer"
+            raise OptionError("--model", got, "one of the two", "For example, --mixer pom --dim 64 --tokens 256.")
+        alone = {"--dim": self.dim is not None, "--modes": tuple(self.modes) != ("self",)}
+        if self.model is not None:
+            for option, given in alone.items():
+                if given:
+                    raise OptionError(option, "a value with --model", "none: a model has its own", "Leave it out.")
+        else:
+            for option, value in (("--dim", self.dim), ("--tokens", self.tokens)):
+                if value is None:
+                    raise OptionError(option, "none with --mixer", "a number", f"Pass {option} 64, say.")
+                check_int(option, value, 1)
+            others = {"--weights": self.weights, "--classes": self.classes, "--image-size": self.image_size}
+            for option, other in others.items():
+                if other is not None:
+                    raise OptionError(option, "a value with --mixer", "none: it is for models", "Leave it out.")
+
+
+def run(settings: Settings, out: Path, targets: Sequence[str], say: Callable[[str], None]) -> dict[str, Any]:
+    """Export, and say what was written. Raises what `polymix.export.export` raises."""
+    torch.manual_seed(settings.seed)
+    graphs = mixer_of(settings) if settings.mixer is not None else model_of(settings)
+    data = None if settings.data is None else read_data(Path(settings.data), graphs[0].inputs)
+    content = export_graphs(graphs, out, targets, data=data)
+    for entry in {entry["path"]: entry for entry in content["files"]}.values():
+        free = f", free: {', '.join(entry['free'])}" if entry["free"] else ""
+        say(f"{out / entry['path']}  {entry['bytes'] / 1e6:.2f} MB, error {entry['error']:.1e}{free}")
+    say(f"All files were run and compared. Again, anywhere: python -m polymix.export.check {out}")
+    return content
+
+
+def mixer_of(settings: Settings) -> list[Graph]:
+    """The graphs of --mixer, with random weights."""
+    assert settings.mixer is not None and settings.dim is not None and settings.tokens is not None
+    label, config = parse_mixer(settings.mixer, standalone=True)
+    mixer = config.build(settings.dim).eval()
+    modes = modes_of(mixer) if tuple(settings.modes) == ("all",) else settings.modes
+    if unknown := [mode for mode in modes if mode not in MODES]:
+        raise OptionError("--modes", repr(unknown[0]), f"all, or some of {', '.join(MODES)}", "Choose among these.")
+    return mixer_graphs(mixer, settings.tokens, modes=modes, source=label, seed=settings.seed)
+
+
+def model_of(settings: Settings) -> list[Graph]:
+    """The graph of --model, and inputs for it: a sample of a task's own data, or random images or token ids.
+
+    A language model of polymix becomes two, which carry its state.
+    """
+    assert settings.model is not None
+    folder = Path(settings.model)
+    if folder.is_dir() and _is_language_model(folder):
+        from polymix.export.language import language_graphs, load_language_model
+
+        return language_graphs(load_language_model(folder), settings.model, seed=settings.seed)
+    if folder.is_dir() and _is_run(folder):
+        return [_trained(folder)]
+    source = load_model(settings.model, settings.weights, classes=settings.classes, size=settings.image_size,
+                        trust=settings.trust)  # fmt: skip
+    model = source.model.eval()
+    size = None if source.input is not None else settings.image_size
+    inputs = (
+        source.input
+        if source.input is not None
+        else random_input(model, batch=BATCH, size=size, tokens=settings.tokens)
+    )
+    return [Graph.of(_tensors_alone(model), inputs, **about(model, settings.model))]
+
+
+def _is_language_model(folder: Path) -> bool:
+    return str(_content(folder / "config.json").get("model_type", "")).startswith("polymix-")
+
+
+def _is_run(folder: Path) -> bool:
+    return _content(folder / RESULTS).get("schema") == SCHEMA
+
+
+def _content(path: Path) -> Mapping[str, Any]:
+    """The JSON object in a file; empty if there is no such file."""
+    content = read_json(path, DataError, "--model", "a folder of polymix") if path.is_file() else {}
+    return content if isinstance(content, Mapping) else {}
+
+
+class _Call(Exception):
+    """Ends an evaluation at the model's first call, which it carries."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super().__init__()
+        self.args_, self.kwargs_ = args, kwargs
+
+
+class _Observed(SavedRun):
+    """A run whose evaluation ends at the model's first call."""
+
+    def _filled(self, data: Any) -> nn.Module:
+        model = super()._filled(data)
+
+        def stop(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            raise _Call(args, kwargs)
+
+        model.register_forward_pre_hook(stop, with_kwargs=True)
+        return model
+
+
+def _trained(folder: Path) -> Graph:
+    """A model of polymix train, with the first samples of its held-out data."""
+    run = SavedRun.of(folder)
+    try:
+        _Observed(run.folder, run.task, run.recipe, run.summary).measure()
+    except _Call as call:
+        args, kwargs = call.args_, call.kwargs_
+    else:
+        got = f"{folder}, whose evaluation does not call the model"
+        raise OptionError("--model", got, "a model that is called with tensors", "Export it from Python.")
+    model = run.load().eval()
+    inputs: Any = kwargs if kwargs and not args else args
+    values = list(kwargs.values() if kwargs and not args else args)
+    sizes = {len(value) for value in values if isinstance(value, Tensor) and value.ndim}
+    if len(sizes) == 1 and sizes.pop() > BATCH:
+        cut = [value[:BATCH].clone() if isinstance(value, Tensor) and value.ndim else value for value in values]
+        inputs = dict(zip(kwargs, cut, strict=True)) if kwargs and not args else tuple(cut)
+    return Graph.of(model, inputs, **about(model, f"polymix train {run.task.name}"))
+
+
+class _TensorsAlone(nn.Module):
+    """A model of transformers without its cache."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **inputs: Tensor) -> Any:
+        return {
+            name: value for name, value in self.model(**inputs, use_cache=False).items() if isinstance(value, Tensor)
+        }
+
+
+def _tensors_alone(model: nn.Module) -> nn.Module:
+    generates = callable(getattr(model, "generate", None)) and getattr(model, "main_input_name", "") == "input_ids"
+    return _TensorsAlone(model).eval() if generates else model
+
+
+def read_data(path: Path, inputs: Mapping[str, Tensor]) -> list[dict[str, np.ndarray]]:
+    """Data to calibrate with: .npy for the first input, .npz by the inputs' names, or a folder of images.
+
+    Raises:
+        DataError: it cannot be read, has one sample, holds NaN, or does not fit the graph's inputs.
+    """
+    first, example = next(iter(inputs.items()))
+    if path.is_dir():
+        arrays = {first: _images(path, tuple(example.shape))}
+    elif path.suffix in SUFFIXES and path.is_file():
+        try:
+            loaded = np.load(path, allow_pickle=False)
+            arrays = {first: loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
+        except Exception as error:  # numpy's, zipfile's and zlib's own
+            raise DataError(
+                "--data", f"{path}, which cannot be read ({error})", ".npy or .npz", "Save it anew."
+            ) from error
+    else:
+        raise DataError("--data", str(path), ".npy, .npz or a folder of images", "Check the path.")
+    if set(arrays) != set(inputs):
+        got, wanted = ", ".join(arrays) or "no arrays", ", ".join(inputs)
+        raise DataError("--data", f"{path} with {got}", f"arrays named {wanted}", "Rename them.")
+    for name, array in arrays.items():
+        wanted_shape = tuple(inputs[name].shape[1:])
+        if array.ndim != inputs[name].ndim or tuple(array.shape[1:]) != wanted_shape:
+            allowed = f"samples of shape {wanted_shape} for {name}"
+            raise DataError("--data", f"{path} with {name} of shape {array.shape}", allowed, "Reshape them.")
+        if len(array) < 2:
+            raise DataError("--data", f"{path} with {len(array)} sample", "at least two", "Use a few hundred.")
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise DataError("--data", f"{path} with NaN or infinite values in {name}", "finite values", "Mend them.")
+    if len({len(array) for array in arrays.values()}) > 1:
+        raise DataError("--data", f"{path} with different numbers of samples", "as many in each array", "Cut them.")
+    kinds = {name: np.dtype(str(value.dtype).removeprefix("torch.")) for name, value in inputs.items()}
+    count = min(len(array) for array in arrays.values())
+    size = len(example)
+    return [
+        {name: array[start : start + size].astype(kinds[name]) for name, array in arrays.items()}
+        for start in range(0, count - size + 1, size)
+    ] or [{name: np.resize(array, (size, *array.shape[1:])).astype(kinds[name]) for name, array in arrays.items()}]
+
+
+def _images(folder: Path, shape: tuple[int, ...]) -> np.ndarray:
+    from PIL import Image
+
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGES)
+    if len(shape) != 4 or not paths:
+        got = f"{folder}, a folder {'for inputs that are no images' if paths else 'without images'}"
+        raise DataError("--data", got, "a folder of images for an image model, or .npy", "Check the path.")
+    _, channels, height, width = shape
+    found = []
+    for path in paths[:512]:
+        try:
+            with Image.open(path) as image:
+                array = np.asarray(image.convert("L" if channels == 1 else "RGB").resize((width, height)), np.float32)
+        except OSError as error:
+            raise DataError("--data", f"{path}, which cannot be read ({error})", "images", "Remove it.") from error
+        found.append((array / 127.5 - 1).reshape(height, width, -1).transpose(2, 0, 1))
+    return np.stack(found)

@@ -1,0 +1,189 @@
+"""`polymix train images`: what a run leaves, classes, readers of pictures, and mistakes."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from PIL import Image
+
+from polymix.cli import main
+from polymix.errors import DataError, OptionError
+from polymix.models import Flow
+from polymix.tasks.images import ImagesPipeline, ImagesRecipe, check, load
+from polymix.tasks.images.data import Noised
+from polymix.tasks.images.learner import Learner
+from polymix.tasks.images.metrics import paper
+from polymix.tasks.images.model import build, sampler_name
+from polymix.tasks.order import Seeded
+from polymix.tasks.runner import train
+
+TINY = ImagesRecipe(**ImagesRecipe.presets["tiny"])
+
+
+@pytest.fixture(scope="module")
+def by_class(tmp_path_factory):
+    """The folder of a run with classes, measured twice."""
+    folder = tmp_path_factory.mktemp("images") / "run"
+    train(replace(TINY, conditional=True, control=False, evaluate_every=2, guidance=1.5), folder)
+    return folder
+
+
+def command(capsys, *arguments):
+    with pytest.raises(SystemExit) as stop:
+        main([*map(str, arguments), "--threads", "1"])
+    return stop.value.code or 0, *capsys.readouterr()
+
+
+def picture(path, value, size=(24, 16)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, (value, 0, 255 - value)).save(path)
+
+
+def test_a_run_with_classes_measures_everything_and_names_its_sampler(by_class):
+    content = json.loads((by_class / "results.json").read_text())
+    (row,) = content["rows"]
+    names = ["fd", "precision", "recall", "accuracy", "fd_none", "fd_real", "fd_noise", "fd_plain", "fd_none_plain",
+             "accuracy_plain"]  # fmt: skip
+    assert list(row["metrics"]) == names and all(type(value) is float for value in row["metrics"].values())
+    assert row["directions"]["fd_plain"] == "down" and row["directions"]["accuracy_plain"] == "up"
+    assert row["host"] == "SiT, given the class (heun, 2 steps, guidance 1.5)" and row["unit"] == "images"
+    assert "drawn by heun, 2 steps, guidance 1.5" in content["about"]["describe"]
+    assert content["pictures"] == ["predictions.png", "training.png", "guidance.png"]
+    for name in content["pictures"]:
+        with Image.open(by_class / name) as shown:
+            assert min(shown.size) > 50, name
+    assert 0 <= content["data"]["judge_accuracy"] <= 1
+
+
+def test_plain_weights_are_others_than_averaged_ones(by_class):
+    metrics = json.loads((by_class / "results.json").read_text())["rows"][0]["metrics"]
+    assert metrics["fd_plain"] != metrics["fd"]
+
+
+def test_evaluate_measures_the_same(by_class, capsys):
+    status, said, error = command(capsys, "evaluate", by_class, "--json")
+    assert status == 0, error
+    found, kept = json.loads(said), json.loads((by_class / "results.json").read_text())["rows"][0]["metrics"]
+    assert found["unit"] == "images by heun, 2 steps, guidance 1.5"
+    for name in ("fd", "fd_none", "fd_real", "accuracy"):
+        assert found["metrics"][name] == pytest.approx(kept[name], rel=1e-3), name
+
+
+@pytest.mark.slow
+def test_compare_trains_the_floor_and_shows_drawn_images(tmp_path, capsys):
+    status, _, error = command(capsys, "compare", "--task", "images", "--preset", "tiny", "--mixers", "pom", "--seeds",
+                               "1", "--set", "steps=1", "--out", tmp_path / "out")  # fmt: skip
+    assert status == 0, error
+    content = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [row["mixer"] for row in content["rows"]] == ["softmax", "pom", "linear_floor"]
+    assert (tmp_path / "out" / "pom-0.png").is_file() and "reaches fd" in content["control"]
+
+
+def test_times_and_noise_belong_to_the_sample(tmp_path):
+    """So that two processes learn as one, and a resumed run as one that was never stopped."""
+    images = torch.utils.data.TensorDataset(torch.randn(4, 1, 2, 2), torch.arange(4))
+    samples, again = (Seeded(Noised(images, flip=False), 0) for _ in range(2))
+    first, second = samples[0, 1], again[0, 1]
+    assert torch.equal(first[3], second[3]) and first[2] == second[2]
+    assert not torch.equal(samples[1, 1][3], first[3]) and torch.equal(samples[1, 1][0], first[0])
+    flipped = [Seeded(Noised(images, flip=True), 0)[row, 1][0] for row in range(20)]
+    straight = sum(torch.equal(image, first[0]) for image in flipped)
+    assert 0 < straight < 20 and sum(torch.equal(image, first[0].flip(-1)) for image in flipped) == 20 - straight
+
+
+def test_the_loss_is_that_of_the_flow(tmp_path):
+    data = load(TINY, tmp_path, print)
+    learner = Learner(build(TINY, data), TINY, data)
+    with torch.no_grad():
+        learner.model.head.bias.normal_()
+    image, label, t, noise = Noised(data.real, flip=False)[3]
+    batch = image[None], torch.tensor([label]), t[None], noise[None]
+    out = learner.model((t * image + (1 - t) * noise)[None], t[None])
+    assert learner.loss(batch).item() == pytest.approx((out - (image - noise)).square().mean().item(), rel=1e-5)
+    assert data.real[0][0].min() >= -1 and data.real[0][0].max() <= 1 and data.shape == (1, 8, 8)
+
+
+def test_pictures_in_folders_and_without_classes(tmp_path):
+    for split, count in (("train", 3), ("val", 2)):
+        for name, value in (("cat", 10), ("dog", 200)):
+            for place in range(count):
+                picture(tmp_path / "net" / split / name / f"{place}.png", value + place)
+    for place in range(10):
+        picture(tmp_path / "flat" / f"{place}.jpg", 20 * place)
+    recipe = replace(TINY, data=str(tmp_path / "net"), conditional=True, image_size=16, patch=4, judge_steps=1)
+    data = load(recipe, tmp_path, print)
+    assert data.classes == ("cat", "dog") and (len(data.real), len(data.test)) == (6, 4) and data.shape == (3, 16, 16)
+    image, label = data.real[0]
+    assert label == 0 and image[0, 0, 0].item() == pytest.approx(10 / 127.5 - 1)
+    assert torch.equal(data.pictures(image[None])[0, :, 0, 0], torch.tensor([10, 0, 245], dtype=torch.uint8))
+    flat = replace(recipe, data=str(tmp_path / "flat"), conditional=False)
+    data = load(flat, tmp_path / "other", print)
+    assert (len(data.real), len(data.test)) == (8, 2) and data.judge.turns and build(flat, data).classes == 0
+    with pytest.raises(DataError, match="expected a folder per class"):
+        load(replace(flat, conditional=True), tmp_path / "other", print)
+
+
+def test_pictures_that_cannot_be_read(tmp_path):
+    for place in range(6):
+        picture(tmp_path / "flat" / f"{place}.png", 20 * place)
+    (tmp_path / "flat" / "3.png").write_bytes(b"nothing")
+    assert [problem.split(":")[0] for problem in check(tmp_path / "flat")] == [str(tmp_path / "flat" / "3.png")]
+    with pytest.raises(DataError, match=r"3\.png"):
+        load(replace(TINY, data=str(tmp_path / "flat"), judge_steps=9), tmp_path, print)
+    assert "which is no folder" in check(tmp_path / "none")[0]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="with 0 pictures"):
+        load(replace(TINY, data=str(tmp_path / "empty"), layout="pictures"), tmp_path, print)
+
+
+@pytest.mark.parametrize(("options", "named"), [
+    ({"guidance": 4.0}, "guidance"), ({"guidance": 4.0, "conditional": True, "class_dropout": 0.0}, "guidance"),
+    ({"sample_steps": 0}, "steps"), ({"sampler": "dopri5", "sample_steps": 9}, "steps"), ({"path": "no"}, "path"),
+    ({"target": "x"}, "target"), ({"patch": 3}, "patch"), ({"samples": 3}, "samples"), ({"cache": "a"}, "cache"),
+    ({"guidance_channels": 3}, "guidance_channels"), ({"vae": "folder"}, "vae"),
+    ({"guidance": 2.0, "conditional": True, "guidance_interval": (0.5, 0.2)}, "guidance_interval"),
+])  # fmt: skip
+def test_options_that_cannot_be(options, named):
+    with pytest.raises(OptionError) as told:
+        replace(TINY, **{"sample_steps": None, **options})
+    assert told.value.argument == named and len(str(told.value).splitlines()) == 1
+
+
+def test_a_diverging_run_stops_and_keeps_its_checkpoint(tmp_path, monkeypatch):
+    own = Learner.loss
+
+    def loss(self, batch):
+        return own(self, batch) * (float("nan") if self.global_step == 3 else 1)
+
+    monkeypatch.setattr(Learner, "loss", loss)
+    recipe = replace(TINY, control=False, checkpoint_every=2, evaluate_every=9)
+    with pytest.raises(OptionError, match="loss is nan at step 4"):
+        train(recipe, tmp_path / "run", data_folder=tmp_path)
+    kept = torch.load(tmp_path / "run" / "checkpoint" / "last.ckpt", weights_only=True)
+    assert kept["global_step"] == 2 and all(value.isfinite().all() for value in kept["state_dict"].values())
+
+
+def test_the_papers_figures_and_the_samplers_name():
+    published = ImagesRecipe().preset("paper")
+    assert paper(published)["fid"] == 17.2 and paper(replace(published, depth=24))["fid"] == 17.6
+    assert paper(ImagesRecipe()) is None and paper(replace(published, plan="1:1")) is None
+    assert sampler_name(published) == "euler_maruyama, 250 steps"
+    guided = replace(published, guidance=4.0, guidance_channels=3, guidance_interval=(0.1, 0.9))
+    assert sampler_name(guided) == "euler_maruyama, 250 steps, guidance 4, of 3 channels, at t from 0.1 to 0.9"
+    assert sampler_name(replace(published, sampler="dopri5", sample_steps=None)) == "dopri5"
+
+
+def test_noise_as_the_target_of_diffusion(tmp_path):
+    train(replace(TINY, path="vp", target="noise", control=False, steps=1), tmp_path / "run", data_folder=tmp_path)
+    content = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert "Path vp, target noise" in content["about"]["describe"] and content["rows"][0]["metrics"]["fd"] > 0
+    drawn = ImagesPipeline.from_pretrained(tmp_path / "run")
+    assert drawn.flow == Flow("vp", "noise") and len(drawn(num_images=2).images) == 2
+
+
+def test_old_names_of_this_package_still_work():
+    from polymix.tasks import classify, images
+
+    with pytest.warns(DeprecationWarning, match=r"now called polymix\.tasks\.classify\.load_digits"):
+        assert images.load_digits is classify.load_digits
