@@ -21,14 +21,20 @@ def command(
     tokens: Annotated[int | None, typer.Option(help="Tokens of --mixer, or of a text model.")] = None,
     modes: Annotated[str, typer.Option(help="Of --mixer: self, causal, cross, mask; or all that it has.")] = "self",
     target: Annotated[
-        str, typer.Option(help="What to write, separated by commas: onnx, int8, openvino, aoti.")
+        str, typer.Option(help="What to write, separated by commas: onnx, int8, qnn, openvino, aoti.")
     ] = "onnx",
     weights: Annotated[Path | None, typer.Option(help="State dict for a model by name.")] = None,
     classes: Annotated[int | None, typer.Option(help="Number of classes of a model by name.")] = None,
     image_size: Annotated[int | None, typer.Option(help="Side of the images, in pixels.")] = None,
     data: Annotated[
-        Path | None, typer.Option(help="To calibrate int8: .npy, .npz by input name, or a folder of images.")
+        Path | None, typer.Option(help="To calibrate int8 and qnn: .npy, .npz by input name, or a folder of images.")
     ] = None,
+    schemes: Annotated[
+        str, typer.Option(help="Of int8 and qnn: bits of activations and weights; one or both.")
+    ] = "a8w8,a16w8",
+    soc: Annotated[
+        str, typer.Option(help="Chip of qnn: a name, a model or Qualcomm's number, such as SM8650 or 57.")
+    ] = "snapdragon-8-gen-3",
     seed: Annotated[int, typer.Option(help="Of random weights and inputs.")] = 0,
     threads: Threads = None,
     trust: Annotated[bool, typer.Option("--trust", help="Allow the user code that a saved folder names.")] = False,
@@ -47,7 +53,7 @@ def command(
     settings = Settings(
         model=model, mixer=mixer, dim=dim, tokens=tokens, modes=words(modes),
         weights=None if weights is None else str(weights), classes=classes, image_size=image_size,
-        data=None if data is None else str(data), seed=seed, trust=trust,
+        data=None if data is None else str(data), seed=seed, trust=trust, schemes=words(schemes), soc=soc,
     )  # fmt: skip
     torch.set_num_threads(thread_count(threads))
     console = Console()

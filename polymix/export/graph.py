@@ -129,13 +129,14 @@ class _Plain(nn.Module):
         return tuple(outputs_of(self.model(**inputs) if self.named else self.model(*values)).values())
 
 
-def needs(*packages: str) -> None:
-    """Raise MissingExtraError unless these packages can be imported."""
+def needs(*packages: str, extra: str = "export") -> None:
+    """Raise MissingExtraError unless these packages can be imported. extra: the name under which they are installed."""
     from importlib.util import find_spec
 
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
-        cure = "Install them with pip install 'polymix[export]'."
+        extras = "export" if extra == "export" else f"export,{extra}"
+        cure = f"Install them with pip install 'polymix[{extras}]'."
         raise MissingExtraError(", ".join(missing), "no such package", "the packages of the export", cure)
 
 

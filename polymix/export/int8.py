@@ -1,4 +1,8 @@
-"""ONNX files with 8-bit weights: static quantisation, calibrated on data, and a report of the errors layer by layer."""
+"""ONNX files with 8-bit weights: static quantisation, calibrated on data, and a report of the errors layer by layer.
+
+`quantise` is shared by the targets: for each it tries kinds of ranges and strengths of equal ranges (`equalise`), and keeps
+what is nearest to float32 on the data.
+"""
 
 from __future__ import annotations
 
@@ -7,65 +11,96 @@ import io
 import json
 import logging
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from polymix._io import write_whole
-from polymix.errors import CapabilityError
+from polymix.errors import CapabilityError, OptionError
+from polymix.export.equalise import equalised
 from polymix.export.manifest import Arrays, distance, onnx_session, run_session
 
 PRODUCTS = ("MatMul", "Conv", "Gemm", "ConvTranspose")
 METHODS = ("minmax", "percentile", "entropy")
 PERCENTILE = 99.99
+BETTER = 0.95  # of the error so far, from which another way of quantising is taken
 ACTIVATIONS = {"a8w8": "QInt8", "a16w8": "QUInt16"}
+SCHEMES = tuple(ACTIVATIONS)
 REPORT = "report.json"
 
 
-def quantise(model: Path, out: Path, data: Sequence[Arrays], scheme: str) -> dict[str, Any]:
-    """Write `model` with quantised products to `out`; returns the report.
+def check_schemes(schemes: Sequence[str]) -> Sequence[str]:
+    """Raises OptionError: a scheme is unknown, twice there, or there is none."""
+    if not schemes or len(set(schemes)) != len(schemes) or not set(schemes) <= set(SCHEMES):
+        raise OptionError("schemes", repr(tuple(schemes)), f"some of {', '.join(SCHEMES)}", "Choose one or both.")
+    return schemes
 
-    Inputs and weights of products (MatMul, Gemm, convolutions) are quantised, weights per output channel with a range
-    that is symmetric. What lies between them stays in float32: a Hadamard product of two projections has heavy tails,
-    which a range of 8 bits either cuts or resolves badly. The ranges of the inputs are those of three methods in turn;
-    the one with the smallest error on the data is kept.
+
+class Quantiser(Protocol):
+    """Writes a quantised copy of a float32 file, with ranges by one of METHODS."""
+
+    def __call__(self, model: Path, out: Path, data: Sequence[Arrays], scheme: str, method: str) -> None: ...
+
+
+def quantise(
+    model: Path, out: Path, data: Sequence[Arrays], scheme: str, write: Quantiser | None = None,
+    strengths: Sequence[float | None] = (None, 0.5, 1.0),
+) -> dict[str, Any]:  # fmt: skip
+    """Write `model` quantised to `out`; returns the report.
+
+    Tried are the strengths of equal ranges with the ranges of the extremes, then the other ranges with the best strength.
+    What is tried later replaces what was tried earlier if its error is smaller by a twentieth.
 
     Args:
         model: a float32 ONNX file. data: its inputs by name, one dict for each call. scheme: "a8w8" or "a16w8", the
-            bits of activations and weights.
+            bits of activations and weights. write: None: `quantised_products`. strengths: of `equalised`; None: the
+            graph as it is.
 
     Raises:
         CapabilityError: the graph has no product with constant weights, or cannot be quantised.
     """
     import onnx
 
-    types = {node.op_type for node in onnx.load(model, load_external_data=False).graph.node}
-    if not types.intersection(PRODUCTS):
+    loaded = onnx.load(model, load_external_data=False)
+    if not {node.op_type for node in loaded.graph.node}.intersection(PRODUCTS):
         raise CapabilityError("targets", "int8 for a graph without products", "a model with weights", "Leave int8 out.")
+    beside = any(part.data_location == onnx.TensorProto.EXTERNAL for part in loaded.graph.initializer)
     wanted = _outputs(model, data)
-    errors: dict[str, float] = {}
+    tried: list[dict[str, Any]] = []
+    best, failure = None, None
     with tempfile.TemporaryDirectory() as scratch:
-        for method in METHODS:
-            path = Path(scratch) / f"{method}.onnx"
+
+        def attempt(strength: float | None, method: str) -> None:
+            nonlocal best, failure
+            source, path = model, Path(scratch) / "quantised.onnx"
             try:
-                _quantised(model, path, data, scheme, method)
-                errors[method] = _worst(_outputs(path, data), wanted)
-            except Exception as error:  # whatever the quantiser or the runtime raises
-                failure = error
-                continue
-            if errors[method] <= min(errors.values()):
-                best = path.read_bytes()
-        if not errors:
-            got = f"{model.stem} in {scheme}, on which the quantiser fails ({type(failure).__name__}: {failure})"
-            raise CapabilityError("targets", got[:400], "a graph that can be quantised", "Leave int8 out.") from failure
-        write_whole(out, best)
-    chosen = min(errors, key=errors.__getitem__)
+                if strength is not None:
+                    source = Path(scratch) / f"{strength}.onnx"
+                    if not source.exists():
+                        onnx.save(equalised(loaded, partial(_extremes, data), strength), str(source))
+                (write or quantised_products)(source, path, data, scheme, method)
+                error = _worst(_outputs(path, data), wanted)
+            except Exception as found:  # whatever the quantiser or the runtime raises
+                failure = found
+                return
+            tried.append({"equalised": strength, "ranges": method, "error": error})
+            if best is None or error < BETTER * best["error"]:
+                best = tried[-1]
+                write_whole(out, path.read_bytes())
+
+        for strength in strengths if not beside else (None,):  # weights in files of their own stay as they are
+            attempt(strength, METHODS[0])
+        for method in METHODS[1:]:
+            attempt(None if best is None else best["equalised"], method)
+    if best is None:
+        got = f"{model.stem} in {scheme}, on which the quantiser fails ({type(failure).__name__}: {failure})"
+        raise CapabilityError("targets", got[:400], "a graph that can be quantised", "Leave int8 out.") from failure
     report = {
-        "scheme": scheme, "ranges": chosen, "error": errors[chosen], "error_by_ranges": errors,
-        "bytes": out.stat().st_size, "float_bytes": model.stat().st_size, "samples": len(data),
-        "layers": list(_layers(model, out, data[0])),
+        "scheme": scheme, **best, "tried": tried, "bytes": out.stat().st_size, "float_bytes": model.stat().st_size,
+        "samples": len(data), "layers": list(_layers(model, out, data[0])),
     }  # fmt: skip
     if (agreement := _agreement(_outputs(out, data), wanted)) is not None:
         report["same_answer"] = agreement
@@ -76,14 +111,31 @@ def write_report(path: Path, reports: Mapping[str, Any]) -> None:
     write_whole(path, json.dumps(reports, indent=1) + "\n")
 
 
-def _quantised(model: Path, out: Path, data: Sequence[Arrays], scheme: str, method: str) -> None:
-    from onnxruntime.quantization import (
-        CalibrationDataReader,
-        CalibrationMethod,
-        QuantFormat,
-        QuantType,
-        quantize_static,
-    )
+def quantised_products(model: Path, out: Path, data: Sequence[Arrays], scheme: str, method: str) -> None:
+    """Quantise the inputs and weights of products (MatMul, Gemm, convolutions), weights per output channel.
+
+    What lies between them stays in float32: a Hadamard product of two projections has heavy tails, which a range of 8
+    bits either cuts or resolves badly.
+    """
+    from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
+
+    options: dict[str, Any] = {
+        "UseQDQContribOps": False,  # standard operators, also for 16 bits
+        "OpTypesToExcludeOutputQuantization": list(PRODUCTS),
+        "QDQOpTypePerChannelSupportToAxis": {"MatMul": 1},
+        **({"CalibPercentile": PERCENTILE} if method == "percentile" else {}),
+    }
+    with quiet():
+        quantize_static(
+            str(model), str(out), reader(data), quant_format=QuantFormat.QDQ, per_channel=True,
+            op_types_to_quantize=list(PRODUCTS), activation_type=getattr(QuantType, ACTIVATIONS[scheme]),
+            weight_type=QuantType.QInt8, calibrate_method=calibration(method), extra_options=options,
+        )  # fmt: skip
+
+
+def reader(data: Sequence[Arrays]) -> Any:
+    """The data as the quantiser reads them."""
+    from onnxruntime.quantization import CalibrationDataReader
 
     class Reader(CalibrationDataReader):
         def __init__(self) -> None:
@@ -92,24 +144,19 @@ def _quantised(model: Path, out: Path, data: Sequence[Arrays], scheme: str, meth
         def get_next(self) -> Arrays | None:
             return next(self.left, None)
 
-    methods = {"minmax": CalibrationMethod.MinMax, "percentile": CalibrationMethod.Percentile,
-               "entropy": CalibrationMethod.Entropy}  # fmt: skip
-    options: dict[str, Any] = {
-        "UseQDQContribOps": False,  # standard operators, also for 16 bits
-        "OpTypesToExcludeOutputQuantization": list(PRODUCTS),
-        "QDQOpTypePerChannelSupportToAxis": {"MatMul": 1},
-        **({"CalibPercentile": PERCENTILE} if method == "percentile" else {}),
-    }
-    with _quiet():
-        quantize_static(
-            str(model), str(out), Reader(), quant_format=QuantFormat.QDQ, per_channel=True,
-            op_types_to_quantize=list(PRODUCTS), activation_type=getattr(QuantType, ACTIVATIONS[scheme]),
-            weight_type=QuantType.QInt8, calibrate_method=methods[method], extra_options=options,
-        )  # fmt: skip
+    return Reader()
+
+
+def calibration(method: str) -> Any:
+    """The quantiser's name for one of METHODS."""
+    from onnxruntime.quantization import CalibrationMethod
+
+    return {"minmax": CalibrationMethod.MinMax, "percentile": CalibrationMethod.Percentile,
+            "entropy": CalibrationMethod.Entropy}[method]  # fmt: skip
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without the quantiser's own output."""
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
@@ -140,27 +187,41 @@ def _agreement(given: Sequence[Arrays], wanted: Sequence[Arrays]) -> float | Non
 
 
 def _layers(model: Path, quantised: Path, inputs: Arrays) -> Iterator[dict[str, Any]]:
-    """The error of each product's output, in the order of the graph."""
+    """The error of each product's output that both graphs have with the same values, in the order of the graph."""
     import onnx
 
     graph = onnx.load(model).graph
     names = {node.output[0]: node.op_type for node in graph.node if node.op_type in PRODUCTS}
-    found = [_with_outputs(path, names, inputs) for path in (model, quantised)]
+    found = [_tensors(onnx.load(path), names, inputs) for path in (model, quantised)]
     for name, kind in names.items():
         if name in found[0] and name in found[1]:
             yield {"name": name, "operator": kind, "error": distance({name: found[1][name]}, {name: found[0][name]})}
 
 
-def _with_outputs(path: Path, names: Mapping[str, str], inputs: Arrays) -> Arrays:
+def _extremes(data: Sequence[Arrays], model: Any, axes: Mapping[str, int]) -> Arrays:
+    """The largest absolute value of each channel of some tensors on the data; axes: of the channels, from the end."""
+    largest: Arrays = {}
+    for inputs in data:
+        for name, array in _tensors(model, axes, inputs).items():
+            if name in axes:
+                others = tuple(axis for axis in range(array.ndim) if axis != array.ndim + axes[name])
+                found = np.abs(array).max(axis=others)
+                largest[name] = np.maximum(largest[name], found) if name in largest else found
+    return largest
+
+
+def _tensors(model: Any, names: Iterable[str], inputs: Arrays) -> Arrays:
+    """A model's outputs and those of its inner tensors `names` that it has."""
     import onnx
 
-    model = onnx.load(path)
-    present = {output for node in model.graph.node for output in node.output}
-    outputs = {output.name for output in model.graph.output}
+    whole = onnx.ModelProto()
+    whole.CopyFrom(model)
+    present = {output for node in whole.graph.node for output in node.output}
+    outputs = {output.name for output in whole.graph.output}
     for name in names:
         if name in present - outputs:
-            model.graph.output.append(onnx.helper.make_empty_tensor_value_info(name))
+            whole.graph.output.append(onnx.helper.make_empty_tensor_value_info(name))
     with tempfile.TemporaryDirectory() as scratch:
-        whole = Path(scratch) / "outputs.onnx"
-        onnx.save(model, str(whole), save_as_external_data=False)
-        return run_session(onnx_session(whole), inputs)
+        path = Path(scratch) / "outputs.onnx"
+        onnx.save(whole, str(path), save_as_external_data=False)
+        return run_session(onnx_session(path), inputs)

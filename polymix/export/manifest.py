@@ -199,6 +199,13 @@ def _aoti(path: Path, inputs: Mapping[str, np.ndarray]) -> Arrays:
     return {name: output.detach().numpy() for name, output in zip(names, outputs, strict=True)}
 
 
+def _qnn(path: Path, inputs: Mapping[str, np.ndarray]) -> Arrays:
+    """Of a compiled file by the emulator, of the quantised file from which it was compiled on the CPU."""
+    from polymix.export import hexagon
+
+    return hexagon.emulate(path, inputs) if path.name.endswith(hexagon.CONTEXT) else _onnxruntime(path, inputs)
+
+
 RUNTIMES: dict[str, Callable[[Path, Mapping[str, np.ndarray]], Arrays]] = {
-    "onnx": _onnxruntime, "int8": _onnxruntime, "openvino": _openvino, "aoti": _aoti,
+    "onnx": _onnxruntime, "int8": _onnxruntime, "qnn": _qnn, "openvino": _openvino, "aoti": _aoti,
 }  # fmt: skip

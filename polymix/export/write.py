@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from polymix import __version__
 from polymix._io import a_path, check_folder
 from polymix.errors import OptionError, ParityError, ShapeError
+from polymix.export import hexagon, int8
 from polymix.export.graph import Axes, Graph, check_exportable, needs, write_onnx, write_package
 from polymix.export.manifest import CHECKS, MANIFEST, Arrays, check, write_arrays, write_manifest
 from polymix.mixers import TokenMixer
@@ -28,7 +29,7 @@ class Written:
     """A file that a target left.
 
     free: axes that may vary. notes: more for its entry in the manifest. data: what it is checked with; None: the
-    graph's own inputs.
+    graph's own inputs. case: a name for these data.
     """
 
     path: Path
@@ -36,11 +37,21 @@ class Written:
     free: Axes | None = None
     notes: Mapping[str, Any] | None = None
     data: Arrays | None = None
+    case: str = "data"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What some targets need: data to calibrate with, schemes of quantisation, and the chip of `qnn`."""
+
+    data: Sequence[Arrays] | None = None
+    schemes: Sequence[str] = int8.SCHEMES
+    soc: str = hexagon.DEFAULT_CHIP
 
 
 def export(
     model: nn.Module, inputs: Any, out: str | Path, targets: Sequence[str] = ("onnx",), *, source: str | None = None,
-    data: Sequence[Arrays] | None = None,
+    data: Sequence[Arrays] | None = None, schemes: Sequence[str] = int8.SCHEMES, soc: str = hexagon.DEFAULT_CHIP,
 ) -> dict[str, Any]:  # fmt: skip
     """Export a mixer or a model, run each file, and compare it with PyTorch.
 
@@ -48,9 +59,11 @@ def export(
         model: in evaluation mode, with float32 weights.
         inputs: what it is called with: a tensor, a tuple of tensors, or tensors by name.
         out: a new folder: a folder for each target, the checks' arrays and manifest.json.
-        targets: "onnx", "int8", "openvino", "aoti".
+        targets: "onnx", "int8", "qnn", "openvino", "aoti".
         source: where the model comes from, for the metadata; None: its class.
-        data: inputs by name to calibrate int8 with; None: `inputs`.
+        data: inputs by name to calibrate int8 and qnn with; None: `inputs`.
+        schemes: of int8 and qnn: "a8w8", "a16w8", bits of activations and weights.
+        soc: the chip of qnn, by name, model or Qualcomm's number: "snapdragon-8-gen-3", "SM8650", "57".
 
     Returns:
         What manifest.json holds.
@@ -61,7 +74,7 @@ def export(
         ParityError: a file gives other numbers; the files then lie in `out`-failed. MissingExtraError: a target's
         packages are missing.
     """
-    return export_graphs([Graph.of(model, inputs, **about(model, source))], out, targets, data=data)
+    return export_graphs([Graph.of(model, inputs, **about(model, source))], out, targets, data=data, schemes=schemes, soc=soc)
 
 
 def about(model: nn.Module, source: str | None) -> dict[str, Any]:
@@ -75,7 +88,8 @@ def about(model: nn.Module, source: str | None) -> dict[str, Any]:
 
 def export_graphs(
     graphs: Sequence[Graph], out: str | Path, targets: Sequence[str] = ("onnx",), *,
-    data: Sequence[Arrays] | None = None, info: Mapping[str, Any] | None = None,
+    data: Sequence[Arrays] | None = None, schemes: Sequence[str] = int8.SCHEMES, soc: str = hexagon.DEFAULT_CHIP,
+    info: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """As `export`, for several graphs, each a file per target. info: more for the manifest."""
     for target in targets:
@@ -87,7 +101,8 @@ def export_graphs(
     if folder.exists() and any(folder.iterdir()):
         raise OptionError("out", f"{folder}, which is not empty", "a new folder", "Choose another name.")
     for target in targets:
-        needs(*PACKAGES.get(target, ()))
+        needs(*PACKAGES.get(target, ()), extra=target if target in EXTRAS else "export")
+    options = Options(data, int8.check_schemes(schemes), hexagon.chip_of(soc)[0])
     for graph in graphs:
         check_exportable(graph.model)
         _check_inputs(graph)
@@ -100,7 +115,7 @@ def export_graphs(
         for graph in graphs:
             for target in targets:
                 (made / target).mkdir(exist_ok=True)
-                entries += _entries(graph, target, made, shared, data)
+                entries += _entries(graph, target, made, shared, options)
         content = {"polymix": __version__, **(info or {}), "files": entries}
         write_manifest(made, content)
         results = check(made)
@@ -131,17 +146,17 @@ def _check_inputs(graph: Graph) -> None:
 
 
 def _entries(
-    graph: Graph, target: str, made: Path, shared: dict[str, Path], data: Sequence[Arrays] | None
+    graph: Graph, target: str, made: Path, shared: dict[str, Path], options: Options
 ) -> list[dict[str, Any]]:
     """Write a graph's files for one target, and the arrays that check them; returns their entries."""
     entries = []
-    for written in WRITERS[target](graph, made / target, made, shared, data):
+    for written in WRITERS[target](graph, made / target, made, shared, options):
         path = written.path.relative_to(made)
         cases = [graph.inputs, *graph.other_inputs(written.free or {})]
         if written.data is not None:
             cases = [{name: torch.from_numpy(array) for name, array in written.data.items()}]
         for place, inputs in enumerate(cases):
-            own = "" if written.data is None else "-data"
+            own = "" if written.data is None else f"-{written.case}"
             stem = f"{CHECKS}/{graph.name}{own}" + (f"-{place}" if place else "")
             _save_case(graph, inputs, made / f"{stem}-inputs.npz", made / f"{stem}-outputs.npz")
             entries.append({
@@ -173,7 +188,7 @@ def float_graph(graph: Graph, made: Path, shared: dict[str, Path]) -> Path:
     return shared[graph.name]
 
 
-def _onnx(graph: Graph, folder: Path, made: Path, shared: dict[str, Path], data: Any) -> list[Written]:
+def _onnx(graph: Graph, folder: Path, made: Path, shared: dict[str, Path], options: Options) -> list[Written]:
     path = folder / f"{graph.name}.onnx"
     free = write_onnx(graph, path)
     shared[graph.name] = path
@@ -181,15 +196,14 @@ def _onnx(graph: Graph, folder: Path, made: Path, shared: dict[str, Path], data:
 
 
 def _int8(
-    graph: Graph, folder: Path, made: Path, shared: dict[str, Path], data: Sequence[Arrays] | None
+    graph: Graph, folder: Path, made: Path, shared: dict[str, Path], options: Options
 ) -> list[Written]:
-    from polymix.export import int8
-
+    data = options.data
     model = float_graph(graph, made, shared)
     own = {name: value.cpu().numpy() for name, value in graph.inputs.items()}
     alone = isinstance(graph.model, TokenMixer)
     reports, written = {}, []
-    for scheme in int8.ACTIVATIONS:
+    for scheme in options.schemes:
         path = folder / f"{graph.name}-{scheme}.onnx"
         reports[scheme] = int8.quantise(model, path, data or [own], scheme)
         tolerance = ALONE[scheme] if alone else WHOLE[scheme]
@@ -200,18 +214,60 @@ def _int8(
     return written
 
 
-def _from_onnx(target: str) -> Writer:
-    """A target whose runtime reads ONNX files."""
-
-    def write(graph: Graph, folder: Path, made: Path, shared: dict[str, Path], data: Any) -> list[Written]:
-        path = folder / f"{graph.name}.onnx"
-        shutil.copyfile(float_graph(graph, made, shared), path)
-        return [Written(path)]
-
-    return write
+def _openvino(graph: Graph, folder: Path, made: Path, shared: dict[str, Path], options: Options) -> list[Written]:
+    """An ONNX file, which OpenVINO reads."""
+    path = folder / f"{graph.name}.onnx"
+    shutil.copyfile(float_graph(graph, made, shared), path)
+    return [Written(path)]
 
 
-def _aoti(graph: Graph, folder: Path, made: Path, shared: dict[str, Path], data: Any) -> list[Written]:
+def _qnn(graph: Graph, folder: Path, made: Path, shared: dict[str, Path], options: Options) -> list[Written]:
+    """For each scheme a wholly quantised file, which any ONNX runtime takes, and its binary for a chip."""
+    name, chip = hexagon.chip_of(options.soc)
+    single = one_sample(graph)
+    model = made.parent / f"{graph.name}-single.onnx"  # the processor takes fixed sizes alone
+    write_onnx(single, model)
+    own = {key: value.cpu().numpy() for key, value in single.inputs.items()}
+    data = [sample for batch in options.data or [] for sample in samples_of(batch, own)] or [
+        sample for sample in samples_of({key: value.cpu().numpy() for key, value in graph.inputs.items()}, own)
+    ]
+    tolerances = ALONE if isinstance(graph.model, TokenMixer) else WHOLE
+    reports, written = {}, []
+    for scheme in options.schemes:
+        path = folder / f"{graph.name}-{scheme}.onnx"
+        reports[scheme] = int8.quantise(
+            model, path, data, scheme, hexagon.quantised_wholly, hexagon.STRENGTHS
+        )
+        compiled = hexagon.compile_context(path, chip)
+        notes = {"measure": "distance", "scheme": scheme}
+        said = {
+            "chip": {"name": name, **asdict(chip)}, "quantised": path.relative_to(made).as_posix(),
+            "binary": compiled.binary.relative_to(made).as_posix(), "binary_bytes": compiled.binary.stat().st_size,
+            "compile_seconds": round(compiled.seconds, 2), "operators": hexagon.operators(path),
+            "largest_activation": hexagon.largest_activation(path), "run": hexagon.RUN_ON_PHONE,
+        }  # fmt: skip
+        written.append(Written(path, tolerances[scheme], None, notes, data[0], "single"))
+        written.append(Written(compiled.context, tolerances[scheme], None, {**notes, **said}, data[0], "single"))
+    int8.write_report(folder / f"{graph.name}-{int8.REPORT}", reports)
+    return written
+
+
+def one_sample(graph: Graph) -> Graph:
+    """The graph with fixed sizes, and the first sample alone where the batch is free."""
+    batched = {key for key, axes in graph.free.items() if axes.get(0) == "batch"}
+    inputs = {key: value[:1] if key in batched else value for key, value in graph.inputs.items()}
+    return replace(graph, inputs=inputs, free={})
+
+
+def samples_of(batch: Arrays, like: Arrays) -> Iterator[Arrays]:
+    """A batch in parts that have the sizes of `like`."""
+    parts = {key: max(1, len(array) // max(1, len(like[key]))) if array.ndim else 1 for key, array in batch.items()}
+    for place in range(min(parts.values())):
+        yield {key: array[place * len(like[key]) : (place + 1) * len(like[key])] if array.ndim else array
+               for key, array in batch.items()}  # fmt: skip
+
+
+def _aoti(graph: Graph, folder: Path, made: Path, shared: dict[str, Path], options: Options) -> list[Written]:
     """A package of AOTInductor: machine code for this processor, which PyTorch's C++ runtime loads."""
     path = folder / f"{graph.name}.pt2"
     write_package(graph, path)
@@ -221,9 +277,8 @@ def _aoti(graph: Graph, folder: Path, made: Path, shared: dict[str, Path], data:
 # Of the distance that a quantised mixer alone may have, and a whole model, in which errors add up layer by layer.
 ALONE = {"a8w8": 0.1, "a16w8": 0.02}
 WHOLE = {"a8w8": 0.3, "a16w8": 0.1}
-Writer = Callable[[Graph, Path, Path, "dict[str, Path]", Any], "list[Written]"]
-WRITERS: dict[str, Writer] = {
-    "onnx": _onnx, "int8": _int8, "openvino": _from_onnx("openvino"), "aoti": _aoti,
-}  # fmt: skip
+Writer = Callable[[Graph, Path, Path, "dict[str, Path]", Options], "list[Written]"]
+WRITERS: dict[str, Writer] = {"onnx": _onnx, "int8": _int8, "qnn": _qnn, "openvino": _openvino, "aoti": _aoti}
 _ONNX = ("onnx", "onnxscript", "onnxruntime")
-PACKAGES = {"onnx": _ONNX, "int8": _ONNX, "openvino": (*_ONNX, "openvino")}
+PACKAGES = {"onnx": _ONNX, "int8": _ONNX, "qnn": (*_ONNX, "onnxruntime_qnn"), "openvino": (*_ONNX, "openvino")}
+EXTRAS = ("qnn", "openvino")  # that are called as the target; the others are in "export"

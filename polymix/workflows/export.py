@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from polymix._io import RESULTS, read_json
 from polymix.errors import DataError, OptionError, check_int
 from polymix.export.graph import Graph
+from polymix.export.hexagon import DEFAULT_CHIP
+from polymix.export.int8 import SCHEMES
 from polymix.export.modes import MODES, mixer_graphs, modes_of
 from polymix.export.write import about, export_graphs
 from polymix.mixers.spec import parse_mixer
@@ -42,6 +44,8 @@ class Settings:
     data: str | None = None
     seed: int = 0
     trust: bool = False
+    schemes: Sequence[str] = SCHEMES
+    soc: str = DEFAULT_CHIP
 
     def __post_init__(self) -> None:
         if (self.model is None) == (self.mixer is None):
@@ -68,7 +72,7 @@ def run(settings: Settings, out: Path, targets: Sequence[str], say: Callable[[st
     torch.manual_seed(settings.seed)
     graphs = mixer_of(settings) if settings.mixer is not None else model_of(settings)
     data = None if settings.data is None else read_data(Path(settings.data), graphs[0].inputs)
-    content = export_graphs(graphs, out, targets, data=data)
+    content = export_graphs(graphs, out, targets, data=data, schemes=settings.schemes, soc=settings.soc)
     for entry in {entry["path"]: entry for entry in content["files"]}.values():
         free = f", free: {', '.join(entry['free'])}" if entry["free"] else ""
         say(f"{out / entry['path']}  {entry['bytes'] / 1e6:.2f} MB, error {entry['error']:.1e}{free}")

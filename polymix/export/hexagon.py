@@ -1,0 +1,215 @@
+"""Files for the tensor processor of Qualcomm's chips (Hexagon, HTP): everything in integers, compiled, and emulated here.
+
+Package: onnxruntime-qnn (the extra `qnn`), which holds Qualcomm's graph compiler and an emulator of the processor. The
+emulator gives the processor's numbers. Its times and cycles are those of this machine and say nothing of a chip's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polymix._io import one_line
+from polymix.errors import CapabilityError, MissingExtraError, OptionError
+from polymix.export import int8
+from polymix.export.manifest import Arrays, run_session
+
+PROVIDER = "QNNExecutionProvider"
+CONTEXT = "-context.onnx"
+DEFAULT_CHIP = "snapdragon-8-gen-3"
+NORMS = ("LayerNormalization", "InstanceNormalization", "GroupNormalization")  # the compiler takes unsigned weights alone
+STRENGTHS = (0.0, 0.5, 1.0)
+RUN_ON_PHONE = (
+    "ONNX Runtime for Android with its QNN execution provider opens the file that ends in -context.onnx, beside the .bin, "
+    "with the provider option backend_path=libQnnHtp.so. qnn-net-run of Qualcomm's SDK runs the .bin: "
+    "qnn-net-run --backend libQnnHtp.so --retrieve_context FILE.bin --input_list inputs.txt"
+)
+
+
+@dataclass(frozen=True)
+class Chip:
+    """A chip with a Hexagon tensor processor.
+
+    number: Qualcomm's of the model ("soc_model"). architecture: of the processor ("htp_arch"). memory: on the processor
+    beside its vector units (VTCM), in MiB.
+    """
+
+    model: str
+    number: int
+    architecture: int
+    memory: int
+
+
+CHIPS = {
+    "snapdragon-888": Chip("SM8350", 30, 68, 4),
+    "snapdragon-8-gen-1": Chip("SM8450", 36, 69, 8),
+    "snapdragon-8-plus-gen-1": Chip("SM8475", 42, 69, 8),
+    "snapdragon-8-gen-2": Chip("SM8550", 43, 73, 8),
+    "snapdragon-8-gen-3": Chip("SM8650", 57, 75, 8),
+    "snapdragon-8-elite": Chip("SM8750", 69, 79, 8),
+    "snapdragon-8-elite-gen-5": Chip("SM8850", 87, 81, 8),
+    "snapdragon-x-elite": Chip("SC8380XP", 60, 73, 8),
+    "sa8295": Chip("SA8295", 39, 68, 8),
+    "sa8255": Chip("SA8255", 52, 73, 8),
+}
+
+
+def chip_of(name: str) -> tuple[str, Chip]:
+    """A chip by its name, its model (SM8650) or Qualcomm's number of it (57). Raises OptionError: it is unknown."""
+    wanted = name.strip().lower().replace(" ", "-")
+    for known, chip in CHIPS.items():
+        if wanted in (known, chip.model.lower(), str(chip.number)):
+            return known, chip
+    allowed = ", ".join(f"{known} ({chip.model}, {chip.number})" for known, chip in CHIPS.items())
+    raise OptionError("soc", repr(name), f"one of {allowed}", "Choose one of these, by name, model or number.")
+
+
+def quantised_wholly(model: Path, out: Path, data: Sequence[Arrays], scheme: str, method: str) -> None:
+    """Quantise every operator: activations with a range for each tensor, weights of products for each channel."""
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize
+    from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
+
+    overrides: dict[str, list[dict[str, Any]]] = {}
+    graph = onnx.load(model).graph
+    ranks = {part.name: len(part.dims) for part in graph.initializer}
+    for node in graph.node:
+        name = node.input[1] if len(node.input) > 1 else ""
+        if node.op_type in ("MatMul", "Gemm") and ranks.get(name) == 2:
+            rows = any(part.name == "transB" and part.i for part in node.attribute)
+            overrides[name] = [{"axis": 0 if rows else 1, "quant_type": QuantType.QInt8, "symmetric": True}]
+        elif node.op_type in NORMS and name in ranks:
+            overrides[name] = [{"quant_type": QuantType.QUInt8, "symmetric": False}]
+    bits = QuantType.QUInt8 if scheme == "a8w8" else QuantType.QUInt16
+    with int8.quiet():
+        config = get_qnn_qdq_config(
+            model, int8.reader(data), int8.calibration(method), activation_type=bits, weight_type=QuantType.QInt8,
+            per_channel=True, init_overrides=overrides,
+        )  # fmt: skip
+        quantize(str(model), str(out), config)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the compiler left: a small ONNX file that names the binary, the binary, and how long it took in seconds."""
+
+    context: Path
+    binary: Path
+    seconds: float
+
+
+def compile_context(model: Path, chip: Chip) -> Compiled:
+    """Compile a wholly quantised file for a chip; the files lie beside it, under its name.
+
+    Raises:
+        CapabilityError: an operator would fall back to the CPU (the first is named), or the compiler fails.
+        MissingExtraError: the packages are missing.
+    """
+    context = model.with_name(model.stem + CONTEXT)
+    options = {"ep.context_enable": "1", "ep.context_file_path": str(context), "ep.context_embed_mode": "0"}
+    context.unlink(missing_ok=True)  # the compiler refuses to replace it
+    start = time.perf_counter()
+    try:
+        _session(model, chip, {**options, "session.disable_cpu_ep_fallback": "1"})
+    except MissingExtraError:
+        raise
+    except Exception as error:  # the runtime's own kinds
+        first = _first_on_cpu(model, chip)
+        why = f"with {first}, which would run on the CPU" if first else f"on which its compiler fails ({one_line(error)[:200]})"
+        cure = "Change the model there, or leave qnn out."
+        raise CapabilityError("targets", f"qnn for {model.stem} {why}", f"a graph for {chip.model}", cure) from error
+    seconds = time.perf_counter() - start
+    (binary,) = context.parent.glob(f"{context.stem}*.bin")
+    return Compiled(context, binary, seconds)
+
+
+def _first_on_cpu(model: Path, chip: Chip) -> str | None:
+    """The first operator that the compiler leaves to the CPU, other than the graph's own inputs and outputs."""
+    try:
+        session = _session(model, chip, {"session.record_ep_graph_assignment_info": "1"})
+    except Exception:  # the compiler fails on the whole
+        return None
+    left = {node.name for part in session.get_provider_graph_assignment_info() if part.ep_name != PROVIDER
+            for node in part.get_nodes()}  # fmt: skip
+    import onnx
+
+    for node in onnx.load(model, load_external_data=False).graph.node:
+        if node.name in left and node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
+            return f"{node.op_type} ({node.name})"
+    return None
+
+
+def emulate(path: Path, inputs: Mapping[str, np.ndarray]) -> Arrays:
+    """The outputs of a compiled file, by the emulator of the processor. Raises MissingExtraError: it is not installed."""
+    return run_session(_session(path, None, {"session.disable_cpu_ep_fallback": "1"}), inputs)
+
+
+def operators(model: Path) -> dict[str, int]:
+    """How many of each operator a quantised file holds, without those that convert to integers and back."""
+    import onnx
+
+    counts = Counter(node.op_type for node in onnx.load(model, load_external_data=False).graph.node)
+    return {name: counts[name] for name in sorted(counts) if name not in ("QuantizeLinear", "DequantizeLinear", "Constant")}
+
+
+def largest_activation(model: Path) -> int:
+    """The values of the largest tensor between two operators: what must lie in the chip's memory, or be moved there."""
+    import onnx
+
+    graph = onnx.shape_inference.infer_shapes(onnx.load(model, load_external_data=False)).graph
+    constants = {part.name for part in graph.initializer}
+    sizes = [int(np.prod([dim.dim_value for dim in part.type.tensor_type.shape.dim]))
+             for part in [*graph.value_info, *graph.input, *graph.output] if part.name not in constants]  # fmt: skip
+    return max(sizes)
+
+
+def _session(path: Path, chip: Chip | None, entries: Mapping[str, str]) -> Any:
+    import onnxruntime
+
+    backend = _registered()
+    devices = [device for device in onnxruntime.get_ep_devices() if device.ep_name == PROVIDER][:1]
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # errors are raised anyway
+    for key, value in entries.items():
+        options.add_session_config_entry(key, value)
+    of_chip = {} if chip is None else {"soc_model": str(chip.number), "htp_arch": str(chip.architecture)}
+    options.add_provider_for_devices(devices, {"backend_path": backend, **of_chip})
+    with _quiet_library():
+        return onnxruntime.InferenceSession(str(path), sess_options=options)
+
+
+@contextlib.contextmanager
+def _quiet_library() -> Iterator[None]:
+    """Without what Qualcomm's library writes to standard output itself when it starts."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
+
+
+@functools.cache
+def _registered() -> str:
+    """Make Qualcomm's library known to ONNX Runtime, once a process; returns the path of the processor's backend."""
+    try:
+        import onnxruntime
+        import onnxruntime_qnn
+    except ImportError as error:
+        cure = "Install it with pip install 'polymix[qnn]' (Linux on x86-64)."
+        raise MissingExtraError("onnxruntime-qnn", "no such package", "Qualcomm's compiler and emulator", cure) from error
+    onnxruntime.register_execution_provider_library(PROVIDER, onnxruntime_qnn.get_library_path())
+    return str(onnxruntime_qnn.get_qnn_htp_path())
