@@ -13,21 +13,28 @@ from polymix.cli.shared import Threads, thread_count, words
 
 def command(
     model: Annotated[
-        str | None,
-        typer.Option(help="A folder of polymix or transformers, timm/NAME, torchvision/NAME, or file.py:function."),
+        list[str] | None,
+        typer.Option(
+            help="A folder of polymix or transformers, timm/NAME, torchvision/NAME, or file.py:function. Repeat it for "
+            "several models."
+        ),
     ] = None,
     mixer: Annotated[str | None, typer.Option(help="A mixer alone, such as padre:grid=16x16.")] = None,
     dim: Annotated[int | None, typer.Option(help="Channels of --mixer.")] = None,
     tokens: Annotated[int | None, typer.Option(help="Tokens of --mixer, or of a text model.")] = None,
     modes: Annotated[str, typer.Option(help="Of --mixer: self, causal, cross, mask; or all that it has.")] = "self",
     target: Annotated[
-        str, typer.Option(help="What to write, separated by commas: onnx, int8, openvino, aoti.")
+        str, typer.Option(help="What to write, separated by commas: onnx, int8, openvino, aoti, web.")
     ] = "onnx",
     weights: Annotated[Path | None, typer.Option(help="State dict for a model by name.")] = None,
     classes: Annotated[int | None, typer.Option(help="Number of classes of a model by name.")] = None,
     image_size: Annotated[int | None, typer.Option(help="Side of the images, in pixels.")] = None,
     data: Annotated[
         Path | None, typer.Option(help="To calibrate int8: .npy, .npz by input name, or a folder of images.")
+    ] = None,
+    runtime: Annotated[
+        Path | None,
+        typer.Option(help="For web: the folder of npm's onnxruntime-web. Default: node_modules here or above."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of random weights and inputs.")] = 0,
     threads: Threads = None,
@@ -45,9 +52,10 @@ def command(
     from polymix.workflows.export import Settings, run
 
     settings = Settings(
-        model=model, mixer=mixer, dim=dim, tokens=tokens, modes=words(modes),
+        models=model or (), mixer=mixer, dim=dim, tokens=tokens, modes=words(modes),
         weights=None if weights is None else str(weights), classes=classes, image_size=image_size,
         data=None if data is None else str(data), seed=seed, trust=trust,
+        runtime=None if runtime is None else str(runtime),
     )  # fmt: skip
     torch.set_num_threads(thread_count(threads))
     console = Console()

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,9 @@ from polymix.errors import CapabilityError, InputError, MissingExtraError, Optio
 from polymix.export.manifest import onnx_session, run_session
 from polymix.mixers import TokenMixer
 from polymix.ops.related import selective_scan
+
+if TYPE_CHECKING:
+    from polymix.export.web.drawing import Drawing
 
 OPSET = 21
 LONGEST = 1 << 20  # of a free axis
@@ -40,6 +43,7 @@ class Graph:
             another where the model does not allow them to vary.
         about: metadata for the file.
         named: pass the inputs by name, not by place.
+        drawing: how a drawing becomes an image for a classifier, for the canvas of the target "web".
     """
 
     name: str
@@ -48,6 +52,7 @@ class Graph:
     free: Axes = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)
     named: bool = True
+    drawing: Drawing | None = None
 
     @staticmethod
     def of(model: nn.Module, inputs: Any, name: str = "model", **about: Any) -> Graph:

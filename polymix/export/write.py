@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from polymix import __version__
 from polymix._io import a_path, check_folder
-from polymix.errors import OptionError, ParityError, ShapeError
-from polymix.export.graph import Axes, Graph, check_exportable, needs, write_onnx, write_package
+from polymix.errors import CapabilityError, OptionError, ParityError, ShapeError
+from polymix.export.graph import LARGE, Axes, Graph, check_exportable, needs, write_onnx, write_package
 from polymix.export.manifest import CHECKS, MANIFEST, Arrays, check, write_arrays, write_manifest
 from polymix.mixers import TokenMixer
 
+Shared = dict[str, tuple[Path, Axes]]  # by the graph's name: its float ONNX file, and the axes that are free in it
 TOLERANCE = 1e-5  # of the float32 targets
 FAILED = "-failed"
 
@@ -40,7 +41,7 @@ class Written:
 
 def export(
     model: nn.Module, inputs: Any, out: str | Path, targets: Sequence[str] = ("onnx",), *, source: str | None = None,
-    data: Sequence[Arrays] | None = None,
+    data: Sequence[Arrays] | None = None, runtime: str | Path | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Export a mixer or a model, run each file, and compare it with PyTorch.
 
@@ -48,9 +49,10 @@ def export(
         model: in evaluation mode, with float32 weights.
         inputs: what it is called with: a tensor, a tuple of tensors, or tensors by name.
         out: a new folder: a folder for each target, the checks' arrays and manifest.json.
-        targets: "onnx", "int8", "openvino", "aoti".
+        targets: "onnx", "int8", "openvino", "aoti", "web".
         source: where the model comes from, for the metadata; None: its class.
         data: inputs by name to calibrate int8 with; None: `inputs`.
+        runtime: for web, the folder of npm's onnxruntime-web; None: node_modules here or above.
 
     Returns:
         What manifest.json holds.
@@ -61,7 +63,7 @@ def export(
         ParityError: a file gives other numbers; the files then lie in `out`-failed. MissingExtraError: a target's
         packages are missing.
     """
-    return export_graphs([Graph.of(model, inputs, **about(model, source))], out, targets, data=data)
+    return export_graphs([Graph.of(model, inputs, **about(model, source))], out, targets, data=data, runtime=runtime)
 
 
 def about(model: nn.Module, source: str | None) -> dict[str, Any]:
@@ -75,7 +77,7 @@ def about(model: nn.Module, source: str | None) -> dict[str, Any]:
 
 def export_graphs(
     graphs: Sequence[Graph], out: str | Path, targets: Sequence[str] = ("onnx",), *,
-    data: Sequence[Arrays] | None = None, info: Mapping[str, Any] | None = None,
+    data: Sequence[Arrays] | None = None, info: Mapping[str, Any] | None = None, runtime: str | Path | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """As `export`, for several graphs, each a file per target. info: more for the manifest."""
     for target in targets:
@@ -88,6 +90,10 @@ def export_graphs(
         raise OptionError("out", f"{folder}, which is not empty", "a new folder", "Choose another name.")
     for target in targets:
         needs(*PACKAGES.get(target, ()))
+    names = [graph.name for graph in graphs]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise OptionError("graphs", f"{twice[0]} twice", "graphs with different names", "Rename one of them.")
+    package = _web_runtime(targets, runtime)
     for graph in graphs:
         check_exportable(graph.model)
         _check_inputs(graph)
@@ -96,16 +102,25 @@ def export_graphs(
         made = Path(scratch) / folder.name
         (made / CHECKS).mkdir(parents=True)
         entries: list[dict[str, Any]] = []
-        shared: dict[str, Path] = {}  # the float graph of each name, for targets that start from it
+        shared: Shared = {}  # the float graph of each name, for targets that start from it
         for graph in graphs:
             for target in targets:
                 (made / target).mkdir(exist_ok=True)
                 entries += _entries(graph, target, made, shared, data)
         content = {"polymix": __version__, **(info or {}), "files": entries}
+        site = None
+        if package is not None:
+            from polymix.export.web.site import TARGET, Site
+
+            site = Site(made, graphs, package)
+            entries += site.add_curves(lambda graph: _entries(graph, TARGET, made, shared, None))
+            content[TARGET] = site.write(entries)
         write_manifest(made, content)
         results = check(made)
         for entry, result in zip(entries, results, strict=True):
             entry["error"] = result.error
+        if site is not None:
+            results += site.run(entries)
         write_manifest(made, content)
         wrong = [result for result in results if not result.passed]
         if wrong:
@@ -131,7 +146,7 @@ def _check_inputs(graph: Graph) -> None:
 
 
 def _entries(
-    graph: Graph, target: str, made: Path, shared: dict[str, Path], data: Sequence[Arrays] | None
+    graph: Graph, target: str, made: Path, shared: Shared, data: Sequence[Arrays] | None
 ) -> list[dict[str, Any]]:
     """Write a graph's files for one target, and the arrays that check them; returns their entries."""
     entries = []
@@ -164,28 +179,28 @@ def _bytes(path: Path) -> int:
     return sum(part.stat().st_size for part in path.parent.glob(f"{path.name}*"))
 
 
-def float_graph(graph: Graph, made: Path, shared: dict[str, Path]) -> Path:
-    """The float ONNX file of a graph for targets that start from it: that of "onnx", or one beside the export."""
+def float_graph(graph: Graph, made: Path, shared: Shared) -> tuple[Path, Axes]:
+    """The float ONNX file of a graph for targets that start from it, and its free axes.
+
+    It is that of the target "onnx", or one beside the export.
+    """
     if graph.name not in shared:
         path = made.parent / f"{graph.name}.onnx"
-        write_onnx(graph, path)
-        shared[graph.name] = path
+        shared[graph.name] = path, write_onnx(graph, path)
     return shared[graph.name]
 
 
-def _onnx(graph: Graph, folder: Path, made: Path, shared: dict[str, Path], data: Any) -> list[Written]:
+def _onnx(graph: Graph, folder: Path, made: Path, shared: Shared, data: Any) -> list[Written]:
     path = folder / f"{graph.name}.onnx"
     free = write_onnx(graph, path)
-    shared[graph.name] = path
+    shared[graph.name] = path, free
     return [Written(path, free=free, notes={"opset": 21})]
 
 
-def _int8(
-    graph: Graph, folder: Path, made: Path, shared: dict[str, Path], data: Sequence[Arrays] | None
-) -> list[Written]:
+def _int8(graph: Graph, folder: Path, made: Path, shared: Shared, data: Sequence[Arrays] | None) -> list[Written]:
     from polymix.export import int8
 
-    model = float_graph(graph, made, shared)
+    model, _ = float_graph(graph, made, shared)
     own = {name: value.cpu().numpy() for name, value in graph.inputs.items()}
     alone = isinstance(graph.model, TokenMixer)
     reports, written = {}, []
@@ -203,27 +218,51 @@ def _int8(
 def _from_onnx(target: str) -> Writer:
     """A target whose runtime reads ONNX files."""
 
-    def write(graph: Graph, folder: Path, made: Path, shared: dict[str, Path], data: Any) -> list[Written]:
+    def write(graph: Graph, folder: Path, made: Path, shared: Shared, data: Any) -> list[Written]:
         path = folder / f"{graph.name}.onnx"
-        shutil.copyfile(float_graph(graph, made, shared), path)
+        shutil.copyfile(float_graph(graph, made, shared)[0], path)
         return [Written(path)]
 
     return write
 
 
-def _aoti(graph: Graph, folder: Path, made: Path, shared: dict[str, Path], data: Any) -> list[Written]:
+def _aoti(graph: Graph, folder: Path, made: Path, shared: Shared, data: Any) -> list[Written]:
     """A package of AOTInductor: machine code for this processor, which PyTorch's C++ runtime loads."""
     path = folder / f"{graph.name}.pt2"
     write_package(graph, path)
     return [Written(path)]
 
 
+def _web_runtime(targets: Sequence[str], given: str | Path | None) -> Path | None:
+    """npm's onnxruntime-web for the target web; None for other targets."""
+    if "web" in targets:
+        from polymix.export.web.runtime import find_runtime
+
+        return find_runtime(given)
+    if given is not None:
+        raise OptionError("runtime", f"{given} without the target web", "none", "Leave it out, or add web.")
+    return None
+
+
+def _web(graph: Graph, folder: Path, made: Path, shared: Shared, data: Any) -> list[Written]:
+    """The ONNX file that the page loads; `polymix.export.web` writes the rest of the folder."""
+    size = sum(value.nbytes for value in graph.model.state_dict().values())
+    if size > LARGE:
+        got = f"{size / 1e9:.1f} GB of weights"
+        raise CapabilityError("model", got, f"at most {LARGE / 1e9} GB in a browser", "Export a smaller model.")
+    path = folder / "models" / f"{graph.name}.onnx"
+    path.parent.mkdir(exist_ok=True)
+    source, free = float_graph(graph, made, shared)
+    shutil.copyfile(source, path)
+    return [Written(path, free=free)]
+
+
 # Of the distance that a quantised mixer alone may have, and a whole model, in which errors add up layer by layer.
 ALONE = {"a8w8": 0.1, "a16w8": 0.02}
 WHOLE = {"a8w8": 0.3, "a16w8": 0.1}
-Writer = Callable[[Graph, Path, Path, "dict[str, Path]", Any], "list[Written]"]
+Writer = Callable[[Graph, Path, Path, "Shared", Any], "list[Written]"]
 WRITERS: dict[str, Writer] = {
-    "onnx": _onnx, "int8": _int8, "openvino": _from_onnx("openvino"), "aoti": _aoti,
+    "onnx": _onnx, "int8": _int8, "openvino": _from_onnx("openvino"), "aoti": _aoti, "web": _web,
 }  # fmt: skip
 _ONNX = ("onnx", "onnxscript", "onnxruntime")
-PACKAGES = {"onnx": _ONNX, "int8": _ONNX, "openvino": (*_ONNX, "openvino")}
+PACKAGES = {"onnx": _ONNX, "int8": _ONNX, "openvino": (*_ONNX, "openvino"), "web": (*_ONNX, "jinja2")}
