@@ -20,6 +20,7 @@ from polymix.export.web.drawing import Drawing
 from polymix.export.write import about, export_graphs
 from polymix.mixers.spec import parse_mixer
 from polymix.tasks.report import SCHEMA
+from polymix.tasks.runner import silent
 from polymix.tasks.saved import SavedRun
 from polymix.workflows.convert.inputs import random_input
 from polymix.workflows.convert.sources import load_model
@@ -78,9 +79,7 @@ def run(settings: Settings, out: Path, targets: Sequence[str], say: Callable[[st
     say(f"All files were run and compared. Again, anywhere: python -m polymix.export.check {out}")
     if "web" in content:
         if not content["web"]["ran_in_node"]:
-            say(
-                "Node.js is not installed: the web files did not run in WebAssembly yet. The page compares them itself."
-            )
+            say("Node.js is not installed: nothing ran in WebAssembly yet. The page compares its models when opened.")
         say(f"The page: python -m http.server --directory {out / 'web'}, then http://localhost:8000")
     return content
 
@@ -208,7 +207,7 @@ def _drawing(run: SavedRun) -> Drawing | None:
     recipe = run.recipe
     if not isinstance(recipe, ImageRecipe) or recipe.stream or recipe.looks_again or run.summary["channels"] != 1:
         return None
-    images = load_digits() if recipe.data is None else run.task.data.load(recipe, Path(), str).images
+    images = load_digits() if recipe.data is None else run.task.data.load(recipe, Path(), silent).images
     if not isinstance(images, ImageData):  # decoded when used: too many to measure here
         return None
     (mean,), (std,) = run.summary["mean"], run.summary["std"]

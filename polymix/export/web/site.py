@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from polymix import __version__
 from polymix._io import write_whole
@@ -21,7 +22,7 @@ from polymix.pages import render
 
 TARGET = "web"
 PAGE = Path(__file__).parent / "page"
-MODELS, ARRAYS, RUNTIME = "models", "checks", "ort"
+ARRAYS, RUNTIME = "checks", "ort"
 Entries = list[dict[str, Any]]
 
 
@@ -62,7 +63,7 @@ class Site:
                 told["omitted"] = f"{error.got}"
                 continue
             for tokens, found in written:
-                told["files"][tokens] = Path(found[0]["path"]).relative_to(TARGET).as_posix()
+                told["files"][tokens] = self._url(self.made / found[0]["path"])
                 entries += found
         return entries
 
@@ -90,13 +91,16 @@ class Site:
         files: dict[str, dict[str, str]] = {}
         for part in ("inputs", "outputs"):
             paths = as_files(read_arrays(self.made / entry[part]), self.folder / ARRAYS / f"{graph.name}-{part}")
-            files[part] = {name: Path(path).relative_to(self.folder).as_posix() for name, path in paths.items()}
+            files[part] = {name: self._url(Path(path)) for name, path in paths.items()}
         single = "batch" in entry["free"] or len(next(iter(graph.inputs.values()))) == 1
         return {
-            "name": graph.name, "label": self._label(graph), "file": f"{MODELS}/{graph.name}.onnx",
+            "name": graph.name, "label": self._label(graph), "file": self._url(self.made / entry["path"]),
             "bytes": entry["bytes"], "tolerance": entry["tolerance"], **files,
             "drawing": None if graph.drawing is None or not single else graph.drawing.to_dict(),
         }  # fmt: skip
+
+    def _url(self, path: Path) -> str:
+        return quote(path.relative_to(self.folder).as_posix())
 
     def _label(self, graph: Graph) -> str:
         """The model's mixer, with the file's name where there are several models of it; or where it comes from."""
@@ -120,7 +124,7 @@ class Site:
             program, arrays = Path(scratch) / "program", Path(scratch) / "arrays"
             program.mkdir()
             arrays.mkdir()
-            jobs = []
+            jobs: list[dict[str, Any]] = []
             for place, entry in enumerate(own):
                 inputs = as_files(read_arrays(self.made / entry["inputs"]), arrays / f"{place}-inputs")
                 wanted = as_files(read_arrays(self.made / entry["outputs"]), arrays / f"{place}-outputs")
