@@ -110,7 +110,7 @@ function plot(place, lines, tokens) {
       draw(picture, "circle", { cx: x(count), cy: y(line.ms[count]), r: 3.5 }).style.fill = line.colour;
     }
   }
-  const names = element("p", "names", "");
+  const names = element("p", "legend", "");
   for (const line of lines) {
     const mark = element("span", "mark", "");
     mark.style.background = line.colour;
