@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from polymix import __version__
 from polymix._io import one_line, write_whole
 from polymix.errors import CapabilityError, InputError, MissingExtraError, OptionError, ShapeError
 from polymix.export.manifest import onnx_session, run_session
@@ -107,6 +108,15 @@ class Graph:
                     places = torch.arange(size(length), device=values[key].device) % length
                     values[key] = values[key].index_select(axis, places)
         return values
+
+
+def about(model: nn.Module, source: str | None) -> dict[str, Any]:
+    """Metadata of a file: version, source, and the config of a mixer."""
+    said: dict[str, Any] = {"polymix_version": __version__, "source": source or type(model).__name__}
+    if isinstance(model, TokenMixer):
+        said["config"] = model.config.to_dict()
+        said["source"] = source or f"mixer {model.name}"
+    return said
 
 
 def outputs_of(result: Any) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from polymix import __version__
 from polymix._io import a_path, check_folder
 from polymix.errors import CapabilityError, OptionError, ParityError, ShapeError
-from polymix.export.graph import LARGE, Axes, Graph, check_exportable, needs, write_onnx, write_package
+from polymix.export.graph import LARGE, Axes, Graph, about, check_exportable, needs, write_onnx, write_package
 from polymix.export.manifest import CHECKS, MANIFEST, Arrays, check, write_arrays, write_manifest
 from polymix.mixers import TokenMixer
 
@@ -64,15 +64,6 @@ def export(
         packages are missing.
     """
     return export_graphs([Graph.of(model, inputs, **about(model, source))], out, targets, data=data, runtime=runtime)
-
-
-def about(model: nn.Module, source: str | None) -> dict[str, Any]:
-    """Metadata of a file: version, source, and the config of a mixer."""
-    said: dict[str, Any] = {"polymix_version": __version__, "source": source or type(model).__name__}
-    if isinstance(model, TokenMixer):
-        said["config"] = model.config.to_dict()
-        said["source"] = source or f"mixer {model.name}"
-    return said
 
 
 def export_graphs(

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from polymix._io import RESULTS, read_json
 from polymix.errors import DataError, OptionError, check_int
-from polymix.export.graph import Graph
+from polymix.export.graph import Graph, about
 from polymix.export.modes import MODES, mixer_graphs, modes_of
 from polymix.export.web.drawing import Drawing
-from polymix.export.write import about, export_graphs
+from polymix.export.write import export_graphs
 from polymix.mixers.spec import parse_mixer
 from polymix.tasks.report import SCHEMA
 from polymix.tasks.runner import silent

@@ -53,8 +53,8 @@ class Drawing:
         ink = max((values.min().item(), values.max().item()), key=lambda value: abs(value - background))
         if ink == background or bool((values != values.round()).any()):
             return None
-        cover = ((values - background) / (ink - background)).clamp(min=0)
-        drawn = cover > BLANK
+        cover = (values - background) / (ink - background)
+        drawn = cover.abs() > BLANK
         drawn = drawn[drawn.flatten(1).any(1)]
         if (~drawn).double().mean().item() < LEAST_BLANK:
             return None

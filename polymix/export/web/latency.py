@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from polymix.export.graph import Graph
-from polymix.export.write import about
+from polymix.export.graph import Graph, about
 from polymix.mixers import MixerConfig, TokenMixer, create_mixer
 
 TOKENS = (256, 576, 1024, 2304, 4096)  # squares, for mixers on a grid

@@ -76,7 +76,8 @@ class Site:
         models = [self._model(graph, entries) for graph in self.graphs]
         content = {"polymix": __version__, "models": models, "curves": self.curves, "tokens": TOKENS}
         write_whole(self.folder / "site.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
-        title = " and ".join(model["label"] for model in models)
+        *first, last = (model["label"] for model in models)
+        title = f"{', '.join(first)} and {last}" if first else last
         drawn = next((graph.drawing.classes for graph in self.graphs if graph.drawing is not None), ())
         digits = set(drawn) == set("0123456789")
         page = render("export/web/page/index.html.j2", title=title, runtime=self.version,
