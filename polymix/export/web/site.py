@@ -107,7 +107,8 @@ class Site:
         """The model's mixer, with the file's name where there are several models of it; or where it comes from."""
 
         def plain(other: Graph) -> str:
-            return str(other.about.get("mixer") or other.about.get("source") or other.name)
+            source = str(other.about.get("source") or other.name).rpartition("/")[2]  # not the folder's whole path
+            return str(other.about.get("mixer") or source)
 
         same = sum(plain(other) == plain(graph) for other in self.graphs)
         label = "softmax attention" if plain(graph) == ATTENTION else plain(graph)
