@@ -237,3 +237,15 @@ def test_the_canvas_gets_its_constants_from_the_run(package, quick, tmp_path, mo
     assert drawing["classes"] == data["classes"] and (drawing["side"], drawing["size"]) == (8, 16)
     assert second["drawing"] is None, "its images are decoded when used"
     assert "Draw a digit" in (tmp_path / "out/web/index.html").read_text("utf-8")
+
+
+def test_a_mixer_is_timed_as_far_as_it_goes(package, tmp_path):
+    """A mixer whose number of tokens cannot stay free gets a file for each; one for at most 1,024 tokens has three."""
+    mixer = polymix.create_mixer("hyena", 8).eval()
+    polymix.export.export(mixer, torch.randn(2, 8, 8), tmp_path / "out", targets=("web",), runtime=package)
+    _, line = content(tmp_path / "out", "web/site.json")["curves"]
+    assert list(line["files"]) == ["256", "576", "1024"]
+    assert line["note"] == "hyena is not measured from 2304 tokens on: it cannot be exported for them."
+    named = {entry["path"] for entry in content(tmp_path / "out")["files"]}
+    there = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out/web/models").iterdir()}
+    assert named == there, "files of failed attempts are removed"
