@@ -4,6 +4,7 @@ It speaks the DevTools protocol of Chromium, which needs no further package. Tes
 """
 
 import base64
+import itertools
 import json
 import os
 import shutil
@@ -83,8 +84,8 @@ INSPECT = r"""
 class Page:
     """An open page: look at it as a reader with some screen would."""
 
-    def __init__(self, send):
-        self.send = send
+    def __init__(self, send, events=()):
+        self.send, self.events = send, events
 
     def see(self, width, *, dark=False, media="screen"):
         """What INSPECT finds at a width in CSS pixels."""
@@ -94,7 +95,8 @@ class Page:
         return json.loads(self.evaluate(INSPECT))
 
     def evaluate(self, code):
-        answer = self.send("Runtime.evaluate", expression=code, returnByValue=True)
+        """The value of an expression, or of its promise."""
+        answer = self.send("Runtime.evaluate", expression=code, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
@@ -102,14 +104,25 @@ class Page:
         shot = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(shot["data"]))
 
+    def happened(self, method):
+        """What events of this name told, of the page and its workers, in a browser opened with watch=True."""
+        return [event["params"] for event in self.events if event["method"] == method]
+
+    def drag(self, points):
+        """Press the mouse at the first point in CSS pixels of the window, move it along the others, and let go."""
+        kinds = ["mousePressed", *["mouseMoved"] * (len(points) - 1)]
+        for kind, (x, y) in [*zip(kinds, points, strict=True), ("mouseReleased", points[-1])]:
+            self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1)
+
     def pdf(self):
         """The printed page, by its own page size."""
         return base64.b64decode(self.send("Page.printToPDF", preferCSSPageSize=True, printBackground=True)["data"])
 
 
 @contextmanager
-def opened(path, profile):
-    """The page in a file, in a browser with an empty profile."""
+def opened(path, profile, watch=False):
+    """The page in a file or at a URL, in a browser with an empty profile. watch: note its requests and errors."""
+    url = path if isinstance(path, str) else path.resolve().as_uri()
     inward, outward = os.pipe(), os.pipe()
     shell = f'exec "$0" "$@" 3<&{inward[0]} 4>&{outward[1]}'
     command = ["bash", "-c", shell, CHROMIUM, *OPTIONS, f"--user-data-dir={profile}", "about:blank"]
@@ -118,7 +131,7 @@ def opened(path, profile):
     )  # fmt: skip
     os.close(inward[0])
     os.close(outward[1])
-    session, number = {}, 0
+    session, events = {}, []
     with os.fdopen(inward[1], "wb") as to, os.fdopen(outward[0], "rb") as back:
         rest = b""
 
@@ -131,13 +144,23 @@ def opened(path, profile):
             message, _, rest = rest.partition(b"\0")
             return json.loads(message)
 
-        def send(method, **params):
-            nonlocal number
-            number += 1
+        count = itertools.count(1)
+
+        def post(method, params, session):
+            number = next(count)
             to.write(json.dumps({"id": number, "method": method, "params": params, **session}).encode() + b"\0")
             to.flush()
+            return number
+
+        def send(method, **params):
+            number = post(method, params, session)
             while (message := receive()).get("id") != number:
-                pass
+                if watch and "method" in message:
+                    events.append(message)
+                    if message["method"] == "Target.attachedToTarget":  # a worker, which waits to be watched
+                        worker = {"sessionId": message["params"]["sessionId"]}
+                        post("Network.enable", {}, worker)
+                        post("Runtime.runIfWaitingForDebugger", {}, worker)
             assert "error" not in message, message
             return message["result"]
 
@@ -145,9 +168,13 @@ def opened(path, profile):
             target = send("Target.createTarget", url="about:blank")["targetId"]
             session["sessionId"] = send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
             send("Page.enable")
-            page = Page(send)
-            send("Page.navigate", url=path.resolve().as_uri())
-            while page.evaluate("document.readyState + location.protocol") != "completefile:":
+            if watch:
+                for domain in ("Network", "Runtime", "Log"):
+                    send(f"{domain}.enable")
+                send("Target.setAutoAttach", autoAttach=True, waitForDebuggerOnStart=True, flatten=True)
+            page = Page(send, events)
+            send("Page.navigate", url=url)
+            while page.evaluate("document.readyState + location.protocol") != "complete" + url.partition("/")[0]:
                 pass
             yield page
         finally:

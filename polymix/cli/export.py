@@ -13,15 +13,18 @@ from polymix.cli.shared import Threads, thread_count, words
 
 def command(
     model: Annotated[
-        str | None,
-        typer.Option(help="A folder of polymix or transformers, timm/NAME, torchvision/NAME, or file.py:function."),
+        list[str] | None,
+        typer.Option(
+            help="A folder of polymix or transformers, timm/NAME, torchvision/NAME, or file.py:function. Repeat it for "
+            "several models."
+        ),
     ] = None,
     mixer: Annotated[str | None, typer.Option(help="A mixer alone, such as padre:grid=16x16.")] = None,
     dim: Annotated[int | None, typer.Option(help="Channels of --mixer.")] = None,
     tokens: Annotated[int | None, typer.Option(help="Tokens of --mixer, or of a text model.")] = None,
     modes: Annotated[str, typer.Option(help="Of --mixer: self, causal, cross, mask; or all that it has.")] = "self",
     target: Annotated[
-        str, typer.Option(help="What to write, separated by commas: onnx, int8, qnn, openvino, aoti.")
+        str, typer.Option(help="What to write, separated by commas: onnx, int8, qnn, openvino, aoti, web.")
     ] = "onnx",
     weights: Annotated[Path | None, typer.Option(help="State dict for a model by name.")] = None,
     classes: Annotated[int | None, typer.Option(help="Number of classes of a model by name.")] = None,
@@ -35,6 +38,10 @@ def command(
     soc: Annotated[
         str, typer.Option(help="Chip of qnn: a name, a model or Qualcomm's number, such as SM8650 or 57.")
     ] = "snapdragon-8-gen-3",
+    runtime: Annotated[
+        Path | None,
+        typer.Option(help="For web: the folder of npm's onnxruntime-web. Default: node_modules here or above."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of random weights and inputs.")] = 0,
     threads: Threads = None,
     trust: Annotated[bool, typer.Option("--trust", help="Allow the user code that a saved folder names.")] = False,
@@ -51,9 +58,10 @@ def command(
     from polymix.workflows.export import Settings, run
 
     settings = Settings(
-        model=model, mixer=mixer, dim=dim, tokens=tokens, modes=words(modes),
+        models=model or (), mixer=mixer, dim=dim, tokens=tokens, modes=words(modes),
         weights=None if weights is None else str(weights), classes=classes, image_size=image_size,
         data=None if data is None else str(data), seed=seed, trust=trust, schemes=words(schemes), soc=soc,
+        runtime=None if runtime is None else str(runtime),
     )  # fmt: skip
     torch.set_num_threads(thread_count(threads))
     console = Console()

@@ -1,8 +1,8 @@
 """Equal ranges before quantisation: scales that move between neighbouring layers and leave the result as it is.
 
-One range of 8 bits serves all channels of a tensor, so that a channel with small values gets few of its levels. Where two
-layers stand in a row, channel c of the first may be multiplied by s_c > 0, and the second divide by it: in its weights,
-or, in a Hadamard product, in those of the other factor (a scale moved from Y1 to Y2 changes nothing).
+One range of 8 bits serves all channels of a tensor, so that a channel with small values gets few of its levels. Where
+two layers stand in a row, channel c of the first may be multiplied by s_c > 0, and the second divide by it: in its
+weights, or, in a Hadamard product, in those of the other factor (a scale moved from Y1 to Y2 changes nothing).
 
     y = W2 (W1 x)  =  (W2 S^-1) (S W1 x)             (W1 x) * (W2 x)  =  (S W1 x) * (S^-1 W2 x)
 
@@ -37,9 +37,9 @@ class Scaled:
 class Plan:
     """Where scales can be put in a graph, found by walking through it in order.
 
-    Products with constant weights and convolutions take any scale of their input away, in their weights, and give a new
-    one to their output, as the weights of a norm do. Operators between them pass scales on, add their logarithms (Mul) or demand that two are equal
-    (Add). All others, and the graph's outputs, demand that there is none.
+    Products with constant weights and convolutions take any scale of their input away, in their weights, and give a
+    new one to their output, as the weights of a norm do. Operators between them pass scales on, add their logarithms
+    (Mul) or demand that two are equal (Add). All others, and the graph's outputs, demand that there is none.
 
     sizes: channels of each free scale. scaled: tensors by name. equations: terms that must add up to zero.
     weights: for each layer, by the place of its node: the input's scale and the free scale of its output.
@@ -84,7 +84,7 @@ class Plan:
             self.followers.append((bias, made))
 
     def channels(self, name: str) -> int:
-        return self.shapes[name][self.scaled[name].axis]  # type: ignore[no-any-return]
+        return self.shapes[name][self.scaled[name].axis]
 
     # ---- by operator
 
@@ -219,7 +219,8 @@ class Plan:
 
 
 WALKS: dict[str, Callable[[Plan, Any, int], None]] = {
-    "MatMul": Plan.matmul, "Conv": Plan.convolution, "LayerNormalization": Plan.norm, "Add": Plan.sum, "Sub": Plan.sum, "Mul": Plan.product,
+    "MatMul": Plan.matmul, "Conv": Plan.convolution, "LayerNormalization": Plan.norm, "Add": Plan.sum,
+    "Sub": Plan.sum, "Mul": Plan.product,
     "Div": Plan.quotient, "Transpose": Plan.transpose, "Reshape": Plan.reshape, "Squeeze": Plan.reshape,
     "Unsqueeze": Plan.reshape, "ReduceSum": Plan.reduce, "ReduceMean": Plan.reduce,
     **dict.fromkeys(PASSING, Plan.same),
@@ -256,7 +257,7 @@ def part_fused_layers(graph: Any) -> None:
     uses = Counter(name for node in graph.node for name in node.input)
     values = {part.name: part for part in graph.initializer}
     for split in [node for node in graph.node if node.op_type == "Split"]:
-        chain = [makers.get(split.input[0])]
+        chain: list[Any] = [makers.get(split.input[0])]
         if chain[0] is not None and chain[0].op_type == "Add":
             chain.insert(0, makers.get(next((name for name in chain[0].input if name not in values), "")))
         product = chain[0]
@@ -275,13 +276,10 @@ def part_fused_layers(graph: Any) -> None:
             parts = [weight[:, start : start + size], *([] if bias is None else [bias[start : start + size]])]
             names = [f"{constant}.{start}" for constant in constants]
             graph.initializer.extend(
-                numpy_helper.from_array(np.ascontiguousarray(part), own)
-                for own, part in zip(names, parts, strict=True)
+                numpy_helper.from_array(np.ascontiguousarray(part), own) for own, part in zip(names, parts, strict=True)
             )
             output = name if bias is None else f"{name}.product"
-            made.append(
-                helper.make_node("MatMul", [product.input[0], names[0]], [output], f"{product.name}.{start}")
-            )
+            made.append(helper.make_node("MatMul", [product.input[0], names[0]], [output], f"{product.name}.{start}"))
             if bias is not None:
                 made.append(helper.make_node("Add", [output, names[1]], [name], f"{chain[1].name}.{start}"))
             start += size
@@ -333,7 +331,7 @@ def solve(plan: Plan, extremes: Mapping[str, np.ndarray]) -> list[np.ndarray]:
 
 
 def _log(extremes: np.ndarray) -> np.ndarray:
-    return np.log(np.maximum(extremes, max(float(extremes.max(initial=0.0)), 1e-30) * RATIO))  # type: ignore[no-any-return]
+    return np.log(np.maximum(extremes, max(float(extremes.max(initial=0.0)), 1e-30) * RATIO))
 
 
 def _apply(plan: Plan, scales: Sequence[np.ndarray]) -> None:
@@ -355,7 +353,9 @@ def _apply(plan: Plan, scales: Sequence[np.ndarray]) -> None:
         else:
             inner = (1,) * (weight.ndim - 2)
             own = _attribute(node, "group", 1) > 1  # a filter for each channel
-            weight = weight * after.reshape(-1, 1, *inner) / np.reshape(before, (-1, 1, *inner) if own else (1, -1, *inner))
+            weight = (
+                weight * after.reshape(-1, 1, *inner) / np.reshape(before, (-1, 1, *inner) if own else (1, -1, *inner))
+            )
         changed[node.input[1]] = weight
     for name, scaled in plan.followers:
         changed[name] = changed[name] * np.reshape(factor(scaled), (-1, *(1,) * (_depth(plan, name, scaled))))
@@ -381,7 +381,9 @@ def _shapes(model: Any) -> dict[str, list[Any]]:
     for part in [*graph.value_info, *graph.input, *graph.output]:
         kind = part.type.tensor_type
         if kind.HasField("shape"):
-            shapes[part.name] = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in kind.shape.dim]
+            shapes[part.name] = [
+                dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in kind.shape.dim
+            ]
     for node in graph.node:
         if node.op_type == "Constant":
             shapes.setdefault(node.output[0], [])
@@ -415,7 +417,7 @@ def _null_space(rows: Sequence[np.ndarray], size: int) -> np.ndarray:
     if not rows:
         return np.eye(size)
     _, values, vectors = np.linalg.svd(np.stack(rows))
-    return vectors[int((values > 1e-9).sum()) :].T  # type: ignore[no-any-return]
+    return vectors[int((values > 1e-9).sum()) :].T
 
 
 def _groups(count: int, links: Sequence[Mapping[int, int]]) -> Iterator[list[int]]:

@@ -12,16 +12,20 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from polymix import __version__
 from polymix._io import one_line, write_whole
 from polymix.errors import CapabilityError, InputError, MissingExtraError, OptionError, ShapeError
 from polymix.export.manifest import onnx_session, run_session
 from polymix.mixers import TokenMixer
 from polymix.ops.related import selective_scan
+
+if TYPE_CHECKING:
+    from polymix.export.web.drawing import Drawing
 
 OPSET = 21
 LONGEST = 1 << 20  # of a free axis
@@ -40,6 +44,7 @@ class Graph:
             another where the model does not allow them to vary.
         about: metadata for the file.
         named: pass the inputs by name, not by place.
+        drawing: how a drawing becomes an image for a classifier, for the canvas of the target "web".
     """
 
     name: str
@@ -48,6 +53,7 @@ class Graph:
     free: Axes = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)
     named: bool = True
+    drawing: Drawing | None = None
 
     @staticmethod
     def of(model: nn.Module, inputs: Any, name: str = "model", **about: Any) -> Graph:
@@ -102,6 +108,15 @@ class Graph:
                     places = torch.arange(size(length), device=values[key].device) % length
                     values[key] = values[key].index_select(axis, places)
         return values
+
+
+def about(model: nn.Module, source: str | None) -> dict[str, Any]:
+    """Metadata of a file: version, source, and the config of a mixer."""
+    said: dict[str, Any] = {"polymix_version": __version__, "source": source or type(model).__name__}
+    if isinstance(model, TokenMixer):
+        said["config"] = model.config.to_dict()
+        said["source"] = source or f"mixer {model.name}"
+    return said
 
 
 def outputs_of(result: Any) -> dict[str, Tensor]:

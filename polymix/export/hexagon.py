@@ -1,4 +1,4 @@
-"""Files for the tensor processor of Qualcomm's chips (Hexagon, HTP): everything in integers, compiled, and emulated here.
+"""Files for the tensor processor of Qualcomm's chips (Hexagon, HTP): in integers throughout, compiled, and emulated.
 
 Package: onnxruntime-qnn (the extra `qnn`), which holds Qualcomm's graph compiler and an emulator of the processor. The
 emulator gives the processor's numbers. Its times and cycles are those of this machine and say nothing of a chip's.
@@ -6,13 +6,9 @@ emulator gives the processor's numbers. Its times and cycles are those of this m
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import os
-import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,16 +18,18 @@ import numpy as np
 from polymix._io import one_line
 from polymix.errors import CapabilityError, MissingExtraError, OptionError
 from polymix.export import int8
-from polymix.export.manifest import Arrays, run_session
+from polymix.export.manifest import CONTEXT, QNN_PROVIDER, Arrays, qnn_session
 
-PROVIDER = "QNNExecutionProvider"
-CONTEXT = "-context.onnx"
 DEFAULT_CHIP = "snapdragon-8-gen-3"
-NORMS = ("LayerNormalization", "InstanceNormalization", "GroupNormalization")  # the compiler takes unsigned weights alone
+NORMS = (
+    "LayerNormalization",
+    "InstanceNormalization",
+    "GroupNormalization",
+)  # the compiler takes unsigned weights alone
 STRENGTHS = (0.0, 0.5, 1.0)
 RUN_ON_PHONE = (
-    "ONNX Runtime for Android with its QNN execution provider opens the file that ends in -context.onnx, beside the .bin, "
-    "with the provider option backend_path=libQnnHtp.so. qnn-net-run of Qualcomm's SDK runs the .bin: "
+    "ONNX Runtime for Android with its QNN execution provider opens the file that ends in -context.onnx, beside the "
+    ".bin, with the provider option backend_path=libQnnHtp.so. qnn-net-run of Qualcomm's SDK runs the .bin: "
     "qnn-net-run --backend libQnnHtp.so --retrieve_context FILE.bin --input_list inputs.txt"
 )
 
@@ -48,6 +46,10 @@ class Chip:
     number: int
     architecture: int
     memory: int
+
+    def options(self) -> dict[str, str]:
+        """As the compiler takes them."""
+        return {"soc_model": str(self.number), "htp_arch": str(self.architecture)}
 
 
 CHIPS = {
@@ -120,12 +122,16 @@ def compile_context(model: Path, chip: Chip) -> Compiled:
     context.unlink(missing_ok=True)  # the compiler refuses to replace it
     start = time.perf_counter()
     try:
-        _session(model, chip, {**options, "session.disable_cpu_ep_fallback": "1"})
+        qnn_session(model, {**options, "session.disable_cpu_ep_fallback": "1"}, chip.options())
     except MissingExtraError:
         raise
     except Exception as error:  # the runtime's own kinds
         first = _first_on_cpu(model, chip)
-        why = f"with {first}, which would run on the CPU" if first else f"on which its compiler fails ({one_line(error)[:200]})"
+        why = (
+            f"with {first}, which would run on the CPU"
+            if first
+            else f"on which its compiler fails ({one_line(error)[:200]})"
+        )
         cure = "Change the model there, or leave qnn out."
         raise CapabilityError("targets", f"qnn for {model.stem} {why}", f"a graph for {chip.model}", cure) from error
     seconds = time.perf_counter() - start
@@ -136,10 +142,10 @@ def compile_context(model: Path, chip: Chip) -> Compiled:
 def _first_on_cpu(model: Path, chip: Chip) -> str | None:
     """The first operator that the compiler leaves to the CPU, other than the graph's own inputs and outputs."""
     try:
-        session = _session(model, chip, {"session.record_ep_graph_assignment_info": "1"})
+        session = qnn_session(model, {"session.record_ep_graph_assignment_info": "1"}, chip.options())
     except Exception:  # the compiler fails on the whole
         return None
-    left = {node.name for part in session.get_provider_graph_assignment_info() if part.ep_name != PROVIDER
+    left = {node.name for part in session.get_provider_graph_assignment_info() if part.ep_name != QNN_PROVIDER
             for node in part.get_nodes()}  # fmt: skip
     import onnx
 
@@ -149,17 +155,14 @@ def _first_on_cpu(model: Path, chip: Chip) -> str | None:
     return None
 
 
-def emulate(path: Path, inputs: Mapping[str, np.ndarray]) -> Arrays:
-    """The outputs of a compiled file, by the emulator of the processor. Raises MissingExtraError: it is not installed."""
-    return run_session(_session(path, None, {"session.disable_cpu_ep_fallback": "1"}), inputs)
-
-
 def operators(model: Path) -> dict[str, int]:
     """How many of each operator a quantised file holds, without those that convert to integers and back."""
     import onnx
 
     counts = Counter(node.op_type for node in onnx.load(model, load_external_data=False).graph.node)
-    return {name: counts[name] for name in sorted(counts) if name not in ("QuantizeLinear", "DequantizeLinear", "Constant")}
+    return {
+        name: counts[name] for name in sorted(counts) if name not in ("QuantizeLinear", "DequantizeLinear", "Constant")
+    }
 
 
 def largest_activation(model: Path) -> int:
@@ -171,45 +174,3 @@ def largest_activation(model: Path) -> int:
     sizes = [int(np.prod([dim.dim_value for dim in part.type.tensor_type.shape.dim]))
              for part in [*graph.value_info, *graph.input, *graph.output] if part.name not in constants]  # fmt: skip
     return max(sizes)
-
-
-def _session(path: Path, chip: Chip | None, entries: Mapping[str, str]) -> Any:
-    import onnxruntime
-
-    backend = _registered()
-    devices = [device for device in onnxruntime.get_ep_devices() if device.ep_name == PROVIDER][:1]
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # errors are raised anyway
-    for key, value in entries.items():
-        options.add_session_config_entry(key, value)
-    of_chip = {} if chip is None else {"soc_model": str(chip.number), "htp_arch": str(chip.architecture)}
-    options.add_provider_for_devices(devices, {"backend_path": backend, **of_chip})
-    with _quiet_library():
-        return onnxruntime.InferenceSession(str(path), sess_options=options)
-
-
-@contextlib.contextmanager
-def _quiet_library() -> Iterator[None]:
-    """Without what Qualcomm's library writes to standard output itself when it starts."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), 1)
-        try:
-            yield
-        finally:
-            os.dup2(kept, 1)
-            os.close(kept)
-
-
-@functools.cache
-def _registered() -> str:
-    """Make Qualcomm's library known to ONNX Runtime, once a process; returns the path of the processor's backend."""
-    try:
-        import onnxruntime
-        import onnxruntime_qnn
-    except ImportError as error:
-        cure = "Install it with pip install 'polymix[qnn]' (Linux on x86-64)."
-        raise MissingExtraError("onnxruntime-qnn", "no such package", "Qualcomm's compiler and emulator", cure) from error
-    onnxruntime.register_execution_provider_library(PROVIDER, onnxruntime_qnn.get_library_path())
-    return str(onnxruntime_qnn.get_qnn_htp_path())

@@ -1,7 +1,7 @@
 """ONNX files with 8-bit weights: static quantisation, calibrated on data, and a report of the errors layer by layer.
 
-`quantise` is shared by the targets: for each it tries kinds of ranges and strengths of equal ranges (`equalise`), and keeps
-what is nearest to float32 on the data.
+`quantise` is shared by the targets: for each it tries kinds of ranges and strengths of equal ranges (`equalise`), and
+keeps what is nearest to float32 on the data.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def quantise(
 ) -> dict[str, Any]:  # fmt: skip
     """Write `model` quantised to `out`; returns the report.
 
-    Tried are the strengths of equal ranges with the ranges of the extremes, then the other ranges with the best strength.
+    Tried are the strengths of equal ranges with the ranges of the extremes, then other ranges with the best strength.
     What is tried later replaces what was tried earlier if its error is smaller by a twentieth.
 
     Args:
@@ -71,6 +71,7 @@ def quantise(
     wanted = _outputs(model, data)
     tried: list[dict[str, Any]] = []
     best, failure = None, None
+    layers: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
 
         def attempt(strength: float | None, method: str) -> None:
@@ -90,6 +91,7 @@ def quantise(
             if best is None or error < BETTER * best["error"]:
                 best = tried[-1]
                 write_whole(out, path.read_bytes())
+                layers[:] = _layers(source, out, data[0])
 
         for strength in strengths if not beside else (None,):  # weights in files of their own stay as they are
             attempt(strength, METHODS[0])
@@ -100,7 +102,7 @@ def quantise(
         raise CapabilityError("targets", got[:400], "a graph that can be quantised", "Leave int8 out.") from failure
     report = {
         "scheme": scheme, **best, "tried": tried, "bytes": out.stat().st_size, "float_bytes": model.stat().st_size,
-        "samples": len(data), "layers": list(_layers(model, out, data[0])),
+        "samples": len(data), "layers": layers,
     }  # fmt: skip
     if (agreement := _agreement(_outputs(out, data), wanted)) is not None:
         report["same_answer"] = agreement

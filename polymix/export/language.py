@@ -12,8 +12,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from polymix._io import read_json
 from polymix.errors import CapabilityError, OptionError
-from polymix.export.graph import Graph
-from polymix.export.write import about
+from polymix.export.graph import Graph, about
 from polymix.mixers.cache import StateLayer
 from polymix.models.language import PolymixGPTForCausalLM, PolymixLlamaForCausalLM
 from polymix.models.language.layers import mixers_of

@@ -5,10 +5,15 @@ Nothing here needs PyTorch, so that an export can be checked on the machine wher
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
-from collections.abc import Callable, Mapping
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,6 +22,10 @@ from polymix._io import one_line, read_json, write_whole
 from polymix.errors import DataError, MissingExtraError
 
 MANIFEST, CHECKS, SCHEMA = "manifest.json", "check", "polymix.export/1"
+QNN_PROVIDER, CONTEXT = (
+    "QNNExecutionProvider",
+    "-context.onnx",
+)  # of Qualcomm's runtime; the end of a compiled file's name
 Arrays = dict[str, np.ndarray]
 
 
@@ -199,13 +208,63 @@ def _aoti(path: Path, inputs: Mapping[str, np.ndarray]) -> Arrays:
     return {name: output.detach().numpy() for name, output in zip(names, outputs, strict=True)}
 
 
+def qnn_session(path: Path, entries: Mapping[str, str], chip: Mapping[str, str] = MappingProxyType({})) -> Any:
+    """A session with Qualcomm's compiler and the emulator of its tensor processor.
+
+    Args:
+        entries: of the session's configuration. chip: the provider's options for a chip, to compile for it.
+
+    Raises MissingExtraError: onnxruntime-qnn is not installed.
+    """
+    backend = _qnn_backend()
+    import onnxruntime
+
+    devices = [device for device in onnxruntime.get_ep_devices() if device.ep_name == QNN_PROVIDER][:1]
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # errors are raised anyway
+    for key, value in entries.items():
+        options.add_session_config_entry(key, value)
+    options.add_provider_for_devices(devices, {"backend_path": backend, **chip})
+    with _quiet_library():
+        return onnxruntime.InferenceSession(str(path), sess_options=options)
+
+
+@functools.cache
+def _qnn_backend() -> str:
+    """Make Qualcomm's library known to ONNX Runtime, once a process; returns the path of the processor's backend."""
+    try:
+        import onnxruntime
+        import onnxruntime_qnn
+    except ImportError as error:
+        cure = "Install it with pip install 'polymix[qnn]' (Linux on x86-64)."
+        allowed = "Qualcomm's compiler and emulator"
+        raise MissingExtraError("onnxruntime-qnn", "no such package", allowed, cure) from error
+    onnxruntime.register_execution_provider_library(QNN_PROVIDER, onnxruntime_qnn.get_library_path())
+    return str(onnxruntime_qnn.get_qnn_htp_path())
+
+
+@contextlib.contextmanager
+def _quiet_library() -> Iterator[None]:
+    """Without what Qualcomm's library writes to standard output itself when it starts."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
+
+
 def _qnn(path: Path, inputs: Mapping[str, np.ndarray]) -> Arrays:
     """Of a compiled file by the emulator, of the quantised file from which it was compiled on the CPU."""
-    from polymix.export import hexagon
-
-    return hexagon.emulate(path, inputs) if path.name.endswith(hexagon.CONTEXT) else _onnxruntime(path, inputs)
+    if not path.name.endswith(CONTEXT):
+        return _onnxruntime(path, inputs)
+    return run_session(qnn_session(path, {"session.disable_cpu_ep_fallback": "1"}), inputs)
 
 
 RUNTIMES: dict[str, Callable[[Path, Mapping[str, np.ndarray]], Arrays]] = {
     "onnx": _onnxruntime, "int8": _onnxruntime, "qnn": _qnn, "openvino": _openvino, "aoti": _aoti,
+    "web": _onnxruntime,  # not by the folder's own script: checking a folder runs no code of it
 }  # fmt: skip

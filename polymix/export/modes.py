@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from polymix.errors import OptionError
-from polymix.export.graph import Graph
-from polymix.export.write import about
+from polymix.export.graph import Graph, about
 from polymix.mixers import TokenMixer
 from polymix.mixers.registry import lacks
 

@@ -14,12 +14,13 @@ from torch import Tensor, nn
 
 from polymix import __version__
 from polymix._io import a_path, check_folder
-from polymix.errors import OptionError, ParityError, ShapeError
+from polymix.errors import CapabilityError, OptionError, ParityError, ShapeError
 from polymix.export import hexagon, int8
-from polymix.export.graph import Axes, Graph, check_exportable, needs, write_onnx, write_package
+from polymix.export.graph import LARGE, Axes, Graph, about, check_exportable, needs, write_onnx, write_package
 from polymix.export.manifest import CHECKS, MANIFEST, Arrays, check, write_arrays, write_manifest
 from polymix.mixers import TokenMixer
 
+Shared = dict[str, tuple[Path, Axes]]  # by the graph's name: its float ONNX file, and the axes that are free in it
 TOLERANCE = 1e-5  # of the float32 targets
 FAILED = "-failed"
 
@@ -52,6 +53,7 @@ class Options:
 def export(
     model: nn.Module, inputs: Any, out: str | Path, targets: Sequence[str] = ("onnx",), *, source: str | None = None,
     data: Sequence[Arrays] | None = None, schemes: Sequence[str] = int8.SCHEMES, soc: str = hexagon.DEFAULT_CHIP,
+    runtime: str | Path | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Export a mixer or a model, run each file, and compare it with PyTorch.
 
@@ -59,11 +61,12 @@ def export(
         model: in evaluation mode, with float32 weights.
         inputs: what it is called with: a tensor, a tuple of tensors, or tensors by name.
         out: a new folder: a folder for each target, the checks' arrays and manifest.json.
-        targets: "onnx", "int8", "qnn", "openvino", "aoti".
+        targets: "onnx", "int8", "qnn", "openvino", "aoti", "web".
         source: where the model comes from, for the metadata; None: its class.
         data: inputs by name to calibrate int8 and qnn with; None: `inputs`.
         schemes: of int8 and qnn: "a8w8", "a16w8", bits of activations and weights.
         soc: the chip of qnn, by name, model or Qualcomm's number: "snapdragon-8-gen-3", "SM8650", "57".
+        runtime: for web, the folder of npm's onnxruntime-web; None: node_modules here or above.
 
     Returns:
         What manifest.json holds.
@@ -74,22 +77,16 @@ def export(
         ParityError: a file gives other numbers; the files then lie in `out`-failed. MissingExtraError: a target's
         packages are missing.
     """
-    return export_graphs([Graph.of(model, inputs, **about(model, source))], out, targets, data=data, schemes=schemes, soc=soc)
-
-
-def about(model: nn.Module, source: str | None) -> dict[str, Any]:
-    """Metadata of a file: version, source, and the config of a mixer."""
-    said: dict[str, Any] = {"polymix_version": __version__, "source": source or type(model).__name__}
-    if isinstance(model, TokenMixer):
-        said["config"] = model.config.to_dict()
-        said["source"] = source or f"mixer {model.name}"
-    return said
+    return export_graphs(
+        [Graph.of(model, inputs, **about(model, source))], out, targets, data=data, schemes=schemes, soc=soc,
+        runtime=runtime,
+    )  # fmt: skip
 
 
 def export_graphs(
     graphs: Sequence[Graph], out: str | Path, targets: Sequence[str] = ("onnx",), *,
     data: Sequence[Arrays] | None = None, schemes: Sequence[str] = int8.SCHEMES, soc: str = hexagon.DEFAULT_CHIP,
-    info: Mapping[str, Any] | None = None,
+    info: Mapping[str, Any] | None = None, runtime: str | Path | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """As `export`, for several graphs, each a file per target. info: more for the manifest."""
     for target in targets:
@@ -103,6 +100,10 @@ def export_graphs(
     for target in targets:
         needs(*PACKAGES.get(target, ()), extra=target if target in EXTRAS else "export")
     options = Options(data, int8.check_schemes(schemes), hexagon.chip_of(soc)[0])
+    names = [graph.name for graph in graphs]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise OptionError("graphs", f"{twice[0]} twice", "graphs with different names", "Rename one of them.")
+    package = _web_runtime(targets, runtime)
     for graph in graphs:
         check_exportable(graph.model)
         _check_inputs(graph)
@@ -111,16 +112,25 @@ def export_graphs(
         made = Path(scratch) / folder.name
         (made / CHECKS).mkdir(parents=True)
         entries: list[dict[str, Any]] = []
-        shared: dict[str, Path] = {}  # the float graph of each name, for targets that start from it
+        shared: Shared = {}  # the float graph of each name, for targets that start from it
         for graph in graphs:
             for target in targets:
                 (made / target).mkdir(exist_ok=True)
                 entries += _entries(graph, target, made, shared, options)
         content = {"polymix": __version__, **(info or {}), "files": entries}
+        site = None
+        if package is not None:
+            from polymix.export.web.site import TARGET, Site
+
+            site = Site(made, graphs, package)
+            entries += site.add_curves(lambda graph: _entries(graph, TARGET, made, shared, options))
+            content[TARGET] = site.write(entries)
         write_manifest(made, content)
         results = check(made)
         for entry, result in zip(entries, results, strict=True):
             entry["error"] = result.error
+        if site is not None:
+            results += site.run(entries)
         write_manifest(made, content)
         wrong = [result for result in results if not result.passed]
         if wrong:
@@ -145,9 +155,7 @@ def _check_inputs(graph: Graph) -> None:
     graph.call(graph.inputs)
 
 
-def _entries(
-    graph: Graph, target: str, made: Path, shared: dict[str, Path], options: Options
-) -> list[dict[str, Any]]:
+def _entries(graph: Graph, target: str, made: Path, shared: Shared, options: Options) -> list[dict[str, Any]]:
     """Write a graph's files for one target, and the arrays that check them; returns their entries."""
     entries = []
     for written in WRITERS[target](graph, made / target, made, shared, options):
@@ -179,27 +187,27 @@ def _bytes(path: Path) -> int:
     return sum(part.stat().st_size for part in path.parent.glob(f"{path.name}*"))
 
 
-def float_graph(graph: Graph, made: Path, shared: dict[str, Path]) -> Path:
-    """The float ONNX file of a graph for targets that start from it: that of "onnx", or one beside the export."""
+def float_graph(graph: Graph, made: Path, shared: Shared) -> tuple[Path, Axes]:
+    """The float ONNX file of a graph for targets that start from it, and its free axes.
+
+    It is that of the target "onnx", or one beside the export.
+    """
     if graph.name not in shared:
         path = made.parent / f"{graph.name}.onnx"
-        write_onnx(graph, path)
-        shared[graph.name] = path
+        shared[graph.name] = path, write_onnx(graph, path)
     return shared[graph.name]
 
 
-def _onnx(graph: Graph, folder: Path, made: Path, shared: dict[str, Path], options: Options) -> list[Written]:
+def _onnx(graph: Graph, folder: Path, made: Path, shared: Shared, options: Options) -> list[Written]:
     path = folder / f"{graph.name}.onnx"
     free = write_onnx(graph, path)
-    shared[graph.name] = path
+    shared[graph.name] = path, free
     return [Written(path, free=free, notes={"opset": 21})]
 
 
-def _int8(
-    graph: Graph, folder: Path, made: Path, shared: dict[str, Path], options: Options
-) -> list[Written]:
+def _int8(graph: Graph, folder: Path, made: Path, shared: Shared, options: Options) -> list[Written]:
     data = options.data
-    model = float_graph(graph, made, shared)
+    model, _ = float_graph(graph, made, shared)
     own = {name: value.cpu().numpy() for name, value in graph.inputs.items()}
     alone = isinstance(graph.model, TokenMixer)
     reports, written = {}, []
@@ -214,30 +222,27 @@ def _int8(
     return written
 
 
-def _openvino(graph: Graph, folder: Path, made: Path, shared: dict[str, Path], options: Options) -> list[Written]:
+def _openvino(graph: Graph, folder: Path, made: Path, shared: Shared, options: Options) -> list[Written]:
     """An ONNX file, which OpenVINO reads."""
     path = folder / f"{graph.name}.onnx"
-    shutil.copyfile(float_graph(graph, made, shared), path)
+    shutil.copyfile(float_graph(graph, made, shared)[0], path)
     return [Written(path)]
 
 
-def _qnn(graph: Graph, folder: Path, made: Path, shared: dict[str, Path], options: Options) -> list[Written]:
+def _qnn(graph: Graph, folder: Path, made: Path, shared: Shared, options: Options) -> list[Written]:
     """For each scheme a wholly quantised file, which any ONNX runtime takes, and its binary for a chip."""
     name, chip = hexagon.chip_of(options.soc)
     single = one_sample(graph)
     model = made.parent / f"{graph.name}-single.onnx"  # the processor takes fixed sizes alone
     write_onnx(single, model)
     own = {key: value.cpu().numpy() for key, value in single.inputs.items()}
-    data = [sample for batch in options.data or [] for sample in samples_of(batch, own)] or [
-        sample for sample in samples_of({key: value.cpu().numpy() for key, value in graph.inputs.items()}, own)
-    ]
+    given = options.data or [{key: value.cpu().numpy() for key, value in graph.inputs.items()}]
+    data = [sample for batch in given for sample in samples_of(batch, own)]
     tolerances = ALONE if isinstance(graph.model, TokenMixer) else WHOLE
     reports, written = {}, []
     for scheme in options.schemes:
         path = folder / f"{graph.name}-{scheme}.onnx"
-        reports[scheme] = int8.quantise(
-            model, path, data, scheme, hexagon.quantised_wholly, hexagon.STRENGTHS
-        )
+        reports[scheme] = int8.quantise(model, path, data, scheme, hexagon.quantised_wholly, hexagon.STRENGTHS)
         compiled = hexagon.compile_context(path, chip)
         notes = {"measure": "distance", "scheme": scheme}
         said = {
@@ -247,7 +252,8 @@ def _qnn(graph: Graph, folder: Path, made: Path, shared: dict[str, Path], option
             "largest_activation": hexagon.largest_activation(path), "run": hexagon.RUN_ON_PHONE,
         }  # fmt: skip
         written.append(Written(path, tolerances[scheme], None, notes, data[0], "single"))
-        written.append(Written(compiled.context, tolerances[scheme], None, {**notes, **said}, data[0], "single"))
+        emulated = CHIP * tolerances[scheme]
+        written.append(Written(compiled.context, emulated, None, {**notes, **said}, data[0], "single"))
     int8.write_report(folder / f"{graph.name}-{int8.REPORT}", reports)
     return written
 
@@ -267,18 +273,46 @@ def samples_of(batch: Arrays, like: Arrays) -> Iterator[Arrays]:
                for key, array in batch.items()}  # fmt: skip
 
 
-def _aoti(graph: Graph, folder: Path, made: Path, shared: dict[str, Path], options: Options) -> list[Written]:
+def _aoti(graph: Graph, folder: Path, made: Path, shared: Shared, options: Options) -> list[Written]:
     """A package of AOTInductor: machine code for this processor, which PyTorch's C++ runtime loads."""
     path = folder / f"{graph.name}.pt2"
     write_package(graph, path)
     return [Written(path)]
 
 
+def _web_runtime(targets: Sequence[str], given: str | Path | None) -> Path | None:
+    """npm's onnxruntime-web for the target web; None for other targets."""
+    if "web" in targets:
+        from polymix.export.web.runtime import find_runtime
+
+        return find_runtime(given)
+    if given is not None:
+        raise OptionError("runtime", f"{given} without the target web", "none", "Leave it out, or add web.")
+    return None
+
+
+def _web(graph: Graph, folder: Path, made: Path, shared: Shared, options: Options) -> list[Written]:
+    """The ONNX file that the page loads; `polymix.export.web` writes the rest of the folder."""
+    size = sum(value.nbytes for value in graph.model.state_dict().values())
+    if size > LARGE:
+        got = f"{size / 1e9:.1f} GB of weights"
+        raise CapabilityError("model", got, f"at most {LARGE / 1e9} GB in a browser", "Export a smaller model.")
+    path = folder / "models" / f"{graph.name}.onnx"
+    path.parent.mkdir(exist_ok=True)
+    source, free = float_graph(graph, made, shared)
+    shutil.copyfile(source, path)
+    return [Written(path, free=free)]
+
+
 # Of the distance that a quantised mixer alone may have, and a whole model, in which errors add up layer by layer.
 ALONE = {"a8w8": 0.1, "a16w8": 0.02}
 WHOLE = {"a8w8": 0.3, "a16w8": 0.1}
-Writer = Callable[[Graph, Path, Path, "dict[str, Path]", Options], "list[Written]"]
-WRITERS: dict[str, Writer] = {"onnx": _onnx, "int8": _int8, "qnn": _qnn, "openvino": _openvino, "aoti": _aoti}
+CHIP = 2  # times as much after compiling: the processor rounds long sums and quotients, as of linear attention, more
+Writer = Callable[[Graph, Path, Path, "Shared", Options], "list[Written]"]
+WRITERS: dict[str, Writer] = {
+    "onnx": _onnx, "int8": _int8, "qnn": _qnn, "openvino": _openvino, "aoti": _aoti, "web": _web,
+}  # fmt: skip
 _ONNX = ("onnx", "onnxscript", "onnxruntime")
-PACKAGES = {"onnx": _ONNX, "int8": _ONNX, "qnn": (*_ONNX, "onnxruntime_qnn"), "openvino": (*_ONNX, "openvino")}
+PACKAGES = {"onnx": _ONNX, "int8": _ONNX, "qnn": (*_ONNX, "onnxruntime_qnn"), "openvino": (*_ONNX, "openvino"),
+            "web": (*_ONNX, "jinja2")}  # fmt: skip
 EXTRAS = ("qnn", "openvino")  # that are called as the target; the others are in "export"

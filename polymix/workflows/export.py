@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,15 @@ from torch import Tensor, nn
 
 from polymix._io import RESULTS, read_json
 from polymix.errors import DataError, OptionError, check_int
-from polymix.export.graph import Graph
+from polymix.export.graph import Graph, about
 from polymix.export.hexagon import DEFAULT_CHIP
 from polymix.export.int8 import SCHEMES
 from polymix.export.modes import MODES, mixer_graphs, modes_of
-from polymix.export.write import about, export_graphs
+from polymix.export.web.drawing import Drawing
+from polymix.export.write import export_graphs
 from polymix.mixers.spec import parse_mixer
 from polymix.tasks.report import SCHEMA
+from polymix.tasks.runner import silent
 from polymix.tasks.saved import SavedRun
 from polymix.workflows.convert.inputs import random_input
 from polymix.workflows.convert.sources import load_model
@@ -33,7 +36,7 @@ BATCH = 2
 class Settings:
     """What is exported; see `polymix export --help`."""
 
-    model: str | None = None
+    models: Sequence[str] = ()
     mixer: str | None = None
     dim: int | None = None
     tokens: int | None = None
@@ -46,13 +49,14 @@ class Settings:
     trust: bool = False
     schemes: Sequence[str] = SCHEMES
     soc: str = DEFAULT_CHIP
+    runtime: str | None = None
 
     def __post_init__(self) -> None:
-        if (self.model is None) == (self.mixer is None):
-            got = "neither --model nor --mixer" if self.model is None else "--model and --mixer"
+        if bool(self.models) == (self.mixer is not None):
+            got = "--model and --mixer" if self.models else "neither --model nor --mixer"
             raise OptionError("--model", got, "one of the two", "For example, --mixer pom --dim 64 --tokens 256.")
         alone = {"--dim": self.dim is not None, "--modes": tuple(self.modes) != ("self",)}
-        if self.model is not None:
+        if self.models:
             for option, given in alone.items():
                 if given:
                     raise OptionError(option, "a value with --model", "none: a model has its own", "Leave it out.")
@@ -70,13 +74,19 @@ class Settings:
 def run(settings: Settings, out: Path, targets: Sequence[str], say: Callable[[str], None]) -> dict[str, Any]:
     """Export, and say what was written. Raises what `polymix.export.export` raises."""
     torch.manual_seed(settings.seed)
-    graphs = mixer_of(settings) if settings.mixer is not None else model_of(settings)
+    graphs = mixer_of(settings) if settings.mixer is not None else models_of(settings)
     data = None if settings.data is None else read_data(Path(settings.data), graphs[0].inputs)
-    content = export_graphs(graphs, out, targets, data=data, schemes=settings.schemes, soc=settings.soc)
+    content = export_graphs(
+        graphs, out, targets, data=data, schemes=settings.schemes, soc=settings.soc, runtime=settings.runtime
+    )
     for entry in {entry["path"]: entry for entry in content["files"]}.values():
         free = f", free: {', '.join(entry['free'])}" if entry["free"] else ""
         say(f"{out / entry['path']}  {entry['bytes'] / 1e6:.2f} MB, error {entry['error']:.1e}{free}")
     say(f"All files were run and compared. Again, anywhere: python -m polymix.export.check {out}")
+    if "web" in content:
+        if not content["web"]["ran_in_node"]:
+            say("Node.js is not installed: nothing ran in WebAssembly yet. The page compares its models when opened.")
+        say(f"The page: python -m http.server --directory {out / 'web'}, then http://localhost:8000")
     return content
 
 
@@ -91,20 +101,41 @@ def mixer_of(settings: Settings) -> list[Graph]:
     return mixer_graphs(mixer, settings.tokens, modes=modes, source=label, seed=settings.seed)
 
 
-def model_of(settings: Settings) -> list[Graph]:
-    """The graph of --model, and inputs for it: a sample of a task's own data, or random images or token ids.
+def models_of(settings: Settings) -> list[Graph]:
+    """The graphs of all --model options. Several models are called by the last part of their names.
+
+    Raises OptionError: two would have the same name, or --data would have to fit several models.
+    """
+    if len(settings.models) == 1:
+        return model_of(settings.models[0], settings)
+    if settings.data is not None:
+        raise OptionError("--data", f"one file with {len(settings.models)} models", "one model", "Export each alone.")
+    graphs = []
+    for model in settings.models:
+        stem = re.sub(
+            r"[^\w.-]+", "-", Path(model).resolve().name if Path(model).exists() else model.rpartition("/")[2]
+        )
+        own = model_of(model, settings)
+        graphs += [replace(graph, name=stem if len(own) == 1 else f"{stem}-{graph.name}") for graph in own]
+    names = [graph.name for graph in graphs]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise OptionError("--model", f"two models named {twice[0]}", "different names", "Rename one of the folders.")
+    return graphs
+
+
+def model_of(name: str, settings: Settings) -> list[Graph]:
+    """The graph of a model, and inputs for it: a sample of a task's own data, or random images or token ids.
 
     A language model of polymix becomes two, which carry its state.
     """
-    assert settings.model is not None
-    folder = Path(settings.model)
+    folder = Path(name)
     if folder.is_dir() and _is_language_model(folder):
         from polymix.export.language import language_graphs, load_language_model
 
-        return language_graphs(load_language_model(folder), settings.model, seed=settings.seed)
+        return language_graphs(load_language_model(folder), name, seed=settings.seed)
     if folder.is_dir() and _is_run(folder):
         return [_trained(folder)]
-    source = load_model(settings.model, settings.weights, classes=settings.classes, size=settings.image_size,
+    source = load_model(name, settings.weights, classes=settings.classes, size=settings.image_size,
                         trust=settings.trust)  # fmt: skip
     model = source.model.eval()
     size = None if source.input is not None else settings.image_size
@@ -113,7 +144,7 @@ def model_of(settings: Settings) -> list[Graph]:
         if source.input is not None
         else random_input(model, batch=BATCH, size=size, tokens=settings.tokens)
     )
-    return [Graph.of(_tensors_alone(model), inputs, **about(model, settings.model))]
+    return [Graph.of(_tensors_alone(model), inputs, **about(model, name))]
 
 
 def _is_language_model(folder: Path) -> bool:
@@ -168,7 +199,25 @@ def _trained(folder: Path) -> Graph:
     if len(sizes) == 1 and sizes.pop() > BATCH:
         cut = [value[:BATCH].clone() if isinstance(value, Tensor) and value.ndim else value for value in values]
         inputs = dict(zip(kwargs, cut, strict=True)) if kwargs and not args else tuple(cut)
-    return Graph.of(model, inputs, **about(model, f"polymix train {run.task.name}"))
+    said = about(model, f"polymix train {run.task.name}")
+    if isinstance(mixer := getattr(run.recipe, "mixer", None), str):
+        said["mixer"] = mixer
+    return replace(Graph.of(model, inputs, **said), drawing=_drawing(run))
+
+
+def _drawing(run: SavedRun) -> Drawing | None:
+    """How a drawing becomes an image for a classifier of drawn images; None for other models."""
+    from polymix.tasks.classify.data import ImageData, load_digits
+    from polymix.tasks.classify.recipe import ImageRecipe
+
+    recipe = run.recipe
+    if not isinstance(recipe, ImageRecipe) or recipe.stream or recipe.looks_again or run.summary["channels"] != 1:
+        return None
+    images = load_digits() if recipe.data is None else run.task.data.load(recipe, Path(), silent).images
+    if not isinstance(images, ImageData):  # decoded when used: too many to measure here
+        return None
+    (mean,), (std,) = run.summary["mean"], run.summary["std"]
+    return Drawing.of(images.train[0], run.summary["classes"], recipe.image_size, mean, std)
 
 
 class _TensorsAlone(nn.Module):

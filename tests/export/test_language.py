@@ -69,7 +69,8 @@ def test_attention_is_refused():
 
 
 def test_the_command_takes_a_saved_language_model(tmp_path):
-    from polymix.workflows.export import Settings, model_of
+    from polymix.workflows.export import Settings, models_of
 
     language_model("gpt", "pom").save_pretrained(tmp_path / "model")
-    assert [graph.name for graph in model_of(Settings(model=str(tmp_path / "model")))] == ["prefill", "step"]
+    settings = Settings(models=[str(tmp_path / "model")])
+    assert [graph.name for graph in models_of(settings)] == ["prefill", "step"]
