@@ -24,16 +24,17 @@ from polymix.tasks.processes import Process
 DIRECTIONS = {"NDS": "up", "mAP": "up"} | dict.fromkeys(ERRORS, "down")
 DRAWN = 3  # test scans
 SHOWN = 0.3  # the lowest score of a box in pictures and in `polymix predict`'s counts
-PAPER: Mapping[tuple[str, int], Mapping[str, Any]] = {
-    ("softmax", 0): {"NDS": 0.711, "mAP": 0.664, "source": "PADRe, Table 4: nuScenes, validation"},
-    ("padre", 2): {"NDS": 0.711, "mAP": 0.660, "source": "PADRe, Table 4: nuScenes, validation"},
+PAPER: Mapping[str, Mapping[str, Any]] = {
+    "softmax": {"NDS": 0.711, "mAP": 0.664, "source": "PADRe, Table 4: nuScenes, validation"},
+    "padre:degree=2": {"NDS": 0.711, "mAP": 0.660, "source": "PADRe, Table 4: nuScenes, validation"},
 }
 
 
 def paper(recipe: Boxes3dRecipe) -> dict[str, Any] | None:
     """What the PADRe paper reports for this mixer on nuScenes; None for other mixers, and for plans."""
-    mixer: Any = parse_mixer(recipe.mixer)[1]
-    row = PAPER.get((mixer.name, mixer.degree if mixer.name == "padre" else 0)) if recipe.plan is None else None
+    mixer = parse_mixer(recipe.mixer)[1]
+    rows = (row for name, row in PAPER.items() if parse_mixer(name)[1] == mixer)
+    row = next(rows, None) if recipe.plan is None else None
     return None if row is None else dict(row)
 
 

@@ -149,6 +149,7 @@ def frame_of(tables: Tables, row: Mapping[str, Any], sweeps: int) -> Frame:
 
 def _join(chain: Sequence[tuple[Path, Pose, Pose, float]], pose: Pose) -> Any:
     """All sweeps in the vehicle's frame of the keyframe: x, y, z, intensity, and age in seconds."""
+    parts = []
     for path, mount, ego, age in chain:
         raw = read_points(path, 5)
         places = pose.undo(ego.apply(mount.apply(raw[:, :3].astype(numpy.float64))))

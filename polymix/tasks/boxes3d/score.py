@@ -90,7 +90,8 @@ def _curves(truths: Sequence[Sample], found: Sequence[Sample], name: str, distan
         for place in numpy.flatnonzero(sample.names == name)
     )[::-1]
     taken: set[tuple[int, int]] = set()
-    hits, matched = [], []
+    hits: list[bool] = []
+    matched: list[tuple[float, ...]] = []
     for score, number, place in order:
         box, best, nearest = found[number].boxes[place], None, math.inf
         for other in true[number]:
@@ -145,7 +146,7 @@ def _precision(curves: Mapping[str, Any] | None) -> float:
 
 def _error(curves: Mapping[str, Any] | None, error: str) -> float:
     """The mean over recalls from above 0.1 to the highest one reached; 1 if that is not above 0.1."""
-    reached = numpy.flatnonzero(curves["score"]) if curves is not None else ()
+    reached: Any = numpy.flatnonzero(curves["score"]) if curves is not None else []
     if curves is None or not len(reached) or reached[-1] < _FIRST:
         return 1.0
     return float(curves[error][_FIRST : reached[-1] + 1].mean())
