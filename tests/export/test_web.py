@@ -16,6 +16,7 @@ from polymix.export.web import runtime, site
 from polymix.export.web.drawing import Drawing
 from polymix.export.web.latency import TOKENS, curves
 from polymix.tasks.classify.data import load_digits
+from polymix.tasks.classify.recipe import ImageRecipe
 
 pytest.importorskip("onnxruntime", reason="untested: exports, for which onnxruntime is needed (the export extra)")
 
@@ -205,3 +206,46 @@ def test_curves_come_with_checked_files(package, tmp_path):
         path = f"web/{line['files']['0']}"
         entries = [entry for entry in content(tmp_path / "out")["files"] if entry["path"] == path]
         assert len(entries) == 2 and all(entry["free"] == ["tokens"] and entry["error"] < 1e-5 for entry in entries)
+
+
+def test_models_are_called_by_their_mixer_or_their_source(package, quick, tmp_path):
+    """Titles tell models apart, and do not give away where the folders of the exporting machine lie."""
+    about = [{"mixer": "softmax"}, {"mixer": "pom"}, {"mixer": "pom"}, {"source": "/home/me/models/lm"}]
+    graphs = [
+        Graph.of(nn.ReLU().eval(), torch.zeros(2, 3), f"model-{place}", **told) for place, told in enumerate(about)
+    ]
+    export_graphs(graphs, tmp_path / "out", ("web",), runtime=package)
+    labels = [model["label"] for model in content(tmp_path / "out", "web/site.json")["models"]]
+    assert labels == ["softmax attention", "pom (model-1)", "pom (model-2)", "lm"]
+    title = "softmax attention, pom (model-1), pom (model-2) and lm"
+    assert f"<title>{title}</title>" in (tmp_path / "out/web/index.html").read_text("utf-8")
+
+
+def test_the_canvas_gets_its_constants_from_the_run(package, quick, tmp_path, monkeypatch):
+    from polymix.tasks.runner import train
+
+    monkeypatch.chdir(tmp_path)
+    train(ImageRecipe.tiny().changed(["steps=1"]), tmp_path / "run")
+    train(ImageRecipe.tiny().changed(["steps=1", "stream=true"]), tmp_path / "streamed")
+    with pytest.raises(SystemExit) as end:
+        main(["export", "--model", "run", "--model", "streamed", "--target", "web", "--out", "out"])
+    assert end.value.code == 0
+    first, second = content(tmp_path / "out", "web/site.json")["models"]
+    data = content(tmp_path / "run", "results.json")["data"]
+    drawing = first["drawing"]
+    assert [drawing["mean"]] == data["mean"] and [drawing["std"]] == data["std"]
+    assert drawing["classes"] == data["classes"] and (drawing["side"], drawing["size"]) == (8, 16)
+    assert second["drawing"] is None, "its images are decoded when used"
+    assert "Draw a digit" in (tmp_path / "out/web/index.html").read_text("utf-8")
+
+
+def test_a_mixer_is_timed_as_far_as_it_goes(package, tmp_path):
+    """A mixer whose number of tokens cannot stay free gets a file for each; one for at most 1,024 tokens has three."""
+    mixer = polymix.create_mixer("hyena", 8).eval()
+    polymix.export.export(mixer, torch.randn(2, 8, 8), tmp_path / "out", targets=("web",), runtime=package)
+    _, line = content(tmp_path / "out", "web/site.json")["curves"]
+    assert list(line["files"]) == ["256", "576", "1024"]
+    assert line["note"] == "hyena is not measured from 2304 tokens on: it cannot be exported for them."
+    named = {entry["path"] for entry in content(tmp_path / "out")["files"]}
+    there = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out/web/models").iterdir()}
+    assert named == there, "files of failed attempts are removed"

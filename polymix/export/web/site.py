@@ -16,13 +16,14 @@ from polymix._io import write_whole
 from polymix.errors import CapabilityError
 from polymix.export.graph import Graph
 from polymix.export.manifest import MEASURES, Checked, read_arrays
-from polymix.export.web.latency import ATTENTION, TOKENS, curves
+from polymix.export.web.latency import ATTENTION, TOKENS, Curve, curves
 from polymix.export.web.runtime import as_files, copy_runtime, node, run_in_node
 from polymix.pages import render
 
 TARGET = "web"
 PAGE = Path(__file__).parent / "page"
 ARRAYS, RUNTIME = "checks", "ort"
+TIMED_TOLERANCE = 1e-4  # of files that are only timed: ONNX Runtime's DFT of 576 points is 4e-5 off
 Entries = list[dict[str, Any]]
 
 
@@ -48,24 +49,35 @@ class Site:
         """Write the mixers that the page times, each by `write`; returns their entries in the manifest."""
         entries: Entries = []
         for line in curves(graph.model for graph in self.graphs):
-            label = "softmax attention" if line.config.name == ATTENTION else line.label
-            told: dict[str, Any] = {"label": label, "attention": line.attention, "dim": line.dim, "files": {},
-                                    "omitted": line.omitted}  # fmt: skip
-            self.curves.append(told)
-            if line.omitted:
-                continue
-            try:
-                written = [(tokens, write(graph)) for tokens, graph in line.graphs()]
-                if any(tokens == 0 and "tokens" not in found[0]["free"] for tokens, found in written):
-                    (self.made / written[0][1][0]["path"]).unlink()
-                    written = [(tokens, write(graph)) for tokens, graph in line.graphs(by_length=True)]
-            except CapabilityError as error:
-                told["omitted"] = f"{error.got}"
-                continue
-            for tokens, found in written:
-                told["files"][tokens] = self._url(self.made / found[0]["path"])
-                entries += found
+            label = "softmax attention" if line.attention else line.label
+            found, note = ({}, f": {line.omitted}") if line.omitted else self._written(line, write)
+            self.curves.append({
+                "label": label, "attention": line.attention, "dim": line.dim,
+                "files": {tokens: self._url(self.made / own[0]["path"]) for tokens, own in found.items()},
+                "note": f"{label} is not measured{note}." if note else "",
+            })  # fmt: skip
+            entries += [{**entry, "tolerance": TIMED_TOLERANCE} for own in found.values() for entry in own]
         return entries
+
+    def _written(self, line: Curve, write: Callable[[Graph], Entries]) -> tuple[dict[int, Entries], str]:
+        """The entries of a curve's files by numbers of tokens, 0 for all; and which cannot be exported, in words."""
+        found: dict[int, Entries] = {}
+        for by_length in (False, True):
+            for tokens, graph in line.graphs(by_length):
+                try:
+                    own = write(graph)
+                except CapabilityError:
+                    if tokens:
+                        return found, f" from {tokens} tokens on: it cannot be exported for them"
+                    break
+                if not tokens and "tokens" not in own[0]["free"]:
+                    for path in {entry[part] for entry in own for part in ("path", "inputs", "outputs")}:
+                        (self.made / path).unlink()
+                    break
+                found[tokens] = own
+            else:
+                break
+        return found, ""
 
     def write(self, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Write the page, its scripts, the runtime and the arrays that it compares; returns what the manifest says."""
@@ -107,7 +119,8 @@ class Site:
         """The model's mixer, with the file's name where there are several models of it; or where it comes from."""
 
         def plain(other: Graph) -> str:
-            return str(other.about.get("mixer") or other.about.get("source") or other.name)
+            source = str(other.about.get("source") or other.name).rpartition("/")[2]  # not the folder's whole path
+            return str(other.about.get("mixer") or source)
 
         same = sum(plain(other) == plain(graph) for other in self.graphs)
         label = "softmax attention" if plain(graph) == ATTENTION else plain(graph)

@@ -1,7 +1,7 @@
 // The page: what the folder holds is in site.json.
 import { startChecks } from "./checks.js";
 import { startDrawing } from "./draw.js";
-import { startLatency } from "./latency.js";
+import { hasFiles, startLatency } from "./latency.js";
 
 const show = (text) => (document.querySelector("#state").textContent = text);
 
@@ -13,7 +13,7 @@ try {
   const { models, curves, tokens } = await answer.json();
   const drawn = models.filter((model) => model.drawing);
   if (drawn.length) startDrawing(document.querySelector("#draw"), drawn);
-  if (curves.some((line) => !line.omitted)) startLatency(document.querySelector("#latency"), curves, tokens);
+  if (curves.some(hasFiles)) startLatency(document.querySelector("#latency"), curves, tokens);
   await startChecks(document.querySelector("#checks"), models);
   show("");
 } catch (error) {

@@ -6,16 +6,17 @@ const LOOKS = ["var(--accent)", "var(--c1)", "var(--c2)", "var(--c3)", "var(--c4
 const HEIGHT = 320;
 const MARGIN = { left: 56, right: 16, top: 12, bottom: 44 };
 
+export const hasFiles = (line) => Object.keys(line.files).length > 0;
+
 export function startLatency(section, lines, tokens) {
   const [button, state] = [section.querySelector("button"), section.querySelector(".state")];
-  const measured = lines.filter((line) => !line.omitted);
+  const measured = lines.filter(hasFiles);
   const others = measured.filter((line) => !line.attention);
   measured.forEach((line) => {
     line.colour = line.attention ? "var(--attention)" : LOOKS[others.indexOf(line) % LOOKS.length];
     line.ms = {};
   });
-  section.querySelector(".omitted").textContent = lines
-    .filter((line) => line.omitted).map((line) => `${line.label} is not measured: ${line.omitted}.`).join(" ");
+  section.querySelector(".notes").textContent = lines.map((line) => line.note).filter(Boolean).join(" ");
   const show = () => {
     plot(section.querySelector(".plot"), measured, tokens);
     table(section.querySelector("table"), measured, tokens);
@@ -26,7 +27,7 @@ export function startLatency(section, lines, tokens) {
     measured.forEach((line) => (line.ms = {}));
     const failures = [];
     for (const count of tokens) {
-      for (const line of measured) {
+      for (const line of measured.filter(({ files }) => count in files || 0 in files)) {
         state.textContent = `${line.label}, ${count} tokens …`;
         try {
           line.ms[count] = await latency(line, count);
