@@ -18,7 +18,7 @@ HYBRID = "pom --plan 1:1"
 MAIN_METRICS = {
     "fields": "miou", "segment": "miou", "handwriting": "cer_blotted", "detect": "AP", "instances": "mask_AP",
     "faces": "AP_hard", "jigsaw": "in_place", "points": "miou",
-    "images": "fd",
+    "boxes3d": "NDS", "images": "fd",
 }  # fmt: skip
 
 
@@ -228,6 +228,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "instances": lambda: default_run("instances", ("mask_AP", "mask_AP50", "AP", "AP50")),
     "jigsaw": lambda: default_run("jigsaw", ("in_place", "neighbours", "solved")),
     "points": points,
+    "boxes3d": lambda: default_run("boxes3d", ("NDS", "mAP", "ATE", "ASE", "AOE", "AVE", "AAE")),
     "images": lambda: default_run("images", ("fd", "fd_real", "fd_noise", "precision", "recall", "fd_plain")),
     "images-by-class": lambda: default_run("images-by-class", ("fd", "fd_none", "accuracy", "precision", "recall")),
     "mask-rcnn": mask_rcnn,

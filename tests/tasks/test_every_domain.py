@@ -28,11 +28,19 @@ SMALL = {  # of domains without a preset
              "evaluate_tokens=256", "sample_tokens=4"),
 }  # fmt: skip
 # Others: a picture of their data.
-PREDICTED = {"classify": None, "images": None, "recall": None, "text": None, "fields": "*.npy", "points": "*.bin"}
+PREDICTED = {
+    "classify": None,
+    "images": None,
+    "recall": None,
+    "text": None,
+    "fields": "*.npy",
+    "points": "*.bin",
+    "boxes3d": "*.pcd.bin",
+}
 # A mean over the objects of each half, or batch norm over each half.
-BY_HALVES = {"detect", "faces", "handwriting", "points"}
+BY_HALVES = {"boxes3d", "detect", "faces", "handwriting", "points"}
 DOMAINS = sorted(built_domains())
-RESUMED = ("classify", "detect", "faces", "fields", "handwriting", "images", "instances", "jigsaw",
+RESUMED = ("boxes3d", "classify", "detect", "faces", "fields", "handwriting", "images", "instances", "jigsaw",
            "points", "recall", "segment", "text")  # fmt: skip
 # `text` has its own tests, and `instances` draws boxes by chance.
 TWO = tuple(domain for domain in RESUMED if domain not in ("instances", "text"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy
@@ -58,11 +59,20 @@ def scan(rng: Generator) -> tuple[Any, Any]:
     The origin is the sensor. In the labels' high bits stands the number of the solid, as an instance.
     """
     solids = street(rng)
+    points, labels, _ = cast(rng, solids, (0.0, rng.uniform(-1.5, 1.5), HEIGHT))
+    return points, labels
+
+
+def cast(rng: Generator, solids: Sequence[Solid], sensor: Any) -> tuple[Any, Any, Any]:
+    """One turn of a LiDAR at `sensor`: points and labels as `scan` has them, and the solid of each point.
+
+    Points are in the directions of the street, from the sensor. Solids count from 1; the ground is 0.
+    """
     up, round_ = numpy.meshgrid(numpy.radians(numpy.linspace(-24, 8, BEAMS)),
                                 numpy.arange(TURNS) * 2 * numpy.pi / TURNS, indexing="ij")  # fmt: skip
     rays = numpy.stack([numpy.cos(up) * numpy.cos(round_), numpy.cos(up) * numpy.sin(round_), numpy.sin(up)], -1)
     rays = rays.reshape(-1, 3)
-    sensor = numpy.array([0.0, rng.uniform(-1.5, 1.5), HEIGHT])
+    sensor = numpy.array(sensor)
     with numpy.errstate(divide="ignore", invalid="ignore"):
         far = numpy.where(rays[:, 2] < 0, -sensor[2] / rays[:, 2], numpy.inf)
         across = sensor[1] + far * rays[:, 1]
@@ -82,7 +92,7 @@ def scan(rng: Generator) -> tuple[Any, Any]:
     shine = numpy.array([share for _, share in SURFACES.values()])[surface[kept]] + rng.normal(0, 0.05, kept.sum())
     points = numpy.concatenate([rays[kept] * ranges[:, None], shine.clip(0, 1)[:, None]], 1).astype(numpy.float32)
     raw = numpy.array([number for number, _ in SURFACES.values()], dtype=numpy.uint32)[surface[kept]]
-    return points, raw | (instance[kept].astype(numpy.uint32) << 16)
+    return points, raw | (instance[kept].astype(numpy.uint32) << 16), instance[kept]
 
 
 def _distance(sensor: Any, rays: Any, solid: Solid) -> Any:

@@ -1,0 +1,26 @@
+"""How the detector learns: focal loss of the heat map, and L1 of the boxes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from polymix.models.points.center_head import center_loss, center_targets
+from polymix.tasks import learner
+
+
+class Learner(learner.Learner):
+    """A model (points, offsets) -> heat and boxes."""
+
+    unit = "scans"
+
+    def loss(self, batch: Any) -> Tensor:
+        points, offsets, objects = batch
+        found, model = self.model(points, offsets), self.model
+        classes = found["heat"].shape[1]
+        targets = [center_targets(boxes, labels, classes, model.extent, model.stride) for boxes, labels in objects]
+        return center_loss(found, targets, model.head.group_of)
+
+    def infer(self, batch: Any) -> Any:
+        return self.model(batch[0], batch[1])

@@ -1,0 +1,162 @@
+"""Drives of a made LiDAR through streets in which cars and persons move, written as nuScenes has its tables."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy
+from numpy.random import Generator
+
+from polymix._io import write_whole
+from polymix.tasks.boxes3d.nuscenes import BRIGHTEST, LIDAR
+from polymix.tasks.boxes3d.poses import Pose, quaternion_of
+from polymix.tasks.points.lidar import HEIGHT, Solid, cast, street
+
+VERSION = "v1.0-made"
+TICK, KEY = 0.05, 0.5  # seconds between sweeps, and between keyframes
+KEYFRAMES = 2  # of a drive
+MOUNT_YAW = -numpy.pi / 2  # of the LiDAR on the vehicle, as nuScenes has it: x is to the right
+_ATTRIBUTES = ("vehicle.moving", "vehicle.parked", "pedestrian.moving", "pedestrian.standing")
+_KINDS = {"car": ("vehicle.car", "vehicle"), "person": ("human.pedestrian.adult", "pedestrian")}
+
+
+def made(folder: str | Path, seed: int = 0, scenes: int = 60, test_scenes: int = 20, sweeps: int = 3) -> Path:
+    """Write the default data as nuScenes has it, and return the folder; a set of the same options is kept.
+
+    Every scene is a drive of half a second, with two keyframes, through a street of its own.
+    """
+    folder = Path(folder)
+    stamp = folder / f".made-{seed}-{scenes}-{test_scenes}-{sweeps}"
+    if stamp.is_file():
+        return folder
+    for kind in ("samples", "sweeps"):
+        (folder / kind / LIDAR).mkdir(parents=True, exist_ok=True)
+        for old in (folder / kind / LIDAR).glob("*.bin"):
+            old.unlink()
+    for old in folder.glob(".made-*"):
+        old.unlink()
+    writer = _Writer(folder)
+    names = [f"scene-{number:04d}" for number in range(scenes + test_scenes)]
+    for number, name in enumerate(names):
+        writer.drive(name, numpy.random.default_rng([seed, number, 3]), number, sweeps)
+    version = folder / VERSION
+    version.mkdir(exist_ok=True)
+    for table, rows in writer.tables.items():
+        write_whole(version / f"{table}.json", json.dumps(rows))
+    write_whole(version / "splits.json", json.dumps({"train": names[:scenes], "val": names[scenes:]}))
+    stamp.touch()
+    return folder
+
+
+class _Writer:
+    """The tables of all drives, which grow drive by drive."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        names = ("scene", "sample", "sample_data", "ego_pose", "calibrated_sensor", "sensor", "sample_annotation",
+                 "instance", "category", "attribute", "log", "map", "visibility")  # fmt: skip
+        self.tables: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+        self.tables["sensor"].append({"token": "lidar", "channel": LIDAR, "modality": "lidar"})
+        self.mount = {"token": "mount", "sensor_token": "lidar", "translation": [0.9, 0.0, HEIGHT],
+                      "rotation": quaternion_of(MOUNT_YAW), "camera_intrinsic": []}  # fmt: skip
+        self.tables["calibrated_sensor"].append(self.mount)
+        for surface, (category, _) in _KINDS.items():
+            self.tables["category"].append({"token": surface, "name": category, "description": ""})
+        self.tables["attribute"] += [{"token": name, "name": name, "description": ""} for name in _ATTRIBUTES]
+
+    def drive(self, name: str, rng: Generator, number: int, sweeps: int) -> None:
+        solids, speeds = moving_street(rng)
+        start, pace = numpy.array([rng.uniform(-3, 0), rng.uniform(-1.5, 1.5), 0.0]), rng.uniform(0, 8)
+        yaw = rng.uniform(-numpy.pi, numpy.pi)
+        world = Pose.of(quaternion_of(yaw), [*rng.uniform(100, 1000, 2), 0.0], name)  # of the street
+        began, before = 1_500_000_000_000_000 + number * 60_000_000, ""
+        samples = [f"{name}-{key}" for key in range(KEYFRAMES)]
+        self.tables["scene"].append({"token": name, "name": name, "description": "made", "log_token": "",
+                                     "nbr_samples": KEYFRAMES, "first_sample_token": samples[0],
+                                     "last_sample_token": samples[-1]})  # fmt: skip
+        for key, sample in enumerate(samples):
+            stamp = began + round(key * KEY * 1e6)
+            self.tables["sample"].append({"token": sample, "timestamp": stamp, "scene_token": name,
+                                          "prev": samples[key - 1] if key else "",
+                                          "next": samples[key + 1] if key + 1 < KEYFRAMES else ""})  # fmt: skip
+            for back in reversed(range(sweeps)):
+                seconds = key * KEY - back * TICK
+                ego = start + numpy.array([pace * seconds, 0.0, 0.0])
+                now = [_at(solid, speed, seconds) for solid, speed in zip(solids, speeds, strict=True)]
+                mount = numpy.array(self.mount["translation"])
+                points, _, hits = cast(rng, now, ego + mount)
+                token = f"{sample}-{back}"
+                file = f"{'sweeps' if back else 'samples'}/{LIDAR}/{token}.pcd.bin"
+                self._save(file, points)
+                self.tables["ego_pose"].append({"token": token, "timestamp": stamp - round(back * TICK * 1e6),
+                                                "rotation": quaternion_of(yaw),
+                                                "translation": world.apply(ego).tolist()})  # fmt: skip
+                row = {"token": token, "sample_token": sample, "ego_pose_token": token,
+                       "calibrated_sensor_token": "mount", "timestamp": stamp - round(back * TICK * 1e6),
+                       "is_key_frame": not back, "filename": file, "fileformat": "pcd", "height": 0, "width": 0,
+                       "prev": before, "next": ""}  # fmt: skip
+                if before:
+                    self.tables["sample_data"][-1]["next"] = token
+                self.tables["sample_data"].append(row)
+                before = token
+            self._annotate(name, key, sample, now, speeds, hits, world, yaw)
+
+    def _save(self, file: str, points: Any) -> None:
+        raw = numpy.zeros((len(points), 5), dtype=numpy.float32)
+        cos, sin = numpy.cos(MOUNT_YAW), numpy.sin(MOUNT_YAW)
+        raw[:, 0], raw[:, 1] = cos * points[:, 0] + sin * points[:, 1], cos * points[:, 1] - sin * points[:, 0]
+        raw[:, 2], raw[:, 3] = points[:, 2], points[:, 3] * BRIGHTEST
+        write_whole(self.folder / file, raw.tobytes())
+
+    def _annotate(
+        self, name: str, key: int, sample: str, solids: list[Solid], speeds: list[float], hits: Any, world: Pose,
+        yaw: float,
+    ) -> None:  # fmt: skip
+        for place, (solid, speed) in enumerate(zip(solids, speeds, strict=True)):
+            if solid.surface not in _KINDS:
+                continue
+            instance, kind = f"{name}-{place}", _KINDS[solid.surface][1]
+            if not key:
+                self.tables["instance"].append({"token": instance, "category_token": solid.surface,
+                                                "nbr_annotations": KEYFRAMES,
+                                                "first_annotation_token": f"{instance}-0",
+                                                "last_annotation_token": f"{instance}-{KEYFRAMES - 1}"})  # fmt: skip
+            still = "parked" if kind == "vehicle" else "standing"
+            long, wide, high = (2 * side for side in solid.half)
+            self.tables["sample_annotation"].append({
+                "token": f"{instance}-{key}", "sample_token": sample, "instance_token": instance,
+                "attribute_tokens": [f"{kind}.{'moving' if speed else still}"], "visibility_token": "",
+                "translation": world.apply(numpy.array(solid.centre)).tolist(), "size": [wide, long, high],
+                "rotation": quaternion_of(yaw + solid.yaw), "num_lidar_pts": int((hits == place + 1).sum()),
+                "num_radar_pts": 0, "prev": f"{instance}-{key - 1}" if key else "",
+                "next": f"{instance}-{key + 1}" if key + 1 < KEYFRAMES else ""})  # fmt: skip
+
+
+def moving_street(rng: Generator) -> tuple[list[Solid], list[float]]:
+    """A street, and how fast each of its solids moves along x, in metres per second; half of the cars and persons do.
+
+    Cars have sides of their own, and stand or drive to the right of the road.
+    """
+    solids, speeds = [], []
+    for solid in street(rng):
+        speed = 0.0
+        if solid.surface == "car":
+            onwards = solid.centre[1] < 0  # traffic keeps to the right
+            long, wide, high = (side * rng.uniform(0.85, 1.2) for side in solid.half)
+            yaw = solid.yaw + (0.0 if onwards else numpy.pi)
+            solid = solid._replace(half=(long, wide, high), yaw=yaw, centre=(*solid.centre[:2], high))
+            speed = (1 if onwards else -1) * rng.uniform(2, 8) * (rng.random() < 0.5)
+        elif solid.surface == "person":
+            onwards = rng.random() < 0.5
+            solid = solid._replace(yaw=0.0 if onwards else numpy.pi)
+            speed = (1 if onwards else -1) * rng.uniform(0.8, 1.8) * (rng.random() < 0.5)
+        solids.append(solid)
+        speeds.append(float(speed))
+    return solids, speeds
+
+
+def _at(solid: Solid, speed: float, seconds: float) -> Solid:
+    x, y, z = solid.centre
+    return solid._replace(centre=(x + speed * seconds, y, z))
