@@ -22,7 +22,17 @@ from saving import save
 
 DIM, CHIP = 192, "snapdragon-8-gen-3"
 TOKENS = (1024, 4096, 16384)
-MIXERS = ("softmax", "linear", "padre", "padre:degree=3", "padre:degree=4", "pom", "qt", "poly_sa:grid={0}x{0}", "poly_nl")
+MIXERS = (
+    "softmax",
+    "linear",
+    "padre",
+    "padre:degree=3",
+    "padre:degree=4",
+    "pom",
+    "qt",
+    "poly_sa:grid={0}x{0}",
+    "poly_nl",
+)
 
 
 def measure(spec: str, tokens: int, emulated: bool) -> dict[str, Any]:

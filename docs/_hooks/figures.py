@@ -369,34 +369,8 @@ def recall_setting() -> str:
     )
 
 
-def onnx() -> str:
-    content, lines = load("onnx.json"), []
-    for row in content["rows"]:
-        options = ", ".join(f"{key}={tuple(value) if isinstance(value, list) else value}"
-                            for key, value in row["options"].items())  # fmt: skip
-        cells = {each["mode"]: "yes" if each["works"] else "refused" for each in row["modes"]}
-        free = "yes" if any("tokens" in each["free"] for each in row["modes"]) else "no"
-        errors = [each["error"] for each in row["modes"] if each["error"] is not None]
-        difference = f"{max(errors):.0e}" if errors else "–"
-        modes = (cells.get(mode, "–") for mode in ("self", "causal", "cross", "mask"))
-        lines.append((f"`{row['mixer']}`", f"`{options}`" if options else "", *modes, free, difference))
-    head = (
-        "mixer",
-        "options",
-        "self",
-        "causal",
-        "cross",
-        "mask",
-        "any number of tokens",
-        "largest relative difference",
-    )
-    versions = ", ".join(f"{name} {version}" for name, version in content["versions"].items())
-    return f"{table(head, lines)}\n\n{versions}. `python benchmarks/onnx_export.py OUT.json`"
-
-
 TABLES: dict[str, Callable[[], str]] = {
     "bench": bench,
-    "onnx": onnx,
     "targets": targets,
     "whole-models": whole_models,
     "whole-model-parts": whole_model_parts,

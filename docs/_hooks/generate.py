@@ -21,6 +21,7 @@ import tomllib
 
 sys.path.insert(0, str(Path(__file__).parent))  # MkDocs loads a hook as a file, not as part of a package
 
+import exports
 import figures
 import tasks
 from figures import table
@@ -313,6 +314,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "each-structure": each_structure,
     "operators": operators,
     **figures.TABLES,
+    **exports.TABLES,
     **tasks.TABLES,
 }
 

@@ -1,0 +1,61 @@
+"""The tables of the export pages: what was exported, and what Qualcomm's compiler takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from figures import load, table
+
+
+def onnx() -> str:
+    content, lines = load("onnx.json"), []
+    for row in content["rows"]:
+        options = ", ".join(f"{key}={tuple(value) if isinstance(value, list) else value}"
+                            for key, value in row["options"].items())  # fmt: skip
+        cells = {each["mode"]: "yes" if each["works"] else "refused" for each in row["modes"]}
+        free = "yes" if any("tokens" in each["free"] for each in row["modes"]) else "no"
+        errors = [each["error"] for each in row["modes"] if each["error"] is not None]
+        difference = f"{max(errors):.0e}" if errors else "–"
+        modes = (cells.get(mode, "–") for mode in ("self", "causal", "cross", "mask"))
+        lines.append((f"`{row['mixer']}`", f"`{options}`" if options else "", *modes, free, difference))
+    head = ("mixer", "options", "self", "causal", "cross", "mask", "any number of tokens",
+            "largest relative difference")  # fmt: skip
+    versions = ", ".join(f"{name} {version}" for name, version in content["versions"].items())
+    return f"{table(head, lines)}\n\n{versions}. `python benchmarks/onnx_export.py OUT.json`"
+
+
+def chips() -> str:
+    from polymix.export.hexagon import CHIPS
+
+    lines = ((f"`{name}`", f"`{chip.model}`", f"`{chip.number}`", f"V{chip.architecture}", f"{chip.memory} MiB")
+             for name, chip in CHIPS.items())  # fmt: skip
+    return table(("name", "model", "number", "processor", "its memory"), lines)
+
+
+def hexagon() -> str:
+    content = load("export/hexagon.json")
+    rows = {(row["mixer"], row["tokens"]): row for row in content["rows"]}
+    sizes = sorted({tokens for _, tokens in rows})
+    lines = []
+    for mixer in dict.fromkeys(mixer for mixer, _ in rows):
+        cells = (_cell(rows.get((mixer, tokens))) for tokens in sizes)
+        lines.append((f"`{mixer.split('=')[0].split(':')[0] if '{0}' in mixer else mixer}`", *cells))
+    head = ("mixer", *(f"{tokens:,} tokens" for tokens in sizes))
+    return (
+        f"{table(head, lines)}\n\nBinary, time to compile, largest tensor; {content['dim']} channels, a8w8, for "
+        f"`{content['chip']}`. Each case had {content['limit']} s on one thread. "
+        "`python benchmarks/hexagon.py benchmarks/results/export/hexagon.json`"
+    )
+
+
+def _cell(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return "–"
+    if not row["works"]:
+        return f"**{row['reason']}**"
+    size, largest = row["bytes"] / 1024, row["largest_activation"] / 2**20
+    return f"{size:,.0f} KiB, {row['compile_seconds']:.1f} s, {largest:,.1f} MiB"
+
+
+TABLES: dict[str, Callable[[], str]] = {"onnx": onnx, "chips": chips, "hexagon": hexagon}
