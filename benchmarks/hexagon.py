@@ -14,6 +14,7 @@ import json
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -37,9 +38,11 @@ MIXERS = (
 
 def measure(spec: str, tokens: int, emulated: bool) -> dict[str, Any]:
     """Quantise, compile and perhaps emulate one mixer."""
+    import onnx
     import torch
 
     from polymix.export import hexagon, int8
+    from polymix.export.equalise import equalised
     from polymix.export.graph import Graph, write_onnx
     from polymix.export.manifest import distance, run
     from polymix.mixers.spec import parse_mixer
@@ -52,10 +55,13 @@ def measure(spec: str, tokens: int, emulated: bool) -> dict[str, Any]:
         path, quantised = Path(folder) / "model.onnx", Path(folder) / "quantised.onnx"
         write_onnx(graph, path)
         data = [{"x": x.numpy()}]
-        report = int8.quantise(path, quantised, data, "a8w8", hexagon.quantised_wholly, (1.0,))
-        result = {"largest_activation": hexagon.largest_activation(quantised), "cpu_error": report["error"]}
+        equal = Path(folder) / "equal.onnx"
+        onnx.save(equalised(onnx.load(path), partial(int8.extremes, data)), str(equal))
+        hexagon.quantised_wholly(equal, quantised, data, "a8w8", "minmax")
+        print("compiling", file=sys.stderr, flush=True)
         compiled = hexagon.compile_context(quantised, hexagon.CHIPS[CHIP])
-        result |= {"compile_seconds": compiled.seconds, "bytes": compiled.binary.stat().st_size}
+        result = {"largest_activation": hexagon.largest_activation(quantised), "compile_seconds": compiled.seconds,
+                  "bytes": compiled.binary.stat().st_size}  # fmt: skip
         if emulated:
             found = run("qnn", compiled.context, data[0])
             result["error"] = distance(found, {key: value.numpy() for key, value in graph.call(graph.inputs).items()})
@@ -66,15 +72,21 @@ def attempt(spec: str, tokens: int, options: argparse.Namespace) -> dict[str, An
     """The same in a process of its own; why it failed, if it did."""
     command = [sys.executable, __file__, "-", "--case", spec, str(tokens), "--emulate", str(options.emulate)]
     start = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=options.limit, check=False)
+        printed, errors = process.communicate(timeout=options.limit)
+        end = f"exit status {process.returncode}"
     except subprocess.TimeoutExpired:
-        return {"works": False, "reason": f"not compiled within {options.limit} s", "seconds": options.limit}
+        process.kill()
+        printed, errors = process.communicate()
+        end = f"not done after {options.limit} s"
     seconds = time.perf_counter() - start
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        return {"works": False, "reason": last[:300], "seconds": seconds}
-    return {"works": True, "seconds": seconds, **json.loads(done.stdout.strip().splitlines()[-1])}
+    if process.returncode == 0:
+        return {"works": True, "seconds": seconds, **json.loads(printed.strip().splitlines()[-1])}
+    lines = errors.strip().splitlines() or [""]
+    stage = "compiling" if "compiling" in lines else "quantising"
+    last = lines[-1] if lines[-1] not in ("", stage) else end
+    return {"works": False, "reason": f"{stage}: {last[:300]}", "seconds": seconds}
 
 
 def main() -> None:

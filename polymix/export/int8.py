@@ -81,7 +81,7 @@ def quantise(
                 if strength is not None:
                     source = Path(scratch) / f"{strength}.onnx"
                     if not source.exists():
-                        onnx.save(equalised(loaded, partial(_extremes, data), strength), str(source))
+                        onnx.save(equalised(loaded, partial(extremes, data), strength), str(source))
                 (write or quantised_products)(source, path, data, scheme, method)
                 error = _worst(_outputs(path, data), wanted)
             except Exception as found:  # whatever the quantiser or the runtime raises
@@ -200,7 +200,7 @@ def _layers(model: Path, quantised: Path, inputs: Arrays) -> Iterator[dict[str, 
             yield {"name": name, "operator": kind, "error": distance({name: found[1][name]}, {name: found[0][name]})}
 
 
-def _extremes(data: Sequence[Arrays], model: Any, axes: Mapping[str, int]) -> Arrays:
+def extremes(data: Sequence[Arrays], model: Any, axes: Mapping[str, int]) -> Arrays:
     """The largest absolute value of each channel of some tensors on the data; axes: of the channels, from the end."""
     largest: Arrays = {}
     for inputs in data:

@@ -78,7 +78,7 @@ def exported(request, tmp_path_factory):
 
 
 def extremes(data):
-    return lambda model, axes: int8._extremes(data, model, axes)
+    return lambda model, axes: int8.extremes(data, model, axes)
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.5, 1.0])
