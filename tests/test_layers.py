@@ -50,6 +50,7 @@ LIBRARIES: dict[str, set[str]] = {
     "onnx": {"export/int8.py"},
     "onnxruntime": {"export/manifest.py", "export/int8.py"},
     "openvino": {"export/manifest.py"},
+    "executorch": {"export/executorch.py"},
     "safetensors": {"convert/saving/files.py"},
     "lightning": {"tasks/"},
     "tokenizers": {"tasks/text/tokenizer.py"},

@@ -199,7 +199,14 @@ def _aoti(path: Path, inputs: Mapping[str, np.ndarray]) -> Arrays:
     return {name: output.detach().numpy() for name, output in zip(names, outputs, strict=True)}
 
 
+def _executorch(path: Path, inputs: Mapping[str, np.ndarray]) -> Arrays:
+    from polymix.export.executorch import run_program
+
+    return run_program(path, inputs)
+
+
 RUNTIMES: dict[str, Callable[[Path, Mapping[str, np.ndarray]], Arrays]] = {
     "onnx": _onnxruntime, "int8": _onnxruntime, "openvino": _openvino, "aoti": _aoti,
+    "executorch": _executorch,
     "web": _onnxruntime,  # not by the folder's own script: checking a folder runs no code of it
 }  # fmt: skip

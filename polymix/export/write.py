@@ -49,7 +49,7 @@ def export(
         model: in evaluation mode, with float32 weights.
         inputs: what it is called with: a tensor, a tuple of tensors, or tensors by name.
         out: a new folder: a folder for each target, the checks' arrays and manifest.json.
-        targets: "onnx", "int8", "openvino", "aoti", "web".
+        targets: "onnx", "int8", "openvino", "aoti", "executorch", "web".
         source: where the model comes from, for the metadata; None: its class.
         data: inputs by name to calibrate int8 with; None: `inputs`.
         runtime: for web, the folder of npm's onnxruntime-web; None: node_modules here or above.
@@ -224,6 +224,14 @@ def _aoti(graph: Graph, folder: Path, made: Path, shared: Shared, data: Any) -> 
     return [Written(path)]
 
 
+def _executorch(graph: Graph, folder: Path, made: Path, shared: Shared, data: Any) -> list[Written]:
+    """A program of ExecuTorch; the manifest says how many of its parts XNNPACK runs."""
+    from polymix.export.executorch import write_program
+
+    path = folder / f"{graph.name}.pte"
+    return [Written(path, notes={"xnnpack_parts": write_program(graph, path)})]
+
+
 def _web_runtime(targets: Sequence[str], given: str | Path | None) -> Path | None:
     """npm's onnxruntime-web for the target web; None for other targets."""
     if "web" in targets:
@@ -254,6 +262,7 @@ WHOLE = {"a8w8": 0.3, "a16w8": 0.1}
 Writer = Callable[[Graph, Path, Path, "Shared", Any], "list[Written]"]
 WRITERS: dict[str, Writer] = {
     "onnx": _onnx, "int8": _int8, "openvino": _from_onnx("openvino"), "aoti": _aoti, "web": _web,
+    "executorch": _executorch,
 }  # fmt: skip
 _ONNX = ("onnx", "onnxscript", "onnxruntime")
 PACKAGES = {"onnx": _ONNX, "int8": _ONNX, "openvino": (*_ONNX, "openvino"), "web": (*_ONNX, "jinja2")}

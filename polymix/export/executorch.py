@@ -1,0 +1,63 @@
+"""A graph as a program of ExecuTorch, with XNNPACK: the target for phones."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polymix._io import write_whole
+from polymix.errors import MissingExtraError
+
+CURE = "Install it with pip install 'polymix[mobile]'."
+
+
+def write_program(graph: Any, path: Path) -> int:
+    """Write a graph (polymix.export.Graph) as a .pte file, for the inputs' own sizes, its outputs' names beside it.
+
+    Returns:
+        How many parts of the program XNNPACK runs; ExecuTorch's own operators run the rest.
+
+    Raises:
+        CapabilityError: PyTorch or ExecuTorch cannot export it. MissingExtraError: executorch is missing.
+    """
+    import torch
+
+    from polymix.export.graph import Plain, quiet, refusal
+
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # its dependencies speak while they are imported
+            from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+            from executorch.exir import to_edge_transform_and_lower
+    except ImportError as error:
+        raise MissingExtraError("executorch", "no such package", "ExecuTorch", CURE) from error
+    try:
+        with quiet(), torch.no_grad():
+            program = torch.export.export(Plain(graph).eval(), tuple(graph.inputs.values()))
+            lowered = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
+            delegated = sum("executorch_call_delegate" in str(node.target)
+                            for node in lowered.exported_program().graph.nodes)  # fmt: skip
+            content = lowered.to_executorch().buffer
+    except Exception as error:  # whatever the exporter raises
+        raise refusal(graph, error) from error
+    write_whole(path, lambda part: part.write_bytes(content))
+    write_whole(path.with_suffix(".json"), json.dumps({"outputs": list(graph.call(graph.inputs))}) + "\n")
+    return delegated
+
+
+def run_program(path: Path, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The outputs of a .pte file by name, from ExecuTorch's own runtime. Raises MissingExtraError: it is missing."""
+    try:
+        import torch
+        from executorch.runtime import Runtime, Verification
+    except ImportError as error:
+        raise MissingExtraError("executorch", "no such package", "ExecuTorch", CURE) from error
+    method = Runtime.get().load_program(path, verification=Verification.Minimal).load_method("forward")
+    found = method.execute([torch.from_numpy(np.ascontiguousarray(array)) for array in inputs.values()])
+    names = json.loads(path.with_suffix(".json").read_text("utf-8"))["outputs"]
+    return {name: output.detach().numpy().copy() for name, output in zip(names, found, strict=True)}
