@@ -51,6 +51,7 @@ LIBRARIES: dict[str, set[str]] = {
     "onnxruntime": {"export/manifest.py", "export/int8.py", "export/hexagon.py"},
     "onnxruntime_qnn": {"export/manifest.py"},
     "openvino": {"export/manifest.py"},
+    "executorch": {"export/executorch.py", "export/manifest.py"},
     "safetensors": {"convert/saving/files.py"},
     "lightning": {"tasks/"},
     "tokenizers": {"tasks/text/tokenizer.py"},

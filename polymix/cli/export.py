@@ -24,7 +24,8 @@ def command(
     tokens: Annotated[int | None, typer.Option(help="Tokens of --mixer, or of a text model.")] = None,
     modes: Annotated[str, typer.Option(help="Of --mixer: self, causal, cross, mask; or all that it has.")] = "self",
     target: Annotated[
-        str, typer.Option(help="What to write, separated by commas: onnx, int8, qnn, openvino, aoti, web.")
+        str,
+        typer.Option(help="What to write, separated by commas: onnx, int8, qnn, openvino, aoti, executorch, web."),
     ] = "onnx",
     weights: Annotated[Path | None, typer.Option(help="State dict for a model by name.")] = None,
     classes: Annotated[int | None, typer.Option(help="Number of classes of a model by name.")] = None,

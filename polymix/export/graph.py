@@ -132,7 +132,7 @@ def outputs_of(result: Any) -> dict[str, Tensor]:
     raise CapabilityError("model", f"one that returns a {what}", "tensors, by place or name", "Wrap it in a module.")
 
 
-class _Plain(nn.Module):
+class Plain(nn.Module):
     """A graph's model with its inputs by place and its outputs as a tuple."""
 
     def __init__(self, graph: Graph) -> None:
@@ -194,7 +194,7 @@ def write_onnx(graph: Graph, path: Path) -> Axes:
         except Exception as error:  # whatever the exporter or the runtime raises
             failure = error
     assert failure is not None
-    raise _refusal(graph, failure) from failure
+    raise refusal(graph, failure) from failure
 
 
 def _save(graph: Graph, program: Any, path: Path) -> None:
@@ -225,11 +225,11 @@ def write_package(graph: Graph, path: Path) -> None:
     Raises CapabilityError: it does not compile, perhaps for want of a C++ compiler.
     """
     try:
-        with _quiet(), torch.no_grad():
-            program = torch.export.export(_Plain(graph).eval(), tuple(graph.inputs.values()))
+        with quiet(), torch.no_grad():
+            program = torch.export.export(Plain(graph).eval(), tuple(graph.inputs.values()))
             torch._inductor.aoti_compile_and_package(program, package_path=str(path))
     except Exception as error:  # whatever the compiler raises
-        raise _refusal(graph, error) from error
+        raise refusal(graph, error) from error
     names = {"outputs": list(graph.call(graph.inputs))}
     write_whole(path.with_suffix(".json"), json.dumps(names) + "\n")
 
@@ -252,9 +252,9 @@ def _exported(graph: Graph, free: Axes, rewrite: bool) -> Any:
             for axes in free.values() for name in axes.values()}  # fmt: skip
     shapes = tuple({axis: dims[name] for axis, name in free.get(key, {}).items()} for key in inputs)
     names = list(graph.call(graph.inputs))
-    with _quiet(), torch.no_grad(), scans_as_loops():
+    with quiet(), torch.no_grad(), scans_as_loops():
         program = torch.onnx.export(
-            _Plain(graph).eval(), tuple(inputs.values()), dynamo=True, verbose=False, opset_version=OPSET,
+            Plain(graph).eval(), tuple(inputs.values()), dynamo=True, verbose=False, opset_version=OPSET,
             input_names=list(inputs), output_names=names, dynamic_shapes=(shapes,),
             custom_translation_table={torch.ops.aten.sort.stable: _stable_sort}, optimize=rewrite,
         )  # fmt: skip
@@ -278,7 +278,7 @@ def _stable_sort(x: Any, *, stable: bool = True, dim: int = -1, descending: bool
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without the exporter's own progress and warnings: what matters becomes an error of polymix."""
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
@@ -315,7 +315,7 @@ def scans_as_loops() -> Iterator[None]:
         selective_scan.linear_scan = plain
 
 
-def _refusal(graph: Graph, error: BaseException) -> CapabilityError:
+def refusal(graph: Graph, error: BaseException) -> CapabilityError:
     root = error
     while root.__cause__ is not None:
         root = root.__cause__

@@ -264,7 +264,21 @@ def _qnn(path: Path, inputs: Mapping[str, np.ndarray]) -> Arrays:
     return run_session(qnn_session(path, {"session.disable_cpu_ep_fallback": "1"}), inputs)
 
 
+def _executorch(path: Path, inputs: Mapping[str, np.ndarray]) -> Arrays:
+    try:
+        import torch
+        from executorch.runtime import Runtime, Verification
+    except ImportError as error:
+        cure = "Install it with pip install 'polymix[mobile]'."
+        raise MissingExtraError("executorch", "no such package", "ExecuTorch", cure) from error
+    method = Runtime.get().load_program(path, verification=Verification.Minimal).load_method("forward")
+    found = method.execute([torch.from_numpy(np.ascontiguousarray(array)) for array in inputs.values()])
+    names = json.loads(path.with_suffix(".json").read_text("utf-8"))["outputs"]
+    return {name: output.detach().numpy().copy() for name, output in zip(names, found, strict=True)}
+
+
 RUNTIMES: dict[str, Callable[[Path, Mapping[str, np.ndarray]], Arrays]] = {
     "onnx": _onnxruntime, "int8": _onnxruntime, "qnn": _qnn, "openvino": _openvino, "aoti": _aoti,
+    "executorch": _executorch,
     "web": _onnxruntime,  # not by the folder's own script: checking a folder runs no code of it
 }  # fmt: skip

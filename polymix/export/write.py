@@ -61,7 +61,7 @@ def export(
         model: in evaluation mode, with float32 weights.
         inputs: what it is called with: a tensor, a tuple of tensors, or tensors by name.
         out: a new folder: a folder for each target, the checks' arrays and manifest.json.
-        targets: "onnx", "int8", "qnn", "openvino", "aoti", "web".
+        targets: "onnx", "int8", "qnn", "openvino", "aoti", "executorch", "web".
         source: where the model comes from, for the metadata; None: its class.
         data: inputs by name to calibrate int8 and qnn with; None: `inputs`.
         schemes: of int8 and qnn: "a8w8", "a16w8", bits of activations and weights.
@@ -280,6 +280,14 @@ def _aoti(graph: Graph, folder: Path, made: Path, shared: Shared, options: Optio
     return [Written(path)]
 
 
+def _executorch(graph: Graph, folder: Path, made: Path, shared: Shared, options: Options) -> list[Written]:
+    """A program of ExecuTorch; the manifest says how many of its parts XNNPACK runs."""
+    from polymix.export.executorch import write_program
+
+    path = folder / f"{graph.name}.pte"
+    return [Written(path, notes={"xnnpack_parts": write_program(graph, path)})]
+
+
 def _web_runtime(targets: Sequence[str], given: str | Path | None) -> Path | None:
     """npm's onnxruntime-web for the target web; None for other targets."""
     if "web" in targets:
@@ -310,7 +318,8 @@ WHOLE = {"a8w8": 0.3, "a16w8": 0.1}
 CHIP = 2  # times as much after compiling: the processor rounds long sums and quotients, as of linear attention, more
 Writer = Callable[[Graph, Path, Path, "Shared", Options], "list[Written]"]
 WRITERS: dict[str, Writer] = {
-    "onnx": _onnx, "int8": _int8, "qnn": _qnn, "openvino": _openvino, "aoti": _aoti, "web": _web,
+    "onnx": _onnx, "int8": _int8, "qnn": _qnn, "openvino": _openvino, "aoti": _aoti, "executorch": _executorch,
+    "web": _web,
 }  # fmt: skip
 _ONNX = ("onnx", "onnxscript", "onnxruntime")
 PACKAGES = {"onnx": _ONNX, "int8": _ONNX, "qnn": (*_ONNX, "onnxruntime_qnn"), "openvino": (*_ONNX, "openvino"),

@@ -1,0 +1,45 @@
+"""A graph as a program of ExecuTorch, with XNNPACK: the target for phones."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from pathlib import Path
+
+import torch
+
+from polymix._io import write_whole
+from polymix.errors import MissingExtraError
+from polymix.export.graph import Graph, Plain, quiet, refusal
+
+CURE = "Install it with pip install 'polymix[mobile]'."
+
+
+def write_program(graph: Graph, path: Path) -> int:
+    """Write a graph as a .pte file, for the inputs' own sizes, its outputs' names beside it.
+
+    Returns:
+        How many parts of the program XNNPACK runs; ExecuTorch's own operators run the rest.
+
+    Raises:
+        CapabilityError: PyTorch or ExecuTorch cannot export it. MissingExtraError: executorch is missing.
+    """
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # its dependencies speak while they are imported
+            from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+            from executorch.exir import to_edge_transform_and_lower
+    except ImportError as error:
+        raise MissingExtraError("executorch", "no such package", "ExecuTorch", CURE) from error
+    try:
+        with quiet(), torch.no_grad():
+            program = torch.export.export(Plain(graph).eval(), tuple(graph.inputs.values()))
+            lowered = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
+            delegated = sum("executorch_call_delegate" in str(node.target)
+                            for node in lowered.exported_program().graph.nodes)  # fmt: skip
+            content = lowered.to_executorch().buffer
+    except Exception as error:  # whatever the exporter raises
+        raise refusal(graph, error) from error
+    write_whole(path, lambda part: part.write_bytes(content))
+    write_whole(path.with_suffix(".json"), json.dumps({"outputs": list(graph.call(graph.inputs))}) + "\n")
+    return delegated
