@@ -152,7 +152,7 @@ def test_what_people_search_for_has_a_page():
 
 
 def test_the_table_of_onnx_has_every_mixer():
-    table = hook("figures").TABLES["onnx"]()
+    table = hook("exports").TABLES["onnx"]()
     for name in polymix.list_mixers():
         assert f"| `{name}` |" in table
     rows = json.loads((ROOT / "benchmarks/results/onnx.json").read_text())["rows"]
