@@ -151,8 +151,18 @@ def test_what_people_search_for_has_a_page():
         assert word in pages[page]
 
 
-def test_the_table_of_onnx_has_every_mixer():
-    table = hook("exports").TABLES["onnx"]()
+def test_the_tables_of_hexagon_say_where_attention_stops(generate):
+    rows = json.loads((ROOT / "benchmarks/results/export/hexagon.json").read_text())["rows"]
+    works = {(row["mixer"], row["tokens"]): row["works"] for row in rows}
+    assert works["softmax", 4096] and not works["softmax", 16384], "as docs/export/qnn.md says"
+    assert works["padre", 16384] and works["pom", 16384]
+    lines = generate.TABLES["hexagon"]().splitlines()
+    assert next(line for line in lines if "`softmax`" in line).count("compiling") == 1
+    assert "`SM8650`" in generate.TABLES["chips"]()
+
+
+def test_the_table_of_onnx_has_every_mixer(generate):
+    table = generate.TABLES["onnx"]()
     for name in polymix.list_mixers():
         assert f"| `{name}` |" in table
     rows = json.loads((ROOT / "benchmarks/results/onnx.json").read_text())["rows"]
