@@ -10,6 +10,7 @@ from torch import nn
 import polymix
 from polymix import errors
 from polymix.cli import main
+from polymix.compat import cure_torchvision
 from polymix.export import hexagon
 
 pytest.importorskip("onnxruntime_qnn", reason="untested: Hexagon, for which onnxruntime-qnn is needed (the qnn extra)")
@@ -123,6 +124,7 @@ def test_every_mixer_of_the_papers_compiles(spec, tmp_path):
 
 @pytest.mark.slow
 def test_a_vision_transformer_compiles(tmp_path):
+    cure_torchvision()
     timm = pytest.importorskip("timm", reason="untested: timm's models (the vision extra)")
     torch.manual_seed(0)
     model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2, num_classes=10).eval()
