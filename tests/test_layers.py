@@ -47,7 +47,7 @@ LIBRARIES: dict[str, set[str]] = {
     },
     "torchdiffeq": {"models/flow.py"},
     "onnxscript": {"export/graph.py"},
-    "onnx": {"export/int8.py", "export/equalise.py", "export/hexagon.py"},
+    "onnx": {"export/int8.py", "export/equalise.py", "export/hexagon.py", "export/onnx_graphs.py"},
     "onnxruntime": {"export/manifest.py", "export/int8.py", "export/hexagon.py"},
     "onnxruntime_qnn": {"export/manifest.py"},
     "openvino": {"export/manifest.py"},

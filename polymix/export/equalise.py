@@ -13,16 +13,17 @@ Source: Nagel et al. 2019 (arXiv:1906.04721), equation 7, for two layers; here f
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from polymix.export.onnx_graphs import FLOAT, attribute, constant_numbers, count_of, read_by, shapes_of, uses_of
+
 RATIO = 1e-3  # of a channel's range to the tensor's, below which it is taken for this
 Terms = dict[int, int]  # a tensor's log scale: how often each free scale enters it
-PASSING = ("Identity", "Relu", "Neg", "MaxPool", "AveragePool", "GlobalAveragePool", "Cast")
+PASSING = ("Identity", "Relu", "Neg", "MaxPool", "AveragePool", "GlobalAveragePool")
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ class Plan:
 
     sizes: channels of each free scale. scaled: tensors by name. equations: terms that must add up to zero.
     weights: for each layer, by the place of its node: the input's scale and the free scale of its output.
-    followers: constants that are multiplied by a tensor's scale, such as biases.
+    followers: constants that are multiplied by a tensor's scale, such as biases, and how many axes of theirs follow
+    the channels'.
     """
 
     graph: Any
@@ -52,12 +54,13 @@ class Plan:
     scaled: dict[str, Scaled] = field(default_factory=dict)
     equations: list[Terms] = field(default_factory=list)
     weights: dict[int, tuple[Scaled | None, int]] = field(default_factory=dict)
-    followers: list[tuple[str, Scaled]] = field(default_factory=list)
+    followers: list[tuple[str, Scaled, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        uses = Counter(name for node in self.graph.node for name in node.input)
+        uses = uses_of(self.graph)
         self.constants = {part.name for part in self.graph.initializer}
         self.own = {name for name in self.constants if uses[name] == 1}
+        self.numbers = dict(constant_numbers(self.graph))
         for place, node in enumerate(self.graph.node):
             walk = WALKS.get(node.op_type, Plan.refuse)
             if not all(name in self.shapes for name in [*node.input, *node.output] if name):
@@ -81,7 +84,7 @@ class Plan:
         self.weights[place] = (given, len(self.sizes) - 1)
         made = self.scaled[node.output[0]] = Scaled(axis, {len(self.sizes) - 1: 1})
         if bias:
-            self.followers.append((bias, made))
+            self.followers.append((bias, made, 0))
 
     def channels(self, name: str) -> int:
         return self.shapes[name][self.scaled[name].axis]
@@ -89,7 +92,7 @@ class Plan:
     # ---- by operator
 
     def refuse(self, node: Any, place: int) -> None:
-        for name in node.input:
+        for name in read_by(node):
             self.end(name)
 
     def matmul(self, node: Any, place: int) -> None:
@@ -109,7 +112,7 @@ class Plan:
 
     def convolution(self, node: Any, place: int) -> None:
         data, weight, bias = [*node.input, ""][:3]
-        shape, groups = self.shapes[weight], _attribute(node, "group", 1)
+        shape, groups = self.shapes[weight], attribute(node, "group", 1)
         ours = weight in self.own and (not bias or bias in self.own) and data not in self.constants
         if not ours or (groups > 1 and (shape[1] != 1 or shape[0] != groups)):
             self.refuse(node, place)
@@ -120,7 +123,7 @@ class Plan:
         """A norm's own weight and bias scale its output; its input is measured, and keeps its values."""
         self.end(node.input[0])
         rank, weight = len(self.shapes[node.output[0]]), node.input[1]
-        if _attribute(node, "axis", -1) % rank == rank - 1 and all(name in self.own for name in node.input[1:]):
+        if attribute(node, "axis", -1) % rank == rank - 1 and all(name in self.own for name in node.input[1:]):
             self.layer(node, place, -1, self.shapes[weight][0], [*node.input, ""][2])
 
     def sum(self, node: Any, place: int) -> None:
@@ -158,7 +161,7 @@ class Plan:
         if self.shapes[node.output[0]][scaled.axis] != self.channels(names[0]) or (follow and name not in self.own):
             return False
         if follow:
-            self.followers.append((name, scaled))
+            self.followers.append((name, scaled, -1 - scaled.axis))
         self.scaled[node.output[0]] = scaled
         return True
 
@@ -168,6 +171,10 @@ class Plan:
         size = self.shapes[node.output[0]][axis]
         return all(self.channels(name) == size for name in node.input if name in self.scaled)
 
+    def cast(self, node: Any, place: int) -> None:
+        """To float32 it changes nothing; other types round, or only tell whether a value is zero."""
+        (self.same if attribute(node, "to", 0) == FLOAT else self.refuse)(node, place)
+
     def same(self, node: Any, place: int) -> None:
         if node.input[0] in self.scaled:
             self.scaled[node.output[0]] = self.scaled[node.input[0]]
@@ -175,16 +182,16 @@ class Plan:
     def transpose(self, node: Any, place: int) -> None:
         if given := self.scaled.get(node.input[0]):
             rank = len(self.shapes[node.input[0]])
-            order = _attribute(node, "perm", list(range(rank))[::-1])
+            order = attribute(node, "perm", list(range(rank))[::-1])
             self.scaled[node.output[0]] = Scaled(order.index(given.axis + rank) - rank, given.terms)
 
     def reshape(self, node: Any, place: int) -> None:
         """A scale stays where the channels remain one axis, with as many values after it."""
         if given := self.scaled.get(node.input[0]):
             before, after = self.shapes[node.input[0]], self.shapes[node.output[0]]
-            size, rest = before[given.axis], _count(before[given.axis + len(before) + 1 :])
+            size, rest = before[given.axis], count_of(before[given.axis + len(before) + 1 :])
             for axis in range(-len(after), 0):
-                if after[axis] == size and rest is not None and _count(after[axis + len(after) + 1 :]) == rest:
+                if after[axis] == size and rest is not None and count_of(after[axis + len(after) + 1 :]) == rest:
                     self.scaled[node.output[0]] = Scaled(axis, given.terms)
                     return
             self.refuse(node, place)
@@ -201,28 +208,15 @@ class Plan:
 
     def axes(self, node: Any, rank: int) -> list[int] | None:
         """The axes of a reduction, where they are constant."""
-        from onnx import numpy_helper
-
-        values = {part.name: part for part in self.graph.initializer}
-        values |= {other.output[0]: other.attribute[0].t for other in self.graph.node if other.op_type == "Constant"
-                   and other.attribute[0].name == "value"}  # fmt: skip
-        lists = {other.output[0]: list(other.attribute[0].ints) for other in self.graph.node
-                 if other.op_type == "Constant" and other.attribute[0].name == "value_ints"}  # fmt: skip
-        name = node.input[1] if len(node.input) > 1 else ""
-        if name in lists:
-            found = lists[name]
-        elif name in values:
-            found = numpy_helper.to_array(values[name]).reshape(-1).tolist()
-        else:
-            return None
-        return [axis % rank for axis in found]
+        found = self.numbers.get(node.input[1]) if len(node.input) > 1 else None
+        return None if found is None else [axis % rank for axis in found]
 
 
 WALKS: dict[str, Callable[[Plan, Any, int], None]] = {
     "MatMul": Plan.matmul, "Conv": Plan.convolution, "LayerNormalization": Plan.norm, "Add": Plan.sum,
-    "Sub": Plan.sum, "Mul": Plan.product,
-    "Div": Plan.quotient, "Transpose": Plan.transpose, "Reshape": Plan.reshape, "Squeeze": Plan.reshape,
-    "Unsqueeze": Plan.reshape, "ReduceSum": Plan.reduce, "ReduceMean": Plan.reduce,
+    "Sub": Plan.sum, "Mul": Plan.product, "Div": Plan.quotient, "Transpose": Plan.transpose, "Reshape": Plan.reshape,
+    "Squeeze": Plan.reshape, "Unsqueeze": Plan.reshape, "ReduceSum": Plan.reduce, "ReduceMean": Plan.reduce,
+    "Cast": Plan.cast,
     **dict.fromkeys(PASSING, Plan.same),
 }  # fmt: skip
 
@@ -240,21 +234,22 @@ def equalised(model: Any, extremes: Callable[[Any, Mapping[str, int]], Mapping[s
 
     changed = onnx.ModelProto()
     changed.CopyFrom(model)
-    part_fused_layers(changed.graph)
+    part_fused_layers(changed)
     if strength == 0:
         return changed
-    plan = Plan(changed.graph, _shapes(changed))
+    plan = Plan(changed.graph, shapes_of(changed))
     found = extremes(changed, {name: scaled.axis for name, scaled in plan.scaled.items()})
     _apply(plan, [strength * scale for scale in solve(plan, found)])
     return changed
 
 
-def part_fused_layers(graph: Any) -> None:
+def part_fused_layers(model: Any) -> None:
     """Replace a product whose output is split into parts by a product for each part, with a range of its own."""
     from onnx import helper, numpy_helper
 
+    graph, shapes, uses = model.graph, shapes_of(model), uses_of(model.graph)
+    numbers = dict(constant_numbers(graph))
     makers = {output: node for node in graph.node for output in node.output}
-    uses = Counter(name for node in graph.node for name in node.input)
     values = {part.name: part for part in graph.initializer}
     for split in [node for node in graph.node if node.op_type == "Split"]:
         chain: list[Any] = [makers.get(split.input[0])]
@@ -268,8 +263,8 @@ def part_fused_layers(graph: Any) -> None:
         bias = None if len(chain) == 1 else numpy_helper.to_array(values[constants[1]])
         alone = all(uses[name] == 1 for name in [*constants, *(node.output[0] for node in chain)])
         fits = weight.ndim == 2 and (bias is None or bias.shape == weight.shape[1:])
-        sizes = _parts(split, values, weight.shape[-1])
-        if not (alone and fits) or sizes is None or sizes[0] < 0:
+        last = attribute(split, "axis", 0) in (-1, len(shapes.get(split.input[0], ())) - 1)
+        if not (alone and fits and last) or (sizes := _parts(split, numbers, weight.shape[-1])) is None:
             continue
         made, start = [], 0
         for name, size in zip(split.output, sizes, strict=True):
@@ -292,19 +287,12 @@ def part_fused_layers(graph: Any) -> None:
             graph.initializer.remove(values[constant])
 
 
-def _parts(split: Any, values: Mapping[str, Any], size: int) -> list[int] | None:
-    """The sizes into which a Split cuts the last axis; None: it cuts another, or they are not constant."""
-    from onnx import numpy_helper
-
-    if _attribute(split, "axis", 0) not in (-1, 2):  # tokens are (B, N, D)
-        return None
+def _parts(split: Any, numbers: Mapping[str, list[int]], size: int) -> list[int] | None:
+    """The sizes into which a Split cuts an axis of a size; None: they are not constant."""
     if len(split.input) > 1 and split.input[1]:
-        given = values.get(split.input[1])
-        sizes = None if given is None else numpy_helper.to_array(given).tolist()
-    else:
-        each = -(-size // len(split.output))
-        sizes = [each] * (len(split.output) - 1) + [size - each * (len(split.output) - 1)]
-    return sizes if sizes is not None and sum(sizes) == size else None
+        return numbers.get(split.input[1])
+    each = -(-size // len(split.output))
+    return [each] * (len(split.output) - 1) + [size - each * (len(split.output) - 1)]
 
 
 def solve(plan: Plan, extremes: Mapping[str, np.ndarray]) -> list[np.ndarray]:
@@ -312,12 +300,12 @@ def solve(plan: Plan, extremes: Mapping[str, np.ndarray]) -> list[np.ndarray]:
     result = [np.zeros(size) for size in plan.sizes]
     rows: dict[tuple[tuple[int, int], ...], np.ndarray] = {}  # tensors with the same scale have one row
     for name, scaled in plan.scaled.items():
-        if name in extremes and any(scaled.terms.values()):
+        if name in extremes and scaled.terms:
             key, largest = tuple(sorted(scaled.terms.items())), np.asarray(extremes[name], np.float64)
             rows[key] = np.maximum(rows[key], largest) if key in rows else largest
     for group in _groups(len(plan.sizes), [*plan.equations, *map(dict, rows)]):
         places = {variable: place for place, variable in enumerate(group)}
-        own = {key: value for key, value in rows.items() if key and key[0][0] in places}
+        own = {key: value for key, value in rows.items() if key[0][0] in places}
         if not own:
             continue
         free = _null_space([_row(terms, places) for terms in plan.equations if set(terms) & set(group)], len(group))
@@ -338,66 +326,34 @@ def _apply(plan: Plan, scales: Sequence[np.ndarray]) -> None:
     from onnx import numpy_helper
 
     values = {part.name: part for part in plan.graph.initializer}
-    changed = {name: numpy_helper.to_array(values[name]).astype(np.float64) for name in plan.own if name in values}
+    changed: dict[str, np.ndarray] = {}
+
+    def weight_of(name: str) -> np.ndarray:
+        return numpy_helper.to_array(values[name]).astype(np.float64)
 
     def factor(scaled: Scaled | None) -> np.ndarray | float:
         return float(1) if scaled is None else np.exp(sum(n * scales[v] for v, n in scaled.terms.items()))
 
     for place, (given, made) in plan.weights.items():
-        node, before, after = plan.graph.node[place], factor(given), np.exp(scales[made])
-        weight = changed[node.input[1]]
+        node, before, scale = plan.graph.node[place], factor(given), np.exp(scales[made])
+        weight = weight_of(node.input[1])
         if node.op_type == "MatMul":
-            weight = weight * after / np.reshape(before, (-1, 1))
+            weight = weight * scale / np.reshape(before, (-1, 1))
         elif node.op_type == "LayerNormalization":
-            weight = weight * after
+            weight = weight * scale
         else:
             inner = (1,) * (weight.ndim - 2)
-            own = _attribute(node, "group", 1) > 1  # a filter for each channel
+            own = attribute(node, "group", 1) > 1  # a filter for each channel
             weight = (
-                weight * after.reshape(-1, 1, *inner) / np.reshape(before, (-1, 1, *inner) if own else (1, -1, *inner))
+                weight * scale.reshape(-1, 1, *inner) / np.reshape(before, (-1, 1, *inner) if own else (1, -1, *inner))
             )
         changed[node.input[1]] = weight
-    for name, scaled in plan.followers:
-        changed[name] = changed[name] * np.reshape(factor(scaled), (-1, *(1,) * (_depth(plan, name, scaled))))
+    for name, scaled, after in plan.followers:
+        changed[name] = weight_of(name) * np.reshape(factor(scaled), (-1, *(1,) * after))
     for name, value in changed.items():
-        if values[name].data_type == 1:  # float32
-            values[name].CopyFrom(numpy_helper.from_array(np.ascontiguousarray(value.astype(np.float32)), name))
+        values[name].CopyFrom(numpy_helper.from_array(np.ascontiguousarray(value.astype(np.float32)), name))
     for part in [part for part in plan.graph.value_info if part.name in changed]:
         plan.graph.value_info.remove(part)  # a number that was added to all channels has become one for each
-
-
-def _depth(plan: Plan, name: str, scaled: Scaled) -> int:
-    """Axes after the channels, in a constant that is added to a tensor; a convolution's bias has none."""
-    user = next(node for node in plan.graph.node if name in node.input)
-    return -1 - scaled.axis if user.op_type in ("Add", "Sub") else 0
-
-
-def _shapes(model: Any) -> dict[str, list[Any]]:
-    """The shapes of all tensors: numbers, or names of free axes."""
-    import onnx
-
-    graph = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
-    shapes: dict[str, list[Any]] = {part.name: list(part.dims) for part in graph.initializer}
-    for part in [*graph.value_info, *graph.input, *graph.output]:
-        kind = part.type.tensor_type
-        if kind.HasField("shape"):
-            shapes[part.name] = [
-                dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in kind.shape.dim
-            ]
-    for node in graph.node:
-        if node.op_type == "Constant":
-            shapes.setdefault(node.output[0], [])
-    return shapes
-
-
-def _count(sizes: Sequence[Any]) -> int | None:
-    return int(np.prod(sizes)) if all(isinstance(size, int) for size in sizes) else None
-
-
-def _attribute(node: Any, name: str, default: Any) -> Any:
-    from onnx import helper
-
-    return next((helper.get_attribute_value(part) for part in node.attribute if part.name == name), default)
 
 
 def _added(left: Mapping[int, int], right: Mapping[int, int], sign: int) -> Terms:
