@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 from pathlib import Path
 
 import torch
@@ -12,6 +11,7 @@ import torch
 from polymix._io import write_whole
 from polymix.errors import MissingExtraError
 from polymix.export.graph import Graph, Plain, quiet, refusal
+from polymix.export.manifest import write_output_names
 
 CURE = "Install it with pip install 'polymix[mobile]'."
 
@@ -41,5 +41,5 @@ def write_program(graph: Graph, path: Path) -> int:
     except Exception as error:  # whatever the exporter raises
         raise refusal(graph, error) from error
     write_whole(path, lambda part: part.write_bytes(content))
-    write_whole(path.with_suffix(".json"), json.dumps({"outputs": list(graph.call(graph.inputs))}) + "\n")
+    write_output_names(path, graph.call(graph.inputs))
     return delegated

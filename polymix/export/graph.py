@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from polymix import __version__
 from polymix._io import one_line, write_whole
 from polymix.errors import CapabilityError, InputError, MissingExtraError, OptionError, ShapeError
-from polymix.export.manifest import onnx_session, run_session
+from polymix.export.manifest import onnx_session, run_session, write_output_names
 from polymix.mixers import TokenMixer
 from polymix.ops.related import selective_scan
 
@@ -230,8 +230,7 @@ def write_package(graph: Graph, path: Path) -> None:
             torch._inductor.aoti_compile_and_package(program, package_path=str(path))
     except Exception as error:  # whatever the compiler raises
         raise refusal(graph, error) from error
-    names = {"outputs": list(graph.call(graph.inputs))}
-    write_whole(path.with_suffix(".json"), json.dumps(names) + "\n")
+    write_output_names(path, graph.call(graph.inputs))
 
 
 def _fewer(free: Axes) -> Iterator[Axes]:

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from polymix._io import one_line
 from polymix.errors import CapabilityError, MissingExtraError, OptionError
 from polymix.export import int8
+from polymix.export.graph import quiet
 from polymix.export.manifest import CONTEXT, QNN_PROVIDER, Arrays, qnn_session
+from polymix.export.onnx_graphs import count_of, shapes_of
 
 DEFAULT_CHIP = "snapdragon-8-gen-3"
 NORMS = (
@@ -93,7 +93,7 @@ def quantised_wholly(model: Path, out: Path, data: Sequence[Arrays], scheme: str
         elif node.op_type in NORMS and name in ranks:
             overrides[name] = [{"quant_type": QuantType.QUInt8, "symmetric": False}]
     bits = QuantType.QUInt8 if scheme == "a8w8" else QuantType.QUInt16
-    with int8.quiet():
+    with quiet():
         config = get_qnn_qdq_config(
             model, int8.reader(data), int8.calibration(method), activation_type=bits, weight_type=QuantType.QInt8,
             per_channel=True, init_overrides=overrides,
@@ -169,8 +169,6 @@ def largest_activation(model: Path) -> int:
     """The values of the largest tensor between two operators: what must lie in the chip's memory, or be moved there."""
     import onnx
 
-    graph = onnx.shape_inference.infer_shapes(onnx.load(model, load_external_data=False)).graph
-    constants = {part.name for part in graph.initializer}
-    sizes = [int(np.prod([dim.dim_value for dim in part.type.tensor_type.shape.dim]))
-             for part in [*graph.value_info, *graph.input, *graph.output] if part.name not in constants]  # fmt: skip
-    return max(sizes)
+    loaded = onnx.load(model, load_external_data=False)
+    constants = {part.name for part in loaded.graph.initializer}
+    return max(count_of(shape) or 0 for name, shape in shapes_of(loaded).items() if name not in constants)

@@ -6,10 +6,8 @@ keeps what is nearest to float32 on the data.
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-import logging
+import math
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -21,6 +19,7 @@ import numpy as np
 from polymix._io import write_whole
 from polymix.errors import CapabilityError, OptionError
 from polymix.export.equalise import equalised
+from polymix.export.graph import quiet
 from polymix.export.manifest import Arrays, distance, onnx_session, run_session
 
 PRODUCTS = ("MatMul", "Conv", "Gemm", "ConvTranspose")
@@ -67,46 +66,37 @@ def quantise(
     loaded = onnx.load(model, load_external_data=False)
     if not {node.op_type for node in loaded.graph.node}.intersection(PRODUCTS):
         raise CapabilityError("targets", "int8 for a graph without products", "a model with weights", "Leave int8 out.")
-    beside = any(part.data_location == onnx.TensorProto.EXTERNAL for part in loaded.graph.initializer)
+    if any(part.data_location == onnx.TensorProto.EXTERNAL for part in loaded.graph.initializer):
+        strengths = (None,)  # weights in files of their own stay as they are
     wanted = _outputs(model, data)
+    report: dict[str, Any] = {"scheme": scheme}
     tried: list[dict[str, Any]] = []
-    best, failure = None, None
-    layers: list[dict[str, Any]] = []
+    failure: Exception | None = None
     with tempfile.TemporaryDirectory() as scratch:
-
-        def attempt(strength: float | None, method: str) -> None:
-            nonlocal best, failure
-            source, path = model, Path(scratch) / "quantised.onnx"
-            try:
-                if strength is not None:
-                    source = Path(scratch) / f"{strength}.onnx"
-                    if not source.exists():
+        path = Path(scratch) / "quantised.onnx"
+        for method in METHODS:
+            first = method == METHODS[0]
+            for strength in strengths if first else (report.get("equalised"),):
+                source = model if strength is None else Path(scratch) / f"{strength}.onnx"
+                try:
+                    if strength is not None and not source.exists():
                         onnx.save(equalised(loaded, partial(extremes, data), strength), str(source))
-                (write or quantised_products)(source, path, data, scheme, method)
-                error = _worst(_outputs(path, data), wanted)
-            except Exception as found:  # whatever the quantiser or the runtime raises
-                failure = found
-                return
-            tried.append({"equalised": strength, "ranges": method, "error": error})
-            if best is None or error < BETTER * best["error"]:
-                best = tried[-1]
-                write_whole(out, path.read_bytes())
-                layers[:] = _layers(source, out, data[0])
-
-        for strength in strengths if not beside else (None,):  # weights in files of their own stay as they are
-            attempt(strength, METHODS[0])
-        for method in METHODS[1:]:
-            attempt(None if best is None else best["equalised"], method)
-    if best is None:
+                    (write or quantised_products)(source, path, data, scheme, method)
+                    found = _outputs(path, data)
+                except Exception as error:  # whatever the quantiser or the runtime raises
+                    failure = error
+                    continue
+                tried.append({"equalised": strength, "ranges": method, "error": _worst(found, wanted)})
+                if tried[-1]["error"] < BETTER * report.get("error", math.inf):
+                    write_whole(out, path.read_bytes())
+                    report |= {**tried[-1], "layers": list(_layers(source, out, data[0]))}
+                    if (agreement := _agreement(found, wanted)) is not None:
+                        report["same_answer"] = agreement
+    if not tried:
         got = f"{model.stem} in {scheme}, on which the quantiser fails ({type(failure).__name__}: {failure})"
         raise CapabilityError("targets", got[:400], "a graph that can be quantised", "Leave int8 out.") from failure
-    report = {
-        "scheme": scheme, **best, "tried": tried, "bytes": out.stat().st_size, "float_bytes": model.stat().st_size,
-        "samples": len(data), "layers": layers,
-    }  # fmt: skip
-    if (agreement := _agreement(_outputs(out, data), wanted)) is not None:
-        report["same_answer"] = agreement
-    return report
+    sizes = {"bytes": out.stat().st_size, "float_bytes": model.stat().st_size, "samples": len(data)}
+    return {**report, "tried": tried, **sizes}
 
 
 def write_report(path: Path, reports: Mapping[str, Any]) -> None:
@@ -155,18 +145,6 @@ def calibration(method: str) -> Any:
 
     return {"minmax": CalibrationMethod.MinMax, "percentile": CalibrationMethod.Percentile,
             "entropy": CalibrationMethod.Entropy}[method]  # fmt: skip
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Without the quantiser's own output."""
-    level = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            yield
-    finally:
-        logging.disable(level)
 
 
 def _outputs(path: Path, data: Sequence[Arrays]) -> list[Arrays]:

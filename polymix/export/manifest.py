@@ -10,7 +10,7 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -204,8 +204,18 @@ def _aoti(path: Path, inputs: Mapping[str, np.ndarray]) -> Arrays:
     package: Any = torch._inductor.aoti_load_package(str(path))
     found = package(*(torch.from_numpy(array) for array in inputs.values()))
     outputs = found if isinstance(found, (tuple, list)) else (found,)
+    return _named(path, outputs)
+
+
+def _named(path: Path, outputs: Iterable[Any]) -> Arrays:
+    """PyTorch's tensors by the names that `write_output_names` left beside a file."""
     names = json.loads(path.with_suffix(".json").read_text("utf-8"))["outputs"]
-    return {name: output.detach().numpy() for name, output in zip(names, outputs, strict=True)}
+    return {name: output.detach().numpy().copy() for name, output in zip(names, outputs, strict=True)}
+
+
+def write_output_names(path: Path, names: Iterable[str]) -> None:
+    """Beside a file whose format has no names for outputs."""
+    write_whole(path.with_suffix(".json"), json.dumps({"outputs": list(names)}) + "\n")
 
 
 def qnn_session(path: Path, entries: Mapping[str, str], chip: Mapping[str, str] = MappingProxyType({})) -> Any:
@@ -273,8 +283,7 @@ def _executorch(path: Path, inputs: Mapping[str, np.ndarray]) -> Arrays:
         raise MissingExtraError("executorch", "no such package", "ExecuTorch", cure) from error
     method = Runtime.get().load_program(path, verification=Verification.Minimal).load_method("forward")
     found = method.execute([torch.from_numpy(np.ascontiguousarray(array)) for array in inputs.values()])
-    names = json.loads(path.with_suffix(".json").read_text("utf-8"))["outputs"]
-    return {name: output.detach().numpy().copy() for name, output in zip(names, found, strict=True)}
+    return _named(path, found)
 
 
 RUNTIMES: dict[str, Callable[[Path, Mapping[str, np.ndarray]], Arrays]] = {

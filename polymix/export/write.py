@@ -100,6 +100,12 @@ def export_graphs(
     for target in targets:
         needs(*PACKAGES.get(target, ()), extra=target if target in EXTRAS else "export")
     options = Options(data, int8.check_schemes(schemes), hexagon.chip_of(soc)[0])
+    for option, given, default, users in (
+        ("schemes", tuple(schemes), int8.SCHEMES, ("int8", "qnn")), ("soc", soc, hexagon.DEFAULT_CHIP, ("qnn",)),
+    ):  # fmt: skip
+        if given != default and not set(users) & set(targets):
+            got = f"{given!r} without the target {' or '.join(users)}"
+            raise OptionError(option, got, "none", f"Leave it out, or add {users[0]}.")
     names = [graph.name for graph in graphs]
     if twice := [name for name in names if names.count(name) > 1]:
         raise OptionError("graphs", f"{twice[0]} twice", "graphs with different names", "Rename one of them.")
@@ -206,18 +212,15 @@ def _onnx(graph: Graph, folder: Path, made: Path, shared: Shared, options: Optio
 
 
 def _int8(graph: Graph, folder: Path, made: Path, shared: Shared, options: Options) -> list[Written]:
-    data = options.data
     model, _ = float_graph(graph, made, shared)
     own = {name: value.cpu().numpy() for name, value in graph.inputs.items()}
-    alone = isinstance(graph.model, TokenMixer)
+    data, tolerances = options.data, _tolerances(graph)
     reports, written = {}, []
     for scheme in options.schemes:
         path = folder / f"{graph.name}-{scheme}.onnx"
         reports[scheme] = int8.quantise(model, path, data or [own], scheme)
-        tolerance = ALONE[scheme] if alone else WHOLE[scheme]
-        written.append(
-            Written(path, tolerance, None, {"measure": "distance", "scheme": scheme}, data[0] if data else None)
-        )
+        notes = {"measure": "distance", "scheme": scheme}
+        written.append(Written(path, tolerances[scheme], None, notes, data[0] if data else None))
     int8.write_report(folder / f"{graph.name}-{int8.REPORT}", reports)
     return written
 
@@ -238,7 +241,7 @@ def _qnn(graph: Graph, folder: Path, made: Path, shared: Shared, options: Option
     own = {key: value.cpu().numpy() for key, value in single.inputs.items()}
     given = options.data or [{key: value.cpu().numpy() for key, value in graph.inputs.items()}]
     data = [sample for batch in given for sample in samples_of(batch, own)]
-    tolerances = ALONE if isinstance(graph.model, TokenMixer) else WHOLE
+    tolerances = _tolerances(graph)
     reports, written = {}, []
     for scheme in options.schemes:
         path = folder / f"{graph.name}-{scheme}.onnx"
@@ -256,6 +259,10 @@ def _qnn(graph: Graph, folder: Path, made: Path, shared: Shared, options: Option
         written.append(Written(compiled.context, emulated, None, {**notes, **said}, data[0], "single"))
     int8.write_report(folder / f"{graph.name}-{int8.REPORT}", reports)
     return written
+
+
+def _tolerances(graph: Graph) -> Mapping[str, float]:
+    return ALONE if isinstance(graph.model, TokenMixer) else WHOLE
 
 
 def one_sample(graph: Graph) -> Graph:

@@ -106,6 +106,9 @@ def test_mistakes_are_said_before_anything_is_computed(tmp_path):
     for schemes in ((), ("a4w4",), ("a8w8", "a8w8")):
         with pytest.raises(errors.OptionError, match="a8w8, a16w8"):
             polymix.export.export(model, x, tmp_path / "out", targets=("qnn",), schemes=schemes)
+    for option in ({"soc": "SM8550"}, {"schemes": ("a16w8",)}):
+        with pytest.raises(errors.OptionError, match="without the target"):
+            polymix.export.export(model, x, tmp_path / "out", targets=("onnx",), **option)
     assert not list(tmp_path.iterdir())
 
 

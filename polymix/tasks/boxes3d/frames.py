@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy
-
-from polymix.errors import DataError
 from polymix.tasks.boxes3d.poses import Pose
+from polymix.tasks.points.layouts import read_bin, sound
 
 INPUTS = 5  # numbers of a point: x, y, z in metres, intensity from 0 to 1, and its age in seconds
 
@@ -46,18 +44,4 @@ class Frame:
 
 def read_points(path: Path, columns: int) -> Any:
     """float32 (n, columns). Raises DataError for no points, another length, or numbers that are not finite."""
-    try:
-        size = path.stat().st_size
-    except OSError as error:
-        raise DataError("data", f"{path}: {error.strerror}", "a file of points", "Check the path.") from error
-    if size % (4 * columns):
-        expected = f"{4 * columns} bytes a point: {columns} numbers in float32"
-        raise DataError("data", f"{path} with {size:,} bytes", expected, "It may be cut off.")
-    if not size:
-        raise DataError("data", f"{path} without points", "one point or more", "Remove it.")
-    found = numpy.fromfile(path, dtype=numpy.float32).reshape(-1, columns)
-    wrong = ~numpy.isfinite(found).all(1)
-    if wrong.any():
-        place = int(wrong.argmax())
-        raise DataError("data", f"{path}, point {place}: {found[place].tolist()}", "finite numbers", "Remove it.")
-    return found
+    return sound(path, read_bin(path, columns))

@@ -43,13 +43,7 @@ class Scan:
     def points(self) -> Any:
         """float32 (n, 3 + features): coordinates in metres first. Raises DataError for a file that is no sound scan."""
         found = read_bin(self.path) if self.layout == "semantickitti" else _read_arrays(self.path)
-        if not len(found):
-            raise DataError("data", f"{self.path} without points", "one point or more", "Remove it.")
-        wrong = ~numpy.isfinite(found).all(1)
-        if wrong.any():
-            got = f"{self.path}, point {int(wrong.argmax())}: {found[int(wrong.argmax())].tolist()}"
-            raise DataError("data", got, "finite numbers", "Remove the point.")
-        return found
+        return sound(self.path, found)
 
     def classes(self, count: int) -> Any:
         """int64 (n,): the class of each of `count` points, VOID where it does not count."""
@@ -78,9 +72,23 @@ class Scan:
         return numpy.where(found < 0, VOID, found)
 
 
-def read_bin(path: Path) -> Any:
-    """float32 (n, 4): x, y, z and remission. Raises DataError where the length is none of such points."""
-    return _read_whole(path, numpy.float32, 16, "16 bytes a point: x, y, z and remission in float32").reshape(-1, 4)
+def read_bin(path: Path, columns: int = 4) -> Any:
+    """float32 (n, columns): x, y, z, remission and more. Raises DataError where the length is none of such points."""
+    expected = f"{4 * columns} bytes a point: x, y, z and {'remission' if columns == 4 else 'more'} in float32"
+    return _read_whole(path, numpy.float32, 4 * columns, expected).reshape(-1, columns)
+
+
+def sound(path: Path, points: Any) -> Any:
+    """The points of a file. Raises DataError if there are none, or a number is not finite."""
+    if not len(points):
+        raise DataError("data", f"{path} without points", "one point or more", "Remove it.")
+    wrong = ~numpy.isfinite(points).all(1)
+    if wrong.any():
+        place = int(wrong.argmax())
+        raise DataError(
+            "data", f"{path}, point {place}: {points[place].tolist()}", "finite numbers", "Remove the point."
+        )
+    return points
 
 
 def _read_whole(path: Path, dtype: Any, each: int, expected: str) -> Any:
@@ -88,7 +96,7 @@ def _read_whole(path: Path, dtype: Any, each: int, expected: str) -> Any:
     try:
         size = path.stat().st_size
     except OSError as error:
-        raise DataError("data", f"{path}: {error.strerror}", "a file of SemanticKITTI", "Check the path.") from error
+        raise DataError("data", f"{path}: {error.strerror}", "a file of points or labels", "Check the path.") from error
     if size % each:
         raise DataError("data", f"{path} with {size:,} bytes", expected, "It may be cut off.")
     return numpy.fromfile(path, dtype=dtype)
