@@ -59,7 +59,7 @@ def test_every_task_can_be_named(tmp_path):
 
 @pytest.mark.parametrize(("text", "words"), [
     ("", "NoneType instead of options by name"), ("- task", "list instead of"), ("1: 2", "options by name"),
-    ("steps: 5", "expected task: classify"), ("task: nope", "task 'nope'"), ("task: [text]", "expected task"),
+    ("steps: 5", "expected task: boxes3d, classify"), ("task: nope", "task 'nope'"), ("task: [text]", "expected task"),
     ("task: os.path", "use a Python file"), ("task: ../images", "expected task"),
     ("task: text\nsteps: 5\nsteps: 6", "steps twice"), ('{"task": "text", "task": "classify"}', "task twice"),
     ("task: classify\nstepz: 5", "`stepz`: expected steps"),
