@@ -3,7 +3,8 @@
     polymix export --model my-language-model --target onnx --out out
     python examples/generate_onnx.py out 12,7,99 100        # token ids of the prompt, number of new tokens
 
-It takes the most likely token each time. The state has the same size after every token.
+It takes the most likely token each time. The state has the same size after every token, but for keys and values of
+layers with attention.
 """
 
 import sys
@@ -19,21 +20,12 @@ def generate(folder, prompt, count):
         onnxruntime.InferenceSession(str(Path(folder) / "onnx" / name), providers=["CPUExecutionProvider"])
         for name in ("prefill.onnx", "step.onnx")
     )
-    fixed = prefill.get_inputs()[0].shape[1]  # some mixers read prompts of one length only
-    length = fixed if isinstance(fixed, int) else len(prompt)
-    if len(prompt) < length:
-        raise SystemExit(f"this model reads prompts of at least {length} tokens")
-    ids = np.array([prompt[:length]], np.int64)
     names = [output.name for output in prefill.get_outputs()]
-    logits, *state = prefill.run(None, {"input_ids": ids})
+    logits, *state = prefill.run(None, {"input_ids": np.array([prompt], np.int64)})
     state = dict(zip(names[1:], state, strict=True))
-    waiting = list(prompt[length:])
-    for place in range(length, len(prompt) + count - 1):
-        if not waiting:
-            token = int(logits.argmax())
-            yield token, sum(part.nbytes for part in state.values())
-        else:
-            token = waiting.pop(0)
+    for place in range(len(prompt), len(prompt) + count - 1):
+        token = int(logits.argmax())
+        yield token, sum(part.nbytes for part in state.values())
         feed = {"input_ids": np.array([[token]], np.int64), "position": np.array([place], np.int64), **state}
         used = [part.name for part in step.get_inputs()]
         logits, *state = step.run(None, {name: feed[name] for name in used})

@@ -4,33 +4,89 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from polymix._io import read_json
-from polymix.errors import CapabilityError, OptionError
+from polymix.errors import DataError, OptionError
 from polymix.export.graph import Graph, about
+from polymix.export.manifest import MANIFEST, read_manifest
 from polymix.mixers.cache import StateLayer
 from polymix.models.language import PolymixGPTForCausalLM, PolymixLlamaForCausalLM
-from polymix.models.language.layers import mixers_of
 from polymix.models.language.layout import SequenceLayout
 from polymix.models.language.model import PolymixForCausalLM
 
 PROMPT = 12  # tokens of the example that is exported and checked
+LANGUAGE, FOLDER = "language", "tokenizer"  # in the manifest; the folder of the tokenizer
+
+
+class Told(NamedTuple):
+    """What the manifest says of a language model: tokens that it knows, the longest text or None, and end tokens."""
+
+    vocabulary: int
+    positions: int | None
+    ends: list[int]
+
+
+def tell_language(model: PolymixForCausalLM) -> dict[str, Any]:
+    """What `about_language` reads, for the manifest."""
+    ends = model.generation_config.eos_token_id
+    ends = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+    limit = model.config.max_position_embeddings if model.model.position is not None else None
+    return {LANGUAGE: Told(model.config.vocab_size, limit, ends)._asdict()}
+
+
+def about_language(folder: Path) -> Told:
+    """What the manifest says of its language model. Raises DataError: there is none, or it is damaged."""
+    try:
+        told = read_manifest(folder)[LANGUAGE]
+        limit = told["positions"]
+        return Told(int(told["vocabulary"]), None if limit is None else int(limit), [int(end) for end in told["ends"]])
+    except (KeyError, TypeError, ValueError) as error:
+        got = f"{folder / MANIFEST}, which describes no language model"
+        raise DataError("folder", got, "the export of a language model", "Export it again.") from error
+
+
+class KeysAndValues(NamedTuple):
+    """What attention keeps of the tokens so far: two tensors (B, heads, past, d), which grow."""
+
+    keys: Tensor
+    values: Tensor
+
+
+class _Attention:
+    """A layer of a cache that keeps keys and values by joining them, as a graph can."""
+
+    def __init__(self, state: KeysAndValues | None) -> None:
+        self.state = state
 
 
 class _States:
-    """What a block sees of a cache: a state for each layer."""
+    """What a block sees of a cache: a state for each layer.
+
+    states: of attention KeysAndValues, of other mixers (window, state); None at the start of a text.
+    """
 
     layer_class_to_replicate = None
 
-    def __init__(self, states: list[Any]) -> None:
-        self.layers = [StateLayer() for _ in states]
-        for layer, state in zip(self.layers, states, strict=True):
+    def __init__(self, states: list[Any], attention: list[bool]) -> None:
+        self.layers: list[Any] = []
+        for state, grows in zip(states, attention, strict=True):
+            layer: Any = _Attention(state) if grows else StateLayer()
             layer.state = state
+            self.layers.append(layer)
+
+    def update(self, keys: Tensor, values: Tensor, index: int) -> KeysAndValues:
+        """All keys and values of an attention layer, with those of the new tokens."""
+        layer, new = self.layers[index], KeysAndValues(keys, values)
+        if layer.state is not None:
+            pairs = zip(layer.state, new, strict=True)
+            new = KeysAndValues(*(torch.cat(pair, dim=2) for pair in pairs))
+        layer.state = new
+        return new
 
 
 class _Reader(nn.Module):
@@ -39,10 +95,15 @@ class _Reader(nn.Module):
     def __init__(self, model: PolymixForCausalLM) -> None:
         super().__init__()
         self.model = model
+        self.attention = [block.mix.mixer.config.cache_grows for block in model.model.blocks]
+
+    def start(self) -> list[Any]:
+        """The states before a text."""
+        return [None] * len(self.attention)
 
     def read(self, ids: Tensor, place: Tensor, past: int, states: list[Any]) -> tuple[Tensor, list[Any]]:
         """place: (N,), positions of the tokens. past: 0 at the start of a text; what else it is does not matter."""
-        body, cache = self.model.model, _States(states)
+        body, cache = self.model.model, _States(states, self.attention)
         layout = SequenceLayout(past, None, None, place[None])
         x = body.embed(ids)
         if body.position is not None:
@@ -58,7 +119,7 @@ class Prefill(_Reader):
 
     def forward(self, input_ids: Tensor) -> dict[str, Tensor]:
         place = torch.arange(input_ids.shape[1], device=input_ids.device)
-        logits, states = self.read(input_ids, place, 0, [None] * len(self.model.model.blocks))
+        logits, states = self.read(input_ids, place, 0, self.start())
         return {"logits": logits, **named(states)[0]}
 
 
@@ -77,10 +138,13 @@ class Step(_Reader):
 
 
 def named(states: list[Any]) -> tuple[dict[str, Tensor], TreeSpec, list[Any]]:
-    """The tensors of all layers' states by name, such as state.0.mixer.sums; and what puts them together again."""
+    """The tensors of all layers' states by name, such as state.0.mixer.sums or state.1.keys; and how they nest."""
     leaves, spec = tree_flatten(states)
     names: dict[str, Tensor] = {}
     for layer, state in enumerate(states):
+        if isinstance(state, KeysAndValues):
+            names.update(_parts(f"state.{layer}", state))
+            continue
         window, mixer = state
         if isinstance(window, Tensor):
             names[f"state.{layer}.window"] = window
@@ -114,32 +178,31 @@ def load_language_model(folder: Path) -> PolymixForCausalLM:
 
 
 def language_graphs(model: PolymixForCausalLM, source: str | None = None, *, seed: int = 0) -> list[Graph]:
-    """The graphs `prefill` and `step` of a language model whose state has a fixed size.
+    """The graphs `prefill` and `step` of a language model.
 
-        prefill   input_ids (B, N)                        -> logits (B, V), state.*
+        prefill   input_ids (B, N)                         -> logits (B, V), state.*
         step      input_ids (B, 1), position (1,), state.* -> logits (B, V), next_state.*
 
-    logits are of the token after the last one given. A program feeds next_state.* of a step as state.* to the next one;
-    their sizes do not depend on how many tokens there were.
-
-    Raises CapabilityError: a layer is attention, whose keys and values grow with every token.
+    logits are of the token after the last one given. A program feeds next_state.* of a step as state.* to the next one.
+    The states of mixers have a fixed size. Layers with attention have state.*.keys and state.*.values (B, heads, past,
+    d), where past is the number of tokens so far.
     """
-    growing = [place for place, mixer in enumerate(mixers_of(model)) if not mixer.capabilities.recurrent]
-    if growing:
-        got = f"a model with attention in layer {growing[0]}, whose keys and values grow with every token"
-        raise CapabilityError("model", got, "recurrent mixers in every layer", "Convert it with pom, say.")
     model = model.eval()
     draw = torch.Generator().manual_seed(seed)
     ids = torch.randint(model.config.vocab_size, (2, PROMPT), generator=draw)
     prefill = Prefill(model).eval()
     with torch.no_grad():
-        _, states = prefill.read(ids, torch.arange(PROMPT), 0, [None] * len(model.model.blocks))
+        _, states = prefill.read(ids, torch.arange(PROMPT), 0, prefill.start())
     given, spec, leaves = named(states)
-    batched = {name: {0: "batch"} for name, value in given.items() if value.ndim and len(value) == len(ids)}
+    axes = {name: {0: "batch"} for name, value in given.items() if value.ndim and len(value) == len(ids)}
+    for layer, grows in enumerate(prefill.attention):
+        if grows:
+            for field in KeysAndValues._fields:
+                axes[f"state.{layer}.{field}"][2] = "past"
     said = about(model, source)
     inputs = {"input_ids": ids[:, :1].contiguous(), "position": torch.tensor([PROMPT]), **given}
     step = Step(model, list(given), spec, leaves).eval()
     return [
         Graph("prefill", prefill, {"input_ids": ids}, {"input_ids": {0: "batch", 1: "tokens"}}, said),
-        Graph("step", step, inputs, {"input_ids": {0: "batch"}, **batched}, said),
+        Graph("step", step, inputs, {"input_ids": {0: "batch"}, **axes}, said),
     ]

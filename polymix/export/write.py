@@ -87,8 +87,12 @@ def export_graphs(
     graphs: Sequence[Graph], out: str | Path, targets: Sequence[str] = ("onnx",), *,
     data: Sequence[Arrays] | None = None, schemes: Sequence[str] = int8.SCHEMES, soc: str = hexagon.DEFAULT_CHIP,
     info: Mapping[str, Any] | None = None, runtime: str | Path | None = None,
+    beside: Mapping[str, bytes] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """As `export`, for several graphs, each a file per target. info: more for the manifest."""
+    """As `export`, for several graphs, each a file per target.
+
+    info: more for the manifest. beside: more files by their paths in the folder, such as a tokenizer's.
+    """
     for target in targets:
         if target not in WRITERS:
             raise OptionError("targets", repr(target), f"one of {', '.join(WRITERS)}", "Choose one of these.")
@@ -117,6 +121,9 @@ def export_graphs(
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as scratch:
         made = Path(scratch) / folder.name
         (made / CHECKS).mkdir(parents=True)
+        for place, file in (beside or {}).items():
+            (made / place).parent.mkdir(parents=True, exist_ok=True)
+            (made / place).write_bytes(file)
         entries: list[dict[str, Any]] = []
         shared: Shared = {}  # the float graph of each name, for targets that start from it
         for graph in graphs:

@@ -77,8 +77,9 @@ def run(settings: Settings, out: Path, targets: Sequence[str], say: Callable[[st
     graphs = mixer_of(settings) if settings.mixer is not None else models_of(settings)
     data = None if settings.data is None else read_data(Path(settings.data), graphs[0].inputs)
     content = export_graphs(
-        graphs, out, targets, data=data, schemes=settings.schemes, soc=settings.soc, runtime=settings.runtime
-    )
+        graphs, out, targets, data=data, schemes=settings.schemes, soc=settings.soc, runtime=settings.runtime,
+        **_of_language(settings),
+    )  # fmt: skip
     for entry in {entry["path"]: entry for entry in content["files"]}.values():
         free = f", free: {', '.join(entry['free'])}" if entry["free"] else ""
         say(f"{out / entry['path']}  {entry['bytes'] / 1e6:.2f} MB, error {entry['error']:.1e}{free}")
@@ -88,6 +89,22 @@ def run(settings: Settings, out: Path, targets: Sequence[str], say: Callable[[st
             say("Node.js is not installed: nothing ran in WebAssembly yet. The page compares its models when opened.")
         say(f"The page: python -m http.server --directory {out / 'web'}, then http://localhost:8000")
     return content
+
+
+def _of_language(settings: Settings) -> dict[str, Any]:
+    """What `polymix generate` needs of a single language model beside its graphs; empty for other models."""
+    folder = Path(settings.models[0]) if len(settings.models) == 1 else None
+    if folder is None or not folder.is_dir() or not _is_language_model(folder):
+        return {}
+    from polymix.export.language import load_language_model, tell_language
+    from polymix.workflows.generate.exported import tokenizer_files
+    from polymix.workflows.generate.folder import load_tokenizer
+
+    told = tell_language(load_language_model(folder))
+    try:
+        return {"info": told, "beside": tokenizer_files(load_tokenizer(folder))}
+    except DataError:  # a model of token ids alone, which a program can still run
+        return {"info": told}
 
 
 def mixer_of(settings: Settings) -> list[Graph]:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polymix.ops.shared.causal_sums import causal_sums, chunk_size, hide, in_chunks
+from polymix.ops.shared.causal_sums import causal_sums, chunk_size, first_tokens, hide, in_chunks
 from polymix.ops.shared.tensors import accumulator, without_autocast
 
 GUARD = 1e-3  # the denominator is at least GUARD times the number of tokens seen
@@ -167,4 +167,4 @@ def causal(
     query_features, key_features = (taylor_features(part, form, order, scale) for part in (queries, keys))
     similarity = _similarity(queries, keys, order) if form == "full" else None
     weighted, end = causal_sums(query_features, key_features, values, start, similarity)
-    return weighted[:, :, :n].contiguous(), end
+    return first_tokens(weighted, n).contiguous(), end

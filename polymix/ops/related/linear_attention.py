@@ -13,7 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polymix.ops.shared.activations import identity
-from polymix.ops.shared.causal_sums import causal_sums, chunk_size, hide, in_chunks, seen_by_all, seen_by_each
+from polymix.ops.shared.causal_sums import (
+    causal_sums,
+    chunk_size,
+    first_tokens,
+    hide,
+    in_chunks,
+    seen_by_all,
+    seen_by_each,
+)
 from polymix.ops.shared.tensors import accumulator, without_autocast
 
 
@@ -102,5 +110,5 @@ def linear_causal(
         values = hide(F.pad(values, (0, 1), value=1.0) if normalize else values, mask)
         queries, keys, values = (in_chunks(part, size) for part in (q.to(dtype), hide(k.to(dtype), mask), values))
         weighted, end = causal_sums(queries, keys, values, None if state is None else state.moments)
-        y = _finish(weighted[:, :, :n], seen[:, None, :, None], normalize, scale, eps, True)
+        y = _finish(first_tokens(weighted, n), seen[:, None, :, None], normalize, scale, eps, True)
     return y.to(v.dtype), LinearState(end, seen[:, -1].clone())

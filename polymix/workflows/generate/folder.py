@@ -13,17 +13,21 @@ import polymix.models.language  # noqa: F401  # first: it cures torchvision, and
 from polymix._io import DTYPES, one_line, read_json
 from polymix.convert import load_pretrained
 from polymix.convert.adapters.libraries import local_files
-from polymix.errors import DataError, PolymixError, check_choice
+from polymix.errors import DataError, OptionError, PolymixError, check_choice
+from polymix.export.language import FOLDER as TOKENIZER
 from polymix.limits import check_counts, check_model
 
+from polymix.workflows.generate.exported import is_export, load_exported  # isort: skip
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # isort: skip
 
 _WITHOUT = "Without this file the model generates with the defaults."
-FOLDER = "a folder of a causal language model, as save_pretrained writes it"
+FOLDER = "a folder of a causal language model, as save_pretrained or polymix export writes it"
 
 
 def load(folder: str | Path, *, device: str = "cpu", dtype: str | None = None, trust: bool = False) -> tuple[Any, Any]:
     """The causal model of a folder, in evaluation mode, and its tokenizer. Nothing is downloaded.
+
+    A folder that `polymix export` wrote is run by ONNX Runtime, in float32 on the CPU.
 
     Args:
         dtype: None: as the weights were saved.
@@ -33,6 +37,12 @@ def load(folder: str | Path, *, device: str = "cpu", dtype: str | None = None, t
     """
     folder = Path(folder)
     check_choice("dtype", dtype, (None, *DTYPES))
+    if is_export(folder):
+        for option, given, default in (("device", device, "cpu"), ("dtype", dtype, None), ("trust", trust, False)):
+            if given != default:
+                got = f"{given!r} with {folder}, an export"
+                raise OptionError(option, got, f"{default!r}: its files run in float32 on the CPU", "Leave it out.")
+        return load_exported(folder), load_tokenizer(folder / TOKENIZER)
     if not (folder / "config.json").is_file():
         cure = "Nothing is downloaded: get the model first."
         if (folder / "checkpoint").is_dir():

@@ -24,6 +24,7 @@ from polymix.measure.timing import out_of_memory
 cure_torchvision()  # before transformers, which imports it
 from transformers import TextStreamer  # noqa: E402
 
+from polymix.workflows.generate.exported import ExportedLanguageModel  # noqa: E402
 from polymix.workflows.generate.folder import load  # noqa: E402
 
 NEW = 100  # new tokens by default
@@ -100,9 +101,10 @@ def command(
     model, tokenizer = load(folder, device=device, dtype=dtype, trust=trust)
     prompts = read_prompts(lines) if prompt is None else [prompt]
     clock = Clock()
+    together = 1 if isinstance(model, ExportedLanguageModel) else AT_ONCE  # its graphs take no padding
     try:
-        for start in range(0, len(prompts), AT_ONCE):
-            texts = generate(model, tokenizer, prompts[start : start + AT_ONCE], settings, clock)
+        for start in range(0, len(prompts), together):
+            texts = generate(model, tokenizer, prompts[start : start + together], settings, clock)
             if not settings.stream:
                 separator = [BETWEEN] if start else []
                 print(*separator, f"\n{BETWEEN}\n".join(texts), sep="\n", flush=True)
@@ -229,6 +231,8 @@ def _tokens(model: Any, tokenizer: Any, prompt: str) -> list[int]:
 
 
 def _vocabulary(model: Any) -> int:
+    if isinstance(model, ExportedLanguageModel):
+        return model.vocabulary
     return model.get_input_embeddings().num_embeddings
 
 
@@ -246,6 +250,8 @@ def _room(model: Any, longest: int, new: int | None) -> int:
 
 def positions(model: Any) -> int | None:
     """The number of learned positions of a model; None: it takes any length."""
+    if isinstance(model, ExportedLanguageModel):
+        return model.positions
     limit = getattr(model.config, "max_position_embeddings", None)
     words = model.get_input_embeddings()
     learned = (part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding) and part is not words)
