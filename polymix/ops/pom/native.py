@@ -80,9 +80,7 @@ def causal(x: Tensor, weights: PomWeights, options: PomOptions, mask: Tensor | N
 class _Step(ctypes.Structure):
     """The struct Step of pom_step.c."""
 
-    _fields_ = tuple(
-        (name, ctypes.c_int64) for name in ("rows", "degree", "act", "gate", "mean", "bf16", "threads")
-    )
+    _fields_ = tuple((name, ctypes.c_int64) for name in ("rows", "degree", "act", "gate", "mean", "bf16", "threads"))
 
 
 def step(x: Tensor, state: PomState, weights: PomWeights, options: PomOptions) -> tuple[Tensor, PomState]:
