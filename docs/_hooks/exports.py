@@ -49,6 +49,25 @@ def hexagon() -> str:
     )
 
 
+def quantised_accuracy() -> str:
+    """The accuracy in PyTorch and of quantised files, and whether the aim is met."""
+    content, lines = load("export/accuracy.json"), []
+    for row in content["rows"]:
+        name = (row["host"], f"`{row['mixer']}`", f"`{row['target']}`")
+        if "failed" in row:
+            lines.append((*name, "–", "–", "–", row["failed"]))
+            continue
+        lost = {scheme: 100 * (row["float"] - row[scheme]) for scheme in AIMS}
+        missed = [scheme for scheme, limit in AIMS.items() if lost[scheme] > limit]
+        accuracies = (f"{100 * row[key]:.1f} %" for key in ("float", *AIMS))
+        lines.append((*name, *accuracies, f"**missed in {', '.join(missed)}**" if missed else "met"))
+    head = ("model", "mixer", "target", "PyTorch", *AIMS, "aim")
+    return f"{table(head, lines)}\n\n`python benchmarks/quantised_accuracy.py benchmarks/results/export/accuracy.json`"
+
+
+AIMS = {"a8w8": 1.0, "a16w8": 0.3}  # points of accuracy that may be lost
+
+
 def _cell(row: dict[str, Any] | None) -> str:
     if row is None:
         return "–"
@@ -58,4 +77,6 @@ def _cell(row: dict[str, Any] | None) -> str:
     return f"{size:,.0f} KiB, {row['compile_seconds']:.1f} s, {largest:,.1f} MiB"
 
 
-TABLES: dict[str, Callable[[], str]] = {"onnx": onnx, "chips": chips, "hexagon": hexagon}
+TABLES: dict[str, Callable[[], str]] = {
+    "onnx": onnx, "chips": chips, "hexagon": hexagon, "quantised-accuracy": quantised_accuracy,
+}  # fmt: skip

@@ -24,6 +24,9 @@ def command(
     image_size: Annotated[int | None, typer.Option(help="Side of the images in pixels. Default: the model's.")] = None,
     tokens: Annotated[int | None, typer.Option(help="Tokens in a window of text. Default: as in training.")] = None,
     device: Annotated[str, typer.Option(help="Device, such as cpu or cuda.")] = "cpu",
+    exported: Annotated[
+        Path | None, typer.Option(help="Measure this ONNX file of the model in its place, such as one in 8 bits.")
+    ] = None,
     threads: Threads = None,
     trust: Annotated[bool, typer.Option("--trust", help="Run code that the folder names.")] = False,
     as_json: AsJson = False,
@@ -39,7 +42,7 @@ def command(
     from polymix.numbers import figure
     from polymix.workflows.evaluate import Settings, evaluate
 
-    settings = Settings(folder, data, split, limit, batch, image_size, tokens, device, trust, layout)
+    settings = Settings(folder, data, split, limit, batch, image_size, tokens, device, trust, layout, exported)
     torch.set_num_threads(thread_count(threads))
     console = Console()
     errors = Console(stderr=True)

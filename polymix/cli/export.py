@@ -31,7 +31,11 @@ def command(
     classes: Annotated[int | None, typer.Option(help="Number of classes of a model by name.")] = None,
     image_size: Annotated[int | None, typer.Option(help="Side of the images, in pixels.")] = None,
     data: Annotated[
-        Path | None, typer.Option(help="To calibrate int8 and qnn: .npy, .npz by input name, or a folder of images.")
+        str | None,
+        typer.Option(
+            help="To calibrate int8 and qnn: .npy, .npz by input name, or a folder of images. With one sub-folder per "
+            "class, or digits, the files are measured, too. Default: the training's own data."
+        ),
     ] = None,
     schemes: Annotated[
         str, typer.Option(help="Of int8 and qnn: bits of activations and weights; one or both.")
@@ -61,7 +65,7 @@ def command(
     settings = Settings(
         models=model or (), mixer=mixer, dim=dim, tokens=tokens, modes=words(modes),
         weights=None if weights is None else str(weights), classes=classes, image_size=image_size,
-        data=None if data is None else str(data), seed=seed, trust=trust, schemes=words(schemes), soc=soc,
+        data=data, seed=seed, trust=trust, schemes=words(schemes), soc=soc,
         runtime=None if runtime is None else str(runtime),
     )  # fmt: skip
     torch.set_num_threads(thread_count(threads))

@@ -9,7 +9,7 @@ import itertools
 import json
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from polymix import __version__
 from polymix._io import one_line, write_whole
 from polymix.errors import CapabilityError, InputError, MissingExtraError, OptionError, ShapeError
-from polymix.export.manifest import onnx_session, run_session, write_output_names
+from polymix.export.manifest import Arrays, onnx_session, run_session, write_output_names
 from polymix.mixers import TokenMixer
 from polymix.ops.related import selective_scan
 
@@ -45,6 +45,7 @@ class Graph:
         about: metadata for the file.
         named: pass the inputs by name, not by place.
         drawing: how a drawing becomes an image for a classifier, for the canvas of the target "web".
+        calibration: returns inputs by name to calibrate int8 and qnn with; None: `inputs` are all that there is.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Graph:
     about: Mapping[str, Any] = field(default_factory=dict)
     named: bool = True
     drawing: Drawing | None = None
+    calibration: Callable[[], Sequence[Arrays]] | None = None
 
     @staticmethod
     def of(model: nn.Module, inputs: Any, name: str = "model", **about: Any) -> Graph:

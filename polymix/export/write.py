@@ -220,16 +220,21 @@ def _onnx(graph: Graph, folder: Path, made: Path, shared: Shared, options: Optio
 
 def _int8(graph: Graph, folder: Path, made: Path, shared: Shared, options: Options) -> list[Written]:
     model, _ = float_graph(graph, made, shared)
-    own = {name: value.cpu().numpy() for name, value in graph.inputs.items()}
-    data, tolerances = options.data, _tolerances(graph)
+    data, tolerances = options.data or _calibration(graph), _tolerances(graph)
     reports, written = {}, []
     for scheme in options.schemes:
         path = folder / f"{graph.name}-{scheme}.onnx"
-        reports[scheme] = int8.quantise(model, path, data or [own], scheme)
+        reports[scheme] = int8.quantise(model, path, data, scheme)
         notes = {"measure": "distance", "scheme": scheme}
-        written.append(Written(path, tolerances[scheme], None, notes, data[0] if data else None))
+        written.append(Written(path, tolerances[scheme], None, notes, data[0] if options.data else None))
     int8.write_report(folder / f"{graph.name}-{int8.REPORT}", reports)
     return written
+
+
+def _calibration(graph: Graph) -> Sequence[Arrays]:
+    """The graph's own data to calibrate with, where the user gives none."""
+    own = {name: value.cpu().numpy() for name, value in graph.inputs.items()}
+    return [own] if graph.calibration is None else graph.calibration()
 
 
 def _openvino(graph: Graph, folder: Path, made: Path, shared: Shared, options: Options) -> list[Written]:
@@ -246,7 +251,7 @@ def _qnn(graph: Graph, folder: Path, made: Path, shared: Shared, options: Option
     model = made.parent / f"{graph.name}-single.onnx"  # the processor takes fixed sizes alone
     write_onnx(single, model)
     own = {key: value.cpu().numpy() for key, value in single.inputs.items()}
-    given = options.data or [{key: value.cpu().numpy() for key, value in graph.inputs.items()}]
+    given = options.data or _calibration(graph)
     data = [sample for batch in given for sample in samples_of(batch, own)]
     tolerances = _tolerances(graph)
     reports, written = {}, []

@@ -151,7 +151,8 @@ class TSViT(nn.Module):
         first = self.class_tokens.expand(batch * count, -1, -1)
         x = torch.cat((first, x.flatten(0, 1)), 1)
         options: dict[str, Any] = {}
-        if self.mask_padding and present is not None and not bool(present.all()):
+        # A graph must not depend on whether there is padding.
+        if self.mask_padding and present is not None and (torch.compiler.is_compiling() or not bool(present.all())):
             real = torch.cat((present.new_ones(batch, self.classes), present), 1)
             options["mask"] = real.repeat_interleave(count, 0)
         for block, masked in zip(self.temporal, self.masked, strict=True):  # a mixer that mixes nothing needs no mask

@@ -97,6 +97,7 @@ class SavedRun:
     def measure(
         self, data: str | None = None, *, whole: bool = False, limit: int | None = None, batch: int | None = None,
         device: str = "cpu", say: Callable[[str], None] = silent, layout: str | None = None,
+        prepare: Callable[[nn.Module], nn.Module] | None = None,
     ) -> dict[str, Any]:  # fmt: skip
         """The task's measurements of the model.
 
@@ -106,6 +107,7 @@ class SavedRun:
             limit: samples to measure at most.
             batch: samples at once; None: as in the training.
             layout: of `data`; None: the training's, or recognised by its files.
+            prepare: changes the model before it is measured, or returns another.
         Returns:
             "metrics", numbers by name, and what else the task's `details` returns.
         """
@@ -123,6 +125,7 @@ class SavedRun:
         with TemporaryDirectory() as scratch:
             chosen = self.task.data.load(recipe, Path(scratch), say) if chosen is None else chosen
             model = self._filled(chosen).to(device)
+            model = model if prepare is None else prepare(model)
             with resting(model):
                 found = self.task.call("metrics", "details", model, chosen, recipe, process)
                 return found or {"metrics": self.task.metrics.measure(model, chosen, recipe, process)}

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -37,6 +38,7 @@ class Settings:
         device: such as "cpu" or "cuda".
         trust: run code that the folder names.
         layout: how the files of `data` are arranged, for runs of polymix train; None: as its files say.
+        exported: an ONNX file of this model, such as one in 8 bits, which is measured in its place.
     """
 
     folder: Path
@@ -49,8 +51,11 @@ class Settings:
     device: str = "cpu"
     trust: bool = False
     layout: str | None = None
+    exported: Path | None = None
 
     def __post_init__(self) -> None:
+        if self.exported is not None and not self.exported.is_file():
+            raise DataError("--exported", f"{self.exported}, which does not exist", "an ONNX file", "Check the path.")
         check_choice("--split", self.split, SPLITS)
         for name in ("limit", "batch", "image_size", "tokens"):
             if getattr(self, name) is not None:
@@ -124,6 +129,15 @@ def _reads_text(folder: Path) -> bool:
     return any(re.search(_LANGUAGE, str(kind)) for kind in kinds)
 
 
+def _exported(settings: Settings) -> Callable[[nn.Module], nn.Module] | None:
+    """Puts the exported file in place of a model; None without one."""
+    if settings.exported is None:
+        return None
+    from polymix.export.substitute import substitute
+
+    return partial(substitute, path=settings.exported)
+
+
 # Runs of polymix train
 
 
@@ -133,7 +147,7 @@ def _of_run(run: Any, settings: Settings, say: Callable[[str], None]) -> Evaluat
     found = run.measure(
         settings.data, whole=settings.split == "all", limit=settings.limit, batch=settings.batch,
         device=settings.device, say=say,
-        layout=settings.layout,
+        layout=settings.layout, prepare=_exported(settings),
     )  # fmt: skip
     rows = found.get("classes", [])
     data = settings.data or run.recipe.data or run.summary.get("name") or "the task's own"
@@ -158,6 +172,7 @@ def _of_text(settings: Settings, recipe: Any, say: Callable[[str], None]) -> Eva
     from polymix.workflows.generate.folder import load as load_model
 
     settings.without("image_size", "a language model")
+    settings.without("exported", "a language model, whose exported graphs carry a state")
     settings.without("layout", "a language model")
     if settings.data is None and recipe is None:
         raise OptionError("--data", None, "text files", "Only runs of polymix train know their data.")
@@ -237,6 +252,8 @@ def _of_images(settings: Settings, say: Callable[[str], None]) -> Evaluation:
     model: nn.Module = source.model.to(settings.device)
     if not names:
         images.check_head(model, images.inputs(inputs[:1]).to(settings.device))
+    if (prepare := _exported(settings)) is not None:
+        model = prepare(model)
     size, found = settings.batch or images.batch, []
     with mode(model, False):
         for start in range(0, len(labels), size):

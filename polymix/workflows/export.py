@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +14,24 @@ import torch
 from torch import Tensor, nn
 
 from polymix._io import RESULTS, read_json
-from polymix.errors import DataError, OptionError, check_int
+from polymix.errors import DataError, OptionError, PolymixError, check_int
 from polymix.export.graph import Graph, about
 from polymix.export.hexagon import DEFAULT_CHIP
 from polymix.export.int8 import SCHEMES
+from polymix.export.manifest import write_manifest
 from polymix.export.modes import MODES, mixer_graphs, modes_of
-from polymix.export.web.drawing import Drawing
 from polymix.export.write import export_graphs
 from polymix.mixers.spec import parse_mixer
+from polymix.numbers import figure
 from polymix.tasks.report import SCHEMA
-from polymix.tasks.runner import silent
 from polymix.tasks.saved import SavedRun
+from polymix.workflows.convert.images import DIGITS
 from polymix.workflows.convert.inputs import random_input
 from polymix.workflows.convert.sources import load_model
+from polymix.workflows.exported_runs import BATCH, image_calibration, measured, trained_graph
 
 SUFFIXES = (".npy", ".npz")
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
-BATCH = 2
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,8 @@ def run(settings: Settings, out: Path, targets: Sequence[str], say: Callable[[st
     """Export, and say what was written. Raises what `polymix.export.export` raises."""
     torch.manual_seed(settings.seed)
     graphs = mixer_of(settings) if settings.mixer is not None else models_of(settings)
-    data = None if settings.data is None else read_data(Path(settings.data), graphs[0].inputs)
+    own = settings.data is None or _has_classes(settings.data)  # what the graphs calibrate with by themselves
+    data = None if own or settings.data is None else read_data(Path(settings.data), graphs[0].inputs)
     content = export_graphs(
         graphs, out, targets, data=data, schemes=settings.schemes, soc=settings.soc, runtime=settings.runtime,
         **_of_language(settings),
@@ -83,6 +86,8 @@ def run(settings: Settings, out: Path, targets: Sequence[str], say: Callable[[st
     for entry in {entry["path"]: entry for entry in content["files"]}.values():
         free = f", free: {', '.join(entry['free'])}" if entry["free"] else ""
         say(f"{out / entry['path']}  {entry['bytes'] / 1e6:.2f} MB, error {entry['error']:.1e}{free}")
+    if {"int8", "qnn"} & set(targets):
+        _measure(settings, graphs, out, content, say)
     say(f"All files were run and compared. Again, anywhere: python -m polymix.export.check {out}")
     if "web" in content:
         if not content["web"]["ran_in_node"]:
@@ -105,6 +110,38 @@ def _of_language(settings: Settings) -> dict[str, Any]:
         return {"info": told, "beside": tokenizer_files(load_tokenizer(folder))}
     except DataError:  # a model of token ids alone, which a program can still run
         return {"info": told}
+
+
+def _measure(
+    settings: Settings, graphs: Sequence[Graph], out: Path, content: dict[str, Any], say: Callable[[str], None]
+) -> None:
+    """Add to the manifest, and say, what quantised files reach on held-out data, next to PyTorch."""
+    rows = []
+    for model, graph in zip(settings.models, graphs, strict=False):
+        folder = Path(model)
+        known = folder.is_dir() and (_is_run(folder) or (settings.data is not None and _has_classes(settings.data)))
+        if not known or _is_language_model(folder):
+            continue
+        entries = [entry for entry in content["files"] if Path(entry["path"]).name.startswith(f"{graph.name}-")]
+        try:
+            found = measured(folder, None if _is_run(folder) else settings.data, out, entries)
+        except PolymixError as error:
+            say(f"{model} was not measured: {error}")
+            continue
+        rows += [{"model": model, **row} for row in found]
+        for row in found:
+            figures = ", ".join(f"{name} {figure(value)}" for name, value in row["metrics"].items())
+            say(f"{'PyTorch' if row['path'] is None else out / row['path']}: {figures}")
+    if rows:
+        content["measured"] = rows
+        write_manifest(out, {key: value for key, value in content.items() if key != "out"})
+
+
+def _has_classes(data: str) -> bool:
+    """Whether these are the digits, or a folder of images with one sub-folder per class."""
+    folder = Path(data)
+    inside = [part for part in folder.iterdir() if part.is_dir()] if folder.is_dir() else []
+    return data == DIGITS or any(part.suffix.lower() in IMAGES for each in inside for part in each.rglob("*"))
 
 
 def mixer_of(settings: Settings) -> list[Graph]:
@@ -151,7 +188,7 @@ def model_of(name: str, settings: Settings) -> list[Graph]:
 
         return language_graphs(load_language_model(folder), name, seed=settings.seed)
     if folder.is_dir() and _is_run(folder):
-        return [_trained(folder)]
+        return [trained_graph(SavedRun.of(folder))]
     source = load_model(name, settings.weights, classes=settings.classes, size=settings.image_size,
                         trust=settings.trust)  # fmt: skip
     model = source.model.eval()
@@ -161,7 +198,11 @@ def model_of(name: str, settings: Settings) -> list[Graph]:
         if source.input is not None
         else random_input(model, batch=BATCH, size=size, tokens=settings.tokens)
     )
-    return [Graph.of(_tensors_alone(model), inputs, **about(model, name))]
+    graph = Graph.of(_tensors_alone(model), inputs, **about(model, name))
+    if settings.data is not None and _has_classes(settings.data):
+        calibrate = partial(image_calibration, source, settings.data, settings.image_size)
+        return [replace(graph, calibration=calibrate)]
+    return [graph]
 
 
 def _is_language_model(folder: Path) -> bool:
@@ -176,65 +217,6 @@ def _content(path: Path) -> Mapping[str, Any]:
     """The JSON object in a file; empty if there is no such file."""
     content = read_json(path, DataError, "--model", "a folder of polymix") if path.is_file() else {}
     return content if isinstance(content, Mapping) else {}
-
-
-class _Call(Exception):
-    """Ends an evaluation at the model's first call, which it carries."""
-
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        super().__init__()
-        self.args_, self.kwargs_ = args, kwargs
-
-
-class _Observed(SavedRun):
-    """A run whose evaluation ends at the model's first call."""
-
-    def _filled(self, data: Any) -> nn.Module:
-        model = super()._filled(data)
-
-        def stop(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            raise _Call(args, kwargs)
-
-        model.register_forward_pre_hook(stop, with_kwargs=True)
-        return model
-
-
-def _trained(folder: Path) -> Graph:
-    """A model of polymix train, with the first samples of its held-out data."""
-    run = SavedRun.of(folder)
-    try:
-        _Observed(run.folder, run.task, run.recipe, run.summary).measure()
-    except _Call as call:
-        args, kwargs = call.args_, call.kwargs_
-    else:
-        got = f"{folder}, whose evaluation does not call the model"
-        raise OptionError("--model", got, "a model that is called with tensors", "Export it from Python.")
-    model = run.load().eval()
-    inputs: Any = kwargs if kwargs and not args else args
-    values = list(kwargs.values() if kwargs and not args else args)
-    sizes = {len(value) for value in values if isinstance(value, Tensor) and value.ndim}
-    if len(sizes) == 1 and sizes.pop() > BATCH:
-        cut = [value[:BATCH].clone() if isinstance(value, Tensor) and value.ndim else value for value in values]
-        inputs = dict(zip(kwargs, cut, strict=True)) if kwargs and not args else tuple(cut)
-    said = about(model, f"polymix train {run.task.name}")
-    if isinstance(mixer := getattr(run.recipe, "mixer", None), str):
-        said["mixer"] = mixer
-    return replace(Graph.of(model, inputs, **said), drawing=_drawing(run))
-
-
-def _drawing(run: SavedRun) -> Drawing | None:
-    """How a drawing becomes an image for a classifier of drawn images; None for other models."""
-    from polymix.tasks.classify.data import ImageData, load_digits
-    from polymix.tasks.classify.recipe import ImageRecipe
-
-    recipe = run.recipe
-    if not isinstance(recipe, ImageRecipe) or recipe.stream or recipe.looks_again or run.summary["channels"] != 1:
-        return None
-    images = load_digits() if recipe.data is None else run.task.data.load(recipe, Path(), silent).images
-    if not isinstance(images, ImageData):  # decoded when used: too many to measure here
-        return None
-    (mean,), (std,) = run.summary["mean"], run.summary["std"]
-    return Drawing.of(images.train[0], run.summary["classes"], recipe.image_size, mean, std)
 
 
 class _TensorsAlone(nn.Module):
