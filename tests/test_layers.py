@@ -46,6 +46,7 @@ LIBRARIES: dict[str, set[str]] = {
         "tasks/text/tokenizer.py",
     },
     "torchdiffeq": {"models/flow.py"},
+    "diffusers": {"models/diffusion.py"},
     "onnxscript": {"export/graph.py"},
     "onnx": {"export/int8.py", "export/equalise.py", "export/hexagon.py", "export/onnx_graphs.py"},
     "onnxruntime": {"export/manifest.py", "export/int8.py", "export/hexagon.py"},

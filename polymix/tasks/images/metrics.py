@@ -34,9 +34,9 @@ PAPER = {
 
 
 def paper(recipe: ImagesRecipe) -> dict[str, Any] | None:
-    """What the PoM paper reports for this mixer at this depth; None for others and for plans."""
+    """What the PoM paper reports for this mixer at this depth; None for others, plans and diffusion."""
     row: Mapping[str, Any] | None = PAPER.get((parse_mixer(recipe.mixer)[1].name, recipe.depth))
-    return None if row is None or recipe.plan is not None else dict(row)
+    return None if row is None or recipe.plan is not None or recipe.process != "flow" else dict(row)
 
 
 def measure(model: Any, data: GeneratorData, recipe: ImagesRecipe, process: Process) -> dict[str, float]:
@@ -181,8 +181,11 @@ def describe(recipe: ImagesRecipe, data: GeneratorData) -> str:
     told = "each given its class" if recipe.conditional else "without classes"
     channels, height, width = data.shape
     judged = "" if data.accuracy is None else f" Judge: {data.accuracy:.1%} of real test images right."
+    learnt = f"Path {recipe.path}, target {recipe.target}."
+    if recipe.process == "diffusion":
+        learnt = f"Diffusion in 1,000 steps, target noise, variance {recipe.variance}."
     return (
         f"{recipe.mixer_name} in SiT, on {data.name}: {len(data.real):,} images of {channels} × {height} × {width}, "
-        f"{told}; {height * width // recipe.patch**2:,} tokens. Path {recipe.path}, target {recipe.target}. Measured "
+        f"{told}; {height * width // recipe.patch**2:,} tokens. {learnt} Measured "
         f"on {recipe.samples:,} images drawn by {sampler_name(recipe)}.{judged}"
     )
