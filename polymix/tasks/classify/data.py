@@ -208,22 +208,14 @@ def stream_folder(
     normalised by ImageNet's mean and deviation. Raises DataError as `load_folder`, but for the size.
     """
     classes, *parts = _list_folder(folder)
-    total, done, skipped = sum(map(len, parts)), 0, list[str]()
+    done, skipped, total = 0, list[str](), sum(map(len, parts))
 
-    def readable(part: Pictures) -> Pictures:
+    def tell() -> None:
         nonlocal done
-        places: list[int] = []
-        for place in range(len(part)):
-            try:
-                part[place]
-                places.append(place)
-            except Unreadable as error:
-                skipped.append(str(error))
-            done += 1
-            progress(done, total)
-        return part.chosen(torch.tensor(places, dtype=torch.int64))
+        done += 1
+        progress(done, total)
 
-    train, test = map(readable, parts)
+    train, test = (part.readable(skipped, tell) for part in parts)
     counts = torch.bincount(torch.cat((train.labels, test.labels)), minlength=len(classes))
     _check_classes(dict(zip(classes, counts.tolist(), strict=True)), skipped)
     fit = partial(fitted, size=image_size)

@@ -69,6 +69,18 @@ class Pictures:
             self, labels=self.labels[places], files=files, rows=None if self.rows is None else self.rows[places]
         )
 
+    def readable(self, skipped: list[str], tell: Callable[[], None]) -> Pictures:
+        """Those that can be read. The reasons for the others are added to `skipped`; `tell` is called after each."""
+        places: list[int] = []
+        for place in range(len(self)):
+            try:
+                self[place]
+                places.append(place)
+            except Unreadable as error:
+                skipped.append(str(error))
+            tell()
+        return self.chosen(torch.tensor(places, dtype=torch.int64))
+
     def joined(self, other: Pictures) -> Pictures:
         rows = None if self.rows is None or other.rows is None else torch.cat((self.rows, other.rows))
         files = [*self.files, *other.files]
