@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from polymix.errors import check_divides, check_int
-from polymix.ops.few_rows import ACTIVATIONS, few_rows, try_native
+from polymix.ops.few_rows import ACTIVATIONS, few_rows, try_feed_forward, try_native
 from polymix.ops.shared.tensors import Linear
 from polymix.structured.base import Grid, Site, StructuredMap, init_
 from polymix.structured.cost import Op, linear_op
@@ -130,12 +130,35 @@ def apply_linear(layer: nn.Module, x: Tensor, activation: str = "identity", fact
 
     The layer itself is called if something wraps or observes it (LoRA, hooks, parametrizations, offloading).
     """
-    if type(layer) in (nn.Linear, Dense) and not (layer._forward_hooks or layer._forward_pre_hooks):
+    if _is_plain(layer):
         y = try_native(x, layer.weight, layer.bias, activation, factor)  # type: ignore[arg-type]
         if y is not None:
             return y
     y = ACTIVATIONS[activation](layer(x))
     return y if factor is None else y * factor
+
+
+def apply_feed_forward(
+    up: nn.Module, down: nn.Module, x: Tensor, activation: str, gate: nn.Module | None = None
+) -> Tensor:
+    """down(act(up(x))), or down(act(gate(x)) ⊙ up(x)) with a gate: one kernel for a few rows, where it runs.
+
+    Layers that something wraps or observes are called, as in `apply_linear`.
+    """
+    layers = (up, down) if gate is None else (up, down, gate)
+    if all(map(_is_plain, layers)):
+        maps = [(layer.weight, layer.bias) for layer in layers]
+        y = try_feed_forward(x, maps[0], maps[1], activation, *maps[2:])  # type: ignore[arg-type]
+        if y is not None:
+            return y
+    if gate is None:
+        return apply_linear(down, apply_linear(up, x, activation))
+    return apply_linear(down, apply_linear(gate, x, activation, apply_linear(up, x)))
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    """Whether a layer is a linear map that nothing wraps or observes."""
+    return type(layer) in (nn.Linear, Dense) and not (layer._forward_hooks or layer._forward_pre_hooks)
 
 
 def linear(in_features: int, out_features: int, blocks: int = 1, bias: bool = True, **kw: Any) -> Dense | BlockDiagonal:
@@ -149,4 +172,4 @@ def linear(in_features: int, out_features: int, blocks: int = 1, bias: bool = Tr
     return layer
 
 
-__all__ = ["BlockDiagonal", "Dense", "affine", "apply_linear", "linear"]
+__all__ = ["BlockDiagonal", "Dense", "affine", "apply_feed_forward", "apply_linear", "linear"]

@@ -19,7 +19,7 @@ from polymix.ops.related.attention import softmax_attention
 from polymix.ops.shared.rotary import rotary, rotate
 from polymix.ops.shared.sequences import causal_conv, next_window, without_padding
 from polymix.ops.shared.tensors import accumulator
-from polymix.structured.dense import apply_linear
+from polymix.structured.dense import apply_feed_forward
 
 
 class CausalLayer(nn.Module):
@@ -124,7 +124,7 @@ class Mlp(nn.Module):
         self.down = nn.Linear(hidden, dim, bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return apply_linear(self.down, apply_linear(self.up, x, "gelu_tanh"))
+        return apply_feed_forward(self.up, self.down, x, "gelu_tanh")
 
 
 class SwiGLU(nn.Module):
@@ -137,7 +137,7 @@ class SwiGLU(nn.Module):
         self.down = nn.Linear(hidden, dim, bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return apply_linear(self.down, apply_linear(self.gate, x, "silu", apply_linear(self.up, x)))
+        return apply_feed_forward(self.up, self.down, x, "silu", self.gate)
 
 
 class RMSNorm(nn.RMSNorm):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from polymix.ops.dispatch import obstacle
 from polymix.ops.few_rows import native
-from polymix.ops.few_rows.native import MOST_ROWS
+from polymix.ops.few_rows.native import MOST_ROWS, Linear
 from polymix.ops.shared.activations import FUNCTIONS
 
 SMALLEST = 1 << 16  # entries of a weight from which the kernel saves more than its call costs
@@ -43,22 +43,36 @@ def few_rows(
 def try_native(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: str = "identity", factor: Tensor | None = None
 ) -> Tensor | None:
-    """`few_rows` by the kernel, or None if it cannot run or would not be faster. The cheapest questions come first."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or weight.ndim != 2:
+    """`few_rows` by the kernel, or None if it cannot run or would not be faster."""
+    if not _fits(x.shape[-1], x, weight, bias) or weight.numel() < SMALLEST:
         return None
-    out, size = weight.shape
-    if x.numel() > MOST_ROWS * size or out * size < SMALLEST or x.shape[-1] != size or not x.numel():
-        return None
-    dtype = x.dtype
-    if weight.dtype != dtype or not weight.is_contiguous():
-        return None
-    if bias is not None and (bias.dtype != dtype or bias.shape != (out,)):
-        return None
-    if factor is not None and (factor.dtype != dtype or factor.shape != (*x.shape[:-1], out)):
+    if factor is not None and (factor.dtype != x.dtype or factor.shape != (*x.shape[:-1], len(weight))):
         return None
     if obstacle("native", (x, weight) if factor is None else (x, weight, factor)) is not None:
         return None
     return native.few_rows(x, weight, bias, activation, factor)
 
 
-__all__ = ["ACTIVATIONS", "MOST_ROWS", "few_rows", "try_native"]
+def try_feed_forward(x: Tensor, up: Linear, down: Linear, activation: str, gate: Linear | None = None) -> Tensor | None:
+    """W_d h + b_d with h = act(W_u x + b_u), or h = act(W_g x + b_g) ⊙ (W_u x + b_u) with a gate, by one kernel.
+
+    None if it cannot run or would not be faster, as `try_native`. up, down, gate: weight (E, D) and bias (E) or None.
+    """
+    if not _fits(x.shape[-1], x, *up) or not _fits(len(up[0]), x, *down) or up[0].numel() < SMALLEST:
+        return None
+    if gate is not None and (not _fits(x.shape[-1], x, *gate) or len(gate[0]) != len(up[0])):
+        return None
+    weights = (up[0], down[0]) if gate is None else (up[0], down[0], gate[0])
+    return None if obstacle("native", (x, *weights)) else native.feed_forward(x, up, down, activation, gate)
+
+
+def _fits(size: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether the kernels take a map of `size` inputs for the rows of x. The cheapest questions come first."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or weight.ndim != 2 or weight.shape[1] != size:
+        return False
+    if weight.dtype != x.dtype or not weight.is_contiguous() or not 0 < x.numel() <= MOST_ROWS * x.shape[-1]:
+        return False
+    return bias is None or (bias.dtype == x.dtype and bias.shape == (len(weight),) and bias.is_contiguous())
+
+
+__all__ = ["ACTIVATIONS", "MOST_ROWS", "few_rows", "try_feed_forward", "try_native"]

@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 from polymix.ops.native import arrays
+from polymix.ops.native.arrays import linear_of
 from polymix.ops.native.library import call
+
+Linear = tuple[Tensor, Tensor | None]
 
 MOST_ROWS = 32  # with more, PyTorch's products are as fast
 KINDS = (*arrays.KINDS, "gelu_tanh", "silu")  # ordered as in few_rows.c
@@ -22,5 +25,15 @@ def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, fa
     out, size = weight.shape
     y = x.new_empty(*x.shape[:-1], out)
     call("few_rows_linear", x, weight, bias, factor, y, x.numel() // size, size, out, KINDS.index(activation),
+         int(x.dtype == torch.bfloat16), torch.get_num_threads())  # fmt: skip
+    return y
+
+
+def feed_forward(x: Tensor, up: Linear, down: Linear, activation: str, gate: Linear | None) -> Tensor:
+    """The network of `polymix.ops.few_rows.try_feed_forward`, whose hidden channels are rounded to the dtype of x."""
+    x, rows = x.contiguous(), x.numel() // x.shape[-1]
+    hidden, y = x.new_empty(rows, len(up[0])), x.new_empty(*x.shape[:-1], len(down[0]))
+    third = None if gate is None else linear_of(*gate)
+    call("few_rows_feed_forward", x, linear_of(*up), third, linear_of(*down), hidden, y, rows, KINDS.index(activation),
          int(x.dtype == torch.bfloat16), torch.get_num_threads())  # fmt: skip
     return y

@@ -66,7 +66,7 @@ def full(x: Tensor | None) -> Tensor | None:
 
 
 def linear_of(weight: Tensor, bias: Tensor | None) -> Linear:
-    """Describe a linear map of tensors from `full` to C; the caller must keep the tensors alive."""
+    """Describe a linear map to C. The tensors are contiguous (see `full`), and the caller keeps them alive."""
     return Linear(weight.data_ptr(), None if bias is None else bias.data_ptr(), *weight.shape)
 
 

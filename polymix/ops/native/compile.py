@@ -140,4 +140,5 @@ def _run(command: Sequence[str]) -> None:
         raise CompileError(f"{command[0]} could not be run: {error.strerror or error}") from error
     if result.returncode:
         lines = (result.stderr or result.stdout).strip().splitlines()
-        raise CompileError(f"{command[0]} failed: {lines[0] if lines else f'exit status {result.returncode}'}")
+        first = next((line for line in lines if "error" in line), *lines[:1] or [f"exit status {result.returncode}"])
+        raise CompileError(f"{command[0]} failed: {first}")

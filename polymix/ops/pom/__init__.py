@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from polymix.ops.dispatch import choose, without_gradients
-from polymix.ops.few_rows import few_rows
+from polymix.ops.few_rows import MOST_ROWS, few_rows
 from polymix.ops.gated import gated
 from polymix.ops.native.arrays import KINDS
 from polymix.ops.operator import Operator
@@ -42,7 +42,6 @@ linear_powers = Operator(
 )  # fmt: skip
 
 _PLAIN = "supports one group without rotary positions, and full or causal context only"
-_STATELESS = "keeps no recurrent state"
 
 
 def pom(
@@ -150,10 +149,15 @@ def pom_chunk(
     """
     forgets = weights.times is not None
     unsupported = {
-        "triton": "does not support decay" if forgets else None, "native": _STATELESS, "blocked": _STATELESS,
-    }  # fmt: skip
+        "triton": "does not support decay" if forgets else None,
+        "native": _no_native_step(x, state, weights, options, mask, values, block),
+        "blocked": "keeps no recurrent state",
+    }
     apply = linear if impl == "eager" else _apply
-    impl = choose("pom", impl, (x, *_tensors(weights)), unsupported, in_blocks=("native", "blocked"))
+    impl = choose("pom", impl, (x, *_tensors(weights)), unsupported)
+    if impl == "native":
+        assert state is not None
+        return native.step(x, state, weights, options)
     pooled_tokens = x if values is None else values
     if weights.times is not None:
         terms = _terms(pooled_tokens, weights, options, mask, None, impl, apply).values()
@@ -175,6 +179,26 @@ def pom_chunk(
     else:
         after = eager.after(pooled, state)
     return eager.gate_totals(x, weights, options, total, count, position, apply), after
+
+
+def _no_native_step(
+    x: Tensor, state: PomState | None, weights: PomWeights, options: PomOptions, mask: Tensor | None,
+    values: Tensor | None, block: int,
+) -> str | None:  # fmt: skip
+    """Why the C kernel cannot take this chunk, or None if it can."""
+    if state is None or x.shape[1] != 1 or block != 1 or mask is not None or values is not None:
+        return "continues a sequence by one token a call only"
+    if x.shape[0] > MOST_ROWS:
+        return f"continues at most {MOST_ROWS} sequences at once"
+    inner = weights.alpha.shape[0]
+    if options.rotary is not None or weights.times is not None or weights.gate[0].shape[0] != inner:
+        return "continues sequences only without rotary positions and decay, and with one gate per channel"
+    tensors = [tensor for tensor in _tensors(weights) if tensor is not None]
+    if weights.poly[0].ndim == 3 or any(t.dtype != x.dtype or not t.is_contiguous() for t in tensors):
+        return "continues sequences only with contiguous dense weights in the dtype of the tokens"
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (x, state.total, *tensors)):
+        return "has no backward for a step (call under torch.inference_mode() or torch.no_grad())"
+    return "is not used for a step in a compiled graph" if torch.compiler.is_compiling() else None
 
 
 def _apply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -11,6 +11,9 @@ once, the backward three times.
 
 from __future__ import annotations
 
+import ctypes
+
+import torch
 from torch import Tensor
 
 from polymix.ops.native.arrays import (
@@ -26,7 +29,7 @@ from polymix.ops.native.arrays import (
     tokens,
 )
 from polymix.ops.native.library import call
-from polymix.ops.pom.eager import PomOptions, PomWeights
+from polymix.ops.pom.eager import PomOptions, PomState, PomWeights
 from polymix.ops.shared.blocks import output
 
 
@@ -72,3 +75,25 @@ def causal(x: Tensor, weights: PomWeights, options: PomOptions, mask: Tensor | N
     linears = (linear_of(*linear) for linear in maps)
     call("pom_causal", tokens(x), *linears, alpha, mask, tokens(y), gating, mean, sizes)
     return y
+
+
+class _Step(ctypes.Structure):
+    """The struct Step of pom_step.c."""
+
+    _fields_ = tuple((name, ctypes.c_int64) for name in ("rows", "degree", "act", "gate", "mean", "bf16", "threads"))
+
+
+def step(x: Tensor, state: PomState, weights: PomWeights, options: PomOptions) -> tuple[Tensor, PomState]:
+    """One more token x (B, 1, D) of each sequence, for at most `few_rows.native.MOST_ROWS` of them, without gradients.
+
+    x and all weights have one dtype and are contiguous. Every weight is read once, as it is. Intermediate results are
+    float32, except for the input of the last map, which is rounded to the dtype of x.
+    """
+    x, count = x.contiguous(), state.count + 1
+    after, (width, degree) = torch.empty_like(state.total), weights.alpha.shape
+    gated, y = x.new_empty(x.shape[0], width), torch.empty_like(x)
+    sizes = _Step(x.shape[0], degree, KINDS.index(options.activation), KINDS.index(options.gate),
+                  options.reduction == "mean", x.dtype == torch.bfloat16, torch.get_num_threads())  # fmt: skip
+    maps = (linear_of(*part) for part in (weights.poly, weights.gate, weights.proj))
+    call("pom_step", x, *maps, weights.alpha, state.total.contiguous(), count, after, gated, y, sizes)
+    return y, PomState(after, count)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polymix.ops.related.one_query import try_one_query
 from polymix.ops.shared.masks import Segments, dense_mask
 from polymix.ops.shared.tensors import accumulator, forward_mode, without_autocast
 
@@ -57,7 +58,11 @@ def softmax_attention(
 def _attention(
     q: Tensor, k: Tensor, v: Tensor, *, scale: float, attn_mask: Tensor | None = None, is_causal: bool = False
 ) -> Tensor:
-    """PyTorch's fused attention, or its definition under forward-mode derivatives, which no fused kernel has."""
+    """PyTorch's fused attention, or our kernel for one query, or the definition under forward-mode derivatives."""
+    if q.shape[2] == 1 and (not is_causal or k.shape[2] == 1):
+        y = try_one_query(q, k, v, attn_mask, scale)
+        if y is not None:
+            return y
     if not forward_mode():
         return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, is_causal=is_causal, scale=scale)
     logits = scale * (q @ k.transpose(-1, -2))

@@ -38,6 +38,26 @@ def test_the_kernel_is_the_formula(dtype, rows, size, out):
             assert wrong(native.few_rows(x, weight, b, activation, f), x, weight, b, activation, f) < DTYPES[dtype]
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("rows", "size", "hidden"), [(1, 37, 19), (2, 64, 100), (7, 33, 65), (32, 31, 50)])
+def test_a_network_is_its_maps(dtype, gated, rows, size, hidden):
+    """Both maps, and the gate's, with and without biases; numbers of channels that fill no strip."""
+    x = torch.randn(1, rows, size, dtype=dtype)
+    shapes = [(hidden, size), (size, hidden), (hidden, size)][: 2 + gated]
+    for biased in (False, True):
+        maps = [(torch.randn(s, dtype=dtype) / 6, torch.randn(s[0], dtype=dtype) if biased else None) for s in shapes]
+        wide = [(weight.double(), None if bias is None else bias.double()) for weight, bias in maps]
+        for activation in ("gelu_tanh", "silu", "relu"):
+            first = F.linear(x.double(), *wide[0])
+            inner = ACTIVATIONS[activation]
+            mixed = inner(F.linear(x.double(), *wide[2])) * first if gated else inner(first)
+            want = F.linear(mixed, *wide[1])
+            got = native.feed_forward(x, maps[0], maps[1], activation, *(maps[2:] or [None]))
+            assert got.shape == x.shape
+            assert (got - want).abs().max() <= 3 * DTYPES[dtype] * want.abs().max()
+
+
 @pytest.mark.parametrize("level", library.usable_levels())
 def test_every_level_of_processors_agrees(level, monkeypatch):
     monkeypatch.setenv(library.SWITCH, level)
@@ -107,13 +127,16 @@ def test_a_step_of_decoding_runs_the_kernel_in_every_layer(kind, monkeypatch):
     mixers = ["pom", "padre", "local", "qt:heads=8", "softmax", "pom:decay=4"]
     options = {"vocab_size": 300, "hidden_size": 256, "num_layers": 6, "num_heads": 8, "mixers": mixers}
     model, ids = model(config(**options)).eval(), torch.randint(300, (2, 12))
-    calls, run = [], native.few_rows
+    calls, run, both = [], native.few_rows, native.feed_forward
     with torch.no_grad():
         whole = model(ids).logits
         cache = model(ids[:, :11], use_cache=True).past_key_values
-        monkeypatch.setattr(native, "few_rows", lambda *args: calls.append(args[1].shape) or run(*args))
+        monkeypatch.setattr(native, "few_rows", lambda *args: calls.append("map") or run(*args))
+        monkeypatch.setattr(native, "feed_forward", lambda *args: calls.append("network") or both(*args))
         last = model(ids[:, 11:], past_key_values=copy.deepcopy(cache)).logits
-        assert len(calls) == 14 + {"gpt": 12, "llama": 18}[kind] + 1, "mixers, feed-forwards, head"
+        # PoM's step is a kernel of its own, but not with the rotary positions of llama.
+        assert calls.count("map") == {"gpt": 11, "llama": 14}[kind] + 1, "mixers, head"
+        assert calls.count("network") == 6
         monkeypatch.setenv(library.SWITCH, "0")
         torch.testing.assert_close(last, model(ids[:, 11:], past_key_values=cache).logits, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(last[:, 0], whole[:, 11], rtol=1e-4, atol=1e-4)
