@@ -18,7 +18,7 @@ LAYERS = (
 # of the core, which works, and is imported, without it.
 LAZY = {
     "convert/saving/files.py", "lens/plots.py", "mixers/cache.py", "mixers/related/mamba.py",
-    "mixers/related/timm_layers.py", "models/flow.py",
+    "mixers/related/timm_layers.py", "models/diffusion.py", "models/flow.py",
 }  # fmt: skip
 # Models that are classes of a library themselves; whoever imports them has it.
 OF_A_LIBRARY = {"models/language/"}
