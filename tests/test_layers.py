@@ -18,7 +18,7 @@ LAYERS = (
 # of the core, which works, and is imported, without it.
 LAZY = {
     "convert/saving/files.py", "lens/plots.py", "mixers/cache.py", "mixers/related/mamba.py",
-    "mixers/related/timm_layers.py", "models/flow.py",
+    "mixers/related/timm_layers.py", "models/diffusion.py", "models/flow.py",
 }  # fmt: skip
 # Models that are classes of a library themselves; whoever imports them has it.
 OF_A_LIBRARY = {"models/language/"}
@@ -46,6 +46,7 @@ LIBRARIES: dict[str, set[str]] = {
         "tasks/text/tokenizer.py",
     },
     "torchdiffeq": {"models/flow.py"},
+    "diffusers": {"models/diffusion.py"},
     "onnxscript": {"export/graph.py"},
     "onnx": {"export/int8.py", "export/equalise.py", "export/hexagon.py", "export/onnx_graphs.py"},
     "onnxruntime": {"export/manifest.py", "export/int8.py", "export/hexagon.py"},

@@ -38,7 +38,10 @@ def command(
     steps: Annotated[int | None, typer.Option(help="Images: steps of the sampler. Default: as in training.")] = None,
     guidance: Annotated[float | None, typer.Option(help="Images: ω of guidance. Default: as in training.")] = None,
     sampler: Annotated[
-        str | None, typer.Option(help="Images: euler, heun, dopri5 or euler_maruyama. Default: as in training.")
+        str | None,
+        typer.Option(
+            help="Images: euler, heun, dopri5, euler_maruyama, or for diffusion ddpm, ddim, dpm++. Default: as trained."
+        ),
     ] = None,
     vae: Annotated[str | None, typer.Option(help="Images: folder of the autoencoder of a model of latents.")] = None,
     out: Annotated[Path | None, typer.Option(help="Images: the picture's file. Default: samples.png.")] = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,10 +19,11 @@ from polymix.errors import (
     check_number,
     check_seed,
 )  # fmt: skip
+from polymix.models.diffusion import SCHEDULERS, STEPS, Diffusion, check_steps
 
 PATHS = ("linear", "gvp", "vp")
 TARGETS = ("velocity", "noise", "score")
-SAMPLERS = ("euler", "heun", "dopri5", "euler_maruyama")
+SAMPLERS = ("euler", "heun", "dopri5", "euler_maruyama")  # of flows; SCHEDULERS are those of diffusion
 BETA_LOW, BETA_HIGH = 0.1, 20.0  # of the path "vp"
 MARGIN = 1e-3  # kept from a time at which a formula divides by zero
 
@@ -36,7 +37,7 @@ class Generator(Protocol):
 
     @property
     def guidable(self) -> bool: ...
-    def __call__(self, images: Tensor, times: Tensor, labels: Tensor | None = None, /) -> Tensor: ...
+    def __call__(self, images: Tensor, times: Tensor, labels: Tensor | None = None, /, **options: Any) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ class Flow:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampler:
-    """How images are drawn from a model of a flow.
+    """How images are drawn from a model of a flow or of diffusion.
 
         ODE:  dx = v dt          SDE:  dx = (v + w s) dt + √(2 w) dB,   w = diffusion · σ(t)
 
@@ -133,9 +134,13 @@ class Sampler:
     evaluates the model once a step, Heun twice; guidance doubles both. The seed of an image decides all its noise, so
     the images of given seeds do not depend on the batch size.
 
+    Diffusion is drawn by schedulers of diffusers (`polymix[diffusion]`); its step s counts as t = 1 − s / 1,000.
+
     Args:
-        method: "euler", "heun", "dopri5" (adaptive; one image at a time) or "euler_maruyama" (the SDE).
-        steps: number of steps. "dopri5" chooses its own and takes no other value than the default.
+        method: "euler", "heun", "dopri5" (adaptive; one image at a time) or "euler_maruyama" (the SDE) for a `Flow`;
+            "ddpm", "ddim" or "dpm++" (DPM-Solver++ of second order, in equal steps of the log SNR) for `Diffusion`.
+        steps: number of steps; for diffusion at most 1,000, and for "ddim" a divisor of it. "dopri5" chooses its own
+            and takes no other value than the default.
         guidance: ω; 1: none.
         guidance_channels: number of leading channels that are guided (3 in the published code); None: all.
         guidance_interval: first and last t at which guidance applies.
@@ -159,7 +164,7 @@ class Sampler:
     atol: float = 1e-6
 
     def __post_init__(self) -> None:
-        check_choice("method", self.method, SAMPLERS)
+        check_choice("method", self.method, (*SAMPLERS, *SCHEDULERS))
         check_int("steps", self.steps, 1)
         check_number("guidance", self.guidance, 0.0, math.inf, "a number of at least 0", 4)
         if self.guidance_channels is not None:
@@ -179,6 +184,8 @@ class Sampler:
         if self.method == "dopri5" and self.steps != type(self).__dict__["steps"]:
             cure = "Leave steps out, or set rtol and atol."
             raise OptionError("steps", "a value with method='dopri5'", "none, as it has no effect", cure)
+        if self.method in SCHEDULERS:
+            check_steps(self.method, self.steps)
         if self.guidance == 1 and (self.guidance_channels is not None or tuple(interval) != (0.0, 1.0)):
             name = "guidance_interval" if self.guidance_channels is None else "guidance_channels"
             raise OptionError(name, "a value with guidance=1", "none, as it has no effect", "Set guidance=4.")
@@ -186,7 +193,7 @@ class Sampler:
     @torch.no_grad()
     def sample(
         self, model: Generator, size: tuple[int, int], *, seeds: Sequence[int], labels: Sequence[int] | None = None,
-        flow: Flow | None = None, batch_size: int = 64, device: torch.device | str = "cpu",
+        flow: Flow | Diffusion | None = None, batch_size: int = 64, device: torch.device | str = "cpu",
     ) -> Tensor:  # fmt: skip
         """Images (len(seeds), channels, H, W), in the values of the training data.
 
@@ -196,10 +203,12 @@ class Sampler:
             flow: what the model was trained on; None: the linear path and velocities.
 
         Raises:
-            OptionError: a class that the model lacks, or guidance without classes or without the class "none".
-            ShapeError: not as many classes as seeds. MissingExtraError: "dopri5" without torchdiffeq.
+            OptionError: a class that the model lacks, guidance without classes or without the class "none", or a method
+                of the other process. ShapeError: not as many classes as seeds. MissingExtraError: "dopri5" without
+                torchdiffeq, or diffusion without diffusers.
         """
         flow = Flow() if flow is None else flow
+        self.check_process(flow)
         self._check(model, seeds, labels, batch_size)
         step = 1 if self.method == "dopri5" else batch_size
         parts = []
@@ -209,6 +218,13 @@ class Sampler:
             chosen = None if labels is None else torch.tensor(labels[start : start + step], device=device)
             parts.append(self._run(model, flow, (model.channels, *size), draws, chosen, device))
         return torch.cat(parts)
+
+    def check_process(self, flow: Flow | Diffusion) -> None:
+        """Raise OptionError if the method does not draw from models of this process."""
+        allowed, process = (SCHEDULERS, "diffusion") if isinstance(flow, Diffusion) else (SAMPLERS, "a flow")
+        if self.method not in allowed:
+            got = f"{self.method!r} for a model of {process}"
+            raise OptionError("method", got, "one of " + ", ".join(allowed), "Choose another sampler.")
 
     def _check(self, model: Generator, seeds: Sequence[int], labels: Sequence[int] | None, batch_size: int) -> None:
         check_int("batch_size", batch_size, 1)
@@ -236,23 +252,34 @@ class Sampler:
         if self.guidance_channels is not None and self.guidance_channels > model.channels:
             check_int("guidance_channels", self.guidance_channels, 1, model.channels)
 
-    def _predict(self, model: Generator, x: Tensor, time: float, labels: Tensor | None) -> Tensor:
-        t = torch.full((len(x),), time, device=x.device)
+    def _predict(
+        self, model: Generator, x: Tensor, time: float, labels: Tensor | None, step: int | None = None, **options: bool
+    ) -> Tensor:
+        """The guided prediction at a time, which the model is told as `step` if it counts steps."""
+        t = torch.full((len(x),), float(time if step is None else step), device=x.device)
         low, high = self.guidance_interval
         if self.guidance == 1 or labels is None or not low <= time <= high:
-            return model(x, t, labels)
+            return model(x, t, labels, **options)
         both = torch.cat((labels, torch.full_like(labels, model.classes)))
-        given, none = model(torch.cat((x, x)), torch.cat((t, t)), both).chunk(2)
+        given, none = model(torch.cat((x, x)), torch.cat((t, t)), both, **options).chunk(2)
         guided = none + self.guidance * (given - none)
-        channels = self.guidance_channels
-        return guided if channels is None else torch.cat((guided[:, :channels], given[:, channels:]), 1)
+        channels = self.guidance_channels or x.shape[1]  # what follows are learned variances
+        return guided if channels == guided.shape[1] else torch.cat((guided[:, :channels], given[:, channels:]), 1)
 
     def _run(
-        self, model: Generator, flow: Flow, shape: tuple[int, ...], draws: list[torch.Generator],
+        self, model: Generator, flow: Flow | Diffusion, shape: tuple[int, ...], draws: list[torch.Generator],
         labels: Tensor | None, device: torch.device | str,
     ) -> Tensor:  # fmt: skip
         def noise() -> Tensor:
             return torch.stack([torch.randn(shape, generator=draw) for draw in draws]).to(device)
+
+        if isinstance(flow, Diffusion):
+            options = flow.model_options
+
+            def predict(x: Tensor, step: int) -> Tensor:
+                return self._predict(model, x, 1 - step / STEPS, labels, step, **options)
+
+            return flow.run(self.method, self.steps, predict, noise(), draws)
 
         def velocity(time: float, x: Tensor) -> Tensor:
             return flow.velocity(self._predict(model, x, time, labels), x, torch.full((len(x),), time, device=x.device))

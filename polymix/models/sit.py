@@ -33,8 +33,9 @@ class SiT(nn.Module):
 
     where each block computes a − 1, b and g from SiLU(c) by a linear map that starts at zero (adaLN-Zero). Maps images
     or latents (B, channels, H, W), times (B,) in [0, 1] and classes (B,) to a tensor of the images' shape. t = 1 is
-    data. SiT-XL/2 has 675 M parameters and SiT-L/2 458 M. Other sizes of images than `image_size` work if the mixers
-    take other grids: the positions are interpolated. Costs depth · (mixer(N) + 8 N D²) multiply-adds, N = H W / patch².
+    data; `Diffusion` passes steps from 0 to 999 instead, 0 next to the data. SiT-XL/2 has 675 M parameters and SiT-L/2
+    458 M. Other sizes of images than `image_size` work if the mixers take other grids: the positions are interpolated.
+    Costs depth · (mixer(N) + 8 N D²) multiply-adds, N = H W / patch².
 
     Args:
         mixer: a config, or one for each block (a hybrid). None: attention.
@@ -47,7 +48,8 @@ class SiT(nn.Module):
             attention's. None: sizes as given. The papers do not say how they match.
         position_scale: factor of the fixed 2-D sines. 1, as published, is a root mean square of 0.7.
         gate_start: value of the gates g at the start. 0, as published, starts every block as the identity.
-        double_output: the last layer also predicts channels that are dropped, as in the published checkpoints.
+        double_output: the last layer predicts twice the channels, as in the published checkpoints. The second half is
+            for learned variances (`polymix.models.Diffusion`) and dropped otherwise.
 
     Raises:
         OptionError: an option is out of range, or a mixer cannot take the grid. ShapeError: an input does not fit.
@@ -133,8 +135,16 @@ class SiT(nn.Module):
         """Whether the model has the class "none", with the number `classes`, which guidance needs."""
         return bool(self.classes) and self.class_dropout > 0
 
-    def forward(self, images: Tensor, times: Tensor, labels: Tensor | None = None) -> Tensor:
-        """The prediction, of the images' shape. labels: (B,); None: an unconditional model, or the class "none"."""
+    def forward(
+        self, images: Tensor, times: Tensor, labels: Tensor | None = None, *, all_channels: bool = False
+    ) -> Tensor:
+        """The prediction, of the images' shape; with all_channels and double_output, of twice the channels.
+
+        labels: (B,); None: an unconditional model, or the class "none".
+        """
+        if all_channels and not self.double_output:
+            cure = "Build the model with double_output=True."
+            raise OptionError("all_channels", "True with double_output=False", "False", cure)
         labels = self._check(images, times, labels)
         height, width = (side // self.patch for side in images.shape[2:])
         x = self.embed(images).flatten(2).transpose(1, 2) + self._positions((height, width))  # (B, N, D)
@@ -150,7 +160,8 @@ class SiT(nn.Module):
         scale, shift = self.modulation(condition).unsqueeze(1).chunk(2, -1)
         x = self.head(self.norm(x) * (1 + scale) + shift)
         x = x.view(len(x), height, width, self.patch, self.patch, -1).permute(0, 5, 1, 3, 2, 4)
-        return x.reshape(len(x), -1, height * self.patch, width * self.patch)[:, : self.channels]
+        x = x.reshape(len(x), -1, height * self.patch, width * self.patch)
+        return x if all_channels else x[:, : self.channels]
 
     def _positions(self, grid: tuple[int, int]) -> Tensor:
         """The positions (N, D), at places between those of training where the images have another size."""

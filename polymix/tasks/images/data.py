@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from polymix.errors import DataError, OptionError
-from polymix.models.flow import Flow, Sampler
+from polymix.models import Diffusion, Flow, Sampler
 from polymix.tasks.classify.data import _list_folder, _open, find_splits, load_digits
 from polymix.tasks.classify.data import check as check_pictures
 from polymix.tasks.classify.pictures import FORMATS, fitted
@@ -86,7 +86,7 @@ class GeneratorData:
     accuracy: float | None = None
     autoencoder: Autoencoder | None = None
     latents: str | None = None
-    flow: Flow = field(default_factory=Flow)
+    flow: Flow | Diffusion = field(default_factory=Flow)
     sampler: Sampler = field(default_factory=Sampler)
     history: dict[int, Tensor] = field(default_factory=dict)  # a few drawn images by training step
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from polymix._io import write_whole
-from polymix.models import SiT
+from polymix.models import Diffusion, SiT
 from polymix.tasks.images.data import GeneratorData, Shape
 from polymix.tasks.images.pipeline import write_generator
 from polymix.tasks.images.recipe import ImagesRecipe
@@ -32,11 +32,12 @@ def build(recipe: ImagesRecipe, data: GeneratorData) -> SiT:
 
 
 def _build(recipe: ImagesRecipe, shape: Shape, classes: int) -> SiT:
+    double = recipe.double_output or recipe.flow() == Diffusion("learned")
     return SiT(
         list(recipe.mixers_for(recipe.layers()).values()), image_size=shape[1:], patch=recipe.patch, channels=shape[0],
         classes=classes if recipe.conditional else 0, class_dropout=recipe.class_dropout, dim=recipe.dim,
         depth=recipe.depth, heads=recipe.heads, mlp_ratio=recipe.mlp_ratio, match_parameters=recipe.match_parameters,
-        position_scale=recipe.position_scale, gate_start=recipe.gate_start, double_output=recipe.double_output,
+        position_scale=recipe.position_scale, gate_start=recipe.gate_start, double_output=double,
     )  # fmt: skip
 
 
@@ -63,7 +64,8 @@ def sampler_name(recipe: ImagesRecipe) -> str:
 
 def host_name(recipe: ImagesRecipe) -> str:
     """The host with what else decides a result: the classes, and the sampler."""
-    return f"SiT, {'given the class' if recipe.conditional else 'unconditional'} ({sampler_name(recipe)})"
+    host = "DiT" if recipe.process == "diffusion" else "SiT"
+    return f"{host}, {'given the class' if recipe.conditional else 'unconditional'} ({sampler_name(recipe)})"
 
 
 def usage(recipe: ImagesRecipe, data: GeneratorData, folder: Path) -> list[str]:

@@ -15,7 +15,7 @@ import polymix
 from polymix._io import check_device, check_folder, one_line, read_json, write_whole
 from polymix.convert.model_recipes import decode, encode
 from polymix.errors import DataError, OptionError, PolymixError, check_choice, check_int, check_seed
-from polymix.models import Flow, Sampler, SiT
+from polymix.models import Diffusion, Flow, Sampler, SiT
 from polymix.tasks.images.latents import Autoencoder
 from polymix.tasks.initial import WEIGHTS
 
@@ -39,19 +39,23 @@ class ImagesPipeline:
 
     Args:
         model: a SiT. classes: their names; empty for an unconditional model.
-        flow: what the model was trained on. sampler: how images are drawn by default.
+        flow: a `Flow` or `Diffusion`, what the model was trained on. sampler: how images are drawn by default.
         autoencoder: decodes the latents of a model of latents; None: the model draws pixels.
 
     Raises:
-        OptionError: the model's latents do not fit the autoencoder, or as many classes as names.
+        OptionError: the model's latents do not fit the autoencoder, a sampler of the other process, or not a name
+            for each class.
     """
 
     def __init__(
-        self, model: Any, *, classes: Sequence[str] = (), flow: Flow | None = None, sampler: Sampler | None = None,
-        autoencoder: Autoencoder | None = None,
+        self, model: Any, *, classes: Sequence[str] = (), flow: Flow | Diffusion | None = None,
+        sampler: Sampler | None = None, autoencoder: Autoencoder | None = None,
     ) -> None:  # fmt: skip
         self.model, self.classes = model.eval(), tuple(classes)
-        self.flow, self.sampler, self.autoencoder = flow or Flow(), sampler or Sampler(), autoencoder
+        self.flow: Flow | Diffusion = flow or Flow()
+        self.sampler = sampler or Sampler(method="dpm++" if isinstance(flow, Diffusion) else "heun")
+        self.sampler.check_process(self.flow)
+        self.autoencoder = autoencoder
         if len(self.classes) != model.classes:
             got = f"{len(self.classes)} names for a model of {model.classes} classes"
             raise OptionError("classes", got, "a name for each class", "Pass as many names.")
@@ -80,7 +84,9 @@ class ImagesPipeline:
                 model.load_state_dict(torch.load(folder / WEIGHTS, map_location="cpu", weights_only=True))
             else:
                 model = polymix.load_pretrained(folder, trust=trust_remote_code)
-            flow = Flow(**content["flow"])
+            described = dict(content["flow"])
+            process = {"flow": Flow, "diffusion": Diffusion}[described.pop("process", "flow")]
+            flow: Any = process(**described)
             settings: dict[str, Any] = content["sampler"]
             sampler = Sampler(**{**settings, "guidance_interval": tuple(settings["guidance_interval"])})
             classes, latents = tuple(content["classes"]), content["latents"]
@@ -187,15 +193,18 @@ def as_picture(image: Tensor) -> Any:
 
 
 def write_generator(
-    folder: Path, model: SiT | None, classes: Sequence[str], flow: Flow, sampler: Sampler,
+    folder: Path, model: SiT | None, classes: Sequence[str], flow: Flow | Diffusion, sampler: Sampler,
     latents: dict[str, str | None] | None,
 ) -> None:  # fmt: skip
     """generator.json, which tells how a folder's model draws; with `model`, also how it is built.
 
     latents: of a model of latents, the folder of its autoencoder, if known, and its checksum.
     """
-    content = {"schema": SCHEMA, "classes": list(classes), "flow": asdict(flow), "sampler": asdict(sampler),
-               "latents": latents, **({} if model is None else {"model": encode(model.options)})}  # fmt: skip
+    process = "diffusion" if isinstance(flow, Diffusion) else "flow"
+    content = {
+        "schema": SCHEMA, "classes": list(classes), "flow": {"process": process, **asdict(flow)},
+        "sampler": asdict(sampler), "latents": latents, **({} if model is None else {"model": encode(model.options)}),
+    }  # fmt: skip
     write_whole(folder / GENERATOR, json.dumps(content, indent=1) + "\n")
 
 

@@ -7,16 +7,21 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from polymix.errors import OptionError, check_choice, check_int
-from polymix.models.flow import Flow, Sampler
+from polymix.models import Diffusion, Flow, Sampler
+from polymix.models.diffusion import SCHEDULERS
+from polymix.models.flow import SAMPLERS
 from polymix.models.sit import SIZES
 from polymix.tasks.recipe import TaskRecipe
 
-DEFAULT_STEPS = 25  # of Heun's method
+DEFAULT_STEPS = 25
+PROCESSES = ("flow", "diffusion")
 
 
 @dataclass(frozen=True)
 class ImagesRecipe(TaskRecipe):
-    """SiT, which turns noise into images by flow matching. `TaskRecipe` has the options that all tasks share.
+    """SiT, which turns noise into images by flow matching, or DiT by diffusion.
+
+    `TaskRecipe` has the options that all tasks share.
 
     Args:
         data: a folder of pictures, or of latents in a cache; None: scikit-learn's digits of 8 × 8 pixels.
@@ -28,8 +33,9 @@ class ImagesRecipe(TaskRecipe):
         match_parameters: "mlp" or "expand": give every block the parameters of attention's; None: sizes as given.
         position_scale, gate_start, double_output: as of `polymix.models.SiT`.
         class_dropout: share of classes that training replaces by "none", which guidance needs. For conditional=True.
-        path, target: of `polymix.models.Flow`.
-        sampler: method of `polymix.models.Sampler`.
+        process: "flow", or "diffusion": 1,000 discrete steps with the noise as target, as DiT and DiPoM.
+        path, target: of `polymix.models.Flow`. variance: of `polymix.models.Diffusion`.
+        sampler: method of `polymix.models.Sampler`; None: "heun", or "dpm++" for diffusion.
         sample_steps: steps of the sampler; None: 25, or what "dopri5" chooses.
         guidance: ω of classifier-free guidance; 1: none.
         guidance_channels: leading channels that are guided; None: all.
@@ -65,9 +71,11 @@ class ImagesRecipe(TaskRecipe):
     gate_start: float = 0.0
     double_output: bool = False
     class_dropout: float = 0.1
+    process: str = "flow"
     path: str = "linear"
     target: str = "velocity"
-    sampler: str = "heun"
+    variance: str = "learned"
+    sampler: str | None = None
     sample_steps: int | None = None
     guidance: float = 1.0
     guidance_channels: int | None = None
@@ -96,6 +104,13 @@ class ImagesRecipe(TaskRecipe):
         check_int("samples", self.samples, 4)  # precision and recall look at three neighbours
         for name in ("conditional", "flip", "double_output"):
             check_choice(name, getattr(self, name), (True, False))
+        check_choice("process", self.process, PROCESSES)
+        check_choice("sampler", self.sampler, (None, *(SCHEDULERS if self.process == "diffusion" else SAMPLERS)))
+        unread = ("path", "target") if self.process == "diffusion" else ("variance",)
+        for name in unread:
+            if getattr(self, name) != type(self).__dict__[name]:
+                got = f"{getattr(self, name)} with process={self.process}"
+                raise OptionError(name, got, "none, as it has no effect", "Leave it out, or change the process.")
         self.flow()
         self.make_sampler()
         if not self.conditional and self.guidance != 1:
@@ -112,19 +127,22 @@ class ImagesRecipe(TaskRecipe):
             got = f"{self.patch} with image_size={self.image_size}"
             raise OptionError("patch", got, "a divisor of it", "Change one of the two.")
 
-    def flow(self) -> Flow:
+    def flow(self) -> Flow | Diffusion:
         """The path between noise and images, and what the model predicts on it."""
+        if self.process == "diffusion":
+            return Diffusion(self.variance)
         return Flow(self.path, self.target)
 
     def make_sampler(self, guidance: float | None = None) -> Sampler:
         """The sampler, with its own guidance or another. Raises OptionError as `Sampler` does."""
         options: dict[str, Any] = {"guidance": self.guidance if guidance is None else guidance}
-        if self.sample_steps is not None or self.sampler != "dopri5":
+        method = self.sampler or ("dpm++" if self.process == "diffusion" else "heun")
+        if self.sample_steps is not None or method != "dopri5":
             options["steps"] = DEFAULT_STEPS if self.sample_steps is None else self.sample_steps
         if options["guidance"] != 1 or self.guidance == 1:
             options["guidance_channels"] = self.guidance_channels
             options["guidance_interval"] = tuple(self.guidance_interval)
-        return Sampler(method=self.sampler, **options)
+        return Sampler(method=method, **options)
 
     def layers(self) -> Sequence[str]:
         """The names of the blocks, for plans."""

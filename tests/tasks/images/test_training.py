@@ -9,11 +9,11 @@ from PIL import Image
 
 from polymix.cli import main
 from polymix.errors import DataError, OptionError
-from polymix.models import Flow
+from polymix.models import Diffusion, Flow
 from polymix.tasks.images import ImagesPipeline, ImagesRecipe, check, load
 from polymix.tasks.images.data import Noised
 from polymix.tasks.images.learner import Learner
-from polymix.tasks.images.metrics import paper
+from polymix.tasks.images.metrics import draw, paper
 from polymix.tasks.images.model import build, sampler_name
 from polymix.tasks.order import Seeded
 from polymix.tasks.runner import train
@@ -143,6 +143,9 @@ def test_pictures_that_cannot_be_read(tmp_path):
     ({"target": "x"}, "target"), ({"patch": 3}, "patch"), ({"samples": 3}, "samples"), ({"cache": "a"}, "cache"),
     ({"guidance_channels": 3}, "guidance_channels"), ({"vae": "folder"}, "vae"),
     ({"guidance": 2.0, "conditional": True, "guidance_interval": (0.5, 0.2)}, "guidance_interval"),
+    ({"process": "no"}, "process"), ({"process": "diffusion", "path": "vp"}, "path"), ({"variance": "fixed"}, "variance"),
+    ({"process": "diffusion", "sampler": "heun"}, "sampler"), ({"sampler": "ddpm"}, "sampler"),
+    ({"process": "diffusion", "sampler": "ddim", "sample_steps": 30}, "steps"),
 ])  # fmt: skip
 def test_options_that_cannot_be(options, named):
     with pytest.raises(OptionError) as told:
@@ -180,6 +183,56 @@ def test_noise_as_the_target_of_diffusion(tmp_path):
     assert "Path vp, target noise" in content["about"]["describe"] and content["rows"][0]["metrics"]["fd"] > 0
     drawn = ImagesPipeline.from_pretrained(tmp_path / "run")
     assert drawn.flow == Flow("vp", "noise") and len(drawn(num_images=2).images) == 2
+
+
+@pytest.mark.parametrize("variance", ["learned", "fixed"])
+def test_diffusion_trains_with_classes_and_draws_guided(tmp_path, variance, capsys):
+    recipe = replace(TINY, process="diffusion", variance=variance, conditional=True, guidance=2.0, control=False,
+                     steps=2, path="linear")  # fmt: skip
+    train(recipe, tmp_path / "run", data_folder=tmp_path)
+    content = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert content["rows"][0]["host"] == "DiT, given the class (dpm++, 2 steps, guidance 2)"
+    assert f"Diffusion in 1,000 steps, target noise, variance {variance}" in content["about"]["describe"]
+    assert content["rows"][0]["metrics"]["fd"] > 0 and content["rows"][0]["metrics"]["fd_plain"] > 0
+    pipe = ImagesPipeline.from_pretrained(tmp_path / "run")
+    assert pipe.flow == Diffusion(variance) and pipe.model.double_output == (variance == "learned")
+    first = pipe(class_labels=3, method="ddpm", num_inference_steps=5, output_type="pt").images
+    pipe.save_pretrained(tmp_path / "copy")
+    again = ImagesPipeline.from_pretrained(tmp_path / "copy")
+    assert torch.equal(again(class_labels=3, method="ddpm", num_inference_steps=5, output_type="pt").images, first)
+    draw = ("generate", tmp_path / "run", "--class", "3", "--num", "2", "--out", tmp_path / "drawn.png")
+    status, _, error = command(capsys, *draw, "--sampler", "ddim", "--steps", "10", "--guidance", "4")
+    assert status == 0 and (tmp_path / "drawn.png").is_file(), error
+    status, _, error = command(capsys, *draw, "--sampler", "heun")
+    assert status == 2 and "'heun' for a model of diffusion" in error and "ddpm, ddim, dpm++" in error
+
+
+def test_the_picture_of_guidance_says_how_many_images_the_judge_names_right(tmp_path, monkeypatch):
+    """The judge here names every image 3, which a tenth of the images shall be."""
+    recipe = replace(TINY, conditional=True)
+    data = load(recipe, tmp_path, print)
+    torch.nn.init.zeros_(data.judge.head.weight)
+    data.judge.head.bias.data = torch.eye(10)[3]
+    shown = []
+    monkeypatch.setattr("polymix.tasks.images.metrics.save_rows", lambda path, rows: shown.extend(rows))
+    draw(build(recipe, data).eval(), data, recipe, tmp_path)
+    assert [name for name, _ in shown] == [f"ω = {omega}, 10% right" for omega in (1, 2, 4)]
+    assert all(images.shape == (20, 1, 8, 8) for _, images in shown)
+
+
+@pytest.mark.parametrize("mixer", ["softmax", "pom", "padre"])
+def test_a_run_at_a_higher_resolution_starts_from_a_lower_one(tmp_path, mixer):
+    """Positions are computed for the new size; every weight is the old one."""
+    small = replace(TINY, mixer=mixer, control=False, steps=1)
+    train(small, tmp_path / "small", data_folder=tmp_path)
+    large = replace(small, image_size=16, learning_rate=1e-12, init=str(tmp_path / "small"))
+    train(large, tmp_path / "large", data_folder=tmp_path)
+    before, after = (torch.load(tmp_path / name / "model.pt", weights_only=True) for name in ("small", "large"))
+    assert before.keys() == after.keys() and all(
+        torch.allclose(before[name], after[name], atol=1e-9) for name in before
+    )
+    model = ImagesPipeline.from_pretrained(tmp_path / "large").model
+    assert model.grid == (16, 16) and model.position.shape[0] == 256
 
 
 def test_old_names_of_this_package_still_work():
