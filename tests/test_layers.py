@@ -18,7 +18,7 @@ LAYERS = (
 # of the core, which works, and is imported, without it.
 LAZY = {
     "convert/saving/files.py", "lens/plots.py", "mixers/cache.py", "mixers/related/mamba.py",
-    "mixers/related/timm_layers.py", "models/flow.py",
+    "mixers/related/timm_layers.py", "models/diffusion.py", "models/flow.py",
 }  # fmt: skip
 # Models that are classes of a library themselves; whoever imports them has it.
 OF_A_LIBRARY = {"models/language/"}
@@ -77,7 +77,7 @@ LIBRARIES: dict[str, set[str]] = {
     "pillow_heif": {"tasks/classify/pictures.py"},
     "torchvision": {"compat.py", "tasks/"},
     "triton": TRITON,
-    "numpy": {"tasks/", "export/", "workflows/export.py"},  # arrays go to the runtimes
+    "numpy": {"tasks/", "export/", "workflows/export.py", "workflows/generate/exported.py"},  # arrays go to the runtimes
     "HersheyFonts": {"tasks/handwriting/script.py"},
     "flashlight": {"tasks/handwriting/decode.py"},
     "rapidfuzz": {"tasks/handwriting/metrics.py"},

@@ -58,7 +58,10 @@ def test_timm_creates_models_with_its_own_options(name, options):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # timm leaves its pictures open
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_models_take_the_parts_of_timms_train_and_validate_scripts(tmp_path):
+@pytest.mark.parametrize(("name", "sizes"), [
+    ("padre2_deit_tiny_patch16_224", SMALL), ("qt_vit_b1", TINY), ("poly_sa_xcit_small_12", SMALL),
+])  # fmt: skip
+def test_models_take_the_parts_of_timms_train_and_validate_scripts(name, sizes, tmp_path):
     """In the order of timm's scripts: model, data settings, optimizer, loaders, mixup, schedule, steps, a checkpoint."""
     from PIL import Image
     from timm.data import Mixup, create_dataset, create_loader, resolve_data_config
@@ -69,12 +72,12 @@ def test_models_take_the_parts_of_timms_train_and_validate_scripts(tmp_path):
     from timm.utils import ModelEmaV3, accuracy
 
     for part in ("train", "validation"):
-        for name in ("n01", "n02"):
-            (tmp_path / part / name).mkdir(parents=True)
+        for label in ("n01", "n02"):
+            (tmp_path / part / label).mkdir(parents=True)
             for shade in range(2):
-                Image.new("RGB", (70, 50), (60 * shade, 90, 20)).save(tmp_path / part / name / f"{shade}.jpg")
-    options = {"num_classes": 2, "img_size": 64, "drop_path_rate": 0.1, **SMALL}
-    model = timm.create_model("padre2_deit_tiny_patch16_224", **options)
+                Image.new("RGB", (70, 50), (60 * shade, 90, 20)).save(tmp_path / part / label / f"{shade}.jpg")
+    options = {"num_classes": 2, "img_size": 64, "drop_path_rate": 0.1, **sizes}
+    model = timm.create_model(name, **options)
     config = resolve_data_config({"input_size": (3, 64, 64)}, model=model)
     shared = {key: config[key] for key in ("input_size", "interpolation", "mean", "std", "crop_pct")}
     loaders = [create_loader(create_dataset("", str(tmp_path), split=part, is_training=training, batch_size=4), batch_size=4,
@@ -95,10 +98,10 @@ def test_models_take_the_parts_of_timms_train_and_validate_scripts(tmp_path):
             average.update(model)
         schedule.step(epoch + 1)
     assert loss.isfinite() and any(
-        not torch.equal(before[name], value) for name, value in average.module.state_dict().items()
+        not torch.equal(before[key], value) for key, value in average.module.state_dict().items()
     )
     torch.save({"state_dict": model.state_dict()}, tmp_path / "last.pth.tar")
-    again = timm.create_model("padre2_deit_tiny_patch16_224", **options).eval()
+    again = timm.create_model(name, **options).eval()
     load_checkpoint(again, str(tmp_path / "last.pth.tar"))
     with torch.no_grad():
         images, labels = next(iter(loaders[1]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from io import BytesIO
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from polymix.errors import DataError, MissingExtraError
 from polymix.tasks.classify import cifar
-from polymix.tasks.classify.pictures import FORMATS, HEIC, UNREADABLE, _read, read_picture
+from polymix.tasks.classify.pictures import FORMATS, HEIC, UNREADABLE, _read, fitted, read_picture
 from polymix.tasks.classify.recipe import ImageRecipe
 from polymix.tasks.classify.stream import Labelled, Pictures, Samples, StreamedImages, Unreadable, refused, transforms
 
@@ -68,19 +68,11 @@ class ImageData(Labelled):
     def test_labels(self) -> Tensor:
         return self.test[1]
 
-    def thumbnail(self, place: int, side: int = 64) -> bytes:
-        """A test image as a PNG file, at most `side` pixels wide."""
-        from PIL import Image
+    def test_image(self, place: int) -> Tensor:
+        return self.test[0][place]
 
-        image = self.test[0][place].float()
-        low, high = (0.0, 255.0) if self.test[0].dtype == torch.uint8 else (image.min().item(), image.max().item())
-        if image.shape[-1] > side:
-            image = torch.nn.functional.interpolate(image[None], size=side, mode="bilinear", antialias=True)[0]
-        grey = ((image - low) / ((high - low) or 1) * 255).round().clamp(0, 255).to(torch.uint8)
-        rgb = grey.expand(3, -1, -1).permute(1, 2, 0).contiguous()
-        file = BytesIO()
-        Image.frombytes("RGB", (rgb.shape[1], rgb.shape[0]), bytes(rgb.flatten().tolist())).save(file, "PNG")
-        return file.getvalue()
+    def data_sets(self) -> tuple[Dataset[Any], Dataset[Any]]:
+        return TensorDataset(*self.train), TensorDataset(*self.test)
 
     def known_as(self, summary: Mapping[str, Any]) -> ImageData:
         """These images for a model trained on others: with its channels, its classes and its mean and deviation.
@@ -144,7 +136,7 @@ def load(recipe: ImageRecipe, folder: Path, say: Callable[[str], None] = lambda 
     size = recipe.image_size
     source = Path(recipe.data or "")
     layout = None if recipe.data is None else recipe.layout or cifar.recognise(source) or LAYOUTS[0]
-    if recipe.stream or recipe.looks_again or (recipe.stream is None and _too_many(source, layout, size)):
+    if recipe.stream or recipe.looks_again or (recipe.stream is None and too_many(source, layout, size)):
         return _streamed(recipe, source, layout, say)
     if layout is None:
         images = load_digits(size)
@@ -159,8 +151,8 @@ def load(recipe: ImageRecipe, folder: Path, say: Callable[[str], None] = lambda 
     return ImageSets(images, TensorDataset(*images.train))
 
 
-def _too_many(source: Path, layout: str | None, size: int) -> bool:
-    """Whether a folder's images do not fit into memory, decoded."""
+def too_many(source: Path, layout: str | None, size: int) -> bool:
+    """Whether a folder's images, decoded and `size` pixels wide, are larger than MAX_BYTES."""
     if layout is None:
         return False
     if layout != LAYOUTS[0]:
@@ -205,6 +197,29 @@ def _list_folder(folder: Path) -> tuple[tuple[str, ...], Pictures, Pictures]:
         train, test = _split(torch.arange(len(parts[0])), parts[0].labels)
         parts = [parts[0].chosen(train[0]), parts[0].chosen(test[0])]
     return classes, parts[0], parts[1]
+
+
+def stream_folder(
+    folder: Path, image_size: int, progress: Callable[[int, int], None] = lambda done, total: None
+) -> StreamedImages:
+    """The images of `load_folder` for folders that do not fit into memory: in colour, decoded whenever they are used.
+
+    Every file is read once, so that unreadable ones are left out before the training; `.skipped` names them. Inputs are
+    normalised by ImageNet's mean and deviation. Raises DataError as `load_folder`, but for the size.
+    """
+    classes, *parts = _list_folder(folder)
+    done, skipped, total = 0, list[str](), sum(map(len, parts))
+
+    def tell() -> None:
+        nonlocal done
+        done += 1
+        progress(done, total)
+
+    train, test = (part.readable(skipped, tell) for part in parts)
+    counts = torch.bincount(torch.cat((train.labels, test.labels)), minlength=len(classes))
+    _check_classes(dict(zip(classes, counts.tolist(), strict=True)), skipped)
+    fit = partial(fitted, size=image_size)
+    return StreamedImages(str(folder), classes, train, test, image_size, fit, skipped=tuple(skipped))
 
 
 def _open(path: Path) -> Any:

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,18 @@ class Pictures:
             self, labels=self.labels[places], files=files, rows=None if self.rows is None else self.rows[places]
         )
 
+    def readable(self, skipped: list[str], tell: Callable[[], None]) -> Pictures:
+        """Those that can be read. The reasons for the others are added to `skipped`; `tell` is called after each."""
+        places: list[int] = []
+        for place in range(len(self)):
+            try:
+                self[place]
+                places.append(place)
+            except Unreadable as error:
+                skipped.append(str(error))
+            tell()
+        return self.chosen(torch.tensor(places, dtype=torch.int64))
+
     def joined(self, other: Pictures) -> Pictures:
         rows = None if self.rows is None or other.rows is None else torch.cat((self.rows, other.rows))
         files = [*self.files, *other.files]
@@ -127,15 +140,42 @@ class Labelled:
     std: Tensor
 
     @property
+    def is_bytes(self) -> bool:
+        """Whether images are bytes, as pictures are, and not small floats."""
+        return True
+
+    @property
     def test_labels(self) -> Tensor:
         """The classes of the test images."""
         raise NotImplementedError(f"{type(self).__name__} has no test_labels")
+
+    def test_image(self, place: int) -> Tensor:
+        """A test image (C, H, W)."""
+        raise NotImplementedError(f"{type(self).__name__} has no test_image")
+
+    def data_sets(self) -> tuple[Dataset[Any], Dataset[Any]]:
+        """The training and the test images with their classes, as PyTorch data sets."""
+        raise NotImplementedError(f"{type(self).__name__} has no data_sets")
 
     @property
     def majority(self) -> tuple[str, float]:
         """The most frequent class of the test images, and its share: what always answering with it would reach."""
         counts = torch.bincount(self.test_labels, minlength=len(self.classes))
         return self.classes[int(counts.argmax())], (counts.max() / counts.sum()).item()
+
+    def thumbnail(self, place: int, side: int = 64) -> bytes:
+        """A test image as a PNG file, at most `side` pixels wide."""
+        from PIL import Image
+
+        image = self.test_image(place).float()
+        low, high = (0.0, 255.0) if self.is_bytes else (image.min().item(), image.max().item())
+        if image.shape[-1] > side:
+            image = torch.nn.functional.interpolate(image[None], size=side, mode="bilinear", antialias=True)[0]
+        grey = ((image - low) / ((high - low) or 1) * 255).round().clamp(0, 255).to(torch.uint8)
+        rgb = grey.expand(3, -1, -1).permute(1, 2, 0).contiguous()
+        file = BytesIO()
+        Image.frombytes("RGB", (rgb.shape[1], rgb.shape[0]), bytes(rgb.flatten().tolist())).save(file, "PNG")
+        return file.getvalue()
 
     def normalise(self, images: Tensor) -> Tensor:
         """Images as inputs, with mean 0 and variance 1 per channel over the images that mean and std are of."""
@@ -157,7 +197,6 @@ class StreamedImages(Labelled):
     mean: Tensor = field(default_factory=lambda: torch.tensor(MEAN).view(1, 3, 1, 1))
     std: Tensor = field(default_factory=lambda: torch.tensor(STD).view(1, 3, 1, 1))
     channels: int = 3
-    is_bytes: bool = True
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -167,6 +206,14 @@ class StreamedImages(Labelled):
     @property
     def test_labels(self) -> Tensor:
         return self.held_out.labels
+
+    def test_image(self, place: int) -> Tensor:
+        return self.test_transform(self.held_out[place])
+
+    def data_sets(self) -> tuple[Dataset[Any], Dataset[Any]]:
+        """Both as tests see them: without augmentation."""
+        train, test = (Samples(part, self.test_transform, self.refuse) for part in (self.training, self.held_out))
+        return train, test
 
     def test_batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The test pictures and their classes, `size` at a time. Unreadable ones are left out, or refused."""

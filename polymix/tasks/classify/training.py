@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from polymix.errors import MissingExtraError
 from polymix.renamed import renamed
 from polymix.tasks.classify.data import ImageData
 from polymix.tasks.classify.recipe import Schedule
+from polymix.tasks.classify.stream import StreamedImages
 from polymix.tasks.trainer import LightningModule, decay_groups, fit, one_cycle, placed, quiet, until_interrupted
 
 try:
@@ -42,7 +43,8 @@ class Outcome:
 class Trial(LightningModule):
     """A model, the images and the schedule."""
 
-    def __init__(self, model: nn.Module, schedule: Schedule, data: ImageData, on_epoch: Callable[[int], None]) -> None:
+    def __init__(self, model: nn.Module, schedule: Schedule, data: ImageData | StreamedImages,
+                 on_epoch: Callable[[int], None]) -> None:  # fmt: skip
         super().__init__()
         self.model, self.schedule, self.data, self.on_epoch = model, schedule, data, on_epoch
         self.loss = nn.CrossEntropyLoss(label_smoothing=schedule.label_smoothing)
@@ -78,7 +80,7 @@ class Trial(LightningModule):
 
 def train(
     build: Callable[[], nn.Module],
-    data: ImageData,
+    data: ImageData | StreamedImages,
     schedule: Schedule,
     *,
     seed: int,
@@ -94,8 +96,9 @@ def train(
     model = build()
     trial = Trial(model, schedule, data, on_epoch)
     order = torch.Generator().manual_seed(seed)
-    loader = DataLoader(TensorDataset(*data.train), schedule.batch_size, shuffle=True, generator=order)
-    test = DataLoader(TensorDataset(*data.test), 4 * schedule.batch_size)
+    training, held_out = data.data_sets()
+    loader = DataLoader(training, schedule.batch_size, shuffle=True, generator=order)
+    test = DataLoader(held_out, 4 * schedule.batch_size)
     start = time.perf_counter()
     trainer = fit(
         trial, loader, epochs=schedule.epochs, where=placed(device), precision=dtype, clip=1.0,

@@ -23,6 +23,7 @@ DIRECTIONS = {"fid": "down", "fd": "down", "precision": "up", "recall": "up", "a
               "fd_real": "down", "fd_noise": "down", "fid_real": "down", "fid_noise": "down"}  # fmt: skip
 DIRECTIONS |= {f"{name}_plain": way for name, way in DIRECTIONS.items()}
 GUIDANCE = (1.0, 2.0, 4.0)  # ω in the picture
+GUIDED = 100  # images by which the judge rates each ω
 SHOWN = 40  # images in a picture
 # PoM, Section 4.5, Table 5: ImageNet at 256 × 256, 400,000 steps, no guidance; images per second in generation.
 PAPER = {
@@ -125,8 +126,8 @@ def _drawn(
 def draw(model: Any, data: GeneratorData, recipe: ImagesRecipe, folder: Path) -> list[Path]:
     """predictions.png: drawn images on the left, real ones on the right, a row for each class if there are any.
 
-    training.png has the same few images after more and more training; guidance.png classes against ω, where a model can
-    be guided.
+    training.png has the same few images after more and more training; guidance.png classes against ω with the
+    share of 100 images that the judge takes for their class, where a model can be guided.
     """
     classes, columns = data.classes, columns_of(data.shape)
     rows = min(len(classes), 10) if recipe.conditional else 4
@@ -148,10 +149,20 @@ def draw(model: Any, data: GeneratorData, recipe: ImagesRecipe, folder: Path) ->
         save_rows(paths[-1], [(f"{step:,} steps", data.pictures(images)) for step, images in chosen])
     if recipe.conditional and recipe.class_dropout:
         paths.append(folder / "guidance.png")
-        few = [place % len(classes) for place in range(2 * columns)]
-        save_rows(paths[-1], [(f"ω = {omega:g}", drawn(len(few), recipe.make_sampler(omega), few))
-                              for omega in GUIDANCE])  # fmt: skip
+        save_rows(paths[-1], [_guided(model, data, recipe, omega, 2 * columns) for omega in GUIDANCE])
     return paths
+
+
+def _guided(model: Any, data: GeneratorData, recipe: ImagesRecipe, omega: float, shown: int) -> tuple[str, Tensor]:
+    """Images of all classes in turn at an ω, and its name with the judge's accuracy on more of them."""
+    assert data.judge is not None
+    labels = [place % len(data.classes) for place in range(max(GUIDED, shown))]
+    images = recipe.make_sampler(omega).sample(
+        model, data.shape[1:], seeds=range(len(labels)), labels=labels, flow=recipe.flow()
+    )
+    named = data.judge.to(images.device)(images.float()).argmax(1)
+    right = (named == torch.tensor(labels, device=images.device)).double().mean().item()
+    return f"ω = {omega:g}, {right:.0%} right", data.pictures(images[:shown])
 
 
 def _real(data: GeneratorData, rows: int, columns: int, by_class: bool) -> Tensor:

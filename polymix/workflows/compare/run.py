@@ -27,11 +27,14 @@ from polymix.mixers.spec import DEFAULT, parse_mixers
 from polymix.models import VisionTransformer
 from polymix.pages import data_url
 from polymix.tasks.classify import ImageData, Schedule, load_digits, load_folder
+from polymix.tasks.classify.data import LAYOUTS, stream_folder, too_many
 from polymix.tasks.classify.scenes import SCENE, load_scenes
+from polymix.tasks.classify.stream import StreamedImages
 from polymix.tasks.classify.training import train
 from polymix.tasks.rows import UP
 from polymix.workflows.compare.verdict import answer
 
+Images = ImageData | StreamedImages
 DIGITS = "digits"  # as --data
 _SCENE_EPOCHS, _QUICK = 6, 2
 _SAMPLES = 12  # test images that the report shows
@@ -189,7 +192,7 @@ def compare(settings: Settings, folder: Path, progress: Progress, *, resume: boo
     results = Results.open(folder, settings.to_dict(), manifest(device, settings.threads), resume=resume)
     schedule = Schedule(epochs=settings.passes, learning_rate=3e-3 if settings.data is None else 2e-3)
     results.set(
-        data={"name": data.name, "classes": list(data.classes), "train": len(data.train[0]), "test": len(data.test[0]),
+        data={"name": data.name, "classes": list(data.classes), "train": data.counts[0], "test": data.counts[1],
               "channels": data.channels, "image_size": data.image_size, "skipped": list(data.skipped),
               "majority": dict(zip(("name", "share"), data.majority, strict=True)), "samples": _samples(data)},
         host={"dim": settings.host_dim, "depth": settings.host_depth, "mlp_ratio": settings.host_mlp_ratio,
@@ -228,7 +231,7 @@ def task_rows(content: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _load(settings: Settings, progress: Progress) -> ImageData:
+def _load(settings: Settings, progress: Progress) -> Images:
     if settings.data is None:
         return load_scenes()
     if settings.data == DIGITS:
@@ -240,10 +243,12 @@ def _load(settings: Settings, progress: Progress) -> ImageData:
             advance.append(progress.start("Reading images", total))
         advance[0](done)
 
-    return load_folder(Path(settings.data), settings.size, tell)
+    folder = Path(settings.data)
+    read = stream_folder if too_many(folder, LAYOUTS[0], settings.size) else load_folder
+    return read(folder, settings.size, tell)
 
 
-def _describe(label: str, config: MixerConfig, build: Any, grid: tuple[int, int], data: ImageData) -> dict[str, Any]:
+def _describe(label: str, config: MixerConfig, build: Any, grid: tuple[int, int], data: Images) -> dict[str, Any]:
     """Label, options, parameters and FLOPs of the model on one image. Fails early if the model cannot be built."""
     model = build(config, grid, {"device": "meta"})
     image = torch.empty(1, data.channels, data.image_size, data.image_size, device="meta")
@@ -255,7 +260,7 @@ def _describe(label: str, config: MixerConfig, build: Any, grid: tuple[int, int]
 
 
 def _train(
-    results: Results, settings: Settings, mixers: dict[str, MixerConfig], data: ImageData, schedule: Schedule,
+    results: Results, settings: Settings, mixers: dict[str, MixerConfig], data: Images, schedule: Schedule,
     build: Callable[[MixerConfig], nn.Module], progress: Progress,
 ) -> None:  # fmt: skip
     done = {(row["mixer"], row["seed"]) for row in results.content["training"]}
@@ -280,25 +285,25 @@ def _train(
             results.add("training", [{**row, **answers}])
 
 
-def _sample_places(data: ImageData) -> list[int]:
+def _sample_places(data: Images) -> list[int]:
     """Test images to show, evenly spaced."""
-    images = len(data.test[1])
+    images = len(data.test_labels)
     count = min(_SAMPLES, images)
     return [place * images // count for place in range(count)]
 
 
-def _samples(data: ImageData) -> list[dict[str, Any]]:
+def _samples(data: Images) -> list[dict[str, Any]]:
     """The images to show, each with the number of its class."""
     places = _sample_places(data)
-    return [{"class": int(data.test[1][at]), "image": data_url(data.thumbnail(at))} for at in places]
+    return [{"class": int(data.test_labels[at]), "image": data_url(data.thumbnail(at))} for at in places]
 
 
-def _answers(predictions: Sequence[int], data: ImageData) -> dict[str, Any]:
+def _answers(predictions: Sequence[int], data: Images) -> dict[str, Any]:
     """What a run answered for the images to show, and how often it took each class (rows) for each class (columns)."""
     if not predictions:
         return {"samples": None, "confusion": None}
     classes = len(data.classes)
-    pairs = data.test[1] * classes + torch.tensor(predictions)
+    pairs = data.test_labels * classes + torch.tensor(predictions)
     counts = torch.bincount(pairs, minlength=classes**2).reshape(classes, classes).tolist()
     samples = [predictions[place] for place in _sample_places(data)]
     return {"samples": samples, "confusion": counts if classes <= _MOST_CLASSES else None}

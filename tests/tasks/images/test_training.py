@@ -13,7 +13,7 @@ from polymix.models import Diffusion, Flow
 from polymix.tasks.images import ImagesPipeline, ImagesRecipe, check, load
 from polymix.tasks.images.data import Noised
 from polymix.tasks.images.learner import Learner
-from polymix.tasks.images.metrics import paper
+from polymix.tasks.images.metrics import draw, paper
 from polymix.tasks.images.model import build, sampler_name
 from polymix.tasks.order import Seeded
 from polymix.tasks.runner import train
@@ -205,6 +205,34 @@ def test_diffusion_trains_with_classes_and_draws_guided(tmp_path, variance, caps
     assert status == 0 and (tmp_path / "drawn.png").is_file(), error
     status, _, error = command(capsys, *draw, "--sampler", "heun")
     assert status == 2 and "'heun' for a model of diffusion" in error and "ddpm, ddim, dpm++" in error
+
+
+def test_the_picture_of_guidance_says_how_many_images_the_judge_names_right(tmp_path, monkeypatch):
+    """The judge here names every image 3, which a tenth of the images shall be."""
+    recipe = replace(TINY, conditional=True)
+    data = load(recipe, tmp_path, print)
+    torch.nn.init.zeros_(data.judge.head.weight)
+    data.judge.head.bias.data = torch.eye(10)[3]
+    shown = []
+    monkeypatch.setattr("polymix.tasks.images.metrics.save_rows", lambda path, rows: shown.extend(rows))
+    draw(build(recipe, data).eval(), data, recipe, tmp_path)
+    assert [name for name, _ in shown] == [f"ω = {omega}, 10% right" for omega in (1, 2, 4)]
+    assert all(images.shape == (20, 1, 8, 8) for _, images in shown)
+
+
+@pytest.mark.parametrize("mixer", ["softmax", "pom", "padre"])
+def test_a_run_at_a_higher_resolution_starts_from_a_lower_one(tmp_path, mixer):
+    """Positions are computed for the new size; every weight is the old one."""
+    small = replace(TINY, mixer=mixer, control=False, steps=1)
+    train(small, tmp_path / "small", data_folder=tmp_path)
+    large = replace(small, image_size=16, learning_rate=1e-12, init=str(tmp_path / "small"))
+    train(large, tmp_path / "large", data_folder=tmp_path)
+    before, after = (torch.load(tmp_path / name / "model.pt", weights_only=True) for name in ("small", "large"))
+    assert before.keys() == after.keys() and all(
+        torch.allclose(before[name], after[name], atol=1e-9) for name in before
+    )
+    model = ImagesPipeline.from_pretrained(tmp_path / "large").model
+    assert model.grid == (16, 16) and model.position.shape[0] == 256
 
 
 def test_old_names_of_this_package_still_work():

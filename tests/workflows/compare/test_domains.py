@@ -1,0 +1,55 @@
+"""`polymix compare --task` on every domain that is built."""
+
+import json
+
+import pytest
+
+from polymix.cli import main
+from polymix.errors import OptionError
+from polymix.tasks.domains import built_domains
+from polymix.tasks.recipe import load_recipe
+from polymix.workflows.compare.domain import DomainSettings
+from tests.tasks.test_every_domain import SMALL
+from tests.tasks.texts import folder as text_files
+
+DOMAINS = sorted(built_domains())
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_every_domain_has_a_recipe_for_attention_each_mixer_and_the_floor(domain):
+    recipes = DomainSettings(domain, mixers="pom", options=("steps=4",)).recipes()
+    assert list(recipes) == ["softmax", "pom", "linear_floor"]
+    assert {recipe.steps for recipe in recipes.values()} == {4}
+    assert not any(recipe.wants_control for recipe in recipes.values()), "the floor is trained once"
+    with pytest.raises(OptionError, match="Use --mixers and --seeds"):
+        DomainSettings(domain, options=("seed=3",)).recipes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_every_domain_is_compared_and_resumed(domain, tmp_path, capsys):
+    words = [f"--set={word}" for word in (*SMALL.get(domain, ()), "steps=2") if not word.startswith("mixers=")]
+    if "tiny" in load_recipe(domain).presets:
+        words.append("--preset=tiny")
+    if domain == "text":
+        words += [f"--data={text_files(tmp_path / 'texts')}", "--set=held_out=0.2"]
+    arguments = ["compare", "--task", domain, "--mixers", "softmax,pom,linear_floor", "--seeds", "1", "--threads", "1",
+                 "--out", str(tmp_path / "out"), *words]  # fmt: skip
+    _finish(arguments)
+    path = tmp_path / "out" / "results.json"
+    content = json.loads(path.read_text())
+    assert content["finished"] and not content["refused"]
+    assert [(row["task"], row["seed"]) for row in content["rows"]] == [(domain, 0)] * 3
+    assert len({row["mixer"] for row in content["rows"]}) == 3 and all(row["metrics"] for row in content["rows"])
+    lost = content["rows"].pop()
+    path.write_text(json.dumps({**content, "finished": False}))
+    _finish([*arguments, "--resume"])
+    again = json.loads(path.read_text())
+    assert again["finished"] and again["rows"][:2] == content["rows"]
+    assert again["rows"][2]["metrics"] == lost["metrics"]
+
+
+def _finish(arguments):
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert not stop.value.code
