@@ -233,6 +233,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "images-by-class": lambda: default_run("images-by-class", ("fd", "fd_none", "accuracy", "precision", "recall")),
     "mask-rcnn": mask_rcnn,
     "fields-paper": lambda: paper_table(fields_paper()),
+    "handwriting": lambda: default_run("handwriting", ("cer", "wer", "cer_blotted")),
     "handwriting-paper": lambda: paper_table(handwriting_paper()),
     "whole-patches": whole_patches,
     "points-speed": along_curves,

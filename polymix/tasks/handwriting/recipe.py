@@ -38,7 +38,7 @@ class HandwritingRecipe(TaskRecipe):
     """
 
     batch_size: int = 16
-    steps: int = 600
+    steps: int = 1800
     learning_rate: float = 2e-3
     evaluate_every: int = 200
     checkpoint_every: int = 200
