@@ -245,6 +245,14 @@ def test_a_mistake_in_the_tables_is_one_readable_line(name, copy):
     assert all("\n" not in line and "Traceback" not in line and len(line) < 400 for line in problems)
 
 
+def test_a_scan_larger_than_memory_is_one_readable_line(copy, kitti_set, monkeypatch):
+    assert not check(copy) and not check(kitti_set)
+    monkeypatch.setattr("polymix.tasks.points.layouts.memory_of", lambda: 10)
+    for root in (copy, kitti_set):
+        lines = check(root)
+        assert lines and all("larger than memory" in line and "\n" not in line for line in lines)
+
+
 def test_sensors_in_another_order_change_nothing(copy):
     before = nuscenes.find(copy, 3, print)[0][0].points()
     change(copy, "sensor", lambda rows: [{"token": "cam", "channel": "CAM_FRONT", "modality": "camera"}, *rows])

@@ -145,6 +145,22 @@ def test_a_mistake_is_named_before_training(kitti, tmp_path, spoil, said):
     assert any(said in line for line in check(tmp_path))
 
 
+@pytest.mark.parametrize("layout", ["semantickitti", "pointcept"])
+def test_a_scan_larger_than_memory_is_refused_before_it_is_read(kitti, tmp_path, monkeypatch, layout):
+    if layout == "semantickitti":
+        scan = Scan(copied(kitti, tmp_path) / "sequences/00/velodyne/000001.bin", layout, None)
+    else:
+        numpy.save(tmp_path / "coord.npy", numpy.zeros((100, 3), numpy.float32))
+        scan = Scan(tmp_path, layout, None)
+    scan.points()
+    for reader in ("numpy.fromfile", "numpy.load"):
+        monkeypatch.setattr(reader, lambda *args, **kwargs: pytest.fail("read in spite of its size"))
+    monkeypatch.setattr("polymix.tasks.points.layouts.memory_of", lambda: 1000)
+    with pytest.raises(DataError, match=r"larger than memory\. Cut it into smaller") as raised:
+        scan.points()
+    assert "\n" not in str(raised.value)
+
+
 def test_points_too_far_apart_are_refused():
     far = numpy.array([[0, 0, 0, 0], [70_000, 0, 0, 0]], dtype=numpy.float32)
     with pytest.raises(Exception, match="at most 65,536"):

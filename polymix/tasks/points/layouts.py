@@ -10,6 +10,7 @@ from typing import Any
 import numpy
 
 from polymix.errors import DataError, check_choice
+from polymix.limits import memory_of
 
 LAYOUTS = ("semantickitti", "pointcept")
 VOID = 255  # the label of points that do not count
@@ -91,12 +92,24 @@ def sound(path: Path, points: Any) -> Any:
     return points
 
 
-def _read_whole(path: Path, dtype: Any, each: int, expected: str) -> Any:
-    """The numbers of a file. Raises DataError where it cannot be read, or its bytes are no multiple of `each`."""
+def _size_of(path: Path) -> int:
+    """The bytes of a file. Raises DataError where it cannot be read, or is larger than this machine's memory."""
     try:
         size = path.stat().st_size
     except OSError as error:
         raise DataError("data", f"{path}: {error.strerror}", "a file of points or labels", "Check the path.") from error
+    there = memory_of()
+    if size > there:
+        allowed = f"at most the {there:,} bytes of memory of this machine"
+        raise DataError(
+            "data", f"{path} with {size:,} bytes, larger than memory", allowed, "Cut it into smaller scans."
+        )
+    return size
+
+
+def _read_whole(path: Path, dtype: Any, each: int, expected: str) -> Any:
+    """The numbers of a file. Raises DataError where it cannot be read, does not fit into memory, or is cut off."""
+    size = _size_of(path)
     if size % each:
         raise DataError("data", f"{path} with {size:,} bytes", expected, "It may be cut off.")
     return numpy.fromfile(path, dtype=dtype)
@@ -108,6 +121,7 @@ def _read_arrays(folder: Path) -> Any:
         path = folder / f"{name}.npy"
         if name != "coord" and not path.is_file():
             continue
+        _size_of(path)
         try:
             array = numpy.load(path, allow_pickle=False).astype(numpy.float32)
         except (OSError, ValueError) as error:
