@@ -18,7 +18,8 @@ needs_browser = pytest.mark.skipif(
     CHROMIUM is None, reason="untested: report pages in a browser, for which Chromium is needed"
 )
 OPTIONS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-pipe",
-           "--disable-background-networking", "--no-first-run", "--disable-dev-shm-usage")  # fmt: skip
+           "--disable-background-networking", "--no-first-run", "--disable-dev-shm-usage",
+           "--enable-unsafe-swiftshader")  # fmt: skip
 PAPER = 1032  # CSS pixels across A4 landscape with margins of 12 mm
 
 # What a reader could not use: content beyond the page's edge, text too faint or too small, charts that are not shown.

@@ -69,6 +69,7 @@ LIBRARIES: dict[str, set[str]] = {
         "lens/plots.py",
         "tasks/",
     },
+    "plotly": {"tasks/turnable.py"},
     "yaml": {"tasks/recipe.py"},
     "jinja2": {"pages/__init__.py"},
     "rich": {"cli/"},
@@ -77,7 +78,12 @@ LIBRARIES: dict[str, set[str]] = {
     "pillow_heif": {"tasks/classify/pictures.py"},
     "torchvision": {"compat.py", "tasks/"},
     "triton": TRITON,
-    "numpy": {"tasks/", "export/", "workflows/export.py", "workflows/generate/exported.py"},  # arrays go to the runtimes
+    "numpy": {
+        "tasks/",
+        "export/",
+        "workflows/export.py",
+        "workflows/generate/exported.py",
+    },  # arrays go to the runtimes
     "HersheyFonts": {"tasks/handwriting/script.py"},
     "flashlight": {"tasks/handwriting/decode.py"},
     "rapidfuzz": {"tasks/handwriting/metrics.py"},

@@ -17,6 +17,7 @@ from polymix.numbers import NONE, figure, machine_line, metric, plural
 from polymix.pages import embedded, render
 from polymix.tasks.rows import UP, check_rows, floor_sentence
 
+TURN = "Turn a test scan: a page of its own"
 SCHEMA = "polymix.train/1"
 Row = Mapping[str, Any]
 
@@ -98,12 +99,13 @@ def write_report(out: Path, content: Mapping[str, Any], rows: Sequence[Row]) -> 
 
     Args:
         content: as in results.json. "about" has "describe", a sentence; "usage", lines of Python; "next", pairs of a
-            reason and a command. "pictures" are names of files in `out`.
+            reason and a command. "pictures" are names of files in `out`; pages among them are linked.
     Returns:
         the path of the page.
     """
     about: Row = content.get("about") or {}
-    pictures = [out / name for name in content.get("pictures", ())]
+    drawn = [out / name for name in content.get("pictures", ())]
+    pictures, pages = ([path for path in drawn if (path.suffix == ".html") == is_page] for is_page in (False, True))
     from polymix.pages.plots import Picture, publish
 
     names, kept = measured(rows)
@@ -123,8 +125,9 @@ def write_report(out: Path, content: Mapping[str, Any], rows: Sequence[Row]) -> 
     html = render(
         "tasks/report.html.j2", title=title, training=training, describe=about.get("describe"), headings=headings,
         rows=cells, curves=shown["curves"], pictures={path.stem: url for path, url in zip(
-            pictures, embedded(pictures).values(), strict=True)}, samples=samples, usage=about.get("usage") or [],
-        next_commands=about.get("next") or [],
+            pictures, embedded(pictures).values(), strict=True)}, pages=[path.name for path in pages], samples=samples,
+        usage=about.get("usage") or [],
+        next_commands=about.get("next") or [], turn=TURN,
         mixers=table(content.get("rows", ())), control=content.get("control"),
         machine=machine_line(manifest(settings["device"], torch.get_num_threads())),
     )  # fmt: skip
@@ -142,6 +145,8 @@ def write_report(out: Path, content: Mapping[str, Any], rows: Sequence[Row]) -> 
     lines += [content["control"], ""] if content.get("control") else []
     for picture in (out / "curves.png", *pictures):
         lines += [f"![{picture.stem.replace('-', ' ')}]({picture.name})", ""]
+    for page in pages:
+        lines += [f"[{TURN}]({page.name})", ""]
     for text in samples:
         lines += ["```text", text.replace("```", "` ` `"), "```", ""]
     lines += ["```python", *about["usage"], "```", ""] if about.get("usage") else []

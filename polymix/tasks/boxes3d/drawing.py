@@ -11,11 +11,11 @@ from torch import Tensor
 
 from polymix._io import write_whole
 from polymix.models.points.rotated import corners
+from polymix.tasks.turnable import EDGES
 
 TRUTH, PREDICTION = "#2a9d3a", "#d1495b"
 EYE, DOWN = (-22.0, 0.0, 12.0), 0.42  # where the perspective is seen from, metres; how far it looks down, radians
 NEAR = 2.0  # metres before the eye from which things are drawn
-EDGES = ((0, 1), (1, 2), (2, 3), (3, 0), (4, 5), (5, 6), (6, 7), (7, 4), (0, 4), (1, 5), (2, 6), (3, 7))
 
 
 def seen(places: Any) -> tuple[Any, Any]:

@@ -13,13 +13,15 @@ from torch import Tensor, nn
 from polymix._io import output_names
 from polymix.mixers.spec import parse_mixer
 from polymix.models.points.center_head import decode
+from polymix.models.points.rotated import corners
 from polymix.tasks.boxes3d import kitti, nuscenes
 from polymix.tasks.boxes3d.data import BoxData
-from polymix.tasks.boxes3d.drawing import draw_scans
+from polymix.tasks.boxes3d.drawing import PREDICTION, TRUTH, draw_scans
 from polymix.tasks.boxes3d.recipe import Boxes3dRecipe
 from polymix.tasks.boxes3d.score import ERRORS, Sample, detection_score, in_range
 from polymix.tasks.label_maps import some_of
 from polymix.tasks.processes import Process
+from polymix.tasks.turnable import Boxes, Scene, write_page
 
 DIRECTIONS = {"NDS": "up", "mAP": "up"} | dict.fromkeys(ERRORS, "down")
 DRAWN = 3  # test scans
@@ -76,14 +78,21 @@ def find_boxes(model: Any, points: Tensor, recipe: Boxes3dRecipe, process: Proce
 
 
 def draw(model: nn.Module, data: BoxData, recipe: Boxes3dRecipe, folder: Path) -> list[Path]:
-    """predictions.png: some test scans from above and in perspective, with true and predicted boxes."""
-    rows = []
+    """predictions.png: some test scans from above and in perspective, with boxes; scan.html: the first, to turn."""
+    rows, sets = [], []
     for place in some_of(len(data.test), DRAWN):
-        points, true, _ = data.test[place]
-        rows.append((points, true, _shown(find_boxes(model, points, recipe, Process()))["boxes"]))
+        points, true, labels = data.test[place]
+        found = _shown(find_boxes(model, points, recipe, Process()))
+        rows.append((points, true, found["boxes"]))
+        sets.append({"truth": _boxes(true, labels, data.classes, TRUTH),
+                     "prediction": _boxes(found["boxes"], found["labels"], data.classes, PREDICTION)})  # fmt: skip
     path = folder / "predictions.png"
     draw_scans(path, rows, recipe.space)
-    return [path]
+    return [path, write_page(folder / "scan.html", Scene(rows[0][0], boxes=sets[0]), "A test scan")]
+
+
+def _boxes(boxes: Tensor, labels: Tensor, classes: Sequence[str], colour: str) -> Boxes:
+    return Boxes(corners(boxes[:, :7]), [classes[k] for k in labels.tolist()], colour)
 
 
 def _shown(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -106,7 +115,8 @@ def predict(
     """The boxes in some scans: a .pcd.bin of nuScenes' keyframes, or a .bin of KITTI with calib/ beside its folder.
 
     nuScenes' scans go into one results_nusc.json, in the world's frame. For KITTI each scan has a NAME.txt in the
-    format of its labels. Each result has the file, how many objects of each class score at least 0.3, and a picture.
+    format of its labels. Each result has the file, how many objects of each class score at least 0.3, a picture, and
+    a page in which one can turn the scan.
     """
     rows, all_found = [], []
     opened: dict[Path, nuscenes.Tables] = {}
@@ -121,8 +131,10 @@ def predict(
             kitti.write_labels(folder / f"{name}.txt", frame, found, data.classes)
         shown, picture = _shown(found), folder / f"{name}.png"
         draw_scans(picture, [(points, None, shown["boxes"])], recipe.space)
+        boxes = {"prediction": _boxes(shown["boxes"], shown["labels"], data.classes, PREDICTION)}
+        page = write_page(folder / f"{name}.html", Scene(points, boxes=boxes), path.name)
         counts = {name: int((shown["labels"] == k).sum()) for k, name in enumerate(data.classes)}
-        rows.append({"file": str(path), "objects": counts, "picture": picture.name,
+        rows.append({"file": str(path), "objects": counts, "picture": picture.name, "page": page.name,
                      "boxes": "results_nusc.json" if tables else f"{name}.txt"})  # fmt: skip
     if all_found:
         nuscenes.write_results(folder / "results_nusc.json", all_found, data.classes)

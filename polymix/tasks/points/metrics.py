@@ -18,6 +18,7 @@ from polymix.tasks.points.data import Cloud, PointData
 from polymix.tasks.points.layouts import KITTI, TO_KITTI, VOID, Scan
 from polymix.tasks.points.recipe import PointsRecipe
 from polymix.tasks.processes import Process
+from polymix.tasks.turnable import Colouring, Scene, write_page
 
 DIRECTIONS = {"miou": "up", "accuracy": "up"}
 DRAWN = 3  # test scans
@@ -62,7 +63,7 @@ def predict_cloud(model: nn.Module, cloud: Cloud, process: Process) -> Tensor:
 
 
 def draw(model: nn.Module, data: PointData, recipe: PointsRecipe, folder: Path) -> list[Path]:
-    """predictions.png: some test scans from above in the colours of truth and prediction."""
+    """predictions.png: some test scans from above in true and predicted colours; scan.html: the first, to turn."""
     rows = []
     for place in some_of(len(data.test), DRAWN):
         cloud = data.test[place]
@@ -70,7 +71,13 @@ def draw(model: nn.Module, data: PointData, recipe: PointsRecipe, folder: Path) 
         rows.append((cloud.points, {"truth": cloud.classes, "prediction": predicted}))
     path = folder / "predictions.png"
     draw_from_above(path, rows, data.classes)
-    return [path]
+    return [path, write_page(folder / "scan.html", scene_of(*rows[0], data.classes), "A test scan")]
+
+
+def scene_of(points: Any, found: Mapping[str, Any], classes: Sequence[str]) -> Scene:
+    """A scan in the colours of its classes, once for each of `found`."""
+    legend = {place: (name, colour_of(place)) for place, name in enumerate(classes)} | {VOID: ("void", VOID_COLOUR)}
+    return Scene(points, {name: Colouring(labels, legend) for name, labels in found.items()})
 
 
 def draw_from_above(path: Path, rows: Sequence[tuple[Any, Mapping[str, Any]]], classes: Sequence[str]) -> None:
@@ -110,7 +117,8 @@ def predict(
 ) -> list[dict[str, Any]]:
     """The class of every point of some scans: a .bin file of SemanticKITTI, or a folder of Pointcept's arrays.
 
-    Each result has the file, the share of each class, a picture from above, and the classes: as NAME.label in
+    Each result has the file, the share of each class, a picture from above, a page in which one can turn the scan, and
+    the classes: as NAME.label in
     SemanticKITTI's numbers for a .bin file, else as NAME-classes.npy. See `output_names` for files of one name.
     """
     rows = []
@@ -128,8 +136,10 @@ def predict(
             output = folder / f"{name}-classes.npy"
             save_classes(output, predicted)
         picture = folder / f"{name}.png"
-        draw_from_above(picture, [(points, {"prediction": predicted.numpy()})], data.classes)
+        found = {"prediction": predicted.numpy()}
+        draw_from_above(picture, [(points, found)], data.classes)
+        page = write_page(folder / f"{name}.html", scene_of(points, found, data.classes), path.name)
         shares = shares_of(predicted, data.classes)
         rows.append({"file": str(path), "largest": max(shares, key=lambda name: shares[name]), "points": len(points),
-                     "picture": picture.name, "classes": output.name, "shares": shares})  # fmt: skip
+                     "picture": picture.name, "page": page.name, "classes": output.name, "shares": shares})  # fmt: skip
     return rows
