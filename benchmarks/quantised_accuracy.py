@@ -26,7 +26,7 @@ from polymix.workflows.export import Settings, run
 MIXERS = ("softmax", "pom", "padre", "qt", "poly_sa", "poly_nl")
 HOSTS: dict[str, dict[str, Any]] = {
     "digits transformer": {},
-    "DeiT-Tiny, 4 blocks": {"host": "deit_tiny_patch16_224", "host_depth": 4, "image_size": 64, "steps": 400,
+    "DeiT-Tiny with 4 blocks": {"host": "deit_tiny_patch16_224", "host_depth": 4, "image_size": 64, "steps": 400,
                             "learning_rate": 1e-3},
 }  # fmt: skip
 TARGETS = ("int8", "qnn")
