@@ -64,9 +64,17 @@ def overview() -> str:
 def fields_tried() -> str:
     """What was tried on the made fields to bring PoM nearer to attention, and what each gave."""
     tried = load("tasks/fields/results.json")["tried"]
-    lines = [(row["change"], number(row["softmax"], 3), number(row["pom"], 3)) for row in tried["rows"]]
-    head = (f"mIoU after {tried['steps']} steps of {tried['batch_size']} windows", "attention", "pom")
-    return table(head, lines)
+    return _tried(tried["rows"], f"mIoU after {tried['steps']} steps of {tried['batch_size']} windows")
+
+
+def fields_longer() -> str:
+    """Longer training, wider hosts and more features on the made fields."""
+    return _tried(load("tasks/fields/results.json")["longer"]["rows"], "mIoU, one change to the default each")
+
+
+def _tried(rows: list[dict[str, Any]], what: str) -> str:
+    lines = [(row["change"], number(row["softmax"], 3), number(row["pom"], 3)) for row in rows]
+    return table((what, "attention", "pom"), lines)
 
 
 def number(value: float | None, digits: int, factor: float = 1.0) -> str:
@@ -222,6 +230,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "tasks-overview": overview,
     "fields": lambda: default_run("fields", ("miou", "accuracy")),
     "fields-tried": fields_tried,
+    "fields-longer": fields_longer,
     "detect": lambda: default_run("detect", ("AP", "AP50", "AP75")),
     "detr": detr,
     "faces": lambda: default_run("faces", ("AP_hard", "AP_medium", "AP_easy")),

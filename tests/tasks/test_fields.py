@@ -232,7 +232,7 @@ def test_the_confusion_matrix_counts_what_is_not_ignored():
 def test_a_run_has_rows_a_control_pictures_and_a_report(run_folder):
     content = json.loads((run_folder / "results.json").read_text())
     rows = check_rows(content, "results.json")
-    assert [row["mixer"] for row in rows] == ["pom", "linear_floor"] and set(rows[0]) == set(COLUMNS)
+    assert [row["mixer"] for row in rows] == ["pom:degree=3:expand=4", "linear_floor"] and set(rows[0]) == set(COLUMNS)
     assert list(rows[0]["metrics"]) == ["miou", "accuracy"] and rows[0]["directions"]["miou"] == "up"
     assert rows[0]["paper"]["miou"] == 0.646 and rows[1]["paper"] is None
     assert rows[0]["inference_per_second"] > 0 and rows[0]["peak_bytes"] > 0 and rows[0]["unit"] == "km2"
@@ -306,7 +306,7 @@ def test_a_plan_mixes_blocks():
     recipe = TINY.changed(["plan=1:1"])
     data = type("Data", (), {"classes": COVERS, "padded": False})
     names = [block.mixer.name for block in (*build(recipe, data).temporal, *build(recipe, data).spatial)]
-    assert names == ["pom", "softmax"] and recipe.mixer_name == "pom (1:1)"
+    assert names == ["pom", "softmax"] and recipe.mixer_name == "pom:degree=3:expand=4 (1:1)"
 
 
 def test_the_paper_s_preset_has_its_numbers():

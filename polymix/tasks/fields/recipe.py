@@ -17,7 +17,8 @@ class FieldsRecipe(TaskRecipe):
 
     Args:
         data: a folder of PASTIS, or with allow_pickle of PASTIS24; None: made fields.
-        mixer: of every block, as on the command line: "pom", "padre:degree=3".
+        mixer: of every block, as on the command line: "pom", "padre:degree=3". At 32 channels PoM needs more features
+            than by default to read the dates as well as attention.
         fold: 1 to 5: which folds train (three), choose (one) and test (one). Fold 1 tests on fold 5.
         allow_pickle: read the pickles of PASTIS24, which can run code: only files that you trust.
         window: side in pixels of the squares that the model sees at once; 128: whole patches of PASTIS.
@@ -38,7 +39,7 @@ class FieldsRecipe(TaskRecipe):
     final: float = 0.0
     weight_decay: float = 0.01
     evaluate_every: int = 100
-    mixer: str = "pom"
+    mixer: str = "pom:degree=3:expand=4"
     fold: int = 1
     allow_pickle: bool = False
     window: int = 24
@@ -61,8 +62,8 @@ class FieldsRecipe(TaskRecipe):
         "tiny": {"steps": 4, "batch_size": 4, "dim": 8, "heads": 2, "temporal_depth": 1, "spatial_depth": 1,
                  "made_train": 12, "made_test": 4, "evaluate_every": 4},
         # An epoch of fold 1 is 3,274 steps: 1,455 patches, each of 36 windows that cover its 128 × 128 pixels.
-        "paper": {"patch": 2, "dim": 128, "heads": 4, "temporal_depth": 4, "spatial_depth": 4, "batch_size": 16,
-                  "epochs": 100.0, "learning_rate": 1e-3, "weight_decay": 0.0, "warmup": 0.1, "final": 0.005,
+        "paper": {"mixer": "pom", "patch": 2, "dim": 128, "heads": 4, "temporal_depth": 4, "spatial_depth": 4,
+                  "batch_size": 16, "epochs": 100.0, "learning_rate": 1e-3, "weight_decay": 0.0, "warmup": 0.1, "final": 0.005,
                   "betas": (0.9, 0.999), "days": "random", "mask_padding": False,
                   "evaluate_every": 3274, "checkpoint_every": 3274},
     }  # fmt: skip
