@@ -63,8 +63,8 @@ class FieldsRecipe(TaskRecipe):
                  "made_train": 12, "made_test": 4, "evaluate_every": 4},
         # An epoch of fold 1 is 3,274 steps: 1,455 patches, each of 36 windows that cover its 128 × 128 pixels.
         "paper": {"mixer": "pom", "patch": 2, "dim": 128, "heads": 4, "temporal_depth": 4, "spatial_depth": 4,
-                  "batch_size": 16, "epochs": 100.0, "learning_rate": 1e-3, "weight_decay": 0.0, "warmup": 0.1, "final": 0.005,
-                  "betas": (0.9, 0.999), "days": "random", "mask_padding": False,
+                  "batch_size": 16, "epochs": 100.0, "learning_rate": 1e-3, "weight_decay": 0.0, "warmup": 0.1,
+                  "final": 0.005, "betas": (0.9, 0.999), "days": "random", "mask_padding": False,
                   "evaluate_every": 3274, "checkpoint_every": 3274},
     }  # fmt: skip
 
