@@ -1,6 +1,6 @@
 """Voxels, curves, sparse convolutions, windows and PTv3, held to slow definitions."""
 
-from itertools import pairwise
+from itertools import pairwise, permutations, product
 
 import pytest
 import torch
@@ -57,6 +57,35 @@ def test_hilberts_curve_visits_every_voxel_and_goes_from_face_to_face(depth):
     assert ((path[1:] - path[:-1]).abs().sum(1) == 1).all(), "voxels that follow each other share a face"
 
 
+def test_hilberts_curve_is_eight_smaller_ones_turned_and_mirrored():
+    """Its recursive definition: in each octant, in the order of the octants along the curve of depth 1, the curve of one
+    depth less, with axes exchanged and reversed."""
+    symmetries = [(axes, signs) for axes in permutations(range(3)) for signs in product((False, True), repeat=3)]
+    for depth in (2, 3, 4):
+        half = 1 << depth - 1
+        path, smaller = (cube(1 << d)[hilbert(cube(1 << d), d).argsort()] for d in (depth, depth - 1))
+        mirrored = {
+            tuple((half - 1 - smaller[:, axis] if back else smaller[:, axis]) .tolist()[k]
+                  for k in range(len(smaller)) for axis, back in zip(axes, signs, strict=True))
+            for axes, signs in symmetries
+        }  # fmt: skip
+        octants = cube(2)[hilbert(cube(2), 1).argsort()]
+        for octant, part in zip(octants, path.split(half**3), strict=True):
+            assert ((part // half) == octant).all(), "octants follow the curve of depth 1"
+            assert tuple((part % half).flatten().tolist()) in mirrored
+
+
+def test_hilberts_curve_is_whole_at_depth_16():
+    """Among the neighbours of a voxel are the one before it and the one after it."""
+    torch.manual_seed(0)
+    grid = torch.randint(1, 65_535, (300, 3))
+    steps = torch.cat((torch.eye(3), -torch.eye(3))).long()
+    codes, near = hilbert(grid), hilbert((grid[:, None] + steps).flatten(0, 1)).view(-1, 6)
+    for step in (-1, 1):
+        assert (near == codes[:, None] + step).sum(1).eq(1).all()
+    assert int(hilbert(torch.tensor([[65_535, 0, 0]]))) == 8**16 - 1
+
+
 @pytest.mark.parametrize("curve", [z_order, hilbert])
 def test_the_code_of_a_coarser_voxel_lacks_three_bits(curve):
     """Pooling relies on it: the eight voxels of a coarser one follow each other."""
@@ -71,7 +100,13 @@ def test_clouds_stay_apart_and_x_and_y_are_exchanged():
     for order in ORDERS:
         codes = serialize(grid, cloud, order)
         assert codes[cloud == 0].max() < codes[cloud == 1].min() and len(codes.unique()) == 64
-    assert torch.equal(serialize(grid, cloud, "z-trans"), serialize(grid[:, [1, 0, 2]], cloud, "z"))
+    for curve in ("z", "hilbert"):
+        exchanged = serialize(grid[:, [1, 0, 2]], cloud, curve)
+        assert torch.equal(serialize(grid, cloud, f"{curve}-trans"), exchanged)
+    most = torch.full((64,), (1 << 15) - 1)
+    assert (serialize(grid, most, "z", depth=16) > 0).all(), "15 bits of clouds above 48 of the curve"
+    with pytest.raises(ShapeError, match="32,769 clouds"):
+        serialize(grid, most + 1, "z")
     with pytest.raises(ShapeError, match="larger depth"):
         serialize(grid, cloud, "z", depth=1)
     with pytest.raises(OptionError, match="order"):
@@ -114,8 +149,21 @@ def test_a_sparse_convolution_is_the_dense_one_at_the_voxels(kernel):
     found = sparse(x, Neighbours.of(grid, cloud, kernel))
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)
     weight = torch.randn_like(found)
-    mine, theirs = (torch.autograd.grad((y * weight).sum(), x, retain_graph=True)[0] for y in (found, expected))
-    torch.testing.assert_close(mine, theirs, atol=1e-12, rtol=1e-12)
+    mine = torch.autograd.grad((found * weight).sum(), (x, sparse.weight, sparse.bias))
+    theirs = torch.autograd.grad((expected * weight).sum(), (x, dense.weight, dense.bias))
+    mine = (mine[0], mine[1].unflatten(0, (kernel,) * 3).permute(4, 3, 0, 1, 2), mine[2])
+    for left, right in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(left, right, atol=1e-12, rtol=1e-12)
+
+
+def test_a_stage_finds_its_neighbours_once(monkeypatch):
+    """Two blocks a stage and the decoder share the pairs of their stage; the stem has its own."""
+    calls, run = [], Neighbours.of
+    monkeypatch.setattr(Neighbours, "of", staticmethod(lambda *args: calls.append(args[2]) or run(*args)))
+    grid, offsets = clouds(40, 30)
+    model = PTv3(PomConfig(), **{**SMALL, "depths": (2, 2), "decoder_depths": (2,)}).eval()
+    model(torch.randn(len(grid), 3), grid, offsets)
+    assert sorted(calls) == [3, 3, 5]
 
 
 def test_gradients_of_a_sparse_convolution():
@@ -123,8 +171,10 @@ def test_gradients_of_a_sparse_convolution():
     sparse = SubmanifoldConv3d(2, 2).double()
     near = Neighbours.of(grid, torch.zeros(len(grid), dtype=torch.int64), 3)
     x = torch.randn(len(grid), 2, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x, w: torch.func.functional_call(sparse, {"weight": w}, (x, near)),
-                                    (x, sparse.weight.detach().requires_grad_()))  # fmt: skip
+    parts = [parameter.detach().requires_grad_() for parameter in (sparse.weight, sparse.bias)]
+    assert torch.autograd.gradcheck(
+        lambda x, w, b: torch.func.functional_call(sparse, {"weight": w, "bias": b}, (x, near)), (x, *parts)
+    )
     with pytest.raises(ShapeError, match="each voxel once"):
         Neighbours.of(grid[[0, 0]], torch.zeros(2, dtype=torch.int64), 3)
     with pytest.raises(ShapeError, match="kernel"):

@@ -6,6 +6,7 @@ import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,6 +19,7 @@ from torch.utils.data import Dataset
 from polymix._io import write_whole
 from polymix.errors import DataError, PolymixError
 from polymix.models.points import MOST_VOXELS, voxelize
+from polymix.tasks.points.augment import Voxels, mixed, thinned, varied
 from polymix.tasks.points.layouts import KITTI, LAYOUTS, VOID, Scan, find, layout_of
 from polymix.tasks.points.lidar import scan
 from polymix.tasks.points.recipe import MOST_CLASSES, PointsRecipe
@@ -45,7 +47,7 @@ class Cloud:
 
 
 class Scans(Dataset[Cloud]):
-    """Labelled scans; with `varied` each is turned, flipped, scaled and jittered anew as the recipe says."""
+    """Labelled scans; with `varied` each is changed anew as the recipe says (see `polymix.tasks.points.augment`)."""
 
     def __init__(self, scans: Sequence[Scan], recipe: PointsRecipe, varied: bool = False) -> None:
         self.scans, self.recipe, self.varied = list(scans), recipe, varied
@@ -56,7 +58,11 @@ class Scans(Dataset[Cloud]):
 
     def __getitem__(self, place: int) -> Cloud:
         points, classes = self.read(place)
-        return Cloud(points, classes, self.recipe.voxel, self._vary if self.varied else None)
+        if not self.varied:
+            return Cloud(points, classes, self.recipe.voxel)
+        if (left := thinned(len(points), self.recipe)) is not None:
+            points, classes = points[left.numpy()], classes[left.numpy()]
+        return Cloud(points, classes, self.recipe.voxel, partial(varied, recipe=self.recipe))
 
     def read(self, place: int) -> tuple[Any, Any]:
         """The points and classes of a scan."""
@@ -68,19 +74,6 @@ class Scans(Dataset[Cloud]):
     def keep_all(self) -> None:
         """Read all scans into memory, as their files are about to go."""
         self.kept = {place: self.read(place) for place in range(len(self))}
-
-    def _vary(self, places: Tensor) -> Tensor:
-        recipe = self.recipe
-        chance = torch.rand(4)
-        angle = float(chance[0]) * 2 * math.pi if recipe.turn else 0.0
-        x, y, z = places.double().unbind(1)
-        cos, sin = math.cos(angle), math.sin(angle)
-        x, y = cos * x - sin * y, sin * x + cos * y
-        if recipe.flip:
-            x, y = (-x if chance[1] < 0.5 else x), (-y if chance[2] < 0.5 else y)
-        size = 1 + recipe.scale * (2 * float(chance[3]) - 1)
-        varied = torch.stack((x, y, z), 1) * size
-        return varied + recipe.jitter * torch.randn_like(varied) if recipe.jitter else varied
 
 
 @dataclass(frozen=True)
@@ -94,12 +87,15 @@ class PointData:
     test: Scans
 
     def collate(self, clouds: Sequence[Cloud]) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
-        """Packed clouds: features (V, C), voxels (V, 3), offsets (B + 1,), labels (V,), and the number of points."""
-        offsets = torch.tensor([0, *(len(cloud.grid) for cloud in clouds)]).cumsum(0)
-        labels = torch.cat([cloud.labels for cloud in clouds if cloud.labels is not None])
-        features = torch.cat([cloud.features for cloud in clouds])
-        return features, torch.cat([cloud.grid for cloud in clouds]), offsets, labels, sum(
-            len(cloud.points) for cloud in clouds)  # fmt: skip
+        """Packed clouds: features (V, C), voxels (V, 3), offsets (B + 1,), labels (V,), and the number of points.
+
+        With the recipe's `mix`, two clouds become one by chance.
+        """
+        labelled = ((cloud, cloud.labels) for cloud in clouds if cloud.labels is not None)  # as training clouds are
+        parts = mixed([Voxels(cloud.features, cloud.grid, labels) for cloud, labels in labelled], self.train.recipe)
+        features, grid, labels = (torch.cat(values) for values in zip(*parts, strict=True))
+        offsets = torch.tensor([0, *(len(part.grid) for part in parts)]).cumsum(0)
+        return features, grid, offsets, labels, sum(len(cloud.points) for cloud in clouds)
 
     def fingerprint(self) -> list[Any]:
         """The number of training scans and a checksum of 16 of them as they lie on disk."""

@@ -105,7 +105,8 @@ def draw_from_above(path: Path, rows: Sequence[tuple[Any, Mapping[str, Any]]], c
 
 def describe(recipe: PointsRecipe, data: PointData) -> str:
     """What the model was trained on, for the report."""
-    window = f"windows of {recipe.window}" if recipe.window else "whole clouds"
+    sizes = dict.fromkeys("whole clouds" if size is None else f"windows of {size}" for size in recipe.windows())
+    window = " and ".join(sizes)
     return (
         f"{recipe.mixer_name} in PTv3, on {data.name}: {len(data.train):,} training scans, {len(data.test):,} test "
         f"scans, {len(data.classes)} classes, voxels of {recipe.voxel} m, {window}."

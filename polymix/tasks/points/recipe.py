@@ -24,7 +24,7 @@ class PointsRecipe(TaskRecipe):
         voxel: side of a voxel in metres.
         depths, channels, heads: of the encoder's stages, which double the voxels. decoder_depths, decoder_channels,
             decoder_heads: of the decoder's, one fewer, the finest first. heads are for mixers that leave them open.
-        window: points of a sequence along the curve; 0: whole clouds.
+        window: points of a sequence along the curve, or one number for each stage, the finest first; 0: whole clouds.
         whole: how many of the finest stages have whole clouds as sequences, whatever `window` says.
         orders: the curves: "z", "z-trans", "hilbert", "hilbert-trans".
         shuffle: put the curves in random order in training.
@@ -34,6 +34,9 @@ class PointsRecipe(TaskRecipe):
         block_rate: learning rate of the blocks as a share of the others'.
         turn: rotate training clouds about the vertical axis by any angle. flip: exchange left and right, and front and
             back, half of the time each. scale: sizes change by up to this share. jitter: noise in metres.
+        tilt: rotate about the two level axes by up to so many radians. elastic: stretch the cloud at random.
+        drop: leave out a fifth of the points, a fifth of the time. mix: how often clouds are laid over each other two
+            by two (Mix3D).
         scans, test_scans: how many the default data has.
     """
 
@@ -53,7 +56,7 @@ class PointsRecipe(TaskRecipe):
     decoder_depths: Sequence[int] = (1, 1)
     decoder_channels: Sequence[int] = (32, 32)
     decoder_heads: Sequence[int] = (2, 4)
-    window: int = 128
+    window: int | Sequence[int] = 128
     whole: int = 0
     orders: Sequence[str] = ("z", "z-trans")
     shuffle: bool = True
@@ -65,6 +68,10 @@ class PointsRecipe(TaskRecipe):
     flip: bool = True
     scale: float = 0.05
     jitter: float = 0.0
+    tilt: float = 0.0
+    elastic: bool = False
+    drop: bool = False
+    mix: float = 0.0
     scans: int = 60
     test_scans: int = 16
 
@@ -95,23 +102,36 @@ class PointsRecipe(TaskRecipe):
                 raise OptionError(name, repr(values), f"{count} numbers for {stages} depths", "Change one of the two.")
             for value in values:
                 check_int(name, value, low)
-        check_int("window", self.window, 0)
+        windows = [self.window] if isinstance(self.window, int) else list(self.window)
+        if not isinstance(self.window, int) and len(windows) != stages:
+            raise OptionError(
+                "window", repr(self.window), f"one number, or {stages} for {stages} depths", "Change one."
+            )
+        for window in windows:
+            check_int("window", window, 0)
         check_int("whole", self.whole, 0, stages)
-        for name in ("shuffle", "cpe", "turn", "flip"):
+        for name in ("shuffle", "cpe", "turn", "flip", "elastic", "drop"):
             check_choice(name, getattr(self, name), (True, False))
         if not self.orders:
             raise OptionError("orders", repr(self.orders), f"some of {', '.join(ORDERS)}", "Pass at least one.")
         for order in self.orders:
             check_choice("orders", order, ORDERS)
         check_number("block_rate", self.block_rate, 1e-9, math.inf, "a number above 0", 1)
-        for name, high in (("lovasz", math.inf), ("jitter", math.inf), ("scale", 1.0), ("drop_path", 1.0)):
+        for name, high in (
+            ("lovasz", math.inf),
+            ("jitter", math.inf),
+            ("scale", 1.0),
+            ("drop_path", 1.0),
+            ("tilt", math.pi),
+            ("mix", 1.0 + 1e-9),
+        ):
             check_number(name, getattr(self, name), 0.0, high, "a number of at least 0", 0)
         for name in ("scans", "test_scans"):
             check_int(name, getattr(self, name), 1)
 
     def check_options(self) -> dict[str, Any]:
-        """The side of a voxel, less what `scale` may add to a scan."""
-        return {"voxel": self.voxel / (1 + self.scale)}
+        """The side of a voxel, less what `scale` and `tilt` may add to a scan."""
+        return {"voxel": self.voxel / ((1 + self.scale) * (math.sqrt(2) if self.tilt else 1.0))}
 
     def layers(self) -> Sequence[str]:
         """The names of the blocks, for plans."""
@@ -121,4 +141,6 @@ class PointsRecipe(TaskRecipe):
 
     def windows(self) -> list[int | None]:
         """The points of a sequence in each stage, the finest first; None: whole clouds."""
-        return [None if stage < self.whole else self.window or None for stage in range(len(self.depths))]
+        stages = range(len(self.depths))
+        windows = [self.window for _ in stages] if isinstance(self.window, int) else self.window
+        return [None if stage < self.whole else windows[stage] or None for stage in stages]

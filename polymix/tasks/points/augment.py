@@ -1,0 +1,98 @@
+"""How training clouds vary: turned, flipped, scaled, stretched, thinned, jittered, and laid over each other."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polymix.models.points import z_order
+from polymix.tasks.points.recipe import PointsRecipe
+
+STRETCHES = ((0.2, 0.4), (0.8, 1.6))  # side of a cell and size of the shifts in metres: small ones, then large ones
+THINNED, LEFT = 0.2, 0.8  # how often `drop` takes points away, and the share that stays
+
+
+def varied(places: Tensor, recipe: PointsRecipe) -> Tensor:
+    """Places (n, 3) changed at random as a recipe says. Source: the augmentations of PTv3's trainings."""
+    chance, moved = torch.rand(6), places.double()
+    if recipe.turn:
+        moved = moved @ _turn(2, 2 * math.pi * float(chance[0])).T
+    if recipe.tilt:
+        for axis in (0, 1):
+            moved = moved @ _turn(axis, recipe.tilt * (2 * float(chance[4 + axis]) - 1)).T
+    if recipe.flip:
+        signs = [-1.0 if chance[place] < 0.5 else 1.0 for place in (1, 2)]
+        moved = moved * torch.tensor([*signs, 1.0], dtype=torch.float64)
+    moved = moved * (1 + recipe.scale * (2 * float(chance[3]) - 1))
+    for cell, size in STRETCHES if recipe.elastic else ():
+        moved = stretched(moved, cell, size)
+    return moved + recipe.jitter * torch.randn_like(moved) if recipe.jitter else moved
+
+
+def _turn(axis: int, angle: float) -> Tensor:
+    """The rotation (3, 3) about an axis, counter-clockwise."""
+    first, second = [(1, 2), (2, 0), (0, 1)][axis]
+    matrix = torch.eye(3, dtype=torch.float64)
+    matrix[first, first] = matrix[second, second] = math.cos(angle)
+    matrix[first, second], matrix[second, first] = -math.sin(angle), math.sin(angle)
+    return matrix
+
+
+def stretched(places: Tensor, cell: float, size: float) -> Tensor:
+    """Elastic distortion: places (n, 3) shifted by smooth noise of standard deviation `size` before it is smoothed.
+
+    The noise has one vector a cell of this side, is averaged twice over 3³ cells, and read in between by trilinear
+    interpolation. Costs O(n) and a vector for each cell of the cloud's bounding box. Source: Simard et al. 2003.
+    """
+    low = places.amin(0) - cell
+    sides = ((places.amax(0) - low) / cell).long() + 3
+    noise = size * torch.randn(1, 3, *sides.tolist())
+    for _ in range(2):
+        noise = F.avg_pool3d(noise, 3, stride=1, padding=1)
+    at = 2 * ((places - low) / cell) / (sides - 1) - 1  # from -1 to 1 over the cells' middles
+    read = F.grid_sample(noise, at.float().flip(1)[None, None, None], align_corners=True)  # z first, as the last axis
+    return places + read[0, :, 0, 0].T
+
+
+def thinned(count: int, recipe: PointsRecipe) -> Tensor | None:
+    """The places of the points that stay, in order, or None if all do."""
+    if not recipe.drop or torch.rand(()) >= THINNED:
+        return None
+    return torch.randperm(count)[: max(1, round(LEFT * count))].sort().values
+
+
+class Voxels(NamedTuple):
+    """The voxels of one cloud: features (V, C), places (V, 3) and labels (V,)."""
+
+    features: Tensor
+    grid: Tensor
+    labels: Tensor
+
+
+def laid_over(first: Voxels, second: Voxels) -> Voxels:
+    """Two clouds as one, their middles in one place (Mix3D). A voxel of both keeps what the first has.
+
+    Costs O(V log V). Source: Nekrasov et al. 2021.
+    """
+    middles = [(part.grid.amax(0) + part.grid.amin(0)) // 2 for part in (first, second)]
+    high = torch.maximum(*middles)
+    grid = torch.cat([part.grid + high - middle for part, middle in zip((first, second), middles, strict=True)])
+    codes = z_order(grid)
+    order = codes.argsort(stable=True)
+    once = torch.ones_like(order, dtype=torch.bool)
+    once[1:] = codes[order][1:] != codes[order][:-1]
+    kept = order[once].sort().values
+    features, labels = torch.cat((first.features, second.features)), torch.cat((first.labels, second.labels))
+    return Voxels(features[kept], grid[kept], labels[kept])
+
+
+def mixed(clouds: list[Voxels], recipe: PointsRecipe) -> list[Voxels]:
+    """With probability `mix`, clouds laid over each other two by two; an odd one stays as it is."""
+    if not recipe.mix or torch.rand(()) >= recipe.mix:
+        return clouds
+    pairs = [clouds[place : place + 2] for place in range(0, len(clouds), 2)]
+    return [laid_over(*pair) if len(pair) == 2 else pair[0] for pair in pairs]

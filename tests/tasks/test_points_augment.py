@@ -1,0 +1,116 @@
+"""Augmentations of point clouds: each keeps what it promises, and labels follow their points."""
+
+import math
+
+import pytest
+import torch
+
+from polymix.errors import OptionError
+from polymix.tasks.points import augment
+from polymix.tasks.points.augment import Voxels, laid_over, mixed, stretched, thinned, varied
+from polymix.tasks.points.data import PointData, Scans, load
+from polymix.tasks.points.recipe import PointsRecipe
+
+PLAIN = {"turn": False, "flip": False, "scale": 0.0}
+
+
+def places(count=200):
+    return torch.rand(count, 3, dtype=torch.float64) * torch.tensor([8.0, 6.0, 2.0])
+
+
+def apart(x):
+    return torch.cdist(x, x)
+
+
+def test_nothing_changes_without_options_and_seeds_repeat():
+    x = places()
+    assert torch.equal(varied(x, PointsRecipe(**PLAIN)), x)
+    recipe = PointsRecipe(jitter=0.01, tilt=0.05, elastic=True)
+    torch.manual_seed(3)
+    first = varied(x, recipe)
+    torch.manual_seed(3)
+    assert torch.equal(varied(x, recipe), first) and not torch.equal(varied(x, recipe), first)
+
+
+def test_turning_and_tilting_keep_distances_and_tilt_is_bounded():
+    x = places()
+    for options in ({"turn": True}, {"tilt": math.pi / 64}, {"flip": True}):
+        moved = varied(x, PointsRecipe(**{**PLAIN, **options}))
+        torch.testing.assert_close(apart(moved), apart(x), atol=1e-6, rtol=1e-9)
+    up = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 1.0]]).double()
+    for _ in range(50):
+        tip = varied(up, PointsRecipe(**PLAIN, tilt=0.1))[1]
+        assert math.cos(0.1) ** 2 - 1e-9 <= float(tip[2]) < 1, "at most 0.1 about each of two axes"
+
+
+def test_elastic_moves_neighbours_alike_and_distant_points_differently():
+    torch.manual_seed(0)
+    x = places(2000)
+    shift = stretched(x, 0.8, 1.6) - x
+    near = x + 0.01
+    torch.manual_seed(0)
+    places(2000)
+    both = stretched(torch.cat((x, near)), 0.8, 1.6) - torch.cat((x, near))
+    close = (both[:2000] - both[2000:]).norm(dim=1)
+    assert 0.02 < float(shift.norm(dim=1).mean()) < 1.6 and float(close.max()) < 0.1
+    assert float((shift[:1000] - shift[1000:]).norm(dim=1).mean()) > 5 * float(close.mean())
+
+
+def test_a_fifth_of_the_points_is_left_out_a_fifth_of_the_time():
+    torch.manual_seed(0)
+    recipe = PointsRecipe(drop=True)
+    found = [thinned(1000, recipe) for _ in range(500)]
+    left = [part for part in found if part is not None]
+    assert 60 < len(left) < 140
+    assert all(len(part) == 800 and bool((part.diff() > 0).all()) for part in left)
+    assert thinned(1000, PointsRecipe()) is None and len(thinned_one()) == 1
+
+
+def thinned_one():
+    """One point stays one point."""
+    while (left := thinned(1, PointsRecipe(drop=True))) is None:
+        pass
+    return left
+
+
+def test_clouds_laid_over_each_other_keep_labels_and_each_voxel_once():
+    torch.manual_seed(0)
+    parts = []
+    for label, size in ((1, 9), (2, 5)):
+        grid = torch.cartesian_prod(*[torch.arange(size)] * 3)
+        parts.append(Voxels(torch.full((len(grid), 2), float(label)), grid, torch.full((len(grid),), label)))
+    both = laid_over(*parts)
+    assert len(both.grid.unique(dim=0)) == len(both.grid) == 9**3, "the small cube lies within the large one"
+    assert (both.labels == 1).all() and (both.features == 1).all(), "the first cloud's voxels stay"
+    other = laid_over(*parts[::-1])
+    assert int((other.labels == 2).sum()) == 5**3 and len(other.grid) == 9**3
+    middle = other.grid[other.labels == 2].double().mean(0)
+    assert torch.equal(middle, torch.full((3,), 4.0).double()), "middles in one place"
+    assert torch.equal(other.features[:, 0].long(), other.labels), "features follow"
+
+
+def test_mixing_happens_as_often_as_asked_and_keeps_the_odd_one(tmp_path):
+    torch.manual_seed(0)
+    recipe = PointsRecipe(mix=0.8, scans=5, test_scans=1, voxel=1.0)
+    data = load(recipe, tmp_path, lambda text: None)
+    clouds = [data.train[place] for place in range(5)]
+    counts = [len(data.collate(clouds)[2]) - 1 for _ in range(60)]
+    assert set(counts) == {3, 5} and 36 <= counts.count(3) <= 58
+    one = PointData(data.name, data.classes, data.inputs, Scans(data.train.scans, PointsRecipe(voxel=1.0)), data.test)
+    features, grid, offsets, labels, points = one.collate(clouds)
+    assert (
+        len(offsets) == 6 and len(features) == len(grid) == len(labels) and points == sum(len(c.points) for c in clouds)
+    )
+    parts = [Voxels(cloud.features, cloud.grid, cloud.labels) for cloud in clouds]
+    assert mixed(parts, PointsRecipe()) is parts
+    assert augment.mixed(parts[:1], PointsRecipe(mix=1.0))[0] is parts[0]
+
+
+def test_windows_by_stage_and_options_out_of_range():
+    recipe = PointsRecipe().changed(["window=4096,4096,1024"])
+    assert recipe.windows() == [4096, 4096, 1024]
+    assert PointsRecipe(window=(64, 0, 32)).windows() == [64, None, 32]
+    for words, named in ((["window=64,32"], "3 for 3 depths"), (["mix=1.5"], "mix"), (["elastic=2"], "elastic"),
+                         (["tilt=-1"], "tilt")):  # fmt: skip
+        with pytest.raises(OptionError, match=named):
+            PointsRecipe().changed(words)
