@@ -9,6 +9,8 @@ import torch
 
 from polymix.models.points.rotated import corners
 from polymix.tasks import turnable
+from polymix.tasks.points.layouts import VOID
+from polymix.tasks.points.metrics import scene_of
 from polymix.tasks.turnable import Boxes, Colouring, Scene, write_page
 from tests.browser import needs_browser, opened
 
@@ -45,6 +47,14 @@ def test_clouds_without_classes_and_without_points(tmp_path):
         assert f"{len(points)} points" in write_page(tmp_path / "a.html", Scene(points), "scan").read_text("utf-8")
     empty = Scene(numpy.ones((5, 3)), boxes={"prediction": Boxes(torch.zeros(0, 8, 3), [], "#00ff00")})
     write_page(tmp_path / "a.html", empty, "scan")
+
+
+def test_every_class_of_a_scan_has_a_colour_that_the_page_takes(tmp_path):
+    """With void and more classes than the palette, which has names that only matplotlib knows."""
+    classes = numpy.array([VOID, *range(30)])
+    scan = scene_of(numpy.ones((31, 3)), {"truth": classes}, [f"class {place}" for place in range(30)])
+    page = write_page(tmp_path / "a.html", scan, "scan").read_text("utf-8")
+    assert "class 29" in page and "void" in page
 
 
 @pytest.mark.slow

@@ -76,7 +76,11 @@ def draw(model: nn.Module, data: PointData, recipe: PointsRecipe, folder: Path) 
 
 def scene_of(points: Any, found: Mapping[str, Any], classes: Sequence[str]) -> Scene:
     """A scan in the colours of its classes, once for each of `found`."""
-    legend = {place: (name, colour_of(place)) for place, name in enumerate(classes)} | {VOID: ("void", VOID_COLOUR)}
+    from matplotlib.colors import to_hex
+
+    legend = {place: (name, to_hex(colour_of(place))) for place, name in enumerate(classes)} | {
+        VOID: ("void", to_hex(VOID_COLOUR))
+    }
     return Scene(points, {name: Colouring(labels, legend) for name, labels in found.items()})
 
 
