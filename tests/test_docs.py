@@ -161,6 +161,20 @@ def test_the_tables_of_hexagon_say_where_attention_stops(generate):
     assert "`SM8650`" in generate.TABLES["chips"]()
 
 
+def test_a_runtime_is_compared_with_pytorch_and_with_attention_in_itself(generate, monkeypatch):
+    def row(mixer, **more):
+        return {"runtime": "OpenVINO", "tokens": 256, "mixer": mixer, "version": "1", "error": 1e-6, **more}
+
+    rows = [row("softmax", ms=8.0, pytorch_ms=4.0), row("pom", ms=2.0, pytorch_ms=1.0), row("qt", ms=None, pytorch_ms=None),
+            {"runtime": "OpenVINO", "tokens": 256, "mixer": "padre", "reason": "no"}]  # fmt: skip
+    machine = {"cpu": "a CPU", "threads": 1, "torch": "2"}
+    monkeypatch.setattr(generate.exports, "load", lambda name: {"machine": machine, "dim": 64, "rows": rows})
+    table = generate.TABLES["runtimes"]()
+    assert "| 256 | `softmax` | 8 ms, 0.5 × PyTorch; error 1e-06 |" in table
+    assert "| 256 | `pom` | 2 ms, 0.5 × PyTorch, 4 × attention; error 1e-06 |" in table
+    assert "| `qt` | not timed; error 1e-06 |" in table and "| `padre` | refused |" in table
+
+
 def test_the_table_of_onnx_has_every_mixer(generate):
     table = generate.TABLES["onnx"]()
     for name in polymix.list_mixers():

@@ -1,11 +1,11 @@
-"""The tables of the export pages: what was exported, and what Qualcomm's compiler takes."""
+"""The tables of the export pages: what was exported, what Qualcomm's compiler takes, and how fast runtimes are."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from figures import load, table
+from figures import load, table, where
 
 
 def onnx() -> str:
@@ -75,6 +75,38 @@ def _cell(row: dict[str, Any] | None) -> str:
         return f"**{row['reason']}**"
     size, largest = row["bytes"] / 1024, row["largest_activation"] / 2**20
     return f"{size:,.0f} KiB, {row['compile_seconds']:.1f} s, {largest:,.1f} MiB"
+
+
+def runtimes() -> str:
+    """A row for each mixer at each number of tokens, a column for each runtime."""
+    content = load("export/runtimes.json")
+    rows = {(row["tokens"], row["mixer"], row["runtime"]): row for row in content["rows"]}
+    names = list(dict.fromkeys(row["runtime"] for row in content["rows"]))
+    lines = []
+    for tokens, mixer in dict.fromkeys((tokens, mixer) for tokens, mixer, _ in sorted(rows, key=lambda key: key[0])):
+        cells = (_runtime(rows.get((tokens, mixer, name)), rows.get((tokens, "softmax", name))) for name in names)
+        lines.append((f"{tokens:,}", f"`{mixer}`", *cells))
+    versions = {row["runtime"]: row["version"] for row in content["rows"] if "version" in row}
+    used = ", ".join(f"{name} {number}" for name, number in versions.items())
+    return (
+        f"{table(('tokens', 'mixer', *names), lines)}\n\n{content['dim']} channels, one sequence, float32; "
+        f"{where(content['machine'])}; {used}. `python benchmarks/runtimes.py benchmarks/results/export/runtimes.json`"
+    )
+
+
+def _runtime(row: dict[str, Any] | None, attention: dict[str, Any] | None) -> str:
+    """Milliseconds, times as fast as PyTorch, times as fast as attention in the same runtime, error."""
+    if row is None:
+        return "–"
+    if "reason" in row:
+        return "refused"
+    error = f"error {row['error']:.0e}"
+    if row["ms"] is None:
+        return f"not timed; {error}"
+    said = [f"{row['ms']:.3g} ms", f"{row['pytorch_ms'] / row['ms']:.2g} × PyTorch"]
+    if row["mixer"] != "softmax" and attention and attention.get("ms") is not None:
+        said.append(f"{attention['ms'] / row['ms']:.2g} × attention")
+    return f"{', '.join(said)}; {error}"
 
 
 TABLES: dict[str, Callable[[], str]] = {

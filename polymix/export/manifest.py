@@ -27,6 +27,7 @@ QNN_PROVIDER, CONTEXT = (
     "-context.onnx",
 )  # of Qualcomm's runtime; the end of a compiled file's name
 Arrays = dict[str, np.ndarray]
+Loaded = Callable[[Mapping[str, np.ndarray]], Arrays]
 
 
 @dataclass(frozen=True)
@@ -157,12 +158,23 @@ MEASURES = {"largest": difference, "distance": distance}  # by an entry's "measu
 
 def run(target: str, path: Path, inputs: Mapping[str, np.ndarray]) -> Arrays:
     """The outputs of a file by name. Raises MissingExtraError: the runtime of this target is not installed."""
+    return load(target, path)(inputs)
+
+
+def load(target: str, path: Path, threads: int | None = None) -> Loaded:
+    """A file in its runtime, to be called with inputs by name any number of times; it returns the outputs by name.
+
+    Args:
+        threads: of ONNX Runtime and OpenVINO; None: their own choice. The other runtimes have one pool for a process.
+
+    Raises MissingExtraError: the runtime of this target is not installed.
+    """
     if target not in RUNTIMES:
         raise MissingExtraError("target", f"{target}, which this version cannot run", ", ".join(RUNTIMES), "")
-    return RUNTIMES[target](path, inputs)
+    return RUNTIMES[target](path, threads)
 
 
-def onnx_session(path: Path) -> Any:
+def onnx_session(path: Path, threads: int | None = None) -> Any:
     """A session of ONNX Runtime on the CPU. Raises MissingExtraError: it is not installed."""
     try:
         import onnxruntime
@@ -171,6 +183,8 @@ def onnx_session(path: Path) -> Any:
         raise MissingExtraError("onnxruntime", "no such package", "ONNX Runtime", cure) from error
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # errors are raised anyway
+    if threads is not None:
+        options.intra_op_num_threads = threads
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
@@ -180,37 +194,50 @@ def run_session(session: Any, inputs: Mapping[str, np.ndarray]) -> Arrays:
     return dict(zip(names, session.run(names, feed), strict=True))
 
 
-def _onnxruntime(path: Path, inputs: Mapping[str, np.ndarray]) -> Arrays:
-    return run_session(onnx_session(path), inputs)
+def _onnxruntime(path: Path, threads: int | None) -> Loaded:
+    return functools.partial(run_session, onnx_session(path, threads))
 
 
-def _openvino(path: Path, inputs: Mapping[str, np.ndarray]) -> Arrays:
+def _openvino(path: Path, threads: int | None) -> Loaded:
     try:
         import openvino
     except ImportError as error:
         cure = "Install it with pip install 'polymix[openvino]'."
         raise MissingExtraError("openvino", "no such package", "OpenVINO", cure) from error
-    model = openvino.compile_model(str(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    results = model({part.any_name: inputs[part.any_name] for part in model.inputs})
-    return {part.any_name: np.array(results[part]) for part in model.outputs}
+    options = {"INFERENCE_PRECISION_HINT": "f32", **({} if threads is None else {"INFERENCE_NUM_THREADS": threads})}
+    model = openvino.compile_model(str(path), "CPU", options)
+
+    def call(inputs: Mapping[str, np.ndarray]) -> Arrays:
+        results = model({part.any_name: inputs[part.any_name] for part in model.inputs})
+        return {part.any_name: np.array(results[part]) for part in model.outputs}
+
+    return call
 
 
-def _aoti(path: Path, inputs: Mapping[str, np.ndarray]) -> Arrays:
+def _aoti(path: Path, threads: int | None) -> Loaded:
     try:
         import torch
     except ImportError as error:
         cure = "Install it, or load the package from C++."
         raise MissingExtraError("torch", "no such package", "PyTorch, whose runtime this is", cure) from error
     package: Any = torch._inductor.aoti_load_package(str(path))
-    found = package(*(torch.from_numpy(array) for array in inputs.values()))
-    outputs = found if isinstance(found, (tuple, list)) else (found,)
-    return _named(path, outputs)
+    names = _output_names(path)
+
+    def call(inputs: Mapping[str, np.ndarray]) -> Arrays:
+        found = package(*(torch.from_numpy(array) for array in inputs.values()))
+        return _named(names, found if isinstance(found, (tuple, list)) else (found,))
+
+    return call
 
 
-def _named(path: Path, outputs: Iterable[Any]) -> Arrays:
-    """PyTorch's tensors by the names that `write_output_names` left beside a file."""
-    names = json.loads(path.with_suffix(".json").read_text("utf-8"))["outputs"]
+def _named(names: Iterable[str], outputs: Iterable[Any]) -> Arrays:
+    """PyTorch's tensors as arrays that the next call does not overwrite."""
     return {name: output.detach().numpy().copy() for name, output in zip(names, outputs, strict=True)}
+
+
+def _output_names(path: Path) -> list[str]:
+    """What `write_output_names` left beside a file."""
+    return [str(name) for name in json.loads(path.with_suffix(".json").read_text("utf-8"))["outputs"]]
 
 
 def write_output_names(path: Path, names: Iterable[str]) -> None:
@@ -267,14 +294,14 @@ def _quiet_library() -> Iterator[None]:
             os.close(kept)
 
 
-def _qnn(path: Path, inputs: Mapping[str, np.ndarray]) -> Arrays:
-    """Of a compiled file by the emulator, of the quantised file from which it was compiled on the CPU."""
+def _qnn(path: Path, threads: int | None) -> Loaded:
+    """A compiled file in the emulator, the quantised file from which it was compiled on the CPU."""
     if not path.name.endswith(CONTEXT):
-        return _onnxruntime(path, inputs)
-    return run_session(qnn_session(path, {"session.disable_cpu_ep_fallback": "1"}), inputs)
+        return _onnxruntime(path, threads)
+    return functools.partial(run_session, qnn_session(path, {"session.disable_cpu_ep_fallback": "1"}))
 
 
-def _executorch(path: Path, inputs: Mapping[str, np.ndarray]) -> Arrays:
+def _executorch(path: Path, threads: int | None) -> Loaded:
     try:
         import torch
         from executorch.runtime import Runtime, Verification
@@ -282,11 +309,15 @@ def _executorch(path: Path, inputs: Mapping[str, np.ndarray]) -> Arrays:
         cure = "Install it with pip install 'polymix[mobile]'."
         raise MissingExtraError("executorch", "no such package", "ExecuTorch", cure) from error
     method = Runtime.get().load_program(path, verification=Verification.Minimal).load_method("forward")
-    found = method.execute([torch.from_numpy(np.ascontiguousarray(array)) for array in inputs.values()])
-    return _named(path, found)
+    names = _output_names(path)
+
+    def call(inputs: Mapping[str, np.ndarray]) -> Arrays:
+        return _named(names, method.execute([torch.from_numpy(np.ascontiguousarray(a)) for a in inputs.values()]))
+
+    return call
 
 
-RUNTIMES: dict[str, Callable[[Path, Mapping[str, np.ndarray]], Arrays]] = {
+RUNTIMES: dict[str, Callable[[Path, int | None], Loaded]] = {
     "onnx": _onnxruntime, "int8": _onnxruntime, "qnn": _qnn, "openvino": _openvino, "aoti": _aoti,
     "executorch": _executorch,
     "web": _onnxruntime,  # not by the folder's own script: checking a folder runs no code of it

@@ -86,7 +86,7 @@ def test_a_runtime_that_is_missing_is_said_not_counted(quantised, monkeypatch, c
     from polymix.export import manifest
     from polymix.export.check import main as check_main
 
-    def missing(path, inputs):
+    def missing(path, threads):
         raise errors.MissingExtraError("openvino", "no such package", "OpenVINO", "Install it.")
 
     out = tmp_path / "out"
