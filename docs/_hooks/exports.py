@@ -111,4 +111,5 @@ def _runtime(row: dict[str, Any] | None, attention: dict[str, Any] | None) -> st
 
 TABLES: dict[str, Callable[[], str]] = {
     "onnx": onnx, "chips": chips, "hexagon": hexagon, "quantised-accuracy": quantised_accuracy,
+    "runtimes": runtimes,
 }  # fmt: skip
