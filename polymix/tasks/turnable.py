@@ -25,7 +25,7 @@ PAGE = """<!doctype html>
 <meta http-equiv="Content-Security-Policy" content="{policy}"><title>{title}</title>
 <style>html, body {{ margin: 0; height: 100%; font: 15px/1.4 system-ui, sans-serif; background: #fff; color: #1d2129; }}
 body {{ display: flex; flex-direction: column; }} p {{ margin: 0.5rem 1rem; }}
-main {{ flex: 1; min-height: 0; }}</style>
+main {{ flex: 1; min-width: 0; min-height: 0; overflow: hidden; }}</style>
 </head><body><p>{sentence}</p><main>{figure}</main></body></html>
 """
 
