@@ -20,7 +20,7 @@ from tests.mixers.cases import CASES
 
 pytest.importorskip("onnxruntime", reason="untested: ONNX files, for which onnxruntime is needed (the export extra)")
 DIM, TOKENS = 12, 12
-REFUSED = {("performer", "causal"), ("knn", "mask")}  # docs/export/onnx.md says why
+REFUSED = {("knn", "mask")}  # docs/export/onnx.md says why
 
 
 def built(case):

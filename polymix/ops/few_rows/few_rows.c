@@ -6,38 +6,6 @@
 #include "few_rows.h"
 #include "product.h"
 
-/* Activations that only this kernel has, after those of functions.h. */
-enum { GELU_TANH = HARDSIGMOID + 1, SILU };
-
-INLINE vec activated(vec z, const int kind) {
-  if (kind == SILU) return z * act(z, SIGMOID);
-  if (kind == GELU_TANH) return z * act(1.5957691216f * (z + 0.044715f * z * z * z), SIGMOID); /* (1 + tanh a) / 2 = sigmoid(2 a) */
-  return act(z, kind);
-}
-
-/* The outputs [first, first + n) of all rows. */
-static void strip(FewRows of, const void *w, const void *bias, const void *factor, void *y, int64_t out, int64_t first,
-                  int64_t n, int64_t kind) {
-  float sums[HIGH][STRIP];
-  for (int64_t row = 0; row < of.count; row += HIGH) {
-    int64_t high = least(HIGH, of.count - row);
-    strip_sums(of, row, high, w, first, n, sums);
-    for (int64_t t = 0; t < high; t++)
-      for (int64_t a = 0; a < n; a += LANES) {
-        int64_t many = least(LANES, n - a), place = (row + t) * out + first + a;
-        vec z = *(const floats *)(&sums[t][a]);
-        if (bias) z += get(bias, first + a, many, of.bf16);
-#define ACT(k) z = activated(z, k)
-        if (kind == SILU) ACT(SILU);
-        else if (kind == GELU_TANH) ACT(GELU_TANH);
-        else OF_KIND(kind, ACT)
-#undef ACT
-        if (factor) z *= get(factor, place, many, of.bf16);
-        put(y, place, many, of.bf16, z);
-      }
-  }
-}
-
 /* y (rows, out) for x (rows, in) and the weight (out, in); bias (out) and factor (rows, out) may be NULL. Returns 0. */
 int few_rows_linear(const void *x, const void *w, const void *bias, const void *factor, void *y, int rows, int in, int out,
                     int kind, int bf16, int threads) {

@@ -22,15 +22,6 @@ typedef struct {
   int bf16, pairs;
 } FewRows;
 
-INLINE float sum_of(vec v) {
-#if LANES == 16
-  return _mm512_reduce_add_ps((__m512)v);
-#endif
-  UNROLL for (int half = LANES / 2; half > 0; half /= 2)
-    UNROLL for (int i = 0; i < half; i++) v[i] += v[i + half];
-  return v[0];
-}
-
 /* to[t][0] = Σ_i x[t, i] w[i] for T ≤ FEW rows of x and the row of the weight that starts at element `at`. */
 INLINE void line(const void *x, const void *w, int64_t at, int64_t in, float (*to)[STRIP], const int T, const int bf16) {
   const int parts = 8 / T;
@@ -204,5 +195,37 @@ static void strip_sums(FewRows of, int64_t row, int64_t high, const void *w, int
     if (of.pairs) pair_dot_tile(from, (const uint16_t *)w + at, of.in, next, to, high, outputs);
     else dot_tile(from, w, at, of.in, next, to, high, outputs, of.bf16);
     a += outputs;
+  }
+}
+
+/* Activations of feed-forward networks alone, after those of functions.h. */
+enum { GELU_TANH = HARDSIGMOID + 1, SILU };
+
+INLINE vec activated(vec z, const int kind) {
+  if (kind == SILU) return z * act(z, SIGMOID);
+  if (kind == GELU_TANH) return z * act(1.5957691216f * (z + 0.044715f * z * z * z), SIGMOID); /* (1 + tanh a) / 2 = sigmoid(2 a) */
+  return act(z, kind);
+}
+
+/* y = act(x Wᵀ + b) ⊙ f for the outputs [first, first + n) of all rows; bias (out) and factor (rows, out) may be NULL. */
+static void strip(FewRows of, const void *w, const void *bias, const void *factor, void *y, int64_t out, int64_t first,
+                  int64_t n, int64_t kind) {
+  float sums[HIGH][STRIP];
+  for (int64_t row = 0; row < of.count; row += HIGH) {
+    int64_t high = least(HIGH, of.count - row);
+    strip_sums(of, row, high, w, first, n, sums);
+    for (int64_t t = 0; t < high; t++)
+      for (int64_t a = 0; a < n; a += LANES) {
+        int64_t many = least(LANES, n - a), place = (row + t) * out + first + a;
+        vec z = *(const floats *)(&sums[t][a]);
+        if (bias) z += get(bias, first + a, many, of.bf16);
+#define ACT(k) z = activated(z, k)
+        if (kind == SILU) ACT(SILU);
+        else if (kind == GELU_TANH) ACT(GELU_TANH);
+        else OF_KIND(kind, ACT)
+#undef ACT
+        if (factor) z *= get(factor, place, many, of.bf16);
+        put(y, place, many, of.bf16, z);
+      }
   }
 }

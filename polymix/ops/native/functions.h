@@ -15,6 +15,15 @@ INLINE vec bound(vec a, float low, float high) { /* NaN stays NaN */
   return choose((words)(a > high), all(high), a);
 }
 
+INLINE float sum_of(vec v) { /* the sum of its lanes */
+#if LANES == 16
+  return _mm512_reduce_add_ps((__m512)v);
+#endif
+  UNROLL for (int half = LANES / 2; half > 0; half /= 2)
+    UNROLL for (int i = 0; i < half; i++) v[i] += v[i + half];
+  return v[0];
+}
+
 INLINE vec inverse(vec q) { /* 1 / q. With AVX-512 it takes a third of a division's time and is off by one or two roundings. */
 #if LANES == 16
   vec r = (vec)_mm512_rcp14_ps((__m512)q);

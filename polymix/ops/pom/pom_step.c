@@ -60,21 +60,6 @@ static void state_strip(FewRows of, const Linear *poly, const Linear *gate, cons
   }
 }
 
-static void output_strip(FewRows of, const Linear *proj, void *y, int64_t first, int64_t n) {
-  float sums[HIGH][STRIP];
-  for (int64_t row = 0; row < of.count; row += HIGH) {
-    int64_t high = least(HIGH, of.count - row);
-    strip_sums(of, row, high, proj->weight, first, n, sums);
-    for (int64_t t = 0; t < high; t++)
-      for (int64_t a = 0; a < n; a += LANES) {
-        int64_t many = least(LANES, n - a);
-        vec z = *(const floats *)(&sums[t][a]);
-        if (proj->bias) z += get(proj->bias, first + a, many, of.bf16);
-        put(y, (row + t) * proj->out + first + a, many, of.bf16, z);
-      }
-  }
-}
-
 /* x (rows, D), sums before and after (rows, E), count (rows) with this token, gated (rows, E) for intermediates, y (rows, D).
    Returns 0. */
 int pom_step(const void *x, const Linear *poly, const Linear *gate, const Linear *proj, const void *alpha, const float *before,
@@ -87,7 +72,8 @@ int pom_step(const void *x, const Linear *poly, const Linear *gate, const Linear
     for (int64_t i = 0; i < inner; i++)
       state_strip(in, poly, gate, alpha, before, count, after, gated, step, i * STRIP, least(STRIP, poly->out - i * STRIP));
 #pragma omp for schedule(static)
-    for (int64_t i = 0; i < outer; i++) output_strip(middle, proj, y, i * STRIP, least(STRIP, proj->out - i * STRIP));
+    for (int64_t i = 0; i < outer; i++)
+      strip(middle, proj->weight, proj->bias, NULL, y, proj->out, i * STRIP, least(STRIP, proj->out - i * STRIP), IDENTITY);
   }
   return 0;
 }

@@ -5,6 +5,7 @@
    are added in a fixed order; the gradients of weights are summed as gradients.h says. Heads are padded with zeros to whole
    vectors. */
 
+#include "functions.h"
 #include "heads.h"
 
 /* The moments Σ [1, q, q²] ⊗ [v, b] of one head: those of v (1 + order · stride, stride), those of b (order · stride), and Σ b. */
@@ -16,13 +17,6 @@ typedef struct {
   Packed query[2], back;
   float *below, last;
 } MomentMaps;
-INLINE float sum_of(vec v) {
-  float parts[LANES];
-  memcpy(parts, &v, sizeof v);
-  UNROLL for (int half = LANES / 2; half; half /= 2)
-    UNROLL for (int i = 0; i < half; i++) parts[i] += parts[i + half];
-  return parts[0];
-}
 
 /* ---- moments; without padding, as in PyTorch, they are (1 + order · each, each + 1) ---- */
 

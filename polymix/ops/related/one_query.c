@@ -27,15 +27,6 @@ INLINE float largest(vec v) {
     UNROLL for (int i = 0; i < half; i++) v[i] = v[i] > v[i + half] ? v[i] : v[i + half];
   return v[0];
 }
-INLINE float sum_of(vec v) {
-#if LANES == 16
-  return _mm512_reduce_add_ps((__m512)v);
-#endif
-  UNROLL for (int half = LANES / 2; half > 0; half /= 2)
-    UNROLL for (int i = 0; i < half; i++) v[i] += v[i + half];
-  return v[0];
-}
-
 /* to[t] = q k_tᵀ for T tokens from element `at` on. */
 INLINE void products(const float *q, const void *k, int64_t at, int64_t token, int64_t width, float *to, const int T, const int bf16) {
   vec sums[AT_ONCE];

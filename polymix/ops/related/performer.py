@@ -16,10 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polymix.ops.shared.causal_sums import hide, in_chunks
+from polymix.ops.shared.causal_sums import any_length, first_tokens, hide, in_chunks
 from polymix.ops.shared.tensors import accumulator, without_autocast
 
 BLOCK = 16  # tokens in a block, whose pairs are computed directly, at the cost of N · BLOCK · m exponentials
+LONGEST = 1 << 16  # blocks of a sequence whose length an exported graph leaves free
 NONE = -1e30  # the logarithm of a zero weight; finite, so that the difference of two is not NaN
 
 
@@ -116,13 +117,25 @@ def performer_causal(
         top = b.detach().amax(3)  # (B, h, blocks, m)
         sums = (b - top.unsqueeze(3)).exp().transpose(-1, -2) @ values
         before, end = _running(top, sums, state)
-        reach = torch.maximum(before.top.unsqueeze(3), b.detach().cummax(3).values)  # largest b that each token sees
+        reach = torch.maximum(before.top.unsqueeze(3), _running_maximum(b.detach()))  # largest b that each token sees
         height = (a.detach() + reach).amax(-1, keepdim=True)  # (B, h, blocks, size, 1)
         past = (a + before.top.unsqueeze(3) - height).exp() @ before.sums
         pairs = (a - height).unsqueeze(4) + b.unsqueeze(3)  # (B, h, blocks, i, j, m)
         future = torch.ones(size, size, dtype=torch.bool, device=q.device).triu(1)
         inside = pairs.masked_fill(future.unsqueeze(-1), NONE).exp().sum(-1) @ values
-        return _divide((past + inside).flatten(2, 3)[:, :, :n]).to(v.dtype), end
+        return first_tokens(_divide((past + inside).flatten(2, 3)), n).to(v.dtype), end
+
+
+def _running_maximum(b: Tensor) -> Tensor:
+    """The largest b (B, h, blocks, BLOCK, m) of each token of a block and those before it; ONNX has no `cummax`."""
+    for shift in _doublings(b.shape[3]):
+        b = torch.maximum(b, F.pad(b[:, :, :, :-shift], (0, 0, shift, 0), value=NONE))
+    return b
+
+
+def _doublings(count: int) -> list[int]:
+    """1, 2, 4, … below count, which is taken for LONGEST where an exported graph leaves it free."""
+    return [1 << place for place in range(((LONGEST if any_length(count) else count) - 1).bit_length())]
 
 
 def _join(a: PerformerState, b: PerformerState) -> PerformerState:
@@ -146,6 +159,8 @@ def _running(top: Tensor, sums: Tensor, start: PerformerState) -> tuple[Performe
         The states before each sum, stacked along T, and the final state. Cost: O(T).
     """
     count = top.shape[2]
+    if any_length(count):  # the number of levels below would depend on it, and a graph has one number of nodes
+        return _running_by_doubling(top, sums, start)
     if count == 1:
         end = _join(start, PerformerState(top[:, :, 0], sums[:, :, 0]))
         return PerformerState(start.top.unsqueeze(2), start.sums.unsqueeze(2)), end
@@ -160,3 +175,19 @@ def _running(top: Tensor, sums: Tensor, start: PerformerState) -> tuple[Performe
         PerformerState(torch.stack([part.top for part in inner], 3), torch.stack([part.sums for part in inner], 3)),
     )
     return PerformerState(before.top.flatten(2, 3)[:, :, :count], before.sums.flatten(2, 3)[:, :, :count]), end
+
+
+def _running_by_doubling(top: Tensor, sums: Tensor, start: PerformerState) -> tuple[PerformerState, PerformerState]:
+    """As `_running`, for any T up to LONGEST in one graph. Cost: O(T) for each doubling."""
+    count = top.shape[2]
+    each = PerformerState(top, sums)
+    for shift in _doublings(count):
+        earlier = PerformerState(
+            F.pad(each.top, (0, 0, shift, 0), value=NONE)[:, :, :count],
+            F.pad(each.sums, (0, 0, 0, 0, shift, 0))[:, :, :count],
+        )
+        each = _join(each, earlier)
+    each = _join(each, PerformerState(start.top.unsqueeze(2), start.sums.unsqueeze(2)))
+    tops = torch.cat([start.top.unsqueeze(2), each.top], 2)
+    totals = torch.cat([start.sums.unsqueeze(2), each.sums], 2)
+    return PerformerState(tops[:, :, :-1], totals[:, :, :-1]), PerformerState(tops[:, :, -1], totals[:, :, -1])

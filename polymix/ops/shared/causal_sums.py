@@ -20,18 +20,18 @@ def in_chunks(x: Tensor, size: int, value: float = 0.0) -> Tensor:
     """Reshape (B, heads, N, ·) to (B, heads, chunks, size, ·), padding the last chunk with `value`."""
     tokens = x.shape[2]
     # In an exported graph for any N, at least two chunks: one alone would become the only number that it takes.
-    chunks = tokens // size + 2 if _any_length(tokens) else -(-tokens // size)
+    chunks = tokens // size + 2 if any_length(tokens) else -(-tokens // size)
     return F.pad(x, (0, 0, 0, chunks * size - tokens), value=value).unflatten(2, (chunks, size))
 
 
 def first_tokens(x: Tensor, tokens: int) -> Tensor:
     """The first tokens of x (B, heads, ≥ N, ·) without the padding of `in_chunks`: (B, heads, N, ·)."""
-    if _any_length(tokens):  # a slice would be proven to be shorter for the example's N alone
+    if any_length(tokens):  # a slice would be proven to be shorter for the example's N alone
         return x.index_select(2, torch.arange(tokens, device=x.device))
     return x[:, :, :tokens]
 
 
-def _any_length(tokens: int) -> bool:
+def any_length(tokens: int) -> bool:
     """Whether a graph for any number of tokens is being recorded by torch.export."""
     return torch.compiler.is_exporting() and not isinstance(tokens, int)
 
