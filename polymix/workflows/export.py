@@ -75,18 +75,23 @@ class Settings:
 
 def run(settings: Settings, out: Path, targets: Sequence[str], say: Callable[[str], None]) -> dict[str, Any]:
     """Export, and say what was written. Raises what `polymix.export.export` raises."""
+    quantised = {"int8", "qnn"} & set(targets)
+    if settings.data is not None and not quantised:
+        got = f"a value with --target {','.join(targets)}"
+        raise OptionError("--data", got, "the target int8 or qnn", "Leave it out, or add one of these.")
     torch.manual_seed(settings.seed)
     graphs = mixer_of(settings) if settings.mixer is not None else models_of(settings)
-    own = settings.data is None or _has_classes(settings.data)  # what the graphs calibrate with by themselves
-    data = None if own or settings.data is None else read_data(Path(settings.data), graphs[0].inputs)
+    data = None  # the graphs calibrate by themselves
+    if settings.data is not None and (graphs[0].calibration is None or _holds_arrays(settings.data)):
+        data = read_data(Path(settings.data), graphs[0].inputs)
     content = export_graphs(
         graphs, out, targets, data=data, schemes=settings.schemes, soc=settings.soc, runtime=settings.runtime,
-        **_of_language(settings),
+        **_of_language(settings, graphs[0]),
     )  # fmt: skip
     for entry in {entry["path"]: entry for entry in content["files"]}.values():
         free = f", free: {', '.join(entry['free'])}" if entry["free"] else ""
         say(f"{out / entry['path']}  {entry['bytes'] / 1e6:.2f} MB, error {entry['error']:.1e}{free}")
-    if {"int8", "qnn"} & set(targets):
+    if quantised:
         _measure(settings, graphs, out, content, say)
     say(f"All files were run and compared. Again, anywhere: python -m polymix.export.check {out}")
     if "web" in content:
@@ -96,16 +101,17 @@ def run(settings: Settings, out: Path, targets: Sequence[str], say: Callable[[st
     return content
 
 
-def _of_language(settings: Settings) -> dict[str, Any]:
+def _of_language(settings: Settings, graph: Graph) -> dict[str, Any]:
     """What `polymix generate` needs of a single language model beside its graphs; empty for other models."""
     folder = Path(settings.models[0]) if len(settings.models) == 1 else None
     if folder is None or not folder.is_dir() or not _is_language_model(folder):
         return {}
-    from polymix.export.language import load_language_model, tell_language
+    from polymix.export.language import tell_language
     from polymix.workflows.generate.exported import tokenizer_files
     from polymix.workflows.generate.folder import load_tokenizer
 
-    told = tell_language(load_language_model(folder))
+    model: Any = graph.model.model
+    told = tell_language(model)
     try:
         return {"info": told, "beside": tokenizer_files(load_tokenizer(folder))}
     except DataError:  # a model of token ids alone, which a program can still run
@@ -119,12 +125,13 @@ def _measure(
     rows = []
     for model, graph in zip(settings.models, graphs, strict=False):
         folder = Path(model)
-        known = folder.is_dir() and (_is_run(folder) or (settings.data is not None and _has_classes(settings.data)))
+        data = None if settings.data is None or _holds_arrays(settings.data) else settings.data
+        known = folder.is_dir() and (_is_run(folder) or (data is not None and _has_classes(data)))
         if not known or _is_language_model(folder):
             continue
         entries = [entry for entry in content["files"] if Path(entry["path"]).name.startswith(f"{graph.name}-")]
         try:
-            found = measured(folder, None if _is_run(folder) else settings.data, out, entries)
+            found = measured(folder, data, out, entries)
         except PolymixError as error:
             say(f"{model} was not measured: {error}")
             continue
@@ -135,6 +142,11 @@ def _measure(
     if rows:
         content["measured"] = rows
         write_manifest(out, {key: value for key, value in content.items() if key != "out"})
+
+
+def _holds_arrays(data: str) -> bool:
+    """Whether these are a graph's inputs themselves. They have no labels, so nothing is measured on them."""
+    return Path(data).suffix in SUFFIXES
 
 
 def _has_classes(data: str) -> bool:
@@ -188,7 +200,8 @@ def model_of(name: str, settings: Settings) -> list[Graph]:
 
         return language_graphs(load_language_model(folder), name, seed=settings.seed)
     if folder.is_dir() and _is_run(folder):
-        return [trained_graph(SavedRun.of(folder))]
+        data = None if settings.data is None or _holds_arrays(settings.data) else settings.data
+        return [trained_graph(SavedRun.of(folder), data)]
     source = load_model(name, settings.weights, classes=settings.classes, size=settings.image_size,
                         trust=settings.trust)  # fmt: skip
     model = source.model.eval()

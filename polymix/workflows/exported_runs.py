@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -53,14 +54,16 @@ class _Calls:
             raise _Enough
 
 
-def trained_graph(run: SavedRun) -> Graph:
-    """The graph of a run's model, with the first samples of its held-out data as inputs.
+def trained_graph(run: SavedRun, data: str | None = None) -> Graph:
+    """The graph of a run's model, with the first samples of its held-out data, or of those of `data`, as inputs.
 
-    Raises OptionError: the task's evaluation does not call the model.
+    Raises:
+        OptionError: the task's evaluation does not call the model.
+        DataError: `data` is not what the task reads.
     """
     calls = _Calls(1)
     with contextlib.suppress(_Enough):
-        run.measure(prepare=calls.watch)
+        run.measure(data, prepare=calls.watch)
     if not calls.calls:
         got = f"{run.folder}, whose evaluation does not call the model"
         raise OptionError("--model", got, "a model that is called with tensors", "Export it from Python.")
@@ -76,19 +79,21 @@ def trained_graph(run: SavedRun) -> Graph:
     if isinstance(mixer := getattr(run.recipe, "mixer", None), str):
         said["mixer"] = mixer
     graph = Graph.of(model, inputs, **said)
-    return replace(graph, drawing=_drawing(run), calibration=lambda: calibration(run, graph.inputs))
+    ranges = functools.cache(lambda: calibration(run, graph.inputs, data))  # int8 and qnn share them
+    return replace(graph, drawing=_drawing(run), calibration=ranges)
 
 
-def calibration(run: SavedRun, inputs: Mapping[str, Tensor]) -> Sequence[Arrays]:
+def calibration(run: SavedRun, inputs: Mapping[str, Tensor], data: str | None = None) -> Sequence[Arrays]:
     """What the model is called with in training, for up to SAMPLES samples, in batches as large as that of `inputs`.
 
-    Where a task's training calls its model otherwise, or its data are gone, what it is called with in evaluation.
+    Where `data` are given, a task's training calls its model otherwise, or its data are gone, what it is called with in
+    evaluation: that prepares samples as the model knows them.
     """
-    found = list(_batches(_training_calls(run), inputs))
+    found = [] if data is not None else list(_batches(_training_calls(run), inputs))
     if not found:
         calls = _Calls(SAMPLES)
         with contextlib.suppress(_Enough):
-            run.measure(prepare=calls.watch)
+            run.measure(data, prepare=calls.watch)
         found = list(_batches(calls, inputs))
     return found or [{name: value.cpu().numpy() for name, value in inputs.items()}]
 

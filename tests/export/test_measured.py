@@ -71,6 +71,57 @@ def test_ranges_come_from_training_data(exported):
     assert float(apart.max()) < 0.02, "each is an image of the training data, normalised"
 
 
+def grey_images(folder, lightest):
+    from PIL import Image
+
+    draw = np.random.default_rng(0)
+    for split in ("train", "val"):
+        for label in ("a", "b"):
+            (folder / split / label).mkdir(parents=True)
+            for place in range(8):
+                pixels = draw.integers(0, lightest + 1, (8, 8), np.uint8)
+                Image.fromarray(pixels).save(folder / split / label / f"{place}.png")
+    return str(folder)
+
+
+def test_data_with_classes_take_the_place_of_the_trainings_own(tmp_path):
+    """Images far darker than the training's: their ranges differ, and the figures are of them alone."""
+    light, dark = grey_images(tmp_path / "light", 255), grey_images(tmp_path / "dark", 20)
+    train(ImageRecipe(**{**TINY, "steps": 2, "evaluate_every": 2}, data=light), tmp_path / "run")
+    command = ["export", "--model", str(tmp_path / "run"), "--data", dark, "--target", "int8"]
+    with pytest.raises(SystemExit) as end:
+        main([*command, "--out", str(tmp_path / "out")])
+    assert end.value.code == 0
+    rows = json.loads((tmp_path / "out/manifest.json").read_text())["measured"]
+    assert rows[0]["metrics"] == evaluate(Settings(tmp_path / "run", data=dark)).metrics
+    assert rows[0]["metrics"] != evaluate(Settings(tmp_path / "run")).metrics
+    run = SavedRun.of(tmp_path / "run")
+    given, own = (exported_runs.trained_graph(run, data) for data in (dark, None))
+    (name,) = given.inputs
+    largest = [max(float(batch[name].max()) for batch in graph.calibration()) for graph in (given, own)]
+    assert largest[0] < largest[1] - 1
+    assert given.calibration() is given.calibration(), "once for all targets"
+
+
+def test_data_need_a_target_that_calibrates(exported, tmp_path, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(
+            [
+                "export",
+                "--model",
+                str(exported / "run"),
+                "--data",
+                "digits",
+                "--target",
+                "onnx",
+                "--out",
+                str(tmp_path / "out"),
+            ]
+        )
+    assert end.value.code == 2
+    assert "--data" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
 @pytest.mark.slow
 def test_another_task_has_its_own_metrics(tmp_path):
     """Lines of handwriting: error rates of decoded text instead of accuracy."""

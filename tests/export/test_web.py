@@ -112,7 +112,7 @@ def test_the_runtime_is_found_as_node_finds_packages(package, tmp_path, monkeypa
     [
         (["--mixer", "pom", "--dim", "8", "--tokens", "4", "--target", "web", "--runtime", "none"], "npm install onnxruntime-web"),
         (["--mixer", "pom", "--dim", "8", "--tokens", "4", "--runtime", "."], "without the target web"),
-        (["--model", "a.py:build", "--model", "b.py:build", "--data", "x.npy"], "one file with 2 models"),
+        (["--model", "a.py:build", "--model", "b.py:build", "--data", "x.npy", "--target", "int8"], "one file with 2 models"),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line(words, said, tmp_path, capsys):

@@ -13,7 +13,7 @@ from torch import Tensor
 from polymix.errors import CapabilityError, DataError, PolymixError
 from polymix.export.language import FOLDER as TOKENIZER
 from polymix.export.language import LANGUAGE, about_language
-from polymix.export.manifest import MANIFEST, onnx_session, read_manifest
+from polymix.export.manifest import MANIFEST, onnx_session, read_manifest, run_session
 from polymix.mixers.cache import state_layer
 
 from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel  # isort: skip
@@ -96,9 +96,8 @@ class ExportedLanguageModel(PreTrainedModel, GenerationMixin):
 
 def _call(session: Any, values: dict[str, Tensor]) -> dict[str, Tensor]:
     """The outputs of a session by name. Inputs that its graph does not read are left out."""
-    feed = {part.name: np.ascontiguousarray(values[part.name].numpy()) for part in session.get_inputs()}
-    names = [output.name for output in session.get_outputs()]
-    return {name: torch.from_numpy(value) for name, value in zip(names, session.run(None, feed), strict=True)}
+    found = run_session(session, {name: np.ascontiguousarray(value.numpy()) for name, value in values.items()})
+    return {name: torch.from_numpy(value) for name, value in found.items()}
 
 
 def is_export(folder: Path) -> bool:
