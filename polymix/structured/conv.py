@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from polymix.errors import OptionError, check_int
 from polymix.ops.shared.depthwise import depthwise_conv, effective_kernel
+from polymix.ops.shared.one_token import try_one_token
 from polymix.ops.shared.sequences import after_window, next_window
 from polymix.structured.base import Grid, Site, StructuredMap
 from polymix.structured.cost import Op
@@ -110,6 +111,8 @@ class DepthwiseConv(StructuredMap):
     def scan(self, x: Tensor, past: list[Tensor], real: Tensor | None) -> tuple[Tensor, list[Tensor]]:
         if real is not None:
             x = x.masked_fill(~real.unsqueeze(-1), 0.0)
+        elif (step := try_one_token(x, past[0], self.weight, self.dilation)) is not None:
+            return step[0], [step[1]]
         seen, n = after_window(x, past[0]), x.shape[1]
         return self._after(seen.to(x.dtype), n), [next_window(seen, n, real)]
 

@@ -15,6 +15,7 @@ from polymix.mixers.registry import lacks
 from polymix.models.language.config import PolymixConfig
 from polymix.models.language.growing import grow
 from polymix.models.language.layout import SequenceLayout, apart
+from polymix.ops.few_rows import try_rms_norm
 from polymix.ops.related.attention import softmax_attention
 from polymix.ops.shared.rotary import rotary, rotate
 from polymix.ops.shared.sequences import causal_conv, next_window, without_padding
@@ -147,6 +148,8 @@ class RMSNorm(nn.RMSNorm):
         weight = self.weight
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or x.dtype != weight.dtype or self.eps is None:
             return super().forward(x)
+        if (y := try_rms_norm(x, weight, self.eps)) is not None:
+            return y
         wide = x.to(accumulator(x.dtype))
         size = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         scale = torch.rsqrt(size * size / x.shape[-1] + self.eps)

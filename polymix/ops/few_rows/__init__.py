@@ -66,6 +66,13 @@ def try_feed_forward(x: Tensor, up: Linear, down: Linear, activation: str, gate:
     return None if obstacle("native", (x, *weights)) else native.feed_forward(x, up, down, activation, gate)
 
 
+def try_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor | None:
+    """x / √(mean x² + ε) ⊙ w, or None if the kernel cannot run or would not be faster. weight: (D)."""
+    if not _fits(x.shape[-1], x, weight[None], None) or obstacle("native", (x, weight)) is not None:
+        return None
+    return native.rms_norm(x, weight, eps)
+
+
 def _fits(size: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether the kernels take a map of `size` inputs for the rows of x. The cheapest questions come first."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or weight.ndim != 2 or weight.shape[1] != size:
@@ -75,4 +82,4 @@ def _fits(size: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     return bias is None or (bias.dtype == x.dtype and bias.shape == (len(weight),) and bias.is_contiguous())
 
 
-__all__ = ["ACTIVATIONS", "MOST_ROWS", "few_rows", "try_feed_forward", "try_native"]
+__all__ = ["ACTIVATIONS", "MOST_ROWS", "few_rows", "try_feed_forward", "try_native", "try_rms_norm"]

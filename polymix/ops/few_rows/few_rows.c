@@ -1,6 +1,7 @@
-/* Linear maps and feed-forward networks of a few rows x: y = act(x Wᵀ + b) ⊙ f, and two or three of those in a row. All
-   arithmetic is float32; x, W, b, f and y are all float32 or all bfloat16. */
+/* Linear maps and feed-forward networks of a few rows x: y = act(x Wᵀ + b) ⊙ f, and two or three of those in a row; and
+   their norm. All arithmetic is float32; x, W, b, f and y are all float32 or all bfloat16. */
 
+#include <math.h>
 #include <omp.h>
 
 #include "few_rows.h"
@@ -34,6 +35,24 @@ int few_rows_feed_forward(const void *x, const Linear *up, const Linear *gate, c
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < outer; i++)
       strip(middle, down->weight, down->bias, NULL, y, down->out, i * STRIP, least(STRIP, down->out - i * STRIP), IDENTITY);
+  }
+  return 0;
+}
+
+/* y = x / sqrt(mean x² + eps) ⊙ w for x (rows, width) and w (width), on one thread. Returns 0. */
+int few_rows_rms_norm(const void *x, const void *w, void *y, int rows, int width, double eps, int bf16) {
+  for (int64_t row = 0; row < rows; row++) {
+    const int64_t at = row * width;
+    vec squares = {0};
+    for (int64_t i = 0; i < width; i += LANES) {
+      vec part = get(x, at + i, least(LANES, width - i), bf16);
+      squares += part * part;
+    }
+    const float scale = 1.0f / sqrtf(sum_of(squares) / (float)width + (float)eps);
+    for (int64_t i = 0; i < width; i += LANES) {
+      int64_t n = least(LANES, width - i);
+      put(y, at + i, n, bf16, get(x, at + i, n, bf16) * scale * get(w, i, n, bf16));
+    }
   }
   return 0;
 }

@@ -5,6 +5,8 @@ All tensors are float32 or all are bfloat16; sums are float32, and the result is
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 from torch import Tensor
 
@@ -36,4 +38,14 @@ def feed_forward(x: Tensor, up: Linear, down: Linear, activation: str, gate: Lin
     third = None if gate is None else linear_of(*gate)
     call("few_rows_feed_forward", x, linear_of(*up), third, linear_of(*down), hidden, y, rows, KINDS.index(activation),
          int(x.dtype == torch.bfloat16), torch.get_num_threads())  # fmt: skip
+    return y
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / √(mean x² + ε) ⊙ w for x (…, D) and a contiguous weight (D): (…, D)."""
+    x = x.contiguous()
+    y, size = torch.empty_like(x), x.shape[-1]
+    call(
+        "few_rows_rms_norm", x, weight, y, x.numel() // size, size, ctypes.c_double(eps), int(x.dtype == torch.bfloat16)
+    )
     return y

@@ -45,7 +45,10 @@ def multiplies_bf16() -> bool:
     return isinstance(library, ctypes.CDLL) and "x86-64-v4" in library._name and "avx512_bf16" in processor_flags()
 
 
-def call(name: str, *args: Tensor | ctypes.Structure | int | None) -> None:
+_Argument = Tensor | ctypes.Structure | ctypes.c_double | int | None
+
+
+def call(name: str, *args: _Argument) -> None:
     """Call a function of the library with contiguous tensors, structures and numbers.
 
     Raises:
@@ -77,7 +80,7 @@ def scratch_bytes() -> int:
     return int(library.scratch_of_last_call())
 
 
-def _as_c(value: Tensor | ctypes.Structure | int | None) -> object:
+def _as_c(value: _Argument) -> object:
     """Convert an argument for ctypes: tensors and structures are passed by address."""
     if isinstance(value, Tensor):
         return ctypes.c_void_p(value.data_ptr())

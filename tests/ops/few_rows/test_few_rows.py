@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from polymix.models.language import PolymixGPTConfig, PolymixGPTForCausalLM, PolymixLlamaConfig, PolymixLlamaForCausalLM
+from polymix.models.language.layers import RMSNorm
 from polymix.ops import few_rows
-from polymix.ops.few_rows import ACTIVATIONS, MOST_ROWS, native, try_native
+from polymix.ops.few_rows import ACTIVATIONS, MOST_ROWS, native, try_native, try_rms_norm
 from polymix.ops.native import library
 from polymix.structured.dense import apply_linear
 
@@ -56,6 +57,25 @@ def test_a_network_is_its_maps(dtype, gated, rows, size, hidden):
             got = native.feed_forward(x, maps[0], maps[1], activation, *(maps[2:] or [None]))
             assert got.shape == x.shape
             assert (got - want).abs().max() <= 3 * DTYPES[dtype] * want.abs().max()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "size"), [(1, 7), (3, 64), (2, 1000)])
+@torch.no_grad()
+def test_a_norm_is_its_formula(dtype, rows, size):
+    """Also of tokens as small as eps, and in the layer: with gradients, which the kernel does not record, and without."""
+    norm = RMSNorm(size, eps=1e-3).to(dtype)
+    torch.nn.init.normal_(norm.weight)
+    for scale in (1.0, 1e-2):
+        x = (scale * torch.randn(1, rows, size)).to(dtype)
+        want = F.rms_norm(x.double(), (size,), norm.weight.double(), 1e-3)
+        got = try_rms_norm(x, norm.weight, 1e-3)
+        assert (got - want).abs().max() <= DTYPES[dtype] * want.abs().max()
+        assert torch.equal(norm(x), got)
+    assert try_rms_norm(x, norm.weight.double(), 1e-3) is None
+    with torch.enable_grad():
+        assert try_rms_norm(x, norm.weight, 1e-3) is None
+        assert norm(x).requires_grad
 
 
 @pytest.mark.parametrize("level", library.usable_levels())
