@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from polymix.errors import OptionError
 from polymix.mixers.mixer import TokenMixer
@@ -63,8 +63,11 @@ class Explanations(tuple[Explanation, ...]):
         return "\n".join([*map(str, self), *([f"optimized: {layers}"] if layers else [])])
 
 
-def explain(model: nn.Module, *args: Any, **kwargs: Any) -> Explanations:
+def explain(model: Any, *args: Any, **kwargs: Any) -> Explanations:
     """Run model(*args, **kwargs), and report which implementation each of its mixers used and why.
+
+    `model` is a module, or the report of `polymix.convert`, which stands for the converted model. Without arguments, an
+    image model of timm gets one image of the size that its `default_cfg` names.
 
     The choice depends on the context of the call: with gradients another implementation may run than under
     torch.inference_mode(). A compiled model, or a model with compiled parts, runs here without its compiled code, and
@@ -75,8 +78,11 @@ def explain(model: nn.Module, *args: Any, **kwargs: Any) -> Explanations:
 
     Example: print(polymix.explain(mixer, x))
     """
+    model = model if isinstance(model, nn.Module) else getattr(model, "model", model)
     if not isinstance(model, nn.Module):
         raise OptionError("model", type(model).__name__, "a mixer or a model", "Pass the model, then its input.")
+    if not args and not kwargs:
+        args = (_declared_image(model),)
     names = {part: name for name, part in model.named_modules() if isinstance(part, TokenMixer)}
     compiled = tuple(name for name, part in model.named_modules() if _is_compiled(part))
     explanations: list[Explanation] = []
@@ -111,6 +117,16 @@ def explain(model: nn.Module, *args: Any, **kwargs: Any) -> Explanations:
         allowed = "a mixer, or a model whose forward runs mixers"
         raise OptionError("model", type(model).__name__, allowed, "Pass the converted model.")
     return Explanations(explanations, optimized(model))
+
+
+def _declared_image(model: nn.Module) -> Tensor:
+    """One image of the size that a model of timm declares."""
+    declared = getattr(model, "default_cfg", None)
+    size = declared.get("input_size") if isinstance(declared, Mapping) else None
+    if size is None:
+        raise OptionError("args", "no input", "what the model is called with", "Pass it: polymix.explain(model, x).")
+    weight = next(model.parameters())
+    return torch.zeros(1, *size, device=weight.device, dtype=weight.dtype)
 
 
 def _is_compiled(module: nn.Module) -> bool:

@@ -322,3 +322,12 @@ def test_both_modes_and_a_dropout_of_the_output():
     assert report.adapters["blocks.0.attn"].mixer.config.dropout == 0.5
     identical(answer(report.model, IMAGES), answer(report.model, IMAGES))
     assert gradients(report.model, IMAGES)
+
+
+def test_explain_takes_a_report_and_the_size_that_the_model_declares():
+    """`explain(convert(model, …))` says what runs in every layer, without an input."""
+    model = vit()
+    model.default_cfg = {**model.default_cfg, "input_size": (3, *IMAGES.shape[-2:])}
+    said = polymix.explain(polymix.convert(model, "poly_nl"))
+    assert [row.mixer for row in said] == ["poly_nl"] * len(model.blocks)
+    assert [row.layer for row in said] == [row.layer for row in polymix.explain(model, IMAGES)]

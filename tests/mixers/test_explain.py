@@ -108,6 +108,8 @@ def test_models_without_a_mixer_that_runs_raise():
 
     with pytest.raises(OptionError, match="model"):
         explain(Idle(), X)
+    with pytest.raises(OptionError, match="no input"):
+        explain(Idle())
 
 
 def test_no_hook_is_left_whatever_happens():
