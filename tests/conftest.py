@@ -1,4 +1,5 @@
 import os
+import signal
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from polymix.ops.shared.blocks import fast_types
 torch.set_num_threads(1)  # the suite runs in as many processes as there are cores: threads beside them only wait
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported: its kernels run without a GPU
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what they run in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests of Ctrl-C, and the processes that they start
 settings.register_profile("polymix", deadline=None, derandomize=True, max_examples=25)
 settings.load_profile("polymix")
 

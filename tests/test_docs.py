@@ -182,7 +182,7 @@ def test_the_table_of_onnx_has_every_mixer(generate):
     rows = json.loads((ROOT / "benchmarks/results/onnx.json").read_text())["rows"]
     assert {row["mixer"] for row in rows} <= set(polymix.list_mixers())
     refused = {(row["mixer"], mode["mode"]) for row in rows for mode in row["modes"] if not mode["works"]}
-    assert refused == {("performer", "causal"), ("knn", "mask")}, "as docs/export/onnx.md says"
+    assert refused == {("knn", "mask")}, "as docs/export/onnx.md says"
 
 
 def test_a_page_says_which_library_a_mixer_wraps(generate):
