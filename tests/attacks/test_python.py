@@ -5,6 +5,7 @@ result. Never another error.
 """
 
 import math
+import resource
 import socket
 from dataclasses import fields
 from unittest.mock import patch
@@ -65,6 +66,11 @@ def works(mixer):
         return mixer(X, *context, **grid).shape == X.shape
 
 
+def most_memory():
+    """The most memory that this process has held, in KiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
 def buildable(name):
     """Options with which a mixer can be built for 12 tokens."""
     for options in ({}, {"grid": (3, 4)}):
@@ -78,7 +84,7 @@ def buildable(name):
 
 @pytest.mark.parametrize("name", MIXERS)
 def test_every_option_of_every_mixer_with_every_value(small_machine, name):
-    rows, options = [], buildable(name)
+    rows, options, before = [], buildable(name), most_memory()
     for option in fields(config_class(name)):
         for label, value in BAD.items():
 
@@ -93,6 +99,7 @@ def test_every_option_of_every_mixer_with_every_value(small_machine, name):
 
             fails(build, rows, f"{option.name}={label}", called)
     assert not rows
+    assert most_memory() - before < 2**20, "a refused option filled more than 1 GiB"
 
 
 @pytest.mark.parametrize("name", MIXERS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from itertools import pairwise
+from itertools import chain, repeat
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -296,8 +296,8 @@ class ImplicitFilter(nn.Module):
         self.z = nn.Parameter(z)
         self.register_buffer("t", t.to(made))
         self.register_buffer("deltas", decay_rates(config, channels).to(made))
-        widths = [config.emb_dim, *[width] * (config.filter_depth + 1)]
-        self.layers = nn.ModuleList(nn.Linear(inside, outside, **kw) for inside, outside in pairwise(widths))
+        widths = chain((config.emb_dim,), repeat(width, config.filter_depth))  # one by one, so that a limit can stop it
+        self.layers = nn.ModuleList(nn.Linear(inside, width, **kw) for inside in widths)
         self.last = nn.Linear(width, channels, bias=False, **kw)
         self.frequency = nn.Parameter(torch.full((width,), float(config.frequency), **kw))
         if self.z.device.type != "meta":
