@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +109,13 @@ class BeamSearch:
         return _collapse(path, chosen.tolist(), self.characters)
 
 
+def decoder_of(recipe: Any, characters: str) -> Callable[[Tensor], list[ReadText]]:
+    """What turns logits into texts by a recipe's `beam` and `language_model`. Raises what `BeamSearch` raises."""
+    if recipe.beam:
+        return BeamSearch(characters, beam=recipe.beam, language_model=recipe.language_model)
+    return partial(greedy, characters=characters)
+
+
 @dataclass(frozen=True)
 class _Arpa:
     """N-grams with back-off: the log10 probability and the back-off weight of each."""
@@ -160,6 +169,11 @@ def _language_model(decoder: Any, path: Path, characters: str) -> Any:
     arpa = read_arpa(path)
     space = "|" if ("|",) in arpa.grams else "<space>"
     names = ["", *(space if c == " " else c for c in characters)]
+    words = [gram[0] for gram in arpa.grams if len(gram) == 1 and not re.fullmatch("<.*>", gram[0])]
+    longer = [word for word in words if len(word) > 1]
+    if 2 * len(longer) > len(words):
+        cure = "Write the texts with a space between all characters, and <space> for a space, for KenLM's lmplz."
+        raise DataError("language_model", f"{path} of words such as {longer[0]!r}", "a model of characters", cure)
 
     class Model(decoder.LM):
         def __init__(self) -> None:

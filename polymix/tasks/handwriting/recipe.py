@@ -69,7 +69,7 @@ class HandwritingRecipe(TaskRecipe):
             "height": 64, "width": 512, "dim": 768, "depth": 4, "heads": 6, "mlp_ratio": 4.0, "mask_ratio": 0.4,
             "span": 8, "augment": True, "sam": 0.05, "learning_rate": 1e-3, "betas": (0.9, 0.99), "weight_decay": 0.5,
             "warmup": 0.01, "final": 1e-4, "steps": 100_000, "batch_size": 128, "ema": 0.9999,
-            "evaluate_every": 1000, "checkpoint_every": 1000, "log_every": 100,
+            "keep": "best", "evaluate_every": 1000, "checkpoint_every": 1000, "log_every": 100,
         },
     }  # fmt: skip
 
