@@ -105,6 +105,8 @@ class TaskRecipe:
     without_mixer: ClassVar[str | None] = None  # the value of `mixer` for a host of its own without a block
     trains_control: ClassVar[bool] = True  # whether control=None means True on the default data
 
+    after_training: ClassVar[tuple[str, ...]] = ()  # options that a trained model may be used with other values of
+
     # Options that a resumed run may change, because they do not change the result, or because the data tells.
     changeable: ClassVar[tuple[str, ...]] = (
         "data", "device", "strategy", "workers", "log_every", "checkpoint_every", "logger", "control",

@@ -63,6 +63,7 @@ class HandwritingRecipe(TaskRecipe):
     lists: str | None = None
 
     takes_plan: ClassVar[bool] = True
+    after_training: ClassVar[tuple[str, ...]] = ("beam", "language_model")
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"dim": 32, "depth": 2, "steps": 4, "batch_size": 8, "train_lines": 32, "test_lines": 8},
         "paper": {

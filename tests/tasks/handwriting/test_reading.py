@@ -286,3 +286,31 @@ def test_a_language_model_is_read_before_training(tmp_path):
         with pytest.raises(DataError, match=named):
             train(recipe, tmp_path / "out")
         assert not (tmp_path / "out").exists()
+
+
+def test_a_trained_model_decodes_by_a_beam_and_a_language_model(run, tmp_path, capsys):
+    from polymix.cli import main
+
+    (tmp_path / "a.arpa").write_text(ARPA)
+    written = write_line("Dale", np.random.default_rng(0), height=32, width=128)
+    Image.fromarray(written.image).save(tmp_path / "line.png")
+    decoding = ["--set", "beam=20", "--set", f"language_model={tmp_path / 'a.arpa'}"]
+    said = {}
+    for name, arguments in {
+        "evaluate": ["evaluate", str(run), "--json", *decoding],
+        "predict": ["predict", str(run), str(tmp_path / "line.png"), "--json", "--out", str(tmp_path / "o"), *decoding],
+        "wrong": ["predict", str(run), str(tmp_path / "line.png"), "--set", "dim=8"],
+        "missing": ["evaluate", str(run), "--set", "language_model=none.arpa", "--set", "beam=20"],
+    }.items():
+        with pytest.raises(SystemExit) as stop:
+            main([*arguments, "--threads", "1"])
+        said[name] = (stop.value.code or 0, *capsys.readouterr())
+    assert [code for code, _, _ in said.values()] == [0, 0, 2, 2]
+    assert json.loads(said["evaluate"][1])["metrics"]["cer"] >= 0
+    text = json.loads(said["predict"][1])[0]["text"]
+    model = SavedRun.of(run).load()
+    pixels = torch.from_numpy(written.image.astype(np.float32))[None, None] / 255
+    characters = SavedRun.of(run).summary["characters"]
+    with torch.no_grad():
+        assert text == BeamSearch(characters, beam=20, language_model=tmp_path / "a.arpa")(model(pixels))[0].text
+    assert "beam, language_model" in said["wrong"][2] and "none.arpa" in said["missing"][2]
