@@ -83,14 +83,17 @@ def number(value: float | None, digits: int, factor: float = 1.0) -> str:
 
 
 def paper_table(rows: Iterator[tuple[str, str, str, str, str]]) -> str:
-    """A row for each figure of the paper. A model's command is shown once."""
-    lines, last = [], ""
+    """A row for each figure of the paper, and below them the command for each model."""
+    lines: list[tuple[str, ...]] = []
+    commands: dict[str, dict[str, None]] = {}  # the models of each command, in order
+    last = ""
     for model, command, what, paper, here in rows:
-        shown = () if (model, command) == last else (model, f"`{command}`")
-        lines.append((*(shown or ("", "")), what, paper, here))
-        last = (model, command)
-    head = ("model", "command", "", "in the paper", "here, on the default data")
-    return table(head, lines)
+        lines.append(("" if model == last else model, what, paper, here))
+        commands.setdefault(command, {})[model] = None
+        last = model
+    head = ("model", "", "in the paper", "here, on the default data")
+    block = "\n".join(f"# {' and '.join(models)}\n{command}" for command, models in commands.items())
+    return f"{table(head, lines)}\n\n```sh\n{block}\n```"
 
 
 def fields_paper() -> Iterator[tuple[str, str, str, str, str]]:
@@ -118,7 +121,7 @@ def fields_paper() -> Iterator[tuple[str, str, str, str, str]]:
             command,
             "multiply-adds of a window, G",
             announced,
-            f"{counter.get_total_flops() / 2e9:.1f} (as above)",
+            f"{counter.get_total_flops() / 2e9:.1f} (at the paper's size)",
         )
         yield model, command, "OA, %", str(accuracy), number(row["metrics"].get("accuracy"), 1, 100)
         yield model, command, "mIoU, %", str(miou), number(row["metrics"].get("miou"), 1, 100)
@@ -156,7 +159,7 @@ def handwriting_paper() -> Iterator[tuple[str, str, str, str, str]]:
         yield model, command, "CER, %", str(cer), number(row["metrics"].get("cer"), 1, 100)
         yield model, command, "WER, %", str(wer), number(row["metrics"].get("wer"), 1, 100)
         here = speeds["hybrid" if mixer == HYBRID else mixer, lines]
-        yield model, command, "lines/s", str(speed), f"{here:.2f} (at the paper's size, one thread of a CPU)"
+        yield model, command, "lines/s", str(speed), f"{here:.2f} (at the paper's size, one CPU thread)"
 
 
 def handwriting_lines() -> str:
