@@ -1,14 +1,24 @@
 """Lines of handwriting per second: HTR-VT with attention and with mixers, at 1, 8 and 16 lines in an image.
 
     python benchmarks/handwriting_lines.py benchmarks/results/tasks/handwriting/lines.json [--threads 2] [--dim 768]
-        [--lines 1,8,16] [--only softmax,pom] [--batch 1] [--seconds 20] [--device cpu]
+        [--lines 1,8,16] [--only softmax,pom] [--batch 1] [--rounds 3] [--device cpu]
 
 The host has its published sizes (dim 768, 4 blocks, 6 heads, height 64); a line is 512 pixels or 128 tokens. Lines of a
-page stand side by side, as in the paper's LAM-Mul. Forward passes without gradients, fresh weights. The mixers of a
-cell are timed in turn, for about --seconds in all. Peak memory is that of one pass beyond weights and input.
+page stand side by side, as in the paper's LAM-Mul. As in the paper, all models have about the parameters of attention,
+by the width of their MLPs. Forward passes without gradients, fresh weights. The stem's convolutions, which take most of
+the time and are the same for all models, are timed once for each number of lines; the transformers of all models are
+timed in turn, and lines per second follow from the sum. With --processor-time the processor's time of one thread
+counts, which other work on the machine changes less. The median of the rounds counts. Peak memory is that of one pass
+beyond weights and input.
+
+Cells that the results file has already, measured on the same machine, are kept: several calls make one table.
 """
 
 import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,45 +27,57 @@ import torch
 from saving import save
 
 from polymix.measure import manifest, peak_memory
-from polymix.measure.timing import interleaved_within
-from polymix.mixers.spec import parse_mixer
+from polymix.measure.timing import once
 from polymix.models.htr_vt import STRIDE, HtrVt
+from polymix.tasks.handwriting import HandwritingRecipe
+from polymix.tasks.handwriting.model import sized
 
-HEADS, DEPTH, CLASSES, WIDTH = 6, 4, 90, 512
-ATTENTION = f"softmax:heads={HEADS}"
-MODELS = {  # PoM, Table 2, and others: the mixers of two blocks, which alternate
-    "softmax": (ATTENTION, ATTENTION), "pom": ("pom", "pom"), "hybrid": ("pom", ATTENTION), "padre": ("padre", "padre"),
-    "qt": ("qt", "qt"), "linear_floor": ("linear_floor", "linear_floor"),
+MODELS = {  # PoM, Table 2, and others: the mixer, and the plan by which attention keeps blocks
+    "softmax": ("softmax", None), "pom": ("pom", None), "hybrid": ("pom", "1:1"), "padre": ("padre", None),
+    "qt": ("qt", None), "linear_floor": ("linear_floor", None),
 }  # fmt: skip
+STEM = "stem"
+CLASSES = 90  # LAM's 89 characters, and the blank
 PAPER = {"softmax": 598, "pom": 675, "hybrid": 637}  # lines per second on LAM-Mul, on a GPU
 
 
-def host(name: str, dim: int, tokens: int, device: str) -> HtrVt:
-    configs = [parse_mixer(MODELS[name][place % 2])[1] for place in range(DEPTH)]
-    return HtrVt(configs, classes=CLASSES, dim=dim, tokens=tokens).eval().to(device)
+def host(name: str, dim: int, lines: int) -> HtrVt:
+    mixer, plan = MODELS[name]
+    options = {"mixer": mixer, "plan": plan, "dim": dim, "lines": lines, "match_parameters": True}
+    return sized(HandwritingRecipe.paper().with_options(options), CLASSES).eval()
 
 
-@torch.inference_mode()
-def read(model: HtrVt, images: torch.Tensor) -> None:
-    model(images)
+def processor_time(call: Callable[[], Any]) -> float:
+    """Seconds of the processor that a call takes in this process."""
+    start = time.process_time()
+    call()
+    return time.process_time() - start
 
 
 def cell(names: list[str], options: argparse.Namespace, lines: int) -> list[dict[str, Any]]:
     """A row for each model at so many lines in an image."""
-    wide = lines * WIDTH
-    images = torch.rand(options.batch, 1, 64, wide, device=options.device)
-    models = {name: host(name, options.dim, wide // STRIDE, options.device) for name in names}
-    calls = {name: partial(read, model, images) for name, model in models.items()}
-    times = interleaved_within(calls, options.seconds, options.device)
+    width = lines * HandwritingRecipe.paper().width
+    images = torch.rand(options.batch, 1, 64, width, device=options.device)
+    models = {name: host(name, options.dim, lines).to(options.device) for name in names}
+    x = torch.randn(options.batch, width // STRIDE, options.dim, device=options.device)
+    calls = {STEM: partial(models[names[0]].embed, images)}
+    calls |= {name: partial(model.read, x) for name, model in models.items()}
+    with torch.inference_mode():
+        peaks = {name: peak_memory(call, options.device) for name, call in calls.items()}  # warms up, too
+        times = {name: list[float]() for name in calls}
+        for _ in range(options.rounds):
+            for name, call in calls.items():
+                times[name].append(processor_time(call) if options.processor_time else once(call, options.device))
+    seconds = {name: statistics.median(values) for name, values in times.items()}
     return [
         {
-            "model": name, "lines": lines, "tokens": wide // STRIDE, "batch": options.batch,
+            "model": name, "lines": lines, "tokens": width // STRIDE, "batch": options.batch, "rounds": options.rounds,
             "parameters": sum(parameter.numel() for parameter in models[name].parameters()),
-            "seconds": time.median,
-            "lines_per_second": round(lines * options.batch / time.median, 2),
-            "peak_bytes": peak_memory(calls[name], options.device),
+            "stem_seconds": seconds[STEM], "transformer_seconds": seconds[name],
+            "lines_per_second": round(lines * options.batch / (seconds[STEM] + seconds[name]), 3),
+            "stem_peak_bytes": peaks[STEM], "transformer_peak_bytes": peaks[name],
         }
-        for name, time in times.items()
+        for name in names
     ]  # fmt: skip
 
 
@@ -67,21 +89,28 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dim", type=int, default=768)
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--processor-time", action="store_true", help="of one thread, in place of the clock's")
     options = parser.parse_args()
     names = options.only.split(",")
     if unknown := [name for name in names if name not in MODELS]:
         parser.error(f"--only: expected some of {', '.join(MODELS)}, got {unknown[0]}")
+    if options.processor_time and (options.threads > 1 or options.device != "cpu"):
+        parser.error("--processor-time: expected --threads 1 and --device cpu")
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
+    about = {"machine": manifest(options.device, options.threads), "dim": options.dim, "paper": PAPER,
+             "clock": "processor" if options.processor_time else "wall"}  # fmt: skip
     rows: list[dict[str, Any]] = []
+    if options.out.exists() and (earlier := json.loads(options.out.read_text())) | {"rows": 0} == about | {"rows": 0}:
+        rows = [row for row in earlier["rows"] if row["model"] in names]
     for lines in map(int, options.lines.split(",")):
-        for row in cell(names, options, lines):
-            speed = f"{row['lines_per_second']:8.2f} lines/s"
-            print(f"{lines:3} lines  {row['model']:<13}{speed}  {row['peak_bytes']:,} bytes", flush=True)
-            rows.append(row)
-        about = {"machine": manifest(options.device, options.threads), "dim": options.dim, "paper": PAPER}
+        found = cell(names, options, lines)
+        for row in found:
+            parts = f"stem {row['stem_seconds']:.3f} s, transformer {row['transformer_seconds']:.3f} s"
+            print(f"{lines:3} lines  {row['model']:<13}{row['lines_per_second']:8.2f} lines/s  {parts}", flush=True)
+        rows = sorted((*(row for row in rows if row["lines"] != lines), *found), key=lambda row: row["lines"])
         save({**about, "rows": rows}, options.out)
 
 

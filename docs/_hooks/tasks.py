@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from figures import RESULTS, load, table, where
+from torch.utils.flop_counter import FlopCounterMode
 
 NONE = "–"
 PASTIS = "polymix train fields --preset paper --data PASTIS --mixer {}"
@@ -82,14 +83,17 @@ def number(value: float | None, digits: int, factor: float = 1.0) -> str:
 
 
 def paper_table(rows: Iterator[tuple[str, str, str, str, str]]) -> str:
-    """A row for each figure of the paper. A model's command is shown once."""
-    lines, last = [], ""
+    """A row for each figure of the paper, and below them the command for each model."""
+    lines: list[tuple[str, ...]] = []
+    commands: dict[str, dict[str, None]] = {}  # the models of each command, in order
+    last = ""
     for model, command, what, paper, here in rows:
-        shown = () if (model, command) == last else (model, f"`{command}`")
-        lines.append((*(shown or ("", "")), what, paper, here))
-        last = (model, command)
-    head = ("model", "command", "", "in the paper", "here, on the default data")
-    return table(head, lines)
+        lines.append(("" if model == last else model, what, paper, here))
+        commands.setdefault(command, {})[model] = None
+        last = model
+    head = ("model", "", "in the paper", "here, on the default data")
+    block = "\n".join(f"# {' and '.join(models)}\n{command}" for command, models in commands.items())
+    return f"{table(head, lines)}\n\n```sh\n{block}\n```"
 
 
 def fields_paper() -> Iterator[tuple[str, str, str, str, str]]:
@@ -105,9 +109,20 @@ def fields_paper() -> Iterator[tuple[str, str, str, str, str]]:
     for model, mixer, accuracy, miou, speed in papers:
         row = found.get(mixer, {"metrics": {}, "inference_per_second": None})
         with torch.device("meta"):
-            size = sum(p.numel() for p in TSViT(parse_mixer(mixer)[1], match_parameters=True).parameters())
+            host = TSViT(parse_mixer(mixer)[1], match_parameters=True).eval()
+            with torch.no_grad(), FlopCounterMode(display=False) as counter:
+                host(torch.empty(1, 60, 10, 24, 24), torch.zeros(1, 60, dtype=torch.int64))
+        size = sum(p.numel() for p in host.parameters())
         command = PASTIS.format(mixer) + (MATCHED if mixer != "softmax" else "")
         yield model, command, "parameters, M", "1.7", f"{size / 1e6:.3f} (at the paper's size)"
+        announced = "announced, not printed"
+        yield (
+            model,
+            command,
+            "multiply-adds of a window, G",
+            announced,
+            f"{counter.get_total_flops() / 2e9:.1f} (at the paper's size)",
+        )
         yield model, command, "OA, %", str(accuracy), number(row["metrics"].get("accuracy"), 1, 100)
         yield model, command, "mIoU, %", str(miou), number(row["metrics"].get("miou"), 1, 100)
         if speed is not None:
@@ -121,6 +136,8 @@ def handwriting_paper() -> Iterator[tuple[str, str, str, str, str]]:
     from polymix.tasks.handwriting.recipe import HandwritingRecipe
 
     found = measured("handwriting")
+    timed = load("tasks/handwriting/lines.json")["rows"]
+    speeds = {(row["model"], row["lines"]): row["lines_per_second"] for row in timed}
     papers = (
         ("HTR-VT", "softmax", 1, 53.5, 2.8, 7.4, 620.2), ("HTR-VPoM", "pom", 1, 53.7, 3.2, 9.0, 623.3),
         ("HTR-VPoM Hyb.", HYBRID, 1, 53.5, 2.8, 7.5, 622.7), ("HTR-VT", "softmax", 16, 54.9, 3.3, 9.3, 598.4),
@@ -129,7 +146,7 @@ def handwriting_paper() -> Iterator[tuple[str, str, str, str, str]]:
     for model, mixer, lines, parameters, cer, wer, speed in papers:
         name = "pom (1:1)" if mixer == HYBRID else mixer
         row = found.get(name) if lines == 1 else None  # the default data has lines, and no pages
-        row = row or {"metrics": {}, "inference_per_second": None}
+        row = row or {"metrics": {}}
         command = LAM.format(mixer) + (MATCHED if mixer != "softmax" else "") + (PAGES if lines > 1 else "")
         model += f", {lines} lines" if lines > 1 else ""
         recipe = HandwritingRecipe.paper().changed(
@@ -141,7 +158,29 @@ def handwriting_paper() -> Iterator[tuple[str, str, str, str, str]]:
         yield model, command, "parameters, M", str(parameters), f"{size / 1e6:.1f} (at the paper's size)"
         yield model, command, "CER, %", str(cer), number(row["metrics"].get("cer"), 1, 100)
         yield model, command, "WER, %", str(wer), number(row["metrics"].get("wer"), 1, 100)
-        yield model, command, "lines/s", str(speed), number(row["inference_per_second"], 1)
+        here = speeds["hybrid" if mixer == HYBRID else mixer, lines]
+        yield model, command, "lines/s", str(speed), f"{here:.2f} (at the paper's size, one CPU thread)"
+
+
+def handwriting_lines() -> str:
+    """Lines per second of the published host by the number of lines side by side, and where the time goes."""
+    content, lines = load("tasks/handwriting/lines.json"), []
+    counts = sorted({row["lines"] for row in content["rows"]})
+    rows = {(row["model"], row["lines"]): row for row in content["rows"]}
+    for model in dict.fromkeys(model for model, _ in rows):
+        mine = [rows[model, count] for count in counts]
+        lines.append((f"`{model}`", *(f"{row['lines_per_second']:.2f}" for row in mine),
+                      *(f"{row['transformer_seconds']:.2f}" for row in mine),
+                      content["paper"].get(model, NONE)))  # fmt: skip
+    stem = [rows[next(iter(rows))[0], count]["stem_seconds"] for count in counts]
+    lines.append(("the stem", *[""] * len(counts), *(f"{seconds:.2f}" for seconds in stem), ""))
+    names = [f"{count} line" + "s" * (count > 1) for count in counts]
+    head = ("", *(f"lines/s, {name}" for name in names), *(f"seconds of the transformer, {name}" for name in names),
+            "lines/s in the paper, up to 16 lines, GPU")  # fmt: skip
+    clock = "processor time" if content["clock"] == "processor" else "wall time"
+    about = f"{where(content['machine'])}, {clock}; {content['dim']} channels, one image at a time, parameters as with"
+    about += " attention"
+    return f"{about}.\n\n{table(head, lines)}\n\n`python benchmarks/handwriting_lines.py OUT.json`"
 
 
 def whole_patches() -> str:
@@ -243,6 +282,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "mask-rcnn": mask_rcnn,
     "fields-paper": lambda: paper_table(fields_paper()),
     "handwriting": lambda: default_run("handwriting", ("cer", "wer", "cer_blotted")),
+    "handwriting-lines": handwriting_lines,
     "handwriting-paper": lambda: paper_table(handwriting_paper()),
     "whole-patches": whole_patches,
     "points-speed": along_curves,

@@ -27,6 +27,9 @@ def command(
     exported: Annotated[
         Path | None, typer.Option(help="Measure this ONNX file of the model in its place, such as one in 8 bits.")
     ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Change an option of the use, such as beam=50. Repeatable.")
+    ] = None,
     threads: Threads = None,
     trust: Annotated[bool, typer.Option("--trust", help="Run code that the folder names.")] = False,
     as_json: AsJson = False,
@@ -42,7 +45,9 @@ def command(
     from polymix.numbers import figure
     from polymix.workflows.evaluate import Settings, evaluate
 
-    settings = Settings(folder, data, split, limit, batch, image_size, tokens, device, trust, layout, exported)
+    settings = Settings(
+        folder, data, split, limit, batch, image_size, tokens, device, trust, layout, exported, tuple(set_ or ())
+    )
     torch.set_num_threads(thread_count(threads))
     console = Console()
     errors = Console(stderr=True)

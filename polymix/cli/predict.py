@@ -15,6 +15,9 @@ def command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run of polymix train.")],
     files: Annotated[list[str], typer.Argument(help="Files to predict, of the kind that the domain reads.")],
     out: Annotated[Path, typer.Option(help="Folder for the pictures and predictions.json.")] = Path("polymix-predict"),
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Change an option of the use, such as beam=50. Repeatable.")
+    ] = None,
     device: Annotated[str, typer.Option(help="Device, such as cpu or cuda.")] = "cpu",
     threads: Threads = None,
     as_json: AsJson = False,
@@ -31,8 +34,15 @@ def command(
     check_device(device, "--device")
     torch.set_num_threads(thread_count(threads))
     console = Console(stderr=as_json)
-    rows = SavedRun.of(folder).predict(
-        files, out, device=device, say=lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
+    rows = (
+        SavedRun.of(folder)
+        .changed(set_ or ())
+        .predict(
+            files,
+            out,
+            device=device,
+            say=lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True),
+        )
     )
     if as_json:
         print_json(rows)

@@ -104,7 +104,14 @@ class HtrVt(nn.Module):
             got = str(tuple(lines.shape)) if isinstance(lines, Tensor) else type(lines).__name__
             expected = f"(B, 1, {self.height}, W), W a multiple of {STRIDE}"
             raise ShapeError("lines", got, expected, "Resize the lines, and pad them with white.")
-        x = self.stem(F.layer_norm(lines, lines.shape[1:])).flatten(2).transpose(1, 2)  # (B, N, D)
+        return self.read(self.embed(lines))
+
+    def embed(self, lines: Tensor) -> Tensor:
+        """The stem: tokens (B, N, D) of lines (B, 1, height, 4 N)."""
+        return self.stem(F.layer_norm(lines, lines.shape[1:])).flatten(2).transpose(1, 2)
+
+    def read(self, x: Tensor) -> Tensor:
+        """The transformer: logits (B, N, classes) of the stem's tokens (B, N, D)."""
         if self.training and self.mask_ratio:
             x = torch.where(self._spans(x.shape[1], x.device)[:, None], self.masked.to(x.dtype), x)
         x = x + sine_positions(x.shape[1], x.shape[2]).to(x)

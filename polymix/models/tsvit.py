@@ -85,9 +85,8 @@ class TSViT(nn.Module):
             check_choice(name, value, (True, False))
         check_choice("days", days, EMBEDDINGS)
         if image_size % patch:
-            raise OptionError(
-                "patch", f"{patch} with image_size={image_size}", "a divisor of it", "Change one of them."
-            )
+            got = f"{patch} with image_size={image_size}"
+            raise OptionError("patch", got, "a divisor of the image's side", "Change one of them.")
         depth = temporal_depth + spatial_depth
         mixer = SoftmaxConfig() if mixer is None else mixer
         configs = [mixer] * depth if isinstance(mixer, MixerConfig) else list(mixer)

@@ -58,6 +58,8 @@ class Learner(LightningModule):
         self.settings: dict[str, Any] = {}  # what a resumed run must have in common with this one
         self.note: Callable[[dict[str, Any]], None] = lambda row: None  # takes a row of numbers
         self.measure: Callable[[Any, Process], dict[str, Any]] = lambda model, process: {}
+        self.validate: Callable[[Any, Process], tuple[dict[str, Any], float]] | None = None  # numbers, and how good
+        self.kept: dict[str, Any] = {}  # with `validate`: step, score and weights of the best evaluation
         self.sum: Tensor | float = 0.0
         self.numbers: dict[str, Any] = {}
         self.seen, self.clock = 0, 0.0
@@ -185,7 +187,7 @@ class Learner(LightningModule):
         if step % self.recipe.evaluate_every == 0 or step == self.recipe.steps:
             with self.trainer.precision_plugin.forward_context(), resting(self.best):
                 self.before_measuring(self.best)
-                found = self.measure(self.best, self.process)
+                found = self.measure(self.best, self.process) if self.validate is None else self._choose(step)
             if self.measures_plain and self.average is not None and step == self.recipe.steps:
                 with self.trainer.precision_plugin.forward_context(), resting(self.model):
                     plain = self.measure(self.model, self.process)
@@ -195,6 +197,23 @@ class Learner(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["polymix"] = self.settings
+        if self.kept:
+            checkpoint["polymix_kept"] = self.kept
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.kept = checkpoint.get("polymix_kept", {})
+
+    def _choose(self, step: int) -> dict[str, Any]:
+        """Validate, and keep the weights if they are the best so far. After the last step, load and measure those."""
+        assert self.validate is not None
+        found, score = self.validate(self.best, self.process)
+        if not self.kept or score > self.kept["score"]:
+            weights = {name: value.detach().cpu().clone() for name, value in self.best.state_dict().items()}
+            self.kept = {"step": step, "score": score, "weights": weights}
+        if step < self.recipe.steps:
+            return found
+        self.best.load_state_dict(self.kept["weights"])
+        return {**self.measure(self.best, self.process), **found, "kept_step": self.kept["step"]}
 
     def _restart_clock(self) -> None:
         self.seen, self.clock = 0, time.perf_counter()

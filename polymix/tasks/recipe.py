@@ -28,6 +28,7 @@ from polymix.tasks.domains import built_domains, check_domain
 
 PRECISIONS = ("float32", "bfloat16")
 STRATEGIES = ("auto", "ddp", "fsdp")
+KEPT = ("last", "best")
 LOGGERS = ("csv", "tensorboard", "wandb")
 FORMATS = (".json", ".yaml", ".yml")
 LARGEST = 1 << 20  # bytes of a recipe in JSON or YAML
@@ -52,6 +53,8 @@ class TaskRecipe:
         weight_decay, betas: of AdamW. Vectors, such as biases, do not decay.
         clip: largest norm of the gradient.
         ema: decay of averaged weights, which are then evaluated and saved; 0: none.
+        keep: which weights are saved: "last", or "best", those of the evaluation with the best headline on the data's
+            validation part. The test part is then measured once, with these weights.
         precision: "float32" or "bfloat16".
         checkpointing: compute blocks a second time in the backward pass, to save memory.
         seed: of the weights, the order of the data, and dropout.
@@ -80,6 +83,7 @@ class TaskRecipe:
     betas: Sequence[float] = (0.9, 0.95)
     clip: float = 1.0
     ema: float = 0.0
+    keep: str = "last"
     precision: str = "float32"
     checkpointing: bool = False
     seed: int = 0
@@ -100,6 +104,8 @@ class TaskRecipe:
     takes_plan: ClassVar[bool] = False  # whether model.py asks `mixers_for`
     without_mixer: ClassVar[str | None] = None  # the value of `mixer` for a host of its own without a block
     trains_control: ClassVar[bool] = True  # whether control=None means True on the default data
+
+    after_training: ClassVar[tuple[str, ...]] = ()  # options that a trained model may be used with other values of
 
     # Options that a resumed run may change, because they do not change the result, or because the data tells.
     changeable: ClassVar[tuple[str, ...]] = (
@@ -127,6 +133,9 @@ class TaskRecipe:
             raise OptionError("data", repr(self.data), "the path of a file or a folder, or None", "Pass data=None.")
         check_choice("precision", self.precision, PRECISIONS)
         check_choice("strategy", self.strategy, STRATEGIES)
+        check_choice("keep", self.keep, KEPT)
+        if self.keep == "best" and self.strategy == "fsdp":
+            raise OptionError("keep", "'best' with strategy='fsdp'", "'last'", "Or pass strategy='ddp'.")
         check_choice("checkpointing", self.checkpointing, (True, False))
         check_choice("logger", self.logger, (None, *LOGGERS))
         check_choice("control", self.control, (None, True, False))

@@ -19,6 +19,7 @@ from polymix.tasks.rows import UP, check_rows, floor_sentence
 
 TURN = "Turn a test scan: a page of its own"
 SCHEMA = "polymix.train/1"
+VALIDATION = "validation_"  # of names of what was measured on the part that chooses the weights
 Row = Mapping[str, Any]
 
 
@@ -59,7 +60,8 @@ class Journal:
 def measured(rows: Sequence[Row]) -> tuple[list[str], list[Row]]:
     """The names of what was measured on held-out data, the headline first, and the rows that have it."""
     kept = [row for row in rows if "loss" not in row and len(row) > 1]
-    return list(dict.fromkeys(key for row in kept for key in row if key not in ("step", "samples"))), kept
+    names = dict.fromkeys(key for row in kept for key in row if key not in ("step", "samples", "kept_step"))
+    return sorted(names, key=lambda name: name.startswith(VALIDATION)), kept
 
 
 def write_results(out: Path, content: Mapping[str, Any], rows: Sequence[Row], finished: bool) -> Path:
@@ -195,7 +197,8 @@ def curve(rows: Sequence[Row], narrow: bool) -> Any:
     from polymix.pages.plots import COLOURS, NARROW
 
     names, kept = measured(rows)
-    curves = [("loss", [row for row in rows if "loss" in row]), *((name, kept) for name in names[:1])]
+    headline = [name for name in names if name == f"{VALIDATION}{names[0]}"] or names[:1]
+    curves = [("loss", [row for row in rows if "loss" in row]), *((name, kept) for name in headline)]
     figure = Figure(figsize=(NARROW, 2.9 * len(curves)) if narrow else (9, 3.6), layout="constrained")
     grid = figure.subplots(*((len(curves), 1) if narrow else (1, len(curves))), squeeze=False)
     for axes, (name, its) in zip(grid.flat, curves, strict=True):

@@ -11,7 +11,8 @@ A task is a package of five files, found beside the class of its recipe:
               samples to a batch, and data.fingerprint(), which tells contents apart where a checksum of some samples
               does not. For `polymix evaluate` and `polymix predict`: data.summary(), which results.json keeps;
               for_evaluation(recipe, summary, whole, limit, say) -> data with what to measure; and from_summary(recipe,
-              summary) -> data with what `build` and `predict` need.
+              summary) -> data with what `build` and `predict` need. For keep="best": validation(recipe, data) -> data
+              whose held-out part is the one to choose by.
 - model.py    build(recipe, data) -> nn.Module. Optional: check(recipe), settings(model), save(model, data, folder),
               host_name(recipe), HEADS, prefixes of the weights that --init may leave fresh, usage(recipe, data,
               folder), Python lines for the report, and next_commands(recipe, data, folder), pairs of a reason and a
@@ -32,6 +33,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import statistics
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -53,8 +55,17 @@ from polymix.tasks.loggers import check_logger, log, make_logger
 from polymix.tasks.order import Seeded, number, seed_all
 from polymix.tasks.processes import Process, check_processes, first_of_all, processes, spread
 from polymix.tasks.recipe import CONTROL, TaskRecipe, load_recipe
-from polymix.tasks.report import Journal, add_control, finished_rows, finite, measured, write_report, write_results
-from polymix.tasks.rows import direction, make_row, measure_speed
+from polymix.tasks.report import (
+    VALIDATION,
+    Journal,
+    add_control,
+    finished_rows,
+    finite,
+    measured,
+    write_report,
+    write_results,
+)
+from polymix.tasks.rows import UP, direction, make_row, measure_speed
 from polymix.tasks.trainer import ModelCheckpoint, fit, isolate_rng, quiet, read_checkpoint
 
 REQUIRED = {"data": "load", "model": "build", "learner": "Learner", "metrics": "measure"}
@@ -189,6 +200,8 @@ def check_recipe(recipe: TaskRecipe) -> Task:
             raise OptionError("layout", repr(recipe.layout), allowed, "Choose one of these.")
     if recipe.init is not None:
         check_weights(Path(recipe.init))
+    if recipe.keep == "best" and task.value("data", "validation", None) is None:
+        raise OptionError("keep", "'best'", f"'last': {task.name} has no validation part", "Leave it out.")
     task.call("model", "check", recipe)
     return task
 
@@ -242,6 +255,9 @@ def _train(
         journal = first_of_all(lambda: Journal(out / "metrics.jsonl", done, say, writes=rank == 0))
         learner.settings = settings
         learner.measure = lambda weights, process: _measure(task, weights, data, recipe, process, say)
+        if recipe.keep == "best":
+            part = task.data.validation(recipe, data)
+            learner.validate = lambda weights, process: _validate(task, weights, part, recipe, process)
         results = {"task": task.name, "settings": recipe.to_dict(), "parameters": count(model)}
         if hasattr(data, "summary"):
             results["data"] = data.summary()
@@ -283,10 +299,11 @@ def _row(task: Task, learner: Learner, final: nn.Module, journal: Journal) -> di
     names, kept = measured(journal.rows())
     metrics = {name: finite(kept[-1].get(name)) for name in names} if kept else {}
     declared = task.value("metrics", "DIRECTIONS", {})
+    directions = {name: direction(name.removeprefix(VALIDATION), declared) for name in metrics}
     speeds = [row[key] for row in journal.rows() for key in row if key == f"{learner.unit}_per_second"]
     speed = {"training_per_second": statistics.median(speeds) if speeds else None}
     speed |= measure_speed(probe, learner.last_batch)
-    return make_row(task, learner.recipe, final, metrics, {name: direction(name, declared) for name in metrics}, speed)
+    return make_row(task, learner.recipe, final, metrics, directions, speed)
 
 
 def count(model: nn.Module) -> int:
@@ -321,6 +338,15 @@ def _measure(task: Task, model: Any, data: Any, recipe: Any, process: Process, s
     for text in texts if process.rank == 0 else ():
         say(f"  {text!r}")
     return {**figures, "samples": texts}
+
+
+def _validate(task: Task, model: Any, part: Any, recipe: Any, process: Process) -> tuple[dict[str, Any], float]:
+    """The measurements on the validation part, and the headline as a score, of which more is better."""
+    figures = task.metrics.measure(model, part, recipe, process)
+    name, value = next(iter(figures.items()))
+    sign = 1 if direction(name, task.value("metrics", "DIRECTIONS", {})) == UP else -1
+    score = sign * value if value is not None and math.isfinite(value) else -math.inf
+    return {f"{VALIDATION}{name}": value for name, value in figures.items()}, score
 
 
 def _fit(learner: Learner, last: Path, done: int, logger: Any) -> dict[str, Any]:

@@ -56,6 +56,20 @@ class SavedRun:
             raise ResultsError("folder", got, f"{RESULTS} of polymix train", "") from error
         return SavedRun(folder, Task.of(recipe), recipe, content.get("data") or {})
 
+    def changed(self, words: Sequence[str]) -> SavedRun:
+        """This run with other options for its use, such as ["beam=50"].
+
+        Raises OptionError for one that the model was trained with, or a value out of range.
+        """
+        for word in words:
+            name = word.partition("=")[0]
+            if name not in self.recipe.after_training:
+                usable = ", ".join(self.recipe.after_training) or "none for this task"
+                raise OptionError("--set", word, f"an option of the model's use: {usable}", "Leave it out.")
+        recipe = self.recipe.changed(words) if words else self.recipe
+        check_recipe(recipe)
+        return replace(self, recipe=recipe)
+
     def predict(
         self, files: Sequence[str | Path], out: str | Path, *, device: str = "cpu", say: Callable[[str], None] = silent
     ) -> list[dict[str, Any]]:

@@ -39,6 +39,7 @@ class Settings:
         trust: run code that the folder names.
         layout: how the files of `data` are arranged, for runs of polymix train; None: as its files say.
         exported: an ONNX file of this model, such as one in 8 bits, which is measured in its place.
+        options: of the model's use, such as "beam=50", for runs of polymix train.
     """
 
     folder: Path
@@ -52,6 +53,7 @@ class Settings:
     trust: bool = False
     layout: str | None = None
     exported: Path | None = None
+    options: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.exported is not None and not self.exported.is_file():
@@ -105,7 +107,9 @@ def evaluate(settings: Settings, say: Callable[[str], None] = lambda text: None)
     folder = settings.folder
     run = SavedRun.of(folder) if is_run(folder) else None
     if run is not None and run.task.name != "text":
-        return _of_run(run, settings, say)
+        return _of_run(run.changed(settings.options), settings, say)
+    if settings.options:
+        raise OptionError("--set", settings.options[0], "no --set for this model", "Leave it out.")
     if run is not None or _reads_text(folder):
         return _of_text(settings, None if run is None else run.recipe, say)
     return _of_images(settings, say)

@@ -116,7 +116,7 @@ def test_mistakes_of_the_metadata_are_one_line_and_listed(broken, properties, na
 
 
 @pytest.mark.parametrize(("shape", "value", "named"), [
-    ((24, 9, 28, 28), 0, "10 bands"), ((24, 10, 28, 20), 0, "28 × 20"), ((24, 10, 28, 28), numpy.nan, "not finite"),
+    ((24, 9, 28, 28), 0, "10 bands"), ((24, 10, 28, 20), 0, "28 × 20"), ((24, 10, 28, 28), numpy.nan, "not finite, the first at date 0, band 0"),
 ])  # fmt: skip
 def test_mistakes_of_a_cube(broken, shape, value, named):
     folder, _ = broken
@@ -130,7 +130,7 @@ def test_other_mistakes(broken, tmp_path):
     folder, _ = broken
     target = folder / "ANNOTATIONS" / "TARGET_10001.npy"
     numpy.save(target, numpy.full((3, 28, 28), 18, dtype=numpy.uint8))
-    with pytest.raises(DataError, match="have 18, which is no class from 0 to 5"):
+    with pytest.raises(DataError, match="have 18: no class from 0 to 5"):
         load(FieldsRecipe(data=str(folder), classes=6), folder, print)
     (folder / "DATA_S2" / "S2_10002.npy").write_bytes(b"nothing")
     assert sum("S2_10002.npy cannot be read" in problem for problem in check(folder)) == 1
@@ -175,8 +175,8 @@ def test_check_lists_every_mistake_by_file_and_entry(broken):
     wanted = (
         (path, "patch 10000", "S2_10000.npy", "(24, 9, 28, 28)", "10 bands"), (path, "patch 10001", "20180101 follows"),
         (path, "patch 10002", "'2019-01-01' instead of a number such as 20180915"),
-        (cubes / "S2_10003.npy", "not finite"), (path, "patch 10004", "TARGET_10004.npy", "(3, 28, 20)", "28 × 28"),
-        (cubes / "S2_10005.npy", "have 44"), (path, "feature 6", "Fold is None"), (path, "fold 2 has no patches"),
+        (cubes / "S2_10003.npy", "not finite", "date 5, band 2, row 7, column 7"), (path, "patch 10004", "TARGET_10004.npy", "(3, 28, 20)", "28 × 28"),
+        (targets / "TARGET_10005.npy", "have 44"), (path, "feature 6", "Fold is None"), (path, "fold 2 has no patches"),
         (path, "fold 5 has no patches"),
     )  # fmt: skip
     found = check(folder)
@@ -278,7 +278,7 @@ def test_init_starts_from_a_run_and_names_what_does_not_fit(run_folder, tmp_path
 
 
 @pytest.mark.parametrize(("words", "named"), [
-    (["layout=pastis"], "layout"), (["patch=5"], "patch"), (["plan=9:x"], "got '9'"), (["mixer=nope"], "nope"), (["fold=6"], "fold"),
+    (["layout=pastis"], "layout"), (["patch=5"], r"divisor of the window, got 5 with window=24.*patch=4"), (["plan=9:x"], "got '9'"), (["mixer=nope"], "nope"), (["fold=6"], "fold"),
 ])  # fmt: skip
 def test_wrong_options_are_told_before_anything_is_written(words, named, tmp_path):
     with pytest.raises(PolymixError, match=named):
@@ -371,3 +371,54 @@ def test_a_domain_that_is_not_built_is_told(monkeypatch, capsys, tmp_path):
     with pytest.raises(OptionError, match="boxes3d, which is not built yet") as told:
         domains.check_domain("boxes3d")
     assert "one of text" in str(told.value)
+
+
+def test_the_weights_of_the_best_evaluation_are_kept_and_measured_once(tmp_path, monkeypatch):
+    """Chosen by the mIoU of the fourth fold; the fifth is measured with those weights, and so after an interruption."""
+    from polymix.tasks.fields import metrics
+    from polymix.tasks.runner import Task
+
+    asked = []
+    real = metrics.measure
+
+    def measure(model, data, recipe, process):
+        asked.append({patch.fold for patch in data.test.patches})
+        found = real(model, data, recipe, process)
+        if len(asked) == stop:
+            raise KeyboardInterrupt
+        return found if asked[-1] == {5} else {"miou": scores[len(asked) - 1], "accuracy": 0.5}
+
+    monkeypatch.setattr(metrics, "measure", measure)
+    words = ["keep=best", "steps=4", "checkpoint_every=1", "control=False"]
+    scores, stop = [0.1, 0.4, 0.3, 0.2], None
+    train(TINY.changed([*words, "evaluate_every=1"]), tmp_path / "out")
+    assert asked == [{4}] * 4 + [{5}]
+    content = json.loads((tmp_path / "out" / "results.json").read_text())
+    last, (row,) = content["evaluations"][-1], content["rows"]
+    assert last["kept_step"] == 2 and list(row["metrics"]) == [
+        "miou",
+        "accuracy",
+        "validation_miou",
+        "validation_accuracy",
+    ]
+    assert set(row["directions"].values()) == {"up"} and row["metrics"]["validation_miou"] == 0.2
+    asked.clear()
+    stop = 4
+    with pytest.raises(KeyboardInterrupt):
+        train(TINY.changed([*words, "evaluate_every=1"]), tmp_path / "again")
+    scores, stop = [0.2], None
+    asked.clear()
+    train(TINY.changed([*words, "evaluate_every=1"]), tmp_path / "again", resume=True)
+    assert asked == [{4}, {5}]
+    asked.clear()
+    scores = [0.4, 0.2]
+    train(TINY.changed([*words, "evaluate_every=2"]), tmp_path / "two")
+    first, *others = (torch.load(tmp_path / name / "model.pt", weights_only=True) for name in ("out", "again", "two"))
+    assert all(torch.equal(value, other[name]) for other in others for name, value in first.items()), "those of step 2"
+    from polymix.tasks.jigsaw.recipe import JigsawRecipe
+
+    with pytest.raises(OptionError, match="jigsaw has no validation part"):
+        train(JigsawRecipe.tiny().changed(["keep=best"]), tmp_path / "jigsaw")
+    with pytest.raises(OptionError, match="fsdp"):
+        TINY.changed(["keep=best", "strategy=fsdp"])
+    assert Task.of(TINY).data.validation

@@ -18,7 +18,7 @@ from polymix.tasks.fields.pastis import FOLDS, LAYOUTS, VOID, Patch, check_value
 from polymix.tasks.fields.recipe import FieldsRecipe
 from polymix.tasks.label_maps import windows
 
-__all__ = ["LAYOUTS", "FieldData", "Windows", "check", "for_evaluation", "from_summary", "load", "made"]
+__all__ = ["LAYOUTS", "FieldData", "Windows", "check", "for_evaluation", "from_summary", "load", "made", "validation"]
 
 CROPS = (
     "background", "meadow", "soft winter wheat", "corn", "winter barley", "winter rapeseed", "spring barley",
@@ -65,6 +65,7 @@ class FieldData:
     test: Any
     mean: Tensor
     std: Tensor
+    valid: Any = ()  # windows to choose by
     pad_to: int | None = None  # dates of every series; None: as many as the longest of a batch has
     counts: Mapping[str, int] = field(default_factory=dict)
 
@@ -122,10 +123,19 @@ def load(recipe: FieldsRecipe, folder: Path, say: Callable[[str], None]) -> Fiel
         got = f"{recipe.window} for {small.name} of {small.shape[2]} × {small.shape[3]} pixels"
         raise DataError("window", got, "a window that fits into every patch", "Pass a smaller --set window=.")
     mean, std = statistics(source, folds[:3], parts[0])
-    train, test = (Windows(part, recipe.window, recipe.dates, mean, std) for part in (parts[0], parts[2]))
+    train, valid, test = (Windows(part, recipe.window, recipe.dates, mean, std) for part in parts)
     counts = {"train_patches": len(parts[0]), "test_patches": len(parts[2]), "train_windows": len(train)}
     name = "made fields" if recipe.data is None else str(recipe.data)
-    return FieldData(name, classes, train, test, mean, std, None if recipe.mask_padding else recipe.dates, counts)
+    pad_to = None if recipe.mask_padding else recipe.dates
+    return FieldData(name, classes, train, test, mean, std, valid, pad_to, counts)
+
+
+def validation(recipe: FieldsRecipe, data: FieldData) -> FieldData:
+    """The data with the fold to choose by in place of the test's. Raises DataError if the fold has no patches."""
+    if not len(data.valid):
+        got = f"{data.name} without patches in fold {FOLDS[recipe.fold][3]}"
+        raise DataError("data", got, "patches to choose by with keep='best'", "Pass --set keep=last.")
+    return replace(data, test=data.valid)
 
 
 def check(folder: str | Path, layout: str | None = None, allow_pickle: bool = False) -> list[str]:
@@ -167,7 +177,7 @@ def from_summary(recipe: FieldsRecipe, summary: Mapping[str, Any]) -> FieldData 
         return None
     mean, std = (torch.tensor(summary[key]) for key in ("mean", "std"))
     pad_to = None if recipe.mask_padding else recipe.dates
-    return FieldData(str(summary["name"]), tuple(summary["classes"]), (), (), mean, std, pad_to)
+    return FieldData(str(summary["name"]), tuple(summary["classes"]), (), (), mean, std, (), pad_to)
 
 
 def for_evaluation(

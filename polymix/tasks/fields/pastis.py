@@ -35,6 +35,7 @@ class Patch:
     days: Tensor
     shape: tuple[int, ...]  # of the series
     read: Callable[[], tuple[Any, Any]]
+    target: str = ""  # the file of the labels; "": the same
 
     def arrays(self) -> tuple[Any, Any]:
         """Series and labels. Raises DataError if a file cannot be read."""
@@ -125,7 +126,7 @@ def _patch(folder: Path, name: str, about: Mapping[str, Any], again: bool) -> Pa
     def read() -> tuple[Any, Any]:
         return numpy.load(series, mmap_mode="r"), numpy.load(labels, mmap_mode="r")[0]
 
-    return Patch(str(series), fold, torch.tensor(days), shape, read)
+    return Patch(str(series), fold, torch.tensor(days), shape, read, str(labels))
 
 
 def days_of(dates: Any) -> list[int] | str:
@@ -154,16 +155,16 @@ def days_of(dates: Any) -> list[int] | str:
 def check_values(patch: Patch, classes: int) -> str | None:
     """What is wrong with a patch's numbers; None if nothing is."""
     series, labels = patch.arrays()
-    if series.dtype.kind == "f" and not numpy.isfinite(series).all():
-        return f"{patch.name} has pixels that are not finite"
+    if series.dtype.kind == "f" and not (finite := numpy.isfinite(series)).all():
+        date, band, row, column = numpy.argwhere(~finite)[0].tolist()
+        first = f"the first at date {date}, band {band}, row {row}, column {column}, from 0"
+        return f"{patch.name} has pixels that are not finite, {first}"
     if series.dtype.kind not in "iuf":
         return f"{patch.name} holds {series.dtype} instead of numbers"
     odd = sorted({*numpy.unique(labels).tolist()} - {*range(classes), VOID})
-    return (
-        f"the labels of {patch.name} have {odd[0]}, which is no class from 0 to {classes - 1} and not {VOID}"
-        if odd
-        else None
-    )
+    if not odd:
+        return None
+    return f"the labels of {patch.target or patch.name} have {odd[0]}: no class from 0 to {classes - 1}, and not {VOID}"
 
 
 def statistics(folder: Path, folds: tuple[int, ...], patches: list[Patch]) -> tuple[Tensor, Tensor]:

@@ -65,7 +65,7 @@ class FieldsRecipe(TaskRecipe):
         "paper": {"mixer": "pom", "patch": 2, "dim": 128, "heads": 4, "temporal_depth": 4, "spatial_depth": 4,
                   "batch_size": 16, "epochs": 100.0, "learning_rate": 1e-3, "weight_decay": 0.0, "warmup": 0.1,
                   "final": 0.005, "betas": (0.9, 0.999), "days": "random", "mask_padding": False,
-                  "evaluate_every": 3274, "checkpoint_every": 3274},
+                  "keep": "best", "evaluate_every": 3274, "checkpoint_every": 3274},
     }  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -81,7 +81,9 @@ class FieldsRecipe(TaskRecipe):
         if self.classes is not None:
             check_int("classes", self.classes, 2, 255)
         if self.window % self.patch:
-            raise OptionError("patch", f"{self.patch} with window={self.window}", "a divisor of it", "Change one.")
+            fits = next(side for side in range(self.patch, 0, -1) if self.window % side == 0)
+            got, cure = f"{self.patch} with window={self.window}", f"For example, pass --set patch={fits}."
+            raise OptionError("patch", got, "a divisor of the window", cure)
 
     def check_options(self) -> dict[str, Any]:
         return {"allow_pickle": self.allow_pickle}

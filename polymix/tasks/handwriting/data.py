@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 from polymix.errors import DataError
 from polymix.models.htr_vt import STRIDE
 from polymix.tasks.handwriting import lines as reading
+from polymix.tasks.handwriting.layout import ENOUGH, Margins, margins_of
 from polymix.tasks.handwriting.lines import Line, pages_of, read_lines
 from polymix.tasks.handwriting.recipe import HandwritingRecipe
 from polymix.tasks.handwriting.script import write_data_set
@@ -80,9 +81,13 @@ class Lines:
     characters: str
     train: Pages
     test: Pages
+    valid: Pages | None = None  # lines to choose by
+    margins: Margins | None = None  # of the training's lines, above and below; known to loaded models alone
 
     def summary(self) -> dict[str, Any]:
-        return {"name": self.name, "characters": self.characters, "train": len(self.train), "test": len(self.test)}
+        few = (fitted(grey(page[0]), self.train.recipe) for page in self.train.pages[:ENOUGH])
+        return {"name": self.name, "characters": self.characters, "train": len(self.train), "test": len(self.test),
+                "margins": margins_of(few)}  # fmt: skip
 
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
         """A batch: images (B, 1, H, W), all labels in a row, and how many each line has."""
@@ -120,7 +125,7 @@ def made(folder: Path, seed: int = 0, **options: Any) -> None:
     wanted = {
         name: options.get(name, getattr(defaults, name)) for name in ("train_lines", "test_lines", "height", "width")
     }
-    counts = {"train": wanted["train_lines"], "test": wanted["test_lines"]}
+    counts = {"train": wanted["train_lines"], "test": wanted["test_lines"], "val": wanted["test_lines"]}
     write_data_set(folder, counts, height=wanted["height"], width=wanted["width"], seed=seed)
 
 
@@ -199,12 +204,20 @@ def load(recipe: HandwritingRecipe, folder: Path, say: Callable[[str], None] = l
     else:
         lines, name = read_lines(recipe.data, recipe.layout, err=recipe.err, lists=recipe.lists).lines, str(recipe.data)
     characters = "".join(sorted({c for part in lines.values() for line in part for c in line.text} | {" "}))
-    train, test = (Pages(pages_of(lines[split], recipe.lines), recipe) for split in ("train", "test"))
+    train, test, valid = (Pages(pages_of(lines[split], recipe.lines), recipe) for split in ("train", "test", "val"))
     for page in train.pages:
         _check_length(page, recipe)
     if recipe.data is not None:
         _tell_squeezed([*train.pages, *test.pages], recipe, say)
-    return Lines(name, characters, train, test)
+    return Lines(name, characters, train, test, None if lines["val"] == lines["test"] else valid)
+
+
+def validation(recipe: HandwritingRecipe, data: Lines) -> Lines:
+    """The lines of the split val in place of the test's. Raises DataError where the data has one of the two alone."""
+    if data.valid is None:
+        got = f"{data.name} without lines in both val and test"
+        raise DataError("--data", got, "lines to choose by with keep='best'", "Pass --set keep=last.")
+    return replace(data, test=data.valid)
 
 
 def for_evaluation(
@@ -222,8 +235,9 @@ def for_evaluation(
 
 
 def from_summary(recipe: HandwritingRecipe, summary: Mapping[str, Any]) -> Lines:
-    """The alphabet without lines."""
-    return Lines(str(summary["name"]), str(summary["characters"]), Pages([], recipe), Pages([], recipe))
+    """The alphabet and the margins without lines."""
+    empty, margins = Pages([], recipe), summary.get("margins")
+    return Lines(str(summary["name"]), str(summary["characters"]), empty, empty, None, margins and tuple(margins))
 
 
 def grey(line: Line) -> np.ndarray:

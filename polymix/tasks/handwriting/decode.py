@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from torch import Tensor
 from polymix.errors import DataError, MissingExtraError, OptionError, check_int, check_number
 
 BLANK = 0
+TRIED = 16  # classes of a token
 LARGEST_MODEL = 1 << 30  # bytes of a language model in ARPA format
 
 
@@ -56,7 +59,7 @@ class BeamSearch:
 
         score(text) = log Σ P(paths that collapse to text) + weight · log P_lm(text)
 
-    Cost in N: N · beam · min(classes, 50) steps.
+    Cost in N: N · beam · min(classes, 16) steps: of each token the 16 likeliest classes are tried.
 
     Args:
         characters: the alphabet.
@@ -84,7 +87,7 @@ class BeamSearch:
             raise OptionError("weight", repr(weight), "a language model to weigh", "Pass language_model.")
         self.characters = characters
         options = decoder.LexiconFreeDecoderOptions(
-            beam_size=beam, beam_size_token=min(len(characters) + 1, 50), beam_threshold=50.0,
+            beam_size=beam, beam_size_token=min(len(characters) + 1, TRIED), beam_threshold=50.0,
             lm_weight=0.0 if language_model is None else weight, sil_score=0.0, log_add=True,
             criterion_type=decoder.CriterionType.CTC,
         )  # fmt: skip
@@ -105,6 +108,13 @@ class BeamSearch:
         path = results[0].tokens[1:-1] if results else [BLANK] * len(rows)
         chosen = rows.exp()[torch.arange(len(rows)), torch.tensor(path)]
         return _collapse(path, chosen.tolist(), self.characters)
+
+
+def decoder_of(recipe: Any, characters: str) -> Callable[[Tensor], list[ReadText]]:
+    """What turns logits into texts by a recipe's `beam` and `language_model`. Raises what `BeamSearch` raises."""
+    if recipe.beam:
+        return BeamSearch(characters, beam=recipe.beam, language_model=recipe.language_model)
+    return partial(greedy, characters=characters)
 
 
 @dataclass(frozen=True)
@@ -160,6 +170,13 @@ def _language_model(decoder: Any, path: Path, characters: str) -> Any:
     arpa = read_arpa(path)
     space = "|" if ("|",) in arpa.grams else "<space>"
     names = ["", *(space if c == " " else c for c in characters)]
+    words = [gram[0] for gram in arpa.grams if len(gram) == 1 and not re.fullmatch("<.*>", gram[0])]
+    longer = [word for word in words if len(word) > 1]
+    if 2 * len(longer) > len(words):
+        cure = "Write the texts with a space between all characters, and <space> for a space, for KenLM's lmplz."
+        raise DataError("language_model", f"{path} of words such as {longer[0]!r}", "a model of characters", cure)
+
+    known: dict[tuple[tuple[str, ...], int], tuple[tuple[str, ...], float]] = {}  # as many beams end alike
 
     class Model(decoder.LM):
         def __init__(self) -> None:
@@ -172,8 +189,14 @@ def _language_model(decoder: Any, path: Path, characters: str) -> Any:
 
         def score(self, state: Any, label: int) -> tuple[Any, float]:
             before = self.states[id(state)][1]
-            after = self._keep(state.child(label), (*before, names[label])[-max(arpa.order - 1, 1) :])
-            return after, arpa.score(before[-(arpa.order - 1) :] if arpa.order > 1 else (), names[label])
+            if (before, label) not in known:
+                seen = before[-(arpa.order - 1) :] if arpa.order > 1 else ()
+                known[before, label] = (
+                    (*before, names[label])[-max(arpa.order - 1, 1) :],
+                    arpa.score(seen, names[label]),
+                )
+            sees, score = known[before, label]
+            return self._keep(state.child(label), sees), score
 
         def finish(self, state: Any) -> tuple[Any, float]:
             before = self.states[id(state)][1]

@@ -38,6 +38,7 @@ class Line:
         box: (left, top, right, bottom) in pixels where the file is a whole page; None: all of it.
         outline: corners of the line on its page; what is outside becomes white.
         hidden: places in `text` whose ink is covered; known for made lines alone.
+        place: on the page, where the file's name tells it, because lists may be shuffled.
     """
 
     image: Path
@@ -47,6 +48,7 @@ class Line:
     box: tuple[int, int, int, int] | None = None
     outline: tuple[tuple[int, int], ...] = ()
     hidden: tuple[int, ...] = ()
+    place: int = 0
 
 
 @dataclass
@@ -129,10 +131,12 @@ def text_of(path: Path, reading: Reading | None = None) -> str:
 
 
 def pages_of(lines: list[Line], most: int) -> list[tuple[Line, ...]]:
-    """Lines of a page side by side, at most `most` together, in their order: LAM-Mul. Source: PoM, Sec. 4.2."""
+    """Lines of a page side by side, at most `most` together, in the page's order: LAM-Mul. Source: PoM, Sec. 4.2."""
     pages: dict[str, list[Line]] = {}
     for line in lines:
         pages.setdefault(line.page or line.entry, []).append(line)
+    for page in pages.values():
+        page.sort(key=lambda line: line.place)
     return [tuple(page[i : i + most]) for page in pages.values() for i in range(0, len(page), most)]
 
 
@@ -156,6 +160,12 @@ def _check_splits(folder: Path, reading: Reading) -> None:
     lines["test"] = lines["test"] or lines["val"]
 
 
+def _last_number(stem: str) -> int:
+    """The number at the end of a file's name; 0 if there is none."""
+    found = re.search(r"\d+$", stem)
+    return int(found.group()) if found else 0
+
+
 def _image_beside(folder: Path, stem: str) -> Path:
     return next((p for p in (folder / f"{stem}{end}" for end in IMAGES) if p.is_file()), folder / f"{stem}.png")
 
@@ -177,7 +187,7 @@ def _htr_vt(folder: Path, reading: Reading) -> None:
                 reading.problem(entry, f"no text lines/{text.name}", "a text for each image", "Add the file.")
                 continue
             image, page = _image_beside(text.parent, stem), stem.rpartition("-")[0]
-            reading.add(split, Line(image, text_of(text).strip(), page, entry))
+            reading.add(split, Line(image, text_of(text).strip(), page, entry, place=_last_number(stem)))
 
 
 def _iam_table(folder: Path) -> Path:
@@ -271,8 +281,8 @@ def _lam(folder: Path, reading: Reading, lists: str | None = None) -> None:
                 continue
             name = Path(row["img"]).name
             page = re.sub(r"[_-]\d+$", "", Path(name).stem)  # page_line.jpg
-            line = Line(images.get(name, folder / row["img"]), row["text"].strip(), page, f"{entry}: {name}")
-            reading.add(split, line)
+            image, place = images.get(name, folder / row["img"]), _last_number(Path(name).stem)
+            reading.add(split, Line(image, row["text"].strip(), page, f"{entry}: {name}", place=place))
 
 
 def _page_files(folder: Path, split: str) -> list[Path]:

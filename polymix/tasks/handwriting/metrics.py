@@ -7,16 +7,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from polymix._io import write_whole
 from polymix.errors import MissingExtraError
-from polymix.models.htr_vt import STRIDE
-from polymix.tasks.handwriting.data import WHITE, Lines, as_tensor, fitted, grey, join
-from polymix.tasks.handwriting.decode import BeamSearch, ReadText, greedy
-from polymix.tasks.handwriting.lines import Line
+from polymix.tasks.handwriting.data import Lines
+from polymix.tasks.handwriting.decode import ReadText, decoder_of
+from polymix.tasks.handwriting.predict import predict
 from polymix.tasks.handwriting.recipe import HandwritingRecipe
 from polymix.tasks.processes import Process
 
@@ -93,86 +91,16 @@ def draw(model: nn.Module, data: Lines, recipe: HandwritingRecipe, folder: Path)
     return [path]
 
 
-def predict(
-    model: nn.Module, data: Lines, recipe: HandwritingRecipe, files: Sequence[Path], folder: Path, process: Process
-) -> list[dict[str, Any]]:
-    """Reads an image of a line per file; wide ones in pieces, cut where there is least ink.
-
-    Each row has "file", "text", "picture", and "characters": the character, its place in the image's pixels, and the
-    probability there.
-    """
-    rows, decode = [], _decoder(recipe, data)
-    for number, path in enumerate(files):
-        pixels = grey(Line(path, "", entry=path.name))
-        scale = recipe.height / pixels.shape[0]
-        text, characters, start = "", [], 0
-        for piece in _pieces(pixels, recipe):
-            fit = fitted(piece, recipe)
-            image = as_tensor(join([fit], recipe))[None].to(process.device)
-            (read,) = decode(model(image))
-            squeezed = piece.shape[1] * scale / fit.shape[1]
-            text += (" " if text and read.text else "") + read.text
-            for character, (first, last), chance in zip(read.text, read.places, read.certain, strict=True):
-                places = [start + round(at * STRIDE * squeezed / scale) for at in (first, last + 1)]
-                places = [min(places[0], pixels.shape[1] - 1), min(places[1], pixels.shape[1])]  # not in the padding
-                characters.append({"character": character, "from": places[0], "to": places[1],
-                                   "probability": round(chance, 4)})  # fmt: skip
-            start += piece.shape[1]
-        picture = folder / f"{number:03d}-{path.stem}.png"
-        _draw_read(pixels, text, characters, picture)
-        rows.append({"file": str(path), "text": text, "picture": picture.name, "characters": characters})
-    return rows
-
-
 def apart(text: str) -> list[str]:
     """Words, with punctuation marks as words of their own: how HTR-VT counts WER."""
     return _APART.sub(r" \1 ", text).split()
-
-
-def _pieces(pixels: np.ndarray, recipe: HandwritingRecipe) -> list[np.ndarray]:
-    """A wide image in pieces of at most a line's width, cut at the lightest column of each piece's last quarter."""
-    most = max(int(recipe.lines * recipe.width * pixels.shape[0] / recipe.height), 1)
-    if pixels.shape[1] <= 1.25 * most:  # training squeezes as much
-        return [pixels]
-    pieces, left = [], 0
-    while pixels.shape[1] - left > most:
-        quarter = pixels[:, left + 3 * most // 4 : left + most].mean(0)
-        cut = left + 3 * most // 4 + int(quarter.argmax())
-        pieces.append(pixels[:, left:cut])
-        left = cut
-    return [*pieces, pixels[:, left:]]
-
-
-def _draw_read(pixels: np.ndarray, text: str, characters: Sequence[dict[str, Any]], path: Path) -> None:
-    """The line, with each character under the place where it was read; pale where the model is not sure."""
-    from matplotlib.figure import Figure
-
-    wide = min(max(pixels.shape[1] / pixels.shape[0] * 0.9, 4.0), 40.0)
-    figure = Figure(figsize=(wide, 1.8), layout="constrained")
-    axes = figure.subplots()
-    axes.imshow(pixels, cmap="gray", vmin=0, vmax=WHITE, aspect="auto")
-    high = pixels.shape[0]
-    for entry in characters:
-        axes.axvspan(entry["from"], entry["to"], color="tab:blue", alpha=0.12)
-        axes.text((entry["from"] + entry["to"]) / 2, 1.02 * high, entry["character"], ha="center", va="top",
-                  fontsize=9, alpha=0.3 + 0.7 * entry["probability"])  # fmt: skip
-    axes.set_ylim(1.35 * high, 0)
-    axes.set_title(text, fontsize=9, loc="left")
-    axes.axis("off")
-    write_whole(path, lambda part: figure.savefig(part, dpi=110, format="png"))
-
-
-def _decoder(recipe: HandwritingRecipe, data: Lines) -> Any:
-    if not recipe.beam:
-        return lambda logits: greedy(logits, data.characters)
-    return BeamSearch(data.characters, beam=recipe.beam, language_model=recipe.language_model)
 
 
 def _read(
     model: nn.Module, data: Lines, recipe: HandwritingRecipe, process: Process
 ) -> Iterator[tuple[ReadText, str, tuple[int, ...]]]:
     """Each test sample as it is read, its text and its hidden places."""
-    decode, test = _decoder(recipe, data), data.test
+    decode, test = decoder_of(recipe, data.characters), data.test
     for start in range(0, len(test), recipe.batch_size):
         batch = [test[place] for place in range(start, min(start + recipe.batch_size, len(test)))]
         logits: Tensor = model(torch.stack([sample.image for sample in batch]).to(process.device))

@@ -9,6 +9,7 @@ from polymix.mixers import MixerConfig
 from polymix.mixers.spec import parse_mixer
 from polymix.models.htr_vt import HtrVt
 from polymix.tasks.handwriting.data import Lines
+from polymix.tasks.handwriting.decode import decoder_of
 from polymix.tasks.handwriting.recipe import HandwritingRecipe
 from polymix.tasks.recipe import ATTENTION
 
@@ -16,8 +17,9 @@ HEADS = ("head.",)
 
 
 def check(recipe: HandwritingRecipe) -> None:
-    """Raise what `build` would raise about the recipe, before any image is read."""
+    """Raise what `build` would raise about the recipe, or the language model, before any image is read."""
     sized(recipe, 2, "meta")
+    decoder_of(recipe, "a")
 
 
 def build(recipe: HandwritingRecipe, data: Lines) -> HtrVt:

@@ -63,13 +63,14 @@ class HandwritingRecipe(TaskRecipe):
     lists: str | None = None
 
     takes_plan: ClassVar[bool] = True
+    after_training: ClassVar[tuple[str, ...]] = ("beam", "language_model")
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"dim": 32, "depth": 2, "steps": 4, "batch_size": 8, "train_lines": 32, "test_lines": 8},
         "paper": {
             "height": 64, "width": 512, "dim": 768, "depth": 4, "heads": 6, "mlp_ratio": 4.0, "mask_ratio": 0.4,
             "span": 8, "augment": True, "sam": 0.05, "learning_rate": 1e-3, "betas": (0.9, 0.99), "weight_decay": 0.5,
             "warmup": 0.01, "final": 1e-4, "steps": 100_000, "batch_size": 128, "ema": 0.9999,
-            "evaluate_every": 1000, "checkpoint_every": 1000, "log_every": 100,
+            "keep": "best", "evaluate_every": 1000, "checkpoint_every": 1000, "log_every": 100,
         },
     }  # fmt: skip
 

@@ -7,7 +7,7 @@ from PIL import Image
 
 from polymix.errors import DataError, OptionError
 from polymix.tasks.handwriting import HandwritingRecipe
-from polymix.tasks.handwriting.data import check, fitted, for_evaluation, grey, load
+from polymix.tasks.handwriting.data import check, fitted, for_evaluation, grey, load, validation
 from polymix.tasks.handwriting.lines import Line, pages_of, read_lines
 from polymix.tasks.runner import check_data
 
@@ -70,6 +70,9 @@ def test_lam_by_namesets(tmp_path):
     reading = read_lines(tmp_path)
     assert texts(reading) == ["riga 0", "riga 1"] and texts(reading, "test") == ["riga 2"]
     assert reading.lines["train"][0].page == "page"
+    (tmp_path / "train.json").write_text(json.dumps(rows[1::-1]))
+    (page,) = pages_of(read_lines(tmp_path).lines["train"], 16)
+    assert [line.text for line in page] == ["riga 0", "riga 1"], "in the page's order, although the list has another"
 
 
 def test_page_files_of_read_2016_cut_the_outline(tmp_path):
@@ -208,3 +211,16 @@ def test_an_unknown_character_names_the_file_and_the_entry(htr_vt):
     recipe = HandwritingRecipe(data=str(htr_vt))
     with pytest.raises(DataError, match=r"'ß' in 'grüße' \(test\.ln, line 1: c-0\.png\)"):
         for_evaluation(recipe, {"name": "x", "characters": " egrü"}, False, None, print)
+
+
+def test_the_lines_to_choose_by_are_those_of_val(htr_vt, tmp_path):
+    recipe = HandwritingRecipe(data=str(htr_vt), keep="best")
+    data = load(recipe, htr_vt / "data")
+    assert [page[0].image.stem for page in validation(recipe, data).test.pages] == ["b-0"]
+    assert [page[0].image.stem for page in data.test.pages] == ["c-0"]
+    (htr_vt / "val.ln").unlink()
+    with pytest.raises(DataError, match=r"both val and test.*keep=last"):
+        validation(recipe, load(recipe, htr_vt / "data"))
+    cheques = HandwritingRecipe.tiny().with_options({"train_lines": 3, "test_lines": 2})
+    made = load(cheques, tmp_path / "cheques")
+    assert len(validation(cheques, made).test) == 2 and validation(cheques, made).test.pages != made.test.pages

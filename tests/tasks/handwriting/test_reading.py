@@ -17,6 +17,7 @@ from polymix.models.htr_vt import HtrVt, sine_positions
 from polymix.tasks.handwriting import HandwritingRecipe
 from polymix.tasks.handwriting.data import Lines, Pages
 from polymix.tasks.handwriting.decode import BeamSearch, greedy, read_arpa
+from polymix.tasks.handwriting.layout import cut_lines, pieces
 from polymix.tasks.handwriting.learner import Learner, Sam, augmented
 from polymix.tasks.handwriting.lines import Line
 from polymix.tasks.handwriting.metrics import _wrong_places, apart
@@ -229,3 +230,87 @@ def test_an_image_is_read_in_pieces_with_places(run, tmp_path):
     assert (tmp_path / "read" / row["picture"]).is_file()
     assert row["text"].replace(" ", "") == "".join(c["character"] for c in row["characters"]).replace(" ", "")
     assert all(0 <= c["from"] < c["to"] <= 1200 for c in row["characters"])
+    assert row["lines"] == [{"text": row["text"], "top": 0, "bottom": 64}]
+
+
+@pytest.mark.parametrize(("count", "height"), [(1, 32), (2, 32), (3, 64), (5, 48)])
+def test_the_lines_of_a_page_are_found_and_one_line_stays_one(count, height):
+    """Blots join neither lines nor the rows between them, and no high letter or tail becomes a line of its own."""
+    generator = np.random.default_rng(count)
+    for _ in range(6):
+        written = []
+        for place in range(count):
+            text, (_, figures) = cheque(generator)
+            hide = figures if place % 2 else ()
+            written.append(write_line(text, generator, height=height, width=8 * height, hide=hide).image)
+        page = np.vstack(written)
+        ways = cut_lines(page, (0.25, 0.4))
+        assert len(ways) == (1 if count == 1 else 3)
+        for way in ways:
+            assert np.allclose([cut.bottom / height for cut in way], np.arange(count) + 1, atol=0.35)
+            assert np.allclose([cut.top / height for cut in way], np.arange(count), atol=0.35)
+        assert len({len(cut.pixels) for cut in ways[-1]}) == 1, "letters of all lines get the same size"
+    for blank in (np.full((64, 300), 250, np.uint8), np.zeros((1, 1), np.uint8)):
+        ((only,),) = cut_lines(blank)
+        assert np.array_equal(only.pixels, blank)
+
+
+def test_a_wide_line_is_cut_in_its_widest_gaps():
+    line = np.full((8, 100), 255, np.uint8)
+    line[2:6, 0:28] = line[2:6, 30:55] = line[2:6, 62:100] = 0  # of the gaps, 5 columns lie in the first piece
+    parts = pieces(line, 60)
+    assert [part.shape[1] for part in parts] == [57, 43] and len(pieces(line, 80)) == 1
+    assert np.array_equal(np.hstack(pieces(np.zeros((4, 50), np.uint8), 9)), np.zeros((4, 50), np.uint8))
+
+
+def test_an_image_of_several_lines_gives_the_text_of_each(run, tmp_path, capsys):
+    from polymix.cli import main
+
+    generator = np.random.default_rng(0)
+    page = np.vstack([write_line(text, generator, height=32, width=256).image for text in ("Dale forty", "Hall ten")])
+    Image.fromarray(page).save(tmp_path / "page.png")
+    with pytest.raises(SystemExit) as stop:
+        main(["predict", str(run), str(tmp_path / "page.png"), "--out", str(tmp_path), "--json", "--threads", "1"])
+    (row,) = json.loads(capsys.readouterr().out)
+    assert not stop.value.code and [line["text"] for line in row["lines"]] == row["text"].split("\n")
+    assert len(row["lines"]) == 2 and row["lines"][0]["bottom"] <= row["lines"][1]["top"]
+    assert all(0 <= c["line"] < 2 and 0 <= c["from"] < c["to"] <= 256 for c in row["characters"])
+    assert np.array_equal(np.asarray(Image.open(tmp_path / "page.png")), page), "the picture lies beside the image"
+
+
+def test_a_language_model_is_read_before_training(tmp_path):
+    """It used to be read at the first evaluation."""
+    (tmp_path / "words.arpa").write_text("\\1-grams:\n-1.0 </s>\n-1.0 forty\n-1.0 seven\n-1.0 a\n")
+    for name, named in (("none.arpa", "none.arpa"), ("words.arpa", "of words such as 'forty'")):
+        recipe = HandwritingRecipe.tiny().with_options({"beam": 4, "language_model": str(tmp_path / name)})
+        with pytest.raises(DataError, match=named):
+            train(recipe, tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+
+
+def test_a_trained_model_decodes_by_a_beam_and_a_language_model(run, tmp_path, capsys):
+    from polymix.cli import main
+
+    (tmp_path / "a.arpa").write_text(ARPA)
+    written = write_line("Dale", np.random.default_rng(0), height=32, width=128)
+    Image.fromarray(written.image).save(tmp_path / "line.png")
+    decoding = ["--set", "beam=20", "--set", f"language_model={tmp_path / 'a.arpa'}"]
+    said = {}
+    for name, arguments in {
+        "evaluate": ["evaluate", str(run), "--json", *decoding],
+        "predict": ["predict", str(run), str(tmp_path / "line.png"), "--json", "--out", str(tmp_path / "o"), *decoding],
+        "wrong": ["predict", str(run), str(tmp_path / "line.png"), "--set", "dim=8"],
+        "missing": ["evaluate", str(run), "--set", "language_model=none.arpa", "--set", "beam=20"],
+    }.items():
+        with pytest.raises(SystemExit) as stop:
+            main([*arguments, "--threads", "1"])
+        said[name] = (stop.value.code or 0, *capsys.readouterr())
+    assert [code for code, _, _ in said.values()] == [0, 0, 2, 2]
+    assert json.loads(said["evaluate"][1])["metrics"]["cer"] >= 0
+    text = json.loads(said["predict"][1])[0]["text"]
+    model = SavedRun.of(run).load()
+    pixels = torch.from_numpy(written.image.astype(np.float32))[None, None] / 255
+    characters = SavedRun.of(run).summary["characters"]
+    with torch.no_grad():
+        assert text == BeamSearch(characters, beam=20, language_model=tmp_path / "a.arpa")(model(pixels))[0].text
+    assert "beam, language_model" in said["wrong"][2] and "none.arpa" in said["missing"][2]
