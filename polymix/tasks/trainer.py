@@ -105,9 +105,7 @@ def one_cycle(groups: list[dict[str, Any]], learning_rate: float, warmup: float,
     return cycled(torch.optim.AdamW(groups, lr=learning_rate), int(trainer.estimated_stepping_batches), warmup)
 
 
-def cycled(
-    optimizer: Any, steps: int, warmup: float, start: float = 1 / 25, final: float = 1 / 25e4
-) -> dict[str, Any]:
+def cycled(optimizer: Any, steps: int, warmup: float, start: float = 1 / 25, final: float = 1 / 25e4) -> dict[str, Any]:
     """An optimizer with OneCycleLR, as configure_optimizers returns it; each group keeps its rate as the highest.
 
     warmup: share of the steps in which the rates rise. start, final: of the first and last step, as shares of the

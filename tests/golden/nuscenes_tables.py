@@ -56,7 +56,12 @@ def compare(folder):
         box.rotate(back)
         turn = (box.orientation.yaw_pitch_roll[0] - mine[6] + numpy.pi) % (2 * numpy.pi) - numpy.pi
         assert numpy.array_equal(numpy.isnan(speed[:2]), numpy.isnan(mine[7:]))
-        gaps = [*(box.center - mine[:3]), *(box.wlh[[1, 0, 2]] - mine[3:6]), turn, *numpy.nan_to_num(speed[:2] - mine[7:])]
+        gaps = [
+            *(box.center - mine[:3]),
+            *(box.wlh[[1, 0, 2]] - mine[3:6]),
+            turn,
+            *numpy.nan_to_num(speed[:2] - mine[7:]),
+        ]
         worst = max(worst, numpy.abs(gaps).max())
     print(f"{len(boxes)} boxes: at most {worst:.1e} apart in metres, radians and m/s")
     assert ours["trainval"] == sorted(splits.val) and ours["mini"] == sorted(splits.mini_val)

@@ -70,9 +70,11 @@ def test_the_published_splits_need_no_list(copy, tmp_path):
     scenes = {f"scene-{number:04d}" for number in range(1, 1111)}
     found = _published("v1.0-trainval", scenes)
     assert len(found["val"]) == 150 and {"scene-0003", "scene-1073"} <= set(found["val"])
-    assert _published("v1.0-mini", scenes)["val"] == ["scene-0103", "scene-0916"] and _published("v1.0-x", scenes) is None
+    assert (
+        _published("v1.0-mini", scenes)["val"] == ["scene-0103", "scene-0916"] and _published("v1.0-x", scenes) is None
+    )
     (copy / "v1.0-made/splits.json").unlink()
-    with pytest.raises(DataError, match="splits.json"):
+    with pytest.raises(DataError, match=r"splits\.json"):
         load(PointsRecipe(data=str(copy)), tmp_path, print)
     change(copy, "scene", lambda rows: [row.update(name=name) for row, name in
                                         zip(rows, ("scene-0061", "scene-0103", "scene-0553"), strict=True)])  # fmt: skip
@@ -83,7 +85,18 @@ def test_the_published_splits_need_no_list(copy, tmp_path):
 
 @pytest.mark.slow
 def test_predictions_have_the_names_and_numbers_of_nuscenes(drives, tmp_path, capsys):
-    words = ["train", "points", "--preset", "tiny", "--data", drives, "--set", "control=False", "--out", tmp_path / "run"]
+    words = [
+        "train",
+        "points",
+        "--preset",
+        "tiny",
+        "--data",
+        drives,
+        "--set",
+        "control=False",
+        "--out",
+        tmp_path / "run",
+    ]
     for command in (words, ["predict", tmp_path / "run", *(drives / "samples/LIDAR_TOP").glob("scene-0002-*"), "--out",
                             tmp_path / "seen", "--set", "piece=4000"]):  # fmt: skip
         with pytest.raises(SystemExit) as stop:

@@ -45,7 +45,8 @@ for _surface, (_raw, _) in SURFACES.items():
 def made(folder: str | Path, seed: int = 0, scenes: int = 60, test_scenes: int = 20, sweeps: int = 3) -> Path:
     """Write the default data as nuScenes has it, and return the folder; a set of the same options is kept.
 
-    It has boxes, and labels of the keyframes' points as in nuScenes-lidarseg. Every scene is a drive of half a second, with two keyframes, through a street of its own.
+    It has boxes, and labels of the keyframes' points as in nuScenes-lidarseg. Every scene is a drive of half a second,
+    with two keyframes, through a street of its own.
     """
     folder = Path(folder)
     stamp = folder / f".made-{seed}-{scenes}-{test_scenes}-{sweeps}"
@@ -86,7 +87,9 @@ class _Writer:
         self.tables["calibrated_sensor"].append(self.mount)
         self.tables["log"].append({"token": "log", "logfile": "", "vehicle": "made", "date_captured": "2017-07-14",
                                    "location": "made"})  # fmt: skip
-        self.tables["map"].append({"token": "map", "category": "semantic_prior", "filename": MAP, "log_tokens": ["log"]})
+        self.tables["map"].append(
+            {"token": "map", "category": "semantic_prior", "filename": MAP, "log_tokens": ["log"]}
+        )
         self.tables["visibility"] += [{"token": str(place), "level": level, "description": ""}
                                       for place, level in enumerate(_LEVELS, 1)]  # fmt: skip
         self.tables["category"] += [{"token": name, "name": name, "description": "", "index": index}
@@ -131,9 +134,7 @@ class _Writer:
                 if not back:
                     labelled = f"lidarseg/{VERSION}/{token}_lidarseg.bin"
                     write_whole(self.folder / labelled, _NUMBERS[surfaces & 0xFF].tobytes())
-                    self.tables["lidarseg"].append(
-                        {"token": token, "sample_data_token": token, "filename": labelled}
-                    )
+                    self.tables["lidarseg"].append({"token": token, "sample_data_token": token, "filename": labelled})
             self._annotate(name, key, sample, now, speeds, hits, world, yaw)
 
     def _save(self, file: str, points: Any) -> None:

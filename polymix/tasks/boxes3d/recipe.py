@@ -91,7 +91,8 @@ class Boxes3dRecipe(TaskRecipe):
                   "depths": (1, 2, 2), "strides": (1, 2, 2), "channels": (128, 128, 256), "out": 128, "stride": 2,
                   "head_dim": 64, "convolutions": 2, "turn": 45.0, "scale": 0.1, "flip": True, "most": 500,
                   "nms": "rotated", "batch_size": 32, "epochs": 20.0, "learning_rate": 5e-3, "weight_decay": 0.05,
-                  "clip": 35.0, "warmup": 0.4, "final": 1e-5, "one_cycle": True, "evaluate_every": 879, "checkpoint_every": 879},
+                  "clip": 35.0, "warmup": 0.4, "final": 1e-5, "one_cycle": True, "evaluate_every": 879,
+                  "checkpoint_every": 879},
     }  # fmt: skip
 
     def __post_init__(self) -> None:

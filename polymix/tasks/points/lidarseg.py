@@ -1,4 +1,4 @@
-"""nuScenes-lidarseg: which file labels which keyframe, the 16 classes of its benchmark, and predictions in its format."""
+"""nuScenes-lidarseg: which file labels which keyframe, the classes of its benchmark, and the names of predictions."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ class Labelled(NamedTuple):
     labels: Path | None
 
 
-def find(
-    root: Path, problem: Callable[[str], None]
-) -> tuple[list[Labelled], list[Labelled], tuple[int, ...]]:
+def find(root: Path, problem: Callable[[str], None]) -> tuple[list[Labelled], list[Labelled], tuple[int, ...]]:
     """Keyframes for training and for tests, and the class of each number of a label: -1 does not count, -2 is unknown.
 
     Raises DataError for a table or an entry that is missing.

@@ -12,6 +12,20 @@ from polymix.models.points import ORDERS
 from polymix.tasks.recipe import TaskRecipe
 
 MOST_CLASSES = 255
+# Wu et al. 2024, outdoors, and Pointcept's configuration for nuScenes; none is published for SemanticKITTI.
+_PAPER: Mapping[str, Any] = {
+    "voxel": 0.05, "depths": (2, 2, 2, 6, 2), "channels": (32, 64, 128, 256, 512), "heads": (2, 4, 8, 16, 32),
+    "decoder_depths": (2, 2, 2, 2), "decoder_channels": (64, 64, 128, 256), "decoder_heads": (4, 4, 8, 16),
+    "window": 1024, "orders": ORDERS, "cpe": True, "drop_path": 0.3, "batch_size": 12, "epochs": 50.0,
+    "learning_rate": 2e-3, "block_rate": 0.1, "weight_decay": 0.005, "warmup": 0.04, "final": 1e-4, "one_cycle": True,
+    "betas": (0.9, 0.999), "scale": 0.1, "jitter": 0.005, "evaluate_every": 1595, "checkpoint_every": 1595,
+}  # fmt: skip
+# The same indoors: Pointcept's configuration for ScanNet.
+_ROOMS: Mapping[str, Any] = {
+    **_PAPER, "voxel": 0.02, "epochs": 800.0, "learning_rate": 6e-3, "weight_decay": 0.05, "warmup": 0.05,
+    "tilt": math.pi / 64, "elastic": True, "drop": True, "mix": 0.8, "colour": True, "crop": 102_400,
+    "evaluate_every": 1000, "checkpoint_every": 1000,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -89,19 +103,9 @@ class PointsRecipe(TaskRecipe):
         "tiny": {"steps": 2, "evaluate_every": 2, "voxel": 1.0, "depths": (1, 1), "channels": (8, 8), "heads": (2, 2),
                  "decoder_depths": (1,), "decoder_channels": (8,), "decoder_heads": (2,), "window": 32, "scans": 4,
                  "test_scans": 2},
-        # Wu et al. 2024, outdoors, and Pointcept's configuration for nuScenes; none is published for SemanticKITTI.
-        "paper": {"voxel": 0.05, "depths": (2, 2, 2, 6, 2), "channels": (32, 64, 128, 256, 512),
-                  "heads": (2, 4, 8, 16, 32), "decoder_depths": (2, 2, 2, 2), "decoder_channels": (64, 64, 128, 256),
-                  "decoder_heads": (4, 4, 8, 16), "window": 1024, "orders": ORDERS, "cpe": True, "drop_path": 0.3,
-                  "batch_size": 12, "epochs": 50.0, "learning_rate": 2e-3, "block_rate": 0.1, "weight_decay": 0.005,
-                  "warmup": 0.04, "final": 1e-4, "one_cycle": True, "scale": 0.1, "jitter": 0.005,
-                  "evaluate_every": 1595, "checkpoint_every": 1595},
+        "paper": _PAPER,
+        "rooms": _ROOMS,
     }  # fmt: skip
-    # Wu et al. 2024, indoors: Pointcept's configuration for ScanNet.
-    presets = {**presets, "rooms": {
-        **presets["paper"], "voxel": 0.02, "batch_size": 12, "epochs": 800.0, "learning_rate": 6e-3, "weight_decay": 0.05,
-        "warmup": 0.05, "tilt": math.pi / 64, "elastic": True, "drop": True, "mix": 0.8, "colour": True, "crop": 102_400,
-        "evaluate_every": 1000, "checkpoint_every": 1000}}  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
