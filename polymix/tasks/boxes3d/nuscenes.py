@@ -136,7 +136,7 @@ def _velocity(tables: BoxTables, row: Mapping[str, Any]) -> Any:
     longest = LONGEST_GAP * (2 if ends[0] is not row and ends[1] is not row else 1)
     if not 0 < gap <= longest:
         return numpy.full(3, math.nan)
-    first, last = (numpy.array(end["translation"], dtype=numpy.float64) for end in ends)
+    first, last = (numbers(end.get("translation"), 3, f"sample_annotation {end['token']}: translation") for end in ends)
     return (last - first) / gap
 
 

@@ -225,6 +225,14 @@ def from_summary(recipe: PointsRecipe, summary: Mapping[str, Any]) -> PointData:
     return PointData(str(summary["name"]), tuple(summary["classes"]), int(summary["inputs"]), none, none)
 
 
+def too_wide(path: Path, points: Any, voxel: float) -> list[str]:
+    """A problem if a scan, however it is turned, spans more voxels than the curves can number."""
+    x, y, z = numpy.ptp(points[:, :3].astype(numpy.float64), axis=0)
+    if max(math.hypot(x, y), z) < voxel * MOST_VOXELS:
+        return []
+    return [f"{path}, which spans {x:,.0f} × {y:,.0f} × {z:,.0f} m, more than {MOST_VOXELS:,} voxels of {voxel:.3g} m"]
+
+
 def _read(
     folder: Path, layout: str | None, problems: list[str], voxel: float
 ) -> tuple[list[Scan], list[Scan], int, int]:
@@ -243,10 +251,7 @@ def _read(
             if inputs and points.shape[1] != inputs:
                 problems.append(f"{one.path} has {points.shape[1]} numbers a point, others {inputs}")
             inputs = inputs or points.shape[1]
-            x, y, z = numpy.ptp(points[:, :3].astype(numpy.float64), axis=0)
-            if max(math.hypot(x, y), z) >= voxel * MOST_VOXELS:
-                sides = f"{x:,.0f} × {y:,.0f} × {z:,.0f} m"
-                problems.append(f"{one.path} spans {sides}, more than {MOST_VOXELS:,} voxels of {voxel:.3g} m")
+            problems += too_wide(one.path, points, voxel)
             there = classes[classes != VOID]
             most, counted = max(most, int(there.max(initial=-1)) + 1), counted or bool(len(there))
         if part and not counted and not problems:

@@ -137,7 +137,7 @@ def _read_whole(path: Path, dtype: Any, each: int, expected: str) -> Any:
     """The numbers of a file. Raises DataError where it cannot be read, does not fit into memory, or is cut off."""
     size = _size_of(path)
     if size % each:
-        raise DataError("data", f"{path} with {size:,} bytes", expected, "It may be cut off.")
+        raise DataError("data", f"{path} with {size:,} bytes, no multiple of {each}", expected, "It may be cut off.")
     return numpy.fromfile(path, dtype=dtype)
 
 

@@ -15,7 +15,7 @@ from polymix.errors import DataError
 from polymix.mixers.spec import parse_mixer
 from polymix.tasks.label_maps import VOID_COLOUR, Confusion, colour_of, save_classes, shares_of, some_of
 from polymix.tasks.points import lidarseg
-from polymix.tasks.points.data import Cloud, PointData, Whole
+from polymix.tasks.points.data import Cloud, PointData, Whole, too_wide
 from polymix.tasks.points.layouts import KITTI, TO_KITTI, VOID, Scan
 from polymix.tasks.points.pieces import RIM, pieces_of
 from polymix.tasks.points.recipe import PointsRecipe
@@ -152,6 +152,8 @@ def predict(
         if points.shape[1] != data.inputs:
             got = f"{path} with {points.shape[1]} numbers a point"
             raise DataError("files", got, f"{data.inputs}, as in training", "Pass scans of the same kind.")
+        if wide := too_wide(path, points, recipe.voxel):
+            raise DataError("files", wide[0], "a scan that is not as wide", "Remove far points.")
         predicted = predict_points(model, points, recipe, process)
         if layout == "nuscenes":
             output = folder / lidarseg.output_of(path, opened)
