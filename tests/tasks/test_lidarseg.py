@@ -42,6 +42,20 @@ def test_the_default_drives_have_labels_of_points(drives, tmp_path):
     assert not check(drives) and not check(drives, "nuscenes")
 
 
+def test_the_devkit_finds_what_it_asks_for(drives):
+    """What it checks when it opens tables; that it opens them was seen by hand (tests/golden/nuscenes_tables.py)."""
+    tables = {path.stem: json.loads(path.read_text()) for path in (drives / "v1.0-made").glob("*.json")}
+    logs = {row["token"] for row in tables["log"]}
+    assert {token for row in tables["map"] for token in row["log_tokens"]} == logs
+    assert {row["log_token"] for row in tables["scene"]} == logs
+    assert all((drives / row["filename"]).read_bytes().startswith(b"\x89PNG") for row in tables["map"])
+    assert {row["visibility_token"] for row in tables["sample_annotation"]} <= {
+        r["token"] for r in tables["visibility"]
+    }
+    assert [row["index"] for row in tables["category"]] == list(range(32))
+    assert len(list((drives / "lidarseg/v1.0-made").iterdir())) == len(tables["lidarseg"]) == len(tables["sample"])
+
+
 def test_categories_that_do_not_count_and_numbers_that_nobody_knows(copy, tmp_path):
     first = min((copy / "lidarseg/v1.0-made").iterdir())
     labels = numpy.fromfile(first, dtype=numpy.uint8)
