@@ -5,11 +5,20 @@
 One layer of PTv3's finest decoder stage (64 channels, 4 heads) over one cloud, without gradients; its points are in the
 order of the curve already. A window of 0 is the whole cloud. Memory is the most that PyTorch's allocations hold at
 once, beyond input and weights. A cell is left out if it would take more than --longest seconds: its time is foretold
-from the last one, as the square of the points for attention over whole clouds, and in proportion otherwise.
+from the last one, as the square of the points for attention over whole clouds, and in proportion otherwise. One that
+would take more than 5 seconds is timed once.
+
+Then the same points as one cloud and as many, each whole, without gradients and with a backward pass; and how many
+voxels a second each curve puts in order. Both by one thread's processor time, which other work on the machine hardly
+changes. --only-clouds leaves the first part as the file has it.
 """
 
 import argparse
+import json
 import statistics
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +28,49 @@ from saving import save
 from polymix.measure import manifest
 from polymix.measure.timing import once, peak_memory
 from polymix.mixers.spec import parse_mixer
-from polymix.models.points import AlongCurve
+from polymix.models.points import AlongCurve, hilbert, z_order
 
 MIXERS = ("softmax", "pom", "qt", "linear", "poly_nl", "padre")
+SPLIT = 96_000  # points that are one cloud or many
+LONG = 5.0  # seconds of a call that is timed once
 POINTS, WINDOWS = (10_000, 100_000, 1_000_000), (1024, 4096, 0)
+
+
+def processor_time(call: Callable[[], Any]) -> float:
+    start = time.process_time()
+    call()
+    return time.process_time() - start
+
+
+def split(name: str, points: int, clouds: int, dim: int, heads: int, rounds: int) -> dict[str, Any]:
+    """Seconds over whole clouds of one size, forward alone, and forward and backward."""
+    torch.manual_seed(0)
+    layer = AlongCurve(dim, parse_mixer(name)[1].for_heads(heads), None)
+    x, order, lengths = torch.randn(points, dim, requires_grad=True), torch.arange(points), [points // clouds] * clouds
+
+    def step() -> None:
+        layer(x, order, lengths).sum().backward()
+
+    def forward() -> None:
+        with torch.inference_mode():
+            layer(x, order, lengths)
+
+    row: dict[str, Any] = {"mixer": name, "points": points, "clouds": clouds}
+    for key, call in (("seconds", forward), ("step_seconds", step)):
+        call()
+        row[key] = statistics.median(processor_time(call) for _ in range(rounds))
+    return row
+
+
+def curve_speeds(points: int, rounds: int) -> dict[str, float]:
+    """Voxels a second, in millions, for random voxels of 16 bits a side."""
+    grid = torch.randint(0, 1 << 16, (points, 3))
+    found = {}
+    for name, curve in (("z_order", z_order), ("hilbert", hilbert)):
+        call = partial(curve, grid)
+        call()
+        found[name] = points / 1e6 / statistics.median(processor_time(call) for _ in range(rounds))
+    return found
 
 
 def cell(name: str, points: int, window: int, dim: int, heads: int, rounds: int) -> dict[str, Any]:
@@ -42,16 +90,19 @@ def main() -> None:
     parser.add_argument("--mixers", default=",".join(MIXERS))
     parser.add_argument("--points", default=",".join(map(str, POINTS)))
     parser.add_argument("--windows", default=",".join(map(str, WINDOWS)))
+    parser.add_argument("--clouds", default="1,12,96", help="into which 96,000 points are split")
+    parser.add_argument("--curve-points", type=int, default=2_000_000)
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--longest", type=float, default=20.0, help="seconds of a call")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--only-clouds", action="store_true", help="keep the rows of the file that is there")
     parser.add_argument("--busy", action="store_true", help="other work runs on the machine")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     rows: list[dict[str, Any]] = []
-    for name in given.mixers.split(","):
+    for name in given.mixers.split(",") if not given.only_clouds else ():
         for window in map(int, given.windows.split(",")):
             before: tuple[int, float] | None = None
             for points in map(int, given.points.split(",")):
@@ -61,13 +112,25 @@ def main() -> None:
                 if foretold > given.longest:
                     row["left_out"] = f"about {foretold:.0f} s"
                 else:
-                    row.update(cell(name, points, window, given.dim, given.heads, given.rounds))
+                    rounds = 1 if foretold > LONG else given.rounds
+                    row.update(cell(name, points, window, given.dim, given.heads, rounds))
                     before = points, row["seconds"]
                 rows.append(row)
                 print(row, flush=True)
     settings = {"dim": given.dim, "heads": given.heads, "rounds": given.rounds, "longest": given.longest,
                 "busy": given.busy}  # fmt: skip
-    save({"machine": manifest("cpu", given.threads), "settings": settings, "rows": rows}, given.out)
+    torch.set_num_threads(1)
+    clouds = []
+    for name in given.mixers.split(","):
+        for count in map(int, given.clouds.split(",")) if name != "softmax" else ():
+            clouds.append(split(name, SPLIT, count, given.dim, given.heads, given.rounds))
+            print(clouds[-1], flush=True)
+    curves = curve_speeds(given.curve_points, 5)
+    print(curves, flush=True)
+    content = {"machine": manifest("cpu", given.threads), "settings": settings, "rows": rows}
+    if given.only_clouds:
+        content = json.loads(given.out.read_text())
+    save({**content, "clouds": clouds, "curves": curves}, given.out)
 
 
 if __name__ == "__main__":

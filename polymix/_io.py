@@ -27,9 +27,14 @@ R = TypeVar("R", bound="Results")
 
 
 def output_names(files: Sequence[Path]) -> list[str]:
-    """A name for the output of each file: its own without the suffix, after the file's place where several share it."""
+    """A name for the output of each file: its own without the suffix, after the file's place where several share it.
+
+    Where such a name is that of another file, all have their places before them.
+    """
     times = Counter(path.stem for path in files)
-    return [path.stem if times[path.stem] == 1 else f"{place:03d}-{path.stem}" for place, path in enumerate(files)]
+    numbered = [f"{place:03d}-{path.stem}" for place, path in enumerate(files)]
+    names = [path.stem if times[path.stem] == 1 else name for path, name in zip(files, numbered, strict=True)]
+    return names if len(set(names)) == len(names) else numbered
 
 
 def write_whole(path: Path, content: str | bytes | Callable[[Path], Any]) -> None:

@@ -4,8 +4,8 @@
     polymix train points --set cpe=True --out with-convolutions
     polymix train points --data SemanticKITTI/dataset --preset paper --mixer pom --out kitti-pom
 
---data takes a folder in the layout of SemanticKITTI or Pointcept. All options: `polymix.tasks.points.PointsRecipe` and
-`polymix.tasks.recipe.TaskRecipe`.
+--data takes a folder in the layout of SemanticKITTI, nuScenes-lidarseg or Pointcept. All options:
+`polymix.tasks.points.PointsRecipe` and `polymix.tasks.recipe.TaskRecipe`.
 """
 
 from polymix.tasks.points import PointsRecipe

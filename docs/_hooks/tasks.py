@@ -206,9 +206,10 @@ def points() -> str:
     convolved = {row["mixer"]: row["metrics"]["miou"] for row in content["with_cpe"]}
     for row in content["rows"]:
         numbers = (number(row["metrics"][key], 3) for key in ("miou", "accuracy"))
-        lines.append((f"`{row['mixer']}`", *numbers, number(convolved.get(row["mixer"]), 3), row["steps"]))
-    head = ("mixer", "mIoU", "accuracy", "mIoU with `cpe=True`", "steps")
-    return f"{content['machine']}.\n\n{table(head, lines)}"
+        speeds = (number(row[f"{kind}_per_second"], 0) for kind in ("training", "inference"))
+        lines.append((f"`{row['mixer']}`", *numbers, number(convolved.get(row["mixer"]), 3), row["steps"], *speeds))
+    head = ("mixer", "mIoU", "accuracy", "mIoU with `cpe=True`", "steps", "points/s training", "points/s inference")
+    return f"{content['machine']}. {content.get('speeds', '')}\n\n{table(head, lines)}"
 
 
 def along_curves() -> str:
@@ -227,6 +228,20 @@ def along_curves() -> str:
     setting = f"{where(content['machine'])}; one layer of {settings['dim']} channels, inference.{busy}"
     head = ("mixer", "window", *(f"{n:,} points" for n in points))
     return f"{setting}\n\n{table(head, lines)}\n\n`python benchmarks/points.py OUT.json`"
+
+
+def whole_clouds() -> str:
+    """The same points as one cloud and as many, each whole."""
+    content, cells = load("points.json"), {}
+    for row in content["clouds"]:
+        cells[row["mixer"], row["clouds"]] = [f"{1e3 * row[key]:.0f} ms" for key in ("seconds", "step_seconds")]
+    counts = list(dict.fromkeys(row["clouds"] for row in content["clouds"]))
+    lines = [(f"`{mixer}`", *(", ".join(cells[mixer, count]) for count in counts))
+             for mixer in dict.fromkeys(row["mixer"] for row in content["clouds"])]  # fmt: skip
+    head = ("mixer", *(f"{count} cloud{'s' if count > 1 else ''}" for count in counts))
+    size = content["clouds"][0]["points"]
+    text = f"One layer over {size:,} points in all: forward, and forward and backward. One thread's processor time."
+    return f"{text}\n\n{table(head, lines)}"
 
 
 def mask_rcnn() -> str:
@@ -286,4 +301,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "handwriting-paper": lambda: paper_table(handwriting_paper()),
     "whole-patches": whole_patches,
     "points-speed": along_curves,
+    "points-clouds": whole_clouds,
 }

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from polymix.errors import OptionError
 from polymix.tasks.order import Endless, Seeded, number, seed_all
 from polymix.tasks.processes import Process, shard
-from polymix.tasks.trainer import LightningModule, decay_groups, isolate_rng
+from polymix.tasks.trainer import LightningModule, cycled, decay_groups, isolate_rng
 
 
 def rate(step: int, steps: int, warmup: float, final: float) -> float:
@@ -139,6 +139,13 @@ class Learner(LightningModule):
         share = share or (lambda step: rate(step, recipe.steps, recipe.warmup, recipe.final))
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def cycled_or_scheduled(self, optimizer: Any) -> dict[str, Any]:
+        """`with_schedule`, or one cycle as point clouds are trained, for recipes with the option `one_cycle`."""
+        recipe = self.recipe
+        if not recipe.one_cycle:
+            return self.with_schedule(optimizer)
+        return cycled(optimizer, recipe.steps, recipe.warmup, 0.1, recipe.final)
 
     def on_train_start(self) -> None:
         self.clock = time.perf_counter()

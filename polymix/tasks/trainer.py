@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import signal
 import threading
 import warnings
@@ -101,10 +102,20 @@ def rated_groups(
 
 def one_cycle(groups: list[dict[str, Any]], learning_rate: float, warmup: float, trainer: Trainer) -> dict[str, Any]:
     """AdamW with OneCycleLR, whose warm-up is a share of the trainer's steps, as configure_optimizers returns it."""
-    optimizer = torch.optim.AdamW(groups, lr=learning_rate)
-    steps = int(trainer.estimated_stepping_batches)
+    return cycled(torch.optim.AdamW(groups, lr=learning_rate), int(trainer.estimated_stepping_batches), warmup)
+
+
+def cycled(optimizer: Any, steps: int, warmup: float, start: float = 1 / 25, final: float = 1 / 25e4) -> dict[str, Any]:
+    """An optimizer with OneCycleLR, as configure_optimizers returns it; each group keeps its rate as the highest.
+
+    warmup: share of the steps in which the rates rise. start, final: of the first and last step, as shares of the
+    highest. The first beta goes from 0.95 to 0.85 and back.
+    """
     warmup = 0.99 * warmup if warmup * steps == 1 else warmup  # at one step of it OneCycleLR divides 0 by 0
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=steps, pct_start=warmup)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, [group["lr"] for group in optimizer.param_groups], total_steps=steps, pct_start=warmup,
+        div_factor=1 / start, final_div_factor=start / final if final else math.inf,
+    )  # fmt: skip
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 

@@ -22,6 +22,7 @@ from polymix.models.points import (
     voxelize,
     z_order,
 )
+from polymix.models.points.curves import _skilling
 
 SMALL = {"inputs": 3, "classes": 4, "depths": (1, 1), "channels": (8, 16), "heads": (2, 2), "decoder_depths": (1,),
          "decoder_channels": (8,), "decoder_heads": (2,), "window": 8}  # fmt: skip
@@ -73,6 +74,14 @@ def test_hilberts_curve_is_eight_smaller_ones_turned_and_mirrored():
         for octant, part in zip(octants, path.split(half**3), strict=True):
             assert ((part // half) == octant).all(), "octants follow the curve of depth 1"
             assert tuple((part % half).flatten().tolist()) in mirrored
+
+
+@pytest.mark.parametrize("depth", range(1, 17))
+def test_hilberts_curve_is_skillings_at_every_depth(depth):
+    """The table that follows four levels at once agrees with the algorithm that goes bit by bit."""
+    torch.manual_seed(depth)
+    grid = torch.randint(0, 1 << depth, (500, 3))
+    assert torch.equal(hilbert(grid, depth), _skilling(grid, depth))
 
 
 def test_hilberts_curve_is_whole_at_depth_16():

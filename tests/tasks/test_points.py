@@ -1,13 +1,18 @@
 """Scans: readers on files in the real layouts, what is wrong in them, PTv3 trained and used by the commands."""
 
 import json
+from pathlib import Path
 
 import numpy
 import pytest
 import torch
 
+import polymix.tasks.boxes3d.learner as boxes3d_learner
+import polymix.tasks.points.learner as points_learner
+from polymix._io import output_names
 from polymix.cli import main
 from polymix.errors import DataError, OptionError
+from polymix.tasks.boxes3d import Boxes3dRecipe
 from polymix.tasks.points import PointsRecipe, check, load, made
 from polymix.tasks.points.data import Cloud
 from polymix.tasks.points.layouts import FROM_KITTI, KITTI, TO_KITTI, VOID, Scan
@@ -198,8 +203,37 @@ def test_the_published_settings():
     paper = PointsRecipe().preset("paper")
     assert (paper.voxel, paper.learning_rate, paper.block_rate, paper.weight_decay) == (0.05, 2e-3, 0.1, 0.005)
     assert (paper.depths, paper.decoder_depths, paper.window, paper.cpe) == ((2, 2, 2, 6, 2), (2, 2, 2, 2), 1024, True)
-    assert (paper.epochs, paper.batch_size, paper.drop_path) == (50.0, 12, 0.3)
+    assert (paper.epochs, paper.batch_size, paper.drop_path, paper.one_cycle) == (50.0, 12, 0.3, True)
+    rooms = PointsRecipe().preset("rooms")
+    assert (rooms.voxel, rooms.learning_rate, rooms.weight_decay, rooms.epochs) == (0.02, 6e-3, 0.05, 800.0)
+    assert (rooms.crop, rooms.mix, rooms.colour, rooms.elastic, rooms.drop) == (102_400, 0.8, True, True, True)
     assert PointsRecipe(whole=2).windows() == [None, None, 128] and PointsRecipe(window=0).windows() == [None] * 3
+
+
+@pytest.mark.parametrize(("learner", "recipe"), [
+    (points_learner.Learner, PointsRecipe), (boxes3d_learner.Learner, Boxes3dRecipe),
+])  # fmt: skip
+def test_one_cycle_is_the_published_one(learner, recipe):
+    """A tenth, up along a cosine, and down to `final`; the first beta falls to 0.85 at the highest rate."""
+    options = {"steps": 100, "warmup": 0.3, "final": 1e-4, "learning_rate": 1e-2}
+    found = learner(torch.nn.Linear(2, 2), recipe(**options, one_cycle=True), None).configure_optimizers()
+    optimizer, schedule = found["optimizer"], found["lr_scheduler"]["scheduler"]
+    rates, betas = [], []
+    for _ in range(100):
+        rates.append(optimizer.param_groups[0]["lr"])
+        betas.append(optimizer.param_groups[0]["betas"][0])
+        optimizer.step()
+        schedule.step()
+    assert rates[0] == pytest.approx(1e-3) and rates[-1] == pytest.approx(1e-6)
+    assert max(rates) == pytest.approx(1e-2) and rates.index(max(rates)) == 29
+    assert betas[0] == pytest.approx(0.95) and betas[29] == pytest.approx(0.85)
+
+
+def test_outputs_of_files_of_one_name():
+    """Numbered, all of them where a numbered one would be another's name."""
+    paths = [Path(name) for name in ("a/x.bin", "b/x.bin", "c/y.bin")]
+    assert output_names(paths) == ["000-x", "001-x", "y"]
+    assert output_names([*paths[:2], Path("000-x.bin")]) == ["000-x", "001-x", "002-000-x"]
 
 
 def test_scans_are_as_wide_as_the_voxels_allow(kitti, tmp_path):

@@ -1,14 +1,17 @@
 """Augmentations of point clouds: each keeps what it promises, and labels follow their points."""
 
 import math
+from pathlib import Path
 
+import numpy
 import pytest
 import torch
 
 from polymix.errors import OptionError
 from polymix.tasks.points import augment
-from polymix.tasks.points.augment import Voxels, laid_over, mixed, stretched, thinned, varied
+from polymix.tasks.points.augment import Voxels, cropped, laid_over, mixed, recoloured, stretched, thinned, varied
 from polymix.tasks.points.data import PointData, Scans, load
+from polymix.tasks.points.layouts import Scan
 from polymix.tasks.points.recipe import PointsRecipe
 
 PLAIN = {"turn": False, "flip": False, "scale": 0.0}
@@ -18,28 +21,33 @@ def places(count=200):
     return torch.rand(count, 3, dtype=torch.float64) * torch.tensor([8.0, 6.0, 2.0])
 
 
+def moved_by(x, recipe):
+    """The places of points without features, changed."""
+    return varied(x, recipe, Scan(Path("none.bin"), "semantickitti", None))[0]
+
+
 def apart(x):
     return torch.cdist(x, x)
 
 
 def test_nothing_changes_without_options_and_seeds_repeat():
     x = places()
-    assert torch.equal(varied(x, PointsRecipe(**PLAIN)), x)
+    assert torch.equal(moved_by(x, PointsRecipe(**PLAIN)), x)
     recipe = PointsRecipe(jitter=0.01, tilt=0.05, elastic=True)
     torch.manual_seed(3)
-    first = varied(x, recipe)
+    first = moved_by(x, recipe)
     torch.manual_seed(3)
-    assert torch.equal(varied(x, recipe), first) and not torch.equal(varied(x, recipe), first)
+    assert torch.equal(moved_by(x, recipe), first) and not torch.equal(moved_by(x, recipe), first)
 
 
 def test_turning_and_tilting_keep_distances_and_tilt_is_bounded():
     x = places()
     for options in ({"turn": True}, {"tilt": math.pi / 64}, {"flip": True}):
-        moved = varied(x, PointsRecipe(**{**PLAIN, **options}))
+        moved = moved_by(x, PointsRecipe(**{**PLAIN, **options}))
         torch.testing.assert_close(apart(moved), apart(x), atol=1e-6, rtol=1e-9)
     up = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 1.0]]).double()
     for _ in range(50):
-        tip = varied(up, PointsRecipe(**PLAIN, tilt=0.1))[1]
+        tip = moved_by(up, PointsRecipe(**PLAIN, tilt=0.1))[1]
         assert math.cos(0.1) ** 2 - 1e-9 <= float(tip[2]) < 1, "at most 0.1 about each of two axes"
 
 
@@ -114,3 +122,54 @@ def test_windows_by_stage_and_options_out_of_range():
                          (["tilt=-1"], "tilt")):  # fmt: skip
         with pytest.raises(OptionError, match=named):
             PointsRecipe().changed(words)
+
+
+@pytest.fixture
+def room(tmp_path):
+    """A scene with colours and normals, and the numbers of a point where the normals are."""
+    for part in ("train", "val"):
+        scene = tmp_path / part / "scene"
+        scene.mkdir(parents=True)
+        rng = numpy.random.default_rng(0)
+        normals = rng.normal(size=(300, 3))
+        arrays = {"coord": rng.uniform(0, 4, (300, 3)), "color": rng.integers(0, 255, (300, 3)).astype(numpy.uint8),
+                  "normal": normals / numpy.linalg.norm(normals, axis=1, keepdims=True),
+                  "segment": rng.integers(0, 3, 300)}  # fmt: skip
+        for name, values in arrays.items():
+            numpy.save(scene / f"{name}.npy", values.astype(numpy.float32) if name in ("coord", "normal") else values)
+    return tmp_path
+
+
+def test_normals_turn_with_the_places_and_stay_of_length_one(room):
+    scan = Scan(room / "train/scene", "pointcept", None)
+    points = torch.from_numpy(scan.points())
+    assert scan.normals == slice(6, 9)
+    points[:, :3] = points[:, 6:9]  # places that are directions
+    moved, features = varied(points, PointsRecipe(scale=0.0, tilt=0.5), scan)
+    torch.testing.assert_close(moved.float(), features[:, 3:6])
+    assert not torch.allclose(features[:, 3:6], points[:, 6:9]) and torch.equal(features[:, :3], points[:, 3:6])
+
+
+def test_colours_change_within_their_range_and_need_colours(room, tmp_path):
+    torch.manual_seed(0)
+    colours = torch.rand(200, 3) * 2 - 1
+    found = torch.stack([recoloured(colours) for _ in range(200)])
+    assert found.abs().max() <= 1 and 0.02 < float((found - colours).abs().mean()) < 0.2
+    assert len(load(PointsRecipe(data=str(room), colour=True), room, print).train[0].features) > 0
+    for part in ("train", "val"):
+        (room / part / "scene" / "color.npy").unlink()
+    with pytest.raises(OptionError, match=r"colour.*no color\.npy"):
+        load(PointsRecipe(data=str(room), colour=True), room, print)
+
+
+def test_a_crop_is_the_ball_around_one_of_its_voxels():
+    torch.manual_seed(0)
+    grid = torch.cartesian_prod(*[torch.arange(9)] * 3)
+    whole = Voxels(torch.arange(len(grid))[:, None].float(), grid, torch.arange(len(grid)))
+    assert cropped(whole, 0) is whole and cropped(whole, 729) is whole
+    part = cropped(whole, 100)
+    assert len(part.grid) == 100 and torch.equal(grid[part.labels], part.grid) and (part.labels.diff() > 0).all()
+    squares = ((grid[:, None] - grid[None]) ** 2).sum(-1)
+    kept = torch.zeros(len(grid), dtype=torch.bool)
+    kept[part.labels] = True
+    assert any(squares[k][kept].max() <= squares[k][~kept].min() for k in part.labels.tolist())

@@ -40,31 +40,34 @@ class AlongCurve(nn.Module):
             order: int64 (V,), the points of each cloud in the order of the curve, cloud after cloud.
             lengths: the points of each cloud.
         """
-        windows, short, taken = self._sequences(lengths, x.device)
+        windows, taken = self._sequences(lengths, x.device)
         sequence = x.index_select(0, order)
+        short = [part for part in sequence.split(list(lengths)) if 0 < len(part) < self._longest(lengths)]
         outputs = (
             [self._mix(sequence.index_select(0, windows.flatten()).unflatten(0, windows.shape)).flatten(0, 1)]
             if len(windows)
             else []
         )
-        outputs += [self._mix(sequence.index_select(0, places)[None])[0] for places in short]
+        outputs += [self._mix(part[None])[0] for part in short]
         back = torch.empty_like(order).scatter_(0, order, taken)
         return torch.cat(outputs).index_select(0, back) if outputs else x
 
-    def _sequences(self, lengths: Sequence[int], device: torch.device) -> tuple[Tensor, list[Tensor], Tensor]:
-        """Places of the windows (W, K), those of shorter sequences, and where among both each point's output is."""
-        K = self.window or max(lengths, default=0) + 1
-        size = sum(-(-n // K) * K for n in lengths if n >= K)  # the points of all windows; short sequences come after
-        windows, short, taken = [], [], []
+    def _longest(self, lengths: Sequence[int]) -> int:
+        """The points from which on a cloud is cut into windows."""
+        return self.window or max(lengths, default=0) + 1
+
+    def _sequences(self, lengths: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
+        """Places of the windows (W, K), and where each point's output is among theirs and those of smaller clouds."""
+        K = self._longest(lengths)
+        size = sum(-(-n // K) * K for n in lengths if n >= K)  # the points of all windows; smaller clouds come after
+        windows, taken = [], []
         start = done = 0
         for n in lengths:
             here = torch.arange(start, start + n, device=device)
             start += n
             if n < K:
-                if n:
-                    short.append(here)
-                    taken.append(torch.arange(size, size + n, device=device))
-                    size += n
+                taken.append(torch.arange(size, size + n, device=device))
+                size += n
                 continue
             rest = n % K
             windows.append(here[: n - rest].unflatten(0, (-1, K)))
@@ -75,7 +78,7 @@ class AlongCurve(nn.Module):
                 taken.append(torch.arange(done + K - rest, done + K, device=device))
                 done += K
         empty = torch.zeros(0, K, dtype=torch.int64, device=device)
-        return torch.cat([*windows, empty]), short, torch.cat([*taken, empty.flatten()])
+        return torch.cat([*windows, empty]), torch.cat([*taken, empty.flatten()])
 
     def _mix(self, x: Tensor) -> Tensor:
         options: dict[str, Any] = {"grid": (x.shape[1],)} if self.gridded else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from polymix.models.points.grid import DEPTH
 ORDERS = ("z", "z-trans", "hilbert", "hilbert-trans")
 CLOUDS = 1 << (63 - 3 * DEPTH)  # that fit above the bits of a curve
 _PIECE = 1 << 15  # points whose numbers stay in cache
+_LEVELS = 4  # of Hilbert's curve that are followed at once
 # Where the bits of a number stand after each step that spreads them to every third place.
 _SPREAD = ((32, 0x1F00000000FFFF), (16, 0x1F0000FF0000FF), (8, 0x100F00F00F00F00F), (4, 0x10C30C30C30C30C3),
            (2, 0x1249249249249249))  # fmt: skip
@@ -36,7 +38,8 @@ def hilbert(grid: Tensor, depth: int = DEPTH) -> Tensor:
     `depth`. Source: Skilling 2004, "Programming the Hilbert curve".
     """
     _check(grid, depth)
-    return _in_pieces(lambda part: _hilbert(part, depth), grid)
+    table = _turns(_LEVELS).to(grid.device)
+    return _in_pieces(lambda part: _followed(_interleave(list(part.unbind(1))), table, depth), grid)
 
 
 def serialize(grid: Tensor, cloud: Tensor, order: str, depth: int = DEPTH) -> Tensor:
@@ -82,7 +85,48 @@ def _interleave(axes: list[Tensor]) -> Tensor:
     return code
 
 
-def _hilbert(grid: Tensor, depth: int) -> Tensor:
+def _followed(octants: Tensor, table: Tensor, depth: int) -> Tensor:
+    """Hilbert's codes from those of the z-order, whose digits say in which octant of each cube a voxel lies."""
+    bits, steps = 3 * _LEVELS, -(-depth // _LEVELS)
+    below = bits * steps - 3 * depth  # of the last step, under the voxels
+    octants = octants << below
+    state, code = torch.zeros_like(octants), torch.zeros_like(octants)
+    for step in reversed(range(steps)):
+        found = table[state | (octants >> bits * step & (1 << bits) - 1)]
+        code = code << bits | found & (1 << bits) - 1
+        state = found & -(1 << bits)
+    return code >> below
+
+
+@lru_cache
+def _turns(levels: int) -> Tensor:
+    """A table by state and octants, of so many levels, with the digits on the curve and the next state above them.
+
+    A state is one of the ways in which the curve lies turned in a cube. They are read off Skilling's algorithm.
+    """
+    cube = torch.cartesian_prod(*[torch.arange(2)] * 3)
+
+    def digits_in(cell: Tensor, level: int) -> tuple[int, ...]:
+        return tuple((_skilling(2 * cell + cube, level + 1) & 7).tolist())
+
+    queue = [(torch.zeros(3, dtype=torch.int64), 0)]  # a cube for each state
+    known = {digits_in(*queue[0]): 0}
+    onward: list[list[int]] = []
+    for cell, level in queue:
+        inner = [(child, level + 1) for child in 2 * cell + cube]
+        for child in inner:
+            if (found := digits_in(*child)) not in known:
+                known[found] = len(known)
+                queue.append(child)
+        onward.append([known[digits_in(*child)] for child in inner])
+    one, following = torch.tensor(list(known)), torch.tensor(onward)  # (states, 8)
+    digits, state = one, following
+    for _ in range(levels - 1):
+        digits, state = (digits[..., None] << 3 | one[state]).flatten(1), following[state].flatten(1)
+    return (state << 3 * levels | digits).flatten()
+
+
+def _skilling(grid: Tensor, depth: int) -> Tensor:
     x, y, z = (axis.int() for axis in grid.unbind(1))
     axes = [x.clone(), y.clone(), z.clone()]
     for level in range(depth - 1, 0, -1):  # undo the turns of the sub-cubes, from the largest on

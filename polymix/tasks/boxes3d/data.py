@@ -20,6 +20,7 @@ from polymix.tasks.boxes3d import kitti, nuscenes
 from polymix.tasks.boxes3d.frames import Frame, Objects
 from polymix.tasks.boxes3d.made import made
 from polymix.tasks.boxes3d.recipe import Boxes3dRecipe
+from polymix.tasks.nuscenes_tables import version_of
 
 __all__ = ["LAYOUTS", "BoxData", "Frames", "check", "for_evaluation", "from_summary", "load", "made"]
 LAYOUTS = ("nuscenes", "kitti")
@@ -161,7 +162,7 @@ def layout_of(folder: Path, layout: str | None) -> str:
         check_choice("layout", layout, LAYOUTS)
     if not folder.is_dir():
         raise DataError("data", f"{folder}, which is no folder", "a folder of scans", "Check the path.")
-    tables, scans = nuscenes.version_of(folder) is not None, (folder / "training" / "velodyne").is_dir()
+    tables, scans = version_of(folder) is not None, (folder / "training" / "velodyne").is_dir()
     found = "nuscenes" if tables else "kitti" if scans else None
     if found is None or layout not in (None, found):
         got = f"{folder} without {'training/velodyne/' if layout == 'kitti' else 'v1.*/'}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -10,33 +11,55 @@ import numpy
 from numpy.random import Generator
 
 from polymix._io import write_whole
-from polymix.tasks.boxes3d.nuscenes import BRIGHTEST, LIDAR
 from polymix.tasks.boxes3d.poses import Pose, quaternion_of
-from polymix.tasks.points.lidar import HEIGHT, Solid, cast, street
+from polymix.tasks.nuscenes_tables import BRIGHTEST, LIDAR
+from polymix.tasks.points.lidar import HEIGHT, SURFACES, Solid, cast, street
 
-VERSION = "v1.0-made"
+VERSION, MAP = "v1.0-made", "maps/made.png"
 TICK, KEY = 0.05, 0.5  # seconds between sweeps, and between keyframes
 KEYFRAMES = 2  # of a drive
 MOUNT_YAW = -numpy.pi / 2  # of the LiDAR on the vehicle, as nuScenes has it: x is to the right
+# The devkit asks for a log, a map of the ground and the levels of visibility; none of them says anything here.
+_PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
+_LEVELS = ("v0-40", "v40-60", "v60-80", "v80-100")
 _ATTRIBUTES = ("vehicle.moving", "vehicle.parked", "pedestrian.moving", "pedestrian.standing")
-_KINDS = {"car": ("vehicle.car", "vehicle"), "person": ("human.pedestrian.adult", "pedestrian")}
+_KINDS = {"car": "vehicle", "person": "pedestrian"}  # the surfaces of objects with boxes
+# nuScenes' categories, in the order of the numbers that nuScenes-lidarseg gives them.
+_CATEGORIES = (
+    "noise", "animal", "human.pedestrian.adult", "human.pedestrian.child", "human.pedestrian.construction_worker",
+    "human.pedestrian.personal_mobility", "human.pedestrian.police_officer", "human.pedestrian.stroller",
+    "human.pedestrian.wheelchair", "movable_object.barrier", "movable_object.debris",
+    "movable_object.pushable_pullable", "movable_object.trafficcone", "static_object.bicycle_rack", "vehicle.bicycle",
+    "vehicle.bus.bendy", "vehicle.bus.rigid", "vehicle.car", "vehicle.construction", "vehicle.emergency.ambulance",
+    "vehicle.emergency.police", "vehicle.motorcycle", "vehicle.trailer", "vehicle.truck", "flat.driveable_surface",
+    "flat.other", "flat.sidewalk", "flat.terrain", "static.manmade", "static.other", "static.vegetation", "vehicle.ego",
+)  # fmt: skip
+_CATEGORY_OF = {"car": "vehicle.car", "person": "human.pedestrian.adult", "road": "flat.driveable_surface",
+                "sidewalk": "flat.sidewalk", "building": "static.manmade", "pole": "static.manmade",
+                "vegetation": "static.vegetation"}  # fmt: skip
+_NUMBERS = numpy.zeros(1 << 8, dtype=numpy.uint8)  # SemanticKITTI's to nuScenes'
+for _surface, (_raw, _) in SURFACES.items():
+    _NUMBERS[_raw] = _CATEGORIES.index(_CATEGORY_OF[_surface])
 
 
 def made(folder: str | Path, seed: int = 0, scenes: int = 60, test_scenes: int = 20, sweeps: int = 3) -> Path:
     """Write the default data as nuScenes has it, and return the folder; a set of the same options is kept.
 
-    Every scene is a drive of half a second, with two keyframes, through a street of its own.
+    It has boxes, and labels of the keyframes' points as in nuScenes-lidarseg. Every scene is a drive of half a second,
+    with two keyframes, through a street of its own.
     """
     folder = Path(folder)
     stamp = folder / f".made-{seed}-{scenes}-{test_scenes}-{sweeps}"
     if stamp.is_file():
         return folder
-    for kind in ("samples", "sweeps"):
-        (folder / kind / LIDAR).mkdir(parents=True, exist_ok=True)
-        for old in (folder / kind / LIDAR).glob("*.bin"):
+    for kind in (f"samples/{LIDAR}", f"sweeps/{LIDAR}", f"lidarseg/{VERSION}"):
+        (folder / kind).mkdir(parents=True, exist_ok=True)
+        for old in (folder / kind).glob("*.bin"):
             old.unlink()
     for old in folder.glob(".made-*"):
         old.unlink()
+    (folder / "maps").mkdir(exist_ok=True)
+    write_whole(folder / MAP, base64.b64decode(_PIXEL))
     writer = _Writer(folder)
     names = [f"scene-{number:04d}" for number in range(scenes + test_scenes)]
     for number, name in enumerate(names):
@@ -56,14 +79,21 @@ class _Writer:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         names = ("scene", "sample", "sample_data", "ego_pose", "calibrated_sensor", "sensor", "sample_annotation",
-                 "instance", "category", "attribute", "log", "map", "visibility")  # fmt: skip
+                 "instance", "category", "attribute", "log", "map", "visibility", "lidarseg")  # fmt: skip
         self.tables: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
         self.tables["sensor"].append({"token": "lidar", "channel": LIDAR, "modality": "lidar"})
         self.mount = {"token": "mount", "sensor_token": "lidar", "translation": [0.9, 0.0, HEIGHT],
                       "rotation": quaternion_of(MOUNT_YAW), "camera_intrinsic": []}  # fmt: skip
         self.tables["calibrated_sensor"].append(self.mount)
-        for surface, (category, _) in _KINDS.items():
-            self.tables["category"].append({"token": surface, "name": category, "description": ""})
+        self.tables["log"].append({"token": "log", "logfile": "", "vehicle": "made", "date_captured": "2017-07-14",
+                                   "location": "made"})  # fmt: skip
+        self.tables["map"].append(
+            {"token": "map", "category": "semantic_prior", "filename": MAP, "log_tokens": ["log"]}
+        )
+        self.tables["visibility"] += [{"token": str(place), "level": level, "description": ""}
+                                      for place, level in enumerate(_LEVELS, 1)]  # fmt: skip
+        self.tables["category"] += [{"token": name, "name": name, "description": "", "index": index}
+                                    for index, name in enumerate(_CATEGORIES)]  # fmt: skip
         self.tables["attribute"] += [{"token": name, "name": name, "description": ""} for name in _ATTRIBUTES]
 
     def drive(self, name: str, rng: Generator, number: int, sweeps: int) -> None:
@@ -73,7 +103,7 @@ class _Writer:
         world = Pose.of(quaternion_of(yaw), [*rng.uniform(100, 1000, 2), 0.0], name)  # of the street
         began, before = 1_500_000_000_000_000 + number * 60_000_000, ""
         samples = [f"{name}-{key}" for key in range(KEYFRAMES)]
-        self.tables["scene"].append({"token": name, "name": name, "description": "made", "log_token": "",
+        self.tables["scene"].append({"token": name, "name": name, "description": "made", "log_token": "log",
                                      "nbr_samples": KEYFRAMES, "first_sample_token": samples[0],
                                      "last_sample_token": samples[-1]})  # fmt: skip
         for key, sample in enumerate(samples):
@@ -86,7 +116,7 @@ class _Writer:
                 ego = start + numpy.array([pace * seconds, 0.0, 0.0])
                 now = [_at(solid, speed, seconds) for solid, speed in zip(solids, speeds, strict=True)]
                 mount = numpy.array(self.mount["translation"])
-                points, _, hits = cast(rng, now, ego + mount)
+                points, surfaces, hits = cast(rng, now, ego + mount)
                 token = f"{sample}-{back}"
                 file = f"{'sweeps' if back else 'samples'}/{LIDAR}/{token}.pcd.bin"
                 self._save(file, points)
@@ -101,6 +131,10 @@ class _Writer:
                     self.tables["sample_data"][-1]["next"] = token
                 self.tables["sample_data"].append(row)
                 before = token
+                if not back:
+                    labelled = f"lidarseg/{VERSION}/{token}_lidarseg.bin"
+                    write_whole(self.folder / labelled, _NUMBERS[surfaces & 0xFF].tobytes())
+                    self.tables["lidarseg"].append({"token": token, "sample_data_token": token, "filename": labelled})
             self._annotate(name, key, sample, now, speeds, hits, world, yaw)
 
     def _save(self, file: str, points: Any) -> None:
@@ -117,9 +151,9 @@ class _Writer:
         for place, (solid, speed) in enumerate(zip(solids, speeds, strict=True)):
             if solid.surface not in _KINDS:
                 continue
-            instance, kind = f"{name}-{place}", _KINDS[solid.surface][1]
+            instance, kind = f"{name}-{place}", _KINDS[solid.surface]
             if not key:
-                self.tables["instance"].append({"token": instance, "category_token": solid.surface,
+                self.tables["instance"].append({"token": instance, "category_token": _CATEGORY_OF[solid.surface],
                                                 "nbr_annotations": KEYFRAMES,
                                                 "first_annotation_token": f"{instance}-0",
                                                 "last_annotation_token": f"{instance}-{KEYFRAMES - 1}"})  # fmt: skip
@@ -127,7 +161,7 @@ class _Writer:
             long, wide, high = (2 * side for side in solid.half)
             self.tables["sample_annotation"].append({
                 "token": f"{instance}-{key}", "sample_token": sample, "instance_token": instance,
-                "attribute_tokens": [f"{kind}.{'moving' if speed else still}"], "visibility_token": "",
+                "attribute_tokens": [f"{kind}.{'moving' if speed else still}"], "visibility_token": str(len(_LEVELS)),
                 "translation": world.apply(numpy.array(solid.centre)).tolist(), "size": [wide, long, high],
                 "rotation": quaternion_of(yaw + solid.yaw), "num_lidar_pts": int((hits == place + 1).sum()),
                 "num_radar_pts": 0, "prev": f"{instance}-{key - 1}" if key else "",

@@ -119,7 +119,7 @@ def predict(
     a page in which one can turn the scan.
     """
     rows, all_found = [], []
-    opened: dict[Path, nuscenes.Tables] = {}
+    opened: dict[Path, nuscenes.BoxTables] = {}
     for path, name in zip(files, output_names(files), strict=True):
         tables = data.layout == "nuscenes"
         frame = nuscenes.frame_at(path, recipe.sweeps, opened) if tables else kitti.frame_at(path)

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy
 
-from polymix._io import read_json, write_whole
+from polymix._io import write_whole
 from polymix.errors import DataError
 from polymix.tasks.boxes3d.frames import INPUTS, Frame, Objects, read_points
 from polymix.tasks.boxes3d.poses import Pose, numbers, quaternion_of, yaw_of
+from polymix.tasks.nuscenes_tables import BRIGHTEST, Tables, root_of, version_of
 
 CLASSES = ("car", "truck", "bus", "trailer", "construction_vehicle", "pedestrian", "motorcycle", "bicycle",
            "traffic_cone", "barrier")  # fmt: skip
@@ -28,36 +29,20 @@ CATEGORIES = {
 }  # fmt: skip
 TABLES = ("scene", "sample", "sample_data", "ego_pose", "calibrated_sensor", "sensor", "sample_annotation",
           "instance", "category", "attribute")  # fmt: skip
-LIDAR, BRIGHTEST = "LIDAR_TOP", 255.0
 LONGEST_GAP = 1.5  # seconds between two annotations that tell a velocity
 MOVING = 0.2  # metres per second from which a predicted object is said to move
 MOST = 500  # boxes of a sample in a results file
 _VEHICLES = ("car", "truck", "bus", "trailer", "construction_vehicle")
 
 
-class Tables:
-    """The tables of one version, each row by its token. Raises DataError for a table or a token that is missing."""
+class BoxTables(Tables):
+    """The tables that boxes need, and the annotations of each sample."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.root = folder, folder.parent
-        self.rows: dict[str, dict[str, Mapping[str, Any]]] = {}
-        for name in TABLES:
-            path = folder / f"{name}.json"
-            found = read_json(path, DataError, "data", "a table of nuScenes")
-            if not isinstance(found, list) or not all(isinstance(row, dict) and "token" in row for row in found):
-                raise DataError("data", f"{path} without rows", "a list of rows, each with a token", "Restore it.")
-            self.rows[name] = {row["token"]: row for row in found}
+        super().__init__(folder, TABLES)
         self.annotations: dict[Any, list[Mapping[str, Any]]] = {}
         for row in self.rows["sample_annotation"].values():
             self.annotations.setdefault(row.get("sample_token"), []).append(row)
-
-    def get(self, table: str, token: Any, key: str, asked: str) -> Any:
-        """One field of a row. `asked` says who asks, for the error."""
-        row = self.rows[table].get(token)
-        if row is None or key not in row:
-            what = f"has no {key!r}" if row is not None else "does not exist"
-            raise DataError("data", f"{asked}: {table} {token!r} {what}", f"a row of {table}.json", "Restore it.")
-        return row[key]
 
     def pose(self, table: str, token: Any, asked: str) -> Pose:
         """The pose in a row of ego_pose or calibrated_sensor."""
@@ -65,64 +50,23 @@ class Tables:
         return Pose.of(values[0], values[1], f"{self.folder / table}.json, {token}")
 
 
-def version_of(root: Path) -> Path | None:
-    """The folder with the tables: v1.0-trainval before v1.0-mini before others."""
-    found = sorted(path for path in root.glob("v1.*") if path.is_dir())
-    first = [path for name in ("trainval", "mini") for path in found if path.name.endswith(name)]
-    return next(iter([*first, *found]), None)
-
-
 def find(root: Path, sweeps: int, problem: Callable[[str], None]) -> tuple[list[Frame], list[Frame]]:
-    """Training and test keyframes by the scenes that splits.json names. Adds what is wrong to the problems."""
+    """Training and test keyframes, as `Tables.split` tells them. Adds what is wrong to the problems."""
     folder = version_of(root)
     if folder is None:
         raise DataError("data", f"{root} without v1.*/", "the folder of nuScenes' tables", "Check the path.")
-    tables = Tables(folder)
-    path = folder / "splits.json"
-    splits = read_json(path, DataError, "data", '{"train": [names of scenes], "val": [names of scenes]}')
-    names = {row["token"]: row.get("name") for row in tables.rows["scene"].values()}
-    known, parts = set(names.values()), []
-    for part in ("train", "val"):
-        wanted = splits.get(part) if isinstance(splits, dict) else None
-        if not isinstance(wanted, list) or not wanted:
-            problem(f"{path} has no scenes in {part!r}")
-            wanted = []
-        missing = [name for name in wanted if name not in known]
-        if missing:
-            problem(f"{path}: {part!r} names {missing[0]}, which scene.json does not have")
-        parts.append({token for token, name in names.items() if name in wanted})
+    tables = BoxTables(folder)
     found: list[list[Frame]] = [[], []]
-    for row in keyframes(tables, problem):
-        scene = tables.rows["sample"][row["sample_token"]].get("scene_token")
-        for place, scenes in enumerate(parts):
-            if scene in scenes:
-                try:
-                    found[place].append(frame_of(tables, row, sweeps))
-                except DataError as error:
-                    problem(str(error.got))
+    for place, rows in enumerate(tables.split(problem)):
+        for row in rows:
+            try:
+                found[place].append(frame_of(tables, row, sweeps))
+            except DataError as error:
+                problem(str(error.got))
     return found[0], found[1]
 
 
-def keyframes(tables: Tables, problem: Callable[[str], None] = lambda text: None) -> list[Mapping[str, Any]]:
-    """The keyframes of the LiDAR on the roof, in the order of time. A sample that has none is a problem."""
-    rows, seen, others = [], set(), set()
-    for row in tables.rows["sample_data"].values():
-        asked = f"sample_data {row['token']}"
-        sensor = tables.get("calibrated_sensor", row.get("calibrated_sensor_token"), "sensor_token", asked)
-        channel = tables.get("sensor", sensor, "channel", asked)
-        others.add(channel)
-        if channel == LIDAR and row.get("is_key_frame"):
-            tables.get("sample", row.get("sample_token"), "timestamp", asked)
-            rows.append(row)
-            seen.add(row["sample_token"])
-    missing = [token for token in tables.rows["sample"] if token not in seen]
-    if missing:
-        there = ", ".join(sorted(others)) or "no sensor"
-        problem(f"{tables.folder}: sample {missing[0]} has no keyframe of {LIDAR}; the tables have {there}")
-    return sorted(rows, key=lambda row: (row["timestamp"], row["token"]))
-
-
-def frame_of(tables: Tables, row: Mapping[str, Any], sweeps: int) -> Frame:
+def frame_of(tables: BoxTables, row: Mapping[str, Any], sweeps: int) -> Frame:
     """The frame of a keyframe of sample_data, joined with the sweeps before it, in the vehicle's frame."""
     asked = f"sample_data {row['token']}"
     pose = tables.pose("ego_pose", row.get("ego_pose_token"), asked)
@@ -159,7 +103,7 @@ def _join(chain: Sequence[tuple[Path, Pose, Pose, float]], pose: Pose) -> Any:
     return numpy.concatenate(parts)
 
 
-def _objects(tables: Tables, sample: str, pose: Pose) -> Objects:
+def _objects(tables: BoxTables, sample: str, pose: Pose) -> Objects:
     """The boxes of a sample that count, in the vehicle's frame."""
     boxes, labels, attributes, points = [], [], [], []
     for row in tables.annotations.get(sample, []):
@@ -184,7 +128,7 @@ def _objects(tables: Tables, sample: str, pose: Pose) -> Objects:
                    attributes, numpy.array(points, dtype=numpy.int64))  # fmt: skip
 
 
-def _velocity(tables: Tables, row: Mapping[str, Any]) -> Any:
+def _velocity(tables: BoxTables, row: Mapping[str, Any]) -> Any:
     """Metres per second (3,) between the annotations before and after; not a number where they tell none."""
     ends = [tables.rows["sample_annotation"].get(row.get(key, "")) or row for key in ("prev", "next")]
     times = [tables.get("sample", end.get("sample_token"), "timestamp", "sample_annotation") / 1e6 for end in ends]
@@ -192,7 +136,7 @@ def _velocity(tables: Tables, row: Mapping[str, Any]) -> Any:
     longest = LONGEST_GAP * (2 if ends[0] is not row and ends[1] is not row else 1)
     if not 0 < gap <= longest:
         return numpy.full(3, math.nan)
-    first, last = (numpy.array(end["translation"], dtype=numpy.float64) for end in ends)
+    first, last = (numbers(end.get("translation"), 3, f"sample_annotation {end['token']}: translation") for end in ends)
     return (last - first) / gap
 
 
@@ -227,17 +171,14 @@ def write_results(path: Path, found: Iterable[tuple[Frame, Mapping[str, Any]]], 
     write_whole(path, json.dumps({"meta": meta, "results": results}))
 
 
-def frame_at(file: Path, sweeps: int, opened: dict[Path, Tables]) -> Frame:
+def frame_at(file: Path, sweeps: int, opened: dict[Path, BoxTables]) -> Frame:
     """The keyframe whose points are in `file`, by the tables of its data set; `opened` keeps them."""
     file = file.resolve()
-    root = next((folder for folder in file.parents if version_of(folder) is not None), None)
-    folder = None if root is None else version_of(root)
-    if root is None or folder is None:
-        raise DataError("files", f"{file}, outside nuScenes' folders", "samples/LIDAR_TOP/*.pcd.bin", "Check the path.")
+    root, folder = root_of(file)
     if folder not in opened:
-        opened[folder] = Tables(folder)
+        opened[folder] = BoxTables(folder)
     name = file.relative_to(root).as_posix()
-    for row in keyframes(opened[folder]):
+    for row in opened[folder].keyframes():
         if row["filename"] == name:
             return frame_of(opened[folder], row, sweeps)
     raise DataError("files", f"{file}, no keyframe of sample_data.json", "samples/LIDAR_TOP/*.pcd.bin", "Pass another.")

@@ -35,6 +35,8 @@ class Boxes3dRecipe(TaskRecipe):
         head_dim, convolutions: of the head.
         turn: training scans turn about the vertical axis by up to so many degrees. scale: sizes change by up to this
             share. flip: exchange left and right, and front and back, half of the time each.
+        one_cycle: the schedule as published: the rate rises from a tenth along a cosine, and AdamW's first beta goes
+            from 0.95 to 0.85 and back, whatever `betas` says.
         least: the lowest score of a box. most: boxes of a sample. nms: "rotated", "circle" or "none"; `overlap` or
             `radius` in metres from which a box is dropped beside a better one.
         scenes, test_scenes: drives of the default data, with two keyframes each.
@@ -69,6 +71,7 @@ class Boxes3dRecipe(TaskRecipe):
     turn: float = 5.0
     scale: float = 0.05
     flip: bool = False
+    one_cycle: bool = False
     least: float = 0.05
     most: int = 100
     nms: str = "circle"
@@ -88,7 +91,8 @@ class Boxes3dRecipe(TaskRecipe):
                   "depths": (1, 2, 2), "strides": (1, 2, 2), "channels": (128, 128, 256), "out": 128, "stride": 2,
                   "head_dim": 64, "convolutions": 2, "turn": 45.0, "scale": 0.1, "flip": True, "most": 500,
                   "nms": "rotated", "batch_size": 32, "epochs": 20.0, "learning_rate": 5e-3, "weight_decay": 0.05,
-                  "clip": 35.0, "warmup": 0.4, "final": 1e-4, "evaluate_every": 879, "checkpoint_every": 879},
+                  "clip": 35.0, "warmup": 0.4, "final": 1e-5, "one_cycle": True, "evaluate_every": 879,
+                  "checkpoint_every": 879},
     }  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -105,6 +109,7 @@ class Boxes3dRecipe(TaskRecipe):
         for side in self.window:
             check_int("window", side, 2)
         check_choice("flip", self.flip, (True, False))
+        check_choice("one_cycle", self.one_cycle, (True, False))
         check_choice("nms", self.nms, NMS)
         for name, high, allowed in (
             ("turn", 180.1, "degrees, at most 180"), ("scale", 1.0, "a share below 1"),

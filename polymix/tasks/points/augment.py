@@ -10,27 +10,60 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polymix.models.points import z_order
+from polymix.tasks.points.layouts import Scan
 from polymix.tasks.points.recipe import PointsRecipe
 
 STRETCHES = ((0.2, 0.4), (0.8, 1.6))  # side of a cell and size of the shifts in metres: small ones, then large ones
 THINNED, LEFT = 0.2, 0.8  # how often `drop` takes points away, and the share that stays
 
 
-def varied(places: Tensor, recipe: PointsRecipe) -> Tensor:
-    """Places (n, 3) changed at random as a recipe says. Source: the augmentations of PTv3's trainings."""
-    chance, moved = torch.rand(6), places.double()
-    if recipe.turn:
-        moved = moved @ _turn(2, 2 * math.pi * float(chance[0])).T
-    if recipe.tilt:
-        for axis in (0, 1):
-            moved = moved @ _turn(axis, recipe.tilt * (2 * float(chance[4 + axis]) - 1)).T
-    if recipe.flip:
-        signs = [-1.0 if chance[place] < 0.5 else 1.0 for place in (1, 2)]
-        moved = moved * torch.tensor([*signs, 1.0], dtype=torch.float64)
+def varied(points: Tensor, recipe: PointsRecipe, scan: Scan) -> tuple[Tensor, Tensor]:
+    """Points (n, 3 + features) of a scan, changed at random as a recipe says: places (n, 3) and features.
+
+    Normals turn with the places. Source: the augmentations of PTv3's trainings.
+    """
+    chance, moved, directions = torch.rand(6), points[:, :3].double(), points[:, scan.normals].double()
+    for turn in _turns(recipe, chance):
+        moved = moved @ turn.T
+        directions = directions @ turn.T if directions.shape[1] else directions
     moved = moved * (1 + recipe.scale * (2 * float(chance[3]) - 1))
     for cell, size in STRETCHES if recipe.elastic else ():
         moved = stretched(moved, cell, size)
-    return moved + recipe.jitter * torch.randn_like(moved) if recipe.jitter else moved
+    moved = moved + recipe.jitter * torch.randn_like(moved) if recipe.jitter else moved
+    changed = points.clone() if directions.shape[1] or recipe.colour else points
+    changed[:, scan.normals] = directions.to(points.dtype)
+    if recipe.colour:
+        changed[:, 3:6] = recoloured(points[:, 3:6])
+    return moved, changed[:, 3:]
+
+
+def _turns(recipe: PointsRecipe, chance: Tensor) -> list[Tensor]:
+    """The rotations and reflections (3, 3) of a cloud, in their order, from random numbers between 0 and 1."""
+    turns = [_turn(2, 2 * math.pi * float(chance[0]))] if recipe.turn else []
+    if recipe.tilt:
+        turns += [_turn(axis, recipe.tilt * (2 * float(chance[4 + axis]) - 1)) for axis in (0, 1)]
+    if recipe.flip:
+        signs = [-1.0 if chance[place] < 0.5 else 1.0 for place in (1, 2)]
+        turns.append(torch.diag(torch.tensor([*signs, 1.0], dtype=torch.float64)))
+    return turns
+
+
+def recoloured(colours: Tensor) -> Tensor:
+    """Colours (n, 3) from -1 to 1, changed as PTv3's trainings on rooms do.
+
+    With probability 0.2 mixed with those of full contrast, with 0.95 all shifted by up to a twentieth of the range, and
+    with 0.95 each jittered by a twentieth of it.
+    """
+    chance, changed = torch.rand(3), colours
+    if chance[0] < 0.2:
+        low, high = changed.amin(0), changed.amax(0)
+        full = 2 * (changed - low) / (high - low).clamp_min(1e-6) - 1
+        changed = torch.lerp(changed, full, float(torch.rand(())))
+    if chance[1] < 0.95:
+        changed = (changed + 0.1 * (2 * torch.rand(1, 3) - 1)).clamp(-1, 1)
+    if chance[2] < 0.95:
+        changed = (changed + 0.1 * torch.randn_like(changed)).clamp(-1, 1)
+    return changed
 
 
 def _turn(axis: int, angle: float) -> Tensor:
@@ -88,6 +121,15 @@ def laid_over(first: Voxels, second: Voxels) -> Voxels:
     kept = order[once].sort().values
     features, labels = torch.cat((first.features, second.features)), torch.cat((first.labels, second.labels))
     return Voxels(features[kept], grid[kept], labels[kept])
+
+
+def cropped(cloud: Voxels, most: int) -> Voxels:
+    """The `most` voxels that are nearest to a random one of a cloud, in their order; 0: all."""
+    if not most or len(cloud.grid) <= most:
+        return cloud
+    away = (cloud.grid - cloud.grid[torch.randint(len(cloud.grid), ())]).double().square().sum(1)
+    kept = away.topk(most, largest=False).indices.sort().values
+    return Voxels(cloud.features[kept], cloud.grid[kept], cloud.labels[kept])
 
 
 def mixed(clouds: list[Voxels], recipe: PointsRecipe) -> list[Voxels]:

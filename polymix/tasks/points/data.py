@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -17,31 +17,55 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from polymix._io import write_whole
-from polymix.errors import DataError, PolymixError
+from polymix.errors import DataError, OptionError, PolymixError
 from polymix.models.points import MOST_VOXELS, voxelize
-from polymix.tasks.points.augment import Voxels, mixed, thinned, varied
+from polymix.tasks.points import lidarseg
+from polymix.tasks.points.augment import Voxels, cropped, mixed, thinned, varied
 from polymix.tasks.points.layouts import KITTI, LAYOUTS, VOID, Scan, find, layout_of
 from polymix.tasks.points.lidar import scan
 from polymix.tasks.points.recipe import MOST_CLASSES, PointsRecipe
 
 __all__ = ["LAYOUTS", "PointData", "Scans", "check", "for_evaluation", "from_summary", "load", "made"]
 MADE = "scans of a made LiDAR"
+POOLS = 12  # at most, by which pieces of a scan are aligned
 UNUSED = 1  # training scans that an evaluation makes beside its test scans
+
+
+class Whole(NamedTuple):
+    """A scan that is cut into pieces: its middle in metres (3,), and its lowest voxel (3,)."""
+
+    middle: Tensor
+    low: Tensor
+
+    @staticmethod
+    def of(points: Any, voxel: float) -> Whole:
+        middle = torch.from_numpy(points[:, :3].mean(0, dtype=numpy.float64)).float()
+        return Whole(middle, _low(torch.from_numpy(points), voxel))
+
+
+def _low(points: Tensor, voxel: float) -> Tensor:
+    return (points[:, :3].amin(0).double() / voxel).floor().long()
 
 
 class Cloud:
     """One cloud as the model takes it: features (V, C) and places (V, 3) of its voxels, and their labels (V,).
 
     inverse: the voxel of each point. points: as they were read. classes: of the points, int64 (n,); None: unknown.
+    vary: gives changed places and features. whole: where the scan is of which the points are a piece.
     """
 
-    def __init__(self, points: Any, classes: Any, voxel: float, vary: Callable[[Tensor], Tensor] | None = None) -> None:
+    def __init__(
+        self, points: Any, classes: Any, voxel: float,
+        vary: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None, whole: Whole | None = None,
+    ) -> None:  # fmt: skip
         values = torch.from_numpy(points)
-        places = values[:, :3] if vary is None else vary(values[:, :3])
+        places, features = (values[:, :3], values[:, 3:]) if vary is None else vary(values)
         found = voxelize(places, voxel)
-        middle = places - places.mean(0)
-        self.features = torch.cat((middle / 10, values[:, 3:]), 1)[found.first].float()
+        away = places - (places.mean(0) if whole is None else whole.middle)
+        self.features = torch.cat((away / 10, features), 1)[found.first].float()
         self.grid, self.inverse = found.grid, found.inverse
+        if whole is not None:  # voxels are joined as they are in the whole scan
+            self.grid = self.grid + (_low(values, voxel) - whole.low) % (1 << POOLS)
         self.points, self.classes = points, classes
         self.labels = None if classes is None else torch.from_numpy(classes)[found.first]
 
@@ -62,7 +86,8 @@ class Scans(Dataset[Cloud]):
             return Cloud(points, classes, self.recipe.voxel)
         if (left := thinned(len(points), self.recipe)) is not None:
             points, classes = points[left.numpy()], classes[left.numpy()]
-        return Cloud(points, classes, self.recipe.voxel, partial(varied, recipe=self.recipe))
+        vary = partial(varied, recipe=self.recipe, scan=self.scans[place])
+        return Cloud(points, classes, self.recipe.voxel, vary)
 
     def read(self, place: int) -> tuple[Any, Any]:
         """The points and classes of a scan."""
@@ -89,10 +114,12 @@ class PointData:
     def collate(self, clouds: Sequence[Cloud]) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
         """Packed clouds: features (V, C), voxels (V, 3), offsets (B + 1,), labels (V,), and the number of points.
 
-        With the recipe's `mix`, two clouds become one by chance.
+        With the recipe's `mix`, two clouds become one by chance. A cloud is cropped to the recipe's `crop`.
         """
+        recipe = self.train.recipe
         labelled = ((cloud, cloud.labels) for cloud in clouds if cloud.labels is not None)  # as training clouds are
-        parts = mixed([Voxels(cloud.features, cloud.grid, labels) for cloud, labels in labelled], self.train.recipe)
+        voxels = [Voxels(cloud.features, cloud.grid, labels) for cloud, labels in labelled]
+        parts = mixed([cropped(one, recipe.crop) for one in voxels], recipe)
         features, grid, labels = (torch.cat(values) for values in zip(*parts, strict=True))
         offsets = torch.tensor([0, *(len(part.grid) for part in parts)]).cumsum(0)
         return features, grid, offsets, labels, sum(len(cloud.points) for cloud in clouds)
@@ -126,8 +153,12 @@ def load(recipe: PointsRecipe, folder: Path, say: Callable[[str], None]) -> Poin
     train, test, inputs, count = _read(source, recipe.layout, problems, recipe.check_options()["voxel"])
     if problems:
         raise DataError.first_of(problems)
-    kitti = layout_of(source, recipe.layout) == "semantickitti"
-    classes = KITTI if kitti else tuple(f"class {place}" for place in range(count))
+    plain = next((one for one in train if not one.coloured), None)
+    if recipe.colour and plain is not None:
+        got = f"True for {plain.path}, which has no color.npy"
+        raise OptionError("colour", got, "scans with colours", "Leave it out.")
+    known = {"semantickitti": KITTI, "nuscenes": lidarseg.CLASSES}
+    classes = known.get(layout_of(source, recipe.layout)) or tuple(f"class {place}" for place in range(count))
     name = MADE if recipe.data is None else str(recipe.data)
     return PointData(name, classes, inputs, Scans(train, recipe, varied=True), Scans(test, recipe))
 
@@ -194,6 +225,14 @@ def from_summary(recipe: PointsRecipe, summary: Mapping[str, Any]) -> PointData:
     return PointData(str(summary["name"]), tuple(summary["classes"]), int(summary["inputs"]), none, none)
 
 
+def too_wide(path: Path, points: Any, voxel: float) -> list[str]:
+    """A problem if a scan, however it is turned, spans more voxels than the curves can number."""
+    x, y, z = numpy.ptp(points[:, :3].astype(numpy.float64), axis=0)
+    if max(math.hypot(x, y), z) < voxel * MOST_VOXELS:
+        return []
+    return [f"{path}, which spans {x:,.0f} × {y:,.0f} × {z:,.0f} m, more than {MOST_VOXELS:,} voxels of {voxel:.3g} m"]
+
+
 def _read(
     folder: Path, layout: str | None, problems: list[str], voxel: float
 ) -> tuple[list[Scan], list[Scan], int, int]:
@@ -212,10 +251,7 @@ def _read(
             if inputs and points.shape[1] != inputs:
                 problems.append(f"{one.path} has {points.shape[1]} numbers a point, others {inputs}")
             inputs = inputs or points.shape[1]
-            x, y, z = numpy.ptp(points[:, :3].astype(numpy.float64), axis=0)
-            if max(math.hypot(x, y), z) >= voxel * MOST_VOXELS:
-                sides = f"{x:,.0f} × {y:,.0f} × {z:,.0f} m"
-                problems.append(f"{one.path} spans {sides}, more than {MOST_VOXELS:,} voxels of {voxel:.3g} m")
+            problems += too_wide(one.path, points, voxel)
             there = classes[classes != VOID]
             most, counted = max(most, int(there.max(initial=-1)) + 1), counted or bool(len(there))
         if part and not counted and not problems:

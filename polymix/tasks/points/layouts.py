@@ -1,4 +1,4 @@
-"""Scans as they lie on disk: SemanticKITTI's binary files and Pointcept's folders of arrays."""
+"""Scans as they lie on disk: files of SemanticKITTI and nuScenes-lidarseg, and Pointcept's folders of arrays."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import numpy
 
 from polymix.errors import DataError, check_choice
 from polymix.limits import memory_of
+from polymix.tasks.nuscenes_tables import BRIGHTEST, version_of
+from polymix.tasks.points import lidarseg
 
-LAYOUTS = ("semantickitti", "pointcept")
+LAYOUTS = ("semantickitti", "nuscenes", "pointcept")
 VOID = 255  # the label of points that do not count
 KITTI = (
     "car", "bicycle", "motorcycle", "truck", "other vehicle", "person", "bicyclist", "motorcyclist", "road", "parking",
@@ -35,16 +37,37 @@ _LABELS = ("segment", "segment20", "segment200")
 
 @dataclass(frozen=True)
 class Scan:
-    """One scan: a .bin file, or a folder of arrays. labels: its label file; None: it has none."""
+    """One scan: a file of points, or a folder of arrays.
+
+    labels: its label file; None: it has none. numbers: the class of each number of a nuScenes label.
+    """
 
     path: Path
     layout: str
     labels: Path | None
+    numbers: tuple[int, ...] = ()
 
     def points(self) -> Any:
         """float32 (n, 3 + features): coordinates in metres first. Raises DataError for a file that is no sound scan."""
-        found = read_bin(self.path) if self.layout == "semantickitti" else _read_arrays(self.path)
+        if self.layout == "pointcept":
+            return sound(self.path, _read_arrays(self.path))
+        if self.layout == "semantickitti":
+            return sound(self.path, read_bin(self.path))
+        found = read_bin(self.path, 5)[:, :4].copy()  # the fifth number is the beam
+        found[:, 3] /= BRIGHTEST
         return sound(self.path, found)
+
+    @property
+    def coloured(self) -> bool:
+        """Whether the fourth to sixth number of a point are a colour."""
+        return self.layout == "pointcept" and (self.path / "color.npy").is_file()
+
+    @property
+    def normals(self) -> slice:
+        """Which numbers of a point are a direction in space."""
+        if self.layout != "pointcept" or not (self.path / "normal.npy").is_file():
+            return slice(0, 0)
+        return slice(6, 9) if self.coloured else slice(3, 6)
 
     def classes(self, count: int) -> Any:
         """int64 (n,): the class of each of `count` points, VOID where it does not count."""
@@ -52,8 +75,11 @@ class Scan:
             raise DataError("data", f"{self.path} without labels", "a label file beside it", "Add or remove it.")
         try:
             if self.layout == "semantickitti":
-                raw = _read_whole(self.labels, numpy.uint32, 4, "4 bytes a point: its label in uint32")
-                found = _TABLE[raw & 0xFFFF]
+                raw = _read_whole(self.labels, numpy.uint32, 4, "4 bytes a point: its label in uint32") & 0xFFFF
+                found = _TABLE[raw]
+            elif self.layout == "nuscenes":
+                raw = _read_whole(self.labels, numpy.uint8, 1, "a byte a point")
+                found = numpy.array(self.numbers, dtype=numpy.int64)[raw]
             else:
                 raw = numpy.load(self.labels, allow_pickle=False).reshape(-1)
                 found = raw.astype(numpy.int64)
@@ -67,9 +93,9 @@ class Scan:
         bad = (found < -1) | (found >= VOID)
         if bad.any():
             place = int(bad.argmax())
-            number = int(raw[place]) & 0xFFFF if self.layout == "semantickitti" else int(raw[place])
-            allowed = "one of SemanticKITTI's numbers" if self.layout == "semantickitti" else f"-1 to {VOID - 1}"
-            raise DataError("data", f"{self.labels}, point {place}: label {number}", allowed, "Correct it.")
+            allowed = {"semantickitti": "one of SemanticKITTI's numbers", "nuscenes": "an index of category.json"}
+            got = f"{self.labels}, point {place}: label {int(raw[place])}"
+            raise DataError("data", got, allowed.get(self.layout, f"-1 to {VOID - 1}"), "Correct it.")
         return numpy.where(found < 0, VOID, found)
 
 
@@ -111,7 +137,7 @@ def _read_whole(path: Path, dtype: Any, each: int, expected: str) -> Any:
     """The numbers of a file. Raises DataError where it cannot be read, does not fit into memory, or is cut off."""
     size = _size_of(path)
     if size % each:
-        raise DataError("data", f"{path} with {size:,} bytes", expected, "It may be cut off.")
+        raise DataError("data", f"{path} with {size:,} bytes, no multiple of {each}", expected, "It may be cut off.")
     return numpy.fromfile(path, dtype=dtype)
 
 
@@ -140,11 +166,14 @@ def layout_of(folder: Path, layout: str | None) -> str:
         check_choice("layout", layout, LAYOUTS)
     if not folder.is_dir():
         raise DataError("data", f"{folder}, which is no folder", "a folder of scans", "Check the path.")
-    kitti, arrays = (folder / "sequences").is_dir(), (folder / "train").is_dir()
-    found = "semantickitti" if kitti else "pointcept" if arrays else None
-    if found is None or layout not in (None, found):
-        got = f"{folder} without {'train/' if layout == 'pointcept' else 'sequences/'}"
-        raise DataError("data", got, "sequences/NN/velodyne/*.bin, or train/SCENE/coord.npy", "Check the path.")
+    there = {"semantickitti": (folder / "sequences").is_dir(), "nuscenes": version_of(folder) is not None,
+             "pointcept": (folder / "train").is_dir()}  # fmt: skip
+    found = next((name for name, is_there in there.items() if is_there and layout in (None, name)), None)
+    if found is None:
+        marks = {"nuscenes": "v1.*/", "pointcept": "train/"}
+        got = f"{folder} without {marks.get(str(layout), 'sequences/')}"
+        allowed = "sequences/NN/velodyne/*.bin, v1.*/*.json with lidarseg/, or train/SCENE/coord.npy"
+        raise DataError("data", got, allowed, "Check the path.")
     return found
 
 
@@ -160,16 +189,20 @@ def find(folder: Path, layout: str, problem: Callable[[str], None]) -> tuple[lis
             for path in sorted((folder / "sequences" / f"{number:02d}" / "labels").glob("*.label")):
                 if path not in known:
                     problem(f"{path} has no scan of its name in velodyne/")
+    elif layout == "nuscenes":
+        *found, classes = lidarseg.find(folder, problem)
+        parts = [[Scan(points, layout, labels, classes) for points, labels in part] for part in found]
+        names = ("the training scenes", "the test scenes")
     else:
         scenes = [sorted(path for path in (folder / part).glob("*") if path.is_dir()) for part in ("train", "val")]
         parts = [[Scan(scene, layout, _labels_in(scene)) for scene in part] for part in scenes]
         names = ("train/", "val/")
     for scans, name in zip(parts, names, strict=True):
         if not scans:
-            problem(f"{folder}: {name} has no scans")
-        for found in scans:
-            if found.labels is None:
-                problem(f"{found.path} has no labels")
+            problem(f"{folder}: {name} has no scans" if layout != "nuscenes" else f"{folder}: {name} have no keyframe")
+        for one in scans:
+            if one.labels is None:
+                problem(f"{one.path} has no labels")
     return parts[0], parts[1]
 
 

@@ -61,4 +61,4 @@ class Learner(learner.Learner):
     def optimizers_and_schedule(self) -> dict[str, Any]:
         recipe = self.recipe
         groups = rated_groups(self.model, recipe.weight_decay, recipe.learning_rate, BLOCKS, recipe.block_rate)
-        return self.with_schedule(torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=tuple(recipe.betas)))
+        return self.cycled_or_scheduled(torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=tuple(recipe.betas)))

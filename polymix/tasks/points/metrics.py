@@ -14,8 +14,10 @@ from polymix._io import output_names, write_whole
 from polymix.errors import DataError
 from polymix.mixers.spec import parse_mixer
 from polymix.tasks.label_maps import VOID_COLOUR, Confusion, colour_of, save_classes, shares_of, some_of
-from polymix.tasks.points.data import Cloud, PointData
+from polymix.tasks.points import lidarseg
+from polymix.tasks.points.data import Cloud, PointData, Whole, too_wide
 from polymix.tasks.points.layouts import KITTI, TO_KITTI, VOID, Scan
+from polymix.tasks.points.pieces import RIM, pieces_of
 from polymix.tasks.points.recipe import PointsRecipe
 from polymix.tasks.processes import Process
 from polymix.tasks.turnable import Colouring, Scene, write_page
@@ -49,9 +51,23 @@ def details(model: nn.Module, data: PointData, recipe: PointsRecipe, process: Pr
 def _confusion(model: nn.Module, data: PointData, process: Process) -> Confusion:
     confusion = Confusion(len(data.classes), VOID)
     for place in range(len(data.test)):
-        cloud = data.test[place]
-        confusion.update(predict_cloud(model, cloud, process), torch.from_numpy(cloud.classes))
+        points, classes = data.test.read(place)
+        confusion.update(predict_points(model, points, data.test.recipe, process), torch.from_numpy(classes))
     return confusion
+
+
+def predict_points(model: nn.Module, points: Any, recipe: PointsRecipe, process: Process) -> Tensor:
+    """The class of every point (n,) of a scan, `piece` points at a time."""
+    if len(points) <= recipe.piece:
+        return predict_cloud(model, Cloud(points, None, recipe.voxel), process)
+    found = torch.empty(len(points), dtype=torch.int64)
+    whole = Whole.of(points, recipe.voxel)
+    cells = numpy.floor(points[:, :3].astype(numpy.float64) / recipe.voxel).astype(numpy.int32)
+    for own, around in pieces_of(cells, recipe.piece, RIM):
+        chosen = numpy.sort(numpy.concatenate((own, around)))  # so that a voxel has the same first point
+        predicted = predict_cloud(model, Cloud(points[chosen], None, recipe.voxel, whole=whole), process)
+        found[torch.from_numpy(own)] = predicted[torch.from_numpy(numpy.searchsorted(chosen, own))]
+    return found
 
 
 def predict_cloud(model: nn.Module, cloud: Cloud, process: Process) -> Tensor:
@@ -66,9 +82,9 @@ def draw(model: nn.Module, data: PointData, recipe: PointsRecipe, folder: Path) 
     """predictions.png: some test scans from above in true and predicted colours; scan.html: the first, to turn."""
     rows = []
     for place in some_of(len(data.test), DRAWN):
-        cloud = data.test[place]
-        predicted = predict_cloud(model, cloud, Process()).numpy()
-        rows.append((cloud.points, {"truth": cloud.classes, "prediction": predicted}))
+        points, classes = data.test.read(place)
+        predicted = predict_points(model, points, data.test.recipe, Process()).numpy()
+        rows.append((points, {"truth": classes, "prediction": predicted}))
     path = folder / "predictions.png"
     draw_from_above(path, rows, data.classes)
     return [path, write_page(folder / "scan.html", scene_of(*rows[0], data.classes), "A test scan")]
@@ -120,21 +136,29 @@ def describe(recipe: PointsRecipe, data: PointData) -> str:
 def predict(
     model: nn.Module, data: PointData, recipe: PointsRecipe, files: Sequence[Path], folder: Path, process: Process
 ) -> list[dict[str, Any]]:
-    """The class of every point of some scans: a .bin file of SemanticKITTI, or a folder of Pointcept's arrays.
+    """The class of every point of some scans: a .bin file of SemanticKITTI, a .pcd.bin of nuScenes, or a folder of
+    Pointcept's arrays.
 
     Each result has the file, the share of each class, a picture from above, a page in which one can turn the scan, and
-    the classes: as NAME.label in
-    SemanticKITTI's numbers for a .bin file, else as NAME-classes.npy. See `output_names` for files of one name.
+    the classes: NAME.label in SemanticKITTI's numbers for a .bin file; for a model of nuScenes-lidarseg
+    TOKEN_lidarseg.bin with a byte a point, 1 to 16; else NAME-classes.npy. See `output_names` for files of one name.
     """
-    rows = []
+    rows: list[dict[str, Any]] = []
+    opened: dict[Path, dict[str, str]] = {}
     for path, name in zip(files, output_names(files), strict=True):
-        layout = "pointcept" if path.is_dir() else "semantickitti"
+        binary = "nuscenes" if data.classes == lidarseg.CLASSES else "semantickitti"
+        layout = "pointcept" if path.is_dir() else binary
         points = Scan(path, layout, None).points()
         if points.shape[1] != data.inputs:
             got = f"{path} with {points.shape[1]} numbers a point"
             raise DataError("files", got, f"{data.inputs}, as in training", "Pass scans of the same kind.")
-        predicted = predict_cloud(model, Cloud(points, None, recipe.voxel), process)
-        if layout == "semantickitti" and data.classes == KITTI:
+        if wide := too_wide(path, points, recipe.voxel):
+            raise DataError("files", wide[0], "a scan that is not as wide", "Remove far points.")
+        predicted = predict_points(model, points, recipe, process)
+        if layout == "nuscenes":
+            output = folder / lidarseg.output_of(path, opened)
+            write_whole(output, (predicted.numpy() + 1).astype(numpy.uint8).tobytes())
+        elif layout == "semantickitti" and data.classes == KITTI:
             output = folder / f"{name}.label"
             write_whole(output, numpy.array(TO_KITTI, dtype=numpy.uint32)[predicted.numpy()].tobytes())
         else:

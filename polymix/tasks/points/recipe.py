@@ -12,6 +12,20 @@ from polymix.models.points import ORDERS
 from polymix.tasks.recipe import TaskRecipe
 
 MOST_CLASSES = 255
+# Wu et al. 2024, outdoors, and Pointcept's configuration for nuScenes; none is published for SemanticKITTI.
+_PAPER: Mapping[str, Any] = {
+    "voxel": 0.05, "depths": (2, 2, 2, 6, 2), "channels": (32, 64, 128, 256, 512), "heads": (2, 4, 8, 16, 32),
+    "decoder_depths": (2, 2, 2, 2), "decoder_channels": (64, 64, 128, 256), "decoder_heads": (4, 4, 8, 16),
+    "window": 1024, "orders": ORDERS, "cpe": True, "drop_path": 0.3, "batch_size": 12, "epochs": 50.0,
+    "learning_rate": 2e-3, "block_rate": 0.1, "weight_decay": 0.005, "warmup": 0.04, "final": 1e-4, "one_cycle": True,
+    "betas": (0.9, 0.999), "scale": 0.1, "jitter": 0.005, "evaluate_every": 1595, "checkpoint_every": 1595,
+}  # fmt: skip
+# The same indoors: Pointcept's configuration for ScanNet.
+_ROOMS: Mapping[str, Any] = {
+    **_PAPER, "voxel": 0.02, "epochs": 800.0, "learning_rate": 6e-3, "weight_decay": 0.05, "warmup": 0.05,
+    "tilt": math.pi / 64, "elastic": True, "drop": True, "mix": 0.8, "colour": True, "crop": 102_400,
+    "evaluate_every": 1000, "checkpoint_every": 1000,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -19,7 +33,7 @@ class PointsRecipe(TaskRecipe):
     """PTv3, which names the class of every point. `TaskRecipe` has the options that all tasks share.
 
     Args:
-        data: a folder of SemanticKITTI or of Pointcept's arrays; None: scans of a made LiDAR.
+        data: a folder of SemanticKITTI, nuScenes-lidarseg or Pointcept's arrays; None: scans of a made LiDAR.
         mixer: of every block, as on the command line: "pom", "padre:degree=3".
         voxel: side of a voxel in metres.
         depths, channels, heads: of the encoder's stages, which double the voxels. decoder_depths, decoder_channels,
@@ -36,7 +50,12 @@ class PointsRecipe(TaskRecipe):
             back, half of the time each. scale: sizes change by up to this share. jitter: noise in metres.
         tilt: rotate about the two level axes by up to so many radians. elastic: stretch the cloud at random.
         drop: leave out a fifth of the points, a fifth of the time. mix: how often clouds are laid over each other two
-            by two (Mix3D).
+            by two (Mix3D). colour: change contrast and colours. crop: so many voxels of a training cloud, those nearest
+            to a random one; 0: all.
+        one_cycle: the schedule as published: the rate rises from a tenth along a cosine, and AdamW's first beta goes
+            from 0.95 to 0.85 and back, whatever `betas` says.
+        piece: points of a scan that are computed at once in evaluation and prediction; larger scans go in pieces, each
+            with a rim of its neighbours.
         scans, test_scans: how many the default data has.
     """
 
@@ -72,6 +91,10 @@ class PointsRecipe(TaskRecipe):
     elastic: bool = False
     drop: bool = False
     mix: float = 0.0
+    colour: bool = False
+    crop: int = 0
+    one_cycle: bool = False
+    piece: int = 500_000
     scans: int = 60
     test_scans: int = 16
 
@@ -80,13 +103,8 @@ class PointsRecipe(TaskRecipe):
         "tiny": {"steps": 2, "evaluate_every": 2, "voxel": 1.0, "depths": (1, 1), "channels": (8, 8), "heads": (2, 2),
                  "decoder_depths": (1,), "decoder_channels": (8,), "decoder_heads": (2,), "window": 32, "scans": 4,
                  "test_scans": 2},
-        # Wu et al. 2024, outdoors, and Pointcept's configuration for nuScenes; none is published for SemanticKITTI.
-        "paper": {"voxel": 0.05, "depths": (2, 2, 2, 6, 2), "channels": (32, 64, 128, 256, 512),
-                  "heads": (2, 4, 8, 16, 32), "decoder_depths": (2, 2, 2, 2), "decoder_channels": (64, 64, 128, 256),
-                  "decoder_heads": (4, 4, 8, 16), "window": 1024, "orders": ORDERS, "cpe": True, "drop_path": 0.3,
-                  "batch_size": 12, "epochs": 50.0, "learning_rate": 2e-3, "block_rate": 0.1, "weight_decay": 0.005,
-                  "warmup": 0.04, "final": 1e-4, "betas": (0.9, 0.999), "scale": 0.1, "jitter": 0.005,
-                  "evaluate_every": 1595, "checkpoint_every": 1595},
+        "paper": _PAPER,
+        "rooms": _ROOMS,
     }  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -110,7 +128,9 @@ class PointsRecipe(TaskRecipe):
         for window in windows:
             check_int("window", window, 0)
         check_int("whole", self.whole, 0, stages)
-        for name in ("shuffle", "cpe", "turn", "flip", "elastic", "drop"):
+        check_int("crop", self.crop, 0)
+        check_int("piece", self.piece, 1)
+        for name in ("shuffle", "cpe", "turn", "flip", "elastic", "drop", "colour", "one_cycle"):
             check_choice(name, getattr(self, name), (True, False))
         if not self.orders:
             raise OptionError("orders", repr(self.orders), f"some of {', '.join(ORDERS)}", "Pass at least one.")
