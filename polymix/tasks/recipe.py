@@ -231,6 +231,11 @@ class TaskRecipe:
         """The recipe of the preset "paper": sizes and schedule as published."""
         return cls().preset("paper")
 
+    @property
+    def source(self) -> str | None:
+        """The data that --check reads; None: the task's own."""
+        return self.data
+
     def check_options(self) -> dict[str, Any]:
         """The options that the task's `data.check` takes beside folder and layout, by name."""
         return {}
@@ -249,6 +254,13 @@ class TaskRecipe:
         known = nearest_first(name, (field.name for field in fields(self)))
         allowed = ", ".join(known[:8]) + " …"
         raise OptionError(name, "an unknown option", allowed, f"help({type(self).__qualname__}) lists all.")
+
+
+def check_milestones(milestones: Any) -> None:
+    """Raise OptionError unless these are shares of a training."""
+    shares = milestones if isinstance(milestones, (tuple, list)) else (None,)
+    if not all(type(share) in (int, float) and 0 < share < 1 for share in shares):
+        raise OptionError("milestones", repr(milestones), "shares between 0 and 1", "Pass (0.33, 0.67), say.")
 
 
 def load_recipe(path: str | Path) -> TaskRecipe:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from polymix.errors import OptionError, check_choice, check_int, check_number
 from polymix.tasks.classify.published import DEIT, PUBLISHED
-from polymix.tasks.recipe import TaskRecipe
+from polymix.tasks.recipe import TaskRecipe, check_milestones
 
 OPTIMIZERS, SCHEDULES, LOSSES = ("adamw", "sgd"), ("cosine", "steps"), ("cross_entropy", "bce")
 BROKEN = ("skip", "refuse")
@@ -129,9 +129,7 @@ class ImageRecipe(TaskRecipe):
 
     def _check_lists(self) -> None:
         """Raise OptionError for milestones and sizes that are out of range."""
-        shares = self.milestones if isinstance(self.milestones, (tuple, list)) else (None,)
-        if not all(type(share) in (int, float) and 0 < share < 1 for share in shares):
-            raise OptionError("milestones", repr(self.milestones), "shares between 0 and 1", "Pass (0.33, 0.67), say.")
+        check_milestones(self.milestones)
         if self.sizes is not None:
             if not isinstance(self.sizes, (tuple, list)) or not self.sizes:
                 raise OptionError("sizes", repr(self.sizes), "sides in pixels, or None", "Pass (128, 160), say.")

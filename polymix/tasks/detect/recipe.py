@@ -111,11 +111,6 @@ class DetectRecipe(PicturesRecipe):
         return self.stem or STEMS[not (self.makes_data and self.question == SAME)]
 
     @property
-    def makes_data(self) -> bool:
-        """Whether the pictures are the default data, which have no padding."""
-        return self.data is None and self.annotations_file is None
-
-    @property
     def stride_of_host(self) -> int:
         """Pixels a side of a token."""
         return self.stride or STRIDES[self.host][0]
