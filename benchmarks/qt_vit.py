@@ -5,12 +5,12 @@
     python benchmarks/qt_vit.py OUT.json OUT.png --rounds 0 --trained b0,b1
 
 Latency: one image of 224 × 224, float32, inference, all models in turn, the median. Accuracy: models trained by
-`polymix train classify --preset efficientvit`, the recipe of EfficientViT, with the changes in CHANGED, on the scenes of
-four digits of `polymix compare`, enlarged to 32 × 32 pixels and written as CIFAR-100's binary files. Stage 3 has 2 × 2
-tokens, one for each digit. Crops, mirror images and RandAugment are off, because a scene's label depends on its places.
-Both hosts have many convolutions, which mix too: the figures show that both train, not which is better on ImageNet.
-OUT.json is written after each model, and what is not measured anew is kept from it. `--busy` says in the results that
-other work ran on the machine.
+`polymix train classify --preset efficientvit`, the recipe of EfficientViT, with the changes in CHANGED, on the scenes
+of four digits of `polymix compare`, enlarged to 32 × 32 pixels and written as CIFAR-100's binary files. Stage 3 has 2
+× 2 tokens, one for each digit. Crops, mirror images and RandAugment are off, because a scene's label depends on its
+places. Both hosts have many convolutions, which mix too: the figures show that both train, not which is better on
+ImageNet. OUT.json is written after each model, and what is not measured anew is kept from it. `--busy` says in the
+results that other work ran on the machine.
 """
 
 import argparse

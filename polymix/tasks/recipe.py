@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from polymix._io import check_device, load_python, parse_options, parse_value
+from polymix.convert.matching import matched_to_attention
 from polymix.convert.plan import parse_plan, resolve
 from polymix.errors import (
     MissingExtraError,
@@ -200,12 +201,17 @@ class TaskRecipe:
             return self.trains_control and self.data is None and self.mixer_name != CONTROL
         return self.control and self.mixer_name != CONTROL
 
-    def mixers_for(self, layers: Sequence[str]) -> dict[str, MixerConfig]:
+    def mixers_for(self, layers: Sequence[str], match: int | None = None) -> dict[str, MixerConfig]:
         """The mixer's config for each layer: `mixer` in all of them, or where `plan` says; attention elsewhere.
 
-        Raises OptionError or UnknownNameError if the mixer or the plan is wrong.
+        Args:
+            match: give the mixer as many parameters as attention of so many channels; None: its own width.
+        Raises:
+            OptionError or UnknownNameError: the mixer or the plan is wrong, or the mixer cannot be matched.
         """
         mixer = parse_mixer(self.to_dict()["mixer"])[1]
+        if match is not None:
+            mixer = matched_to_attention(mixer, match)
         if self.plan is None:
             return dict.fromkeys(layers, mixer)
         attention = parse_mixer(ATTENTION)[1]

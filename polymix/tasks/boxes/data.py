@@ -22,6 +22,7 @@ from polymix.tasks.boxes.pictures import Mistakes, Picture, Pictures, natural
 LAYOUTS, SPLITS = ("coco", "voc"), ("train", "val")
 MADE = "digits on photographs"
 HELD_OUT = 5  # every fifth picture of a json without a val
+UNUSED = 8  # training scenes that are made where only the test scenes are measured
 IN_MEMORY = 1 << 28  # bytes of fitted pictures that are kept
 Sample = tuple[Tensor, dict[str, Tensor]]
 
@@ -201,10 +202,11 @@ def for_evaluation(
     recipe: PicturesRecipe, summary: Mapping[str, Any], whole: bool, limit: int | None, say: Callable[[str], None]
 ) -> DetectionData:
     """The pictures of a recipe as a trained model knows them. Raises DataError for a class that it does not know."""
+    if recipe.makes_data and not whole:
+        recipe = replace(recipe, scenes=min(recipe.scenes, UNUSED))
     with TemporaryDirectory() as scratch:
         data = _known(load(recipe, Path(scratch), say), recipe, tuple(summary["classes"]), whole, limit)
-        made_here = recipe.data is None and recipe.annotations_file is None
-        return replace(data, test=data.test.keep_all()) if made_here else data
+        return replace(data, test=data.test.keep_all()) if recipe.makes_data else data
 
 
 def _known(

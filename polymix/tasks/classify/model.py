@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from polymix.convert.matching import matched
+from polymix.convert.matching import matched_to_attention
 from polymix.errors import OptionError
 from polymix.mixers import MixerConfig
 from polymix.mixers.spec import parse_mixer
@@ -17,7 +17,6 @@ from polymix.models import VisionTransformer
 from polymix.tasks.classify.data import ImageSets
 from polymix.tasks.classify.recipe import ImageRecipe
 from polymix.tasks.classify.stream import transforms
-from polymix.tasks.recipe import ATTENTION
 
 HEADS = ("head", "classifier", "fc")  # of our model, and of the hosts of timm
 
@@ -41,10 +40,7 @@ def _host_options(recipe: ImageRecipe, channels: int, classes: int) -> dict[str,
 def _mixer(recipe: ImageRecipe) -> MixerConfig:
     """The mixer of our own model, with as many parameters as attention where the recipe asks for it."""
     config = parse_mixer(recipe.mixer)[1]
-    if not recipe.match_parameters:
-        return config
-    attention = parse_mixer(ATTENTION)[1].build(recipe.dim, device="meta")
-    return matched(config, recipe.dim, sum(p.numel() for p in attention.parameters()))
+    return matched_to_attention(config, recipe.dim) if recipe.match_parameters else config
 
 
 def _build(recipe: ImageRecipe, channels: int, classes: int, **kw: Any) -> nn.Module:

@@ -109,7 +109,7 @@ def check(recipe: DetectRecipe) -> None:
 def _model(recipe: DetectRecipe, classes: int) -> nn.Module:
     if recipe.host != "dense":
         return build_detr(recipe, classes)
-    mixers = list(recipe.mixers_for(recipe.layers()).values())
+    mixers = list(recipe.mixers_for(recipe.layers(), recipe.dim if recipe.match_parameters else None).values())
     return DenseDetector(
         mixers, image_size=recipe.image_size, classes=classes, dim=recipe.dim, stem=recipe.stem_of_host
     )

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from polymix.errors import DataError
-from polymix.tasks.boxes.data import DetectionData, Fitted
+from polymix.tasks.boxes.data import UNUSED, DetectionData, Fitted
 from polymix.tasks.boxes.pictures import Mistakes, Picture, Pictures
 from polymix.tasks.faces import scenes, wider
 from polymix.tasks.faces.recipe import FacesRecipe
@@ -87,6 +87,8 @@ def for_evaluation(
     recipe: FacesRecipe, summary: Mapping[str, Any], whole: bool, limit: int | None, say: Callable[[str], None]
 ) -> FaceData:
     """The pictures to measure: those of val, or with `whole` also those of train, all of whose valid faces count."""
+    if recipe.data is None and not whole:
+        recipe = replace(recipe, scenes=min(recipe.scenes, UNUSED))
     with TemporaryDirectory() as scratch:
         data = load(recipe, Path(scratch), say)
         pictures, counted = data.test.pictures.pictures, dict(data.counted)
