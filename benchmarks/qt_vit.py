@@ -6,11 +6,11 @@
 
 Latency: one image of 224 × 224, float32, inference, all models in turn, the median. Accuracy: models trained by
 `polymix train classify --preset efficientvit`, the recipe of EfficientViT, with the changes in CHANGED, on the scenes
-of four digits of `polymix compare`, enlarged to 32 × 32 pixels and written as CIFAR-100's binary files. Stage 3 has 2
-× 2 tokens, one for each digit. Crops, mirror images and RandAugment are off, because a scene's label depends on its
+of four digits of `polymix compare`, enlarged to 32 × 32 pixels and written as CIFAR-100's binary files. Stage 3 has
+2×2 tokens, one for each digit. Crops, mirror images and RandAugment are off, because a scene's label depends on its
 places. Both hosts have many convolutions, which mix too: the figures show that both train, not which is better on
-ImageNet. OUT.json is written after each model, and what is not measured anew is kept from it. `--busy` says in the
-results that other work ran on the machine.
+ImageNet. OUT.json is written after each model, and what is not measured anew is kept from it. `--busy`, for a machine
+on which other work runs, counts the time of the processor instead.
 """
 
 import argparse
@@ -27,7 +27,6 @@ from saving import save
 from torch.nn.functional import interpolate
 
 from polymix.measure import manifest
-from polymix.measure.timing import once
 from polymix.tasks import runner
 from polymix.tasks.classify import cifar
 from polymix.tasks.classify.recipe import ImageRecipe
@@ -39,7 +38,7 @@ MIXERS = {"keep": "EfficientViT", "qt": "QT-ViT"}
 # What differs from the published recipe: ImageNet, batches of 1,024 and 320 epochs.
 CHANGED = (
     f"image_size={cifar.SIDE}", "sizes=none", "augment=False", "auto_augment=none", "crop=1.0",
-    "interpolation=bilinear", "batch_size=64", "learning_rate=4e-3", "warmup=0.1", "norm_images=1000",
+    "interpolation=bilinear", "batch_size=32", "learning_rate=6e-3", "warmup=0.1", "norm_images=1000",
     "control=False", "log_every=50", "evaluate_every=100000", "checkpoint_every=100000",
 )  # fmt: skip
 # Top-1 on ImageNet of EfficientViT at 224 × 224, as its authors print it.
@@ -51,8 +50,9 @@ def host(mixer: str, size: str, **options: Any) -> torch.nn.Module:
     return create(mixer, f"efficientvit_{size}", **options)
 
 
-def latencies(rows: list[dict[str, Any]], side: int, rounds: int) -> None:
-    """Fill in the milliseconds of each row."""
+def latencies(rows: list[dict[str, Any]], side: int, rounds: int, busy: bool) -> None:
+    """Fill in the milliseconds of each row: those of the processor, which other work changes less, if it is busy."""
+    clock = time.process_time if busy else time.perf_counter
     image = torch.randn(1, 3, side, side)
     models = [host(row["mixer"], row["size"]).eval() for row in rows]
     times: list[list[float]] = [[] for _ in rows]
@@ -61,7 +61,9 @@ def latencies(rows: list[dict[str, Any]], side: int, rounds: int) -> None:
             model(image)
         for _ in range(rounds):
             for model, measured in zip(models, times, strict=True):
-                measured.append(once(lambda model=model: model(image), "cpu"))
+                start = clock()
+                model(image)
+                measured.append(clock() - start)
     for row, measured in zip(rows, times, strict=True):
         row["milliseconds"] = 1e3 * statistics.median(measured)
 
@@ -104,28 +106,44 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 
     from polymix.pages.plots import COLOURS
 
-    trained = [row for row in rows if row.get("accuracy") is not None and row.get("milliseconds") is not None]
+    timed = [row for row in rows if row.get("milliseconds") is not None]
+    trained = [row for row in timed if row.get("accuracy") is not None]
     figure = Figure(figsize=(9 if trained else 5, 3.8), layout="constrained")
-    left, *right = figure.subplots(1, 1 + bool(trained), squeeze=False)[0]
+    left, *right = figure.subplots(1, 1 + bool(trained), squeeze=False, sharex=True)[0]
     for (mixer, name), colour in zip(MIXERS.items(), COLOURS, strict=False):
-        own = [row for row in rows if row["mixer"] == mixer]
-        for axes, key in zip((left, *right), ("parameters", "accuracy"), strict=False):
-            shown = [row for row in own if row.get("milliseconds") is not None and row.get(key) is not None]
-            factor = 1e-6 if key == "parameters" else 100
-            xs, ys = [row["milliseconds"] for row in shown], [factor * row[key] for row in shown]
-            axes.plot(xs, ys, marker="o", color=colour, label=name, linestyle="-" if key == "parameters" else "none")
-            for row, x, y in zip(shown, xs, ys, strict=True):
-                axes.annotate(row["size"].upper(), (x, y), textcoords="offset points", fontsize=8, color=colour,
-                              xytext=(6, 4) if mixer == "qt" else (-16, -10))  # fmt: skip
+        for axes, key, factor, shown in (
+            (left, "parameters", 1e-6, timed),
+            *((a, "accuracy", 100, trained) for a in right),
+        ):
+            own = [
+                (row["size"].upper(), row["milliseconds"], factor * row[key]) for row in shown if row["mixer"] == mixer
+            ]
+            axes.plot(*zip(*((x, y) for _, x, y in own), strict=True), marker="o", color=colour, label=name,
+                      linestyle="-" if key == "parameters" else "none")  # fmt: skip
+            for size, x, y in own:
+                axes.annotate(size, (x, y), textcoords="offset points", fontsize=8, color=colour,
+                              xytext=(7, -9) if mixer == "qt" else (-18, 4))  # fmt: skip
     left.set(xlabel="ms an image of 224 × 224", ylabel="parameters, M", xscale="log", yscale="log")
+    left.set_xticks(_ticks([row["milliseconds"] for row in timed]))
+    left.set_yticks(_ticks([row["parameters"] / 1e6 for row in timed]))
+    for axis in (left.xaxis, left.yaxis, *(axes.xaxis for axes in right)):
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter("")
     for axes in right:
         front = pareto([(row["milliseconds"], 100 * row["accuracy"]) for row in trained])
         axes.plot(*zip(*front, strict=True), color="grey", linewidth=1, zorder=0, label="Pareto front")
-        axes.set(xlabel="ms an image of 224 × 224", ylabel="accuracy on digit scenes, %", xscale="log")
+        axes.set(xlabel="ms an image of 224 × 224", ylabel="accuracy on digit scenes, %")
         axes.legend()
     left.legend()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
+
+
+def _ticks(values: list[float]) -> list[float]:
+    """1, 2, 5, 10, 20, … from below the least value to above the largest."""
+    steps = [digit * 10.0**power for power in range(-2, 5) for digit in (1, 2, 5)]
+    low = max(step for step in steps if step <= min(values))
+    return [step for step in steps if low <= step <= 2 * max(values)]
 
 
 def main() -> None:
@@ -136,11 +154,13 @@ def main() -> None:
     parser.add_argument("--trained", default="b0", help="sizes that are trained")
     parser.add_argument("--side", type=int, default=224, help="of the timed image, in pixels")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--images", type=int, default=6000, help="training scenes")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--busy", action="store_true", help="other work runs on the machine")
     given = parser.parse_args()
+    if given.busy and given.threads != 1:
+        parser.error("--busy measures the time of the processor: pass --threads 1")
     torch.set_num_threads(given.threads)
     content = json.loads(given.out.read_text("utf-8")) if given.out.exists() else {"rows": []}
     before = {(row["mixer"], row["size"]): row for row in content["rows"]}
@@ -153,7 +173,7 @@ def main() -> None:
             rows.append({"milliseconds": None, "accuracy": None, **before.get((mixer, size), {}), **row})
     settings, machine = content.get("settings", {}), content.get("machine") or manifest("cpu", given.threads)
     if given.rounds:
-        latencies(rows, given.side, given.rounds)
+        latencies(rows, given.side, given.rounds, given.busy)
         machine = manifest("cpu", given.threads)
         settings |= {"side": given.side, "rounds": given.rounds, "busy": given.busy}
     if given.epochs:

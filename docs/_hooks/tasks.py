@@ -241,7 +241,7 @@ def qt_vit() -> str:
     both = (
         f"{name}, {what}" for what in ("M parameters", "ms an image", "accuracy") for name in ("EfficientViT", "QT-ViT")
     )
-    busy = " Other work ran on the machine: the times are rough." if settings["busy"] else ""
+    busy = " The time of the processor, beside other work." if settings["busy"] else ""
     setting = (
         f"{where(content['machine'])}; one image of {settings['side']} × {settings['side']} pixels, inference.{busy}"
     )

@@ -24,8 +24,8 @@ def average_precision(
         predictions: each with boxes (k, 4), scores (k), labels (k), and with `masks` masks (k, H, W).
         targets: as `Picture.target` has them, in the same pixels.
     Returns:
-        numbers from 0 to 1, and None where there is no object of that size or class; masks have the prefix "mask_". Also
-        "classes", AP by the place of each class that occurs.
+        numbers from 0 to 1, and None where there is no object of that size or class; masks have the prefix "mask_".
+        Also "classes", AP by the place of each class that occurs.
     """
     try:
         from torchmetrics.detection import MeanAveragePrecision
