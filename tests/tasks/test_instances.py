@@ -12,9 +12,10 @@ import torch
 from PIL import Image
 
 from polymix.compat import cure_torchvision
-from polymix.errors import DataError, OptionError
+from polymix.errors import DataError, OptionError, ResultsError
 from polymix.tasks import runner
 from polymix.tasks.boxes.masks import decode
+from polymix.tasks.initial import load_weights
 from polymix.tasks.instances import metrics, model
 from polymix.tasks.instances.data import check, for_evaluation, from_summary, load
 from polymix.tasks.instances.learner import Learner
@@ -89,6 +90,24 @@ def test_rates_of_the_preset_rise_and_fall_twice():
     assert rates == pytest.approx([0.01, *[0.02] * 15, *[0.002] * 6, *[0.0002] * 4])
     with pytest.raises(OptionError, match="milestones"):
         InstancesRecipe(milestones=(2,))
+
+
+def test_a_run_starts_from_a_detector_of_other_classes_without_a_block(tmp_path):
+    build = lambda count, **options: model.build(  # noqa: E731
+        InstancesRecipe(image_size=32, **options), SimpleNamespace(classes=range(count))
+    )
+    torch.manual_seed(0)
+    before = build(3, mixer="none")
+    torch.save(before.state_dict(), tmp_path / "model.pt")
+    after, said = build(1, init=str(tmp_path)), []
+    load_weights(after, tmp_path, model.HEADS, said.append)
+    theirs, ours = before.state_dict(), after.state_dict()
+    kept = [name for name in ours if name in theirs and not name.startswith(model.HEADS)]
+    assert len(kept) > 100 and all(torch.equal(theirs[name], ours[name]) for name in kept)
+    fresh = {name for name in ours if name not in kept}
+    assert fresh and all(name.startswith(model.HEADS) for name in fresh) and "inserted" in said[0]
+    with pytest.raises(ResultsError, match="init"):
+        load_weights(build(1, backbone="resnet50"), tmp_path, model.HEADS)
 
 
 def write_nuclei(path, labels, size=(128, 128)):

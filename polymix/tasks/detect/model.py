@@ -15,7 +15,7 @@ from polymix.tasks.boxes.data import DetectionData
 from polymix.tasks.detect.detr import build_detr, check_padding
 from polymix.tasks.detect.recipe import DetectRecipe
 
-HEADS = ("class_labels_classifier.",)  # of DETR: depends on the classes
+HEADS = ("label.", "class_labels_classifier.")  # of the dense detector and of DETR: depend on the classes
 
 
 class Residual(nn.Module):

@@ -8,8 +8,10 @@ from torch import nn
 
 from polymix.errors import OptionError
 from polymix.tasks.boxes.data import DetectionData
-from polymix.tasks.boxes.detectors import check_mixer, insert_mixer, load_torchvision
+from polymix.tasks.boxes.detectors import INSERTED, check_mixer, insert_mixer, load_torchvision
 from polymix.tasks.instances.recipe import InstancesRecipe
+
+HEADS = ("roi_heads.box_predictor.", "roi_heads.mask_predictor.mask_fcn_logits.", *INSERTED)
 
 
 def build(recipe: InstancesRecipe, data: DetectionData) -> nn.Module:
