@@ -95,6 +95,7 @@ class ImageRecipe(TaskRecipe):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"steps": 4, "dim": 8, "depth": 1, "evaluate_every": 4}, "paper": DEIT, **PUBLISHED,
     }  # fmt: skip
+    takes_plan: ClassVar[bool] = True
     trains_control: ClassVar[bool] = False  # the digits are solved without mixing; `polymix compare` shows it
 
     def __post_init__(self) -> None:
