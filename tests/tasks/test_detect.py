@@ -175,6 +175,7 @@ def test_average_precision_of_perfect_and_of_shifted_boxes():
     exact = {**truth, "scores": torch.tensor([0.9, 0.8]), "masks": mask}
     found = average_precision([exact], [{**truth, "masks": mask}], masks=True)
     assert found["AP"] == found["mask_AP"] == 1 and found["classes"] == {0: 1.0, 1: 1.0}
+    assert found["AP_large"] is None is found["mask_AP_medium"], "no object of that size: not -1"
     shifted = {**exact, "boxes": truth["boxes"] + torch.tensor([3.0, 0, 3, 0])}  # IoU 7/13 and 17/23
     found = average_precision([shifted], [truth])
     assert found["AP50"] == 1 and found["AP75"] == 0 and found["AP"] == pytest.approx((0.1 + 0.5) / 2)
