@@ -88,7 +88,13 @@ def _drop_branches(model: nn.Module, rate: float) -> None:
 
 
 def create(
-    mixer: str, host: str, *, match: str | None = None, img_size: int | tuple[int, int] | None = None, **options: Any
+    mixer: str,
+    host: str,
+    *,
+    match: str | None = None,
+    img_size: int | tuple[int, int] | None = None,
+    plan: str | None = None,
+    **options: Any,
 ) -> nn.Module:
     """A model of timm with fresh weights and a mixer in place of its attention, in training mode.
 
@@ -96,6 +102,7 @@ def create(
         mixer: a mixer's name and options, such as "padre:degree=3". "keep" leaves the host as it is.
         host: timm's name of the model: "deit_tiny_patch16_224", "efficientvit_b1". In "resnet50" the mixer is inserted
             as a residual block before the last block of Res4.
+        plan: which layers get the mixer, as `polymix.convert` takes it, such as "1:1"; None: all of them.
         match: "parameters" chooses the mixer's width so that the parameters are as many as attention's. None: no.
         img_size: (H, W) or a side, in pixels. None: the host's own. A mixer with positions fixes it.
         options: of `timm.create_model`, such as num_classes, in_chans, drop_path_rate, depth.
@@ -123,13 +130,16 @@ def create(
     if sides is not None:
         model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (model.pretrained_cfg["input_size"][0], *sides)}
     at = dict(INSERTED.values()).get(host)
+    if plan is not None and (config is None or at is not None):
+        got = f"{plan!r} for {host} with {mixer}"
+        raise OptionError("plan", got, "None: no attention is replaced", "Leave plan out.")
     if config is not None and at is not None:
         if match is not None:
             cure = "Leave match out: an inserted block replaces no attention."
             raise OptionError("match", repr(match), f"None for {host}, which has no attention", cure)
         insert(model, at, config)
     elif config is not None:
-        convert(model, config, match=match, init="fresh")
+        convert(model, config if plan is None else plan, mixer=config, match=match, init="fresh")
     if branches:
         _drop_branches(model, branches)
     return model

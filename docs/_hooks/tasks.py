@@ -56,7 +56,8 @@ def overview() -> str:
     for task, metric in MAIN_METRICS.items():
         if rows := measured(task):
             up = next(iter(rows.values()))["directions"][metric] == "up"
-            found = (rows[name]["metrics"][metric] if name in rows else None for name in mixers)
+            named = {name.partition(":")[0]: row for name, row in reversed(rows.items())}  # the first of a name
+            found = (named[name]["metrics"][metric] if name in named else None for name in mixers)
             what = f"{metric.replace('_', ' ')} {'↑' if up else '↓'}"
             lines.append((f"[`{task}`]({task}.md)", what, *(number(value, 3) for value in found)))
     return table(("domain", "metric", "attention", *(f"`{name}`" for name in mixers[1:])), lines)
@@ -280,6 +281,27 @@ def detr() -> str:
     return f"{setting}\n\n{table(head, lines)}\n\n{content['note']} `python benchmarks/detr.py OUT.json`"
 
 
+def qt_vit() -> str:
+    """QT-ViT and EfficientViT of the same sizes: latency, and accuracy on scenes of digits where it was measured."""
+    content, lines = load("tasks/classify/qt-vit.json"), []
+    rows, settings = {(row["mixer"], row["size"]): row for row in content["rows"]}, content["settings"]
+    for size in dict.fromkeys(row["size"] for row in content["rows"]):
+        pair = [rows["keep", size], rows["qt", size]]
+        parameters = (f"{row['parameters'] / 1e6:.2f}" for row in pair)
+        times = (number(row["milliseconds"], 0) for row in pair)
+        right = ("not measured" if row["accuracy"] is None else f"{100 * row['accuracy']:.1f} %" for row in pair)
+        printed = pair[0]["imagenet"]
+        lines.append((size.upper(), *parameters, *times, *right, NONE if printed is None else f"{100 * printed:.1f} %"))
+    both = (
+        f"{name}, {what}" for what in ("M parameters", "ms an image", "accuracy") for name in ("EfficientViT", "QT-ViT")
+    )
+    busy = " The time of the processor, beside other work." if settings["busy"] else ""
+    setting = (
+        f"{where(content['machine'])}; one image of {settings['side']} × {settings['side']} pixels, inference.{busy}"
+    )
+    return f"{setting}\n\n{table(('size', *both, 'EfficientViT on ImageNet, as printed'), lines)}"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "tasks-overview": overview,
     "fields": lambda: default_run("fields", ("miou", "accuracy")),
@@ -290,6 +312,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "faces": lambda: default_run("faces", ("AP_hard", "AP_medium", "AP_easy")),
     "instances": lambda: default_run("instances", ("mask_AP", "mask_AP50", "AP", "AP50")),
     "jigsaw": lambda: default_run("jigsaw", ("in_place", "neighbours", "solved")),
+    "qt-vit": qt_vit,
+    "segment": lambda: default_run("segment", ("miou", "accuracy")),
     "points": points,
     "boxes3d": lambda: default_run("boxes3d", ("NDS", "mAP", "ATE", "ASE", "AOE", "AVE", "AAE")),
     "images": lambda: default_run("images", ("fd", "fd_real", "fd_noise", "precision", "recall", "fd_plain")),

@@ -63,10 +63,11 @@ def command(
     options = [*(set_ or ()), *([] if logger is None else [f"logger={logger}"])]
     chosen = {"data": data, "layout": layout, "mixer": mixer, "plan": plan, "preset": preset, "init": init}
     if check:
-        problems = check_data(chosen_recipe(recipe, options=options, **chosen))
+        asked = chosen_recipe(recipe, options=options, **chosen)
+        problems = check_data(asked)
         for problem in problems:
             say(problem)
-        say(f"{len(problems)} problems in {data}")
+        say(f"{len(problems)} problem{'s' * (len(problems) != 1)} in {asked.source}")
         raise typer.Exit(1 if problems else 0)
     with bars(console, out, saved="checkpoint/last.ckpt"):
         train_file(recipe, out, options=options, resume=resume, threads=thread_count(threads), say=say, **chosen)

@@ -12,6 +12,7 @@ from polymix.mixers import MixerConfig
 from polymix.mixers.registry import config_class, list_mixers
 
 CLOSE, FAR = 0.01, 0.05  # relative differences: as good as equal; too far to call it matched
+ATTENTION = "softmax"
 _ALIGNED = 8  # channels: other widths are slower
 
 
@@ -44,6 +45,11 @@ def matched(config: MixerConfig, dim: int, parameters: int) -> MixerConfig:
         able = ", ".join(f"{name} ({width})" for name, width in widths().items())
         raise OptionError("match", got, f"a mixer whose width is an option: {able}", "Leave match out, or use these.")
     return found
+
+
+def matched_to_attention(config: MixerConfig, dim: int) -> MixerConfig:
+    """`matched` for attention of `dim` channels. Raises OptionError as it does."""
+    return matched(config, dim, _count(config_class(ATTENTION)(), dim))
 
 
 def widths() -> dict[str, str]:

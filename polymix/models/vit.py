@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -24,7 +25,7 @@ class VisionTransformer(nn.Module):
     DeiT's parameters. The learned positions start as 2-D sines, which trains much faster on small data than noise.
 
     Args:
-        mixer: config of the mixer. Grid and num_prefix_tokens are filled in.
+        mixer: config of the mixer, or a config for each block. Grid and num_prefix_tokens are filled in.
         image_size: (H, W), or one number for both.
         patch_size: side of a patch, in pixels; divides H and W.
         dim: number of channels D.
@@ -40,7 +41,7 @@ class VisionTransformer(nn.Module):
 
     def __init__(
         self,
-        mixer: MixerConfig,
+        mixer: MixerConfig | Sequence[MixerConfig],
         *,
         image_size: int | tuple[int, int],
         patch_size: int,
@@ -57,14 +58,16 @@ class VisionTransformer(nn.Module):
         sizes = {"depth": depth, "classes": classes, "patch_size": patch_size, "dim": dim, "channels": channels}
         for name, value in sizes.items():
             check_int(name, value, 1)
-        if not isinstance(mixer, MixerConfig):
-            raise OptionError("mixer", repr(mixer), "a config", "Pass for example PomConfig().")
+        check_int("depth", depth, 1, LAYERS)
+        mixers: tuple[Any, ...] = tuple(mixer) if isinstance(mixer, (tuple, list)) else (mixer,) * depth
+        if len(mixers) != depth or not all(isinstance(each, MixerConfig) for each in mixers):
+            allowed = f"a config, or {depth} of them"
+            raise OptionError("mixer", repr(mixer), allowed, "Pass for example PomConfig().")
         size = tuple(image_size) if isinstance(image_size, (tuple, list)) else (image_size, image_size)
         if len(size) != 2 or any(type(side) is not int or side < 1 or side % patch_size for side in size):
             allowed = f"a multiple of patch_size={patch_size}, or two of them"
             raise OptionError("image_size", repr(image_size), allowed, "Change one of the two sizes.")
         kw: dict[str, Any] = {"device": device, "dtype": dtype}
-        check_int("depth", depth, 1, LAYERS)
         check_choice("class_token", class_token, (True, False))
         check_place(device, dtype)
         check_number("mlp_ratio", mlp_ratio, 1 / dim, math.inf, f"a number of at least 1/dim = 1/{dim}", 4)
@@ -73,7 +76,8 @@ class VisionTransformer(nn.Module):
         what = f"images of {size[0]:,} × {size[1]:,} pixels, dim={dim:,} and depth={depth:,}"
         check_memory("image_size, dim, depth", what, 4 * weights)
         self.options = {  # the arguments that build the same model again
-            "mixer": mixer, **sizes, "image_size": size, "mlp_ratio": mlp_ratio, "class_token": class_token,
+            "mixer": mixer if isinstance(mixer, MixerConfig) else mixers, **sizes, "image_size": size,
+            "mlp_ratio": mlp_ratio, "class_token": class_token,
         }  # fmt: skip
         self.image_size, self.channels = size, channels
         self.grid = (size[0] // patch_size, size[1] // patch_size)
@@ -82,11 +86,11 @@ class VisionTransformer(nn.Module):
         self.position = nn.Parameter(torch.zeros(1, self.grid[0] * self.grid[1] + class_token, dim, **kw))
         with torch.no_grad():
             self.position[0, int(class_token) :] = sine_positions(self.grid, dim).to(self.position)
-        config = mixer.for_grid(self.grid, int(class_token))
-        self.blocks = nn.ModuleList(MixerBlock(dim, config, mlp_ratio=mlp_ratio, **kw) for _ in range(depth))
+        configs = [each.for_grid(self.grid, int(class_token)) for each in mixers]
+        self.blocks = nn.ModuleList(MixerBlock(dim, config, mlp_ratio=mlp_ratio, **kw) for config in configs)
         self.norm = nn.LayerNorm(dim, eps=1e-6, **kw)
         self.head = nn.Linear(dim, classes, **kw)
-        self.call = config.call_options(self.grid)
+        self.calls = [config.call_options(self.grid) for config in configs]
 
     def forward(self, images: Tensor) -> Tensor:
         size = (self.channels, *self.image_size)
@@ -103,8 +107,8 @@ class VisionTransformer(nn.Module):
         if self.class_token is not None:
             x = torch.cat((self.class_token.expand(len(x), -1, -1), x), dim=1)
         x = x + self.position
-        for block in self.blocks:
-            x = block(x, **self.call)
+        for block, call in zip(self.blocks, self.calls, strict=True):
+            x = block(x, **call)
         x = self.norm(x)
         return self.head(x[:, 0] if self.class_token is not None else x.mean(1))
 

@@ -14,6 +14,7 @@ from polymix.convert.saving.files import read
 from polymix.errors import ResultsError
 
 WEIGHTS = "model.pt"
+_COUNTER = ".num_batches_tracked"  # of batch norm: no weight, and absent where it is frozen
 
 
 def check_weights(folder: Path) -> None:
@@ -51,13 +52,14 @@ def load_weights(
     """Fill a model with the weights in a folder.
 
     Args:
-        heads: prefixes of weights that depend on the classes. Where their shapes differ they keep their fresh values,
-            and `say` is told.
+        heads: prefixes of weights that depend on the classes, or that are new. Where their shapes differ or the folder
+            has none, they keep their fresh values, and `say` is told.
     Raises:
         ResultsError: the folder has no weights, or others than the model's.
     """
     ours, (read_state, layers) = model.state_dict(), _read(Path(folder))
-    theirs = {name if name in ours else _of_the_host(name, layers): value for name, value in read_state.items()}
+    theirs = {name if name in ours else _of_the_host(name, layers): value for name, value in read_state.items()
+              if name in ours or not name.endswith(_COUNTER)}  # fmt: skip
     fresh = [name for name in ours if name.startswith(tuple(heads)) and heads
              and (name not in theirs or theirs[name].shape != ours[name].shape)]  # fmt: skip
     for name in sorted({*ours, *theirs} - set(fresh)):
@@ -70,4 +72,4 @@ def load_weights(
             raise ResultsError("init", f"{folder}, with {got}", allowed, cure)
     model.load_state_dict({name: theirs[name] for name in ours if name not in fresh}, strict=False)
     if fresh:
-        say(f"Fresh weights for {', '.join(fresh)}: the shapes in {folder} differ")
+        say(f"Fresh weights for {', '.join(fresh)}: the shapes in {folder} differ, or it has none")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,13 @@ def rate(step: int, steps: int, warmup: float, final: float) -> float:
         return (step + 1) / rising
     done = (step - rising + 1) / max(1, steps - rising)
     return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+
+
+def stepped_rate(step: int, rising: int, falls: Sequence[int]) -> float:
+    """The learning rate of a step as a share of the highest: a linear rise, then a tenth after each of `falls`."""
+    if step < rising:
+        return (step + 1) / rising
+    return 0.1 ** sum(step >= fall for fall in falls)
 
 
 @contextmanager
@@ -146,6 +154,12 @@ class Learner(LightningModule):
         if not recipe.one_cycle:
             return self.with_schedule(optimizer)
         return cycled(optimizer, recipe.steps, recipe.warmup, 0.1, recipe.final)
+
+    def with_milestones(self, optimizer: Any, milestones: Sequence[float]) -> dict[str, Any]:
+        """An optimizer whose rates rise in the warm-up, and are a tenth after each of `milestones`, shares of steps."""
+        rising = round(self.recipe.warmup * self.recipe.steps)
+        falls = [round(share * self.recipe.steps) for share in milestones]
+        return self.with_schedule(optimizer, partial(stepped_rate, rising=rising, falls=falls))
 
     def on_train_start(self) -> None:
         self.clock = time.perf_counter()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from polymix._io import check_device, load_python, parse_options, parse_value
+from polymix.convert.matching import matched_to_attention
 from polymix.convert.plan import parse_plan, resolve
 from polymix.errors import (
     MissingExtraError,
@@ -209,12 +210,17 @@ class TaskRecipe:
             return self.trains_control and self.data is None and self.mixer_name != CONTROL
         return self.control and self.mixer_name != CONTROL
 
-    def mixers_for(self, layers: Sequence[str]) -> dict[str, MixerConfig]:
+    def mixers_for(self, layers: Sequence[str], match: int | None = None) -> dict[str, MixerConfig]:
         """The mixer's config for each layer: `mixer` in all of them, or where `plan` says; attention elsewhere.
 
-        Raises OptionError or UnknownNameError if the mixer or the plan is wrong.
+        Args:
+            match: give the mixer as many parameters as attention of so many channels; None: its own width.
+        Raises:
+            OptionError or UnknownNameError: the mixer or the plan is wrong, or the mixer cannot be matched.
         """
         mixer = parse_mixer(self.to_dict()["mixer"])[1]
+        if match is not None:
+            mixer = matched_to_attention(mixer, match)
         if self.plan is None:
             return dict.fromkeys(layers, mixer)
         attention = parse_mixer(ATTENTION)[1]
@@ -240,6 +246,11 @@ class TaskRecipe:
         """The recipe of the preset "paper": sizes and schedule as published."""
         return cls().preset("paper")
 
+    @property
+    def source(self) -> str | None:
+        """The data that --check reads; None: the task's own."""
+        return self.data
+
     def check_options(self) -> dict[str, Any]:
         """The options that the task's `data.check` takes beside folder and layout, by name."""
         return {}
@@ -258,6 +269,13 @@ class TaskRecipe:
         known = nearest_first(name, (field.name for field in fields(self)))
         allowed = ", ".join(known[:8]) + " …"
         raise OptionError(name, "an unknown option", allowed, f"help({type(self).__qualname__}) lists all.")
+
+
+def check_milestones(milestones: Any) -> None:
+    """Raise OptionError unless these are shares of a training."""
+    shares = milestones if isinstance(milestones, (tuple, list)) else (None,)
+    if not all(type(share) in (int, float) and 0 < share < 1 for share in shares):
+        raise OptionError("milestones", repr(milestones), "shares between 0 and 1", "Pass (0.33, 0.67), say.")
 
 
 def load_recipe(path: str | Path) -> TaskRecipe:

@@ -107,7 +107,7 @@ def floor_sentence(rows: Sequence[Mapping[str, Any]]) -> str | None:
     end = "mixes nothing between tokens"
     sign = 1 if floors[0]["directions"][name] == UP else -1
     best = max(sign * value for value in found.values() if value is not None)
-    verdict = "" if best > sign * floor else ": the rest of the host solves this without mixing"
+    verdict = "" if best > sign * floor else ": mixing added nothing in this run"
     return f"{CONTROL}, which {end}, reaches {name} {metric(floor, name)}, against {shown}{verdict}."
 
 

@@ -207,15 +207,15 @@ def check_recipe(recipe: TaskRecipe) -> Task:
 
 
 def check_data(recipe: TaskRecipe) -> list[str]:
-    """All problems of the folder `recipe.data`, in sentences. Raises OptionError where there is nothing to check."""
+    """All problems of the data `recipe.source`, in sentences. Raises OptionError where there is nothing to check."""
     task = check_recipe(recipe)
-    if recipe.data is None:
+    if recipe.source is None:
         raise OptionError("data", None, "a folder or file", "Name the data to check.")
     if task.value("data", "check", None) is None:
         raise OptionError(
             "check", f"the task {task.name}", "a task that can check data", "Training checks what it reads."
         )
-    return list(task.data.check(recipe.data, recipe.layout, **recipe.check_options()))
+    return list(task.data.check(recipe.source, recipe.layout, **recipe.check_options()))
 
 
 def _train(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from polymix.cli import main
 from polymix.errors import DataError
 from polymix.tasks.boxes import coco, masks, voc
 from polymix.tasks.boxes.pictures import Mistakes, Pictures
@@ -90,6 +91,51 @@ def test_check_lists_all_mistakes(tmp_path):
     rows[1]["category_id"] = 5
     assert len(data.check(write_coco(tmp_path, annotations=rows))) == 2
     assert data.check(write_coco(tmp_path)) == []
+
+
+def test_check_decodes_pictures_and_goes_on_after_a_file_that_it_cannot_read(tmp_path):
+    rows = entry(3, bbox=[0, 0, 0, 0])
+    folder = write_coco(tmp_path, annotations=rows)
+    cut = folder / "val2017" / "a.jpg"
+    photo(cut)
+    cut.write_bytes(cut.read_bytes()[:-8])
+    val = folder / "annotations" / "instances_val2017.json"
+    val.write_text(json.dumps(coco_json(images=[{"id": 7, "file_name": "a.jpg"}, {"id": 30, "file_name": "b.png"}])))
+    box, ends = data.check(folder)
+    assert "instances_train2017.json: annotation 4 of b.png: a box of no area" in box and f"{cut}, which cannot" in ends
+    train = folder / "annotations" / "instances_train2017.json"
+    train.write_text("{")
+    first, second = data.check(folder)
+    assert "instances_train2017.json" in first and str(cut) in second, "val is checked without train"
+    train.unlink()
+    assert len(data.check(folder)) == 2
+
+
+def test_check_takes_one_json_beside_one_folder(tmp_path, capsys):
+    for name in ("a.png", "b.png"):
+        photo(tmp_path / "pictures" / name)
+    source = tmp_path / "some.json"
+    source.write_text(json.dumps(coco_json(annotations=entry(0, category_id=4))))
+
+    def checked(domain):
+        with pytest.raises(SystemExit) as stop:
+            main(
+                [
+                    "train",
+                    domain,
+                    "--set",
+                    f"annotations={source}",
+                    "--set",
+                    f"images={tmp_path / 'pictures'}",
+                    "--check",
+                ]
+            )
+        return stop.value.code, capsys.readouterr().out
+
+    code, told = checked("detect")
+    assert code == 1 and "annotation 1: there is no category 4" in told and f"1 problem in {source}" in told
+    code, told = checked("instances")
+    assert "there is no category 4" in told and "b.png: 1 of 2 objects: has no segmentation" in told
 
 
 @pytest.mark.parametrize(("mode", "suffix", "text"), [("I;16", ".png", "more than 8 bits"), ("CMYK", ".jpg", "CMYK")])

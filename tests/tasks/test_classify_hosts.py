@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
+from polymix import load_pretrained, save_pretrained
 from polymix.errors import DataError, OptionError
 from polymix.tasks.classify import data, metrics
 from polymix.tasks.classify.model import HEADS, build
@@ -93,6 +94,29 @@ def test_parameters_are_matched_in_a_host_and_in_our_own_model(options):
     assert count(ImageRecipe(**options, mixer="pom")) != pytest.approx(attention, rel=0.02)
 
 
+@pytest.mark.parametrize("options", [
+    {"host": "deit_tiny_patch16_224", "host_depth": 4, "image_size": 32}, {"dim": 16, "depth": 4}
+])  # fmt: skip
+def test_a_plan_says_which_blocks_get_the_mixer(options, tmp_path):
+    recipe = ImageRecipe(**options, mixer="pom", plan="1:1")
+    summary = {"classes": ["a", "b"], "channels": 1, "bytes": True, "name": "", "mean": [0.0], "std": [1.0]}
+    model = build(recipe, data.from_summary(recipe, summary))
+    places = [getattr(block, "mixer", None) or getattr(block.attn, "mixer", None) for block in model.blocks]
+    assert [place.name if place is not None else "softmax" for place in places] == ["pom", "softmax"] * 2
+    if "host" not in options:
+        save_pretrained(model, tmp_path / "saved")
+        again = load_pretrained(tmp_path / "saved")
+        assert torch.equal(again(torch.ones(1, 1, 16, 16)), model.eval()(torch.ones(1, 1, 16, 16)))
+
+
+@pytest.mark.parametrize("options", [{"host": "deit_tiny_patch16_224", "mixer": "keep"}, {"host": "resnet50"}, {}])
+def test_a_plan_that_means_nothing_is_refused(options, tmp_path):
+    plan = "1:1" if options else "blocks.9=pom"
+    with pytest.raises(OptionError) as caught:
+        train(ImageRecipe(data=str(tmp_path / "none"), image_size=32, plan=plan, **options), tmp_path / "run")
+    assert caught.value.argument == "plan"
+
+
 @pytest.mark.parametrize(("options", "named"), [
     ({"drop_path": 0.1}, "drop_path"), ({"mixer": "keep"}, "mixer"), ({"host_depth": 2}, "host_depth"),
     ({"host": "efficientvit_b0", "depth": 3}, "depth"), ({"host": "efficientvit_b0", "class_token": True}, "class_token"),
@@ -139,7 +163,7 @@ def test_a_checkpoint_with_another_number_of_classes_gets_a_fresh_head(imagenet,
     torch.save(fewer.state_dict(), tmp_path / "model.pt")
     model, said = build(recipe, sets), []
     load_weights(model, tmp_path, HEADS, said.append)
-    assert said == [f"Fresh weights for head.weight, head.bias: the shapes in {tmp_path} differ"]
+    assert said == [f"Fresh weights for head.weight, head.bias: the shapes in {tmp_path} differ, or it has none"]
     assert torch.equal(model.state_dict()["embed.weight"], fewer.state_dict()["embed.weight"])
     for stream in (True, False):
         with pytest.raises(DataError, match=f"'{CLASSES[2]}'"):

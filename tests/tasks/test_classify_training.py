@@ -272,6 +272,10 @@ def test_mistakes_in_the_layout_are_one_error_each_and_checked(tmp_path):
                 data.load(ImageRecipe(data=str(flat), stream=stream), flat)
 
     wrong("without val")
+    broken = flat / "train" / "a" / "broken.png"
+    broken.write_bytes(b"no picture")
+    assert [str(broken) in line for line in data.check(flat)] == [False, True], "train is read without val"
+    broken.unlink()
     (flat / "val").mkdir()
     Image.new("RGB", (8, 8)).save(flat / "val" / "ILSVRC2012_val_1.png")
     wrong("without a folder per class")

@@ -15,8 +15,9 @@ from polymix.tasks.boxes.precision import average_precision
 from polymix.tasks.detect.data import made, read
 from polymix.tasks.detect.losses import assign, dense_loss, focal, giou
 from polymix.tasks.detect.metrics import choose
-from polymix.tasks.detect.model import DenseDetector, _model, check
+from polymix.tasks.detect.model import HEADS, DenseDetector, _model, check
 from polymix.tasks.detect.recipe import DetectRecipe
+from polymix.tasks.initial import load_weights
 from polymix.tasks.saved import SavedRun
 from tests.tasks.box_files import write_coco
 
@@ -174,6 +175,7 @@ def test_average_precision_of_perfect_and_of_shifted_boxes():
     exact = {**truth, "scores": torch.tensor([0.9, 0.8]), "masks": mask}
     found = average_precision([exact], [{**truth, "masks": mask}], masks=True)
     assert found["AP"] == found["mask_AP"] == 1 and found["classes"] == {0: 1.0, 1: 1.0}
+    assert found["AP_large"] is None is found["mask_AP_medium"], "no object of that size: not -1"
     shifted = {**exact, "boxes": truth["boxes"] + torch.tensor([3.0, 0, 3, 0])}  # IoU 7/13 and 17/23
     found = average_precision([shifted], [truth])
     assert found["AP50"] == 1 and found["AP75"] == 0 and found["AP"] == pytest.approx((0.1 + 0.5) / 2)
@@ -201,6 +203,14 @@ def test_a_run_measures_draws_and_predicts(run, tmp_path):
         saved.load(), from_summary(saved.recipe, saved.summary), saved.recipe, [picture], tmp_path, Process()
     )
     assert (tmp_path / found[0]["picture"]).stat().st_size > 1000 and found[0]["file"] == str(picture)
+
+
+def test_a_run_starts_from_a_detector_of_other_classes(tmp_path):
+    before, after = (_model(DetectRecipe(dim=16, depth=1), classes) for classes in (5, 2))
+    torch.save(before.state_dict(), tmp_path / "model.pt")
+    said = []
+    load_weights(after, tmp_path, HEADS, said.append)
+    assert torch.equal(before.sides.weight, after.sides.weight) and "label.weight, label.bias" in said[0]
 
 
 def test_pictures_with_other_classes_are_refused(run, tmp_path):

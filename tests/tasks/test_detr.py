@@ -1,6 +1,7 @@
 """DETR as a host of `detect`: the published numbers, its loss, padding, batch norm, and runs on a tiny COCO folder."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from polymix.compat import cure_torchvision
 from polymix.errors import CapabilityError, OptionError
 from polymix.tasks import runner
+from polymix.tasks.detect import metrics
 from polymix.tasks.detect.detr import detr_loss, find_objects, inputs
 from polymix.tasks.detect.model import _model, check
 from polymix.tasks.detect.recipe import DetectRecipe
@@ -46,6 +48,13 @@ def test_the_papers_preset_has_the_papers_numbers():
 
 
 @pytest.mark.slow
+def test_the_papers_ap_is_beside_detr_on_data():
+    recipe = DetectRecipe.paper().changed(["data=coco"])
+    assert metrics.paper(recipe)["AP"] == 0.406 and metrics.paper(recipe.with_mixer("padre:degree=2"))["AP"] == 0.402
+    assert metrics.paper(recipe.with_mixer("pom")) is metrics.paper(DetectRecipe()) is None
+    assert metrics.paper(replace(recipe, plan="1:1")) is None
+
+
 @pytest.mark.parametrize("host", ["detr", "conditional_detr"])
 def test_mixers_are_where_they_were_asked_for_and_strides_count_tokens(host):
     model = _model(small(f"host={host}", "mixer=pom", "stride=16"), 3)

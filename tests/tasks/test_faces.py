@@ -114,7 +114,7 @@ def test_a_mistake_that_is_skipped_keeps_its_place(tmp_path):
 def test_mistakes_in_subsets_and_folders(tmp_path):
     with pytest.raises(DataError, match="no folder"):
         data.read(tmp_path / "none", Mistakes())
-    assert data.check(tmp_path) == [f"{tmp_path} without wider_face_train_bbx_gt.txt"]
+    assert data.check(tmp_path) == [f"{tmp_path} without wider_face_{split}_bbx_gt.txt" for split in ("train", "val")]
     write_wider(tmp_path)
     write_subset(tmp_path, "easy", [[1, 4], []])
     write_subset(tmp_path, "medium", [[1]], stems=["0_Parade_1"])

@@ -3,6 +3,8 @@
 import io
 import json
 import zipfile
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,18 +12,20 @@ import torch
 from PIL import Image
 
 from polymix.compat import cure_torchvision
-from polymix.errors import DataError
+from polymix.errors import DataError, OptionError, ResultsError
 from polymix.tasks import runner
 from polymix.tasks.boxes.masks import decode
-from polymix.tasks.instances import metrics
+from polymix.tasks.initial import load_weights
+from polymix.tasks.instances import metrics, model
 from polymix.tasks.instances.data import check, for_evaluation, from_summary, load
+from polymix.tasks.instances.learner import Learner
 from polymix.tasks.instances.recipe import InstancesRecipe
 from polymix.tasks.processes import Process
 from polymix.tasks.saved import SavedRun
 from tests.tasks.box_files import entry, write_coco
 
 cure_torchvision()
-pytest.importorskip("torchvision", reason="untested: Mask R-CNN, without torchvision")
+torchvision = pytest.importorskip("torchvision", reason="untested: Mask R-CNN, without torchvision")
 
 
 def test_a_run_measures_masks_and_predicts_them(tmp_path, monkeypatch):
@@ -30,13 +34,13 @@ def test_a_run_measures_masks_and_predicts_them(tmp_path, monkeypatch):
     assert row["task"] == "instances" and row["mixer"] == "poly_nl:reduction=4"
     assert {"mask_AP", "AP"} <= set(row["metrics"]) and (tmp_path / "run" / "samples.png").exists()
     saved = SavedRun.of(tmp_path / "run")
-    model = saved.load()
-    assert "backbone.body.layer3.1.inserted_before" in "".join(model.state_dict())
+    loaded = saved.load()
+    assert "backbone.body.layer3.1.inserted_before" in "".join(loaded.state_dict())
     picture = next((tmp_path / "run" / "data" / "val").glob("*.png"))
     monkeypatch.setattr(metrics, "SHOWN", 0.0)
     with torch.no_grad():
         found = metrics.predict(
-            model, from_summary(saved.recipe, saved.summary), saved.recipe, [picture], tmp_path, Process()
+            loaded, from_summary(saved.recipe, saved.summary), saved.recipe, [picture], tmp_path, Process()
         )
     assert (tmp_path / found[0]["picture"]).exists()
     assert all(decode(thing["mask"], 64, 64).shape == (64, 64) for thing in found[0]["objects"])
@@ -48,6 +52,62 @@ def test_objects_without_a_mask_are_named(tmp_path):
         load(InstancesRecipe(data=str(folder)), tmp_path, print)
     data = load(InstancesRecipe(data=str(folder), mistakes="skip"), tmp_path, print)
     assert data.train[1][1]["masks"].shape == (1, 64, 64)
+
+
+def test_the_preset_of_the_paper_is_torchvisions_reference(tmp_path):
+    recipe = InstancesRecipe.paper().changed(["data=coco"])
+    assert (recipe.batch_size, recipe.learning_rate, recipe.weight_decay, recipe.epochs) == (16, 0.02, 1e-4, 26)
+    assert recipe.sizes == {"size": 1344, "short": 800, "long": 1333} and recipe.variation.flip
+    with torch.device("meta"):
+        made = model.build(recipe.with_mixer("none"), SimpleNamespace(classes=range(90)))
+        theirs = torchvision.models.detection.maskrcnn_resnet50_fpn(weights=None, weights_backbone=None)
+        frozen = model.build(recipe.changed(["init=run"]).with_mixer("none"), SimpleNamespace(classes=range(90)))
+    shapes = [{name: value.shape for name, value in m.state_dict().items()} for m in (made, theirs)]
+    assert shapes[0] == shapes[1]
+    settings = [
+        {f"{part}.{name}": value for part in ("rpn", "roi_heads") for name, value in vars(getattr(m, part)).items()
+         if isinstance(value, (int, float, dict)) and not name.startswith("_")} for m in (made, theirs)
+    ]  # fmt: skip
+    assert settings[0] == settings[1]
+    assert vars(made.roi_heads.fg_bg_sampler) == vars(theirs.roi_heads.fg_bg_sampler)
+    assert made.rpn._pre_nms_top_n == theirs.rpn._pre_nms_top_n
+    assert made.rpn._post_nms_top_n == theirs.rpn._post_nms_top_n
+    assert made.rpn.anchor_generator.sizes == theirs.rpn.anchor_generator.sizes
+    learns = [name for name, value in frozen.backbone.body.named_parameters() if value.requires_grad]
+    assert learns and all(name.startswith(("layer2", "layer3", "layer4")) for name in learns)
+    assert metrics.paper(recipe)["AP"] == 0.392 and metrics.paper(InstancesRecipe()) is None
+
+
+def test_rates_of_the_preset_rise_and_fall_twice():
+    recipe = replace(InstancesRecipe.paper(), epochs=None, steps=26, warmup=2 / 26)
+    found = Learner(torch.nn.Linear(2, 2), recipe, None).optimizers_and_schedule()
+    optimizer, schedule, rates = found["optimizer"], found["lr_scheduler"]["scheduler"], []
+    for _ in range(26):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    assert type(optimizer).__name__ == "SGD" and optimizer.defaults["momentum"] == 0.9
+    assert rates == pytest.approx([0.01, *[0.02] * 15, *[0.002] * 6, *[0.0002] * 4])
+    with pytest.raises(OptionError, match="milestones"):
+        InstancesRecipe(milestones=(2,))
+
+
+def test_a_run_starts_from_a_detector_of_other_classes_without_a_block(tmp_path):
+    build = lambda count, **options: model.build(  # noqa: E731
+        InstancesRecipe(image_size=32, **options), SimpleNamespace(classes=range(count))
+    )
+    torch.manual_seed(0)
+    before = build(3, mixer="none")
+    torch.save(before.state_dict(), tmp_path / "model.pt")
+    after, said = build(1, init=str(tmp_path)), []
+    load_weights(after, tmp_path, model.HEADS, said.append)
+    theirs, ours = before.state_dict(), after.state_dict()
+    kept = [name for name in ours if name in theirs and not name.startswith(model.HEADS)]
+    assert len(kept) > 100 and all(torch.equal(theirs[name], ours[name]) for name in kept)
+    fresh = {name for name in ours if name not in kept}
+    assert fresh and all(name.startswith(model.HEADS) for name in fresh) and "inserted" in said[0]
+    with pytest.raises(ResultsError, match="init"):
+        load_weights(build(1, backbone="resnet50"), tmp_path, model.HEADS)
 
 
 def write_nuclei(path, labels, size=(128, 128)):

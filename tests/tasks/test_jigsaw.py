@@ -74,6 +74,12 @@ def test_a_run_measures_draws_and_predicts(photographs, tmp_path):
     (row,) = json.loads((tmp_path / "run" / "results.json").read_text())["rows"]
     assert row["task"] == "jigsaw" and row["directions"]["in_place"] == "up"
     assert row["metrics"]["in_place"] == last["in_place"] and (tmp_path / "run" / "puzzles.png").is_file()
+    saved = SavedRun.of(tmp_path / "run")
+    assert saved.measure(str(photographs))["metrics"]["in_place"] == row["metrics"]["in_place"]
+    few = data.for_evaluation(recipe, {}, False, 3, print).test[0]
+    assert torch.equal(few, data.load(recipe, tmp_path, print).test[0][:3])
+    whole = data.for_evaluation(recipe, {}, True, 6, print).test[0]
+    assert len(whole) == 6 and not torch.equal(whole[:3], few), "photographs of the training are among them"
     (found,) = SavedRun.of(tmp_path / "run").predict([photographs / "0.png"], tmp_path / "seen")
     assert sorted(found["places"]) == [0, 1, 2, 3]
     with Image.open(tmp_path / "seen" / found["picture"]) as picture:

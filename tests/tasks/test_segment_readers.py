@@ -192,7 +192,7 @@ def test_check_lists_all_mistakes_on_the_command_line(tmp_path, capsys):
     assert stop.value.code == 1 and "3 problems" in text
     for named in ("label 151", "b.jpg: has no label map", "training/b.jpg"):
         assert named in text
-    with pytest.raises(DataError, match="without any of these"):
+    with pytest.raises(DataError, match="without the folders of a known layout"):
         load(SegmentRecipe(data=str(tmp_path / "images")), tmp_path, print)
 
 

@@ -15,23 +15,20 @@ from polymix.tasks.boxes.pictures import Mistakes, Picture, Thing, check_box, ch
 PARTS = ("images", "annotations", "categories")
 
 
-def splits(folder: Path) -> dict[str, tuple[Path, Path]]:
-    """The json and the folder of pictures of "train" and "val", by COCO's names, such as instances_train2017.json.
+def split(folder: Path, name: str) -> tuple[Path, Path]:
+    """The json and the folder of pictures of "train" or "val", by COCO's names, such as instances_train2017.json.
 
-    Raises DataError if one of the four is missing.
+    Raises DataError if one of the two is missing.
     """
-    found = {}
-    for name in ("train", "val"):
-        files = sorted((folder / "annotations").glob(f"instances_{name}*.json"))
-        if len(files) != 1:
-            got = f"{folder / 'annotations'} with {len(files)} files instances_{name}*.json"
-            cure = "For one json beside one folder pass annotations=FILE.json and images=FOLDER."
-            raise DataError("data", got, "one each for train and val", cure)
-        pictures = folder / files[0].stem.removeprefix("instances_")
-        if not pictures.is_dir():
-            raise DataError("data", f"{folder} without the folder {pictures.name}", "the pictures of each json", "")
-        found[name] = (files[0], pictures)
-    return found
+    files = sorted((folder / "annotations").glob(f"instances_{name}*.json"))
+    if len(files) != 1:
+        got = f"{folder / 'annotations'} with {len(files)} files instances_{name}*.json"
+        cure = "For one json beside one folder pass annotations=FILE.json and images=FOLDER."
+        raise DataError("data", got, "one each for train and val", cure)
+    pictures = folder / files[0].stem.removeprefix("instances_")
+    if not pictures.is_dir():
+        raise DataError("data", f"{folder} without the folder {pictures.name}", "the pictures of each json", "")
+    return files[0], pictures
 
 
 def read(source: Path, folder: Path, mistakes: Mistakes) -> tuple[tuple[Picture, ...], tuple[str, ...]]:

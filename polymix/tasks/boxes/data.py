@@ -19,9 +19,10 @@ from polymix.tasks.boxes.fitting import Variation, fit
 from polymix.tasks.boxes.options import PicturesRecipe
 from polymix.tasks.boxes.pictures import Mistakes, Picture, Pictures, natural
 
-LAYOUTS = ("coco", "voc")
+LAYOUTS, SPLITS = ("coco", "voc"), ("train", "val")
 MADE = "digits on photographs"
 HELD_OUT = 5  # every fifth picture of a json without a val
+UNUSED = 8  # training scenes that are made where only the test scenes are measured
 IN_MEMORY = 1 << 28  # bytes of fitted pictures that are kept
 Sample = tuple[Tensor, dict[str, Tensor]]
 
@@ -132,28 +133,58 @@ def read(
     folder: Path, layout: str | None, mistakes: Mistakes
 ) -> tuple[tuple[Picture, ...], tuple[Picture, ...], tuple[str, ...]]:
     """Training pictures, test pictures and classes of a folder."""
+    if _is_voc(folder, layout):
+        return voc.read(folder, mistakes)
+    (train, classes), (test, others) = (coco.read(*coco.split(folder, name), mistakes) for name in SPLITS)
+    _check_categories(folder, classes, others)
+    return train, test, classes
+
+
+def _is_voc(folder: Path, layout: str | None) -> bool:
+    """Whether a folder is read in VOC's layout. Raises DataError if there is no such folder."""
     if not folder.is_dir():
         raise DataError(
             "data", f"{folder}, which is no folder", "a folder in COCO's or VOC's layout", "Check the path."
         )
-    if layout == "voc" or (layout is None and (folder / "Annotations").is_dir()):
-        return voc.read(folder, mistakes)
-    found = coco.splits(folder)
-    (train, classes), (test, others) = (coco.read(*found[name], mistakes) for name in ("train", "val"))
+    return layout == "voc" or (layout is None and (folder / "Annotations").is_dir())
+
+
+def _check_categories(folder: Path, classes: Sequence[str], others: Sequence[str]) -> None:
+    """Raise DataError unless train and val have the same categories."""
     if classes != others:
         odd = sorted(set(classes) ^ set(others)) or list(classes)
-        got = f"{found['val'][0]} with other categories than train: {', '.join(odd[:5])}"
+        got = f"{coco.split(folder, 'val')[0]} with other categories than train: {', '.join(odd[:5])}"
         raise DataError("data", got, "the same categories with the same order of ids", "")
-    return train, test, classes
 
 
-def check(folder: str | Path, layout: str | None = None) -> list[str]:
-    """All mistakes in a data set, each a line that names file and entry. Every file and every mask is opened."""
-    mistakes = Mistakes()
-    try:
-        read(Path(folder), layout, mistakes)
-    except DataError as error:
-        mistakes.lines.append(str(error.got))
+def check(
+    source: str | Path, layout: str | None = None, images: str | Path | None = None, masks: bool = False
+) -> list[str]:
+    """All mistakes in a data set, each a line that names file and entry. Every picture and every mask is decoded.
+
+    Args:
+        source: a folder; or a json, with `images`, its folder of pictures.
+        masks: whether every object needs a mask.
+    """
+    mistakes, source, parts = Mistakes(), Path(source), list[tuple[Picture, ...]]()
+    with mistakes.noting():
+        if images is not None:
+            parts.append(coco.read(source, Path(images), mistakes)[0])
+        elif _is_voc(source, layout):
+            parts.extend(voc.read(source, mistakes)[:2])
+        else:
+            classes = list[tuple[str, ...]]()
+            for name in SPLITS:
+                with mistakes.noting():
+                    pictures, named = coco.read(*coco.split(source, name), mistakes)
+                    parts.append(pictures)
+                    classes.append(named)
+            if len(classes) == len(SPLITS):
+                _check_categories(source, *classes)
+    for part in parts:
+        if masks:
+            _with_shapes(part, mistakes)
+        mistakes.decode(part)
     return mistakes.lines
 
 
@@ -171,10 +202,11 @@ def for_evaluation(
     recipe: PicturesRecipe, summary: Mapping[str, Any], whole: bool, limit: int | None, say: Callable[[str], None]
 ) -> DetectionData:
     """The pictures of a recipe as a trained model knows them. Raises DataError for a class that it does not know."""
+    if recipe.makes_data and not whole:
+        recipe = replace(recipe, scenes=min(recipe.scenes, UNUSED))
     with TemporaryDirectory() as scratch:
         data = _known(load(recipe, Path(scratch), say), recipe, tuple(summary["classes"]), whole, limit)
-        made_here = recipe.data is None and recipe.annotations_file is None
-        return replace(data, test=data.test.keep_all()) if made_here else data
+        return replace(data, test=data.test.keep_all()) if recipe.makes_data else data
 
 
 def _known(

@@ -16,6 +16,7 @@ from polymix.tasks import learner
 
 NO_BLOCK = "none"  # the value of `mixer` for the host as it is
 LAST_OF_RES4 = {"resnet18": "backbone.body.layer3.1", "resnet50": "backbone.body.layer3.5"}
+INSERTED = tuple(f"{place}.inserted" for place in LAST_OF_RES4.values())  # fresh where --init names a host without it
 
 
 def load_torchvision() -> None:

@@ -76,6 +76,19 @@ class PicturesRecipe(TaskRecipe):
             raise OptionError("data", "it with annotations and images", "one of the two", "Leave one out.")
 
     @property
+    def makes_data(self) -> bool:
+        """Whether the pictures are the default data, which have no padding."""
+        return self.data is None and self.annotations_file is None
+
+    @property
+    def source(self) -> str | None:
+        """The folder or the json that --check reads."""
+        return self.data if self.annotations_file is None else self.annotations_file
+
+    def check_options(self) -> dict[str, Any]:
+        return {"images": self.images, "masks": self.with_masks}
+
+    @property
     def sizes(self) -> dict[str, Any]:
         """What `fit` takes for pictures that do not vary: those of the test."""
         return {"size": self.image_size, "short": max(self.short_sides, default=None), "long": self.long_side}

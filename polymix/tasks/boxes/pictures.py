@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,20 @@ class Mistakes:
 
     def add(self, file: Path | str, entry: str, text: str) -> None:
         self.lines.append(f"{file}: {entry}: {text}" if entry else f"{file}: {text}")
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Note a DataError of the block as a mistake, and go on after the block."""
+        try:
+            yield
+        except DataError as error:
+            self.lines.append(str(error.got))
+
+    def decode(self, pictures: Iterable[Picture]) -> None:
+        """Decode every picture, and note those that cannot be read, such as files that end too soon."""
+        for picture in pictures:
+            with self.noting():
+                picture.pixels()
 
     def settle(self, choice: str, say: Callable[[str], None]) -> None:
         """Raise DataError with the first mistake, or with choice "skip" say how many entries were left out."""

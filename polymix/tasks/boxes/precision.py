@@ -24,8 +24,8 @@ def average_precision(
         predictions: each with boxes (k, 4), scores (k), labels (k), and with `masks` masks (k, H, W).
         targets: as `Picture.target` has them, in the same pixels.
     Returns:
-        numbers from 0 to 1, and -1 where there is no object of that size; masks have the prefix "mask_". Also
-        "classes", AP by the place of each class that occurs.
+        numbers from 0 to 1, and None where there is no object of that size or class; masks have the prefix "mask_".
+        Also "classes", AP by the place of each class that occurs.
     """
     try:
         from torchmetrics.detection import MeanAveragePrecision
@@ -48,7 +48,12 @@ def average_precision(
     result = measure.compute()
     found: dict[str, Any] = {}
     for prefix, label in (("bbox_", ""), ("segm_", "mask_")) if masks else (("", ""),):
-        found |= {label + name: result[prefix + key].item() for key, name in NAMES.items()}
+        found |= {label + name: _known(result[prefix + key].item()) for key, name in NAMES.items()}
     places, values = result["classes"].view(-1), result["bbox_map_per_class" if masks else "map_per_class"].view(-1)
-    found["classes"] = dict(zip(places.int().tolist(), values.tolist(), strict=True))
+    found["classes"] = dict(zip(places.int().tolist(), map(_known, values.tolist()), strict=True))
     return found
+
+
+def _known(value: float) -> float | None:
+    """A figure; None for -1, which says that there was nothing to find."""
+    return None if value < 0 else value

@@ -237,28 +237,26 @@ def _load_cifar(folder: Path, layout: str, allow_pickle: bool, size: int, say: C
 
 
 def check(folder: Path, layout: str | None = None, allow_pickle: bool = False) -> list[str]:
-    """Every problem of a folder of images: a sentence that names the file, or the class.
-
-    Args:
-        allow_pickle: read pickled data sets, which can run any code.
-    """
-    folder = Path(folder)
+    """Every problem of a folder of images, in sentences. allow_pickle: read pickles, which can run any code."""
+    folder, problems, held_out = Path(folder), list[str](), None
     layout = layout or cifar.recognise(folder) or LAYOUTS[0]
-    problems: list[str] = []
+    training: Path | None
     try:
         if layout != LAYOUTS[0]:
             cifar.read(folder, layout, allow_pickle)
             return []
         training, held_out = find_splits(folder)
-        parts = [_by_class(part) for part in (training, held_out) if part is not None]
     except DataError as error:
-        return [str(error)]
-    for found in parts:
-        for file in (file for files in found.values() for file in files):
-            try:
-                _open(file)
-            except Unreadable as error:
-                problems.append(str(error))
+        problems.append(str(error))
+        training = next((folder / name for name in TRAINING if (folder / name).is_dir()), None)
+    if training is None:
+        return problems
+    parts = [_by_class(part) for part in (training, held_out) if part is not None]
+    for file in (file for found in parts for files in found.values() for file in files):
+        try:
+            _open(file)
+        except Unreadable as error:
+            problems.append(str(error))
     if len(parts[0]) < 2:
         problems.append(f"{training}: {len(parts[0])} classes with images; two or more are needed")
     if len(parts) == 2:

@@ -63,9 +63,7 @@ class Learner(learner.Learner):
             optimizer = torch.optim.AdamW(groups, lr=rate, betas=(recipe.betas[0], recipe.betas[1]))
         if recipe.schedule == "cosine":
             return self.with_schedule(optimizer)
-        rising = round(recipe.warmup * recipe.steps)
-        falls = [round(share * recipe.steps) for share in recipe.milestones]
-        return self.with_schedule(optimizer, partial(stepped_rate, rising=rising, falls=falls))
+        return self.with_milestones(optimizer, recipe.milestones)
 
     @torch.no_grad()
     def before_measuring(self, model: nn.Module) -> None:
@@ -118,13 +116,6 @@ class RepeatedOrder(Endless):
         )
         sampler.set_epoch(number(self.seed, "order", epoch))
         return list(sampler)
-
-
-def stepped_rate(step: int, rising: int, falls: list[int]) -> float:
-    """The learning rate of a step as a share of the highest: a linear rise, then a tenth after each of `falls`."""
-    if step < rising:
-        return (step + 1) / rising
-    return 0.1 ** sum(step >= fall for fall in falls)
 
 
 def _erasing(recipe: Any) -> Any:

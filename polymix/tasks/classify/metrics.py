@@ -45,7 +45,7 @@ def paper(recipe: ImageRecipe) -> dict[str, Any] | None:
 
     The paper's data are ImageNet, but for XCiT with host_depth=6, which is on CIFAR-100.
     """
-    if recipe.host is None or recipe.data is None or recipe.match_parameters:
+    if recipe.host is None or recipe.data is None or recipe.match_parameters or recipe.plan:
         return None
     config = None if recipe.mixer == "keep" else parse_mixer(recipe.mixer)[1]
     name = "keep" if config is None else config.name

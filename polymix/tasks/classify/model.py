@@ -9,15 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from polymix.convert.matching import matched
 from polymix.errors import OptionError
 from polymix.mixers import MixerConfig
-from polymix.mixers.spec import parse_mixer
 from polymix.models import VisionTransformer
 from polymix.tasks.classify.data import ImageSets
 from polymix.tasks.classify.recipe import ImageRecipe
 from polymix.tasks.classify.stream import transforms
-from polymix.tasks.recipe import ATTENTION
 
 HEADS = ("head", "classifier", "fc")  # of our model, and of the hosts of timm
 
@@ -33,23 +30,20 @@ def _host_options(recipe: ImageRecipe, channels: int, classes: int) -> dict[str,
     match = "parameters" if recipe.match_parameters else None
     options = {
         "num_classes": classes, "in_chans": channels, "img_size": recipe.image_size, "match": match,
-        "drop_path_rate": recipe.drop_path, "depth": recipe.host_depth,
+        "drop_path_rate": recipe.drop_path, "depth": recipe.host_depth, "plan": recipe.plan,
     }  # fmt: skip
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _mixer(recipe: ImageRecipe) -> MixerConfig:
-    """The mixer of our own model, with as many parameters as attention where the recipe asks for it."""
-    config = parse_mixer(recipe.mixer)[1]
-    if not recipe.match_parameters:
-        return config
-    attention = parse_mixer(ATTENTION)[1].build(recipe.dim, device="meta")
-    return matched(config, recipe.dim, sum(p.numel() for p in attention.parameters()))
+def _mixers(recipe: ImageRecipe) -> list[MixerConfig]:
+    """The mixer of each block of our own model, with as many parameters as attention where the recipe asks for it."""
+    layers = [f"blocks.{place}" for place in range(recipe.depth)]
+    return list(recipe.mixers_for(layers, recipe.dim if recipe.match_parameters else None).values())
 
 
 def _build(recipe: ImageRecipe, channels: int, classes: int, **kw: Any) -> nn.Module:
     if recipe.host is None:
-        return VisionTransformer(_mixer(recipe), **_options(recipe, channels, classes), **kw)
+        return VisionTransformer(_mixers(recipe), **_options(recipe, channels, classes), **kw)
     from polymix.timm import create
 
     return create(recipe.mixer, recipe.host, **_host_options(recipe, channels, classes))
@@ -99,7 +93,7 @@ def usage(recipe: ImageRecipe, data: ImageSets, folder: Path) -> list[str]:
         words = ", ".join(f"{name}={value!r}" for name, value in _options(recipe, channels, classes).items())
         lines = ["from polymix.models import VisionTransformer"]
         made = f"VisionTransformer(parse_mixer({recipe.mixer!r})[1], {words})"
-        if recipe.match_parameters:
+        if recipe.match_parameters or recipe.plan:
             lines = ["from polymix.tasks.saved import SavedRun"]
             return [*lines, "", f"model = SavedRun.of({str(folder)!r}).load()"]
         lines = ["from polymix.mixers.spec import parse_mixer", *lines]

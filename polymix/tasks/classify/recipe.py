@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from polymix.errors import OptionError, check_choice, check_int, check_number
 from polymix.tasks.classify.published import DEIT, PUBLISHED
-from polymix.tasks.recipe import TaskRecipe
+from polymix.tasks.recipe import TaskRecipe, check_milestones
 
 OPTIMIZERS, SCHEDULES, LOSSES = ("adamw", "sgd"), ("cosine", "steps"), ("cross_entropy", "bce")
 BROKEN = ("skip", "refuse")
@@ -95,6 +95,7 @@ class ImageRecipe(TaskRecipe):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tiny": {"steps": 4, "dim": 8, "depth": 1, "evaluate_every": 4}, "paper": DEIT, **PUBLISHED,
     }  # fmt: skip
+    takes_plan: ClassVar[bool] = True
     trains_control: ClassVar[bool] = False  # the digits are solved without mixing; `polymix compare` shows it
 
     def __post_init__(self) -> None:
@@ -129,9 +130,7 @@ class ImageRecipe(TaskRecipe):
 
     def _check_lists(self) -> None:
         """Raise OptionError for milestones and sizes that are out of range."""
-        shares = self.milestones if isinstance(self.milestones, (tuple, list)) else (None,)
-        if not all(type(share) in (int, float) and 0 < share < 1 for share in shares):
-            raise OptionError("milestones", repr(self.milestones), "shares between 0 and 1", "Pass (0.33, 0.67), say.")
+        check_milestones(self.milestones)
         if self.sizes is not None:
             if not isinstance(self.sizes, (tuple, list)) or not self.sizes:
                 raise OptionError("sizes", repr(self.sizes), "sides in pixels, or None", "Pass (128, 160), say.")

@@ -50,10 +50,11 @@ def build_detr(recipe: DetectRecipe, classes: int) -> nn.Module:
     model: nn.Module = getattr(transformers, f"{name}ForObjectDetection")(config)
     thaw(model) if recipe.init is None else freeze(model)
     side = -(-recipe.image_size // recipe.stride_of_host)
-    convert(model, _encoder_plan(model, recipe), grid=(side, side))
+    match = "parameters" if recipe.match_parameters else None
+    convert(model, _encoder_plan(model, recipe), grid=(side, side), match=match)
     for layers, mixer in (("self_attn", recipe.decoder_mixer), ("encoder_attn", recipe.cross_mixer)):
         if mixer is not None:
-            convert(model, {f"*decoder.layers.*.{layers}": parse_mixer(mixer)[1]})
+            convert(model, {f"*decoder.layers.*.{layers}": parse_mixer(mixer)[1]}, match=match)
     given: Any = model
     given.loss_function = _Loss(given.loss_function)
     return model

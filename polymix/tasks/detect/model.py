@@ -15,7 +15,7 @@ from polymix.tasks.boxes.data import DetectionData
 from polymix.tasks.detect.detr import build_detr, check_padding
 from polymix.tasks.detect.recipe import DetectRecipe
 
-HEADS = ("class_labels_classifier.",)  # of DETR: depends on the classes
+HEADS = ("label.", "class_labels_classifier.")  # of the dense detector and of DETR: depend on the classes
 
 
 class Residual(nn.Module):
@@ -109,7 +109,7 @@ def check(recipe: DetectRecipe) -> None:
 def _model(recipe: DetectRecipe, classes: int) -> nn.Module:
     if recipe.host != "dense":
         return build_detr(recipe, classes)
-    mixers = list(recipe.mixers_for(recipe.layers()).values())
+    mixers = list(recipe.mixers_for(recipe.layers(), recipe.dim if recipe.match_parameters else None).values())
     return DenseDetector(
         mixers, image_size=recipe.image_size, classes=classes, dim=recipe.dim, stem=recipe.stem_of_host
     )

@@ -33,6 +33,7 @@ class DetectRecipe(PicturesRecipe):
         stride: pixels a side of a token. 8 for "dense"; 32 or 16, which has four times the tokens, for the others.
         backbone: of DETR, a ResNet of timm.
         queries, heads, feedforward, dropout: of DETR: its boxes, heads of attention, hidden units of an MLP, dropout.
+        match_parameters: choose the mixer's width so that it has as many parameters as attention.
         decoder_mixer, cross_mixer: of DETR's decoder, between queries and from queries to the picture; None: attention.
         backbone_learning_rate: of DETR's backbone.
         drop_at: share of DETR's steps after which learning rates are a tenth.
@@ -57,6 +58,7 @@ class DetectRecipe(PicturesRecipe):
     heads: int = 8
     feedforward: int = 2048
     dropout: float = 0.1
+    match_parameters: bool = False
     decoder_mixer: str | None = None
     cross_mixer: str | None = None
     backbone_learning_rate: float = 1e-5
@@ -74,6 +76,7 @@ class DetectRecipe(PicturesRecipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_choice("match_parameters", self.match_parameters, (True, False))
         check_int("depth", self.depth, 1)
         check_int("dim", self.dim, 16)
         if self.dim % 16:
@@ -109,11 +112,6 @@ class DetectRecipe(PicturesRecipe):
     def stem_of_host(self) -> str:
         """What makes the tokens of the host "dense"."""
         return self.stem or STEMS[not (self.makes_data and self.question == SAME)]
-
-    @property
-    def makes_data(self) -> bool:
-        """Whether the pictures are the default data, which have no padding."""
-        return self.data is None and self.annotations_file is None
 
     @property
     def stride_of_host(self) -> int:

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from polymix.errors import DataError
-from polymix.tasks.boxes.data import DetectionData, Fitted
+from polymix.tasks.boxes.data import UNUSED, DetectionData, Fitted
 from polymix.tasks.boxes.pictures import Mistakes, Picture, Pictures
 from polymix.tasks.faces import scenes, wider
 from polymix.tasks.faces.recipe import FacesRecipe
@@ -52,20 +52,28 @@ def _fitted(pictures: tuple[Picture, ...], recipe: FacesRecipe) -> Fitted:
 
 def read(folder: Path, mistakes: Mistakes) -> tuple[tuple[Picture, ...], tuple[Picture, ...], wider.Counted]:
     """Training pictures, test pictures, and the faces that count, of a folder in WIDER FACE's layout."""
-    if not folder.is_dir():
-        got = f"{folder}, which is no folder"
-        raise DataError("data", got, "a folder in WIDER FACE's layout", "Check the path.")
+    _check_folder(folder)
     train, test = (wider.read(folder, split, mistakes) for split in ("train", "val"))
     return train, test, wider.read_subsets(folder, test, mistakes)
 
 
+def _check_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        got = f"{folder}, which is no folder"
+        raise DataError("data", got, "a folder in WIDER FACE's layout", "Check the path.")
+
+
 def check(folder: str | Path, layout: str | None = None) -> list[str]:
-    """All mistakes in a folder, each a line that names file and entry. The header of every picture is read."""
-    mistakes = Mistakes()
-    try:
-        read(Path(folder), mistakes)
-    except DataError as error:
-        mistakes.lines.append(str(error.got))
+    """All mistakes in a folder, each a line that names file and entry. Every picture is decoded."""
+    mistakes, folder = Mistakes(), Path(folder)
+    with mistakes.noting():
+        _check_folder(folder)
+        for split in ("train", "val"):
+            with mistakes.noting():
+                pictures = wider.read(folder, split, mistakes)
+                if split == "val":
+                    wider.read_subsets(folder, pictures, mistakes)
+                mistakes.decode(pictures)
     return mistakes.lines
 
 
@@ -79,6 +87,8 @@ def for_evaluation(
     recipe: FacesRecipe, summary: Mapping[str, Any], whole: bool, limit: int | None, say: Callable[[str], None]
 ) -> FaceData:
     """The pictures to measure: those of val, or with `whole` also those of train, all of whose valid faces count."""
+    if recipe.data is None and not whole:
+        recipe = replace(recipe, scenes=min(recipe.scenes, UNUSED))
     with TemporaryDirectory() as scratch:
         data = load(recipe, Path(scratch), say)
         pictures, counted = data.test.pictures.pictures, dict(data.counted)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import nn
 
-from polymix.tasks.boxes.detectors import check_mixer, insert_mixer, load_torchvision
+from polymix.tasks.boxes.detectors import INSERTED, check_mixer, insert_mixer, load_torchvision
 from polymix.tasks.faces.data import FaceData
 from polymix.tasks.faces.recipe import FacesRecipe
 
 MOST = 750  # faces found in a picture
-HEADS = ("head.",)
+HEADS = ("head.", *INSERTED)
 
 
 def build(recipe: FacesRecipe, data: FaceData) -> nn.Module:

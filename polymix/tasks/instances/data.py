@@ -8,9 +8,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from polymix.errors import DataError
 from polymix.tasks.boxes import data as boxes
 from polymix.tasks.boxes.data import DetectionData, from_summary, made
+from polymix.tasks.boxes.pictures import Mistakes
 from polymix.tasks.instances import nuclei
 from polymix.tasks.instances.recipe import InstancesRecipe
 
@@ -32,15 +32,16 @@ def load(recipe: InstancesRecipe, folder: Path, say: Callable[[str], None]) -> D
     return replace(found, name=f"the nuclei of {Path(str(recipe.data)).name}")
 
 
-def check(folder: str | Path, layout: str | None = None) -> list[str]:
-    """All mistakes in a data set, each a line that names file and entry."""
-    if not _has_nuclei(folder, layout):
-        return boxes.check(folder, layout)
-    try:
-        nuclei.read(Path(folder))
-    except DataError as error:
-        return [str(error.got)]
-    return []
+def check(
+    source: str | Path, layout: str | None = None, images: str | Path | None = None, masks: bool = True
+) -> list[str]:
+    """As `boxes.data.check`; or whether the nuclei can be read."""
+    if not _has_nuclei(source, layout):
+        return boxes.check(source, layout, images, masks)
+    mistakes = Mistakes()
+    with mistakes.noting():
+        nuclei.read(Path(source))
+    return mistakes.lines
 
 
 def for_evaluation(

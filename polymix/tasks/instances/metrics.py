@@ -20,7 +20,19 @@ from polymix.tasks.processes import Process
 HEADLINES = ("mask_AP", "mask_AP50", "mask_AP75", "AP", "AP50", "AP75")
 DIRECTIONS = dict.fromkeys(HEADLINES, "up")
 SHOWN = 0.3  # the lowest score of an object in pictures
+# AP of masks and of boxes on COCO, by the mixer's name (Poly-NL, Tables 1b and 2a).
+PAPER = {
+    "none": (0.346, 0.379), "poly_nl": (0.354, 0.392), "non_local": (0.354, 0.388), "se": (0.348, 0.381),
+    "gc": (0.352, 0.388), "efficient": (0.354, 0.389), "tesa": (0.354, 0.395), "latent_gnn": (0.353, 0.389),
+}  # fmt: skip
 DRAWN = 6  # test pictures
+
+
+def paper(recipe: InstancesRecipe) -> dict[str, Any] | None:
+    """What Poly-NL's paper reports for this block on COCO; None for other detectors, data and blocks."""
+    published = (recipe.detector, recipe.backbone) == ("published", "resnet50") and not recipe.makes_data
+    row = PAPER.get(recipe.mixer.partition(":")[0]) if published else None
+    return None if row is None else {"mask_AP": row[0], "AP": row[1], "source": "Poly-NL, Tables 1b and 2a: COCO"}
 
 
 def measure(model: nn.Module, data: DetectionData, recipe: InstancesRecipe, process: Process) -> dict[str, float]:

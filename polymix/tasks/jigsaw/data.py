@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from polymix.tasks.classify.data import HELD_OUT, TRAINING
 from polymix.tasks.classify.pictures import FORMATS, HEIC, UNREADABLE, as_tensor, read_picture
 from polymix.tasks.jigsaw.recipe import JigsawRecipe
 
+Names = tuple[tuple[str, ...], tuple[str, ...]]
 LAYOUTS = ("photographs",)
 TEST_SHARE = 5  # without val, every fifth photograph is for the test
 EPOCH = 20_000  # crops that count as one pass through the photographs
@@ -41,7 +43,7 @@ class Puzzles:
 
     train: Dataset[tuple[Tensor, Tensor]]
     test: tuple[Tensor, Tensor]
-    names: tuple[tuple[str, ...], tuple[str, ...]]
+    names: Names
     skipped: tuple[str, ...] = ()
 
     def summary(self) -> dict[str, Any]:
@@ -150,13 +152,32 @@ def check(folder: Path, layout: str | None = None) -> list[str]:
 
 def load(recipe: JigsawRecipe, folder: Path, say: Callable[[str], None] = lambda text: None) -> Puzzles:
     """The puzzles of a recipe: from its folder, or from the photographs that `made` writes."""
+    (train, test), names, skipped = _photographs(recipe, folder, say)
+    return Puzzles(Crops(train, recipe.pieces, recipe.piece_size), _fixed(recipe, test), names, skipped)
+
+
+def for_evaluation(
+    recipe: JigsawRecipe, summary: Mapping[str, Any], whole: bool, limit: int | None, say: Callable[[str], None]
+) -> Puzzles:
+    """The puzzles to measure: `limit` of those of the test photographs, or with `whole` of all photographs."""
+    with TemporaryDirectory() as scratch:
+        (train, test), names, skipped = _photographs(recipe, Path(scratch), say)
+    few = replace(recipe, test_puzzles=min(limit or recipe.test_puzzles, recipe.test_puzzles))
+    measured = _fixed(few, [*train, *test] if whole else test)
+    return Puzzles(Crops(train, recipe.pieces, recipe.piece_size), measured, names, skipped)
+
+
+def _photographs(
+    recipe: JigsawRecipe, folder: Path, say: Callable[[str], None]
+) -> tuple[list[list[Tensor]], Names, tuple[str, ...]]:
+    """The photographs of both parts as bytes, their names, and a sentence for each file that cannot be read."""
     if recipe.data is None:
         source = folder / "photographs"
         if not (source / "val").is_dir():
             made(source)
     else:
         source = Path(recipe.data)
-    parts, found, skipped = find(source), [], []
+    parts, found, skipped = find(source), list[list[Tensor]](), list[str]()
     for files in parts:
         photographs, broken = _read(files)
         skipped += broken
@@ -165,9 +186,8 @@ def load(recipe: JigsawRecipe, folder: Path, say: Callable[[str], None] = lambda
         found.append(photographs)
     for problem in skipped:
         say(f"Skipped {problem}")
-    names = tuple(tuple(str(file.relative_to(source)) for file in files) for files in parts)
-    return Puzzles(Crops(found[0], recipe.pieces, recipe.piece_size), _fixed(recipe, found[1]),
-                   (names[0], names[1]), tuple(skipped))  # fmt: skip
+    train, test = (tuple(str(file.relative_to(source)) for file in files) for files in parts)
+    return found, (train, test), tuple(skipped)
 
 
 def _fixed(recipe: JigsawRecipe, photographs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -52,9 +52,8 @@ def check(recipe: JigsawRecipe) -> None:
 
 
 def _solver(recipe: JigsawRecipe) -> PuzzleSolver:
-    mixers = recipe.mixers_for([f"blocks.{place}" for place in range(recipe.depth)])
     return PuzzleSolver(
-        list(mixers.values()), pieces=recipe.pieces, piece_size=recipe.piece_size, dim=recipe.dim,
+        recipe.mixers(), pieces=recipe.pieces, piece_size=recipe.piece_size, dim=recipe.dim,
         mlp_ratio=recipe.mlp_ratio,
     )  # fmt: skip
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from polymix.errors import check_int, check_number
+from polymix.errors import check_choice, check_int, check_number
+from polymix.mixers import MixerConfig
 from polymix.tasks.recipe import TaskRecipe
 
 
@@ -22,6 +23,7 @@ class JigsawRecipe(TaskRecipe):
         pieces: along a side; a puzzle has pieces² of them.
         piece_size: side of a piece, in pixels.
         dim, depth, mlp_ratio: channels, blocks, and hidden units of the MLP per channel.
+        match_parameters: choose the mixer's width so that it has as many parameters as attention.
         test_puzzles: crops of unseen photographs that are measured.
     """
 
@@ -39,6 +41,7 @@ class JigsawRecipe(TaskRecipe):
     dim: int = 64
     depth: int = 4
     mlp_ratio: float = 2.0
+    match_parameters: bool = False
     test_puzzles: int = 500
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -53,7 +56,13 @@ class JigsawRecipe(TaskRecipe):
         for name in ("dim", "depth", "test_puzzles"):
             check_int(name, getattr(self, name), 1)
         check_number("mlp_ratio", self.mlp_ratio, 1 / self.dim, math.inf, "a number that leaves a hidden unit", 2)
-        self.mixers_for([f"blocks.{place}" for place in range(self.depth)])
+        check_choice("match_parameters", self.match_parameters, (True, False))
+        self.mixers()
+
+    def mixers(self) -> list[MixerConfig]:
+        """The mixer of each block."""
+        layers = [f"blocks.{place}" for place in range(self.depth)]
+        return list(self.mixers_for(layers, self.dim if self.match_parameters else None).values())
 
     @property
     def side(self) -> int:

@@ -95,7 +95,8 @@ def layout_of(folder: Path, layout: str | None) -> str:
     if any(_part(folder, split, "images").is_dir() for split in ("train", "val")):
         return "folders"
     allowed = "images/training and annotations, leftImg8bit, JPEGImages, or train/images and train/labels"
-    raise DataError("data", f"{folder} without any of these", allowed, "See docs/tasks/segment.md for the layouts.")
+    got = f"{folder} without the folders of a known layout"
+    raise DataError("data", got, allowed, "See docs/tasks/segment.md for the layouts.")
 
 
 def find(folder: Path, layout: str | None, mistakes: Mistakes) -> Found:

@@ -164,7 +164,7 @@ def check(recipe: SegmentRecipe) -> None:
 
 def _model(recipe: SegmentRecipe, classes: int) -> nn.Module:
     if recipe.host == "patches":
-        configs = list(recipe.mixers_for(recipe.layers()).values())
+        configs = list(recipe.mixers_for(recipe.layers(), recipe.dim if recipe.match_parameters else None).values())
         return PatchSegmenter(configs, side=recipe.crop, classes=classes, dim=recipe.dim)
     if recipe.host == "efficientvit":
         backbone, channels = _backbone(recipe.backbone)
@@ -216,7 +216,8 @@ def _replace(model: nn.Module, recipe: SegmentRecipe) -> None:
     training = model.training
     model.eval()  # one image is no batch to normalise by
     mixer = config_of(recipe.mixer, "mixer")
-    convert(model, mixer if recipe.plan is None else recipe.plan, mixer=mixer, input=image, init="fresh")
+    match = "parameters" if recipe.match_parameters else None
+    convert(model, mixer if recipe.plan is None else recipe.plan, mixer=mixer, input=image, init="fresh", match=match)
     model.train(training)
 
 

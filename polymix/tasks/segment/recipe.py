@@ -23,6 +23,7 @@ class SegmentRecipe(TaskRecipe):
     Args:
         data: a folder in one of the layouts "ade20k", "cityscapes", "voc" and "folders"; None: digits on photographs.
         mixer: of every attention, as on the command line: "pom", "padre:degree=3". "keep": the attention of the host.
+        match_parameters: choose the mixer's width so that it has as many parameters as attention.
         host: "patches", a small encoder over squares of 8 × 8 pixels; "efficientvit", the head of EfficientViT-Seg on
             a model of timm; "segformer", of transformers.
         backbone: of "efficientvit": the name of a model of timm with maps of strides 8, 16 and 32.
@@ -74,6 +75,7 @@ class SegmentRecipe(TaskRecipe):
     question: str = "what"
     scenes: int = 6000
     test_scenes: int = 200
+    match_parameters: bool = False
 
     takes_plan: ClassVar[bool] = True
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -93,7 +95,7 @@ class SegmentRecipe(TaskRecipe):
         check_choice("size", self.size, ("tiny", *(f"b{place}" for place in range(6))))
         check_choice("schedule", self.schedule, SCHEDULES)
         check_choice("question", self.question, QUESTIONS)
-        for name in ("flip", "distort"):
+        for name in ("flip", "distort", "match_parameters"):
             check_choice(name, getattr(self, name), (True, False))
         for name in ("depth", "head_width", "head_depth", "head_expand", "scenes", "test_scenes"):
             check_int(name, getattr(self, name), 1)
@@ -123,6 +125,9 @@ class SegmentRecipe(TaskRecipe):
             raise OptionError(
                 "mixer", "'keep' for host=patches", "a mixer: this host has no attention of its own", cure
             )
+        if self.mixer == KEEP and self.match_parameters:
+            got, cure = "True with mixer=keep", "Choose a mixer."
+            raise OptionError("match_parameters", got, "False: nothing is replaced", cure)
         if self.mixer == KEEP and self.plan is not None:
             raise OptionError("plan", f"{self.plan!r} with mixer=keep", "None: nothing is replaced", "Choose a mixer.")
 
