@@ -1,19 +1,21 @@
 """SiT by resolution: time and memory of a training step and of a sampling step, attention and mixers.
 
-    python benchmarks/images.py benchmarks/results/images.json
+    python benchmarks/images.py benchmarks/results/images.json [--plot docs/images/resolution.png]
 
 The model takes latents of side √(4 · tokens), as those of Stable Diffusion's autoencoder: 256, 4,096 and 16,384 tokens
 are images of 256², 1024² and 2048² pixels. A sampling step is one evaluation, without guidance, for one image; a
 training step is a forward and a backward pass of flow matching and an update by AdamW. Memory is the most that
 PyTorch's allocations hold at once, beyond the weights and the optimizer's state. A step that would take more than
 --longest seconds is left out; its time is foretold from the last one, in proportion to the tokens, which is too little
-for attention.
+for attention. Rows of earlier runs with the same settings stay in the file, so the table can be measured in pieces
+(--mixers, --steps); --plot alone, with --mixers "", draws what is there.
 """
 
 import argparse
+import json
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +31,17 @@ from polymix.models.sit import SIZES, SiT
 MIXERS = ("softmax", "pom", "qt", "padre", "poly_nl", "poly_sa", "linear", "linear_floor")
 TOKENS = (256, 4096, 16_384)
 STEPS = ("sampling", "training")
+SLOW = 5.0  # seconds
+STYLES = {"softmax": {"color": "black", "linewidth": 2.5}, "linear_floor": {"color": "grey", "linestyle": ":"}}
 
 
-def step(kind: str, name: str, size: str, tokens: int, device: str) -> tuple[Callable[[], object], int]:
+def step(kind: str, name: str, tokens: int, given: argparse.Namespace) -> tuple[Callable[[], object], int]:
     """A training step or a sampling step, and the model's number of parameters."""
     torch.manual_seed(0)
     side = 2 * math.isqrt(tokens)
-    with torch.device(device):
-        model = SiT.of_size(size, parse_mixer(name)[1], image_size=side)
+    with torch.device(given.device):
+        cut = {} if given.depth is None else {"depth": given.depth}
+        model = SiT.of_size(given.size, parse_mixer(name)[1], image_size=side, **cut)
         images, times, labels = torch.randn(1, 4, side, side), torch.full((1,), 0.5), torch.tensor([3])
     parameters = sum(parameter.numel() for parameter in model.parameters())
     if kind == "sampling":
@@ -57,21 +62,75 @@ def step(kind: str, name: str, size: str, tokens: int, device: str) -> tuple[Cal
     return train, parameters
 
 
-def cell(kind: str, name: str, size: str, tokens: int, device: str, rounds: int) -> dict[str, Any]:
-    """Seconds of a step, the median of some after a warm-up, and the bytes that it holds."""
-    call, parameters = step(kind, name, size, tokens, device)
-    call()  # which warms up, and makes the optimizer's state
+def cell(kind: str, name: str, tokens: int, given: argparse.Namespace) -> dict[str, Any]:
+    """Seconds of a step, the median of some after a warm-up, or of one that is slow, and the bytes that it holds."""
+    device = given.device
+    call, parameters = step(kind, name, tokens, given)
+    first = once(call, device)  # which warms up, and makes the optimizer's state
     peak = peak_memory(call, device)
-    times = [once(call, device) for _ in range(rounds)]
+    times = [once(call, device) for _ in range(given.rounds)] if first < SLOW else [first]
     return {"parameters": parameters, "seconds": statistics.median(times), "peak_bytes": peak}
+
+
+def earlier(path: Path, machine: dict[str, Any], settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a run with the same settings on the same machine; none if there is no such run."""
+    content = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    return content["rows"] if content and (content["machine"], content["settings"]) == (machine, settings) else []
+
+
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    """Time of both steps and memory of training against the number of tokens, a line for each mixer."""
+    from matplotlib.figure import Figure
+
+    panels = (("training", "seconds", 1, "seconds of a training step"),
+              ("sampling", "seconds", 1, "seconds of a sampling step"),
+              ("training", "peak_bytes", 2**-20, "MiB of a training step"))  # fmt: skip
+    figure = Figure(figsize=(12, 4.2), layout="constrained")
+    for axis, (kind, value, factor, title) in zip(figure.subplots(1, len(panels)), panels, strict=True):
+        for place, name in enumerate(MIXERS):
+            its = [row for row in rows if (row["step"], row["mixer"]) == (kind, name) and value in row]
+            axis.plot(
+                [row["tokens"] for row in its], [factor * row[value] for row in its], marker="o", markersize=4,
+                label="attention" if name == "softmax" else name, **STYLES.get(name, {"color": f"C{place}"}),
+            )  # fmt: skip
+        axis.set(xlabel="tokens", title=title, xscale="log", yscale="log")
+        axis.set_xticks(TOKENS, [f"{tokens:,}" for tokens in TOKENS])
+        axis.minorticks_off()
+        axis.grid(color="#e4e4e4")
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=9)
+    figure.savefig(path, dpi=130)
+
+
+def measure(kind: str, name: str, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A row for each number of tokens."""
+    before: tuple[int, float] | None = None
+    for tokens in map(int, given.tokens.split(",")):
+        row: dict[str, Any] = {"step": kind, "mixer": name, "tokens": tokens}
+        foretold = before[1] * tokens / before[0] if before else 0.0
+        if foretold > given.longest:
+            row["left_out"] = f"over {foretold:.0f} s"
+        else:
+            try:
+                row.update(cell(kind, name, tokens, given))
+                before = tokens, row["seconds"]
+            except (MemoryError, RuntimeError) as error:
+                if not out_of_memory(error):
+                    raise
+                row["left_out"] = "out of memory"
+        print(row, flush=True)
+        yield row
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
+    parser.add_argument("--plot", type=Path)
     parser.add_argument("--mixers", default=",".join(MIXERS))
+    parser.add_argument("--steps", default=",".join(STEPS))
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="squares of whole numbers")
     parser.add_argument("--size", default="S", choices=SIZES)
+    parser.add_argument("--depth", type=int, help="blocks; default: those of the size")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--longest", type=float, default=20.0, help="seconds of a step")
     parser.add_argument("--device", default="cpu")
@@ -79,27 +138,24 @@ def main() -> None:
     parser.add_argument("--busy", action="store_true", help="other work runs on the machine")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    rows: list[dict[str, Any]] = []
-    for kind in STEPS:
-        for name in given.mixers.split(","):
-            before: tuple[int, float] | None = None
-            for tokens in map(int, given.tokens.split(",")):
-                row: dict[str, Any] = {"step": kind, "mixer": name, "tokens": tokens}
-                foretold = before[1] * tokens / before[0] if before else 0.0
-                if foretold > given.longest:
-                    row["left_out"] = f"over {foretold:.0f} s"
-                else:
-                    try:
-                        row.update(cell(kind, name, given.size, tokens, given.device, given.rounds))
-                        before = tokens, row["seconds"]
-                    except (MemoryError, RuntimeError) as error:
-                        if not out_of_memory(error):
-                            raise
-                        row["left_out"] = "out of memory"
-                rows.append(row)
-                print(row, flush=True)
-    settings = {"size": given.size, "rounds": given.rounds, "longest": given.longest, "busy": given.busy}
-    save({"machine": manifest(given.device, given.threads), "settings": settings, "rows": rows}, given.out)
+    machine = manifest(given.device, given.threads)
+    settings = {name: getattr(given, name) for name in ("size", "depth", "rounds", "longest", "busy")}
+    rows = {(row["step"], row["mixer"], row["tokens"]): row for row in earlier(given.out, machine, settings)}
+    for name in filter(None, given.mixers.split(",")):
+        for kind in given.steps.split(","):
+            for row in measure(kind, name, given):
+                rows[kind, name, row["tokens"]] = row
+                ordered = sorted(
+                    rows.values(), key=lambda row: (STEPS.index(row["step"]), order(row["mixer"]), row["tokens"])
+                )
+                save({"machine": machine, "settings": settings, "rows": ordered}, given.out)
+    if given.plot:
+        plot(list(json.loads(given.out.read_text("utf-8"))["rows"]), given.plot)
+
+
+def order(name: str) -> int:
+    """The place of a mixer in the table; others come last."""
+    return MIXERS.index(name) if name in MIXERS else len(MIXERS)
 
 
 if __name__ == "__main__":

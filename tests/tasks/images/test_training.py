@@ -139,13 +139,13 @@ def test_pictures_that_cannot_be_read(tmp_path):
 
 @pytest.mark.parametrize(("options", "named"), [
     ({"guidance": 4.0}, "guidance"), ({"guidance": 4.0, "conditional": True, "class_dropout": 0.0}, "guidance"),
-    ({"sample_steps": 0}, "steps"), ({"sampler": "dopri5", "sample_steps": 9}, "steps"), ({"path": "no"}, "path"),
+    ({"sample_steps": 0}, "sample_steps"), ({"sampler": "dopri5", "sample_steps": 9}, "sample_steps"), ({"path": "no"}, "path"),
     ({"target": "x"}, "target"), ({"patch": 3}, "patch"), ({"samples": 3}, "samples"), ({"cache": "a"}, "cache"),
     ({"guidance_channels": 3}, "guidance_channels"), ({"vae": "folder"}, "vae"),
     ({"guidance": 2.0, "conditional": True, "guidance_interval": (0.5, 0.2)}, "guidance_interval"),
     ({"process": "no"}, "process"), ({"process": "diffusion", "path": "vp"}, "path"), ({"variance": "fixed"}, "variance"),
     ({"process": "diffusion", "sampler": "heun"}, "sampler"), ({"sampler": "ddpm"}, "sampler"),
-    ({"process": "diffusion", "sampler": "ddim", "sample_steps": 30}, "steps"),
+    ({"process": "diffusion", "sampler": "ddim", "sample_steps": 30}, "sample_steps"),
 ])  # fmt: skip
 def test_options_that_cannot_be(options, named):
     with pytest.raises(OptionError) as told:
@@ -165,6 +165,8 @@ def test_a_diverging_run_stops_and_keeps_its_checkpoint(tmp_path, monkeypatch):
         train(recipe, tmp_path / "run", data_folder=tmp_path)
     kept = torch.load(tmp_path / "run" / "checkpoint" / "last.ckpt", weights_only=True)
     assert kept["global_step"] == 2 and all(value.isfinite().all() for value in kept["state_dict"].values())
+    with pytest.raises(OptionError, match="no checkpoint exists yet"):
+        train(replace(recipe, checkpoint_every=9), tmp_path / "other", data_folder=tmp_path)
 
 
 def test_the_papers_figures_and_the_samplers_name():
