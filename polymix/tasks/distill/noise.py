@@ -122,13 +122,16 @@ def shape_of(model: Any, size: tuple[int, int] | None = None) -> tuple[int, int,
     Raises OptionError where the model does not state it.
     """
     if isinstance(model, SiT):
-        return (model.channels, *(size or model.options["image_size"]))
-    config = getattr(model, "config", {})
+        stated: Any = model.options["image_size"]
+        height, width = size or stated
+        return model.channels, height, width
+    config: Any = getattr(model, "config", {})
     channels, side = config.get("in_channels"), config.get("sample_size")
     if channels is None or (side is None and size is None):
         got = f"None for {type(model).__name__}, which does not state it"
         raise OptionError("size", got, "(H, W) of the latents", "Pass size=(32, 32), say.")
-    return (int(channels), *(size or (int(side), int(side))))
+    height, width = size or (int(side), int(side))
+    return int(channels), height, width
 
 
 def _classes(model: Any, draw: torch.Generator, count: int, dropped: float) -> dict[str, Tensor]:
@@ -136,7 +139,7 @@ def _classes(model: Any, draw: torch.Generator, count: int, dropped: float) -> d
     if isinstance(model, SiT):
         name, classes, none = "classes", model.classes, model.guidable
     else:
-        config = getattr(model, "config", {})
+        config: Any = getattr(model, "config", {})
         name, classes, none = "class_labels", int(config.get("num_embeds_ada_norm") or 0), True
         if config.get("caption_channels") or config.get("cross_attention_dim"):
             cure = "Pass conditions=lambda draw, n: {'encoder_hidden_states': …}."

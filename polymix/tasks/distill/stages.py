@@ -177,7 +177,7 @@ class FineTuning(Stage):
         temperature: float, forward: Forward, loss: str = LOSSES[0], **options: Any,
     ) -> None:  # fmt: skip
         beside = () if teacher is None else (teacher,)
-        settings = {"labels": labels, "teacher": weight, "temperature": temperature}
+        settings: dict[str, Any] = {"labels": labels, "teacher": weight, "temperature": temperature}
         settings |= {} if loss == LOSSES[0] else {"loss": loss}  # older checkpoints do not name it
         super().__init__(data, beside, settings, **options)
         self.answer: Any = answers_of(loss)

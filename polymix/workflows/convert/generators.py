@@ -49,9 +49,10 @@ def load_generator(folder: Path, trust: bool, allowed: str) -> Generator | None:
     if not isinstance(name, str):
         return None
     library = load_library("diffusers")
-    kind: Any = getattr(library, name, None)
-    if not isinstance(kind, type) or not issubclass(kind, library.ModelMixin):
+    known = getattr(library, name, None)
+    if not isinstance(known, type) or not issubclass(known, library.ModelMixin):
         raise OptionError("--model", f"{folder}, a {name}", "a model of diffusers", "Code in the folder is not run.")
+    kind: Any = known
     kept = any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin"))
     try:
         with local_files(), bounded("--model", str(folder)):

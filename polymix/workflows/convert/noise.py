@@ -23,7 +23,7 @@ CAPTION = 32  # tokens of a random caption
 
 def noise_input(model: Any, source: Source, batch: int, size: int | None) -> dict[str, Any]:
     """Noise with times and classes, and random captions where the model reads some, as keyword arguments."""
-    captions = getattr(model, "config", {}).get("caption_channels") if not isinstance(model, SiT) else None
+    captions: Any = None if isinstance(model, SiT) else model.config.get("caption_channels")
 
     def conditions(draw: torch.Generator, count: int) -> dict[str, Any]:
         texts = torch.randn(count, CAPTION, captions, generator=draw)

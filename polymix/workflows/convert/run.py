@@ -112,8 +112,8 @@ def run(
 def _load(settings: Settings) -> Source:
     """The model, with a head and an image size that fit the options and the data."""
     named = settings.model.partition("/")[0] in SIZES and not Path(settings.model).is_dir()
-    count, listed = settings.classes, settings.data not in (None, NOISE)
-    if named and listed:
+    count, pictures = settings.classes, None if settings.data == NOISE else settings.data
+    if named and pictures is not None:
         count = _count(settings)
     source = load_model(settings.model, settings.weights, classes=count, size=settings.image_size, trust=settings.trust)
     if reads_text(source.model):
@@ -124,8 +124,8 @@ def _load(settings: Settings) -> Source:
             raise OptionError("--classes", settings.classes, "no classes for a generator", "Leave it out.")
     elif not named:
         names = None
-        if listed:
-            count, names = _count(settings), class_folders(settings.data)
+        if pictures is not None:
+            count, names = _count(settings), class_folders(pictures)
         source = refit(source, count, settings.image_size, names, asked=settings.classes is not None)
     if any(settings.epochs) and not source.trained and not settings.from_scratch:
         got = f"{settings.model} with untrained weights, which have nothing to teach"

@@ -14,7 +14,7 @@ from polymix.tasks.images import ImagesPipeline, ImagesRecipe, check, load
 from polymix.tasks.images.data import Noised
 from polymix.tasks.images.learner import Learner
 from polymix.tasks.images.metrics import draw, paper
-from polymix.tasks.images.model import build, sampler_name
+from polymix.tasks.images.model import build, host_name, sampler_name
 from polymix.tasks.order import Seeded
 from polymix.tasks.runner import train
 
@@ -177,6 +177,9 @@ def test_the_papers_figures_and_the_samplers_name():
     guided = replace(published, guidance=4.0, guidance_channels=3, guidance_interval=(0.1, 0.9))
     assert sampler_name(guided) == "euler_maruyama, 250 steps, guidance 4, of 3 channels, at t from 0.1 to 0.9"
     assert sampler_name(replace(published, sampler="dopri5", sample_steps=None)) == "dopri5"
+    assert host_name(ImagesRecipe()) == "SiT, unconditional (heun, 25 steps)"
+    assert host_name(ImagesRecipe(path="gvp", target="noise")).startswith("SiT, path gvp, target noise, unconditional")
+    assert "fixed variance" in host_name(ImagesRecipe(process="diffusion", variance="fixed"))
 
 
 def test_noise_as_the_target_of_diffusion(tmp_path):
