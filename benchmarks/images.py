@@ -5,7 +5,8 @@
 The model takes latents of side √(4 · tokens), as those of Stable Diffusion's autoencoder: 256, 4,096 and 16,384 tokens
 are images of 256², 1024² and 2048² pixels. A sampling step is one evaluation, without guidance, for one image; a
 training step is a forward and a backward pass of flow matching and an update by AdamW. Memory is the most that
-PyTorch's allocations hold at once, beyond the weights and the optimizer's state. A step that would take more than
+PyTorch's allocations hold at once, beyond the weights and the optimizer's state. Multiply-adds are counted by formula,
+of all blocks of the size, whatever --depth; a training step is counted three times. A step that would take more than
 --longest seconds is left out; its time is foretold from the last one, in proportion to the tokens, which is too little
 for attention. Rows of earlier runs with the same settings stay in the file, so the table can be measured in pieces
 (--mixers, --steps); --plot alone, with --mixers "", draws what is there.
@@ -15,6 +16,7 @@ import argparse
 import json
 import math
 import statistics
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,19 +33,26 @@ from polymix.models.sit import SIZES, SiT
 MIXERS = ("softmax", "pom", "qt", "padre", "poly_nl", "poly_sa", "linear", "linear_floor")
 TOKENS = (256, 4096, 16_384)
 STEPS = ("sampling", "training")
-SLOW = 5.0  # seconds
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+SLOW, FEW = 1.0, 1024  # seconds of a call that is not repeated; tokens of one that is fast
 STYLES = {"softmax": {"color": "black", "linewidth": 2.5}, "linear_floor": {"color": "grey", "linestyle": ":"}}
 
 
-def step(kind: str, name: str, tokens: int, given: argparse.Namespace) -> tuple[Callable[[], object], int]:
-    """A training step or a sampling step, and the model's number of parameters."""
+def step(kind: str, name: str, tokens: int, given: argparse.Namespace) -> tuple[Callable[[], object], dict[str, int]]:
+    """A training step or a sampling step, the model's number of parameters, and multiply-adds of the whole size."""
     torch.manual_seed(0)
     side = 2 * math.isqrt(tokens)
     with torch.device(given.device):
         cut = {} if given.depth is None else {"depth": given.depth}
         model = SiT.of_size(given.size, parse_mixer(name)[1], image_size=side, **cut)
         images, times, labels = torch.randn(1, 4, side, side), torch.full((1,), 0.5), torch.tensor([3])
-    parameters = sum(parameter.numel() for parameter in model.parameters())
+    counts = {"parameters": sum(parameter.numel() for parameter in model.parameters())}
+    mixer = model.blocks[0].mixer
+    grid = (side // 2, side // 2) if mixer.capabilities.grids else None
+    block = mixer.cost(tokens, grid=grid).multiply_adds + tokens * sum(
+        part.weight.numel() for part in model.blocks[0].mlp if hasattr(part, "weight")
+    )
+    counts["multiply_adds"] = SIZES[given.size]["depth"] * block * (3 if kind == "training" else 1)
     if kind == "sampling":
         model.eval()
 
@@ -51,25 +60,43 @@ def step(kind: str, name: str, tokens: int, given: argparse.Namespace) -> tuple[
             with torch.inference_mode():
                 model(images, times, labels)
 
-        return sample, parameters
+        return sample, counts
     flow, optimizer = Flow(), torch.optim.AdamW(model.parameters(), 1e-4)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()  # which makes the optimizer's state, no part of the step's memory
 
     def train() -> None:
         optimizer.zero_grad()
         flow.loss(model, images, labels).backward()
         optimizer.step()
 
-    return train, parameters
+    return train, counts
+
+
+def timed(call: Callable[[], object]) -> float:
+    """Seconds of a call by the processor's clock."""
+    start = time.process_time()
+    call()
+    return time.process_time() - start
 
 
 def cell(kind: str, name: str, tokens: int, given: argparse.Namespace) -> dict[str, Any]:
-    """Seconds of a step, the median of some after a warm-up, or of one that is slow, and the bytes that it holds."""
+    """Seconds of a step and the bytes that it holds.
+
+    The call whose memory is recorded warms up; the time is the median of others, or of this one where it is slow.
+    """
     device = given.device
-    call, parameters = step(kind, name, tokens, given)
-    first = once(call, device)  # which warms up, and makes the optimizer's state
+    call, counts = step(kind, name, tokens, given)
+    if tokens <= FEW:
+        peak_memory(call, device)  # which loads kernels and the profiler
+    clock = CLOCKS[given.clock]
+    start = clock()
     peak = peak_memory(call, device)
-    times = [once(call, device) for _ in range(given.rounds)] if first < SLOW else [first]
-    return {"parameters": parameters, "seconds": statistics.median(times), "peak_bytes": peak}
+    times = [clock() - start]
+    if times[0] < SLOW and not given.memory:
+        times = [once(call, device) if given.clock == "wall" else timed(call) for _ in range(given.rounds)]
+    return {**counts, "seconds": None if given.memory else statistics.median(times), "peak_bytes": peak}
 
 
 def earlier(path: Path, machine: dict[str, Any], settings: dict[str, Any]) -> list[dict[str, Any]]:
@@ -79,21 +106,28 @@ def earlier(path: Path, machine: dict[str, Any], settings: dict[str, Any]) -> li
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
-    """Time of both steps and memory of training against the number of tokens, a line for each mixer."""
+    """Work, time and memory against the number of tokens, a line for each mixer."""
     from matplotlib.figure import Figure
 
-    panels = (("training", "seconds", 1, "seconds of a training step"),
-              ("sampling", "seconds", 1, "seconds of a sampling step"),
-              ("training", "peak_bytes", 2**-20, "MiB of a training step"))  # fmt: skip
-    figure = Figure(figsize=(12, 4.2), layout="constrained")
+    panels = [
+        ("sampling", "multiply_adds", 1e-9, "G multiply-adds of a sampling step, all blocks"),
+        ("sampling", "seconds", 1, "seconds of a sampling step"),
+        ("training", "seconds", 1, "seconds of a training step"),
+        ("training", "peak_bytes", 2**-20, "MiB of a training step"),
+    ]  # fmt: skip
+    panels = [panel for panel in panels if any(row.get(panel[1]) is not None for row in rows)]
+    figure = Figure(figsize=(4.2 * len(panels), 4.2), layout="constrained")
     for axis, (kind, value, factor, title) in zip(figure.subplots(1, len(panels)), panels, strict=True):
         for place, name in enumerate(MIXERS):
-            its = [row for row in rows if (row["step"], row["mixer"]) == (kind, name) and value in row]
+            if not any(row["mixer"] == name for row in rows):
+                continue
+            its = [row for row in rows if (row["step"], row["mixer"]) == (kind, name) and row.get(value)]
             axis.plot(
                 [row["tokens"] for row in its], [factor * row[value] for row in its], marker="o", markersize=4,
                 label="attention" if name == "softmax" else name, **STYLES.get(name, {"color": f"C{place}"}),
             )  # fmt: skip
         axis.set(xlabel="tokens", title=title, xscale="log", yscale="log")
+        axis.title.set_fontsize(10)
         axis.set_xticks(TOKENS, [f"{tokens:,}" for tokens in TOKENS])
         axis.minorticks_off()
         axis.grid(color="#e4e4e4")
@@ -107,7 +141,7 @@ def measure(kind: str, name: str, given: argparse.Namespace) -> Iterator[dict[st
     before: tuple[int, float] | None = None
     for tokens in map(int, given.tokens.split(",")):
         row: dict[str, Any] = {"step": kind, "mixer": name, "tokens": tokens}
-        foretold = before[1] * tokens / before[0] if before else 0.0
+        foretold = before[1] * tokens / before[0] if before and before[1] else 0.0
         if foretold > given.longest:
             row["left_out"] = f"over {foretold:.0f} s"
         else:
@@ -135,11 +169,15 @@ def main() -> None:
     parser.add_argument("--longest", type=float, default=20.0, help="seconds of a step")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--clock", default="wall", choices=CLOCKS, help="cpu: of one thread, for a busy machine")
+    parser.add_argument("--memory", action="store_true", help="record memory alone: other work disturbs times")
     parser.add_argument("--busy", action="store_true", help="other work runs on the machine")
     given = parser.parse_args()
+    if given.clock == "cpu" and (given.threads != 1 or given.device != "cpu"):
+        parser.error("--clock cpu: expected --threads 1 on a CPU, as it adds the time of all threads")
     torch.set_num_threads(given.threads)
     machine = manifest(given.device, given.threads)
-    settings = {name: getattr(given, name) for name in ("size", "depth", "rounds", "longest", "busy")}
+    settings = {name: getattr(given, name) for name in ("size", "depth", "rounds", "longest", "clock", "busy")}
     rows = {(row["step"], row["mixer"], row["tokens"]): row for row in earlier(given.out, machine, settings)}
     for name in filter(None, given.mixers.split(",")):
         for kind in given.steps.split(","):
