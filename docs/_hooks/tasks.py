@@ -245,6 +245,56 @@ def whole_clouds() -> str:
     return f"{text}\n\n{table(head, lines)}"
 
 
+def images_sizes() -> str:
+    """Parameters of SiT as published and with PoM: as given, and by both ways to match attention's."""
+    from polymix.mixers.spec import parse_mixer
+    from polymix.models import SiT
+
+    narrow, lines = "pom:expand=0.75", []
+    printed = {("L", "softmax"): 458, ("L", narrow): 414, ("XL", "softmax"): 675, ("XL", narrow): 609}
+    cases = (("softmax", None), ("pom", None), ("pom", "expand"), ("pom", "mlp"), (narrow, None))
+    for size in ("L", "XL"):
+        for name, match in cases:
+            with torch.device("meta"):
+                model = SiT.of_size(size, parse_mixer(name)[1], match_parameters=match, double_output=True)
+            count = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+            block, dim = model.blocks[0], model.embed.out_channels
+            width = NONE if name == "softmax" else f"{block.mixer.config.expand:.3f}"
+            ratio = f"{block.mlp[0].out_features / dim:.3f}"
+            paper = printed.get((size, name), NONE)
+            lines.append((f"{size}/2, `{name}`", f"`{match}`" if match else NONE, width, ratio, f"{count:.1f}", paper))
+    head = ("model", "`match_parameters`", "`expand`", "width of the MLP / D", "parameters, M", "in the paper")
+    return table(head, lines)
+
+
+def images_resolution() -> str:
+    """A training step and a sampling step of SiT by the number of tokens."""
+    content, cells, parameters = load("images.json"), {}, {}
+    for row in content["rows"]:
+        taken = NONE if row.get("seconds") is None else f"{significant(row['seconds'])} s"
+        work = f"{row.get('multiply_adds', 0) / 1e9:,.0f} G"
+        what = row.get("left_out") or f"{work}, {taken}, {row['peak_bytes'] / 2**20:,.0f} MiB"
+        cells[row["mixer"], row["step"], row["tokens"]] = what
+        parameters[row["mixer"]] = parameters.get(row["mixer"]) or row.get("parameters")
+    pairs = list(dict.fromkeys((row["step"], row["tokens"]) for row in content["rows"]))
+    lines = [(f"`{name}`", *(cells.get((name, *pair), NONE) for pair in pairs)) for name in parameters]
+    settings = content["settings"]
+    busy = " Other work ran on the machine: the times are rough." if settings["busy"] else ""
+    clock = " Seconds are those of one thread by the processor's clock." if settings["clock"] == "cpu" else ""
+    blocks = "" if settings["depth"] is None else f" cut to {settings['depth']} of its 12 blocks"
+    setting = (
+        f"{where(content['machine'])}. One image, without guidance. G: multiply-adds of all blocks of "
+        f"SiT-{settings['size']}/2, counted. The rest is of the model{blocks}.{clock}{busy}"
+    )
+    head = ("mixer", *(f"{step}, {tokens:,} tokens" for step, tokens in pairs))
+    return f"{setting}\n\n{table(head, lines)}\n\n`python benchmarks/images.py OUT.json`"
+
+
+def significant(seconds: float) -> str:
+    """Seconds with two significant digits."""
+    return f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.1f}" if seconds >= 1 else f"{seconds:.2g}"
+
+
 def mask_rcnn() -> str:
     """Mask R-CNN with blocks of the non-local family: what is counted, and what Poly-NL prints."""
     content, lines = load("mask-rcnn.json"), []
@@ -317,6 +367,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "points": points,
     "boxes3d": lambda: default_run("boxes3d", ("NDS", "mAP", "ATE", "ASE", "AOE", "AVE", "AAE")),
     "images": lambda: default_run("images", ("fd", "fd_real", "fd_noise", "precision", "recall", "fd_plain")),
+    "images-sizes": images_sizes,
+    "images-resolution": images_resolution,
     "images-by-class": lambda: default_run("images-by-class", ("fd", "fd_none", "accuracy", "precision", "recall")),
     "mask-rcnn": mask_rcnn,
     "fields-paper": lambda: paper_table(fields_paper()),

@@ -27,7 +27,8 @@ def command(
         int | None, typer.Option(help="Number of classes; with another than the weights have, the head is new.")
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="Folder of images with one sub-folder per class; digits; or text.")
+        str | None,
+        typer.Option(help="Folder of images, one sub-folder per class; digits; text; noise, for generators."),
     ] = None,
     image_size: Annotated[
         int | None,

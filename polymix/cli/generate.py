@@ -75,6 +75,11 @@ def command(
         drawn = Settings(tuple(class_ or ()), num, steps, guidance, sampler, seed, vae, out or SHEET)
         typer.echo(draw(folder, drawn, device=device, threads=thread_count(threads)))
         return
+    if not folder.is_dir() and any(value is not None for value in of_images.values()):
+        from polymix.errors import DataError
+
+        got = f"{folder}, which is no folder"
+        raise DataError("folder", got, "a folder that polymix train images wrote", "Check the path.")
     exclude(folder, "continues texts", of_images)
     from polymix.workflows import generate
 

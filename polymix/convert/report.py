@@ -226,10 +226,8 @@ class ConversionReport:
         lines = [*table(self.layers, self.parameters), *fates(self.layers)]
         lines += [f"Not converted (no adapter): {', '.join(self.left_out)}."] if self.left_out else []
         lines += [f"{kind} is kept: {why}." for kind, why in self.refusals.items()]
-        lines += [
-            f"{self.metric.capitalize()}, {name}: {metric(value, self.metric)}."
-            for name, value in self.accuracy.items()
-        ]
+        measured = self.metric.capitalize().replace("_", " ")
+        lines += [f"{measured}, {name}: {metric(value, self.metric)}." for name, value in self.accuracy.items()]
         return "\n".join(lines)
 
 

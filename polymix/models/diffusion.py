@@ -50,6 +50,20 @@ class Diffusion:
         """What a model is called with besides images, steps and classes."""
         return {"all_channels": True} if self.variance == "learned" else {}
 
+    def level(self, share: Tensor) -> Tensor:
+        """The step s at shares of the way from noise to data."""
+        return ((1 - share) * STEPS).long().clamp(0, STEPS - 1)
+
+    def noised(self, data: Tensor, noise: Tensor, steps: Tensor) -> Tensor:
+        """x_s of data and noise (B, C, H, W) at steps s (B,)."""
+        keep, spread = _chain(steps, data)[:2]
+        return keep * data + spread * noise
+
+    def step(self, out: Tensor, x: Tensor, now: Tensor, then: Tensor) -> Tensor:
+        """x (B, C, H, W) at steps `then` (B,), by DDIM's method from the predicted noise at steps `now`."""
+        keep, spread = _chain(now, x)[:2]
+        return self.noised((x - spread * out) / keep, out, then)
+
     def loss(
         self, model: Any, data: Tensor, labels: Tensor | None = None, *, draw: torch.Generator | None = None,
         times: Tensor | None = None, noise: Tensor | None = None,
@@ -65,8 +79,7 @@ class Diffusion:
         if noise is None:
             noise = torch.randn(data.shape, generator=draw, device=data.device, dtype=data.dtype)
         steps = (times * STEPS).long().clamp(0, STEPS - 1)
-        keep, spread = _chain(steps, data)[:2]
-        noisy = keep * data + spread * noise
+        noisy = self.noised(data, noise, steps)
         out = model(noisy, steps.float(), labels, **self.model_options)
         if self.variance == "fixed":
             return (out - noise).square().mean()

@@ -71,6 +71,20 @@ class Flow:
         high = 1.0 if self.target == "velocity" and self.path != "vp" else 1.0 - MARGIN
         return low, high
 
+    def level(self, share: Tensor) -> Tensor:
+        """The time t at shares of the way from noise to data."""
+        low, high = self.times
+        return share * (high - low) + low
+
+    def noised(self, data: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        """x_t of data and noise (B, C, H, W) at times t (B,)."""
+        alpha, sigma, *_ = (c.to(data.dtype).view(-1, 1, 1, 1) for c in self.coefficients(t))
+        return alpha * data + sigma * noise
+
+    def step(self, out: Tensor, x: Tensor, now: Tensor, then: Tensor) -> Tensor:
+        """x (B, C, H, W) at times `then` (B,), by Euler's method from the prediction at times `now`."""
+        return x + (then - now).to(x.dtype).view(-1, 1, 1, 1) * self.velocity(out, x, now)
+
     def coefficients(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """α, σ and their derivatives α', σ' at t."""
         if self.path == "linear":
@@ -95,13 +109,12 @@ class Flow:
             draw: generator for times and noise; None: PyTorch's own.
             times, noise: given instead of drawn: (B,) in [0, 1), as shares of the path's times, and of data's shape.
         """
-        low, high = self.times
         times = torch.rand(len(data), generator=draw, device=data.device) if times is None else times
         if noise is None:
             noise = torch.randn(data.shape, generator=draw, device=data.device, dtype=data.dtype)
-        t = times * (high - low) + low
-        alpha, sigma, growth, decay = (c.to(data.dtype).view(-1, 1, 1, 1) for c in self.coefficients(t))
-        out = model(alpha * data + sigma * noise, t, labels)
+        t = self.level(times)
+        _, sigma, growth, decay = (c.to(data.dtype).view(-1, 1, 1, 1) for c in self.coefficients(t))
+        out = model(self.noised(data, noise, t), t, labels)
         if self.target == "velocity":
             return (out - growth * data - decay * noise).square().mean()
         return (out - noise if self.target == "noise" else sigma * out + noise).square().mean()

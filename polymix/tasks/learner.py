@@ -189,7 +189,9 @@ class Learner(LightningModule):
         for what in ("loss", "gradient_norm"):
             if not math.isfinite(self.numbers[what]):
                 got = f"{self.recipe.learning_rate}, and {what} is {self.numbers[what]} at step {self.global_step + 1}"
-                cure = "Lower it, lengthen warmup or lower clip, and resume: the last checkpoint is from before."
+                kept = self.global_step >= self.recipe.checkpoint_every
+                after = "resume: the last checkpoint is from before" if kept else "start anew: no checkpoint exists yet"
+                cure = f"Lower it, lengthen warmup or lower clip, and {after}."
                 raise OptionError("learning_rate", got, "a rate at which the loss stays finite", cure)
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:

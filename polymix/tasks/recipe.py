@@ -160,8 +160,8 @@ class TaskRecipe:
         """The options that a resumed run must not change."""
         return {name: value for name, value in self.to_dict().items() if name not in self.changeable}
 
-    def changed(self: R, words: Sequence[str]) -> R:
-        """This recipe with other options, such as ["steps=200", "betas=0.9,0.99"].
+    def changed(self: R, words: Sequence[str], others: Mapping[str, Any] | None = None) -> R:
+        """This recipe with other options, such as ["steps=200", "betas=0.9,0.99"], and `others` by name.
 
         steps=… takes the place of a recipe's epochs. Raises OptionError for a word that is not option=value, an unknown
         option, a value out of range, or both steps and epochs.
@@ -171,7 +171,7 @@ class TaskRecipe:
             raise OptionError(
                 "epochs", f"both epochs={options['epochs']} and steps", "one of the two", "Leave one out."
             )
-        return self.with_options({"epochs": None, **options} if "steps" in options else options)
+        return self.with_options({**({"epochs": None} if "steps" in options else {}), **options, **(others or {})})
 
     def for_data(self: R, epochs_per_step: float) -> R:
         """This recipe with the steps that its `epochs` take; without epochs, as it is.

@@ -147,10 +147,11 @@ def chosen_recipe(
         if name in given:
             raise OptionError(name, f"both --{name} and --set {name}=", "one of the two", f"Leave --set {name}= out.")
     recipe = load_recipe(path)
-    recipe = (recipe if preset is None else recipe.preset(preset)).changed(options)
+    own: dict[str, Any] = {name: value for name, value in given.items() if name not in ("mixer", "plan")}
+    recipe = recipe if preset is None else recipe.preset(preset)
+    recipe = recipe.changed(options, own)  # all at once, because some need each other
     recipe = recipe if mixer is None else recipe.with_mixer(mixer)
-    own: dict[str, Any] = {name: value for name, value in given.items() if name != "mixer"}
-    return replace(recipe, **own) if own else recipe
+    return recipe if given.get("plan") is None else recipe.with_options({"plan": given["plan"]})
 
 
 def train(

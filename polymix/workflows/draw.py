@@ -12,6 +12,10 @@ from polymix.tasks.images.grids import columns_of, save_sheet
 from polymix.tasks.images.pipeline import ImagesPipeline
 
 SHEET = Path("samples.png")
+OPTIONS = {  # of the command, by the argument of the pipeline
+    "class_labels": "--class", "steps": "--steps", "guidance": "--guidance", "method": "--sampler",
+    "num_images": "--num",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -52,11 +56,17 @@ def draw(folder: Path, settings: Settings, *, device: str = "cpu", threads: int 
     labels = settings.labels
     if not labels and pipe.model.classes and not pipe.model.guidable:
         labels = pipe.classes
-    images = pipe(
-        [labels[place % len(labels)] for place in range(settings.num)] if labels else None, num_images=settings.num,
-        num_inference_steps=settings.steps, guidance_scale=settings.guidance, method=settings.sampler,
-        seed=settings.seed, output_type="pt",
-    ).images  # fmt: skip
+    try:
+        images = pipe(
+            [labels[place % len(labels)] for place in range(settings.num)] if labels else None, num_images=settings.num,
+            num_inference_steps=settings.steps, guidance_scale=settings.guidance, method=settings.sampler,
+            seed=settings.seed, output_type="pt",
+        ).images  # fmt: skip
+    except OptionError as error:
+        option = OPTIONS.get(error.argument)
+        if option is None:
+            raise
+        raise OptionError(option, error.got, error.allowed, error.cure) from error
     columns = min(columns_of(images.shape[1:]), max(1, round(settings.num**0.5)))
     save_sheet(settings.out, (images * 255).round().to(torch.uint8), columns)
     return f"{settings.num} images: {settings.out}"

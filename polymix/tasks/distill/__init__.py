@@ -17,17 +17,20 @@ from torch import nn
 from polymix._io import Progress
 from polymix.convert import ConversionReport
 from polymix.convert.tracing import mode
-from polymix.errors import OptionError, check_int, check_number
+from polymix.errors import OptionError, check_choice, check_int, check_number
 from polymix.numbers import figure, percent
-from polymix.tasks.distill.batches import Forward, answer, first_of, logits_of, moved
+from polymix.tasks.distill.batches import LOSSES, Forward, answers_of, first_of, logits_of, moved
 from polymix.tasks.distill.fit import Fit
 from polymix.tasks.distill.head import fit_head
 from polymix.tasks.distill.lora import low_rank, matrices
-from polymix.tasks.distill.metrics import Metric, accuracy, perplexity
+from polymix.tasks.distill.metrics import Metric, accuracy, perplexity, relative_error
+from polymix.tasks.distill.noise import noise_batches, prediction
 from polymix.tasks.distill.stages import FineTuning, Imitation, Watch
 from polymix.tasks.trainer import isolate_rng
 
-__all__ = ["Distillation", "accuracy", "distill", "fit_head", "perplexity"]
+__all__ = [
+    "Distillation", "accuracy", "distill", "fit_head", "noise_batches", "perplexity", "prediction", "relative_error",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ def distill(
     labels: float = 1.0,
     teacher: float = 1.0,
     temperature: float = 2.0,
+    loss: str = "logits",
     imitate_lr: float = 2e-3,
     learning_rate: float = 5e-4,
     weight_decay: float = 0.05,
@@ -80,6 +84,8 @@ def distill(
         metric: `accuracy`, or another measure: `perplexity` for language models, or a function like them.
         imitate_epochs, epochs: of stage 1 and stage 2; 0 leaves a stage out.
         labels, teacher: weights of the two losses of stage 2. The teacher's is taken at `temperature`.
+        loss: "logits" for classifiers and language models: cross-entropy and Kullback-Leibler divergence; "squares" for
+            outputs that are no logits, such as a generator's predictions: mean squares, without a temperature.
         imitate_lr, learning_rate, weight_decay: of AdamW, with a warm-up over a tenth of the steps, a cosine decay, and
             gradients clipped at 1.
         forward: (model, batch) -> logits (…, classes), for models that return neither logits nor an output with them.
@@ -101,6 +107,10 @@ def distill(
         check_number(name, weight, 0.0, math.inf, "a number of at least 0", 1.0)
     for name, size in (("temperature", temperature), ("imitate_lr", imitate_lr), ("learning_rate", learning_rate)):
         check_number(name, size, 1e-12, math.inf, "a number above 0", 1e-3)
+    check_choice("loss", loss, LOSSES)
+    if loss == "squares" and temperature != 2.0:
+        got = f"{temperature} with loss='squares'"
+        raise OptionError("temperature", got, "none, as it has no effect", "Leave it out.")
     if lora is not None:
         check_int("lora", lora, 1)
         if not epochs:
@@ -114,7 +124,7 @@ def distill(
         if val is not None:
             first_of(val, "val")
         if epochs:
-            _try(report.model, batch, forward, labels, teacher)
+            _try(report.model, batch, forward, labels, teacher, loss)
         measure = partial(_measure, report, val, forward, metric, fit.place, say)
         with report.former() as host:
             measure("before", host)
@@ -132,8 +142,8 @@ def distill(
             learned = nullcontext() if lora is None else low_rank(report.model, report.adapters, lora, seed)
             with learned, mode(report.model, True):
                 stage = FineTuning(
-                    report.model, former, data, labels=labels, weight=teacher, temperature=temperature, epochs=epochs,
-                    learning_rate=learning_rate, **common,
+                    report.model, former, data, labels=labels, weight=teacher, temperature=temperature, loss=loss,
+                    epochs=epochs, learning_rate=learning_rate, **common,
                 )  # fmt: skip
                 stage.settings |= {} if lora is None else {"lora": lora}
                 tuned = fit(stage)
@@ -152,10 +162,10 @@ def _check_report(report: Any) -> None:
 
 
 @torch.no_grad()
-def _try(model: nn.Module, batch: Any, forward: Forward, labels: float, teacher: float) -> None:
+def _try(model: nn.Module, batch: Any, forward: Forward, labels: float, teacher: float, loss: str) -> None:
     """Pass one batch through the model, so that mistakes show before hours of training."""
     with mode(model, False):
-        found = answer(model, moved(batch, next(model.parameters()).device), forward)
+        found = answers_of(loss)(model, moved(batch, next(model.parameters()).device), forward)
     if labels and found.labels is not None:
         found.label_loss()
     elif not teacher:
@@ -171,7 +181,8 @@ def _measure(
     if val is not None:
         report.metric = getattr(metric, "__name__", report.metric)
         value = report.accuracy[name] = metric(model.to(device), val, forward, device)
-        say(f"{report.metric.capitalize()}, {name}: {percent(value) if metric is accuracy else figure(value)}.")
+        what = report.metric.capitalize().replace("_", " ")
+        say(f"{what}, {name}: {percent(value) if metric is accuracy else figure(value)}.")
 
 
 def _imitate(report: ConversionReport, host: nn.Module, fit: Fit, data: Any, **options: Any) -> tuple[float, ...]:

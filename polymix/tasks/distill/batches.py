@@ -16,6 +16,7 @@ from polymix.convert.tracing import without_fast_path
 from polymix.errors import DataError
 
 IGNORED = -100  # a label that does not count, as in transformers
+LOSSES = ("logits", "squares")
 Forward = Callable[[nn.Module, Any], Tensor]
 _FORMS = "tensors, (inputs, labels), or dicts of keyword arguments with or without `labels`"
 
@@ -85,6 +86,30 @@ class Answer(NamedTuple):
         return losses.where(self.real, 0.0).sum() / self.real.sum().clamp_min(1)
 
 
+class Values(NamedTuple):
+    """A model's answers that are numbers and not logits, and labels of the same shape. Both losses are mean squares."""
+
+    values: Tensor
+    labels: Tensor | None
+
+    def label_loss(self) -> Tensor:
+        assert self.labels is not None
+        return (self.values - self.labels.float()).square().mean()
+
+    def teacher_loss(self, teacher: Values, temperature: float) -> Tensor:
+        return (self.values - teacher.values).square().mean()
+
+
+def values(model: nn.Module, batch: Any, forward: Forward) -> Values:
+    """A model's answers to a batch as numbers."""
+    with without_fast_path():
+        found, labels = forward(model, batch).float(), labels_of(batch)
+    if labels is not None and (not isinstance(labels, Tensor) or labels.shape != found.shape):
+        got = f"labels {tuple(getattr(labels, 'shape', ()))} for outputs {tuple(found.shape)}"
+        raise DataError("data", got, "labels of the output's shape", "Leave them out to learn from the model alone.")
+    return Values(found, labels)
+
+
 def answer(model: nn.Module, batch: Any, forward: Forward) -> Answer:
     """A model's answers to a batch. Rows with label -100, or hidden by attention_mask without labels, do not count."""
     with without_fast_path():
@@ -113,6 +138,11 @@ def answer(model: nn.Module, batch: Any, forward: Forward) -> Answer:
     labels = labels.flatten() if whole else labels.flatten(0, -2)
     real = labels != IGNORED if whole else torch.ones(labels.shape[0], dtype=torch.bool, device=labels.device)
     return Answer(logits.flatten(0, -2), labels, real)
+
+
+def answers_of(loss: str) -> Callable[[nn.Module, Any, Forward], Answer | Values]:
+    """The function that reads a model's answers for one of LOSSES."""
+    return values if loss == "squares" else answer
 
 
 def foretells(model: nn.Module, batch: Any) -> bool:

@@ -11,7 +11,7 @@ from torch import nn
 
 from polymix.convert.tracing import mode
 from polymix.errors import DataError
-from polymix.tasks.distill.batches import Answer, Forward, answer, moved
+from polymix.tasks.distill.batches import Answer, Forward, answer, moved, values
 
 Metric = Callable[[nn.Module, Iterable[Any], Forward, torch.device | str], float]
 
@@ -37,6 +37,22 @@ def perplexity(model: nn.Module, data: Iterable[Any], forward: Forward, device: 
         count += labels
     mean = nats / max(count, 1)
     return math.exp(mean if mean < 700 else 700)
+
+
+@torch.no_grad()
+def relative_error(model: nn.Module, data: Iterable[Any], forward: Forward, device: torch.device | str) -> float:
+    """‖ŷ − y‖² / ‖y − ȳ‖² of a model's outputs ŷ, the batches' labels being y, such as the original model's outputs."""
+    error, count, total, squares = 0.0, 0, 0.0, 0.0
+    with mode(model, False):
+        for batch in data:
+            found = values(model, moved(batch, device), forward)
+            if found.labels is None:
+                raise DataError("val", "batches without labels", "labels of the output's shape", "Pass answers=True.")
+            wanted = found.labels.double()
+            error += float((found.values.double() - wanted).square().sum())
+            count, total = count + wanted.numel(), total + float(wanted.sum())
+            squares += float(wanted.square().sum())
+    return error / max(squares - total**2 / max(count, 1), 1e-12)
 
 
 def _answers(model: nn.Module, data: Iterable[Any], forward: Forward, device: torch.device | str) -> Iterator[Answer]:

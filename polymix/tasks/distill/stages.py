@@ -17,7 +17,7 @@ from polymix.convert import Adapter
 from polymix.convert.tracing import kept, tensors, without_fast_path
 from polymix.errors import DataError, OptionError
 from polymix.numbers import figure, percent
-from polymix.tasks.distill.batches import Forward, answer, logits_of, plain, run
+from polymix.tasks.distill.batches import LOSSES, Forward, answers_of, logits_of, plain, run
 from polymix.tasks.order import Ordered, number, seed_all
 from polymix.tasks.trainer import LightningModule, decay_groups, one_cycle
 
@@ -165,28 +165,34 @@ class Imitation(Stage):
 
 
 class FineTuning(Stage):
-    """The whole converted model learns. Loss: w_labels · cross-entropy + w_teacher · T² KL(teacher ‖ student)."""
+    """The whole converted model learns. Loss: w_labels · cross-entropy + w_teacher · T² KL(teacher ‖ student).
+
+    loss: "squares" takes mean squares of outputs that are no logits instead.
+    """
 
     name, rate = "fine-tuning", "learning_rate"
 
     def __init__(
         self, model: nn.Module, teacher: nn.Module | None, data: Any, *, labels: float, weight: float,
-        temperature: float, forward: Forward, **options: Any,
+        temperature: float, forward: Forward, loss: str = LOSSES[0], **options: Any,
     ) -> None:  # fmt: skip
         beside = () if teacher is None else (teacher,)
-        super().__init__(data, beside, {"labels": labels, "teacher": weight, "temperature": temperature}, **options)
+        settings: dict[str, Any] = {"labels": labels, "teacher": weight, "temperature": temperature}
+        settings |= {} if loss == LOSSES[0] else {"loss": loss}  # older checkpoints do not name it
+        super().__init__(data, beside, settings, **options)
+        self.answer: Any = answers_of(loss)
         self.model, self.weights, self.temperature, self.call = model, (labels, weight), temperature, forward
 
     def training_step(self, batch: Any, index: int) -> Tensor:
         (by_label, by_teacher), batch = self.weights, plain(batch)
-        ours = answer(self.model, batch, self.call)
+        ours = self.answer(self.model, batch, self.call)
         parts = [by_label * ours.label_loss()] if by_label and ours.labels is not None else []
         if ours.labels is not None and ours.labels.ndim == 1:
             self.hits += int((ours.logits.argmax(-1) == ours.labels)[ours.real].sum())
             self.count += int(ours.real.sum())
         for teacher in self.beside:
             with torch.no_grad():
-                theirs = answer(teacher, batch, self.call)
+                theirs = self.answer(teacher, batch, self.call)
             parts.append(by_teacher * ours.teacher_loss(theirs, self.temperature))
         if not parts:
             raise DataError(

@@ -19,6 +19,7 @@ from polymix.tasks.classify.data import _list_folder, _open, find_splits, load_d
 from polymix.tasks.classify.data import check as check_pictures
 from polymix.tasks.classify.pictures import FORMATS, fitted
 from polymix.tasks.classify.stream import Pictures, Unreadable
+from polymix.tasks.images.inception import Inception
 from polymix.tasks.images.latents import MANIFEST, Autoencoder, Cache, check_cache, write_cache
 from polymix.tasks.images.quality import Judge, batches, some, train_judge
 from polymix.tasks.images.recipe import ImagesRecipe
@@ -124,8 +125,17 @@ def load(recipe: ImagesRecipe, folder: Path, say: Callable[[str], None]) -> Gene
     """The images of a recipe, and their judge, which is trained once and kept in `folder`.
 
     Raises:
-        DataError: the folder has no pictures, or one cannot be read. OptionError: a cache of another autoencoder.
+        DataError: the folder has no pictures, or one cannot be read, or the file of Inception's weights has others.
+            OptionError: a cache of another autoencoder.
     """
+    inception = None if recipe.inception is None else Inception(recipe.inception)  # before training, not after
+    data = _load(recipe, folder, say)
+    if inception is not None:
+        data.fixed["inception"] = inception
+    return data
+
+
+def _load(recipe: ImagesRecipe, folder: Path, say: Callable[[str], None]) -> GeneratorData:
     cached = _cached(recipe, folder, say)
     if cached is not None:
         cache, autoencoder = cached

@@ -82,7 +82,7 @@ class Autoencoder:
         """Raise OptionError unless a model of so many latent channels fits."""
         if channels != self.channels:
             got = f"{self.folder}, whose latents have {self.channels} channels"
-            raise OptionError(argument, got, f"an autoencoder of {channels}", "Use the one of the training.")
+            raise OptionError(argument, got, f"an autoencoder of {channels} channels", "Use the one of the training.")
 
     def check_same(self, checksum: str, argument: str) -> None:
         """Raise OptionError unless the checksum is this autoencoder's."""

@@ -61,8 +61,8 @@ def measure(model: Any, data: GeneratorData, recipe: ImagesRecipe, process: Proc
     if recipe.inception is None:
         return {**found, **floor}
     if "inception" not in data.fixed:
-        data.fixed["inception"] = Inception(recipe.inception).to(process.device)
-    network = data.fixed["inception"]
+        data.fixed["inception"] = Inception(recipe.inception)
+    network = data.fixed["inception"].to(process.device)
 
     def extract(images: Tensor) -> Tensor:
         return network(data.decoded(images).to(process.device))

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from polymix._io import write_whole
-from polymix.models import Diffusion, SiT
+from polymix.models import Diffusion, Flow, SiT
 from polymix.tasks.images.data import GeneratorData, Shape
 from polymix.tasks.images.pipeline import write_generator
 from polymix.tasks.images.recipe import ImagesRecipe
@@ -63,8 +63,12 @@ def sampler_name(recipe: ImagesRecipe) -> str:
 
 
 def host_name(recipe: ImagesRecipe) -> str:
-    """The host with what else decides a result: the classes, and the sampler."""
+    """The host with what else decides a result: the process where it is not the default, the classes, the sampler."""
     host = "DiT" if recipe.process == "diffusion" else "SiT"
+    if recipe.process == "flow" and recipe.flow() != Flow():
+        host += f", path {recipe.path}, target {recipe.target}"
+    if recipe.process == "diffusion" and recipe.variance != "learned":
+        host += f", {recipe.variance} variance"
     return f"{host}, {'given the class' if recipe.conditional else 'unconditional'} ({sampler_name(recipe)})"
 
 

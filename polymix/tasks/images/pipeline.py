@@ -64,13 +64,15 @@ class ImagesPipeline:
 
     @classmethod
     def from_pretrained(
-        cls, folder: str | Path, *, vae: str | Path | None = None, device: str = "cpu", trust_remote_code: bool = False
-    ) -> ImagesPipeline:
+        cls, folder: str | Path, *, vae: str | Path | None = None, device: str = "cpu", trust_remote_code: bool = False,
+        decodes: bool = True,
+    ) -> ImagesPipeline:  # fmt: skip
         """The pipeline in a folder of `polymix train images` or of `save_pretrained`.
 
         Args:
             vae: folder of the autoencoder of a model of latents; None: where the training found it.
             trust_remote_code: run the code that the folder of a converted model names.
+            decodes: False leaves the autoencoder out: the pipeline then draws latents.
         Raises:
             DataError: there is no such model, or its autoencoder is missing. OptionError: it is another one.
         """
@@ -98,7 +100,7 @@ class ImagesPipeline:
         autoencoder = None
         if latents is None and vae is not None:
             raise OptionError("vae", f"{vae} for a model of pixels", "None", "Leave it out.")
-        if latents is not None:
+        if latents is not None and decodes:
             place = Path(vae or latents["vae"] or "")
             if vae is None and not (place / "config.json").is_file():
                 cure = "Pass vae=FOLDER, an AutoencoderKL of diffusers."

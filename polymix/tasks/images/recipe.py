@@ -142,7 +142,12 @@ class ImagesRecipe(TaskRecipe):
         if options["guidance"] != 1 or self.guidance == 1:
             options["guidance_channels"] = self.guidance_channels
             options["guidance_interval"] = tuple(self.guidance_interval)
-        return Sampler(method=method, **options)
+        try:
+            return Sampler(method=method, **options)
+        except OptionError as error:
+            if error.argument != "steps":
+                raise
+            raise OptionError("sample_steps", error.got, error.allowed, "Pass sample_steps=25, say.") from error
 
     def layers(self) -> Sequence[str]:
         """The names of the blocks, for plans."""

@@ -14,7 +14,7 @@ from polymix.convert.tracing import mode
 from polymix.errors import DataError, OptionError
 from polymix.numbers import figure, percent
 from polymix.tasks.classify import ImageData, find_images, load_digits, load_folder
-from polymix.workflows.convert.inputs import PIXELS, card_metadata, pixels
+from polymix.workflows.convert.inputs import NONE, PIXELS, card_metadata, pixels
 from polymix.workflows.convert.sources import Source
 
 DIGITS = "digits"
@@ -35,6 +35,7 @@ class Images:
     """
 
     batch, metric = 32, "accuracy"
+    learning = NONE
 
     def __init__(self, data: str, source: Source, size: int | None) -> None:
         model = source.model

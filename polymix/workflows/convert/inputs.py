@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -11,17 +13,20 @@ from polymix.convert.find import image_size
 from polymix.convert.tracing import mode, run, tensors
 from polymix.errors import OptionError
 
+NONE: Mapping[str, Any] = MappingProxyType({})
 TOKENS, PIXELS = 512, 224  # where neither the user nor the model states them
 
 
 class Data(Protocol):
     """The user's data, for one model.
 
-    batch: inputs per call, by default. metric: name of the metric in `polymix.tasks.distill.metrics`.
+    batch: inputs per call, by default. metric: name of the metric in `polymix.tasks.distill.metrics`. learning: options
+    of `polymix.distill` that the data needs.
     """
 
     batch: int
     metric: str
+    learning: Mapping[str, Any]
 
     @property
     def size(self) -> str:

@@ -16,6 +16,7 @@ from polymix._io import write_whole
 from polymix.convert import save_pretrained
 from polymix.convert.saving.files import CONFIG
 from polymix.errors import OptionError
+from polymix.workflows.convert.generators import keep_drawing
 from polymix.workflows.convert.inputs import has_language_model
 from polymix.workflows.convert.settings import Settings
 from polymix.workflows.convert.sources import quiet
@@ -69,7 +70,8 @@ class Saver(NamedTuple):
         return code
 
     def accompany(self, folder: Path | None, model: Any) -> None:
-        """Copy the image processor and the tokenizer from the model's folder."""
+        """Copy the image processor, the tokenizer and how a generator draws from the model's folder."""
+        keep_drawing(folder, self.out)
         files = () if folder is None else (file for pattern in _COMPANIONS for file in folder.glob(pattern))
         copied = [Path(shutil.copy2(file, self.out)).name for file in files if file.is_file()]
         if self.language and {"tokenizer.json", "tokenizer.model", "vocab.json"}.intersection(copied):

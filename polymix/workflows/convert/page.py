@@ -90,15 +90,17 @@ def accuracy(content: Mapping[str, Any]) -> list[tuple[str, str]]:
 def next_commands(content: Mapping[str, Any], folder: Path) -> list[tuple[str, str]]:
     """What to run next, and why."""
     commands = []
-    settings = content.get("settings") or {}
+    settings, generator = content.get("settings") or {}, content.get("generator", False)
     if settings and not any(stage in content["conversion"]["accuracy"] for stage in _STAGES[2:]):
         command = (
             f"polymix convert --model {shlex.quote(str(settings['model']))} --plan {shlex.quote(settings['plan'])}"
         )
         command += "" if content.get("trained", True) else " --weights FILE"
-        command += f" --data FOLDER --distill-epochs 10 --out {shlex.quote(folder.name)}-distilled"
-        commands.append(("The mixers are untrained. Recover the accuracy on your own data:", command))
-    commands.append(("Compare the mixers on your own images:", "polymix compare --data FOLDER"))
+        data, what = ("noise", "Train them") if generator else ("FOLDER", "Recover the accuracy on your own data")
+        command += f" --data {data} --distill-epochs 10 --out {shlex.quote(folder.name)}-distilled"
+        commands.append((f"The mixers are untrained. {what}:", command))
+    compare = "polymix compare --task images --data FOLDER" if generator else "polymix compare --data FOLDER"
+    commands.append(("Compare the mixers on your own images:", compare))
     return commands
 
 

@@ -20,11 +20,13 @@ from polymix.mixers.spec import mixer_config
 from polymix.numbers import plural
 from polymix.workflows.convert.assessment import assess
 from polymix.workflows.convert.card import RESULT, class_names, metadata, usage
+from polymix.workflows.convert.generators import generates
 from polymix.workflows.convert.hub import push_to_hub
 from polymix.workflows.convert.images import Images, class_folders
 from polymix.workflows.convert.inputs import Data, check_call, random_input, reads_text
+from polymix.workflows.convert.noise import Noise, noise_input
 from polymix.workflows.convert.output import Saver
-from polymix.workflows.convert.settings import PRECISION, RECOMMEND, Settings
+from polymix.workflows.convert.settings import NOISE, PRECISION, RECOMMEND, Settings
 from polymix.workflows.convert.sources import SIZES, Source, load_model, refit
 from polymix.workflows.recommend import recommend
 
@@ -59,6 +61,8 @@ def run(
     saver = Saver.of(host, settings, out)
     data = None if settings.data is None else _open_data(settings, source)
     inputs = _inputs(settings, source, host, data)
+    if isinstance(data, Noise):
+        data.prepare(settings.batch or data.batch)
     if plan == RECOMMEND:
         plan = _recommended(host, inputs, settings, before, say)
     torch.manual_seed(settings.seed)
@@ -91,7 +95,7 @@ def run(
     saver.accompany(source.folder, host)
     name = Path(settings.model).name
     title = f"{name} with {' and '.join(dict.fromkeys(layer.now for layer in report.layers if layer.now))}"
-    about |= {"finished": True, "trained": source.trained, "language": saver.language}
+    about |= {"finished": True, "trained": source.trained, "language": saver.language, "generator": generates(host)}
     about["usage"] = usage(source, host, data, inputs, saver, code)._asdict()
     last = next((report.accuracy[stage] for stage in RESULT if stage in report.accuracy), None)
     card = metadata(settings, source, data, title, last, saver)
@@ -108,17 +112,20 @@ def run(
 def _load(settings: Settings) -> Source:
     """The model, with a head and an image size that fit the options and the data."""
     named = settings.model.partition("/")[0] in SIZES and not Path(settings.model).is_dir()
-    count = settings.classes
-    if named and settings.data is not None:
+    count, pictures = settings.classes, None if settings.data == NOISE else settings.data
+    if named and pictures is not None:
         count = _count(settings)
     source = load_model(settings.model, settings.weights, classes=count, size=settings.image_size, trust=settings.trust)
     if reads_text(source.model):
         if settings.classes is not None:
             raise OptionError("--classes", settings.classes, "no classes for a text model", "Leave it out.")
+    elif generates(source.model):
+        if settings.classes is not None:
+            raise OptionError("--classes", settings.classes, "no classes for a generator", "Leave it out.")
     elif not named:
         names = None
-        if settings.data is not None:
-            count, names = _count(settings), class_folders(settings.data)
+        if pictures is not None:
+            count, names = _count(settings), class_folders(pictures)
         source = refit(source, count, settings.image_size, names, asked=settings.classes is not None)
     if any(settings.epochs) and not source.trained and not settings.from_scratch:
         got = f"{settings.model} with untrained weights, which have nothing to teach"
@@ -165,12 +172,17 @@ def _pushed(settings: Settings, out: Path) -> list[str]:
 
 
 def _open_data(settings: Settings, source: Source) -> Data:
-    """The user's data: text for a text model, else images."""
+    """The user's data: text for a text model, noise for a generator, else images."""
     assert settings.data is not None
     if reads_text(source.model):
         from polymix.workflows.convert.text import Text
 
         return Text(settings.data, source, settings)
+    if settings.data == NOISE:
+        return Noise(source.model, source, settings.image_size, settings.seed)
+    if generates(source.model):
+        got = f"{settings.data} for {type(source.model).__name__}, which turns noise into images"
+        raise OptionError("--data", got, NOISE, f"Pass --data {NOISE}.")
     return Images(settings.data, source, settings.image_size)
 
 
@@ -179,6 +191,10 @@ def _inputs(settings: Settings, source: Source, host: nn.Module, data: Data | No
     if data is not None:
         return data.sample(host, settings.batch or data.batch, settings.device)
     if source.input is None:
+        if generates(host):
+            if settings.tokens is not None:
+                raise OptionError("--tokens", settings.tokens, "no tokens for a generator", "Pass --image-size.")
+            return noise_input(host, source, settings.batch or 1, settings.image_size)
         inputs = random_input(host, batch=settings.batch or 1, size=settings.image_size, tokens=settings.tokens)
     else:
         inputs = tree_map_only(Tensor, lambda t: t.to(settings.device), source.input)
@@ -232,6 +248,7 @@ def _learn(
             report, train, val=held_back, metric=getattr(metrics, data.metric), imitate_epochs=imitate, epochs=tune,
             teacher=0.0 if settings.from_scratch else 1.0, out=folder, resume=resume, device=settings.device,
             precision=PRECISION[settings.precision], lora=settings.lora, seed=settings.seed, progress=progress, say=say,
+            **data.learning,
         )  # fmt: skip
     if not source.trained:
         report.accuracy = {"trained": report.accuracy["distilled"]} if tune else {}
@@ -247,7 +264,8 @@ def _notes(settings: Settings, source: Source, data: Data | None, code: str | No
         learned = "the whole model" if settings.lora is None else f"a term of rank {settings.lora} for every matrix"
         notes.append(
             f"After the conversion it was trained for {plural(imitate, 'epoch')} in which each mixer imitated its "
-            f"attention, and {plural(tune, 'epoch')} in which {learned} learned from labels and from the original "
+            f"attention, and {plural(tune, 'epoch')} in which {learned} learned from "
+            f"{'' if isinstance(data, Noise) else 'labels and from '}the original "
             f"model{'' if settings.lora is None else ' (LoRA, merged afterwards)'}."
         )
     elif source.trained:

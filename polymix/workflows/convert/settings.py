@@ -15,6 +15,7 @@ from polymix.limits import LONGEST, check_memory
 from polymix.workflows.convert.hub import check_repo
 
 RECOMMEND = "recommend"
+NOISE = "noise"  # as --data: what a generator is distilled on
 PRECISION = {  # by the names of polymix.distill, and by Lightning's
     "float32": "float32", "bfloat16": "bfloat16", "float16": "float16", "32-true": "float32", "bf16-mixed": "bfloat16",
     "16-mixed": "float16",
@@ -113,6 +114,9 @@ class Settings:
         ):  # fmt: skip
             if given and not needed:
                 raise OptionError(option, "it without training", "--distill-epochs of at least 1", "Or leave it out.")
+        if self.from_scratch and self.data == NOISE:
+            got = f"it with --data {NOISE}, which only the original model labels"
+            raise OptionError("--from-scratch", got, "a generator with trained weights", "Use polymix train images.")
         if self.from_scratch and (self.imitate_epochs or self.lora is not None):
             option = "--imitate-epochs" if self.imitate_epochs else "--lora"
             got = f"{option} with --from-scratch, and an untrained model has nothing to imitate or to keep"

@@ -17,9 +17,11 @@ from polymix.convert.model_recipes import decode
 from polymix.convert.weights import LoadedWeights, fill, head_of, read_state, saved_classes
 from polymix.errors import OptionError, PolymixError, nearest_first
 from polymix.limits import bounded, check_counts, check_model
+from polymix.models import Diffusion, Flow
+from polymix.workflows.convert.generators import load_generator
 from polymix.workflows.convert.inputs import patch_size, pixels, reads_text
 
-ALLOWED = "timm/NAME, torchvision/NAME, a folder saved by polymix, transformers or timm, or file.py:function"
+ALLOWED = "timm/NAME, torchvision/NAME, a folder of polymix, transformers, timm or diffusers, or file.py:function"
 _CLASSIFIER = "ForImageClassification"
 SIZES = {"timm": "img_size", "torchvision": "image_size"}  # the library's argument for the image size
 
@@ -29,7 +31,7 @@ class Source(NamedTuple):
 
     input: an input of the model, if one came with it. trained: whether its weights are trained, as far as is known.
     folder: where it was loaded from. unused: weights in that folder that the model does not have. loaded: what was
-    changed to fit the weights to the classes and the image size.
+    changed to fit the weights to the classes and the image size. process: what a generator of polymix was trained on.
     """
 
     model: nn.Module
@@ -38,6 +40,7 @@ class Source(NamedTuple):
     folder: Path | None = None
     unused: tuple[str, ...] = ()
     loaded: LoadedWeights = LoadedWeights()
+    process: Flow | Diffusion | None = None
 
 
 def load_model(
@@ -155,7 +158,10 @@ def _function(name: str) -> Source:
 
 
 def _folder(folder: Path, trust: bool) -> Source:
-    """The model that polymix, timm or transformers saved in a folder."""
+    """The model that polymix, timm, transformers or diffusers saved in a folder."""
+    generator = load_generator(folder, trust, ALLOWED)
+    if generator is not None:
+        return Source(generator.model, trained=generator.trained, process=generator.process)
     content = read_json(folder / "config.json", OptionError, "--model", ALLOWED, "Fetch or save it again.")
     if not isinstance(content, dict):
         got = f"{folder}, whose config.json holds a {type(content).__name__}"

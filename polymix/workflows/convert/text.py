@@ -17,7 +17,7 @@ from polymix.tasks.distill.batches import foretells
 from polymix.tasks.text.data import TextData, load
 from polymix.tasks.text.recipe import TextRecipe
 from polymix.tasks.text.tokens import Tokens
-from polymix.workflows.convert.inputs import card_metadata, check_call, sequence_length
+from polymix.workflows.convert.inputs import NONE, card_metadata, check_call, sequence_length
 from polymix.workflows.convert.settings import Settings
 from polymix.workflows.convert.sources import Source
 
@@ -33,6 +33,7 @@ class Text:
     """
 
     batch, metric = 4, "perplexity"
+    learning = NONE
 
     def __init__(self, data: str, source: Source, settings: Settings) -> None:
         model: Any = source.model

@@ -12,7 +12,7 @@ from polymix.tasks.images import ImagesPipeline, ImagesRecipe, check, latents, l
 from polymix.tasks.images.inception import Inception, _mean
 from polymix.tasks.images.latents import Autoencoder, Cache
 from polymix.tasks.images.model import build
-from polymix.tasks.runner import check_recipe, train
+from polymix.tasks.runner import check_recipe, chosen_recipe, train
 
 pytest.importorskip("diffusers", reason="untested: autoencoders, for diffusers")
 TINY = ImagesRecipe(**ImagesRecipe.presets["tiny"], image_size=8, layout=None)
@@ -43,6 +43,11 @@ def net(tmp_path_factory):
             for place in range(count):
                 Image.new("RGB", (8, 8), (value, 5 * place, 0)).save(root / split / name / f"{place}.png")
     return root
+
+
+def test_the_command_line_takes_data_and_an_autoencoder_together(net, vae):
+    recipe = chosen_recipe("images", options=[f"vae={vae}", "image_size=8"], preset="tiny", data=str(net))
+    assert (recipe.vae, recipe.data, recipe.steps) == (str(vae), str(net), 4)
 
 
 def recipe_for(net, vae, cache, **options):
@@ -155,6 +160,13 @@ def test_folders_that_are_no_autoencoder(tmp_path, vae):
 
 def test_inception_means_over_the_pixels_that_are_there():
     assert torch.equal(_mean(torch.ones(1, 1, 4, 4)), torch.ones(1, 1, 4, 4))
+
+
+def test_an_inception_file_is_read_before_training(tmp_path):
+    (tmp_path / "other.pt").write_text("no weights")
+    with pytest.raises(DataError, match="inception"):
+        load(replace(TINY, inception=str(tmp_path / "other.pt")), tmp_path / "run", print)
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_inception_file_that_is_another_network(tmp_path):

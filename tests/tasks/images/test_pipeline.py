@@ -124,8 +124,8 @@ def test_generate_writes_a_sheet(folder, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("words", "named"), [
-    (("--class", "7"), "class_labels"), (("--prompt", "x"), "--prompt"), (("--steps", "0"), "steps"),
-    (("--guidance", "4"), "guidance"), (("--out", "no/such/folder.png"), "--out"), (("--out", "a.jpg"), "--out"),
+    (("--class", "7"), "--class"), (("--prompt", "x"), "--prompt"), (("--steps", "0"), "--steps"),
+    (("--guidance", "4"), "--guidance"), (("--out", "no/such/folder.png"), "--out"), (("--out", "a.jpg"), "--out"),
     (("--beams", "2"), "--beams"), (("--vae", "x"), "vae"),
 ])  # fmt: skip
 def test_mistakes_of_generate_are_one_line(folder, tmp_path, capsys, monkeypatch, words, named):
@@ -137,6 +137,8 @@ def test_mistakes_of_generate_are_one_line(folder, tmp_path, capsys, monkeypatch
 def test_options_of_images_with_another_model(tmp_path, capsys):
     status, _, error = command(capsys, "generate", tmp_path, "--class", "3")
     assert status == 2 and "`--class`" in error and "continues texts" in error
+    status, _, error = command(capsys, "generate", tmp_path / "missing", "--class", "3")
+    assert status == 2 and "no folder" in error, "a missing folder was taken for one of a language model"
 
 
 def test_the_recipe_tells_how_images_are_drawn():

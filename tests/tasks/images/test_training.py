@@ -14,7 +14,7 @@ from polymix.tasks.images import ImagesPipeline, ImagesRecipe, check, load
 from polymix.tasks.images.data import Noised
 from polymix.tasks.images.learner import Learner
 from polymix.tasks.images.metrics import draw, paper
-from polymix.tasks.images.model import build, sampler_name
+from polymix.tasks.images.model import build, host_name, sampler_name
 from polymix.tasks.order import Seeded
 from polymix.tasks.runner import train
 
@@ -139,13 +139,13 @@ def test_pictures_that_cannot_be_read(tmp_path):
 
 @pytest.mark.parametrize(("options", "named"), [
     ({"guidance": 4.0}, "guidance"), ({"guidance": 4.0, "conditional": True, "class_dropout": 0.0}, "guidance"),
-    ({"sample_steps": 0}, "steps"), ({"sampler": "dopri5", "sample_steps": 9}, "steps"), ({"path": "no"}, "path"),
+    ({"sample_steps": 0}, "sample_steps"), ({"sampler": "dopri5", "sample_steps": 9}, "sample_steps"), ({"path": "no"}, "path"),
     ({"target": "x"}, "target"), ({"patch": 3}, "patch"), ({"samples": 3}, "samples"), ({"cache": "a"}, "cache"),
     ({"guidance_channels": 3}, "guidance_channels"), ({"vae": "folder"}, "vae"),
     ({"guidance": 2.0, "conditional": True, "guidance_interval": (0.5, 0.2)}, "guidance_interval"),
     ({"process": "no"}, "process"), ({"process": "diffusion", "path": "vp"}, "path"), ({"variance": "fixed"}, "variance"),
     ({"process": "diffusion", "sampler": "heun"}, "sampler"), ({"sampler": "ddpm"}, "sampler"),
-    ({"process": "diffusion", "sampler": "ddim", "sample_steps": 30}, "steps"),
+    ({"process": "diffusion", "sampler": "ddim", "sample_steps": 30}, "sample_steps"),
 ])  # fmt: skip
 def test_options_that_cannot_be(options, named):
     with pytest.raises(OptionError) as told:
@@ -165,6 +165,8 @@ def test_a_diverging_run_stops_and_keeps_its_checkpoint(tmp_path, monkeypatch):
         train(recipe, tmp_path / "run", data_folder=tmp_path)
     kept = torch.load(tmp_path / "run" / "checkpoint" / "last.ckpt", weights_only=True)
     assert kept["global_step"] == 2 and all(value.isfinite().all() for value in kept["state_dict"].values())
+    with pytest.raises(OptionError, match="no checkpoint exists yet"):
+        train(replace(recipe, checkpoint_every=9), tmp_path / "other", data_folder=tmp_path)
 
 
 def test_the_papers_figures_and_the_samplers_name():
@@ -175,6 +177,9 @@ def test_the_papers_figures_and_the_samplers_name():
     guided = replace(published, guidance=4.0, guidance_channels=3, guidance_interval=(0.1, 0.9))
     assert sampler_name(guided) == "euler_maruyama, 250 steps, guidance 4, of 3 channels, at t from 0.1 to 0.9"
     assert sampler_name(replace(published, sampler="dopri5", sample_steps=None)) == "dopri5"
+    assert host_name(ImagesRecipe()) == "SiT, unconditional (heun, 25 steps)"
+    assert host_name(ImagesRecipe(path="gvp", target="noise")).startswith("SiT, path gvp, target noise, unconditional")
+    assert "fixed variance" in host_name(ImagesRecipe(process="diffusion", variance="fixed"))
 
 
 def test_noise_as_the_target_of_diffusion(tmp_path):

@@ -1,0 +1,76 @@
+"""Generators, models that turn noise into images, in folders of polymix and of diffusers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from polymix._io import one_line, read_json, write_whole
+from polymix.convert.adapters.libraries import library_of, load_library, local_files
+from polymix.errors import OptionError
+from polymix.limits import bounded, check_model
+from polymix.models import Diffusion, Flow, SiT
+from polymix.tasks.images.pipeline import GENERATOR, ImagesPipeline, is_generator
+
+
+class Generator(NamedTuple):
+    """A loaded generator, whether its weights are trained, and what it was trained on; None: nobody states it."""
+
+    model: nn.Module
+    trained: bool
+    process: Flow | Diffusion | None = None
+
+
+def generates(model: Any) -> bool:
+    """Whether a model predicts noise or velocities of images or latents."""
+    return isinstance(model, SiT) or (
+        library_of(type(model)) == "diffusers" and {"in_channels", "sample_size"} <= set(getattr(model, "config", {}))
+    )
+
+
+def load_generator(folder: Path, trust: bool, allowed: str) -> Generator | None:
+    """The generator in a folder of `polymix train images`, ImagesPipeline or diffusers; None for other folders.
+
+    allowed: what a message says is expected.
+    """
+    if is_generator(folder):
+        pipe = ImagesPipeline.from_pretrained(folder, decodes=False, trust_remote_code=trust)
+        return Generator(pipe.model.cpu(), True, pipe.flow)
+    if not (folder / "config.json").is_file():
+        if not (folder / "model_index.json").is_file():
+            return None
+        cure = f"Try {folder / 'transformer'}."
+        raise OptionError("--model", f"{folder}, a pipeline of diffusers", "the folder of its transformer", cure)
+    content = read_json(folder / "config.json", OptionError, "--model", allowed, "Fetch or save it again.")
+    name = content.get("_class_name") if isinstance(content, dict) else None
+    if not isinstance(name, str):
+        return None
+    library = load_library("diffusers")
+    known = getattr(library, name, None)
+    if not isinstance(known, type) or not issubclass(known, library.ModelMixin):
+        raise OptionError("--model", f"{folder}, a {name}", "a model of diffusers", "Code in the folder is not run.")
+    kind: Any = known
+    kept = any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin"))
+    try:
+        with local_files(), bounded("--model", str(folder)):
+            config = kind.load_config(folder, local_files_only=True)
+            check_model(lambda: kind.from_config(config), "--model", str(folder))
+            if not kept:
+                return Generator(kind.from_config(config), False)
+            return Generator(kind.from_pretrained(folder, local_files_only=True), True)
+    except OptionError:
+        raise
+    except Exception as error:  # whatever the library raises for a damaged folder
+        got = f"{folder}, which fails with {one_line(error)[:300]}"
+        raise OptionError("--model", got, allowed, "Fetch or save it again.") from error
+
+
+def keep_drawing(folder: Path | None, out: Path) -> None:
+    """Copy how a generator of polymix draws, so that `polymix generate` works for the converted folder."""
+    if folder is not None and is_generator(folder):
+        content = json.loads((folder / GENERATOR).read_text("utf-8"))
+        content.pop("model", None)  # the converted model's config says how it is built
+        write_whole(out / GENERATOR, json.dumps(content, indent=1) + "\n")
