@@ -74,7 +74,8 @@ def quantised_mixers(target: str) -> str:
     for row in content["rows"]:
         if row["target"] == target:
             kept = f"{row[f'limited{key}']:.3f}" if f"limited{key}" in row else "refused"
-            more = f", {row['in_16_bits']} tensors" if row["in_16_bits"] else ""
+            wide = row["in_16_bits"]
+            more = f", {wide} tensor{'s' * (wide > 1)}" if wide else ""
             lines.setdefault(row["mixer"], []).extend((f"{row[f'error{key}']:.3f}", f"{kept}{more}"))
     head = ("mixer", "a8w8", "`--max-error 0.05`", "a16w8", "`--max-error 0.01`")
     rows = ((f"`{name.replace(':grid=16x16', '')}`", *cells) for name, cells in lines.items())
