@@ -69,7 +69,8 @@ def quantised_accuracy() -> str:
 
 def quantised_mixers(target: str) -> str:
     """The error of each mixer, alone and with a limit, in the emulator for the target qnn."""
-    content, lines = load("export/mixers.json"), {}
+    content = load("export/mixers.json")
+    lines: dict[str, list[str]] = {}
     key = "_emulated" if target == "qnn" else ""
     for row in content["rows"]:
         if row["target"] == target:
