@@ -1,19 +1,23 @@
 """Which mixers Qualcomm's compiler takes for a Hexagon tensor processor, in what time, and how large the binaries are.
 
     pip install 'polymix[export,qnn]'
-    python benchmarks/hexagon.py benchmarks/results/export/hexagon.json
+    python benchmarks/hexagon.py benchmarks/results/export/hexagon.json [--plot docs/images/hexagon.png]
 
 192 channels and 1,024 to 16,384 tokens, as in PADRe's measurements on the Snapdragon 8 Gen 3; fresh weights, everything
-in integers (a8w8). Each case has a process of its own, and --limit seconds. The emulator runs up to --emulate tokens;
+in integers (a8w8). Each case has a process of its own. Times and --limit are processor time, which other work on the
+machine does not change. The emulator runs up to --emulate tokens;
 its times would say nothing of the chip and are not kept. The file is written after each case; the same command
 continues.
 """
 
 import argparse
 import json
+import resource
+import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,19 +25,25 @@ from typing import Any
 
 from saving import save
 
-DIM, CHIP = 192, "snapdragon-8-gen-3"
-TOKENS = (1024, 4096, 16384)
+DIM, CHIP, LIMIT = 192, "snapdragon-8-gen-3", 300
+TOKENS = (1024, 2048, 4096, 8192, 16384)
 MIXERS = (
     "softmax",
     "linear",
-    "padre",
-    "padre:degree=3",
-    "padre:degree=4",
+    "padre:grid={0}x{1}",
+    "padre:degree=3:grid={0}x{1}",
+    "padre:degree=4:grid={0}x{1}",
     "pom",
     "qt",
-    "poly_sa:grid={0}x{0}",
+    "poly_sa:grid={0}x{1}",
     "poly_nl",
 )
+
+
+def grid_of(tokens: int) -> tuple[int, int]:
+    """The sides of a grid, the second as long as the first or twice as long."""
+    side = 1 << (tokens.bit_length() - 1) // 2
+    return side, tokens // side
 
 
 def measure(spec: str, tokens: int, emulated: bool) -> dict[str, Any]:
@@ -59,9 +69,12 @@ def measure(spec: str, tokens: int, emulated: bool) -> dict[str, Any]:
         onnx.save(equalised(onnx.load(path), partial(int8.extremes, data)), str(equal))
         hexagon.quantised_wholly(equal, quantised, data, "a8w8", "minmax")
         print("compiling", file=sys.stderr, flush=True)
+        start = time.process_time()
         compiled = hexagon.compile_context(quantised, hexagon.CHIPS[CHIP])
-        result = {"largest_activation": hexagon.largest_activation(quantised), "compile_seconds": compiled.seconds,
-                  "bytes": compiled.binary.stat().st_size}  # fmt: skip
+        seconds = time.process_time() - start
+        result = {"largest_activation": hexagon.largest_activation(quantised), "compile_seconds": seconds,
+                  "bytes": compiled.binary.stat().st_size,
+                  "memory": None if compiled.memory is None else asdict(compiled.memory)}  # fmt: skip
         if emulated:
             found = run("qnn", compiled.context, data[0])
             result["error"] = distance(found, {key: value.numpy() for key, value in graph.call(graph.inputs).items()})
@@ -72,14 +85,12 @@ def attempt(spec: str, tokens: int, options: argparse.Namespace) -> dict[str, An
     """The same in a process of its own; why it failed, if it did."""
     command = [sys.executable, __file__, "-", "--case", spec, str(tokens), "--emulate", str(options.emulate)]
     start = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        printed, errors = process.communicate(timeout=options.limit)
-        end = f"exit status {process.returncode}"
-    except subprocess.TimeoutExpired:
-        process.kill()
-        printed, errors = process.communicate()
-        end = f"not done after {options.limit} s"
+    allowed = resource.RLIMIT_CPU, (options.limit, options.limit + 5)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               preexec_fn=partial(resource.setrlimit, *allowed))  # fmt: skip
+    printed, errors = process.communicate()
+    late = process.returncode in (-signal.SIGXCPU, -signal.SIGKILL)
+    end = f"not done after {options.limit} s" if late else f"exit status {process.returncode}"
     seconds = time.perf_counter() - start
     if process.returncode == 0:
         return {"works": True, "seconds": seconds, **json.loads(printed.strip().splitlines()[-1])}
@@ -89,13 +100,59 @@ def attempt(spec: str, tokens: int, options: argparse.Namespace) -> dict[str, An
     return {"works": False, "reason": f"{stage}: {last[:300]}", "seconds": seconds}
 
 
+def name_of(spec: str) -> str:
+    """A mixer without its grid."""
+    return spec.replace(":grid={0}x{1}", "")
+
+
+def plot(content: dict[str, Any], path: Path) -> None:
+    """The largest tensor, and the phone's memory that is needed beside the processor's own, against tokens."""
+    from matplotlib.figure import Figure
+
+    from polymix.pages import plots
+
+    with plots.style():
+        figure = Figure(figsize=(11, 4.8), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        names = list(dict.fromkeys(row["mixer"] for row in content["rows"]))
+        for name, look in plots.looks([name_of(name) for name in names]).items():
+            own = sorted(
+                (row for row in content["rows"] if name_of(row["mixer"]) == name), key=lambda row: row["tokens"]
+            )
+            rows = [row for row in own if row["works"]]
+            tokens = [row["tokens"] for row in rows]
+            left.plot(tokens, [row["largest_activation"] / 2**20 for row in rows], label=name, **look)
+            right.plot(tokens, [row["memory"]["spilled"] / 2**20 for row in rows], label=name, **look)
+            for row in [row for row in own if not row["works"]]:
+                # attention's scores are of all pairs of tokens; the tensors of the others are as long as the sequence
+                last = rows[-1]["largest_activation"] / 2**20
+                needed = last * (row["tokens"] / tokens[-1]) ** (2 if name == "softmax" else 1)
+                left.plot([tokens[-1], row["tokens"]], [last, needed], linestyle=":", color=look["color"])
+                left.plot(row["tokens"], needed, marker="x", markersize=12, markeredgewidth=3, color=look["color"])
+                place = (-14, -4) if name == "softmax" else (4, -44)
+                left.annotate(f"{name}: not compiled in {content['limit']} s", (row["tokens"], needed), ha="right",
+                              xytext=place, textcoords="offset points", fontsize=9)  # fmt: skip
+        left.axhline(8, color="grey", linestyle="--", linewidth=1)
+        left.annotate("8 MiB on the chip", (TOKENS[2], 8), xytext=(-25, 4), textcoords="offset points",
+                      color="grey", fontsize=8)  # fmt: skip
+        left.set_yscale("log")
+        plots.plain_log(left.yaxis)
+        for axes, said in ((left, "largest tensor, MiB"), (right, "moved to the phone's memory and back, MiB")):
+            plots.token_axis(axes, TOKENS)
+            axes.set_ylabel(said)
+        handles, labels = left.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=9)
+        plots.save(figure, path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
     parser.add_argument("--mixers", nargs="+", default=MIXERS)
-    parser.add_argument("--limit", type=int, default=600, help="seconds for one case")
+    parser.add_argument("--limit", type=int, default=LIMIT, help="seconds of processor time for a case")
     parser.add_argument("--emulate", type=int, default=1024, help="tokens up to which the emulator runs")
+    parser.add_argument("--plot", type=Path, help="draw the file's rows")
     parser.add_argument("--case", nargs=2, metavar=("MIXER", "TOKENS"), help="one case, printed as JSON")
     options = parser.parse_args()
     if options.case:
@@ -109,10 +166,12 @@ def main() -> None:
         for mixer in options.mixers:
             if (mixer, tokens) in {(row["mixer"], row["tokens"]) for row in content["rows"]}:
                 continue
-            row = {"mixer": mixer, "tokens": tokens, **attempt(mixer.format(int(tokens**0.5)), tokens, options)}
+            row = {"mixer": mixer, "tokens": tokens, **attempt(mixer.format(*grid_of(tokens)), tokens, options)}
             content["rows"].append(row)
             save(content, options.out)
             print(row, flush=True)
+    if options.plot:
+        plot(content, options.plot)
 
 
 if __name__ == "__main__":

@@ -61,14 +61,16 @@ def main() -> None:
     content: dict[str, Any] = {"versions": {name: it.__version__ for name, it in packages.items()}, "rows": []}
     if path.exists():
         content = json.loads(path.read_text("utf-8"))
+    rows = {row["mixer"]: row for row in content["rows"]}
     for name in polymix.list_mixers():
-        if name in {row["mixer"] for row in content["rows"]}:
-            continue
         mixer, options = build(name)
-        modes = [attempt(mixer, mode) for mode in modes_of(mixer)]
-        content["rows"].append({"mixer": name, "options": options, "modes": modes})
-        save(content, path)
-        print(name, content["rows"][-1], flush=True)
+        row = rows.setdefault(name, {"mixer": name, "options": options, "modes": []})
+        done = {each["mode"] for each in row["modes"]}
+        for mode in [mode for mode in modes_of(mixer) if mode not in done]:
+            row["modes"].append(attempt(mixer, mode))
+            content["rows"] = list(rows.values())
+            save(content, path)
+            print(name, row["modes"][-1], flush=True)
 
 
 if __name__ == "__main__":

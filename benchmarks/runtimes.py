@@ -1,13 +1,14 @@
 """Exported mixers on a CPU: how exact, and how fast beside PyTorch and beside attention exported the same way.
 
     pip install 'polymix[train,export,openvino,mobile]'
-    python benchmarks/runtimes.py benchmarks/results/export/runtimes.json [--quick] [--no-times]
+    python benchmarks/runtimes.py benchmarks/results/export/runtimes.json [--quick] [--no-times] [--files FOLDER]
 
 64 channels, one sequence, float32, one thread: threads that wait for work would slow the next call. A cell is a runtime
 at a number of tokens; all mixers, in it and in PyTorch with polymix's own kernels, are timed in turn, from arrays of
 numpy to arrays of numpy. The file is written after each cell, and the same command continues it. A runtime that is not
 installed is skipped. --quick tries the script on few tokens. --no-times leaves the times null, for a machine that is
-busy; the command without it fills them in.
+busy; the command without it fills them in. --files keeps the exported files in a folder, so that the second command
+takes times only.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from torch import nn
 import polymix
 from polymix import export
 from polymix.errors import CapabilityError, MissingExtraError, ParityError
-from polymix.export.manifest import Arrays, load
+from polymix.export.manifest import MANIFEST, Arrays, load, read_manifest
 from polymix.measure import interleaved
 from polymix.measure import manifest as machine
 
@@ -66,8 +67,17 @@ def use_one_thread() -> None:
     _unsafe_reset_threadpool(THREADS)
 
 
-def cell(runtime: str, tokens: int, seconds: float | None) -> list[dict[str, Any]]:
-    """A row for each mixer: its relative error and median milliseconds, or why it is refused. seconds: None: no times.
+def exported(mixer: nn.Module, x: np.ndarray, out: Path, target: str) -> list[dict[str, Any]]:
+    """The manifest's files of an export, which is made unless `out` is there."""
+    if (out / MANIFEST).is_file():
+        return list(read_manifest(out)["files"])
+    return list(export.export(mixer, torch.from_numpy(x), out, (target,))["files"])
+
+
+def cell(runtime: str, tokens: int, seconds: float | None, kept: Path | None = None) -> list[dict[str, Any]]:
+    """A row for each mixer: its relative error and median milliseconds, or why it is refused.
+
+    seconds: None: no times. kept: a folder for the exported files; None: they are thrown away.
 
     Raises MissingExtraError: the runtime is not installed.
     """
@@ -75,12 +85,13 @@ def cell(runtime: str, tokens: int, seconds: float | None) -> list[dict[str, Any
     x = np.random.default_rng(0).standard_normal((1, tokens, DIM), np.float32)
     rows: dict[str, dict[str, Any]] = {}
     calls: dict[tuple[str, str], Callable[[], Any]] = {}
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as scratch:
+        folder = Path(scratch) if kept is None else kept / f"{target}-{tokens}"
         for name in MIXERS:
-            mixer, out = built(name, tokens), Path(folder) / name
+            mixer, out = built(name, tokens), folder / name
             row = rows[name] = {"runtime": runtime, "tokens": tokens, "mixer": name}
             try:
-                files = export.export(mixer, torch.from_numpy(x), out, (target,))["files"]
+                files = exported(mixer, x, out, target)
             except (CapabilityError, ParityError) as refused:
                 row["reason"] = str(refused)
                 continue
@@ -104,6 +115,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--no-times", action="store_true")
+    parser.add_argument("--files", type=Path, help="keep the exported files here")
     given = parser.parse_args()
     use_one_thread()
     content: dict[str, Any] = {"machine": machine("cpu", THREADS), "dim": DIM, "quick": given.quick, "rows": []}
@@ -119,7 +131,7 @@ def main() -> None:
             if done(old, timed is not None):
                 continue
             try:
-                rows = cell(runtime, tokens, timed)
+                rows = cell(runtime, tokens, timed, given.files)
             except MissingExtraError as missing:
                 print(f"{runtime}: skipped. {missing}", flush=True)
                 break

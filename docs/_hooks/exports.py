@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from figures import load, table, where
@@ -17,9 +18,9 @@ def onnx() -> str:
         free = "yes" if any("tokens" in each["free"] for each in row["modes"]) else "no"
         errors = [each["error"] for each in row["modes"] if each["error"] is not None]
         difference = f"{max(errors):.0e}" if errors else "–"
-        modes = (cells.get(mode, "–") for mode in ("self", "causal", "cross", "mask"))
+        modes = (cells.get(mode, "–") for mode in ("self", "causal", "cross", "mask", "step"))
         lines.append((f"`{row['mixer']}`", f"`{options}`" if options else "", *modes, free, difference))
-    head = ("mixer", "options", "self", "causal", "cross", "mask", "any number of tokens",
+    head = ("mixer", "options", "self", "causal", "cross", "mask", "prefill, step", "any number of tokens",
             "largest relative difference")  # fmt: skip
     versions = ", ".join(f"{name} {version}" for name, version in content["versions"].items())
     return f"{table(head, lines)}\n\n{versions}. `python benchmarks/onnx_export.py OUT.json`"
@@ -40,11 +41,12 @@ def hexagon() -> str:
     lines = []
     for mixer in dict.fromkeys(mixer for mixer, _ in rows):
         cells = (_cell(rows.get((mixer, tokens))) for tokens in sizes)
-        lines.append((f"`{mixer.split('=')[0].split(':')[0] if '{0}' in mixer else mixer}`", *cells))
+        lines.append((f"`{mixer.replace(':grid={0}x{1}', '')}`", *cells))
     head = ("mixer", *(f"{tokens:,} tokens" for tokens in sizes))
     return (
-        f"{table(head, lines)}\n\nBinary, time to compile, largest tensor; {content['dim']} channels, a8w8, for "
-        f"`{content['chip']}`. Each case had {content['limit']} s on one thread. "
+        f"{table(head, lines)}\n\nSize of the binary, time to compile, largest tensor, and what is moved to the "
+        f"phone's memory while it runs; {content['dim']} channels, a8w8, for "
+        f"`{content['chip']}`. Times are rough: other work ran on the machine. "
         "`python benchmarks/hexagon.py benchmarks/results/export/hexagon.json`"
     )
 
@@ -65,6 +67,40 @@ def quantised_accuracy() -> str:
     return f"{table(head, lines)}\n\n`python benchmarks/quantised_accuracy.py benchmarks/results/export/accuracy.json`"
 
 
+def quantised_mixers(target: str) -> str:
+    """The error of each mixer, alone and with a limit, in the emulator for the target qnn."""
+    content = load("export/mixers.json")
+    lines: dict[str, list[str]] = {}
+    key = "_emulated" if target == "qnn" else ""
+    for row in content["rows"]:
+        if row["target"] == target:
+            kept = f"{row[f'limited{key}']:.3f}" if f"limited{key}" in row else "refused"
+            wide = row["in_16_bits"]
+            more = f", {wide} tensor{'s' * (wide > 1)}" if wide else ""
+            lines.setdefault(row["mixer"], []).extend((f"{row[f'error{key}']:.3f}", f"{kept}{more}"))
+    head = ("mixer", "a8w8", "`--max-error 0.05`", "a16w8", "`--max-error 0.01`")
+    rows = ((f"`{name.replace(':grid=16x16', '')}`", *cells) for name, cells in lines.items())
+    return f"{table(head, rows)}\n\n`python benchmarks/quantised_mixers.py benchmarks/results/export/mixers.json`"
+
+
+def libraries() -> str:
+    """Models of each library, with their own attention and converted: the error of the ONNX file, or its refusal."""
+    content = load("export/libraries.json")
+    mixers = list(dict.fromkeys(row["mixer"] for row in content["rows"]))
+    cells = {(row["model"], row["mixer"]): row for row in content["rows"]}
+    lines = []
+    for library, model in dict.fromkeys((row["library"], row["model"]) for row in content["rows"]):
+        found = (cells.get((model, mixer), {}) for mixer in mixers)
+        lines.append((library, model, *(_library(row) for row in found)))
+    head = ("library", "model", *("its own attention" if name == "keep" else f"`{name}`" for name in mixers))
+    versions = ", ".join(f"{name} {version}" for name, version in content["versions"].items())
+    return f"{table(head, lines)}\n\n{versions}. `python benchmarks/onnx_libraries.py OUT.json`"
+
+
+def _library(row: dict[str, Any]) -> str:
+    return "–" if not row else f"{row['error']:.0e}" if row["works"] else f"refused: {row['reason']}"
+
+
 AIMS = {"a8w8": 1.0, "a16w8": 0.3}  # points of accuracy that may be lost
 
 
@@ -74,7 +110,8 @@ def _cell(row: dict[str, Any] | None) -> str:
     if not row["works"]:
         return f"**{row['reason']}**"
     size, largest = row["bytes"] / 1024, row["largest_activation"] / 2**20
-    return f"{size:,.0f} KiB, {row['compile_seconds']:.1f} s, {largest:,.1f} MiB"
+    spilled = row["memory"]["spilled"] / 2**20
+    return f"{size:,.0f} KiB, {row['compile_seconds']:.1f} s, {largest:,.1f} MiB, {spilled:,.1f} MiB"
 
 
 def runtimes() -> str:
@@ -111,5 +148,6 @@ def _runtime(row: dict[str, Any] | None, attention: dict[str, Any] | None) -> st
 
 TABLES: dict[str, Callable[[], str]] = {
     "onnx": onnx, "chips": chips, "hexagon": hexagon, "quantised-accuracy": quantised_accuracy,
-    "runtimes": runtimes,
+    "runtimes": runtimes, "quantised-mixers": partial(quantised_mixers, "int8"),
+    "emulated-mixers": partial(quantised_mixers, "qnn"), "onnx-libraries": libraries,
 }  # fmt: skip

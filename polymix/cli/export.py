@@ -22,7 +22,9 @@ def command(
     mixer: Annotated[str | None, typer.Option(help="A mixer alone, such as padre:grid=16x16.")] = None,
     dim: Annotated[int | None, typer.Option(help="Channels of --mixer.")] = None,
     tokens: Annotated[int | None, typer.Option(help="Tokens of --mixer, or of a text model.")] = None,
-    modes: Annotated[str, typer.Option(help="Of --mixer: self, causal, cross, mask; or all that it has.")] = "self",
+    modes: Annotated[
+        str, typer.Option(help="Of --mixer: self, causal, cross, mask, prefill, step; or all that it has.")
+    ] = "self",
     target: Annotated[
         str,
         typer.Option(help="What to write, separated by commas: onnx, int8, qnn, openvino, aoti, executorch, web."),
@@ -41,6 +43,10 @@ def command(
     schemes: Annotated[
         str, typer.Option(help="Of int8 and qnn: bits of activations and weights; one or both.")
     ] = "a8w8,a16w8",
+    max_error: Annotated[
+        float | None,
+        typer.Option(help="Of int8 and qnn: as few products as it takes get 16 bits until the error is at most this."),
+    ] = None,
     soc: Annotated[
         str, typer.Option(help="Chip of qnn: a name, a model or Qualcomm's number, such as SM8650 or 57.")
     ] = "snapdragon-8-gen-3",
@@ -66,7 +72,7 @@ def command(
     settings = Settings(
         models=model or (), mixer=mixer, dim=dim, tokens=tokens, modes=words(modes),
         weights=None if weights is None else str(weights), classes=classes, image_size=image_size,
-        data=data, seed=seed, trust=trust, schemes=words(schemes), soc=soc,
+        data=data, seed=seed, trust=trust, schemes=words(schemes), max_error=max_error, soc=soc,
         runtime=None if runtime is None else str(runtime),
     )  # fmt: skip
     torch.set_num_threads(thread_count(threads))

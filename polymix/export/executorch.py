@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 from pathlib import Path
 
 import torch
@@ -11,7 +9,7 @@ import torch
 from polymix._io import write_whole
 from polymix.errors import MissingExtraError
 from polymix.export.graph import Graph, Plain, quiet, refusal
-from polymix.export.manifest import write_output_names
+from polymix.export.manifest import quiet_library, write_output_names
 
 CURE = "Install it with pip install 'polymix[mobile]'."
 
@@ -26,7 +24,7 @@ def write_program(graph: Graph, path: Path) -> int:
         CapabilityError: PyTorch or ExecuTorch cannot export it. MissingExtraError: executorch is missing.
     """
     try:
-        with contextlib.redirect_stderr(io.StringIO()):  # its dependencies speak while they are imported
+        with quiet_library(2):  # its dependencies speak while they are imported
             from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
             from executorch.exir import to_edge_transform_and_lower
     except ImportError as error:

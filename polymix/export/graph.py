@@ -31,6 +31,7 @@ OPSET = 21
 LONGEST = 1 << 20  # of a free axis
 LARGE = 1_800_000_000  # bytes of weights from which they lie in a file beside the graph: protobuf ends at 2 GiB
 STANDARD = ("", "ai.onnx")
+SHAPING = ("Reshape", "Transpose", "Slice", "Squeeze", "Unsqueeze", "Split")
 Axes = dict[str, dict[int, str]]
 
 
@@ -262,9 +263,18 @@ def _exported(graph: Graph, free: Axes, rewrite: bool) -> Any:
         # The exporter's own rewriting takes an eps of 1e-15 for zero and drops it.
         assert program is not None
         optimizer.inline(program.model)
-        optimizer.fold_constants(program.model)
+        optimizer.fold_constants(program.model, should_fold=_of_weights)
         optimizer.remove_unused_nodes(program.model)
         return program
+
+
+def _of_weights(node: Any) -> bool | None:
+    """Fold what only cuts weights or gives them another shape: they are quantised only if they are constants.
+
+    Not where another operator reads the weights, as an embedding's, that would then be stored twice.
+    """
+    read = [reader for value in node.inputs[:1] for reader in value.consumers()]
+    return True if all(each.op_type in SHAPING for each in [node, *read]) else None
 
 
 def _stable_sort(x: Any, *, stable: bool = True, dim: int = -1, descending: bool = False) -> tuple[Any, Any]:

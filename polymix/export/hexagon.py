@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ from polymix._io import one_line
 from polymix.errors import CapabilityError, MissingExtraError, OptionError
 from polymix.export import int8
 from polymix.export.graph import quiet
-from polymix.export.manifest import CONTEXT, QNN_PROVIDER, Arrays, qnn_session
+from polymix.export.manifest import CONTEXT, QNN_PROVIDER, Arrays, qnn_session, system_library
 from polymix.export.onnx_graphs import count_of, shapes_of
+from polymix.export.qnn_binary import OnChip, on_chip
 
 DEFAULT_CHIP = "snapdragon-8-gen-3"
 NORMS = (
@@ -48,8 +49,8 @@ class Chip:
     memory: int
 
     def options(self) -> dict[str, str]:
-        """As the compiler takes them."""
-        return {"soc_model": str(self.number), "htp_arch": str(self.architecture)}
+        """As the compiler takes them; without the last one it reserves half of the processor's memory on some chips."""
+        return {"soc_model": str(self.number), "htp_arch": str(self.architecture), "vtcm_mb": str(self.memory)}
 
 
 CHIPS = {
@@ -76,21 +77,24 @@ def chip_of(name: str) -> tuple[str, Chip]:
     raise OptionError("soc", repr(name), f"one of {allowed}", "Choose one of these, by name, model or number.")
 
 
-def quantised_wholly(model: Path, out: Path, data: Sequence[Arrays], scheme: str, method: str) -> None:
+def quantised_wholly(
+    model: Path, out: Path, data: Sequence[Arrays], scheme: str, method: str, wide: Collection[str] = ()
+) -> None:
     """Quantise every operator: activations with a range for each tensor, weights of products for each channel."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize
     from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
 
-    overrides: dict[str, list[dict[str, Any]]] = {}
+    overrides: dict[str, list[dict[str, Any]]] = {name: [{"quant_type": QuantType.QUInt16}] for name in wide}
     graph = onnx.load(model).graph
     ranks = {part.name: len(part.dims) for part in graph.initializer}
+    for name, axis in int8.weight_axes(model).items():
+        if ranks[name] == 2:  # of convolutions the quantiser knows the axis
+            kind = {"quant_type": QuantType.QInt16} if name in wide else {"quant_type": QuantType.QInt8, "axis": axis}
+            overrides[name] = [{"symmetric": True, **kind}]  # in 16 bits the compiler takes one range for all
     for node in graph.node:
         name = node.input[1] if len(node.input) > 1 else ""
-        if node.op_type in ("MatMul", "Gemm") and ranks.get(name) == 2:
-            rows = any(part.name == "transB" and part.i for part in node.attribute)
-            overrides[name] = [{"axis": 0 if rows else 1, "quant_type": QuantType.QInt8, "symmetric": True}]
-        elif node.op_type in NORMS and name in ranks:
+        if node.op_type in NORMS and name in ranks:
             overrides[name] = [{"quant_type": QuantType.QUInt8, "symmetric": False}]
     bits = QuantType.QUInt8 if scheme == "a8w8" else QuantType.QUInt16
     with quiet():
@@ -103,11 +107,15 @@ def quantised_wholly(model: Path, out: Path, data: Sequence[Arrays], scheme: str
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the compiler left: a small ONNX file that names the binary, the binary, and how long it took in seconds."""
+    """What the compiler left: a small ONNX file that names the binary, the binary, and how long it took in seconds.
+
+    memory: of the graph on the chip; None: the binary does not say.
+    """
 
     context: Path
     binary: Path
     seconds: float
+    memory: OnChip | None = None
 
 
 def compile_context(model: Path, chip: Chip) -> Compiled:
@@ -136,7 +144,7 @@ def compile_context(model: Path, chip: Chip) -> Compiled:
         raise CapabilityError("targets", f"qnn for {model.stem} {why}", f"a graph for {chip.model}", cure) from error
     seconds = time.perf_counter() - start
     (binary,) = context.parent.glob(f"{context.stem}*.bin")
-    return Compiled(context, binary, seconds)
+    return Compiled(context, binary, seconds, on_chip(binary, system_library()))
 
 
 def _first_on_cpu(model: Path, chip: Chip) -> str | None:

@@ -6,10 +6,11 @@ keeps what is nearest to float32 on the data.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,8 +22,9 @@ from polymix.errors import CapabilityError, OptionError
 from polymix.export.equalise import equalised
 from polymix.export.graph import quiet
 from polymix.export.manifest import Arrays, distance, onnx_session, run_session
+from polymix.export.onnx_graphs import attribute
+from polymix.export.wide import PRODUCTS, Group, fewest, product_groups
 
-PRODUCTS = ("MatMul", "Conv", "Gemm", "ConvTranspose")
 METHODS = ("minmax", "percentile", "entropy")
 PERCENTILE = 99.99
 BETTER = 0.95  # of the error so far, from which another way of quantising is taken
@@ -39,24 +41,28 @@ def check_schemes(schemes: Sequence[str]) -> Sequence[str]:
 
 
 class Quantiser(Protocol):
-    """Writes a quantised copy of a float32 file, with ranges by one of METHODS."""
+    """Writes a quantised copy of a float32 file, with ranges by one of METHODS; the tensors `wide` get 16 bits."""
 
-    def __call__(self, model: Path, out: Path, data: Sequence[Arrays], scheme: str, method: str) -> None: ...
+    def __call__(
+        self, model: Path, out: Path, data: Sequence[Arrays], scheme: str, method: str, wide: Collection[str] = ()
+    ) -> None: ...
 
 
 def quantise(
     model: Path, out: Path, data: Sequence[Arrays], scheme: str, write: Quantiser | None = None,
-    strengths: Sequence[float | None] = (None, 0.5, 1.0),
+    strengths: Sequence[float | None] = (None, 0.5, 1.0), limit: float | None = None,
+    groups: Callable[[Any, str], Iterable[Group]] = product_groups,
 ) -> dict[str, Any]:  # fmt: skip
     """Write `model` quantised to `out`; returns the report.
 
     Tried are the strengths of equal ranges with the ranges of the extremes, then other ranges with the best strength.
-    What is tried later replaces what was tried earlier if its error is smaller by a twentieth.
+    What is tried later replaces what was tried earlier if its error is smaller by a twentieth. With a limit, as few
+    tensors as keep it get 16 bits after that.
 
     Args:
         model: a float32 ONNX file. data: its inputs by name, one dict for each call. scheme: "a8w8" or "a16w8", the
             bits of activations and weights. write: None: `quantised_products`. strengths: of `equalised`; None: the
-            graph as it is.
+            graph as it is. limit: of the error. groups: of tensors that may get 16 bits.
 
     Raises:
         CapabilityError: the graph has no product with constant weights, or cannot be quantised.
@@ -72,6 +78,7 @@ def quantise(
     report: dict[str, Any] = {"scheme": scheme}
     tried: list[dict[str, Any]] = []
     failure: Exception | None = None
+    quantiser = write or quantised_products
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "quantised.onnx"
         for method in METHODS:
@@ -81,7 +88,7 @@ def quantise(
                 try:
                     if strength is not None and not source.exists():
                         onnx.save(equalised(loaded, partial(extremes, data), strength), str(source))
-                    (write or quantised_products)(source, path, data, scheme, method)
+                    quantiser(source, path, data, scheme, method)
                     found = _outputs(path, data)
                 except Exception as error:  # whatever the quantiser or the runtime raises
                     failure = error
@@ -89,21 +96,49 @@ def quantise(
                 tried.append({"equalised": strength, "ranges": method, "error": _worst(found, wanted)})
                 if tried[-1]["error"] < BETTER * report.get("error", math.inf):
                     write_whole(out, path.read_bytes())
-                    report |= {**tried[-1], "layers": list(_layers(source, out, data[0]))}
-                    if (agreement := _agreement(found, wanted)) is not None:
-                        report["same_answer"] = agreement
-    if not tried:
-        got = f"{model.stem} in {scheme}, on which the quantiser fails ({type(failure).__name__}: {failure})"
-        raise CapabilityError("targets", got[:400], "a graph that can be quantised", "Leave int8 out.") from failure
+                    best = source
+                    report |= tried[-1]
+        if not tried:
+            assert failure is not None
+            raise _failure(model.stem, scheme, failure) from failure
+        if limit is not None and report["error"] > limit:
+
+            def error_of(wide: Collection[str]) -> float:
+                quantiser(best, path, data, scheme, report["ranges"], wide)
+                return _worst(_outputs(path, data), wanted)
+
+            named = list(groups(onnx.load(best), scheme))
+            with _failing(model.stem, scheme):
+                wide = fewest(named, error_of, limit)
+                report |= {"error": error_of(wide), "in_16_bits": sorted(wide)}
+            write_whole(out, path.read_bytes())
+        report["layers"] = list(_layers(best, out, data[0]))
+        if (agreement := _agreement(_outputs(out, data), wanted)) is not None:
+            report["same_answer"] = agreement
     sizes = {"bytes": out.stat().st_size, "float_bytes": model.stat().st_size, "samples": len(data)}
     return {**report, "tried": tried, **sizes}
+
+
+@contextlib.contextmanager
+def _failing(name: str, scheme: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # whatever the quantiser or the runtime raises
+        raise _failure(name, scheme, error) from error
+
+
+def _failure(name: str, scheme: str, error: Exception) -> CapabilityError:
+    got = f"{name} in {scheme}, on which the quantiser fails ({type(error).__name__}: {error})"
+    return CapabilityError("targets", got[:400], "a graph that can be quantised", "Leave int8 out.")
 
 
 def write_report(path: Path, reports: Mapping[str, Any]) -> None:
     write_whole(path, json.dumps(reports, indent=1) + "\n")
 
 
-def quantised_products(model: Path, out: Path, data: Sequence[Arrays], scheme: str, method: str) -> None:
+def quantised_products(
+    model: Path, out: Path, data: Sequence[Arrays], scheme: str, method: str, wide: Collection[str] = ()
+) -> None:
     """Quantise the inputs and weights of products (MatMul, Gemm, convolutions), weights per output channel.
 
     What lies between them stays in float32: a Hadamard product of two projections has heavy tails, which a range of 8
@@ -111,7 +146,13 @@ def quantised_products(model: Path, out: Path, data: Sequence[Arrays], scheme: s
     """
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
+    overrides = {name: [{"quant_type": QuantType.QUInt16}] for name in wide}
+    if wide:
+        axes = weight_axes(model)
+        overrides |= {name: [{"quant_type": QuantType.QInt16, "symmetric": True, "axis": axes[name]}]
+                      for name in wide if name in axes}  # fmt: skip
     options: dict[str, Any] = {
+        "TensorQuantOverrides": overrides,
         "UseQDQContribOps": False,  # standard operators, also for 16 bits
         "OpTypesToExcludeOutputQuantization": list(PRODUCTS),
         "QDQOpTypePerChannelSupportToAxis": {"MatMul": 1},
@@ -123,6 +164,25 @@ def quantised_products(model: Path, out: Path, data: Sequence[Arrays], scheme: s
             op_types_to_quantize=list(PRODUCTS), activation_type=getattr(QuantType, ACTIVATIONS[scheme]),
             weight_type=QuantType.QInt8, calibrate_method=calibration(method), extra_options=options,
         )  # fmt: skip
+
+
+def weight_axes(model: Path) -> dict[str, int]:
+    """The axes of the output channels of the weights of products, by the weights' names."""
+    import onnx
+
+    graph = onnx.load(model).graph
+    ranks = {part.name: len(part.dims) for part in graph.initializer}
+    axes = {}
+    for node in graph.node:
+        name = node.input[1] if len(node.input) > 1 else ""
+        if name not in ranks or node.op_type not in PRODUCTS:
+            continue
+        if node.op_type in ("MatMul", "Gemm"):
+            if ranks[name] == 2:
+                axes[name] = 0 if attribute(node, "transB", 0) else 1
+        else:
+            axes[name] = int(node.op_type == "ConvTranspose")
+    return axes
 
 
 def reader(data: Sequence[Arrays]) -> Any:

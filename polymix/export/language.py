@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten
 
 from polymix._io import read_json
 from polymix.errors import DataError, OptionError
 from polymix.export.graph import Graph, about
 from polymix.export.manifest import MANIFEST, read_manifest
+from polymix.export.state import named_tensors, rebuilt
 from polymix.mixers.cache import StateLayer
 from polymix.models.language import PolymixGPTForCausalLM, PolymixLlamaForCausalLM
 from polymix.models.language.layout import SequenceLayout
@@ -131,39 +131,24 @@ class Step(_Reader):
         self.names, self.spec, self.leaves = names, spec, leaves
 
     def forward(self, input_ids: Tensor, position: Tensor, **state: Tensor) -> dict[str, Tensor]:
-        parts = iter(state[name] for name in self.names)
-        leaves = [next(parts) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
-        logits, states = self.read(input_ids, position, 1, tree_unflatten(leaves, self.spec))
+        before = rebuilt(state, self.names, self.spec, self.leaves)
+        logits, states = self.read(input_ids, position, 1, before)
         return {"logits": logits, **{f"next_{name}": value for name, value in named(states)[0].items()}}
 
 
 def named(states: list[Any]) -> tuple[dict[str, Tensor], TreeSpec, list[Any]]:
-    """The tensors of all layers' states by name, such as state.0.mixer.sums or state.1.keys; and how they nest."""
+    """The tensors of all layers' states by name, such as state.0.mixer.total or state.1.keys; and how they nest."""
     leaves, spec = tree_flatten(states)
     names: dict[str, Tensor] = {}
     for layer, state in enumerate(states):
         if isinstance(state, KeysAndValues):
-            names.update(_parts(f"state.{layer}", state))
+            names.update(named_tensors(f"state.{layer}", state))
             continue
         window, mixer = state
         if isinstance(window, Tensor):
             names[f"state.{layer}.window"] = window
-        names.update(_parts(f"state.{layer}.mixer", mixer))
+        names.update(named_tensors(f"state.{layer}.mixer", mixer))
     return names, spec, list(leaves)
-
-
-def _parts(name: str, value: Any) -> dict[str, Tensor]:
-    """The tensors in a state, in the order in which PyTorch takes it apart."""
-    if isinstance(value, Tensor):
-        return {name: value}
-    if isinstance(value, Mapping):
-        fields = list(value.items())
-    elif isinstance(value, (tuple, list)):
-        keys = getattr(value, "_fields", range(len(value)))
-        fields = list(zip(keys, value, strict=True))
-    else:
-        return {}
-    return {inner: tensor for key, part in fields for inner, tensor in _parts(f"{name}.{key}", part).items()}
 
 
 def load_language_model(folder: Path) -> PolymixForCausalLM:

@@ -26,6 +26,7 @@ QNN_PROVIDER, CONTEXT = (
     "QNNExecutionProvider",
     "-context.onnx",
 )  # of Qualcomm's runtime; the end of a compiled file's name
+BESIDE = "output_names"  # of an entry whose file does not name its outputs: the path of a file that does
 Arrays = dict[str, np.ndarray]
 Loaded = Callable[[Mapping[str, np.ndarray]], Arrays]
 
@@ -88,6 +89,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     content = read_json(folder / MANIFEST, DataError, "folder", f"a folder with {MANIFEST}", cure)
     try:
         names = [str(entry[key]) for entry in content["files"] for key in ("path", "inputs", "outputs")]
+        names += [str(entry[BESIDE]) for entry in content["files"] if BESIDE in entry]
         [(entry["target"], float(entry["tolerance"])) for entry in content["files"]]
     except (KeyError, TypeError, ValueError) as error:
         got = f"{folder / MANIFEST}, which lacks something ({one_line(error)})"
@@ -262,7 +264,7 @@ def qnn_session(path: Path, entries: Mapping[str, str], chip: Mapping[str, str] 
     for key, value in entries.items():
         options.add_session_config_entry(key, value)
     options.add_provider_for_devices(devices, {"backend_path": backend, **chip})
-    with _quiet_library():
+    with quiet_library(1):
         return onnxruntime.InferenceSession(str(path), sess_options=options)
 
 
@@ -280,18 +282,28 @@ def _qnn_backend() -> str:
     return str(onnxruntime_qnn.get_qnn_htp_path())
 
 
+def system_library() -> Path:
+    """Qualcomm's library that reads what its compiler wrote, of the package onnxruntime-qnn."""
+    import onnxruntime_qnn
+
+    return Path(onnxruntime_qnn.get_library_path()).with_name("libQnnSystem.so")
+
+
 @contextlib.contextmanager
-def _quiet_library() -> Iterator[None]:
-    """Without what Qualcomm's library writes to standard output itself when it starts."""
+def quiet_library(*streams: int) -> Iterator[None]:
+    """Without what a library writes itself to these streams (1: standard output, 2: errors) when it starts."""
     sys.stdout.flush()
-    kept = os.dup(1)
+    sys.stderr.flush()
+    kept = [(stream, os.dup(stream)) for stream in streams]
     with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), 1)
+        for stream in streams:
+            os.dup2(nowhere.fileno(), stream)
         try:
             yield
         finally:
-            os.dup2(kept, 1)
-            os.close(kept)
+            for stream, own in kept:
+                os.dup2(own, stream)
+                os.close(own)
 
 
 def _qnn(path: Path, threads: int | None) -> Loaded:
@@ -303,12 +315,14 @@ def _qnn(path: Path, threads: int | None) -> Loaded:
 
 def _executorch(path: Path, threads: int | None) -> Loaded:
     try:
-        import torch
-        from executorch.runtime import Runtime, Verification
+        with quiet_library(2):  # it speaks of the processor, and its dependencies of themselves
+            import torch
+            from executorch.runtime import Runtime, Verification
     except ImportError as error:
         cure = "Install it with pip install 'polymix[mobile]'."
         raise MissingExtraError("executorch", "no such package", "ExecuTorch", cure) from error
-    method = Runtime.get().load_program(path, verification=Verification.Minimal).load_method("forward")
+    with quiet_library(2):
+        method = Runtime.get().load_program(path, verification=Verification.Minimal).load_method("forward")
     names = _output_names(path)
 
     def call(inputs: Mapping[str, np.ndarray]) -> Arrays:

@@ -1,4 +1,4 @@
-"""The modes of a mixer as graphs: self, causal, cross and mask."""
+"""The modes of a mixer as graphs: self, causal, cross, mask, and prefill with step, which carry a state."""
 
 from __future__ import annotations
 
@@ -10,10 +10,18 @@ from torch import Tensor, nn
 
 from polymix.errors import OptionError
 from polymix.export.graph import Graph, about
+from polymix.export.state import carried
 from polymix.mixers import TokenMixer
 from polymix.mixers.registry import lacks
 
-MODES = ("self", "causal", "cross", "mask")
+MODES = ("self", "causal", "cross", "mask", "prefill", "step")
+
+NEEDED = {
+    "self": "cross",
+    "mask": "padding",
+    "prefill": "recurrent",
+    "step": "recurrent",
+}  # for a mode, if not its name
 
 
 class _Causal(nn.Module):
@@ -31,7 +39,7 @@ def modes_of(mixer: TokenMixer) -> tuple[str, ...]:
     """The modes that a mixer has, as it was built."""
     able = mixer.capabilities
     has = {"self": not mixer.needs_context, "causal": able.causal, "cross": able.cross or mixer.needs_context,
-           "mask": "padding" in able.masks}  # fmt: skip
+           "mask": "padding" in able.masks, "prefill": able.recurrent, "step": able.recurrent}  # fmt: skip
     return tuple(mode for mode in MODES if has[mode])
 
 
@@ -43,8 +51,11 @@ def mixer_graphs(
 
         self     x -> output                causal   x -> output, a token sees itself and earlier ones
         cross    x, context -> output       mask     x, mask -> output; mask (B, N) is True for real tokens
+        prefill  x -> output, state.*       step     x_t (batch, D), state.* -> output (batch, D), next_state.*
 
-    The batch stays free, and the number of tokens where one set of weights serves all.
+    prefill reads a causal sequence from its start. A program feeds state.*, and later next_state.* of a step, to the
+    next step as state.*; its size stays the same. The batch stays free, and the number of tokens where one set of
+    weights serves all.
 
     Raises:
         OptionError: a mode is unknown. CapabilityError: the mixer does not have it.
@@ -56,7 +67,7 @@ def mixer_graphs(
         if mode not in MODES:
             raise OptionError("modes", repr(mode), f"some of {', '.join(MODES)}", "Choose one of these.")
         if mode not in modes_of(mixer):
-            raise lacks(mixer.name, {"self": "cross", "mask": "padding"}.get(mode, mode), "modes", mode)
+            raise lacks(mixer.name, NEEDED.get(mode, mode), "modes", mode)
         inputs: dict[str, Tensor] = {"x": torch.randn(batch, tokens, mixer.dim, generator=draw)}
         axes: dict[str, dict[int, str]] = {"x": {0: "batch", **({1: "tokens"} if free else {})}}
         model: nn.Module = _Causal(mixer).eval() if mode == "causal" else mixer
@@ -70,6 +81,11 @@ def mixer_graphs(
                 [places < max(1, tokens - 1 - row % max(1, tokens // 2)) for row in range(batch)]
             )
             axes["mask"] = dict(axes["x"])
+        if mode in ("prefill", "step"):
+            model, step, given = carried(mixer, inputs["x"])
+            if mode == "step":
+                model, inputs = step, given
+                axes = {name: {0: "batch"} for name, value in given.items() if value.ndim and len(value) == batch}
         said: dict[str, Any] = {**about(mixer, source), "mode": mode}
         graphs.append(Graph("model" if tuple(modes) == ("self",) else mode, model, inputs, axes, said))
     return graphs

@@ -17,7 +17,8 @@ from polymix._io import a_path, check_folder
 from polymix.errors import CapabilityError, OptionError, ParityError, ShapeError
 from polymix.export import hexagon, int8
 from polymix.export.graph import LARGE, Axes, Graph, about, check_exportable, needs, write_onnx, write_package
-from polymix.export.manifest import CHECKS, MANIFEST, Arrays, check, write_arrays, write_manifest
+from polymix.export.manifest import BESIDE, CHECKS, MANIFEST, Arrays, check, write_arrays, write_manifest
+from polymix.export.wide import operator_groups
 from polymix.mixers import TokenMixer
 
 Shared = dict[str, tuple[Path, Axes]]  # by the graph's name: its float ONNX file, and the axes that are free in it
@@ -43,17 +44,18 @@ class Written:
 
 @dataclass(frozen=True)
 class Options:
-    """What some targets need: data to calibrate with, schemes of quantisation, and the chip of `qnn`."""
+    """What some targets need: data to calibrate with, schemes of quantisation, their error, and the chip of `qnn`."""
 
     data: Sequence[Arrays] | None = None
     schemes: Sequence[str] = int8.SCHEMES
     soc: str = hexagon.DEFAULT_CHIP
+    max_error: float | None = None
 
 
 def export(
     model: nn.Module, inputs: Any, out: str | Path, targets: Sequence[str] = ("onnx",), *, source: str | None = None,
-    data: Sequence[Arrays] | None = None, schemes: Sequence[str] = int8.SCHEMES, soc: str = hexagon.DEFAULT_CHIP,
-    runtime: str | Path | None = None,
+    data: Sequence[Arrays] | None = None, schemes: Sequence[str] = int8.SCHEMES, max_error: float | None = None,
+    soc: str = hexagon.DEFAULT_CHIP, runtime: str | Path | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Export a mixer or a model, run each file, and compare it with PyTorch.
 
@@ -65,6 +67,8 @@ def export(
         source: where the model comes from, for the metadata; None: its class.
         data: inputs by name to calibrate int8 and qnn with; None: `inputs`.
         schemes: of int8 and qnn: "a8w8", "a16w8", bits of activations and weights.
+        max_error: of int8 and qnn: products (of qnn: operators) get 16 bits, as few as it takes, until the error on the
+            data is at most this; see docs/export/int8.md. None: none does.
         soc: the chip of qnn, by name, model or Qualcomm's number: "snapdragon-8-gen-3", "SM8650", "57".
         runtime: for web, the folder of npm's onnxruntime-web; None: node_modules here or above.
 
@@ -78,14 +82,15 @@ def export(
         packages are missing.
     """
     return export_graphs(
-        [Graph.of(model, inputs, **about(model, source))], out, targets, data=data, schemes=schemes, soc=soc,
-        runtime=runtime,
+        [Graph.of(model, inputs, **about(model, source))], out, targets, data=data, schemes=schemes,
+        max_error=max_error, soc=soc, runtime=runtime,
     )  # fmt: skip
 
 
 def export_graphs(
     graphs: Sequence[Graph], out: str | Path, targets: Sequence[str] = ("onnx",), *,
-    data: Sequence[Arrays] | None = None, schemes: Sequence[str] = int8.SCHEMES, soc: str = hexagon.DEFAULT_CHIP,
+    data: Sequence[Arrays] | None = None, schemes: Sequence[str] = int8.SCHEMES, max_error: float | None = None,
+    soc: str = hexagon.DEFAULT_CHIP,
     info: Mapping[str, Any] | None = None, runtime: str | Path | None = None,
     beside: Mapping[str, bytes] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
@@ -103,9 +108,12 @@ def export_graphs(
         raise OptionError("out", f"{folder}, which is not empty", "a new folder", "Choose another name.")
     for target in targets:
         needs(*PACKAGES.get(target, ()), extra=target if target in EXTRAS else "export")
-    options = Options(data, int8.check_schemes(schemes), hexagon.chip_of(soc)[0])
+    if max_error is not None and not (isinstance(max_error, (int, float)) and 0 < max_error < 1):
+        raise OptionError("max_error", repr(max_error), "a number between 0 and 1", "Try 0.05.")
+    options = Options(data, int8.check_schemes(schemes), hexagon.chip_of(soc)[0], max_error)
     for option, given, default, users in (
         ("schemes", tuple(schemes), int8.SCHEMES, ("int8", "qnn")), ("soc", soc, hexagon.DEFAULT_CHIP, ("qnn",)),
+        ("max_error", max_error, None, ("int8", "qnn")),
     ):  # fmt: skip
         if given != default and not set(users) & set(targets):
             got = f"{given!r} without the target {' or '.join(users)}"
@@ -220,11 +228,11 @@ def _onnx(graph: Graph, folder: Path, made: Path, shared: Shared, options: Optio
 
 def _int8(graph: Graph, folder: Path, made: Path, shared: Shared, options: Options) -> list[Written]:
     model, _ = float_graph(graph, made, shared)
-    data, tolerances = options.data or _calibration(graph), _tolerances(graph)
+    data, tolerances = options.data or _calibration(graph), _tolerances(graph, options)
     reports, written = {}, []
     for scheme in options.schemes:
         path = folder / f"{graph.name}-{scheme}.onnx"
-        reports[scheme] = int8.quantise(model, path, data, scheme)
+        reports[scheme] = int8.quantise(model, path, data, scheme, limit=options.max_error)
         notes = {"measure": "distance", "scheme": scheme}
         written.append(Written(path, tolerances[scheme], None, notes, data[0] if options.data else None))
     int8.write_report(folder / f"{graph.name}-{int8.REPORT}", reports)
@@ -253,11 +261,13 @@ def _qnn(graph: Graph, folder: Path, made: Path, shared: Shared, options: Option
     own = {key: value.cpu().numpy() for key, value in single.inputs.items()}
     given = options.data or _calibration(graph)
     data = [sample for batch in given for sample in samples_of(batch, own)]
-    tolerances = _tolerances(graph)
+    tolerances = _tolerances(graph, options)
     reports, written = {}, []
     for scheme in options.schemes:
         path = folder / f"{graph.name}-{scheme}.onnx"
-        reports[scheme] = int8.quantise(model, path, data, scheme, hexagon.quantised_wholly, hexagon.STRENGTHS)
+        reports[scheme] = int8.quantise(
+            model, path, data, scheme, hexagon.quantised_wholly, hexagon.STRENGTHS, options.max_error, operator_groups
+        )
         compiled = hexagon.compile_context(path, chip)
         notes = {"measure": "distance", "scheme": scheme}
         said = {
@@ -265,6 +275,7 @@ def _qnn(graph: Graph, folder: Path, made: Path, shared: Shared, options: Option
             "binary": compiled.binary.relative_to(made).as_posix(), "binary_bytes": compiled.binary.stat().st_size,
             "compile_seconds": round(compiled.seconds, 2), "operators": hexagon.operators(path),
             "largest_activation": hexagon.largest_activation(path), "run": hexagon.RUN_ON_PHONE,
+            "memory": None if compiled.memory is None else asdict(compiled.memory),
         }  # fmt: skip
         written.append(Written(path, tolerances[scheme], None, notes, data[0], "single"))
         emulated = CHIP * tolerances[scheme]
@@ -273,7 +284,9 @@ def _qnn(graph: Graph, folder: Path, made: Path, shared: Shared, options: Option
     return written
 
 
-def _tolerances(graph: Graph) -> Mapping[str, float]:
+def _tolerances(graph: Graph, options: Options) -> Mapping[str, float]:
+    if options.max_error is not None:
+        return dict.fromkeys(int8.SCHEMES, options.max_error)
     return ALONE if isinstance(graph.model, TokenMixer) else WHOLE
 
 
@@ -296,7 +309,7 @@ def _aoti(graph: Graph, folder: Path, made: Path, shared: Shared, options: Optio
     """A package of AOTInductor: machine code for this processor, which PyTorch's C++ runtime loads."""
     path = folder / f"{graph.name}.pt2"
     write_package(graph, path)
-    return [Written(path)]
+    return [Written(path, notes={BESIDE: path.with_suffix(".json").relative_to(made).as_posix()})]
 
 
 def _executorch(graph: Graph, folder: Path, made: Path, shared: Shared, options: Options) -> list[Written]:
@@ -304,7 +317,10 @@ def _executorch(graph: Graph, folder: Path, made: Path, shared: Shared, options:
     from polymix.export.executorch import write_program
 
     path = folder / f"{graph.name}.pte"
-    return [Written(path, notes={"xnnpack_parts": write_program(graph, path)})]
+    parts = write_program(graph, path)
+    return [
+        Written(path, notes={"xnnpack_parts": parts, BESIDE: path.with_suffix(".json").relative_to(made).as_posix()})
+    ]
 
 
 def _web_runtime(targets: Sequence[str], given: str | Path | None) -> Path | None:

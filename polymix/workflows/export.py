@@ -51,6 +51,7 @@ class Settings:
     trust: bool = False
     schemes: Sequence[str] = SCHEMES
     soc: str = DEFAULT_CHIP
+    max_error: float | None = None
     runtime: str | None = None
 
     def __post_init__(self) -> None:
@@ -85,7 +86,8 @@ def run(settings: Settings, out: Path, targets: Sequence[str], say: Callable[[st
     if settings.data is not None and (graphs[0].calibration is None or _holds_arrays(settings.data)):
         data = read_data(Path(settings.data), graphs[0].inputs)
     content = export_graphs(
-        graphs, out, targets, data=data, schemes=settings.schemes, soc=settings.soc, runtime=settings.runtime,
+        graphs, out, targets, data=data, schemes=settings.schemes, max_error=settings.max_error, soc=settings.soc,
+        runtime=settings.runtime,
         **_of_language(settings, graphs[0]),
     )  # fmt: skip
     for entry in {entry["path"]: entry for entry in content["files"]}.values():
@@ -202,6 +204,9 @@ def model_of(name: str, settings: Settings) -> list[Graph]:
     if folder.is_dir() and _is_run(folder):
         data = None if settings.data is None or _holds_arrays(settings.data) else settings.data
         return [trained_graph(SavedRun.of(folder), data)]
+    if name == DIGITS and not folder.exists():
+        cure = f"Train it: polymix train classify --out {DIGITS}."
+        raise OptionError("--model", f"{DIGITS}, which is no folder here", "a trained model", cure)
     source = load_model(name, settings.weights, classes=settings.classes, size=settings.image_size,
                         trust=settings.trust)  # fmt: skip
     model = source.model.eval()

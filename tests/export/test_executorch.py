@@ -25,6 +25,9 @@ def test_a_program_gives_the_numbers_of_pytorch(mixer, tmp_path):
     (entry,) = content["files"]
     assert entry["path"].endswith(".pte") and entry["error"] <= 1e-5 and entry["xnnpack_parts"] >= 1
     assert all(result.passed for result in polymix.export.check(tmp_path / "out"))
+    (tmp_path / "out" / entry["output_names"]).unlink()
+    with pytest.raises(errors.DataError, match=r"without executorch/model\.json"):
+        polymix.export.check(tmp_path / "out")
 
 
 def test_without_executorch_one_line_says_what_to_install(tmp_path, monkeypatch):

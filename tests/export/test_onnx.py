@@ -16,6 +16,8 @@ from polymix.export import write
 from polymix.export.graph import Graph
 from polymix.export.manifest import difference
 from polymix.export.modes import mixer_graphs, modes_of
+from tests.convert.cases import HOSTS
+from tests.convert.checks import stirred
 from tests.mixers.cases import CASES
 
 pytest.importorskip("onnxruntime", reason="untested: ONNX files, for which onnxruntime is needed (the export extra)")
@@ -201,3 +203,14 @@ def test_inputs_by_place_by_name_and_alone(tmp_path):
     assert Graph.of(built("pom"), x).inputs.keys() == {"x"}
     assert list(Graph.of(built("pom"), {"x": x, "mask": mask}).inputs) == ["x", "mask"]
     assert list(Graph.of(built("pom"), (x, x)).inputs) == ["x", "context"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", HOSTS)
+def test_whole_converted_models_of_every_library(library, tmp_path):
+    torch.manual_seed(0)
+    case = HOSTS[library]
+    model = polymix.convert(stirred(case.build().eval()), "pom").model.eval()
+    content = polymix.export.export(model, case.inputs(), tmp_path / "out")
+    assert max(entry["error"] for entry in content["files"]) <= 1e-5
+    assert content["files"][0]["free"] == ["batch"]

@@ -54,6 +54,7 @@ def test_the_manifest_says_what_was_compiled_for_which_chip(compiled):
     )
     assert entry["largest_activation"] == 16 * 2 * DIM or entry["largest_activation"] == 16 * DIM
     assert "qnn-net-run" in entry["run"]
+    assert entry["memory"] == {"reserved": 8 * 2**20, "spilled": 0}, "all of the chip's memory"
 
 
 def test_the_emulator_gives_the_numbers_of_pytorch(compiled):
