@@ -223,7 +223,7 @@ SPOILED = {
         "no box with a point"),
     "boxes without a size": (
         lambda root: change(root, "sample_annotation", lambda rows: [{**r, "size": [0, 1, 1]} for r in rows]), "size"),
-    "a category that is missing": (lambda root: change(root, "category", lambda rows: []), "category 'car'"),
+    "a category that is missing": (lambda root: change(root, "category", lambda rows: []), "category 'vehicle.car'"),
     "another sensor": (
         lambda root: change(root, "sensor", lambda rows: first(rows, channel="CAM_FRONT")), "the tables have CAM_FRONT"),
     "a table that is missing": (lambda root: (root / "v1.0-made" / "sample.json").unlink(), "sample.json"),
