@@ -96,9 +96,9 @@ def timm_swin() -> nn.Module:
 
 
 def own_vit() -> nn.Module:
-    return polymix.models.VisionTransformer(
-        polymix.SoftmaxConfig(heads=2), image_size=16, patch_size=4, dim=16, depth=2, classes=3
-    )
+    from polymix.models import VisionTransformer
+
+    return VisionTransformer(polymix.SoftmaxConfig(heads=2), image_size=16, patch_size=4, dim=16, depth=2, classes=3)
 
 
 MODELS: dict[tuple[str, str], tuple[Callable[[], nn.Module], Callable[[], Any]]] = {

@@ -163,6 +163,17 @@ def test_the_tables_of_hexagon_say_where_attention_stops(generate):
     assert "`SM8650`" in generate.TABLES["chips"]()
 
 
+def test_the_tables_of_quantised_mixers_and_libraries_say_what_the_docs_say(generate):
+    rows = json.loads((ROOT / "benchmarks/results/export/mixers.json").read_text())["rows"]
+    over = {(row["mixer"], row["target"], row["scheme"]) for row in rows if row["limited"] > row["limit"]}
+    assert over == {("padre:degree=3:grid=16x16", "qnn", "a16w8")}
+    coarse = {row["mixer"] for row in rows if row["scheme"] == "a16w8" and row.get("limited_emulated", 0) > 0.02}
+    assert coarse == {"qt", "linear", "softmax"}, "as docs/export/qnn.md says"
+    assert "| `qt` | 0.056 | 0.042, 2 tensors | 0.012 | 0.009, 1 tensor |" in generate.TABLES["quantised-mixers"]()
+    assert "refused" not in generate.TABLES["onnx-libraries"]()
+    assert len(generate.TABLES["emulated-mixers"]().splitlines()) == 2 + 8 + 2
+
+
 def test_a_runtime_is_compared_with_pytorch_and_with_attention_in_itself(generate, monkeypatch):
     def row(mixer, **more):
         return {"runtime": "OpenVINO", "tokens": 256, "mixer": mixer, "version": "1", "error": 1e-6, **more}
