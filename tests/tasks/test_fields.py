@@ -338,9 +338,9 @@ def test_the_sentence_about_the_floor_says_when_it_is_not_lower():
     def row(mixer, value, way="up"):
         return {"mixer": mixer, "metrics": {"m": value}, "directions": {"m": way}}
 
-    assert "without mixing" in floor_sentence([row("pom", 0.5), row("linear_floor", 0.5)])
-    assert "without mixing" not in floor_sentence([row("pom", 0.6), row("linear_floor", 0.5)])
-    assert "without mixing" in floor_sentence([row("pom", 0.6, "down"), row("linear_floor", 0.5, "down")])
+    assert "mixing added nothing" in floor_sentence([row("pom", 0.5), row("linear_floor", 0.5)])
+    assert "mixing added nothing" not in floor_sentence([row("pom", 0.6), row("linear_floor", 0.5)])
+    assert "mixing added nothing" in floor_sentence([row("pom", 0.6, "down"), row("linear_floor", 0.5, "down")])
     assert floor_sentence([row("pom", 0.6)]) is None
 
 

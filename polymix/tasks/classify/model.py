@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from polymix.errors import OptionError
+from polymix.errors import OptionError, check_int
+from polymix.limits import LAYERS
 from polymix.mixers import MixerConfig
 from polymix.models import VisionTransformer
 from polymix.tasks.classify.data import ImageSets
@@ -37,6 +38,7 @@ def _host_options(recipe: ImageRecipe, channels: int, classes: int) -> dict[str,
 
 def _mixers(recipe: ImageRecipe) -> list[MixerConfig]:
     """The mixer of each block of our own model, with as many parameters as attention where the recipe asks for it."""
+    check_int("depth", recipe.depth, 1, LAYERS)
     layers = [f"blocks.{place}" for place in range(recipe.depth)]
     return list(recipe.mixers_for(layers, recipe.dim if recipe.match_parameters else None).values())
 

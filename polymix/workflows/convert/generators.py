@@ -60,7 +60,7 @@ def load_generator(folder: Path, trust: bool, allowed: str) -> Generator | None:
             check_model(lambda: kind.from_config(config), "--model", str(folder))
             if not kept:
                 return Generator(kind.from_config(config), False)
-            return Generator(kind.from_pretrained(folder, local_files_only=True), True)
+            return Generator(kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False), True)
     except OptionError:
         raise
     except Exception as error:  # whatever the library raises for a damaged folder

@@ -196,7 +196,8 @@ def test_diffusion_trains_with_classes_and_draws_guided(tmp_path, variance, caps
                      steps=2, path="linear")  # fmt: skip
     train(recipe, tmp_path / "run", data_folder=tmp_path)
     content = json.loads((tmp_path / "run" / "results.json").read_text())
-    assert content["rows"][0]["host"] == "DiT, given the class (dpm++, 2 steps, guidance 2)"
+    fixed = ", fixed variance" if variance == "fixed" else ""
+    assert content["rows"][0]["host"] == f"DiT{fixed}, given the class (dpm++, 2 steps, guidance 2)"
     assert f"Diffusion in 1,000 steps, target noise, variance {variance}" in content["about"]["describe"]
     assert content["rows"][0]["metrics"]["fd"] > 0 and content["rows"][0]["metrics"]["fd_plain"] > 0
     pipe = ImagesPipeline.from_pretrained(tmp_path / "run")
