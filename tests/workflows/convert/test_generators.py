@@ -1,6 +1,7 @@
 """`polymix convert` for generators: folders of polymix and of diffusers, distilled on noise alone."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -82,5 +83,6 @@ def test_dit_of_diffusers(run, fails):
     loaded = polymix.load_pretrained("out")
     call = {"hidden_states": torch.zeros(1, 4, 8, 8), "timestep": torch.tensor([3]), "class_labels": torch.tensor([1])}
     assert loaded(**call).sample.shape == (1, 8, 8, 8)
+    shutil.rmtree("out")
     Path("dit/config.json").write_text('{"_class_name": "NoSuchModel"}')
     fails("--model", "dit", named="a model of diffusers")
