@@ -47,7 +47,8 @@ def test_groups_of_a_graph():
 
 @pytest.mark.parametrize("target", ["int8", "qnn"])
 def test_an_error_is_kept_and_the_report_says_how(target, tmp_path):
-    pytest.importorskip("onnxruntime_qnn" if target == "qnn" else "onnxruntime", reason="untested: 16 bits")
+    package = "onnxruntime_qnn" if target == "qnn" else "onnxruntime"
+    pytest.importorskip(package, reason=f"untested: an error that is kept, for which {package} is needed")
     command = ["export", "--mixer", "padre:grid=4x4:kernel_size=3", "--dim", str(DIM), "--tokens", "16", "--target",
                target, "--max-error", "0.012", "--schemes", "a16w8", "--out", str(tmp_path / "out")]  # fmt: skip
     with pytest.raises(SystemExit) as end:
@@ -64,7 +65,7 @@ def test_an_error_is_kept_and_the_report_says_how(target, tmp_path):
 
 def test_weights_that_are_cut_out_of_others_are_quantised(tmp_path):
     """The parts of a fused projection are constants of the file, so that they are stored in 8 bits."""
-    pytest.importorskip("onnxruntime", reason="untested: 8 bits")
+    pytest.importorskip("onnxruntime", reason="untested: an error that cannot be kept, for which onnxruntime is needed")
     mixer = polymix.create_mixer("qt", 64).eval()
     polymix.export.export(mixer, torch.randn(2, 16, 64), tmp_path / "out", ("int8",), schemes=("a8w8",))
     model = onnx.load(tmp_path / "out/int8/model-a8w8.onnx")
