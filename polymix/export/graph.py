@@ -31,7 +31,7 @@ OPSET = 21
 LONGEST = 1 << 20  # of a free axis
 LARGE = 1_800_000_000  # bytes of weights from which they lie in a file beside the graph: protobuf ends at 2 GiB
 STANDARD = ("", "ai.onnx")
-SHAPING = ("Reshape", "Transpose", "Slice", "Squeeze", "Unsqueeze", "Split")
+CUTS = ("Reshape", "Transpose", "Slice", "Squeeze", "Unsqueeze", "Split")
 Axes = dict[str, dict[int, str]]
 
 
@@ -274,7 +274,7 @@ def _of_weights(node: Any) -> bool | None:
     Not where another operator reads the weights, as an embedding's, that would then be stored twice.
     """
     read = [reader for value in node.inputs[:1] for reader in value.consumers()]
-    return True if all(each.op_type in SHAPING for each in [node, *read]) else None
+    return True if all(each.op_type in CUTS for each in [node, *read]) else None
 
 
 def _stable_sort(x: Any, *, stable: bool = True, dim: int = -1, descending: bool = False) -> tuple[Any, Any]:

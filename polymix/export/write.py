@@ -309,7 +309,7 @@ def _aoti(graph: Graph, folder: Path, made: Path, shared: Shared, options: Optio
     """A package of AOTInductor: machine code for this processor, which PyTorch's C++ runtime loads."""
     path = folder / f"{graph.name}.pt2"
     write_package(graph, path)
-    return [Written(path, notes={BESIDE: path.with_suffix(".json").relative_to(made).as_posix()})]
+    return [Written(path, notes=_names_beside(path, made))]
 
 
 def _executorch(graph: Graph, folder: Path, made: Path, shared: Shared, options: Options) -> list[Written]:
@@ -318,9 +318,12 @@ def _executorch(graph: Graph, folder: Path, made: Path, shared: Shared, options:
 
     path = folder / f"{graph.name}.pte"
     parts = write_program(graph, path)
-    return [
-        Written(path, notes={"xnnpack_parts": parts, BESIDE: path.with_suffix(".json").relative_to(made).as_posix()})
-    ]
+    return [Written(path, notes={"xnnpack_parts": parts, **_names_beside(path, made)})]
+
+
+def _names_beside(path: Path, made: Path) -> dict[str, str]:
+    """What the manifest says of a file whose outputs are named by another one beside it."""
+    return {BESIDE: path.with_suffix(".json").relative_to(made).as_posix()}
 
 
 def _web_runtime(targets: Sequence[str], given: str | Path | None) -> Path | None:

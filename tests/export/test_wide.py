@@ -65,7 +65,7 @@ def test_an_error_is_kept_and_the_report_says_how(target, tmp_path):
 
 def test_weights_that_are_cut_out_of_others_are_quantised(tmp_path):
     """The parts of a fused projection are constants of the file, so that they are stored in 8 bits."""
-    pytest.importorskip("onnxruntime", reason="untested: an error that cannot be kept, for which onnxruntime is needed")
+    pytest.importorskip("onnxruntime", reason="untested: weights in 8 bits, for which onnxruntime is needed")
     mixer = polymix.create_mixer("qt", 64).eval()
     polymix.export.export(mixer, torch.randn(2, 16, 64), tmp_path / "out", ("int8",), schemes=("a8w8",))
     model = onnx.load(tmp_path / "out/int8/model-a8w8.onnx")

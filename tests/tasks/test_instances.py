@@ -25,7 +25,9 @@ from polymix.tasks.saved import SavedRun
 from tests.tasks.box_files import entry, write_coco
 
 cure_torchvision()
-torchvision = pytest.importorskip("torchvision", reason="untested: Mask R-CNN, for which torchvision is needed (the detection extra)")
+torchvision = pytest.importorskip(
+    "torchvision", reason="untested: Mask R-CNN, for which torchvision is needed (the detection extra)"
+)
 
 
 def test_a_run_measures_masks_and_predicts_them(tmp_path, monkeypatch):
