@@ -45,7 +45,10 @@ def command(
     ] = "a8w8,a16w8",
     max_error: Annotated[
         float | None,
-        typer.Option(help="Of int8 and qnn: as few products as it takes get 16 bits until the error is at most this."),
+        typer.Option(
+            help="Of int8 and qnn: as few products as it takes get 16 bits until the error is at most this. Default for "
+            "a mixer alone: 0.05 in a8w8, 0.01 in a16w8."
+        ),
     ] = None,
     soc: Annotated[
         str, typer.Option(help="Chip of qnn: a name, a model or Qualcomm's number, such as SM8650 or 57.")

@@ -1,4 +1,4 @@
-"""Mixers on the command line: "padre:degree=3", "padre-3", "pom:degree=3:expand=1"."""
+"""Mixers on the command line: "padre:degree=3", "padre-3:grid=16x16", "pom:degree=3:expand=1"."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def parse_mixer(text: str, *, standalone: bool = False) -> tuple[str, MixerConfi
     """
     if not isinstance(text, str):
         raise OptionError("mixer", repr(text), "a text such as 'padre:degree=3'", "Pass a name, with options after it.")
-    short = re.fullmatch(r"(\w+)-(\d+)", text.strip())
+    short = re.fullmatch(r"(\w+)-(\d+)(:.*)?", text.strip())
     if short:
-        text = f"{short[1]}:degree={short[2]}"
+        text = f"{short[1]}:degree={short[2]}{short[3] or ''}"
     name, *words = text.strip().split(":")
     config = config_class(name)
     options = parse_options(_with_structures(words, {f.name for f in fields(config)}), config.annotations())

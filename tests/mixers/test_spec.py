@@ -12,6 +12,7 @@ from polymix.workflows.compare.run import Settings
 @pytest.mark.parametrize(("text", "label", "config"), [
     ("padre:degree=3", "padre-3", polymix.PadreConfig(degree=3)),
     ("padre-3", "padre-3", polymix.PadreConfig(degree=3)),
+    ("padre-3:kernel_size=7", "padre:degree=3:kernel_size=7", polymix.PadreConfig(degree=3, kernel_size=7)),
     ("pom:degree=3:expand=1", "pom:degree=3:expand=1", polymix.PomConfig(degree=3, expand=1)),
     ("pom:expand=1.5:bias=false", "pom:expand=1.5:bias=false", polymix.PomConfig(expand=1.5, bias=False)),
     ("padre:degree=3:terms=1x3:A=identity/depthwise/depthwise", "padre:degree=3:terms=1x3:A=identity/depthwise/depthwise",

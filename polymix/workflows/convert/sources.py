@@ -233,11 +233,13 @@ def _transformers(folder: Path, architecture: str, kept: bool) -> Source:
 def build_by_name(
     library: str, name: str, state: Mapping[str, Tensor], *, classes: int | None = None, size: int | None = None
 ) -> nn.Module:
-    """A model of timm or torchvision with untrained weights.
+    """A model of timm, also of those that polymix.timm adds, or of torchvision, with untrained weights.
 
     size: of the images, where the model has that option. classes: of the head; None: as many as in `state`.
     """
     models: Any = load_library("timm" if library == "timm" else "torchvision.models")
+    if library == "timm":
+        import polymix.timm  # noqa: F401  registers padre2_deit_tiny_patch16_224 …
     if not (models.is_model(name) if library == "timm" else name in models.list_models()):
         known = ", ".join(nearest_first(name, models.list_models())[:5])
         raise OptionError("--model", f"{library}/{name}", f"a model of {library}, such as {known}", "")

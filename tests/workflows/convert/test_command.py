@@ -187,6 +187,8 @@ def test_a_model_of_torchvision(run, monkeypatch):
 def test_a_model_by_name_fits_the_data(place):
     model = load_model(TIMM[1], classes=2, size=48).model
     assert model.head.out_features == 2 and pixels(model) == (48, 48)
+    ours = load_model("timm/qt_vit_b0", classes=2).model  # a name that polymix.timm adds
+    assert any(isinstance(part, polymix.mixers.TokenMixer) for part in ours.modules())
     anywhere = load_model("timm/test_resnet", size=48).model  # takes images of any size
     assert random_input(anywhere, size=48).shape == (1, 3, 48, 48) and random_input(anywhere).shape == (1, 3, 160, 160)
 
