@@ -46,8 +46,8 @@ def command(
     max_error: Annotated[
         float | None,
         typer.Option(
-            help="Of int8 and qnn: as few products as it takes get 16 bits until the error is at most this. Default for "
-            "a mixer alone: 0.05 in a8w8, 0.01 in a16w8."
+            help="Of int8 and qnn: as few products as it takes get 16 bits until the error is at most this. Default "
+            "for a mixer alone: 0.05 in a8w8, 0.01 in a16w8."
         ),
     ] = None,
     soc: Annotated[
