@@ -267,7 +267,13 @@ def _qnn(graph: Graph, folder: Path, made: Path, shared: Shared, options: Option
     for scheme in options.schemes:
         path = folder / f"{graph.name}-{scheme}.onnx"
         reports[scheme] = int8.quantise(
-            model, path, data, scheme, hexagon.quantised_wholly, hexagon.STRENGTHS, _limit(graph, options, scheme),
+            model,
+            path,
+            data,
+            scheme,
+            hexagon.quantised_wholly,
+            hexagon.STRENGTHS,
+            _limit(graph, options, scheme),
             operator_groups,
         )
         compiled = hexagon.compile_context(path, chip)
