@@ -28,6 +28,7 @@ PER_SCENE = 3
 SEARCHED = 4  # digits beside the one at the top left
 SIDE = 8  # pixels a side of a digit in "same"; they stand at multiples of it
 TEST_SHARE = 0.2  # of the digits, and of each photograph's width
+LARGEST = 128  # sides of a scene in pixels: the width of a photograph's part for tests
 
 
 def classes_of(question: str) -> tuple[str, ...]:
@@ -71,7 +72,7 @@ def make(
     Args:
         count: how many there are.
         question: "which", "what" or "same".
-        size: sides of a scene in pixels.
+        size: sides of a scene in pixels, at most LARGEST.
         sides: the smallest and the largest side of a digit, at most half of `size`; None: 16 and 26, or 8 in "same".
         snap: digits stand at multiples of so many pixels; None: 1, or 8 in "same".
     """
@@ -79,7 +80,7 @@ def make(
     sides = sides or ((SIDE, SIDE) if search else (16, 26))
     snap = snap or (SIDE if search else 1)
     check_int("count", count, 1)
-    check_int("size", size, (4 if search else 2) * max(sides))
+    check_int("size", size, (4 if search else 2) * max(sides), LARGEST)
     places = {name: place for place, name in enumerate(classes_of(question))}
     (digits, labels), backgrounds = _digits(), photographs()
     shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))

@@ -12,7 +12,7 @@ from polymix.tasks import runner, scenes
 from polymix.tasks.boxes.fitting import fit
 from polymix.tasks.boxes.pictures import Mistakes
 from polymix.tasks.boxes.precision import average_precision
-from polymix.tasks.detect.data import made, read
+from polymix.tasks.detect.data import load, made, read
 from polymix.tasks.detect.losses import assign, dense_loss, focal, giou
 from polymix.tasks.detect.metrics import choose
 from polymix.tasks.detect.model import HEADS, DenseDetector, _model, check
@@ -51,6 +51,20 @@ def test_the_digit_at_the_top_left_says_which_one_is_the_only_object(monkeypatch
             assert len(rows) == len(columns) == 8 and rows[0] % 8 == columns[0] % 8 == 0
     with pytest.raises(OptionError, match="32"):
         next(scenes.make(1, question="same", size=16))
+
+
+def test_scenes_are_no_larger_than_the_photographs_and_grow_to_larger_images(tmp_path):
+    """Sizes of the paper preset used to ask for a part of a photograph that does not exist."""
+    with pytest.raises(OptionError, match="from 52 to 128"):
+        next(scenes.make(1, size=256, test=True))
+    whole = next(scenes.make(1, size=scenes.LARGEST, test=True))
+    assert whole["image"].shape == (3, 128, 128) and whole["masks"].any((1, 2)).all()
+    recipe = DetectRecipe(image_size=256, question="what", scenes=1, test_scenes=1)
+    data = load(recipe, tmp_path, print)
+    for part in (data.train, data.test):
+        image, target = part[0]
+        assert image.shape == (3, 256, 256) and image[:, -8:, -8:].any(), "grown, not padded"
+        assert target["boxes"].max() <= 256 and (target["boxes"][:, 2:] - target["boxes"][:, :2]).min() > 16
 
 
 def test_only_the_mixers_join_tokens_of_the_default_detector():

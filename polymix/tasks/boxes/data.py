@@ -103,7 +103,7 @@ def load(recipe: PicturesRecipe, folder: Path, say: Callable[[str], None]) -> De
     else:
         if recipe.data is None:
             made(folder, recipe.seed, question=recipe.question, count=recipe.scenes, tests=recipe.test_scenes,
-                 size=recipe.image_size)  # fmt: skip
+                 size=min(recipe.image_size, scenes.LARGEST))  # fmt: skip
         train, test, classes = read(folder if recipe.data is None else Path(recipe.data), recipe.layout, mistakes)
         name = MADE if recipe.data is None else str(recipe.data)
     if recipe.with_masks:

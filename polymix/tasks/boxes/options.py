@@ -26,7 +26,7 @@ class PicturesRecipe(TaskRecipe):
         mistakes: "refuse" stops at the first mistake in the annotations; "skip" leaves such entries out.
         question: of the default data: "same", find the digit that stands at the top left; "which", the smallest,
             middle or largest of a scene's digits; in both only the other digits tell. "what", the digit itself.
-        scenes, test_scenes: how many the default data has.
+        scenes, test_scenes: how many the default data has. They have at most 128 pixels a side, and grow to image_size.
         image_size: sides to which pictures are fitted, in pixels; a multiple of 16. Their shape is kept.
         short_sides: of the pictures in pixels, one of which is drawn for a training picture, and the largest of which
             others get; (): as large as fits. No picture grows beyond image_size.

@@ -13,6 +13,7 @@ from polymix.tasks.boxes.data import UNUSED, DetectionData, Fitted
 from polymix.tasks.boxes.pictures import Mistakes, Picture, Pictures
 from polymix.tasks.faces import scenes, wider
 from polymix.tasks.faces.recipe import FacesRecipe
+from polymix.tasks.scenes import LARGEST
 
 LAYOUTS = ("wider",)
 MADE = "faces pasted into photographs"
@@ -29,7 +30,8 @@ class FaceData(DetectionData):
 def load(recipe: FacesRecipe, folder: Path, say: Callable[[str], None]) -> FaceData:
     """The default data, which is made in `folder`, or WIDER FACE's folder."""
     if recipe.data is None:
-        made(folder, recipe.seed, count=recipe.scenes, tests=recipe.test_scenes, size=recipe.image_size)
+        made(folder, recipe.seed, count=recipe.scenes, tests=recipe.test_scenes,
+             size=min(recipe.image_size, LARGEST))  # fmt: skip
     mistakes = Mistakes()
     root = folder if recipe.data is None else Path(recipe.data)
     train, test, counted = read(root, mistakes)

@@ -30,7 +30,7 @@ class FacesRecipe(TaskRecipe):
         smallest_anchor: side in pixels of the smallest anchor, at stride 8. Each level has three sizes, and
             those of the next level are twice as large.
         image_size: sides to which pictures are fitted, in pixels; a multiple of 32. Their shape is kept.
-        scenes, test_scenes: how many the default data has.
+        scenes, test_scenes: how many the default data has. They have at most 128 pixels a side, and grow to image_size.
         mistakes: "refuse" stops at the first mistake in the annotations; "skip" leaves such entries out.
     """
 

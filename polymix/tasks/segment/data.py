@@ -105,7 +105,7 @@ def load(recipe: SegmentRecipe, folder: Path, say: Callable[[str], None]) -> Seg
     Raises DataError with the first mistake, by file and entry. Every label map is read, and every picture's header.
     """
     if recipe.data is None:
-        sizes = {"count": recipe.scenes, "tests": recipe.test_scenes, "size": recipe.crop}
+        sizes = {"count": recipe.scenes, "tests": recipe.test_scenes, "size": min(recipe.crop, scenes.LARGEST)}
         made(folder / "segment", recipe.seed, question=recipe.question, **sizes)
         say(f"{MADE}, in the layout of ADE20K: {folder / 'segment'}")
     source = folder / "segment" if recipe.data is None else Path(recipe.data)

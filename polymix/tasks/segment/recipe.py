@@ -43,7 +43,7 @@ class SegmentRecipe(TaskRecipe):
         classes: how many there are; None: as many as the layout names, or as the labels show.
         question: of the default data: "what", which digit a pixel belongs to; "which", whether the digit is the
             smallest, the middle or the largest of its scene.
-        scenes, test_scenes: how many the default data has.
+        scenes, test_scenes: how many the default data has, of at most 128 pixels a side.
     """
 
     steps: int = 1200
