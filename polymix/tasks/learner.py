@@ -206,7 +206,7 @@ class Learner(LightningModule):
                 f"{self.unit}_per_second": round(speed, 0 if speed >= 100 else 3),
             }
             self.note({"step": step, **self.numbers, **seen})
-            self._restart_clock()
+            self.restart_clock()
         if step % self.recipe.evaluate_every == 0 or step == self.recipe.steps:
             with self.trainer.precision_plugin.forward_context(), resting(self.best):
                 self.before_measuring(self.best)
@@ -216,7 +216,7 @@ class Learner(LightningModule):
                     plain = self.measure(self.model, self.process)
                 found |= {f"{name}_plain": plain[name] for name in self.measures_plain if name in plain}
             self.note({"step": step, **found})
-            self._restart_clock()
+            self.restart_clock()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["polymix"] = self.settings
@@ -238,7 +238,8 @@ class Learner(LightningModule):
         self.best.load_state_dict(self.kept["weights"])
         return {**self.measure(self.best, self.process), **found, "kept_step": self.kept["step"]}
 
-    def _restart_clock(self) -> None:
+    def restart_clock(self) -> None:
+        """Count the speed anew, after what is not training."""
         self.seen, self.clock = 0, time.perf_counter()
 
     def _average(self, average: nn.Module, step: int) -> None:

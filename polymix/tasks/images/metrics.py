@@ -146,7 +146,7 @@ def draw(model: Any, data: GeneratorData, recipe: ImagesRecipe, folder: Path) ->
         paths.append(folder / "training.png")
         kept = sorted(data.history.items())
         chosen = kept if len(kept) <= 8 else [kept[place * (len(kept) - 1) // 7] for place in range(8)]
-        save_rows(paths[-1], [(f"{step:,} steps", data.pictures(images)) for step, images in chosen])
+        save_rows(paths[-1], [(f"step {step:,}", data.pictures(images)) for step, images in chosen])
     if recipe.conditional and recipe.class_dropout:
         paths.append(folder / "guidance.png")
         save_rows(paths[-1], [_guided(model, data, recipe, omega, 2 * columns) for omega in GUIDANCE])

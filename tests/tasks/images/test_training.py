@@ -10,7 +10,7 @@ from PIL import Image
 from polymix.cli import main
 from polymix.errors import DataError, OptionError
 from polymix.models import Diffusion, Flow
-from polymix.tasks.images import ImagesPipeline, ImagesRecipe, check, load
+from polymix.tasks.images import ImagesPipeline, ImagesRecipe, check, load, metrics
 from polymix.tasks.images.data import Noised
 from polymix.tasks.images.learner import Learner
 from polymix.tasks.images.metrics import draw, paper
@@ -54,6 +54,19 @@ def test_a_run_with_classes_measures_everything_and_names_its_sampler(by_class):
         with Image.open(by_class / name) as shown:
             assert min(shown.size) > 50, name
     assert 0 <= content["data"]["judge_accuracy"] <= 1
+
+
+def test_images_are_drawn_at_halvings_of_the_steps(tmp_path, monkeypatch):
+    """To show how digits come about, more often than they are measured; as often when the run is resumed."""
+    shown, save = {}, metrics.save_rows
+
+    def save_rows(path, rows):
+        shown[path.name] = [name for name, _ in rows]
+        save(path, rows)
+
+    monkeypatch.setattr(metrics, "save_rows", save_rows)
+    train(replace(TINY, control=False, steps=8, evaluate_every=8, checkpoint_every=4), tmp_path / "run")
+    assert shown["training.png"] == ["step 1", "step 2", "step 4", "step 8"]
 
 
 def test_plain_weights_are_others_than_averaged_ones(by_class):
