@@ -154,7 +154,7 @@ def _entrypoint(name: str, mixer: str, host: str, matched: bool) -> Callable[...
         match = "parameters" if matched and asked is None else asked
         model: Any = create(mixer, host, pretrained=pretrained, match=match, **options)
         given = pretrained_cfg_overlay or {}
-        own = {"architecture": name, "hf_hub_id": None, "url": ""}
+        own = {"architecture": name, "polymix_host": host, "hf_hub_id": None, "url": ""}
         model.pretrained_cfg = model.default_cfg = {**model.pretrained_cfg, **given, **own}
         return model
 

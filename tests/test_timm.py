@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import polymix
 from polymix.compat import cure_torchvision
 from polymix.errors import OptionError
 
@@ -53,6 +54,16 @@ def test_timm_creates_models_with_its_own_options(name, options):
     assert torch.equal(model(images), model(images))
     copied.load_state_dict(model.state_dict())
     assert timm.data.resolve_data_config({}, model=model)["mean"] == tuple(model.pretrained_cfg["mean"])
+
+
+@pytest.mark.parametrize("name", ["padre2_deit_tiny_patch16_224", "qt_vit_b0"])
+def test_models_are_saved_and_loaded(name, tmp_path):
+    """Saved as the host whose layers the recipe replaces: the name's own model has none left to replace."""
+    model = timm.create_model(name, **(SMALL if "deit" in name else TINY), num_classes=3).eval()
+    polymix.save_pretrained(model, tmp_path / "saved")
+    loaded, x = polymix.load_pretrained(tmp_path / "saved").eval(), torch.randn(1, 3, 224, 224)
+    with torch.no_grad():
+        assert torch.equal(loaded(x), model(x))
 
 
 @pytest.mark.slow

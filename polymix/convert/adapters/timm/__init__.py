@@ -16,8 +16,12 @@ __all__ = ["blocks", "build_model", "hybrids", "maps", "read_recipes", "sam", "s
 
 
 def read_recipes(model: Any) -> Iterator[Recipe]:
-    """The architecture's name, with the arguments that timm kept or that can be read off the model."""
-    name = (getattr(model, "pretrained_cfg", None) or {}).get("architecture")
+    """The architecture's name, with the arguments that timm kept or that can be read off the model.
+
+    Of a model of polymix.timm it is that of the host, whose layers the recipe replaces.
+    """
+    stated = getattr(model, "pretrained_cfg", None) or {}
+    name = stated.get("polymix_host") or stated.get("architecture")
     head = model.get_classifier() if hasattr(model, "get_classifier") else None
     first = next((part for part in model.modules() if isinstance(part, nn.Conv2d)), None)
     drops = [part.drop_prob for part in model.modules() if type(part).__name__ == "DropPath"]
