@@ -229,13 +229,14 @@ def _onnx(graph: Graph, folder: Path, made: Path, shared: Shared, options: Optio
 
 def _int8(graph: Graph, folder: Path, made: Path, shared: Shared, options: Options) -> list[Written]:
     model, _ = float_graph(graph, made, shared)
-    data, tolerances = options.data or _calibration(graph), _tolerances(graph, options)
+    data = options.data or _calibration(graph)
     reports, written = {}, []
     for scheme in options.schemes:
         path = folder / f"{graph.name}-{scheme}.onnx"
-        reports[scheme] = int8.quantise(model, path, data, scheme, limit=_limit(graph, options, scheme))
+        limit, tolerance = _errors(graph, options, scheme)
+        reports[scheme] = int8.quantise(model, path, data, scheme, limit=limit)
         notes = {"measure": "distance", "scheme": scheme}
-        written.append(Written(path, tolerances[scheme], None, notes, data[0] if options.data else None))
+        written.append(Written(path, tolerance, None, notes, data[0] if options.data else None))
     int8.write_report(folder / f"{graph.name}-{int8.REPORT}", reports)
     return written
 
@@ -262,19 +263,12 @@ def _qnn(graph: Graph, folder: Path, made: Path, shared: Shared, options: Option
     own = {key: value.cpu().numpy() for key, value in single.inputs.items()}
     given = options.data or _calibration(graph)
     data = [sample for batch in given for sample in samples_of(batch, own)]
-    tolerances = _tolerances(graph, options)
     reports, written = {}, []
     for scheme in options.schemes:
         path = folder / f"{graph.name}-{scheme}.onnx"
+        limit, tolerance = _errors(graph, options, scheme)
         reports[scheme] = int8.quantise(
-            model,
-            path,
-            data,
-            scheme,
-            hexagon.quantised_wholly,
-            hexagon.STRENGTHS,
-            _limit(graph, options, scheme),
-            operator_groups,
+            model, path, data, scheme, hexagon.quantised_wholly, hexagon.STRENGTHS, limit, operator_groups
         )
         compiled = hexagon.compile_context(path, chip)
         notes = {"measure": "distance", "scheme": scheme}
@@ -285,22 +279,17 @@ def _qnn(graph: Graph, folder: Path, made: Path, shared: Shared, options: Option
             "largest_activation": hexagon.largest_activation(path), "run": hexagon.RUN_ON_PHONE,
             "memory": None if compiled.memory is None else asdict(compiled.memory),
         }  # fmt: skip
-        written.append(Written(path, tolerances[scheme], None, notes, data[0], "single"))
-        emulated = CHIP * tolerances[scheme]
-        written.append(Written(compiled.context, emulated, None, {**notes, **said}, data[0], "single"))
+        written.append(Written(path, tolerance, None, notes, data[0], "single"))
+        written.append(Written(compiled.context, CHIP * tolerance, None, {**notes, **said}, data[0], "single"))
     int8.write_report(folder / f"{graph.name}-{int8.REPORT}", reports)
     return written
 
 
-def _limit(graph: Graph, options: Options, scheme: str) -> float | None:
-    """The error beyond which tensors get 16 bits: the user's, or that of a mixer alone."""
-    return AIMS[scheme] if options.max_error is None and isinstance(graph.model, TokenMixer) else options.max_error
-
-
-def _tolerances(graph: Graph, options: Options) -> Mapping[str, float]:
+def _errors(graph: Graph, options: Options, scheme: str) -> tuple[float | None, float]:
+    """The error beyond which tensors get 16 bits (None: none does), and that beyond which the export fails."""
     if options.max_error is not None:
-        return dict.fromkeys(int8.SCHEMES, options.max_error)
-    return ALONE if isinstance(graph.model, TokenMixer) else WHOLE
+        return options.max_error, options.max_error
+    return ALONE[scheme] if isinstance(graph.model, TokenMixer) else (None, WHOLE[scheme])
 
 
 def one_sample(graph: Graph) -> Graph:
@@ -363,9 +352,9 @@ def _web(graph: Graph, folder: Path, made: Path, shared: Shared, options: Option
     return [Written(path, free=free)]
 
 
-# Of the distance that a quantised mixer alone may have, and a whole model, in which errors add up layer by layer.
-AIMS = {"a8w8": 0.05, "a16w8": 0.01}  # of a mixer alone, whose few products are soon tried
-ALONE = {"a8w8": 0.1, "a16w8": 0.02}  # what it may have where its data, or the processor, keep it from that
+# Of a mixer alone: the distance from which its products, which are few and soon tried, get 16 bits; and the largest
+# that it may have. Of a whole model, in which errors add up layer by layer: the largest.
+ALONE = {"a8w8": (0.05, 0.1), "a16w8": (0.01, 0.02)}
 WHOLE = {"a8w8": 0.3, "a16w8": 0.1}
 CHIP = 2  # times as much after compiling: the processor rounds long sums and quotients, as of linear attention, more
 Writer = Callable[[Graph, Path, Path, "Shared", Options], "list[Written]"]

@@ -35,13 +35,15 @@ def test_quantised_files_hold_8_bit_weights_and_are_near(quantised):
     import onnx
 
     entries = {entry["path"]: entry for entry in json.loads((quantised / "manifest.json").read_text())["files"]}
+    reports = json.loads((quantised / "int8/model-report.json").read_text())
     for scheme, limit in (("a8w8", 0.05), ("a16w8", 0.01)):
         path = f"int8/model-{scheme}.onnx"
         assert 1e-4 < entries[path]["error"] < limit, "quantised, and near"
         weights = [part for part in onnx.load(quantised / path).graph.initializer if len(part.dims) >= 2]
-        kinds = {part.data_type for part in weights}
-        few = {onnx.TensorProto.INT16} if scheme == "a16w8" else set()  # of the weights, to keep the mixer's 0.01
-        assert onnx.TensorProto.INT8 in kinds and kinds <= {onnx.TensorProto.INT8} | few
+        wide = {f"{name}_quantized" for name in reports[scheme].get("in_16_bits", ())}
+        assert weights and {part.data_type for part in weights if part.name not in wide} == {onnx.TensorProto.INT8}
+        assert {part.data_type for part in weights if part.name in wide} <= {onnx.TensorProto.INT16}
+        assert not wide or scheme == "a16w8"
     assert entries["int8/model-a16w8.onnx"]["error"] < entries["int8/model-a8w8.onnx"]["error"]
 
 
