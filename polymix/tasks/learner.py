@@ -101,6 +101,10 @@ class Learner(LightningModule):
     def before_measuring(self, model: Any) -> None:
         """Called in evaluation, without gradients, before `model` is measured; the last time before it is saved."""
 
+    def shown_at(self, step: int) -> bool:
+        """Whether `before_measuring` is called after this step too, without a measurement; default: never."""
+        return False
+
     def train_dataloader(self) -> Any:
         """Batches of `data.train`, a data set, joined by `data.collate` if there is one; without end."""
         recipe, dataset, trainer = self.recipe, self.data.train, self.trainer
@@ -206,17 +210,21 @@ class Learner(LightningModule):
                 f"{self.unit}_per_second": round(speed, 0 if speed >= 100 else 3),
             }
             self.note({"step": step, **self.numbers, **seen})
-            self.restart_clock()
-        if step % self.recipe.evaluate_every == 0 or step == self.recipe.steps:
+            self._restart_clock()
+        measured = step % self.recipe.evaluate_every == 0 or step == self.recipe.steps
+        if measured or self.shown_at(step):
+            found: dict[str, Any] = {}
             with self.trainer.precision_plugin.forward_context(), resting(self.best):
                 self.before_measuring(self.best)
-                found = self.measure(self.best, self.process) if self.validate is None else self._choose(step)
+                if measured:
+                    found = self.measure(self.best, self.process) if self.validate is None else self._choose(step)
             if self.measures_plain and self.average is not None and step == self.recipe.steps:
                 with self.trainer.precision_plugin.forward_context(), resting(self.model):
                     plain = self.measure(self.model, self.process)
                 found |= {f"{name}_plain": plain[name] for name in self.measures_plain if name in plain}
-            self.note({"step": step, **found})
-            self.restart_clock()
+            if measured:
+                self.note({"step": step, **found})
+            self._restart_clock()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["polymix"] = self.settings
@@ -238,8 +246,7 @@ class Learner(LightningModule):
         self.best.load_state_dict(self.kept["weights"])
         return {**self.measure(self.best, self.process), **found, "kept_step": self.kept["step"]}
 
-    def restart_clock(self) -> None:
-        """Count the speed anew, after what is not training."""
+    def _restart_clock(self) -> None:
         self.seen, self.clock = 0, time.perf_counter()
 
     def _average(self, average: nn.Module, step: int) -> None:

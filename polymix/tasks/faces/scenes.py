@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from polymix.errors import MissingExtraError
-from polymix.tasks.scenes import background, free_place, photographs
+from polymix.errors import MissingExtraError, check_int
+from polymix.tasks.scenes import LARGEST, background, free_place, photographs
 
 FACES = 100
 HELD_OUT = 20  # faces, and as many other crops, that only test scenes have
@@ -42,6 +42,7 @@ def make(count: int, *, test: bool = False, size: int = 96, seed: int = 0) -> It
     The last fifth of the faces and of the other crops, and the right fifth of each photograph, are for test scenes
     alone. A scene has up to four faces and two or three other crops; every tenth has no face.
     """
+    check_int("size", size, 3 * SIDES[0], LARGEST)
     generator = torch.Generator().manual_seed(2 * seed + test)
     backgrounds = photographs()
 

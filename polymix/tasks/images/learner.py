@@ -7,7 +7,6 @@ from typing import Any
 from torch import Tensor
 
 from polymix.tasks import learner
-from polymix.tasks.learner import resting
 
 SHOWN = 10  # images drawn at every measurement and at HALVINGS of the steps, to show how training went
 HALVINGS = 5
@@ -32,13 +31,8 @@ class Learner(learner.Learner):
             batch_size=len(batch[0]), device=batch[0].device,
         )  # fmt: skip
 
-    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        super().optimizer_step(*args, **kwargs)
-        step, recipe = self.global_step + 1, self.recipe
-        if step % recipe.evaluate_every and step in {recipe.steps >> halving for halving in range(1, 1 + HALVINGS)}:
-            with self.trainer.precision_plugin.forward_context(), resting(self.best):
-                self.before_measuring(self.best)
-            self.restart_clock()
+    def shown_at(self, step: int) -> bool:
+        return step in {self.recipe.steps >> halving for halving in range(1, 1 + HALVINGS)}
 
     def before_measuring(self, model: Any) -> None:
         labels = [place % len(self.data.classes) for place in range(SHOWN)] if self.recipe.conditional else None

@@ -57,7 +57,7 @@ def test_a_run_with_classes_measures_everything_and_names_its_sampler(by_class):
 
 
 def test_images_are_drawn_at_halvings_of_the_steps(tmp_path, monkeypatch):
-    """To show how digits come about, more often than they are measured; as often when the run is resumed."""
+    """To show how digits come about, more often than they are measured."""
     shown, save = {}, metrics.save_rows
 
     def save_rows(path, rows):
@@ -65,7 +65,7 @@ def test_images_are_drawn_at_halvings_of_the_steps(tmp_path, monkeypatch):
         save(path, rows)
 
     monkeypatch.setattr(metrics, "save_rows", save_rows)
-    train(replace(TINY, control=False, steps=8, evaluate_every=8, checkpoint_every=4), tmp_path / "run")
+    train(replace(TINY, control=False, steps=8, evaluate_every=8), tmp_path / "run")
     assert shown["training.png"] == ["step 1", "step 2", "step 4", "step 8"]
 
 
