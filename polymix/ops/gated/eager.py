@@ -14,7 +14,7 @@ def by_head(x: Tensor, p: Tensor | None) -> Tensor:
     if p is None:
         return x
     # One factor for each channel: a tensor processor's compiler did not finish a view by heads of 16,384 tokens.
-    return x * p.t().repeat_interleave(x.shape[-1] // p.shape[0], dim=1).to(x.dtype)
+    return x * p.t().to(x.dtype).repeat_interleave(x.shape[-1] // p.shape[0], dim=1)
 
 
 def gated(
