@@ -1,4 +1,4 @@
-"""Adds to the wheel the C kernels, where there is a compiler, and the recipes of `polymix train`."""
+"""Adds the C kernels to the wheel, where there is a compiler."""
 
 import importlib.util
 import platform
@@ -12,9 +12,6 @@ class KernelsHook(BuildHookInterface):
     def initialize(self, version, build_data):
         if self.target_name != "wheel":
             return
-        if version != "editable":  # which finds them in the checkout
-            for recipe in Path(self.root).glob("recipes/*.py"):
-                build_data["force_include"][f"recipes/{recipe.name}"] = f"polymix/recipes/{recipe.name}"
         path = Path(self.root) / "polymix" / "ops" / "native" / "compile.py"
         spec = importlib.util.spec_from_file_location("polymix_compile", path)
         compiler = importlib.util.module_from_spec(spec)

@@ -2,7 +2,7 @@
 
     python benchmarks/compiled.py benchmarks/results/compiled.json
 
-"auto" decides by this table (FEW_IN_A_GRAPH in polymix/ops/dispatch.py). One graph per row, of fixed shapes, by
+"auto" decides by this table (MIN_TOKENS_IN_A_GRAPH in polymix/ops/dispatch.py). One graph per row, of fixed shapes, by
 Inductor; the compilation takes several minutes and is not part of the times. A row of training is a forward and a
 backward.
 """
@@ -20,9 +20,11 @@ from saving import save
 from target_steps.common import mixer, tokens
 
 import polymix
+from polymix.convert.tracing import Cotangents
 from polymix.measure.machine import manifest
 from polymix.measure.timing import interleaved
 
+COTANGENTS = Cotangents()
 MIXERS = ("padre-2", "pom", "qt", "poly_sa", "poly_nl")
 INFERENCE = ((64, 1), (196, 1), (576, 1), (1024, 1), (4096, 1))  # tokens and batch
 TRAINING = ((64, 1), (196, 16))
@@ -67,7 +69,8 @@ def prepare(case: Case, backend: str = "inductor") -> dict[str, Callable[[], Any
                 return
             module.zero_grad(set_to_none=True)
             x.grad = None
-            run(x).sum().backward()
+            y = run(x)
+            y.backward(COTANGENTS(y))
 
         call()
         calls[way] = call
@@ -82,7 +85,9 @@ def measure(prepared: Mapping[Case, Mapping[str, Callable[[], Any]]], seconds: f
         module = mixer(case.mixer, case.tokens)
         with torch.set_grad_enabled(case.training):
             impl = polymix.explain(module, tokens(case.tokens, batch=case.batch))[0].impl
-        rows.append({**case._asdict(), "plain": impl, "ms": {way: 1e3 * timings[way].median for way in calls}})
+        rows.append(
+            {**case._asdict(), "plain": impl, "clock": "wall", "ms": {way: 1e3 * timings[way].median for way in calls}}
+        )
     return rows
 
 

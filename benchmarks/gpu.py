@@ -16,7 +16,6 @@ import argparse
 import os
 import re
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -28,9 +27,10 @@ from gpu_steps import ceilings, checks, mixers, models, ops, others
 from gpu_steps.bench import DRY, QUICK, STEPS, Bench, Clock, Row, Sizes, begin
 from gpu_steps.report import report
 
-from polymix._io import check_device
-from polymix.errors import MissingExtraError, OptionError, PolymixError, check_choice
-from polymix.measure.machine import manifest
+from polymix.devices import check_device
+from polymix.errors import OptionError, PolymixError, check_choice
+from polymix.extras import needs
+from polymix.measure import Stopwatch, manifest
 
 JOBS = {
     "tests": checks.jobs, "ceilings": ceilings.jobs, "ops": ops.jobs, "paper": mixers.paper_jobs,
@@ -54,11 +54,8 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
 
 
 def machine(device: str, dry: bool) -> Row:
-    try:
+    with needs(why="PyTorch for CUDA brings it."):
         import triton
-    except ImportError as error:
-        cure = "pip install triton; PyTorch for CUDA brings it."
-        raise MissingExtraError("triton", "not installed", "an installed triton", cure) from error
     return {**manifest(device, torch.get_num_threads()), "triton": triton.__version__, "dry_run": dry}
 
 
@@ -87,7 +84,7 @@ def check(its: argparse.Namespace) -> None:
 
 
 def main(given: list[str] | None = None) -> int:
-    start, its = time.monotonic(), arguments(given)
+    watch, its = Stopwatch(), arguments(given)
     try:
         check(its)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
@@ -100,7 +97,8 @@ def main(given: list[str] | None = None) -> int:
     except PolymixError as error:
         print(f"gpu.py: {error}", file=sys.stderr)
         return 2
-    bench = Bench(its.device, sizes, path, content, start + its.budget, its.dry_run, Clock(its.device), its.pom)
+    bench = Bench(its.device, sizes, path, content, its.budget, its.dry_run, Clock(its.device), its.pom,
+                  watch)  # fmt: skip
     finished = True
     for step in STEPS:
         if step in NEEDED or step in its.only.split(","):

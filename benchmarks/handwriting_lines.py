@@ -16,9 +16,6 @@ Cells that the results file has already, measured on the same machine, are kept:
 
 import argparse
 import json
-import statistics
-import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,11 +23,11 @@ from typing import Any
 import torch
 from saving import save
 
-from polymix.measure import manifest, peak_memory
-from polymix.measure.timing import once
-from polymix.models.htr_vt import STRIDE, HtrVt
-from polymix.tasks.handwriting import HandwritingRecipe
-from polymix.tasks.handwriting.model import sized
+from polymix.domains.handwriting.htr_vt import HtrVt
+from polymix.domains.handwriting.recipe import STRIDE, HandwritingRecipe
+from polymix.domains.handwriting.task import HandwritingTask
+from polymix.errors import OptionError
+from polymix.measure import check_clock, in_turn, manifest, peak_memory
 
 MODELS = {  # PoM, Table 2, and others: the mixer, and the plan by which attention keeps blocks
     "softmax": ("softmax", None), "pom": ("pom", None), "hybrid": ("pom", "1:1"), "padre": ("padre", None),
@@ -38,20 +35,12 @@ MODELS = {  # PoM, Table 2, and others: the mixer, and the plan by which attenti
 }  # fmt: skip
 STEM = "stem"
 CLASSES = 90  # LAM's 89 characters, and the blank
-PAPER = {"softmax": 598, "pom": 675, "hybrid": 637}  # lines per second on LAM-Mul, on a GPU
 
 
 def host(name: str, dim: int, lines: int) -> HtrVt:
     mixer, plan = MODELS[name]
-    options = {"mixer": mixer, "plan": plan, "dim": dim, "lines": lines, "match_parameters": True}
-    return sized(HandwritingRecipe.paper().with_options(options), CLASSES).eval()
-
-
-def processor_time(call: Callable[[], Any]) -> float:
-    """Seconds of the processor that a call takes in this process."""
-    start = time.process_time()
-    call()
-    return time.process_time() - start
+    recipe = HandwritingRecipe.paper().changed(mixer=mixer, plan=plan, dim=dim, lines=lines, match_parameters=True)
+    return HandwritingTask(recipe).sized(CLASSES).eval()
 
 
 def cell(names: list[str], options: argparse.Namespace, lines: int) -> list[dict[str, Any]]:
@@ -64,14 +53,12 @@ def cell(names: list[str], options: argparse.Namespace, lines: int) -> list[dict
     calls |= {name: partial(model.read, x) for name, model in models.items()}
     with torch.inference_mode():
         peaks = {name: peak_memory(call, options.device) for name, call in calls.items()}  # warms up, too
-        times = {name: list[float]() for name in calls}
-        for _ in range(options.rounds):
-            for name, call in calls.items():
-                times[name].append(processor_time(call) if options.processor_time else once(call, options.device))
-    seconds = {name: statistics.median(values) for name, values in times.items()}
+        times = in_turn(calls, options.rounds, device=options.device, clock=options.clock)
+    seconds = {name: timing.median for name, timing in times.items()}
     return [
         {
             "model": name, "lines": lines, "tokens": width // STRIDE, "batch": options.batch, "rounds": options.rounds,
+            "clock": options.clock,
             "parameters": sum(parameter.numel() for parameter in models[name].parameters()),
             "stem_seconds": seconds[STEM], "transformer_seconds": seconds[name],
             "lines_per_second": round(lines * options.batch / (seconds[STEM] + seconds[name]), 3),
@@ -91,17 +78,20 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--processor-time", action="store_true", help="of one thread, in place of the clock's")
+    parser.add_argument("--processor-time", dest="clock", action="store_const", const="processor", default="wall",
+                        help="of one thread, in place of the clock's")  # fmt: skip
     options = parser.parse_args()
     names = options.only.split(",")
     if unknown := [name for name in names if name not in MODELS]:
         parser.error(f"--only: expected some of {', '.join(MODELS)}, got {unknown[0]}")
-    if options.processor_time and (options.threads > 1 or options.device != "cpu"):
-        parser.error("--processor-time: expected --threads 1 and --device cpu")
+    try:
+        check_clock(options.clock, device=options.device, threads=options.threads, argument="--processor-time")
+    except OptionError as error:
+        parser.error(str(error))
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    about = {"machine": manifest(options.device, options.threads), "dim": options.dim, "paper": PAPER,
-             "clock": "processor" if options.processor_time else "wall"}  # fmt: skip
+    about = {"machine": manifest(options.device, options.threads), "dim": options.dim,
+             "clock": options.clock}  # fmt: skip
     rows: list[dict[str, Any]] = []
     if options.out.exists() and (earlier := json.loads(options.out.read_text())) | {"rows": 0} == about | {"rows": 0}:
         rows = [row for row in earlier["rows"] if row["model"] in names]

@@ -15,8 +15,6 @@ for attention. Rows of earlier runs with the same settings stay in the file, so 
 import argparse
 import json
 import math
-import statistics
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,16 +22,18 @@ from typing import Any
 import torch
 from saving import save
 
-from polymix.measure import manifest
-from polymix.measure.timing import once, out_of_memory, peak_memory
+from polymix.domains.generation.flow import Flow
+from polymix.domains.generation.settings import SIZES
+from polymix.domains.generation.sit import SiT
+from polymix.errors import OptionError
+from polymix.measure import Stopwatch, check_clock, manifest, peak_memory, repeated
+from polymix.measure.clock import CLOCKS
+from polymix.measure.timing import Timing, out_of_memory
 from polymix.mixers.spec import parse_mixer
-from polymix.models.flow import Flow
-from polymix.models.sit import SIZES, SiT
 
 MIXERS = ("softmax", "pom", "qt", "padre", "poly_nl", "poly_sa", "linear", "linear_floor")
 TOKENS = (256, 4096, 16_384)
 STEPS = ("sampling", "training")
-CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 SLOW, FEW = 1.0, 1024  # seconds of a call that is not repeated; tokens of one that is fast
 STYLES = {"softmax": {"color": "black", "linewidth": 2.5}, "linear_floor": {"color": "grey", "linestyle": ":"}}
 
@@ -74,13 +74,6 @@ def step(kind: str, name: str, tokens: int, given: argparse.Namespace) -> tuple[
     return train, counts
 
 
-def timed(call: Callable[[], object]) -> float:
-    """Seconds of a call by the processor's clock."""
-    start = time.process_time()
-    call()
-    return time.process_time() - start
-
-
 def cell(kind: str, name: str, tokens: int, given: argparse.Namespace) -> dict[str, Any]:
     """Seconds of a step and the bytes that it holds.
 
@@ -90,13 +83,13 @@ def cell(kind: str, name: str, tokens: int, given: argparse.Namespace) -> dict[s
     call, counts = step(kind, name, tokens, given)
     if tokens <= FEW:
         peak_memory(call, device)  # which loads kernels and the profiler
-    clock = CLOCKS[given.clock]
-    start = clock()
+    watch = Stopwatch(given.clock, device)
     peak = peak_memory(call, device)
-    times = [clock() - start]
-    if times[0] < SLOW and not given.memory:
-        times = [once(call, device) if given.clock == "wall" else timed(call) for _ in range(given.rounds)]
-    return {**counts, "seconds": None if given.memory else statistics.median(times), "peak_bytes": peak}
+    timing = Timing((watch.seconds(),), given.clock)
+    if timing.median < SLOW and not given.memory:
+        timing = repeated(call, least=given.rounds, most=given.rounds, device=device, clock=given.clock)
+    seconds = None if given.memory else timing.median
+    return {**counts, "seconds": seconds, "clock": timing.clock, "peak_bytes": peak}
 
 
 def earlier(path: Path, machine: dict[str, Any], settings: dict[str, Any]) -> list[dict[str, Any]]:
@@ -169,12 +162,14 @@ def main() -> None:
     parser.add_argument("--longest", type=float, default=20.0, help="seconds of a step")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--clock", default="wall", choices=CLOCKS, help="cpu: of one thread, for a busy machine")
+    parser.add_argument("--clock", default="wall", choices=CLOCKS, help="processor: of one thread, for a busy machine")
     parser.add_argument("--memory", action="store_true", help="record memory alone: other work disturbs times")
     parser.add_argument("--busy", action="store_true", help="other work runs on the machine")
     given = parser.parse_args()
-    if given.clock == "cpu" and (given.threads != 1 or given.device != "cpu"):
-        parser.error("--clock cpu: expected --threads 1 on a CPU, as it adds the time of all threads")
+    try:
+        check_clock(given.clock, device=given.device, threads=given.threads, argument="--clock")
+    except OptionError as error:
+        parser.error(str(error))
     torch.set_num_threads(given.threads)
     machine = manifest(given.device, given.threads)
     settings = {name: getattr(given, name) for name in ("size", "depth", "rounds", "longest", "clock", "busy")}

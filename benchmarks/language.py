@@ -18,7 +18,6 @@ Run the same command again to continue an interrupted run.
 import argparse
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from language_steps.timing import measure
 from language_steps.training import train
 from saving import save
 
-from polymix.measure import manifest
+from polymix.measure import Stopwatch, manifest
 from polymix.models.language import parameters
 
 KINDS = ("train", "time", "decode", "length")
@@ -55,7 +54,7 @@ def find(kind: str, label: str, seed: int, threads: int, quick: bool) -> dict[st
 
 def measure_speed(content: dict[str, Any], given: argparse.Namespace) -> None:
     """Add the missing rows of "speed"; save after each. Rows of another machine are replaced."""
-    start, machine = time.monotonic(), manifest("cpu", given.threads)
+    watch, machine = Stopwatch(), manifest("cpu", given.threads)
     if content.get("speed", {}).get("machine") != machine:
         content["speed"] = {"machine": machine, "rows": []}
     rows = content["speed"]["rows"]
@@ -64,7 +63,7 @@ def measure_speed(content: dict[str, Any], given: argparse.Namespace) -> None:
         done = [row for row in rows if what.items() <= row.items() and row["context"] in contexts]
         if done or (given.models is not None and model not in given.models.split(";")):
             continue
-        if time.monotonic() - start > given.seconds:
+        if watch.seconds() > given.seconds:
             return
         for row in speed.measure(model, dtype, batch, contexts, given.threads, given.quick):
             rows.append({**what, **row})

@@ -19,25 +19,22 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import polymix
 from polymix.compat import cure_torchvision
+from polymix.train import published
 
 cure_torchvision()
 from torchvision.models.detection import maskrcnn_resnet50_fpn  # noqa: E402
 
 AT = "backbone.body.layer3.5"
 BLOCK, PICTURE = (1, 1024, 14, 14), (1, 3, 800, 1088)
-# The block, and what Poly-NL prints: multiply-adds in 10⁹ and parameters in millions (Table 1a), box and mask AP
-# (Table 1b; SE and GC: Table 2a).
-ROWS: list[tuple[str, str | None, tuple[float | None, float | None], tuple[float, float] | None]] = [
-    ("Mask R-CNN", None, (None, None), (37.9, 34.6)),
-    ("Poly-NL", "poly_nl:reduction=4", (0.14, 0.7), (39.2, 35.4)),
-    ("non-local", "non_local:rd_ratio=0.5:projection=false", (0.47, 2.1), (38.8, 35.4)),
-    ("SE", "se", (None, None), (38.1, 34.8)),
-    ("GC", "gc", (None, None), (38.8, 35.2)),
-    ("efficient attention", "efficient:reduction=8:heads=1", (0.11, 0.5), (38.9, 35.4)),
-    ("TESA", "tesa:reduction=2:bias=false", (0.94, 1.0), (39.5, 35.4)),
-    ("TESA, reduction 4", "tesa:reduction=4:bias=false", (0.94, 1.0), None),
-    ("LatentGNN", "latent_gnn:reduction=8:norm=batch", (0.13, 0.6), (38.9, 35.3)),
-]
+# The block, and the name under which Poly-NL's Table 1 prints it, if it is another.
+BLOCKS = {
+    "Mask R-CNN": "none", "Poly-NL": "poly_nl:reduction=4",
+    "Poly-NL, order 2": "poly_nl:reduction=4:order=2", "non-local": "non_local:rd_ratio=0.5:projection=false",
+    "SE": "se", "GC": "gc", "efficient attention": "efficient:reduction=8:heads=1",
+    "TESA": "tesa:reduction=2:bias=false", "TESA, reduction 4": "tesa:reduction=4:bias=false",
+    "LatentGNN": "latent_gnn:reduction=8:norm=batch",
+}  # fmt: skip
+PRINTED_AS = {"tesa:reduction=4:bias=false": "tesa:reduction=2:bias=false"}
 NOTES = {
     "TESA": (
         "The paper names a channel reduction of 2 (section 5.1.2). What it prints is what a reduction of 4 takes; "
@@ -56,6 +53,19 @@ def count(module: nn.Module, size: tuple[int, ...]) -> float:
     with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         module(torch.empty(size))
     return counter.get_total_flops() / 2e9
+
+
+def printed(mixer: str) -> dict[str, float | None]:
+    """What Poly-NL prints: multiply-adds in 10⁹, parameters in millions (Table 1a), box and mask AP (1b and 2a)."""
+    cost: dict[str, Any] = next(
+        (layer["figures"] for layer in published.layers() if layer["mixer"] == PRINTED_AS.get(mixer, mixer)), {}
+    )
+    precision: dict[str, float] = next(
+        (row["metrics"] for row in published.rows() if (row["domain"], row["mixer"]) == ("instances", mixer)), {}
+    )
+    AP, mask_AP = (None if name not in precision else round(100 * precision[name], 1) for name in ("AP", "mask_AP"))
+    return {"block_multiply_adds": cost.get("multiply_adds_G"), "block_parameters": cost.get("parameters_M"),
+            "AP": AP, "mask_AP": mask_AP}  # fmt: skip
 
 
 def row(label: str, mixer: str | None) -> dict[str, Any]:
@@ -79,10 +89,8 @@ def row(label: str, mixer: str | None) -> dict[str, Any]:
 
 def main() -> None:
     rows = []
-    for label, mixer, (operations, parameters), precision in ROWS:
-        line = row(label, mixer)
-        line["printed"] = {"block_multiply_adds": operations, "block_parameters": parameters,
-                           "AP": precision and precision[0], "mask_AP": precision and precision[1]}  # fmt: skip
+    for label, mixer in BLOCKS.items():
+        line = row(label, None if mixer == "none" else mixer) | {"printed": printed(mixer)}
         rows.append(line)
         print(f"{label}: {line['block_parameters']:.3f} M, {line['block_multiply_adds']:.3f} G, in all "
               f"{line['parameters']:.2f} M, {line['backbone_multiply_adds']:.2f} G", flush=True)  # fmt: skip

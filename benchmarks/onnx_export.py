@@ -1,6 +1,6 @@
 """Which mixers export to ONNX, in which modes, and how near ONNX Runtime's numbers are to PyTorch's.
 
-    pip install 'polymix[export]'
+    pip install -c constraints.txt ".[export]"
     python benchmarks/onnx_export.py benchmarks/results/onnx.json
 
 Each mixer (32 channels, 64 tokens, float32, default options, a grid where needed) is exported in each mode that it

@@ -1,6 +1,6 @@
 """Whole models of every library with adapters as ONNX: with their own attention, and converted.
 
-    pip install 'polymix[vision,text,detection,diffusion,export]'
+    pip install -c constraints.txt ".[vision,text,detection,diffusion,export]"
     python benchmarks/onnx_libraries.py benchmarks/results/export/libraries.json
 
 Small models with random weights, perturbed so that no layer is zero. Each is compared with PyTorch for several batch

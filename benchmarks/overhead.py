@@ -9,8 +9,6 @@ overhead.
 
 import argparse
 import math
-import statistics
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +19,7 @@ import torch.nn.functional as F
 from saving import save
 from torch import nn
 
-from polymix.measure import manifest
+from polymix.measure import manifest, repeated
 from polymix.mixers.spec import parse_mixer
 from polymix.ops.native import library
 
@@ -70,15 +68,8 @@ def stopped_at_the_first_kernel() -> Iterator[None]:
 
 def median_us(call: Any, repeats: int) -> float:
     """The lowest of 20 medians: the median of a stretch in which nothing else had the processor."""
-    medians = []
-    for _ in range(20):
-        times = []
-        for _ in range(repeats // 20):
-            start = time.perf_counter_ns()
-            call()
-            times.append(time.perf_counter_ns() - start)
-        medians.append(statistics.median(times))
-    return min(medians) / 1000
+    count = max(1, repeats // 20)
+    return 1e6 * min(repeated(call, least=count, most=count).median for _ in range(20))
 
 
 def until_the_first_kernel(mixer: nn.Module, x: torch.Tensor, repeats: int) -> float:
@@ -124,7 +115,15 @@ def main() -> None:
         few = torch.randn(1, 16, given.dim)
         with torch.no_grad():
             whole = median_us(lambda: mixer_of_few(few), given.repeats)  # noqa: B023
-        rows.append({"mixer": name, "tokens": given.tokens, "first_kernel_us": first, "call_16_tokens_us": whole})
+        rows.append(
+            {
+                "mixer": name,
+                "tokens": given.tokens,
+                "first_kernel_us": first,
+                "call_16_tokens_us": whole,
+                "clock": "wall",
+            }
+        )
         print(f"{name:12}{first:11.1f} µs{whole:9.1f} µs", flush=True)
     if given.out:
         save({"machine": manifest("cpu", given.threads), "rows": rows}, given.out)

@@ -15,9 +15,6 @@ changes. --only-clouds leaves the first part as the file has it.
 
 import argparse
 import json
-import statistics
-import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,21 +22,16 @@ from typing import Any
 import torch
 from saving import save
 
-from polymix.measure import manifest
-from polymix.measure.timing import once, peak_memory
+from polymix.convert.tracing import Cotangents
+from polymix.domains.segment3d.along import AlongCurve
+from polymix.domains.segment3d.curves import hilbert, z_order
+from polymix.measure import manifest, peak_memory, repeated
 from polymix.mixers.spec import parse_mixer
-from polymix.models.points import AlongCurve, hilbert, z_order
 
 MIXERS = ("softmax", "pom", "qt", "linear", "poly_nl", "padre")
 SPLIT = 96_000  # points that are one cloud or many
 LONG = 5.0  # seconds of a call that is timed once
 POINTS, WINDOWS = (10_000, 100_000, 1_000_000), (1024, 4096, 0)
-
-
-def processor_time(call: Callable[[], Any]) -> float:
-    start = time.process_time()
-    call()
-    return time.process_time() - start
 
 
 def split(name: str, points: int, clouds: int, dim: int, heads: int, rounds: int) -> dict[str, Any]:
@@ -48,17 +40,19 @@ def split(name: str, points: int, clouds: int, dim: int, heads: int, rounds: int
     layer = AlongCurve(dim, parse_mixer(name)[1].for_heads(heads), None)
     x, order, lengths = torch.randn(points, dim, requires_grad=True), torch.arange(points), [points // clouds] * clouds
 
+    cotangents = Cotangents()
+
     def step() -> None:
-        layer(x, order, lengths).sum().backward()
+        y = layer(x, order, lengths)
+        y.backward(cotangents(y))
 
     def forward() -> None:
         with torch.inference_mode():
             layer(x, order, lengths)
 
-    row: dict[str, Any] = {"mixer": name, "points": points, "clouds": clouds}
+    row: dict[str, Any] = {"mixer": name, "points": points, "clouds": clouds, "clock": "processor"}
     for key, call in (("seconds", forward), ("step_seconds", step)):
-        call()
-        row[key] = statistics.median(processor_time(call) for _ in range(rounds))
+        row[key] = repeated(call, least=rounds, most=rounds, warm_up=1, clock="processor").median
     return row
 
 
@@ -67,9 +61,8 @@ def curve_speeds(points: int, rounds: int) -> dict[str, float]:
     grid = torch.randint(0, 1 << 16, (points, 3))
     found = {}
     for name, curve in (("z_order", z_order), ("hilbert", hilbert)):
-        call = partial(curve, grid)
-        call()
-        found[name] = points / 1e6 / statistics.median(processor_time(call) for _ in range(rounds))
+        timing = repeated(partial(curve, grid), least=rounds, most=rounds, warm_up=1, clock="processor")
+        found[name] = points / 1e6 / timing.median
     return found
 
 
@@ -80,8 +73,8 @@ def cell(name: str, points: int, window: int, dim: int, heads: int, rounds: int)
     x, order = torch.randn(points, dim), torch.arange(points)
     with torch.inference_mode():
         peak = peak_memory(lambda: layer(x, order, [points]))  # which warms up
-        times = [once(lambda: layer(x, order, [points]), "cpu") for _ in range(rounds)]
-    return {"seconds": statistics.median(times), "peak_bytes": peak}
+        timing = repeated(lambda: layer(x, order, [points]), least=rounds, most=rounds)
+    return {"seconds": timing.median, "clock": timing.clock, "peak_bytes": peak}
 
 
 def main() -> None:

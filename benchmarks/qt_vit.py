@@ -15,9 +15,7 @@ on which other work runs, counts the time of the processor instead.
 
 import argparse
 import json
-import statistics
-import time
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,12 +24,15 @@ import torch
 from saving import save
 from torch.nn.functional import interpolate
 
-from polymix.measure import manifest
-from polymix.tasks import runner
-from polymix.tasks.classify import cifar
-from polymix.tasks.classify.recipe import ImageRecipe
-from polymix.tasks.classify.scenes import load_scenes
+from polymix.domains.classify import cifar
+from polymix.domains.classify.recipe import ClassifyRecipe
+from polymix.domains.classify.scenes import scenes
+from polymix.errors import OptionError
+from polymix.measure import Stopwatch, check_clock, in_turn, manifest
+from polymix.measure.clock import Clock
 from polymix.timm import create
+from polymix.train.registry import options_of
+from polymix.train.run import train
 
 SIZES = ("b0", "b1", "b2", "b3", "l1", "l2")
 MIXERS = {"keep": "EfficientViT", "qt": "QT-ViT"}
@@ -43,8 +44,6 @@ CHANGED = (
 )  # fmt: skip
 # B3 diverges at the rate of the others: after 750 steps at 6e-3 EfficientViT was at 79.6 %, QT-ViT at 16.0 %.
 RATE, RATES = "6e-3", {"b3": "3e-3"}
-# Top-1 on ImageNet of EfficientViT at 224 × 224, as its authors print it.
-PRINTED = {("keep", "b1"): 0.794, ("keep", "b2"): 0.821, ("keep", "b3"): 0.835}
 
 
 def host(mixer: str, size: str, **options: Any) -> torch.nn.Module:
@@ -52,29 +51,21 @@ def host(mixer: str, size: str, **options: Any) -> torch.nn.Module:
     return create(mixer, f"efficientvit_{size}", **options)
 
 
-def latencies(rows: list[dict[str, Any]], side: int, rounds: int, busy: bool) -> None:
-    """Fill in the milliseconds of each row: those of the processor, which other work changes less, if it is busy."""
-    clock = time.process_time if busy else time.perf_counter
+def latencies(rows: list[dict[str, Any]], side: int, rounds: int, clock: Clock) -> None:
+    """Fill in the milliseconds of each row by a clock: that of the processor is changed less by other work."""
     image = torch.randn(1, 3, side, side)
-    models = [host(row["mixer"], row["size"]).eval() for row in rows]
-    times: list[list[float]] = [[] for _ in rows]
+    calls = {place: partial(host(row["mixer"], row["size"]).eval(), image) for place, row in enumerate(rows)}
     with torch.inference_mode():
-        for model in models:
-            model(image)
-        for _ in range(rounds):
-            for model, measured in zip(models, times, strict=True):
-                start = clock()
-                model(image)
-                measured.append(clock() - start)
-    for row, measured in zip(rows, times, strict=True):
-        row["milliseconds"] = 1e3 * statistics.median(measured)
+        times = in_turn(calls, rounds, warm_up=1, clock=clock)
+    for place, row in enumerate(rows):
+        row |= {"milliseconds": times[place].milliseconds().median, "clock": clock}
 
 
 def write_scenes(folder: Path, images: int) -> Path:
     """`images` training scenes of `polymix compare` and all test scenes, in the layout of cifar-100-binary."""
-    scenes = load_scenes()
-    for name, (pixels, labels) in (("train", scenes.train), ("test", scenes.test)):
-        large = interpolate(pixels, size=cifar.SIDE, mode="bilinear") * (255 / scenes.train[0].max())
+    parts = dict(zip(("train", "test"), scenes(), strict=True))
+    for name, (pixels, labels) in parts.items():
+        large = interpolate(pixels, size=cifar.SIDE, mode="bilinear") * (255 / parts["train"][0].max())
         bytes_of = large.round().clamp(0, 255).to(torch.uint8).expand(-1, 3, -1, -1).flatten(1)
         fine = labels[:, None].to(torch.uint8)
         rows = torch.cat((torch.zeros_like(fine), fine, bytes_of), 1)[: images if name == "train" else None]
@@ -86,12 +77,12 @@ def accuracy(mixer: str, size: str, options: list[str], data: Path) -> dict[str,
     """The share of test scenes that a model gets right after a training by the recipe, and how long that took."""
     rate = RATES.get(size, RATE)
     words = [*options, f"learning_rate={rate}", f"host=efficientvit_{size}", f"mixer={mixer}"]
-    recipe = ImageRecipe().preset("efficientvit").changed(words)
+    recipe = ClassifyRecipe().preset("efficientvit").changed(**options_of(words, {"data": str(data)}))
     with TemporaryDirectory() as folder:
-        start = time.perf_counter()
-        runner.train(replace(recipe, data=str(data)), Path(folder) / "run")
+        watch = Stopwatch()
+        train(recipe, Path(folder) / "run")
         (row,) = json.loads((Path(folder) / "run" / "results.json").read_text("utf-8"))["rows"]
-    seconds = round(time.perf_counter() - start)
+    seconds = round(watch.seconds())
     return {"accuracy": row["metrics"]["accuracy"], "steps": row["steps"], "seconds": seconds}
 
 
@@ -163,8 +154,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--busy", action="store_true", help="other work runs on the machine")
     given = parser.parse_args()
-    if given.busy and given.threads != 1:
-        parser.error("--busy measures the time of the processor: pass --threads 1")
+    clock: Clock = "processor" if given.busy else "wall"
+    try:
+        check_clock(clock, threads=given.threads, argument="--busy")
+    except OptionError as error:
+        parser.error(str(error))
     torch.set_num_threads(given.threads)
     content = json.loads(given.out.read_text("utf-8")) if given.out.exists() else {"rows": []}
     before = {(row["mixer"], row["size"]): row for row in content["rows"]}
@@ -173,11 +167,11 @@ def main() -> None:
         for mixer in MIXERS:
             with torch.device("meta"):
                 parameters = sum(p.numel() for p in host(mixer, size).parameters())
-            row = {"mixer": mixer, "size": size, "parameters": parameters, "imagenet": PRINTED.get((mixer, size))}
+            row = {"mixer": mixer, "size": size, "parameters": parameters}
             rows.append({"milliseconds": None, "accuracy": None, **before.get((mixer, size), {}), **row})
     settings, machine = content.get("settings", {}), content.get("machine") or manifest("cpu", given.threads)
     if given.rounds:
-        latencies(rows, given.side, given.rounds, given.busy)
+        latencies(rows, given.side, given.rounds, clock)
         machine = manifest("cpu", given.threads)
         settings |= {"side": given.side, "rounds": given.rounds, "busy": given.busy}
     if given.epochs:

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from saving import save
 
+from polymix.domains.classify.recipe import ClassifyRecipe
 from polymix.errors import CapabilityError, ParityError
 from polymix.measure import manifest
-from polymix.tasks.classify.recipe import ImageRecipe
-from polymix.tasks.runner import silent, train
+from polymix.train.run import silent, train
 from polymix.workflows.export import Settings, run
 
 MIXERS = ("softmax", "pom", "padre", "qt", "poly_sa", "poly_nl")
@@ -36,7 +36,7 @@ def trained(folder: Path, host: str, mixer: str) -> Path:
     """The run of a host and a mixer, trained once."""
     out = folder / f"{host.split()[0].lower()}-{mixer}".replace(":", "-")
     if not (out / "model.pt").is_file():
-        train(ImageRecipe(**HOSTS[host], mixer=mixer, control=False), out, say=silent)
+        train(ClassifyRecipe(**HOSTS[host], mixer=mixer, control=False), out, say=silent)
     return out
 
 

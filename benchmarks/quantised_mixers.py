@@ -1,6 +1,6 @@
 """The error of each mixer in 8 bits, alone: by itself, and with as many tensors in 16 bits as a limit takes.
 
-    pip install 'polymix[export,qnn]'
+    pip install -c constraints.txt ".[export,qnn]"
     python benchmarks/quantised_mixers.py benchmarks/results/export/mixers.json
 
 Fresh weights, 256 tokens on a grid of 16 x 16, 64 channels, calibrated on two random inputs. The limits are 0.05 in

@@ -11,16 +11,19 @@ interrupted run. `--quick` only checks that everything runs.
 
 import argparse
 import json
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from saving import save
 
+from polymix.domains.recall.metrics import state_size
+from polymix.domains.recall.recipe import RecallRecipe
+from polymix.domains.recall.task import RecallTask
+from polymix.errors import DivergedError
 from polymix.measure import manifest
 from polymix.models.language import PolymixGPTConfig, PolymixGPTForCausalLM, parameters
-from polymix.tasks.recall import Copying, Recall, Schedule, Task, state_size, train
+from polymix.train.in_memory import train_in_memory
 
 SIZES = (4, 8, 16, 32, 64)  # pairs to recall, or tokens to copy
 RATES = (3e-3, 1e-3)
@@ -45,23 +48,30 @@ MODELS: dict[str, dict[str, Any]] = {
     "softmax in both layers": {"mixers": ["softmax"], **PLACES},
 }
 COPYING = ("softmax", "pom, k = 2", "pom in both layers, short_conv 4", "linear")
-TASKS: dict[str, type[Recall] | type[Copying]] = {"recall": Recall, "copying": Copying}
+TASKS = ("recall", "copying")
+ENOUGH = 0.99  # reached at every size twice in a row, this accuracy ends a training
 HOST: dict[str, Any] = {
     "vocab_size": 256, "hidden_size": 64, "num_layers": 2, "num_heads": 2, "positions": "none",
     "max_position_embeddings": 256,
 }  # fmt: skip
 
 
-def run(name: str, label: str, sizes: tuple[int, ...], recipe: Schedule, seed: int) -> dict[str, Any]:
-    tasks: list[Task] = [TASKS[name](size, HOST["vocab_size"]) for size in sizes]
+def run(name: str, label: str, recipe: RecallRecipe, seed: int) -> dict[str, Any]:
+    recipe = recipe.changed(question=name, seed=seed)
+    questions = recipe.to_questions()
     config = PolymixGPTConfig(**{**HOST, **MODELS[label]})
-    torch.manual_seed(seed)
-    model = PolymixGPTForCausalLM(config)
-    done = asdict(train(model, tasks, recipe, seed=seed))
-    states = [state_size(model, task) for task in tasks]
+    ends: dict[str, Any] = {"accuracy": None, "steps": None, "seconds": None, "loss": None}
+    try:
+        fitted = train_in_memory(RecallTask(recipe), build=lambda: PolymixGPTForCausalLM(config))
+    except DivergedError:
+        states = [state_size(PolymixGPTForCausalLM(config), question) for question in questions]
+    else:
+        states = [state_size(fitted.model, question) for question in questions]
+        accuracies = [fitted.latest[f"accuracy_{size}"] for size in recipe.sizes]
+        ends = {"accuracy": accuracies, "steps": fitted.steps, "seconds": fitted.seconds, "loss": fitted.losses[-1]}
     return {"task": name, "model": label, "seed": seed, "learning_rate": recipe.learning_rate, **MODELS[label],
-            "parameters": parameters(config), "sizes": sizes, "tokens": [task.length for task in tasks],
-            "state": states, **done}  # fmt: skip
+            "parameters": parameters(config), "sizes": recipe.sizes,
+            "tokens": [question.length for question in questions], "state": states, **ends}  # fmt: skip
 
 
 def mark_best(rows: list[dict[str, Any]]) -> None:
@@ -119,8 +129,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    sizes, recipe = (SIZES[:2], Schedule(steps=6, tokens=256, every=3)) if given.quick else (SIZES, Schedule(steps=800))
-    setting = {"host": HOST, "recipe": {**recipe.to_dict(), "learning_rate": list(RATES)}}
+    recipe = RecallRecipe(sizes=SIZES, steps=800, enough=ENOUGH)
+    if given.quick:
+        recipe = RecallRecipe(sizes=SIZES[:2], steps=6, tokens=256, evaluate_every=3, enough=ENOUGH)
+    names = ("steps", "tokens", "weight_decay", "warmup")
+    options = {**{name: getattr(recipe, name) for name in names}, "every": recipe.evaluate_every}
+    setting = {"host": HOST, "recipe": {**options, "learning_rate": list(RATES)}}
     content = json.loads(given.out.read_text()) if given.out.exists() else {**setting, "rows": []}
     if any(content[key] != value for key, value in setting.items()):
         parser.error(f"{given.out} is of another setting (--quick?): name another file")
@@ -132,12 +146,12 @@ def main() -> None:
     for rate, seed, name, label in asked:
         if (rate, seed, name, label) in there:
             continue
-        row = run(name, label, sizes, replace(recipe, learning_rate=rate), seed)
+        row = run(name, label, recipe.changed(learning_rate=rate), seed)
         rows.append(row)
         mark_best(rows)
         found = "diverged" if row["accuracy"] is None else " ".join(f"{part:.1%}" for part in row["accuracy"])
         print(f"{name:8}{label:35}{rate:<7g}{found}  state {row['state'][-1]}  {row['steps']} steps, "
-              f"{row['seconds']:.0f} s", flush=True)  # fmt: skip
+              f"{row['seconds'] or 0:.0f} s", flush=True)  # fmt: skip
         content = {"machine": manifest("cpu", given.threads), **setting, "rows": rows}
         save(content, given.out)
     if given.plot:

@@ -16,11 +16,13 @@ from saving import save
 from torch.utils.data import DataLoader, TensorDataset
 
 import polymix
+from polymix.domains.classify.recipe import ClassifyRecipe
+from polymix.domains.classify.task import ClassifyTask
 from polymix.measure import manifest
 from polymix.mixers.spec import parse_mixer
 from polymix.models import VisionTransformer
-from polymix.tasks.classify import Schedule, load_digits
-from polymix.tasks.classify.training import train
+from polymix.train.data.images import load_digits
+from polymix.train.in_memory import train_in_memory
 
 HOST = {"image_size": 16, "patch_size": 2, "dim": 48, "depth": 4, "classes": 10, "channels": 1}
 TEACHER, IMITATE, TUNE = 30, 12, 12  # epochs
@@ -31,21 +33,26 @@ def host(mixer: polymix.MixerConfig) -> VisionTransformer:
     return VisionTransformer(mixer, **HOST)
 
 
+def train(mixer: polymix.MixerConfig, data: Any, epochs: int, seed: int) -> tuple[VisionTransformer, float]:
+    """A model trained from scratch, and its accuracy."""
+    task = ClassifyTask(ClassifyRecipe(image_size=HOST["image_size"], epochs=epochs, seed=seed))
+    trained = train_in_memory(task, data, lambda: host(mixer))
+    return trained.model, trained.details(task, data)["metrics"]["accuracy"]
+
+
 def recover(label: str, model: VisionTransformer, data: Any, seed: int) -> dict[str, Any]:
-    images, labels = data.normalise(data.train[0]), data.train[1]
+    images, labels = data.normalise(data.train.images), data.train.labels
     loader = DataLoader(TensorDataset(images, labels), 64, shuffle=True)
-    test = DataLoader(TensorDataset(data.normalise(data.test[0]), data.test[1]), 256)
+    test = DataLoader(TensorDataset(data.normalise(data.test.images), data.test.labels), 256)
     torch.manual_seed(seed)
     report = polymix.convert(model, label, input=images[:64], copy=True)
     done = polymix.distill(
         report, loader, val=test, imitate_epochs=IMITATE, epochs=TUNE, imitate_lr=5e-3, learning_rate=3e-4, seed=seed
     )
     errors = [layer.error for layer in report.layers]
-    _, scratch = train(
-        lambda: host(parse_mixer(label)[1]), data, Schedule(epochs=IMITATE + TUNE, batch_size=64), seed=seed
-    )
+    _, scratch = train(parse_mixer(label)[1], data, IMITATE + TUNE, seed)
     return {"mixer": label, "seed": seed, "errors": errors, "imitation": done.imitation, **done.accuracy,
-            "scratch": scratch.accuracy}  # fmt: skip
+            "scratch": scratch}  # fmt: skip
 
 
 def main() -> None:
@@ -64,10 +71,9 @@ def main() -> None:
             if any((row["mixer"], row["seed"]) == (label, seed) for row in rows):
                 continue
             if teacher is None:
-                recipe = Schedule(epochs=TEACHER, batch_size=64)
-                teacher, its = train(lambda: host(polymix.SoftmaxConfig(heads=3)), data, recipe, seed=seed)
-                print(f"softmax, seed {seed}: {its.accuracy:.2%}", flush=True)
-            rows.append(recover(label, teacher.eval(), data, seed))
+                teacher, accuracy = train(polymix.SoftmaxConfig(heads=3), data, TEACHER, seed)
+                print(f"softmax, seed {seed}: {accuracy:.2%}", flush=True)
+            rows.append(recover(label, teacher, data, seed))
             row = rows[-1]
             stages = "before", "converted", "imitated", "distilled", "scratch"
             print(label, *(f"{stage} {row[stage]:.2%}" for stage in stages), flush=True)

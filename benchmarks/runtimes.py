@@ -1,6 +1,6 @@
 """Exported mixers on a CPU: how exact, and how fast beside PyTorch and beside attention exported the same way.
 
-    pip install 'polymix[train,export,openvino,mobile]'
+    pip install -c constraints.txt ".[train,export,openvino,mobile]"
     python benchmarks/runtimes.py benchmarks/results/export/runtimes.json [--quick] [--no-times] [--files FOLDER]
 
 64 channels, one sequence, float32, one thread: threads that wait for work would slow the next call. A cell is a runtime

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from polymix._io import write_whole
+from polymix.files import write_whole
 
 
 def save(content: Any, path: Path) -> None:

@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 import torch
-from hosts import HOSTS, count
+from hosts import count, printed
 from saving import save
 
 from polymix.compat import cure_torchvision
@@ -25,12 +25,11 @@ def figures(name: str | None, mixer: str, host: str, matched: bool = False) -> d
         model = create(mixer, host, match="parameters" if matched else None).eval()
         flops = count(model, {"x": torch.empty(1, 3, 224, 224)})
     parameters = sum(p.numel() for p in model.parameters()) / 1e6
-    given = HOSTS[host].printed if host in HOSTS else {}
-    printed = given.get("attention" if name is None else mixer)
-    printed = printed if printed is not None and printed.what == "model" and not matched else None
+    paper = printed(host, "attention" if name is None else mixer)
+    paper = paper if paper is not None and paper["what"] == "model" and not matched else None
     return {
         "name": name or host, "host": host, "mixer": None if name is None else mixer, "matched": matched,
-        "parameters": parameters, "multiply_adds": flops, "printed": printed and printed._asdict(),
+        "parameters": parameters, "multiply_adds": flops, "printed": paper,
     }  # fmt: skip
 
 

@@ -12,7 +12,6 @@ on the machine.
 """
 
 import argparse
-import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,11 @@ from typing import Any
 import torch
 from saving import save
 
-from polymix.measure import manifest
-from polymix.measure.timing import once, peak_memory
+from polymix.domains.satellite.task import KM2
+from polymix.domains.satellite.tsvit import TSViT
+from polymix.measure import in_turn, manifest, peak_memory
 from polymix.mixers.spec import parse_mixer
-from polymix.models import TSViT
-from polymix.tasks.fields.learner import KM2
-from polymix.tasks.label_maps import windows
+from polymix.train.data.label_maps import windows
 
 MIXERS = ("softmax", "pom", "qt", "padre")
 WINDOW, BATCH = 24, 6  # of a window in pixels; windows at once
@@ -80,18 +78,16 @@ def main() -> None:
         with torch.inference_mode():
             model(torch.randn(1, 2, model.bands, WINDOW, WINDOW), torch.zeros(1, 2, dtype=torch.int64))  # warm up
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        rows[name] = {"mixer": name, "parameters": parameters, "seconds": {}, "peak_bytes": {}}
+        rows[name] = {"mixer": name, "parameters": parameters, "clock": "wall", "seconds": {},
+                      "peak_bytes": {}}  # fmt: skip
     km2 = given.side**2 * KM2
     with torch.inference_mode():
         for case in next(iter(every.values())):
-            times: dict[str, list[float]] = {name: [] for name in every}
             for name in every:
                 rows[name]["peak_bytes"][case] = peak_memory(every[name][case])
-            for _ in range(given.rounds):
-                for name in every:
-                    times[name].append(once(every[name][case], "cpu"))
+            times = in_turn({name: its[case] for name, its in every.items()}, given.rounds)
             for name, row in rows.items():
-                row["seconds"][case] = statistics.median(times[name])
+                row["seconds"][case] = times[name].median
                 if case in ("whole patch", "windows"):
                     row[f"km2_per_second {case}"] = km2 / row["seconds"][case]
                 print(f"{case:12} {name:8} {row['seconds'][case]:8.3f} s {row['peak_bytes'][case] / 2**20:8.0f} MiB",

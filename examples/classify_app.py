@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from polymix.domains.classify.classifier import Classifier
 from polymix.errors import PolymixError
-from polymix.tasks.classify.classifier import Classifier
 
 
 def build(folder: str | Path) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polymix._io import check_place
+from polymix.devices import check_place
 from polymix.errors import MOST_TOKENS, OptionError, check_choice, check_int, check_number
 from polymix.limits import check_memory
 from polymix.mixers import MixerConfig, PomConfig, TokenMixer

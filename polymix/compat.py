@@ -1,167 +1,128 @@
-"""Workarounds for broken installations of other libraries, applied only where they are needed."""
+"""Cures for a torchvision built for another PyTorch: in this process alone, or for good in the environment.
+
+PyPI's torchvision is built for CUDA. Beside a CPU-only torch its import fails with "operator torchvision::nms does not
+exist", and timm, transformers and torchmetrics, which import it where it is installed, fail with it. Its CPU build
+fits. Both cures define the operators that are missing, of which `nms` and `roi_align` get an implementation in PyTorch
+(`polymix.torchvision_operators`), so that torchvision's detectors (Mask R-CNN, RetinaNet, FCOS) train and predict on
+the CPU. Its other compiled operators still cannot be called.
+"""
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
+import importlib.metadata
+import subprocess
 import sys
-from typing import Any
+from importlib.util import find_spec
+from pathlib import Path
 
 import torch
-from torch import Tensor
 
-_library: torch.library.Library | None = None  # kept alive: the schemas are removed together with this object
-_SCHEMAS = (
-    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    "roi_align(Tensor input, Tensor rois, float spatial_scale, int pooled_height, int pooled_width, "
-    "int sampling_ratio, bool aligned) -> Tensor",
-)
-_BLOCK = 256  # boxes that are compared at once
-_MOST_CORNERS = 1 << 22  # positions that are read at once
+from polymix import torchvision_operators
+from polymix.errors import MissingExtraError, OptionError, reason_of
+from polymix.extras import is_installed
+from polymix.files import write_whole
+from polymix.torchvision_operators import nms as nms
+
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+_LACKS = "operator torchvision::"  # how the error begins that can be cured
+_MARK = "# ---- Added by `polymix doctor --fix`; installing torchvision again removes it."
+_CALL = """
+if not _has_ops():
+    define()
+    import torchvision.ops
+
+    enable()
+"""
 
 
 def cure_torchvision() -> bool:
-    """Make a CUDA build of torchvision importable next to a CPU-only torch.
-
-    Importing such a torchvision fails with "operator torchvision::nms does not exist". timm, transformers,
-    torchmetrics and lightning import torchvision when it is installed, and fail with it. Registering the schemas of
-    the missing operators lets the import succeed. `nms` and `roi_align` also get an implementation in PyTorch, so that
-    torchvision's detectors (Mask R-CNN, RetinaNet, FCOS) train and predict on the CPU. Its other compiled operators
-    still cannot be called.
+    """Make a torchvision whose compiled operators do not load importable in this process.
 
     Returns:
-        True if the workaround was applied; False if torchvision is missing or works.
+        True if that was necessary; False if torchvision is missing or works.
     """
-    global _library
-    if importlib.util.find_spec("torchvision") is None:
+    if not is_installed("torchvision"):
         return False
     try:
         importlib.import_module("torchvision")
         return False
     except RuntimeError as error:
-        if "torchvision::" not in str(error):
+        if _LACKS not in str(error):
             raise
     for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
         del sys.modules[name]
-    _library = torch.library.Library("torchvision", "FRAGMENT")
-    for schema in _SCHEMAS:
-        _library.define(schema)
-    _library.impl("nms", nms, "CPU")
-    _library.impl("roi_align", roi_align, "CompositeImplicitAutograd")
+    torchvision_operators.define()
     importlib.import_module("torchvision")
-    for name in ("boxes", "roi_align"):  # the two modules whose operators now exist
-        module: Any = sys.modules.get(f"torchvision.ops.{name}")
-        if module is not None:
-            module._has_ops, module._assert_has_ops = lambda: True, lambda: None
+    torchvision_operators.enable()
     return True
 
 
-def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
-    """Non-maximum suppression: the boxes that overlap no kept box of a higher score by more than the threshold.
+def mend_torchvision() -> str:
+    """Make the installed torchvision importable for every program of this environment, also without polymix.
 
-    Where a block of boxes suppresses its own members, the decision is iterated: after i rounds it is right for the
-    first i boxes, and it is final once a round changes nothing.
+    The operators, and a line that defines them where torchvision's own do not load, are added to the end of its file
+    extension.py: whole, or not at all. Installing torchvision again removes them.
 
-    Args:
-        boxes: (N, 4), as x1, y1, x2, y2.
-        scores: (N).
-        iou_threshold: intersection over union above which the box of the lower score is dropped.
     Returns:
-        places of the kept boxes, by decreasing score. Cost: O(N²) comparisons in vectors.
+        What was changed, and how to undo it; or that it was mended before.
+
+    Raises:
+        MissingExtraError: torchvision is not installed. OptionError: it works, it fails for another reason, its file
+            cannot be written, or the change does not cure it; nothing is changed.
     """
-    if boxes.ndim != 2 or boxes.shape[1] != 4 or scores.shape != boxes.shape[:1]:
-        shapes = f"{tuple(boxes.shape)} and {tuple(scores.shape)}"
-        raise ValueError(f"nms: expected boxes of (N, 4) and scores of (N), got {shapes}")
-    order = scores.argsort(stable=True, descending=True)
-    x1, y1, x2, y2 = (boxes if boxes.dtype == torch.float64 else boxes.float())[order].unbind(1)
-    area = (x2 - x1) * (y2 - y1)
-    kept = torch.ones_like(order, dtype=torch.bool)
-    for start in range(0, len(order), _BLOCK):
-        mine = slice(start, start + _BLOCK)
-        rows, rest = torch.arange(start, min(start + _BLOCK, len(order))), slice(start, None)
-        rows = rows[kept[mine]]  # boxes that earlier blocks have left
-        wide = torch.minimum(x2[rows, None], x2[rest]) - torch.maximum(x1[rows, None], x1[rest])
-        high = torch.minimum(y2[rows, None], y2[rest]) - torch.maximum(y1[rows, None], y1[rest])
-        both = wide.clamp_(min=0) * high.clamp_(min=0)
-        over = (both / (area[rows, None] + area[rest] - both)).double() > iou_threshold
-        among = over[:, rows - start].triu(1).float()  # by which earlier box of the block each is dropped
-        alive = torch.ones(len(rows))
-        while not torch.equal(now := (alive @ among == 0).float(), alive):
-            alive = now
-        dropped = over[alive.bool()].any(0)
-        dropped[rows - start] = alive == 0
-        kept[rest] &= ~dropped
-    return order[kept]
+    if not is_installed("torchvision"):
+        raise MissingExtraError("torchvision", "detection")
+    version = importlib.metadata.version("torchvision")
+    file = _extension()
+    before = file.read_bytes() if file is not None else b""
+    failure = _import_alone()
+    if failure is None:
+        if _MARK.encode() in before:
+            return f"torchvision {version} works: {file} was mended before."
+        got = f"torchvision {version}, which works"
+        raise OptionError("--fix", got, "one that cannot be imported", "Leave it out.")
+    if file is None or _LACKS not in failure or _MARK.encode() in before:
+        got, cure = f"torchvision {version}, which fails with {failure}", f"Install it again: {cpu_build(version)}"
+        raise OptionError("--fix", got, "one that lacks operators alone", cure)
+    source = Path(torchvision_operators.__file__).read_text("utf-8")
+    try:
+        write_whole(file, before + f"\n\n{_MARK}\n{source}{_CALL}".encode())
+        failure = "an interruption"
+        try:
+            failure = _import_alone()
+        finally:
+            if failure is not None:
+                write_whole(file, before)
+    except OSError as error:
+        got, cure = f"{file}, which cannot be written ({reason_of(error)})", "Run it as the owner of the environment."
+        raise OptionError("--fix", got, "an environment of your own", cure) from error
+    if failure is not None:
+        got = f"torchvision {version}, which then fails with {failure}"
+        raise OptionError("--fix", got, "a torchvision that this cures", f"Install it again: {cpu_build(version)}")
+    return (
+        f"torchvision {version} was built for another PyTorch, and now works: nms and roi_align in PyTorch were added "
+        f"to the end of {file}. Undo it with: pip install --force-reinstall --no-deps torchvision=={version}"
+    )
 
 
-def roi_align(
-    input: Tensor, rois: Tensor, spatial_scale: float, pooled_height: int, pooled_width: int, sampling_ratio: int,
-    aligned: bool,
-) -> Tensor:  # fmt: skip
-    """RoIAlign (Mask R-CNN, section 3) as a weighted sum of the map's columns: one `embedding_bag` over all boxes.
-
-    Each of the pooled bins is the mean of points read bilinearly; a point beyond the edge reads the edge, as in
-    torchvision's implementation in Python. Differentiable with respect to `input`.
-
-    Args:
-        input: feature maps (N, C, H, W).
-        rois: (K, 5), the image's place in the batch, then x1, y1, x2, y2 in pixels.
-        spatial_scale: cells of the map per pixel.
-        pooled_height, pooled_width: bins.
-        sampling_ratio: points along each side of a bin; at most 0: the sides of the bin, rounded up.
-        aligned: shift boxes by half a cell, and allow sides shorter than a cell.
-    Returns:
-        (K, C, pooled_height, pooled_width). Cost: 4 C reads a point.
-    """
-    channels, height, width = input.shape[1:]
-    kind = torch.promote_types(input.dtype, torch.float32)
-    table = input.permute(0, 2, 3, 1).reshape(-1, channels).to(kind)
-    place, boxes = rois[:, 0].long(), rois[:, 1:].to(kind) * spatial_scale - (0.5 if aligned else 0.0)
-    sides = boxes[:, 2:] - boxes[:, :2]
-    sides = sides if aligned else sides.clamp(min=1.0)
-    axes = []
-    for axis, (bins, size) in enumerate(((pooled_width, width), (pooled_height, height))):
-        cell = sides[:, axis] / bins
-        points = torch.full_like(cell, sampling_ratio) if sampling_ratio > 0 else cell.ceil()
-        most = sampling_ratio if sampling_ratio > 0 or not len(rois) else int(points.amax().clamp(0, size).item())
-        axes.append((boxes[:, axis], cell, points, max(0, most), bins, size))
-    per_box = 4 * pooled_height * pooled_width * axes[0][3] * axes[1][3]
-    step = max(1, _MOST_CORNERS // max(1, per_box))
-    parts = [input.new_zeros(0, pooled_height * pooled_width, channels, dtype=kind)]
-    for start in range(0, len(rois), step):
-        part = slice(start, start + step)
-        (columns, across), (rows, down) = (
-            _corners(begin[part], cell[part], points[part], *sizes) for begin, cell, points, *sizes in axes
-        )
-        count = (axes[0][2][part] * axes[1][2][part]).clamp(min=1)
-        places = place[part, None, None, None, None] * (height * width)
-        places = places + rows[:, :, None, :, None] * width + columns[:, None, :, None, :]
-        weights = down[:, :, None, :, None] * (across / count[:, None, None])[:, None, :, None, :]
-        bags = places.flatten(0, 2).flatten(1)
-        if not bags.shape[1]:
-            parts.append(input.new_zeros(len(places), pooled_height * pooled_width, channels, dtype=kind))
-            continue
-        values = torch.nn.functional.embedding_bag(
-            bags, table, mode="sum", per_sample_weights=weights.flatten(0, 2).flatten(1)
-        )
-        parts.append(values.view(len(places), -1, channels))
-    pooled = torch.cat(parts).view(-1, pooled_height, pooled_width, channels).permute(0, 3, 1, 2)
-    return pooled.contiguous().to(input.dtype)
+def cpu_build(version: str) -> str:
+    """The command that installs torch's and torchvision's CPU builds, which fit together."""
+    return f"pip install torch=={torch.__version__.partition('+')[0]} torchvision=={version} --index-url {CPU_INDEX}"
 
 
-def _corners(begin: Tensor, cell: Tensor, points: Tensor, most: int, bins: int, size: int) -> tuple[Tensor, Tensor]:
-    """Along one axis: the cells that each bin's points read, and their weights; both (K, bins, 2 × most).
+def _extension() -> Path | None:
+    """The file of torchvision that loads its operators."""
+    spec = find_spec("torchvision")
+    for folder in (spec and spec.submodule_search_locations) or ():
+        if (Path(folder) / "extension.py").is_file():
+            return Path(folder) / "extension.py"
+    return None
 
-    A box with fewer points than the most has weights of 0.
-    """
-    inside = torch.arange(most, device=begin.device)
-    valid = inside < points[:, None]  # (K, points)
-    share = torch.where(points > 0, cell / points, 0.0)
-    at = begin[:, None, None] + torch.arange(bins, device=begin.device)[:, None] * cell[:, None, None]
-    at = (at + (inside + 0.5) * share[:, None, None]).clamp(0, size - 1)
-    low = at.long()
-    high = (low + 1).clamp(max=size - 1)
-    part = at - low
-    weights = torch.cat((1 - part, part), -1) * valid.repeat(1, 2)[:, None]
-    return torch.cat((low, high), -1), weights
+
+def _import_alone() -> str | None:
+    """Import torchvision in a process of its own. Returns the last line of the error, or None."""
+    command = [sys.executable, "-W", "ignore", "-c", "import torchvision"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = run.stderr.strip().splitlines()
+    return None if run.returncode == 0 else lines[-1] if lines else f"exit status {run.returncode}"

@@ -58,7 +58,7 @@ def names() -> dict[str, tuple[str, str, bool]]:
             if mixer in widths():
                 found[f"{name}_matched"] = (mixer, host, True)
     # Poly-NL (Table 1) is what the papers insert; the other mixers replace attention.
-    return found | {f"poly_nl_{short}": ("poly_nl", host, False) for short, (host, _) in INSERTED.items()}
+    return found | {f"poly_nl_{short}": ("poly_nl:reduction=4", host, False) for short, (host, _) in INSERTED.items()}
 
 
 class StochasticDepth:
@@ -78,13 +78,11 @@ class StochasticDepth:
 
 
 def _drop_branches(model: nn.Module, rate: float) -> None:
-    """Stochastic depth in an EfficientViT: the rate rises evenly from 0 in the first residual branch to `rate`."""
+    """Stochastic depth in an EfficientViT: branch i of n is dropped at rate · i / n, as by its authors' code."""
     kind = load_library("timm.models.efficientvit_mit").ResidualBlock
     branches: list[Any] = [part for part in model.modules() if isinstance(part, kind) and part.shortcut is not None]
-    for place, block in enumerate(branches):
-        share = rate * place / max(1, len(branches) - 1)
-        if share:
-            block.main.register_forward_hook(StochasticDepth(share))
+    for place, block in enumerate(branches, 1):
+        block.main.register_forward_hook(StochasticDepth(rate * place / len(branches)))
 
 
 def create(

@@ -1,11 +1,14 @@
+import base64
 import os
 import signal
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
 
-from polymix.ops.dispatch import FEW
+from polymix.compat import cure_torchvision
+from polymix.ops.dispatch import MIN_TOKENS
 from polymix.ops.shared.blocks import fast_types
 
 torch.set_num_threads(1)  # the suite runs in as many processes as there are cores: threads beside them only wait
@@ -20,14 +23,49 @@ settings.load_profile("polymix")
 @pytest.fixture(autouse=True)
 def _blocks_for_few_tokens(monkeypatch):
     """The blocked forms run in every test that records no gradients, and C kernels in graphs, however few the tokens."""
-    monkeypatch.setattr("polymix.ops.dispatch.FEW", dict.fromkeys(FEW, 0))
-    monkeypatch.setattr("polymix.ops.dispatch.FEW_TO_TRAIN", {})
-    monkeypatch.setattr("polymix.ops.dispatch.FEW_IN_A_GRAPH", {})
+    monkeypatch.setattr("polymix.ops.dispatch.MIN_TOKENS", dict.fromkeys(MIN_TOKENS, 0))
+    monkeypatch.setattr("polymix.ops.dispatch.MIN_TOKENS_TO_TRAIN", {})
+    monkeypatch.setattr("polymix.ops.dispatch.MIN_TOKENS_IN_A_GRAPH", {})
 
 
 @pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
+def _start():
+    """Each test begins with the same random numbers and, whatever a command before it has set, one thread."""
+    torch.set_num_threads(1)
+    if torch.cuda.is_available():
+        torch.manual_seed(0)
+    else:  # which also keeps a traceback for each kind of accelerator that there might be: half of an empty test
+        torch.default_generator.manual_seed(0)
+
+
+PIXEL = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+
+
+@pytest.fixture
+def blank_pictures(monkeypatch):
+    """Figures are saved without being drawn, which takes most of a small training: for tests that look at no picture."""
+
+    def save(figure, file, **options):
+        if hasattr(file, "write"):
+            file.write("<svg ></svg>")
+        else:
+            Path(file).write_bytes(PIXEL)
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", save)
+
+
+@pytest.fixture
+def no_progress_bars():
+    """transformers shows none in this test."""
+    cure_torchvision()
+    logging = pytest.importorskip("transformers", reason="untested: models of transformers").utils.logging
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    yield
+    if shown:
+        logging.enable_progress_bar()
 
 
 @pytest.fixture

@@ -100,7 +100,8 @@ def pom_from_matrices(mixer, x, context=None, grid=None, **see):
         axes = 1 if config.rotary == "1d" else 2
         mask, ids = see.get("mask"), see.get("segments")
         if axes == 2:
-            rows, cols = (torch.cartesian_prod(*(torch.arange(s) for s in grid))).t()
+            places = torch.cartesian_prod(*(torch.arange(s) for s in grid)).t()
+            rows, cols = torch.cat((torch.zeros(2, n - places.shape[1]), places), 1)  # an angle of 0 turns nothing
             place = {"gate": (rows[None], cols[None]), "terms": (rows[None], cols[None])}
         else:
             pair = ids if isinstance(ids, tuple) else (ids, ids)
@@ -150,3 +151,20 @@ def close(a, b, tol):
     """Largest difference relative to the largest entry."""
     error = (a - b).abs().max() / b.abs().max().clamp_min(1e-30)
     assert error <= tol, f"relative error {error:.2e} > {tol:.0e}"
+
+
+def same_gradients(module, gradients, tol):
+    """Each parameter's gradient is the one of its name."""
+    parameters = dict(module.named_parameters())
+    for name, gradient in gradients.items():
+        close(parameters[name].grad, gradient, tol)
+
+
+def published_host(name):
+    """Arrays of a host's published code, {"in": {…}, "w": {…}, "out": {…}, …}, and the options it was built with."""
+    file = np.load(GOLDEN / "hosts" / f"{name}.npz")
+    parts = {}
+    for key in file.files:
+        kind, _, rest = key.partition(".")
+        parts.setdefault(kind, {})[rest] = torch.from_numpy(file[key])
+    return parts, json.loads((GOLDEN / "hosts" / f"{name}.json").read_text())["options"]

@@ -1,32 +1,22 @@
 """The command line: what it prints, how it fails, and the main command from end to end."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
-from importlib.resources import files
+from functools import partial
 
 import jsonschema
 import pytest
 
 import polymix
 from polymix.cli import main
-from tests.tasks.test_images import picture
+from polymix.measure import interleaved
+from polymix.measure.harness import Budget
+from polymix.train.run import train
+from polymix.workflows.compare.run import Results
+from tests.domains.test_classify_images import picture
 
-TINY = [
-    "--epochs",
-    "2",
-    "--seeds",
-    "1",
-    "--tokens",
-    "16,64",
-    "--threads",
-    "1",
-    "--mixers",
-    "padre:degree=3,pom:degree=3:expand=1,linear_floor",
-]
+TINY = ["--set", "steps=4", "--seeds", "1", "--tokens", "16,64", "--threads", "1",
+        "--mixers", "padre:degree=3,pom:degree=3:expand=1,linear_floor"]  # fmt: skip
 
 
 def run(capsys, *arguments):
@@ -37,25 +27,41 @@ def run(capsys, *arguments):
     return stop.value.code or 0, out, err
 
 
+@pytest.fixture
+def few(monkeypatch):
+    """Few scenes, timed for a moment."""
+    monkeypatch.setattr("polymix.domains.classify.scenes.TRAIN", 96)
+    monkeypatch.setattr("polymix.domains.classify.scenes.TEST", 32)
+    monkeypatch.setattr("polymix.workflows.compare.run.Budget", partial(Budget, timing_seconds=0.02))
+
+
+@pytest.fixture
+def moment(monkeypatch):
+    """`polymix show` times for a moment."""
+    monkeypatch.setattr("polymix.workflows.show.interleaved", lambda calls, seconds: interleaved(calls, seconds=0.01))
+
+
 def valid(folder):
     content = json.loads((folder / "results.json").read_text())
-    schema = json.loads(files("polymix").joinpath("workflows/compare/results.schema.json").read_text())
+    schema = Results.json_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.validate(content, schema)
     return content
 
 
-def test_list_shows_every_mixer(capsys, monkeypatch):
+def test_list_shows_every_mixer(capsys, monkeypatch, moment):
     monkeypatch.setenv("COLUMNS", "160")
     status, out, _ = run(capsys, "list")
     assert status == 0
     for name in polymix.list_mixers():
-        assert name in out
-    for word in ("recurrent", "block_causal", "4 N D²", "kernel_size", "1/2/3-D"):
-        assert word in out
+        (line,) = [line for line in out.splitlines() if line.split()[:1] == [name]]
+        assert len(line) > 30 and "│" not in line, "one line a mixer, as grep takes it, with what it is"
+    said = "".join(" ".join(run(capsys, "show", name)[1].split()) for name in ("padre", "softmax"))
+    for word in ("recurrent", "block_causal", "4 N D²", "kernel_size=11", "1/2/3-D"):
+        assert word in said, "what a mixer can do, its cost and its options"
 
 
-def test_show_prints_the_cost_and_the_paper_s(capsys):
+def test_show_prints_the_cost_and_the_paper_s(capsys, moment):
     status, out, _ = run(capsys, "show", "padre", "degree=3", "dim=192", "grid=64x64")
     cost = polymix.create_mixer("padre", 192, degree=3, grid=(64, 64)).cost(4096)
     assert status == 0
@@ -73,12 +79,19 @@ def test_show_prints_the_cost_and_the_paper_s(capsys):
 @pytest.mark.parametrize(("words", "texts"), [
     (["softmax"], ["1.31 G", "misprint", "7.046 G"]), (["poly_nl", "dim=1024", "n=196", "reduction=4"], ["0.14 G", "0.7 M"]),
     (["pom", "dim=512", "n=1000"], ["515 tokens", "multiplications"]), (["qt", "form=full", "n=64"], ["floor"]),
-    (["padre", "grid=4x4", "num_prefix_tokens=1"], ["17 tokens"]),
+    (["padre", "grid=4x4", "num_prefix_tokens=1"], ["17 tokens"]), (["castling", "n=4096"], ["1.22 G", "0.53 ms", "not counted"]),
+    (["focused", "grid=64x64"], ["1.25 G"]), (["padre", "degree=4", "grid=64x64"], ["3.27 G", "4.22 ms"]),
+    (["poly_nl", "dim=1024", "n=196", "preset=paper"], ["0.14 G"]),
 ])  # fmt: skip
-def test_show_others(capsys, words, texts):
+def test_show_others(capsys, words, texts, moment):
     status, out, _ = run(capsys, "show", *words)
     assert status == 0
     assert all(text in out for text in texts), out
+
+
+def test_show_has_no_figure_for_other_options(capsys, moment):
+    status, out, _ = run(capsys, "show", "padre", "degree=3", "dim=192", "grid=64x64", "kernel_size=5")
+    assert status == 0 and "Table 6" not in out
 
 
 @pytest.mark.parametrize(("arguments", "named"), [
@@ -106,7 +119,7 @@ def test_help_has_an_example(capsys, verb):
     assert f"Example: polymix {verb}" in " ".join(out.split())
 
 
-def test_compare_on_the_digits(capsys, tmp_path):
+def test_compare_on_the_digits(capsys, tmp_path, few):
     out_dir = tmp_path / "out"
     status, out, err = run(capsys, "compare", *TINY, "--out", str(out_dir))
     assert (status, err) == (0, "")
@@ -118,7 +131,7 @@ def test_compare_on_the_digits(capsys, tmp_path):
         "pom:degree=3:expand=1",
         "linear_floor",
     ]
-    assert len(content["training"]) == 4
+    assert len(content["rows"]) == 4
     assert {(row["scope"], row["tokens"]) for row in content["sweep"]} == {
         (s, n) for s in ("alone", "host") for n in (16, 64)
     }
@@ -131,7 +144,7 @@ def test_compare_on_the_digits(capsys, tmp_path):
     assert (out_dir / "results.json").read_bytes() == before
 
 
-def test_compare_on_a_folder_with_a_broken_file(capsys, tmp_path):
+def test_compare_on_a_folder_with_a_broken_file(capsys, tmp_path, few, blank_pictures):
     for name in ("cats", "dogs", "newts"):
         for i in range(12):
             picture(tmp_path / "photos" / name / f"{i}.png", size=(20 + i, 25), value=hash((name, i)) % 1000)
@@ -145,42 +158,39 @@ def test_compare_on_a_folder_with_a_broken_file(capsys, tmp_path):
     assert status == 0
     content = valid(out_dir)
     assert content["data"]["classes"] == ["cats", "dogs", "newts"]
-    assert [line.split(":")[0].rsplit("/", 1)[1] for line in content["data"]["skipped"]] == ["broken.jpg"]
+    assert [line.split(",")[0].rsplit("/", 1)[1] for line in content["data"]["skipped"]] == ["broken.jpg"]
     assert "broken.jpg" in "".join(out.split())
     assert "broken.jpg" in (out_dir / "report.html").read_text()
     assert content["machine"]["threads"] == 1
     assert content["settings"]["dtype"] == "bfloat16"
 
 
-def test_an_interrupted_comparison_resumes(tmp_path):
+def test_an_interrupted_comparison_resumes(capsys, tmp_path, monkeypatch, few, blank_pictures):
     """Ctrl-C in the middle: what had finished is kept, --resume computes the rest and nothing twice."""
-    out_dir = tmp_path / "out"
-    command = [sys.executable, "-m", "polymix.cli", "compare", "--epochs", "3", "--seeds", "1", "--tokens", "16",
-               "--threads", "1", "--mixers", "pom,qt,poly_nl,linear_floor", "--out", str(out_dir)]  # fmt: skip
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
-    try:
-        deadline = time.monotonic() + 400
-        while time.monotonic() < deadline:
-            done = out_dir / "results.json"
-            if done.exists() and len(json.loads(done.read_text())["training"]) >= 2:
-                break
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=300)
-    finally:
-        process.kill()  # nothing goes on after a test that failed
-    assert process.returncode == 130, output
-    assert "--resume" in output
+    out_dir, trained = tmp_path / "out", []
+    command = ["compare", "--set", "steps=4", "--seeds", "1", "--tokens", "16", "--threads", "1",
+               "--mixers", "pom,qt,poly_nl,linear_floor", "--out", str(out_dir)]  # fmt: skip
+
+    def interrupted(recipe, *arguments, **options):
+        trained.append(recipe.mixer)
+        if len(trained) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return train(recipe, *arguments, **options)
+
+    monkeypatch.setattr("polymix.workflows.compare.run.train", interrupted)
+    status, output, err = run(capsys, *command)
+    assert status == 130, output + err
+    assert "--resume" in output + err
     kept = valid(out_dir)
-    assert 2 <= len(kept["training"]) < 5
+    assert len(kept["rows"]) == 2
     assert not kept["finished"]
-    again = subprocess.run([*command, "--resume"], capture_output=True, text=True, env=environment, timeout=300)
-    assert again.returncode == 0, again.stdout + again.stderr
+    status, output, err = run(capsys, *command, "--resume")
+    assert status == 0, output + err
     content = valid(out_dir)
     assert content["finished"]
-    assert content["training"][: len(kept["training"])] == kept["training"], "finished runs are kept, not repeated"
-    assert len(content["training"]) == 5
+    assert trained == ["softmax", "pom", "qt", "qt", "poly_nl", "linear_floor"], "finished runs are not repeated"
+    assert content["rows"][:2] == kept["rows"], "finished runs are kept"
+    assert len(content["rows"]) == 5
     assert (out_dir / "report.html").exists()
 
 
@@ -188,4 +198,4 @@ def test_without_the_extra_it_says_what_to_install(capsys, monkeypatch):
     monkeypatch.setattr("polymix.cli.typer", None)
     status, _, err = run(capsys, "list")
     assert status == 2
-    assert "polymix[train]" in err
+    assert '".[train]"' in err

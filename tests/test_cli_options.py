@@ -9,9 +9,8 @@ import pytest
 
 import polymix
 from polymix.cli import VERBS, main
-from polymix.tasks.domains import DOMAINS, built_domains
-from polymix.tasks.recipe import load_recipe, own_tasks
-from polymix.tasks.text import TextRecipe
+from polymix.domains.text.recipe import TextRecipe
+from polymix.train.registry import OWN, domains, named_recipe
 
 
 def run(capsys, *arguments):
@@ -50,11 +49,11 @@ def test_list_and_show_as_json(capsys):
 
 
 @pytest.mark.parametrize(("words", "wanted"), [
-    ([], (None, 2, (64, 256, 1024, 4096, 16384))),
+    ([], (6, 2, (64, 256, 1024, 4096, 16384))),
     (["--quick"], (2, 1, (64, 256, 1024))),
     (["--quick", "--seeds", "3"], (2, 3, (64, 256, 1024))),
     (["--quick", "--epochs", "20", "--tokens", "32,2048"], (20, 1, (32, 2048))),
-    (["--seeds", "1"], (None, 1, (64, 256, 1024, 4096, 16384))),
+    (["--seeds", "1"], (6, 1, (64, 256, 1024, 4096, 16384))),
 ])  # fmt: skip
 def test_quick_overrides_no_option_that_was_given(monkeypatch, capsys, words, wanted, tmp_path):
     """`--quick --seeds 3` used to run one seed without a word."""
@@ -62,7 +61,8 @@ def test_quick_overrides_no_option_that_was_given(monkeypatch, capsys, words, wa
     from polymix.workflows.compare import run as compare
 
     def stop(settings, *args, **kwargs):
-        seen.append((settings.epochs, settings.seeds, settings.tokens))
+        asked = settings.check()
+        seen.append((asked.recipe.epochs, settings.runs, asked.tokens))
         raise DataError("data", "seen", "nothing", "")
 
     seen = []
@@ -86,16 +86,15 @@ def test_none_and_negative_are_errors(capsys, tmp_path, monkeypatch, arguments):
 def test_recipes_of_polymix_have_names_and_work_anywhere(tmp_path, monkeypatch):
     """`polymix train recipes/text.py` outside a checkout was a dead end."""
     monkeypatch.chdir(tmp_path)
-    assert set(built_domains()) == set(own_tasks()) <= set(DOMAINS), "a domain without a recipe, or the reverse"
-    assert {"classify", "detect", "fields", "handwriting", "instances", "jigsaw", "recall", "text"} <= set(own_tasks())
-    for name in built_domains():
-        assert type(load_recipe(name)).__module__ == own_tasks()[name]
-    assert isinstance(load_recipe("text"), TextRecipe)
+    folders = {path.parent.name for path in Path(polymix.__file__).parent.glob("domains/*/recipe.py")}
+    assert folders == set(OWN) <= set(domains()), "a domain without a recipe, or the reverse"
+    for name in OWN:
+        assert type(named_recipe(name)).__module__ == OWN[name].partition(":")[0]
     Path("text").write_text("a file of the user's with this name is not meant")
-    assert isinstance(load_recipe("text"), TextRecipe)
+    assert isinstance(named_recipe("text"), TextRecipe)
 
 
 def test_an_unknown_recipe_names_those_there_are(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     status, _, error = run(capsys, "train", "recipes/text.py")
-    assert status == 2 and "classify, " in error and "polymix train text" in error
+    assert status == 2 and "classify, " in error and "Did you mean text?" in error

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from polymix import compat
+from polymix import compat, torchvision_operators
 
 compat.cure_torchvision()
 torchvision = pytest.importorskip("torchvision", reason="untested: nms and roi_align, without torchvision")
@@ -32,7 +32,7 @@ def rois(count, images, generator):
 @pytest.mark.parametrize("ratio", [-1, 0, 1, 3])
 @pytest.mark.parametrize("aligned", [False, True])
 def test_roi_align_is_torchvisions_definition(aligned, ratio, dtype, monkeypatch):
-    monkeypatch.setattr(compat, "_MOST_CORNERS", 5000)  # several parts
+    monkeypatch.setattr(torchvision_operators, "_MAX_CORNERS", 5000)  # several parts
     g = torch.Generator().manual_seed(0)
     x = torch.randn(3, 5, 17, 23, generator=g, dtype=dtype, requires_grad=True)
     for scale in (1.0, 0.25):
@@ -53,10 +53,10 @@ def test_roi_align_of_few_cells_and_no_boxes():
     x = torch.randn(1, 2, 1, 2)
     boxes = torch.tensor([[0, 0.1, 0.0, 1.9, 1.0]])
     assert (
-        compat.roi_align(x, boxes, 1.0, 2, 2, 4, True) - definition(x, boxes, 1.0, 2, 2, 4, True)
+        torchvision_operators.roi_align(x, boxes, 1.0, 2, 2, 4, True) - definition(x, boxes, 1.0, 2, 2, 4, True)
     ).abs().max() < 1e-6
-    assert compat.roi_align(x, boxes[:0], 1.0, 3, 2, -1, True).shape == (0, 2, 3, 2)
-    half = compat.roi_align(x.bfloat16(), boxes.bfloat16(), 1.0, 2, 2, 2, True)
+    assert torchvision_operators.roi_align(x, boxes[:0], 1.0, 3, 2, -1, True).shape == (0, 2, 3, 2)
+    half = torchvision_operators.roi_align(x.bfloat16(), boxes.bfloat16(), 1.0, 2, 2, 2, True)
     assert half.dtype == torch.bfloat16
 
 
@@ -65,7 +65,9 @@ def test_roi_align_gradcheck():
     x = torch.randn(2, 2, 6, 5, generator=g, dtype=torch.float64, requires_grad=True)
     boxes = torch.tensor([[0, -1.0, 0, 4, 3], [1, 1, 1, 3.5, 9]], dtype=torch.float64)
     for ratio in (0, 2):
-        assert torch.autograd.gradcheck(lambda x, r=ratio: compat.roi_align(x, boxes, 0.7, 2, 3, r, True), x)
+        assert torch.autograd.gradcheck(
+            lambda x, r=ratio: torchvision_operators.roi_align(x, boxes, 0.7, 2, 3, r, True), x
+        )
 
 
 def greedy(boxes, scores, threshold):

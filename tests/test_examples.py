@@ -10,11 +10,11 @@ import pytest
 import torch
 from PIL import Image
 
+from polymix.domains.classify.classifier import Classifier
+from polymix.domains.classify.recipe import ClassifyRecipe
 from polymix.errors import DataError
-from polymix.tasks.classify import ImageRecipe
-from polymix.tasks.classify.classifier import Classifier
-from polymix.tasks.recipe import load_recipe
-from polymix.tasks.runner import train
+from polymix.train.registry import named_recipe
+from polymix.train.run import train
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 TINY = {
@@ -43,7 +43,7 @@ def test_every_cell_of_a_notebook_runs(notebook, capsys):
 @pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_recipes_can_be_read(file):
     pytest.importorskip("yaml", reason="untested: YAML recipes, for which PyYAML is needed (the train extra)")
-    assert isinstance(load_recipe(file), ImageRecipe)
+    assert isinstance(named_recipe(file), ClassifyRecipe)
 
 
 def test_the_readme_names_every_example():
@@ -62,7 +62,7 @@ def run(request, tmp_path_factory):
             noise = torch.randint(-20, 21, (3 * 100,), generator=generator) + shade
             image = Image.frombytes("RGB", (10, 10), bytes(noise.tolist())).convert(request.param)
             image.save(root / "photos" / name / f"{place}.png")
-    train(ImageRecipe(data=str(root / "photos"), **TINY), root / "out")
+    train(ClassifyRecipe(data=str(root / "photos"), **TINY), root / "out")
     return root
 
 
@@ -79,7 +79,7 @@ def test_pictures_are_classified_as_in_the_training(run):
 
 
 def test_a_run_on_the_digits_classifies_no_files(tmp_path):
-    train(ImageRecipe(**{**TINY, "steps": 1}), tmp_path)
+    train(ClassifyRecipe(**{**TINY, "steps": 1}), tmp_path)
     with pytest.raises(DataError, match="scikit-learn digits"):
         Classifier(tmp_path)
 

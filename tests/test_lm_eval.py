@@ -11,7 +11,7 @@ import torch
 from tests.models.tiny import transformers
 from tests.workflows.test_generate import saved, sharp
 
-pytest.importorskip("lm_eval", reason="untested: lm-evaluation-harness, which pip install 'polymix[eval]' brings")
+pytest.importorskip("lm_eval", reason="untested: lm-evaluation-harness, which the extra eval brings")
 
 QUESTIONS = [
     ("The cat sat on", ["a mat", "the dog", "it, and the cat sat"]), ("the dog saw", ["the cat sit", "a", "mat. mat"]),

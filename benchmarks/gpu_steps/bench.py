@@ -5,18 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
 import polymix
-from polymix._io import write_whole
 from polymix.errors import ResultsError
-from polymix.measure.timing import Timing, interleaved, once
+from polymix.files import write_whole
+from polymix.measure import Stopwatch, Timing, in_turn, interleaved, once
 
 K = TypeVar("K", bound=Hashable)
 Row = dict[str, Any]
@@ -63,15 +62,12 @@ class Clock:
 
     def __call__(self, calls: Mapping[K, Callable[[], Any]], seconds: float) -> dict[K, Timing]:
         if not self.gpu:
-            return {name: Timing((once(call, self.device),)) for name, call in calls.items()}
+            return in_turn(calls, 1, device=self.device)
         rounds, issues = {}, {}
         for name, call in calls.items():
             once(call, self.device)
             estimate = once(call, self.device)
-            start = time.perf_counter()
-            if estimate < 0.1:
-                call()
-            issues[name] = time.perf_counter() - start
+            issues[name] = once(call) if estimate < 0.1 else 0.0  # by no device: Python's part alone
             rounds[name] = min(50, max(3, int(seconds / max(estimate, 1e-6))))
         runs: dict[K, list[float]] = {name: [] for name in calls}
         for turn in range(max(rounds.values(), default=0)):
@@ -114,7 +110,7 @@ def reason(error: Exception) -> str:
 
 
 def timing(its: Timing) -> Row:
-    return {"seconds": its.median, "low": its.low, "high": its.high, "runs": list(its.runs)}
+    return {"seconds": its.median, "low": its.low, "high": its.high, "runs": list(its.runs), "clock": its.clock}
 
 
 @dataclass
@@ -125,10 +121,11 @@ class Bench:
     sizes: Sizes
     path: Path | None  # None saves nothing
     content: dict[str, Any]
-    deadline: float
+    budget: float  # seconds after which no new job starts
     dry: bool
     clock: Clock
     pom: Path | None = None
+    watch: Stopwatch = field(default_factory=Stopwatch)  # since when the budget counts
 
     def rows(self, step: str, **where: Any) -> list[Row]:
         """The rows of a step with these values."""
@@ -143,7 +140,7 @@ class Bench:
         return f"its tests fail ({file})" if self.rows("tests", what=file)[0]["failed"] else None
 
     def left(self) -> float:
-        return self.deadline - time.monotonic()
+        return self.budget - self.watch.seconds()
 
     def do(self, step: str, jobs: Jobs) -> bool:
         """Run the jobs that are not done. Returns False if time ran out, or a job failed.

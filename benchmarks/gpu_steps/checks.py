@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -33,10 +32,10 @@ def jobs(bench: Bench) -> Jobs:
         missing = [file for file in FILES if f"tests {file}" not in bench.content["done"]]
         started = {file: _start(file) for file in missing}
         try:
-            until = time.monotonic() + SHARE * bench.left()
+            spare = (1 - SHARE) * bench.left()  # for the steps after the tests
             for file, (process, output) in started.items():
                 try:
-                    process.wait(timeout=max(0.1, until - time.monotonic()))
+                    process.wait(timeout=max(0.1, bench.left() - spare))
                 except subprocess.TimeoutExpired:
                     print(f"{file} did not finish in time. Jobs that depend on it wait for the next call.", flush=True)
                 else:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,6 +24,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from polymix.measure import once, repeated
 from polymix.models.language import preset
 
 from transformers import AutoModelForCausalLM, DynamicCache  # isort: skip
@@ -55,16 +55,6 @@ def measure(
     if done.returncode:
         return [{"context": n, "left_out": f"exit status {done.returncode}"} for n in contexts]
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-
-
-def seconds(run: Callable[[], Any], times: int) -> list[float]:
-    """The first is a warm-up."""
-    taken = []
-    for _ in range(times + 1 if times else 0):
-        start = time.perf_counter()
-        run()
-        taken.append(time.perf_counter() - start)
-    return taken[1:]
 
 
 def build(name: str, dtype: str, positions: int, quick: bool) -> Any:
@@ -107,33 +97,32 @@ def decode(name: str, dtype: str, batch: int, contexts: Sequence[int], quick: bo
     def read(cache: Any) -> None:
         model(torch.randint(vocabulary, (batch, chunk)), past_key_values=cache, logits_to_keep=1)
 
-    first = min(seconds(lambda: read(DynamicCache()), 1))
+    first = repeated(lambda: read(DynamicCache()), most=1, warm_up=1).least
     for context in contexts:
         grown = attention_bytes(model.config, batch, context, size)
         if grown > LARGEST:
             yield {"context": context, "left_out": f"keys and values of {grown / 1e9:.0f} GB"}
             continue
         cache = filled(model, batch, context - chunk)
-        start = time.perf_counter()
-        read(cache)
-        last = time.perf_counter() - start
+        last = once(partial(read, cache))
         held = [(layer.keys, layer.values) if layer.keys is not None else layer.state for layer in cache.layers]
         state = sum(part.nbytes for part in tree_leaves(held) if isinstance(part, torch.Tensor))
         total, ids = read_bytes(model) + state, torch.randint(vocabulary, (batch, 1))
-        pairs = in_turn(partial(model, ids, past_key_values=cache), total)
+        pairs = beside_reading(partial(model, ids, past_key_values=cache), total)
         step, read_s = (median(one) for one in zip(*pairs, strict=True))
         yield {
             "context": context, "prefill_tokens_per_second": 2 * batch * chunk / (first + last), "chunk": chunk,
             "decode_ms": 1e3 * step, "decode_low_ms": 1e3 * min(one for one, _ in pairs),
             "decode_tokens_per_second": batch / step, "read_ms": 1e3 * read_s, "bytes": total, "state_bytes": state,
-            "over_read": median(one / two for one, two in pairs),
+            "over_read": median(one / two for one, two in pairs), "clock": "wall",
         }  # fmt: skip
 
 
-def in_turn(step: Callable[[], Any], total: int) -> list[tuple[float, float]]:
+def beside_reading(step: Callable[[], Any], total: int) -> list[tuple[float, float]]:
     """The seconds of a step and of reading `total` bytes, in turn, so that what else the machine does slows both."""
     memory = torch.ones(total // 4)
-    return [(seconds(step, 1)[0], seconds(memory.sum, 1)[0]) for _ in range(8)]
+    one, other = (partial(repeated, call, most=1, warm_up=1) for call in (step, memory.sum))
+    return [(one().median, other().median) for _ in range(8)]
 
 
 def train(name: str, tokens: int, quick: bool) -> dict[str, Any]:
@@ -149,11 +138,10 @@ def train(name: str, tokens: int, quick: bool) -> dict[str, Any]:
         optimizer.step()
         optimizer.zero_grad()
 
-    start = time.perf_counter()
-    step()
-    taken = time.perf_counter() - start
-    taken = min(seconds(step, 0 if taken > 10 else 1), default=taken)
-    return {"context": tokens, "training_tokens_per_second": tokens / taken}
+    taken = once(step)
+    if taken <= 10:
+        taken = repeated(step, most=1, warm_up=1).median
+    return {"context": tokens, "training_tokens_per_second": tokens / taken, "clock": "wall"}
 
 
 if __name__ == "__main__":

@@ -9,8 +9,7 @@ import json
 import resource
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from language_steps.models import BATCH, CONTEXT, MODELS, VOCAB, config
+from polymix.measure import repeated
 from polymix.models.language import PolymixGPTForCausalLM
 
 from transformers import DynamicCache  # isort: skip
@@ -33,22 +33,13 @@ def measure(label: str, threads: int, quick: bool, training: bool, before: Seque
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def median_ms(run: Callable[[], Any], times: int) -> float:
-    """The first is a warm-up."""
-    taken = []
-    for _ in range(times + 1):
-        start = time.perf_counter()
-        run()
-        taken.append(time.perf_counter() - start)
-    return 1e3 * sorted(taken[1:])[times // 2]
-
-
 def per_second(label: str, quick: bool) -> float:
     """Tokens a second of forward and backward."""
     torch.manual_seed(0)
     model = PolymixGPTForCausalLM(config(MODELS[label], quick)).train()
     ids = torch.randint(VOCAB, (2 if quick else BATCH, CONTEXT))
-    return 1e3 * ids.numel() / median_ms(lambda: model(ids, labels=ids, use_cache=False).loss.backward(), 7)
+    timing = repeated(lambda: model(ids, labels=ids, use_cache=False).loss.backward(), least=7, most=7, warm_up=1)
+    return ids.numel() / timing.median
 
 
 @torch.no_grad()
@@ -72,12 +63,14 @@ def decode(label: str, tokens: int, quick: bool) -> tuple[float, int]:
             model(ids, past_key_values=cache, logits_to_keep=1)
     held = [(layer.keys, layer.values) if layer.keys is not None else layer.state for layer in cache.layers]
     size = sum(part.nbytes for part in tree_leaves(held) if isinstance(part, torch.Tensor))
-    return median_ms(lambda: model(torch.randint(VOCAB, (1, 1)), past_key_values=cache), times), size
+    timing = repeated(lambda: model(torch.randint(VOCAB, (1, 1)), past_key_values=cache), least=times, most=times,
+                      warm_up=1)  # fmt: skip
+    return timing.milliseconds().median, size
 
 
 def report(label: str, threads: int, quick: bool, training: bool, before: Sequence[int]) -> dict[str, Any]:
     torch.set_num_threads(threads)
-    said: dict[str, Any] = {}
+    said: dict[str, Any] = {"clock": "wall"}
     if training:
         start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         said["tokens_per_second"] = per_second(label, quick)

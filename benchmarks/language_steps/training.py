@@ -9,27 +9,28 @@ from pathlib import Path
 from typing import Any
 
 from language_steps.models import BATCH, CONTEXT, LONGER, RATE, SIZE, STEPS, VOCAB, config
+from polymix.convert.adapters.libraries import load_whole
+from polymix.domains.text.data import load
+from polymix.domains.text.metrics import HeldOut, evaluate
+from polymix.domains.text.recipe import TextRecipe
 from polymix.models.language import PolymixGPTForCausalLM
-from polymix.tasks.processes import Process
-from polymix.tasks.text import TextRecipe, train_text
-from polymix.tasks.text.data import load
-from polymix.tasks.text.metrics import HeldOut, evaluate
+from polymix.train.run import train as train_run
+from polymix.train.task import IGNORED, Process
 
 
 def train(options: Mapping[str, Any], quick: bool, seed: int, longer: bool = False) -> dict[str, Any]:
     """Its held-out loss; with `longer` that at each context of LONGER."""
     chosen = config(options, quick)
     steps = 4 if quick else STEPS
+    others = {name: value for name, value in options.items() if name != "mixers"}
+    sizes = {name: getattr(chosen, name) for name in (*SIZE, "intermediate_size")}
     recipe = TextRecipe(
-        options={
-            **options, **{name: getattr(chosen, name) for name in SIZE}, "max_position_embeddings": CONTEXT,
-            "intermediate_size": chosen.intermediate_size,
-        },
+        mixer=",".join(options["mixers"]), options={**others, **sizes, "max_position_embeddings": CONTEXT},
         context=CONTEXT, batch_size=BATCH, steps=steps, vocab=VOCAB, seed=seed, learning_rate=RATE, prompts=(),
         evaluate_every=steps, checkpoint_every=steps,
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        last = train_text(recipe, folder)
+        last = train_run(recipe, folder)
         if longer:
             return {f"loss_{context}": loss_at(Path(folder), recipe, context) for context in LONGER}
     return {"loss": last["val_loss"], "bits_per_byte": last["bits_per_byte"], "train_loss": last["loss"]}
@@ -37,11 +38,11 @@ def train(options: Mapping[str, Any], quick: bool, seed: int, longer: bool = Fal
 
 def loss_at(folder: Path, recipe: TextRecipe, context: int) -> float:
     """On the second half of held-out windows of `context` tokens: as much text is behind each, wherever it stands."""
-    asked = replace(recipe, context=context, batch_size=max(1, recipe.batch_size * CONTEXT // context))
+    asked = recipe.changed(context=context, batch_size=max(1, recipe.batch_size * CONTEXT // context))
     held = HeldOut.of(load(recipe, folder / "data"), asked)
     for batch in held.batches:
         batch["targets"] = batch["targets"].clone()  # a view of what the inputs are a view of
-        batch["targets"][:, : context // 2] = -100
-    count = sum(int((batch["targets"] != -100).sum()) for batch in held.batches)
-    model = PolymixGPTForCausalLM.from_pretrained(folder)
+        batch["targets"][:, : context // 2] = IGNORED
+    count = sum(int((batch["targets"] != IGNORED).sum()) for batch in held.batches)
+    model, _ = load_whole(PolymixGPTForCausalLM, folder, "folder")
     return evaluate(model, replace(held, targets=count), Process())["val_loss"]

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 import polymix
-from polymix.measure import floor, interleaved
+from polymix.measure import interleaved
+from polymix.measure.floor import floor
 from polymix.measure.timing import once
 from target_steps.common import DIM, LENGTH, MIXERS, PADRE_GOALS, POM_GOALS, TYPES, Row, mixer, step, tokens
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -11,8 +10,8 @@ from typing import Any
 
 import torch
 
-from polymix.measure import floor, interleaved
-from polymix.measure.timing import once
+from polymix.measure import interleaved, once
+from polymix.measure.floor import floor
 from target_steps.common import (
     DIM,
     LENGTH,
@@ -65,10 +64,7 @@ def _alone(what: str, run: Callable[[], Any], bare: Callable[[], Any], floors: i
     """The share of products and C kernels in the time over the floor."""
     times = interleaved({"run": run, "floor": bare}, seconds=1.5)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        began = time.perf_counter()
-        for _ in range(CALLS):
-            run()
-        whole = 1e6 * (time.perf_counter() - began)
+        whole = 1e6 * CALLS * once(run, repeats=CALLS)
     spent = dict.fromkeys(("products", "kernels in C", "functions", "other passes"), 0.0)
     for event in profile.key_averages():
         spent[kind_of(event.key)] += event.self_cpu_time_total

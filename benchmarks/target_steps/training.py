@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from polymix.measure import floor, interleaved
+from polymix.measure import interleaved
+from polymix.measure.floor import floor
 from polymix.ops.dispatch import choose
 from polymix.ops.padre import padre_step
 from target_steps.common import DIM, IMAGES, MIXERS, SHAPES, Row, mixer, step, tokens

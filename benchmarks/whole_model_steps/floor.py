@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from polymix.measure import in_turn, once, repeated
 from polymix.measure.floor import floor
-from polymix.measure.timing import once
 from polymix.mixers import TokenMixer
 from polymix.structured.cost import Cost, Op
 
-MOST = 20  # rounds
+MAX_ROUNDS = 20
 
 
 def least_seconds(calls: Mapping[Any, Callable[[], Any]], seconds: float) -> dict[Any, float]:
@@ -21,15 +21,12 @@ def least_seconds(calls: Mapping[Any, Callable[[], Any]], seconds: float) -> dic
 
     The rounds take so many seconds altogether. Where there is time for one round alone, it has no warm-up.
     """
-    runs: dict[Any, list[float]] = {name: [] for name in calls}
-    first = {name: once(call, "cpu") for name, call in calls.items()}
+    first = {name: once(call) for name, call in calls.items()}
     whole = sum(first.values())
     if whole > seconds / 2:  # one round is all there is time for
         return first
-    for _ in range(max(1, min(MOST, int((seconds - whole) / whole)))):
-        for name, call in calls.items():
-            runs[name].append(once(call, "cpu"))
-    return {name: min(times) for name, times in runs.items()}
+    rounds = max(1, min(MAX_ROUNDS, int((seconds - whole) / whole)))
+    return {name: timing.least for name, timing in in_turn(calls, rounds).items()}
 
 
 def products_of(model: nn.Module, inputs: dict[str, Any]) -> Counter[Op]:
@@ -77,9 +74,7 @@ def floor_of(ops: Counter[Op]) -> float:
 
 
 def _least(call: Callable[[], Any]) -> float:
-    first = once(call, "cpu")
-    times = sorted(once(call, "cpu") for _ in range(max(1, min(15, int(0.15 / first)))))
-    return times[0]
+    return repeated(call, seconds=0.15, most=15, warm_up=1).least
 
 
 def _packed(op: Op) -> list[Callable[[], Any]]:

@@ -1,10 +1,11 @@
 """What a call's time goes to: PyTorch's profiler, by kind of operation."""
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from polymix.measure import once
 
 KINDS = {
     "products": ("addmm", "mm", "bmm", "baddbmm", "_linear_pointwise", "mkldnn_convolution", "dot", "mv"),
@@ -20,9 +21,7 @@ def parts_of(call: Callable[[], Any]) -> dict[str, float]:
     "python" is what the call takes beyond all operations; the profiler makes it larger.
     """
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        start = time.perf_counter()
-        call()
-        whole = time.perf_counter() - start
+        whole = once(call)
     parts = dict.fromkeys(("products", "attention", "kernels", "norms", "activations", "passes", "python"), 0.0)
     for event in profile.key_averages():
         library, _, name = event.key.partition("::")

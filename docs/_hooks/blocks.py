@@ -13,22 +13,41 @@ import hashlib
 import io
 import json
 import re
+from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
-from polymix._io import write_whole
+import polymix
+from polymix.compat import cure_torchvision
+from polymix.convert import adapter
+from polymix.convert.adapters.libraries import LIBRARIES
+from polymix.files import write_whole
+from polymix.mixers import registry
 
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".cache" / "blocks"
 BLOCK = re.compile(r"^```python\n(.*?)^```\n", re.DOTALL | re.MULTILINE)
 
 
+@contextlib.contextmanager
+def forgotten() -> Iterator[None]:
+    """Forget what is registered within: no page depends on another, and each may run again in the same process."""
+    polymix.list_mixers()
+    for library in LIBRARIES.values():  # what the package registers itself, once in a process, must stay
+        library.load_adapters()
+    with patch.dict(adapter._ADAPTERS), patch.dict(adapter._REFUSALS), patch.dict(registry._CONFIGS):
+        yield
+
+
+@forgotten()
 def run(markdown: str, page: str) -> list[str]:
     """Run the blocks of a page, in order. Returns what each of them prints."""
+    cure_torchvision()  # a CUDA build beside a CPU build of torch; users have installed both from one index
     namespace: dict[str, Any] = {"__name__": page}
     torch.manual_seed(0)
     outputs = []

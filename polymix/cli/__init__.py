@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import sys
@@ -9,7 +10,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from polymix.errors import MissingExtraError, PolymixError
+from polymix.errors import MissingExtraError, PolymixError, reason_of
+from polymix.extras import missing_package
 
 try:
     import rich  # noqa: F401  # the verbs print with it
@@ -33,6 +35,8 @@ def _version(wanted: bool) -> None:
 
 
 def _app() -> Any:
+    from polymix.cli.shared import Command
+
     app = typer.Typer(
         help="Polynomial token mixers in attention's place. Example: polymix compare --quick", no_args_is_help=True,
         pretty_exceptions_enable=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]},
@@ -45,7 +49,12 @@ def _app() -> Any:
         pass
 
     for verb in VERBS:
-        app.command(verb)(import_module(f"polymix.cli.{verb.replace('-', '_')}").command)
+        # The options of `train` are those of the domain, which reads what is left here.
+        more = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+        settings = more if verb == "train" else {}
+        app.command(verb, cls=Command, context_settings=settings)(
+            import_module(f"polymix.cli.{verb.replace('-', '_')}").command
+        )
     return app
 
 
@@ -56,10 +65,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     head) with 141; neither prints a traceback.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    for stream in (sys.stdout, sys.stderr):  # what an encoding lacks, or a file's name that is no text, is no traceback
+        if isinstance(stream, io.TextIOWrapper):
+            utf8 = stream.encoding.lower().replace("-", "") == "utf8"
+            stream.reconfigure(errors="backslashreplace" if utf8 else "replace")
     try:
         if typer is None:
-            cure = "Install them with pip install 'polymix[train]'."
-            raise MissingExtraError("typer, rich", "neither", "the packages of the command line", cure)
+            raise MissingExtraError("typer rich", "train", "The command line is made with them.")
         status = _app()(arguments or ["--help"], standalone_mode=False) or 0
         if sys.stdout is not None:  # it is None where the shell closed it
             sys.stdout.flush()  # here, where a full disk or a closed pipe is still reported
@@ -81,15 +93,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _message(error: BaseException) -> str | None:
     """What to tell the user about an error; None if it is a bug."""
-    if isinstance(error, PolymixError):
-        return str(error)
+    if isinstance(error, PolymixError):  # with the flag as one types it
+        name = str(error.argument)
+        flag = getattr(error, "flags", {}).get(name)
+        return str(error) if flag is None else str(error).replace(f"`{name}`", f"`{flag}`", 1)
+    if isinstance(error, ModuleNotFoundError) and (missing := missing_package(error)) is not None:
+        return str(missing)
     if hasattr(error, "format_message"):  # a usage error
         return str(error.format_message())
     if typer is not None and isinstance(error, typer.Abort):
         return "Interrupted."
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
-        return f"{where}{error.strerror or type(error).__name__}."
+        return f"{where}{reason_of(error).rstrip('.')}."
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error))):
         return "The machine ran out of memory. Use smaller sizes, fewer tokens or a smaller batch."
     if isinstance(error, RecursionError):

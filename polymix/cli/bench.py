@@ -9,7 +9,17 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from polymix.cli.shared import MaxGib, MaxSeconds, Resume, bars, cores, counts, print_table, thread_count, words
+from polymix.cli.shared import (
+    MaxGib,
+    MaxSeconds,
+    Resume,
+    bars,
+    check_report,
+    counts,
+    print_table,
+    thread_count,
+    words,
+)
 
 
 def command(
@@ -22,7 +32,9 @@ def command(
     dtypes: Annotated[str, typer.Option(help="Types: float32, bfloat16, float16.")] = "float32",
     passes: Annotated[str, typer.Option(help="Passes: forward, folded, training, step.")] = "forward,training",
     impls: Annotated[str, typer.Option(help="Implementations: auto, eager, or a kernel's name.")] = "auto",
-    threads: Annotated[str | None, typer.Option(help="CPU threads (default: one per core).")] = None,
+    threads: Annotated[
+        str | None, typer.Option(help="Numbers of CPU threads (default: OMP_NUM_THREADS, or one per core).")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …")] = "cpu",
     seconds: Annotated[float, typer.Option(help="Time for all rounds of one call.")] = 0.4,
     max_seconds: MaxSeconds = 10.0,
@@ -50,6 +62,7 @@ def command(
     """
     if compare is not None:
         return _compare(*compare, noise)
+    check_report()
     from polymix.mixers.spec import parse_mixers
     from polymix.workflows.bench.report import write_report
     from polymix.workflows.bench.run import Settings, bench
@@ -58,7 +71,7 @@ def command(
     settings = Settings(
         mixers=mixers, tokens=counts(tokens), dims=counts(dims, "--dims", "192,384"),
         batch=counts(batch, "--batch", "1,16"), dtypes=words(dtypes), passes=words(passes), impls=words(impls),
-        threads=tuple(map(thread_count, counts(threads, "--threads", "1,2"))) if threads is not None else (cores(),),
+        threads=tuple(map(thread_count, (None,) if threads is None else counts(threads, "--threads", "1,2"))),
         device=device, seconds=seconds,
         max_seconds=max_seconds, max_gib=max_gib,
     )  # fmt: skip
@@ -76,7 +89,7 @@ def command(
 
 
 def _compare(a: Path, b: Path, noise: float) -> None:
-    from polymix._io import RESULTS
+    from polymix.results import RESULTS
     from polymix.workflows.bench.changes import HEADINGS, REGRESSIONS, comparability_warnings, compare
     from polymix.workflows.bench.run import Results
 

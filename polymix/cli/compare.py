@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from polymix.cli.shared import MaxGib, MaxSeconds, Resume, Threads, bars, counts, print_table, thread_count
-from polymix.errors import OptionError
+from polymix.cli.shared import (
+    MaxGib,
+    MaxSeconds,
+    Resume,
+    Threads,
+    bars,
+    check_paths,
+    check_report,
+    counts,
+    print_table,
+    thread_count,
+)
 
 
 def command(
@@ -30,12 +38,16 @@ def command(
         int | None, typer.Option(help="Pixels per side of a patch (default: digits 2, otherwise 4).")
     ] = None,
     epochs: Annotated[
-        int | None, typer.Option(help="Epochs of each training run (default: scenes 6, otherwise 30; --quick: 2 or 8).")
+        float | None,
+        typer.Option(help="Epochs of each training run (default: scenes 6, otherwise 30; --quick: 2 or 8)."),
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="Training runs per mixer (default: 2; --quick: 1).")] = None,
     tokens: Annotated[
         str | None,
-        typer.Option(help="Numbers of tokens to measure (default: 64,256,1024,4096,16384; --quick: up to 1024)."),
+        typer.Option(
+            help="Numbers of tokens at which to time mixers (default: 64,256,1024,4096,16384; --quick: up to 1024; "
+            "with --task: none)."
+        ),
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps …")] = "cpu",
     threads: Threads = None,
@@ -47,83 +59,54 @@ def command(
         typer.Option("--quick", help="Fewer seeds, epochs and tokens: about a minute."),
     ] = False,
     task: Annotated[
-        str | None, typer.Option(help="A domain such as fields, or a recipe's file: train every mixer on it.")
-    ] = None,
-    layout: Annotated[str | None, typer.Option(help="With --task: how --data is arranged.")] = None,
+        str, typer.Option(help="A domain such as satellite, or a recipe's file: train every mixer on it.")
+    ] = "classify",
+    layout: Annotated[str | None, typer.Option(help="How the files of --data are arranged.")] = None,
     preset: Annotated[
-        str | None, typer.Option(help="With --task: sizes and schedule by name, such as tiny or paper.")
+        str | None, typer.Option(help="Sizes and schedule of the domain by name, such as tiny or paper.")
     ] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="With --task: an option of its recipe: --set steps=200.")
+        list[str] | None, typer.Option("--set", help="An option of the domain's recipe: --set steps=200. Repeatable.")
     ] = None,
     resume: Resume = False,
 ) -> None:
-    """Which mixer is best on your images and machine, and from which length on?
+    """Which mixer is best on your data and machine, and from which length on?
 
-    Trains the same small vision transformer with each mixer, measures every mixer over a range of token counts, and
-    says which one to use and when to keep attention.
+    Trains the same model with each mixer: a small vision transformer on images, or a domain's own with --task. Times
+    every mixer over a range of token counts, and says which one to use and when to keep attention.
 
     Example: polymix compare --data photos --mixers padre:degree=3,pom:degree=3:expand=1 --out photos-report
     """
-    if task is not None:
-        given = {"--image-size": image_size, "--patch-size": patch_size, "--epochs": epochs, "--tokens": tokens}
-        _domain(
-            task, data, layout, preset, set_ or (), mixers, seeds or (1 if quick else 2), out, threads, resume, given
-        )
-        return
-    for name, value in (("--layout", layout), ("--preset", preset), ("--set", set_)):
-        if value:
-            raise OptionError(name, value, f"--task with {name}", "Name the domain.")
-    from polymix.mixers.spec import DEFAULT
-    from polymix.workflows.compare.report import write_report
-    from polymix.workflows.compare.run import Settings, compare
-    from polymix.workflows.compare.tables import data_line, terminal_table
-
-    settings = Settings(
-        data=data, mixers=DEFAULT if mixers is None else mixers, image_size=image_size, patch_size=patch_size,
-        device=device, threads=thread_count(threads), dtype=dtype, max_seconds=max_seconds, max_gib=max_gib,
-    )  # fmt: skip
-    settings = settings.as_quick() if quick else settings
-    chosen: dict[str, Any] = {"epochs": epochs, "seeds": seeds, "tokens": None if tokens is None else counts(tokens)}
-    settings = replace(settings, **{name: value for name, value in chosen.items() if value is not None})
-    console = Console()
-    with bars(console, out) as progress:
-        results = compare(settings, out, progress, resume=resume)
-    report = write_report(results.content, out)
-    headings, rows = terminal_table(results.content)
-    print_table(console, None, headings, rows)
-    answer, used = results.content["answer"], results.content["data"]
-    console.print(data_line(used), highlight=False)
-    console.print(f"\n[bold]{answer['headline']}[/bold]", highlight=False)
-    for sentence in answer["sentences"]:
-        console.print(f"• {sentence}", highlight=False)
-    for line in results.content["data"]["skipped"]:
-        console.print(f"Skipped an unreadable image: {line}", highlight=False)
-    console.print(f"\nReport: {report}   Numbers: {out / 'results.json'}", highlight=False)
-
-
-def _domain(
-    task: str, data: str | None, layout: str | None, preset: str | None, options: Sequence[str], mixers: str | None,
-    seeds: int, out: Path, threads: int | None, resume: bool, given: Mapping[str, Any],
-) -> None:  # fmt: skip
-    """The comparison on a domain, and its table."""
+    check_report()
+    check_paths("--data", data, names=("digits",))
     from functools import partial
 
-    from polymix.workflows.compare.domain import MIXERS, DomainSettings, compare_domain, table
+    from polymix.workflows.compare import report, run, tables
+    from polymix.workflows.compare.settings import Settings
 
-    for name, value in given.items():
-        if value is not None:
-            raise OptionError(name, value, f"no {name} with --task", "Use --set for the options of its recipe.")
+    settings = Settings(
+        task=task, data=data, layout=layout, preset=preset, options=tuple(set_ or ()), mixers=mixers,
+        image_size=image_size, patch_size=patch_size, epochs=epochs, seeds=seeds, device=device,
+        threads=thread_count(threads), dtype=dtype, tokens=None if tokens is None else counts(tokens),
+        max_seconds=max_seconds, max_gib=max_gib, quick=quick,
+    )  # fmt: skip
     console = Console()
-    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    settings = DomainSettings(
-        task, data, layout, preset, tuple(options), mixers or MIXERS, seeds, thread_count(threads)
-    )
-    with bars(console, out):
-        results = compare_domain(settings, out, say, resume=resume)
-    head, *rows = table(results.content["rows"])
-    print_table(console, None, head[:-1], [row[:-1] for row in rows])
-    for row in results.content["refused"]:
+    say = partial(console.print, markup=False, highlight=False)
+    with bars(console, out) as progress:
+        content = run.compare(settings, out, progress, resume=resume).content
+    page = report.write_report(content, out)
+    headings, rows = tables.terminal_table(content)
+    print_table(console, None, headings, rows)
+    if content["data"] is not None:
+        say(tables.data_line(content["data"]))
+    for row in content["refused"]:
         say(f"Left out: {row['mixer']}. {row['reason']}")
-    say(results.content["control"] or "")
-    say(f"Report: {out / 'report.html'}   Numbers: {out / 'results.json'}")
+    if content["answer"] is not None:
+        console.print(f"\n[bold]{content['answer']['headline']}[/bold]", highlight=False)
+        for sentence in content["answer"]["sentences"]:
+            say(f"• {sentence}")
+    elif content["control"]:
+        say(content["control"])
+    for line in content["data"]["skipped"] if content["data"] is not None else ():
+        say(f"Skipped an unreadable image: {line}")
+    console.print(f"\nReport: {page}   Numbers: {out / 'results.json'}", highlight=False)

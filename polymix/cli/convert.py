@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from polymix.cli.shared import Resume, Threads, bars, thread_count, words
+from polymix.cli.shared import Resume, Threads, bars, check_paths, check_report, thread_count, words
 from polymix.errors import OptionError
 
 
@@ -35,7 +35,11 @@ def command(
         typer.Option(help="Side of the images in pixels (default: the model's own). Learned positions are resized."),
     ] = None,
     tokens: Annotated[
-        int | None, typer.Option(help="Sequence length for text models (default: 512 or the model's maximum).")
+        int | None,
+        typer.Option(help="Sequence length for text models (default: --context, or at most 512)."),
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(help="Tokens that a text model takes from now on, more than its maximum.")
     ] = None,
     batch: Annotated[
         int | None, typer.Option(help="Inputs per call (default: 32 images or 4 windows of text of --data, else 1).")
@@ -47,6 +51,9 @@ def command(
             help="Epochs before that, in which each mixer imitates its attention (default: 1 with --distill-epochs)."
         ),
     ] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="The highest of the fine-tuning (default: 1e-4, or 5e-4 with --from-scratch).")
+    ] = None,
     from_scratch: Annotated[
         bool, typer.Option("--from-scratch", help="Train a model with untrained weights, on the labels alone.")
     ] = False,
@@ -56,12 +63,18 @@ def command(
     lora: Annotated[
         int | None, typer.Option(help="Train only a term of this rank for each matrix of the mixers, and merge it.")
     ] = None,
+    progressive: Annotated[
+        int | None,
+        typer.Option(help="Fine-tune with one more mixer every so many steps, the last layer's first (default: all)."),
+    ] = None,
     init: Annotated[str, typer.Option(help="inherit the attention's weights, or fresh.")] = "inherit",
     windows: Annotated[str, typer.Option(help="keep the windows of windowed attention, or merge them.")] = "keep",
     positions: Annotated[
         str | None,
         typer.Option(
-            help="Positions that the model adds to queries and keys only (DETR): all, drop or values (as the model)."
+            help="With --context: interpolate, repeat or none (learned positions), interpolate or continue (rotary "
+            "angles). Where the model adds positions to queries and keys only (DETR): all, drop or values (as the "
+            "model)."
         ),
     ] = None,
     match: Annotated[
@@ -73,6 +86,12 @@ def command(
             "--multi-scale/--no-multi-scale", help="Keep EfficientViT's multi-scale branches where the mixer can (qt)."
         ),
     ] = True,
+    drop: Annotated[
+        str,
+        typer.Option(
+            help="Parts of attention that may be lost, separated by commas: position_bias, soft_cap, sinks, rotary."
+        ),
+    ] = "",
     keep_host: Annotated[
         bool,
         typer.Option(
@@ -112,6 +131,9 @@ def command(
 
     Example: polymix convert --model timm/deit_tiny_patch16_224 --plan padre --out deit-padre
     """
+    check_report()
+    check_paths("--weights", weights)
+    check_paths("--data", data, names=("digits", "noise"))
     import torch
 
     from polymix.workflows.convert.run import run
@@ -119,9 +141,11 @@ def command(
 
     settings = Settings(
         model=model, plan=plan, mixer=mixer, weights=None if weights is None else str(weights), classes=classes,
-        data=data, image_size=image_size, tokens=tokens, batch=batch, distill_epochs=distill_epochs,
-        imitate_epochs=imitate_epochs, from_scratch=from_scratch, precision=precision, lora=lora, init=init,
-        windows=windows, positions=positions, match=match, multi_scale=multi_scale, keep_host=keep_host, device=device,
+        data=data, image_size=image_size, tokens=tokens, context=context, batch=batch, distill_epochs=distill_epochs,
+        imitate_epochs=imitate_epochs, learning_rate=learning_rate, from_scratch=from_scratch, precision=precision,
+        lora=lora, progressive=progressive, init=init,
+        windows=windows, positions=positions, match=match, multi_scale=multi_scale, drop=drop,
+        keep_host=keep_host, device=device,
         seed=seed, seconds=seconds, lengths=_factors(lengths), trust=trust, license=license, base_model=base_model,
         push_to_hub=push_to_hub,
     )  # fmt: skip

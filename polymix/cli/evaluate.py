@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from polymix.cli.shared import AsJson, Threads, print_json, print_table, thread_count
+from polymix.cli.shared import AsJson, Threads, check_paths, print_json, print_table, thread_count
 
 
 def command(
@@ -40,6 +40,9 @@ def command(
 
     Example: polymix evaluate vit-qt --data photos
     """
+    check_paths("folder", folder)
+    check_paths("--data", data, names=("digits",))
+    check_paths("--exported", exported)
     import torch
 
     from polymix.numbers import figure
@@ -55,9 +58,8 @@ def command(
     if as_json:
         print_json(found.to_dict())
         return
-    shares = ("accuracy", "top_5", "majority")
     rows = [
-        (LABELS.get(name, name.replace("_", " ")), _percent(value) if name.startswith(shares) else figure(value))
+        (LABELS.get(name, name.replace("_", " ")), _percent(value) if found.units[name] else figure(value))
         for name, value in found.metrics.items()
     ]
     count = f": {found.count:,} {found.unit}" if found.count else ""

@@ -7,13 +7,15 @@ from typing import Annotated
 
 import typer
 
-from polymix.cli.shared import Threads, thread_count
+from polymix.cli.shared import Threads, check_paths, exclude, thread_count
 
 
 def command(
     folder: Annotated[
         Path,
-        typer.Argument(metavar="DIR", help="Folder of a language model and its tokenizer, or of polymix train images."),
+        typer.Argument(
+            metavar="DIR", help="Folder of a language model and its tokenizer, or of polymix train generation."
+        ),
     ],
     prompt: Annotated[str | None, typer.Option(help="How the text begins. Default: standard input.")] = None,
     lines: Annotated[bool, typer.Option("--lines", help="Each line of standard input is a prompt.")] = False,
@@ -51,7 +53,7 @@ def command(
     threads: Threads = None,
     trust: Annotated[bool, typer.Option("--trust", help="Run code that the folder names.")] = False,
 ) -> None:
-    """Continue a text with a language model, or draw images with a model of polymix train images.
+    """Continue a text with a language model, or draw images with a model of polymix train generation.
 
     Text goes to standard output, everything else to standard error. Several texts are separated by a line of ---.
     Nothing is downloaded.
@@ -60,7 +62,8 @@ def command(
 
     polymix generate digits-by-class --class 3 --num 16 --steps 50 --guidance 4 --out samples.png
     """
-    from polymix.cli.shared import exclude
+    check_paths("folder", folder)
+    check_paths("--vae", vae)
 
     of_images = {"--class": class_, "--steps": steps, "--guidance": guidance, "--sampler": sampler, "--vae": vae,
                  "--out": out}  # fmt: skip
@@ -75,11 +78,6 @@ def command(
         drawn = Settings(tuple(class_ or ()), num, steps, guidance, sampler, seed, vae, out or SHEET)
         typer.echo(draw(folder, drawn, device=device, threads=thread_count(threads)))
         return
-    if not folder.is_dir() and any(value is not None for value in of_images.values()):
-        from polymix.errors import DataError
-
-        got = f"{folder}, which is no folder"
-        raise DataError("folder", got, "a folder that polymix train images wrote", "Check the path.")
     exclude(folder, "continues texts", of_images)
     from polymix.workflows import generate
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich import box
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from polymix.errors import OptionError, check_choice, check_int, check_seed
+from polymix.extras import check_installed
 
 
 def command(
@@ -32,11 +34,8 @@ def command(
 
     Example: polymix lens padre degree=3 grid=4x4 --out padre-lens
     """
-    import torch
-
-    from polymix import create_mixer
-    from polymix._io import call_function, check_folder, parse_options, write_whole
-    from polymix.lens import overview
+    from polymix.files import output_folder
+    from polymix.options import parse_options
 
     check_choice("--image", image, (None, "digits"))
     chosen = parse_options(options or [])
@@ -45,7 +44,21 @@ def command(
     check_seed("--seed", seed)
     check_int("--order", order, 1, 4)
     if out is not None:
-        check_folder(out)
+        check_installed("matplotlib", extra="train", why="The plots are drawn with it.")
+    with nullcontext() if out is None else output_folder(out):
+        _lens(name, chosen, shape, order, out, seed, image)
+
+
+def _lens(
+    name: str, chosen: dict[str, Any], shape: Any, order: int, out: Path | None, seed: int, image: str | None
+) -> None:
+    """Measure, show and save."""
+    import torch
+
+    from polymix import create_mixer
+    from polymix.files import call_function, write_whole
+    from polymix.lens import overview
+
     torch.manual_seed(seed)
     own = ".py:" in name
     if own and image:
@@ -55,7 +68,7 @@ def command(
     view = overview(module, order=order, shape=shape, seed=seed)
     if image:
         from polymix.mixers import config_class
-        from polymix.tasks.classify.influence import influence_on_digits
+        from polymix.workflows.influence import influence_on_digits
 
         view.results["influence"] = influence_on_digits(
             config_class(name)(**{key: value for key, value in chosen.items() if key != "grid"}), seed=seed
@@ -67,7 +80,6 @@ def command(
     console = Console(highlight=False)
     console.print(table)
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
         view.draw(out)
         content = {"name": name, "options": {**chosen, "dim": dim, "shape": shape}, **view.content}
         write_whole(out / "lens.json", json.dumps(content, indent=1, allow_nan=False) + "\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,12 +14,15 @@ from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
+from typer.core import TyperCommand
 
-from polymix._io import RESULTS
-from polymix.errors import OptionError
+from polymix.errors import DataError, OptionError, PolymixError
+from polymix.extras import check_installed
+from polymix.files import is_there
 from polymix.numbers import stacked
+from polymix.results import RESULTS
 
-Threads = Annotated[int | None, typer.Option(help="CPU threads (default: one per core).")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads (default: OMP_NUM_THREADS, or one per core).")]
 MaxSeconds = Annotated[float, typer.Option(help="Stop a mixer when one call takes longer.")]
 MaxGib = Annotated[float, typer.Option(help="Stop a mixer when one call holds more memory.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the interrupted run in --out.")]
@@ -32,17 +35,48 @@ NOTED = 66  # columns of a terminal that the name, the figures and the time left
 _NAMES = 20  # characters that a column of names has at the least
 
 
+class Command(TyperCommand):
+    """A command whose errors know its flags by the names that arguments have in Python."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except PolymixError as error:
+            flags = {option for parameter in self.params for option in parameter.opts if option.startswith("--")}
+            known = getattr(error, "flags", {})
+            error.__dict__["flags"] = {**{flag.strip("-").replace("-", "_"): flag for flag in flags}, **known}
+            raise
+
+
 def cores() -> int:
     """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def check_report() -> None:
+    """Raise MissingExtraError unless reports can be written: at once, not when the numbers are there."""
+    check_installed("jinja2", "matplotlib", extra="train", why="The report is written with them.")
+
+
 def thread_count(threads: int | None) -> int:
-    """The number of threads that was asked for, by default one per core."""
+    """The threads that were asked for; by default what OMP_NUM_THREADS says, which torchrun sets, else cores."""
     if threads is not None and not 1 <= threads <= MOST_THREADS:
         allowed = f"a number from 1 to {MOST_THREADS}"
-        raise OptionError("--threads", threads, allowed, "Leave it out for one per core.")
-    return cores() if threads is None else threads
+        raise OptionError("--threads", threads, allowed, "Leave it out for the environment's, or one per core.")
+    if threads is not None:
+        return threads
+    stated = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # a list is for nested regions
+    return min(int(stated), MOST_THREADS) if stated.isdecimal() and int(stated) else cores()
+
+
+def check_paths(argument: str, *paths: str | Path | None, names: Container[str] = ()) -> None:
+    """Raise DataError for a path that does not exist: before PyTorch is imported, which takes seconds.
+
+    names: what is no path, such as "digits".
+    """
+    for path in paths:
+        if path is not None and path not in names and not is_there(Path(path)):
+            raise DataError(argument, f"{path}, which does not exist", "a file or folder", "Check the path.")
 
 
 def counts(text: str, option: str = "--tokens", example: str = "64,256,1024") -> tuple[int, ...]:
@@ -59,7 +93,7 @@ def words(text: str) -> tuple[str, ...]:
 
 
 class Bars:
-    """Progress of a long run as rich bars; see `polymix._io.Progress`."""
+    """Progress of a long run as rich bars; see `polymix.results.Progress`."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
@@ -107,18 +141,15 @@ def print_table(console: Console, title: str | None, headings: Sequence[str], ro
     widths = [
         max(len(line) for text in column for line in text.split("\n")) for column in zip(*rows, headings, strict=True)
     ]
+    if title:  # by itself: over a narrow table rich would break it into many lines
+        console.print(title, style="italic", markup=False, highlight=False, soft_wrap=not console.is_terminal)
     if min(widths[0], _NAMES) + sum(widths[1:]) + 2 * len(widths) > console.width:
-        if title:
-            console.print(title, style="italic", markup=False)
         for row in rows:
             for line in stacked(headings, row, console.width):
                 console.print(line, markup=False, highlight=False)
         return
     figures = [Column(heading, justify="right", no_wrap=True) for heading in headings[1:]]
-    table = Table(
-        Column(headings[0], overflow="fold"), *figures, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title,
-        title_justify="left",
-    )  # fmt: skip
+    table = Table(Column(headings[0], overflow="fold"), *figures, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for row in rows:
         table.add_row(*row)
     console.print(table)

@@ -8,16 +8,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from polymix.cli.shared import AsJson, print_json, print_table, thread_count
+from polymix.cli.shared import AsJson, Threads, print_json, print_table, thread_count
 
 
 def command(
     name: Annotated[str, typer.Argument(help="A mixer, such as padre.")],
     options: Annotated[list[str] | None, typer.Argument(help="dim=192, n=4096, and options such as degree=3.")] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads for the floor (default: one per core).")] = None,
+    threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a mixer costs: parameters, multiply-adds, bytes, the floor on this machine, and the paper's figures.
+    """Show what a mixer costs on this machine and in its paper, what it can do, and its options.
 
     Example: polymix show padre degree=3 dim=192 grid=64x64
     """
@@ -33,4 +33,5 @@ def command(
     console = Console(highlight=False)
     print_table(console, costs.title, ("", "polymix", "in the paper"), costs.rows)
     for source in costs.sources:
-        console.print(source, highlight=False)
+        console.print(source, markup=False)
+    console.print("Options: " + ", ".join(f"{name}={value}" for name, value in costs.options.items()), markup=False)

@@ -8,12 +8,9 @@ from polymix.convert.saving import load_pretrained, save_pretrained
 from polymix.convert.spec import AttentionSpec, EquivalentMixer, linear, thirds
 from polymix.convert.weights import LoadedWeights, load_weights
 from polymix.mixers.inheritance import Projection
-from polymix.renamed import renamed
 
 __all__ = [
     "Adapter", "AttentionSpec", "ConversionReport", "EquivalentMixer", "Host", "InsertionReport", "LayerReport",
     "LoadedWeights", "Projection", "attention_layers", "convert", "insert", "linear", "load_pretrained", "load_weights",
     "register_adapter", "save_pretrained", "thirds",
 ]  # fmt: skip
-
-__getattr__ = renamed(__name__, Attention="AttentionSpec")

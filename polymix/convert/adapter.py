@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from polymix import errors
-from polymix.convert.adapters.libraries import LIBRARIES
+from polymix.convert.adapters.libraries import any_adapter, load_adapters_of
 from polymix.convert.find import grids, prefix_tokens
+from polymix.convert.inherit import match
 from polymix.convert.masks import split
 from polymix.convert.positions import arrange
+from polymix.convert.running import Grid, RunningGrid
 from polymix.convert.spec import AttentionSpec
-from polymix.mixers import TokenMixer
+from polymix.mixers import MixerConfig, TokenMixer
 
 A = TypeVar("A", bound="type[Adapter]")
+E = TypeVar("E")
 _ADAPTERS: dict[str, type[Adapter]] = {}  # by the attention's class, "package.module.Class"
 _REFUSALS: dict[str, str] = {}  # why attention of a class is not converted, by "package.module.Class"
-_RENAMED = {"carries": "forward_attributes", "keeps": "copied_modules", "part": "replaced_part",
-            "channels": "channel_axis", "masked": "checks_masks", "follows": "needs_current_grid",
-            "settings": "host_settings"}  # fmt: skip
 
 
 class Host(NamedTuple):
@@ -67,6 +68,11 @@ class Adapter(nn.Module):
             more after it, such as a norm.
         channel_axis: axis of the channels in the adapter's output, or in that of `replaced_part`.
         checks_masks: whether the masks of a call tell what the mixer must support.
+        masks_alone: whether calls say nothing of their tokens but by masks: no grid, and causal order in no other way.
+        needs_call: whether a layer is read from a call too (`proven`); `convert` then needs an input.
+        optional: whether a plan without names leaves a layer that cannot be converted as it is, and says why.
+        proves_softmax: whether `proven` has shown that softmax attention gives the layer's own output.
+        way: how the mixer came to its place, where a report should say so.
         positions: what becomes of positions that the host adds to queries and keys only, unless `convert` is told: see
             `polymix.convert.positions`. None: mixers with one input need to be told.
     """
@@ -76,21 +82,20 @@ class Adapter(nn.Module):
     replaced_part: ClassVar[str] = ""
     channel_axis: ClassVar[int] = -1
     checks_masks: ClassVar[bool] = True
+    masks_alone: ClassVar[bool] = False
+    needs_call: ClassVar[bool] = False
+    optional: ClassVar[bool] = False
+    proves_softmax: ClassVar[bool] = False
+    way: ClassVar[str] = ""
     positions: str | None = None
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        for old, new in _RENAMED.items():
-            if old in vars(cls):
-                _warn(old, new)
-                setattr(cls, new, vars(cls)[old])
 
     def __init__(self, mixer: TokenMixer, attention: AttentionSpec, module: nn.Module) -> None:
         super().__init__()
         self.mixer = mixer
         self.grid, self.prefix = attention.grid, attention.prefix
         self.windows = "keep"  # the option of `convert`
-        self.current_grid: tuple[int, ...] | None = None  # of the feature map in this run
+        self.running = RunningGrid()
+        self.latest_grid: Grid = None  # that any thread has noted
         self.causal: bool | None = True if attention.causal else None
         for name in self.forward_attributes:
             if hasattr(module, name):
@@ -102,6 +107,30 @@ class Adapter(nn.Module):
     def describe(cls, module: nn.Module, host: Host) -> AttentionSpec:
         """Describe the attention and what its host asks of it."""
         raise NotImplementedError
+
+    @classmethod
+    def proven(cls, spec: AttentionSpec, module: nn.Module, call: Any) -> AttentionSpec:
+        """The spec with what a recorded call (a `LayerCall`) shows beyond, or against, `describe`."""
+        return spec
+
+    @classmethod
+    def forms(cls) -> tuple[type[Adapter], ...]:
+        """The adapters that `serving` chooses from."""
+        return (cls,)
+
+    @classmethod
+    def serving(cls, config: MixerConfig, spec: AttentionSpec) -> tuple[type[Adapter], AttentionSpec]:
+        """The adapter for this mixer, where there are several, and the spec that then holds."""
+        return cls, spec
+
+    @classmethod
+    def width(cls, spec: AttentionSpec) -> int:
+        """The number of channels that the mixer is built for."""
+        return spec.dim
+
+    def output_map(self) -> nn.Linear | None:
+        """The linear map whose output is the layer's output, if there is one."""
+        return self.mixer.output_map()
 
     @classmethod
     def by_default(cls, module: nn.Module, host: Host) -> bool:
@@ -122,8 +151,24 @@ class Adapter(nn.Module):
         return tuple(output.shape[2:])
 
     def note_grid(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Forward hook on the feature map: keep the grid of this run."""
-        self.current_grid = self.grid_of(module, args, output)
+        """Forward hook on the feature map: keep the grid of this run, where it is one: torch.fx knows no sizes."""
+        if not isinstance(output[0] if isinstance(output, tuple) else output, Proxy):
+            self.current_grid = self.grid_of(module, args, output)
+
+    @property
+    def current_grid(self) -> Grid:
+        """The grid of the feature map in this thread's running call.
+
+        A thread that has noted none gets the latest of any: autograd's threads run checkpointed blocks again. A
+        compiled graph notes the latest alone, because it cannot write to what belongs to a thread.
+        """
+        return self.latest_grid if torch.compiler.is_compiling() else self.running.grid or self.latest_grid
+
+    @current_grid.setter
+    def current_grid(self, grid: Grid) -> None:
+        self.latest_grid = grid
+        if not torch.compiler.is_compiling():
+            self.running.grid = grid
 
     @property
     def needs_current_grid(self) -> bool:
@@ -148,6 +193,19 @@ class Adapter(nn.Module):
         parts = ((name, key) for name in names for key, _ in module.get_submodule(name).named_parameters())
         return {f"{name.rpartition('.')[2]}.{key}": (f"{name}.{key}",) for name, key in parts}
 
+    @property
+    def discards(self) -> Mapping[str, str]:
+        """What of the layer this mixer leaves out, beside the `drops` of its spec, and why."""
+        return {}
+
+    def calibrate(self, call: Any) -> float | None:
+        """Scale the mixer's output to the attention's in a recorded call (a `LayerCall`). Returns the factor."""
+        ours, theirs = (part.movedim(self.channel_axis, -1) for part in (call.repeat(self), call.output))
+        return match(self.mixer, self.output_map(), ours, theirs)
+
+    def settle(self) -> None:
+        """Called once the adapter has its attributes, as a conversion or a saved model gives them."""
+
     def host_settings(self, host: Host) -> list[tuple[Any, str, Any]]:
         """(module or config, attribute, value): what to set in the host while the adapter is in it."""
         return []
@@ -168,11 +226,6 @@ class Adapter(nn.Module):
             return {"mask": mask, "causal": False}
         both = [part for part in (parts.padding, padding) if part is not None]
         return {"mask": both[0] & both[1] if len(both) == 2 else both[0] if both else None, "causal": parts.causal}
-
-    def seen(self, visible: Tensor | None, padding: Tensor | None = None, causal: bool | None = None) -> dict[str, Any]:
-        """Deprecated name of `mask_options`."""
-        _warn("seen", "mask_options")
-        return self.mask_options(visible, padding, causal)
 
     def mix(
         self, x: Tensor, context: Tensor | None = None, *, mask: Tensor | None = None, causal: bool | None = None,
@@ -198,8 +251,9 @@ class Adapter(nn.Module):
 
     def grid_options(self, x: Tensor, grid: tuple[int, ...] | None = None) -> dict[str, Any]:
         """The `grid` argument of a call: as given, else the layer's own, scaled to the number of tokens."""
-        if not self.mixer.capabilities.grids:
-            return {}
+        axes = self.mixer.capabilities.grids
+        if not axes or (axes == (1,) and len(grid or self.current_grid or self.grid or (1,)) > 1):
+            return {}  # without positions, or with those in a row alone, which the mixer counts itself
         tokens = x.shape[1] - self.prefix
         if self.grid is None:
             if grid is not None and self.mixer.config.built_grid is None:
@@ -211,19 +265,14 @@ class Adapter(nn.Module):
         return {"grid": grid} if grid != self.grid else self.mixer.config.call_options(grid)
 
 
-def _warn(old: str, new: str) -> None:
-    text = f"Adapter.{old} is now called Adapter.{new}; the old name will be removed."
-    warnings.warn(text, DeprecationWarning, stacklevel=3)
-
-
 def resized(grid: tuple[int, ...], tokens: int) -> tuple[int, ...]:
     """A grid of `tokens` tokens with the proportions of `grid`."""
     factor = (tokens / math.prod(grid)) ** (1 / len(grid))
-    found = tuple(round(size * factor) for size in grid)
-    if math.prod(found) != tokens:
+    scaled = tuple(round(size * factor) for size in grid)
+    if math.prod(scaled) != tokens:
         cure = "Give the adapter's `grid` the new one before the call."
         raise errors.ShapeError("x", f"{tokens} tokens", f"a grid with the proportions of {grid}", cure)
-    return found
+    return scaled
 
 
 def register_adapter(*classes: str | type[nn.Module]) -> Callable[[A], A]:
@@ -257,12 +306,7 @@ def register_refusal(why: str, *classes: str) -> None:
 
 def refusal_of(module: nn.Module) -> str | None:
     """Why a module is not converted, if its class, or one that it inherits its `forward` from, is refused by name."""
-    for kind in type(module).__mro__:
-        if library := LIBRARIES.get(kind.__module__.partition(".")[0]):
-            library.load_adapters()
-        if path(kind) in _REFUSALS and getattr(kind, "forward", None) is type(module).forward:
-            return _REFUSALS[path(kind)]
-    return None
+    return _entry(module, _REFUSALS)
 
 
 def path(kind: type) -> str:
@@ -271,11 +315,19 @@ def path(kind: type) -> str:
 
 
 def adapter_for(module: nn.Module) -> type[Adapter] | None:
-    """The adapter of a module's class, or of a base class whose `forward` it runs; None if there is none."""
-    for kind in type(module).__mro__:
-        if library := LIBRARIES.get(kind.__module__.partition(".")[0]):
-            library.load_adapters()
-        adapter = _ADAPTERS.get(path(kind))
-        if adapter is not None and getattr(kind, "forward", None) is type(module).forward:
-            return adapter
+    """The adapter of a module's class, or of a base class whose `forward` it runs, or of its library; None if none."""
+    return _entry(module, _ADAPTERS) or any_adapter(module)
+
+
+def _entry(module: nn.Module, table: Mapping[str, E]) -> E | None:
+    """The entry of a module's class, or of a base class whose `forward` it runs.
+
+    It is looked up in each call, because adapters may be registered at any time.
+    """
+    kind = type(module)
+    for base in kind.__mro__:
+        load_adapters_of(base.__module__.partition(".")[0])
+        name = path(base)
+        if name in table and getattr(base, "forward", None) is kind.forward:
+            return table[name]
     return None

@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
-import copy as copies
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from polymix.convert.adapter import Adapter, Host, adapter_for, refusal_of
+from polymix.convert.adapters.libraries import examples_of
+from polymix.convert.context import EXTENSIONS, extended
+from polymix.convert.drops import check_named, check_names, needed
+from polymix.convert.drops import check_used as check_drops_used
 from polymix.convert.find import attention_modules
 from polymix.convert.inherit import inherit
-from polymix.convert.inherit import match as match_output
 from polymix.convert.matching import matched
 from polymix.convert.plan import resolve
-from polymix.convert.positions import POSITIONS, check_used, settle
+from polymix.convert.positions import POSITIONS, check_used, resolve_positions
+from polymix.convert.readable import check_readable
 from polymix.convert.report import ConversionReport, LayerReport, parameters
 from polymix.convert.spec import AttentionSpec
-from polymix.convert.tracing import LayerCall, record_layers, token_count, with_call
+from polymix.convert.tracing import LayerCall, difference, mode, record_layers, run, same, token_count, with_call
 from polymix.convert.tracing import tensors as input_tensors
-from polymix.errors import CapabilityError, OptionError, PolymixError, check_choice, check_grid_option
+from polymix.errors import (
+    CapabilityError,
+    InputError,
+    OptionError,
+    PolymixError,
+    ShapeError,
+    check_choice,
+    check_grid_option,
+    check_int,
+    one_line,
+)
 from polymix.mixers import MixerConfig, TokenMixer
 from polymix.mixers.inheritance import Sources
-from polymix.mixers.registry import lacks
+from polymix.mixers.modules import check_module, copied, still
+from polymix.mixers.registry import missing_capability
 
 
 def convert(
@@ -43,6 +56,8 @@ def convert(
     positions: str | None = None,
     match: str | None = None,
     multi_scale: bool = True,
+    drop: Collection[str] = (),
+    context: int | None = None,
 ) -> ConversionReport:
     """Replace attention layers of a model by mixers. The report shows what became of each layer, and can undo it.
 
@@ -53,7 +68,7 @@ def convert(
             to mixers or "keep", in which a full name overrides a glob; a pattern such as "1:1" (mixer, attention,
             mixer, …), "3:1", "all-but-last-2" or "all-but-first-1"; or the result of `polymix.recommend`.
         mixer: the mixer that a pattern inserts.
-        input: an input of the model: a tensor, a tuple, or a dict of keyword arguments. The model is run on it once.
+        input: an input of the model: a tensor, a tuple, or a dict of keyword arguments. The model is run on it.
             This shows masks and contexts that only calls have, scales each mixer's output to the attention's, and
             measures each layer's error.
         init: "inherit" starts mixers from the attention's weights where they have a use for them; "fresh" does not.
@@ -65,16 +80,23 @@ def convert(
             by the mixer's map that starts from W_v; "all" adds them to everything that the mixer reads; "drop" reads
             the values' input alone (in cross-attention, queries stay as they are). None: "values" for mixers with
             separate maps. padre, poly_nl and mixers with one input: "all" in transformers' models, else an error.
+            With `context`: "interpolate" (learned positions, and rotary angles scaled likewise), "repeat" or "none"
+            (learned positions alone), "continue" (rotary angles as they are). None: learned ones are interpolated,
+            rotary ones continue. Learned positions that are "none" are zero: order is left to the mixers.
         match: "parameters" sets the mixer's width (`expand` of pom and mamba) so that it has as many parameters as the
             attention. None: as the mixer's options say.
         multi_scale: whether mixers that can have them keep the multi-scale branches of EfficientViT. False drops them.
+        drop: parts of transformers' attention that no mixer has and that may be lost: "position_bias" (ALiBi, relative
+            tables), "soft_cap" (Gemma 2), "sinks" (gpt-oss), "rotary" (scaled angles, where attention is replaced by
+            attention). A part that is not named refuses the conversion.
+        context: tokens that a text model of transformers takes from now on, more than before. Distil it at that length:
+            see `polymix.distill(piece=)`.
     Raises:
         OptionError, CapabilityError: a layer cannot be converted. The model is unchanged.
     """
-    if not isinstance(model, nn.Module):
-        raise OptionError("model", type(model).__name__, "a torch.nn.Module", "Pass the model itself.")
-    given = dict(input) if isinstance(input, Mapping) else input  # such as a BatchEncoding of transformers
-    if given is not None and not (isinstance(given, (Tensor, tuple, list, dict)) and input_tensors(given)):
+    check_module(model)
+    example = dict(input) if isinstance(input, Mapping) else input  # such as a BatchEncoding of transformers
+    if example is not None and not (isinstance(example, (Tensor, tuple, list, dict)) and input_tensors(example)):
         allowed = "a tensor, a tuple of arguments, or a dict of keyword arguments"
         raise OptionError("input", type(input).__name__, allowed, "Pass what you call the model with.")
     if grid is not None:
@@ -83,45 +105,131 @@ def convert(
     check_choice("init", init, ("inherit", "fresh"))
     check_choice("copy", copy, (True, False))
     check_choice("windows", windows, ("keep", "merge"))
-    check_choice("positions", positions, (None, *POSITIONS))
+    check_choice("positions", positions, (None, *(POSITIONS if context is None else EXTENSIONS)))
+    if context is not None:
+        check_int("context", context, 1)
     check_choice("match", match, (None, "parameters"))
     check_choice("multi_scale", multi_scale, (True, False))
-    model = copies.deepcopy(model) if copy else model
-    layers = attention_layers(model)
+    drop = check_names(drop)
+    model = copied(model, "copy") if copy else model
+    with still(model):
+        extension = None if context is None else extended(model, context, positions)
+        try:
+            report = _converted(
+                model, plan, mixer, example, init, grid, causal, windows, positions if extension is None else None,
+                match, multi_scale, drop,
+            )  # fmt: skip
+        except BaseException:
+            if extension is not None:
+                extension.revert()
+            raise
+        report.context = extension
+        return report
+
+
+def _converted(
+    model: nn.Module, plan: Any, mixer: str | MixerConfig, example: Any, init: str, grid: tuple[int, ...] | None,
+    causal: bool | None, windows: str, positions: str | None, match: str | None, multi_scale: bool,
+    drop: tuple[str, ...],
+) -> ConversionReport:  # fmt: skip
+    """`convert` with arguments that are checked."""
+    layers, named = attention_layers(model), isinstance(plan, Mapping)
+    if example is None and not named:  # those that only a call shows are left where others are sure
+        layers = {name: part for name, part in layers.items() if not _kind(part).optional} or layers
     why_not = refused(model)
     _check_named(plan, layers, why_not)
     settled = resolve(plan, list(layers), mixer, _included(model, layers))
-    chosen = {name: config for name, config in settled.items() if config is not None}
-    calls = {} if input is None else record_layers(model, {name: layers[name] for name in chosen}, input)
-    swaps = {
-        name: _Swap(
-            Host(model, name, windows), layers[name], config, calls.get(name), grid, causal, init == "inherit",
-            positions, match is not None, multi_scale,
-        )
-        for name, config in chosen.items()
-    }  # fmt: skip
+    configs = {name: config for name, config in settled.items() if config is not None}
+    parts = {name: layers[name] for name in configs}
+    check_readable(model, parts)
+    if example is None and any(kind is not None and kind.needs_call for kind in map(adapter_for, parts.values())):
+        calls = _calls_of_an_example(model, parts)
+    else:
+        calls = {} if example is None else record_layers(model, parts, example)
+    configs = {name: config for name, config in configs.items() if name in calls or not _uncalled(plan, parts[name])}
+    swaps: dict[str, _Swap] = {}
+    errors: list[PolymixError] = []
+    for name, config in configs.items():
+        try:
+            swaps[name] = _Swap(
+                Host(model, name, windows), layers[name], config, calls.get(name), grid, causal, init == "inherit",
+                positions, match is not None, multi_scale, drop,
+            )  # fmt: skip
+        except PolymixError as error:
+            if named or not _kind(layers[name]).optional:
+                raise
+            errors.append(error)
+            why_not[name] = error.got
+            layers.pop(name)
+    if errors and not swaps:
+        raise errors[0]
     check_used(positions, (swap.attention for swap in swaps.values()))
+    check_drops_used(drop, [swap.attention for swap in swaps.values()])
     if not multi_scale and not any(swap.attention.smoothing for swap in swaps.values()):
         got = f"False for {type(model).__name__}, whose converted layers have no multi-scale branches"
         raise OptionError("multi_scale", got, "True", "Leave it out. EfficientViT has such branches.")
     reports = [swaps[name].report() if name in swaps else LayerReport.kept(name, layers[name]) for name in layers]
     adapters = {name: swap.adapter for name, swap in swaps.items()}
-    left_out = unknown(model)
+    left_out = _left_out(model, layers, why_not)
     refusals = {type(model.get_submodule(name)).__name__: why for name, why in why_not.items()}
-    return ConversionReport(model, adapters, tuple(reports), left_out, refusals)
+    report = ConversionReport(model, adapters, tuple(reports), left_out, refusals)
+    if example is not None and any(call.several for call in calls.values()):
+        _check_still_runs(report, example, [name for name, call in calls.items() if call.several])
+    return report
+
+
+def _check_still_runs(report: ConversionReport, example: Any, names: Sequence[str]) -> None:
+    """Undo the conversion and raise CapabilityError if the model reads more of a layer than mixers have.
+
+    names: the layers that returned more than their output, such as attention weights, of which a mixer has none.
+    """
+    try:
+        with mode(report.model, False), torch.no_grad():
+            run(report.model, example)
+    except Exception as error:  # whatever a model raises where it finds None in place of attention weights
+        report.undo()
+        got = f"{type(report.model).__name__}, which then fails with {one_line(error.__cause__ or error)[:200]}"
+        allowed = f"a model that reads the output alone of {', '.join(names[:3])}: a mixer has no attention weights"
+        raise CapabilityError("model", got, allowed, "Change that part of the model, or keep these layers.") from error
 
 
 def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
     """The attention layers that have an adapter, by name; a shared layer once. OptionError if there are none."""
-    found = dict(_known(model, ""))
-    if not found:
-        others, reasons = ", ".join(unknown(model)), "; ".join(dict.fromkeys(refused(model).values()))
+    layers = dict(_layers(model, ""))
+    if not layers:
+        why_not = refused(model)
+        others, reasons = ", ".join(_left_out(model, layers, why_not)), "; ".join(dict.fromkeys(why_not.values()))
         what = f"attention of no known class: {others}" if others else "no attention"
         what = f"attention that is not converted: {others}: {reasons}" if reasons else what
         got = f"{type(model).__name__} with {what}"
         cure = "For a class of your own, write an adapter (polymix.register_adapter)."
         raise OptionError("model", got, "a model with attention of torch.nn, timm, transformers …", cure)
-    return found
+    return layers
+
+
+def _calls_of_an_example(model: nn.Module, layers: Mapping[str, nn.Module]) -> dict[str, LayerCall]:
+    """The layers' calls on the first of the library's inputs that the model takes."""
+    reason = ""
+    for example in examples_of(model):
+        try:
+            return record_layers(model, layers, example)
+        except InputError as error:
+            reason = f"; on a small example, {error.got}"
+    got = f"None for {type(model).__name__}, whose layers are read from a call{reason}"
+    raise OptionError("input", got, "an input of the model: a tensor, a tuple or a dict", "Pass input=.")
+
+
+def _kind(module: nn.Module) -> type[Adapter]:
+    """The adapter of a layer that has one."""
+    kind = adapter_for(module)
+    assert kind is not None
+    return kind
+
+
+def _uncalled(plan: Any, module: nn.Module) -> bool:
+    """Whether a layer that the input does not reach is kept: it must be called to be read, and no plan names it."""
+    kind = adapter_for(module)
+    return kind is not None and kind.needs_call and not isinstance(plan, Mapping)
 
 
 def _included(model: nn.Module, layers: Mapping[str, nn.Module]) -> list[str]:
@@ -133,35 +241,33 @@ def _included(model: nn.Module, layers: Mapping[str, nn.Module]) -> list[str]:
     return included or list(layers)
 
 
-def _known(module: nn.Module, name: str, seen: set[int] | None = None) -> Iterator[tuple[str, nn.Module]]:
+def _layers(module: nn.Module, name: str, seen: set[int] | None = None) -> Iterator[tuple[str, nn.Module]]:
     seen = set() if seen is None else seen
     if id(module) in seen or isinstance(module, Adapter):
         return
     seen.add(id(module))
     if adapter_for(module) is not None:
         yield name, module
-    if adapter_for(module) is not None or isinstance(module, TokenMixer):
-        return
-    for key, child in module.named_children():
-        yield from _known(child, f"{name}.{key}" if name else key, seen)
+    elif not isinstance(module, TokenMixer):
+        for key, child in module.named_children():
+            yield from _layers(child, f"{name}.{key}" if name else key, seen)
 
 
-def unknown(model: nn.Module) -> tuple[str, ...]:
-    """Modules that look like attention but have no adapter and are in no layer that has one, as "name (Class)"."""
-    served = [name for name, _ in _known(model, "")]
-    found = {**dict(attention_modules(model)), **{name: model.get_submodule(name) for name in refused(model)}}
+def _left_out(model: nn.Module, layers: Collection[str], why_not: Collection[str]) -> tuple[str, ...]:
+    """Modules that look like attention, or are refused, and are in none of the layers, as "name (Class)"."""
+    attention = {**dict(attention_modules(model)), **{name: model.get_submodule(name) for name in why_not}}
     return tuple(
         f"{name} ({type(module).__name__})"
-        for name, module in found.items()
+        for name, module in attention.items()
         if not isinstance(module, (Adapter, TokenMixer))
-        and not any(not place or f"{name}.".startswith(f"{place}.") for place in served)
+        and not any(not layer or f"{name}.".startswith(f"{layer}.") for layer in layers)
     )
 
 
 def refused(model: nn.Module) -> dict[str, str]:
     """Why layers whose class is refused by name are not converted, by the name of the layer."""
-    found = ((name, refusal_of(module)) for name, module in model.named_modules())
-    return {name: why for name, why in found if why is not None}
+    reasons = ((name, refusal_of(module)) for name, module in model.named_modules())
+    return {name: why for name, why in reasons if why is not None}
 
 
 def _check_named(plan: Any, layers: Mapping[str, nn.Module], why_not: Mapping[str, str]) -> None:
@@ -178,37 +284,53 @@ class _Swap:
     def __init__(
         self, host: Host, module: nn.Module, config: MixerConfig, call: LayerCall | None, grid: tuple[int, ...] | None,
         causal: bool | None, inherits: bool, positions: str | None, equal: bool, multi_scale: bool,
+        drop: tuple[str, ...],
     ) -> None:  # fmt: skip
         self.host, self.module, self.call = host, module, call
         kind = adapter_for(module)
         assert kind is not None
         try:
             attention = kind.describe(module, host)
-            attention = attention if call is None else with_call(attention, module, call)
+            if call is not None:
+                attention = kind.proven(with_call(attention, module, call), module, call)
+            elif kind.needs_call:
+                cure = "Pass input= with everything that the model takes, or keep this layer."
+                raise OptionError("input", "one on which this layer is not called", "an input that reaches it", cure)
             order = attention.causal if causal is None else causal
             attention = replace(attention, grid=grid or attention.grid, causal=order)
+            if inherits:
+                kind, attention = kind.serving(config, attention)
             if attention.grid is None and kind.feature_map(module, host) is not None and config.needs_grid:
                 cure = "Pass grid=, or input=, from which it is read."
                 raise OptionError("grid", "None, and the model does not state it", "(H, W) of its tokens", cure)
-            weight = next(module.parameters())
+            if config.causal_by_build and kind.masks_alone and not attention.causal:
+                got = f"{config.name}, which is causal, where calls without a causal mask see all tokens"
+                cure = f"Pass causal=True, or an input with a causal mask; or use {config.sees_all}."
+                raise CapabilityError("mixer", got, "a mixer that is not causal", cure)
+            weight = next(iter([*module.parameters(), *host.model.parameters()]), torch.empty(()))
             if attention.smoothing and not multi_scale:
                 config, attention = config.for_scales(()), replace(attention, equivalent=None)
             config = fitted(config, attention)
+            check_named(drop, attention, config)
             if equal:
                 narrow = config.with_width(config.width_unit, attention.dim).build(attention.dim, device="meta")
                 copied = (module.get_submodule(name) for name in kind.present_copies(self.module, narrow))
                 config = matched(config, attention.dim, parameters(module) - sum(map(parameters, copied)))
-            mixer = config.build(attention.dim, device=weight.device, dtype=weight.dtype)
+            mixer = config.build(kind.width(attention), device=weight.device, dtype=weight.dtype)
             _check(mixer, attention)
+            if attention.grid is None and kind.masks_alone and mixer.capabilities.grids:
+                _check_without_grid(mixer, weight)
             self.attention, self.mixer = attention, mixer
             self.adapter = kind(mixer, attention, module).train(module.training)
             self.adapter.windows = host.windows
-            self.adapter.positions = settle(positions, mixer, attention, kind.positions)
+            self.adapter.positions = resolve_positions(positions, mixer, attention, kind.positions)
             self.sources: Sources = {
                 **kind.copied_parameters(module, mixer),
                 **(inherit(mixer, attention) if inherits else {}),
             }
             self.scale, self.error = self._calibrate(inherits)
+            own = {key.removeprefix("mixer.") for key, _ in self.adapter.named_parameters()}
+            self.sources = {key: origin for key, origin in self.sources.items() if key in own}
         except PolymixError as error:
             where = f"plan, for {host.name or 'the model'} ({type(module).__name__}): {error.argument}"
             raise type(error)(where, error.got, error.allowed, error.cure) from error
@@ -222,12 +344,17 @@ class _Swap:
         theirs, ours = self.call.output, self.call.repeat(self.adapter)
         if self.mixer.config.is_attention and inherits:
             factor = None  # attention with the same weights needs no scaling
+            proven = self.adapter.proves_softmax or not self.adapter.needs_call
+            exact = not proven and not needed(self.attention, self.mixer.config)
+            if exact and not same(ours, theirs):
+                got = f"{self.mixer.name}, whose output differs by {difference(ours, theirs):.2g} of the layer's own"
+                cure = "Keep the layer, or choose another mixer."
+                raise CapabilityError("attention", got, "softmax to be the layer itself", cure)
         else:
-            last = partial(torch.movedim, source=self.adapter.channel_axis, destination=-1)
-            factor = match_output(self.mixer, last(ours), last(theirs))
+            factor = self.adapter.calibrate(self.call)
             ours = self.call.repeat(self.adapter)
         self.adapter.train(self.module.training)
-        return factor, ((ours - theirs).double().norm() / theirs.double().norm().clamp_min(1e-30)).item()
+        return factor, difference(ours, theirs)
 
     def report(self) -> LayerReport:
         return LayerReport.swapped(
@@ -260,13 +387,27 @@ def fitted(config: MixerConfig, attention: AttentionSpec) -> MixerConfig:
     return config
 
 
+@torch.no_grad()
+def _check_without_grid(mixer: TokenMixer, like: Tensor) -> None:
+    """Raise OptionError where a mixer cannot take its tokens for a row, as it must where no call has a grid."""
+    training = mixer.training
+    try:
+        mixer.eval()(like.new_zeros(1, 4, mixer.dim))
+    except ShapeError as error:
+        if error.argument == "grid":
+            cure = "Pass grid=."
+            raise OptionError("grid", "None, and the model has none", "(H, W) of its tokens", cure) from error
+    finally:
+        mixer.train(training)
+
+
 def _check(mixer: TokenMixer, attention: AttentionSpec) -> None:
     """Raise CapabilityError where the mixer, as built, cannot do what the layer's host asks."""
     needs = [name for name in ("causal", "cross") if getattr(attention, name)] + sorted(attention.masks)
     words = {"causal": "causal order", "cross": "a separate context"}
     for need in needs:
         if not mixer.capabilities.has(need):
-            raise lacks(mixer.name, need, "mixer", words.get(need, f"{need} masks"))
+            raise missing_capability(mixer.name, need, "mixer", words.get(need, f"{need} masks"))
     if attention.any_length and not mixer.capabilities.any_length:
         got = f"this {mixer.name}, which is built for one number of tokens"
         allowed = "a mixer for any number of tokens, since the host's inputs vary"

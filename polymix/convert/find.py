@@ -14,12 +14,13 @@ from polymix.mixers import SoftmaxMixer, TokenMixer
 FUSED = ("qkv", "qkv_proj", "Wqkv", "query_key_value", "c_attn")
 SPLIT = (
     ("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("q_lin", "k_lin", "v_lin"), ("to_q", "to_k", "to_v"),
-    ("q", "k", "v"), ("wq", "wk", "wv"), ("q_content_proj", "k_content_proj", "v_proj"),
+    ("query_proj", "key_proj", "value_proj"), ("q", "k", "v"), ("wq", "wk", "wv"),
+    ("q_content_proj", "k_content_proj", "v_proj"),
 )  # fmt: skip
 HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads")
 PREFIX = ("class_token", "cls_token", "dist_token", "distillation_token", "reg_token", "register_tokens")
 CONTEXTS = ("key", "context", "key_value_states", "encoder_hidden_states")
-SOUGHT = (
+ATTENTION_FORMS = (
     "a softmax mixer, nn.MultiheadAttention, or a module with a number of heads and projections named "
     f"({', '.join(FUSED)}, or {', '.join('/'.join(names) for names in SPLIT)})"
 )
@@ -47,8 +48,8 @@ def attends(module: nn.Module) -> bool:
 def head_count(module: nn.Module) -> int | None:
     """The number of heads that a module or its config states."""
     places = (module, getattr(module, "config", None))
-    found = (getattr(place, name, None) for place in places for name in HEADS)
-    return next((heads for heads in found if type(heads) is int), None)
+    counts = (getattr(place, name, None) for place in places for name in HEADS)
+    return next((heads for heads in counts if type(heads) is int), None)
 
 
 def _projects(module: nn.Module, name: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polymix.convert.spec import AttentionSpec, EquivalentMixer
 from polymix.mixers import TokenMixer
@@ -37,17 +37,17 @@ def _all_weights(mixer: TokenMixer, attention: AttentionSpec, equivalent: Equiva
 
 
 @torch.no_grad()
-def match(mixer: TokenMixer, ours: Tensor, theirs: Tensor) -> float | None:
+def match(mixer: TokenMixer, last: nn.Linear | None, ours: Tensor, theirs: Tensor) -> float | None:
     """Scale the mixer's last weights so that its output has the statistics of the attention's on the same input.
 
     With a final linear map with a bias: the mean of each channel and the size of the deviations. Else: the size of the
     output. Returns the factor; None, and nothing changed, where the mixer has no weight that scales its output.
 
     Args:
+        last: the final linear map; None: there is none.
         ours, theirs: outputs (…, D) of the mixer and of the attention.
     """
     ours, theirs = ours.flatten(0, -2).double(), theirs.flatten(0, -2).double()
-    last = mixer.output_map()
     if last is None:
         factor = _size(theirs) / _size(ours)
         return factor if mixer.scale_output_(factor) else None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy as copies
 import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from polymix.convert.adapter import Adapter, Host
 from polymix.convert.convert import fitted
@@ -17,6 +17,7 @@ from polymix.convert.report import LayerReport, parameters, table
 from polymix.convert.spec import AttentionSpec
 from polymix.errors import OptionError, PolymixError, ShapeError, check_choice
 from polymix.mixers import MixerConfig, PolyNlMixer, TokenMixer
+from polymix.mixers.modules import check_module, copied
 
 
 def insert(
@@ -42,15 +43,14 @@ def insert(
     Raises:
         OptionError, ShapeError: the block cannot be inserted. The model is unchanged.
     """
-    if not isinstance(model, nn.Module):
-        raise OptionError("model", type(model).__name__, "a torch.nn.Module", "Pass the model itself.")
+    check_module(model)
     if not isinstance(at, str):
         raise OptionError("at", repr(at), "the name of a module", "model.named_modules() lists them.")
     check_choice("where", where, ("before", "after"))
     check_choice("copy", copy, (True, False))
     check_choice("residual", residual, (True, False))
     config = config_of(mixer, "mixer")
-    model = copies.deepcopy(model) if copy else model
+    model = copied(model, "copy") if copy else model
     name = resolve(model, at, where)
     module = model.get_submodule(name)
     try:
@@ -85,7 +85,10 @@ class Inserted(Adapter):
     def forward(self, x: Tensor) -> Tensor:
         if not isinstance(x, Tensor) or x.is_nested:
             got = "a nested tensor" if isinstance(x, Tensor) else f"a {type(x).__name__}"
-            raise ShapeError("x", got, "a plain tensor", "Build the encoder with enable_nested_tensor=False.")
+            cure = "Build the encoder with enable_nested_tensor=False." if isinstance(x, Tensor) else ""
+            if isinstance(x, Proxy):
+                cure = "Let the tracer take mixers as they are: leaf_modules=[polymix.Adapter]."
+            raise ShapeError("x", got, "a plain tensor", cure)
         y = self.mix_map(x) if x.ndim == 4 else self.mix(x)
         if not self.residual:
             return y.to(x.dtype)

@@ -23,8 +23,8 @@ def resolve(model: nn.Module, at: str, where: str) -> str:
     """The name of the module to hook: `at` itself, or the first or last module of a container."""
     names = dict(model.named_modules(remove_duplicate=False))
     if at not in names:
-        known = ", ".join(nearest_first(at, filter(None, names))[:8])
-        raise OptionError("at", f"{at!r}, which is no module's name", f"{known} …", "The closest names come first.")
+        nearest = ", ".join(nearest_first(at, filter(None, names))[:8])
+        raise OptionError("at", f"{at!r}, which is no module's name", f"{nearest} …", "The closest names come first.")
     module = names[at]
     while isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):  # a container may not run itself
         inside = list(module._modules)
@@ -33,6 +33,8 @@ def resolve(model: nn.Module, at: str, where: str) -> str:
             raise OptionError("at", f"{at!r}, a {type(module).__name__}", allowed, "Name a module inside it.")
         key = inside[0 if where == "before" else -1]
         at, module = f"{at}.{key}" if at else key, module.get_submodule(key)
+    if type(module).__name__ == "OptimizedModule":  # of torch.compile: its hooks are those of the module inside
+        raise OptionError("at", f"{at!r}, which is compiled", "a module before torch.compile", "Insert, then compile.")
     if hasattr(module, KEY.format(where)):
         raise OptionError(
             "at", f"{at!r}, which has a mixer {where} it already", "another module", "Undo that insertion first."
@@ -42,18 +44,18 @@ def resolve(model: nn.Module, at: str, where: str) -> str:
 
 def tensor_at(model: nn.Module, module: nn.Module, where: str, inputs: Any) -> Tensor:
     """The tensor that passes before or after the module when the model runs on `inputs`."""
-    found: list[Tensor] = []
+    inputs_seen: list[Tensor] = []
 
     def note(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        found.extend(tensors((args, kwargs) if where == "before" else output)[:1])
+        inputs_seen.extend(tensors((args, kwargs) if where == "before" else output)[:1])
 
     with mode(model, False), on_calls({"": module}, note), torch.no_grad():
         run(model, inputs)
-    if not found:
+    if not inputs_seen:
         raise OptionError(
             "input", "an input with which the module is not called", "one with which it is called with a tensor", ""
         )
-    return found[0]
+    return inputs_seen[0]
 
 
 def describe(config: MixerConfig, host: Host, module: nn.Module, where: str, x: Tensor | None) -> AttentionSpec:
@@ -64,14 +66,14 @@ def describe(config: MixerConfig, host: Host, module: nn.Module, where: str, x: 
             got = "None, and the model does not state " + ("the channels" if channels is None else "the grid")
             raise OptionError("input", got, "an input of the model: a tensor, a tuple or a dict", "Pass input=.")
         return AttentionSpec(dim=channels, heads=head_count(None, channels))
-    found = x.shape[1] if x.ndim == 4 else x.shape[-1]
-    if x.ndim not in (3, 4) or found != (channels or found):
+    width = x.shape[1] if x.ndim == 4 else x.shape[-1]
+    if x.ndim not in (3, 4) or width != (channels or width):
         got = f"{tuple(x.shape)}" + (f" for {channels} channels" if channels else "")
         raise ShapeError("x", got, "a feature map (B, C, H, W) or tokens (B, N, C)", "Choose another module.")
     grid, prefix = (tuple(x.shape[2:]), 0) if x.ndim == 4 else (host.grid(), host.prefix())
     if x.ndim == 3 and (grid is None or math.prod(grid) + prefix != x.shape[1]):
         grid, prefix = (x.shape[1],), 0
-    return AttentionSpec(dim=found, heads=head_count(None, found), grid=grid, prefix=prefix)
+    return AttentionSpec(dim=width, heads=head_count(None, width), grid=grid, prefix=prefix)
 
 
 def _channels(module: nn.Module) -> int | None:
@@ -79,7 +81,7 @@ def _channels(module: nn.Module) -> int | None:
     for part in module.modules():
         stated = vars(part)
         sizes = [stated.get(name) for name in _CHANNELS] + list(stated.get("normalized_shape", ()))
-        found = [channels for channels in sizes if type(channels) is int]
-        if found:
-            return found[-1]
+        counts = [channels for channels in sizes if type(channels) is int]
+        if counts:
+            return counts[-1]
     return None

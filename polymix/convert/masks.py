@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from polymix.errors import MaskError
 from polymix.mixers.checks import holds
 
-_HIDDEN = -50.0  # lower scores hide a token: -inf, the dtype's minimum, or the -100 of shifted windows
+HIDDEN = -50.0  # lower scores hide a token: -inf, the dtype's minimum, or the -100 of shifted windows
 
 
 class Seen(NamedTuple):
@@ -21,31 +21,35 @@ class Seen(NamedTuple):
     kind: str | None
 
 
-def seen_through(module: nn.Module, given: Mapping[str, Any], tokens: int, context: int) -> Seen:
+def seen_through(module: nn.Module, arguments: Mapping[str, Any], tokens: int, context: int) -> Seen:
     """What the arguments of a call, and the layer itself, say about who sees whom."""
-    masks = {name: value for name, value in given.items() if "mask" in name and isinstance(value, Tensor)}
+    own = isinstance(module, nn.MultiheadAttention)
+    masks = {name: value for name, value in arguments.items() if "mask" in name and isinstance(value, Tensor)}
     parts = [
-        _seen(visible(value, inverted=isinstance(module, nn.MultiheadAttention)), "padding" in name, tokens, context)
+        _seen(visible(value, inverted=own, shares=not own), "padding" in name, tokens, context)
         for name, value in masks.items()
         if value.ndim >= 2 and value.shape[-1] == context
     ]
-    said = bool(given.get("is_causal") or given.get("causal"))
-    silent = not parts and given.get("is_causal") is None and getattr(module, "is_causal", False) is True
-    causal = said or silent or any(part.causal for part in parts)
+    stated = bool(arguments.get("is_causal") or arguments.get("causal"))
+    silent = not parts and arguments.get("is_causal") is None and getattr(module, "is_causal", False) is True
+    causal = stated or silent or any(part.causal for part in parts)
     kinds = {part.kind for part in parts}
     return Seen(causal, next((kind for kind in ("arbitrary", "padding") if kind in kinds), None))
 
 
-def visible(mask: Tensor, *, inverted: bool) -> Tensor:
+def visible(mask: Tensor, *, inverted: bool, shares: bool = False) -> Tensor:
     """A mask as a boolean tensor that is True where a token is seen.
 
-    mask: boolean (with `inverted`, True hides), integer (0 hides), or scores that are added to the logits.
+    mask: boolean (with `inverted`, True hides), integer (0 hides), scores that are added to the logits, or with
+        `shares` also 1.0 where seen and 0.0 where hidden, as some families of transformers pass them.
 
     Raises MaskError for scores other than 0 and -inf. In a compiled graph the run fails instead.
     """
     if mask.is_floating_point():
-        seen = mask > _HIDDEN
+        seen = mask > HIDDEN
         if not holds((~seen | (mask == 0)).all(), "takes no scores but 0 and -inf"):
+            if shares and bool(((mask == 0) | (mask == 1)).all()):
+                return mask == 1
             cure = "A mixer has no logits to which a bias could be added. Keep this layer."
             raise MaskError("mask", "scores that do more than hide tokens", "0 where seen, -inf where hidden", cure)
         return seen

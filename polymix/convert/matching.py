@@ -11,9 +11,9 @@ from polymix.errors import OptionError
 from polymix.mixers import MixerConfig
 from polymix.mixers.registry import config_class, list_mixers
 
-CLOSE, FAR = 0.01, 0.05  # relative differences: as good as equal; too far to call it matched
+EQUAL_WITHIN, MATCHED_WITHIN = 0.01, 0.05  # relative differences in parameters
 ATTENTION = "softmax"
-_ALIGNED = 8  # channels: other widths are slower
+_FAST_MULTIPLE = 8  # channels: other widths are slower
 
 
 def matched(config: MixerConfig, dim: int, parameters: int) -> MixerConfig:
@@ -31,20 +31,22 @@ def matched(config: MixerConfig, dim: int, parameters: int) -> MixerConfig:
     """
     option = config.width_option
     if option is None:
-        found = config
+        sized = config
     else:
         default = type(config).__dataclass_fields__[option].default
         if getattr(config, option) != default:
             got = f"'parameters' with {option}={getattr(config, option)} for {config.name}"
             raise OptionError("match", got, f"one of the two: the width follows from {option}", f"Leave {option} out.")
-        units = (math.lcm(_ALIGNED, config.width_unit), config.width_unit)
+        units = (math.lcm(_FAST_MULTIPLE, config.width_unit), config.width_unit)
         nearest = (_nearest(config, dim, parameters, unit) for unit in dict.fromkeys(units))
-        found = min(nearest, key=lambda candidate: max(CLOSE, _distance(candidate, dim, parameters)))
-    if _distance(found, dim, parameters) > FAR:
-        got = f"'parameters' for {config.name}, which has {_count(found, dim):,} where the attention has {parameters:,}"
-        able = ", ".join(f"{name} ({width})" for name, width in widths().items())
-        raise OptionError("match", got, f"a mixer whose width is an option: {able}", "Leave match out, or use these.")
-    return found
+        sized = min(nearest, key=lambda candidate: max(EQUAL_WITHIN, _distance(candidate, dim, parameters)))
+    if _distance(sized, dim, parameters) > MATCHED_WITHIN:
+        got = f"'parameters' for {config.name}, which has {_count(sized, dim):,} where the attention has {parameters:,}"
+        capable = ", ".join(f"{name} ({width})" for name, width in widths().items())
+        raise OptionError(
+            "match", got, f"a mixer whose width is an option: {capable}", "Leave match out, or use these."
+        )
+    return sized
 
 
 def matched_to_attention(config: MixerConfig, dim: int) -> MixerConfig:
@@ -54,8 +56,8 @@ def matched_to_attention(config: MixerConfig, dim: int) -> MixerConfig:
 
 def widths() -> dict[str, str]:
     """The mixers whose width is an option, and that option's name."""
-    found = {name: config_class(name).width_option for name in list_mixers()}
-    return {name: option for name, option in found.items() if option is not None}
+    options = {name: config_class(name).width_option for name in list_mixers()}
+    return {name: option for name, option in options.items() if option is not None}
 
 
 def _nearest(config: MixerConfig, dim: int, parameters: int, unit: int) -> MixerConfig:

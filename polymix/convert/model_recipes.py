@@ -12,14 +12,14 @@ from typing import Any
 
 from torch import nn
 
-from polymix._io import load_python, one_line
 from polymix.convert.adapters.libraries import LIBRARIES, library_of, load_library
-from polymix.errors import MissingExtraError, OptionError
+from polymix.errors import MissingExtraError, OptionError, one_line
+from polymix.files import load_python
 from polymix.mixers import MixerConfig
 from polymix.mixers.spec import mixer_config
 
 Recipe = dict[str, Any]
-REMEMBERED = "_polymix_host"  # attribute of a model: the recipe that built it, where the model itself does not tell
+RECIPE_ATTRIBUTE = "_polymix_host"  # of a model that does not tell by itself how it was built
 FORMS = (
     '{"library": "timm" or "torchvision", "name": …, "kwargs": {…}}, '
     '{"library": "timm", "torchvision", "torch" or "polymix", "class": "package.module.Class", "kwargs": {…}}, or '
@@ -33,8 +33,8 @@ _SCALARS = (type(None), bool, int, float, str)
 
 def candidates(model: nn.Module, folder: Path) -> Iterator[Recipe]:
     """Recipes that may build this model, the likeliest first. Which of them does shows when it is built."""
-    if vars(model).get(REMEMBERED):
-        yield normal(vars(model)[REMEMBERED], folder)
+    if vars(model).get(RECIPE_ATTRIBUTE):
+        yield normal(vars(model)[RECIPE_ATTRIBUTE], folder)
     library = library_of(type(model))
     if library is not None:
         for recipe in LIBRARIES[library].load_adapters().read_recipes(model):
@@ -86,7 +86,7 @@ def build(recipe: Recipe, folder: Path, trust: bool) -> nn.Module:
         got = f"{describe(recipe)}, which returns {type(model).__name__}"
         raise OptionError("host", got, "a function that returns a model, or (model, its input)", "")
     if library is None or not library.by_config:
-        vars(model)[REMEMBERED] = host
+        vars(model)[RECIPE_ATTRIBUTE] = host
     return model
 
 
@@ -135,10 +135,10 @@ def model_class(recipe: Recipe) -> Any:
     name, (module, _, kind) = recipe["library"], recipe["class"].rpartition(".")
     models = LIBRARIES[name].models
     load_library(name)
-    found = getattr(load_library(module), kind, None) if recipe["class"].startswith(models) else None
-    if not isinstance(found, type) or not issubclass(found, nn.Module) or not found.__module__.startswith(name):
+    loaded = getattr(load_library(module), kind, None) if recipe["class"].startswith(models) else None
+    if not isinstance(loaded, type) or not issubclass(loaded, nn.Module) or not loaded.__module__.startswith(name):
         raise OptionError("host", recipe["class"], f"a model class of {name}, {models}….Class", "")
-    return found
+    return loaded
 
 
 def build_class(recipe: Recipe, kwargs: dict[str, Any]) -> nn.Module:
@@ -146,11 +146,11 @@ def build_class(recipe: Recipe, kwargs: dict[str, Any]) -> nn.Module:
     return model_class(recipe)(**kwargs)
 
 
-def known_arguments(model: nn.Module, found: dict[str, Any]) -> dict[str, Any]:
+def known_arguments(model: nn.Module, values: dict[str, Any]) -> dict[str, Any]:
     """Those of the values found on a model that its class takes as arguments."""
     kinds = [kind for kind in type(model).__mro__ if issubclass(kind, nn.Module)]
-    known = {"num_classes"}.union(*(inspect.signature(kind).parameters for kind in kinds))
-    return {key: value for key, value in found.items() if key in known and value is not None and is_plain(value)}
+    names = {"num_classes"}.union(*(inspect.signature(kind).parameters for kind in kinds))
+    return {key: value for key, value in values.items() if key in names and value is not None and is_plain(value)}
 
 
 # Arguments as JSON

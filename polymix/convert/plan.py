@@ -35,9 +35,9 @@ def resolve(
     settled: Plan = dict.fromkeys(layers)
     layers = layers if included is None else included
     if pattern := pattern_of(plan):
-        chosen = config_of(mixer, "mixer")
+        config = config_of(mixer, "mixer")
         swaps = zip(layers, _places(pattern, len(layers)), strict=True)
-        return settled | {name: chosen if swap else None for name, swap in swaps}
+        return settled | {name: config if swap else None for name, swap in swaps}
     return settled | dict.fromkeys(layers, config_of(plan, "plan"))
 
 
@@ -58,16 +58,16 @@ def config_of(mixer: Any, argument: str) -> MixerConfig:
 def _places(pattern: re.Match[str], count: int) -> list[bool]:
     """Whether each of `count` layers is replaced."""
     if pattern.re is _RATIO:
-        mixers, kept = map(int, pattern.groups())
-        if not mixers or not kept:
+        replaced_count, kept_count = map(int, pattern.groups())
+        if not replaced_count or not kept_count:
             raise OptionError(
                 "plan", pattern[0], "two numbers of at least 1", "To replace all layers, pass a mixer alone."
             )
-        return [place % (mixers + kept) < mixers for place in range(count)]
-    end, kept = pattern[1], int(pattern[2])
-    if kept >= count:
+        return [place % (replaced_count + kept_count) < replaced_count for place in range(count)]
+    end, kept_count = pattern[1], int(pattern[2])
+    if kept_count >= count:
         raise OptionError("plan", pattern[0], f"a pattern that keeps fewer than all {count} layers", "Keep fewer.")
-    first, last = (kept, count) if end == "first" else (0, count - kept)
+    first, last = (kept_count, count) if end == "first" else (0, count - kept_count)
     return [first <= place < last for place in range(count)]
 
 
@@ -76,14 +76,14 @@ def _by_name(plan: Mapping[Any, Any], layers: Sequence[str]) -> Plan:
     settled: Plan = dict.fromkeys(layers)
     claimed: dict[str, str] = {}
     for key, mixer in plan.items():
-        found = [key] if key in settled else [name for name in layers if fnmatchcase(name, str(key))]
-        if not found:
-            known = ", ".join(nearest_first(str(key), layers))
+        matches = [key] if key in settled else [name for name in layers if fnmatchcase(name, str(key))]
+        if not matches:
+            nearest = ", ".join(nearest_first(str(key), layers))
             raise OptionError(
-                "plan", f"{key!r}, which matches no attention layer", known, "The closest names come first."
+                "plan", f"{key!r}, which matches no attention layer", nearest, "The closest names come first."
             )
         config = None if isinstance(mixer, str) and mixer == KEEP else config_of(mixer, f"plan[{key!r}]")
-        for name in found:
+        for name in matches:
             if name in plan and name != key:
                 continue
             if name in claimed:

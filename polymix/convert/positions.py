@@ -14,7 +14,7 @@ from torch import Tensor
 from polymix.convert.spec import AttentionSpec
 from polymix.errors import OptionError
 from polymix.mixers import TokenMixer
-from polymix.mixers.registry import lacks
+from polymix.mixers.registry import missing_capability
 
 POSITIONS = ("all", "drop", "values")  # the values of `convert(positions=)`, besides None
 MEANING = {
@@ -25,11 +25,13 @@ MEANING = {
 _CURE = 'Pass positions="all" (values get them too) or "drop" (nothing gets them){}.'
 
 
-def settle(wanted: str | None, mixer: TokenMixer, attention: AttentionSpec, default: str | None) -> str | None:
+def resolve_positions(
+    option: str | None, mixer: TokenMixer, attention: AttentionSpec, default: str | None
+) -> str | None:
     """What becomes of the positions in one layer; None where the host has none, or where it is not known yet.
 
     Args:
-        wanted: the option of `convert`.
+        option: the option of `convert`.
         mixer, attention: of the layer.
         default: the adapter's choice for mixers with one input; None: the user has to choose.
     Raises:
@@ -38,10 +40,10 @@ def settle(wanted: str | None, mixer: TokenMixer, attention: AttentionSpec, defa
     if attention.own_values is False:
         return None
     can = mixer.capabilities.values or mixer.needs_context
-    if wanted == "values" and not can:
-        raise lacks(mixer.name, "values", "positions", "values from another input than the keys")
-    if wanted is not None:
-        return wanted
+    if option == "values" and not can:
+        raise missing_capability(mixer.name, "values", "positions", "values from another input than the keys")
+    if option is not None:
+        return option
     if mixer.capabilities.values and mixer.config.own_values:
         return "values"
     if default is None and attention.own_values:

@@ -14,11 +14,13 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from polymix.convert.adapter import Adapter, Host
+from polymix.convert.context import Extension
+from polymix.convert.drops import DROPS
 from polymix.convert.positions import MEANING
 from polymix.convert.spec import AttentionSpec
 from polymix.errors import OptionError
 from polymix.mixers.inheritance import Projection
-from polymix.numbers import NONE, aligned, arrow, between, metric, spanned
+from polymix.numbers import NONE, aligned, arrow, between, metric, plural, spanned
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,8 @@ class LayerReport:
     and after, for one sequence of `tokens`, 2 per multiply-add. error: ‖new − old‖ / ‖old‖ of the layer's output on the
     input of `convert`. inherited: each mixer parameter that comes from the attention, with the parameters it comes
     from. fresh: the mixer's other parameters. dropped: which attention weights and other parts were discarded, and why.
-    scale: factor applied to the mixer's output. positions: "all", "drop" or "values" where the host adds positions to
-    queries and keys only (see `convert`); else None.
+    scale: factor applied to the mixer's output. way: how a layer of a class without an adapter was read. positions:
+    "all", "drop" or "values" where the host adds positions to queries and keys only (see `convert`); else None.
     """
 
     name: str
@@ -47,6 +49,7 @@ class LayerReport:
     dropped: Mapping[str, str]
     scale: float | None
     positions: str | None = None
+    way: str = ""
 
     @classmethod
     def kept(cls, name: str, module: nn.Module) -> LayerReport:
@@ -66,17 +69,19 @@ class LayerReport:
         its = {key.partition("[")[0] for key in attention.keys}
         every = [*attention.keys, *(key for key, _ in module.named_parameters() if key not in its)]
         lost = {**dict.fromkeys(every, "no place in this mixer"), **attention.drops}
+        lost |= {key: why for key, why in adapter.discards.items() if key in lost or "." not in key}
         if attention.rotary is not None and mixer.config.rotary_base is None:
             lost["rotary"] = "no place in this mixer"
         positions = adapter.positions if attention.own_values else None
         if positions in ("all", "drop"):
             lost["position_embeddings"] = MEANING[positions]
-        lost = {key: why for key, why in lost.items() if key not in used}
+        lost = {key: why for key, why in lost.items() if key not in used or key in DROPS}
         fresh = tuple(key for key, _ in mixer.named_parameters() if key not in sources)
         flops = None if tokens is None else (attention_flops(attention, tokens), mixer.cost(tokens).flops)
         return cls(
             name, type(module).__name__, mixer.name, mixer.config.to_dict(), tokens,
             (parameters(module), parameters(adapter)), flops, error, dict(sources), fresh, lost, scale, positions,
+            adapter.way,
         )  # fmt: skip
 
 
@@ -90,7 +95,8 @@ def attention_flops(attention: AttentionSpec, tokens: int) -> int:
     With a `span`, each token attends to that many tokens. A layer with an equivalent mixer costs what that mixer does.
     """
     if attention.equivalent is not None:
-        return attention.equivalent.build().cost(tokens, grid=attention.grid).flops
+        mixer = attention.equivalent.build()
+        return mixer.cost(tokens, grid=attention.grid if mixer.capabilities.grids else None).flops
     if attention.cost is not None:
         return attention.cost(tokens)
     maps = (attention.query, attention.key, attention.value, attention.out)
@@ -104,6 +110,9 @@ class ConversionReport:
     model: the converted model. layers: a LayerReport for each layer. parameters: of the whole model, before and after.
     left_out: attention that was not converted: no adapter, or refused. refusals: why, by class. accuracy: results by
     stage, such as "before", "converted" and "distilled"; `polymix.distill` fills them in. metric: what these measure.
+    kept: the stage whose weights the model has; None: the last one. schedule: after how many steps of fine-tuning each
+    layer got its mixer, where `polymix.distill` replaced them one by one. context: what let the
+    model take more tokens.
     """
 
     def __init__(
@@ -113,6 +122,9 @@ class ConversionReport:
         self.layers, self.left_out, self.refusals = layers, left_out, dict(refusals or {})
         self.accuracy: dict[str, float] = {}
         self.metric = "accuracy"
+        self.kept: str | None = None
+        self.schedule: dict[str, int] = {}
+        self.context: Extension | None = None
         self._host, self._after = model, dict(adapters)
         self._before = {name: model.get_submodule(name) for name in adapters}
         self.model = adapters.get("", model)
@@ -137,12 +149,19 @@ class ConversionReport:
     def undo(self) -> nn.Module:
         """Put the attention layers back, unchanged, and return the original model.
 
-        Weights that `polymix.distill` changed elsewhere in the model are restored too.
+        Weights that `polymix.distill` changed elsewhere in the model are restored too, and so is its context.
         """
         if self.undone:
             raise OptionError(
                 "report", "a conversion that was undone already", "one that is in place", "Convert the model again."
             )
+        host = self._withdraw()
+        if self.context is not None:
+            self.context.revert()
+        return host
+
+    def _withdraw(self) -> nn.Module:
+        """Put the attention layers back, in a model that still takes as many tokens."""
         for module, attribute, value in reversed(self._settings):
             setattr(module, attribute, value)
         for hook in self._hooks:
@@ -158,6 +177,11 @@ class ConversionReport:
         """Put the mixers back after `undo`, with the weights they had then, and return the converted model."""
         if not self.undone:
             raise OptionError("report", "a conversion that is in place", "one that was undone", "")
+        if self.context is not None:
+            self.context.apply()
+        return self._install()
+
+    def _install(self) -> nn.Module:
         self._exchange()
         self._hooks += self.follow_grids()
         for name, adapter in self._after.items():
@@ -170,23 +194,30 @@ class ConversionReport:
 
     @contextmanager
     def former(self) -> Iterator[nn.Module]:
-        """Context manager: the model with its attention back. The mixers return afterwards."""
-        host = self.undo()
+        """Context manager: the model with its attention back. The mixers return afterwards. It takes as many tokens."""
+        host = self._withdraw()
         try:
             yield host
         finally:
-            self.redo()
+            self._install()
+
+    @property
+    def taken_out(self) -> tuple[str, ...]:
+        """The parts of the host, by their attributes, that it runs without while the mixers are in it."""
+        return tuple(dict.fromkeys(name for _, name, value in self._settings if isinstance(value, nn.Module)))
 
     def follow_grids(self) -> list[RemovableHandle]:
         """Register the hooks that tell the adapters the grid of each run."""
-        sources = (
-            (part.feature_map(self._before[name], Host(self._host, name)), part) for name, part in self._after.items()
-        )
-        return [
-            source.register_forward_hook(part.note_grid)
-            for source, part in sources
-            if source is not None and part.needs_current_grid
-        ]
+        hooks: list[RemovableHandle] = []
+        for name, part in self._after.items():
+            source = part.feature_map(self._before[name], Host(self._host, name))
+            if source is not None and part.needs_current_grid:
+                hooks += [
+                    self._host.register_forward_pre_hook(part.running.enter),
+                    source.register_forward_hook(part.note_grid),
+                    self._host.register_forward_hook(part.running.leave, always_call=True),
+                ]
+        return hooks
 
     def _replace(self, old: Mapping[str, nn.Module], new: Mapping[str, nn.Module]) -> None:
         for name, module in new.items():
@@ -197,37 +228,59 @@ class ConversionReport:
     def remember(self) -> None:
         """Keep a copy of the original model's weights before they are trained, for `undo`."""
         if self._weights is None and not self.undone:
-            self.undo()
+            self._withdraw()
             self._weights = {name: value.detach().to("cpu", copy=True) for name, value in self._tensors()}
-            self.redo()
+            self._install()
 
     @torch.no_grad()
     def _exchange(self) -> None:
         """Exchange the weights in the original model for the copy. Buffers whose shape has changed are left alone."""
         if self._weights is not None:
-            kept, self._weights = self._weights, {}
+            weights, self._weights = self._weights, {}
             for name, value in self._tensors():
                 self._weights[name] = value.detach().to("cpu", copy=True)
-                if name in kept and kept[name].shape == value.shape:
-                    value.copy_(kept[name])
+                if name in weights and weights[name].shape == value.shape:
+                    value.copy_(weights[name])
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         yield from self._host.named_parameters()
         yield from self._host.named_buffers()
 
+    @property
+    def result(self) -> float | None:
+        """The result of the weights that the model has; None where it was not measured."""
+        stages = [name for name in self.accuracy if name != "before"]
+        return self.accuracy.get(self.kept or (stages[-1] if stages else ""))
+
+    @property
+    def worse(self) -> str | None:
+        """A sentence where the model is worse than the original by more than a hundredth; None where it is not."""
+        before, after, kind = self.accuracy.get("before"), self.result, self.metric
+        if before is None or after is None or kind not in ("accuracy", "perplexity"):
+            return None
+        worse = after < before - 0.01 if kind == "accuracy" else not after <= 1.01 * before
+        text = f"The converted model is worse than the original: its {kind} is {metric(after, kind)}, not "
+        return f"{text}{metric(before, kind)}." if worse else None
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "layers": [asdict(layer) for layer in self.layers], "left_out": list(self.left_out),
-            "refusals": dict(self.refusals),
-            "accuracy": dict(self.accuracy), "metric": self.metric, "parameters": list(self.parameters),
+            "refusals": dict(self.refusals), "accuracy": dict(self.accuracy), "metric": self.metric, "kept": self.kept,
+            "schedule": dict(self.schedule), "parameters": list(self.parameters),
+            "context": None if self.context is None else self.context.to_dict(),
         }  # fmt: skip
 
     def __str__(self) -> str:
         lines = [*table(self.layers, self.parameters), *fates(self.layers)]
         lines += [f"Not converted (no adapter): {', '.join(self.left_out)}."] if self.left_out else []
         lines += [f"{kind} is kept: {why}." for kind, why in self.refusals.items()]
+        turns = ", ".join(f"{name} after {plural(step, 'step')}" for name, step in self.schedule.items())
+        lines += [f"The layers got their mixers one by one: {turns}."] if turns else []
+        lines += [] if self.context is None else [str(self.context)]
         measured = self.metric.capitalize().replace("_", " ")
-        lines += [f"{measured}, {name}: {metric(value, self.metric)}." for name, value in self.accuracy.items()]
+        kept = self.kept if self.kept != next(reversed(self.accuracy), None) else None
+        lines += [f"{measured}, {name}{' (kept)' if name == kept else ''}: {metric(value, self.metric)}."
+                  for name, value in self.accuracy.items()]  # fmt: skip
         return "\n".join(lines)
 
 
@@ -238,7 +291,7 @@ def table(layers: Sequence[LayerReport], counts: tuple[int, int]) -> list[str]:
         its = list(group)
         error = between([layer.error for layer in its if layer.error is not None])
         rows.append((spanned([layer.name or "(the model)" for layer in its]), *cells, error))
-    note = "MFLOPs: millions of floating-point operations, 2 for each multiply-add."
+    note = "MFLOPs: millions of floating-point operations of one sequence, by formula, 2 for each multiply-add."
     return [*aligned(rows), f"Parameters of the model: {counts[0]:,} → {counts[1]:,}. {note}"]
 
 
@@ -254,10 +307,11 @@ def fates(layers: Sequence[LayerReport]) -> list[str]:
     lines: dict[str, None] = {}
     for layer in layers:
         if layer.now is not None:
-            kept = _modules(key for keys in layer.inherited.values() for key in keys)
-            lost = [name for name in _modules(layer.dropped) if name not in kept]
-            kept_text = f"starts from {', '.join(kept)}" if kept else "starts from random weights"
-            lines[f"{layer.was} → {layer.now}: {kept_text}{'; discards ' + ', '.join(lost) if lost else ''}."] = None
+            inherited = _modules(key for keys in layer.inherited.values() for key in keys)
+            lost = [name for name in _modules(layer.dropped) if name not in inherited]
+            origin = f"starts from {', '.join(inherited)}" if inherited else "starts from random weights"
+            parts = [origin, *(["discards " + ", ".join(lost)] if lost else []), *([layer.way] if layer.way else [])]
+            lines[f"{layer.was} → {layer.now}: {'; '.join(parts)}."] = None
     choices = [layer.positions for layer in layers]
     for choice in filter(None, dict.fromkeys(choices)):
         lines[f"Positions in {choices.count(choice)} layers ({choice}): {MEANING[choice]}."] = None
@@ -266,12 +320,12 @@ def fates(layers: Sequence[LayerReport]) -> list[str]:
 
 def _modules(keys: Iterable[str]) -> list[str]:
     """The modules of parameters such as "qkv.weight[query]", each once: "qkv[query]"."""
-    found: dict[str, None] = {}
+    modules: dict[str, None] = {}
     for key in keys:
         name, bracket, part = key.partition("[")
         above, _, last = name.rpartition(".")
-        found[(above if last in ("weight", "bias") and above else name) + bracket + part] = None
-    return list(found)
+        modules[(above if last in ("weight", "bias") and above else name) + bracket + part] = None
+    return list(modules)
 
 
 def _place(model: nn.Module, name: str, module: nn.Module) -> None:

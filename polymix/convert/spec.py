@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
@@ -11,9 +12,8 @@ from torch import Tensor, nn
 from polymix.mixers import MixerConfig, TokenMixer
 from polymix.mixers.inheritance import AttentionMaps, Projection
 from polymix.mixers.registry import mixer_class
-from polymix.renamed import renamed
 
-__getattr__ = renamed(__name__, Attention="AttentionSpec", Twin="EquivalentMixer")
+MAX_PREFIX = 16  # more class and register tokens than any model has
 
 
 class EquivalentMixer(NamedTuple):
@@ -57,6 +57,8 @@ class AttentionSpec(AttentionMaps):
         rotary: base of the rotary angles, if it has them.
         span: number of tokens that each token attends to; None: all.
         equivalent: the mixer that computes the same, if there is one.
+        projected: (heads, d, e) of the queries and values that the layer's attention function gets, where that function
+            can be exchanged and softmax attention in it is the layer itself.
         cost: FLOPs for a number of tokens, where the maps do not tell.
         drops: parameters and other parts that no mixer can take over, each with the reason.
     """
@@ -73,6 +75,7 @@ class AttentionSpec(AttentionMaps):
     rotary: float | None = None
     span: int | None = None
     equivalent: EquivalentMixer | None = None
+    projected: tuple[int, int, int] | None = None
     cost: Callable[[int], int] | None = None
     drops: Mapping[str, str] = field(default_factory=dict)
 
@@ -101,6 +104,12 @@ def thirds(fused: Projection) -> tuple[Projection, Projection, Projection]:
         for part, name in zip(parts, ("query", "key", "value"), strict=True)
     )
     return query, key, value
+
+
+def grid_among(grid: tuple[int, ...] | None, tokens: int) -> tuple[tuple[int, ...] | None, int]:
+    """A model's grid and the number of tokens before it in a call; (None, 0) where it is not among the tokens."""
+    prefix = -1 if grid is None else tokens - math.prod(grid)
+    return (grid, prefix) if 0 <= prefix <= MAX_PREFIX else (None, 0)
 
 
 def additive_spec(module: Any, **options: Any) -> AttentionSpec:

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from polymix._io import one_line
 from polymix.convert.adapter import Adapter, Host, adapter_for
 from polymix.convert.find import CONTEXTS, image_size
 from polymix.convert.masks import Seen, seen_through
 from polymix.convert.spec import AttentionSpec
-from polymix.errors import InputError, PolymixError
+from polymix.errors import InputError, PolymixError, one_line
 
 Call = Callable[[], Any]
+EXACT, ROUNDINGS = 1e-3, 4  # difference up to which two layers are the same: this, or so many roundings of their type
 
 
 @contextmanager
@@ -51,13 +51,14 @@ class LayerCall:
     """One call of an attention layer.
 
     args, kwargs: copies of its arguments. output: of the part that a mixer replaces. grid: of the host's feature map in
-    this call, where there is one.
+    this call, where there is one. several: whether the layer returned more than its output, such as attention weights.
     """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     output: Tensor
     grid: tuple[int, ...] | None
+    several: bool = False
 
     def repeat(self, adapter: Adapter) -> Tensor:
         """The output of an adapter for the same call, or of its mixer where that replaces a part of the layer."""
@@ -95,8 +96,9 @@ def record_layers(model: nn.Module, layers: Mapping[str, nn.Module], inputs: Any
 
     def note_call(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if name not in calls:
-            (output, *_), _ = kept(tuple(tensors(outputs[name])[:1]), {})
-            calls[name] = LayerCall(*kept(args, kwargs), output, grids.get(name))
+            several = len(tensors(output)) > 1
+            (output, *_), _ = copied_arguments(tuple(tensors(outputs[name])[:1]), {})
+            calls[name] = LayerCall(*copied_arguments(args, kwargs), output, grids.get(name), several)
 
     adapters = {name: _adapter(module) for name, module in layers.items()}
     sources = {name: adapters[name].feature_map(module, Host(model, name)) for name, module in layers.items()}
@@ -108,13 +110,7 @@ def record_layers(model: nn.Module, layers: Mapping[str, nn.Module], inputs: Any
         # layers last: one that is its own part notes its output before its call
         for modules, note in ((maps, note_grid), (parts, note_output), (dict(layers), note_call)):
             stack.enter_context(on_calls(modules, note))
-        try:
-            run(model, inputs)
-        except PolymixError:
-            raise
-        except Exception as error:  # whatever a model raises for inputs that it does not take
-            got = f"{_shapes(inputs)}, on which {type(model).__name__} fails with {one_line(error)[:200]}"
-            raise InputError("input", got, wanted_input(model), "Pass what you call the model with.") from error
+        run(model, inputs)
     return calls
 
 
@@ -167,6 +163,16 @@ def with_call(spec: AttentionSpec, module: nn.Module, call: LayerCall) -> Attent
     )  # fmt: skip
 
 
+def difference(ours: Tensor, theirs: Tensor) -> float:
+    """‖ours − theirs‖ / ‖theirs‖, in float64."""
+    return ((ours - theirs).double().norm() / theirs.double().norm().clamp_min(1e-30)).item()
+
+
+def same(ours: Tensor, theirs: Tensor) -> bool:
+    """Whether two outputs are those of one layer, or of two readings of it; what is another layer differs by 0.1."""
+    return difference(ours, theirs) < max(EXACT, ROUNDINGS * torch.finfo(theirs.dtype).eps)
+
+
 def same_tokens(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors hold the same numbers, as x + positions does if it is computed twice."""
     return a is b or (a.shape == b.shape and torch.equal(a, b))
@@ -192,15 +198,21 @@ def _axis(module: nn.Module, x: Tensor) -> int:
     return 0 if x.ndim == 2 else int(getattr(module, "batch_first", True))
 
 
-def kept(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def copied_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Copies of a call's arguments, without a cache, which would grow with every repetition.
 
     A tensor that occurs several times is copied once.
     """
     copies: dict[int, Tensor] = {}
-    fresh = {key: None if key.startswith("past_key") else value for key, value in kwargs.items()}
+    args = tuple(None if _caches(value) else value for value in args)
+    fresh = {key: None if key.startswith("past_key") or _caches(value) else value for key, value in kwargs.items()}
     with torch.inference_mode(False):  # else they could not take part in a training step
         return tree_map_only(Tensor, lambda t: copies.setdefault(id(t), t.detach().clone()), (args, fresh))
+
+
+def _caches(value: Any) -> bool:
+    """Whether an argument is a cache of transformers, under whatever name."""
+    return hasattr(value, "get_seq_length")
 
 
 def call_of(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool) -> Call:
@@ -213,20 +225,49 @@ def call_of(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any],
 
         return forward
     inputs = [t for t in (*module.parameters(), *tensors((args, kwargs))) if t.requires_grad]
+    cotangents = Cotangents()
 
     def both() -> list[Tensor]:
         outputs = [t for t in tensors(module(*args, **kwargs)) if t.requires_grad]
-        ones = [torch.ones_like(t) for t in outputs]
-        return [*outputs, *(g for g in torch.autograd.grad(outputs, inputs, ones, allow_unused=True) if g is not None)]
+        grads = torch.autograd.grad(outputs, inputs, list(map(cotangents, outputs)), allow_unused=True)
+        return [*outputs, *(g for g in grads if g is not None)]
 
     return both
 
 
+class Cotangents:
+    """The gradients by which outputs are differentiated in timings: fixed random numbers, drawn once for each shape.
+
+    A sum, or a sum of squares, of outputs that end in a norm has the gradient zero, and a backward pass of zeros is no
+    measure of one.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Tensor] = {}
+
+    def __call__(self, output: Tensor) -> Tensor:
+        key = (output.shape, output.dtype, output.device)
+        if key not in self._known:
+            drawn = torch.randn(output.shape, generator=torch.Generator().manual_seed(0))
+            self._known[key] = drawn.to(output.device, output.dtype)
+        return self._known[key]
+
+
 def run(model: nn.Module, inputs: Any) -> Any:
-    """Call the model with a tensor, a tuple of arguments, or a dict of keyword arguments."""
-    if isinstance(inputs, Mapping):
-        return model(**inputs)
-    return model(*(inputs if isinstance(inputs, (tuple, list)) else (inputs,)))
+    """Call the model with a tensor, a tuple of arguments, or a dict of keyword arguments.
+
+    Raises:
+        InputError: the model fails on them.
+    """
+    try:
+        if isinstance(inputs, Mapping):
+            return model(**inputs)
+        return model(*(inputs if isinstance(inputs, (tuple, list)) else (inputs,)))
+    except PolymixError:
+        raise
+    except Exception as error:  # whatever a model raises for inputs that it does not take
+        got = f"{_shapes(inputs)}, on which {type(model).__name__} fails with {one_line(error)[:200]}"
+        raise InputError("input", got, wanted_input(model), "Pass what you call the model with.") from error
 
 
 def tensors(tree: Any) -> list[Tensor]:

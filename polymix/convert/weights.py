@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polymix.convert.saving.files import load_safetensors
+from polymix.convert.saving.files import load_safetensors, read_tensors
 from polymix.convert.saving.rebuild import shape
-from polymix.errors import OptionError
+from polymix.convert.saving.unwrapping import bare, unwrapped
+from polymix.errors import OptionError, reason_of
 
 KEYS = ("state_dict_ema", "model_ema", "state_dict", "model")  # where checkpoints keep weights; averaged ones first
-_PREFIXES = ("module.", "_orig_mod.")  # of nn.DataParallel and of torch.compile
-_COMPUTED = ("relative_position_index", "relative_coords_table", "attn_mask")  # buffers that models compute
+_COMPUTED_BUFFERS = ("relative_position_index", "relative_coords_table", "attn_mask")
 _TABLE = "relative_position_bias_table"
 _FILE = "a state dict, in a .safetensors file or written by torch.save"
-_MOST_PREFIX = 8  # more class and register tokens than any model has
+_MAX_PREFIX_TOKENS = 8  # more class and register tokens than any model has
 
 
 @dataclass(frozen=True)
@@ -45,13 +43,13 @@ class LoadedWeights:
 
     def __str__(self) -> str:
         """Sentences about what differs from the file; empty where nothing does."""
-        said = [f"Read the weights under {self.key!r}."] if self.key.endswith("_ema") else []
+        sentences = [f"Read the weights under {self.key!r}."] if self.key.endswith("_ema") else []
         if self.classes is not None:
             old, new = self.classes
             was = "the weights have none" if old is None else f"the weights have one for {old:,}"
-            said.append(f"The head for {new:,} classes is new ({was}): {', '.join(self.new_head)}.")
-        said += [f"{name} was resized from {_size(old)} to {_size(new)}." for name, old, new in self.resized]
-        return " ".join(said)
+            sentences.append(f"The head for {new:,} classes is new ({was}): {', '.join(self.new_head)}.")
+        sentences += [f"{name} was resized from {_size(old)} to {_size(new)}." for name, old, new in self.resized]
+        return " ".join(sentences)
 
 
 def load_weights(model: nn.Module, file: str | os.PathLike[str], *, adapt: bool = False) -> LoadedWeights:
@@ -59,8 +57,8 @@ def load_weights(model: nn.Module, file: str | os.PathLike[str], *, adapt: bool 
 
     The file is a `.safetensors` file or one from `torch.save`: a state dict, or a checkpoint with one under
     `state_dict_ema`, `model_ema`, `state_dict` or `model`, in this order, as timm, DeiT and Lightning write them.
-    Prefixes of nn.DataParallel and torch.compile are removed. Weights in the form of an original repository are
-    renamed by timm where it knows them. No code in the file is run.
+    Prefixes of nn.DataParallel, torch.compile and the like are removed, whatever their order. Weights in the form of an
+    original repository are renamed by timm where it knows them. No code in the file is run.
 
     Args:
         model: the model.
@@ -79,7 +77,7 @@ def load_weights(model: nn.Module, file: str | os.PathLike[str], *, adapt: bool 
     if not isinstance(model, nn.Module):
         raise OptionError("model", type(model).__name__, "a torch.nn.Module", "")
     state, key = read_state(Path(file), "file")
-    return fill(model, state, str(file), adapt=adapt, key=key, argument="file")
+    return fill(unwrapped(model), state, str(file), adapt=adapt, key=key, argument="file")
 
 
 def read_state(path: Path, argument: str = "--weights") -> tuple[dict[str, Tensor], str]:
@@ -90,13 +88,9 @@ def read_state(path: Path, argument: str = "--weights") -> tuple[dict[str, Tenso
         if path.suffix == ".safetensors":
             state: Any = load_safetensors().torch.load_file(path)
         else:
-            with torch.serialization.safe_globals([argparse.Namespace]):  # options, which timm and DeiT store; data
-                state = torch.load(path, map_location="cpu", weights_only=True)
-    except UnpicklingError as error:
-        got = f"{path}, which holds more than weights, or was not written by torch.save"
-        raise OptionError(argument, got, _FILE, "Save model.state_dict().") from error
+            state = read_tensors(path)
     except Exception as error:  # whatever they raise for a damaged file
-        got = f"{path}, which cannot be read ({' '.join(str(error).split('.')[0].split())})"
+        got = f"{path}, which cannot be read ({reason_of(error).split('. ')[0]})"
         raise OptionError(argument, got, _FILE, "Fetch it again, or save model.state_dict().") from error
     path_of_keys: list[str] = []
     while isinstance(state, Mapping):
@@ -107,10 +101,7 @@ def read_state(path: Path, argument: str = "--weights") -> tuple[dict[str, Tenso
         path_of_keys.append(key)
     if not isinstance(state, Mapping) or not state or not all(isinstance(value, Tensor) for value in state.values()):
         raise OptionError(argument, f"{path}, which holds no state dict", _FILE, "Save model.state_dict().")
-    for prefix in _PREFIXES:
-        if all(key.startswith(prefix) for key in state):
-            state = {key.removeprefix(prefix): value for key, value in state.items()}
-    return dict(state), next((key for key in path_of_keys if key.endswith("_ema")), "".join(path_of_keys[-1:]))
+    return bare(state), next((key for key in path_of_keys if key.endswith("_ema")), "".join(path_of_keys[-1:]))
 
 
 def head_of(model: nn.Module) -> tuple[str, nn.Linear] | None:
@@ -134,7 +125,7 @@ def fill(
 ) -> LoadedWeights:  # fmt: skip
     """Load a state dict into the model; see `load_weights`. source: where it comes from, for errors."""
     own = model.state_dict()
-    state = {name: value for name, value in state.items() if name in own or not name.endswith(_COMPUTED)}
+    state = {name: value for name, value in state.items() if name in own or not name.endswith(_COMPUTED_BUFFERS)}
     if own.keys() != state.keys():
         state = _renamed(model, state)
     missing, foreign = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
@@ -152,7 +143,7 @@ def fill(
                 resized.append((name, tuple(state[name].shape), tuple(own[name].shape)))
         done = {*new_head, *(name for name, *_ in resized)}
         missing, wrong = ([name for name in names if name not in done] for names in (missing, wrong))
-    lost = [name for name in (*missing, *wrong) if not name.endswith(_COMPUTED)]
+    lost = [name for name in (*missing, *wrong) if not name.endswith(_COMPUTED_BUFFERS)]
     if foreign or lost:
         parts = [f"{len(missing)} missing, such as {missing[0]}"] if missing else []
         parts += [f"{len(foreign)} unknown, such as {foreign[0]}"] if foreign else []
@@ -174,12 +165,12 @@ def _renamed(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
         return state
     try:
         with torch.no_grad():
-            found = rename(dict(state), model)
+            renamed = rename(dict(state), model)
     except Exception:  # it is made for the weights of one origin only, and fails in any way on others
         return state
-    kept = {name: value for name, value in found.items() if isinstance(value, Tensor)}
+    tensors = {name: value for name, value in renamed.items() if isinstance(value, Tensor)}
     # positions as they were: they are resized here for every library, and reported
-    return {name: state.get(name, value) if _positions(name) else value for name, value in kept.items()} or state
+    return {name: state.get(name, value) if _positions(name) else value for name, value in tensors.items()} or state
 
 
 def _head_weights(
@@ -196,33 +187,33 @@ def _head_weights(
     theirs = None if saved is None else len(saved)
     linear = [part for part in model.modules() if isinstance(part, nn.Linear) and part.out_features == ours]
     heads = {id(p) for part in linear for p in part.parameters(recurse=False)}
-    found = []
+    head_names = []
     for name, own in model.named_parameters():
         if name in names and id(own) in heads:
             value = state.get(name)
             if value is None:
-                found += [name] if saved is None else []
+                head_names += [name] if saved is None else []
             elif value.ndim == own.ndim and len(value) == theirs and value.shape[1:] == own.shape[1:]:
-                found.append(name)
-    return found, (theirs, ours) if found else None
+                head_names.append(name)
+    return head_names, (theirs, ours) if head_names else None
 
 
 @torch.no_grad()
-def resample_positions(name: str, value: Tensor, wanted: tuple[int, ...]) -> Tensor | None:
+def resample_positions(name: str, value: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     """Learned positions, or a table of relative ones, of a square grid, interpolated to another square grid.
 
     Shapes (1, N, D) and (N, D). Rows that are not of the grid are kept: class tokens, which come first, and in a table
     of relative positions the rows that come last. None where these are no positions of a square grid.
     """
     table = name.endswith(_TABLE)
-    if not _positions(name) or value.ndim not in (2, 3) or len(wanted) != value.ndim:
+    if not _positions(name) or value.ndim not in (2, 3) or len(shape) != value.ndim:
         return None
-    if value.shape[-1] != wanted[-1] or (value.ndim == 3 and (len(value), wanted[0]) != (1, 1)):
+    if value.shape[-1] != shape[-1] or (value.ndim == 3 and (len(value), shape[0]) != (1, 1)):
         return None
-    old, new = value.shape[-2], wanted[-2]
+    old, new = value.shape[-2], shape[-2]
     squares = (
         (extra, math.isqrt(old - extra), math.isqrt(new - extra))
-        for extra in range(min(_MOST_PREFIX, old - 1, new - 1) + 1)
+        for extra in range(min(_MAX_PREFIX_TOKENS, old - 1, new - 1) + 1)
     )
     extra, before, after = next(
         ((extra, a, b) for extra, a, b in squares if (a * a, b * b) == (old - extra, new - extra)), (0, 0, 0)
@@ -230,11 +221,11 @@ def resample_positions(name: str, value: Tensor, wanted: tuple[int, ...]) -> Ten
     if not before:
         return None
     rows = value.reshape(old, -1)
-    kept, grid = (rows[old - extra :], rows[: old - extra]) if table else (rows[:extra], rows[extra:])
+    others, grid = (rows[old - extra :], rows[: old - extra]) if table else (rows[:extra], rows[extra:])
     picture = grid.float().t().reshape(1, -1, before, before)
     picture = F.interpolate(picture, size=(after, after), mode="bicubic", antialias=True, align_corners=False)
     grid = picture.flatten(2)[0].t().to(value.dtype)
-    return torch.cat((grid, kept) if table else (kept, grid)).reshape(wanted)
+    return torch.cat((grid, others) if table else (others, grid)).reshape(shape)
 
 
 def _positions(name: str) -> bool:

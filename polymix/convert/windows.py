@@ -16,7 +16,7 @@ from polymix.convert.spec import AttentionSpec
 from polymix.errors import CapabilityError, MaskError, OptionError
 from polymix.mixers import TokenMixer
 from polymix.mixers.checks import holds
-from polymix.mixers.registry import lacks
+from polymix.mixers.registry import missing_capability
 
 Pair = tuple[int, int]
 AGAIN = "Undo the conversion, change the model, and convert it again."
@@ -105,7 +105,7 @@ def check_regions(mixer: TokenMixer) -> None:
     """Raise CapabilityError where a mixer can mix the regions of a window neither together nor one by one."""
     can = mixer.capabilities
     if not (can.has("segments") or can.has("arbitrary") or can.any_length):
-        error = lacks(mixer.name, "segments", "mixer", "shifted windows")
+        error = missing_capability(mixer.name, "segments", "mixer", "shifted windows")
         raise CapabilityError(error.argument, error.got, error.allowed, _MERGE)
 
 
@@ -182,11 +182,11 @@ class WindowsAdapter(Adapter):
         """The size of the feature map in this call, and its windows."""
         if (mask is not None) != any(self.shift) and not (self.shift_varies and mask is None):
             raise OptionError("shift_size", "another shift", f"{self.shift}, as at the conversion", AGAIN)
-        found: Any = self.current_grid or self.feature_size
-        if found is None:
+        size: Any = self.current_grid or self.feature_size
+        if size is None:
             cure = "Convert the whole model, not one layer of it."
             raise OptionError("grid", "None: the host does not say how large its feature map is", "(H, W)", cure)
-        return found, Shifted(self.window, (0, 0) if mask is None else self.shift)
+        return size, Shifted(self.window, (0, 0) if mask is None else self.shift)
 
 
 def _check_split(ids: Tensor, seen: Tensor) -> None:
@@ -204,9 +204,9 @@ class MapSpec(AttentionSpec):
     merged: bool
 
 
-def in_map(found: AttentionSpec, host: Any, window: int) -> MapSpec:
+def in_map(attention: AttentionSpec, host: Any, window: int) -> MapSpec:
     """The spec of attention that gets a whole feature map, or with a `window` windows of one, without shift."""
-    values, merged = dict(vars(found)), bool(window) and host.windows == "merge"
+    values, merged = dict(vars(attention)), bool(window) and host.windows == "merge"
     if not window:
         return MapSpec(**{**values, "any_length": True}, window=None, merged=False)
     size = (window, window)

@@ -6,12 +6,10 @@ from pathlib import Path
 
 import torch
 
-from polymix._io import write_whole
-from polymix.errors import MissingExtraError
 from polymix.export.graph import Graph, Plain, quiet, refusal
 from polymix.export.manifest import quiet_library, write_output_names
-
-CURE = "Install it with pip install 'polymix[mobile]'."
+from polymix.extras import needs
+from polymix.files import write_whole
 
 
 def write_program(graph: Graph, path: Path) -> int:
@@ -23,12 +21,9 @@ def write_program(graph: Graph, path: Path) -> int:
     Raises:
         CapabilityError: PyTorch or ExecuTorch cannot export it. MissingExtraError: executorch is missing.
     """
-    try:
-        with quiet_library(2):  # its dependencies speak while they are imported
-            from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-            from executorch.exir import to_edge_transform_and_lower
-    except ImportError as error:
-        raise MissingExtraError("executorch", "no such package", "ExecuTorch", CURE) from error
+    with needs("mobile"), quiet_library(2):  # its dependencies speak while they are imported
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+        from executorch.exir import to_edge_transform_and_lower
     try:
         with quiet(), torch.no_grad():
             program = torch.export.export(Plain(graph).eval(), tuple(graph.inputs.values()))

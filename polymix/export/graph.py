@@ -8,6 +8,7 @@ import io
 import itertools
 import json
 import logging
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,9 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from polymix import __version__
-from polymix._io import one_line, write_whole
-from polymix.errors import CapabilityError, InputError, MissingExtraError, OptionError, ShapeError
+from polymix.errors import CapabilityError, InputError, MissingExtraError, OptionError, ShapeError, one_line
 from polymix.export.manifest import Arrays, onnx_session, run_session, write_output_names
+from polymix.extras import check_installed
+from polymix.files import disk_error, write_whole
 from polymix.mixers import TokenMixer
 from polymix.ops.related import selective_scan
 
@@ -147,17 +149,6 @@ class Plain(nn.Module):
         return tuple(outputs_of(self.model(**inputs) if self.named else self.model(*values)).values())
 
 
-def needs(*packages: str, extra: str = "export") -> None:
-    """Raise MissingExtraError unless these packages can be imported. extra: the name under which they are installed."""
-    from importlib.util import find_spec
-
-    missing = [name for name in packages if find_spec(name) is None]
-    if missing:
-        extras = "export" if extra == "export" else f"export,{extra}"
-        cure = f"Install them with pip install 'polymix[{extras}]'."
-        raise MissingExtraError(", ".join(missing), "no such package", "the packages of the export", cure)
-
-
 def check_exportable(model: nn.Module) -> None:
     """Raise a typed error for what no exporter takes: training mode, other types than float32, kernels by name."""
     if model.training:
@@ -180,7 +171,7 @@ def write_onnx(graph: Graph, path: Path) -> Axes:
         CapabilityError: the exporter fails, or the graph would need operators that ONNX does not have.
         MissingExtraError: onnx or onnxscript is missing.
     """
-    needs("onnx", "onnxscript", "onnxruntime")
+    check_installed("onnx", "onnxscript", "onnxruntime", extra="export")
     failure: Exception | None = None
     # ONNX Runtime refuses some three-dimensional convolutions unless the exporter has rewritten the graph.
     for free, rewrite in itertools.product(_fewer(_accepted(graph)), (False, True)):
@@ -326,7 +317,10 @@ def scans_as_loops() -> Iterator[None]:
         selective_scan.linear_scan = plain
 
 
-def refusal(graph: Graph, error: BaseException) -> CapabilityError:
+def refusal(graph: Graph, error: BaseException) -> CapabilityError | OSError:
+    """The error for a graph that cannot be written: of the disk, or else of the model."""
+    if (number := disk_error(error)) is not None:
+        return OSError(number, os.strerror(number))
     root = error
     while root.__cause__ is not None:
         root = root.__cause__

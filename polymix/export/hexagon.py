@@ -6,20 +6,19 @@ emulator gives the processor's numbers. Its times and cycles are those of this m
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polymix._io import one_line
-from polymix.errors import CapabilityError, MissingExtraError, OptionError
+from polymix.errors import CapabilityError, MissingExtraError, OptionError, one_line
 from polymix.export import int8
 from polymix.export.graph import quiet
 from polymix.export.manifest import CONTEXT, QNN_PROVIDER, Arrays, qnn_session, system_library
 from polymix.export.onnx_graphs import count_of, shapes_of
 from polymix.export.qnn_binary import OnChip, on_chip
+from polymix.measure import Stopwatch
 
 DEFAULT_CHIP = "snapdragon-8-gen-3"
 NORMS = (
@@ -128,7 +127,7 @@ def compile_context(model: Path, chip: Chip) -> Compiled:
     context = model.with_name(model.stem + CONTEXT)
     options = {"ep.context_enable": "1", "ep.context_file_path": str(context), "ep.context_embed_mode": "0"}
     context.unlink(missing_ok=True)  # the compiler refuses to replace it
-    start = time.perf_counter()
+    watch = Stopwatch()
     try:
         qnn_session(model, {**options, "session.disable_cpu_ep_fallback": "1"}, chip.options())
     except MissingExtraError:
@@ -142,7 +141,7 @@ def compile_context(model: Path, chip: Chip) -> Compiled:
         )
         cure = "Change the model there, or leave qnn out."
         raise CapabilityError("targets", f"qnn for {model.stem} {why}", f"a graph for {chip.model}", cure) from error
-    seconds = time.perf_counter() - start
+    seconds = watch.seconds()
     (binary,) = context.parent.glob(f"{context.stem}*.bin")
     return Compiled(context, binary, seconds, on_chip(binary, system_library()))
 

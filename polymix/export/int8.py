@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -17,13 +18,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from polymix._io import write_whole
 from polymix.errors import CapabilityError, OptionError
 from polymix.export.equalise import equalised
 from polymix.export.graph import quiet
 from polymix.export.manifest import Arrays, distance, onnx_session, run_session
 from polymix.export.onnx_graphs import attribute
 from polymix.export.wide import PRODUCTS, Group, fewest, product_groups
+from polymix.files import disk_error, write_whole
 
 METHODS = ("minmax", "percentile", "entropy")
 PERCENTILE = 99.99
@@ -127,7 +128,9 @@ def _failing(name: str, scheme: str) -> Iterator[None]:
         raise _failure(name, scheme, error) from error
 
 
-def _failure(name: str, scheme: str, error: Exception) -> CapabilityError:
+def _failure(name: str, scheme: str, error: Exception) -> CapabilityError | OSError:
+    if (number := disk_error(error)) is not None:
+        return OSError(number, os.strerror(number))
     got = f"{name} in {scheme}, on which the quantiser fails ({type(error).__name__}: {error})"
     return CapabilityError("targets", got[:400], "a graph that can be quantised", "Leave int8 out.")
 

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten
 
-from polymix._io import read_json
-from polymix.errors import DataError, OptionError
+from polymix.convert.adapters.libraries import load_whole
+from polymix.errors import DataError, OptionError, PolymixError, ResultsError, one_line
 from polymix.export.graph import Graph, about
 from polymix.export.manifest import MANIFEST, read_manifest
 from polymix.export.state import named_tensors, rebuilt
+from polymix.files import read_json
 from polymix.mixers.cache import StateLayer
 from polymix.models.language import PolymixGPTForCausalLM, PolymixLlamaForCausalLM
 from polymix.models.language.layout import SequenceLayout
@@ -152,13 +153,23 @@ def named(states: list[Any]) -> tuple[dict[str, Tensor], TreeSpec, list[Any]]:
 
 
 def load_language_model(folder: Path) -> PolymixForCausalLM:
-    """The language model in a folder. Raises OptionError: its architecture is not one of polymix's."""
+    """The language model in a folder.
+
+    Raises:
+        OptionError: its architecture is not one of polymix's. ResultsError: weights are missing, or cannot be read.
+    """
     saved = read_json(folder / "config.json", OptionError, "--model", "a folder of a language model")
     kinds = {kind.__name__: kind for kind in (PolymixGPTForCausalLM, PolymixLlamaForCausalLM)}
     name = next(iter(saved.get("architectures") or [""]))
     if name not in kinds:
         raise OptionError("--model", f"{folder}, of the architecture {name!r}", f"one of {', '.join(kinds)}", "")
-    model: PolymixForCausalLM = kinds[name].from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    try:
+        model: PolymixForCausalLM = load_whole(kinds[name], folder, "--model")[0]
+    except PolymixError:
+        raise
+    except Exception as error:  # whatever transformers raises on a damaged folder
+        got = f"{folder}, which cannot be read ({one_line(error)[:200]})"
+        raise ResultsError("--model", got, "a folder of a language model", "Fetch or save it again.") from error
     return model.float()
 
 

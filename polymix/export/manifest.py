@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from polymix._io import one_line, read_json, write_whole
-from polymix.errors import DataError, MissingExtraError
+from polymix.errors import DataError, MissingExtraError, one_line
+from polymix.extras import needs
+from polymix.files import read_json, write_whole
 
 MANIFEST, CHECKS, SCHEMA = "manifest.json", "check", "polymix.export/1"
 QNN_PROVIDER, CONTEXT = (
@@ -172,17 +173,15 @@ def load(target: str, path: Path, threads: int | None = None) -> Loaded:
     Raises MissingExtraError: the runtime of this target is not installed.
     """
     if target not in RUNTIMES:
-        raise MissingExtraError("target", f"{target}, which this version cannot run", ", ".join(RUNTIMES), "")
+        state = f"has no runtime for {target}, which {', '.join(RUNTIMES)} have"
+        raise MissingExtraError("polymix", state=state, install="git pull, in a clone of polymix")
     return RUNTIMES[target](path, threads)
 
 
 def onnx_session(path: Path, threads: int | None = None) -> Any:
     """A session of ONNX Runtime on the CPU. Raises MissingExtraError: it is not installed."""
-    try:
+    with needs("export"):
         import onnxruntime
-    except ImportError as error:
-        cure = "Install it with pip install onnxruntime."
-        raise MissingExtraError("onnxruntime", "no such package", "ONNX Runtime", cure) from error
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # errors are raised anyway
     if threads is not None:
@@ -201,11 +200,8 @@ def _onnxruntime(path: Path, threads: int | None) -> Loaded:
 
 
 def _openvino(path: Path, threads: int | None) -> Loaded:
-    try:
+    with needs("openvino"):
         import openvino
-    except ImportError as error:
-        cure = "Install it with pip install 'polymix[openvino]'."
-        raise MissingExtraError("openvino", "no such package", "OpenVINO", cure) from error
     options = {"INFERENCE_PRECISION_HINT": "f32", **({} if threads is None else {"INFERENCE_NUM_THREADS": threads})}
     model = openvino.compile_model(str(path), "CPU", options)
 
@@ -217,11 +213,8 @@ def _openvino(path: Path, threads: int | None) -> Loaded:
 
 
 def _aoti(path: Path, threads: int | None) -> Loaded:
-    try:
+    with needs(why="It is this package's runtime in Python; C++ loads it without."):
         import torch
-    except ImportError as error:
-        cure = "Install it, or load the package from C++."
-        raise MissingExtraError("torch", "no such package", "PyTorch, whose runtime this is", cure) from error
     package: Any = torch._inductor.aoti_load_package(str(path))
     names = _output_names(path)
 
@@ -271,13 +264,9 @@ def qnn_session(path: Path, entries: Mapping[str, str], chip: Mapping[str, str] 
 @functools.cache
 def _qnn_backend() -> str:
     """Make Qualcomm's library known to ONNX Runtime, once a process; returns the path of the processor's backend."""
-    try:
+    with needs("export,qnn", "Qualcomm's compiler and emulator are for Linux on x86-64."):
         import onnxruntime
         import onnxruntime_qnn
-    except ImportError as error:
-        cure = "Install it with pip install 'polymix[qnn]' (Linux on x86-64)."
-        allowed = "Qualcomm's compiler and emulator"
-        raise MissingExtraError("onnxruntime-qnn", "no such package", allowed, cure) from error
     onnxruntime.register_execution_provider_library(QNN_PROVIDER, onnxruntime_qnn.get_library_path())
     return str(onnxruntime_qnn.get_qnn_htp_path())
 
@@ -314,13 +303,9 @@ def _qnn(path: Path, threads: int | None) -> Loaded:
 
 
 def _executorch(path: Path, threads: int | None) -> Loaded:
-    try:
-        with quiet_library(2):  # it speaks of the processor, and its dependencies of themselves
-            import torch
-            from executorch.runtime import Runtime, Verification
-    except ImportError as error:
-        cure = "Install it with pip install 'polymix[mobile]'."
-        raise MissingExtraError("executorch", "no such package", "ExecuTorch", cure) from error
+    with needs("mobile"), quiet_library(2):  # it speaks of the processor, and its dependencies of themselves
+        import torch
+        from executorch.runtime import Runtime, Verification
     with quiet_library(2):
         method = Runtime.get().load_program(path, verification=Verification.Minimal).load_method("forward")
     names = _output_names(path)

@@ -12,7 +12,7 @@ from polymix.errors import OptionError
 from polymix.export.graph import Graph, about
 from polymix.export.state import carried
 from polymix.mixers import TokenMixer
-from polymix.mixers.registry import lacks
+from polymix.mixers.registry import missing_capability
 
 MODES = ("self", "causal", "cross", "mask", "prefill", "step")
 
@@ -67,7 +67,7 @@ def mixer_graphs(
         if mode not in MODES:
             raise OptionError("modes", repr(mode), f"some of {', '.join(MODES)}", "Choose one of these.")
         if mode not in modes_of(mixer):
-            raise lacks(mixer.name, NEEDED.get(mode, mode), "modes", mode)
+            raise missing_capability(mixer.name, NEEDED.get(mode, mode), "modes", mode)
         inputs: dict[str, Tensor] = {"x": torch.randn(batch, tokens, mixer.dim, generator=draw)}
         axes: dict[str, dict[int, str]] = {"x": {0: "batch", **({1: "tokens"} if free else {})}}
         model: nn.Module = _Causal(mixer).eval() if mode == "causal" else mixer

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from polymix import __version__
-from polymix._io import a_path, check_folder
 from polymix.errors import CapabilityError, OptionError, ParityError, ShapeError
 from polymix.export import hexagon, int8
-from polymix.export.graph import LARGE, Axes, Graph, about, check_exportable, needs, write_onnx, write_package
+from polymix.export.graph import LARGE, Axes, Graph, about, check_exportable, write_onnx, write_package
 from polymix.export.manifest import BESIDE, CHECKS, MANIFEST, Arrays, check, write_arrays, write_manifest
 from polymix.export.wide import operator_groups
+from polymix.extras import check_installed
+from polymix.files import PART, output_folder, writing
 from polymix.mixers import TokenMixer
 
 Shared = dict[str, tuple[Path, Axes]]  # by the graph's name: its float ONNX file, and the axes that are free in it
@@ -104,11 +105,20 @@ def export_graphs(
             raise OptionError("targets", repr(target), f"one of {', '.join(WRITERS)}", "Choose one of these.")
     if len(set(targets)) != len(targets) or not targets:
         raise OptionError("targets", repr(tuple(targets)), "different targets, at least one", "Try ('onnx',).")
-    folder = check_folder(a_path(out, "out"), "out")
+    with output_folder(out, "out", renamed=True) as folder:
+        return _export(graphs, folder, targets, data, schemes, max_error, soc, info or {}, runtime, beside or {})
+
+
+def _export(
+    graphs: Sequence[Graph], folder: Path, targets: Sequence[str], data: Sequence[Arrays] | None,
+    schemes: Sequence[str], max_error: float | None, soc: str, info: Mapping[str, Any], runtime: str | Path | None,
+    beside: Mapping[str, bytes],
+) -> dict[str, Any]:  # fmt: skip
+    """The checks that need no file, then all files in a hidden folder, which gets its name at the end."""
     if folder.exists() and any(folder.iterdir()):
         raise OptionError("out", f"{folder}, which is not empty", "a new folder", "Choose another name.")
     for target in targets:
-        needs(*PACKAGES.get(target, ()), extra=target if target in EXTRAS else "export")
+        check_installed(*PACKAGES.get(target, ()), extra=f"export,{target}" if target in EXTRAS else "export")
     if max_error is not None and not (isinstance(max_error, (int, float)) and 0 < max_error < 1):
         raise OptionError("max_error", repr(max_error), "a number between 0 and 1", "Try 0.05.")
     options = Options(data, int8.check_schemes(schemes), hexagon.chip_of(soc)[0], max_error)
@@ -126,11 +136,11 @@ def export_graphs(
     for graph in graphs:
         check_exportable(graph.model)
         _check_inputs(graph)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as scratch:
+    room = tempfile.TemporaryDirectory(dir=folder.absolute().parent, prefix=f".{folder.name}.", suffix=PART)
+    with room as scratch, writing(folder, Path(scratch)):
         made = Path(scratch) / folder.name
         (made / CHECKS).mkdir(parents=True)
-        for place, file in (beside or {}).items():
+        for place, file in beside.items():
             (made / place).parent.mkdir(parents=True, exist_ok=True)
             (made / place).write_bytes(file)
         entries: list[dict[str, Any]] = []
@@ -139,7 +149,7 @@ def export_graphs(
             for target in targets:
                 (made / target).mkdir(exist_ok=True)
                 entries += _entries(graph, target, made, shared, options)
-        content = {"polymix": __version__, **(info or {}), "files": entries}
+        content = {"polymix": __version__, **info, "files": entries}
         site = None
         if package is not None:
             from polymix.export.web.site import TARGET, Site

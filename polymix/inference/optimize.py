@@ -14,6 +14,7 @@ from polymix.inference import forwards
 from polymix.inference.forwards import ACTIVATIONS, ActivatedLinear, FeedForward, GatedFeedForward, PackedLinear
 from polymix.mixers import TokenMixer
 from polymix.mixers.fold import Folded
+from polymix.mixers.modules import check_module
 from polymix.ops.shared.optimized import OptimizedForward, forward_of
 from polymix.structured.dense import Dense
 
@@ -62,8 +63,7 @@ def optimize(model: M, *, enabled: bool = True) -> M:
 
     Example: polymix.optimize(polymix.convert(vit, "padre").model.eval())
     """
-    if not isinstance(model, nn.Module):
-        raise OptionError("model", type(model).__name__, "a torch.nn.Module", "Pass the model itself.")
+    check_module(model)
     check_choice("enabled", enabled, (True, False))
     if enabled:
         _check(model)

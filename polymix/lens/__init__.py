@@ -1,9 +1,5 @@
 """Measure what a mixer, or any module, is as a function of its input."""
 
-import warnings
-from collections.abc import Callable
-from typing import Any
-
 from polymix.lens.as_padre import as_padre
 from polymix.lens.chains import Chain, PadreForm, register_form
 from polymix.lens.contextual_mapping import ContextualMapping, contextual_mapping
@@ -19,14 +15,3 @@ __all__ = [
     "Overview", "PadreForm", "ReceptiveField", "Verdict", "as_padre", "contextual_mapping", "degree", "equivariance",
     "influence", "interactions", "overview", "receptive_field", "register_form",
 ]  # fmt: skip
-
-
-def load(name: str, options: dict[str, Any]) -> Callable[..., Any]:
-    """Deprecated: import the file and call the function."""
-    from polymix._io import call_function
-
-    warnings.warn(
-        "polymix.lens.load is deprecated; import the file and call the function.", DeprecationWarning, stacklevel=2
-    )
-    loaded: Callable[..., Any] = call_function(name, options)
-    return loaded

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -61,11 +60,6 @@ class Chain:
             "b_A": filled(self.c, d, None), "b_B": filled(self.b, d, None), "b_C": none, "b_D": none,
             "W": [zero] * (d - 1) + [self.gain * ones], "L": None,
         }  # fmt: skip
-
-    def letters(self, n: int) -> dict[str, Any]:
-        """The old name of `named_matrices`."""
-        warnings.warn("Chain.letters is now called named_matrices.", DeprecationWarning, stacklevel=2)
-        return self.named_matrices(n)
 
     def __call__(self, x: Tensor) -> Tensor:
         def entry(maps: Maps, i: int) -> Tensor | None:

@@ -17,6 +17,15 @@ from polymix.numbers import significant
 
 _CELLS = 6
 _TWINS = 3  # inputs that differ from another one in a single token
+# Pairs of numbers with equal sums of their powers up to 1, 2, 3, 4 and 5 (Prouhet, Tarry and Escott): contexts of
+# tokens at these places on a line are alike to whatever reads the context by polynomials of such a degree.
+EQUAL_SUMS = (
+    ((0, 3), (1, 2)), ((0, 4, 5), (1, 2, 6)), ((0, 4, 7, 11), (1, 2, 9, 10)), ((0, 4, 8, 16, 17), (1, 2, 10, 14, 18)),
+    ((0, 5, 6, 16, 17, 22), (1, 2, 10, 12, 20, 21)),
+)  # fmt: skip
+_LINES = 4  # lines for each pair
+_STEPS = 60  # of the search
+_APART = 1e-2  # contexts closer than this, as a share of their norm, are the same
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,14 +37,21 @@ class ContextualMapping:
         across: smallest distance between rows of two inputs.
         twins: smallest distance between the rows of the same token in two inputs that differ in one other token. Only
             a module that brings the whole context to every token can tell these apart.
+        alike: the same for contexts with equal sums of powers, which a module that reads its context by a polynomial of
+            low degree cannot tell apart; infinity where there are too few tokens for such contexts.
+        collision: (2, N, C), two contexts of the same last token with the same last row, found by a search; None: it
+            found none. A continuous map of more numbers than a row has always has some, PoM's and attention's too, at
+            every degree: Lemma 3.3 of PoM can hold for finitely many inputs, not for all of R^(N × C).
         tolerance: rows closer than this coincide.
-        inputs, pairs: how many inputs and pairs of rows were compared.
+        inputs, pairs: how many random inputs and pairs of their rows were compared.
         nearest: the distance from each row to its nearest neighbour.
     """
 
     within: float
     across: float
     twins: float
+    alike: float
+    collision: Tensor | None
     tolerance: float
     inputs: int
     pairs: int
@@ -43,18 +59,21 @@ class ContextualMapping:
 
     @property
     def min_distance(self) -> float:
-        return min(self.within, self.across)  # the twins are among the latter
+        return min(self.within, self.across, self.alike)  # the twins are among the second
 
     @property
     def holds(self) -> bool:
-        """No two rows coincide on these inputs, up to rounding. This is evidence, not a proof."""
+        """No two rows coincide on the inputs tried, up to rounding; `collision` says more. Evidence, not a proof."""
         return self.min_distance > self.tolerance
 
     def __str__(self) -> str:
-        within, across, twins = (significant(value, 2) for value in (self.within, self.across, self.twins))
+        same = min(self.twins, self.alike)
+        within, across, twins = (significant(value, 2) for value in (self.within, self.across, same))
         kinds = f"in one input {within}, in two {across}, same token in two contexts {twins}"
         verdict = "no two output rows coincide" if self.holds else "some output rows coincide"
-        return f"{verdict} ({self.pairs:,} pairs, {self.inputs} random inputs); smallest distance: {kinds}"
+        search = "none" if self.collision is None else "two contexts with the same row"
+        tried = f"{self.pairs:,} pairs, {self.inputs} random inputs"
+        return f"{verdict} ({tried}); smallest distance: {kinds}; a search over all inputs found {search}"
 
     def plot(self, path: str | Path) -> Path:
         """Save a histogram of each output row's distance to its nearest neighbour."""
@@ -68,9 +87,11 @@ def contextual_mapping(
     module: Callable[..., Any], x: Tensor | None = None, *, shape: tuple[int, ...] | None = None, draws: int = 16,
     seed: int = 0, **call: Any,
 ) -> ContextualMapping:  # fmt: skip
-    """Check whether output rows of different tokens, or of one token in different contexts, ever coincide.
+    """Check whether output rows of different tokens, or of one token in different contexts, coincide on some inputs.
 
-    A mixer for which they never do is a contextual mapping (PoM, Lemma 3.3).
+    A mixer for which they never do is a contextual mapping (PoM, Lemma 3.3). Tried are random inputs, inputs that
+    differ in one token, and contexts that polynomials up to degree 5 cannot tell apart, as far as there are tokens for
+    them. Beyond these, Gauss and Newton's method searches two contexts of one token with the same row.
 
     Args:
         module: a mixer, any module, or a function of one tensor.
@@ -103,15 +124,61 @@ def contextual_mapping(
     distance.fill_diagonal_(torch.inf)
     source = torch.arange(len(inputs)).repeat_interleave(rows_out)
     same = source[:, None] == source[None]
-    twins = [torch.inf]
+    twins, alike = [torch.inf], [torch.inf]
     if rows_out == n:
         family = rows.reshape(draws, 1 + _TWINS, n, -1)
         table = (family[:, 1:] - family[:, :1]).norm(dim=-1)  # (draws, twins, N)
         kept = torch.arange(n) != owner.unsqueeze(-1)
         twins += (table[kept] / size).tolist()
+        alike += [_alike(probe, pair) / size for pair in EQUAL_SUMS if len(pair[0]) < n]
+    tolerance = SAFETY * rows.shape[1] ** 0.5 * max(noise / size, EPS)
+    collision = _search(probe, tolerance * size) if rows_out == n > 1 else None
     return ContextualMapping(
         within=float(distance.masked_fill(~same, torch.inf).min()),
         across=float(distance.masked_fill(same, torch.inf).min()), twins=min(twins),
-        tolerance=SAFETY * rows.shape[1] ** 0.5 * max(noise / size, EPS), inputs=len(inputs),
+        alike=min(alike), collision=collision, tolerance=tolerance, inputs=len(inputs),
         pairs=len(rows) * (len(rows) - 1) // 2, nearest=distance.amin(1),
     )  # fmt: skip
+
+
+def _alike(probe: Probe, pair: tuple[tuple[int, ...], tuple[int, ...]]) -> float:
+    """Smallest distance between the rows of the tokens that stay, where the others lie at `pair` on a line."""
+    (n, c), count = probe.tokens, len(pair[0])
+    places = torch.tensor(pair, dtype=torch.float64)
+    places = (places - places.mean()) / places.std()
+    inputs = []
+    for _ in range(_LINES):
+        base, line = (probe.normal().reshape(n, c) for _ in range(2))
+        both = base.repeat(2, 1, 1)
+        both[:, :count] = base[0] + places[..., None] * line[0]
+        inputs.append(both)
+    rows = probe.values(torch.cat(inputs).reshape(-1, *probe.shape)).reshape(_LINES, 2, n, -1)[:, :, count:]
+    return float((rows[:, 0] - rows[:, 1]).norm(dim=-1).min())
+
+
+def _search(probe: Probe, tolerance: float) -> Tensor | None:
+    """(2, N, C): two contexts of the last token whose last rows are closer than `tolerance`; None: none was found."""
+    n, c = probe.tokens
+    base, away = (probe.normal().reshape(n, c) for _ in range(2))
+    last = base[-1:]
+
+    def row(others: Tensor) -> Tensor:
+        return probe(torch.cat((others.reshape(n - 1, c), last)).reshape(probe.shape)).reshape(n, -1)[-1]
+
+    with torch.no_grad():
+        goal = row(base[:-1])
+    others = base[:-1] + away[:-1]
+    for _ in range(_STEPS):
+        try:
+            slope = torch.autograd.functional.jacobian(row, others).reshape(len(goal), -1)
+        except RuntimeError:  # it has no derivative
+            return None
+        with torch.no_grad():
+            step = torch.linalg.lstsq(slope, (goal - row(others))[:, None], driver="gelsd").solution
+            others = others + step.reshape(others.shape)
+            if not others.isfinite().all():
+                return None
+            apart = float((others - base[:-1]).norm()) > _APART * float(base.norm())
+            if float((row(others) - goal).norm()) <= tolerance:
+                return torch.stack((base, torch.cat((others, last)))) if apart else None
+    return None

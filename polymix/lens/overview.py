@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from polymix.errors import CapabilityError, ShapeError, check_int
 from polymix.lens.contextual_mapping import contextual_mapping
-from polymix.lens.degree import degree
+from polymix.lens.degree import DegreeResult, degree
 from polymix.lens.equivariance import equivariance
 from polymix.lens.interactions import interactions
 from polymix.lens.probe import float64_copy
@@ -65,10 +67,11 @@ def overview(
     view.results["degree"] = found
     says = declared(module)
     if says is not None:
-        agrees = (says.degree, says.rational) == (found.degree, found.rational) and (
-            says.degree is None or says.homogeneous == found.homogeneous
-        )
-        view.rows.append(("declared", f"{says}: {'agrees' if agrees else 'does NOT agree'}"))
+        agrees, when = _agree(says, found), ""
+        if not agrees and isinstance(module, nn.Module) and found.homogeneous:
+            agrees = _agree(says, degree(_with_biases(module, seed), **kw))
+            when = " where biases are not zero, as these are" if agrees else ""
+        view.rows.append(("declared", f"{says}: {'agrees' if agrees else 'does NOT agree'}{when}"))
         view.content["declared"] = {**asdict(says), "agrees": agrees}
     steps: dict[str, Callable[[], Any]] = {
         "interactions": lambda: interactions(module, order, **kw),
@@ -90,6 +93,21 @@ def overview(
     return view
 
 
+def _agree(says: Polynomial, found: DegreeResult) -> bool:
+    same = (says.degree, says.rational) == (found.degree, found.rational)
+    return same and (says.degree is None or says.homogeneous == found.homogeneous)
+
+
+@torch.no_grad()
+def _with_biases(module: nn.Module, seed: int) -> nn.Module:
+    """A copy whose biases are random where they are zero, as at the start: they make a polynomial inhomogeneous."""
+    module, random = copy.deepcopy(module), torch.Generator().manual_seed(seed)
+    for name, parameter in module.named_parameters():
+        if "bias" in name.rpartition(".")[2] and not parameter.any():
+            parameter.copy_(torch.randn(parameter.shape, generator=random))
+    return module
+
+
 def declared(module: Any) -> Polynomial | None:
     """What a mixer declares to be as a function of its input; None for any other module."""
     twin = float64_copy(module) if isinstance(module, nn.Module) else None
@@ -106,8 +124,9 @@ def _numbers(name: str, result: Any) -> dict[str, Any]:
     if name == "equivariance":
         kinds = {kind: getattr(result, kind) for kind in ("permutation", "circular", "interior")}
         return {kind: {**asdict(verdict), "holds": verdict.holds} for kind, verdict in kinds.items()}
-    names = ("within", "across", "twins", "tolerance", "inputs", "pairs", "holds")
-    return {kind: getattr(result, kind) for kind in names}
+    names = ("within", "across", "twins", "alike", "tolerance", "inputs", "pairs", "holds")
+    collision = None if result.collision is None else result.collision.tolist()
+    return {**{kind: getattr(result, kind) for kind in names}, "collision": collision}
 
 
 def _plain(value: Any) -> Any:

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from polymix._io import write_whole
-from polymix.errors import MissingExtraError
+from polymix.extras import needs
+from polymix.files import write_whole
 
 STYLE: dict[str, Any] = {
     "font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "figure.dpi": 150, "savefig.bbox": "tight",
@@ -24,18 +24,14 @@ _LABELLED = 48  # label every column up to this many
 
 
 def _figure(width: float, height: float) -> Any:
-    try:
+    with needs("train"):
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("matplotlib", "no such package", "pip install 'polymix[train]'") from error
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def _style() -> AbstractContextManager[Any]:
-    try:
+    with needs("train"):
         import matplotlib as mpl
-    except ImportError as error:
-        raise MissingExtraError("matplotlib", "no such package", "pip install 'polymix[train]'") from error
     return mpl.rc_context(STYLE)
 
 

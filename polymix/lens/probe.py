@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from polymix.errors import OptionError, PolymixError, ShapeError, check_seed
 from polymix.limits import check_memory
 from polymix.mixers import TokenMixer
+from polymix.mixers.modules import check_module, copied
 
 EPS = torch.finfo(torch.float64).eps
 _CHUNK = 1 << 21  # input values per call
@@ -30,10 +30,14 @@ class Probe:
         call: dict[str, Any], keep: int = 0,
     ) -> None:  # fmt: skip
         check_seed("seed", seed)
+        module = getattr(module, "_orig_mod", module)  # of torch.compile, whose graphs have no second derivatives
         if not callable(module):
             raise OptionError("module", type(module).__name__, "a module, or a function of one tensor", "")
         self.module = module
         if isinstance(module, nn.Module):
+            check_module(module, "module")
+            if any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
+                raise OptionError("module", "a module on the meta device", "one with weights", "Move it to the CPU.")
             size = 2 * 8 * sum(tensor.numel() for tensor in (*module.parameters(), *module.buffers()))
             check_memory("module", f"a copy of the {type(module).__name__} in float64", size)
         self.function = float64_copy(module) if isinstance(module, nn.Module) else module
@@ -54,7 +58,7 @@ class Probe:
                 y = self.function(x, **self.call)
             except PolymixError:
                 raise
-            except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
+            except Exception as error:  # whatever a module raises for inputs that it does not take
                 reason = " ".join(str(error).split()) or type(error).__name__
                 got = f"{type(error).__name__} ({reason[:200]}) for a float64 input {tuple(x.shape)}"
                 cure = "Pass shape= of an input that it takes. Its own tensors must follow the dtype of the input."
@@ -188,11 +192,7 @@ class Probe:
 
 def float64_copy(module: nn.Module) -> nn.Module:
     """A copy in float64 on the CPU, in evaluation mode, its parameters frozen."""
-    try:
-        twin = copy.deepcopy(module)
-    except RuntimeError as error:  # an attribute is a tensor inside a graph
-        raise OptionError("module", f"one that cannot be copied ({error})", "one that deepcopy can copy", "") from error
-    twin = twin.cpu().double().eval().requires_grad_(False)
+    twin = copied(module, "module").cpu().double().eval().requires_grad_(False)
     for part in (*twin.parameters(), *twin.buffers()):
         if part.is_complex():
             part.data = part.data.to(torch.complex128)

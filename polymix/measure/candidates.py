@@ -48,9 +48,9 @@ class Candidate:
 def milliseconds(timing: Timing | None) -> dict[str, Any]:
     """Median, quantiles and number of runs, as JSON holds them."""
     if timing is None:
-        return {"ms": None, "low_ms": None, "high_ms": None, "runs": 0}
+        return {"ms": None, "low_ms": None, "high_ms": None, "runs": 0, "clock": "wall"}
     ms = timing.milliseconds()
-    return {"ms": ms.median, "low_ms": ms.low, "high_ms": ms.high, "runs": len(ms.runs)}
+    return {"ms": ms.median, "low_ms": ms.low, "high_ms": ms.high, "runs": len(ms.runs), "clock": timing.clock}
 
 
 @dataclass(frozen=True)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from polymix.convert.tracing import Cotangents
 from polymix.errors import CapabilityError
 from polymix.measure.shapes import Shape
 from polymix.mixers import MixerConfig, SoftmaxConfig, TokenMixer
 
-PASSES = ("forward", "folded", "training", "step")
+Pass = Literal["forward", "folded", "training", "step"]
+PASSES: tuple[Pass, ...] = get_args(Pass)
 INFERENCE = "inference"  # a forward, folded where the mixer has anything to fold
 
 
@@ -90,7 +92,10 @@ def _fold(mixer: TokenMixer, *, required: bool) -> None:
 
 
 def case_of(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], pass_: str = "forward") -> Case:
-    """A call of any module. Training is forward and backward of the sum of squares."""
+    """A call of any module. Training is forward, and backward from a fixed random gradient of the output.
+
+    The gradient of a sum of squares would not do: behind a norm it is zero but for roundings.
+    """
     if pass_ == "training":
         return _training(module, args, kwargs)
     if pass_ == "step":
@@ -104,7 +109,7 @@ def case_of(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any],
 
 
 def _training(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Case:
-    inputs = [x.requires_grad_() for x in args]
+    inputs, cotangents = [x.requires_grad_() for x in args], Cotangents()
 
     def clear() -> None:
         module.zero_grad(set_to_none=True)
@@ -114,13 +119,13 @@ def _training(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
     def call() -> Tensor:
         clear()
         y: Tensor = module(*args, **kwargs)
-        y.square().sum().backward()
+        y.backward(cotangents(y))
         return y.detach()
 
     def outputs() -> list[Tensor]:
         y = call()
-        weights = torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None])
-        return [y, *(cast(Tensor, x.grad) for x in inputs), weights]  # as one: the gradient of a key's bias is zero
+        slopes = torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None])
+        return [y, *(cast(Tensor, x.grad) for x in inputs), slopes]  # as one: the gradient of a key's bias is zero
 
     return Case(module, args, kwargs, "training", call, outputs, clear)
 

@@ -33,3 +33,12 @@ def manifest(device: str, threads: int) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
+
+
+def busy() -> str:
+    """A sentence where other programs use the cores, so that times are too long; empty where nothing is known of it."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if load <= cores:
+        return ""
+    return f"The machine is busy: {load:.0f} programs wait for {cores} cores, so times are too long."

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 
 from polymix.measure.timing import interleaved
+from polymix.results import Count
 
 _SIZES = (512, 1024, 2048)  # of square products
 _COPY = 256 << 20  # bytes: larger than every cache
@@ -19,9 +21,9 @@ class Ceiling:
     """FLOP/s of dense products in one type, and bytes/s of a copy (reads plus writes), with this many threads."""
 
     dtype: str
-    threads: int
-    flops_per_second: float
-    bytes_per_second: float
+    threads: Count
+    flops_per_second: Annotated[float, "dense products, best of a few sizes"]
+    bytes_per_second: Annotated[float, "a copy out of every cache, read and written"]
 
     def roof(self, intensity: float) -> float:
         """The most FLOP/s that code with `intensity` FLOPs per byte can reach."""

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from polymix._io import parse_options
 from polymix.errors import OptionError, check_choice, check_divides, check_grid_option, check_int, nearest_first
 from polymix.limits import LONGEST, check_memory
+from polymix.options import parse_options
 
 _HOW = "(tokens, dim), (batch, tokens, dim) or a dict with tokens and dim"
 _LONGEST_SIDE = 4  # times the shorter side: a longer grid is unlikely to be an image

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import nn
 
 from polymix.measure.case import case_of, check
+from polymix.measure.clock import Clock
 from polymix.measure.floor import floor
 from polymix.measure.harness import Budget, Contender, Measurement, Stopped, measure
 from polymix.measure.shapes import near_square
 from polymix.measure.timing import interleaved, once, out_of_memory, peak_memory
 from polymix.mixers import MixerConfig, TokenMixer
+from polymix.results import Count
 
 # (config, grid) -> a module, an input for it, and options of the call
 Maker = Callable[[MixerConfig, tuple[int, int]], tuple[nn.Module, torch.Tensor, dict[str, Any]]]
@@ -26,16 +28,17 @@ class Row:
     """One mixer at one token count: latencies in milliseconds, memory in bytes. `stopped` says why there are none."""
 
     mixer: str
-    scope: str  # "alone" or "host"
-    tokens: int
-    latency: float | None = None
-    low: float | None = None
-    high: float | None = None
-    runs: tuple[float, ...] = ()
-    peak_bytes: int | None = None
-    floor: float | None = None
-    flops: int | None = None
-    stopped: str | None = None
+    scope: Annotated[Literal["alone", "host"], "the mixer by itself, or the whole host"]
+    tokens: Count
+    latency: Annotated[float | None, "median, ms"] = None
+    low: Annotated[float | None, "10 % quantile, ms"] = None
+    high: Annotated[float | None, "90 % quantile, ms"] = None
+    runs: Annotated[tuple[float, ...], "every single measurement, ms"] = ()
+    peak_bytes: Annotated[int | None, "most bytes held at once by one call, beyond model and input"] = None
+    floor: Annotated[float | None, "its own products and convolutions run bare, median, ms; alone only"] = None
+    flops: Annotated[int | None, "of the mixer, or of all mixers in the host"] = None
+    clock: Annotated[Clock, "of all times in the row"] = "wall"
+    stopped: Annotated[str | None, "why there is no measurement here"] = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -57,7 +60,7 @@ def sweep(
     tokens: Sequence[int],
     make: Maker,
     *,
-    scope: str,
+    scope: Literal["alone", "host"],
     budget: Budget,
     device: str = "cpu",
     done: Mapping[tuple[str, int], str | None] | None = None,
@@ -130,7 +133,7 @@ def _prepare(
     return Contender(case.call, figures={**figures, "flops": inner})
 
 
-def _row(name: str, scope: str, n: int, its: Measurement) -> Row:
+def _row(name: str, scope: Literal["alone", "host"], n: int, its: Measurement) -> Row:
     if its.timing is None:
         return Row(name, scope, n, stopped=its.stopped)
     timing = its.timing.milliseconds()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import statistics
 import sys
-import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
+
+from polymix.measure.clock import Clock, Stopwatch, synchronize
 
 Call = Callable[[], Any]
 K = TypeVar("K", bound=Hashable)
@@ -20,17 +21,23 @@ LEAST_CALLS = 8  # warm-up and rounds of an interleaved call, at the least
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one call, one figure per round."""
+    """Seconds of one call, one figure per round, and the clock that they were read from."""
 
     runs: tuple[float, ...]
+    clock: Clock = "wall"
 
     def milliseconds(self) -> Timing:
         """The same in milliseconds."""
-        return Timing(tuple(1e3 * run for run in self.runs))
+        return Timing(tuple(1e3 * run for run in self.runs), self.clock)
 
     @property
     def median(self) -> float:
         return statistics.median(self.runs)
+
+    @property
+    def least(self) -> float:
+        """The fastest run."""
+        return min(self.runs)
 
     @property
     def low(self) -> float:
@@ -43,20 +50,61 @@ class Timing:
         return sorted(self.runs)[-1 - int(0.1 * (len(self.runs) - 1))]
 
 
-def once(call: Call, device: str, repeats: int = 1) -> float:
-    """Seconds per call, averaged over `repeats` calls."""
-    if device.startswith("cuda"):
-        torch.cuda.synchronize(device)
-    start = time.perf_counter()
+def once(call: Call, device: str = "cpu", repeats: int = 1, clock: Clock = "wall") -> float:
+    """Seconds per call, averaged over `repeats` calls. Raises OptionError: processor time of a GPU."""
+    watch = Stopwatch(clock, device)
     for _ in range(repeats):
         call()
-    if device.startswith("cuda"):
-        torch.cuda.synchronize(device)
-    return (time.perf_counter() - start) / repeats
+    return watch.seconds() / repeats
 
 
-def interleaved(calls: Mapping[K, Call], *, seconds: float, device: str = "cpu") -> dict[K, Timing]:
-    """Time all calls in turn, A B C, A B C, …, for about `seconds` per call, in 3 to 25 rounds.
+def repeated(
+    call: Call, *, seconds: float = 0.2, least: int = 1, most: int = 10, warm_up: int = 0, device: str = "cpu",
+    clock: Clock = "wall",
+) -> Timing:  # fmt: skip
+    """Time a call again and again: `least` times, then until the runs take `seconds` together, at most `most` times.
+
+    Args:
+        warm_up: calls before, which are not timed.
+        device, clock: as of `Stopwatch`.
+    Returns:
+        the runs, with `median`, `low`, `high` and `least`.
+    """
+    for _ in range(warm_up):
+        call()
+    runs: list[float] = []
+    while len(runs) < least or (sum(runs) < seconds and len(runs) < most):
+        runs.append(once(call, device, clock=clock))
+    return Timing(tuple(runs), clock)
+
+
+def in_turn(
+    calls: Mapping[K, Call], rounds: int | Mapping[K, int], *, repeats: Mapping[K, int] | None = None,
+    warm_up: int = 0, device: str = "cpu", clock: Clock = "wall",
+) -> dict[K, Timing]:  # fmt: skip
+    """Time all calls in turn, A B C, A B C, …: what else the machine does then affects all alike.
+
+    Args:
+        rounds: of all calls, or of each.
+        repeats: how often a round makes a call; its run is their mean. None: once.
+        warm_up: rounds before, which are not timed.
+    """
+    rounds = dict.fromkeys(calls, rounds) if isinstance(rounds, int) else rounds
+    for _ in range(warm_up):
+        for call in calls.values():
+            call()
+    runs: dict[K, list[float]] = {name: [] for name in calls}
+    for turn in range(max(rounds.values(), default=0)):
+        for name, call in calls.items():
+            if turn < rounds[name]:
+                runs[name].append(once(call, device, repeats[name] if repeats else 1, clock))
+    return {name: Timing(tuple(values), clock) for name, values in runs.items()}
+
+
+def interleaved(
+    calls: Mapping[K, Call], *, seconds: float, device: str = "cpu", clock: Clock = "wall"
+) -> dict[K, Timing]:
+    """Time all calls in turn for about `seconds` per call, in 3 to 25 rounds.
 
     A round repeats a fast call for at least 5 ms and counts as one run. Calls are warmed up first: three times, or
     once if one takes 0.5 s or more.
@@ -64,17 +112,12 @@ def interleaved(calls: Mapping[K, Call], *, seconds: float, device: str = "cpu")
     repeats: dict[K, int] = {}
     rounds: dict[K, int] = {}
     for name, call in calls.items():
-        estimate = max(once(call, device), 1e-7)
+        estimate = max(once(call, device, clock=clock), 1e-7)
         if estimate < 0.5:
-            estimate = max(min(once(call, device), once(call, device)), 1e-7)
+            estimate = max(repeated(call, least=2, most=2, device=device, clock=clock).least, 1e-7)
         repeats[name] = max(1, int(5e-3 / estimate))
         rounds[name] = min(25, max(3, int(seconds / (estimate * repeats[name]))))
-    runs: dict[K, list[float]] = {name: [] for name in calls}
-    for turn in range(max(rounds.values(), default=0)):
-        for name, call in calls.items():
-            if turn < rounds[name]:
-                runs[name].append(once(call, device, repeats[name]))
-    return {name: Timing(tuple(values)) for name, values in runs.items()}
+    return in_turn(calls, rounds, repeats=repeats, device=device, clock=clock)
 
 
 def interleaved_within(calls: Mapping[K, Call], seconds: float, device: str) -> dict[K, Timing]:
@@ -128,11 +171,11 @@ def peak_memory(call: Call, device: str = "cpu") -> int:
     On a CPU from the allocations that PyTorch's profiler records; on CUDA from the caching allocator.
     """
     if device.startswith("cuda"):
-        torch.cuda.synchronize(device)
+        synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         call()
-        torch.cuda.synchronize(device)
+        synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
     activities = [torch.profiler.ProfilerActivity.CPU]
     with _without_stderr(), torch.profiler.profile(activities=activities, profile_memory=True) as profile:

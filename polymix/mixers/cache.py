@@ -22,7 +22,7 @@ class StateLayer:
     """
 
     is_compileable = is_croppable = is_sliding = supports_early_init = False
-    keys = values = None
+    keys = values = torch.empty(0)  # none; some models ask how many there are
 
     def __init__(self) -> None:
         self.state: Any = None
@@ -36,8 +36,8 @@ class StateLayer:
         """
         if before is None and self.real is None:
             return
-        shown = self.seen if before is None else before
-        same = torch.as_tensor(shown == (self.seen if self.real is None else self.real)).all()
+        visible = self.seen if before is None else before
+        same = torch.as_tensor(visible == (self.seen if self.real is None else self.real)).all()
         if not holds(same, "requires a mask that shows exactly the earlier tokens in the cache"):
             got = "one that shows other earlier tokens than the cache holds"
             cure = "Pass the whole attention_mask in every call: a state cannot drop or add earlier tokens."
@@ -114,8 +114,23 @@ def _known_to_transformers() -> bool:
     return True
 
 
-def state_layer(cache: Any, index: int | None) -> StateLayer:
-    """Layer `index` of a cache as a StateLayer; an empty layer of another kind is replaced.
+class LentLayer(StateLayer):
+    """A StateLayer of a layer that makes keys and values all the same: it gets the new ones back."""
+
+    is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return key_states, value_states
+
+    def get_query_offset(self) -> int:
+        return self.seen
+
+    def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
+        """Do nothing: there are no keys to make room for."""
+
+
+def state_layer(cache: Any, index: int | None, kind: type[StateLayer] = StateLayer) -> StateLayer:
+    """Layer `index` of a cache as a StateLayer; an empty layer of another kind is replaced by one of this kind.
 
     Raises:
         CapabilityError: the cache has no layers, or a fixed length. StateError: the layer holds keys and values.
@@ -135,11 +150,14 @@ def state_layer(cache: Any, index: int | None) -> StateLayer:
     if getattr(old, "is_compileable", False):
         cure = "Leave cache_implementation out: a mixer's state has a fixed size anyway."
         raise CapabilityError("past_key_values", f"a {type(cache).__name__} of fixed length", "a DynamicCache", cure)
+    if more := [name for name in ("update_conv_state", "update_indexer") if hasattr(old, name)]:
+        got = f"a {type(old).__name__} for layer {index}, which also holds what {more[0]} stores"
+        raise CapabilityError("past_key_values", got, "keys and values alone", "Pass use_cache=False.")
     if old.get_seq_length():
         got = f"keys and values of {old.get_seq_length()} tokens in layer {index}"
         raise StateError(
             "past_key_values", got, "an empty cache, or one filled by this model", "Start with a new cache."
         )
     _known_to_transformers()
-    layers[index] = new = StateLayer()
+    layers[index] = new = kind()
     return new

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from types import NoneType
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.masked import MaskedTensor
+from torch.nn.parameter import is_lazy
 
-from polymix.errors import MaskError, OptionError, PolymixError, ShapeError, StateError, check_int
-from polymix.mixers.registry import Capabilities, lacks
+from polymix.errors import MOST_TOKENS, MaskError, OptionError, PolymixError, ShapeError, check_int, shown
+from polymix.mixers.registry import Capabilities, missing_capability
+from polymix.mixers.states import StateSpec
 from polymix.ops.shared.masks import Segments
 from polymix.ops.shared.tensors import autocast_dtype
 
-REMEMBERED = 64  # number of checked calls that a mixer caches
-LONGEST_BLOCK = 2**31 - 1  # of causal=K
+MAX_CACHED_CALLS = 64
+MAX_CAUSAL_BLOCK = 2**31 - 1
 _IDS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -61,14 +66,24 @@ class Checked(Protocol):
     @property
     def config(self) -> Placement: ...
     def parameters(self) -> Iterator[nn.Parameter]: ...
+    def state_spec(self, batch: int) -> StateSpec: ...
 
 
 def _shape(x: Any) -> str:
     return str(tuple(x.shape)) if isinstance(x, Tensor) else type(x).__name__
 
 
-def _check_dense(argument: str, tensor: Tensor, kind: type[PolymixError]) -> None:
-    """Raise unless a tensor is dense. Nested, sparse and MKL-DNN tensors fail in shapes and products."""
+def check_dense(argument: str, tensor: Tensor, kind: type[PolymixError]) -> None:
+    """Raise unless a tensor is dense and holds numbers. Nested, sparse and MKL-DNN tensors fail in shapes and products.
+
+    So do parameters of lazy layers, MaskedTensor, and FakeTensor outside its mode, in which alone it can be computed.
+    """
+    if type(tensor) is not Tensor and type(tensor) is not nn.Parameter:
+        fake = isinstance(tensor, FakeTensor) and not torch._C._len_torch_dispatch_stack()
+        if (fake and not torch.compiler.is_compiling()) or isinstance(tensor, MaskedTensor) or is_lazy(tensor):
+            got = f"a {type(tensor).__name__}" + (" outside its mode" if fake else "")
+            cure = "Run the lazy layer once." if is_lazy(tensor) else "Pass its values, and what is hidden as mask=."
+            raise kind(argument, got, "a tensor with values", "Enter its mode." if fake else cure)
     if tensor.is_nested or tensor.layout is not torch.strided:
         got = "a nested tensor" if tensor.is_nested else f"a tensor with layout {tensor.layout}"
         cure = "Pad it, and pass the padding as mask=." if tensor.is_nested else "Convert it with .to_dense()."
@@ -86,7 +101,7 @@ def _check_inference(mixer: Checked, argument: str, x: Tensor) -> None:
 def check_tokens(mixer: Checked, argument: str, x: Tensor, batch: int | None = None) -> None:
     """Raise ShapeError unless x is a dense floating-point tensor (B, N, D) of the mixer's width, device and dtype."""
     if isinstance(x, Tensor):
-        _check_dense(argument, x, ShapeError)
+        check_dense(argument, x, ShapeError)
     if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[-1] != mixer.dim or x.shape[1] == 0:
         raise ShapeError(
             argument,
@@ -115,10 +130,11 @@ def _check_device(argument: str, tensor: Tensor, device: torch.device, kind: typ
 
 
 def _check_mask(mixer: Checked, mask: Tensor, x: Tensor, m: int) -> None:
+    if isinstance(mask, Tensor):
+        check_dense("mask", mask, MaskError)
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         got = str(mask.dtype) if isinstance(mask, Tensor) else type(mask).__name__
         raise MaskError("mask", got, "a boolean tensor, True = takes part", "Convert a mask of 0 and 1 with mask > 0.")
-    _check_dense("mask", mask, MaskError)
     batch, n = x.shape[:2]
     if tuple(mask.shape) not in ((batch, m), (batch, n, m)):
         raise MaskError(
@@ -127,28 +143,13 @@ def _check_mask(mixer: Checked, mask: Tensor, x: Tensor, m: int) -> None:
         )  # fmt: skip
     capability = "padding" if mask.ndim == 2 else "arbitrary"
     if not mixer.capabilities.has(capability):
-        raise lacks(mixer.name, capability, "mask", f"a mask of shape {_shape(mask)}")
+        raise missing_capability(mixer.name, capability, "mask", f"a mask of shape {_shape(mask)}")
     _check_device("mask", mask, x.device, MaskError)
-
-
-def check_padding(mask: Tensor | None) -> None:
-    """Raise MaskError for a mask of each query: a recurrent call is causal and takes padding masks only."""
-    if mask is not None and mask.ndim == 3:
-        raise MaskError(
-            "mask", _shape(mask), "(B, N), True = takes part", "Pass padding only: prefill is causal by itself."
-        )
-
-
-def check_recurrent_order(causal: Any) -> None:
-    """Raise MaskError unless causal is True or a block length: a recurrent call is causal."""
-    if not isinstance(causal, int) or causal < 1:
-        cure = "Leave it out, or call forward for tokens that see later ones."
-        raise MaskError("causal", repr(causal), "True or a block length of at least 1", cure)
 
 
 def _check_segments(mixer: Checked, segments: Segments, x: Tensor, m: int, cross: bool) -> None:
     if not mixer.capabilities.has("segments"):
-        raise lacks(mixer.name, "segments", "segments", "segments (packed sequences)")
+        raise missing_capability(mixer.name, "segments", "segments", "segments (packed sequences)")
     pair = isinstance(segments, tuple) and len(segments) == 2
     if cross != pair or (isinstance(segments, tuple) and not pair):
         allowed = "a pair (query ids, context ids) with a context, one tensor without"
@@ -158,7 +159,7 @@ def _check_segments(mixer: Checked, segments: Segments, x: Tensor, m: int, cross
     for ids, length in zip(parts, (x.shape[1], m), strict=False):
         shape = (x.shape[0], length)
         if isinstance(ids, Tensor):
-            _check_dense("segments", ids, MaskError)
+            check_dense("segments", ids, MaskError)
         if not isinstance(ids, Tensor) or ids.dtype not in _IDS or tuple(ids.shape) != shape:
             got = f"{_shape(ids)} of {ids.dtype}" if isinstance(ids, Tensor) else _shape(ids)
             raise MaskError("segments", got, f"integer ids {shape}", "Pass one id per token, for example as int64.")
@@ -168,9 +169,9 @@ def _check_segments(mixer: Checked, segments: Segments, x: Tensor, m: int, cross
 def _causal(mixer: Checked, causal: bool | int | None, cross: bool) -> int:
     if causal is None:
         return int(mixer.config.causal_by_build)
-    if not isinstance(causal, (bool, int)) or not 0 <= causal <= LONGEST_BLOCK:
-        allowed = f"None, True, False or a block length from 1 to {LONGEST_BLOCK}"
-        raise MaskError("causal", repr(causal), allowed, "Pass causal=True for plain causal mixing.")
+    if not isinstance(causal, (bool, int)) or not 0 <= causal <= MAX_CAUSAL_BLOCK:
+        allowed = f"None, True, False or a block length from 1 to {MAX_CAUSAL_BLOCK}"
+        raise MaskError("causal", shown(causal), allowed, "Pass causal=True for plain causal mixing.")
     if causal and cross:
         raise MaskError(
             "causal", causal, "False with a separate context", "Leave it out: order is defined within one sequence."
@@ -179,9 +180,9 @@ def _causal(mixer: Checked, causal: bool | int | None, cross: bool) -> int:
         raise MaskError("causal", causal, f"True or None, as this {mixer.name} was built causal",
                         f"Build it with {mixer.config.sees_all}.")  # fmt: skip
     if causal and not mixer.capabilities.causal:
-        raise lacks(mixer.name, "causal", "causal", "causal=True")
+        raise missing_capability(mixer.name, "causal", "causal", "causal=True")
     if causal > 1 and not mixer.capabilities.has("block_causal"):
-        raise lacks(mixer.name, "block_causal", "causal", f"block-causal with blocks of {causal}")
+        raise missing_capability(mixer.name, "block_causal", "causal", f"block-causal with blocks of {causal}")
     return int(causal)
 
 
@@ -199,8 +200,8 @@ def check_grid(mixer: Checked, grid: tuple[int, ...] | None, tokens: int) -> tup
         if len(grid) == 1:  # in 1-D any length works
             return (tokens,)
     elif not mixer.capabilities.grids:
-        raise lacks(mixer.name, "grids", "grid", f"grid={grid}")
-    sizes = isinstance(grid, (tuple, list)) and all(isinstance(size, (int, torch.SymInt)) and size > 0 for size in grid)
+        raise missing_capability(mixer.name, "grids", "grid", f"grid={shown(grid)}")
+    sizes = isinstance(grid, (tuple, list)) and all(type(size) in (int, torch.SymInt) and size > 0 for size in grid)
     if not sizes or len(grid) not in mixer.capabilities.grids:
         axes = " or ".join(map(str, mixer.capabilities.grids))
         raise ShapeError(
@@ -209,7 +210,8 @@ def check_grid(mixer: Checked, grid: tuple[int, ...] | None, tokens: int) -> tup
     grid = tuple(grid)
     if math.prod(grid) != tokens:
         raise ShapeError(
-            "grid", f"{grid} = {math.prod(grid)} tokens for {tokens} grid tokens in x", f"a grid of {tokens} tokens",
+            "grid", f"{shown(grid)} = {shown(math.prod(grid))} tokens for {tokens} grid tokens in x",
+            f"a grid of {tokens} tokens",
             "Pass grid= of this input; prefix tokens do not count.",
         )  # fmt: skip
     return grid
@@ -223,7 +225,7 @@ def _check_contexts(mixer: Checked, context: Any, x: Tensor) -> tuple[Tensor, ..
             raise ShapeError("context", None, allowed, "Pass it as the second argument; several of them as a tuple.")
         return ()
     if not mixer.capabilities.cross:
-        raise lacks(mixer.name, "cross", "context", "a separate context")
+        raise missing_capability(mixer.name, "cross", "context", "a separate context")
     parts = tuple(context) if isinstance(context, (tuple, list)) else (context,)
     if len(parts) != mixer.contexts:
         raise ShapeError(
@@ -236,7 +238,7 @@ def _check_contexts(mixer: Checked, context: Any, x: Tensor) -> tuple[Tensor, ..
 
 def _check_values(mixer: Checked, values: Any, x: Tensor, m: int) -> None:
     if not mixer.capabilities.has("values"):
-        raise lacks(mixer.name, "values", "values", "values from another input than the keys")
+        raise missing_capability(mixer.name, "values", "values", "values from another input than the keys")
     check_tokens(mixer, "values", values, batch=x.shape[0])
     if values.shape[1] != m:
         allowed = f"({x.shape[0]}, {m}, {mixer.dim}), one value for each key"
@@ -258,36 +260,65 @@ def check_call(
     The result for plain tensors depends only on shapes, dtypes and devices. It is cached on the mixer, which makes
     repeated calls cheap.
     """
-    if isinstance(x, Tensor) and not torch.compiler.is_compiling():  # what the cache does not see
-        _check_dense("x", x, ShapeError)
-        _check_inference(mixer, "x", x)
-    if not isinstance(causal, (int, type(None))):
-        _causal(mixer, causal, context is not None)  # raises
-    plain = context is None and segments is None and type(x) is Tensor and (mask is None or type(mask) is Tensor)
-    if values is not None or not plain or type(grid) not in (tuple, type(None)) or torch.compiler.is_compiling():
+    plain = context is None and segments is None and values is None and type(x) is Tensor
+    plain = plain and (mask is None or type(mask) is Tensor)
+    # (1, 12) is not (True, 12), which is equal to it as a key.
+    plain = plain and (grid is None or (type(grid) is tuple and all(type(size) is int for size in grid)))
+    plain = plain and isinstance(causal, (int, NoneType)) and not torch.compiler.is_compiling()
+    # Nested tensors have no shape; whether an inference tensor is refused depends on the parameters.
+    unsure = plain and (x.is_nested or (x.is_inference() and torch.is_grad_enabled()))
+    if not plain or unsure or (mask is not None and mask.is_nested):
         return _check_call(mixer, x, context, mask, causal, grid, segments, values)
     weight = _first_parameter(mixer)
-    assert weight is not None  # every mixer has one
     key = (x.shape, x.dtype, x.device, x.layout, weight.dtype, weight.device, causal, type(causal), grid,
            None if mask is None else (mask.shape, mask.dtype, mask.device, mask.layout))  # fmt: skip
     call = mixer.checked_calls.get(key)
     if call is None:
         call = _check_call(mixer, x, context, mask, causal, grid, segments)
         if x.dtype == weight.dtype:  # otherwise only autocast allowed it, and autocast may be off next time
-            if len(mixer.checked_calls) >= REMEMBERED:
+            if len(mixer.checked_calls) >= MAX_CACHED_CALLS:
                 mixer.checked_calls.clear()
             mixer.checked_calls[key] = call._replace(mask=None)
         return call
     return call if mask is None else call._replace(mask=mask)
 
 
-def _first_parameter(module: Any) -> Tensor | None:
-    """next(module.parameters()), in a fifth of the time."""
-    for parameter in module._parameters.values():
-        if parameter is not None:
-            return parameter
-    found = (_first_parameter(child) for child in module._modules.values() if child is not None)
-    return next((parameter for parameter in found if parameter is not None), None)
+def _first_parameter(module: Any) -> Tensor:
+    """next(module.parameters()), in a fifth of the time.
+
+    It is not remembered, because layers and parameters may be replaced between two calls.
+    """
+    modules = [module]
+    while modules:
+        module = modules.pop()
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                return parameter
+        modules.extend(child for child in reversed(module._modules.values()) if child is not None)
+    raise RuntimeError("a mixer has no parameter")
+
+
+def check_recurrent_call(
+    mixer: Checked, x: Tensor, state: Any, mask: Tensor | None, causal: bool | int, *, step: bool = False
+) -> MixerCall:
+    """Check the arguments of `prefill`, or of `step`, and return them in normal form."""
+    if not mixer.capabilities.recurrent:
+        raise missing_capability(mixer.name, "recurrent", mixer.name, "prefill and step")
+    if not isinstance(causal, int) or not 1 <= causal <= MAX_CAUSAL_BLOCK:
+        cure = "Leave it out, or call forward for tokens that see later ones."
+        raise MaskError("causal", shown(causal), "True or a block length of at least 1", cure)
+    if step and not (isinstance(x, Tensor) and x.ndim == 3 and x.shape[1] == causal):
+        allowed, cure = f"one block, (B, {causal}, {mixer.dim})", "Use prefill for other lengths."
+        if causal == 1:
+            allowed, cure = f"one token, (B, {mixer.dim}) or (B, 1, {mixer.dim})", "Use prefill for more tokens."
+        raise ShapeError("x_t", _shape(x), allowed, cure)
+    call = check_call(mixer, x, None, mask, causal, None, None)
+    if mask is not None and mask.ndim == 3:
+        cure = "Pass padding only: prefill is causal by itself."
+        raise MaskError("mask", _shape(mask), "(B, N), True = takes part", cure)
+    if state is not None:
+        mixer.state_spec(x.shape[0]).check(state, x)
+    return call
 
 
 def _check_call(
@@ -329,10 +360,17 @@ def _check_call(
     return MixerCall(mask, order, check_grid(mixer, grid, n - prefix), segments, context is not None, values)
 
 
+def check_size(mixer: Checked, n: int, grid: Any) -> None:
+    """Raise unless the mixer can take n tokens on this grid, if one is given."""
+    check_length(mixer, n)
+    if grid is not None:
+        check_grid(mixer, grid, n - mixer.config.prefix)
+
+
 def check_dtype(dtype: Any) -> None:
     """Raise OptionError unless dtype is None or a floating-point torch.dtype."""
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise OptionError("dtype", repr(dtype), "a floating-point torch.dtype", "Pass for example torch.float32.")
+        raise OptionError("dtype", shown(dtype), "a floating-point torch.dtype", "Pass for example torch.float32.")
 
 
 def check_length(mixer: Checked, n: int) -> None:
@@ -340,24 +378,7 @@ def check_length(mixer: Checked, n: int) -> None:
     prefix = mixer.config.prefix
     if prefix and isinstance(n, int) and n <= prefix:
         raise ShapeError("n", n, f"more than num_prefix_tokens={prefix}", "Count the prefix and the grid.")
-    check_int("n", n, 1)
-
-
-def check_state(fits: Callable[[Any, Tensor], str | None], state: Any, x: Tensor) -> None:
-    """Raise StateError unless the state fits. `fits(state, x)` returns None, or a description of the state expected."""
-    if state is None:
-        return
-    try:
-        expected = fits(state, x)
-        parts = [part for field in state for part in (field if isinstance(field, tuple) else (field,))]
-    except (AttributeError, TypeError):
-        expected, parts = "what prefill or step of this mixer returned", []
-    if expected is not None:
-        shapes = ", ".join(_shape(part) for part in parts)
-        got = f"{type(state).__name__} of {shapes}" if shapes else type(state).__name__
-        raise StateError("state", got, expected, "Pass what prefill or step of this mixer returned for this batch.")
-    for part in parts:
-        _check_device("state", part, x.device, StateError)
+    check_int("n", n, 1, MOST_TOKENS)
 
 
 def holds(condition: Tensor, restriction: str) -> bool:

@@ -18,7 +18,7 @@ from polymix.mixers.registry import check_options, config_class
 
 Self = TypeVar("Self", bound="MixerConfig")
 Scan = TypeVar("Scan", bound="ScanConfig")
-_SMALL = 2**24  # weights that any machine has room for
+_ALWAYS_FITTING_WEIGHTS = 2**24  # weights that any machine has room for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +30,8 @@ class MixerConfig:
         dropout: probability of zeroing an element of the output in training.
         impl: "auto" chooses the fastest implementation for each call. A name from the mixer's `impls` always runs
             that one, or raises. The result is the same up to rounding.
-        preset: "paper" sets the options that the paper's equations have and the defaults have not, such as bias=False;
-            options that are given as well win. None: the defaults. Not every mixer has one.
+        preset: "paper" sets the options of the paper's experiments; "equations" those of its equations as printed, such
+            as bias=False. Options that are given as well win. None: the defaults. Not every mixer has them.
     """
 
     name: ClassVar[str]
@@ -44,9 +44,10 @@ class MixerConfig:
     is_attention: ClassVar[bool] = False  # softmax attention, global or windowed; `convert` may keep the host's layer
     reads_keys: ClassVar[bool] = True  # given a context and values of their own, the context still plays a part
     cache_grows: ClassVar[bool] = False  # generation needs a cache that grows with the sequence
-    paper: ClassVar[Mapping[str, Any]] = {}  # the options of preset="paper"; see `with_preset`
-    presets: ClassVar[tuple[str | None, ...]] = (None, "paper")
+    forms: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # the options of each preset; see `with_preset`
+    presets: ClassVar[tuple[str, ...]] = ("paper", "equations")
     own_values: ClassVar[bool] = True  # `convert` lets it read values apart from keys, if it can, without being told
+    equal_widths: ClassVar[bool] = False  # keys and values need as many channels each, whoever projects
     width_option: ClassVar[str | None] = None  # the option that sets the number of inner channels
     sees_all: ClassVar[str] = "causal=False"  # the option that undoes `causal_by_build`
     bias: bool = True
@@ -55,17 +56,15 @@ class MixerConfig:
     preset: str | None = None
 
     def __post_init__(self) -> None:
-        errors.check_choice("preset", self.preset, self.presets)
-        if self.preset == "paper" and not self.paper:
-            got = f"'paper' for {self.name}, which has no other form than its defaults"
+        for field in fields(self):
+            errors.check_plain(field.name, getattr(self, field.name))
+        errors.check_choice("preset", self.preset, (None, *self.presets))
+        if self.preset is not None and not self.forms:
+            got = f"{self.preset!r} for {self.name}, which has no other form than its defaults"
             raise errors.OptionError("preset", got, "None", "Leave it out.")
         errors.check_choice("impl", self.impl, type(self).mixer.impls)
         errors.check_choice("bias", self.bias, (True, False))
         errors.check_number("dropout", self.dropout, 0.0, 1.0, "a probability in [0, 1)", 0.0)
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, int) and abs(value) >= 2**63:
-                errors.check_int(field.name, value, 1, 2**63 - 1)
         self.check()
 
     def check(self) -> None:
@@ -75,13 +74,15 @@ class MixerConfig:
         self, dim: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None, **changes: Any
     ) -> TokenMixer:
         """Build the mixer for `dim` channels. `changes` replace options first."""
+        errors.check_int("dim", dim, 1, errors.MOST_TOKENS)
         check_dtype(dtype)
         try:
             device = None if device is None else torch.device(device)
         except (RuntimeError, TypeError, ValueError, OverflowError):
-            raise errors.OptionError("device", repr(device), "a device such as cpu or cuda:1", "Pass cpu.") from None
+            got = errors.shown(device)
+            raise errors.OptionError("device", got, "a device such as cpu or cuda:1", "Pass cpu.") from None
         config, kw = self.changed(**changes), {"device": device, "dtype": dtype}
-        if device != torch.device("meta") and _largest(dim, config) > _SMALL:
+        if device != torch.device("meta") and _largest(dim, config) > _ALWAYS_FITTING_WEIGHTS:
             what = f"{self.name} with dim={dim}"
             check_model(lambda: type(self).mixer(config, dim, **{**kw, "device": "meta"}), "dim", what)
             with bounded("dim", what):
@@ -91,11 +92,23 @@ class MixerConfig:
     def changed(self: Self, **changes: Any) -> Self:
         """A copy with some options replaced.
 
+        A new `preset` sets its options, as in the constructor, and takes back those of the old one.
+
         Raises:
             OptionError: an option is unknown, or the options do not fit together.
         """
         check_options(type(self), changes)
+        if "preset" in changes:
+            old, new = (self.forms.get(preset or "", {}) for preset in (self.preset, changes["preset"]))
+            defaults = {field.name: field.default for field in fields(self)}
+            back = {name: defaults[name] for name, value in old.items() if getattr(self, name) == value}
+            changes = {**back, **new, **changes}
         return replace(self, **changes)
+
+    @property
+    def unnamed(self: Self) -> Self:
+        """The same options without the name of the form that set them."""
+        return replace(self, preset=None) if self.preset in self.forms else self
 
     def to_dict(self) -> dict[str, Any]:
         """The mixer's name and options, ready for JSON. `mixer_config` reads them back."""
@@ -105,6 +118,11 @@ class MixerConfig:
     def annotations(cls) -> dict[str, str]:
         """The annotation of each option, as written in the source."""
         return {field.name: str(field.type) for field in fields(cls)}
+
+    @property
+    def attends(self) -> bool:
+        """Whether the mixer has `attend`: it can use queries, keys and values that a layer projects for it."""
+        return False
 
     # -- what the host decides; a config without the option returns itself
 
@@ -198,10 +216,8 @@ class MixerConfig:
         return {}
 
 
-def _largest(dim: Any, config: MixerConfig) -> float:
+def _largest(dim: int, config: MixerConfig) -> float:
     """An estimate of the mixer's weights from above: dim² times the two largest numbers among the options."""
-    if not isinstance(dim, (int, float)):
-        return 0.0
     numbers = [float(text) for text in re.findall(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?", repr(asdict(config)))]
     return float(dim) ** 2 * math.prod(sorted(max(number, 1.0) for number in numbers)[-2:])
 

@@ -37,26 +37,28 @@ class Folded:
     """Merged maps by name. They are merged again when a parameter has changed."""
 
     def __init__(self) -> None:
-        self._stamps: tuple[_Stamp, ...] = ()
-        self._maps: dict[str, Linear] = {}
+        # One attribute: a thread must not see the stamps of new maps beside the old maps.
+        self._merged: tuple[tuple[_Stamp, ...], dict[str, Linear]] = ((), {})
 
     def __getstate__(self) -> dict[str, object]:
-        return {"_stamps": (), "_maps": self._maps}  # a copy has other parameters: it merges in its first call
+        return {"_merged": ((), self._merged[1])}  # a copy has other parameters: it merges in its first call
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(self._maps)
+        return tuple(self._merged[1])
 
     def maps(self, merge: Callable[[], dict[str, Linear]], parameters: Iterable[nn.Parameter]) -> dict[str, Linear]:
         """The result of `merge()`, from the cache if no parameter has changed."""
         if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
             return merge()  # under torch.compile and torch.func the product must be part of the graph
-        found = tuple(parameters)
-        if len(found) != len(self._stamps) or not all(map(_Stamp.fits, self._stamps, found)):
+        current = tuple(parameters)
+        stamps, maps = self._merged
+        if len(current) != len(stamps) or not all(map(_Stamp.fits, stamps, current)):
             with torch.inference_mode(False), torch.no_grad():  # inference tensors could not be used in a graph later
-                self._stamps = tuple(_Stamp(p, p.detach(), p.dtype, _version(p)) for p in found)
-                self._maps = merge()
-        return self._maps
+                stamps = tuple(_Stamp(p, p.detach(), p.dtype, _version(p)) for p in current)
+                maps = merge()
+            self._merged = stamps, maps
+        return maps
 
 
 def _version(parameter: Tensor) -> int:

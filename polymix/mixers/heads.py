@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from polymix.errors import check_divides, check_int
+from polymix.errors import check_divides, check_int, divisors
 from polymix.ops.shared.tensors import project
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense, affine
@@ -20,7 +20,7 @@ def head_count(heads: int | None, dim: int) -> int:
     """
     if heads is None:
         heads = max(1, dim // 64)
-        heads = next(h for h in range(heads, 0, -1) if dim % h == 0)
+        heads = max(h for h in divisors(dim) if h <= heads)
     check_int("heads", heads, 1)
     check_divides("heads", heads, "dim", dim)
     return heads

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from polymix.errors import OptionError, nearest_first
+from polymix.errors import OptionError, UnknownOptionError, nearest_first
 from polymix.mixers.config import MixerConfig
 
 
@@ -31,35 +31,35 @@ def translate(config: type[MixerConfig], options: Mapping[str, Any], names: Mapp
         elif name in ours:
             translated[name] = value
         else:
-            known = ", ".join(nearest_first(name, ours | set(names)))
-            raise OptionError(name, "an unknown option", f"the authors' arguments or ours: {known}", "Check its name.")
+            allowed = f"the authors' arguments and ours: {', '.join(nearest_first(name, ours | set(names)))}"
+            raise UnknownOptionError(name, allowed)
     return translated
 
 
-def settle(
-    options: Mapping[str, Any], from_weights: Mapping[str, Any], *, unsaid: tuple[Any, ...] = ()
+def options_beyond_weights(
+    options: Mapping[str, Any], from_weights: Mapping[str, Any], *, unset: tuple[Any, ...] = ()
 ) -> dict[str, Any]:
     """`options` without the ones whose values the weights tell.
 
-    `from_weights` holds those values. An option in `unsaid` counts as not given.
+    `from_weights` holds those values. An option in `unset` counts as not given.
 
     Raises:
         OptionError: an option contradicts the weights.
     """
     for name, value in from_weights.items():
-        if name in options and options[name] not in unsaid and options[name] != value:
+        if name in options and options[name] not in unset and options[name] != value:
             raise OptionError(name, repr(options[name]), f"{value!r}, as in the weights", f"Leave {name} out.")
     return {name: value for name, value in options.items() if name not in from_weights}
 
 
 def check_keys(
-    state_dict: Mapping[str, Tensor], wanted: Iterable[str], optional: Iterable[str] = (), also: str = ""
+    state_dict: Mapping[str, Tensor], keys: Iterable[str], optional: Iterable[str] = (), also: str = ""
 ) -> None:
-    """Raise OptionError unless `state_dict` has all keys in `wanted`, and no others but those in `optional`.
+    """Raise OptionError unless `state_dict` has all `keys`, and no others but those in `optional`.
 
     `also` is added to the cure: what else to check besides the keys.
     """
-    required, allowed = set(wanted), set(wanted) | set(optional)
+    required, allowed = set(keys), set(keys) | set(optional)
     if not required <= state_dict.keys() <= allowed:
         wrong = sorted((required - state_dict.keys()) | (state_dict.keys() - allowed))
         expected = f"keys {sorted(required)}" + (f", optionally {sorted(optional)}" if allowed > required else "")
@@ -87,8 +87,8 @@ def attention_projections(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]
     If only proj has a bias, that of qkv is zero.
     """
     weight = state_dict["qkv.weight"]
-    found = {"qkv.qkv.weight": weight, "proj.weight": state_dict["proj.weight"]}
+    weights = {"qkv.qkv.weight": weight, "proj.weight": state_dict["proj.weight"]}
     if "proj.bias" in state_dict:
-        found["proj.bias"] = state_dict["proj.bias"]
-        found["qkv.qkv.bias"] = state_dict.get("qkv.bias", weight.new_zeros(weight.shape[0]))
-    return found
+        weights["proj.bias"] = state_dict["proj.bias"]
+        weights["qkv.qkv.bias"] = state_dict.get("qkv.bias", weight.new_zeros(weight.shape[0]))
+    return weights

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
@@ -13,19 +12,12 @@ from torch import Tensor, nn
 
 from polymix import errors
 from polymix.limits import bounded
-from polymix.mixers.checks import (
-    MixerCall,
-    check_call,
-    check_dtype,
-    check_length,
-    check_padding,
-    check_recurrent_order,
-    check_state,
-)
+from polymix.mixers.checks import MixerCall, check_call, check_dense, check_dtype, check_recurrent_call, check_size
 from polymix.mixers.fold import Folded
 from polymix.mixers.heads import Heads
 from polymix.mixers.inheritance import AttentionMaps, Sources, add_sources, copy_map, first_rows
-from polymix.mixers.registry import Capabilities, lacks
+from polymix.mixers.registry import Capabilities, missing_capability
+from polymix.mixers.states import StateSpec
 from polymix.ops.shared.masks import Segments, zero_broken_padding
 from polymix.ops.shared.tensors import Linear
 from polymix.structured.cost import Cost, Op, cost_of
@@ -33,7 +25,6 @@ from polymix.structured.cost import Cost, Op, cost_of
 # Standard deviation of softmax attention's output at init over about 200 unit-variance tokens (√(e/N), N = 14 × 14).
 # Mixers whose output does not shrink with N are initialised to this scale, so that a host trains from the first step.
 INIT_STD = 0.125
-_RENAMED = {"letters": "named_matrices", "ops": "cost_ops"}
 M = TypeVar("M", bound="TokenMixer")
 
 
@@ -74,14 +65,6 @@ class TokenMixer(nn.Module, ABC):
     impls: ClassVar[tuple[str, ...]] = ("auto", "eager")  # values allowed for the option `impl`
     feature_maps: ClassVar[bool] = False  # True: x may also be (B, D, H, W); the output has the same layout
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        for old, new in _RENAMED.items():
-            if old in cls.__dict__:
-                text = f"{cls.__name__}.{old} is now called {new}; rename it."
-                warnings.warn(text, DeprecationWarning, stacklevel=2)
-                setattr(cls, new, cls.__dict__[old])
-
     def __init__(self, config: Any, dim: int, **kw: Any) -> None:
         super().__init__()
         errors.check_int("dim", dim, 1, errors.MOST_TOKENS)
@@ -111,8 +94,8 @@ class TokenMixer(nn.Module, ABC):
                 zeros, so that they reach neither outputs of real tokens nor gradients; so do context tokens that no
                 query sees. In a token that some queries see, NaN may reach the others: its weight of zero is a factor.
             causal: True: a token sees itself and earlier tokens. An int K > 1: it sees its own block of K tokens and
-                all earlier blocks. None: as the mixer was built. NaN and Inf in later tokens stay there if
-                `capabilities.isolates_future`.
+                all earlier blocks. None: as the mixer was built. NaN and Inf in later tokens reach no earlier
+                outputs (gradients they may) if `capabilities.isolates_future`.
             grid: (N,), (H, W) or (T, H, W) of the tokens after the prefix. Needed if it differs from the grid that the
                 mixer was built for.
             segments: (B, N) integer ids of packed sequences; tokens with different ids do not see each other. With a
@@ -123,11 +106,16 @@ class TokenMixer(nn.Module, ABC):
                 class's docstring says which map reads it. Needs `capabilities.values`.
 
         Returns:
-            (B, N, D) in the dtype of x. Under autocast, in the dtype that autocast chooses.
+            (B, N, D) in the dtype of x. Under autocast, in the dtype that autocast chooses. float16 ends at 65,504:
+            where tokens are near 100, the products of tokens in pom, poly_sa and prodpoly overflow in it although the
+            output would not. bfloat16 has 8 binary digits: exponentials of numbers near 1,000, as in performer and
+            non_local, keep none. Use float32 there.
 
         Raises:
             ShapeError, MaskError, CapabilityError: before anything is computed.
         """
+        if self.feature_maps and isinstance(x, Tensor):
+            check_dense("x", x, errors.ShapeError)
         if self.feature_maps and isinstance(x, Tensor) and x.ndim == 4:
             map_grid = tuple(x.shape[2:]) if self.capabilities.grids else None
             tokens = x.flatten(2).transpose(1, 2)
@@ -165,45 +153,28 @@ class TokenMixer(nn.Module, ABC):
             CapabilityError: the mixer has no recurrent form, or none for blocks. ShapeError, MaskError, StateError: an
                 argument is wrong, or the state ends within a block.
         """
-        self._need_recurrence()
-        call = check_call(self, x, None, mask, causal, None, None)
-        check_padding(mask)
-        check_recurrent_order(causal)
-        check_state(self.check_state, state, x)
+        call = check_recurrent_call(self, x, state, mask, causal)
         x = x if mask is None else zero_broken_padding(x, mask)
         if call.causal > 1:
             y, state = self.scan_blocks(x, state, call.mask, call.causal)
         else:
             y, state = self.scan(x, state, call.mask)
-        return self.drop(y), state
+        return self.drop(y) if self.drop.training else y, state
 
     def step(self, x_t: Tensor, state: Any = None, *, causal: bool | int = True) -> tuple[Tensor, Any]:
         """Mix one token, (B, D) or (B, 1, D), continuing from `state`; return its output and the new state.
 
         With causal=K the step is a block, (B, K, D). The cost does not depend on the number of earlier tokens.
         """
-        self._need_recurrence()
-        check_recurrent_order(causal)
-        if causal > 1:
-            if not isinstance(x_t, Tensor) or x_t.ndim != 3 or x_t.shape[1] != causal:
-                got = tuple(x_t.shape) if isinstance(x_t, Tensor) else type(x_t).__name__
-                raise errors.ShapeError(
-                    "x_t", got, f"one block, (B, {causal}, {self.dim})", "Use prefill for other lengths."
-                )
-            return self.prefill(x_t, state, causal=causal)
-        if isinstance(x_t, Tensor) and x_t.ndim == 2:
-            y, state = self.prefill(x_t[:, None], state)
-            return y[:, 0], state
-        if not isinstance(x_t, Tensor) or x_t.ndim != 3 or x_t.shape[1] != 1:
-            got = tuple(x_t.shape) if isinstance(x_t, Tensor) else type(x_t).__name__
-            raise errors.ShapeError(
-                "x_t", got, f"one token, (B, {self.dim}) or (B, 1, {self.dim})", "Use prefill for more tokens."
-            )
-        return self.prefill(x_t, state)
-
-    def _need_recurrence(self) -> None:
-        if not self.capabilities.recurrent:
-            raise lacks(self.name, "recurrent", self.name, "prefill and step")
+        if isinstance(x_t, Tensor):
+            check_dense("x_t", x_t, errors.ShapeError)
+        blocks = isinstance(causal, int) and causal > 1
+        single = isinstance(x_t, Tensor) and x_t.ndim == 2 and not blocks
+        x = x_t[:, None] if single else x_t
+        check_recurrent_call(self, x, state, None, causal, step=True)
+        y, state = self.scan_blocks(x, state, None, causal) if blocks else self.scan(x, state, None)
+        y = self.drop(y) if self.drop.training else y
+        return y[:, 0] if single else y, state
 
     @property
     def polynomial(self) -> Polynomial:
@@ -216,15 +187,36 @@ class TokenMixer(nn.Module, ABC):
 
     def scan(self, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
         """`prefill`, after the checks. Recurrent mixers override it."""
-        raise lacks(self.name, "recurrent", self.name, "prefill and step")
+        raise missing_capability(self.name, "recurrent", self.name, "prefill and step")
 
     def scan_blocks(self, x: Tensor, state: Any, mask: Tensor | None, block: int) -> tuple[Tensor, Any]:
         """`prefill` with causal=block > 1, after the checks. Recurrent mixers that take blocks override it."""
-        raise lacks(self.name, "block_causal", "causal", f"prefill in blocks of {block}")
+        raise missing_capability(self.name, "block_causal", "causal", f"prefill in blocks of {block}")
 
-    def check_state(self, state: Any, x: Tensor) -> str | None:
-        """None if `state` fits this mixer and the batch of x; otherwise a description of the state expected."""
-        return None
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, causal: bool = False,
+        cross: bool = False, state: Any = None,
+    ) -> tuple[Tensor, Any]:  # fmt: skip
+        """The mixer between its projections: what `mix` and `scan` do with Q, K and V, before the output map.
+
+        Nothing is checked: `forward` and `prefill` do that, and the layers whose projections a mixer borrows.
+
+        Args:
+            q: (B, heads, N, d). The similarity of mixers with logits is that of q·k / √d.
+            k: (B, heads, M, d).
+            v: (B, heads, M, e).
+            mask: (B, M), True for real tokens.
+            causal: whether token n sees tokens up to n alone. Recurrent mixers then continue from `state`.
+            cross: whether keys and values are those of other tokens than the queries.
+
+        Returns:
+            (B, heads, N, e), and the state after the last token; None where there is none.
+        """
+        raise missing_capability(self.name, "attends", self.name, "queries, keys and values projected elsewhere")
+
+    def state_spec(self, batch: int) -> StateSpec:
+        """The class, shapes and dtypes of the state for a batch. Recurrent mixers override it."""
+        raise missing_capability(self.name, "recurrent", self.name, "prefill and step")
 
     # -- starting from attention's weights
 
@@ -300,9 +292,10 @@ class TokenMixer(nn.Module, ABC):
 
     def merged(self) -> dict[str, Linear]:
         """The merged maps by name; empty without `fold`, or in a call that records gradients."""
-        if self._folded is None or (torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())):
+        folded = self._folded  # which another thread may take away
+        if folded is None or (torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())):
             return {}
-        return self._folded.maps(self.merge, self._merged_parameters())
+        return folded.maps(self.merge, self._merged_parameters())
 
     def _merged_parameters(self) -> Iterator[nn.Parameter]:
         for layer in self.merged_layers():
@@ -332,7 +325,7 @@ class TokenMixer(nn.Module, ABC):
             grid: as in `forward`.
             dtype: of the copies. None: that of the parameters.
         """
-        check_length(self, n)
+        check_size(self, n, grid)
         check_dtype(dtype)
         with bounded("n", f"{self.name} with n={n:,}", "Use fewer tokens."):
             return _detach(self.named_matrices(n, grid), dtype)
@@ -353,7 +346,7 @@ class TokenMixer(nn.Module, ABC):
             grid: as in `forward`.
             dtype: of parameters and tokens, for the bytes.
         """
-        check_length(self, n)
+        check_size(self, n, grid)
         check_dtype(dtype)
         return cost_of(self, self.cost_ops(n, grid), dtype)
 

@@ -62,15 +62,15 @@ class MultiScale(nn.Module):
 
     def named_matrices(self, grid: tuple[int, ...], prefix: int) -> dict[str, list[Tensor | None]]:
         """For each scale M (3D, N, N) and W_M (3D, 3D), which act on [Q | K | V], and their biases b_M and c_M."""
-        found: dict[str, list[Tensor | None]] = {"M": [], "b_M": [], "W_M": [], "c_M": []}
+        matrices: dict[str, list[Tensor | None]] = {"M": [], "b_M": [], "W_M": [], "c_M": []}
         for branch in self.branches:
             conv, mix = branch.children()
             assert isinstance(conv, nn.Conv2d) and isinstance(mix, nn.Conv2d)
-            found["M"].append(smoothing_matrix(conv.weight, grid, prefix))
-            found["b_M"].append(conv.bias)
-            found["W_M"].append(torch.block_diag(*mix.weight.flatten(1).unflatten(0, (3 * self.heads, -1)).mT))
-            found["c_M"].append(mix.bias)
-        return found
+            matrices["M"].append(smoothing_matrix(conv.weight, grid, prefix))
+            matrices["b_M"].append(conv.bias)
+            matrices["W_M"].append(torch.block_diag(*mix.weight.flatten(1).unflatten(0, (3 * self.heads, -1)).mT))
+            matrices["c_M"].append(mix.bias)
+        return matrices
 
 
 def smooth(branch: nn.Module, x: Tensor, grid: tuple[int, ...], prefix: int) -> Tensor:
@@ -92,18 +92,17 @@ def smoothing_matrix(weight: Tensor, grid: tuple[int, ...], prefix: int) -> Tens
 
 def smoothing_ops(n: int, dim: int, heads: int, scales: Sequence[int], grid: tuple[int, ...], prefix: int) -> list[Op]:
     """The convolutions and maps of the branches, for `cost_ops`."""
-    found: list[Op] = []
+    ops: list[Op] = []
     for size in scales:
-        found += [Op("depthwise", (1, 1), (size, size), 3 * dim)] * prefix
-        found.append(Op("depthwise", grid, (size, size), 3 * dim))
-        found.append(Op("linear", (n, 3 * dim, 3 * dim, 3 * heads)))
-    return found
+        ops += [Op("depthwise", (1, 1), (size, size), 3 * dim)] * prefix
+        ops.append(Op("depthwise", grid, (size, size), 3 * dim))
+        ops.append(Op("linear", (n, 3 * dim, 3 * dim, 3 * heads)))
+    return ops
 
 
 def scale_grid(mixer: Any, n: int, grid: tuple[int, ...] | None) -> tuple[int, ...]:
     """The grid of n tokens for the branches, as given or as built. Raises ShapeError if there is none."""
-    found = check_grid(mixer, grid, n - mixer.config.num_prefix_tokens)
-    return called_grid(found)
+    return called_grid(check_grid(mixer, grid, n - mixer.config.num_prefix_tokens))
 
 
 def called_grid(grid: tuple[int, ...] | None) -> tuple[int, ...]:

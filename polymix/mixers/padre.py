@@ -18,6 +18,7 @@ from polymix.mixers.mixer import INIT_STD, Polynomial, TokenMixer
 from polymix.mixers.padre_config import PadreConfig
 from polymix.mixers.padre_contexts import cross_factors, crossing, hide
 from polymix.mixers.registry import Capabilities, register
+from polymix.mixers.states import StateSpec
 from polymix.ops.dispatch import IMPLS
 from polymix.ops.padre import SPREAD, Convolution, PadreMaps, PadreTerms, merged_first, size
 from polymix.ops.padre.eager import Map
@@ -55,7 +56,7 @@ class PadreMixer(TokenMixer):
         Y_i = A_i (X B_i + b_B) + b_A                                               i = 1 … d
         Z_1 = Y_1,   Z_{i+1} = a_i (C_i (Z_i D_i + b_D) + b_C) ⊙ Y_{i+1} - b_i Z_{i-1}     monomials: a_i = 1, b_i = 0
         P   = Σ_{i in terms} W_i ⊙ Z_i + L
-        P   = P / (R² + ε),   R = Σ_k Q_k ⊙ Z'_k + S on Y_{d+1} … Y_{d+e}                  with a denominator
+        P   = P / (R² + ε),   R = Σ_k Q_k ⊙ Z'_k + S on Y_{d+1} … Y_{d+e}       with a denominator; P / R at ε = 0
         O   = U P V                                                                 with out_tokens or out_dim
 
     B_i and D_i mix channels, A_i and C_i mix tokens. Each is a structured map; by default B_i and D_i are dense, and
@@ -179,7 +180,7 @@ class PadreMixer(TokenMixer):
                 self._scale_B(i, SPREAD[config.basis])
         monomial = config.basis == "monomial"
         if monomial and config.normalize is None:
-            scaled = [self._scale_B(i, gain) for i in sorted({chosen[0] for chosen in patterns})]
+            scaled = [self._scale_B(i, gain) for i in sorted({factors[0] for factors in patterns})]
             if all(scaled):
                 return
         if monomial and config.normalize is not None and config.degree > 1 and self.D[0].scale_(gain):
@@ -197,7 +198,7 @@ class PadreMixer(TokenMixer):
         return self.B[letter].scale_(self.plan.letters[:i].count(letter), gain)
 
     def merge(self) -> dict[str, Linear]:
-        first = None if self.needs_context else merged_first(self._maps((), use_folded=False), self._terms)
+        first = None if self.needs_context else merged_first(self._maps((), use_folded=False), self._terms())
         return {_FIRST: first} if first else {}
 
     def merged_layers(self) -> tuple[nn.Module | None, ...]:
@@ -208,13 +209,13 @@ class PadreMixer(TokenMixer):
         config = self.config
         if config.normalize is not None:
             return Polynomial()
-        chains = ["".join(self.plan.letters[i] for i in chosen) for chosen in self.plan.patterns]
+        chains = ["".join(self.plan.letters[i] for i in factors) for factors in self.plan.patterns]
         a = [letters[:i].count("a") for letters in chains for i in self.terms]  # in x alone, the contexts fixed
         if config.denominator:
-            below = self.plan.letters[config.degree :].count("a")
+            below = self.plan.letters[config.degree :].count("a") * (2 if config.eps else 1)
             if below:  # U and V add quotients of different denominators
                 added = (1 if self.V is None else self.dim) * (1 if self.U is None else self.U.site.size or 1)
-                return Polynomial(rational=(max(a) + 2 * below * (added - 1), 2 * below * added))
+                return Polynomial(rational=(max(a) + below * (added - 1), below * added))
         monomial = config.basis == "monomial" or config.degree == 1  # where all bases are one
         plain = not config.bias and self.L is None and monomial
         return Polynomial(max(a), homogeneous=plain and len(set(a)) == 1)
@@ -229,17 +230,17 @@ class PadreMixer(TokenMixer):
             masks = masks if len(masks) > len(contexts) else (None, *masks)
             inputs = [hide(*pair) for pair in zip((x, *contexts), masks, strict=True)]
             maps = self._cross(dict(zip(self.inputs, zip(inputs, masks, strict=True), strict=True)), grid)
-            parts = [ops.padre(x, m, self._terms_of(i), grid, impl=self.config.impl) for i, m in enumerate(maps)]
+            parts = [ops.padre(x, m, self._terms(i), grid, impl=self.config.impl) for i, m in enumerate(maps)]
             p = parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
             return self._resize(hide(p, masks[0]), masks[0])
 
         x = x if call.values is None else torch.cat((x, call.values), dim=-1)  # padding moves both together
         maps_of = self._maps if call.values is None else self._maps_apart
         if call.mask is None:
-            return self._resize(ops.padre(x, maps_of(grid), self._terms, grid, impl=self.config.impl), None)
+            return self._resize(ops.padre(x, maps_of(grid), self._terms(), grid, impl=self.config.impl), None)
 
         def run(x: Tensor, mask: Tensor | None) -> Tensor:
-            return ops.padre(x, maps_of(grid, mask), self._terms, grid, impl=self.config.impl)
+            return ops.padre(x, maps_of(grid, mask), self._terms(), grid, impl=self.config.impl)
 
         if self.axes == 1:
             p = without_padding(x, call.mask, run, prefix=self.config.num_prefix_tokens)
@@ -265,7 +266,7 @@ class PadreMixer(TokenMixer):
 
             grid = (x.shape[1],)
             maps = self._maps(grid, token=recurrent)
-            return ops.padre(x, maps, self._terms, grid, impl=self.config.impl)
+            return ops.padre(x, maps, self._terms(), grid, impl=self.config.impl)
 
         p = without_padding(x, mask, run)
         return self._resize(p, mask), PadreState(tuple(tensor for memory in past.values() for tensor in memory))
@@ -318,11 +319,7 @@ class PadreMixer(TokenMixer):
 
         return maps._replace(project=project, shared=None, unsupported="reads the same tokens in all factors")
 
-    @property
-    def _terms(self) -> PadreTerms:
-        return self._terms_of(0)
-
-    def _terms_of(self, pattern: int) -> PadreTerms:
+    def _terms(self, pattern: int = 0) -> PadreTerms:
         """The terms of one pattern. The constant belongs to the first."""
         config = self.config
         W = self.W if self.W is None or len(self.plan.patterns) == 1 else self.W.chunk(len(self.plan.patterns))[pattern]
@@ -340,21 +337,15 @@ class PadreMixer(TokenMixer):
         def maps(y: list[Tensor]) -> PadreMaps:
             return PadreMaps(lambda x: y, (None,) * len(y), C, list(self.D), None, why)
 
-        return [maps([ys[i] for i in chosen]) for chosen in self.plan.patterns]
+        return [maps([ys[i] for i in factors]) for factors in self.plan.patterns]
 
     def _resize(self, p: Tensor, mask: Tensor | None) -> Tensor:
         p = p if self.U is None else self.U(p, None, mask)
         return p if self.V is None else self.V(p)
 
-    def check_state(self, state: Any, x: Tensor) -> str | None:
+    def state_spec(self, batch: int) -> StateSpec:
         maps = [part for part in (*self.A, *self.C) if isinstance(part, StructuredMap)]
-        shapes = [shape for part in maps for shape in part.memory(x.shape[0])]
-        dtypes = (torch.float32, torch.float64, torch.int64)
-        windows = state.windows if isinstance(state, PadreState) else ()
-        known = isinstance(state, PadreState) and all(window.dtype in dtypes for window in windows)
-        if known and [tuple(window.shape) for window in windows] == shapes:
-            return None
-        return f"a PadreState with windows {shapes}, at least float32"
+        return StateSpec(PadreState, [shape for part in maps for shape in part.memory(batch)])
 
     @torch.no_grad()
     def inherit(self, attention: AttentionMaps) -> Sources:
@@ -414,12 +405,12 @@ class PadreMixer(TokenMixer):
         A = [token(*pair) for pair in zip(self.A, self.plan.letters, strict=True)]
         b_A = [part.bias for part in self.A]
         chains = []
-        for pattern, chosen in enumerate(self.plan.patterns):
-            W, weight = [zeros] * config.degree, self._terms_of(pattern).weight
+        for pattern, indices in enumerate(self.plan.patterns):
+            W, weight = [zeros] * config.degree, self._terms(pattern).weight
             for place, i in enumerate(self.terms):
                 W[i - 1] = ones if weight is None else weight[place].expand(n, self.dim)
             factors = {"A": A, "B": B, "b_A": b_A, "b_B": b_B}
-            chains.append({**{name: [parts[i] for i in chosen] for name, parts in factors.items()}, "W": W})
+            chains.append({**{name: [parts[i] for i in indices] for name, parts in factors.items()}, "W": W})
         matrices = {
             **(chains[0] if len(chains) == 1 else {"patterns": chains}),
             "C": [token(part) for part in self.C], "D": [part.dense() for part in self.D],

@@ -57,11 +57,13 @@ class PadreConfig(PrefixedGridConfig):
     Args:
         degree: degree d of the numerator, 1 to 8.
         denominator: number e of factors of the denominator, 0 to 8. The output is then num / (den² + eps), where den
-            is a second chain on Y_{d+1} … Y_{d+e}.
+            is a second chain on Y_{d+1} … Y_{d+e}; with eps=0 it is num / den.
         basis: recurrence of both chains: "monomial", "chebyshev", "legendre" or "hermite".
-        preset: which token maps there are. None (Sec. 4.1): A_2 … A_d, and C_1 … C_{d-1} from degree 3 on (at
-            degree 1, A_1). "paper": the same, without biases, as in the equations, unless `bias` is given. "full": all
-            2d - 1. A denominator's chain has the same maps, by its own degree.
+        preset: which token maps there are. None and "paper", the mixer of the experiments (Sec. 4.1): A_2 … A_d, and
+            C_1 … C_{d-1} from degree 3 on (at degree 1, A_1), with biases. That A_1, and C_1 at degree 2, mix no tokens
+            follows from Table 6, whose FLOPs leave no room for them; Sec. 4.1 by itself names all. "equations": the
+            same maps without biases, unless `bias` is given. "full": all 2d - 1. A denominator's chain has the same
+            maps, by its own degree.
         token: structure of the preset's token maps.
         channel: structure of all channel maps.
         A, C: token maps: one structure for all, or a tuple with one per degree (d + e for A, d - 1 + e - 1 for C).
@@ -83,7 +85,7 @@ class PadreConfig(PrefixedGridConfig):
         weight: the weights W_i and Q_k: "ones", "channel" (learned, D) or "full" (learned, N × D, needs a grid).
         constant: the constant L: None, "channel" or "full", and with "full" also the denominator's constant S.
         normalize: normalise Y_i over a head's channels, without learned scales: None, "rms" or "layer".
-        eps: ε of the denominator.
+        eps: ε of the denominator. 0: the plain quotient of degree [d/e] (Eq. 20), which has poles where den is 0.
         num_prefix_tokens: tokens before the grid (class token, registers). Convolutions, Toeplitz and circulant maps
             act on the other tokens; all other maps treat them like any token.
         out_tokens: number of output tokens F, with U (Eq. 7).
@@ -98,8 +100,14 @@ class PadreConfig(PrefixedGridConfig):
         "for dense channel maps and the paper's token maps, depthwise with that many taps"
     )
     sees: ClassVar[str] = "a grid (1-D, 2-D, 3-D), or the past"
-    paper: ClassVar[Mapping[str, Any]] = {"bias": False}
-    presets: ClassVar[tuple[str | None, ...]] = (None, "paper", "full")
+    forms: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "paper": {
+            "bias": True, "kernel_size": 11, "heads": 1, "terms": None, "weight": "ones", "constant": None,
+            "normalize": None,
+        },
+        "equations": {"bias": False},
+    }  # fmt: skip
+    presets: ClassVar[tuple[str, ...]] = ("paper", "equations", "full")
     own_values: ClassVar[bool] = False  # the equation has one input
     degree: int = 2
     denominator: int = 0
@@ -133,7 +141,8 @@ class PadreConfig(PrefixedGridConfig):
         check_choice("weight", self.weight, ("ones", "channel", "full"))
         check_choice("constant", self.constant, (None, "channel", "full"))
         check_choice("normalize", self.normalize, (None, "rms", "layer"))
-        check_number("eps", self.eps, 1e-12, float("inf"), "a positive number", 1e-3)
+        if self.eps != 0:
+            check_number("eps", self.eps, 1e-12, float("inf"), "a positive number, or 0 for the plain quotient", 1e-3)
         check_int("heads", self.heads, 1)
         check_int("num_prefix_tokens", self.num_prefix_tokens, 0)
         self._check_grid()
@@ -323,8 +332,8 @@ def _terms(config: PadreConfig) -> tuple[int, ...]:
     if config.terms is None:
         return tuple(range(1 if config.denominator else 2, config.degree + 1)) or (1,)
     terms = config.terms if isinstance(config.terms, (tuple, list)) else ()
-    known = all(type(i) is int and 1 <= i <= config.degree for i in terms)
-    if not terms or not known or len(set(terms)) != len(terms):
+    valid = all(type(i) is int and 1 <= i <= config.degree for i in terms)
+    if not terms or not valid or len(set(terms)) != len(terms):
         allowed = f"different degrees from 1 to {config.degree}"
         raise OptionError("terms", repr(config.terms), allowed, f"Use for example terms=({config.degree},).")
     if config.degree not in terms:

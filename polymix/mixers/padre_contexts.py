@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from polymix.errors import OptionError, ShapeError
 from polymix.structured import StructuredMap
 
-_KNOWN = "abcdefghijklmnop"
+_LETTERS = "abcdefghijklmnop"
 
 
 class Factors(NamedTuple):
@@ -34,8 +34,8 @@ def read_patterns(pattern: Any, count: int) -> Factors:
     allowed = f"{count} letters from a on, at least two of them different, a for x itself"
     patterns = pattern if isinstance(pattern, (tuple, list)) else (pattern,)
     used: set[str] = set().union(*(set(each) for each in patterns if isinstance(each, str)))
-    known = used == set(_KNOWN[: len(used)])
-    if not patterns or not known or any(not isinstance(each, str) or len(each) != count for each in patterns):
+    consecutive = used == set(_LETTERS[: len(used)])
+    if not patterns or not consecutive or any(not isinstance(each, str) or len(each) != count for each in patterns):
         raise OptionError("pattern", repr(pattern), allowed, 'Use for example pattern="aab" at degree=3.')
     if any(len(set(each)) == 1 for each in patterns):
         raise OptionError("pattern", repr(pattern), allowed, "Leave it out: a single input needs no pattern.")
@@ -43,8 +43,8 @@ def read_patterns(pattern: Any, count: int) -> Factors:
         raise OptionError("pattern", repr(pattern), "different patterns", "Name each once.")
     factors = sorted({(place, letter) for each in patterns for place, letter in enumerate(each)})
     letters = "".join(letter for _, letter in factors)
-    chosen = tuple(tuple(factors.index(pair) for pair in enumerate(each)) for each in patterns)
-    return Factors(letters, tuple(place for place, _ in factors), chosen)
+    indices = tuple(tuple(factors.index(pair) for pair in enumerate(each)) for each in patterns)
+    return Factors(letters, tuple(place for place, _ in factors), indices)
 
 
 def crossing(part: nn.Module) -> bool:

@@ -147,7 +147,9 @@ class PolyNlConfig(MixerConfig):
         "3 N r²; 2 N r² if order = 2; 4 N r² if order = 2+3; plus 2 N D r if reduction > 1; where r = D / reduction"
     )
     sees: ClassVar[str] = "everything"
-    paper: ClassVar[Mapping[str, Any]] = {"bias": False}
+    forms: ClassVar[Mapping[str, Mapping[str, Any]]] = {  # of Section 5.1.2, and of Eq. 9
+        "paper": {"bias": True, "reduction": 4}, "equations": {"bias": False, "reduction": 1},
+    }  # fmt: skip
     own_values: ClassVar[bool] = False  # the equation has one input
     reduction: int = 1
     alpha_inside: bool = True

@@ -139,7 +139,7 @@ class PolySaConfig(HeadsConfig, PrefixedGridConfig):
     output: ClassVar[str] = "Q ⊙ p₁ σ(p₂ᵀ(K ⊙ V)), heads"
     cost_formula: ClassVar[str] = "4 N D²; 3 N D² + 9 H W D if head_mixing"
     sees: ClassVar[str] = "everything"
-    paper: ClassVar[Mapping[str, Any]] = {"bias": False}
+    forms: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"bias": True}, "equations": {"bias": False}}
     sigma: str = "softmax"
     positions: str = "learned"
     head_mixing: str | None = None

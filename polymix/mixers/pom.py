@@ -18,11 +18,11 @@ from polymix.mixers.inheritance import AttentionMaps, Sources, add_sources, copy
 from polymix.mixers.loading import check_keys, load
 from polymix.mixers.mixer import INIT_STD, Polynomial, TokenMixer
 from polymix.mixers.registry import Capabilities, register
+from polymix.mixers.states import Counts, Shape, StateSpec
 from polymix.ops.dispatch import IMPLS
 from polymix.ops.pom import BLOCK, PomOptions, PomState, PomWeights
 from polymix.ops.pom.eager import AXES
 from polymix.ops.shared.activations import ACTIVATIONS, GATES
-from polymix.ops.shared.tensors import accumulator
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import affine, linear
 
@@ -38,8 +38,8 @@ class PomMixer(TokenMixer):
     W_h and W_s map D to E = expand · D channels, α is E × k, h is `activation` and σ is `gate`. The reduction is a
     mean, as in the authors' code, or the printed sum; a mean keeps its scale when the length changes. A query that
     sees nothing gets zeros before b_o. `rotary` rotates the terms by the context position and the gate by the query
-    position. With values of their own (`values=`) the gate reads the queries and the pool the values; nothing reads
-    the keys.
+    position; with "2d" the `num_prefix_tokens` in front of the grid stay as they are, as in EVA-02. With values of
+    their own (`values=`) the gate reads the queries and the pool the values; nothing reads the keys.
 
     `decay`, which is not in the paper, makes the mixer causal and its mean forget: for token i, term j has the weight
     λ^(i-j), with one λ for each of `decay` heads of channels. The parameter is the logarithm of the time 1 / -ln λ,
@@ -49,7 +49,8 @@ class PomMixer(TokenMixer):
 
     Shapes: (B, N, D) -> (B, N, D).
     State: E sums and a count; with decay, a count per head. `prefill` and `step` take causal=K as well.
-    Source: PoM, Eq. 1, 2 and 4-7, Proposition 3.1 and Lemma 3.3, Eq. 11 (`crossover`).
+    Source: PoM, Eq. 1, 2 and 4-7, Proposition 3.1, Lemma 3.3 (on finitely many inputs: `lens.contextual_mapping`),
+    Eq. 11 (`crossover`).
     """
 
     name = "pom"
@@ -127,11 +128,9 @@ class PomMixer(TokenMixer):
         config = self.config
         return PomOptions(config.activation, config.gate, config.reduction, config.rotary, config.selection_heads)
 
-    def check_state(self, state: Any, x: Tensor) -> str | None:
-        shape = (x.shape[0], self.inner)
-        count = (x.shape[0],) if self.times is None else (x.shape[0], len(self.times))
-        fits = isinstance(state, PomState) and (tuple(state.total.shape), tuple(state.count.shape))
-        return None if fits == (shape, count) else f"a PomState with total {shape} in {accumulator(x.dtype)}"
+    def state_spec(self, batch: int) -> StateSpec:
+        counts: Shape = Counts((batch,)) if self.times is None else (batch, len(self.times))  # decayed ones are sums
+        return StateSpec(PomState, (batch, self.inner), counts)
 
     @property
     def polynomial(self) -> Polynomial:
@@ -198,10 +197,10 @@ class PomMixer(TokenMixer):
         """
         weights = {key: value for key, value in state_dict.items() if not key.startswith(("freqs_", "row_", "col_"))}
         grouped = n_groups > 1
-        wanted = {"po_coeff", "ag_proj.weight"}
-        wanted |= {"po_proj.weight", "se_proj.weight", "se_proj.bias"} if grouped else {"qc_proj.weight", "se_bias"}
+        keys = {"po_coeff", "ag_proj.weight"}
+        keys |= {"po_proj.weight", "se_proj.weight", "se_proj.bias"} if grouped else {"qc_proj.weight", "se_bias"}
         optional = {"ag_proj.bias"} | ({"po_proj.bias"} if grouped else set())
-        check_keys(weights, wanted, optional, f", and at n_groups={n_groups}")
+        check_keys(weights, keys, optional, f", and at n_groups={n_groups}")
         dim, inner = weights["ag_proj.weight"].shape
         config = PomConfig(
             degree=degree, expand=expand, activation="clamped_leaky_relu", gate="hardsigmoid", groups=n_groups,
@@ -238,6 +237,7 @@ class PomConfig(MixerConfig):
         selection_heads: number of scalar gates, each for E / selection_heads channels; None for a gate per channel.
         groups: number of blocks of W_h, each of which reads its own share of the channels.
         rotary: None, "1d" (positions count real tokens) or "2d" (pass grid=(H, W) in the call).
+        num_prefix_tokens: with rotary="2d", tokens before the grid (class token, registers), which are not rotated.
         decay: number of heads whose causal mean forgets, each at its own learned rate; None as in the paper.
             torch.export then needs a fixed length.
     """
@@ -253,7 +253,10 @@ class PomConfig(MixerConfig):
     sees: ClassVar[str] = "everything, the past, blocks, any mask, segments, a context"
     sees_all: ClassVar[str] = "decay=None"
     width_option: ClassVar[str | None] = "expand"
-    paper: ClassVar[Mapping[str, Any]] = {"bias": False, "reduction": "sum"}
+    forms: ClassVar[Mapping[str, Mapping[str, Any]]] = {  # of the authors' module, and of Eq. 1 and 2
+        "paper": {"bias": True, "reduction": "mean", "activation": "clamped_leaky_relu", "gate": "hardsigmoid"},
+        "equations": {"bias": False, "reduction": "sum", "activation": "gelu", "gate": "sigmoid"},
+    }  # fmt: skip
     degree: int = 2
     expand: float = 2
     activation: str = "gelu"
@@ -262,6 +265,7 @@ class PomConfig(MixerConfig):
     selection_heads: int | None = None
     groups: int = 1
     rotary: str | None = None
+    num_prefix_tokens: int = 0
     decay: int | None = None
 
     def check(self) -> None:
@@ -271,13 +275,17 @@ class PomConfig(MixerConfig):
         check_choice("reduction", self.reduction, ("mean", "sum"))
         check_int("groups", self.groups, 1)
         check_choice("rotary", self.rotary, (None, *AXES))
+        check_int("num_prefix_tokens", self.num_prefix_tokens, 0)
+        if self.num_prefix_tokens and self.rotary != "2d":
+            got = f"{self.num_prefix_tokens} with rotary={self.rotary!r}"
+            raise OptionError("num_prefix_tokens", got, "0", "Leave it out: only rotary=2d asks where the grid begins.")
         if self.decay is not None:
             check_int("decay", self.decay, 1)
-            for name, wanted in (("reduction", "mean"), ("rotary", None)):
-                if getattr(self, name) != wanted:
+            for name, required in (("reduction", "mean"), ("rotary", None)):
+                if getattr(self, name) != required:
                     got = f"{getattr(self, name)!r} with decay={self.decay}"
                     raise OptionError(
-                        name, got, repr(wanted), f"Leave {name} out: decay already weighs tokens by distance."
+                        name, got, repr(required), f"Leave {name} out: decay already weighs tokens by distance."
                     )
         if self.selection_heads is not None:
             check_int("selection_heads", self.selection_heads, 1)
@@ -286,6 +294,17 @@ class PomConfig(MixerConfig):
     @property
     def causal_by_build(self) -> bool:
         return self.decay is not None
+
+    @property
+    def prefix(self) -> int:
+        return self.num_prefix_tokens
+
+    def for_grid(self, grid: tuple[int, ...], num_prefix_tokens: int = 0) -> PomConfig:
+        config = super().for_grid(grid, num_prefix_tokens)
+        return config.changed(num_prefix_tokens=num_prefix_tokens) if self.rotary == "2d" else config
+
+    def without_grid(self) -> PomConfig:
+        return self.changed(num_prefix_tokens=0)
 
     def for_rotary(self, base: float | None) -> PomConfig:
         return self.changed(rotary="1d") if base is not None and self.rotary is None and self.decay is None else self

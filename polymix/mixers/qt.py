@@ -14,18 +14,20 @@ from polymix.errors import check_choice
 from polymix.mixers.checks import MixerCall
 from polymix.mixers.config import HeadsConfig, PrefixedGridConfig
 from polymix.mixers.heads import Heads, head_count
+from polymix.mixers.heads_mixer import HeadsMixer
 from polymix.mixers.inheritance import AttentionMaps, Projection, Sources, add_sources, copy_map
-from polymix.mixers.mixer import Polynomial, TokenMixer
+from polymix.mixers.mixer import Polynomial
 from polymix.mixers.multi_scale import MultiScale, called_grid, check_scales, scale_grid, smoothing_ops
 from polymix.mixers.registry import Capabilities, register
+from polymix.mixers.states import Counts, StateSpec
 from polymix.ops.dispatch import IMPLS
 from polymix.ops.qt import QtOptions, QtState, QtWeights, feature_size
-from polymix.ops.shared.tensors import accumulator, project
+from polymix.ops.shared.tensors import project
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense, affine
 
 
-class QtMixer(TokenMixer):
+class QtMixer(HeadsMixer):
     """Attention in linear time, with exp(s) of the logit s = q·k/√d truncated to 1 + s + s²/2 (QT-ViT).
 
         Y = φ(Q)(φ(K)ᵀ V) / (φ(Q) Σ_j φ(k_j))     per head; W_o joins the heads
@@ -89,6 +91,16 @@ class QtMixer(TokenMixer):
     def scan(self, x: Tensor, state: QtState | None, mask: Tensor | None) -> tuple[Tensor, QtState]:
         return ops.qt_chunk(x, state, self._weights, self._options, mask=mask, impl=self.config.impl)
 
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, causal: bool = False,
+        cross: bool = False, state: QtState | None = None,
+    ) -> tuple[Tensor, QtState | None]:  # fmt: skip
+        config = self.config
+        options: dict[str, Any] = {"form": config.form, "order": config.order, "scale": self.scale, "mask": mask}
+        if causal:
+            return ops.qt_continue(q, k, v, state, impl=config.impl, **options)
+        return ops.qt_attention(q, k, v, impl=config.impl, **options), None
+
     @property
     def _weights(self) -> QtWeights:
         return QtWeights(affine(self.qkv.qkv), affine(self.proj), self.scale)
@@ -97,12 +109,10 @@ class QtMixer(TokenMixer):
     def _options(self) -> QtOptions:
         return QtOptions(self.heads, self.config.form, self.config.order)
 
-    def check_state(self, state: Any, x: Tensor) -> str | None:
+    def state_spec(self, batch: int) -> StateSpec:
         d = self.dim // self.heads
-        shape = (x.shape[0], self.heads, feature_size(d, self.config.form, self.config.order), d + 1)
-        if isinstance(state, QtState) and tuple(state.moments.shape) == shape and state.count.shape == x.shape[:1]:
-            return None
-        return f"a QtState with moments {shape} in {accumulator(x.dtype)}"
+        shape = (batch, self.heads, feature_size(d, self.config.form, self.config.order), d + 1)
+        return StateSpec(QtState, shape, Counts((batch,)))
 
     @property
     def polynomial(self) -> Polynomial:
@@ -172,10 +182,14 @@ class QtConfig(HeadsConfig, PrefixedGridConfig):
         "where T = 2 F (D + heads) if form = full; where T = order D (2 d + 1)"
     )
     sees: ClassVar[str] = "everything, the past, a context"
-    paper: ClassVar[Mapping[str, Any]] = {"bias": False}
+    forms: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"bias": True}, "equations": {"bias": False}}
     form: str = "compact"
     order: int = 2
     scales: tuple[int, ...] | None = None
+
+    @property
+    def attends(self) -> bool:
+        return not self.scales
 
     def check(self) -> None:
         check_choice("form", self.form, ("compact", "full"))

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
-from polymix.errors import CapabilityError, OptionError, UnknownNameError, nearest_first
+from polymix.errors import CapabilityError, OptionError, UnknownNameError, UnknownOptionError, nearest_first
 
 ATTENTION, FLOOR = "softmax", "linear_floor"  # the mixer to compare with, and the one that mixes nothing
 _CONFIGS: dict[str, Any] = {}
-_LATER: list[str] = []  # modules that register more mixers, imported when a name is first needed
+_LAZY_MODULES: list[str] = []  # modules that register more mixers, imported when a name is first needed
 C = TypeVar("C", bound=type[Any])
 
 
@@ -25,8 +25,9 @@ class Capabilities:
     values: bool = False  # can compute values from another input than keys, as attention(x + positions, x) does
     masks: frozenset[str] = frozenset()  # of "padding", "arbitrary", "block_causal", "segments"
     recurrent: bool = False  # has prefill and step, with a state of fixed size
-    # With causal=True, NaN and Inf in later tokens never reach earlier outputs. Other causal mixers give later tokens
-    # the weight zero in a product or a Fourier transform, and 0 · NaN is NaN.
+    # With causal=True, NaN and Inf in later tokens never reach earlier outputs. They may reach gradients of earlier
+    # tokens, even of a loss of earlier outputs alone. Other causal mixers give later tokens the weight zero in a
+    # product or a Fourier transform. In both, 0 · NaN is NaN.
     isolates_future: bool = False
     # With segments, NaN, Inf and values of 1e20 in other segments reach neither outputs nor gradients of tokens.
     # Attention gives them the weight zero in a product.
@@ -41,19 +42,19 @@ class Capabilities:
 
 def register_later(module: str) -> None:
     """Import `module`, which registers more mixers, only when a name is first needed: `import polymix` stays fast."""
-    _LATER.append(module)
+    _LAZY_MODULES.append(module)
 
 
 def _register_all() -> None:
-    for module in _LATER:
+    for module in _LAZY_MODULES:
         importlib.import_module(module)
 
 
 def register(mixer: type[Any]) -> Callable[[C], C]:
     """Class decorator for a config: register `mixer` under the config's `name`, which must be new.
 
-    Adds the config's `cost_formula` to the mixer's docstring. With preset="paper" the config takes the options in its
-    `paper`.
+    Adds the config's `cost_formula` to the mixer's docstring. With a preset the config takes the options that its
+    `forms` have for it.
     """
 
     def add(config: C) -> C:
@@ -71,12 +72,13 @@ def register(mixer: type[Any]) -> Callable[[C], C]:
 
 
 def with_preset(config: type[Any]) -> None:
-    """Make the config's constructor take the options of `config.paper` with preset="paper", unless they are given."""
+    """Make the config's constructor take the options of `config.forms[preset]`, unless they are given."""
     plain = config.__init__
 
     @functools.wraps(plain)
     def init(self: Any, **options: Any) -> None:
-        plain(self, **({**type(self).paper, **options} if options.get("preset") == "paper" else options))
+        preset = options.get("preset")  # compared as text alone: an array has no truth value
+        plain(self, **{**(type(self).forms.get(preset, {}) if isinstance(preset, str) else {}), **options})
 
     config.__init__ = init
 
@@ -96,8 +98,8 @@ def config_class(name: str) -> Any:
     if not isinstance(name, str) or name not in _CONFIGS:
         _register_all()
     if not isinstance(name, str) or name not in _CONFIGS:
-        known = ", ".join(nearest_first(str(name), _CONFIGS))
-        raise UnknownNameError("name", repr(name), known, "Choose one of these; the nearest come first.")
+        nearest = ", ".join(nearest_first(str(name), _CONFIGS))
+        raise UnknownNameError("name", repr(name), nearest, "Choose one of these; the nearest come first.")
     return _CONFIGS[name]
 
 
@@ -108,22 +110,20 @@ def mixer_class(name: str) -> Any:
 
 def check_options(config: type[Any], options: dict[str, Any]) -> None:
     """Raise OptionError if `config` does not have one of the options."""
-    known = {f.name for f in fields(config)}
+    names = {f.name for f in fields(config)}
     for option in options:
-        if option not in known:
-            near = ", ".join(nearest_first(option, known))
-            raise OptionError(
-                option, "an unknown option", f"the options of {config.name}: {near}", "Check the spelling."
-            )
+        if option not in names:
+            near = ", ".join(nearest_first(option, names))
+            raise UnknownOptionError(option, f"the options of {config.name}: {near}")
 
 
-def lacks(name: str, capability: str, argument: str, wanted: str) -> CapabilityError:
+def missing_capability(name: str, capability: str, argument: str, request: str) -> CapabilityError:
     """The error to raise if mixer `name`, as built, lacks a capability; it names the mixers that have it.
 
-    `wanted` says in words what the argument asked for.
+    `request` says in words what the argument asked for.
     """
     _register_all()
     capable = [other for other, config in _CONFIGS.items() if config.mixer.capabilities.has(capability)]
     others = ", ".join(other for other in capable if other != name) or "there is none"
     cure = f"Build {name} with other options, or use one of those." if name in capable else "Use one of those."
-    return CapabilityError(argument, f"{wanted}, which this {name} cannot do", f"a mixer that can: {others}", cure)
+    return CapabilityError(argument, f"{request}, which this {name} cannot do", f"a mixer that can: {others}", cure)

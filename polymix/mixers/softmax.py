@@ -14,8 +14,8 @@ from polymix.errors import OptionError, ShapeError, check_choice, check_grid_opt
 from polymix.mixers.checks import MixerCall
 from polymix.mixers.config import GridConfig, HeadsConfig
 from polymix.mixers.heads import Heads, head_count
+from polymix.mixers.heads_mixer import HeadsMixer
 from polymix.mixers.inheritance import AttentionMaps, Sources
-from polymix.mixers.mixer import TokenMixer
 from polymix.mixers.registry import Capabilities, register
 from polymix.ops.related.attention import softmax_attention
 from polymix.ops.shared.rotary import rotary, rotate
@@ -23,7 +23,7 @@ from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
 
 
-class SoftmaxMixer(TokenMixer):
+class SoftmaxMixer(HeadsMixer):
     """Softmax attention (Vaswani et al. 2017) by PyTorch's fused kernel: the mixer that all others are compared with.
 
         Y = softmax(Q Kᵀ / √d + bias) V     per head; W_o joins the heads
@@ -82,6 +82,13 @@ class SoftmaxMixer(TokenMixer):
         )  # fmt: skip
         return self.proj(y.transpose(1, 2).flatten(-2))
 
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, causal: bool = False,
+        cross: bool = False, state: Any = None,
+    ) -> tuple[Tensor, None]:  # fmt: skip
+        """As `TokenMixer.attend`; the mask may also be (B, N, M). Positions are the matter of whoever projects."""
+        return softmax_attention(q, k, v, scale=q.shape[-1] ** -0.5, mask=mask, causal=int(causal)), None
+
     def _bias(self) -> Tensor | None:
         """The relative position bias (heads, N, N), or None."""
         return None if self.table is None else self.table[self.offset].permute(2, 0, 1)
@@ -121,11 +128,15 @@ class SoftmaxConfig(HeadsConfig, GridConfig):
     output: ClassVar[str] = "softmax attention by PyTorch's fused kernel: the yardstick"
     cost_formula: ClassVar[str] = "4 N D² + 2 N² D"
     sees: ClassVar[str] = "any mask"
-    paper: ClassVar[Mapping[str, Any]] = {"bias": False}
+    forms: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"bias": True}, "equations": {"bias": False}}
     is_attention: ClassVar[bool] = True
     cache_grows: ClassVar[bool] = True
     relative: bool = False
     rotary: float | None = None
+
+    @property
+    def attends(self) -> bool:
+        return True
 
     def check(self) -> None:
         check_choice("relative", self.relative, (True, False))

@@ -6,10 +6,10 @@ import re
 from dataclasses import fields
 from typing import Any
 
-from polymix._io import parse_options
-from polymix.errors import OptionError
+from polymix.errors import OptionError, UnknownNameError
 from polymix.mixers.config import MixerConfig
 from polymix.mixers.registry import ATTENTION, check_options, config_class
+from polymix.options import parse_options
 
 DEFAULT = "softmax,padre-2,padre-3,pom,qt,poly_sa,poly_nl,linear_floor"
 _STRUCTURES = ("token", "channel", "A", "B", "C", "D", "U", "V")
@@ -29,7 +29,10 @@ def parse_mixer(text: str, *, standalone: bool = False) -> tuple[str, MixerConfi
     if short:
         text = f"{short[1]}:degree={short[2]}{short[3] or ''}"
     name, *words = text.strip().split(":")
-    config = config_class(name)
+    try:
+        config = config_class(name)
+    except UnknownNameError as error:  # it is the mixer's, not that of whatever takes one
+        raise UnknownNameError("mixer", error.got, error.allowed, error.cure) from error
     options = parse_options(_with_structures(words, {f.name for f in fields(config)}), config.annotations())
     for reserved in ("grid", "num_prefix_tokens"):
         if reserved in options and not standalone:
@@ -40,7 +43,7 @@ def parse_mixer(text: str, *, standalone: bool = False) -> tuple[str, MixerConfi
     return label, built
 
 
-def _with_structures(words: list[str], known: set[str]) -> list[str]:
+def _with_structures(words: list[str], names: set[str]) -> list[str]:
     """Join a structure's options to it: ["token=monarch", "blocks=8"] -> ["token=monarch:blocks=8"].
 
     An option that the mixer does not have belongs to the structure before it.
@@ -48,7 +51,7 @@ def _with_structures(words: list[str], known: set[str]) -> list[str]:
     joined: list[str] = []
     for word in words:
         previous = joined[-1].partition("=")[0] if joined else ""
-        if previous in _STRUCTURES and previous in known and word.partition("=")[0] not in known:
+        if previous in _STRUCTURES and previous in names and word.partition("=")[0] not in names:
             joined[-1] += ":" + word
         else:
             joined.append(word)

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polymix._io import check_place
 from polymix.blocks import MixerBlock
+from polymix.devices import check_place
 from polymix.errors import OptionError, ShapeError, check_choice, check_int, check_number
 from polymix.limits import LAYERS, check_memory
 from polymix.mixers import MixerConfig

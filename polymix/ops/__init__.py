@@ -2,17 +2,16 @@
 
 padre, pom, qt, poly_sa, poly_nl    the polynomial mixers; `impl` selects eager, blocked, native or triton
 gated                               the output stage of PoM and Poly-SA: a gated linear map, then a projection
-few_rows                            a linear map of a few rows, as in a step of decoding
+decode                              the kernels of decoding: one token of each of a few sequences
 related                             the baselines that the papers compare with, in plain PyTorch
 shared                              masks, sequences, rotary positions, activations, blocks, convolutions
 native, dispatch                    building the C kernels; choosing an implementation
 """
 
-from polymix.ops.few_rows import few_rows
 from polymix.ops.gated import gated
 from polymix.ops.padre import padre
 from polymix.ops.pom import pom, pom_chunk
 from polymix.ops.pooled import poly_nl, poly_sa
-from polymix.ops.qt import qt, qt_attention, qt_chunk
+from polymix.ops.qt import qt, qt_attention, qt_chunk, qt_continue
 
-__all__ = ["few_rows", "gated", "padre", "poly_nl", "poly_sa", "pom", "pom_chunk", "qt", "qt_attention", "qt_chunk"]
+__all__ = ["gated", "padre", "poly_nl", "poly_sa", "pom", "pom_chunk", "qt", "qt_attention", "qt_chunk", "qt_continue"]

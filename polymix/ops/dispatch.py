@@ -13,7 +13,6 @@ A reason is a predicate such as "needs a GPU"; messages put the implementation i
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -26,18 +25,21 @@ import torch
 from torch import Tensor
 
 from polymix.errors import CapabilityError
+from polymix.extras import is_installed
 from polymix.ops.native import library as native
 from polymix.ops.shared.tensors import autocast_dtype, forward_mode, keep_memory
 
 KERNELS = ("triton", "native", "blocked")  # in the order in which "auto" prefers them
 IMPLS = ("auto", "eager", *KERNELS)  # the values of `impl` for every mixer with kernels
 # Tokens in a batch below which a kernel saves less than its extra calls cost (benchmarks/small_inputs.py).
-FEW = {"native": 160, "blocked": 512}
-# The same for a C kernel when gradients are recorded, by op: with up to WIDE channels, and with more of them.
-FEW_TO_TRAIN = {"pom": (512, 2048), "qt": (0, 160), "poly_sa": (512, 512), "poly_nl": (512, 2048)}
-WIDE = 256
+MIN_TOKENS = {"native": 160, "blocked": 512}
+# The same for a C kernel when gradients are recorded, by op: with up to WIDE_CHANNELS channels, and with more of them.
+MIN_TOKENS_TO_TRAIN = {"pom": (512, 2048), "qt": (0, 160), "poly_sa": (512, 512), "poly_nl": (512, 2048)}
+WIDE_CHANNELS = 256
 # The same for a C kernel as a node of a compiled graph, by op (benchmarks/compiled.py): a compiler fuses small passes.
-FEW_IN_A_GRAPH = {"pom": 160, "qt": 160, "poly_sa": 1024, "poly_nl": 1024}
+MIN_TOKENS_IN_A_GRAPH = {"pom": 160, "qt": 160, "poly_sa": 1024, "poly_nl": 1024}
+_DEVICES = {"triton": "cuda", "native": "cpu", "blocked": "cpu"}
+_NEEDS_GPU = "needs a GPU (or TRITON_INTERPRET=1 when requested by name)"
 _TRACED = "does not run in a traced graph (torch.compile, torch.export)"
 _EXPORTED = "stays out of exported programs, which then run without polymix (pass impl='native' to have it in them)"
 log = logging.getLogger("polymix")
@@ -95,8 +97,8 @@ def choose(
         tensors: the inputs of the call; the first holds the tokens (B, N, …).
         unsupported: for each kernel that the op has, why it cannot run this call, or None if it can.
         slower: for some of these kernels, why "auto" should skip them although they can run, or None.
-        in_blocks: the kernels that "auto" skips when the batch has fewer tokens than FEW says. For C kernels
-            FEW_TO_TRAIN decides when gradients are recorded, and FEW_IN_A_GRAPH in a compiled graph.
+        in_blocks: the kernels that "auto" skips when the batch has fewer tokens than MIN_TOKENS says. For C kernels
+            MIN_TOKENS_TO_TRAIN decides when gradients are recorded, and MIN_TOKENS_IN_A_GRAPH in a compiled graph.
     Raises:
         CapabilityError: the requested implementation cannot run this call. The message says why.
     """
@@ -134,10 +136,10 @@ def choose(
 def _few(op: str, kernel: str, in_blocks: bool, recorded: bool, x: Tensor) -> int:
     """The number of tokens in a batch of tokens x (B, N, …) below which "auto" skips the kernel."""
     if kernel == "native" and _in_graph():
-        return FEW_IN_A_GRAPH.get(op, 0)
+        return MIN_TOKENS_IN_A_GRAPH.get(op, 0)
     if kernel == "native" and recorded:
-        return FEW_TO_TRAIN.get(op, (0, 0))[x.shape[-1] > WIDE]
-    return FEW[kernel] if in_blocks else 0
+        return MIN_TOKENS_TO_TRAIN.get(op, (0, 0))[x.shape[-1] > WIDE_CHANNELS]
+    return MIN_TOKENS[kernel] if in_blocks else 0
 
 
 def obstacle(impl: str, tensors: Iterable[Tensor]) -> str | None:
@@ -176,19 +178,23 @@ def _record(op: str, impl: str, *reasons: str, fastest_for: Tensor | None = None
 
 
 def _obstacle(kernel: str, kinds: set[_TensorKind], named: bool) -> str | None:
-    """Why a kernel cannot run on such tensors, whatever the op, or None if it can.
+    """Why a kernel cannot run on such tensors, whatever the op, or None if it can. The device is looked at first.
 
     `named`: the kernel was requested by name. Then Triton may use its interpreter, and native may enter a graph.
     """
-    return {"triton": _triton, "native": _native, "blocked": _blocked}[kernel](kinds, named)
+    on_device = all(k.device.type == _DEVICES[kernel] for k in kinds)
+    if kernel == "triton":
+        return _triton(kinds, on_device) if on_device or named else _NEEDS_GPU
+    if not on_device:
+        return "runs on CPUs only"
+    return _native(kinds, named) if kernel == "native" else _blocked(kinds)
 
 
-def _triton(kinds: set[_TensorKind], named: bool) -> str | None:
+def _triton(kinds: set[_TensorKind], on_device: bool) -> str | None:
     if not _HAS_TRITON:
         return "is not installed"
-    interpreted = named and os.environ.get("TRITON_INTERPRET") == "1"
-    if any(k.device.type != "cuda" for k in kinds) and not interpreted:
-        return "needs a GPU (or TRITON_INTERPRET=1 when requested by name)"
+    if not on_device and os.environ.get("TRITON_INTERPRET") != "1":
+        return _NEEDS_GPU
     if any(k.dtype == torch.float64 for k in kinds):
         return "does not support float64: it accumulates in float32"
     return _transform(kinds)
@@ -200,8 +206,6 @@ def _native(kinds: set[_TensorKind], named: bool) -> str | None:
         return why
     if not traced and not named and torch._C._len_torch_dispatch_stack():
         return "is skipped while a dispatch mode (such as FlopCounterMode) is active"
-    if any(k.device.type != "cpu" for k in kinds):
-        return "runs on CPUs only"
     if any(k.dtype not in (torch.float32, torch.bfloat16) for k in kinds):
         return "supports float32 and bfloat16 only"
     if reason := _transform(kinds):
@@ -210,6 +214,14 @@ def _native(kinds: set[_TensorKind], named: bool) -> str | None:
         return None
     unavailable = _native_why_not() if traced else native.why_not()  # the last check: it loads the library
     return None if unavailable is None else f"is unavailable: {unavailable}"
+
+
+def _blocked(kinds: set[_TensorKind]) -> str | None:
+    if _in_graph():
+        return _TRACED
+    if any(k.requires_grad for k in kinds):
+        return "has no backward (call under torch.inference_mode() or torch.no_grad())"
+    return _transform(kinds)
 
 
 def _graph_obstacle(kinds: set[_TensorKind]) -> str | None:
@@ -251,25 +263,7 @@ def _in_graph() -> bool:
     return torch.compiler.is_compiling() or choosing_for_a_graph.get()
 
 
-def _blocked(kinds: set[_TensorKind], named: bool) -> str | None:
-    if _in_graph():
-        return _TRACED
-    if any(k.device.type != "cpu" for k in kinds):
-        return "runs on CPUs only"
-    if any(k.requires_grad for k in kinds):
-        return "has no backward (call under torch.inference_mode() or torch.no_grad())"
-    return _transform(kinds)
-
-
-def _is_installed(package: str) -> bool:
-    """Whether a package is installed, without importing it."""
-    try:
-        return importlib.util.find_spec(package) is not None
-    except ImportError:
-        return False
-
-
-_HAS_TRITON = _is_installed("triton")
+_HAS_TRITON = is_installed("triton")
 
 
 def _transform(kinds: set[_TensorKind]) -> str | None:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from polymix.errors import CapabilityError, OptionError
 from polymix.ops.shared.signature import Signature
-from polymix.renamed import warn_renamed
 
 
 class Operator:
@@ -35,7 +34,7 @@ class Operator:
 
     def __init__(
         self, name: str, schema: str, define: Callable[..., Any], wrt: Sequence[int],
-        signature: Signature | None = None, **kernels: str,
+        signature: Signature, **kernels: str,
     ) -> None:  # fmt: skip
         self.name, self.define, self.wrt, self.kernels = name, define, tuple(wrt), kernels
         self.signature = signature
@@ -78,8 +77,7 @@ class Operator:
         self, impl: str, suffix: str, grads: Sequence[Tensor], args: Sequence[Any], **more: Sequence[bool]
     ) -> Any:
         kernel, by_name = self._kernel(impl, suffix), dict(zip(self.names, args, strict=True))
-        if self.signature is not None:
-            self.signature.check(self.name + suffix, impl, by_name, grads)
+        self.signature.check(self.name + suffix, impl, by_name, grads)
         if args[0].is_cpu:
             return kernel(*grads, **by_name, **more)
         with torch.cuda.device_of(args[0]):
@@ -118,8 +116,8 @@ class Operator:
         autograd = torch._C.DispatchKey.AutogradFunctionality  # a dispatch mode switches autograd off; switch it on
         with torch.enable_grad(), torch._C._SetExcludeDispatchKeyGuard(autograd, False):
             # Views, so that no gradient flows from one argument to another.
-            given = [args[i] for i in wrt]
-            leaves = [a.view_as(a) if create_graph else a.detach().requires_grad_() for a in given]
+            originals = [args[i] for i in wrt]
+            leaves = [a.view_as(a) if create_graph else a.detach().requires_grad_() for a in originals]
             by_position = dict(zip(wrt, leaves, strict=True))
             outputs = self.define(*(by_position.get(i, a) for i, a in enumerate(args)))
             outputs = outputs if self.several else (outputs,)
@@ -138,8 +136,8 @@ class Operator:
         for place, tensor in zip(ctx.positions, ctx.saved_tensors, strict=True):
             inputs[place] = tensor
         *args, impl = inputs
-        asked = ctx.needs_input_grad if needs_input_grad is None else needs_input_grad
-        needs = [bool(asked[i]) for i in self.wrt]
+        input_needs = ctx.needs_input_grad if needs_input_grad is None else needs_input_grad
+        needs = [bool(input_needs[i]) for i in self.wrt]
         wrt = self._needed(args, needs)
         if torch.is_grad_enabled() or any(map(_is_batched, grads)):
             gradients = self._by_definition(grads, args, wrt, create_graph=torch.is_grad_enabled())
@@ -150,18 +148,6 @@ class Operator:
         for position, grad in zip(wrt, gradients, strict=True):
             by_position[position] = grad
         return tuple(by_position)
-
-
-def renamed_operator(old: str, operator: Operator) -> None:
-    """Register polymix::old as another name of `operator`, for callers and saved graphs; calling it warns."""
-
-    def call(*args: Any) -> Any:
-        warn_renamed(f"torch.ops.polymix.{old}", f"torch.ops.polymix.{operator.name}")
-        return operator._op(*args)
-
-    schema = operator._op.default._schema
-    torch.library.define(f"polymix::{old}", str(schema).removeprefix(f"polymix::{operator.name}"))
-    torch.library.impl(f"polymix::{old}", "CompositeImplicitAutograd", call)
 
 
 class _Undispatched(torch.autograd.Function):

@@ -7,13 +7,14 @@ dark mode, fit a phone, and print with all columns of their tables.
 from __future__ import annotations
 
 import base64
+import html
+import re
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
+from polymix.extras import needs
 from polymix.numbers import figure, fixed, plural
 
 # Every colour of pages and pictures in light mode, with its counterpart in dark mode.
@@ -29,20 +30,45 @@ COLOURS = {
 
 
 @cache
-def _environment() -> Environment:
+def _environment() -> Any:
+    with needs("train", "Pages are made with it."):
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     package = Path(__file__).parents[1]
     environment = Environment(
         loader=FileSystemLoader([package / "workflows", package]), undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True, autoescape=lambda name: name is not None and "html" in name,
     )  # fmt: skip
     environment.globals["colours"] = COLOURS
-    environment.filters |= {"figure": figure, "fixed": fixed, "plural": plural}
+    environment.filters |= {"figure": figure, "fixed": fixed, "plural": plural, "markdown": markdown, "fenced": fenced}
     return environment
 
 
 def render(template: str, **names: Any) -> str:
     """The text of a template such as "bench/report.html.j2", named by its path in workflows/ or the package."""
     return _environment().get_template(template).render(**names)
+
+
+def markdown(text: Any) -> str:
+    """A text of the user's, such as a file's name, as one line of Markdown that shows it and does nothing else.
+
+    No HTML, heading, link, picture or cell of a table can begin in it.
+    """
+    line = " ".join(str(text).split())
+    escaped = re.sub(r"([\\`*\[\]|])", r"\\\1", html.escape(line, quote=False))
+    return f"\\{escaped}" if escaped[:1] in ("#", "-", "+") else escaped
+
+
+def table_line(cells: Iterable[Any]) -> str:
+    """A line of a table in Markdown."""
+    return f"| {' | '.join(map(markdown, cells))} |"
+
+
+def fenced(text: str, language: str = "") -> str:
+    """Code or a sample as a block of Markdown that it cannot end."""
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{text}\n{fence}"
 
 
 def embedded(pictures: Iterable[Path]) -> dict[str, str]:

@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import Locator, NullLocator
 
 from polymix import pages
+from polymix.files import write_whole
 
 LIGHT = {name: light for name, (light, _) in pages.COLOURS.items()}
 STYLE: dict[str, Any] = {
@@ -148,7 +149,5 @@ def legend_below(figure: Figure, axes: Axes) -> None:
 
 def save(figure: Figure, path: Path) -> Path:
     """Write the picture whole or not at all."""
-    part = path.with_name(f".{path.name}")  # keeps the suffix, from which matplotlib reads the format
-    figure.savefig(part)
-    part.replace(path)
+    write_whole(path, lambda part: figure.savefig(part, format=path.suffix[1:]))
     return path

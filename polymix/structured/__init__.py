@@ -1,6 +1,5 @@
 """Structured linear maps for either side of X: apply, transpose, `dense()`, cost. One file per family."""
 
-from polymix.renamed import renamed
 from polymix.structured.base import Site, StructuredMap, Transposed
 from polymix.structured.compose import Identity, Prefixed, Product, Sum
 from polymix.structured.conv import DepthwiseConv
@@ -18,5 +17,3 @@ __all__ = [
     "LowRank", "Mean", "Monarch", "Op", "ParallelLinear", "Prefixed", "Product", "RankOne", "Site", "Sparse",
     "StructuredMap", "Sum", "Toeplitz", "Transposed", "create_map", "list_maps", "token_map",
 ]  # fmt: skip
-
-__getattr__ = renamed(__name__, Fanout="ParallelLinear")

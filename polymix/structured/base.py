@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymix.errors import OptionError, ShapeError
-from polymix.ops.shared.tensors import accumulator
+from polymix.ops.shared.tensors import Counts, Shape, accumulator
 from polymix.structured.cost import Cost, Op, cost_of
 
 Grid = tuple[int, ...] | None
@@ -209,13 +209,17 @@ class StructuredMap(nn.Module, ABC):
         """Multiply M by `gain`, for the init of a mixer. Returns False, and does nothing, if the map has no scale."""
         return False
 
-    def memory(self, batch: int) -> list[tuple[int, ...]]:
+    def memory(self, batch: int) -> list[Shape]:
         """The shapes of a recurrent map's state."""
         return []
 
     def start(self, batch: int, like: Tensor) -> list[Tensor]:
         """The state before the first token, at least float32."""
-        return [like.new_zeros(shape, dtype=accumulator(like.dtype)) for shape in self.memory(batch)]
+        state = []
+        for part in self.memory(batch):
+            shape, dtype = (part.shape, torch.int64) if isinstance(part, Counts) else (part, accumulator(like.dtype))
+            state.append(like.new_zeros(shape, dtype=dtype))
+        return state
 
     def scan(self, x: Tensor, past: list[Tensor], real: Tensor | None) -> tuple[Tensor, list[Tensor]]:
         """Apply a causal map to a chunk after the state `past`. Returns the output and the new state.

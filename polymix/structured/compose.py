@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from polymix.ops.shared.prefix import PrefixMap
+from polymix.ops.shared.tensors import Shape
 from polymix.structured.base import Grid, Site, StructuredMap, Weightless
 from polymix.structured.cost import Op
 
@@ -73,11 +74,8 @@ class _Composite(StructuredMap):
     def vector_ops(self, rows: int, n: int, out: int) -> list[Op]:
         raise NotImplementedError("a composite costs what its parts cost")
 
-    def memory(self, batch: int) -> list[tuple[int, ...]]:
+    def memory(self, batch: int) -> list[Shape]:
         return [shape for part in self.members for shape in part.memory(batch)]
-
-    def start(self, batch: int, like: Tensor) -> list[Tensor]:
-        return [tensor for part in self.members for tensor in part.start(batch, like)]
 
     def _split(self, past: list[Tensor]) -> list[list[Tensor]]:
         """The state of each part."""

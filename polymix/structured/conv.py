@@ -10,9 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymix.errors import OptionError, check_int
+from polymix.limits import check_memory
+from polymix.ops.decode import try_convolution
 from polymix.ops.shared.depthwise import depthwise_conv, effective_kernel
-from polymix.ops.shared.one_token import try_one_token
 from polymix.ops.shared.sequences import after_window, next_window
+from polymix.ops.shared.tensors import Shape
 from polymix.structured.base import Grid, Site, StructuredMap
 from polymix.structured.cost import Op
 
@@ -105,13 +107,13 @@ class DepthwiseConv(StructuredMap):
         self.weight.data.mul_(gain)
         return True
 
-    def memory(self, batch: int) -> list[tuple[int, ...]]:
+    def memory(self, batch: int) -> list[Shape]:
         return [(batch, self.reach, self.site.channels)]
 
     def scan(self, x: Tensor, past: list[Tensor], real: Tensor | None) -> tuple[Tensor, list[Tensor]]:
         if real is not None:
             x = x.masked_fill(~real.unsqueeze(-1), 0.0)
-        elif (step := try_one_token(x, past[0], self.weight, self.dilation)) is not None:
+        elif (step := try_convolution(x, past[0], self.weight, self.dilation)) is not None:
             return step[0], [step[1]]
         seen, n = after_window(x, past[0]), x.shape[1]
         return self._after(seen.to(x.dtype), n), [next_window(seen, n, real)]
@@ -121,7 +123,12 @@ class DepthwiseConv(StructuredMap):
 
 
 def conv_matrix(weight: Tensor, grid: tuple[int, ...], *, causal: bool = False, dilation: int = 1) -> Tensor:
-    """A depthwise convolution with weight (D, 1, *kernel) as matrices (D, N, N), built from indices alone."""
+    """A depthwise convolution with weight (D, 1, *kernel) as matrices (D, N, N), built from indices alone.
+
+    Raises OptionError where they do not fit into memory, before any index is made.
+    """
+    tokens = math.prod(grid)
+    check_memory("n", f"a convolution of {tokens:,} tokens as matrices", weight.shape[0] * tokens**2 * 8.0)
     kernel = torch.tensor(weight.shape[2:])
     axes = torch.meshgrid(*(torch.arange(size) for size in grid), indexing="ij")
     place = torch.stack([axis.flatten() for axis in axes], dim=-1)  # (N, axes)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from polymix.errors import check_divides, check_int
-from polymix.ops.few_rows import ACTIVATIONS, few_rows, try_feed_forward, try_native
+from polymix.ops import decode
+from polymix.ops.decode import ACTIVATIONS, try_feed_forward, try_linear
 from polymix.ops.shared.tensors import Linear
 from polymix.structured.base import Grid, Site, StructuredMap, init_
 from polymix.structured.cost import Op, linear_op
@@ -38,7 +39,7 @@ class Dense(StructuredMap, nn.Linear):  # type: ignore[misc]
     def forward(  # type: ignore[override]
         self, x: Tensor, grid: Grid = None, mask: Tensor | None = None, **kw: Any
     ) -> Tensor:
-        return super().forward(x, grid, mask, **kw) if kw else few_rows(x, self.weight, self.bias)
+        return super().forward(x, grid, mask, **kw) if kw else decode.linear(x, self.weight, self.bias)
 
     def multiply(self, v: Tensor, *, transposed: bool, out: int, real: Tensor | None) -> Tensor:
         return v @ (self.weight if transposed else self.weight.t())
@@ -126,12 +127,12 @@ def affine(layer: Any) -> Linear:
 
 
 def apply_linear(layer: nn.Module, x: Tensor, activation: str = "identity", factor: Tensor | None = None) -> Tensor:
-    """act(layer(x)) ⊙ f for a linear layer, by `few_rows` where its kernel runs.
+    """act(layer(x)) ⊙ f for a linear layer, by `decode.linear` where its kernel runs.
 
     The layer itself is called if something wraps or observes it (LoRA, hooks, parametrizations, offloading).
     """
     if _is_plain(layer):
-        y = try_native(x, layer.weight, layer.bias, activation, factor)  # type: ignore[arg-type]
+        y = try_linear(x, layer.weight, layer.bias, activation, factor)  # type: ignore[arg-type]
         if y is not None:
             return y
     y = ACTIVATIONS[activation](layer(x))

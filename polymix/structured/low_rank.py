@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from polymix.errors import check_int
-from polymix.ops.shared.tensors import accumulator
+from polymix.ops.shared.tensors import Counts, Shape, accumulator
 from polymix.structured.base import Site, StructuredMap, Weightless, init_
 from polymix.structured.cost import Op
 
@@ -110,12 +110,8 @@ class Mean(Weightless):
     def vector_ops(self, rows: int, n: int, out: int) -> list[Op]:
         return [Op("elementwise", (rows * self.site.groups * (n + (out if self.site.causal else 0)),))]
 
-    def memory(self, batch: int) -> list[tuple[int, ...]]:
-        return [(batch, 1, self.site.channels), (batch, 1, 1)]
-
-    def start(self, batch: int, like: Tensor) -> list[Tensor]:
-        total, count = super().start(batch, like)
-        return [total, count.to(torch.int64)]
+    def memory(self, batch: int) -> list[Shape]:
+        return [(batch, 1, self.site.channels), Counts((batch, 1, 1))]
 
     def scan(self, x: Tensor, past: list[Tensor], real: Tensor | None) -> tuple[Tensor, list[Tensor]]:
         total, count = past

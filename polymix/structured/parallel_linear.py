@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polymix.ops.few_rows import few_rows
+from polymix.ops import decode
 from polymix.structured.base import Site, StructuredMap
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import linear
@@ -34,7 +34,7 @@ class ParallelLinear(nn.Module):
         """Returns [Y_1, Y_2, …]. `shared` replaces the weight and bias of the shared product (one head only)."""
         dense: list[Tensor] = []
         if self.maps is not None:
-            product = self.maps(x) if shared is None else few_rows(x, *shared)
+            product = self.maps(x) if shared is None else decode.linear(x, *shared)
             split = product.unflatten(-1, (self.heads, self.count, -1))
             dense = [part.flatten(-2) for part in split.unbind(-2)]
         first, others = iter(dense), iter(self.others)

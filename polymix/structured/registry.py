@@ -6,8 +6,8 @@ import inspect
 from dataclasses import replace
 from typing import Any
 
-from polymix._io import parse_value
 from polymix.errors import OptionError, UnknownNameError, nearest_first
+from polymix.options import parse_value
 from polymix.structured.base import Site, StructuredMap, Transposed, transposed_site
 from polymix.structured.compose import Identity, Prefixed, Product, Sum
 from polymix.structured.conv import DepthwiseConv
@@ -45,8 +45,8 @@ def parse(argument: str, text: Any) -> tuple[str, dict[str, Any], bool]:
     name = name.strip().lower().replace("-", "_")
     name = _ALIASES.get(name, name)
     if name not in _MAPS:
-        known = ", ".join(nearest_first(name, _MAPS))
-        raise UnknownNameError(argument, repr(text), known, "The closest names come first.")
+        nearest = ", ".join(nearest_first(name, _MAPS))
+        raise UnknownNameError(argument, repr(text), nearest, "The closest names come first.")
     known_options = [p.name for p in inspect.signature(_MAPS[name].__init__).parameters.values()
                      if p.kind is p.KEYWORD_ONLY]  # fmt: skip
     options = {}

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from polymix.errors import OptionError, check_choice, check_int
 from polymix.ops.shared.fft_conv import causal_fft_conv, circular_fft_conv
 from polymix.ops.shared.sequences import after_window, next_window
-from polymix.ops.shared.tensors import accumulator
+from polymix.ops.shared.tensors import Shape, accumulator
 from polymix.structured.base import Site, StructuredMap, init_
 from polymix.structured.cost import Op, linear_op
 
-CURVE = 1024  # unit of an implicit filter's positions if the length of sequences is unknown
+POSITION_UNIT = 1024  # unit of an implicit filter's positions if the length of sequences is unknown
 
 
 class ImplicitFilter(nn.Module):
@@ -74,7 +74,7 @@ class _Filtered(StructuredMap):
         if filter is None:
             filter = "implicit" if length is None else "explicit"
         if length is None and filter == "implicit":
-            length = CURVE
+            length = POSITION_UNIT
         if length is None:
             raise OptionError(
                 "length",
@@ -174,7 +174,7 @@ class Toeplitz(_Filtered):
     def transform_size(self, n: int) -> int:
         return 2 * n
 
-    def memory(self, batch: int) -> list[tuple[int, ...]]:
+    def memory(self, batch: int) -> list[Shape]:
         return [(batch, self.length - 1, self.site.channels)]
 
     def scan(self, x: Tensor, past: list[Tensor], real: Tensor | None) -> tuple[Tensor, list[Tensor]]:

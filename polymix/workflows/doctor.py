@@ -12,18 +12,11 @@ from typing import Any
 import torch
 
 from polymix import compat
+from polymix.errors import install_extra
+from polymix.extras import EXTRAS
 from polymix.measure.machine import manifest
 from polymix.ops.native import compile, library
 
-EXTRAS = {  # the libraries that an extra installs, by their names on PyPI
-    "train": ("lightning", "torchmetrics", "scikit-learn", "matplotlib", "jinja2", "rich", "typer", "pillow", "pyyaml"),
-    "vision": ("timm",),
-    "text": ("transformers", "tokenizers", "safetensors"),
-    "parquet": ("pyarrow",),
-    "diffusion": ("diffusers",),
-    "tensorboard": ("tensorboard",),
-    "wandb": ("wandb",),
-}
 _BF16 = {"avx512_bf16": "AVX-512", "amx_bf16": "AMX", "bf16": "NEON"}
 
 
@@ -98,13 +91,13 @@ def _gpu() -> Finding:
 
 def _libraries() -> list[Finding]:
     findings = []
-    for extra, names in EXTRAS.items():
-        versions = {name: _version(name) for name in names}
-        there = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
-        missing = [name for name, version in versions.items() if version is None]
-        state = "; ".join(part for part in (there, f"missing: {', '.join(missing)}" if missing else "") if part)
-        cure = f"For what needs them: pip install 'polymix[{extra}]'." if missing else ""
-        findings.append(Finding(f"extra {extra}", state, cure))
+    for name, extra in EXTRAS.items():
+        versions = {package: _version(package) for package in extra.packages}
+        installed = ", ".join(f"{package} {version}" for package, version in versions.items() if version)
+        missing = ", ".join(package for package, version in versions.items() if version is None)
+        state = "; ".join(part for part in (extra.purpose, installed, f"missing: {missing}" * bool(missing)) if part)
+        cure = f"For what needs them, in a clone of polymix: {install_extra(name)}" if missing else ""
+        findings.append(Finding(f"extra {name}", state, cure))
     return findings
 
 
@@ -112,16 +105,17 @@ def _torchvision() -> Finding:
     version = _version("torchvision")
     if version is None:
         return Finding("torchvision", "not installed")
+    fitting = f"Install both from one index: {compat.cpu_build(version)}"
+    if torch.version.cuda is not None:
+        fitting = "Install the build that fits PyTorch's (see pytorch.org)."
     try:
         mended = compat.cure_torchvision()
     except Exception as error:
-        reason = str(error).splitlines()[0]
-        return Finding(
-            "torchvision", f"{version} cannot be imported: {reason}", "Install the build that fits PyTorch's."
-        )
+        return Finding("torchvision", f"{version} cannot be imported: {str(error).splitlines()[0]}", fitting)
     if mended:
-        cure = "polymix works around it. Install torchvision's CPU build to use its own operators."
-        return Finding("torchvision", f"{version}, built for another PyTorch", cure)
+        rest = "polymix works around it; other programs cannot import torchvision, timm or transformers."
+        cure = f"{fitting}; or, without that index, mend the one that is installed: polymix doctor --fix"
+        return Finding("torchvision", f"{version}, built for another PyTorch. {rest}", cure)
     return Finding("torchvision", f"{version}")
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import torch
 
 from polymix.errors import OptionError
-from polymix.tasks.images.grids import columns_of, save_sheet
-from polymix.tasks.images.pipeline import ImagesPipeline
+from polymix.workflows.convert.generators import generator_task
 
 SHEET = Path("samples.png")
 OPTIONS = {  # of the command, by the argument of the pipeline
@@ -47,21 +46,19 @@ def draw(folder: Path, settings: Settings, *, device: str = "cpu", threads: int 
     Raises:
         OptionError, DataError: before anything is drawn.
     """
+    from polymix.train.data.drawing import columns_of, save_sheet
+
     if settings.out.suffix.lower() != ".png" or not settings.out.absolute().parent.is_dir():
         allowed = "a file whose name ends in .png, in a folder that exists"
         raise OptionError("--out", str(settings.out), allowed, "Pass --out samples.png.")
     if threads:
         torch.set_num_threads(threads)
-    pipe = ImagesPipeline.from_pretrained(folder, vae=settings.vae, device=device, trust_remote_code=False)
-    labels = settings.labels
-    if not labels and pipe.model.classes and not pipe.model.guidable:
-        labels = pipe.classes
     try:
-        images = pipe(
-            [labels[place % len(labels)] for place in range(settings.num)] if labels else None, num_images=settings.num,
+        images = generator_task().images(
+            folder, settings.labels, vae=settings.vae, device=device, num_images=settings.num,
             num_inference_steps=settings.steps, guidance_scale=settings.guidance, method=settings.sampler,
-            seed=settings.seed, output_type="pt",
-        ).images  # fmt: skip
+            seed=settings.seed,
+        )  # fmt: skip
     except OptionError as error:
         option = OPTIONS.get(error.argument)
         if option is None:

@@ -5,22 +5,26 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from polymix._io import check_device
+from polymix.devices import check_device
 from polymix.errors import DataError, OptionError, PolymixError, check_choice, check_int
 
+if TYPE_CHECKING:
+    from polymix.train.saved import SavedRun
+    from polymix.train.task import Task
+
 SPLITS = ("held-out", "all")
+WINDOWS = 4  # of text at once
 _LANGUAGE = "CausalLM|LMHeadModel"
-_OPTIONS = {"context": "--tokens", "data": "--data", "held_out": "--split"}  # the command's option for a recipe's
+_FLAGS = {"context": "--tokens", "data": "--data", "held_out": "--split", "layout": "--layout"}  # for a recipe's option
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class Settings:
         trust: run code that the folder names.
         layout: how the files of `data` are arranged, for runs of polymix train; None: as its files say.
         exported: an ONNX file of this model, such as one in 8 bits, which is measured in its place.
-        options: of the model's use, such as "beam=50", for runs of polymix train.
+        options: of the model's use or of the data, such as "beam=50" or "broken=skip", for runs of polymix train.
     """
 
     folder: Path
@@ -77,7 +81,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was measured: `metrics` by name, and for images the accuracy of each class."""
+    """What was measured: `metrics` by name, with the units in which they are written, and for images each class."""
 
     model: str
     task: str
@@ -86,13 +90,15 @@ class Evaluation:
     count: int | None
     unit: str
     metrics: dict[str, float | None]
+    units: dict[str, str] = field(default_factory=dict)
     classes: list[dict[str, Any]] = field(default_factory=list)
+    schema: Literal["polymix.evaluate/1"] = "polymix.evaluate/1"
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it: a number that is not finite becomes None."""
         metrics = {name: value if value is not None and math.isfinite(value) else None
                    for name, value in self.metrics.items()}  # fmt: skip
-        return {"schema": "polymix.evaluate/1", **asdict(self), "metrics": metrics}
+        return {"schema": self.schema, **asdict(self), "metrics": metrics}
 
 
 def evaluate(settings: Settings, say: Callable[[str], None] = lambda text: None) -> Evaluation:
@@ -102,17 +108,20 @@ def evaluate(settings: Settings, say: Callable[[str], None] = lambda text: None)
         DataError, OptionError, ResultsError: there is no such model or data, they do not fit each other, or an option
             means nothing for them.
     """
-    from polymix.tasks.saved import SavedRun, is_run
+    from polymix.train.saved import SavedRun, is_run
 
     folder = settings.folder
-    run = SavedRun.of(folder) if is_run(folder) else None
-    if run is not None and run.task.name != "text":
-        return _of_run(run.changed(settings.options), settings, say)
-    if settings.options:
-        raise OptionError("--set", settings.options[0], "no --set for this model", "Leave it out.")
-    if run is not None or _reads_text(folder):
-        return _of_text(settings, None if run is None else run.recipe, say)
-    return _of_images(settings, say)
+    try:
+        if is_run(folder):
+            return _of_run(SavedRun.of(folder), settings, say)
+        if settings.options:
+            raise OptionError("--set", settings.options[0], "no --set for this model", "Leave it out.")
+        settings.without("layout", "a model that polymix train did not write")
+        return _of_text(settings, say) if _reads_text(folder) else _of_images(settings, say)
+    except PolymixError as error:
+        if error.argument not in _FLAGS:
+            raise
+        raise type(error)(_FLAGS[error.argument], error.got, error.allowed, error.cure) from error
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -145,99 +154,75 @@ def _exported(settings: Settings) -> Callable[[nn.Module], nn.Module] | None:
 # Runs of polymix train
 
 
-def _of_run(run: Any, settings: Settings, say: Callable[[str], None]) -> Evaluation:
-    for option in ("tokens", "image_size"):
-        settings.without(option, f"a run of polymix train, whose recipe sets it ({run.task.name})")
-    found = run.measure(
+def _of_run(run: SavedRun, settings: Settings, say: Callable[[str], None]) -> Evaluation:
+    kind = f"a run of polymix train, whose recipe sets it ({run.task.name})"
+    settings.without("image_size", kind)
+    if run.recipe.sequence_option is None:
+        settings.without("tokens", kind)
+    details = run.measure(
         settings.data, whole=settings.split == "all", limit=settings.limit, batch=settings.batch,
-        device=settings.device, say=say,
-        layout=settings.layout, prepare=_exported(settings),
+        device=settings.device, say=say, layout=settings.layout, prepare=_exported(settings), length=settings.tokens,
+        options=settings.options,
     )  # fmt: skip
-    rows = found.get("classes", [])
-    data = settings.data or run.recipe.data or run.summary.get("name") or "the task's own"
-    count = found["count"] if "count" in found else sum(row.get("images", 0) for row in rows) or None
+    pairs = (word.partition("=")[::2] for word in settings.options)
+    other = next((value for name, value in pairs if name in run.recipe.sources), None)
+    data = settings.data or other or run.recipe.source or run.summary.get("name") or "the task's own"
+    return _evaluation(settings, run.task, str(data), details)
+
+
+def _evaluation(settings: Settings, task: Task[Any, Any], data: str, details: Mapping[str, Any]) -> Evaluation:
+    rows = details.get("classes", [])
+    count = details["count"] if "count" in details else sum(row.get("images", 0) for row in rows) or None
+    unit = details.get("unit", "images")
+    kinds: dict[str, str] = {metric.name: metric.unit for metric in task.metrics}
+    units = {name: kinds.get(name) or kinds.get(name.partition("_")[0], "") for name in details["metrics"]}
     return Evaluation(
-        str(settings.folder), run.task.name, str(data), settings.split, count, found.get("unit", "images"),
-        found["metrics"], rows,
-    )  # fmt: skip
+        str(settings.folder), task.name, data, settings.split, count, unit, details["metrics"], units, rows
+    )
 
 
-# Text
+# Models that polymix train did not write, by the tasks of their domains
 
 
-def _of_text(settings: Settings, recipe: Any, say: Callable[[str], None]) -> Evaluation:
-    """Of a causal language model and its tokenizer. recipe: of its training, if polymix train wrote it."""
-    from polymix.tasks.processes import Process
-    from polymix.tasks.text.data import load
-    from polymix.tasks.text.metrics import HeldOut
-    from polymix.tasks.text.metrics import evaluate as measure
-    from polymix.tasks.text.recipe import TextRecipe
+def _measured(task: Task[Any, Any], model: nn.Module, data: Any, settings: Settings) -> Evaluation:
+    """What a task says of a model on data."""
+    from polymix.train.loop import evaluating
+    from polymix.train.task import Process
+
+    model = model.to(settings.device)
+    with evaluating(model):
+        details = task.details(model, data, Process(torch.device(settings.device)))
+    return _evaluation(settings, task, str(settings.data), details)
+
+
+def _of_text(settings: Settings, say: Callable[[str], None]) -> Evaluation:
+    """Of a causal language model and its tokenizer."""
+    from polymix.train.registry import task_of
     from polymix.workflows.convert.inputs import sequence_length
-    from polymix.workflows.generate.folder import load as load_model
+    from polymix.workflows.generate.folder import load
 
     settings.without("image_size", "a language model")
     settings.without("exported", "a language model, whose exported graphs carry a state")
-    settings.without("layout", "a language model")
-    if settings.data is None and recipe is None:
+    if settings.data is None:
         raise OptionError("--data", None, "text files", "Only runs of polymix train know their data.")
-    model, _ = load_model(settings.folder, trust=settings.trust)
-    base = TextRecipe() if recipe is None else recipe
-    context = sequence_length(model, settings.tokens) if recipe is None else settings.tokens or recipe.context
-    vocab = None if recipe is None or not _is_shards(settings.data or recipe.data, recipe) else recipe.vocab
-    wanted = replace(
-        TextRecipe(), data=settings.data or base.data, tokenizer=str(settings.folder), context=context,
-        column=base.column, held_out=base.held_out, packing=base.packing, vocab=vocab, accumulate=1,
-        batch_size=settings.batch or (4 if recipe is None else base.part_size), evaluate_tokens=settings.limit or 2**62,
-    )  # fmt: skip
-    with TemporaryDirectory(prefix="polymix-text-") as scratch:
-        try:
-            data = load(wanted, Path(scratch), say)
-            for tokens in (data.train, data.val):
-                tokens.check(model.config.vocab_size)
-        except PolymixError as error:
-            raise type(error)(_OPTIONS.get(error.argument, error.argument), error.got, error.allowed,
-                              error.cure) from error  # fmt: skip
-        parts = [data.val] if settings.split == "held-out" else [data.train, data.val]
-        left, held = settings.limit or 2**62, []
-        for tokens in parts:
-            if left > 0 and len(tokens) > 1:
-                held.append(HeldOut.of(replace(data, val=tokens), replace(wanted, evaluate_tokens=left)))
-                left -= held[-1].targets
-        model.to(settings.device)
-        process = Process(torch.device(settings.device))
-        figures = [(part, measure(model, part, process)["val_loss"]) for part in held]
-    count = sum(part.targets for part in held)
-    nats = sum(part.targets * loss for part, loss in figures)
-    loss = nats / max(count, 1)
-    metrics: dict[str, float | None] = {"loss": loss, "perplexity": math.exp(loss) if loss < 700 else math.inf}
-    if all(part.bytes for part in held):
-        metrics["bits_per_byte"] = nats / math.log(2) / sum(part.bytes or 0 for part in held)
-    return Evaluation(str(settings.folder), "text", str(settings.data or base.data or "Python's own prose"),
-                      settings.split, count, "tokens", metrics)  # fmt: skip
+    model, _ = load(settings.folder, trust=settings.trust)
+    context = sequence_length(model, settings.tokens)
+    task = task_of("text", say, data=settings.data, context=context, batch_size=settings.batch or WINDOWS)
+    task.folder = settings.folder
+    return _measured(task, model, task.for_evaluation({}, settings.split == "all", settings.limit), settings)
 
 
-def _is_shards(data: str | None, recipe: Any) -> bool:
-    from polymix.tasks.text.data import find_source
-
-    return find_source(data, recipe.column).kind == "shards"
-
-
-# Images
-
-
-@torch.no_grad()
 def _of_images(settings: Settings, say: Callable[[str], None]) -> Evaluation:
     from polymix.convert.tracing import mode
-    from polymix.tasks.classify.metrics import scores
-    from polymix.tasks.distill.batches import logits_of
+    from polymix.train.distill.batches import logits_of
+    from polymix.train.registry import task_of
     from polymix.workflows.convert.images import Images
     from polymix.workflows.convert.inputs import reads_text
     from polymix.workflows.convert.sources import load_model
 
-    settings.without("layout", "a folder of images")
     if settings.data is None:
         raise OptionError("--data", None, "a folder of images", "Only runs of polymix train know their data.")
-    source = load_model(str(settings.folder), trust=settings.trust)
+    source = load_model(str(settings.folder), trust=settings.trust).with_weights("folder")
     if reads_text(source.model):
         got = f"{settings.folder}, a {type(source.model).__name__}"
         raise DataError("folder", got, "a classifier of images or a causal language model", "")
@@ -246,31 +231,25 @@ def _of_images(settings: Settings, say: Callable[[str], None]) -> Evaluation:
     for path in images.data.skipped:
         say(f"Skipped {path}")
     names = _names(settings.folder)
+    model, first = source.model.to(settings.device), images.inputs(images.data.test.images[:1]).to(settings.device)
     if names:
-        odd = [name for name in images.data.classes if name not in names]
-        if odd:
-            got, allowed = f"the class {odd[0]!r} in {settings.data}", f"the model's classes: {', '.join(names[:20])}"
-            raise DataError("--data", got, allowed, "Rename its folder.")
-        images.order = torch.tensor([names.index(name) for name in images.data.classes])
-    inputs, labels = _chosen(images, settings)
-    model: nn.Module = source.model.to(settings.device)
-    if not names:
-        images.check_head(model, images.inputs(inputs[:1]).to(settings.device))
+        with mode(model, False), torch.no_grad():
+            outputs = logits_of(model, first)
+        if outputs.ndim != 2 or outputs.shape[1] != len(names):
+            got = f"outputs {tuple(outputs.shape)} for {len(names)} classes"
+            raise DataError("folder", got, "a classifier of these classes", "Evaluate it from Python.")
+    else:
+        images.check_head(model, first)
     if (prepare := _exported(settings)) is not None:
         model = prepare(model)
-    size, found = settings.batch or images.batch, []
-    with mode(model, False):
-        for start in range(0, len(labels), size):
-            batch = images.inputs(inputs[start : start + size]).to(settings.device)
-            found.append(logits_of(model, batch).float().cpu())
-    logits = torch.cat(found)
-    known = names or [name for _, name in sorted(zip(images.order.tolist(), images.data.classes, strict=True))]
-    if logits.ndim != 2 or logits.shape[1] != len(known):
-        got = f"outputs {tuple(logits.shape)} for {len(known)} classes"
-        raise DataError("folder", got, "a classifier of these classes", "Evaluate it from Python.")
-    result = scores(logits, images.order[labels], known)
-    return Evaluation(str(settings.folder), "images", settings.data, settings.split, len(labels), "images",
-                      result["metrics"], [row for row in result["classes"] if row["images"]])  # fmt: skip
+    data = images.as_the_model_knows_them(names).restricted(settings.split == "all", settings.limit)
+    # A task measures four of its batches at once.
+    task = task_of(
+        "classify", say, data=settings.data, image_size=data.image_size, patch_size=data.image_size,
+        batch_size=-(-(settings.batch or images.batch) // 4),
+    )  # fmt: skip
+    evaluation = _measured(task, images.logits(model), data, settings)
+    return replace(evaluation, classes=[row for row in evaluation.classes if row["images"]])
 
 
 def _names(folder: Path) -> list[str]:
@@ -279,13 +258,3 @@ def _names(folder: Path) -> list[str]:
     data = metadata.get("data") if isinstance(metadata, dict) else None
     names = data.get("classes") if isinstance(data, dict) else None
     return list(map(str, names)) if isinstance(names, list) else []
-
-
-def _chosen(images: Any, settings: Settings) -> tuple[Tensor, Tensor]:
-    """The images of the split, at most `limit` of them, drawn at random with a fixed seed."""
-    parts = [images.data.test] if settings.split == "held-out" else [images.data.train, images.data.test]
-    inputs, labels = (torch.cat(part) for part in zip(*parts, strict=True))
-    if settings.limit is None or settings.limit >= len(labels):
-        return inputs, labels
-    drawn = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))[: settings.limit]
-    return inputs[drawn], labels[drawn]

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polymix._io import RESULTS, read_json
 from polymix.errors import DataError, OptionError, PolymixError, check_int
 from polymix.export.graph import Graph, about
 from polymix.export.hexagon import DEFAULT_CHIP
@@ -21,17 +20,17 @@ from polymix.export.int8 import SCHEMES
 from polymix.export.manifest import write_manifest
 from polymix.export.modes import MODES, mixer_graphs, modes_of
 from polymix.export.write import export_graphs
+from polymix.files import output_folder, read_json
 from polymix.mixers.spec import parse_mixer
 from polymix.numbers import figure
-from polymix.tasks.report import SCHEMA
-from polymix.tasks.saved import SavedRun
+from polymix.results import RESULTS
 from polymix.workflows.convert.images import DIGITS
 from polymix.workflows.convert.inputs import random_input
 from polymix.workflows.convert.sources import load_model
 from polymix.workflows.exported_runs import BATCH, image_calibration, measured, trained_graph
 
 SUFFIXES = (".npy", ".npz")
-IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
+MAX_PICTURES = 512  # that are read to calibrate with
 
 
 @dataclass(frozen=True)
@@ -76,10 +75,14 @@ class Settings:
 
 def run(settings: Settings, out: Path, targets: Sequence[str], say: Callable[[str], None]) -> dict[str, Any]:
     """Export, and say what was written. Raises what `polymix.export.export` raises."""
-    quantised = {"int8", "qnn"} & set(targets)
-    if settings.data is not None and not quantised:
+    if settings.data is not None and not {"int8", "qnn"} & set(targets):
         got = f"a value with --target {','.join(targets)}"
         raise OptionError("--data", got, "the target int8 or qnn", "Leave it out, or add one of these.")
+    with output_folder(out, renamed=True):
+        return _run(settings, out, targets, say)
+
+
+def _run(settings: Settings, out: Path, targets: Sequence[str], say: Callable[[str], None]) -> dict[str, Any]:
     torch.manual_seed(settings.seed)
     graphs = mixer_of(settings) if settings.mixer is not None else models_of(settings)
     data = None  # the graphs calibrate by themselves
@@ -93,7 +96,7 @@ def run(settings: Settings, out: Path, targets: Sequence[str], say: Callable[[st
     for entry in {entry["path"]: entry for entry in content["files"]}.values():
         free = f", free: {', '.join(entry['free'])}" if entry["free"] else ""
         say(f"{out / entry['path']}  {entry['bytes'] / 1e6:.2f} MB, error {entry['error']:.1e}{free}")
-    if quantised:
+    if {"int8", "qnn"} & set(targets):
         _measure(settings, graphs, out, content, say)
     say(f"All files were run and compared. Again, anywhere: python -m polymix.export.check {out}")
     if "web" in content:
@@ -153,9 +156,11 @@ def _holds_arrays(data: str) -> bool:
 
 def _has_classes(data: str) -> bool:
     """Whether these are the digits, or a folder of images with one sub-folder per class."""
+    from polymix.train.data.pictures import find_pictures
+
     folder = Path(data)
     inside = [part for part in folder.iterdir() if part.is_dir()] if folder.is_dir() else []
-    return data == DIGITS or any(part.suffix.lower() in IMAGES for each in inside for part in each.rglob("*"))
+    return data == DIGITS or any(find_pictures(each) for each in inside)
 
 
 def mixer_of(settings: Settings) -> list[Graph]:
@@ -203,13 +208,17 @@ def model_of(name: str, settings: Settings) -> list[Graph]:
         return language_graphs(load_language_model(folder), name, seed=settings.seed)
     if folder.is_dir() and _is_run(folder):
         data = None if settings.data is None or _holds_arrays(settings.data) else settings.data
+        from polymix.train.saved import SavedRun
+
         return [trained_graph(SavedRun.of(folder), data)]
     if name == DIGITS and not folder.exists():
         cure = f"Train it: polymix train classify --out {DIGITS}."
         raise OptionError("--model", f"{DIGITS}, which is no folder here", "a trained model", cure)
     source = load_model(name, settings.weights, classes=settings.classes, size=settings.image_size,
-                        trust=settings.trust)  # fmt: skip
+                        trust=settings.trust).with_weights("--model")  # fmt: skip
     model = source.model.eval()
+    if any(p.dtype in (torch.float16, torch.bfloat16) for p in model.parameters()):
+        model.float()  # exact; a folder's type is for training and for GPUs
     size = None if source.input is not None else settings.image_size
     inputs = (
         source.input
@@ -228,6 +237,10 @@ def _is_language_model(folder: Path) -> bool:
 
 
 def _is_run(folder: Path) -> bool:
+    if not (folder / RESULTS).is_file():
+        return False
+    from polymix.train.report import SCHEMA
+
     return _content(folder / RESULTS).get("schema") == SCHEMA
 
 
@@ -298,19 +311,13 @@ def read_data(path: Path, inputs: Mapping[str, Tensor]) -> list[dict[str, np.nda
 
 
 def _images(folder: Path, shape: tuple[int, ...]) -> np.ndarray:
-    from PIL import Image
+    from polymix.train.data.pictures import find_pictures, read_grey, read_picture, resized
 
-    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGES)
+    paths = find_pictures(folder)
     if len(shape) != 4 or not paths:
         got = f"{folder}, a folder {'for inputs that are no images' if paths else 'without images'}"
         raise DataError("--data", got, "a folder of images for an image model, or .npy", "Check the path.")
     _, channels, height, width = shape
-    found = []
-    for path in paths[:512]:
-        try:
-            with Image.open(path) as image:
-                array = np.asarray(image.convert("L" if channels == 1 else "RGB").resize((width, height)), np.float32)
-        except OSError as error:
-            raise DataError("--data", f"{path}, which cannot be read ({error})", "images", "Remove it.") from error
-        found.append((array / 127.5 - 1).reshape(height, width, -1).transpose(2, 0, 1))
-    return np.stack(found)
+    read = (lambda path: read_grey(path)[None]) if channels == 1 else read_picture
+    pictures = (resized(read(path), height, width) for path in paths[:MAX_PICTURES])
+    return np.stack([(picture.float() / 127.5 - 1).numpy() for picture in pictures])

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +18,13 @@ from polymix.errors import OptionError, PolymixError
 from polymix.export.graph import Graph, about
 from polymix.export.manifest import CONTEXT, Arrays
 from polymix.export.web.drawing import Drawing
-from polymix.tasks.learner import resting
-from polymix.tasks.order import Seeded
-from polymix.tasks.runner import silent
-from polymix.tasks.saved import SavedRun
 from polymix.workflows.convert.images import Images
 from polymix.workflows.convert.sources import Source
 from polymix.workflows.evaluate import Settings as Evaluated
 from polymix.workflows.evaluate import evaluate
+
+if TYPE_CHECKING:
+    from polymix.train.saved import SavedRun
 
 BATCH = 2
 SAMPLES = 128  # of the training data, to calibrate with
@@ -101,31 +100,34 @@ def calibration(run: SavedRun, inputs: Mapping[str, Tensor], data: str | None = 
 def image_calibration(source: Source, data: str, size: int | None) -> Sequence[Arrays]:
     """Training images of a folder with one sub-folder per class, or the digits, prepared for the model of `source`."""
     images = Images(data, source, size)
-    inputs = images.inputs(images.data.train[0])
+    inputs = images.inputs(images.data.train.images)
     drawn = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(0))[:SAMPLES]
     name = next(iter(Graph.of(source.model, inputs[:BATCH]).inputs))
     return [{name: inputs[part].numpy()} for part in drawn.split(BATCH) if len(part) == BATCH]
 
 
 def _training_calls(run: SavedRun) -> _Calls:
-    calls = _Calls(SAMPLES)
+    from polymix.train.data.sampling import Seeded
+    from polymix.train.loop import evaluating
+
+    calls, task = _Calls(SAMPLES), run.task
     with TemporaryDirectory() as scratch:
         try:
-            data = run.task.data.load(run.recipe, Path(scratch), silent)
-            model = calls.watch(run.load())
-            learner = run.task.learner.Learner(model, run.recipe, data)
+            data = task.load(Path(scratch))
+            model = task.restore(data, run.folder)
+            calls.watch(model)
             drawn = torch.randperm(len(data.train), generator=torch.Generator().manual_seed(0))[:SAMPLES].tolist()
             loader: Any = DataLoader(
                 Seeded(data.train, run.recipe.seed), batch_size=min(SAMPLES, run.recipe.part_size),
-                sampler=list(enumerate(drawn)), collate_fn=getattr(data, "collate", None),
+                sampler=list(enumerate(drawn)), collate_fn=data.collate,
             )  # fmt: skip
-            with torch.no_grad(), resting(model):
+            with evaluating(model):
                 for batch in loader:
-                    learner.loss(batch)
+                    task.loss(model, batch)
         except _Enough:
             pass
         except (PolymixError, AttributeError, RuntimeError, TypeError, ValueError, KeyError, OSError):
-            return _Calls(SAMPLES)  # losses that need a trainer, and data that are gone
+            return _Calls(SAMPLES)  # losses that need a step's batch, and data that are gone
     return calls
 
 
@@ -168,14 +170,8 @@ def measured(folder: Path, data: str | None, out: Path, entries: Sequence[Mappin
 
 def _drawing(run: SavedRun) -> Drawing | None:
     """How a drawing becomes an image for a classifier of drawn images; None for other models."""
-    from polymix.tasks.classify.data import ImageData, load_digits
-    from polymix.tasks.classify.recipe import ImageRecipe
-
-    recipe = run.recipe
-    if not isinstance(recipe, ImageRecipe) or recipe.stream or recipe.looks_again or run.summary["channels"] != 1:
-        return None
-    images = load_digits() if recipe.data is None else run.task.data.load(recipe, Path(), silent).images
-    if not isinstance(images, ImageData):  # decoded when used: too many to measure here
+    drawn = run.task.drawn(run.summary)
+    if drawn is None:
         return None
     (mean,), (std,) = run.summary["mean"], run.summary["std"]
-    return Drawing.of(images.train[0], run.summary["classes"], recipe.image_size, mean, std)
+    return Drawing.of(drawn, run.summary["classes"], run.summary["image_size"], mean, std)

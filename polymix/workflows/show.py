@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 
-from polymix._io import parse_options
 from polymix.errors import PolymixError, check_int
 from polymix.limits import LONGEST, check_memory
-from polymix.measure import floor, interleaved
+from polymix.measure import interleaved
+from polymix.measure.floor import floor
+from polymix.measure.machine import busy
 from polymix.measure.shapes import near_square
 from polymix.measure.timing import Call
-from polymix.mixers import PomMixer, TokenMixer, create_mixer
+from polymix.mixers import PomMixer, TokenMixer, config_class, create_mixer
+from polymix.mixers.registry import Capabilities, mixer_class
+from polymix.mixers.spec import parse_mixer
 from polymix.numbers import figure, plural
+from polymix.options import parse_options
 
 
 @dataclass(frozen=True)
@@ -31,28 +35,24 @@ class Published:
 
 @dataclass(frozen=True)
 class Costs:
-    """A table (quantity, here, in the paper) with its title, and its sources: the formula, and the paper's figures."""
+    """A table (quantity, here, in the paper) with its title, its sources, and the mixer's options with their values.
+
+    sources: sentences: what the mixer can do, the formula of its cost, the paper's figures, and a busy machine.
+    """
 
     title: str
     rows: list[tuple[str, str, str]]
     sources: list[str]
+    options: dict[str, str]
 
 
-_TABLE_6 = "PADRe, Table 6 (4,096 tokens, 192 channels; 2 operations per multiply-add)"
-_TABLE_1A = "Poly-NL, Table 1a (14 × 14 × 1,024, reduction 4; multiply-adds)"
-_PADRE: dict[str, Any] = {"preset": None}
-# (mixer, options, channels, tokens, figure)
-_PUBLISHED: list[tuple[str, dict[str, Any], int, int, Published]] = [
-    ("padre", {**_PADRE, "degree": 2}, 192, 4096, Published("FLOPs", "1.10 G", _TABLE_6)),
-    ("padre", {**_PADRE, "degree": 3}, 192, 4096, Published("FLOPs", "2.28 G", _TABLE_6)),
-    ("padre", {**_PADRE, "degree": 4}, 192, 4096, Published("FLOPs", "3.27 G", _TABLE_6)),
-    (
-        "softmax", {}, 192, 4096,
-        Published("FLOPs", "1.31 G", _TABLE_6, "a known misprint: the arithmetic gives 7.05 G multiply-adds"),
-    ),
-    ("poly_nl", {"reduction": 4}, 1024, 196, Published("FLOPs", "0.14 G", _TABLE_1A)),
-    ("poly_nl", {"reduction": 4}, 1024, 196, Published("parameters", "0.7 M", _TABLE_1A)),
-]  # fmt: skip
+_IMAGE = (64, 64)  # of the paper's figures: rows and columns of tokens
+# How a figure of published.toml is shown: beside which quantity, and its unit.
+_SHOWN = {
+    "flops_G": ("FLOPs", "{:.2f} G"), "multiply_adds_G": ("multiplications", "{:.2f} G"),
+    "parameters_M": ("parameters", "{:.1f} M"), "peak_MB": ("peak memory of one layer", "{:g} MB"),
+    "a100_ms": ("latency on an A100", "{:g} ms"), "hexagon_int8_ms": ("latency on a Hexagon NPU in int8", "{:g} ms"),
+}  # fmt: skip
 
 
 def show(name: str, options: Sequence[str]) -> Costs:
@@ -61,6 +61,9 @@ def show(name: str, options: Sequence[str]) -> Costs:
     dim, n = chosen.pop("dim", 192), chosen.pop("n", None)
     if n is not None:
         check_int("n", n, 1, LONGEST)
+    takes_grid = 2 in mixer_class(name).capabilities.grids and "grid" in config_class(name).__dataclass_fields__
+    if n is None and "grid" not in chosen and takes_grid:
+        chosen["grid"] = _IMAGE
     mixer = create_mixer(name, dim, **chosen)
     if n is None:
         grid = mixer.config.built_grid
@@ -88,9 +91,37 @@ def show(name: str, options: Sequence[str]) -> Costs:
     ]
     shown = {quantity for _, _, quantity in here}
     rows += [(it.quantity, "", it.value) for it in figures if it.quantity not in shown]
-    sources = [f"multiply-adds by formula: {mixer.config.cost_formula}"]
-    sources += [f"{it.value}: {it.source}{'; ' + it.note if it.note else ''}" for it in figures]
-    return Costs(f"{mixer.name}, {dim} channels, {n:,} tokens", rows, sources)
+    sources = [sentence for sentence in (busy(),) if sentence]
+    sources += [f"Multiply-adds of N tokens with D channels: {mixer.config.cost_formula}."]
+    if " D d" in mixer.config.cost_formula:
+        sources += ["d: the channels that an output of a channel map reads, D where it is dense."]
+    printed: dict[str, list[str]] = {}
+    for it in figures:
+        printed.setdefault(f"{it.source}{'; ' + it.note if it.note else ''}", []).append(it.value)
+    sources += [f"{', '.join(values)}: {source.rstrip('.')}." for source, values in printed.items()]
+    sources += [f"Can do: {able(mixer_class(name).capabilities)}."]
+    grid = mixer.config.built_grid
+    sides = f", {' × '.join(f'{side:,}' for side in grid)}" if grid and len(grid) > 1 else ""
+    values = {f.name: written(getattr(mixer.config, f.name)) for f in fields(mixer.config)}
+    return Costs(f"{mixer.name}, {dim} channels, {n:,} tokens{sides}", rows, sources, values)
+
+
+def able(can: Capabilities) -> str:
+    """What a mixer can do, with suitable options, in words."""
+    words = {
+        "causal": "causal", "recurrent": "recurrent (a state of fixed size)", "cross": "cross (reads a context)",
+        "any_length": "any length with the same weights",
+    }  # fmt: skip
+    parts = [text for name, text in words.items() if getattr(can, name)]
+    parts += [f"grids of {'/'.join(map(str, can.grids))}-D"] if can.grids else []
+    return ", ".join([*parts, *([f"masks: {', '.join(sorted(can.masks))}"] if can.masks else [])]) or "one length"
+
+
+def written(value: Any) -> str:
+    """An option's value as one would type it, with short numbers."""
+    if isinstance(value, (tuple, list)):
+        return ",".join(map(written, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _own_call(mixer: TokenMixer, n: int) -> dict[str, Call]:
@@ -112,13 +143,16 @@ def _own_call(mixer: TokenMixer, n: int) -> dict[str, Call]:
 
 def published(mixer: TokenMixer, n: int) -> list[Published]:
     """The papers' figures for a mixer with these options, channels and tokens."""
-    config = mixer.config.to_dict()
-    config["preset"] = None if config["preset"] == "paper" else config["preset"]  # biases cost no multiply-adds
-    figures = [
-        figure
-        for name, options, dim, tokens, figure in _PUBLISHED
-        if (name, dim, tokens) == (config["name"], mixer.dim, n) and options.items() <= config.items()
-    ]
+    from polymix.train.published import layers
+
+    own = replace(mixer.config.unnamed.for_heads(getattr(mixer, "heads", 1)).without_grid(), impl="auto")
+    figures = []
+    for row in layers():
+        if (row["channels"], row["tokens"]) == (mixer.dim, n) and parse_mixer(row["mixer"])[1] == own:
+            source = f"{row['paper']}, {row['table']} ({n:,} tokens, {mixer.dim:,} channels)"
+            for name, value in row["figures"].items():
+                quantity, unit = _SHOWN[name]
+                figures.append(Published(quantity, unit.format(value), source, row["note"]))
     if isinstance(mixer, PomMixer):
         d, inner, k = mixer.dim, mixer.inner, mixer.config.degree
         count = 3 * n * d * inner + (k + 1) * n * inner

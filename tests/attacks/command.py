@@ -40,13 +40,13 @@ def leave():
 """
 # Where each verb's work begins: module and function. After these calls nothing is refused any more.
 WORK = (
-    ("polymix.workflows.compare.run", "_train"),
+    ("polymix.workflows.compare.run", "train"),
     ("polymix.workflows.bench.run", "MemoryProcess"),
     ("polymix.workflows.recommend.run", "_advise"),
     ("polymix.workflows.convert.run", "_learn"),
     ("polymix.workflows.convert.run", "assess"),
     ("polymix.workflows.generate.run", "TextStreamer"),
-    ("polymix.tasks.runner", "_fit"),
+    ("polymix.train.run", "fit"),
     ("polymix.workflows.show", "interleaved"),
     ("polymix.lens.probe:Probe", "normal"),
     ("polymix.ops.native.compile", "build"),

@@ -6,6 +6,7 @@ import pytest
 import typer.main
 
 from polymix.cli import _app
+from polymix.cli.train import _domain_command
 from tests.attacks.command import TooLong, run, tree
 
 TRAIN = ["train", "text", "--data", "text.txt", "--set", "context=16", "--set", "vocab=300", "--set", "steps=2"]
@@ -45,7 +46,7 @@ ROWS = [
     ([*TRAIN, "--set", "num_layers=10000", "--set", "hidden_size=6144"], "GiB"),
     (["train", "classify", "--set", "dim=1000000"], "dim", "GiB"),
     (["train", "classify", "--set", "depth=1000000000"], "depth", "10000"),
-    (["train", "classify", "--set", "image_size=100000000"], "image_size", "GiB"),
+    (["train", "classify", "--set", "image_size=100000000"], "--image-size", "GiB"),
     (["train", "recall", "--set", "hidden_size=1000000"], "GiB"),
     # numbers that are none
     ([*CONVERT, "--seed", BIG], "--seed", BIG),
@@ -78,9 +79,9 @@ ROWS = [
     (["bench", "--impls", ""], "--impls"),
     (["recommend", "--shape", "64x16", "--mixers", ""], "expected additive"),
     (["train", "text", "--set", "data=nope"], "nope", "does not exist"),
-    ([*TRAIN, "--set", "data=nope"], "--set data=", "one of the two"),
+    ([*TRAIN, "--set", "data=nope"], "--set data=", "the option once"),
     ([*TRAIN, "--set", "column=x"], "column", "parquet"),
-    ([*TRAIN, "--set", "betas=5"], "betas", "0.9, 0.95"),
+    ([*TRAIN, "--set", "betas=5"], "betas=0.9,0.95"),
     ([*TRAIN, "--set", "betas=1,2,3"], "betas"),
     ([*TRAIN, "--set", "mixers=nope"], "nope", "padre"),
     ([*TRAIN, "--set", "model=nope"], "nope"),
@@ -97,8 +98,8 @@ ROWS = [
     (["train", "unknown.py"], "unknown.py", "stepz"),
     (["train", "model.py"], "model.py", "recipe"),
     (["train", "nope.py"], "nope.py"),
-    (["train", LONG], "too long"),
-    (["train", "text", "--data", LONG], "too long"),
+    (["train", LONG], "one of classify", "or a file"),
+    (["train", "text", "--data", LONG], "does not exist"),
     (["train", "classify", "--data", "text.txt"], "--data", "folder"),
     (["train", "text", "--data", "lm"], "data", "text"),
     # models that are none
@@ -129,8 +130,8 @@ ROWS = [
     (["lens", "pom", "--image", "cats"], "--image"),
     (["show", "nope"], "padre"),
     (["show", "padre", "grid=axb"], "grid"),
-    (["generate", "nope", "--prompt", "a"], "config.json"),
-    (["generate", LONG, "--prompt", "a"], "too long"),
+    (["generate", "nope", "--prompt", "a"], "does not exist"),
+    (["generate", LONG, "--prompt", "a"], "does not exist"),
     (["generate", "lm", "--prompt", "a " * 40], "prompt", "32"),
     ([*LM, "--dtype", "int8"], "dtype"),
     ([*LM, "--temperature", "nan"], "temperature"),
@@ -144,8 +145,8 @@ ROWS = [
                          ("/proc/none/x", "written"))],
     *[([*TRAIN, "--out", out], "out", words)
       for out, words in (("text.txt", "a file"), ("text.txt/x", "a file"), (LONG, "long"), ("/dev/null", "a file"))],
-    (["recommend", "--shape", "64x16", "--json", "text.txt/x"], "--json"),
-    (["recommend", "--shape", "64x16", "--json", "lm"], "--json", "folder"),
+    (["recommend", "--shape", "64x16", "--out", "text.txt/x"], "--out"),
+    (["recommend", "--shape", "64x16", "--out", "lm"], "--out", "folder"),
     (["compare", "--data", "lm"], "--data"),
 ]  # fmt: skip
 
@@ -178,15 +179,20 @@ BASE = {
 
 def generated():
     """Every option and argument of every verb with every value."""
-    for verb, command in typer.main.get_command(_app()).commands.items():
-        for parameter in command.params if verb in BASE else ():
+    commands = typer.main.get_command(_app()).commands
+    of_text = typer.Typer()
+    of_text.command()(_domain_command("text"))
+    parameters = {verb: command.params for verb, command in commands.items() if verb in BASE}
+    parameters["train"] = [*parameters["train"], *typer.main.get_command(of_text).params]
+    for verb in BASE:
+        for parameter in parameters[verb]:
             options = [option for option in parameter.opts if option.startswith("--")]
-            if parameter.name == "help" or getattr(parameter, "is_flag", False):
+            if parameter.name in ("help", "show_help") or getattr(parameter, "is_flag", False):
                 continue
             for value in VALUES:
                 if options:
                     yield [verb, *BASE[verb], options[0], *[value] * parameter.nargs]
-                elif parameter.name in ("name", "recipe", "folder"):
+                elif parameter.name in ("name", "domain", "folder"):
                     yield [verb, value, *BASE[verb][1:]]
                 else:
                     yield [verb, *BASE[verb], value]
@@ -218,7 +224,7 @@ def check_all(rows, material, monkeypatch, tmp_path):
 
 
 def test_some_values_of_every_verb(material, monkeypatch, tmp_path):
-    assert len(GENERATED) > 1500
+    assert len(GENERATED) > 3000
     assert not check_all(GENERATED[::29], material, monkeypatch, tmp_path)
 
 

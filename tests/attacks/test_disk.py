@@ -39,8 +39,8 @@ def place(material, monkeypatch):
 @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EACCES, errno.EPERM, errno.EDQUOT])
 @pytest.mark.parametrize("verb", [*VERBS, "recommend"])
 def test_a_disk_that_takes_nothing_is_seen_before_the_work(place, verb, number):
-    command = ["recommend", "--shape", "16x8", "--json", "new/answer.json"] if verb == "recommend" else None
-    with patch("polymix._io.tempfile.TemporaryFile", failing(number)):
+    command = ["recommend", "--shape", "16x8", "--out", "new/answer.json"] if verb == "recommend" else None
+    with patch("polymix.files.tempfile.TemporaryFile", failing(number)):
         outcome = run(command or [*VERBS[verb], "--out", "new"])
     assert outcome.refused and os.strerror(number) in outcome.err, outcome
 
@@ -48,7 +48,7 @@ def test_a_disk_that_takes_nothing_is_seen_before_the_work(place, verb, number):
 @pytest.mark.parametrize("verb", ["compare", "bench", "convert", "train"])
 def test_a_disk_that_is_full_later_is_one_line_too(material, tmp_path, monkeypatch, verb):
     monkeypatch.chdir(material)
-    with patch("polymix._io.tempfile.mkstemp", failing(errno.ENOSPC)):
+    with patch("polymix.files.tempfile.mkstemp", failing(errno.ENOSPC)):
         outcome = run([*VERBS[verb], "--out", str(tmp_path / "new")])
     assert outcome.refused and "No space left on device" in outcome.err, outcome
 
@@ -84,8 +84,6 @@ def test_ctrl_c_before_anything_is_written(place, verb):
 @pytest.mark.parametrize(("where", "status"), [("> /dev/full", 2), ("| head -n 1", 0), (">&-", None)])
 def test_standard_output_that_takes_nothing(where, status):
     command = f"{sys.executable} -m polymix list {where}"
-    done = subprocess.run(
-        command, shell=True, capture_output=True, text=True, timeout=120, env={**os.environ, "COLUMNS": "60"}
-    )
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, env={**os.environ, "COLUMNS": "60"})
     assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
     assert len(done.stderr.splitlines()) <= 1 and (status is None or done.returncode == status), done

@@ -59,7 +59,7 @@ def bits(verb, out):
     content = json.loads((out / "results.json").read_text())
     assert content["finished"]
     if verb == "compare":
-        return [(row["mixer"], row["seed"], row["accuracy"], row["losses"]) for row in content["training"]]
+        return [(row["mixer"], row["seed"], row["metrics"]) for row in content["rows"]]
     from safetensors.torch import load_file
 
     assert not list(out.rglob("*.part"))
@@ -69,7 +69,7 @@ def bits(verb, out):
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", list(COMMANDS))
 def test_a_killed_run_continues_to_the_same_bits(verb, material, monkeypatch, tmp_path):
-    import polymix.tasks.text.learner
+    import polymix.domains.text.task
     import polymix.workflows.compare.report
     import polymix.workflows.compare.run
     import polymix.workflows.convert.run  # noqa: F401

@@ -21,7 +21,7 @@ def test_a_small_run_counts_what_the_layers_take(monkeypatch, tmp_path):
     assert [detr.grid_of(stride) for stride in (32, 16)] == [(25, 42), (50, 84)]
     monkeypatch.setattr(detr, "HEIGHT", 64)
     monkeypatch.setattr(detr, "WIDTH", 90)
-    small = ("dim=16", "heads=2", "feedforward=32", "backbone=test_resnet", "depth=2", "image_size=96")
+    small = {"dim": 16, "heads": 2, "feedforward": 32, "backbone": "test_resnet", "depth": 2, "image_size": 96}
     monkeypatch.setattr(detr, "OPTIONS", small)
     options = ["--mixers", "softmax,poly_sa", "--strides", "32", "--seconds", "0.01", "--threads", "1"]
     monkeypatch.setattr(sys, "argv", ["detr.py", str(tmp_path / "out.json"), *options])

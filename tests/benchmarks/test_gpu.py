@@ -100,7 +100,7 @@ def test_numbers_of_other_code_are_not_continued(dry, monkeypatch, capsys):
 
 
 def test_when_time_is_up_nothing_more_begins(bench):
-    bench.deadline = 0.0
+    bench.budget = 0.0
     assert not bench.do("ceilings", iter([("a", lambda: pytest.fail("a job began after the time was up"))]))
     assert bench.content["done"] == []
 

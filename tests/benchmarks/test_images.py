@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-from polymix.models import sit
+from polymix.domains.generation import sit
 
 ROOT = Path(__file__).parents[2]
 

@@ -24,4 +24,6 @@ def test_a_small_run(monkeypatch, tmp_path):
     assert all(row["seconds"] > 0 and row["peak_bytes"] > 0 for row in rows if row["points"] == 40)
     assert all(row["left_out"].startswith("about") for row in rows if row["points"] == 100)
     assert [(row["mixer"], row["clouds"]) for row in content["clouds"]] == [("padre", 1), ("padre", 4)]
+    assert {row["clock"] for row in rows if "seconds" in row} == {"wall"}
+    assert {row["clock"] for row in content["clouds"]} == {"processor"}
     assert set(content["curves"]) == {"z_order", "hilbert"} and min(content["curves"].values()) > 0

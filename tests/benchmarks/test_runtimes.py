@@ -25,7 +25,7 @@ def run(monkeypatch, tmp_path):
 
     def without_openvino(model, inputs, out, targets):
         if targets == ("openvino",):
-            raise MissingExtraError("openvino", "no such package", "OpenVINO", "Install it.")
+            raise MissingExtraError("openvino", "openvino")
         return exported(model, inputs, out, targets)
 
     monkeypatch.setattr(runtimes.export, "export", without_openvino)

@@ -208,6 +208,7 @@ def undoes(model, plan, inputs, **options):
 def refuses(model, plan, error, match, **options):
     """The conversion raises before anything is changed."""
     before = snapshot(model)
-    with pytest.raises(error, match=match):
+    with pytest.raises(error, match=match) as caught:
         polymix.convert(model, plan, **options)
     unchanged(before, snapshot(model))
+    return caught.value

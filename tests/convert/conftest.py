@@ -34,7 +34,7 @@ def saved(tmp_path_factory):
     before = {path.name: path.read_bytes() for path in old.iterdir()}
     run = [sys.executable, "-W", "ignore", "-c", FRESH, json.dumps(folders), str(old)]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(run, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT, env=env)
+    done = subprocess.run(run, capture_output=True, text=True, check=False, cwd=ROOT, env=env)
     assert done.returncode == 0, done.stderr
     same, failure = json.loads(done.stdout)
     return folders, same, (old, before, failure)

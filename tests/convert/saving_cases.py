@@ -9,6 +9,7 @@ from safetensors import torch as safetensors
 from torch import nn
 
 import polymix
+from polymix.compat import cure_torchvision
 from polymix.models import VisionTransformer
 from tests.convert.checks import stirred
 from tests.helpers import tokens
@@ -38,7 +39,7 @@ def words(count=20):
 
 
 def library(name):
-    polymix.compat.cure_torchvision()
+    cure_torchvision()
     return pytest.importorskip(name, reason=f"untested: models of {name}, which is not installed")
 
 

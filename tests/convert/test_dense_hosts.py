@@ -4,10 +4,11 @@ import pytest
 import torch
 
 import polymix
+from polymix.compat import cure_torchvision
 from polymix.errors import CapabilityError, OptionError
 from tests.convert import checks
 
-polymix.compat.cure_torchvision()
+cure_torchvision()
 transformers = pytest.importorskip("transformers", reason="untested: detectors and segmenters, without transformers")
 VIT = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
 RESNET = {"embedding_size": 8, "hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 1, 1], "layer_type": "basic"}

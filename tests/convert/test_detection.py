@@ -4,11 +4,12 @@ import pytest
 import torch
 
 import polymix
+from polymix.compat import cure_torchvision
 from polymix.errors import CapabilityError
 from tests.convert import checks
 from tests.helpers import close
 
-polymix.compat.cure_torchvision()
+cure_torchvision()
 transformers = pytest.importorskip("transformers", reason="untested: detectors, without transformers")
 DETECTORS = ("Detr", "TableTransformer", "ConditionalDetr")
 

@@ -207,42 +207,41 @@ class Louder(nn.Linear):
     """What an adapter of weights puts in a linear map's place."""
 
 
-def with_spatial_norm():
-    module = layer()
-    module.spatial_norm = nn.Identity()
-    return module
-
-
 def with_lora():
     module = layer()
     module.to_q = Louder(16, 16, bias=False)
     return module
 
 
-def with_processor():
-    module = layer()
-    module.set_processor(diffusers.models.attention_processor.HunyuanAttnProcessor2_0())
-    return module
-
-
 @pytest.mark.parametrize(
-    ("build", "match"),
+    "options",
     [
-        (lambda: layer(norm_num_groups=4), "group_norm"),
-        (with_spatial_norm, "spatial_norm"),
-        (lambda: layer(added_kv_proj_dim=16), "add_k_proj"),
-        (lambda: layer(cross_attention_norm="layer_norm"), "norm_cross"),
-        (lambda: layer(residual_connection=True), "residual connection"),
-        (lambda: layer(rescale_output_factor=2.0), "rescaled output"),
-        (lambda: layer(cross_attention_dim=8), r"the same number of channels.*\[8, 16\]"),
-        (lambda: layer(kv_heads=1), "share keys and values"),
-        (with_processor, "HunyuanAttnProcessor2_0"),
-        (with_lora, "to_q, a Louder"),
+        {"norm_num_groups": 4}, {"added_kv_proj_dim": 16}, {"cross_attention_norm": "layer_norm"},
+        {"residual_connection": True}, {"rescale_output_factor": 2.0}, {"cross_attention_dim": 8},
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_attention_that_does_more_is_refused(build, match):
-    refuses(nn.ModuleDict({"attn": build()}), "pom", OptionError, f"plan, for attn .*{match}")
+    ids=str,
+)  # fmt: skip
+def test_a_layer_that_does_more_runs_that_itself(options):
+    """Group norms, residual connections, grouped heads: the layer keeps them, and a mixer answers inside it."""
+    inputs = {"hidden_states": X}
+    if "cross_attention_dim" in options:
+        inputs["encoder_hidden_states"] = torch.randn(2, 5, 8)
+    report = same_as_host(nn.Sequential(Kept(layer(**options))), (inputs,), input=(inputs,))
+    assert [type(part).__name__ for part in report.adapters.values()] == ["JointAdapter"]
+    undoes(nn.Sequential(Kept(layer(**options))), "qt", (inputs,), input=(inputs,))
+
+
+class Kept(nn.Module):
+    def __init__(self, attention):
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, inputs):
+        return self.attention(**inputs)
+
+
+def test_additions_to_the_weights_are_refused():
+    refuses(nn.ModuleDict({"attn": with_lora()}), "pom", OptionError, "plan, for attn .*to_q, a Louder")
 
 
 def test_arguments_for_other_processors_are_ignored_as_the_host_ignores_them():

@@ -13,10 +13,8 @@ from polymix.errors import OptionError
 from tests.convert.checks import accounts, answer, converts, identical, near, refuses, same_as_host, stirred, undoes
 
 cure_torchvision()
-timm = pytest.importorskip("timm", reason="untested: models of timm; pip install 'polymix[vision]'")
-transformers = pytest.importorskip(
-    "transformers", reason="untested: models of transformers; pip install 'polymix[text]'"
-)
+timm = pytest.importorskip("timm", reason="untested: models of timm (the extra vision)")
+transformers = pytest.importorskip("transformers", reason="untested: models of transformers (the extra text)")
 
 
 class Host(NamedTuple):

@@ -8,7 +8,7 @@ from torch import nn
 
 import polymix
 from polymix.compat import cure_torchvision
-from polymix.errors import OptionError, ShapeError, UnknownNameError
+from polymix.errors import InputError, OptionError, ShapeError, UnknownNameError
 from polymix.mixers import PadreConfig, PolyNlConfig
 from tests.convert.checks import MIXERS, answer, gradients, identical, near, snapshot, survives, unchanged
 from tests.helpers import jitter
@@ -351,7 +351,7 @@ def test_a_sequential_hands_down_to_its_ends():
         ("layer3.1", {"mixer": "poly_nl:reduction=7"}, OptionError, "before layer3.1 .*reduction"),
         ("layer3.1", {"mixer": PadreConfig(grid=(3, 3)), "input": IMAGES}, OptionError, "before layer3.1 .*grid"),
         ("layer3.1", {"mixer": "poly"}, UnknownNameError, "poly_nl"),
-        ("avgpool", {"where": "after", "input": (IMAGES, IMAGES)}, TypeError, "positional"),
+        ("avgpool", {"where": "after", "input": (IMAGES, IMAGES)}, InputError, "positional"),
         ("fc", {"input": IMAGES}, ShapeError, r"before fc .*\(2, 64\)"),
     ],
 )

@@ -11,7 +11,7 @@ from polymix.errors import CapabilityError, OptionError
 from tests.helpers import close, jitter
 
 cure_torchvision()
-transformers = pytest.importorskip("transformers", reason="untested: language models; pip install 'polymix[text]'")
+transformers = pytest.importorskip("transformers", reason="untested: language models (the extra text)")
 from polymix.workflows.convert.language import repackage  # noqa: E402  # needs transformers
 
 ENDS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}

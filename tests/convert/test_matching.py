@@ -5,11 +5,12 @@ import torch
 from torch import nn
 
 import polymix
+from polymix.compat import cure_torchvision
 from polymix.convert.matching import matched
 from polymix.errors import OptionError
 from tests.convert.checks import accounts, answer, near, trains
 
-polymix.compat.cure_torchvision()
+cure_torchvision()
 X = torch.randn(2, 9, 32, generator=torch.Generator().manual_seed(0))
 
 

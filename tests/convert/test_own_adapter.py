@@ -103,13 +103,13 @@ def test_the_page_says_how():
         assert name in page
 
 
-@pytest.mark.parametrize(("old", "new"), [("carries", "forward_attributes"), ("keeps", "copied_modules")])
-def test_old_names_of_class_attributes_still_work(old, new):
-    with pytest.warns(DeprecationWarning, match=f"{old} is now called Adapter.{new}"):
-        theirs = type("Theirs", (Adapter,), {old: ("num_heads",)})
-    assert getattr(theirs, new) == ("num_heads",)
-
-
-def test_attention_is_the_old_name_of_the_spec():
-    with pytest.warns(DeprecationWarning, match="AttentionSpec"):
-        assert sys.modules["polymix.convert"].Attention is AttentionSpec
+def test_an_adapter_is_seen_when_it_is_registered_after_a_conversion(monkeypatch):
+    """What has been looked up is not remembered: neither for a class nor for the classes that it inherits from."""
+    monkeypatch.setattr(adapter, "_ADAPTERS", dict(adapter._ADAPTERS))
+    late = type("Late", (torch.nn.MultiheadAttention,), {"forward": lambda self, x: x})
+    heir = type("Heir", (late,), {})
+    model = torch.nn.ModuleList([torch.nn.MultiheadAttention(8, 2), heir(8, 2)])
+    assert set(polymix.convert(model, "pom").adapters) == {"0"}
+    theirs = type("Theirs", (Adapter,), {})
+    polymix.register_adapter(late)(theirs)
+    assert adapter.adapter_for(model[1]) is theirs

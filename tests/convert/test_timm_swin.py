@@ -25,7 +25,7 @@ from tests.convert.checks import (
 pytestmark = pytest.mark.slow  # real hosts by the dozen: minutes together
 
 cure_torchvision()
-timm = pytest.importorskip("timm", reason="untested: models of timm; pip install 'polymix[vision]'")
+timm = pytest.importorskip("timm", reason="untested: models of timm (the extra vision)")
 
 SIZES = [(32, 32), (36, 44), (60, 28)]  # 8 × 8 patches, and numbers that windows of 4 × 4 do not fill
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import polymix
+from polymix.compat import cure_torchvision
 from polymix.errors import CapabilityError, MaskError, OptionError
 from tests.convert import checks
 from tests.convert.checks import MIXERS
@@ -11,7 +12,7 @@ from tests.helpers import close
 
 pytestmark = pytest.mark.slow  # real hosts by the dozen: minutes together
 
-polymix.compat.cure_torchvision()
+cure_torchvision()
 transformers = pytest.importorskip("transformers", minversion="5.0", reason="untested: its encoders (the text extra)")
 
 SIZES = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 48, "hidden_dropout_prob": 0.0,

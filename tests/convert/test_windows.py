@@ -16,7 +16,7 @@ MIXERS = ["padre:kernel_size=3", "qt", "poly_sa", "poly_sa:positions=mean", "pol
 
 
 def timm_swin(size=32, **options):
-    timm = pytest.importorskip("timm", reason="untested: timm; pip install 'polymix[vision]'")
+    timm = pytest.importorskip("timm", reason="untested: timm (the extra vision)")
     small = {"patch_size": 4, "embed_dim": 16, "depths": (2,), "num_heads": (2,), "window_size": 4, "num_classes": 3}
     return timm.create_model("swin_tiny_patch4_window7_224", img_size=size, drop_path_rate=0.0, **{**small, **options})
 

@@ -6,7 +6,7 @@ import torch
 from polymix.compat import cure_torchvision
 
 cure_torchvision()
-timm = pytest.importorskip("timm", reason="untested: models of timm; pip install 'polymix[vision]'")
+timm = pytest.importorskip("timm", reason="untested: models of timm (the extra vision)")
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 3}

@@ -115,6 +115,7 @@ def test_prefill_and_step_check_their_tokens(name):
         says(lambda: mixer.step(X), ShapeError, "x_t", "(2, 12, 8)", "(B, 8) or (B, 1, 8)", "prefill for more tokens")
         says(lambda: mixer.step(X[0, 0]), ShapeError, "x_t", "(8,)", "(B, 8) or (B, 1, 8)")
         says(lambda: mixer.step(None), ShapeError, "x_t", "NoneType", "(B, 8) or (B, 1, 8)")
+        says(lambda: mixer.step(X[:, 0], causal=0), MaskError, "causal", "0", "a block length of at least 1")
         says(lambda: mixer.step(narrow), ShapeError, "x", "(2, 1, 7)", "(B, N, 8)")
         says(lambda: mixer.prefill(wide), ShapeError, "x", "float64")
         says(lambda: mixer.prefill(X, mask=IDS), MaskError, "mask", "int64")

@@ -12,7 +12,10 @@ from tests.errors.helpers import says
 KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.PolymixError)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+OTHERS = (errors.MissingExtraError, errors.UnknownOptionError)  # with sentences of their own; see test_missing
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in OTHERS])
 def test_errors_pickle(kind):
     """They come back whole from a data loader's worker or another rank."""
     error = kind("mask", (2, 3), "a boolean tensor", "Compare first.")
@@ -22,16 +25,31 @@ def test_errors_pickle(kind):
     assert vars(other) == vars(error)
 
 
+def test_an_unknown_option_pickles_and_says_which_there_are():
+    error = errors.UnknownOptionError("lengths", "length, tokens")
+    other = pickle.loads(pickle.dumps(error))
+    assert str(other) == str(error) == "`lengths` is an unknown option. Choose from length, tokens. Check the spelling."
+    assert type(other) is errors.UnknownOptionError and vars(other) == vars(error)
+
+
 def test_errors_are_also_what_python_calls_them():
     bases = {
         OptionError: ValueError, ShapeError: ValueError, MaskError: ValueError, StateError: ValueError,
         CapabilityError: NotImplementedError, UnknownNameError: LookupError, errors.MissingExtraError: ImportError,
         errors.InputError: RuntimeError, errors.DataError: ValueError, errors.ResultsError: ValueError,
-        errors.ParityError: ArithmeticError,
+        errors.ParityError: ArithmeticError, errors.DivergedError: OptionError,
+        errors.UnknownOptionError: OptionError,
     }  # fmt: skip
     assert set(bases) | {errors.PolymixError} == set(KINDS)
     for kind, base in bases.items():
         assert issubclass(kind, base)
+
+
+def test_an_unknown_option_is_not_expected():
+    error = errors.UnknownOptionError("bogus", "the options of pom: degree")
+    other = pickle.loads(pickle.dumps(error))
+    assert vars(other) == vars(error) and str(other) == str(error)
+    assert str(error) == "`bogus` is an unknown option. Choose from the options of pom: degree. Check the spelling."
 
 
 def test_an_error_without_a_cure_ends_with_what_is_allowed():

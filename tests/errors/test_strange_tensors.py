@@ -7,8 +7,8 @@ import torch
 
 import polymix
 from polymix.errors import MaskError, OptionError, ShapeError, UnknownNameError
+from tests.contracts.mixer_cases import CASES
 from tests.errors.helpers import IDS, PAD, NoCompute, X, says, x
-from tests.mixers.cases import CASES
 
 
 def inference(tensor):
@@ -19,6 +19,7 @@ def inference(tensor):
 with warnings.catch_warnings():  # that nested and CSR tensors are prototypes
     warnings.simplefilter("ignore")
     NESTED = torch.nested.nested_tensor([torch.zeros(12, 8), torch.zeros(10, 8)])
+    NESTED_MASK = torch.nested.nested_tensor([PAD[0], PAD[1, :10]])
     JAGGED = torch.nested.nested_tensor([torch.zeros(12, 8), torch.zeros(10, 8)], layout=torch.jagged)
     CSR = X.to_sparse_csr()
 MADE_FOR_INFERENCE = inference(X)
@@ -34,6 +35,7 @@ REFUSED = {
     "context-nested": ({"x": X, "context": NESTED}, ShapeError, "context", ["a nested tensor"]),
     "context-inference": ({"x": X, "context": MADE_FOR_INFERENCE}, ShapeError, "context", ["inference_mode"]),
     "mask-sparse": ({"x": X, "mask": PAD.to_sparse()}, MaskError, "mask", ["sparse_coo", ".to_dense()"]),
+    "mask-nested": ({"x": X, "mask": NESTED_MASK}, MaskError, "mask", ["a nested tensor", "a dense tensor"]),
     "segments-sparse": ({"x": X, "segments": IDS.to_sparse()}, MaskError, "segments", ["sparse_coo", ".to_dense()"]),
     "segments-three": ({"x": X, "segments": (IDS, IDS, IDS)}, MaskError, "segments", ["a tuple of 3", "one tensor"]),
     "segments-three-cross": (
@@ -91,7 +93,7 @@ def test_names(name):
     says(lambda: polymix.create_mixer(name, 8), UnknownNameError, "name", repr(name))
 
 
-@pytest.mark.parametrize("case", list(CASES))
+@pytest.mark.parametrize("case", ["pom", "linear_floor"])  # one check serves all mixers, causal or not
 @pytest.mark.parametrize("causal", ["yes", -1, 1.0, 2**70])
 def test_every_error_about_causal_says_what_to_do(case, causal):
     name, options = CASES[case]

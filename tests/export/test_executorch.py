@@ -30,16 +30,6 @@ def test_a_program_gives_the_numbers_of_pytorch(mixer, tmp_path):
         polymix.export.check(tmp_path / "out")
 
 
-def test_without_executorch_one_line_says_what_to_install(tmp_path, monkeypatch):
-    for name in [name for name in sys.modules if name.split(".")[0] == "executorch"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "executorch", None)
-    mixer = polymix.create_mixer("pom", DIM).eval()
-    with pytest.raises(errors.MissingExtraError, match=r"pip install 'polymix\[mobile\]'"):
-        polymix.export.export(mixer, torch.randn(2, 8, DIM), tmp_path / "out", targets=("executorch",))
-    assert not list(tmp_path.iterdir())
-
-
 def test_check_says_that_executorch_is_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "executorch", None)
     monkeypatch.setitem(sys.modules, "executorch.runtime", None)

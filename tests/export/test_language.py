@@ -37,7 +37,7 @@ def generated(folder, prompt, count):
 @pytest.mark.parametrize(
     ("family", "mixers", "short_conv", "count"),
     [
-        ("gpt", "pom", 3, 30),
+        pytest.param("gpt", "pom", 3, 30, marks=pytest.mark.slow),
         pytest.param("gpt", "pom", 0, 1000, marks=pytest.mark.slow),
         pytest.param("llama", "padre", 0, 1000, marks=pytest.mark.slow),
         pytest.param("llama", "qt", 3, 1000, marks=pytest.mark.slow),
@@ -64,6 +64,7 @@ def test_the_state_has_names_that_a_person_can_read():
     assert list(prefill.call(prefill.inputs)) == ["logits", *states]
 
 
+@pytest.mark.slow
 def test_attention_keeps_keys_and_values_and_mixers_a_fixed_size(tmp_path):
     """A hybrid: past is free in the graph of a step, and only the attention's part of the state grows."""
     model = language_model("llama", ["pom", "softmax"], positions="rotary")
@@ -91,7 +92,7 @@ def test_the_command_takes_a_saved_language_model(tmp_path):
 def exported(tmp_path_factory):
     """A hybrid with its tokenizer: the folder of PyTorch's model, and its export by the command."""
     from polymix.cli import main
-    from polymix.tasks.text.tokenizer import train_tokenizer
+    from polymix.domains.text.tokenizer import train_tokenizer
 
     folder = tmp_path_factory.mktemp("language")
     model = language_model("gpt", ["pom", "softmax"], short_conv=3, vocab_size=300)
@@ -106,6 +107,7 @@ def exported(tmp_path_factory):
     return folder / "model", folder / "out"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

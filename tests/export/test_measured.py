@@ -10,12 +10,12 @@ from torch import nn
 
 import polymix
 from polymix.cli import main
+from polymix.domains.classify.recipe import ClassifyRecipe
+from polymix.domains.handwriting.recipe import HandwritingRecipe
 from polymix.errors import CapabilityError, DataError, OptionError
 from polymix.export.substitute import substitute
-from polymix.tasks.classify import ImageRecipe
-from polymix.tasks.handwriting import HandwritingRecipe
-from polymix.tasks.runner import train
-from polymix.tasks.saved import SavedRun
+from polymix.train.run import train
+from polymix.train.saved import SavedRun
 from polymix.workflows import exported_runs
 from polymix.workflows.evaluate import Settings, evaluate
 
@@ -27,13 +27,14 @@ TINY = {"steps": 60, "evaluate_every": 60, "dim": 16, "depth": 1, "image_size": 
 def exported(tmp_path_factory):
     """A digits transformer, and its export to onnx and int8 by the command."""
     root = tmp_path_factory.mktemp("measured")
-    train(ImageRecipe(**TINY), root / "run")
+    train(ClassifyRecipe(**TINY), root / "run")
     with pytest.raises(SystemExit) as end:
         main(["export", "--model", str(root / "run"), "--target", "onnx,int8", "--out", str(root / "out")])
     assert end.value.code == 0
     return root
 
 
+@pytest.mark.slow
 def test_the_manifest_says_what_quantised_files_reach(exported, capsys):
     rows = json.loads((exported / "out/manifest.json").read_text())["measured"]
     assert [row["path"] for row in rows] == [None, "int8/model-a8w8.onnx", "int8/model-a16w8.onnx"]
@@ -64,7 +65,7 @@ def test_ranges_come_from_training_data(exported):
     ((name, example),) = graph.inputs.items()
     pixels = np.concatenate([batch[name] for batch in batches])
     assert pixels.shape[1:] == tuple(example.shape[1:])
-    data = run.task.data.load(run.recipe, Path(), print)
+    data = run.task.load(Path())
     mean, std = run.summary["mean"][0], run.summary["std"][0]
     known = torch.stack([(data.train[place][0] - mean) / std for place in range(len(data.train))]).flatten(1)
     apart = torch.cdist(torch.from_numpy(pixels).flatten(1), known).min(1).values
@@ -87,7 +88,7 @@ def grey_images(folder, lightest):
 def test_data_with_classes_take_the_place_of_the_trainings_own(tmp_path):
     """Images far darker than the training's: their ranges differ, and the figures are of them alone."""
     light, dark = grey_images(tmp_path / "light", 255), grey_images(tmp_path / "dark", 20)
-    train(ImageRecipe(**{**TINY, "steps": 2, "evaluate_every": 2}, data=light), tmp_path / "run")
+    train(ClassifyRecipe(**{**TINY, "steps": 2, "evaluate_every": 2}, data=light), tmp_path / "run")
     command = ["export", "--model", str(tmp_path / "run"), "--data", dark, "--target", "int8"]
     with pytest.raises(SystemExit) as end:
         main([*command, "--out", str(tmp_path / "out")])
@@ -125,7 +126,7 @@ def test_data_need_a_target_that_calibrates(exported, tmp_path, capsys):
 @pytest.mark.slow
 def test_another_task_has_its_own_metrics(tmp_path):
     """Lines of handwriting: error rates of decoded text instead of accuracy."""
-    train(HandwritingRecipe.tiny().changed(["control=False"]), tmp_path / "run")
+    train(HandwritingRecipe.tiny().changed(control=False), tmp_path / "run")
     with pytest.raises(SystemExit) as end:
         main(["export", "--model", str(tmp_path / "run"), "--target", "int8", "--out", str(tmp_path / "out")])
     assert end.value.code == 0

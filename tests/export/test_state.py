@@ -6,7 +6,7 @@ import torch
 import polymix
 from polymix import errors
 from polymix.export.modes import mixer_graphs, modes_of
-from tests.mixers.cases import CASES
+from tests.contracts.mixer_cases import CASES
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="untested: exports, for which onnxruntime is needed")
 DIM, PROMPT = 12, 12

@@ -11,12 +11,13 @@ from torch import nn
 import polymix
 from polymix import errors
 from polymix.cli import main
+from polymix.domains.classify.recipe import ClassifyRecipe
 from polymix.export import Graph, export_graphs
 from polymix.export.web import runtime, site
 from polymix.export.web.drawing import Drawing
 from polymix.export.web.latency import TOKENS, curves
-from polymix.tasks.classify.data import load_digits
-from polymix.tasks.classify.recipe import ImageRecipe
+from polymix.train.data.images import load_digits
+from tests.export.web_package import package_in
 
 pytest.importorskip("onnxruntime", reason="untested: exports, for which onnxruntime is needed (the export extra)")
 
@@ -24,10 +25,7 @@ pytest.importorskip("onnxruntime", reason="untested: exports, for which onnxrunt
 @pytest.fixture
 def package(tmp_path, monkeypatch):
     """A folder with the names of npm's package, which nothing runs: there is no Node.js."""
-    folder = tmp_path / "node_modules/onnxruntime-web"
-    (folder / "dist").mkdir(parents=True)
-    for name in runtime.FILES.values():
-        (folder / name).write_text('{"version": "1.99.0"}')
+    folder = package_in(tmp_path)
     monkeypatch.setattr(site, "node", lambda: None)
     return folder
 
@@ -101,7 +99,7 @@ def test_the_runtime_is_found_as_node_finds_packages(package, tmp_path, monkeypa
     assert runtime.find_runtime() == package
     assert runtime.find_runtime(tmp_path) == runtime.find_runtime(package.parent) == runtime.find_runtime(package)
     (package / "dist/ort.wasm.bundle.min.mjs").unlink()
-    with pytest.raises(errors.MissingExtraError, match=r"1\.20 or newer.*ort\.wasm\.bundle"):
+    with pytest.raises(errors.MissingExtraError, match=r"lacks .*ort\.wasm\.bundle.*1\.20 or newer"):
         runtime.find_runtime()
     with pytest.raises(errors.MissingExtraError, match="npm install onnxruntime-web"):
         runtime.find_runtime(tmp_path / "none")
@@ -116,9 +114,11 @@ def test_the_runtime_is_found_as_node_finds_packages(package, tmp_path, monkeypa
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line(words, said, tmp_path, capsys):
+    (data := tmp_path / "x.npy").touch()
     with pytest.raises(SystemExit) as end:
-        main(["export", *words, "--out", str(tmp_path / "out")])
+        main(["export", *(str(data) if word == "x.npy" else word for word in words), "--out", str(tmp_path / "out")])
     printed = capsys.readouterr().err.strip()
+    data.unlink()
     assert end.value.code == 2 and said in printed and "\n" not in printed
     assert not list(tmp_path.iterdir())
 
@@ -146,7 +146,7 @@ def test_types_that_a_page_cannot_hold_are_refused(package, quick, tmp_path):
 
 def test_a_drawing_is_made_like_the_training_images():
     digits = load_digits()
-    images, _ = digits.train
+    images = digits.train.images
     drawing = Drawing.of(images, digits.classes, 16, 4.9, 5.1)
     assert (drawing.side, drawing.size, drawing.background, drawing.ink) == (8, 16, 0.0, 16.0)
     assert drawing.height == 8.0 and 5.5 < drawing.width < 7 and 3.9 < drawing.centre_x < 4.3
@@ -221,12 +221,13 @@ def test_models_are_called_by_their_mixer_or_their_source(package, quick, tmp_pa
     assert f"<title>{title}</title>" in (tmp_path / "out/web/index.html").read_text("utf-8")
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_the_canvas_gets_its_constants_from_the_run(package, quick, tmp_path, monkeypatch):
-    from polymix.tasks.runner import train
+    from polymix.train.run import train
 
     monkeypatch.chdir(tmp_path)
-    train(ImageRecipe.tiny().changed(["steps=1"]), tmp_path / "run")
-    train(ImageRecipe.tiny().changed(["steps=1", "stream=true"]), tmp_path / "streamed")
+    train(ClassifyRecipe.tiny().changed(steps=1), tmp_path / "run")
+    train(ClassifyRecipe.tiny().changed(steps=1, stream=True), tmp_path / "streamed")
     with pytest.raises(SystemExit) as end:
         main(["export", "--model", "run", "--model", "streamed", "--target", "web", "--out", "out"])
     assert end.value.code == 0
@@ -239,6 +240,7 @@ def test_the_canvas_gets_its_constants_from_the_run(package, quick, tmp_path, mo
     assert "Draw a digit" in (tmp_path / "out/web/index.html").read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_a_mixer_is_timed_as_far_as_it_goes(package, tmp_path):
     """A mixer whose number of tokens cannot stay free gets a file for each; one for at most 1,024 tokens has three."""
     mixer = polymix.create_mixer("hyena", 8).eval()

@@ -13,11 +13,11 @@ import torch
 
 import polymix
 from polymix.cli import main
+from polymix.domains.classify.recipe import ClassifyRecipe
 from polymix.errors import MissingExtraError
 from polymix.export.web.runtime import find_runtime
-from polymix.tasks.classify.recipe import ImageRecipe
-from polymix.tasks.runner import train
-from polymix.tasks.saved import SavedRun
+from polymix.train.run import train
+from polymix.train.saved import SavedRun
 from tests.browser import needs_browser, opened
 
 pytest.importorskip("onnxruntime", reason="untested: exports, for which onnxruntime is needed (the export extra)")
@@ -36,14 +36,14 @@ def package(tmp_path_factory):
     if shutil.which("npm") is None:
         pytest.skip("untested: the page in a browser, for which npm is needed")
     command = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "onnxruntime-web@1.30.0"]
-    if subprocess.run(command, cwd=folder, capture_output=True, timeout=300, check=False).returncode:
+    if subprocess.run(command, cwd=folder, capture_output=True, check=False).returncode:
         pytest.skip("untested: the page in a browser, as npm cannot install onnxruntime-web")
     return find_runtime(folder)
 
 
 def train_digits(mixer, folder):
     options = {"mixer": mixer, "image_size": 16, "patch_size": 4, "dim": 32, "depth": 1, "learning_rate": 4e-3}
-    train(ImageRecipe(**options, steps=200), folder)
+    train(ClassifyRecipe(**options, steps=200), folder)
     return folder
 
 

@@ -1,10 +1,10 @@
-"""Opens the default data of boxes3d with nuscenes-devkit, and compares what both read. Nothing is written.
+"""Opens the default data of detect3d with nuscenes-devkit, and compares what both read. Nothing is written.
 
 Run by hand, in two environments, as nuscenes-devkit 1.2.0 needs numpy < 2:
 
-    python tests/golden/nuscenes_tables.py write made
+    python tests/golden/nuscenes_tables.py write synthetic
     python -m venv devkit && devkit/bin/pip install nuscenes-devkit==1.2.0
-    devkit/bin/python tests/golden/nuscenes_tables.py made
+    devkit/bin/python tests/golden/nuscenes_tables.py synthetic
 """
 
 import json
@@ -18,15 +18,16 @@ SWEEPS = 3
 
 def write(folder):
     """The default data of 6 drives, and in ours.json what polymix reads: a sample, the splits and the classes."""
-    from polymix.tasks.boxes3d import made, nuscenes
-    from polymix.tasks.nuscenes_tables import _published
-    from polymix.tasks.points import lidarseg
+    from polymix.domains.detect3d import nuscenes
+    from polymix.domains.detect3d.synthetic import synthetic
+    from polymix.domains.segment3d import lidarseg
+    from polymix.train.data.scans.nuscenes_tables import published_split
 
-    made(folder, 0, 4, 2, SWEEPS)
+    synthetic(folder, 0, 4, 2, SWEEPS)
     frame = nuscenes.frame_at(folder / "samples/LIDAR_TOP/scene-0000-0-0.pcd.bin", SWEEPS, {})
     scenes = {f"scene-{number:04d}" for number in range(1, 1111)}
     ours = {"points": frame.points().tolist(), "boxes": frame.objects.boxes.tolist(), "classes": lidarseg.CATEGORIES}
-    ours |= {name: _published(f"v1.0-{name}", scenes)["val"] for name in ("trainval", "mini")}
+    ours |= {name: published_split(f"v1.0-{name}", scenes)["val"] for name in ("trainval", "mini")}
     (folder / "ours.json").write_text(json.dumps(ours))
 
 
@@ -39,7 +40,7 @@ def compare(folder):
 
     ours = json.loads((folder / "ours.json").read_text())
     points, boxes = numpy.array(ours["points"]), numpy.array(ours["boxes"])
-    tables = NuScenes(version="v1.0-made", dataroot=str(folder), verbose=True)
+    tables = NuScenes(version="v1.0-synthetic", dataroot=str(folder), verbose=True)
     sample, mount = tables.sample[0], tables.calibrated_sensor[0]
     options = {"nsweeps": SWEEPS, "min_distance": 0}
     cloud, ages = LidarPointCloud.from_file_multisweep(tables, sample, "LIDAR_TOP", "LIDAR_TOP", **options)

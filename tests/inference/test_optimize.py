@@ -14,7 +14,7 @@ from polymix.errors import CapabilityError, OptionError
 from polymix.inference import forwards
 from polymix.models import VisionTransformer
 from polymix.ops.shared.optimized import forward_of, optimized
-from tests.convert.cases import imported
+from tests.contracts.library_cases import imported
 
 MIXERS = ("attention", "padre", "pom", "qt", "poly_sa", "poly_nl", "linear_floor")
 PACKED, ACTIVATED = "products with packed weights", "activations in the product"

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from polymix import lens
 from polymix.lens import Chain
 from polymix.ops.padre import reference
 from tests.helpers import close, tokens
@@ -31,11 +30,3 @@ def chain(degree, *, per_channel=False, empty=False):
 def test_a_chain_is_padres_equation(degree, options):
     its, x = chain(degree, **options), tokens(2, N, D)
     close(its(x), reference.padre(x, **its.named_matrices(N)), 1e-12)
-
-
-def test_old_names():
-    its = chain(2, empty=True)
-    with pytest.warns(DeprecationWarning, match="named_matrices"):
-        assert its.letters(N).keys() == its.named_matrices(N).keys()
-    with pytest.warns(DeprecationWarning, match="deprecated"):
-        assert lens.load("tests/lens/test_overview.py:vector", {})(2) == 4

@@ -1,14 +1,18 @@
 """Influence maps of a mixer inside a model: against the model's own derivatives, and drawn on a real digit."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
 import polymix
 from polymix import errors, lens
+from polymix.domains.classify.recipe import ClassifyRecipe
+from polymix.domains.classify.task import ClassifyTask
 from polymix.models import VisionTransformer
-from polymix.tasks.classify import Schedule, load_digits
-from polymix.tasks.classify.training import train
+from polymix.train.data.images import load_digits
+from polymix.train.in_memory import train_in_memory
 
 
 def host(name, classes=3, channels=1, class_token=False, **options):
@@ -126,10 +130,9 @@ def test_a_trained_model_on_a_real_digit_beside_attention(tmp_path):
     models = []
     for name in ("padre", "softmax"):
         config = polymix.mixers.config_class(name)()
-        models.append(
-            train(lambda config=config: VisionTransformer(config, **sizes), data, Schedule(epochs=1), seed=0)[0]
-        )
-    image = data.normalise(data.test[0][:1])
+        build = partial(VisionTransformer, config, **sizes)
+        models.append(train_in_memory(ClassifyTask(ClassifyRecipe(image_size=8, epochs=1)), data, build).model)
+    image = data.normalise(data.test.images[:1])
     found = lens.influence(models[0], image, beside=models[1])
     assert (found.beside.mixer, found.beside.token, found.beside.target) == ("softmax", found.token, found.target)
     assert set(found.beside.maps) - set(found.maps) == {"attention"}

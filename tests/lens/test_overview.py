@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+import polymix
 from polymix import lens
 from polymix.cli import main
 from polymix.errors import MissingExtraError
@@ -43,6 +44,13 @@ def test_overview():
     assert view.content["interactions"]["counts"]["tokens"] == {"reached": 4, "possible": 20}
     assert view.content["equivariance"]["permutation"]["holds"]
     assert json.loads(json.dumps(view.content, allow_nan=False)) == view.content
+
+
+@pytest.mark.parametrize("name", ["padre", "poly_nl", "qt"])
+def test_a_fresh_mixer_agrees_with_what_it_declares(name):
+    """Biases start at zero, where the function is homogeneous; the mixer declares what holds for any."""
+    view = lens.overview(polymix.create_mixer(name, 4, **({"grid": (3, 3)} if name == "padre" else {})), order=1)
+    assert view.content["declared"]["agrees"] and "agrees" in dict(view.rows)["declared"]
 
 
 def test_what_cannot_be_done_is_said_in_its_place():
@@ -145,20 +153,17 @@ def test_without_matplotlib_it_says_what_to_install(tmp_path, monkeypatch):
 
     found = lens.degree(lambda x: x, shape=(1, 3))
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(MissingExtraError, match=r"polymix\[train\]"):
+    with pytest.raises(MissingExtraError, match=r"\.\[train\]"):
         found.plot(tmp_path / "a.png")
 
 
 @pytest.mark.slow
 def test_digits(capsys, tmp_path, monkeypatch):
     """The whole way of --image, with one epoch of training."""
-    import polymix.tasks.classify.influence as module
+    import polymix.workflows.influence as module
 
-    recipe = module.Schedule
-    monkeypatch.setattr(module, "Schedule", lambda epochs: recipe(epochs=1))
-    monkeypatch.setattr(module, "_SIZE", 8)
-    monkeypatch.setattr(module, "_DIM", 16)
-    monkeypatch.setattr(module, "_DEPTH", 1)
+    monkeypatch.setattr(module, "EPOCHS", 1)
+    monkeypatch.setattr(module, "HOST", {"image_size": 8, "patch_size": 2, "dim": 16, "depth": 1})
     with pytest.raises(SystemExit) as stop:
         main(["lens", "poly_nl", "dim=2", "--image", "digits", "--out", str(tmp_path)])
     assert not stop.value.code

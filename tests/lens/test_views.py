@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 import polymix
 from polymix import lens
+from polymix.lens.contextual_mapping import EQUAL_SUMS
 from tests.helpers import build
 
 
@@ -85,17 +86,46 @@ def test_the_grid_of_the_call():
 
 
 @pytest.mark.parametrize(("name", "options", "call", "holds"), [
-    ("pom", {}, {}, True), ("softmax", {}, {}, True), ("poly_nl", {}, {}, True), ("qt", {}, {}, True),
+    ("pom", {}, {}, True), ("softmax", {}, {}, True), ("poly_nl", {}, {}, False), ("qt", {}, {}, False),
+    ("pom", {"degree": 1, "activation": "identity"}, {}, False), ("pom", {"degree": 4, "activation": "identity"}, {}, False),
+    ("pom", {"degree": 5, "activation": "identity"}, {}, True),  # five other tokens have no equal sums of five powers
     ("linear_floor", {}, {}, False), ("padre", {"kernel_size": 3}, {}, False), ("pom", {}, {"causal": True}, False),
     ("padre", {"grid": (3, 3), "kernel_size": 5}, {}, True),
 ])  # fmt: skip
 def test_contextual_mapping(name, options, call, holds):
-    """PoM is one (Lemma 3.3); what does not bring the whole context to each token is none."""
+    """On the inputs tried PoM is one (Lemma 3.3), unless it reads the context by a polynomial of too low a degree."""
     found = lens.contextual_mapping(build(name, 6, **options), **call)
     assert found.holds == holds, str(found)
-    assert (found.twins > found.tolerance) == holds, "the tokens that did not change tell"
+    assert (min(found.twins, found.alike) > found.tolerance) == holds, "the tokens that did not change tell"
     assert found.pairs == len(found.nearest) * (len(found.nearest) - 1) // 2
-    assert found.min_distance == pytest.approx(found.nearest.min().item())
+    assert found.min_distance == pytest.approx(min(found.nearest.min().item(), found.alike))
+
+
+@pytest.mark.parametrize(("pair", "degree"), list(zip(EQUAL_SUMS, range(1, 6), strict=True)))
+def test_equal_sums_of_powers(pair, degree):
+    sums = [[sum(number**power for number in numbers) for numbers in pair] for power in range(1, degree + 2)]
+    assert all(one == other for one, other in sums[:degree]) and sums[degree][0] != sums[degree][1]
+
+
+@pytest.mark.parametrize("degree", [2, 5])
+@pytest.mark.parametrize("name", ["pom", "softmax"])
+def test_two_contexts_with_the_same_row_exist_at_every_degree(name, degree):
+    """On all of R^(N × C) Lemma 3.3 holds for no fixed width: six tokens of four channels do not fit into a row of it."""
+    mixer = build(name, 4, **({"degree": degree} if name == "pom" else {}))
+    one, other = lens.contextual_mapping(mixer).collision
+    assert torch.equal(one[-1], other[-1]) and (one - other).norm() > 0.1
+    with torch.no_grad():
+        rows = [mixer(context[None])[0, -1] for context in (one, other)]
+    assert (rows[0] - rows[1]).norm() < 1e-12
+
+
+def test_a_collision_that_is_known():
+    """Where one token moves by as much as another moves back, a mean stays: the search finds such contexts."""
+    found = lens.contextual_mapping(lambda x: x + x.mean(1, keepdim=True), shape=(1, 4, 3))
+    one, other = found.collision
+    assert not found.holds and found.alike == pytest.approx(0, abs=1e-12)
+    torch.testing.assert_close(one.mean(0), other.mean(0))
+    assert lens.contextual_mapping(torch.nn.Linear(3, 3), shape=(1, 1, 3)).collision is None, "there is no context"
 
 
 def test_what_forgets_its_token_is_no_contextual_mapping():

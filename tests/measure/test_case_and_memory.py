@@ -9,10 +9,11 @@ import pytest
 import torch
 
 import polymix
-from polymix.measure.case import Setting, check, prepare
+from polymix.convert.tracing import call_of
+from polymix.measure.case import Setting, case_of, check, prepare
 from polymix.measure.memory import MemoryProcess, measure_memory
 from polymix.measure.shapes import Shape, near_square
-from polymix.mixers import PomMixer
+from polymix.mixers import PomMixer, config_class
 
 
 def setting(tokens=128, pass_="forward", dtype=torch.float32, batch=2):
@@ -46,6 +47,25 @@ class Fatal:
 def memory_of():
     with MemoryProcess() as process:
         yield lambda config, its, numbers=True: process.measure(config, its, check_numbers=numbers)
+
+
+@pytest.mark.parametrize(
+    "config", [config_class("relu_linear")(), config_class("latent_gnn")(norm="batch", reduction=1)]
+)
+def test_a_norm_at_the_end_does_not_cancel_the_gradient(config):
+    """The sum of squares behind a batch norm is constant: its gradients were roundings, and the check failed."""
+    assert check_of(config, setting(256, "training")) is None
+
+
+def test_a_backward_pass_through_a_norm_is_no_pass_of_zeros():
+    """The gradient of a sum, or of a sum of squares, after a layer norm is zero: a backward pass that costs nothing."""
+    norm = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8, elementwise_affine=False))
+    x = torch.randn(2, 4, 8)
+    case = case_of(norm, (x,), {}, "training")
+    first, again = (case.outputs() for _ in range(2))
+    assert first[1].abs().max() > 1e-3 and torch.equal(first[1], again[1]), "the same one each time"
+    grads = call_of(norm, (x,), {}, True)()[1:]
+    assert grads[0].abs().max() > 1e-3
 
 
 def test_memory_counts_output_and_intermediates_apart(memory_of):

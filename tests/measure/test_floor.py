@@ -9,12 +9,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import polymix
-from polymix.measure import floor
-from polymix.measure.floor import _ROWS, _ways, bytes_moved
+from polymix.measure.floor import _ROWS, _ways, bytes_moved, floor
 from polymix.measure.timing import Timing
 from polymix.ops.native import library
 from polymix.structured.cost import Op
-from tests.mixers.cases import CASES
+from tests.contracts.mixer_cases import CASES
 
 
 @pytest.mark.parametrize("case", [*CASES, "padre-paper"])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import polymix
-from polymix._io import check_device
+from polymix.devices import check_device
 from polymix.measure import manifest
 
 

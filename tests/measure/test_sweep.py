@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 import polymix
-from polymix.measure import Budget, sweep
+from polymix.measure import Budget
 from polymix.measure.shapes import near_square
-from polymix.measure.sweep import alone
+from polymix.measure.sweep import alone, sweep
 
 
 def test_heads_of_the_host_fill_what_is_open():

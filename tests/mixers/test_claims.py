@@ -5,10 +5,11 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import polymix
+from polymix.workflows.show import published
 from tests.helpers import Golden, build, close, tokens
 
 BASED = Golden("based_taylor")
-# Functions that PADRe avoids, as they are slow on mobile hardware (PADRe, Sec. 3 and Table 2).
+# Functions that PADRe avoids, as they are slow on mobile hardware (PADRe, Sec. 3.6).
 TRANSCENDENTAL = (
     "exp",
     "log",
@@ -68,6 +69,27 @@ def test_qt_does_not_depend_on_the_order_of_the_tokens(options):
     assert (mixer(x[:, order], causal=True) - mixer(x, causal=True)[:, order]).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("options", [{}, {"form": "full"}, {"order": 1}], ids=str)
+def test_qt_does_not_depend_on_the_order_of_the_features(options):
+    """QT-ViT: elements of K_r that are reordered alike for q and k leave their inner product as it is.
+
+    In the mixer: channels of a head, and with them its features, in another order in W_q and W_k alike. In one of them
+    alone they change the output.
+    """
+    mixer, x = build("qt", 8, heads=2, **options), tokens(2, 11, 8)
+    order = torch.tensor([2, 0, 3, 1])
+    rows = torch.cat((order, 4 + order))  # of both heads
+    before = mixer(x)
+    with torch.no_grad():
+        maps = mixer.qkv.qkv
+        for part in (maps.weight, maps.bias):
+            part[:8] = part[rows]
+        assert (mixer(x) - before).abs().max() > 1e-6, "queries alone"
+        for part in (maps.weight, maps.bias):
+            part[8:16] = part[8 + rows]
+    close(mixer(x), before, 1e-12)
+
+
 @pytest.mark.parametrize("case", list(BASED.meta))
 def test_full_qt_is_the_taylor_attention_of_based(case):
     """Outputs and gradients of the public code, causal and in float64."""
@@ -100,3 +122,21 @@ def test_the_cost_of_hyena_grows_as_n_log_n(order):
     for n in (256, 1024, 8192):
         assert more(hyena, n) == 15 * 8 * n * (order - 1)
         assert more(attention, n) == 2 * 8 * (4 - 2) * n**2
+
+
+@pytest.mark.parametrize(("n", "d"), [(256, 1024), (4096, 64), (512, 512), (196, 192)])
+def test_attention_between_channels_is_cheaper_than_between_tokens_where_these_are_more(n, d):
+    """Poly-SA, Section 5.2.1: XCA and linear attention, with one head, beat attention for C < N alone."""
+    softmax, xca = (
+        polymix.create_mixer(name, d, heads=1, device="meta").cost(n).multiply_adds for name in ("softmax", "xca")
+    )
+    assert (softmax - xca > 0) == (n > d) and (softmax == xca) == (n == d)
+
+
+@pytest.mark.parametrize(("n", "d", "inner", "k"), [(1000, 512, 1024, 2), (64, 48, 36, 5)])
+def test_the_multiplications_of_pom_as_printed(n, d, inner, k):
+    """PoM, Section 3.4: 3 n d D for the maps, which `cost` counts, and (k + 1) n D for powers and gate, which it leaves out."""
+    mixer = polymix.create_mixer("pom", d, degree=k, expand=inner / d, device="meta")
+    assert mixer.cost(n).multiply_adds == 3 * n * d * inner
+    figures = {figure.quantity: figure.value for figure in published(mixer, n)}
+    assert figures["multiplications"] == f"{(3 * n * d * inner + (k + 1) * n * inner) / 1e9:.3f} G"

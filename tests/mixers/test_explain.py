@@ -7,7 +7,7 @@ from torch import nn
 import polymix
 from polymix import explain
 from polymix.errors import CapabilityError, OptionError, PolymixError
-from polymix.ops.dispatch import FEW, FEW_TO_TRAIN, WIDE
+from polymix.ops.dispatch import MIN_TOKENS, MIN_TOKENS_TO_TRAIN, WIDE_CHANNELS
 from polymix.ops.native.library import why_not
 from tests.helpers import tokens
 
@@ -159,15 +159,15 @@ def test_mixers_inside_mixers_are_each_said_once():
     ("pom", 100, 8, "eager", "eager"), ("pom", 196, 8, "native", "eager"), ("pom", 600, 8, "native", "native"),
     ("poly_nl", 100, 8, "eager", "eager"), ("poly_nl", 196, 8, "native", "eager"),
     ("padre", 16, 8, "native", "native"), ("qt", 16, 8, "native", "native"),
-    ("pom", 600, WIDE, "native", "native"), ("pom", 600, WIDE + 8, "native", "eager"),
-    ("pom", 2048, WIDE + 8, "native", "native"), ("poly_sa", 600, WIDE + 8, "native", "native"),
-    ("poly_nl", 600, WIDE + 8, "native", "eager"), ("padre", 16, WIDE + 8, "native", "native"),
-    ("qt", 100, WIDE + 8, "native", "eager"), ("qt", 196, WIDE + 8, "native", "native"),
+    ("pom", 600, WIDE_CHANNELS, "native", "native"), ("pom", 600, WIDE_CHANNELS + 8, "native", "eager"),
+    ("pom", 2048, WIDE_CHANNELS + 8, "native", "native"), ("poly_sa", 600, WIDE_CHANNELS + 8, "native", "native"),
+    ("poly_nl", 600, WIDE_CHANNELS + 8, "native", "eager"), ("padre", 16, WIDE_CHANNELS + 8, "native", "native"),
+    ("qt", 100, WIDE_CHANNELS + 8, "native", "eager"), ("qt", 196, WIDE_CHANNELS + 8, "native", "native"),
 ])  # fmt: skip
 def test_few_tokens_take_what_was_measured_to_be_fastest(mixer, tokens, dim, forward, training, monkeypatch):
     """The thresholds are those of benchmarks/small_inputs.py; recording gradients has its own, and so have wide tokens."""
-    monkeypatch.setattr("polymix.ops.dispatch.FEW", FEW)
-    monkeypatch.setattr("polymix.ops.dispatch.FEW_TO_TRAIN", FEW_TO_TRAIN)
+    monkeypatch.setattr("polymix.ops.dispatch.MIN_TOKENS", MIN_TOKENS)
+    monkeypatch.setattr("polymix.ops.dispatch.MIN_TOKENS_TO_TRAIN", MIN_TOKENS_TO_TRAIN)
     options = {"positions": "mean"} if mixer == "poly_sa" else {}
     built, x = polymix.create_mixer(mixer, dim, **options), torch.randn(1, tokens, dim)
     assert explain(built, x)[0].impl == training
@@ -177,8 +177,8 @@ def test_few_tokens_take_what_was_measured_to_be_fastest(mixer, tokens, dim, for
 
 
 def test_few_tokens_are_not_worth_blocks(monkeypatch):
-    """Below FEW tokens "auto" keeps plain PyTorch and says so; a name that is asked for runs all the same."""
-    monkeypatch.setattr("polymix.ops.dispatch.FEW", FEW)
+    """Below MIN_TOKENS tokens "auto" keeps plain PyTorch and says so; a name that is asked for runs all the same."""
+    monkeypatch.setattr("polymix.ops.dispatch.MIN_TOKENS", MIN_TOKENS)
     monkeypatch.setenv("POLYMIX_NATIVE", "0")
     x = torch.randn(2, 100, 8)
     with torch.inference_mode():

@@ -141,10 +141,12 @@ def test_pom_cross(see, options):
 
 @pytest.mark.parametrize("see", [{}, {"mask": PAD}, {"causal": 1}, {"mask": masks(3, 10, 10)}])
 @pytest.mark.parametrize("selection_heads", [None, 4])
-def test_pom_rotary_2d(see, selection_heads):
-    mixer = build("pom", 8, rotary="2d", selection_heads=selection_heads)
+@pytest.mark.parametrize(("prefix", "grid"), [(0, (2, 5)), (1, (3, 3)), (4, (2, 3))])
+def test_pom_rotary_2d(see, selection_heads, prefix, grid):
+    """Class tokens and registers have no row and no column, and are not rotated."""
+    mixer = build("pom", 8, rotary="2d", selection_heads=selection_heads, num_prefix_tokens=prefix)
     x = tokens(3, 10, 8)
-    close(mixer(x, grid=(2, 5), **see), pom_from_matrices(mixer, x, grid=(2, 5), **see), TOL)
+    close(mixer(x, grid=grid, **see), pom_from_matrices(mixer, x, grid=grid, **see), TOL)
 
 
 @pytest.mark.parametrize("see", SEEN, ids=lambda see: "-".join(see) + str(see.get("causal", "")))

@@ -8,7 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import polymix
-from polymix import errors
+from polymix import errors, lens
 from tests.helpers import build, close, jitter, padre_from_matrices, tokens
 
 TOL = 1e-11
@@ -242,6 +242,31 @@ def test_a_quotient_never_divides_by_zero():
     assert all(p.grad.isfinite().all() for p in mixer.parameters())
 
 
+@pytest.mark.parametrize(("degree", "denominator"), [(1, 1), (2, 1), (2, 3), (3, 2)])
+def test_the_plain_quotient(degree, denominator):
+    """App. A.2, Eq. 20: N / D of degree [d/e], without the square and the ε that keep away its poles."""
+    mixer = safe(build("padre", 6, degree=degree, denominator=denominator, grid=(3, 4), kernel_size=3, eps=0))
+    x = 0.5 * tokens(2, 12, 6)
+    close(mixer(x), padre_from_matrices(mixer, x), TOL)
+    assert mixer.polynomial.rational == (degree, denominator)
+    assert lens.degree(build("padre", 2, degree=2, denominator=1, kernel_size=3, eps=0, grid=(4,))).rational == (2, 1)
+    with pytest.raises(errors.OptionError, match="eps"):
+        polymix.create_mixer("padre", 6, denominator=1, eps=-1.0)
+
+
+def test_the_plain_quotient_has_poles():
+    """One channel and one token: x B_1 / (Q x B_2 + S) changes its sign through infinity where the denominator is 0."""
+    options = {"degree": 1, "denominator": 1, "A": "identity", "bias": False}
+    mixer = build("padre", 1, **options, eps=0)
+    m = mixer.matrices(1)
+    pole = (-m["S"] / (m["Q"][0] * m["B"][1])).reshape(1, 1, 1)
+    below, above = (mixer(pole * (1 + side * 1e-9)).item() for side in (-1, 1))
+    assert below * above < 0 and min(abs(below), abs(above)) > 1e6
+    guarded = build("padre", 1, **options, eps=1.0)
+    guarded.load_state_dict(mixer.state_dict())
+    assert guarded(pole).abs().item() <= abs(pole.item() * m["B"][0].item()) + 1e-12
+
+
 @pytest.mark.parametrize("spec", [spec for spec in STRUCTURES if spec != "dense"])
 def test_cost_grows_linearly_or_as_n_log_n(spec):
     """On the counted operations: every token structure but `dense` (block-diagonal and sparse with what they are told)."""
@@ -350,7 +375,7 @@ def test_states_are_float32_at_least():
     x = tokens(2, 5, 8)
     _, state = mixer.prefill(x)
     low = type(state)(tuple(part.to(torch.bfloat16) if part.is_floating_point() else part for part in state.windows))
-    with pytest.raises(errors.StateError, match="float32"):
+    with pytest.raises(errors.StateError, match="float64"):
         mixer.prefill(x, low)
 
 

@@ -3,10 +3,10 @@
 import pytest
 
 import polymix
-from polymix._io import parse_options
 from polymix.errors import OptionError, PolymixError, UnknownNameError
 from polymix.mixers.spec import DEFAULT, parse_mixer, parse_mixers
-from polymix.workflows.compare.run import Settings
+from polymix.options import parse_options
+from polymix.workflows.compare.settings import Settings
 
 
 @pytest.mark.parametrize(("text", "label", "config"), [
@@ -71,11 +71,12 @@ def test_settings_are_checked(change, named):
 
 
 def test_quick_is_short():
-    quick = Settings().as_quick()
-    assert (quick.seeds, quick.quick) == (1, True)
-    assert quick.epochs <= 8
-    assert max(quick.tokens) <= 1024
-    assert Settings(epochs=2).as_quick().epochs == 2
+    quick = Settings(quick=True)
+    asked = quick.check()
+    assert quick.runs == 1
+    assert asked.recipe.epochs <= 8
+    assert max(asked.tokens) <= 1024
+    assert Settings(quick=True, epochs=2).check().recipe.epochs == 2
 
 
 @pytest.mark.parametrize(("text", "option", "value"), [

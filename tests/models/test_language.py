@@ -26,7 +26,7 @@ CANNOT = [name for name, kind in ((n, mixer_class(n)) for n in ("poly_nl", "knn"
     [
         ("pomm", {}, errors.UnknownNameError, "expected pom.*got 'pomm'"),
         (["pom", "padrr-3"], {}, errors.UnknownNameError, "expected padre.*got 'padrr'"),
-        ("pom:degre=3", {}, errors.OptionError, "degre.*expected the options of pom: degree"),
+        ("pom:degre=3", {}, errors.OptionError, "degre.*Choose from the options of pom: degree"),
         (["pom"] * 3, {}, errors.OptionError, "mixers.*3 for 2 layers.*Drop some"),
         ([], {}, errors.OptionError, "mixers.*none"),
         ([{"degree": 3}], {}, errors.OptionError, r"mixers\[0\].*a dict with \"name\""),

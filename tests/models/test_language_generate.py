@@ -137,7 +137,7 @@ def tokenizer():
 
 def test_text_is_streamed_word_by_word():
     words, model = tokenizer(), tiny("pom-local")
-    streamer = transformers.TextIteratorStreamer(words, skip_prompt=True, timeout=300)
+    streamer = transformers.TextIteratorStreamer(words, skip_prompt=True)
     options = {"input_ids": IDS[:1], "streamer": streamer, "max_new_tokens": MORE, "do_sample": False}
     thread = Thread(target=model.generate, kwargs=options)
     thread.start()

@@ -125,6 +125,7 @@ def test_any_size(name, batch, n, dim, width, out):
     agree(*arguments(name, batch, n, dim, width, out, heads=1))
 
 
+@pytest.mark.slow
 @needs_it
 def test_processors_with_other_vectors(vectors):
     """The code for vectors of four, eight and sixteen floats."""

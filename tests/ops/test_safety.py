@@ -7,6 +7,9 @@ import torch
 
 import polymix
 from polymix.errors import OptionError, PolymixError, ShapeError
+from polymix.ops.pom import pom_pool, pom_scan
+from polymix.ops.pooled import gate_tokens, pooled_product
+from polymix.ops.qt import qt_causal, qt_moments, qt_query
 from tests.ops.kernels import needs_it
 
 B, N, D, E = 2, 6, 8, 12
@@ -34,23 +37,45 @@ RIGHT = {
     "qt_spread": lambda: {"x": floats(B, N, D), "weight": floats(D, D), "bias": floats(D), "moments": floats(B, 2, 9, 5),
                               "least": floats(B), "last": floats(5, D), "last_bias": floats(5)},
 }  # fmt: skip
+TERMS = {
+    "mask": lambda: torch.ones(B, N).bool(),
+    "cos": lambda: floats(B, N, E // 2),
+    "sin": lambda: floats(B, N, E // 2),
+}
+HEADS = {"scale": lambda: floats(3, 2, 1, 1), "mask": lambda: torch.ones(B, N).bool()}
+# The same of operators whose only kernel is Triton's.
+IN_TRITON = {
+    "pom_pool": lambda: {"h": floats(B, N, E), "alpha": floats(E, 2), **{key: make() for key, make in TERMS.items()},
+                         "activation": "gelu", "axes": 2},
+    "pom_scan": lambda: {"h": floats(B, N, E), "alpha": floats(E, 2), "start": floats(B, E),
+                         **{key: make() for key, make in TERMS.items()}, "order": torch.arange(N).repeat(B, 1), "first": None,
+                         "activation": "gelu", "axes": 1},
+    "pooled_product": lambda: {"k": floats(B, N, 2, 4), "v": floats(B, N, 2, 4), "p_2": floats(2, N), "mask": HEADS["mask"]()},
+    "gate_tokens": lambda: {"q": floats(B, N, 2, 4), "gate": floats(B, 2, 4), "p_1": floats(2, N)},
+    "qt_moments": lambda: {"k": floats(B, 2, N, 4), "v": floats(B, 2, N, 4), "scale": HEADS["scale"](), "mask": HEADS["mask"](),
+                           "form": "compact", "order": 2},
+    "qt_query": lambda: {"q": floats(B, 2, N, 4), "moments": floats(B, 2, 15, 5), "scale": None, "form": "full", "order": 2},
+    "qt_causal": lambda: {"q": floats(B, 2, N, 4), "k": floats(B, 2, N, 4), "v": floats(B, 2, N, 4), "scale": HEADS["scale"](),
+                          "start": floats(B, 2, 5, 5), "mask": HEADS["mask"](), "form": "compact", "order": 1},
+}  # fmt: skip
 
 
 # Sizes that nothing else settles: a longer one is right too.
 FREE = {("padre_step", "weight", 2), ("linear_pairs", "p", 0), ("linear_gated", "p", 0), ("linear_scaled", "x", 1),
-        ("moments", "x", 2), ("qt_spread", "x", 1)}  # fmt: skip
+        ("moments", "x", 2), ("qt_spread", "x", 1), ("pom_pool", "alpha", 1), ("pom_scan", "alpha", 1), ("qt_query", "q", 2)}  # fmt: skip
 
 
 def call(name, arguments):
-    return getattr(torch.ops.polymix, name)(*arguments.values(), "native")
+    return getattr(torch.ops.polymix, name)(*arguments.values(), "triton" if name in IN_TRITON else "native")
 
 
 def wrong(name):
     """(what is wrong, a change of the right arguments) for every tensor: its sizes, rank, dtype; and for every number."""
-    for argument, value in RIGHT[name]().items():
+    arguments = {**RIGHT, **IN_TRITON}[name]()
+    for argument, value in arguments.items():
         if isinstance(value, torch.Tensor):
             for axis, size in enumerate(value.shape):
-                if argument == "x" and axis == 0:
+                if argument == next(iter(arguments)) and axis == 0:
                     continue  # any batch, if the others agree; checked through them
                 if (name, argument, axis) not in FREE and argument != "rest":
                     yield (
@@ -63,9 +88,10 @@ def wrong(name):
                 )
             if argument != "rest":
                 yield f"{argument} of another rank", {argument: value[None]}
-            yield f"{argument} of integers", {argument: value.long()}
+            yield f"{argument} of integers", {argument: value.int()}
+            if argument == next(iter(arguments)):
+                yield "float64", {argument: value.double()}
             if argument == "x":
-                yield "float64", {"x": value.double()}
                 yield "float16", {"x": value.half()}
     yield from {
         "padre_step": [("a longer grid", {"grid": [N + 1]}), ("another grid", {"grid": [2, 3]}), ("dilation", {"dilation": 2}),
@@ -76,6 +102,11 @@ def wrong(name):
         "linear_scaled": [("rest", {"rest": floats(2)}), ("a narrower output with rest", {"weight": floats(4, D), "bias": floats(4)})],
         "qt_pool": [("order 3", {"order": 3}), ("no heads", {"heads": 0}), ("heads", {"heads": 3}), ("heads", {"heads": -1})],
         "qt_spread": [("order 3", {"moments": floats(B, 2, 13, 5)}), ("rows", {"moments": floats(B, 2, 8, 5)})],
+        "pom_pool": [("activation", {"activation": "selu"}), ("axes", {"axes": 3}), ("cosines alone", {"sin": None}),
+                     ("half a pair", {"h": floats(B, N, 10), "alpha": floats(10, 2), "cos": floats(1, N, 5), "sin": floats(1, N, 5)})],
+        "pom_scan": [("a start of segments", {"first": torch.arange(N).repeat(B, 1)})],
+        "qt_moments": [("order 3", {"order": 3}), ("form", {"form": "half"}), ("no scale", {"scale": None})],
+        "qt_query": [("order 1", {"order": 1}), ("compact", {"form": "compact", "scale": HEADS["scale"]()})],
     }.get(name, [])  # fmt: skip
 
 
@@ -88,21 +119,57 @@ def test_wrong_arguments_of_an_operator_are_typed_errors(name, what, change):
         call(name, {**RIGHT[name](), **change})
 
 
+def gradients_are_checked(name, arguments, outputs, impl):
+    """Those of the outputs' shapes and types pass; those of others are errors."""
+    backward = getattr(torch.ops.polymix, f"{name}_backward")
+    assert backward([torch.ones_like(y) for y in outputs], *arguments.values(), impl)
+    for gradients in ([y[..., :-1] for y in outputs], [y[None] for y in outputs], [y.long() for y in outputs]):
+        with pytest.raises(ShapeError, match="gradient"):
+            backward(gradients, *arguments.values(), impl)
+
+
 @needs_it
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_arguments_and_gradients_pass_and_wrong_gradients_do_not(name):
     arguments = RIGHT[name]()
     outputs = call(name, arguments)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    backward = getattr(torch.ops.polymix, f"{name}_backward")
-    assert backward([torch.ones_like(y) for y in outputs], *arguments.values(), "native")
-    for gradients in ([y[..., :-1] for y in outputs], [y[None] for y in outputs], [y.long() for y in outputs]):
-        with pytest.raises(ShapeError, match="gradient"):
-            backward(gradients, *arguments.values(), "native")
+    gradients_are_checked(name, arguments, outputs, "native")
     empty = {key: value[:0] if isinstance(value, torch.Tensor) and value.shape[:1] == (B,) and key in
              ("x", "y", "mask", "gate", "scale", "moments", "least") else value for key, value in arguments.items()}  # fmt: skip
     for y in [call(name, empty)] if len(outputs) == 1 else call(name, empty):
         assert y.shape[0] == 0, "no samples are none, not an error"
+
+
+@pytest.mark.parametrize(("name", "what", "change"), [(name, *case) for name in IN_TRITON for case in wrong(name)],
+                         ids=lambda value: value if isinstance(value, str) else "")  # fmt: skip
+def test_wrong_arguments_of_a_triton_kernel_are_typed_errors(name, what, change):
+    """A GPU reads and writes past the end of a short tensor without a word."""
+    pytest.importorskip("triton", reason="untested: Triton's launches")
+    with pytest.raises((ShapeError, OptionError), match=name):
+        call(name, {**IN_TRITON[name](), **change})
+
+
+@pytest.mark.parametrize("name", IN_TRITON)
+def test_right_arguments_of_a_triton_kernel_pass_and_wrong_gradients_do_not(name):
+    pytest.importorskip("triton", reason="untested: Triton's launches")
+    arguments = IN_TRITON[name]()
+    outputs = call(name, arguments)
+    eager = getattr(torch.ops.polymix, name)(*arguments.values(), "eager")
+    torch.testing.assert_close(outputs, eager, rtol=1e-4, atol=1e-4)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    gradients_are_checked(name, arguments, outputs, "triton")
+
+
+@pytest.mark.parametrize("operator", [pom_pool, pom_scan, pooled_product, gate_tokens, qt_moments, qt_query, qt_causal],
+                         ids=lambda operator: operator.name)  # fmt: skip
+def test_all_arguments_of_a_kernel_lie_on_one_device(operator):
+    arguments = IN_TRITON[operator.name]()
+    operator.signature.check(operator.name, "triton", arguments)
+    for argument, value in list(arguments.items())[1:]:
+        if isinstance(value, torch.Tensor):
+            with pytest.raises(ShapeError, match=f"{operator.name}: {argument}.* on cpu, got a tensor on meta"):
+                operator.signature.check(operator.name, "triton", {**arguments, argument: value.to("meta")})
 
 
 @needs_it

@@ -5,7 +5,6 @@ import itertools
 import pytest
 import torch
 
-from polymix import structured
 from polymix.structured import BlockDiagonal, Dense, Identity, ParallelLinear
 from polymix.structured.dense import linear
 from tests.helpers import jitter, tokens
@@ -82,8 +81,3 @@ def test_parallel_linear_scales_one_map_alone(heads):
     maps.scale_(0, 0.25)  # an identity has nothing to scale
     assert torch.equal(maps.dense(1)[0], before[0])
     assert torch.equal(maps.dense(2)[0], 0.25 * before[1])
-
-
-def test_the_old_name_still_works():
-    with pytest.warns(DeprecationWarning, match="ParallelLinear"):
-        assert structured.Fanout is ParallelLinear

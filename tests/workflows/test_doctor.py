@@ -35,12 +35,13 @@ def finding(topic):
      "built for the CPU alone", "CUDA build"),
     ("GPU", lambda p: (p.setattr(torch.cuda, "is_available", lambda: True), p.setattr(torch.cuda, "get_device_name", lambda: "H100"),
                        p.setattr(doctor, "_version", lambda name: None)), "H100, no Triton", "Install triton"),
-    ("extra vision", lambda p: p.setattr(doctor, "_version", lambda name: None), "missing: timm", "polymix[vision]"),
+    ("extra vision", lambda p: p.setattr(doctor, "_version", lambda name: None), "missing: timm", '".[vision]"'),
     ("torchvision", lambda p: p.setattr(doctor, "_version", lambda name: None), "not installed", ""),
     ("torchvision", lambda p: (p.setattr(doctor, "_version", lambda name: "0.1"), p.setattr(doctor.compat, "cure_torchvision", bool)),
      "0.1", ""),
     ("torchvision", lambda p: (p.setattr(doctor, "_version", lambda name: "0.1"),
-                               p.setattr(doctor.compat, "cure_torchvision", lambda: 1 / 0)), "cannot be imported", "Install the build"),
+                               p.setattr(torch.version, "cuda", None),
+                               p.setattr(doctor.compat, "cure_torchvision", lambda: 1 / 0)), "cannot be imported", "torchvision==0.1 --index-url"),
 ])  # fmt: skip
 def test_each_finding_and_its_advice(monkeypatch, topic, change, state, advice):
     change(monkeypatch)

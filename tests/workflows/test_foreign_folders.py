@@ -16,7 +16,7 @@ pytest.importorskip("transformers", reason="untested: folders of strangers' mode
 
 import transformers
 
-from polymix.tasks.text.tokenizer import load_tokenizer
+from polymix.domains.text.tokenizer import load_tokenizer
 from polymix.workflows.convert.sources import load_model
 from polymix.workflows.generate.folder import load
 

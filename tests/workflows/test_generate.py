@@ -17,7 +17,7 @@ from polymix.errors import DataError, OptionError, ShapeError
 from tests.models.tiny import fresh, transformers
 
 from polymix.workflows.generate import Clock, Settings, generate, load  # isort: skip  # not without transformers
-from polymix.tasks.text.tokenizer import train_tokenizer  # isort: skip
+from polymix.domains.text.tokenizer import train_tokenizer  # isort: skip
 
 TEXT = "The cat sat on a mat, and the dog saw the cat sit. "
 VOCAB = 300
@@ -145,7 +145,8 @@ def test_a_text_that_ends_early_stops_there(loaded, monkeypatch):
 def test_options_that_contradict_are_one_line_before_the_model_is_read(tmp_path, capsys, options, argument):
     status, out, err = run(capsys, tmp_path, "--prompt", "a", *options)
     assert (status, out) == (2, "")
-    assert err.startswith(f"polymix: `{argument}`: expected ") and err.count("\n") == 1
+    flag = f"--{argument.removeprefix('--').replace('_', '-')}"
+    assert err.startswith(f"polymix: `{flag}`: expected ") and err.count("\n") == 1
 
 
 def test_lines_and_a_stream_contradict(tmp_path, capsys):

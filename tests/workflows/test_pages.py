@@ -8,6 +8,7 @@ from polymix.workflows.compare.report import confusion, next_commands, pictures,
 from polymix.workflows.compare.report import write_report as write_compare
 from polymix.workflows.compare.tables import headings
 from polymix.workflows.compare.verdict import answer
+from polymix.workflows.convert.page import origins
 from polymix.workflows.convert.page import write as write_convert
 from tests.browser import PAPER, needs_browser, opened
 from tests.workflows.bench.content import content as bench_content
@@ -31,8 +32,10 @@ def comparison(**settings):
         "majority": {"name": "b", "share": 0.95},
         "samples": [{"class": 1, "image": PIXEL}, {"class": 0, "image": PIXEL}],
     }
-    for row in content["training"]:
-        row |= {"samples": [1, 1 if row["mixer"] == "pom" else 0], "confusion": [[40, 3], [0, 57]]}
+    content["answers"] = [
+        {"mixer": row["mixer"], "seed": row["seed"], "samples": [1, 1 if row["mixer"] == "pom" else 0],
+         "confusion": [[40, 3], [0, 57]]} for row in content["rows"]
+    ]  # fmt: skip
     content["mixers"][1]["config"] = {"name": "padre"}
     content["answer"] = answer(content)
     return content
@@ -62,7 +65,7 @@ def conversion():
         "system": "Linux",
     }
     return {
-        "headline": "The model is 2.00 × as fast on this input.", "training": False, "machine": machine, "model": cost(80.2),
+        "headline": "The model is 2.00 × as fast on this input.", "finding": "", "training": False, "machine": machine, "model": cost(80.2),
         "conversion": {"layers": layers, "left_out": [], "accuracy": {"before": 0.953, "converted": 0.04651}, "metric": "accuracy",
                        "parameters": [12000, 10800]},
         "layers": {name: cost(1.5) for name in names}, "settings": {"model": "timm/vit", "plan": "padre"},
@@ -82,7 +85,7 @@ def pages(folder):
     }
 
 
-COLUMNS = {"compare": 11 + 2 * 3, "bench": 20, "convert": 9}
+COLUMNS = {"compare": 13 + 2 * 3, "bench": 20, "convert": 9}
 
 
 @needs_browser
@@ -144,11 +147,11 @@ def test_the_accuracy_axis_says_where_it_starts_and_a_front_of_one_point_is_not_
     axes = pictures(content)[0].draw(False).axes[0]
     assert "axis from" in axes.get_ylabel() and "not 0" in axes.get_ylabel()
     assert "Pareto front" in axes.get_legend_handles_labels()[1]
-    alone = {**content, "training": [row for row in content["training"] if row["mixer"] == "softmax"]}
+    alone = {**content, "rows": [row for row in content["rows"] if row["mixer"] == "softmax"]}
     assert "Pareto front" not in pictures(alone)[0].draw(False).axes[0].get_legend_handles_labels()[1]
     zero = copy.deepcopy(content)
-    for row in zero["training"]:
-        row["accuracy"] = 0.0 if row["mixer"] == "linear_floor" else 1.0
+    for row in zero["rows"]:
+        row["metrics"]["accuracy"] = 0.0 if row["mixer"] == "linear_floor" else 1.0
     assert "not 0" not in pictures(zero)[0].draw(False).axes[0].get_ylabel()
 
 
@@ -199,4 +202,20 @@ def test_equal_layers_share_a_row(tmp_path):
 
 
 def test_headings_count():
-    assert len(headings(comparison())) == 11
+    names = headings(comparison())
+    assert len(names) == len(set(names)) == 13
+
+
+def test_the_origin_of_weights_is_said_once_for_all_layers_that_share_it():
+    """It used to be a sentence a layer, with the factor of each."""
+    layer = {"now": "qt", "inherited": {"qkv.weight": ["q.weight", "k.weight"], "proj.bias": []}, "fresh": ["scale"],
+             "dropped": {"a": "no place in this mixer", "b": "no place in this mixer", "c": "a norm"}}  # fmt: skip
+    layers = [layer | {"name": f"blocks.{place}", "scale": scale} for place, scale in enumerate((0.999, 1.01, None))]
+    layers += [layer | {"name": "last", "scale": None, "fresh": []}, {"name": "kept", "now": None}]
+    assert origins({"conversion": {"layers": layers}}) == [
+        (["blocks.0", "blocks.1", "blocks.2"], [
+            "qkv.weight ← q.weight · k.weight", "proj.bias ← zero", "new: scale",
+            "dropped: a, b (no place in this mixer)", "dropped: c (a norm)", "output multiplied by 0.999 – 1.01"]),
+        (["last"], ["qkv.weight ← q.weight · k.weight", "proj.bias ← zero",
+                    "dropped: a, b (no place in this mixer)", "dropped: c (a norm)"]),
+    ]  # fmt: skip

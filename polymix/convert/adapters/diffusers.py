@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from polymix.convert.adapter import Adapter, Host, path, register_adapter
+from polymix.convert.adapter import Adapter, Host, path
+from polymix.convert.adapters import kernel
+from polymix.convert.adapters.kernel import KernelAdapter, KernelSpec
 from polymix.convert.masks import visible
 from polymix.convert.model_recipes import Recipe, class_path, decode, encode, is_plain, model_class
 from polymix.convert.spec import AttentionSpec, linear
-from polymix.errors import OptionError, ShapeError
+from polymix.errors import MaskError, OptionError, ShapeError
+from polymix.mixers import TokenMixer
 
 _MODELS = "diffusers.models.transformers."
 _MAPS = {  # model class: the modules that may make the feature map whose pixels are the tokens
@@ -24,7 +28,6 @@ _NORMS = {"norm_q": "normalises queries, which a mixer does not", "norm_k": "nor
 _BESIDE = ("group_norm", "spatial_norm", "norm_cross", "add_k_proj", "add_q_proj")
 
 
-@register_adapter("diffusers.models.attention_processor.Attention")
 class AttentionAdapter(Adapter):
     """(hidden_states, encoder_hidden_states, attention_mask) -> tokens.
 
@@ -59,7 +62,10 @@ class AttentionAdapter(Adapter):
         padding: Tensor | None = None
         if attention_mask is not None:
             seen = visible(attention_mask, inverted=False)
-            seen = seen.unsqueeze(1) if seen.ndim == 2 else seen
+            seen = (
+                seen.unsqueeze(1) if seen.ndim == 2 else seen[:, 0] if seen.ndim == 4 and seen.shape[1] == 1 else seen
+            )
+            seen = seen.expand(context.shape[0], -1, -1) if seen.ndim == 3 and len(seen) == 1 else seen
             if seen.ndim != 3 or (seen.shape[0], seen.shape[2]) != (context.shape[0], context.shape[1]):
                 allowed = f"({context.shape[0]}, 1 or {hidden_states.shape[1]}, {context.shape[1]})"
                 raise ShapeError("attention_mask", tuple(attention_mask.shape), allowed, "All heads share one mask.")
@@ -68,30 +74,70 @@ class AttentionAdapter(Adapter):
 
 
 def _check(module: Any) -> None:
-    """Raise OptionError where the layer does more than attention."""
-    cure = "Keep this layer."
-    if type(module.processor).__name__ not in _PLAIN:
-        got = f"the processor {type(module.processor).__name__}"
-        raise OptionError("model", got, f"one of {', '.join(sorted(_PLAIN))}", cure)
-    for name in _BESIDE:
-        if getattr(module, name, None) is not None:
-            raise OptionError("model", f"attention with {name}", "attention with to_q, to_k and to_v alone", cure)
-    if module.residual_connection or module.rescale_output_factor != 1:
-        raise OptionError(
-            "model", "attention with a residual connection or a rescaled output", "attention without them", cure
-        )
-    widths = {module.query_dim, module.cross_attention_dim, module.out_dim}
-    if module.inner_kv_dim != module.inner_dim:
-        raise OptionError("model", "heads that share keys and values", "separate keys and values for each head", cure)
-    if len(widths) > 1:
-        raise OptionError(
-            "model", f"{sorted(widths)}", "the same number of channels in tokens, context and output", cure
-        )
+    """Raise OptionError where a linear map has additions such as LoRA."""
     maps = {"to_q": module.to_q, "to_k": module.to_k, "to_v": module.to_v, "to_out": module.to_out and module.to_out[0]}
     for name, part in maps.items():
         if type(part) is not nn.Linear:
             got = f"{name}, a {type(part).__name__}"
             raise OptionError("model", got, "an nn.Linear", "First merge additions such as LoRA.")
+
+
+def _plain(module: Any) -> bool:
+    """Whether a layer is attention by to_q, to_k and to_v alone, between tokens, context and output of one width."""
+    beside = any(getattr(module, name, None) is not None for name in _BESIDE)
+    after = module.residual_connection or module.rescale_output_factor != 1 or module.inner_kv_dim != module.inner_dim
+    widths = {module.query_dim, module.cross_attention_dim, module.out_dim}
+    return type(module.processor).__name__ in _PLAIN and not beside and not after and len(widths) == 1
+
+
+class JointAdapter(KernelAdapter):
+    """Any other attention of diffusers: with rotary angles, or joint, of pictures and texts as in SD3 and Flux.
+
+    text_mask: (B, T), True for real tokens of the text, which diffusers' own layers do not take:
+    `joint_attention_kwargs={"text_mask": mask}`. A layer that sees no text leaves it out.
+    """
+
+    joined: str | None = None  # where one argument has both, whether "text" or "picture" comes first
+
+    def __init__(self, mixer: TokenMixer, attention: AttentionSpec, module: nn.Module) -> None:
+        super().__init__(mixer, attention, module)
+        if type(module).__name__ == "FluxAttention" and module.pre_only:
+            self.joined = "text"
+
+    @classmethod
+    def describe(cls, module: nn.Module, host: Host) -> AttentionSpec:
+        return KernelSpec(dim=1, heads=1, any_length=True, grid=_grid(host))
+
+    def forward(self, *args: Any, text_mask: Tensor | None = None, **kwargs: Any) -> Any:
+        return self.answered(args, kwargs, None if text_mask is None else self._real(text_mask, args, kwargs))
+
+    def _real(self, text_mask: Tensor, args: Any, kwargs: Any) -> Tensor | None:
+        """Which tokens of text and picture are real, (B, T + N) in the layer's order; None for a layer without text."""
+        arguments = {**dict(zip(self.parameter_names, args, strict=False)), **kwargs}
+        text, picture = arguments.get("encoder_hidden_states"), arguments["hidden_states"]
+        if text_mask.ndim != 2 or text_mask.dtype != torch.bool or len(text_mask) != len(picture):
+            got = f"{text_mask.dtype} {tuple(text_mask.shape)}"
+            raise MaskError("text_mask", got, f"booleans ({len(picture)}, T), True for real tokens", "")
+        if text is None and self.joined is None:
+            return None
+        count = picture.shape[1] - (text_mask.shape[1] if text is None else 0)
+        if count < 0 or (text is not None and text.shape[1] != text_mask.shape[1]):
+            got = f"{tuple(text_mask.shape)} for {picture.shape[1] if text is None else text.shape[1]} tokens"
+            raise MaskError("text_mask", got, "a column for each token of the text", "")
+        if text is not None and not self.tokens:
+            got = "a mask of the text for a layer in which its place beside the picture is unknown"
+            raise MaskError("text_mask", got, "None", "Leave it out, or keep this layer.")
+        ones = text_mask.new_ones(len(text_mask), count)
+        first = self.joined == "text" if text is None else self.tokens[:1] == ["encoder_hidden_states"]
+        return torch.cat((text_mask, ones) if first else (ones, text_mask), dim=1)
+
+
+def any_adapter(module: Any) -> type[Adapter] | None:
+    """The adapter of a layer: its kind shows in its parts and its processor."""
+    name = path(type(module))
+    if name == "diffusers.models.attention_processor.Attention" and _plain(module):
+        return AttentionAdapter
+    return JointAdapter if kernel.any_adapter(module) is not None else None
 
 
 def _host(host: Host) -> tuple[Any, tuple[str, ...]]:
@@ -109,8 +155,8 @@ def _source(host: Host) -> nn.Module | None:
 def _grid(host: Host) -> tuple[int, ...] | None:
     """The grid for latents of the size that the model was built for, if it was built for one."""
     part, _ = _host(host)
-    embed = getattr(part, "pos_embed", None)
-    return None if embed is None else (embed.height, embed.width)
+    embed: Any = getattr(part, "pos_embed", None)
+    return (embed.height, embed.width) if hasattr(embed, "height") else None
 
 
 def read_recipes(model: Any) -> Iterator[Recipe]:

@@ -34,6 +34,7 @@ class MultiheadAttentionAdapter(Adapter):
     """
 
     forward_attributes = ("batch_first", "num_heads", "embed_dim")
+    masks_alone = True
     in_proj_weight = in_proj_bias = None
     _qkv_same_embed_dim = False
 

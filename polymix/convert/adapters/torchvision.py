@@ -120,10 +120,10 @@ class PartitionAdapter(Adapter):
 def read_recipes(model: Any) -> Iterator[Recipe]:
     """A recipe for each builder that returns the model's class; a model does not keep its builder's name."""
     models = load_library("torchvision.models")
-    said = [part.num_classes for part in model.modules() if type(getattr(part, "num_classes", None)) is int]
+    class_counts = [part.num_classes for part in model.modules() if type(getattr(part, "num_classes", None)) is int]
     heads = {name.rpartition(".")[2]: part for name, part in model.named_modules() if isinstance(part, nn.Linear)}
     head = heads.get("cls_score", next(reversed(heads.values()), None))
-    classes = said[0] if said else getattr(head, "out_features", None)
+    classes = class_counts[0] if class_counts else getattr(head, "out_features", None)
     kwargs = known_arguments(model, {"num_classes": classes, "image_size": getattr(model, "image_size", None)})
     for name in models.list_models():
         if inspect.signature(models.get_model_builder(name)).return_annotation is type(model):

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polymix._io import a_path, check_device, check_folder, float_type, one_line
 from polymix.convert import model_recipes as recipes
 from polymix.convert.model_recipes import decode, encode
 from polymix.convert.saving.files import (
@@ -26,8 +25,12 @@ from polymix.convert.saving.files import (
     write,
 )
 from polymix.convert.saving.rebuild import difference, differences, layers, rebuild, restore, shape
-from polymix.errors import OptionError, PolymixError, ResultsError, check_choice
+from polymix.convert.saving.unwrapping import unwrapped
+from polymix.devices import check_device, float_type
+from polymix.errors import OptionError, PolymixError, ResultsError, check_choice, one_line
+from polymix.files import a_path, check_folder
 from polymix.limits import bounded, check_counts
+from polymix.mixers.modules import check_module
 
 
 def save_pretrained(
@@ -39,7 +42,8 @@ def save_pretrained(
     earlier file only once it is complete. `config.json` is a copy of the header for people to read.
 
     Args:
-        model: a model of timm, transformers, torchvision, diffusers or polymix; of any other, with `host`.
+        model: a model of timm, transformers, torchvision, diffusers or polymix; of any other, with `host`. Inside
+            torch.compile, nn.DataParallel and the like, it is the model in them.
         folder: where to write; created if it does not exist.
         host: how to build the model as it was before its conversion, where the model does not say:
             {"library": "timm", "name": "vit_tiny_patch16_224", "kwargs": {"depth": 6}};
@@ -50,10 +54,9 @@ def save_pretrained(
         OptionError: building by the recipe gives another model. Nothing is written.
     """
     load_safetensors()
-    if not isinstance(model, nn.Module):
-        raise OptionError("model", type(model).__name__, "a torch.nn.Module", "Pass the model first, then the folder.")
+    check_module(model)
     folder = check_folder(folder, "folder")
-    model = getattr(model, "_orig_mod", model)  # unwrap torch.compile
+    model = unwrapped(model)
     if metadata is not None and not isinstance(metadata, Mapping):
         raise OptionError("metadata", type(metadata).__name__, "a dict", "Pass metadata={...}.")
     content, buffers = _describe(model, folder, host)
@@ -147,13 +150,13 @@ def _fill(model: nn.Module, content: dict[str, Any], tensors: dict[str, Tensor],
     """Load the weights in their own types and tied as they were. Raises ResultsError unless they fit exactly."""
     restore(model, decode(content["attributes"]), {name: tensors.pop(name) for name in content["buffers"]})
     own = model.state_dict(keep_vars=True)
-    found = difference(
+    mismatch = difference(
         {key: shape(tensors[content["tied"].get(key, key)]) for key in (*tensors, *content["tied"])},
         {key: shape(value) for key, value in own.items()},
     )
-    if found:
+    if mismatch:
         raise ResultsError(
-            str(folder / WEIGHTS), f"a host whose {found}", "the host that was saved", _saved_with(content)
+            str(folder / WEIGHTS), f"a host whose {mismatch}", "the host that was saved", _saved_with(content)
         )
     weights: dict[str, Tensor] = {
         key: nn.Parameter(value, own[key].requires_grad) if isinstance(own[key], nn.Parameter) else value

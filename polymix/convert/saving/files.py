@@ -2,35 +2,55 @@
 
 from __future__ import annotations
 
+import argparse
+import errno
 import json
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from polymix._io import one_line, write_whole
-from polymix.errors import MissingExtraError, OptionError, ResultsError
+from polymix.errors import OptionError, ResultsError, one_line
+from polymix.extras import check_installed, needs
+from polymix.files import regular, write_whole
 
 WEIGHTS, CONFIG, FORMAT = "model.safetensors", "config.json", 1
 TIMM_ENTRY = "polymix_converted"  # the name in timm that loads the folder; see polymix.convert.timm_models
 SAVED = "a file that polymix.save_pretrained wrote"
 
 
+def read_tensors(path: Path, *, mmap: bool = False) -> Any:
+    """What torch.save wrote into a file, of tensors and plain values alone: no code in the file is run.
+
+    mmap: leave the numbers on disk until they are used.
+    Raises OSError, which says what is wrong with the file, without PyTorch's advice on files that are trusted.
+    """
+    try:
+        regular(path)
+        with torch.serialization.safe_globals([argparse.Namespace]):  # options, which timm and DeiT store; data
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    except (OSError, MemoryError):
+        raise
+    except UnpicklingError as error:
+        reason = "it holds more than tensors and plain values, or torch.save did not write it"
+        raise OSError(errno.EINVAL, reason, str(path)) from error
+    except Exception as error:  # whatever PyTorch raises for a damaged file
+        raise OSError(errno.EINVAL, "it is damaged, or torch.save did not write it", str(path)) from error
+
+
 def load_safetensors() -> Any:
     """The safetensors package. Raises MissingExtraError where it is not installed."""
-    try:
+    with needs():
         import safetensors.torch
-    except ImportError as error:
-        raise MissingExtraError("safetensors", "no such package", "pip install safetensors") from error
     return safetensors
 
 
 def without_ties(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors to write, each once; and for each further name of a tied tensor, the name it is written under."""
-    kept: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
     names: dict[Any, str] = {}
     stored: set[int] = set()
@@ -44,20 +64,36 @@ def without_ties(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str,
             continue
         value = value.detach().contiguous()
         place = value.untyped_storage().data_ptr()
-        kept[name] = value.clone() if place in stored else value  # another view of the same memory
+        tensors[name] = value.clone() if place in stored else value  # another view of the same memory
         stored.add(place)
-    return kept, tied
+    return tensors, tied
 
 
 def write(folder: Path, content: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """Write the weights, with the config in their header, and the config again as a file of its own."""
-    if find_spec("numpy") is None:
-        raise MissingExtraError("numpy", "no such package", "pip install numpy")  # safetensors saves with it
+    check_installed("numpy", why="safetensors saves with it.")
     save_file, header = load_safetensors().torch.save_file, json.dumps(content, allow_nan=False)
     folder.mkdir(parents=True, exist_ok=True)
     metadata = {"format": "pt", "polymix": header}
-    write_whole(folder / WEIGHTS, lambda file: save_file(tensors, file, metadata=metadata))
+
+    def save(file: Path) -> None:
+        save_file(tensors, file, metadata=metadata)
+        _in_order(file)
+
+    write_whole(folder / WEIGHTS, save)
     write_whole(folder / CONFIG, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def _in_order(file: Path) -> None:
+    """Sort the metadata in a safetensors header, whose order is random otherwise: equal models are equal files."""
+    with file.open("r+b") as opened:
+        size = int.from_bytes(opened.read(8), "little")
+        header = json.loads(opened.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        content = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode().ljust(size)
+        if len(content) == size:  # always, as the library writes JSON the same way
+            opened.seek(8)
+            opened.write(content)
 
 
 def read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -81,7 +117,7 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         cure = "Load it with the library that wrote it, then call polymix.convert on the model."
         raise ResultsError(str(file), "weights without polymix's config", SAVED, cure)
     if not isinstance(content.get("format"), int) or content["format"] > FORMAT:
-        cure = "pip install -U polymix."
+        cure = "Install a newer polymix: git pull in its clone, then install it as before."
         raise ResultsError(str(file), f"format {content.get('format')!r}", f"format {FORMAT} or older", cure)
     return content, tensors
 

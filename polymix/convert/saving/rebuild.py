@@ -24,7 +24,7 @@ from polymix.mixers import TokenMixer
 from polymix.mixers.spec import mixer_config
 
 A = TypeVar("A", bound=Adapter)
-_OF_A_RUN = {"training", "current_grid"}  # attributes that say nothing of the model
+_RUN_ATTRIBUTES = {"training", "latest_grid"}  # they say nothing of the model
 
 
 def layers(model: nn.Module) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def rebuild(content: dict[str, Any], folder: Path, trust: bool) -> nn.Module:
         converted = ConversionReport(model, adapters, (), ()).model
         for name, layer in inserted.items():
             _insert(converted, name, layer)
-        vars(converted)[recipes.REMEMBERED] = vars(model).get(recipes.REMEMBERED)
+        vars(converted)[recipes.RECIPE_ATTRIBUTE] = vars(model).get(recipes.RECIPE_ATTRIBUTE)
         return converted
 
 
@@ -68,9 +68,11 @@ def _same_everywhere() -> Iterator[None]:
 def _adapter(model: nn.Module, name: str, saved: dict[str, Any]) -> Adapter:
     """The adapter of layer `name`, as it was saved."""
     module = model.get_submodule(name)
-    kind = adapter_for(module)
-    if kind is None or kind.__qualname__ != saved["adapter"]:
-        here = kind.__qualname__ if kind else "no adapter"
+    registered = adapter_for(module)
+    forms = {} if registered is None else {kind.__qualname__: kind for kind in registered.forms()}
+    kind = forms.get(saved["adapter"])
+    if kind is None:
+        here = " or ".join(forms) or "no adapter"
         got = f"{name}, a {type(module).__name__} with {here}; it was saved with {saved['adapter']}"
         cure = "First import the code that registers the adapter (polymix.register_adapter)."
         raise OptionError("host", got, "the same adapter", cure)
@@ -101,6 +103,7 @@ def _mixer(name: str, saved: dict[str, Any]) -> TokenMixer:
 
 def _with_attributes(adapter: A, attributes: dict[str, Any]) -> A:
     vars(adapter).update(attributes)
+    adapter.settle()
     return adapter
 
 
@@ -141,7 +144,7 @@ def plain_attributes(part: nn.Module) -> dict[str, Any]:
     return {
         key: value
         for key, value in vars(part).items()
-        if _settable(part, key) and key not in _OF_A_RUN and "checkpointing" not in key and is_plain(value)
+        if _settable(part, key) and key not in _RUN_ATTRIBUTES and "checkpointing" not in key and is_plain(value)
     }
 
 
@@ -188,11 +191,11 @@ def _callables(part: nn.Module) -> dict[str, str]:
 
 
 def _same(ours: dict[str, str], theirs: dict[str, str], where: str = "") -> None:
-    found = difference(ours, theirs)
-    if found:
+    mismatch = difference(ours, theirs)
+    if mismatch:
         cure = f"Say how the host is built: host={recipes.FORMS}."
         raise OptionError(
-            "host", f"a recipe by which {where and where + '.'}{found}", "one that builds this model", cure
+            "host", f"a recipe by which {where and where + '.'}{mismatch}", "one that builds this model", cure
         )
 
 

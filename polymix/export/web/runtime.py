@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from polymix._io import one_line
-from polymix.errors import CapabilityError, DataError, MissingExtraError
+from polymix.errors import CapabilityError, DataError, MissingExtraError, one_line
 from polymix.export.manifest import Arrays
 
 PACKAGE = "onnxruntime-web"
@@ -36,13 +35,13 @@ def find_runtime(folder: str | Path | None = None) -> Path:
     else:
         places = [Path(folder), Path(folder) / PACKAGE, Path(folder) / "node_modules" / PACKAGE]
     package = next((place for place in places if (place / "dist").is_dir()), None)
-    cure = f"Run npm install {PACKAGE}, or name its folder with --runtime."
+    why, install = "The web page runs on it; --runtime names its folder.", f"npm install {PACKAGE}"
     if package is None:
-        got = f"no such package in {'node_modules here or above' if folder is None else folder}"
-        raise MissingExtraError("runtime", got, f"npm's package {PACKAGE}", cure)
+        state = f"is not in {'node_modules here or above' if folder is None else folder}"
+        raise MissingExtraError(PACKAGE, why=why, state=state, install=install)
     if lacking := [name for name in FILES.values() if not (package / name).is_file()]:
-        got = f"{package} without {lacking[0]}"
-        raise MissingExtraError("runtime", got, f"{PACKAGE} 1.20 or newer", cure)
+        state = f"in {package} lacks {lacking[0]}, which 1.20 or newer has"
+        raise MissingExtraError(PACKAGE, why=why, state=state, install=install)
     return package
 
 

@@ -12,12 +12,12 @@ from typing import Any
 from urllib.parse import quote
 
 from polymix import __version__
-from polymix._io import write_whole
 from polymix.errors import CapabilityError
 from polymix.export.graph import Graph
 from polymix.export.manifest import MEASURES, Checked, read_arrays
 from polymix.export.web.latency import ATTENTION, TOKENS, Curve, curves
 from polymix.export.web.runtime import as_files, copy_runtime, node, run_in_node
+from polymix.files import write_whole
 from polymix.pages import render
 
 TARGET = "web"

@@ -14,7 +14,7 @@ from polymix.errors import check_choice
 from polymix.mixers.checks import MixerCall
 from polymix.mixers.config import MixerConfig
 from polymix.mixers.inheritance import AttentionMaps, Sources, add_sources, copy_map, first_rows
-from polymix.mixers.loading import check_keys, load, settle, translate
+from polymix.mixers.loading import check_keys, load, options_beyond_weights, translate
 from polymix.mixers.mixer import INIT_STD, TokenMixer
 from polymix.mixers.registry import Capabilities, register
 from polymix.ops.related.channel_attention import additive
@@ -79,11 +79,11 @@ class AdditiveMixer(TokenMixer):
 
     def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
         biases = (None, None) if self.qk.bias is None else self.qk.bias.chunk(2)
-        found: dict[str, Any] = {}
+        matrices: dict[str, Any] = {}
         for name, weight, bias in zip("qk", self.qk.weight.chunk(2), biases, strict=True):
-            found |= {f"W_{name}": weight.t(), f"b_{name}": bias}
-        found |= {"w": self.w, "W_p": self.pool.weight.t(), "b_p": self.pool.bias}
-        return {**found, "W_o": self.proj.weight.t(), "b_o": self.proj.bias}
+            matrices |= {f"W_{name}": weight.t(), f"b_{name}": bias}
+        matrices |= {"w": self.w, "W_p": self.pool.weight.t(), "b_p": self.pool.bias}
+        return {**matrices, "W_o": self.proj.weight.t(), "b_o": self.proj.bias}
 
     def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         weigh = [Op("matmul", (1, n, self.dim, 1))] if self.w is not None else []
@@ -101,10 +101,10 @@ class AdditiveMixer(TokenMixer):
         for name in ("in_dims", "token_dim"):
             check_choice(name, options.pop(name, width), (width,))
         check_choice("num_heads", options.pop("num_heads", 1), (1,))
-        found = translate(AdditiveConfig, options, _AUTHORS)
-        found = settle(found, {"bias": True}) | {"bias": True}
+        settings = translate(AdditiveConfig, options, _AUTHORS)
+        settings = options_beyond_weights(settings, {"bias": True}) | {"bias": True}
         like = state_dict["proj.weight"]
-        mixer = cls(AdditiveConfig(**found), width, device=like.device, dtype=like.dtype)
+        mixer = cls(AdditiveConfig(**settings), width, device=like.device, dtype=like.dtype)
         joined = {
             f"qk.{key}": torch.cat([state_dict[f"{name}.{key}"] for name in maps[:2]]) for key in ("weight", "bias")
         }

@@ -15,7 +15,7 @@ from polymix.errors import OptionError, check_choice, check_int
 from polymix.mixers.checks import MixerCall
 from polymix.mixers.config import HeadsConfig
 from polymix.mixers.heads import Heads, head_count
-from polymix.mixers.loading import attention_projections, check_keys, load, settle, translate
+from polymix.mixers.loading import attention_projections, check_keys, load, options_beyond_weights, translate
 from polymix.mixers.mixer import INIT_STD, Polynomial, TokenMixer
 from polymix.mixers.registry import Capabilities, register
 from polymix.ops.related.linear_attention import linear_attention
@@ -28,7 +28,7 @@ from polymix.structured.conv import conv_after_prefix_matrix
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
 
-THRESHOLD = 0.02  # of the sparse branch
+SPARSE_THRESHOLD = 0.02
 _AUTHORS = {"in_channels": None, "num_heads": "heads", "qkv_bias": None, "proj_drop": "dropout",
             "res_kernel_size": "kernel_size"}  # fmt: skip
 
@@ -69,13 +69,11 @@ class CastlingMixer(TokenMixer):
 
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
         q, k, v = (hide(part.transpose(1, 2), call.mask) for part in self.qkv(x, x, call.values))
-        wide = v.to(accumulator(v.dtype))
-        asks, tells = q.to(wide.dtype), k.to(wide.dtype)
-        if self.config.normalize:
-            asks, tells = F.normalize(asks, dim=-1), F.normalize(tells, dim=-1)
-        t = wide / 2 + linear_attention(asks, tells, wide, mask=call.mask, normalize=False, scale=1 / math.pi)
+        q, k, wide = (part.to(accumulator(v.dtype)) for part in (q, k, v))
+        unit_q, unit_k = (F.normalize(q, dim=-1), F.normalize(k, dim=-1)) if self.config.normalize else (q, k)
+        t = wide / 2 + linear_attention(unit_q, unit_k, wide, mask=call.mask, normalize=False, scale=1 / math.pi)
         if self.config.sparse_reg:
-            t = t + self._sparse(q.to(wide.dtype), k.to(wide.dtype), wide, call.mask)
+            t = t + self._sparse(q, k, wide, call.mask)
         if self.config.normalize:
             t = F.normalize(t, dim=-1)
         t, v = (part.transpose(1, 2).flatten(-2) for part in (t.to(v.dtype), v))
@@ -89,7 +87,7 @@ class CastlingMixer(TokenMixer):
         if mask is not None:
             logits = logits.masked_fill(~mask[:, None, None, :], torch.finfo(logits.dtype).min)
         weight = logits.softmax(-1)
-        return weight.masked_fill(weight <= THRESHOLD, 0.0).to(v.dtype) @ v
+        return weight.masked_fill(weight <= SPARSE_THRESHOLD, 0.0).to(v.dtype) @ v
 
     def _kernel(self) -> Tensor:
         return self.conv.repeat_interleave(self.dim // self.heads, dim=0)  # (D, 1, k)
@@ -103,10 +101,10 @@ class CastlingMixer(TokenMixer):
 
     def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         d = self.dim // self.heads
-        found = [self.qkv.op(n), Op("matmul", (self.heads, d, n, d)), Op("matmul", (self.heads, n, d, d))]
+        ops = [self.qkv.op(n), Op("matmul", (self.heads, d, n, d)), Op("matmul", (self.heads, n, d, d))]
         if self.config.sparse_reg:
-            found.append(Op("attention", (self.heads, n, n, d)))
-        return [*found, Op("depthwise", (n,), (self.config.kernel_size,), self.dim), linear_op(n, self.proj)]
+            ops.append(Op("attention", (self.heads, n, n, d)))
+        return [*ops, Op("depthwise", (n,), (self.config.kernel_size,), self.dim), linear_op(n, self.proj)]
 
     @classmethod
     def from_reference(cls, state_dict: Mapping[str, Tensor], **options: Any) -> CastlingMixer:
@@ -117,12 +115,12 @@ class CastlingMixer(TokenMixer):
         """
         check_keys(state_dict, ("qkv.weight", "proj.weight", "dconv.weight"), ("qkv.bias", "proj.bias"))
         check_choice("attn_drop", float(options.pop("attn_drop", 0.0)), (0.0,))
-        found = {"heads": 8, **translate(CastlingConfig, options, _AUTHORS)}
+        settings = {"heads": 8, **translate(CastlingConfig, options, _AUTHORS)}
         conv = state_dict["dconv.weight"].flatten(2)
         own = {"bias": "proj.bias" in state_dict, "kernel_size": conv.shape[-1]}
-        found = settle(found, own) | own
+        settings = options_beyond_weights(settings, own) | own
         like = state_dict["proj.weight"]
-        mixer = cls(CastlingConfig(**found), like.shape[0], device=like.device, dtype=like.dtype)
+        mixer = cls(CastlingConfig(**settings), like.shape[0], device=like.device, dtype=like.dtype)
         load(mixer, {**attention_projections(state_dict), "conv": conv})
         return mixer
 

@@ -138,21 +138,21 @@ class Conv2FormerMixer(TokenMixer):
         are accepted and ignored, as the authors do. Raises OptionError for keys or shapes that do not fit.
         """
         names = {"dim": None, "kernel_size": "kernel_size", "index": None, "num_head": None, "mlp_ratio": None}
-        found = translate(Conv2FormerConfig, options, names)
+        settings = translate(Conv2FormerConfig, options, names)
         part = {key[len("attn.") :]: value for key, value in state_dict.items() if key.startswith("attn.")}
         weights = part or dict(state_dict)
         layers = ("att.0", "att.2", "v", "proj")
         norm, biases = ("norm.weight", "norm.bias"), [f"{layer}.bias" for layer in layers]
-        normed = found.get("norm", "layer") == "layer"
+        normed = settings.get("norm", "layer") == "layer"
         biased = any(key in weights for key in biases)
-        wanted = [f"{layer}.weight" for layer in layers] + (biases if biased else []) + list(norm if normed else ())
-        check_keys(weights, wanted)
+        keys = [f"{layer}.weight" for layer in layers] + (biases if biased else []) + list(norm if normed else ())
+        check_keys(weights, keys)
         dim, size = weights["proj.weight"].shape[0], weights["att.2.weight"].shape[-1]
         for name, value in {"kernel_size": size, "bias": biased}.items():
-            if found.get(name, value) != value:
-                raise OptionError(name, repr(found[name]), f"{value!r}, as in the weights", f"Leave {name} out.")
+            if settings.get(name, value) != value:
+                raise OptionError(name, repr(settings[name]), f"{value!r}, as in the weights", f"Leave {name} out.")
         like = weights["proj.weight"]
-        config = Conv2FormerConfig(**{**found, "kernel_size": size, "bias": biased})
+        config = Conv2FormerConfig(**{**settings, "kernel_size": size, "bias": biased})
         mixer = cls(config, dim, device=like.device, dtype=like.dtype)
 
         def joined(kind: str) -> Tensor:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from polymix.errors import check_divides, check_int
-from polymix.mixers.checks import MixerCall
 from polymix.mixers.config import HeadsConfig
 from polymix.mixers.heads import Heads, head_count
-from polymix.mixers.mixer import INIT_STD, TokenMixer
+from polymix.mixers.heads_mixer import HeadsMixer
+from polymix.mixers.mixer import INIT_STD
 from polymix.mixers.registry import Capabilities, register
 from polymix.ops.related.linear_attention import linear_attention
 from polymix.ops.shared.tensors import accumulator
@@ -21,7 +21,7 @@ from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
 
 
-class EfficientMixer(TokenMixer):
+class EfficientMixer(HeadsMixer):
     """Efficient attention: softmax of queries over channels, and of keys over tokens.
 
         Q = X W_q, K = X W_k, V = X W_v     D -> r = D / reduction channels
@@ -51,14 +51,15 @@ class EfficientMixer(TokenMixer):
         self.proj = Dense(self.inner, dim, config.bias, **kw)
         init_(self.proj.weight, self.inner, INIT_STD * 14)  # for a mean of 196 values with almost equal weights
 
-    def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
-        q, k, v = (part.transpose(1, 2) for part in self.qkv(x, context, call.values))
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, causal: bool = False,
+        cross: bool = False, state: Any = None,
+    ) -> tuple[Tensor, None]:  # fmt: skip
         dtype = accumulator(v.dtype)
         q, k = q.to(dtype), k.to(dtype)
-        if call.mask is not None:  # finite, so that a row with only padding does not become NaN
-            k = k.masked_fill(~call.mask[:, None, :, None], torch.finfo(dtype).min)
-        y = linear_attention(q.softmax(-1), k.softmax(2), v, mask=call.mask, normalize=False, scale=1.0)
-        return self.proj(y.transpose(1, 2).flatten(-2))
+        if mask is not None:  # finite, so that a row with only padding does not become NaN
+            k = k.masked_fill(~mask[:, None, :, None], torch.finfo(dtype).min)
+        return linear_attention(q.softmax(-1), k.softmax(2), v, mask=mask, normalize=False, scale=1.0), None
 
     def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
         return self.qkv.named_matrices(self.proj)
@@ -83,6 +84,10 @@ class EfficientConfig(HeadsConfig):
     cost_formula: ClassVar[str] = "4 N D r + 2 N r (r / heads); where r = D / reduction"
     sees: ClassVar[str] = "everything"
     reduction: int = 1
+
+    @property
+    def attends(self) -> bool:
+        return self.reduction == 1
 
     def check(self) -> None:
         check_int("reduction", self.reduction, 1)

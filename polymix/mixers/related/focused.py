@@ -15,7 +15,7 @@ from polymix.errors import OptionError, ShapeError, check_grid_option, check_int
 from polymix.mixers.checks import MixerCall, check_grid
 from polymix.mixers.config import HeadsConfig, PrefixedGridConfig
 from polymix.mixers.heads import Heads, head_count
-from polymix.mixers.loading import attention_projections, check_keys, load, settle, translate
+from polymix.mixers.loading import attention_projections, check_keys, load, options_beyond_weights, translate
 from polymix.mixers.mixer import INIT_STD, TokenMixer
 from polymix.mixers.poly_sa import resample
 from polymix.mixers.registry import Capabilities, register
@@ -132,11 +132,11 @@ class FocusedMixer(TokenMixer):
         grid = self._grid(n, grid)
         bias = None if self.dwc.bias is None else self.dwc.bias.repeat(self.heads)
         branch = conv_after_prefix_matrix(self._kernel(), grid, self.config.num_prefix_tokens)
-        found = {**self.qkv.named_matrices(self.proj), "scale": self.scale[0, 0], "P": self._positions(grid),
+        matrices = {**self.qkv.named_matrices(self.proj), "scale": self.scale[0, 0], "P": self._positions(grid),
                  "M": branch, "b_M": bias}  # fmt: skip
         if self.sr is not None and self.norm is not None:
-            found |= {"W_s": self.sr.weight, "b_s": self.sr.bias, "gain": self.norm.weight, "shift": self.norm.bias}
-        return found
+            matrices |= {"W_s": self.sr.weight, "b_s": self.sr.bias, "gain": self.norm.weight, "shift": self.norm.bias}
+        return matrices
 
     def _grid(self, n: int, grid: tuple[int, ...] | None) -> tuple[int, ...]:
         grid = check_grid(self, grid, n - self.config.num_prefix_tokens)
@@ -146,13 +146,13 @@ class FocusedMixer(TokenMixer):
     def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         grid, d, s = self._grid(n, grid), self.dim // self.heads, self.config.sr_ratio
         keys = self.config.num_prefix_tokens + math.prod(self._reduced(grid))
-        found = [self.qkv.op(n)]
+        ops = [self.qkv.op(n)]
         if s > 1:
             shapes = ((keys, self.dim * s * s, self.dim), (n, self.dim, self.dim), (keys, self.dim, 2 * self.dim))
-            found = [Op("linear", (*shape, 1)) for shape in shapes]
-        found += [Op("matmul", (self.heads, d, keys, d + 1)), Op("matmul", (self.heads, n, d, d + 1))]
+            ops = [Op("linear", (*shape, 1)) for shape in shapes]
+        ops += [Op("matmul", (self.heads, d, keys, d + 1)), Op("matmul", (self.heads, n, d, d + 1))]
         taps = effective_kernel((self.config.kernel_size,) * 2, grid)
-        return [*found, Op("depthwise", grid, taps, self.dim), linear_op(n, self.proj)]
+        return [*ops, Op("depthwise", grid, taps, self.dim), linear_op(n, self.proj)]
 
     @classmethod
     def from_reference(cls, state_dict: Mapping[str, Tensor], **options: Any) -> FocusedMixer:
@@ -167,20 +167,20 @@ class FocusedMixer(TokenMixer):
                 weights[f"qkv.{kind}"] = torch.cat((weights.pop(f"q.{kind}"), weights.pop(f"kv.{kind}")))
         reduced = _PLAIN[4:] if "sr.weight" in weights else ()
         check_keys(weights, ("qkv.weight", "proj.weight", "proj.bias", *_PLAIN[:4], *reduced), ("qkv.bias",))
-        found = {"heads": 8, **translate(FocusedConfig, options, _AUTHORS)}
+        settings = {"heads": 8, **translate(FocusedConfig, options, _AUTHORS)}
         own = {
             "bias": True,
             "kernel_size": weights["dwc.weight"].shape[-1],
             "sr_ratio": weights["sr.weight"].shape[-1] if reduced else 1,
         }
-        found = settle(found, own) | own
-        patches = weights["positional_encoding"].shape[1] * found["sr_ratio"] ** 2
+        settings = options_beyond_weights(settings, own) | own
+        patches = weights["positional_encoding"].shape[1] * settings["sr_ratio"] ** 2
         side = math.isqrt(patches)
-        if found.get("grid") is None and side * side != patches:
+        if settings.get("grid") is None and side * side != patches:
             raise OptionError("grid", None, f"(H, W), as {patches} tokens are not a square", "Pass grid=(H, W).")
-        found["grid"] = tuple(found.get("grid") or (side, side))
+        settings["grid"] = tuple(settings.get("grid") or (side, side))
         like = weights["proj.weight"]
-        mixer = cls(FocusedConfig(**found), like.shape[0], device=like.device, dtype=like.dtype)
+        mixer = cls(FocusedConfig(**settings), like.shape[0], device=like.device, dtype=like.dtype)
         load(mixer, {**attention_projections(weights), **{name: weights[name] for name in _PLAIN if name in weights}})
         return mixer
 

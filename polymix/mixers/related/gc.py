@@ -12,7 +12,7 @@ from torch import Tensor
 from polymix.errors import OptionError, check_choice
 from polymix.mixers.checks import MixerCall
 from polymix.mixers.config import MixerConfig
-from polymix.mixers.loading import check_keys, load, settle, translate
+from polymix.mixers.loading import check_keys, load, options_beyond_weights, translate
 from polymix.mixers.mixer import INIT_STD, TokenMixer
 from polymix.mixers.registry import Capabilities, register
 from polymix.mixers.related.timm_layers import (
@@ -87,8 +87,8 @@ class GcMixer(TokenMixer):
 
     @property
     def _branches(self) -> dict[str, Any]:
-        found = {"scale": self.layer.mlp_scale, "add": self.layer.mlp_add}
-        return {name: mlp for name, mlp in found.items() if mlp is not None}
+        branches = {"scale": self.layer.mlp_scale, "add": self.layer.mlp_add}
+        return {name: mlp for name, mlp in branches.items() if mlp is not None}
 
     def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
         """`scale` and `add` hold W_1, b_1, the LayerNorm's gain and shift, W_2 and b_2, or None if unused."""
@@ -117,11 +117,11 @@ class GcMixer(TokenMixer):
         branches = [name for name, there in (("mlp_scale", scale), ("mlp_add", add)) if there] or ["mlp_scale"]
         bias, attn = f"{branches[0]}.fc1.bias" in state_dict, "conv_attn.weight" in state_dict
         parts = ("weight", "bias")[: 1 + bias]
-        wanted = [f"conv_attn.{part}" for part in parts] if attn else []
+        keys = [f"conv_attn.{part}" for part in parts] if attn else []
         for name in branches:
-            wanted += [f"{name}.{conv}.{part}" for conv in ("fc1", "fc2") for part in parts]
-            wanted += [f"{name}.norm.weight", f"{name}.norm.bias"]
-        check_keys(state_dict, wanted)
+            keys += [f"{name}.{conv}.{part}" for conv in ("fc1", "fc2") for part in parts]
+            keys += [f"{name}.norm.weight", f"{name}.norm.bias"]
+        check_keys(state_dict, keys)
         like = state_dict[f"{branches[0]}.fc1.weight"]
         inner, dim = like.shape[:2]
         settled: dict[str, Any] = {
@@ -132,8 +132,8 @@ class GcMixer(TokenMixer):
             "bias": bias,
         }
         names = {"rd_ratio": None, "rd_divisor": None, "init_last_zero": None}  # timm accepts and ignores the last
-        found = {**settled, "_class": "GlobalContext", "channels": dim}
-        own = translate(GcConfig, settle(options, found, unsaid=(None,)), names)
+        arguments = {**settled, "_class": "GlobalContext", "channels": dim}
+        own = translate(GcConfig, options_beyond_weights(options, arguments, unset=(None,)), names)
         config = GcConfig(**{"residual": not scale, **own}, **settled)
         mixer = cls(config, int(dim), device=like.device, dtype=like.dtype)
         load(mixer.layer, state_dict)

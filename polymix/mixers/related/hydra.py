@@ -7,19 +7,19 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from polymix.mixers.checks import MixerCall
 from polymix.mixers.config import MixerConfig
 from polymix.mixers.heads import Heads
-from polymix.mixers.mixer import INIT_STD, TokenMixer
+from polymix.mixers.heads_mixer import HeadsMixer
+from polymix.mixers.mixer import INIT_STD
 from polymix.mixers.registry import Capabilities, register
+from polymix.mixers.states import StateSpec
 from polymix.ops.related.channel_attention import HydraState, hydra
-from polymix.ops.shared.tensors import accumulator
 from polymix.structured.base import init_
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
 
 
-class HydraMixer(TokenMixer):
+class HydraMixer(HeadsMixer):
     """Hydra attention: linear attention with as many heads as channels.
 
         y_i = φ(q_i) ⊙ Σ_j φ(k_j) ⊙ v_j,   φ(x) = x / |x| over all D channels;   then W_o
@@ -46,20 +46,17 @@ class HydraMixer(TokenMixer):
             self.proj.weight, dim, INIT_STD * dim / 14
         )  # q / |q| and k / |k| have entries of size 1 / √D; 14 = √196 tokens
 
-    def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
-        q, k, v = (part.flatten(-2) for part in self.qkv(x, context, call.values))
-        return self.proj(hydra(q, k, v, mask=call.mask, causal=bool(call.causal))[0])
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, causal: bool = False,
+        cross: bool = False, state: HydraState | None = None,
+    ) -> tuple[Tensor, HydraState | None]:  # fmt: skip
+        """As `TokenMixer.attend`, with e = d: keys and values are multiplied channel by channel, over all heads."""
+        joined = (part.transpose(1, 2).flatten(-2) for part in (q, k, v))
+        y, state = hydra(*joined, mask=mask, causal=causal, state=state)
+        return y.unflatten(-1, (v.shape[1], -1)).transpose(1, 2), state
 
-    def scan(self, x: Tensor, state: HydraState | None, mask: Tensor | None) -> tuple[Tensor, HydraState]:
-        q, k, v = (part.flatten(-2) for part in self.qkv(x, x))
-        y, state = hydra(q, k, v, mask=mask, causal=True, state=state)
-        return self.proj(y), state
-
-    def check_state(self, state: Any, x: Tensor) -> str | None:
-        shape = (x.shape[0], self.dim)
-        if isinstance(state, HydraState) and tuple(state.total.shape) == shape:
-            return None
-        return f"a HydraState with total {shape} in {accumulator(x.dtype)}"
+    def state_spec(self, batch: int) -> StateSpec:
+        return StateSpec(HydraState, (batch, self.dim))
 
     def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
         return self.qkv.named_matrices(self.proj)
@@ -77,3 +74,8 @@ class HydraConfig(MixerConfig):
     output: ClassVar[str] = "as many heads as channels, cosine similarity"
     cost_formula: ClassVar[str] = "4 N D²"
     sees: ClassVar[str] = "everything, the past"
+    equal_widths: ClassVar[bool] = True
+
+    @property
+    def attends(self) -> bool:
+        return True

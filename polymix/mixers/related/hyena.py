@@ -15,18 +15,19 @@ from torch import Tensor, nn
 from polymix.errors import OptionError, ShapeError, check_choice, check_int, check_number
 from polymix.mixers.checks import MixerCall
 from polymix.mixers.config import ScanConfig
-from polymix.mixers.loading import check_keys, load, settle, translate
+from polymix.mixers.loading import check_keys, load, options_beyond_weights, translate
 from polymix.mixers.mixer import INIT_STD, Polynomial, TokenMixer
 from polymix.mixers.registry import Capabilities, register
+from polymix.mixers.states import StateSpec
 from polymix.ops.shared.fft_conv import causal_fft_conv, fft_size
 from polymix.ops.shared.sequences import after_window, causal_conv, next_window, scan_order, without_padding
-from polymix.ops.shared.tensors import accumulator, without_autocast
+from polymix.ops.shared.tensors import Shape, accumulator, without_autocast
 from polymix.structured.conv import conv_matrix
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
 from polymix.structured.toeplitz import at_lag
 
-DIRECT = 64  # up to this many taps a direct convolution is faster than FFTs, and exactly causal
+MAX_DIRECT_TAPS = 64  # up to this many taps a direct convolution is faster than FFTs, and exactly causal
 _IMPLICIT = ("filter_width", "filter_depth", "emb_dim", "frequency", "shift")  # options of the network
 
 
@@ -80,7 +81,7 @@ class HyenaMixer(TokenMixer):
             masks=frozenset({"padding"}),
             recurrent=explicit and one_way,
             any_length=explicit,
-            isolates_future=explicit and config.length <= DIRECT and one_way,
+            isolates_future=explicit and config.length <= MAX_DIRECT_TAPS and one_way,
         )
         self.in_proj = Dense(dim, (config.order + 1) * dim, config.bias, **kw)
         _add_filters(self, config, dim, **kw)
@@ -141,7 +142,7 @@ class HyenaMixer(TokenMixer):
         """Σ_t taps[t] v[n - t]; with explicit filters also the window and v joined."""
         if self.config.filter == "implicit":
             return causal_fft_conv(v.transpose(1, 2), taps).transpose(1, 2), None
-        if self.config.length <= DIRECT:
+        if self.config.length <= MAX_DIRECT_TAPS:
             return causal_conv(v, taps.flip(-1).unsqueeze(1), None, past)
         reach = self.config.length - 1
         seen = after_window(v, v.new_zeros(v.shape[0], reach, v.shape[2]) if past is None else past)
@@ -149,15 +150,10 @@ class HyenaMixer(TokenMixer):
         y = causal_fft_conv(rows.transpose(1, 2), taps).transpose(1, 2)
         return (y if past is None else y[:, reach:]), seen
 
-    def check_state(self, state: Any, x: Tensor) -> str | None:
-        batch, config = x.shape[0], self.config
-        short = (batch, config.kernel_size - 1, (config.order + 1) * self.dim)
-        long = [(batch, config.length - 1, self.dim)] * (config.order - 1)
-        if isinstance(state, HyenaState):
-            shapes = tuple(state.short.shape), [tuple(window.shape) for window in state.long]
-            if shapes == (short, long):
-                return None
-        return f"a HyenaState of short {short} and long {long}"
+    def state_spec(self, batch: int) -> StateSpec:
+        config = self.config
+        long: list[Shape] = [(batch, config.length - 1, self.dim)] * (config.order - 1)
+        return StateSpec(HyenaState, (batch, config.kernel_size - 1, (config.order + 1) * self.dim), long)
 
     @property
     def polynomial(self) -> Polynomial:
@@ -190,7 +186,7 @@ class HyenaMixer(TokenMixer):
     def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         config, steps = self.config, self.config.order - 1
         short = Op("depthwise", (n,), (config.kernel_size,), (config.order + 1) * self.dim)
-        if config.filter == "explicit" and config.length <= DIRECT:
+        if config.filter == "explicit" and config.length <= MAX_DIRECT_TAPS:
             long = Op("depthwise", (n,), (config.length,), self.dim)
         else:  # transforms of v and of the taps, and back
             long = Op("fft", (3 * self.dim, fft_size(n + min(n, config.length) - 1)))
@@ -206,10 +202,10 @@ class HyenaMixer(TokenMixer):
         OptionError for keys or shapes that do not fit.
         """
         names = {"d_model": None, "l_max": "length", "filter_order": "filter_width", "num_inner_mlps": "filter_depth"}
-        found = translate(HyenaConfig, options, {**names, "w": "frequency", "short_filter_order": "kernel_size"})
+        settings = translate(HyenaConfig, options, {**names, "w": "frequency", "short_filter_order": "kernel_size"})
         weights = dict(state_dict) if k is None else {**state_dict, "k": k}
-        explicit = found.get("filter") == "explicit"
-        if found.get("bidirectional"):
+        explicit = settings.get("filter") == "explicit"
+        if settings.get("bidirectional"):
             got = "True, for weights of one direction"
             raise OptionError("bidirectional", got, "False", "Leave it out, and load the second branch yourself.")
         plain = ["in_proj.weight", "short_filter.weight", "out_proj.weight", "filter_fn.bias"]
@@ -227,14 +223,14 @@ class HyenaMixer(TokenMixer):
         }  # fmt: skip
         if explicit:
             settled["length"] = weights["k"].shape[-1]
-            found = {key: value for key, value in found.items() if key not in (*_IMPLICIT, "length")}
+            settings = {key: value for key, value in settings.items() if key not in (*_IMPLICIT, "length")}
         else:
             settled |= {"length": weights["filter_fn.pos_emb.z"].shape[1], "filter_depth": depth - 1,
                         "emb_dim": weights["filter_fn.pos_emb.z"].shape[2],
                         "filter_width": weights[f"{mlp}.0.weight"].shape[0]}  # fmt: skip
-        found = settle(found, settled)
+        settings = options_beyond_weights(settings, settled)
         like = weights["out_proj.weight"]
-        mixer = cls(HyenaConfig(**{**found, **settled}), dim, device=like.device, dtype=like.dtype)
+        mixer = cls(HyenaConfig(**{**settings, **settled}), dim, device=like.device, dtype=like.dtype)
         new = {key: weights[key] for key in plain[:3]} | {"skip": weights["filter_fn.bias"]}
         if settled["bias"]:
             own = mixer.state_dict()
@@ -291,11 +287,11 @@ class ImplicitFilter(nn.Module):
         t = torch.linspace(0, 1, length, dtype=torch.float64)
         f = torch.linspace(1e-4, bands - 1, bands, dtype=torch.float64)
         angle = 2 * math.pi * torch.arange(length, dtype=torch.float64)[:, None] / length * f
-        made = torch.empty(0, **kw)
-        z = torch.cat((t[:, None], angle.cos(), -angle.sin()), dim=1).to(made)
+        like = torch.empty(0, **kw)
+        z = torch.cat((t[:, None], angle.cos(), -angle.sin()), dim=1).to(like)
         self.z = nn.Parameter(z)
-        self.register_buffer("t", t.to(made))
-        self.register_buffer("deltas", decay_rates(config, channels).to(made))
+        self.register_buffer("t", t.to(like))
+        self.register_buffer("deltas", decay_rates(config, channels).to(like))
         widths = chain((config.emb_dim,), repeat(width, config.filter_depth))  # one by one, so that a limit can stop it
         self.layers = nn.ModuleList(nn.Linear(inside, width, **kw) for inside in widths)
         self.last = nn.Linear(width, channels, bias=False, **kw)
@@ -382,7 +378,7 @@ class HyenaConfig(ScanConfig):
         "where w = filter_width; where T = ⌈3.75 D L log₂(L)⌉; for FFTs of length L ≥ N + min(N, length) - 1"
     )
     sees: ClassVar[str] = "the past, or everything"
-    paper: ClassVar[Mapping[str, Any]] = {"bias": False}
+    forms: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"bias": True}, "equations": {"bias": False}}
     order: int = 2
     filter: str = "implicit"
     length: int = 1024

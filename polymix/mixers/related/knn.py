@@ -19,7 +19,7 @@ from polymix.ops.shared.masks import dense_mask
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
 
-_MOST = 2**24  # neighbours, and their distance: the tokens are padded by this many
+_MAX_PADDING = 2**24  # neighbours, and their distance: the tokens are padded by this many
 
 
 class KnnMixer(TokenMixer):
@@ -108,8 +108,8 @@ class KnnConfig(HeadsConfig):
     aggregate: str = "softmax"
 
     def check(self) -> None:
-        check_int("k", self.k, 1, _MOST)
-        check_int("dilation", self.dilation, 1, _MOST)
+        check_int("k", self.k, 1, _MAX_PADDING)
+        check_int("dilation", self.dilation, 1, _MAX_PADDING)
         check_choice("metric", self.metric, METRICS)
         check_choice("aggregate", self.aggregate, ("softmax", "max_relative", "mean"))
         if self.heads is not None and self.aggregate != "softmax":

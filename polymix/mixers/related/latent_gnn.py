@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -150,6 +151,10 @@ class LatentGnnConfig(MixerConfig):
         "minus r kernels latent² if graph = learned; where r = ⌈D / reduction⌉"
     )
     sees: ClassVar[str] = "everything"
+    forms: ClassVar[Mapping[str, Mapping[str, Any]]] = {  # of Poly-NL's Section 5.1.2, with the authors' batch norms
+        "paper": {"bias": True, "kernels": 2, "latent": 100, "reduction": 8, "norm": "batch"},
+        "equations": {"bias": False, "norm": None},
+    }  # fmt: skip
     latent: int = 100
     kernels: int = 2
     graph: str = "similarity"

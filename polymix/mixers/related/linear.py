@@ -9,11 +9,12 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from polymix.errors import OptionError, check_choice
-from polymix.mixers.checks import MixerCall
 from polymix.mixers.config import HeadsConfig
 from polymix.mixers.heads import Heads, head_count
-from polymix.mixers.mixer import INIT_STD, Polynomial, TokenMixer
+from polymix.mixers.heads_mixer import HeadsMixer
+from polymix.mixers.mixer import INIT_STD, Polynomial
 from polymix.mixers.registry import Capabilities, register
+from polymix.mixers.states import Counts, StateSpec
 from polymix.ops.related.linear_attention import FEATURE_MAPS, LinearState, linear_attention, linear_causal
 from polymix.ops.shared.tensors import accumulator
 from polymix.structured.base import init_
@@ -25,7 +26,7 @@ EPS = 1e-6
 _MOMENTS = {"elu+1": (1.35, 1.97), "relu": (0.16, 0.5), "identity": (0.0, 1.0)}
 
 
-class LinearMixer(TokenMixer):
+class LinearMixer(HeadsMixer):
     """Linear attention: the similarity φ(q)·φ(k) replaces the softmax.
 
         y_i = φ(q_i) Σ_j φ(k_j)ᵀ v_j / (φ(q_i) · Σ_j φ(k_j) + 1e-6 n_i)     per head; W_o joins the heads
@@ -55,32 +56,21 @@ class LinearMixer(TokenMixer):
             spread *= (square**2 + (d - 1) * mean**2) ** 0.5
         init_(self.proj.weight, dim, INIT_STD / spread)
 
-    def _features(self, x: Tensor, context: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = (part.transpose(1, 2) for part in self.qkv(x, context, values))
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, causal: bool = False,
+        cross: bool = False, state: LinearState | None = None,
+    ) -> tuple[Tensor, LinearState | None]:  # fmt: skip
         feature_map, dtype = FEATURE_MAPS[self.config.feature_map], accumulator(v.dtype)
         q, k = feature_map(q.to(dtype)), feature_map(k.to(dtype))
-        return (q, k, v) if self.config.normalize else (q * q.shape[-1] ** -0.5, k, v)
+        q = q if self.config.normalize else q * q.shape[-1] ** -0.5
+        options: dict[str, Any] = {"mask": mask, "normalize": self.config.normalize, "eps": EPS}
+        return (
+            linear_causal(q, k, v, state=state, **options) if causal else (linear_attention(q, k, v, **options), None)
+        )
 
-    def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
-        if call.causal:
-            return self.scan(x, None, call.mask, call.values)[0]
-        q, k, v = self._features(x, context, call.values)
-        y = linear_attention(q, k, v, mask=call.mask, normalize=self.config.normalize, eps=EPS)
-        return self.proj(y.transpose(1, 2).flatten(-2))
-
-    def scan(
-        self, x: Tensor, state: LinearState | None, mask: Tensor | None, values: Tensor | None = None
-    ) -> tuple[Tensor, LinearState]:
-        q, k, v = self._features(x, x, values)
-        y, state = linear_causal(q, k, v, mask=mask, state=state, normalize=self.config.normalize, eps=EPS)
-        return self.proj(y.transpose(1, 2).flatten(-2)), state
-
-    def check_state(self, state: Any, x: Tensor) -> str | None:
+    def state_spec(self, batch: int) -> StateSpec:
         d = self.dim // self.heads
-        shape = (x.shape[0], self.heads, d, d + self.config.normalize)
-        if isinstance(state, LinearState) and tuple(state.moments.shape) == shape and state.count.shape == x.shape[:1]:
-            return None
-        return f"a LinearState with moments {shape} in {accumulator(x.dtype)}"
+        return StateSpec(LinearState, (batch, self.heads, d, d + self.config.normalize), Counts((batch,)))
 
     @property
     def polynomial(self) -> Polynomial:
@@ -112,9 +102,13 @@ class LinearConfig(HeadsConfig):
     output: ClassVar[str] = "linear attention, φ of elu + 1 or relu"
     cost_formula: ClassVar[str] = "4 N D² + 2 N D (d + 1); minus 2 N D if not normalize"
     sees: ClassVar[str] = "everything, the past"
-    paper: ClassVar[Mapping[str, Any]] = {"bias": False}
+    forms: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"bias": True}, "equations": {"bias": False}}
     feature_map: str = "elu+1"
     normalize: bool = True
+
+    @property
+    def attends(self) -> bool:
+        return True
 
     def check(self) -> None:
         check_choice("feature_map", self.feature_map, FEATURE_MAPS)

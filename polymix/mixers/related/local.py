@@ -16,6 +16,7 @@ from polymix.mixers.config import HeadsConfig
 from polymix.mixers.heads import Heads, head_count
 from polymix.mixers.mixer import INIT_STD, TokenMixer
 from polymix.mixers.registry import Capabilities, register
+from polymix.mixers.states import Counts, StateSpec
 from polymix.ops.related.attention import Past, local_attention
 from polymix.ops.shared.masks import compact
 from polymix.ops.shared.rotary import rotary, rotate
@@ -123,13 +124,9 @@ class LocalMixer(TokenMixer):
     def _shape(self, batch: int) -> tuple[int, int, int, int]:
         return batch, self.config.window - 1, self.heads, self.width
 
-    def check_state(self, state: Any, x: Tensor) -> str | None:
-        wanted = self._shape(x.shape[0])
-        if isinstance(state, LocalState):
-            shapes = [tuple(part.shape) for part in state]
-            if shapes == [wanted, wanted, wanted[:1]]:
-                return None
-        return f"a LocalState with keys and values {wanted} and a count of {wanted[:1]}"
+    def state_spec(self, batch: int) -> StateSpec:
+        shape = self._shape(batch)
+        return StateSpec(LocalState, shape, shape, Counts((batch,)))
 
     def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
         return self.qkv.named_matrices(self.proj)

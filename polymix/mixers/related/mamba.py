@@ -12,12 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymix.compat import cure_torchvision
-from polymix.errors import CapabilityError, MissingExtraError, OptionError, check_int, check_number
+from polymix.errors import CapabilityError, OptionError, check_int, check_number
+from polymix.extras import needs
 from polymix.mixers.checks import MixerCall
 from polymix.mixers.config import ScanConfig
-from polymix.mixers.loading import check_keys, load, settle, translate
+from polymix.mixers.loading import check_keys, load, options_beyond_weights, translate
 from polymix.mixers.mixer import TokenMixer
 from polymix.mixers.registry import Capabilities, register
+from polymix.mixers.states import StateSpec
 from polymix.ops.related.selective_scan import selective_scan
 from polymix.ops.shared.sequences import causal_conv, next_window, scan_order, without_padding
 from polymix.ops.shared.tensors import accumulator
@@ -137,12 +139,9 @@ class MambaMixer(TokenMixer):
 
         return self._ordered(self.layer.in_proj(x).chunk(2, dim=-1)[0], None, run, backward)
 
-    def check_state(self, state: Any, x: Tensor) -> str | None:
-        batch = x.shape[0]
+    def state_spec(self, batch: int) -> StateSpec:
         window = (batch, self.config.conv_kernel - 1, self.inner)
-        hidden = (batch, self.inner, self.config.state_size)
-        fits = isinstance(state, MambaState) and (tuple(state.window.shape), tuple(state.hidden.shape))
-        return None if fits == (window, hidden) else f"a MambaState of window {window} and hidden {hidden}"
+        return StateSpec(MambaState, window, (batch, self.inner, self.config.state_size))
 
     def no_weight_decay(self) -> set[str]:
         parts = ("layer",) if self.back is None else ("layer", "back")
@@ -184,8 +183,8 @@ class MambaMixer(TokenMixer):
         names: dict[str, str | None] = {"d_state": "state_size", "d_conv": "conv_kernel", "dt_rank": "time_step_rank"}
         names |= {"d_model": None, "hidden_size": None, "use_bias": None, "use_conv_bias": None, "layer_idx": None}
         names |= {"intermediate_size": None}
-        found = translate(MambaConfig, options, names)
-        if found.get("bidirectional"):
+        settings = translate(MambaConfig, options, names)
+        if settings.get("bidirectional"):
             got = "True, for weights of one direction"
             raise OptionError("bidirectional", got, "False", "Leave it out, and load the second branch yourself.")
         weights = ("in_proj.weight", "conv1d.weight", "x_proj.weight", "dt_proj.weight", "dt_proj.bias", "A_log", "D",
@@ -198,9 +197,9 @@ class MambaMixer(TokenMixer):
             "time_step_rank": state_dict["dt_proj.weight"].shape[1], "expand": inner / dim,
             "bias": any(key in state_dict for key in biases),
         }  # fmt: skip
-        found = settle(found, settled, unsaid=(None,))
+        settings = options_beyond_weights(settings, settled, unset=(None,))
         like = state_dict["A_log"]
-        config = MambaConfig(**{**found, **settled})
+        config = MambaConfig(**{**settings, **settled})
         mixer = cls(config, dim, device=like.device, dtype=like.dtype)
         own = mixer.layer.state_dict()
         missing = {key: torch.zeros_like(own[key]) for key in biases if settled["bias"] and key not in state_dict}
@@ -270,15 +269,10 @@ def _decay(part: Any) -> Tensor:
 
 def _layer(config: MambaConfig, dim: int, **kw: Any) -> Any:
     """The layer of transformers that holds the parameters."""
-    try:
+    with needs("text", "This mixer wraps its layer."):
         cure_torchvision()
         from transformers.models.mamba.configuration_mamba import MambaConfig as Options
         from transformers.models.mamba.modeling_mamba import MambaMixer as Layer
-    except ImportError as error:
-        cure = "pip install 'polymix[text]'"
-        raise MissingExtraError(
-            "transformers", "not installed", "transformers, as this mixer wraps its layer", cure
-        ) from error
     inner = round(config.expand * dim)
     if inner < 1 or abs(inner - config.expand * dim) > 1e-6:
         raise OptionError(

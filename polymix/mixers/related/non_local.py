@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from polymix.errors import OptionError, check_choice
 from polymix.mixers.checks import MixerCall
 from polymix.mixers.config import MixerConfig
-from polymix.mixers.loading import check_keys, load, settle, translate
+from polymix.mixers.loading import check_keys, load, options_beyond_weights, translate
 from polymix.mixers.mixer import INIT_STD, Polynomial, TokenMixer
 from polymix.mixers.registry import Capabilities, register
 from polymix.mixers.related.timm_layers import (
+    batch_norm,
     check_reduced,
     initialise,
     pointwise,
@@ -24,6 +25,7 @@ from polymix.mixers.related.timm_layers import (
     reduced,
     timm_layer,
 )
+from polymix.mixers.states import Counts, StateSpec
 from polymix.ops.related.attention import softmax_attention
 from polymix.ops.related.linear_attention import LinearState, linear_attention, linear_causal
 from polymix.ops.shared.tensors import accumulator
@@ -42,8 +44,8 @@ class NonLocalMixer(TokenMixer):
         Z = norm(Y W_z), and Z + X with `residual`
 
     s = D^-½ as in timm (not r^-½), or 1 without `use_scale`. Without `projection` there is no W_z, and W_g maps D
-    to D. Poly-NL's Eq. 6-7 have neither s nor 1/N nor W_z: form="dot_product", use_scale=False, reduction="sum",
-    projection=False, rd_ratio=1, bias=False; a sum grows with N. `norm` is None or a BatchNorm. In training a
+    to D. Poly-NL's Eq. 6-7 have neither s nor 1/N nor W_z: preset="equations"; a sum grows with N. The block of its
+    Table 1a is preset="paper". `norm` is None or a BatchNorm. In training a
     BatchNorm mixes tokens and samples, so that form takes neither masks nor causality. `residual` adds X as timm
     does; a host with its own residual connection would then add it twice. timm starts with Z = 0; here the first
     outputs are as large as attention's, with logits of unit variance. In the softmax form b_p has no effect, as it
@@ -105,7 +107,7 @@ class NonLocalMixer(TokenMixer):
     def _join(self, x: Tensor, y: Tensor) -> Tensor:
         y = y.squeeze(1) if self.layer.z is None else pointwise(self.layer.z, y.squeeze(1))
         if self.config.norm is not None:
-            y = self.layer.norm(y.flatten(0, 1)).view_as(y)
+            y = batch_norm(self.layer.norm, y.flatten(0, 1)).view_as(y)
         return x + y if self.config.residual else y
 
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
@@ -130,11 +132,8 @@ class NonLocalMixer(TokenMixer):
         y, state = linear_causal(t, p, g, mask=mask, state=state, normalize=False, scale=self._whole)
         return self._join(x, y), state
 
-    def check_state(self, state: Any, x: Tensor) -> str | None:
-        shape = (x.shape[0], 1, self.inner, self.out)
-        if isinstance(state, LinearState) and tuple(state.moments.shape) == shape and state.count.shape == x.shape[:1]:
-            return None
-        return f"a LinearState with moments {shape} in {accumulator(x.dtype)}"
+    def state_spec(self, batch: int) -> StateSpec:
+        return StateSpec(LinearState, (batch, 1, self.inner, self.out), Counts((batch,)))
 
     @property
     def polynomial(self) -> Polynomial:
@@ -171,16 +170,16 @@ class NonLocalMixer(TokenMixer):
         from the weights; call eval() to use its running averages. Raises OptionError for keys or shapes that do not
         fit.
         """
-        wanted = [f"{name}.weight" for name in "tpgz"]
+        keys = [f"{name}.weight" for name in "tpgz"]
         bias, norm = "t.bias" in state_dict, "norm.weight" in state_dict
-        wanted += [f"{name}.bias" for name in "tpgz"] if bias else []
-        check_keys(state_dict, wanted + (list(_NORM_KEYS) if norm else []))
+        keys += [f"{name}.bias" for name in "tpgz"] if bias else []
+        check_keys(state_dict, keys + (list(_NORM_KEYS) if norm else []))
         like = state_dict["t.weight"]
         inner, dim = like.shape[:2]
-        found = {"_class": "NonLocalAttn", "in_channels": dim, "rd_channels": inner, "bias": bias}
-        found["norm"] = "batch" if norm else None
+        arguments = {"_class": "NonLocalAttn", "in_channels": dim, "rd_channels": inner, "bias": bias}
+        arguments["norm"] = "batch" if norm else None
         names = {"rd_ratio": None, "rd_divisor": None}
-        own = translate(NonLocalConfig, settle(options, found, unsaid=(None,)), names)
+        own = translate(NonLocalConfig, options_beyond_weights(options, arguments, unset=(None,)), names)
         config = NonLocalConfig(
             **{"residual": True, **own}, rd_channels=int(inner), bias=bias, norm="batch" if norm else None
         )
@@ -212,7 +211,13 @@ class NonLocalConfig(MixerConfig):
         "4 N D r + N D² if form = dot_product and not projection; where r = rd_channels"
     )
     sees: ClassVar[str] = "everything"
-    paper: ClassVar[Mapping[str, Any]] = {"bias": False, "use_scale": False, "rd_ratio": 0.5}
+    forms: ClassVar[Mapping[str, Mapping[str, Any]]] = {  # of Poly-NL's Table 1a, and of its Eq. 6 and 7
+        "paper": {"form": "softmax", "rd_ratio": 0.5, "projection": False, "bias": True},
+        "equations": {
+            "form": "dot_product", "use_scale": False, "reduction": "sum", "projection": False, "rd_ratio": 1,
+            "bias": False,
+        },
+    }  # fmt: skip
     layer_of: ClassVar[str | None] = "timm"
     form: str = "softmax"
     use_scale: bool = True

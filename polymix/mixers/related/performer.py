@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from polymix.errors import check_choice, check_int
-from polymix.mixers.checks import MixerCall
 from polymix.mixers.config import HeadsConfig
 from polymix.mixers.heads import Heads, head_count
-from polymix.mixers.mixer import INIT_STD, TokenMixer
+from polymix.mixers.heads_mixer import HeadsMixer
+from polymix.mixers.mixer import INIT_STD
 from polymix.mixers.registry import Capabilities, register
+from polymix.mixers.states import Counts, StateSpec
 from polymix.ops.related.linear_attention import LinearState, linear_attention, linear_causal
 from polymix.ops.related.performer import (
     PerformerState,
@@ -22,7 +23,6 @@ from polymix.ops.related.performer import (
     performer_causal,
     relu_features,
 )
-from polymix.ops.shared.tensors import accumulator
 from polymix.structured.base import init_
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense
@@ -30,7 +30,7 @@ from polymix.structured.dense import Dense
 EPS = 1e-20  # avoids 0 / 0 if nothing is visible; elsewhere negligible beside the features
 
 
-class PerformerMixer(TokenMixer):
+class PerformerMixer(HeadsMixer):
     """Performer: softmax attention approximated by positive random features (FAVOR+).
 
         Y = φ(Q)(φ(K)ᵀ V) / (φ(Q) Σ_j φ(k_j))     per head; W_o joins the heads
@@ -82,45 +82,25 @@ class PerformerMixer(TokenMixer):
         with torch.no_grad():
             self.omega.copy_(orthogonal_features(self.features, self.omega.shape[1], generator))
 
-    def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
-        if call.causal:
-            return self.scan(x, None, call.mask, call.values)[0]
-        q, k, v = (part.transpose(1, 2) for part in self.qkv(x, context, call.values))
-        if self.config.kernel == "relu":
-            asks, tells = relu_features(q, self.omega), relu_features(k, self.omega)
-            y = linear_attention(asks, tells, v, mask=call.mask, eps=EPS)
-        else:
-            y = performer(q, k, v, self.omega, mask=call.mask)
-        return self.proj(y.transpose(1, 2).flatten(-2))
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, causal: bool = False,
+        cross: bool = False, state: Any = None,
+    ) -> tuple[Tensor, PerformerState | LinearState | None]:  # fmt: skip
+        omega = self.omega.to(q.dtype)
+        if self.config.kernel == "softmax":
+            if causal:
+                return performer_causal(q, k, v, omega, mask=mask, state=state)
+            return performer(q, k, v, omega, mask=mask), None
+        q, k = relu_features(q, omega), relu_features(k, omega)
+        if causal:
+            return linear_causal(q, k, v, mask=mask, state=state, eps=EPS)
+        return linear_attention(q, k, v, mask=mask, eps=EPS), None
 
-    def scan(
-        self,
-        x: Tensor,
-        state: PerformerState | LinearState | None,
-        mask: Tensor | None,
-        values: Tensor | None = None,
-    ) -> tuple[Tensor, PerformerState | LinearState]:
-        q, k, v = (part.transpose(1, 2) for part in self.qkv(x, x, values))
-        end: PerformerState | LinearState
+    def state_spec(self, batch: int) -> StateSpec:
+        shape = (batch, self.heads, self.features, self.dim // self.heads + 1)
         if self.config.kernel == "relu":
-            assert not isinstance(state, PerformerState)
-            asks, tells = relu_features(q, self.omega), relu_features(k, self.omega)
-            y, end = linear_causal(asks, tells, v, mask=mask, state=state, eps=EPS)
-        else:
-            assert not isinstance(state, LinearState)
-            y, end = performer_causal(q, k, v, self.omega, mask=mask, state=state)
-        return self.proj(y.transpose(1, 2).flatten(-2)), end
-
-    def check_state(self, state: Any, x: Tensor) -> str | None:
-        d, dtype = self.dim // self.heads, accumulator(x.dtype)
-        shape = (x.shape[0], self.heads, self.features, d + 1)
-        if self.config.kernel == "relu":
-            fits = isinstance(state, LinearState) and tuple(state.moments.shape) == shape
-            return (
-                None if fits and state.count.shape == x.shape[:1] else f"a LinearState with moments {shape} in {dtype}"
-            )
-        fits = isinstance(state, PerformerState) and tuple(state.sums.shape) == shape
-        return None if fits and state.top.shape == shape[:3] else f"a PerformerState with sums {shape} in {dtype}"
+            return StateSpec(LinearState, shape, Counts((batch,)))
+        return StateSpec(PerformerState, shape[:3], shape)
 
     def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
         return {**self.qkv.named_matrices(self.proj), "omega": self.omega}
@@ -150,6 +130,10 @@ class PerformerConfig(HeadsConfig):
     features: int | None = None
     kernel: str = "softmax"
     seed: int = 0
+
+    @property
+    def attends(self) -> bool:
+        return True
 
     def check(self) -> None:
         if self.features is not None:

@@ -14,7 +14,7 @@ from polymix.errors import OptionError, check_choice, check_number
 from polymix.mixers.checks import MixerCall
 from polymix.mixers.config import HeadsConfig, PrefixedGridConfig
 from polymix.mixers.heads import head_count
-from polymix.mixers.loading import check_keys, load, settle, translate
+from polymix.mixers.loading import check_keys, load, options_beyond_weights, translate
 from polymix.mixers.mixer import INIT_STD, TokenMixer
 from polymix.mixers.multi_scale import (
     called_grid,
@@ -25,7 +25,7 @@ from polymix.mixers.multi_scale import (
     smoothing_ops,
 )
 from polymix.mixers.registry import Capabilities, register
-from polymix.mixers.related.timm_layers import timm_layer
+from polymix.mixers.related.timm_layers import batch_norm, timm_layer
 from polymix.ops.related.linear_attention import linear_attention
 from polymix.structured.base import init_
 from polymix.structured.cost import Op
@@ -97,7 +97,7 @@ class ReluLinearMixer(TokenMixer):
         real = mask if self.training else None
         rows = y.flatten(0, 1) if real is None else y[real]
         # Each token is an image of its own: PyTorch's CPU backward is wrong for the memory format of (B, D, N, 1).
-        rows = self.mla.proj.norm(rows.contiguous()[..., None, None]).flatten(1)
+        rows = batch_norm(self.mla.proj.norm, rows.contiguous()[..., None, None]).flatten(1)
         if real is None:
             return rows.unflatten(0, y.shape[:2])
         return rows.new_zeros(y.shape).masked_scatter(real.unsqueeze(-1), rows)
@@ -110,21 +110,21 @@ class ReluLinearMixer(TokenMixer):
         d, norm = self.dim // self.heads, self.mla.proj.norm if self.config.norm else None
         order = torch.arange(3 * self.dim).view(self.heads, 3, d).transpose(0, 1).flatten()
         weight, bias = self.mla.qkv.conv.weight.flatten(1)[order], self.mla.qkv.conv.bias
-        found: dict[str, Any] = {f"W_{c}": w.t() for c, w in zip("qkv", weight.chunk(3), strict=True)}
+        matrices: dict[str, Any] = {f"W_{c}": w.t() for c, w in zip("qkv", weight.chunk(3), strict=True)}
         biases = (None,) * 3 if bias is None else bias[order].chunk(3)
-        found |= {f"b_{c}": b for c, b in zip("qkv", biases, strict=True)}
-        found |= {"W_o": self.mla.proj.conv.weight.flatten(1).t(), "b_o": self.mla.proj.conv.bias}
+        matrices |= {f"b_{c}": b for c, b in zip("qkv", biases, strict=True)}
+        matrices |= {"W_o": self.mla.proj.conv.weight.flatten(1).t(), "b_o": self.mla.proj.conv.bias}
         for name, kind in (("gain", "weight"), ("shift", "bias"), ("mean", "running_mean"), ("var", "running_var")):
-            found[name] = None if norm is None else getattr(norm, kind)
-        found |= {"M": [], "b_M": [], "W_M": [], "c_M": []}
+            matrices[name] = None if norm is None else getattr(norm, kind)
+        matrices |= {"M": [], "b_M": [], "W_M": [], "c_M": []}
         grid = self._grid(n, grid)
         for conv, mix in self.mla.aggreg:
-            found["M"].append(smoothing_matrix(conv.weight[order], grid, self.config.num_prefix_tokens))
-            found["b_M"].append(None if conv.bias is None else conv.bias[order])
+            matrices["M"].append(smoothing_matrix(conv.weight[order], grid, self.config.num_prefix_tokens))
+            matrices["b_M"].append(None if conv.bias is None else conv.bias[order])
             blocks = torch.block_diag(*mix.weight.view(3 * self.heads, d, d).transpose(1, 2))
-            found["W_M"].append(blocks[order][:, order])
-            found["c_M"].append(None if mix.bias is None else mix.bias[order])
-        return found
+            matrices["W_M"].append(blocks[order][:, order])
+            matrices["c_M"].append(None if mix.bias is None else mix.bias[order])
+        return matrices
 
     def _grid(self, n: int, grid: tuple[int, ...] | None) -> tuple[int, ...]:
         return scale_grid(self, n, grid) if self.config.scales else (n,)
@@ -132,9 +132,9 @@ class ReluLinearMixer(TokenMixer):
     def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         D, d, p = self.dim, self.dim // self.heads, self.config.num_prefix_tokens
         scales, heads = self.config.scales, self.heads * (1 + len(self.config.scales))
-        found = [Op("linear", (n, D, 3 * D, 1)), *smoothing_ops(n, D, self.heads, scales, self._grid(n, grid), p)]
-        found += [Op("matmul", (heads, d, n, d + 1)), Op("matmul", (heads, n, d, d + 1))]
-        return [*found, Op("linear", (n, heads * d, D, 1))]
+        ops = [Op("linear", (n, D, 3 * D, 1)), *smoothing_ops(n, D, self.heads, scales, self._grid(n, grid), p)]
+        ops += [Op("matmul", (heads, d, n, d + 1)), Op("matmul", (heads, n, d, d + 1))]
+        return [*ops, Op("linear", (n, heads * d, D, 1))]
 
     @classmethod
     def from_reference(cls, state_dict: Mapping[str, Tensor], **options: Any) -> ReluLinearMixer:
@@ -148,47 +148,47 @@ class ReluLinearMixer(TokenMixer):
             check_keys(state_dict, ("qkv.conv.weight", "proj.conv.weight"))
             raise AssertionError
         width = conv.shape[1]
-        found = cls._arguments(width, options)
+        settings = cls._arguments(width, options)
         count = out.shape[1] * 3 // conv.shape[0] - 1
         smooth = [f"aggreg.{i}.{j}" for i in range(count) for j in (0, 1)]
         norm = "proj.norm.weight" in state_dict
         bias = "qkv.conv.bias" in state_dict or (not norm and "proj.conv.bias" in state_dict)
         own: dict[str, Any] = {"norm": "batch" if norm else None, "bias": bias}
-        found = settle(found, own) | own
+        settings = options_beyond_weights(settings, own) | own
         sizes = [state_dict.get(f"aggreg.{i}.0.weight", conv).shape[-1] for i in range(count)]
         own = {"scales": tuple(sizes)}
-        found = settle(found, own) | own
-        kept = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-        wanted = ["qkv.conv.weight", "proj.conv.weight", *(f"{name}.weight" for name in smooth)]
-        wanted += [f"proj.norm.{name}" for name in kept] if norm else []
-        wanted += ["qkv.conv.bias", *(f"{name}.bias" for name in smooth)] if bias else []
-        wanted += ["proj.conv.bias"] if bias and not norm else []
-        check_keys(state_dict, wanted)
-        mixer = cls(ReluLinearConfig(**found), width, device=conv.device, dtype=conv.dtype)
+        settings = options_beyond_weights(settings, own) | own
+        norm_parts = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+        keys = ["qkv.conv.weight", "proj.conv.weight", *(f"{name}.weight" for name in smooth)]
+        keys += [f"proj.norm.{name}" for name in norm_parts] if norm else []
+        keys += ["qkv.conv.bias", *(f"{name}.bias" for name in smooth)] if bias else []
+        keys += ["proj.conv.bias"] if bias and not norm else []
+        check_keys(state_dict, keys)
+        mixer = cls(ReluLinearConfig(**settings), width, device=conv.device, dtype=conv.dtype)
         load(mixer, {f"mla.{name}": value for name, value in state_dict.items()})
         return mixer
 
     @staticmethod
     def _arguments(width: int, options: Mapping[str, Any]) -> dict[str, Any]:
         """Our options for the authors' arguments. Raises OptionError for unsupported ones."""
-        given = dict(options)
+        settings = dict(options)
         for name in ("in_channels", "out_channels"):
-            check_choice(name, given.pop(name, width), (width,))
-        check_choice("kernel_func", given.pop("kernel_func", "relu"), ("relu",))
-        check_choice("act_func", given.pop("act_func", (None, None)), ((None, None),))
-        check_choice("heads_ratio", float(given.pop("heads_ratio", 1.0)), (1.0,))
-        if "norm" in given and given["norm"] not in ("batch", None):
+            check_choice(name, settings.pop(name, width), (width,))
+        check_choice("kernel_func", settings.pop("kernel_func", "relu"), ("relu",))
+        check_choice("act_func", settings.pop("act_func", (None, None)), ((None, None),))
+        check_choice("heads_ratio", float(settings.pop("heads_ratio", 1.0)), (1.0,))
+        if "norm" in settings and settings["norm"] not in ("batch", None):
             names = {(None, "bn2d"): "batch", (None, None): None}
-            norm = tuple(given["norm"])
+            norm = tuple(settings["norm"])
             check_choice("norm", norm, names)
-            given["norm"] = names[norm]
-        if "scales" in given:
-            given["scales"] = tuple(given["scales"])
-        head = given.pop("dim", 8)
-        given["heads"] = given.get("heads") or max(width // head, 1)
-        if given["heads"] * head != width and "dim" in options:
+            settings["norm"] = names[norm]
+        if "scales" in settings:
+            settings["scales"] = tuple(settings["scales"])
+        head = settings.pop("dim", 8)
+        settings["heads"] = settings.get("heads") or max(width // head, 1)
+        if settings["heads"] * head != width and "dim" in options:
             raise OptionError("dim", head, f"the width of a head, where heads · dim = {width}", "Pass dim or heads.")
-        return translate(ReluLinearConfig, given, {"use_bias": None})
+        return translate(ReluLinearConfig, settings, {"use_bias": None})
 
 
 @register(ReluLinearMixer)

@@ -12,7 +12,7 @@ from torch import Tensor
 from polymix.errors import OptionError, check_choice
 from polymix.mixers.checks import MixerCall
 from polymix.mixers.config import MixerConfig
-from polymix.mixers.loading import check_keys, load, settle, translate
+from polymix.mixers.loading import check_keys, load, options_beyond_weights, translate
 from polymix.mixers.mixer import INIT_STD, TokenMixer
 from polymix.mixers.registry import Capabilities, register
 from polymix.mixers.related.timm_layers import (
@@ -104,12 +104,11 @@ class SeMixer(TokenMixer):
         check_keys(state_dict, [f"{name}.{part}" for name in layers for part in ("weight", "bias")[: 1 + bias]])
         like = state_dict[f"{layers[0]}.weight"]
         inner, dim = like.shape[:2]
-        found = {"form": form, "channels": dim, "bias": bias}
-        found["_class"] = "EffectiveSEModule" if form == "effective" else "SEModule"
+        arguments = {"form": form, "channels": dim, "bias": bias}
+        arguments["_class"] = "EffectiveSEModule" if form == "effective" else "SEModule"
         width: dict[str, Any] = {} if form == "effective" else {"rd_channels": int(inner)}
-        own = translate(
-            SeConfig, settle(options, found | width, unsaid=(None,)), {"rd_ratio": None, "rd_divisor": None}
-        )
+        rest = options_beyond_weights(options, arguments | width, unset=(None,))
+        own = translate(SeConfig, rest, {"rd_ratio": None, "rd_divisor": None})
         mixer = cls(SeConfig(**own, **width, form=form, bias=bias), int(dim), device=like.device, dtype=like.dtype)
         load(mixer.layer, state_dict)
         return mixer

@@ -14,8 +14,9 @@ from polymix.errors import check_choice
 from polymix.mixers.checks import MixerCall
 from polymix.mixers.config import HeadsConfig
 from polymix.mixers.heads import Heads, head_count
-from polymix.mixers.loading import attention_projections, check_keys, load, settle, translate
-from polymix.mixers.mixer import INIT_STD, TokenMixer
+from polymix.mixers.heads_mixer import HeadsMixer
+from polymix.mixers.loading import attention_projections, check_keys, load, options_beyond_weights, translate
+from polymix.mixers.mixer import INIT_STD
 from polymix.mixers.registry import Capabilities, register
 from polymix.ops.related.linear_attention import linear_attention
 from polymix.ops.shared.causal_sums import hide
@@ -28,7 +29,7 @@ _AUTHORS = {"dim": None, "num_heads": "heads", "qkv_bias": None, "proj_drop": "d
             "attn_drop": None}  # fmt: skip
 
 
-class SimaMixer(TokenMixer):
+class SimaMixer(HeadsMixer):
     """SimA: attention without a softmax. Queries and keys have unit L1 norm along the tokens instead.
 
         Y = Q̂ (K̂ᵀ V)     per head; W_o joins the heads
@@ -60,15 +61,18 @@ class SimaMixer(TokenMixer):
             self.capabilities = Capabilities(values=True, masks=frozenset({"padding"}))
 
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
-        q, k, v = (part.transpose(1, 2) for part in self.qkv(x, context, call.values))
-        dtype, own = accumulator(v.dtype), None if call.cross else call.mask
-        q = F.normalize(hide(q.to(dtype), own), p=1.0, dim=2, eps=self.eps)
-        k = F.normalize(hide(k.to(dtype), call.mask), p=1.0, dim=2, eps=self.eps)
-        if self.config.class_attention:
-            q = q[:, :, :1]
-        y = linear_attention(q, k, v, mask=call.mask, normalize=False, scale=1.0)
-        y = self.proj(y.transpose(1, 2).flatten(-2))
+        y = super().mix(x, context, call)
         return torch.cat((self.class_drop(y), x[:, 1:].to(y.dtype)), dim=1) if self.config.class_attention else y
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, causal: bool = False,
+        cross: bool = False, state: Any = None,
+    ) -> tuple[Tensor, None]:  # fmt: skip
+        dtype = accumulator(v.dtype)
+        q = F.normalize(hide(q.to(dtype), None if cross else mask), p=1.0, dim=2, eps=self.eps)
+        k = F.normalize(hide(k.to(dtype), mask), p=1.0, dim=2, eps=self.eps)
+        q = q[:, :, :1] if self.config.class_attention else q
+        return linear_attention(q, k, v, mask=mask, normalize=False, scale=1.0), None
 
     def norms(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Σ_n |q_nc| and Σ_n |k_nc| for x (B, N, D), each (B, D)."""
@@ -81,9 +85,9 @@ class SimaMixer(TokenMixer):
         return self.qkv.named_matrices(self.proj)
 
     def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
-        d, asks = self.dim // self.heads, 1 if self.config.class_attention else n
-        pool, ask = Op("matmul", (self.heads, d, n, d)), Op("matmul", (self.heads, asks, d, d))
-        return [self.qkv.op(n), pool, ask, linear_op(asks, self.proj)]
+        d, queries = self.dim // self.heads, 1 if self.config.class_attention else n
+        pool, read = Op("matmul", (self.heads, d, n, d)), Op("matmul", (self.heads, queries, d, d))
+        return [self.qkv.op(n), pool, read, linear_op(queries, self.proj)]
 
     @classmethod
     def from_reference(cls, state_dict: Mapping[str, Tensor], **options: Any) -> SimaMixer:
@@ -93,11 +97,11 @@ class SimaMixer(TokenMixer):
         they do) or ours. A missing bias of qkv is zero.
         """
         check_keys(state_dict, ("qkv.weight", "proj.weight"), ("qkv.bias", "proj.bias"))
-        found = {"heads": 8, **translate(SimaConfig, options, _AUTHORS)}
+        settings = {"heads": 8, **translate(SimaConfig, options, _AUTHORS)}
         own = {"bias": "proj.bias" in state_dict}
-        found = settle(found, own) | own
+        settings = options_beyond_weights(settings, own) | own
         like = state_dict["proj.weight"]
-        mixer = cls(SimaConfig(**found), like.shape[0], device=like.device, dtype=like.dtype)
+        mixer = cls(SimaConfig(**settings), like.shape[0], device=like.device, dtype=like.dtype)
         load(mixer, attention_projections(state_dict))
         return mixer
 
@@ -116,6 +120,10 @@ class SimaConfig(HeadsConfig):
     cost_formula: ClassVar[str] = "4 N D² + 2 N D d; 3 N D² + N D d + D² + D d if class_attention"
     sees: ClassVar[str] = "everything"
     class_attention: bool = False
+
+    @property
+    def attends(self) -> bool:
+        return not self.class_attention
 
     def check(self) -> None:
         check_choice("class_attention", self.class_attention, (True, False))

@@ -148,7 +148,9 @@ class TesaConfig(PrefixedGridConfig):
         "where r = ⌈D / reduction⌉"
     )
     sees: ClassVar[str] = "everything"
-    paper: ClassVar[Mapping[str, Any]] = {"bias": False, "reduction": 2}
+    forms: ClassVar[Mapping[str, Mapping[str, Any]]] = {  # of Poly-NL's Section 5.1.2, and of its equations
+        "paper": {"bias": False, "reduction": 2}, "equations": {"bias": False},
+    }  # fmt: skip
     reduction: int = 4
     form: str = "softmax"
 

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymix.compat import cure_torchvision
-from polymix.errors import MissingExtraError, OptionError, check_int, check_number
+from polymix.errors import OptionError, check_int, check_number
+from polymix.extras import needs
 from polymix.structured.base import init_
 from polymix.structured.cost import Op
 
@@ -25,12 +26,9 @@ _WHERE = {
 
 def timm_layer(name: str) -> type[Any]:
     """The class `name` of timm. Raises MissingExtraError if timm is not installed."""
-    try:
-        cure_torchvision()
+    cure_torchvision()
+    with needs("vision", f"This mixer wraps its {name}."):
         import timm
-    except ImportError as error:
-        cure = "pip install 'polymix[vision]'"
-        raise MissingExtraError("timm", "not installed", f"timm, as this mixer wraps its {name}", cure) from error
     assert timm
     return getattr(importlib.import_module(_WHERE[name]), name)
 
@@ -71,5 +69,16 @@ def check_reduced(rd_ratio: float | None, rd_channels: int | None) -> None:
 
 def reduced(rd_ratio: float | None, rd_channels: int | None) -> dict[str, Any]:
     """The same options as arguments of a timm layer, which has its own default if neither is given."""
-    given = {"rd_ratio": rd_ratio, "rd_channels": rd_channels}
-    return {name: value for name, value in given.items() if value is not None}
+    arguments = {"rd_ratio": rd_ratio, "rd_channels": rd_channels}
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def batch_norm(norm: Any, rows: Tensor) -> Tensor:
+    """A BatchNorm of rows (R, D), which has a variance of at least two.
+
+    Of fewer, as a batch of one real token has, it uses its running statistics, as in evaluation, and keeps them.
+    """
+    if norm.training and len(rows) < 2:
+        return F.batch_norm(rows, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps)
+    y: Tensor = norm(rows)
+    return y

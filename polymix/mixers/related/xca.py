@@ -12,7 +12,7 @@ from polymix.errors import check_choice
 from polymix.mixers.checks import MixerCall
 from polymix.mixers.config import HeadsConfig
 from polymix.mixers.heads import head_count
-from polymix.mixers.loading import check_keys, load, settle, translate
+from polymix.mixers.loading import check_keys, load, options_beyond_weights, translate
 from polymix.mixers.mixer import INIT_STD, TokenMixer
 from polymix.mixers.registry import Capabilities, register
 from polymix.mixers.related.timm_layers import timm_layer
@@ -65,10 +65,10 @@ class XcaMixer(TokenMixer):
 
     def named_matrices(self, n: int, grid: tuple[int, ...] | None) -> dict[str, Any]:
         qkv, proj = self.xca.qkv, self.xca.proj
-        found: dict[str, Any] = {f"W_{c}": w.t() for c, w in zip("qkv", qkv.weight.chunk(3), strict=True)}
+        matrices: dict[str, Any] = {f"W_{c}": w.t() for c, w in zip("qkv", qkv.weight.chunk(3), strict=True)}
         biases = (None,) * 3 if qkv.bias is None else qkv.bias.chunk(3)
-        found |= {f"b_{c}": b for c, b in zip("qkv", biases, strict=True)}
-        return {**found, "W_o": proj.weight.t(), "b_o": proj.bias, "tau": self.xca.temperature[:, 0, 0]}
+        matrices |= {f"b_{c}": b for c, b in zip("qkv", biases, strict=True)}
+        return {**matrices, "W_o": proj.weight.t(), "b_o": proj.bias, "tau": self.xca.temperature[:, 0, 0]}
 
     def cost_ops(self, n: int, grid: tuple[int, ...] | None = None) -> list[Op]:
         d = self.dim // self.heads
@@ -84,12 +84,12 @@ class XcaMixer(TokenMixer):
         """
         check_keys(state_dict, ("temperature", "qkv.weight", "proj.weight"), ("qkv.bias", "proj.bias"))
         check_choice("attn_drop", float(options.pop("attn_drop", 0.0)), (0.0,))
-        found = {"heads": 8, **translate(XcaConfig, options, _AUTHORS)}
+        settings = {"heads": 8, **translate(XcaConfig, options, _AUTHORS)}
         own = {"bias": "proj.bias" in state_dict}
-        found = settle(found, own) | own
+        settings = options_beyond_weights(settings, own) | own
         like = state_dict["qkv.weight"]
-        mixer = cls(XcaConfig(**found), like.shape[1], device=like.device, dtype=like.dtype)
-        zero = {"xca.qkv.bias": like.new_zeros(like.shape[0])} if found["bias"] else {}
+        mixer = cls(XcaConfig(**settings), like.shape[1], device=like.device, dtype=like.dtype)
+        zero = {"xca.qkv.bias": like.new_zeros(like.shape[0])} if settings["bias"] else {}
         load(mixer, {**zero, **{f"xca.{name}": value for name, value in state_dict.items()}})
         return mixer
 

@@ -4,13 +4,11 @@ model = PolymixGPTForCausalLM(preset("gppom2-s-hybrid"))
 """
 
 from polymix.compat import cure_torchvision
-from polymix.errors import MissingExtraError
+from polymix.extras import needs
 
 cure_torchvision()  # before transformers, which imports it
-try:
+with needs("text"):
     import transformers
-except ImportError as error:
-    raise MissingExtraError("transformers", str(error), "pip install 'polymix[text]'") from error
 
 # ruff: noqa: E402
 from polymix.models.language.config import (

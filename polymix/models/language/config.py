@@ -113,7 +113,7 @@ class PolymixConfig(PretrainedConfig):
             given, config = set(entry), mixer_config(dict(entry))
         else:
             raise OptionError(where, repr(entry), 'a name, "pom:degree=3", or a dict with "name"', "Write it so.")
-        given |= set(config.paper) if config.preset == "paper" else set()
+        given |= set(config.forms.get(config.preset or "", {}))
         defaults = {"bias": self.bias, "dropout": self.dropout}
         config = config.changed(**{name: value for name, value in defaults.items() if name not in given})
         turns = self.positions == "rotary" and "rotary" not in given

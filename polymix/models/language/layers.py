@@ -11,11 +11,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from polymix.errors import StateError
 from polymix.mixers import MixerConfig, SoftmaxMixer, TokenMixer
 from polymix.mixers.cache import StateLayer, state_layer
-from polymix.mixers.registry import lacks
+from polymix.mixers.registry import missing_capability
 from polymix.models.language.config import PolymixConfig
 from polymix.models.language.growing import grow
 from polymix.models.language.layout import SequenceLayout, apart
-from polymix.ops.few_rows import try_rms_norm
+from polymix.ops.decode import try_rms_norm
 from polymix.ops.related.attention import softmax_attention
 from polymix.ops.shared.rotary import rotary, rotate
 from polymix.ops.shared.sequences import causal_conv, next_window, without_padding
@@ -37,7 +37,9 @@ class CausalLayer(nn.Module):
         self.unfilled = False
         self.mixer = config.build(dim, **kw)
         if not self.mixer.capabilities.recurrent and not isinstance(self.mixer, SoftmaxMixer):
-            raise lacks(config.name, "recurrent", f"mixers, layer {index}", "a language model's constant state")
+            raise missing_capability(
+                config.name, "recurrent", f"mixers, layer {index}", "a language model's constant state"
+            )
         self.conv: nn.Parameter | None = None
         if self.taps:
             self.conv = nn.Parameter(torch.randn(dim, 1, self.taps, **kw) * 0.02)

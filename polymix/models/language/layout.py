@@ -11,9 +11,6 @@ from torch import Tensor
 from polymix.errors import CapabilityError, MaskError, ShapeError, StateError
 from polymix.mixers.checks import holds
 from polymix.ops.shared.masks import positions
-from polymix.renamed import renamed
-
-__getattr__ = renamed(__name__, Order="SequenceLayout")
 
 
 class SequenceLayout(NamedTuple):

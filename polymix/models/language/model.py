@@ -11,6 +11,7 @@ from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from polymix.errors import OptionError, ShapeError
+from polymix.files import write_whole
 from polymix.mixers import SoftmaxMixer
 from polymix.models.language.config import PolymixConfig, PolymixGPTConfig, PolymixLlamaConfig
 from polymix.models.language.layers import FAMILIES, CausalLayer, LanguageBlock, Mlp, SwiGLU, mixers_of
@@ -78,7 +79,7 @@ class PolymixPreTrainedModel(PreTrainedModel):
         }  # fmt: skip
         saved = super().save_pretrained(save_directory, **options)
         text = f"from polymix.models.language import {names}Config, {names}ForCausalLM, {names}Model  # noqa: F401\n"
-        (Path(save_directory) / f"{AUTO}.py").write_text(text, "utf-8")
+        write_whole(Path(save_directory) / f"{AUTO}.py", text)
         return saved
 
 
@@ -203,7 +204,7 @@ class PolymixModel(PolymixPreTrainedModel):
             return
         highest = int(layout.place.max())
         if highest >= there:
-            cure = 'Shorten the input, or use positions="rotary" or "none".'
+            cure = 'Shorten the input, use positions="rotary" or "none", or extend them with polymix convert.'
             raise ShapeError("input_ids", f"position {highest}", f"less than max_position_embeddings={there}", cure)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polymix.ops.native.arrays import Needs, dense, full, in_pairs, linear_of, rooms_like, sizes_of, tokens
+from polymix.ops.native.arrays import Needs, dense, full, in_pairs, rooms_like, sizes_of
 from polymix.ops.native.library import call
 from polymix.ops.shared.blocks import output
 
@@ -29,8 +29,8 @@ def gated(
     last, last_bias = full(last), full(last_bias)
     out = weight.shape[0] if last is None else last.shape[0]
     y = output(x, out)
-    call("linear_gated", tokens(x), linear_of(weight, bias), gate, p,
-         None if last is None else linear_of(last, last_bias), tokens(y),
+    call("linear_gated", x, (weight, bias), gate, p,
+         None if last is None else (last, last_bias), y,
          sizes_of(x, weight.shape[0], p, out=out, activation=activation, pairs=pairs))  # fmt: skip
     return y
 
@@ -52,8 +52,8 @@ def gated_backward(
     grad_x, grad_w, grad_b, grad_last, grad_last_b = rooms_like(
         (x, weight, bias, last, last_bias), (*needs[:3], *needs[5:])
     )
-    call("linear_gated_backward", tokens(grad), tokens(x), linear_of(weight, bias), gate, p,
-         None if last is None else linear_of(last, last_bias), tokens(grad_x), grad_w, grad_b,
+    call("linear_gated_backward", grad, x, (weight, bias), gate, p,
+         None if last is None else (last, last_bias), grad_x, grad_w, grad_b,
          grad_gate, grad_p, grad_last, grad_last_b,
          sizes_of(x, weight.shape[0], p, out=grad.shape[2], activation=activation, pairs=pairs))  # fmt: skip
     grad_p = None if grad_p is None else grad_p.sum(0)

@@ -21,17 +21,6 @@ KINDS = (
 )  # ordered as in functions.h
 
 
-class Tokens(ctypes.Structure):
-    """The struct Tokens of vectors.h: an array (batch, tokens, channels) with contiguous channels."""
-
-    _fields_ = (("data", ctypes.c_void_p), ("batch", ctypes.c_int64), ("token", ctypes.c_int64))
-
-
-def tokens(x: Tensor | None) -> Tokens | None:
-    """Describe x (B, N, D) to C; its last stride must be 1."""
-    return None if x is None else Tokens(x.data_ptr(), x.stride(0), x.stride(1))
-
-
 @overload
 def dense(x: Tensor) -> Tensor: ...
 @overload
@@ -50,12 +39,6 @@ class Sizes(ctypes.Structure):
     )
 
 
-class Linear(ctypes.Structure):
-    """The struct Linear of product.h."""
-
-    _fields_ = (("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p), ("out", ctypes.c_int64), ("in", ctypes.c_int64))
-
-
 @overload
 def full(x: Tensor) -> Tensor: ...
 @overload
@@ -63,11 +46,6 @@ def full(x: None) -> None: ...
 def full(x: Tensor | None) -> Tensor | None:
     """Return x as contiguous float32."""
     return None if x is None else x.float().contiguous()
-
-
-def linear_of(weight: Tensor, bias: Tensor | None) -> Linear:
-    """Describe a linear map to C. The tensors are contiguous (see `full`), and the caller keeps them alive."""
-    return Linear(weight.data_ptr(), None if bias is None else bias.data_ptr(), *weight.shape)
 
 
 def in_pairs(x: Tensor, *weights: Tensor | None) -> bool:

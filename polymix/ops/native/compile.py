@@ -31,7 +31,7 @@ LEVELS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "aarch64": {"armv8-a": ("-march=armv8-a",)},
 }
 FLAGS = ("-O3", "-std=gnu11", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fPIC")
-PATIENCE = 300  # the compiler's time limit for one file, in seconds
+COMPILER_SECONDS = 300  # for one file, before it is stopped
 
 
 class CompileError(Exception):
@@ -56,27 +56,27 @@ def library_path(level: str, folder: Path | None = None) -> Path:
     return (folder or LIBRARIES) / f"kernels-{level}-{fingerprint()}.so"
 
 
-def build(folder: Path | None = None, chosen: Mapping[str, tuple[str, ...]] | None = None) -> list[Path]:
+def build(folder: Path | None = None, level_options: Mapping[str, tuple[str, ...]] | None = None) -> list[Path]:
     """Compile a library for each processor level with CC, gcc or cc, whichever succeeds first.
 
     Files are written atomically, and libraries built from other sources are removed.
 
     Args:
         folder: where the libraries go; by default LIBRARIES, where the loader looks.
-        chosen: the levels and their compiler options; by default all levels of this architecture.
+        level_options: the levels and their compiler options; by default all levels of this architecture.
     Returns:
         The paths of the libraries.
     Raises:
         CompileError: no compiler succeeded. The message has the reason of each.
     """
-    folder, chosen = folder or LIBRARIES, levels() if chosen is None else chosen
-    if not chosen:
+    folder, level_options = folder or LIBRARIES, levels() if level_options is None else level_options
+    if not level_options:
         raise CompileError(f"there are kernels for Linux on x86-64 and aarch64, not for {sys.platform} on "
                            f"{platform.machine()}")  # fmt: skip
     reasons = []
     for compiler in compilers():
         try:
-            return _build(compiler, folder, chosen)
+            return _build(compiler, folder, level_options)
         except CompileError as error:
             reasons.append(str(error))
         except OSError as error:
@@ -98,12 +98,12 @@ def _sources() -> list[Path]:
     return sorted(OPS.glob("*/*.c"))
 
 
-def _build(compiler: list[str], folder: Path, chosen: Mapping[str, tuple[str, ...]]) -> list[Path]:
+def _build(compiler: list[str], folder: Path, level_options: Mapping[str, tuple[str, ...]]) -> list[Path]:
     """Compile and link all levels with one compiler."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as room, ThreadPoolExecutor(os.cpu_count()) as pool:
         jobs = {}
-        for level, options in chosen.items():
+        for level, options in level_options.items():
             for source in _sources():
                 target = Path(room) / f"{level}-{source.stem}.o"
                 command = (*compiler, *FLAGS, *options, f"-I{HEADERS}", "-c", str(source), "-o", str(target))
@@ -116,7 +116,7 @@ def _build(compiler: list[str], folder: Path, chosen: Mapping[str, tuple[str, ..
                 job.cancel()
             raise
         built = []
-        for level in chosen:
+        for level in level_options:
             library = Path(room) / f"{level}.so"
             objects = [str(target) for target, (of, _) in jobs.items() if of == level]
             _run((*compiler, "-shared", *objects, "-o", str(library)))
@@ -133,9 +133,9 @@ def _build(compiler: list[str], folder: Path, chosen: Mapping[str, tuple[str, ..
 def _run(command: Sequence[str]) -> None:
     """Run a compiler command. Raises CompileError if it fails."""
     try:
-        result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=PATIENCE)
+        result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=COMPILER_SECONDS)
     except subprocess.TimeoutExpired as error:
-        raise CompileError(f"{command[0]} took more than {PATIENCE} s") from error
+        raise CompileError(f"{command[0]} took more than {COMPILER_SECONDS} s") from error
     except OSError as error:
         raise CompileError(f"{command[0]} could not be run: {error.strerror or error}") from error
     if result.returncode:

@@ -6,13 +6,16 @@ import ctypes
 import os
 import struct
 import sys
-from functools import cache
+from collections.abc import Callable
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from polymix.ops.native import compile as compiled
+from polymix.ops.native.pointers import addresses
+from polymix.ops.shared.tensors import Linear
 
 SWITCH = "POLYMIX_NATIVE"  # 0 disables the kernels; the name of a processor level selects it
 _BUILD = "run `polymix build-kernels` (it needs gcc)"
@@ -23,6 +26,25 @@ NEEDS = {
     "x86-64-v3": _V3,
     "armv8-a": frozenset({"asimd"}),
 }
+
+
+T = TypeVar("T")
+
+
+class once(Generic[T]):
+    """A function without arguments that is called once. Dynamo warns of functools.cache in what it traces."""
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        self.function, self.answers, self.__doc__ = function, list[T](), function.__doc__
+
+    def __call__(self) -> T:
+        if not self.answers:
+            self.answers.append(self.function())
+        return self.answers[0]
+
+    def cache_clear(self) -> None:
+        """Forget the answer."""
+        self.answers.clear()
 
 
 def why_not() -> str | None:
@@ -45,20 +67,23 @@ def multiplies_bf16() -> bool:
     return isinstance(library, ctypes.CDLL) and "x86-64-v4" in library._name and "avx512_bf16" in processor_flags()
 
 
-_Argument = Tensor | ctypes.Structure | ctypes.c_double | int | None
+_Argument = Tensor | Linear | ctypes.Structure | ctypes.c_double | int | None
 
 
 def call(name: str, *args: _Argument) -> None:
     """Call a function of the library with contiguous tensors, structures and numbers.
 
+    Every C kernel is called here, and no tensor reaches C but through `addresses`.
+
     Raises:
+        ShapeError: a tensor has another dtype or size than the function takes it for.
         MemoryError: the function could not allocate its buffers.
         RuntimeError: the library is not available on this machine.
     """
     library = _library()
     if isinstance(library, str):  # for example, a graph that was traced on another machine
         raise RuntimeError(f"polymix: {name} has no kernel here: {library}")
-    values = [_as_c(a) for a in args]
+    values = addresses(name, args)
     if torch.autograd.profiler._is_profiler_enabled:  # the profiler does not see ctypes calls by itself
         with torch.profiler.record_function(f"polymix::{name}"):
             failed = getattr(library, name)(*values)
@@ -80,14 +105,7 @@ def scratch_bytes() -> int:
     return int(library.scratch_of_last_call())
 
 
-def _as_c(value: _Argument) -> object:
-    """Convert an argument for ctypes: tensors and structures are passed by address."""
-    if isinstance(value, Tensor):
-        return ctypes.c_void_p(value.data_ptr())
-    return ctypes.byref(value) if isinstance(value, ctypes.Structure) else value
-
-
-@cache
+@once
 def processor_flags() -> frozenset[str]:
     """The features of this processor, with the names of /proc/cpuinfo."""
     try:
@@ -104,7 +122,7 @@ def usable_levels() -> list[str]:
     return [level for level in compiled.levels() if flags >= NEEDS[level]]
 
 
-@cache
+@once
 def _library() -> ctypes.CDLL | str:
     """Load the library, or return the reason why it is not available."""
     requested = os.environ.get(SWITCH, "")

@@ -18,7 +18,7 @@
 #define SHORT 2
 
 /* y = x Wᵀ + b as in nn.Linear, contiguous; the bias may be NULL. Products of blocks take float32; those of few rows
-   (few_rows.h) read both as they are, also bfloat16. */
+   (decode/rows.h) read both as they are, also bfloat16. */
 typedef struct {
   const float *weight, *bias;
   int64_t out, in;

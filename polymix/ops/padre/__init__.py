@@ -8,7 +8,7 @@ from torch import Tensor
 
 from polymix.ops.dispatch import choose, without_gradients
 from polymix.ops.operator import Operator
-from polymix.ops.padre import blocked, eager, native
+from polymix.ops.padre import blocked, eager, inplace, native
 from polymix.ops.padre.eager import BASES, SPREAD, Convolution, PadreMaps, PadreTerms, merged_first, size
 from polymix.ops.shared.signature import Signature
 
@@ -44,19 +44,6 @@ def padre(x: Tensor, maps: PadreMaps, terms: PadreTerms, grid: tuple[int, ...], 
     Raises:
         CapabilityError: the implementation requested by name does not support the call.
     """
-    impl = _choose(x, maps, terms, grid, impl)
-    if impl == "eager":
-        return eager.polynomial(x, maps, terms, grid)
-    if not without_gradients(impl):
-        return eager.polynomial(x, maps, terms, grid, partial(padre_step, impl=impl))
-    if x.shape[:2].numel() >= 2 * x.shape[2]:  # merging the maps costs D³ once and saves N D²
-        maps = maps.with_first(merged_first(maps, terms))
-    p = blocked.padre(x, maps, terms, grid, native.apply if impl == "native" else blocked.apply)
-    return p if terms.constant is None else p + terms.constant
-
-
-def _choose(x: Tensor, maps: PadreMaps, terms: PadreTerms, grid: tuple[int, ...], impl: str) -> str:
-    """Choose the implementation for these maps and terms."""
     why = maps.unsupported
     if terms.heads > 1 or terms.normalize or terms.S is not None or terms.basis != "monomial":
         why = "supports one head and the monomial basis only (no normalize, denominator or pattern)"
@@ -68,7 +55,12 @@ def _choose(x: Tensor, maps: PadreMaps, terms: PadreTerms, grid: tuple[int, ...]
     for channel in maps.D:
         tensors += channel if isinstance(channel, tuple) else ()
     axes = None if plain else "supports grids of one or two axes without dilation only"
-    return choose("padre", impl, tensors, {"blocked": why, "triton": why, "native": why or axes}, in_blocks=_IN_BLOCKS)
+    impl = choose("padre", impl, tensors, {"blocked": why, "triton": why, "native": why or axes}, in_blocks=_IN_BLOCKS)
+    if impl == "eager":
+        return eager.polynomial(x, maps, terms, grid)
+    if not without_gradients(impl):
+        return eager.polynomial(x, maps, terms, grid, partial(padre_step, impl=impl))
+    return inplace.polynomial(x, maps, terms, grid, native.apply if impl == "native" else blocked.apply)
 
 
 __all__ = ["BASES", "SPREAD", "Convolution", "PadreMaps", "PadreTerms", "merged_first", "padre", "padre_step", "size"]

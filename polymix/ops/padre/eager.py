@@ -233,7 +233,7 @@ def chain(
 def polynomial(
     x: Tensor, maps: PadreMaps, terms: PadreTerms, grid: tuple[int, ...], step: Callable[..., Tensor] = step
 ) -> Tensor:
-    """Compute P, or P / (R² + ε) with a denominator (PADRe, Eq. 1-6 and 15-20).
+    """Compute P, or with a denominator P / (R² + ε), or P / R at ε = 0 (PADRe, Eq. 1-6 and 15-20).
 
     `step` is the function of this module, or an operator with the same arguments. x and the result are (B, N, D).
     Cost: that of the maps, and 2 d - 1 passes over the tokens.
@@ -249,7 +249,7 @@ def polynomial(
     if terms.S is None:
         return p
     r = chain(us[d:], maps, d, terms, range(1, len(us) - d + 1), terms.Q, grid, step) + terms.S
-    return p / (r * r + terms.eps)
+    return p / (r * r + terms.eps if terms.eps else r)
 
 
 def merged_first(maps: PadreMaps, terms: PadreTerms) -> Linear | None:

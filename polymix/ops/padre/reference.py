@@ -73,7 +73,7 @@ def padre(
     if S is not None:  # Eq. 18-20
         denominator = chain(d, len(Q), d - 1)
         R = torch.stack([Q[k] * denominator[k] for k in range(len(Q))]).sum(0) + S
-        P = P / (R**2 + eps)
+        P = P / (R**2 + eps if eps else R)
     if U is not None:  # Eq. 7
         P = mix_tokens(U, P)
     return P if V is None else P @ V

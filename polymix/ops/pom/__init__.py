@@ -8,29 +8,40 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from polymix.ops import decode
 from polymix.ops.dispatch import choose, without_gradients
-from polymix.ops.few_rows import MOST_ROWS, few_rows
 from polymix.ops.gated import gated
 from polymix.ops.native.arrays import KINDS
 from polymix.ops.operator import Operator
 from polymix.ops.pom import blocked, eager, native
 from polymix.ops.pom.decay import BLOCK, decayed_mean
 from polymix.ops.pom.eager import PomOptions, PomState, PomWeights, Terms
+from polymix.ops.shared.activations import ACTIVATIONS
 from polymix.ops.shared.blocks import slower_than_pytorch
 from polymix.ops.shared.masks import Segments, as_padding, positions
 from polymix.ops.shared.signature import Signature
 from polymix.ops.shared.tensors import count_real, linear
 
 _TURNS = "Tensor? mask, Tensor? cos, Tensor? sin"
+_TERMS = "h: B, N, E; alpha: E, K; mask: B, N; cos: cos.shape[0], N, E // 2; sin: cos.shape[0], N, E // 2"
+_RULES = (
+    f"activation in {tuple(ACTIVATIONS)}",
+    "(cos is None) == (sin is None) and (cos is None or (cos.shape[0] in (1, B) and E % (2 * axes) == 0))",
+    "axes in (1, 2)",
+)
 pom_pool = Operator(
     "pom_pool", f"(Tensor h, Tensor alpha, {_TURNS}, str activation, int axes) -> Tensor", eager.pool, (0, 1),
+    Signature(_TERMS, "B, E", *_RULES),
     triton="polymix.ops.pom.triton:pool",
 )  # fmt: skip
 pom_scan = Operator(
     "pom_scan",
     f"(Tensor h, Tensor alpha, Tensor? start, {_TURNS}, Tensor? order, Tensor? first, str activation, int axes)"
     " -> Tensor",
-    eager.scan, (0, 1, 2), triton="polymix.ops.pom.triton:scan",
+    eager.scan, (0, 1, 2),
+    Signature(f"{_TERMS}; start: B, E; order#: B, N; first#: B, N", "B, N, E", *_RULES,
+              "start is None or first is None"),
+    triton="polymix.ops.pom.triton:scan",
 )  # fmt: skip
 linear_powers = Operator(
     "linear_powers",
@@ -150,14 +161,18 @@ def pom_chunk(
     forgets = weights.times is not None
     unsupported = {
         "triton": "does not support decay" if forgets else None,
-        "native": _no_native_step(x, state, weights, options, mask, values, block),
+        "native": _step_obstacle(x, state, weights, options, mask, values, block),
         "blocked": "keeps no recurrent state",
     }
     apply = linear if impl == "eager" else _apply
     impl = choose("pom", impl, (x, *_tensors(weights)), unsupported)
     if impl == "native":
         assert state is not None
-        return native.step(x, state, weights, options)
+        y, total, count = decode.pom_step(
+            x, *state, weights.poly, weights.gate, weights.proj, weights.alpha, activation=options.activation,
+            gating=options.gate, mean=options.reduction == "mean",
+        )  # fmt: skip
+        return y, PomState(total, count)
     pooled_tokens = x if values is None else values
     if weights.times is not None:
         terms = _terms(pooled_tokens, weights, options, mask, None, impl, apply).values()
@@ -181,15 +196,15 @@ def pom_chunk(
     return eager.gate_totals(x, weights, options, total, count, position, apply), after
 
 
-def _no_native_step(
+def _step_obstacle(
     x: Tensor, state: PomState | None, weights: PomWeights, options: PomOptions, mask: Tensor | None,
     values: Tensor | None, block: int,
 ) -> str | None:  # fmt: skip
     """Why the C kernel cannot take this chunk, or None if it can."""
     if state is None or x.shape[1] != 1 or block != 1 or mask is not None or values is not None:
         return "continues a sequence by one token a call only"
-    if x.shape[0] > MOST_ROWS:
-        return f"continues at most {MOST_ROWS} sequences at once"
+    if x.shape[0] > decode.MAX_ROWS:
+        return f"continues at most {decode.MAX_ROWS} sequences at once"
     inner = weights.alpha.shape[0]
     if options.rotary is not None or weights.times is not None or weights.gate[0].shape[0] != inner:
         return "continues sequences only without rotary positions and decay, and with one gate per channel"
@@ -203,7 +218,7 @@ def _no_native_step(
 
 def _apply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """A linear map of a chunk, which in decoding has few rows."""
-    return linear(x, weight, bias) if weight.ndim == 3 else few_rows(x, weight, bias)
+    return linear(x, weight, bias) if weight.ndim == 3 else decode.linear(x, weight, bias)
 
 
 def _terms(

@@ -246,12 +246,16 @@ def token_positions(
     x: Tensor, context: Tensor, options: PomOptions, mask: Tensor | None, grid: tuple[int, ...] | None,
     segments: Segments | None,
 ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
-    """The positions of the queries and of the context tokens, counting real tokens only; None without rotary."""
+    """The positions of the queries and of the context tokens, counting real tokens only; None without rotary.
+
+    On a grid, tokens in front of it are at (0, 0), where nothing is rotated.
+    """
     if options.rotary is None:
         return None, None
     if grid is not None:
         rows, columns = (torch.arange(size, device=x.device) for size in grid)
-        position = torch.cartesian_prod(rows, columns)  # (N, 2)
+        places = torch.cartesian_prod(rows, columns)  # (N, 2)
+        position = torch.cat((places.new_zeros(x.shape[1] - len(places), 2), places))
         return position, position
     if context is not x:
         queries, keys = segments if isinstance(segments, tuple) else (None, None)

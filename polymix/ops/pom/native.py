@@ -11,9 +11,6 @@ once, the backward three times.
 
 from __future__ import annotations
 
-import ctypes
-
-import torch
 from torch import Tensor
 
 from polymix.ops.native.arrays import (
@@ -23,13 +20,11 @@ from polymix.ops.native.arrays import (
     full,
     hidden,
     in_pairs,
-    linear_of,
     rooms_like,
     sizes_of,
-    tokens,
 )
 from polymix.ops.native.library import call
-from polymix.ops.pom.eager import PomOptions, PomState, PomWeights
+from polymix.ops.pom.eager import PomOptions, PomWeights
 from polymix.ops.shared.blocks import output
 
 
@@ -38,7 +33,7 @@ def powers(x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, 
     sizes = sizes_of(x, weight.shape[0], activation=activation, degree=degree, pairs=in_pairs(x, weight))
     x, weight, bias, mask = dense(x), full(weight), full(bias), hidden(mask)
     sums = weight.new_empty(x.shape[0], degree, weight.shape[0])
-    call("linear_powers", tokens(x), linear_of(weight, bias), mask, sums, sizes)
+    call("linear_powers", x, (weight, bias), mask, sums, sizes)
     return sums
 
 
@@ -56,7 +51,7 @@ def powers_backward(
     sizes = sizes_of(x, weight.shape[0], activation=activation, degree=degree, pairs=in_pairs(x, weight))
     grad, x, weight, bias, mask = full(grad), dense(x), full(weight), full(bias), hidden(mask)
     grad_x, grad_w, grad_b = rooms_like((x, weight, bias), needs)
-    call("linear_powers_backward", grad, tokens(x), linear_of(weight, bias), mask, tokens(grad_x),
+    call("linear_powers_backward", grad, x, (weight, bias), mask, grad_x,
          grad_w, grad_b, sizes)  # fmt: skip
     return grad_x, grad_w, grad_b
 
@@ -72,28 +67,5 @@ def causal(x: Tensor, weights: PomWeights, options: PomOptions, mask: Tensor | N
     y, (degree, width) = output(x), alpha.shape
     sizes = sizes_of(x, width, out=x.shape[2], activation=options.activation, degree=degree, pairs=pairs)
     gating, mean = KINDS.index(options.gate), int(options.reduction == "mean")
-    linears = (linear_of(*linear) for linear in maps)
-    call("pom_causal", tokens(x), *linears, alpha, mask, tokens(y), gating, mean, sizes)
+    call("pom_causal", x, *maps, alpha, mask, y, gating, mean, sizes)
     return y
-
-
-class _Step(ctypes.Structure):
-    """The struct Step of pom_step.c."""
-
-    _fields_ = tuple((name, ctypes.c_int64) for name in ("rows", "degree", "act", "gate", "mean", "bf16", "threads"))
-
-
-def step(x: Tensor, state: PomState, weights: PomWeights, options: PomOptions) -> tuple[Tensor, PomState]:
-    """One more token x (B, 1, D) of each sequence, for at most `few_rows.native.MOST_ROWS` of them, without gradients.
-
-    x and all weights have one dtype and are contiguous. Every weight is read once, as it is. Intermediate results are
-    float32, except for the input of the last map, which is rounded to the dtype of x.
-    """
-    x, count = x.contiguous(), state.count + 1
-    after, (width, degree) = torch.empty_like(state.total), weights.alpha.shape
-    gated, y = x.new_empty(x.shape[0], width), torch.empty_like(x)
-    sizes = _Step(x.shape[0], degree, KINDS.index(options.activation), KINDS.index(options.gate),
-                  options.reduction == "mean", x.dtype == torch.bfloat16, torch.get_num_threads())  # fmt: skip
-    maps = (linear_of(*part) for part in (weights.poly, weights.gate, weights.proj))
-    call("pom_step", x, *maps, weights.alpha, state.total.contiguous(), count, after, gated, y, sizes)
-    return y, PomState(after, count)

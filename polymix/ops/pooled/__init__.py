@@ -9,7 +9,7 @@ from torch import Tensor
 
 from polymix.ops.dispatch import KERNELS, choose
 from polymix.ops.gated import gated
-from polymix.ops.operator import Operator, renamed_operator
+from polymix.ops.operator import Operator
 from polymix.ops.pooled import blocked, eager
 from polymix.ops.shared.blocks import slower_than_pytorch
 from polymix.ops.shared.signature import Signature
@@ -19,13 +19,12 @@ _APART = "computes everything from the same tokens"
 _NATIVE, _TRITON = "polymix.ops.pooled.native", "polymix.ops.pooled.triton"
 pooled_product = Operator(
     "pooled_product", "(Tensor k, Tensor? v, Tensor? p_2, Tensor? mask) -> Tensor", eager.product, (0, 1, 2),
-    triton=f"{_TRITON}:product",
+    Signature("k: B, N, H, D; v: B, N, H, D; p_2: H, N; mask: B, N", "B, H, D"), triton=f"{_TRITON}:product",
 )  # fmt: skip
 gate_tokens = Operator(
     "gate_tokens", "(Tensor q, Tensor gate, Tensor? p_1) -> Tensor", eager.gate_tokens, (0, 1, 2),
-    triton=f"{_TRITON}:gate_tokens",
+    Signature("q: B, N, H, D; gate: B, H, D; p_1: H, N", "=: B, N, H, D"), triton=f"{_TRITON}:gate_tokens",
 )  # fmt: skip
-renamed_operator("pooled_spread", gate_tokens)
 linear_pairs = Operator(
     "linear_pairs", "(Tensor x, Tensor weight, Tensor? bias, Tensor? p, Tensor? mask) -> Tensor", eager.pairs,
     (0, 1, 2, 3),

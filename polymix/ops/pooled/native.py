@@ -20,11 +20,9 @@ from polymix.ops.native.arrays import (
     full,
     hidden,
     in_pairs,
-    linear_of,
     room_like,
     rooms_like,
     sizes_of,
-    tokens,
 )
 from polymix.ops.native.library import call
 from polymix.ops.shared.blocks import output
@@ -37,7 +35,7 @@ def pairs(x: Tensor, weight: Tensor, bias: Tensor | None, p: Tensor | None, mask
     x, weight, bias, p, mask = dense(x), full(weight), full(bias), full(p), hidden(mask)
     sums = weight.new_empty(x.shape[0], weight.shape[0] // 2)
     sizes = sizes_of(x, sums.shape[1], p, pairs=pairs)
-    call("linear_pairs", tokens(x), linear_of(weight, bias), p, mask, sums, sizes)
+    call("linear_pairs", x, (weight, bias), p, mask, sums, sizes)
     return sums
 
 
@@ -54,8 +52,8 @@ def pairs_backward(
     grad_p = None
     if p is not None and needs[3]:
         grad_p = p.new_zeros(x.shape[0], *p.shape)  # stays zero at padding
-    call("linear_pairs_backward", grad, tokens(x), linear_of(weight, bias), p, mask,
-         tokens(grad_x), grad_w, grad_b, grad_p, sizes_of(x, grad.shape[1], p, pairs=pairs))  # fmt: skip
+    call("linear_pairs_backward", grad, x, (weight, bias), p, mask,
+         grad_x, grad_w, grad_b, grad_p, sizes_of(x, grad.shape[1], p, pairs=pairs))  # fmt: skip
     return grad_x, grad_w, grad_b, None if grad_p is None else grad_p.sum(0)
 
 
@@ -65,7 +63,7 @@ def moments(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     count, batch, dim = _count(x, mask), x.shape[0], x.shape[2]
     centre = x.new_empty(batch, dim, dtype=torch.float32)
     moment = x.new_empty(batch, dim, dim, dtype=torch.float32)
-    call("moments", tokens(x), mask, count, centre, moment, sizes_of(x, 0))
+    call("moments", x, mask, count, centre, moment, sizes_of(x, 0))
     return centre, moment
 
 
@@ -79,11 +77,11 @@ def moments_backward(
     x, mask, sizes = dense(x), hidden(mask), sizes_of(x, 0)
     count, batch, dim = _count(x, mask), x.shape[0], x.shape[2]
     centre, rest = x.new_empty(2, batch, dim, dtype=torch.float32)
-    call("centres", tokens(x), mask, count, centre, rest, sizes)
+    call("centres", x, mask, count, centre, rest, sizes)
     both = (grad_moment.float() + grad_moment.mT).contiguous()
     last = (grad_centre / count[:, None] - (rest.unsqueeze(1) @ both).squeeze(1)).contiguous()
     grad_x = room_like(x)
-    call("moments_backward", tokens(x), mask, centre, both, last, tokens(grad_x), sizes)
+    call("moments_backward", x, mask, centre, both, last, grad_x, sizes)
     return (grad_x,)
 
 
@@ -92,7 +90,7 @@ def scaled(x: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None, rest: 
     sizes = sizes_of(x, 0, out=weight.shape[0], pairs=in_pairs(x, weight))
     x, scale, weight, bias, rest = dense(x), full(scale), full(weight), full(bias), full(rest)
     y = output(x, weight.shape[0])
-    call("linear_scaled", tokens(x), scale, linear_of(weight, bias), rest, tokens(y), sizes)
+    call("linear_scaled", x, scale, (weight, bias), rest, y, sizes)
     return y
 
 
@@ -106,8 +104,8 @@ def scaled_backward(
     grad, x, scale, weight, bias, rest = dense(grad), dense(x), full(scale), full(weight), full(bias), full(rest)
     grad_x, grad_scale, grad_w, grad_b = rooms_like((x, scale, weight, bias), needs[:4])
     grad_rest = None if rest is None or not needs[4] else weight.new_zeros(torch.get_num_threads())
-    call("linear_scaled_backward", tokens(grad), tokens(x), scale, linear_of(weight, bias), rest,
-         tokens(grad_x), grad_scale, grad_w, grad_b, grad_rest,
+    call("linear_scaled_backward", grad, x, scale, (weight, bias), rest,
+         grad_x, grad_scale, grad_w, grad_b, grad_rest,
          sizes_of(x, 0, out=weight.shape[0]))  # fmt: skip
     total_rest = None if rest is None or grad_rest is None else grad_rest.sum().view(rest.shape)
     return grad_x, grad_scale, grad_w, grad_b, total_rest

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polymix.ops import decode
 from polymix.ops.dispatch import choose
-from polymix.ops.few_rows import few_rows
-from polymix.ops.operator import Operator, renamed_operator
+from polymix.ops.operator import Operator
 from polymix.ops.qt import blocked, eager
 from polymix.ops.qt.eager import GUARD, QtState, feature_size
 from polymix.ops.shared.blocks import slower_than_pytorch
@@ -18,20 +18,31 @@ from polymix.ops.shared.causal_sums import seen_by_all, seen_by_each
 from polymix.ops.shared.signature import Signature
 from polymix.ops.shared.tensors import Linear, project, share, without_autocast
 
+MAX_WIDTH = 128  # of a head in Triton's kernels
+_NARROW = f"supports heads of up to {MAX_WIDTH} channels only"
+_NO_STATE = {"blocked": "supports non-causal attention only", "native": "keeps no recurrent state"}
+_PROJECTING = dict.fromkeys(("blocked", "native"), "computes the queries, keys and values itself")
 _FORM = "str form, int order"
+# The shape of moments, with the number of features that `feature_size` gives.
+_MOMENTS = "B, H, 1 + D * (order > 0) + (order > 1) * (D if form == 'compact' else D * (D + 1) // 2), D + 1"
+_RULES = ("form in ('compact', 'full')", "order in (0, 1, 2)", "form == 'full' or scale is not None")
 qt_moments = Operator(
     "qt_moments", f"(Tensor k, Tensor v, Tensor? scale, Tensor? mask, {_FORM}) -> Tensor", eager.moments, (0, 1, 2),
+    Signature("k: B, H, N, D; v: B, H, N, D; scale: 3, H, 1, 1; mask: B, N", _MOMENTS, *_RULES),
     triton="polymix.ops.qt.triton:moments",
 )  # fmt: skip
 qt_query = Operator(
     "qt_query", f"(Tensor q, Tensor moments, Tensor? scale, {_FORM}) -> Tensor", eager.query, (0, 1, 2),
+    Signature(f"q: B, H, M, D; moments: {_MOMENTS}; scale: 3, H, 1, 1", "B, H, M, D + 1", *_RULES),
     triton="polymix.ops.qt.triton:query",
 )  # fmt: skip
-renamed_operator("qt_ask", qt_query)
 qt_causal = Operator(
     "qt_causal",
     f"(Tensor q, Tensor k, Tensor v, Tensor? scale, Tensor? start, Tensor? mask, {_FORM}) -> (Tensor, Tensor)",
-    eager.causal, (0, 1, 2, 3, 4), triton="polymix.ops.qt.triton_causal:causal",
+    eager.causal, (0, 1, 2, 3, 4),
+    Signature(f"q: B, H, N, D; k: B, H, N, D; v: B, H, N, D; scale: 3, H, 1, 1; start: {_MOMENTS}; mask: B, N",
+              f"B, H, N, D + 1; {_MOMENTS}", *_RULES),
+    triton="polymix.ops.qt.triton_causal:causal",
 )  # fmt: skip
 qt_pool = Operator(
     "qt_pool", "(Tensor x, Tensor weight, Tensor? bias, Tensor? mask, int heads, int order) -> Tensor", eager.pool,
@@ -144,8 +155,9 @@ def qt_attention(
     Raises:
         CapabilityError: the implementation requested by name does not support the call.
     """
-    narrow = None if q.shape[-1] <= 128 else "supports heads of up to 128 channels only"
-    return _attend(q, k, v, scale, mask, form, order, choose("qt", impl, (q, k, v, scale), {"triton": narrow}))
+    wide = _NARROW if q.shape[-1] > MAX_WIDTH else None
+    unsupported = {**_PROJECTING, "triton": wide}
+    return _attend(q, k, v, scale, mask, form, order, choose("qt", impl, (q, k, v, scale), unsupported))
 
 
 def _attend(
@@ -181,25 +193,44 @@ def qt_chunk(
     Returns:
         The output (B, N, D) and the state after the chunk. Cost: as the causal form of `qt`.
     """
-    unsupported = {
-        "blocked": "supports non-causal attention only", "native": "keeps no recurrent state",
-        "triton": _too_wide(x.shape[-1], options),
-    }  # fmt: skip
+    unsupported = {**_NO_STATE, "triton": _too_wide(x.shape[-1], options)}
     named_eager = impl == "eager"
     impl = choose("qt", impl, (x, *weights.qkv, *weights.proj, weights.scale), unsupported,
                   in_blocks=("blocked",))  # fmt: skip
     if values is None and not named_eager:
-        parts = few_rows(x, *weights.qkv).chunk(3, dim=-1)
+        parts = decode.linear(x, *weights.qkv).chunk(3, dim=-1)
         q, k, v = (part.unflatten(-1, (options.heads, -1)).transpose(1, 2) for part in parts)
     else:
         q, k, v = _heads(x, x, values, weights.qkv, options)
+    y, state = _continue(q, k, v, state, weights.scale, mask, options.form, options.order, impl)
+    apply = F.linear if named_eager else decode.linear
+    return apply(y.transpose(1, 2).flatten(2), *weights.proj), state
+
+
+def qt_continue(
+    q: Tensor, k: Tensor, v: Tensor, state: QtState | None = None, *, form: str, order: int = 2,
+    scale: Tensor | None = None, mask: Tensor | None = None, impl: str = "auto",
+) -> tuple[Tensor, QtState]:  # fmt: skip
+    """The causal form of `qt_attention`, continuing from `state`; and the state after the last token.
+
+    Arguments, errors and cost: see `qt_attention` and `qt_chunk`; q and k have as many tokens.
+    """
+    unsupported = {**_PROJECTING, "triton": _NARROW if q.shape[-1] > MAX_WIDTH else None}
+    impl = choose("qt", impl, (q, k, v, scale), unsupported)
+    return _continue(q, k, v, state, scale, mask, form, order, impl)
+
+
+def _continue(
+    q: Tensor, k: Tensor, v: Tensor, state: QtState | None, scale: Tensor | None, mask: Tensor | None, form: str,
+    order: int, impl: str,
+) -> tuple[Tensor, QtState]:  # fmt: skip
+    """`qt_continue` with an implementation that was chosen."""
     seen = seen_by_each(k, mask, None if state is None else state.count)
-    with without_autocast(x.device):
+    with without_autocast(q.device):
         start = None if state is None else state.moments
-        weighted, end = qt_causal(q, k, v, weights.scale, start, mask, options.form, options.order, impl=impl)
+        weighted, end = qt_causal(q, k, v, scale, start, mask, form, order, impl=impl)
         y = eager.quotient(weighted, eager.least(seen[:, None, :, None], weighted.dtype)).to(q.dtype)
-    apply = F.linear if named_eager else few_rows
-    return apply(y.transpose(1, 2).flatten(2), *weights.proj), QtState(end, seen[:, -1].clone())
+    return y, QtState(end, seen[:, -1].clone())
 
 
 def _heads(
@@ -212,10 +243,10 @@ def _heads(
 
 
 def _too_wide(dim: int, options: QtOptions) -> str | None:
-    return None if dim // options.heads <= 128 else "supports heads of up to 128 channels only"
+    return _NARROW if dim // options.heads > MAX_WIDTH else None
 
 
 __all__ = [
     "GUARD", "QtOptions", "QtState", "QtWeights", "feature_size", "qt", "qt_attention", "qt_causal", "qt_chunk",
-    "qt_moments", "qt_pool", "qt_query", "qt_spread",
+    "qt_continue", "qt_moments", "qt_pool", "qt_query", "qt_spread",
 ]  # fmt: skip

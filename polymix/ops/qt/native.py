@@ -21,10 +21,8 @@ from polymix.ops.native.arrays import (
     full,
     hidden,
     in_pairs,
-    linear_of,
     rooms_like,
     sizes_of,
-    tokens,
 )
 from polymix.ops.native.library import call
 from polymix.ops.shared.blocks import output
@@ -40,7 +38,7 @@ def pool(x: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, he
     x, weight, bias, mask = dense(x), full(weight), full(bias), hidden(mask)
     d = x.shape[2] // heads
     sums = weight.new_empty(x.shape[0], heads, 1 + order * d, d + 1)
-    call("qt_pool", tokens(x), linear_of(weight, bias), mask, sums, sizes)
+    call("qt_pool", x, (weight, bias), mask, sums, sizes)
     return sums
 
 
@@ -61,7 +59,7 @@ def pool_backward(
     sizes = _sizes(x, weight, heads, order)
     grad, x, weight, bias, mask = full(grad), dense(x), full(weight), full(bias), hidden(mask)
     grad_x, grad_w, grad_b = rooms_like((x, weight, bias), needs)
-    call("qt_pool_backward", grad, tokens(x), linear_of(weight, bias), mask, tokens(grad_x),
+    call("qt_pool_backward", grad, x, (weight, bias), mask, grad_x,
          grad_w, grad_b, sizes)  # fmt: skip
     return grad_x, grad_w, grad_b
 
@@ -80,8 +78,8 @@ def spread(
     x, weight, bias, moments, least = dense(x), full(weight), full(bias), full(moments), full(least)
     last, last_bias = full(last), full(last_bias)
     y = output(x, last.shape[0])
-    call("qt_spread", tokens(x), linear_of(weight, bias), moments, least, linear_of(last, last_bias),
-         tokens(y), sizes)  # fmt: skip
+    call("qt_spread", x, (weight, bias), moments, least, (last, last_bias),
+         y, sizes)  # fmt: skip
     return y
 
 
@@ -100,7 +98,7 @@ def spread_backward(
         (x, weight, bias, last, last_bias), (*needs[:3], *needs[4:])
     )
     grad_m = torch.empty_like(moments)
-    call("qt_spread_backward", tokens(grad), tokens(x), linear_of(weight, bias), moments, least,
-         linear_of(last, last_bias), tokens(grad_x), grad_w, grad_b, grad_m, grad_last,
+    call("qt_spread_backward", grad, x, (weight, bias), moments, least,
+         (last, last_bias), grad_x, grad_w, grad_b, grad_m, grad_last,
          grad_last_b, sizes)  # fmt: skip
     return grad_x, grad_w, grad_b, grad_m if needs[3] else None, grad_last, grad_last_b

@@ -136,14 +136,14 @@ def _inside_backward_kernel(
         key, value = load_tile(k, k_n, k_d, other, channel, real, D), load_tile(v, v_n, v_d, other, channel, real, D)
         keep = (token[:, None] >= other[None, :]) & real[None, :]
         _, product, squares = _similarity(query, key, keep, w0, w1, w2, ORDER, FULL, PRECISION)
-        wanted = tl.where(keep, tl.dot(grad, tl.trans(value), input_precision=PRECISION) + last[:, None], 0.0)
-        total += tl.dot(_slope(product, wanted, w1, w2, ORDER, FULL), key, input_precision=PRECISION)
+        grad_weights = tl.where(keep, tl.dot(grad, tl.trans(value), input_precision=PRECISION) + last[:, None], 0.0)
+        total += tl.dot(_slope(product, grad_weights, w1, w2, ORDER, FULL), key, input_precision=PRECISION)
         if not FULL:
-            grad_w0 += tl.sum(wanted, 1)
-            grad_w1 += tl.sum(wanted * product, 1)
-            grad_w2 += tl.sum(wanted * squares, 1)
+            grad_w0 += tl.sum(grad_weights, 1)
+            grad_w1 += tl.sum(grad_weights * product, 1)
+            grad_w2 += tl.sum(grad_weights * squares, 1)
             if ORDER == 2:
-                squared += tl.dot(w2 * w2 * wanted, key * key, input_precision=PRECISION)
+                squared += tl.dot(w2 * w2 * grad_weights, key * key, input_precision=PRECISION)
     tl.store(grad_q + place, total + 2 * query * squared, mask=written)
     if not FULL:
         grad_w += tl.program_id(0).to(tl.int64) * 3
@@ -162,12 +162,12 @@ def _inside_backward_kernel(
         last = load_last(g, g_n, g_d, other, other < n, D, True)
         keep = (other[:, None] >= token[None, :]) & real[None, :]
         similarity, product, _ = _similarity(query, key, keep, w0, w1, w2, ORDER, FULL, PRECISION)
-        wanted = tl.where(keep, tl.dot(grad, tl.trans(value), input_precision=PRECISION) + last[:, None], 0.0)
-        slope = _slope(product, wanted, w1, w2, ORDER, FULL)
+        grad_weights = tl.where(keep, tl.dot(grad, tl.trans(value), input_precision=PRECISION) + last[:, None], 0.0)
+        slope = _slope(product, grad_weights, w1, w2, ORDER, FULL)
         total += tl.dot(tl.trans(slope), query, input_precision=PRECISION)
         passed += tl.dot(tl.trans(similarity), grad, input_precision=PRECISION)
         if ORDER == 2 and not FULL:
-            squared += tl.dot(tl.trans(w2 * w2 * wanted), query * query, input_precision=PRECISION)
+            squared += tl.dot(tl.trans(w2 * w2 * grad_weights), query * query, input_precision=PRECISION)
     tl.store(grad_k + place, total + 2 * key * squared, mask=written)
     tl.store(grad_v + place, passed, mask=written)
 

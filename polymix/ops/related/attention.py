@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polymix.ops.related.one_query import try_one_query
+from polymix.ops.decode import try_attention
 from polymix.ops.shared.masks import Segments, dense_mask
 from polymix.ops.shared.tensors import accumulator, forward_mode, without_autocast
 
@@ -60,7 +60,7 @@ def _attention(
 ) -> Tensor:
     """PyTorch's fused attention, or our kernel for one query, or the definition under forward-mode derivatives."""
     if q.shape[2] == 1 and (not is_causal or k.shape[2] == 1):
-        y = try_one_query(q, k, v, attn_mask, scale)
+        y = try_attention(q, k, v, attn_mask, scale)
         if y is not None:
             return y
     if not forward_mode():

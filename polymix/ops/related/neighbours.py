@@ -57,9 +57,9 @@ def nearest_attention(
     products, index, real = nearest(q, k, visible, count=count, metric=metric, dilation=dilation)
     n = products.shape[-1]
     blank = F.pad(torch.zeros_like(products, dtype=torch.bool), (0, count * dilation))  # room for indices beyond N
-    chosen = blank.scatter(-1, index, real)[..., :n]
-    has_any = chosen.any(-1, keepdim=True)
-    logits = (products * q.shape[-1] ** -0.5).masked_fill(~(chosen | ~has_any), -torch.inf)
+    is_nearest = blank.scatter(-1, index, real)[..., :n]
+    has_any = is_nearest.any(-1, keepdim=True)
+    logits = (products * q.shape[-1] ** -0.5).masked_fill(~(is_nearest | ~has_any), -torch.inf)
     weights = logits.softmax(-1).masked_fill(~has_any, 0.0)
     return weights.to(v.dtype) @ v
 

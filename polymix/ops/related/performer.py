@@ -20,7 +20,7 @@ from polymix.ops.shared.causal_sums import any_length, first_tokens, hide, in_ch
 from polymix.ops.shared.tensors import accumulator, without_autocast
 
 BLOCK = 16  # tokens in a block, whose pairs are computed directly, at the cost of N · BLOCK · m exponentials
-LONGEST = 1 << 16  # blocks of a sequence whose length an exported graph leaves free
+MAX_EXPORTED_BLOCKS = 1 << 16  # blocks of a sequence whose length an exported graph leaves free
 NONE = -1e30  # the logarithm of a zero weight; finite, so that the difference of two is not NaN
 
 
@@ -134,8 +134,8 @@ def _running_maximum(b: Tensor) -> Tensor:
 
 
 def _doublings(count: int) -> list[int]:
-    """1, 2, 4, … below count, which is taken for LONGEST where an exported graph leaves it free."""
-    return [1 << place for place in range(((LONGEST if any_length(count) else count) - 1).bit_length())]
+    """1, 2, 4, … below count, which is taken for MAX_EXPORTED_BLOCKS where an exported graph leaves it free."""
+    return [1 << place for place in range(((MAX_EXPORTED_BLOCKS if any_length(count) else count) - 1).bit_length())]
 
 
 def _join(a: PerformerState, b: PerformerState) -> PerformerState:
@@ -178,7 +178,7 @@ def _running(top: Tensor, sums: Tensor, start: PerformerState) -> tuple[Performe
 
 
 def _running_by_doubling(top: Tensor, sums: Tensor, start: PerformerState) -> tuple[PerformerState, PerformerState]:
-    """As `_running`, for any T up to LONGEST in one graph. Cost: O(T) for each doubling."""
+    """As `_running`, for any T up to MAX_EXPORTED_BLOCKS in one graph. Cost: O(T) for each doubling."""
     count = top.shape[2]
     each = PerformerState(top, sums)
     for shift in _doublings(count):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Iterator
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -19,12 +18,13 @@ from torch import Tensor
 from polymix.ops.native import library
 from polymix.ops.shared.tensors import Linear, accumulator, cast
 
-KEPT = 32 << 20  # bytes; larger pieces go back to the system, and clearing new pages costs as much as a product
+# Larger pieces go back to the system, and clearing new pages costs as much as a product.
+MAX_KEPT_BYTES = 32 << 20
 HUGE, ADVICE = 2 << 20, 14  # the size of a huge page in bytes, and Linux's MADV_HUGEPAGE
 ROWS = 2048  # tokens in a block; with fewer, the products themselves get slower
 
 
-@cache
+@library.once
 def fast_types() -> frozenset[torch.dtype]:
     """The dtypes that this CPU multiplies at full speed. Others are computed in float32, which is also more exact."""
     native = {torch.float32, torch.float64}
@@ -146,11 +146,11 @@ class SampleProduct:
 def output(x: Tensor, width: int | None = None) -> Tensor:
     """Allocate an output (B, N, width) like x; the default width is that of x.
 
-    Allocators do not keep pieces above KEPT bytes, so the system clears their pages on every call. For such pieces it
-    is asked for pages of 2 MiB, which it clears in a fraction of the time.
+    Allocators do not keep pieces above MAX_KEPT_BYTES, so the system clears their pages on every call. For such
+    pieces it is asked for pages of 2 MiB, which it clears in a fraction of the time.
     """
     y = x.new_empty(*x.shape[:2], x.shape[2] if width is None else width)
-    if sys.platform == "linux" and y.nbytes > KEPT:
+    if sys.platform == "linux" and y.nbytes > MAX_KEPT_BYTES:
         first, last = -(-y.data_ptr() // HUGE), (y.data_ptr() + y.nbytes) // HUGE  # whole pages only
         ctypes.CDLL(None).madvise(ctypes.c_void_p(first * HUGE), ctypes.c_size_t((last - first) * HUGE), ADVICE)
     return y

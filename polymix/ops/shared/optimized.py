@@ -41,5 +41,5 @@ def forward_of(module: nn.Module | None) -> OptimizedForward | None:
 
 def optimized(model: nn.Module) -> dict[str, int]:
     """How many modules of the model have an optimized forward, by what it brings."""
-    found = map(forward_of, model.modules())
-    return dict(Counter(forward.what for forward in found if forward is not None))
+    forwards = map(forward_of, model.modules())
+    return dict(Counter(forward.what for forward in forwards if forward is not None))

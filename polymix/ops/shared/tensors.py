@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 Linear = tuple[Tensor, Tensor | None]  # a weight (out, in), or block-diagonal (G, out / G, in / G), and a bias
+
+
+class Counts(NamedTuple):
+    """The shape of a part of a recurrent state that counts tokens, in int64."""
+
+    shape: tuple[int, ...]
+
+
+Shape = tuple[int, ...] | Counts  # of a part of a state; what does not count has the dtype of `accumulator`
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:

@@ -13,7 +13,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from polymix._io import write_whole
+from polymix.files import write_whole
 from polymix.measure.roofline import Ceiling
 from polymix.numbers import machine_line, plural
 from polymix.pages import render

@@ -7,16 +7,17 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from types import NoneType
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 import torch
 
-from polymix import _io
-from polymix._io import DTYPES, Progress, check_device, check_folder
+from polymix import results as base
+from polymix.devices import DTYPES, Dtype, check_device
 from polymix.errors import OptionError, PolymixError, check_choice, check_int, check_number
+from polymix.files import output_folder
 from polymix.limits import LONGEST, check_memory
-from polymix.measure.case import PASSES, Setting, prepare
+from polymix.measure.case import PASSES, Pass, Setting, prepare
+from polymix.measure.clock import Clock
 from polymix.measure.floor import bytes_moved, floor
 from polymix.measure.harness import Budget, Contender, Measurement, Stopped, measure
 from polymix.measure.machine import manifest
@@ -25,28 +26,66 @@ from polymix.measure.roofline import Ceiling, ceiling
 from polymix.measure.shapes import Shape, near_square
 from polymix.measure.timing import interleaved
 from polymix.mixers import MixerConfig, SoftmaxConfig
+from polymix.results import Between, Count, Machine, Progress, empty_parts
 
 Row = dict[str, Any]
+Sizes = Annotated[tuple[Count, ...], Between(1)]
+Names = Annotated[tuple[str, ...], Between(1)]
 Who = tuple[str, str]  # a mixer's label and an implementation
 PRODUCTS = {"training": 3}  # forwards in a pass: each product has a gradient for either side
-MEASURED: Row = dict.fromkeys((
-    "seconds", "low", "high", "floor", "floor_ratio", "attention_ratio", "flops", "bytes", "flop_share", "byte_share",
-    "peak_bytes", "resident_bytes", "output_bytes", "state_bytes",
-))  # fmt: skip
 
 
-class Results(_io.Results):
+_Pass = TypedDict("_Pass", {"pass": Pass})
+
+
+class BenchRow(_Pass):
+    """A mixer and implementation at one size. Figures are None where `stopped` says why there are none."""
+
+    mixer: Annotated[str, "as it was named on the command line"]
+    impl: Annotated[str, "auto, or the implementation that was asked for"]
+    tokens: Count
+    dim: Count
+    batch: Count
+    dtype: Dtype
+    threads: Count
+    clock: Annotated[Clock, "of all times in the row"]
+    seconds: Annotated[float | None, "median of runs"]
+    low: Annotated[float | None, "10 % quantile of runs"]
+    high: Annotated[float | None, "90 % quantile of runs"]
+    runs: Annotated[list[float], "every single measurement, seconds a call"]
+    floor: Annotated[float | None, "the forward's own products and convolutions run bare, median, seconds"]
+    floor_runs: list[float]
+    floor_ratio: Annotated[float | None, "seconds / floor; of training, seconds / (3 floor)"]
+    attention_ratio: Annotated[float | None, "the fastest softmax of the same group / seconds"]
+    flops: Annotated[int | None, "by formula, 2 a multiply-add; of training, three forwards"]
+    bytes: Annotated[int | None, "by formula, each input, weight and output moved once; of training, three forwards"]
+    flop_share: Annotated[float | None, "flops / seconds / the ceiling's"]
+    byte_share: Annotated[float | None, "bytes / seconds / the ceiling's"]
+    peak_bytes: Annotated[
+        int | None, "most that one call holds at once beyond input and weights, output included, by allocations"
+    ]
+    resident_bytes: Annotated[int | None, "growth of the peak resident set of a process of its own over one call"]
+    output_bytes: int | None
+    state_bytes: Annotated[int | None, "of a recurrent state; step alone"]
+    stopped: Annotated[str | None, "why there is no measurement here"]
+
+
+class Content(TypedDict):
+    """What results.json of `polymix bench` holds."""
+
+    schema: Literal["polymix.bench/1"]
+    finished: Annotated[bool, "false while a run goes on or after it was interrupted"]
+    settings: Annotated[Settings, "what was asked for; --resume needs the same"]
+    machine: Machine
+    ceilings: list[Ceiling]
+    rows: list[BenchRow]
+
+
+class Results(base.Results):
     """The results of one benchmark in one folder."""
 
-    schema: ClassVar[str] = "polymix.bench/1"
+    kind: ClassVar[Any] = Content
     command: ClassVar[str] = "polymix bench"
-    parts: ClassVar[Mapping[str, Any]] = {"ceilings": [], "rows": []}
-    rows: ClassVar[Mapping[str, Any]] = {
-        "ceilings": {"dtype": (str,), "threads": (int,), "flops_per_second": (float,), "bytes_per_second": (float,)},
-        "rows": {"mixer": (str,), "impl": (str,), "tokens": (int,), "dim": (int,), "batch": (int,), "dtype": (str,),
-                 "pass": (str,), "threads": (int,), "seconds": (float, NoneType), "low": (float, NoneType),
-                 "high": (float, NoneType), "floor": (float, NoneType), "stopped": (str, NoneType)},
-    }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -79,13 +118,13 @@ class Settings:
     """Everything that decides what `polymix bench` measures. A run can only be resumed with the same settings."""
 
     mixers: str
-    tokens: tuple[int, ...] = (256, 1024, 4096, 16384)
-    dims: tuple[int, ...] = (192,)
-    batch: tuple[int, ...] = (1,)
-    dtypes: tuple[str, ...] = ("float32",)
-    passes: tuple[str, ...] = ("forward", "training")
-    impls: tuple[str, ...] = ("auto",)
-    threads: tuple[int, ...] = (2,)
+    tokens: Sizes = (256, 1024, 4096, 16384)
+    dims: Sizes = (192,)
+    batch: Sizes = (1,)
+    dtypes: Names = ("float32",)
+    passes: Names = ("forward", "training")
+    impls: Names = ("auto",)
+    threads: Sizes = (2,)
     device: str = "cpu"
     seconds: float = 0.4
     max_seconds: float = 10.0
@@ -179,7 +218,13 @@ def bench(
     """
     settings.check(mixers)
     device = check_device(settings.device, "--device")
-    check_folder(folder)
+    with output_folder(folder):
+        return _bench(settings, mixers, folder, progress, device, resume)
+
+
+def _bench(
+    settings: Settings, mixers: Mapping[str, MixerConfig], folder: Path, progress: Progress, device: str, resume: bool
+) -> Results:
     results = Results.open(folder, settings.to_dict(), manifest(device, max(settings.threads)), resume=resume)
     rows = results.content["rows"]
     done = {Group.of(row) for row in rows}
@@ -225,8 +270,8 @@ def measure_group(
     ]
     rows = []
     for who, its in measurements.items():
-        row = {"mixer": who[0], "impl": who[1], **group.to_dict(), **MEASURED, "runs": [], "floor_runs": []}
-        row["stopped"] = its.stopped
+        row = {"mixer": who[0], "impl": who[1], **group.to_dict(), **empty_parts(BenchRow)}
+        row |= {"clock": "wall", "stopped": its.stopped}
         row |= _figures(its, group, roof)
         if its.timing and attention:
             row["attention_ratio"] = min(attention) / row["seconds"]

@@ -1,6 +1,7 @@
-"""`polymix compare`: which mixer, how accurate, how fast, and from which length on, on your images and machine.
+"""`polymix compare`: which mixer, how accurate, how fast, and from which length on, on your data and machine.
 
-run      settings, training and measurement
+settings what is asked for
+run      training and measurement
 verdict  what the numbers say, in words
 tables   the results as text
 report   the page and its pictures

@@ -11,39 +11,73 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from polymix._io import write_whole
+from polymix.files import write_whole
 from polymix.mixers.registry import ATTENTION, FLOOR
-from polymix.numbers import fixed, plural
-from polymix.pages import plots, render
+from polymix.numbers import fixed, metric, plural
+from polymix.pages import embedded, markdown, plots, render, table_line
 from polymix.pages.plots import LIGHT, NARROW, Picture, legend_below, legend_columns, plain_log, publish, token_axis
+from polymix.workflows.compare.settings import CLASSIFY
 from polymix.workflows.compare.tables import headings, reference_tokens, rows
-from polymix.workflows.compare.verdict import labels, latencies, noise, scores, slope
+from polymix.workflows.compare.verdict import (
+    headline,
+    labels,
+    latencies,
+    noise,
+    scores,
+    slope,
+    spelled,
+    timed,
+)
 
 _POINTS = 4  # lengths that a slope is fitted to, at the least
 
 
 def write_report(content: dict[str, Any], folder: Path) -> Path:
-    """Draw the pictures of a finished comparison and write report.html into `folder`."""
+    """Draw the pictures of a finished comparison and write report.html and report.md into `folder`."""
     kinds = {ATTENTION: "attention", FLOOR: "floor"}
+    drawn = list(content["pictures"].values())
+    plots_of_it = pictures(content)
     html = render(
-        "compare/report.html.j2",
-        **{key: content[key] for key in ("answer", "data", "host", "settings", "machine")},
+        "workflows/compare/report.html.j2",
+        **{key: content[key] for key in ("answer", "control", "data", "host", "settings", "machine", "refused")},
+        title=title(content),
         headings=headings(content),
         rows=[{"kind": kinds.get(cells[0], ""), "cells": cells} for cells in rows(content)],
-        pictures=publish(pictures(content), folder),
+        pictures=publish(plots_of_it, folder),
         stopped=[row for row in content["sweep"] if row["stopped"]],
         samples=samples(content),
         confusions=[it for label in judged(content) if (it := confusion(content, label))],
+        predictions=dict(zip(content["pictures"], embedded([folder / name for name in drawn]).values(), strict=True)),
         next_commands=next_commands(content, folder),
     )
     path = folder / "report.html"
     write_whole(path, html)
+    write_whole(folder / "report.md", _markdown(content, [*(f"{it.name}.png" for it in plots_of_it), *drawn]))
     return path
+
+
+def title(content: dict[str, Any]) -> str:
+    """The headline, or what was compared."""
+    return content["answer"]["headline"] if content["answer"] else f"Mixers on {content['settings']['task']}"
+
+
+def _markdown(content: dict[str, Any], drawn: list[str]) -> str:
+    """The report without its page: sentences, the table, and the names of the pictures."""
+    head = headings(content)
+    lines = [f"# {markdown(title(content))}", ""]
+    lines += [f"- {markdown(sentence)}" for sentence in content["answer"]["sentences"]] if content["answer"] else []
+    lines += ["", table_line(head), "|---" * len(head) + "|", *map(table_line, rows(content)), ""]
+    lines += [markdown(content["control"] or ""), ""]
+    lines += [markdown(f"Left out: {row['mixer']}. {row['reason']}") for row in content["refused"]]
+    return "\n".join([*lines, *(f"![{name}]({name})" for name in drawn)]) + "\n"
 
 
 def judged(content: dict[str, Any]) -> list[str]:
     """Attention, and the mixer of the verdict or else the most accurate one."""
-    score = {label: its.mean for label, its in scores(content).items() if label not in (ATTENTION, FLOOR)}
+    if not content["rows"]:
+        return []
+    sign = 1 if headline(content)[1] else -1
+    score = {label: sign * its.mean for label, its in scores(content).items() if label not in (ATTENTION, FLOOR)}
     named = (content["answer"] or {}).get("verdict", {}).get("mixer")
     best = named if named in score else max(score, key=score.__getitem__, default=None)
     return [label for label in (ATTENTION, best) if label in scores(content)]
@@ -51,8 +85,10 @@ def judged(content: dict[str, Any]) -> list[str]:
 
 def samples(content: dict[str, Any]) -> list[dict[str, Any]]:
     """Some test images with their class, and what each mixer took them for in its first run, where that was wrong."""
-    classes, kept = content["data"]["classes"], content["data"].get("samples", [])
-    first = [row for row in content["training"] if row["seed"] == 0 and row.get("samples")]
+    if content["data"] is None:
+        return []
+    classes, kept = content["data"]["classes"], content["data"]["samples"]
+    first = [row for row in content["answers"] if row["seed"] == 0 and row["samples"]]
     return [
         {
             "image": sample["image"],
@@ -70,7 +106,7 @@ def samples(content: dict[str, Any]) -> list[dict[str, Any]]:
 
 def confusion(content: dict[str, Any], label: str) -> dict[str, Any] | None:
     """How many test images of each class (rows) the mixer took for each class, over all seeds, and the worst pairs."""
-    kept = [row["confusion"] for row in content["training"] if row["mixer"] == label and row.get("confusion")]
+    kept = [row["confusion"] for row in content["answers"] if row["mixer"] == label and row["confusion"]]
     if not kept:
         return None
     classes = content["data"]["classes"]
@@ -90,23 +126,27 @@ def confusion(content: dict[str, Any], label: str) -> dict[str, Any] | None:
 def next_commands(content: dict[str, Any], folder: Path) -> list[tuple[str, str]]:
     """What to run next, and why."""
     settings, verdict = content["settings"], (content["answer"] or {}).get("verdict", {})
+    task = "" if settings["task"] == CLASSIFY else f" --task {shlex.quote(settings['task'])}"
     data = f" --data {shlex.quote(settings['data'])}" if settings["data"] else ""
     mixer = verdict.get("mixer")
     commands = []
     if settings["quick"]:
         out = shlex.quote(f"{folder.name}-full")
-        commands.append(
-            ("Measure properly, with more seeds, epochs and lengths:", f"polymix compare{data} --out {out}")
-        )
+        reason = "Measure properly, with more seeds, epochs and lengths:"
+        commands.append((reason, f"polymix compare{task}{data} --out {out}"))
     elif verdict.get("action") == "open":
         out = shlex.quote(f"{folder.name}-again")
-        commands.append(("Measure again on an idle machine:", f"polymix compare{data} --out {out}"))
-    if settings["data"] in (None, "digits"):
+        commands.append(("Measure again on an idle machine:", f"polymix compare{task}{data} --out {out}"))
+    if not task and settings["data"] in (None, "digits"):
         commands.append(("Compare on your own images, one folder per class:", "polymix compare --data FOLDER"))
+    if content["answer"] is None:
+        again = f"polymix compare{task}{data} --tokens 64,256,1024,4096 --out {shlex.quote(f'{folder.name}-times')}"
+        commands.append(("Time the mixers over numbers of tokens too, and get a verdict:", again))
     if verdict.get("action") == "replace" and mixer:
         plan = next(row["config"]["name"] for row in content["mixers"] if row["label"] == mixer)
+        words = "" if task else data
         commands.append(
-            (f"Put {plan} into a model that you have:", f"polymix convert --model timm/NAME --plan {plan}{data}")
+            (f"Put {plan} into a model that you have:", f"polymix convert --model timm/NAME --plan {plan}{words}")
         )
     commands.append(("Ask for the shapes of your own model:", "polymix recommend --shape 4096x192:heads=3"))
     return commands
@@ -135,26 +175,29 @@ def accuracy_against_latency(content: dict[str, Any], narrow: bool = False) -> F
     """A point for each mixer, with the range over seeds, and the Pareto front where it has two points or more."""
     figure = Figure(figsize=(NARROW, 4.6) if narrow else (7.5, 4.2), layout="constrained")
     axes = figure.subplots()
-    n, look, score = reference_tokens(content), looks(content), scores(content)
-    table = latencies(content, "host")
-    points = {m: (table[m][n], 100 * s.mean) for m, s in score.items() if n in table[m]}
-    front = pareto(points)
+    scope, look, score = timed(content), looks(content), scores(content)
+    (name, more), n, table = headline(content), reference_tokens(content, scope), latencies(content, scope)
+    scale, unit = (100, ", %") if name.startswith("accuracy") else (1, "")
+    points = {m: (table[m][n], scale * s.mean) for m, s in score.items() if m in table and n in table[m]}
+    front = pareto({m: (x, y if more else -y) for m, (x, y) in points.items()})
     if len(front) > 1:
         steps: dict[str, Any] = {"drawstyle": "steps-post", "color": LIGHT["front"], "zorder": 1}
         axes.plot([points[m][0] for m in front], [points[m][1] for m in front], label="Pareto front", **steps)
     for mixer, (x, y) in points.items():
-        spread = [[y - 100 * score[mixer].low], [100 * score[mixer].high - y]]
+        spread = [[y - scale * score[mixer].low], [scale * score[mixer].high - y]]
         its = {key: value for key, value in look[mixer].items() if key in ("color", "marker")}
         axes.errorbar(x, y, yerr=spread, capsize=3, linestyle="none", markersize=7, label=mixer, **its)
     axes.set_xscale("log")
     plain_log(axes.xaxis)
-    axes.set_xlabel(f"latency at {n:,} tokens, ms" if narrow else f"latency of the whole model at {n:,} tokens, ms")
-    majority = content["data"].get("majority")
-    if majority and points and 100 * majority["share"] > axes.get_ylim()[0]:
-        axes.axhline(100 * majority["share"], color=LIGHT["muted"], linewidth=1, linestyle=":", label="largest class")
+    what = "the whole model" if scope == "host" else "the mixer alone"
+    axes.set_xlabel(f"latency at {n:,} tokens, ms" if narrow else f"latency of {what} at {n:,} tokens, ms")
+    share = 100 * content["data"]["majority"]["share"] if content["data"] is not None else -math.inf
+    if points and share > axes.get_ylim()[0]:
+        axes.axhline(share, color=LIGHT["muted"], linewidth=1, linestyle=":", label="largest class")
     low = axes.get_ylim()[0]
-    starts = f"\naxis from {low:.0f} %, not 0" if low > 1 else ""
-    axes.set_ylabel(f"test accuracy, %{'' if narrow else ' (bar: range over seeds)'}{starts}")
+    starts = f"\naxis from {low:.0f} %, not 0" if unit and low > 1 else ""
+    test = "test " if unit else ""
+    axes.set_ylabel(f"{test}{spelled(name)}{unit}{'' if narrow else ' (bar: range over seeds)'}{starts}")
     if narrow:
         legend_below(figure, axes)
     else:
@@ -192,8 +235,8 @@ def over_tokens(content: dict[str, Any], axes: Axes, scope: str, what: str, narr
     axes.set_yscale("log")
     plain_log(axes.yaxis)
     axes.set_ylabel("latency, ms" if what == "latency" else "peak memory of one call, MiB")
-    dim = content["settings"]["dim"] if scope == "alone" else content["host"]["dim"]
-    axes.set_title(f"{'mixer alone' if scope == 'alone' else 'whole model'}, {dim} channels, batch 1", fontsize=10)
+    what = f"mixer alone, {content['settings']['dim']} channels" if scope == "alone" else "whole model"
+    axes.set_title(f"{what}, batch 1", fontsize=10)
     if narrow:
         axes.legend(
             fontsize=8,
@@ -208,21 +251,28 @@ def over_tokens(content: dict[str, Any], axes: Axes, scope: str, what: str, narr
 
 def both_scopes(content: dict[str, Any], what: str, narrow: bool) -> Figure:
     """The mixers alone and the whole model, side by side, or one above the other on a phone."""
-    figure = Figure(figsize=(NARROW, 9.4) if narrow else (11, 4.6), layout="constrained")
-    for axes, scope in zip(figure.subplots(*((2, 1) if narrow else (1, 2))), ("alone", "host"), strict=True):
+    scopes = [scope for scope in ("alone", "host") if any(row["scope"] == scope for row in content["sweep"])]
+    size = (NARROW, 4.7 * len(scopes)) if narrow else (5.5 * len(scopes), 4.6)
+    figure = Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(*((len(scopes), 1) if narrow else (1, len(scopes))), squeeze=False)
+    for axes, scope in zip(grid.flat, scopes, strict=True):
         over_tokens(content, axes, scope, what, narrow)
     return figure
 
 
 def pictures(content: dict[str, Any]) -> list[Picture]:
-    """accuracy, latency and memory."""
+    """accuracy, latency and memory, where mixers were timed."""
+    if not content["sweep"]:
+        return []
     fitted = "N^x is the slope fitted to the upper half of the lengths (at least three): 1 is linear, 2 quadratic."
     if not (slopes(content, "alone", "latency") or slopes(content, "host", "latency")):
         fitted = f"Too few lengths to fit slopes: that needs {_POINTS} or more, and no --quick."
-    margin = f"Differences below {fixed(noise(content), 1, 100)} points can be chance."
+    name, chance = headline(content)[0], noise(content)
+    points = f"{fixed(chance, 1, 100)} points" if name.startswith("accuracy") else metric(chance, name)
+    first, margin = f"{spelled(name).capitalize()} against latency", f"Differences below {points} can be chance."
     held = "The most memory that one call holds at once beyond the model and its input, including its output."
     return [
-        Picture("accuracy", "Test accuracy against latency", partial(accuracy_against_latency, content), margin),
+        Picture("accuracy", first, partial(accuracy_against_latency, content), margin),
         Picture("latency", "Latency against tokens", lambda narrow: both_scopes(content, "latency", narrow), fitted),
         Picture(
             "memory", "Peak memory against tokens", lambda narrow: both_scopes(content, "peak_bytes", narrow), held

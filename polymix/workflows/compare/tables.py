@@ -2,47 +2,129 @@
 
 from __future__ import annotations
 
-from statistics import mean
-from typing import Any
+from collections.abc import Callable, Sequence
+from statistics import fmean, median
+from typing import Any, NamedTuple
 
 from polymix.mixers.registry import ATTENTION
-from polymix.numbers import NONE, fixed, percent, plural, two_figures
-from polymix.workflows.compare.verdict import Score, crossover, gain, latencies, scores
+from polymix.numbers import NONE, figure, fixed, metric, percent, plural, two_figures
+from polymix.train.report import in_the_paper
+from polymix.train.rows import UP
+from polymix.workflows.compare.verdict import crossover, gain, latencies, spelled
+
+LOOKED_AT = 4096  # tokens of the columns of times, if attention was measured there
+
+
+class Column(NamedTuple):
+    """A column: its heading in the report, in a terminal of 80 characters (None: no room), and its cell of a mixer."""
+
+    heading: str
+    short: str | None
+    cell: Callable[[str], str]
 
 
 def reference_tokens(content: dict[str, Any], scope: str = "host") -> int:
     """The token count that the table shows: 4,096 if attention was measured there, else its largest."""
     counts = latencies(content, scope)[ATTENTION]
-    return 4096 if 4096 in counts else max(counts, default=0)
+    return LOOKED_AT if LOOKED_AT in counts else max(counts, default=0)
 
 
-# heading in the report, and in a terminal of 80 characters (None: no room for the column)
-HEADINGS: dict[str, tuple[str, str | None]] = {
-    "mixer": ("mixer", "mixer"),
-    "accuracy": ("test accuracy, % (± half the range over seeds)", "accuracy,\n%"),
-    "parameters": ("parameters of the model", "params"),
-    "flops": ("MFLOP an image", None),
-    "seconds": ("training, s a seed", "train,\ns"),
-    "latency": ("alone at {n} tokens, ms", "ms at\n{n}"),
-    "gain": ("attention ÷ it", "attn\n÷ it"),
-    "floor": ("it ÷ its floor", "÷\nfloor"),
-    "memory": ("peak memory alone, MiB", None),
-    "whole": ("whole model at {m} tokens, attention ÷ it", None),
-    "crossover": ("faster than attention alone from, tokens", "faster\nfrom"),
-}
+def columns(content: dict[str, Any]) -> list[Column]:
+    """What was trained, and where it was measured what was timed."""
+    return [*_trained(content), *(_timed(content) if content["sweep"] else [])]
+
+
+def _trained(content: dict[str, Any]) -> list[Column]:
+    by_mixer = {label: [row for row in content["rows"] if row["mixer"] == label] for label in _labels(content)}
+    runs = [row for mine in by_mixer.values() for row in mine]
+    names = list(dict.fromkeys(name for row in runs for name in row["metrics"]))
+    directions = {name: way for row in runs for name, way in row["directions"].items()}
+    unit = runs[0]["unit"] if runs else "samples"
+    several = max((len(mine) for mine in by_mixer.values()), default=1) > 1
+    swept, flops = bool(content["sweep"]), {row["label"]: row["flops"] for row in content["mixers"]}
+
+    def value(label: str, key: str) -> float | None:
+        return _median([row[key] for row in by_mixer[label]])
+
+    def paper(label: str) -> str:
+        its = by_mixer[label][0]["paper"] if by_mixer[label] else None
+        return in_the_paper(its) if its else NONE
+
+    def peak(label: str) -> str:
+        held = value(label, "peak_bytes")
+        return NONE if held is None else figure(held / 2**20)
+
+    def parameters(label: str) -> str:
+        return f"{by_mixer[label][0]['parameters']:,}" if by_mixer[label] else NONE
+
+    table = [Column("mixer", "mixer", str)]
+    for place, name in enumerate(names):
+        heading = f"{spelled(name)} {'↑' if directions[name] == UP else '↓'}"
+        spread = " (± half the range over seeds)" if several and not place else ""
+        cell = lambda label, name=name: _spread([row["metrics"].get(name) for row in by_mixer[label]], name)  # noqa: E731
+        table.append(Column(heading + spread, heading if not (place and swept) else None, cell))
+    table += [
+        Column("parameters of the model", "params", parameters),
+        Column("MFLOP of a sample", None, lambda label: fixed(flops.get(label), 2, 1e-6)),
+        Column(f"{unit}/s training", "train,\n/s", lambda label: figure(value(label, "training_per_second"))),
+        Column(f"{unit}/s inference", None, lambda label: figure(value(label, "inference_per_second"))),
+        Column("peak MiB of a step", None if swept else "step,\nMiB", peak),
+        Column("in the paper", None, paper),
+    ]
+    return [column for column in table if _has_values(column, by_mixer)]
+
+
+def _timed(content: dict[str, Any]) -> list[Column]:
+    n, m = reference_tokens(content, "alone"), reference_tokens(content)
+    alone, host = latencies(content, "alone"), latencies(content, "host")
+    at_n = {row["mixer"]: row for row in content["sweep"] if row["scope"] == "alone" and row["tokens"] == n}
+
+    def of_floor(label: str) -> str:
+        row = at_n.get(label, {})
+        return fixed(row["latency"] / row["floor"] if row.get("latency") and row.get("floor") else None, 2)
+
+    def latency(label: str) -> str:
+        value = at_n.get(label, {}).get("latency")
+        return ("stopped" if label in at_n else NONE) if value is None else fixed(value, 2)
+
+    table = [
+        Column(f"alone at {n:,} tokens, ms", f"ms at\n{n:,}", latency),
+        Column("attention ÷ it", "attn\n÷ it", lambda label: fixed(gain(alone, label, n), 2)),
+        Column("it ÷ its floor", "÷\nfloor", of_floor),
+        Column("peak memory alone, MiB", None,
+               lambda label: fixed(at_n.get(label, {}).get("peak_bytes") or None, 1, 2**-20)),
+        Column(f"whole model at {m:,} tokens, attention ÷ it", None, lambda label: fixed(gain(host, label, m), 2)),
+        Column("faster than attention alone from, tokens", "faster\nfrom",
+               lambda label: NONE if label == ATTENTION else _from(crossover(alone, label), alone, label)),
+    ]  # fmt: skip
+    return [column for column in table if _has_values(column, _labels(content))]
+
+
+def _labels(content: dict[str, Any]) -> list[str]:
+    return [row["label"] for row in content["mixers"]]
+
+
+def _has_values(column: Column, labels: Any) -> bool:
+    return any(column.cell(label) != NONE for label in labels)
 
 
 def headings(content: dict[str, Any]) -> list[str]:
     """The headings of the report."""
-    n, m = reference_tokens(content, "alone"), reference_tokens(content)
-    return [text.format(n=f"{n:,}", m=f"{m:,}") for text, _ in HEADINGS.values()]
+    return [column.heading for column in columns(content)]
+
+
+def rows(content: dict[str, Any]) -> list[list[str]]:
+    """One row of text for each mixer, in the order of the headings."""
+    table = columns(content)
+    return [[column.cell(label) for column in table] for label in _labels(content)]
 
 
 def terminal_table(content: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Headings and rows of the columns that fit a terminal of 80 characters."""
-    n = reference_tokens(content, "alone")
-    shown = [(i, short.format(n=f"{n:,}")) for i, (_, short) in enumerate(HEADINGS.values()) if short is not None]
-    return [text for _, text in shown], [[row[i] for i, _ in shown] for row in rows(content)]
+    table = [column for column in columns(content) if column.short is not None]
+    return [str(column.short) for column in table], [
+        [column.cell(label) for column in table] for label in _labels(content)
+    ]
 
 
 def data_line(data: dict[str, Any]) -> str:
@@ -50,47 +132,32 @@ def data_line(data: dict[str, Any]) -> str:
     names = ", ".join(data["classes"][:12]) + " …" * (len(data["classes"]) > 12)
     images = f"{data['train']:,} training and {plural(data['test'], 'test image')}"
     line = f"Data: {data['name']}, {images}, {plural(len(data['classes']), 'class', 'classes')}: {names}."
-    if data.get("majority"):
-        name, share = data["majority"]["name"], percent(data["majority"]["share"])
-        line += f" The largest class, {name}, has {share} of the test images."
-    return line
+    name, share = data["majority"]["name"], percent(data["majority"]["share"])
+    return f"{line} The largest class, {name}, has {share} of the test images."
 
 
-def rows(content: dict[str, Any]) -> list[list[str]]:
-    """One row of text for each mixer, in the order of HEADINGS."""
-    n, m = reference_tokens(content, "alone"), reference_tokens(content)
-    by_mixer, alone, host = scores(content), latencies(content, "alone"), latencies(content, "host")
-    at_n = {row["mixer"]: row for row in content["sweep"] if row["scope"] == "alone" and row["tokens"] == n}
-    table = []
-    for mixer in content["mixers"]:
-        label = mixer["label"]
-        runs = [row["seconds"] for row in content["training"] if row["mixer"] == label]
-        row, at = at_n.get(label, {}), crossover(alone, label)
-        latency, floor = row.get("latency"), row.get("floor")
-        score = by_mixer.get(label)
-        table.append([
-            label,
-            "diverged" if score is None else _accuracy(score),
-            f"{mixer['parameters']:,}",
-            f"{mixer['flops'] / 1e6:.2f}",
-            fixed(mean(runs) if runs else None, 1),
-            "stopped" if latency is None else fixed(latency, 2),
-            fixed(gain(alone, label, n), 2),
-            fixed(latency / floor if latency and floor else None, 2),
-            fixed(row.get("peak_bytes") or None, 1, 2**-20),
-            fixed(gain(host, label, m), 2),
-            NONE if label == ATTENTION else _from(at, alone, label),
-        ])  # fmt: skip
-    return table
+def _spread(values: Sequence[float | None], name: str) -> str:
+    """The mean over the seeds and half their range."""
+    numbers = [value for value in values if value is not None]
+    if not values:
+        return NONE
+    if len(numbers) < len(values):
+        return "diverged"
+    half = (max(numbers) - min(numbers)) / 2
+    if name.startswith("accuracy"):
+        return fixed(fmean(numbers), 1, 100) + (f" ±{fixed(half, 1, 100)} %" if len(numbers) > 1 else " %")
+    return metric(fmean(numbers), name) + (f" ±{figure(half)}" if len(numbers) > 1 else "")
 
 
-def _accuracy(score: Score) -> str:
-    spread = f" ±{50 * (score.high - score.low):.1f}" if score.runs > 1 else ""
-    return f"{100 * score.mean:.1f}{spread}"
+def _median(values: Sequence[float | None]) -> float | None:
+    numbers = [value for value in values if value is not None]
+    return median(numbers) if numbers else None
 
 
 def _from(at: float | None, alone: dict[str, dict[int, float]], label: str) -> str:
     measured = alone[label]
+    if not measured:
+        return NONE
     if at is None:
         faster = any((gain(alone, label, n) or 0) > 1 for n in measured)
         return f"not at {max(measured):,}" if faster else "never"

@@ -13,16 +13,20 @@ from typing import Any
 
 from polymix.mixers import PomConfig, PomMixer
 from polymix.mixers.registry import ATTENTION, FLOOR
-from polymix.numbers import fixed, listed, percent, plural, two_figures
-from polymix.workflows.verdict import FASTER, OPEN, REPLACE, UNCLEAR, Contender, Speed, Verdict, judge, span
+from polymix.numbers import figure, fixed, listed, metric, plural, two_figures
+from polymix.train.rows import UP
+from polymix.workflows.verdict import FASTER, KEEP, OPEN, REPLACE, UNCLEAR, Contender, Speed, Verdict, judge, span
 
 # Attention's accuracy on the scenes and on the digits, below which it is not trained enough to compare with.
-WELL_TRAINED = {None: 0.9, "digits": 0.95}
+WELL_TRAINED = {"digit scenes": 0.9, "scikit-learn digits": 0.95}
+USUAL = 256  # tokens: the default data have fewer than the models that people have
+LEAST_NOISE = 0.01  # of accuracies, and of other metrics as a share of attention's
+NOISE_OF_ONE_SEED = 0.05  # such a share where nothing says what chance makes
 
 
 @dataclass(frozen=True)
 class Score:
-    """The test accuracy of one mixer over the seeds."""
+    """The headline metric of one mixer over the seeds."""
 
     mean: float
     low: float
@@ -30,11 +34,18 @@ class Score:
     runs: int
 
 
+def headline(content: dict[str, Any]) -> tuple[str, bool]:
+    """The first metric of the rows, and whether more of it is better."""
+    row = content["rows"][0]
+    name = next(iter(row["metrics"]))
+    return name, row["directions"][name] == UP
+
+
 def scores(content: dict[str, Any]) -> dict[str, Score]:
-    """Accuracy by mixer, without those that diverged in any run."""
+    """The headline metric by mixer, without those that diverged in any run."""
     by_mixer = {}
     for mixer in labels(content):
-        runs = [row["accuracy"] for row in content["training"] if row["mixer"] == mixer]
+        runs = [row["metrics"].get(headline(content)[0]) for row in content["rows"] if row["mixer"] == mixer]
         if runs and None not in runs:
             by_mixer[mixer] = Score(mean(runs), min(runs), max(runs), len(runs))
     return by_mixer
@@ -46,12 +57,22 @@ def labels(content: dict[str, Any]) -> list[str]:
 
 
 def noise(content: dict[str, Any]) -> float:
-    """Two standard errors of a difference between accuracies, for this many test images and seeds; at least 0.01."""
+    """The difference in the headline metric that chance alone makes.
+
+    Of accuracies: two standard errors of a difference for this many test images and seeds; at least 0.01. Of other
+    metrics: the widest range over the seeds of a mixer, and at least a hundredth of attention's value; of one seed a
+    twentieth of it. Of other accuracies these are shares of 1.
+    """
     score = scores(content).get(ATTENTION)
     if score is None:
-        return 0.01
+        return LEAST_NOISE
+    whole = 1.0 if headline(content)[0].startswith("accuracy") else abs(score.mean)
+    if content["data"] is None and score.runs == 1:
+        return NOISE_OF_ONE_SEED * whole
+    if content["data"] is None:
+        return max(LEAST_NOISE * whole, *(its.high - its.low for its in scores(content).values()))
     p = min(max(score.mean, 0.5 / content["data"]["test"]), 1 - 0.5 / content["data"]["test"])
-    return max(0.01, 2 * math.sqrt(2 * p * (1 - p) / (content["data"]["test"] * score.runs)))
+    return max(LEAST_NOISE, 2 * math.sqrt(2 * p * (1 - p) / (content["data"]["test"] * score.runs)))
 
 
 def latencies(content: dict[str, Any], scope: str) -> dict[str, dict[int, float]]:
@@ -121,12 +142,22 @@ def speeds(content: dict[str, Any], scope: str) -> dict[str, dict[int, Speed]]:
     return found
 
 
+def timed(content: dict[str, Any]) -> str:
+    """What the verdict is about: the whole model ("host") where it was timed, else the mixers alone."""
+    return "alone" if content["host"]["tokens"] is None else "host"
+
+
 def contenders(content: dict[str, Any]) -> list[Contender]:
-    """The mixers in the whole model, with their accuracy; without the floor, which mixes nothing, and what diverged."""
-    score, margin, speed = scores(content), noise(content), speeds(content, "host")
+    """The mixers with their speed in the whole model, or alone where the model was not timed, and their accuracy.
+
+    Without the floor, which mixes nothing, and what diverged.
+    """
+    score, margin, speed = scores(content), noise(content), speeds(content, timed(content))
     if ATTENTION not in score:
         return []
-    differences = {m: score[m].mean - score[ATTENTION].mean for m in score if m not in (ATTENTION, FLOOR)}
+    sign = 1 if headline(content)[1] else -1
+    others = [m for m in score if m not in (ATTENTION, FLOOR) and m in speed]
+    differences = {m: sign * (score[m].mean - score[ATTENTION].mean) for m in others}
     return [Contender(m, speed[m], (value - margin, value + margin)) for m, value in differences.items()]
 
 
@@ -136,23 +167,40 @@ def good_enough(content: dict[str, Any]) -> list[str]:
 
 
 def answer(content: dict[str, Any]) -> dict[str, Any]:
-    """The verdict: a headline, sentences, and the numbers behind them."""
+    """The verdict: a headline, sentences, and the numbers behind them.
+
+    On your data the headline is about their number of tokens. The default data have 16, which nobody's model has: there
+    it is about the measured lengths from `USUAL` on.
+    """
     host, alone = latencies(content, "host"), latencies(content, "alone")
     own, trained = content["host"]["tokens"], ATTENTION in scores(content)
     candidates = contenders(content)
-    counts = sorted({n for points in host.values() for n in points})
+    counts = sorted({n for points in latencies(content, timed(content)).values() for n in points})
     verdicts = {n: judge(candidates, n, reference=trained) for n in counts}
-    first = judge(candidates, own, f"At your {own:,} tokens", reference=trained)
+    if own is None:
+        own = max(counts, default=0)
+        place = f"By the time of the mixers alone at {own:,} tokens"
+    else:
+        place = f"At your {own:,} tokens"
+    first = judge(candidates, own, place, reference=trained)
+    headline_text = first.sentence
     speed = speeds(content, "alone")
-    sentences = _at_all_lengths(verdicts)
+    what = "it alone" if timed(content) == "alone" else "the whole model"
+    sentences = _at_all_lengths(verdicts, what)
+    usual = {n: its for n, its in verdicts.items() if n >= USUAL}
+    if usual and own < USUAL and content["data"] is not None and content["data"]["name"] in WELL_TRAINED:
+        headline_text, first = _at_lengths(usual, what), usual[max(usual)]
+        name = content["data"]["name"]
+        note = f"Accuracy is that on {name} of {own} tokens; times are those of the same model at each length."
+        sentences.insert(0, note)
     sentences += [
         _alone(alone, speed[row["label"]], row["label"]) + _published(row["config"], content["settings"]["dim"])
         for row in content["mixers"]
-        if row["label"] not in (ATTENTION, FLOOR)
+        if row["label"] not in (ATTENTION, FLOOR) and row["config"]
     ]
-    sentences += _accuracy(content, [it.name for it in candidates if it.accurate])
+    sentences += _accuracy(content)
     return {
-        "headline": first.sentence,
+        "headline": headline_text,
         "sentences": sentences,
         "verdict": first.to_dict(),
         "take": {str(n): its.mixer for n, its in verdicts.items() if its.action == REPLACE},
@@ -166,7 +214,28 @@ def answer(content: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _at_all_lengths(verdicts: dict[int, Verdict]) -> list[str]:
+def _at_lengths(verdicts: dict[int, Verdict], what: str) -> str:
+    """One sentence on several lengths; neighbours with the same answer are named together."""
+    groups: list[list[Verdict]] = []
+    for n in sorted(verdicts):
+        verdict, before = verdicts[n], groups[-1][-1] if groups else None
+        same = before is not None and (before.action, before.action == REPLACE and before.mixer) == (
+            verdict.action, verdict.action == REPLACE and verdict.mixer)  # fmt: skip
+        groups[-1].append(verdict) if same else groups.append([verdict])
+
+    def answered(group: list[Verdict]) -> str:
+        place = f"at {listed(f'{its.tokens:,}' for its in group)} tokens"
+        if group[0].action != REPLACE:
+            return f"{place} {'keep attention' if group[0].action == KEEP else 'the choice is open'}"
+        gains = [its.speed.gain for its in group if its.speed is not None]
+        speed = f"is {listed(map(figure, gains))} times as fast" if all(map(math.isfinite, gains)) else group[-1].speed
+        return f"{place} use {group[0].mixer}: {what} {speed}"
+
+    sentence = "; ".join(map(answered, groups))
+    return f"{sentence[0].upper()}{sentence[1:]}."
+
+
+def _at_all_lengths(verdicts: dict[int, Verdict], what: str) -> list[str]:
     """What holds at the other lengths; nothing where there is none."""
     counts = sorted(verdicts)
     worth = [n for n in counts if verdicts[n].action == REPLACE]
@@ -182,7 +251,7 @@ def _at_all_lengths(verdicts: dict[int, Verdict]) -> list[str]:
         keep = "At all other measured lengths keep attention." if not doubt else f"Elsewhere keep attention.{unsure}"
         return [f"A mixer is worth it only at {listed(f'{n:,}' for n in worth)} tokens. {keep}"]
     top = verdicts[counts[-1]]
-    sentences = [f"For long inputs use {top.mixer}: at {counts[-1]:,} tokens the whole model {top.speed}."]
+    sentences = [f"For long inputs use {top.mixer}: at {counts[-1]:,} tokens {what} {top.speed}."]
     start = next(n for n in counts if all(later in worth for later in counts if later >= n))
     before = [n for n in counts if n < start]
     if not before:
@@ -223,27 +292,41 @@ def _published(config: dict[str, Any], dim: int) -> str:
     return f" By the paper's count of multiplications it would be from {max(1, round(mixer.crossover())):,} tokens on."
 
 
-def _accuracy(content: dict[str, Any], candidates: list[str]) -> list[str]:
+def _accuracy(content: dict[str, Any]) -> list[str]:
     score, chance = scores(content), noise(content)
+    name, more = headline(content)
     if ATTENTION not in score:
         return ["Attention itself diverged in training, so no accuracy can be judged."]
-    reached, images = score[ATTENTION].mean, content["data"]["test"]
-    sentences = [
-        f"Accuracy: attention reaches {percent(reached)}. With {images:,} test images and "
-        f"{plural(score[ATTENTION].runs, 'seed')}, differences below {fixed(chance, 1, 100)} points can be chance."
-    ]
-    below = [m for m in score if m not in (ATTENTION, FLOOR, *candidates)]
-    if below:
-        sentences.append(f"Clearly less accurate than attention: {_listed(below, score)}.")
-    above = [m for m in score if m not in (ATTENTION, FLOOR) and score[m].mean > reached + chance]
-    if above:
-        sentences.append(f"Clearly more accurate than attention: {_listed(above, score)}.")
-    diverged = [m for m in labels(content) if m not in score]
-    if diverged:
+    reached, sign = score[ATTENTION].mean, 1 if more else -1
+    seeds = plural(score[ATTENTION].runs, "seed")
+    if content["data"] is None:
+        direction = "more" if more else "less"
+        first = f"{spelled(name).capitalize()}: attention reaches {metric(reached, name)} ({direction} is better). "
+        if score[ATTENTION].runs > 1:
+            first += f"Over {seeds} differences below {metric(chance, name)} can be chance."
+        else:
+            first += f"One seed does not show what chance does; differences below {metric(chance, name)} are ignored."
+    else:
+        first = (
+            f"Accuracy: attention reaches {metric(reached, name)}. With {content['data']['test']:,} test images and "
+        )
+        first += f"{seeds}, differences below {fixed(chance, 1, 100)} points can be chance."
+    sentences = [first]
+
+    def named(mixers: Sequence[str]) -> str:
+        return ", ".join(f"{mixer} ({metric(score[mixer].mean, name)})" for mixer in mixers)
+
+    others = [m for m in score if m not in (ATTENTION, FLOOR)]
+    if below := [m for m in others if sign * (score[m].mean - reached) < -chance]:
+        sentences.append(f"Clearly less accurate than attention: {named(below)}.")
+    if above := [m for m in others if sign * (score[m].mean - reached) > chance]:
+        sentences.append(f"Clearly more accurate than attention: {named(above)}.")
+    if diverged := [m for m in labels(content) if m not in score]:
         sentences.append(f"Diverged in training (loss became NaN or infinite): {', '.join(diverged)}.")
-    undertrained = reached < WELL_TRAINED.get(content["settings"]["data"], 0.0) or content["settings"]["quick"]
-    if FLOOR in score and score[FLOOR].mean >= reached - chance:
-        sentence = f"A model without any token mixing ({FLOOR}) reaches {percent(score[FLOOR].mean)}. "
+    enough = 0.0 if content["data"] is None else WELL_TRAINED.get(content["data"]["name"], 0.0)
+    undertrained = (more and reached < enough) or content["settings"]["quick"]
+    if FLOOR in score and sign * (score[FLOOR].mean - reached) >= -chance:
+        sentence = f"A model without any token mixing ({FLOOR}) reaches {metric(score[FLOOR].mean, name)}. "
         if undertrained:
             sentence += "So attention has not learned to mix in a run this short."
         else:
@@ -257,5 +340,6 @@ def _accuracy(content: dict[str, Any], candidates: list[str]) -> list[str]:
     return sentences
 
 
-def _listed(mixers: Sequence[str], score: dict[str, Score]) -> str:
-    return ", ".join(f"{m} ({percent(score[m].mean)})" for m in mixers)
+def spelled(name: str) -> str:
+    """The name of a metric in words."""
+    return name.replace("_", " ")

@@ -246,8 +246,7 @@ class Assessment:
     @property
     def _accuracy_change(self) -> tuple[float, float] | None:
         """The range of the accuracy after minus before, one percentage point either way."""
-        known = self.report.accuracy
-        last = next((known[stage] for stage in ("distilled", "imitated", "converted") if stage in known), None)
+        known, last = self.report.accuracy, self.report.result
         if last is None or "before" not in known or self.report.metric != "accuracy":
             return None
         return last - known["before"] - 0.01, last - known["before"] + 0.01
@@ -265,6 +264,15 @@ class Assessment:
         return None if start is None else self.curve[start].factor
 
     @property
+    def finding(self) -> str:
+        """The headline for who uses the model: without advice on how to measure it better."""
+        speed = self.speed
+        if speed is None or speed.outcome in (FASTER, SLOWER, SIMILAR):
+            return self.headline
+        what = f"{fixed(speed.gain, 2)} × as fast" if speed.gain >= 1 else f"{fixed(1 / speed.gain, 2)} × as slow"
+        return f"In a short measurement, which decides nothing, the model was {what} as with attention."
+
+    @property
     def headline(self) -> str:
         """How the model's speed changed, and at which lengths the mixers alone are faster."""
         speed, what = self.speed, "A training step" if self.training else "The model"
@@ -277,7 +285,7 @@ class Assessment:
         else:
             change = f"{what} takes {fixed(1 / speed.gain, 2)} × as long on this input."
         if speed.outcome not in (FASTER, SLOWER, SIMILAR):
-            change = f"{change[:-1]}, but {speed.doubt}: measure again."
+            change = f"{change[:-1]}, but {speed.doubt}: measure for longer, by --seconds."
         if not self.curve:
             return change
         wins = self._wins
@@ -289,6 +297,7 @@ class Assessment:
 
     def __str__(self) -> str:
         lines = [self.headline, "", str(self.report), ""]
+        lines.append("One call with the whole input, MFLOPs as counted:")
         lines.append(f"the model: {_change(self.whole)}")
         for change, group in groupby(self.layers.items(), lambda item: _change(item[1].pair)):
             lines.append(f"{spanned([name for name, _ in group])}: {change}")
@@ -299,8 +308,8 @@ class Assessment:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "headline": self.headline, "training": self.training, "machine": dict(self.machine),
-            "conversion": self.report.to_dict(), "model": self.whole.to_dict(),
+            "headline": self.headline, "finding": self.finding, "training": self.training,
+            "machine": dict(self.machine), "conversion": self.report.to_dict(), "model": self.whole.to_dict(),
             "layers": {k: {"shape": list(c.shape), **c.pair.to_dict()} for k, c in self.layers.items()},
             "lengths": [length._asdict() for length in self.curve], "wins_from": self.wins_from,
             "verdict": self.verdict.to_dict(),
@@ -333,4 +342,4 @@ def _change(pair: Pair) -> str:
     times = [None if timing is None else 1e3 * timing.median for timing in pair.times]
     memory = [None if size is None else size / 2**20 for size in pair.memory]
     flops = [None if count is None else count / 1e6 for count in pair.flops]
-    return f"{arrow(times)} ms, {arrow(memory)} MiB peak, {arrow(flops)} MFLOPs"
+    return f"{arrow(times)} ms, {arrow(memory)} MiB peak beside weights, {arrow(flops)} MFLOPs"

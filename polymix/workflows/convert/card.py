@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from polymix.convert.adapters.libraries import library_of
+from polymix.errors import install_extra
+from polymix.extras import URL
 from polymix.workflows.convert.images import Images, expected_statistics
 from polymix.workflows.convert.inputs import Data
 from polymix.workflows.convert.output import Saver
@@ -21,7 +23,6 @@ from polymix.workflows.convert.sources import Source
 _EXTRAS = {"timm": "vision", "transformers": "text", "diffusers": "diffusion"}
 _LISTED = 20  # classes that the code writes out
 _REPO, _ID = re.compile(r"[\w.-]+/[\w.-]+"), re.compile(r"[\w.-]+(/[\w.-]+)?")
-RESULT = ("trained", "distilled", "imitated", "converted")  # stages whose accuracy the saved model has, the last first
 _UNKNOWN = "unknown"
 _TOKENIZERS = ("tokenizer.json", "vocab.json", "tokenizer.model")
 _LANGUAGE = """import torch
@@ -62,27 +63,28 @@ def metadata(
 def usage(source: Source, host: nn.Module, data: Data | None, inputs: Any, saver: Saver, code: str | None) -> Usage:
     """How to install what the model needs, load it, prepare an input and run it. The folder is written already."""
     library = library_of(type(host)) or ""
-    extra = "text" if saver.language else _EXTRAS.get(library)
-    packages = ["polymix" if extra is None else f'"polymix[{extra}]"']
-    packages += ["torchvision"] if library == "torchvision" else []
+    extra = "text" if saver.language else _EXTRAS.get(library, "")
+    install = f"git clone {URL} && cd polymix && {install_extra(extra)}"
+    install += " torchvision" if library == "torchvision" else ""
     if saver.language:
         told = any((saver.out / name).is_file() for name in _TOKENIZERS)
-        return Usage(f"pip install {' '.join(packages)}", _LANGUAGE + (_GENERATE if told else _LOGITS), [])
+        return Usage(install, _LANGUAGE + (_GENERATE if told else _LOGITS), [])
     names = class_names(host, data)
     load = ["", f'model = polymix.load_pretrained("FOLDER"{", trust=True" if code else ""})  # this folder, downloaded']
     photo = _photo(source, data, inputs)
     if photo is None:
         lines = ["import torch", "", "import polymix", *load, *_random_call(inputs)]
-        return Usage(f"pip install {' '.join(packages)}", "\n".join(lines), names)
+        return Usage(install, "\n".join(lines), names)
     listed = 0 < len(names) <= _LISTED
-    standard = ["import json", "from pathlib import Path", ""] if names and not listed else []
+    standard = [*(["import json"] if names and not listed else []), "from pathlib import Path", ""]
     if names:
         stored = 'json.loads(Path("FOLDER", "config.json").read_text())["metadata"]["classes"]'
         load.append(f"classes = {json.dumps(names, ensure_ascii=False) if listed else stored}")
-    lines = [*standard, "import torch", "from PIL import Image, ImageOps", "", "import polymix", *load, *photo]
+    reader = f"from polymix.train.data.pictures import middle_square, {photo[0]}"
+    lines = [*standard, "import torch", "", "import polymix", reader, *load, *photo[1:]]
     lines += ["with torch.no_grad():", "    output = model(images)", 'logits = getattr(output, "logits", output)']
     lines.append(f"print({'classes[logits.argmax(-1).item()]' if names else 'logits.argmax(-1).item()'})")
-    return Usage(f"pip install {' '.join([*packages, 'pillow'])}", "\n".join(lines), names)
+    return Usage(f"{install} pillow", "\n".join(lines), names)
 
 
 def class_names(host: Any, data: Data | None) -> list[str]:
@@ -108,14 +110,12 @@ def _photo(source: Source, data: Data | None, inputs: Any) -> list[str] | None:
         if known is None or channels != 3:
             return None
         mean, std = ([float(value) for value in part] for part in known)
-    mode, planes = ("L", 1) if grey else ("RGB", 3)
+    read = 'read_grey(Path("photo.jpg"))[None]' if grey else 'read_picture(Path("photo.jpg"))'
     wide = f".expand(-1, {channels}, -1, -1)" if grey and channels > 1 else ""
     return [
+        "read_grey" if grey else "read_picture",
         "",
-        f'photo = Image.open("photo.jpg").convert("{mode}")',
-        f"photo = ImageOps.fit(photo, ({size}, {size}), Image.Resampling.BILINEAR)",
-        "pixels = torch.frombuffer(bytearray(photo.tobytes()), dtype=torch.uint8)",
-        f"pixels = pixels.reshape(1, {size}, {size}, {planes}).permute(0, 3, 1, 2){wide}",
+        f"pixels = middle_square({read}, {size})[None]{wide}",
         f"mean, std = torch.tensor({_row(mean)}), torch.tensor({_row(std)})",
         f"images = (pixels {scale} - mean.reshape(1, -1, 1, 1)) / std.reshape(1, -1, 1, 1)",
     ]

@@ -7,10 +7,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from polymix._io import one_line
 from polymix.convert.adapters.libraries import load_library
 from polymix.convert.saving.files import CONFIG, WEIGHTS
-from polymix.errors import OptionError
+from polymix.errors import OptionError, one_line
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _OF_A_RUN = ("checkpoints/*", ".*", "*.part")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +14,11 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 from polymix.convert.tracing import mode
 from polymix.errors import DataError, OptionError
 from polymix.numbers import figure, percent
-from polymix.tasks.classify import ImageData, find_images, load_digits, load_folder
 from polymix.workflows.convert.inputs import NONE, PIXELS, card_metadata, pixels
 from polymix.workflows.convert.sources import Source
+
+if TYPE_CHECKING:
+    from polymix.train.data.images import ImageData, Samples
 
 DIGITS = "digits"
 _BYTE = 255.0
@@ -24,7 +27,11 @@ _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and deviation
 
 def class_folders(data: str) -> list[str]:
     """The names of the classes, without reading the images."""
-    return [str(digit) for digit in range(10)] if data == DIGITS else list(find_images(Path(data)))
+    if data == DIGITS:
+        return [str(digit) for digit in range(10)]
+    from polymix.train.data.labelled import by_class, find_splits
+
+    return list(by_class(find_splits(Path(data))[0]))
 
 
 class Images:
@@ -38,12 +45,14 @@ class Images:
     learning = NONE
 
     def __init__(self, data: str, source: Source, size: int | None) -> None:
+        from polymix.train.data.images import load_digits, load_folder
+
         model = source.model
         side, other = pixels(model) or (PIXELS, PIXELS)
         if size is None and side != other:
             got = f"None, and {type(model).__name__} takes images of {side} × {other}"
             raise OptionError("--image-size", got, "a size for square images", "For others, call polymix.distill.")
-        self.data: ImageData = load_digits(size or side) if data == DIGITS else load_folder(Path(data), size or side)
+        self.data = load_digits(size or side) if data == DIGITS else load_folder(Path(data), size or side)
         first = next((part for part in model.modules() if isinstance(part, nn.Conv2d)), None)
         self.channels = self.data.channels if first is None else first.in_channels
         if self.data.channels not in (1, self.channels):
@@ -52,7 +61,7 @@ class Images:
                 f"images with {self.channels} channel{'s' * (self.channels != 1)}, which {type(model).__name__} takes"
             )
             raise OptionError("--data", got, allowed, "")
-        self.unit = _BYTE if self.data.train[0].dtype == torch.uint8 else 1.0
+        self.unit = _BYTE if self.data.is_bytes else 1.0
         own = tuple((part / self.unit).flatten().tolist() for part in (self.data.mean, self.data.std))
         mean, std = (expected_statistics(source, self.channels) if self.unit == _BYTE else None) or own
         self.mean, self.std = (torch.tensor(part).reshape(1, -1, 1, 1) for part in (mean, std))
@@ -66,10 +75,10 @@ class Images:
 
     @property
     def size(self) -> str:
-        return f"{len(self.data.train[0]):,} images"
+        return f"{len(self.data.train):,} images"
 
     def sample(self, model: nn.Module, batch: int, device: str) -> Tensor:
-        images = self.inputs(self.data.train[0][:batch]).to(device)
+        images = self.inputs(self.data.train.images[:batch]).to(device)
         self.check_head(model, images)
         return images
 
@@ -80,8 +89,25 @@ class Images:
         wide = images.expand(-1, self.channels, -1, -1).float() / self.unit
         return (wide - self.mean) / self.std
 
-    def loader(self, part: tuple[Tensor, Tensor], batch: int, *, shuffle: bool) -> DataLoader[Any]:
-        return DataLoader(TensorDataset(*part), batch, shuffle=shuffle, collate_fn=self._batch)
+    def as_the_model_knows_them(self, names: Sequence[str] = ()) -> ImageData:
+        """These images with the model's classes in its order, and the mean and deviation that it expects.
+
+        names: of its outputs in order; empty: the classes of the images are the model's.
+        """
+        known = names or [self.data.classes[place] for place in self.order.argsort()]
+        mean, std = ((self.unit * part).flatten().tolist() for part in (self.mean, self.std))
+        return self.data.known_as({
+            "name": self.name, "classes": known, "channels": self.channels, "bytes": self.data.is_bytes,
+            "mean": mean, "std": std,
+        })  # fmt: skip
+
+    @staticmethod
+    def logits(model: nn.Module) -> nn.Module:
+        """The model as a module that returns logits, whatever it wraps them in."""
+        return _Logits(model)
+
+    def loader(self, part: Samples, batch: int, *, shuffle: bool) -> DataLoader[Any]:
+        return DataLoader(TensorDataset(part.images, part.labels), batch, shuffle=shuffle, collate_fn=self._batch)
 
     def _batch(self, rows: list[Any]) -> tuple[Tensor, Tensor]:
         images, labels = default_collate(rows)
@@ -90,7 +116,7 @@ class Images:
     @torch.no_grad()
     def check_head(self, model: nn.Module, images: Tensor) -> None:
         """Raise OptionError unless the model takes these images and has one output per class."""
-        from polymix.tasks.distill.batches import logits_of
+        from polymix.train.distill.batches import logits_of
 
         try:
             with mode(model, False):
@@ -109,7 +135,7 @@ class Images:
     def notes(self) -> list[str]:
         data, scale = self.data, "divided by 255, " if self.unit > 1 else ""
         text = (
-            f"Data: {self.name}, {len(data.train[0]):,} images for training and {len(data.test[0]):,} for the "
+            f"Data: {self.name}, {len(data.train):,} images for training and {len(data.test):,} for the "
             f"accuracy, {data.image_size} × {data.image_size} pixels. Values are {scale}normalised with mean "
             f"{_row(self.mean)} and deviation {_row(self.std)}."
         )
@@ -120,16 +146,29 @@ class Images:
         return [text, *left]
 
     def card(self, title: str, value: float | None) -> dict[str, Any]:
-        data = self.name.replace(" ", "-"), f"{self.name}, {len(self.data.test[0]):,} images held back"
+        data = self.name.replace(" ", "-"), f"{self.name}, {len(self.data.test):,} images held back"
         return card_metadata("image-classification", title, data, self.metric, value)
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "name": self.name, "classes": [self.data.classes[i] for i in self.order.argsort()],
-            "train": len(self.data.train[0]), "test": len(self.data.test[0]), "image_size": self.data.image_size,
+            "train": len(self.data.train), "test": len(self.data.test), "image_size": self.data.image_size,
             "mean": self.mean.flatten().tolist(), "std": self.std.flatten().tolist(), "unit": self.unit,
             "skipped": len(self.data.skipped),
         }  # fmt: skip
+
+
+class _Logits(nn.Module):
+    """A model whose output is its logits."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        from polymix.train.distill.batches import logits_of
+
+        return logits_of(self.model, x)
 
 
 def expected_statistics(source: Source, channels: int) -> tuple[Any, Any] | None:

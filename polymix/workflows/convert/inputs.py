@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from polymix.convert.adapters.libraries import examples_of
+from polymix.convert.context import longest
 from polymix.convert.find import image_size
 from polymix.convert.tracing import mode, run, tensors
 from polymix.errors import OptionError
@@ -20,7 +23,7 @@ TOKENS, PIXELS = 512, 224  # where neither the user nor the model states them
 class Data(Protocol):
     """The user's data, for one model.
 
-    batch: inputs per call, by default. metric: name of the metric in `polymix.tasks.distill.metrics`. learning: options
+    batch: inputs per call, by default. metric: name of the metric in `polymix.train.distill.metrics`. learning: options
     of `polymix.distill` that the data needs.
     """
 
@@ -59,7 +62,10 @@ def card_metadata(task: str, title: str, data: tuple[str, str], metric: str, val
 
 
 def random_input(model: nn.Module, *, batch: int = 1, size: int | None = None, tokens: int | None = None) -> Any:
-    """Random token ids for a text model, random images for any other."""
+    """Random token ids for a text model, random images for one that starts with a convolution of images.
+
+    Models of sound, and of other inputs that transformers knows, get the smallest input that they take.
+    """
     weight = next(model.parameters())
     if reads_text(model):
         if size is not None:
@@ -67,6 +73,13 @@ def random_input(model: nn.Module, *, batch: int = 1, size: int | None = None, t
         return random_tokens(model, batch, tokens, weight.device)
     first = next((part for part in model.modules() if isinstance(part, nn.Conv2d)), None)
     if first is None:
+        for option, value in (("--image-size", size), ("--tokens", tokens)):
+            if value is not None:
+                raise OptionError(option, value, "no such option for a model of neither text nor images", "")
+        for example in examples_of(model):
+            with suppress(OptionError):
+                check_call(model, example)
+                return example
         got = f"{type(model).__name__}, which reads neither text nor images"
         raise OptionError("--model", got, "file.py:function that returns (model, input)", "")
     if tokens is not None:
@@ -107,9 +120,10 @@ def random_tokens(model: Any, batch: int, tokens: int | None, device: torch.devi
 
 def sequence_length(model: Any, tokens: int | None) -> int:
     """`tokens`, or by default 512 or the model's maximum."""
-    most = getattr(model.config, "max_position_embeddings", None) or TOKENS
+    most = longest(model) or TOKENS
     if tokens is not None and tokens > most:
-        raise OptionError("--tokens", tokens, f"at most {most}, the maximum of {type(model).__name__}", "")
+        cure = f"polymix convert --context {tokens} gives a model more."
+        raise OptionError("--tokens", tokens, f"at most {most}, the maximum of {type(model).__name__}", cure)
     return min(TOKENS, most) if tokens is None else tokens
 
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from torch import nn
 
-from polymix._io import write_whole
 from polymix.convert import save_pretrained
 from polymix.convert.saving.files import CONFIG
 from polymix.errors import OptionError
+from polymix.files import write_files, write_whole
 from polymix.workflows.convert.generators import keep_drawing
 from polymix.workflows.convert.inputs import has_language_model
 from polymix.workflows.convert.settings import Settings
@@ -50,15 +49,8 @@ class Saver(NamedTuple):
             from polymix.workflows.convert.language import repackage
 
             whole = repackage(model)
-            self.out.mkdir(parents=True, exist_ok=True)
-            with (
-                quiet(),
-                TemporaryDirectory(dir=self.out, prefix=".model.") as part,
-            ):  # an interrupted run leaves the old files whole
-                whole.save_pretrained(part)
-                for file in Path(part).iterdir():
-                    file.chmod(0o644)
-                    os.replace(file, self.out / file.name)
+            with quiet():  # an interrupted run leaves the old files whole
+                write_files(self.out, whole.save_pretrained)
             return None
         try:
             save_pretrained(model, self.out, metadata=metadata)
@@ -72,14 +64,22 @@ class Saver(NamedTuple):
     def accompany(self, folder: Path | None, model: Any) -> None:
         """Copy the image processor, the tokenizer and how a generator draws from the model's folder."""
         keep_drawing(folder, self.out)
-        files = () if folder is None else (file for pattern in _COMPANIONS for file in folder.glob(pattern))
-        copied = [Path(shutil.copy2(file, self.out)).name for file in files if file.is_file()]
+        found = () if folder is None else (file for pattern in _COMPANIONS for file in folder.glob(pattern))
+        copied = [file.name for file in found if file.is_file()]
+        for name in copied:
+            write_whole(self.out / name, partial(shutil.copyfile, Path(folder or "", name)))
+        if self.settings.context is not None and any(name.startswith(("tokenizer", "vocab")) for name in copied):
+            self._tokenizer_config(model_max_length=self.settings.context)
         if self.language and {"tokenizer.json", "tokenizer.model", "vocab.json"}.intersection(copied):
-            config = self.out / "tokenizer_config.json"
-            content = json.loads(config.read_text("utf-8")) if config.exists() else {}
-            if "tokenizer_class" not in content:
-                kind = _TOKENIZERS[str(model.config.model_type)]
-                write_whole(config, json.dumps({**content, "tokenizer_class": kind}, indent=2) + "\n")
+            self._tokenizer_config({"tokenizer_class": _TOKENIZERS[str(model.config.model_type)]})
+
+    def _tokenizer_config(self, usual: Mapping[str, Any] | None = None, **settings: Any) -> None:
+        """Set values in the tokenizer's config, and the usual ones where it has none."""
+        config = self.out / "tokenizer_config.json"
+        content = json.loads(config.read_text("utf-8")) if config.exists() else {}
+        new = {**content, **{key: value for key, value in (usual or {}).items() if key not in content}, **settings}
+        if new != content:
+            write_whole(config, json.dumps(new, indent=2) + "\n")
 
     def loading(self, code: str | None) -> str:
         """A sentence that says how to load the model."""

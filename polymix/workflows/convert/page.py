@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import polymix
-from polymix._io import RESULTS, write_whole
+from polymix.extras import URL
+from polymix.files import write_whole
 from polymix.numbers import NONE, accuracy_interval, arrow, between, figure, fixed, machine_line, metric, spanned
 from polymix.pages import render
 from polymix.pages.plots import publish
+from polymix.results import RESULTS
 from polymix.workflows.convert.plots import pictures
 
 _STAGES = ("before", "converted", "imitated", "distilled", "trained")
@@ -32,12 +34,12 @@ def write(content: Mapping[str, Any], folder: Path, title: str, card: Mapping[st
         "accuracy": accuracy(content), "mixers": mixers(content), "version": polymix.__version__,
         "notes": content.get("notes", []), "code": content.get("code"), "language": content.get("language", False),
         "metric": content["conversion"].get("metric", "accuracy"), "usage": content.get("usage"),
-        "held_out": (content.get("data") or {}).get("test"), "sources": card,
+        "held_out": (content.get("data") or {}).get("test"), "sources": card, "origins": origins(content),
     }  # fmt: skip
     after = next_commands(content, folder)
     page = render("convert/report.html.j2", **named, pictures=shown, next_commands=after)
     files = [f"{name}.png" for name in shown]
-    card_text = render("convert/card.md.j2", **named, metadata=metadata(content, card), pictures=files)
+    card_text = render("convert/card.md.j2", **named, url=URL, metadata=metadata(content, card), pictures=files)
     write_whole(folder / "README.md", card_text)
     write_whole(folder / "report.html", page)
     write_whole(folder / RESULTS, json.dumps(content, indent=1, allow_nan=False) + "\n")
@@ -55,6 +57,26 @@ def rows(content: Mapping[str, Any]) -> list[list[str]]:
         error = between([layer["error"] for layer in its if layer["error"] is not None])
         found.append([spanned([layer["name"] or "(the model)" for layer in its]), *cells[:2], error, *cells[2:]])
     return found
+
+
+def origins(content: Mapping[str, Any]) -> list[tuple[list[str], list[str]]]:
+    """Where mixers have their weights from, in phrases: once for all layers of which they are true, by name."""
+    alike: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for layer in content["conversion"]["layers"]:
+        if layer["now"] is None:
+            continue
+        phrases = [f"{key} ← {' · '.join(sources) or 'zero'}" for key, sources in layer["inherited"].items()]
+        phrases += [f"new: {', '.join(layer['fresh'])}"] if layer["fresh"] else []
+        for reason in dict.fromkeys(layer["dropped"].values()):
+            keys = [key for key, why in layer["dropped"].items() if why == reason]
+            phrases.append(f"dropped: {', '.join(keys)} ({reason})")
+        alike.setdefault(tuple(phrases), []).append(layer)
+    rows = []
+    for shared, layers in alike.items():
+        factors = [layer["scale"] for layer in layers if layer["scale"] is not None]
+        scaled = [f"output multiplied by {between(factors)}"] if factors else []
+        rows.append(([layer["name"] or "(the model)" for layer in layers], [*shared, *scaled]))
+    return rows
 
 
 def _cells(layer: Mapping[str, Any], content: Mapping[str, Any]) -> list[str]:
@@ -84,24 +106,45 @@ def accuracy(content: Mapping[str, Any]) -> list[tuple[str, str]]:
     count = (content.get("data") or {}).get("test") if kind == "accuracy" else None
     told = {name: metric(x, kind) + nats.get(name, "") for name, x in given.items()}
     told |= {name: accuracy_interval(x, count) for name, x in given.items() if count}
-    return [(name, told[name]) for name in (*_STAGES, *(set(given) - set(_STAGES))) if name in given]
+    names = [name for name in (*_STAGES, *(set(given) - set(_STAGES))) if name in given]
+    kept = content["conversion"].get("kept")
+    mark = kept if kept != next((name for name in reversed(_STAGES) if name in given), None) else None
+    return [(f"{name} (this model)" if name == mark else name, told[name]) for name in names]
 
 
 def next_commands(content: Mapping[str, Any], folder: Path) -> list[tuple[str, str]]:
     """What to run next, and why."""
     commands = []
     settings, generator = content.get("settings") or {}, content.get("generator", False)
-    if settings and not any(stage in content["conversion"]["accuracy"] for stage in _STAGES[2:]):
-        command = (
-            f"polymix convert --model {shlex.quote(str(settings['model']))} --plan {shlex.quote(settings['plan'])}"
+    given, worse = content["conversion"]["accuracy"], content.get("worse", False)
+    if settings and worse and "distilled" in given:
+        from polymix.train.distill import LEARNING_RATE
+
+        helped = content["conversion"].get("kept") == "distilled"
+        rate = (settings.get("learning_rate") or LEARNING_RATE) / (1 if helped else 4)
+        changes = f"--distill-epochs {max(10, 2 * settings['distill_epochs'])} --learning-rate {rate:g}"
+        command = f"{_convert(settings)} --data {shlex.quote(str(settings['data']))} {changes}"
+        why = (
+            f"The model is worse than the original. Train for longer{'' if helped else ', at a lower rate'}, with the "
         )
+        commands.append((f"{why}other options as before:", f"{command} --out {shlex.quote(folder.name)}-longer"))
+    if settings and not any(stage in content["conversion"]["accuracy"] for stage in _STAGES[2:]):
+        command = _convert(settings)
         command += "" if content.get("trained", True) else " --weights FILE"
         data, what = ("noise", "Train them") if generator else ("FOLDER", "Recover the accuracy on your own data")
         command += f" --data {data} --distill-epochs 10 --out {shlex.quote(folder.name)}-distilled"
         commands.append((f"The mixers are untrained. {what}:", command))
-    compare = "polymix compare --task images --data FOLDER" if generator else "polymix compare --data FOLDER"
-    commands.append(("Compare the mixers on your own images:", compare))
+    task, what = (
+        ("generation", "images") if generator else ("text", "text") if content.get("language") else ("", "images")
+    )
+    option = f" --task {task}" if task else ""
+    commands.append((f"Compare the mixers on your own {what}:", f"polymix compare{option} --data FOLDER"))
     return commands
+
+
+def _convert(settings: Mapping[str, Any]) -> str:
+    """The command of a conversion, as far as its model and plan go."""
+    return f"polymix convert --model {shlex.quote(str(settings['model']))} --plan {shlex.quote(settings['plan'])}"
 
 
 def mixers(content: Mapping[str, Any]) -> dict[str, int]:

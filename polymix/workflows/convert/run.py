@@ -9,28 +9,31 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch import nn
 
-from polymix._io import RESULTS, Progress, Results, check_folder
 from polymix.convert import ConversionReport, convert
+from polymix.convert.context import Extension, extended
 from polymix.convert.plan import KEEP
 from polymix.errors import OptionError, PolymixError, ResultsError
+from polymix.files import output_folder
 from polymix.mixers.spec import mixer_config
 from polymix.numbers import plural
+from polymix.results import RESULTS, Progress, Results
 from polymix.workflows.convert.assessment import assess
-from polymix.workflows.convert.card import RESULT, class_names, metadata, usage
+from polymix.workflows.convert.card import class_names, metadata, usage
+from polymix.workflows.convert.content import ConvertContent
 from polymix.workflows.convert.generators import generates
 from polymix.workflows.convert.hub import push_to_hub
 from polymix.workflows.convert.images import Images, class_folders
-from polymix.workflows.convert.inputs import Data, check_call, random_input, reads_text
-from polymix.workflows.convert.noise import Noise, noise_input
+from polymix.workflows.convert.inputs import Data, reads_text
+from polymix.workflows.convert.noise import Noise, own_input
 from polymix.workflows.convert.output import Saver
 from polymix.workflows.convert.settings import NOISE, PRECISION, RECOMMEND, Settings
 from polymix.workflows.convert.sources import SIZES, Source, load_model, refit
 from polymix.workflows.recommend import recommend
 
 CHECKPOINTS = "checkpoints"  # folder in --out while a run is not finished
+FROM_SCRATCH = 5e-4  # the learning rate of weights that are not trained yet
 FRESH = "No weights were given: this is the architecture with untrained weights."
 
 
@@ -52,12 +55,21 @@ def run(
         Paragraphs about the result, to print.
     """
     plan: Any = settings.check()
+    with output_folder(out):
+        paragraphs = _run(settings, plan, out, resume, say, progress)
+    return [*paragraphs, *_pushed(settings, out)]
+
+
+def _run(
+    settings: Settings, plan: Any, out: Path, resume: bool, say: Callable[[str], None], progress: Progress | None
+) -> list[str]:
     before = earlier_run(out, settings.to_dict(), resume=resume)
     if before is not None and before["finished"]:
-        return [before["headline"], f"This run is finished. {out} was not changed.", *_pushed(settings, out)]
+        return [before["headline"], f"This run is finished. {out} was not changed."]
     torch.manual_seed(settings.seed)
     source = _load(settings)
     host = source.model.to(settings.device).eval()
+    longer = None if settings.context is None else extended(host, settings.context, settings.positions, "--context")
     saver = Saver.of(host, settings, out)
     data = None if settings.data is None else _open_data(settings, source)
     inputs = _inputs(settings, source, host, data)
@@ -68,15 +80,16 @@ def run(
     torch.manual_seed(settings.seed)
     report = convert(
         host, plan, mixer=settings.filling, input=inputs, init=settings.init, windows=settings.windows,
-        positions=settings.positions, match=settings.match,
-        multi_scale=settings.multi_scale,
+        positions=settings.positions if longer is None else None, match=settings.match,
+        multi_scale=settings.multi_scale, drop=settings.dropped,
     )  # fmt: skip
+    report.context = longer
     if not report.adapters:
         raise OptionError(
             "--plan", f"{settings.plan}, which keeps all attention", "a plan that replaces some of it", ""
         )
     if settings.lora is not None:
-        from polymix.tasks.distill.lora import matrices
+        from polymix.train.distill.lora import matrices
 
         matrices(report.adapters, settings.lora, "--lora")
     with _nothing_left(out, keep=before is not None):
@@ -88,24 +101,29 @@ def run(
         report.model.eval()
         say("Measuring.")
         measured = assess(report, inputs, seconds=settings.seconds, lengths=settings.lengths)
-    notes = _notes(settings, source, data, code)
+    notes = [*([report.worse] if report.worse else []), *_notes(settings, source, data, code, longer)]
     about = {**results.content, "data": None if data is None else data.to_dict(), "notes": notes, "code": code}
     names = class_names(host, data)
-    saver.save(report.model, {**measured.to_dict(), "data": about["data"], "notes": notes, "classes": names})
+    # No times, which results.json has: equal runs save equal files.
+    saver.save(report.model, {**report.to_dict(), "data": about["data"], "notes": notes, "classes": names})
     saver.accompany(source.folder, host)
     name = Path(settings.model).name
     title = f"{name} with {' and '.join(dict.fromkeys(layer.now for layer in report.layers if layer.now))}"
-    about |= {"finished": True, "trained": source.trained, "language": saver.language, "generator": generates(host)}
+    about |= {
+        "worse": report.worse is not None,
+        "finished": True,
+        "trained": source.trained,
+        "language": saver.language,
+        "generator": generates(host),
+    }
     about["usage"] = usage(source, host, data, inputs, saver, code)._asdict()
-    last = next((report.accuracy[stage] for stage in RESULT if stage in report.accuracy), None)
-    card = metadata(settings, source, data, title, last, saver)
+    card = metadata(settings, source, data, title, report.result, saver)
     measured.write(out, title=title, card=card, about=about)
     shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
     return [
         str(measured),
         *notes,
         f"The model, report.html and README.md (the model card) are in {out}. {saver.loading(code)}",
-        *_pushed(settings, out),
     ]
 
 
@@ -150,17 +168,14 @@ def _count(settings: Settings) -> int:
 @contextmanager
 def _nothing_left(out: Path, *, keep: bool) -> Iterator[None]:
     """Remove what this run has written to `out` if it is refused before its first checkpoint."""
-    existed = out.is_dir()
-    held = {path.name for path in out.iterdir()} if existed else set()
+    held = {path.name for path in out.iterdir()}
     try:
         yield
     except PolymixError:
         if not keep and not any((out / CHECKPOINTS).rglob("*.ckpt")):
-            for path in out.iterdir() if out.is_dir() else ():
+            for path in out.iterdir():
                 if path.name not in held:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
-            if not existed and out.is_dir():
-                out.rmdir()
         raise
 
 
@@ -190,20 +205,7 @@ def _inputs(settings: Settings, source: Source, host: nn.Module, data: Data | No
     """The input to calibrate and measure with: of the user's data, the one that came with the model, or random."""
     if data is not None:
         return data.sample(host, settings.batch or data.batch, settings.device)
-    if source.input is None:
-        if generates(host):
-            if settings.tokens is not None:
-                raise OptionError("--tokens", settings.tokens, "no tokens for a generator", "Pass --image-size.")
-            return noise_input(host, source, settings.batch or 1, settings.image_size)
-        inputs = random_input(host, batch=settings.batch or 1, size=settings.image_size, tokens=settings.tokens)
-    else:
-        inputs = tree_map_only(Tensor, lambda t: t.to(settings.device), source.input)
-        for name in ("batch", "image_size", "tokens"):
-            if getattr(settings, name) is not None:
-                option = "--" + name.replace("_", "-")
-                raise OptionError(option, getattr(settings, name), "no such option: the function returns the input", "")
-    check_call(host, inputs)
-    return inputs
+    return own_input(host, source, settings.batch, settings.image_size, settings.length)
 
 
 def _recommended(
@@ -230,7 +232,7 @@ def _learn(
 
     The accuracy of untrained weights is not measured: it says nothing about the conversion.
     """
-    from polymix.tasks.distill import distill, fit_head, metrics
+    from polymix.train.distill import LEARNING_RATE, distill, fit_head, metrics
 
     imitate, tune = settings.epochs
     train, held_back = data.loaders(settings.batch or data.batch)
@@ -246,15 +248,30 @@ def _learn(
     if source.trained or tune:
         distill(
             report, train, val=held_back, metric=getattr(metrics, data.metric), imitate_epochs=imitate, epochs=tune,
+            learning_rate=settings.learning_rate or (FROM_SCRATCH if settings.from_scratch else LEARNING_RATE),
             teacher=0.0 if settings.from_scratch else 1.0, out=folder, resume=resume, device=settings.device,
-            precision=PRECISION[settings.precision], lora=settings.lora, seed=settings.seed, progress=progress, say=say,
-            **data.learning,
+            precision=PRECISION[settings.precision], lora=settings.lora, progressive=settings.progressive,
+            seed=settings.seed,
+            piece=_piece(report, settings), progress=progress, say=say, **data.learning,
         )  # fmt: skip
     if not source.trained:
-        report.accuracy = {"trained": report.accuracy["distilled"]} if tune else {}
+        report.accuracy = {"trained": report.accuracy[report.kept or "distilled"]} if tune else {}
+        report.kept = None
 
 
-def _notes(settings: Settings, source: Source, data: Data | None, code: str | None) -> list[str]:
+def _piece(report: ConversionReport, settings: Settings) -> int | None:
+    """The tokens to learn at a time: as many as the model took before, if its mixers carry a state further."""
+    longer, (_, tune) = report.context, settings.epochs
+    if longer is None or not tune or (settings.length or 0) <= longer.before:
+        return None
+    mixers = [adapter.mixer for adapter in report.adapters.values() if adapter.causal]
+    recurrent = len(mixers) == len(report.adapters) and all(mixer.capabilities.recurrent for mixer in mixers)
+    return longer.before if recurrent else None
+
+
+def _notes(
+    settings: Settings, source: Source, data: Data | None, code: str | None, longer: Extension | None
+) -> list[str]:
     """Sentences about the model for report and card. code: the user code that builds the model, if any."""
     imitate, tune = settings.epochs
     notes = [] if source.trained else [FRESH]
@@ -268,11 +285,15 @@ def _notes(settings: Settings, source: Source, data: Data | None, code: str | No
             f"{'' if isinstance(data, Noise) else 'labels and from '}the original "
             f"model{'' if settings.lora is None else ' (LoRA, merged afterwards)'}."
         )
+        if settings.progressive is not None:
+            every = plural(settings.progressive, "step")
+            notes[-1] += f" The layers got their mixers one by one, the last first, every {every}."
     elif source.trained:
         notes.append(
             "The mixers have not been trained since they replaced attention. Distil the model before you use it."
         )
     notes += [str(source.loaded)] if str(source.loaded) else []
+    notes += [] if longer is None else [str(longer)]
     if source.loaded.new_head:
         fitted = "It was fitted to the training images by logistic regression on the original model's features."
         notes[-1] += f" {'Train it: its outputs mean nothing yet.' if data is None else fitted}"
@@ -293,19 +314,17 @@ def _notes(settings: Settings, source: Source, data: Data | None, code: str | No
 class ConvertResults(Results):
     """results.json of a conversion: the settings, the plan, the data, and at the end the measurements."""
 
-    schema: ClassVar[str] = "polymix.convert/1"
+    kind: ClassVar[Any] = ConvertContent
     command: ClassVar[str] = "polymix convert"
-    parts: ClassVar[Mapping[str, Any]] = {"plan": None}
 
 
 def earlier_run(folder: Path, settings: Mapping[str, Any], *, resume: bool) -> dict[str, Any] | None:
     """The results of the run to continue in `folder`; None where the folder is empty or missing.
 
     Raises:
-        OptionError, ResultsError: the folder holds other files, a run while `resume` is off, or a run with other
+        ResultsError: the folder holds other files, a run while `resume` is off, or a run with other
             settings.
     """
-    check_folder(folder)
     held = sorted(path.name for path in folder.iterdir() if path.name[0] != ".") if folder.is_dir() else []
     if not held:
         return None
@@ -314,4 +333,8 @@ def earlier_run(folder: Path, settings: Mapping[str, Any], *, resume: bool) -> d
         cure = "Choose another folder; nothing is overwritten."
         raise ResultsError("--out", got, "an empty folder or a new name", cure)
     machine = ConvertResults.load(folder / RESULTS)["machine"]  # any machine: the model does not depend on it
-    return ConvertResults.open(folder, settings, machine, resume=resume).content
+    content: dict[str, Any] = ConvertResults.open(folder, settings, machine, resume=resume).content
+    if content["finished"] and "headline" not in content:
+        got = f"{folder / RESULTS}, by which the run is finished and has no result"
+        raise ResultsError("--resume", got, "results as polymix convert wrote them", "Choose another --out.")
+    return content

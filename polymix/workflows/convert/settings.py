@@ -7,9 +7,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from polymix._io import check_device
+from polymix.convert.context import EXTENSIONS
+from polymix.convert.drops import DROPS
 from polymix.convert.plan import KEEP, config_of, parse_plan, pattern_of, resolve
 from polymix.convert.positions import POSITIONS
+from polymix.devices import check_device
 from polymix.errors import OptionError, check_choice, check_int, check_number, check_seed
 from polymix.limits import LONGEST, check_memory
 from polymix.workflows.convert.hub import check_repo
@@ -39,17 +41,21 @@ class Settings:
     data: str | None = None
     image_size: int | None = None
     tokens: int | None = None
+    context: int | None = None
     batch: int | None = None
     distill_epochs: int = 0
     imitate_epochs: int | None = None
+    learning_rate: float | None = None
     from_scratch: bool = False
     precision: str = "float32"
     lora: int | None = None
+    progressive: int | None = None
     init: str = "inherit"
     windows: str = "keep"
     positions: str | None = None
     match: str | None = None
     multi_scale: bool = True
+    drop: str = ""
     keep_host: bool = False
     device: str = "cpu"
     seed: int = 0
@@ -64,16 +70,24 @@ class Settings:
         """Check everything that needs no model; return the plan."""
         for name, low in (
             ("image_size", 1), ("tokens", 1), ("batch", 1), ("imitate_epochs", 0), ("classes", 2), ("lora", 1),
+            ("progressive", 1),
         ):  # fmt: skip
             if getattr(self, name) is not None:
                 check_int("--" + name.replace("_", "-"), getattr(self, name), low)
         check_int("--distill-epochs", self.distill_epochs, 0)
+        if self.learning_rate is not None:
+            check_number("--learning-rate", self.learning_rate, 1e-12, 1e9, "a number above 0", 1e-4)
         check_seed("--seed", self.seed)
         check_choice("--init", self.init, ("inherit", "fresh"))
         check_choice("--windows", self.windows, ("keep", "merge"))
         check_choice("--match", self.match, (None, "parameters"))
-        check_choice("--positions", self.positions, (None, *POSITIONS))
+        check_choice("--positions", self.positions, (None, *(POSITIONS if self.context is None else EXTENSIONS)))
+        if self.context is not None and self.tokens is not None and self.tokens > self.context:
+            got = f"{self.tokens:,} with --context {self.context}"
+            raise OptionError("--tokens", got, "at most the context", "Leave it out: it is the context then.")
         check_choice("--multi-scale", self.multi_scale, (True, False))
+        for name in self.dropped:
+            check_choice("--drop", name, tuple(DROPS))
         check_choice("--keep-host", self.keep_host, (True, False))
         check_device(self.device, "--device")
         check_number("--seconds", self.seconds, 1e-6, 1e9, "a number above 0", 20)
@@ -83,7 +97,8 @@ class Settings:
         size, batch = self.image_size or 1, self.batch or 1
         check_memory("--image-size, --batch", f"{batch:,} images of {size:,} × {size:,} pixels", 12 * batch * size**2)
         check_int("--tokens", self.tokens or 1, 1, LONGEST)
-        check_memory("--tokens, --batch", f"{batch:,} × {self.tokens or 1:,} tokens", 8 * batch * (self.tokens or 1))
+        check_int("--context", self.context or 1, 1, LONGEST)
+        check_memory("--tokens, --batch", f"{batch:,} × {self.length or 1:,} tokens", 8 * batch * (self.length or 1))
         self._check_training()
         self._check_card()
         if self.mixer is not None and not pattern_of(self.plan):
@@ -111,14 +126,19 @@ class Settings:
             ("--precision", PRECISION[self.precision] != "float32", trains),
             ("--from-scratch", self.from_scratch, self.distill_epochs > 0),
             ("--lora", self.lora is not None, self.distill_epochs > 0),
+            ("--progressive", self.progressive is not None, self.distill_epochs > 0),
+            ("--learning-rate", self.learning_rate is not None, self.distill_epochs > 0),
         ):  # fmt: skip
             if given and not needed:
                 raise OptionError(option, "it without training", "--distill-epochs of at least 1", "Or leave it out.")
         if self.from_scratch and self.data == NOISE:
             got = f"it with --data {NOISE}, which only the original model labels"
-            raise OptionError("--from-scratch", got, "a generator with trained weights", "Use polymix train images.")
-        if self.from_scratch and (self.imitate_epochs or self.lora is not None):
-            option = "--imitate-epochs" if self.imitate_epochs else "--lora"
+            raise OptionError(
+                "--from-scratch", got, "a generator with trained weights", "Use polymix train generation."
+            )
+        without = ("imitate_epochs", "lora", "progressive")
+        if self.from_scratch and (name := next((name for name in without if getattr(self, name)), None)):
+            option = "--" + name.replace("_", "-")
             got = f"{option} with --from-scratch, and an untrained model has nothing to imitate or to keep"
             raise OptionError(option, got, "one of the two", f"Leave {option} out.")
 
@@ -131,6 +151,16 @@ class Settings:
                 raise OptionError(option, repr(text), f"an id of the Hugging Face Hub, such as {example}", "")
         if self.push_to_hub is not None:
             check_repo(self.push_to_hub, "--push-to-hub")
+
+    @property
+    def length(self) -> int | None:
+        """The tokens of a sequence that the model is trained and measured on; None: as the model states."""
+        return self.context if self.tokens is None else self.tokens
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """The parts of attention that may be lost."""
+        return tuple(name.strip() for name in self.drop.split(",") if name.strip())
 
     @property
     def filling(self) -> str:

@@ -10,14 +10,20 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from polymix._io import call_function, one_line, read_json
 from polymix.convert import Adapter, load_pretrained
-from polymix.convert.adapters.libraries import LIBRARIES, library_of, load_library, local_files
+from polymix.convert.adapters.libraries import (
+    LIBRARIES,
+    holds_weights,
+    library_of,
+    load_library,
+    load_whole,
+    local_files,
+)
 from polymix.convert.model_recipes import decode
 from polymix.convert.weights import LoadedWeights, fill, head_of, read_state, saved_classes
-from polymix.errors import OptionError, PolymixError, nearest_first
+from polymix.errors import OptionError, PolymixError, ResultsError, nearest_first, one_line
+from polymix.files import call_function, read_json
 from polymix.limits import bounded, check_counts, check_model
-from polymix.models import Diffusion, Flow
 from polymix.workflows.convert.generators import load_generator
 from polymix.workflows.convert.inputs import patch_size, pixels, reads_text
 
@@ -40,7 +46,18 @@ class Source(NamedTuple):
     folder: Path | None = None
     unused: tuple[str, ...] = ()
     loaded: LoadedWeights = LoadedWeights()
-    process: Flow | Diffusion | None = None
+    process: Any = None  # a Flow or a Diffusion
+
+    def with_weights(self, argument: str) -> Source:
+        """This model, unless it came from a folder without weights: it would be used as if it were trained.
+
+        Raises:
+            ResultsError: there are none. `argument` named the folder.
+        """
+        if self.folder is not None and not self.trained:
+            raise ResultsError(argument, f"{self.folder}, which holds no weights", "a folder with the model's weights",
+                               "Fetch the whole folder: config.json alone is an architecture.")  # fmt: skip
+        return self
 
 
 def load_model(
@@ -176,7 +193,7 @@ def _folder(folder: Path, trust: bool) -> Source:
             )
     if content.get("library_name") == "polymix":
         return Source(load_pretrained(folder, trust=trust))
-    kept = any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin"))
+    kept = holds_weights(folder)
     try:
         if architecture is not None:
             return _timm(folder, content.get("num_classes"), kept)
@@ -214,20 +231,8 @@ def _transformers(folder: Path, architecture: str, kept: bool) -> Source:
         if not kept:
             with bounded("--model", str(folder)):
                 return Source(kind(config), trained=False)
-        model, found = kind.from_pretrained(
-            folder,
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-        )
-    lost = sorted(found["missing_keys"]) + [f"{key} of another shape" for key, *_ in found["mismatched_keys"]]
-    if lost:
-        got = f"{folder}, which lacks {len(lost)} of them, such as {lost[0]}"
-        raise OptionError(
-            "--model", got, f"all weights of {architecture}", "Save the model again with save_pretrained."
-        )
-    return Source(model, unused=tuple(sorted(found["unexpected_keys"])))
+        model, unused = load_whole(kind, folder, "--model")
+    return Source(model, unused=unused)
 
 
 def build_by_name(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -13,11 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from polymix.errors import DataError, OptionError, PolymixError
-from polymix.tasks.distill.batches import foretells
-from polymix.tasks.text.data import TextData, load
-from polymix.tasks.text.recipe import TextRecipe
-from polymix.tasks.text.tokens import Tokens
-from polymix.workflows.convert.inputs import NONE, card_metadata, check_call, sequence_length
+from polymix.workflows.convert.inputs import card_metadata, check_call, sequence_length
 from polymix.workflows.convert.settings import Settings
 from polymix.workflows.convert.sources import Source
 
@@ -33,9 +30,12 @@ class Text:
     """
 
     batch, metric = 4, "perplexity"
-    learning = NONE
+    learning: Mapping[str, Any]
 
     def __init__(self, data: str, source: Source, settings: Settings) -> None:
+        from polymix.train.distill.batches import foretells
+
+        self.learning = {"forward": _next_tokens}
         model: Any = source.model
         if not foretells(model, {}):
             got = f"text for {type(model).__name__}, which does not predict the next token"
@@ -46,7 +46,7 @@ class Text:
             got = f"{settings.model}, which has no tokenizer for {data}"
             cure = "Save it there with tokenizer.save_pretrained(FOLDER), or call polymix.distill with your batches."
             raise OptionError("--model", got, f"a folder with one of {', '.join(_TOKENIZERS)}", cure)
-        self.data, self.tokens = Path(data), sequence_length(model, settings.tokens)
+        self.data, self.tokens = Path(data), sequence_length(model, settings.length)
         folder = Path(mkdtemp(prefix="polymix-text-"))  # tokens are read from there
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self.text = _prepared(self.data, source.folder, self.tokens, folder / "text")
@@ -56,16 +56,16 @@ class Text:
             except DataError as error:
                 got = f"a tokenizer with {self.text.vocab} tokens for an embedding of {model.config.vocab_size}"
                 raise OptionError("--model", got, "the model's own tokenizer", "Put it in the folder.") from error
-        size = min(self.tokens, len(self.text.val))
+        size = min(self.tokens, len(self.text.val) - 1)
         self.train = Windows(self.text.train, self.tokens)
-        self.test = Windows(self.text.val.part(0, min(len(self.text.val), max(size, HELD_BACK))), size)
+        self.test = Windows(self.text.val.part(0, min(len(self.text.val), max(size, HELD_BACK) + 1)), size)
 
     @property
     def size(self) -> str:
         return f"{len(self.train):,} windows of {self.tokens:,} tokens"
 
     def sample(self, model: nn.Module, batch: int, device: str) -> dict[str, Tensor]:
-        first = torch.stack([self.train[i] for i in range(min(batch, len(self.train)))])
+        first = torch.stack([self.train[i][:-1] for i in range(min(batch, len(self.train)))])
         inputs = {"input_ids": first.to(device)}
         check_call(model, inputs)
         return inputs
@@ -95,26 +95,37 @@ class Text:
 
 
 class Windows(Dataset[Tensor]):
-    """Tokens cut into windows of `size`; a shorter rest at the end is left out."""
+    """Tokens in windows of `size` and the one that follows, each token a target once; a shorter rest is left out."""
 
-    def __init__(self, tokens: Tokens, size: int) -> None:
+    def __init__(self, tokens: Any, size: int) -> None:
         self.tokens, self.size = tokens, size
 
     def __len__(self) -> int:
-        return len(self.tokens) // self.size
+        return (len(self.tokens) - 1) // self.size
 
     def __getitem__(self, place: int) -> Tensor:
-        return self.tokens[place * self.size : (place + 1) * self.size]
+        window: Tensor = self.tokens[place * self.size : (place + 1) * self.size + 1]
+        return window
 
 
 def _together(rows: list[Tensor]) -> dict[str, Tensor]:
     ids = torch.stack(rows)
-    return {"input_ids": ids, "labels": ids}
+    return {"input_ids": ids[:, :-1], "labels": ids[:, 1:]}
 
 
-def _prepared(data: Path, tokenizer: Path, tokens: int, folder: Path) -> TextData:
+def _next_tokens(model: nn.Module, batch: Any) -> Tensor:
+    """The logits of the next tokens, which are the labels here: `polymix.distill` need not shift them."""
+    from polymix.train.distill.batches import logits_of
+
+    return logits_of(model, batch)
+
+
+def _prepared(data: Path, tokenizer: Path, tokens: int, folder: Path) -> Any:
+    """The data of the domain of text, in tokens of a folder's tokenizer."""
+    from polymix.train.registry import task_of
+
     try:
-        return load(TextRecipe(data=str(data), tokenizer=str(tokenizer), context=tokens), folder)
+        return task_of("text", data=str(data), tokenizer=str(tokenizer), context=tokens).load(folder)
     except PolymixError as error:
         option = _OPTIONS.get(error.argument, "--data")
         raise type(error)(option, error.got, error.allowed, error.cure) from error

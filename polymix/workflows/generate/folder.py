@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 import polymix.models.language  # noqa: F401  # first: it cures torchvision, and registers our classes
-from polymix._io import DTYPES, one_line, read_json
 from polymix.convert import load_pretrained
-from polymix.convert.adapters.libraries import local_files
-from polymix.errors import DataError, OptionError, PolymixError, check_choice
+from polymix.convert.adapters.libraries import load_whole, local_files
+from polymix.devices import DTYPES
+from polymix.errors import DataError, OptionError, PolymixError, check_choice, one_line
 from polymix.export.language import FOLDER as TOKENIZER
+from polymix.files import read_json
 from polymix.limits import check_counts, check_model
 
 from polymix.workflows.generate.exported import is_export, load_exported  # isort: skip
@@ -33,7 +34,8 @@ def load(folder: str | Path, *, device: str = "cpu", dtype: str | None = None, t
         dtype: None: as the weights were saved.
         trust: run code that the folder names.
     Raises:
-        DataError: there is no such model, or no tokenizer. OptionError: a wrong `dtype`, or `trust` is needed.
+        DataError: there is no such model, or no tokenizer. ResultsError: weights are missing. OptionError: a wrong
+            `dtype`, or `trust` is needed.
     """
     folder = Path(folder)
     check_choice("dtype", dtype, (None, *DTYPES))
@@ -65,9 +67,7 @@ def load(folder: str | Path, *, device: str = "cpu", dtype: str | None = None, t
                 config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust)
                 build = partial(AutoModelForCausalLM.from_config, copy.deepcopy(config), trust_remote_code=trust)
                 check_model(build, "folder", str(folder), "Use a smaller model.")
-                model = AutoModelForCausalLM.from_pretrained(
-                    folder, local_files_only=True, dtype=wanted or "auto", trust_remote_code=trust
-                )
+            model, _ = load_whole(AutoModelForCausalLM, folder, "folder", trust=trust, dtype=wanted or "auto")
             model.to(device)
     except PolymixError as error:
         if error.argument in ("trust", "device", "dtype", "folder") or str(folder) in str(error):

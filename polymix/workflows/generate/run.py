@@ -6,19 +6,30 @@ import copy
 import math
 import os
 import sys
-import time
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from polymix._io import check_device, one_line
 from polymix.compat import cure_torchvision
-from polymix.errors import DataError, OptionError, PolymixError, ShapeError, check_int, check_number, check_seed
+from polymix.convert.context import learned_positions, longest
+from polymix.devices import check_device
+from polymix.errors import (
+    DataError,
+    OptionError,
+    PolymixError,
+    ShapeError,
+    check_int,
+    check_number,
+    check_seed,
+    one_line,
+)
 from polymix.limits import LONGEST
+from polymix.measure import Stopwatch
 from polymix.measure.timing import out_of_memory
 
 cure_torchvision()  # before transformers, which imports it
@@ -99,7 +110,7 @@ def command(
     if threads:
         torch.set_num_threads(threads)
     model, tokenizer = load(folder, device=device, dtype=dtype, trust=trust)
-    prompts = read_prompts(lines) if prompt is None else [prompt]
+    prompts = [unicodedata.normalize("NFC", text) for text in (read_prompts(lines) if prompt is None else [prompt])]
     clock = Clock()
     together = 1 if isinstance(model, ExportedLanguageModel) else AT_ONCE  # its graphs take no padding
     try:
@@ -137,13 +148,15 @@ class Clock:
     """Times tokens, as a stopping criterion that never stops. `first`, `rest`: seconds, over `starts` calls."""
 
     def __init__(self) -> None:
-        self.starts, self.first, self.rest, self.steps, self.at, self.fresh = 0, 0.0, 0.0, 0, 0.0, False
+        self.starts, self.first, self.rest, self.steps, self.fresh = 0, 0.0, 0.0, 0, False
+        self.watch = Stopwatch()
 
     def start(self) -> None:
-        self.starts, self.at, self.fresh = self.starts + 1, time.perf_counter(), True
+        self.starts, self.fresh = self.starts + 1, True
+        self.watch.restart()
 
     def __call__(self, ids: Tensor, scores: Any, **_: Any) -> Tensor:
-        passed, self.at = time.perf_counter() - self.at, time.perf_counter()
+        passed = self.watch.restart()
         if self.fresh:
             self.first += passed
         else:
@@ -252,7 +265,4 @@ def positions(model: Any) -> int | None:
     """The number of learned positions of a model; None: it takes any length."""
     if isinstance(model, ExportedLanguageModel):
         return model.positions
-    limit = getattr(model.config, "max_position_embeddings", None)
-    words = model.get_input_embeddings()
-    learned = (part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding) and part is not words)
-    return limit if limit and any(limit <= count <= limit + 2 for count in learned) else None  # OPT has two more
+    return longest(model) if learned_positions(model) else None

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from polymix.convert import attention_layers, convert
 from polymix.convert.adapter import Host, adapter_for
-from polymix.convert.find import CONTEXTS, SOUGHT, attention_modules, grids, head_count
+from polymix.convert.find import ATTENTION_FORMS, CONTEXTS, attention_modules, grids, head_count
 from polymix.convert.masks import seen_through
-from polymix.convert.tracing import arguments_of, call_of, kept, on_calls, same_tokens, tensors
+from polymix.convert.tracing import arguments_of, call_of, copied_arguments, on_calls, same_tokens, tensors
 from polymix.errors import CapabilityError, OptionError, PolymixError
 from polymix.measure.shapes import Shape
 from polymix.measure.timing import Call
@@ -32,6 +32,7 @@ class Layer:
     kwargs: dict[str, Any]
     shape: Shape
     host: nn.Module
+    example: Any = None  # the host's input
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -49,10 +50,12 @@ class Layer:
         for place in self.places[:1]:
             module = self.host.get_submodule(place)
             kind = adapter_for(module)
+            example = self.example if kind is not None and kind.needs_call else None
             shown = kind is not None and kind.feature_map(module, Host(self.host, place)) is not None
             for label, config in mixers.items():
                 try:
-                    convert(self.host, {place: config}, init="fresh", grid=self.shape.grid if shown else None).undo()
+                    grid = self.shape.grid if shown else None
+                    convert(self.host, {place: config}, init="fresh", grid=grid, input=example).undo()
                 except CapabilityError as error:
                     reasons[label] = " ".join(str(error.got).split())
                 except PolymixError as error:
@@ -67,7 +70,7 @@ class Layer:
         return call_of(self.module, self.args, self.kwargs, training)
 
 
-def record(model: nn.Module, run: Call, ids: bool) -> tuple[list[Layer], list[str]]:
+def record(model: nn.Module, run: Call, ids: bool, example: Any = None) -> tuple[list[Layer], list[str]]:
     """The distinct attention layers of one `run` of the model, and notes on those that are left out.
 
     ids: the model reads token ids, so its tokens are a sequence.
@@ -77,7 +80,8 @@ def record(model: nn.Module, run: Call, ids: bool) -> tuple[list[Layer], list[st
     """
     modules = dict(attention_modules(model))
     if not modules:
-        raise OptionError("model", f"{type(model).__name__}, which has no attention", SOUGHT, "Or pass shapes.")
+        got = f"{type(model).__name__}, which has no attention"
+        raise OptionError("model", got, ATTENTION_FORMS, "Or pass shapes.")
     layers: dict[tuple[type, Shape], Layer] = {}
     left_out: dict[str, str] = {}
     its_grids = list(grids(model))
@@ -92,7 +96,7 @@ def record(model: nn.Module, run: Call, ids: bool) -> tuple[list[Layer], list[st
         if key in layers:
             layers[key] = replace(layers[key], names=(*layers[key].names, name))
         else:
-            layers[key] = Layer((name,), module, *kept(args, kwargs), shape, model)
+            layers[key] = Layer((name,), module, *copied_arguments(args, kwargs), shape, model, example)
 
     with on_calls(modules, seen):
         run()

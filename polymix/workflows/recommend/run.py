@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,16 +14,20 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from polymix._io import DTYPES, call_function, check_device, check_folder, float_type, write_whole
 from polymix.convert.find import known_input
 from polymix.convert.tracing import call_of, mode, tensors
+from polymix.devices import DTYPES, check_device, float_type
 from polymix.errors import OptionError, check_choice, check_int, check_number
+from polymix.files import check_folder, write_whole
+from polymix.measure import Stopwatch
 from polymix.measure.candidates import Candidate, CandidateTimer
 from polymix.measure.machine import manifest
 from polymix.measure.shapes import Shape, parse_shape, shapes_of
 from polymix.measure.timing import LEAST_CALLS, Call, Timing, interleaved_within
 from polymix.mixers import MixerConfig
 from polymix.mixers.spec import parse_mixer
+from polymix.workflows.convert.noise import own_input
+from polymix.workflows.convert.sources import load_model
 from polymix.workflows.recommend.advice import LayerAdvice, Recommendation
 from polymix.workflows.recommend.decide import choose, fastest, worth_it
 from polymix.workflows.recommend.layers import Layer, record
@@ -85,32 +88,33 @@ def recommend(
         if own is not None:
             model, given = _moved(own, _given(own, input, batch), timer, device is not None or dtype is not None)
             with mode(model, False):  # in evaluation, so that no statistics change
-                layers, notes = record(model, _run(model, given, False), _ids(given))
-            end = time.perf_counter() + seconds
+                layers, notes = record(model, _run(model, given, False), _ids(given), given)
+            watch = Stopwatch()
             with mode(model, training):
                 run = {"model": _run(model, given, training)}
                 whole = interleaved_within(run, 0.2 * seconds, timer.device).get("model")
-                advice = _advise(timer, [(layer.shape, layer) for layer in layers], mixers, end)
+                advice = _advise(timer, [(layer.shape, layer) for layer in layers], mixers, seconds, watch)
         elif input is not None:
             raise OptionError("input", "an input", "None for shapes", "Pass a model, or leave input out.")
         else:
             shapes = [shape.placed() for shape in shapes_of(model_or_shapes, batch)]
             for shape in shapes:
                 shape.check_memory(timer.device)
-            end = time.perf_counter() + seconds
-            advice = _advise(timer, [(shape, None) for shape in dict.fromkeys(shapes)], mixers, end)
+            watch = Stopwatch()
+            advice = _advise(timer, [(shape, None) for shape in dict.fromkeys(shapes)], mixers, seconds, watch)
     return Recommendation(
         tuple(advice), whole, str(timer.dtype).removeprefix("torch."), training, machine, tuple(notes)
     )
 
 
 def _advise(
-    timer: CandidateTimer, layers: Sequence[tuple[Shape, Layer | None]], mixers: dict[str, MixerConfig], end: float
-) -> list[LayerAdvice]:
-    """What to do with each layer. They share the time that is left."""
+    timer: CandidateTimer, layers: Sequence[tuple[Shape, Layer | None]], mixers: dict[str, MixerConfig],
+    seconds: float, watch: Stopwatch,
+) -> list[LayerAdvice]:  # fmt: skip
+    """What to do with each layer. They share what the watch leaves of the seconds."""
     advice = []
     for place, (shape, layer) in enumerate(layers):
-        share = max((end - time.perf_counter()) / (len(layers) - place), _LEAST)
+        share = max((seconds - watch.seconds()) / (len(layers) - place), _LEAST)
         advice.append(_judge(timer, shape, layer, mixers, share))
     return advice
 
@@ -118,7 +122,7 @@ def _advise(
 def _judge(
     timer: CandidateTimer, shape: Shape, layer: Layer | None, mixers: dict[str, MixerConfig], seconds: float
 ) -> LayerAdvice:
-    end = time.perf_counter() + seconds
+    watch = Stopwatch()
     own = layer.call(timer.training) if layer else None
     refused = layer.refused(mixers) if layer else {}
     able = {label: config for label, config in mixers.items() if label not in refused}
@@ -129,7 +133,7 @@ def _judge(
     if best is not None:
         lengths[shape.tokens] = worth_it(attention, best)
         for factor in _LENGTHS:
-            other, left = shape.longer(factor), end - time.perf_counter()
+            other, left = shape.longer(factor), seconds - watch.seconds()
             if attention and other.tokens not in lengths and attention.median * factor**2 * LEAST_CALLS < left:
                 its, (candidate,) = timer.compare(other, {best.mixer: mixers[best.mixer]}, 0.4 * left)
                 lengths[other.tokens] = worth_it(its, candidate)
@@ -203,36 +207,41 @@ def _threads(threads: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def run(shapes: Sequence[str], model: str | None, out: Path | None, **options: Any) -> Recommendation:
-    """The command: a recommendation for `shapes` ("4096x192:heads=3") or for `model` ("file.py:function").
+def run(
+    shapes: Sequence[str], model: str | None, out: Path | None, *, batch: int | None = None,
+    image_size: int | None = None, tokens: int | None = None, trust: bool = False, **options: Any,
+) -> Recommendation:  # fmt: skip
+    """The command: a recommendation for `shapes` ("4096x192:heads=3") or for `model`.
 
     Args:
-        model: the function returns a model, or a model and its input.
+        model: as `polymix convert` takes it: timm/NAME, torchvision/NAME, a folder, or file.py:function, which returns
+            a model, or a model and its input. By name it has untrained weights.
         out: a file for the answer as JSON.
+        image_size, tokens: of the random input of a model by name or in a folder; None: its own.
+        trust: run the user code that a folder names.
         options: those of `polymix.recommend`.
     """
     if bool(shapes) == bool(model):
         got = "both --shape and --model" if model else "neither --shape nor --model"
         raise OptionError("--shape", got, "one of the two", "Try --shape 4096x192:heads=3.")
     if out is not None:
-        check_folder(out.parent, "--json")
+        check_folder(out.parent, "--out")
         if out.is_dir():
-            raise OptionError("--json", f"{out}, which is a folder", "a file", "Name a file in it.")
+            raise OptionError("--out", f"{out}, which is a folder", "a file", "Name a file in it.")
     if model is None:
-        answer = recommend([parse_shape(shape) for shape in shapes], **options)
+        for option, value in (("--image-size", image_size), ("--tokens", tokens), ("--trust", trust or None)):
+            if value is not None:
+                raise OptionError(option, value, "no such option for shapes", "Leave it out.")
+        answer = recommend([parse_shape(shape) for shape in shapes], batch=1 if batch is None else batch, **options)
     else:
-        answer = recommend(**_loaded(model), **options)
+        answer = recommend(**_loaded(model, batch, image_size, tokens, trust), **options)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_whole(out, json.dumps(answer.to_dict(), indent=1, allow_nan=False) + "\n")
     return answer
 
 
-def _loaded(name: str) -> dict[str, Any]:
-    """What the function returned, a model or (model, input), as arguments of `recommend`."""
-    built = call_function(name, {}, "--model")
-    parts = built if isinstance(built, tuple) else (built, None)
-    if len(parts) != 2 or not isinstance(parts[0], nn.Module):
-        got = f"{name}, which returns {type(built).__name__}"
-        raise OptionError("--model", got, "a function that returns a model, or (model, input)", "")
-    return {"model_or_shapes": parts[0], "input": parts[1]}
+def _loaded(name: str, batch: int | None, size: int | None, tokens: int | None, trust: bool) -> dict[str, Any]:
+    """A model and its input as arguments of `recommend`, loaded as `polymix convert` loads it."""
+    source = load_model(name, size=size, trust=trust)
+    return {"model_or_shapes": source.model, "input": own_input(source.model.eval(), source, batch, size, tokens)}

@@ -18,8 +18,8 @@ FREE = [case for case in CASES if "grid" not in CASES[case][1]]
 def small_blocks(monkeypatch):
     """Many blocks in few tokens; fresh memory is NaN, so that what nobody writes shows."""
     monkeypatch.setattr(common, "ROWS", 16)
-    monkeypatch.setattr(blocked_padre, "LARGE", 32)
-    monkeypatch.setattr(blocked_padre, "CHANNELS", (4,))
+    monkeypatch.setattr(blocked_padre, "MIN_GROUPED_TOKENS", 32)
+    monkeypatch.setattr(blocked_padre, "GROUP_SIZES", (4,))
     for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
         monkeypatch.setattr(owner, name, poisoned(getattr(owner, name)))
 
@@ -121,7 +121,7 @@ class TestBlocked:
 
 def test_an_output_too_large_to_be_kept_is_ordinary_memory():
     """… of which the system was asked for large pages: none of them may reach beyond the output."""
-    x = torch.empty(1, 1, (common.KEPT >> 2) + 12345)
+    x = torch.empty(1, 1, (common.MAX_KEPT_BYTES >> 2) + 12345)
     before, after = torch.full((1 << 20,), 3.0), torch.full((1 << 20,), 4.0)
     y = common.output(x).fill_(2.0)
     assert y.shape == x.shape and y.is_contiguous() and (y == 2.0).all()

@@ -7,7 +7,7 @@ import torch
 
 import polymix
 from polymix.compat import cure_torchvision
-from polymix.ops.dispatch import FEW, FEW_TO_TRAIN
+from polymix.ops.dispatch import MIN_TOKENS, MIN_TOKENS_TO_TRAIN
 from polymix.ops.native import library
 from polymix.ops.native.library import why_not
 from polymix.ops.shared import blocks
@@ -158,7 +158,7 @@ def test_what_no_allocator_keeps_goes_in_bands(options, kept, monkeypatch):
     mixer = build("padre", 12, **options).float()
     x = tokens(2, math.prod(options["grid"]) + options.get("num_prefix_tokens", 0), 12, dtype=torch.float32)
     (whole, wanted) = both(mixer, "native", x)
-    monkeypatch.setattr(blocks, "KEPT", kept)
+    monkeypatch.setattr(blocks, "MAX_KEPT_BYTES", kept)
     (banded, _) = both(mixer, "native", x)
     close(banded, wanted, 1e-5)
     close(banded, whole, 1e-6)
@@ -204,8 +204,8 @@ def test_what_it_refuses():
 
 @pytest.mark.parametrize("case", ["padre: 3", "pom: 2", "qt: compact 2", "poly_sa: mean", "poly_nl: 1"])
 def test_auto_takes_it_with_and_without_gradients_and_never_for_float64(case, monkeypatch):
-    monkeypatch.setattr("polymix.ops.dispatch.FEW", FEW)
-    monkeypatch.setattr("polymix.ops.dispatch.FEW_TO_TRAIN", FEW_TO_TRAIN)
+    monkeypatch.setattr("polymix.ops.dispatch.MIN_TOKENS", MIN_TOKENS)
+    monkeypatch.setattr("polymix.ops.dispatch.MIN_TOKENS_TO_TRAIN", MIN_TOKENS_TO_TRAIN)
     mixer, x = make(case), tokens(2, 300, 12)
     assert polymix.explain(mixer, x)[0].impl == "eager" and "float32 and bfloat16" in polymix.explain(mixer, x)[0].why
     mixer, x = mixer.float(), x.float()

@@ -33,9 +33,18 @@ TRITON = [
     *((case, "plain") for case in CASES if case.startswith("padre") and CASES[case][1].get("degree", 2) < 4),
     *((case, "plain") for case in ONCE),
 ]  # fmt: skip
+# One call with each kernel; the others are slow.
+FAST = {
+    ("pom: 3", "padding, segments"), ("pom: 3", "cross, padding"), ("pom rotary", "padding, causal"),
+    ("qt: compact 2", "padding, causal"), ("qt: full 2", "cross, padding"), ("poly_nl order 2+3", "padding"),
+    ("poly_nl: 2", "plain"), ("poly_sa: mean", "padding"), ("poly_sa: learned 2-D", "plain"), ("poly_sa: depthwise", "plain"),
+    ("padre: 3", "plain"), ("pom: relu", "plain"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("case", "call"), TRITON)
+@pytest.mark.parametrize(
+    ("case", "call"), [pytest.param(*row, marks=() if row in FAST else pytest.mark.slow) for row in TRITON]
+)
 def test_triton_equals_eager_with_its_gradients(case, call):
     name, options = EXTRA.get(case) or CASES[case]
     options = {**options, **({"grid": SMALL[options["grid"]]} if "grid" in options else {})}

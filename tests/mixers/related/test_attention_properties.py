@@ -8,7 +8,7 @@ from polymix.mixers.mixer import Polynomial
 from polymix.models import VisionTransformer
 from tests.helpers import close, tokens
 from tests.mixers.compiled import graphs
-from tests.mixers.related.attention import CAUSAL, FORMS, NAMES, PAD, make
+from tests.mixers.related.attention import CAUSAL, FORMS, PAD, make
 
 DECLARED = {
     "linear-3": Polynomial(3), "castling-3": Polynomial(3), **{key: Polynomial() for key in FORMS if key not in ("linear-3", "castling-3")},
@@ -34,11 +34,10 @@ def test_compiles_with_masks_and_any_length(key):
     assert len(set(graphs(make(key).float(), calls))) == 1, "a new length must not compile again"
 
 
-@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("token", [True, False])
-def test_in_a_vision_transformer(name, token):
-    """The host's grid and class token reach those that want them, and every parameter learns."""
-    config = config_class(name)(**({"scales": (3,)} if name == "relu_linear" else {}))
+def test_scales_in_a_vision_transformer(token):
+    """The host's grid and class token reach the branches, and every parameter learns."""
+    config = config_class("relu_linear")(scales=(3,))
     host = VisionTransformer(config, image_size=16, patch_size=4, dim=12, depth=1, class_token=token, classes=3)
     host(torch.randn(4, 3, 16, 16)).square().sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in host.parameters())

@@ -25,12 +25,10 @@ def test_poly_nl_table_1a(name, options, flops, parameters):
 
 
 @pytest.mark.parametrize("case", list(POOLED))
-@pytest.mark.parametrize("value", [float("nan"), 1e12])
-def test_whatever_padding_holds_stays_there(case, value):
+def test_padding_is_as_if_it_were_not_there(case):
     mixer = build(case.split("-")[0], D, **POOLED[case])
-    x, real = tokens(3, N, D), PAD[:, :, None]
+    x = tokens(3, N, D)
     y = mixer(x, mask=PAD)
-    close(mixer(x.masked_fill(~real, value), mask=PAD)[PAD], y[PAD], TOL)
     for b in range(2):
         close(y[b : b + 1, PAD[b]], mixer(x[b : b + 1, PAD[b]]), 1e-11)
     assert y.isfinite().all(), "a row of padding alone is no NaN"
@@ -109,5 +107,5 @@ def test_compile_with_masks_and_any_length(name, options, call):
 def test_without_timm_the_error_says_what_to_install(name, monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     assert name in polymix.list_mixers()
-    with pytest.raises(MissingExtraError, match=r"polymix\[vision\]"):
+    with pytest.raises(MissingExtraError, match=r"\.\[vision\]"):
         polymix.create_mixer(name, D)

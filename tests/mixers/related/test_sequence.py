@@ -193,7 +193,7 @@ def test_mamba_options(options, argument):
 
 def test_mamba_says_which_extra_it_needs(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "transformers.models.mamba.modeling_mamba", None)
-    with pytest.raises(MissingExtraError, match=r"polymix\[text\]"):
+    with pytest.raises(MissingExtraError, match=r"\.\[text\]"):
         polymix.create_mixer("mamba", 6)
 
 

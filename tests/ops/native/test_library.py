@@ -14,7 +14,7 @@ import torch
 import polymix
 from polymix.errors import CapabilityError
 from polymix.ops.native import compile, library
-from polymix.tasks.domains import built_domains
+from polymix.train.registry import OWN
 from tests.ops.kernels import NATIVE, needs_it
 from tests.ops.padre.test_native import SHAPES, arguments
 
@@ -34,6 +34,7 @@ def test_the_kernels_are_built_if_there_is_a_compiler():
     assert NATIVE is None
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_build_leaves_only_one_complete_library_per_level(tmp_path):
     (tmp_path / "kernels-x86-64-v3-0123456789ab.so").write_text("of other sources")
@@ -60,12 +61,13 @@ def test_a_failing_compiler_is_named_and_leaves_no_files(tmp_path, monkeypatch, 
     """For any output in any encoding."""
     monkeypatch.setenv("CC", str(compiler(tmp_path, body)))
     monkeypatch.setattr(compile.shutil, "which", lambda name: None)
-    monkeypatch.setattr(compile, "PATIENCE", 0.2 if "sleep" in body else 60)
+    monkeypatch.setattr(compile, "COMPILER_SECONDS", 0.2 if "sleep" in body else 60)
     with pytest.raises(compile.CompileError, match=f"a compiler.*{words}"):
         compile.build(tmp_path / "libraries")
     assert not list((tmp_path / "libraries").iterdir())
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_the_next_compiler_is_tried(tmp_path, monkeypatch):
     """CC may be clang, which has another OpenMP."""
@@ -185,7 +187,7 @@ def test_too_little_memory_is_an_error(monkeypatch):
 
     monkeypatch.setattr(library, "_library", lambda: Full)
     with pytest.raises(MemoryError, match="depthwise"):
-        library.call("depthwise")
+        torch.ops.polymix.padre_step(*arguments(*SHAPES["short"]), "native")
 
 
 def test_a_graph_with_kernels_raises_on_a_machine_without_them(monkeypatch):
@@ -213,7 +215,7 @@ def wheel(tmp_path_factory):
 def test_the_wheel_contains_the_kernels_and_names_its_platform(wheel):
     assert "-py3-none-manylinux_2_" in wheel.name
     names = zipfile.ZipFile(wheel).namelist()
-    assert {f"polymix/recipes/{task}.py" for task in built_domains()} <= set(names)
+    assert {"polymix/published.toml", *(f"polymix/domains/{domain}/recipe.py" for domain in OWN)} <= set(names)
     for level in compile.levels():
         assert any(compile.library_path(level).name in name for name in names), level
 

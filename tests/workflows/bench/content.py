@@ -16,7 +16,8 @@ NOTHING = dict.fromkeys((
 
 def row(mixer="pom", seconds=1.0, *, spread=0.01, stopped=None, attention=None, floor=0.5, **key):
     where = {"mixer": mixer, "impl": "auto", "tokens": 4096, "dim": 192, "batch": 1, "dtype": "float32",
-             "pass": "forward", "threads": 2, **{name.rstrip("_"): value for name, value in key.items()}}  # fmt: skip
+             "pass": "forward", "threads": 2, "clock": "wall",
+             **{name.rstrip("_"): value for name, value in key.items()}}  # fmt: skip
     if stopped:
         return {**where, **NOTHING, "runs": [], "floor_runs": [], "stopped": stopped}
     times = 3 if where["pass"] == "training" else 1

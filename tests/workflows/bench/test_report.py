@@ -1,10 +1,4 @@
-"""The report, the pictures and the README's table say what the results say."""
-
-import importlib.util
-import json
-from pathlib import Path
-
-import pytest
+"""The report and the pictures say what the results say."""
 
 from polymix.measure.roofline import Ceiling
 from polymix.workflows.bench.report import write_report
@@ -64,33 +58,3 @@ def test_markdown():
 def test_roof():
     ceiling = Ceiling("float32", 2, 100.0, 10.0)
     assert [ceiling.roof(x) for x in (1, 10, 100)] == [10.0, 100.0, 100.0]
-
-
-@pytest.fixture
-def readme_table():
-    path = Path(__file__).parents[3] / "benchmarks" / "readme_table.py"
-    spec = importlib.util.spec_from_file_location("readme_table", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.main
-
-
-def test_the_readme_s_table_is_made_and_checked(readme_table, tmp_path, monkeypatch, capsys):
-    readme, results = tmp_path / "README.md", tmp_path / "results.json"
-    results.write_text(json.dumps(content(*ROWS)))
-    readme.write_text("before\n<!-- bench -->\nold\n<!-- /bench -->\nafter\n")
-    arguments = ["readme_table.py", str(results), "--readme", str(readme)]
-    monkeypatch.setattr("sys.argv", [*arguments, "--check"])
-    assert readme_table() == 1, "an old table must be noticed"
-    monkeypatch.setattr("sys.argv", arguments)
-    assert readme_table() == 0
-    text = readme.read_text()
-    assert text.startswith("before\n<!-- bench -->\n") and text.endswith("<!-- /bench -->\nafter\n")
-    assert "| pom | 10 | 2.00 × | 8.00 × |" in text and "old" not in text
-    assert "| <b> | – | – | – |" in text, "what stopped has no number"
-    monkeypatch.setattr("sys.argv", [*arguments, "--check"])
-    assert readme_table() == 0
-    readme.write_text("no markers")
-    with pytest.raises(SystemExit):
-        readme_table()
-    assert "<!-- bench -->" in capsys.readouterr().err

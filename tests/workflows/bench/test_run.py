@@ -1,7 +1,6 @@
 """`polymix bench` from end to end, tiny: every cell is there, says what it claims, and nothing finished is lost."""
 
 import json
-from importlib.resources import files
 from itertools import product
 
 import jsonschema
@@ -49,12 +48,13 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def results(folder):
     content = json.loads((folder / "results.json").read_text())
-    schema = json.loads(files("polymix").joinpath("workflows/bench/results.schema.json").read_text())
+    schema = run.Results.json_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.validate(content, schema)
     return content
 
 
+@pytest.mark.slow
 def test_every_cell_once_in_order(results):
     cells = [(row["pass"], row["tokens"], row["mixer"]) for row in results["rows"]]
     assert cells == list(product(PASSES, (16, 36), MIXERS.split(",")))
@@ -110,6 +110,7 @@ def test_resume_measures_what_is_missing_and_nothing_twice(folder, results, tmp_
         make(tmp_path, passes=PASSES)
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_had_finished(capsys, tmp_path, monkeypatch):
     arguments = ["bench", "--mixers", "pom", "--tokens", "16,36", "--dims", "12", "--passes", "forward", "--threads", "1",
                  "--seconds", "0.005", "--out", str(tmp_path)]  # fmt: skip

@@ -4,30 +4,30 @@ import json
 
 import pytest
 
-from polymix._io import write_whole
 from polymix.errors import ResultsError
+from polymix.files import write_whole
 from polymix.workflows.compare.report import pareto, write_report
 from polymix.workflows.compare.run import Results
 from polymix.workflows.compare.tables import headings, rows, terminal_table
 from polymix.workflows.compare.verdict import answer
-from tests.workflows.compare.content import make
+from tests.workflows.compare.content import make, trained
 
-SETTINGS, MACHINE = {"epochs": 3, "tokens": [64]}, {"cpu": "x", "threads": 2}
+SETTINGS, MACHINE = {"epochs": 3, "tokens": [64]}, make({}, {})["machine"]
 
 
 def test_each_addition_is_on_disk(tmp_path):
     results = Results.open(tmp_path / "new", SETTINGS, MACHINE, resume=False)
-    row = {"mixer": "pom", "seed": 0, "accuracy": 0.5, "seconds": 1.0, "losses": [1.0]}
-    results.add("training", [row])
-    assert Results.load(tmp_path / "new" / "results.json")["training"] == [row]
+    row = trained("pom", 0, 0.5)
+    results.add("rows", [row])
+    assert Results.load(tmp_path / "new" / "results.json")["rows"] == [row]
     (tmp_path / "new" / ".results.json.killed.part").write_text("half of a file, of a run that was killed")
     again = Results.open(tmp_path / "new", SETTINGS, MACHINE, resume=True)
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["results.json"]
-    assert again.content["training"] == [row]
+    assert again.content["rows"] == [row]
 
 
 def test_resume_of_nothing_begins(tmp_path):
-    assert Results.open(tmp_path, SETTINGS, MACHINE, resume=True).content["training"] == []
+    assert Results.open(tmp_path, SETTINGS, MACHINE, resume=True).content["rows"] == []
 
 
 def test_an_earlier_run_is_not_overwritten(tmp_path):
@@ -73,7 +73,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
 def test_numbers_that_json_lacks_are_refused(tmp_path):
     results = Results.open(tmp_path, SETTINGS, MACHINE, resume=False)
     with pytest.raises(ValueError, match="JSON"):
-        results.add("training", [{"accuracy": float("nan")}])
+        results.add("rows", [{"accuracy": float("nan")}])
     json.loads((tmp_path / "results.json").read_text())
 
 
@@ -88,8 +88,8 @@ def test_tables():
     assert table["pom"]["alone at 1,024 tokens, ms"] == "5.00"
     assert table["pom"]["attention ÷ it"] == "20.00"
     assert table["pom"]["it ÷ its floor"] == "2.00"
-    assert table["pom"]["test accuracy, % (± half the range over seeds)"] == "97.8 ±0.3"
-    assert table["qt"]["test accuracy, % (± half the range over seeds)"] == "diverged"
+    assert table["pom"]["accuracy ↑ (± half the range over seeds)"] == "97.8 ±0.3 %"
+    assert table["qt"]["accuracy ↑ (± half the range over seeds)"] == "diverged"
     assert table["qt"]["alone at 1,024 tokens, ms"] == "stopped"
     assert table["softmax"]["faster than attention alone from, tokens"] == "–"
     heads, cells = terminal_table(CONTENT)
@@ -108,7 +108,9 @@ def test_report_is_one_file_that_needs_nothing_else(tmp_path):
     assert "http" not in html.replace("http-equiv", "")
     assert "&lt;broken&gt;.png: cut &amp; empty" in html, "names of files must be escaped"
     assert "qt, alone, 1,024 tokens: took 11 s" in html
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["accuracy.png", "latency.png", "memory.png", "report.html"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "accuracy.png", "latency.png", "memory.png", "report.html", "report.md",
+    ]  # fmt: skip
 
 
 def test_pareto_front():

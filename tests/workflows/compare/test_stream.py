@@ -1,13 +1,17 @@
 """`polymix compare --data` with a folder that is too large for memory."""
 
+from functools import partial
+
+import pytest
 import torch
 from PIL import Image
-from torch import nn
 
-from polymix.tasks.classify import Schedule, data
-from polymix.tasks.classify.stream import StreamedImages
-from polymix.tasks.classify.training import train
-from polymix.workflows.compare.run import Settings, _answers, _load, _samples
+from polymix.measure.harness import Budget
+from polymix.train.data import images
+from polymix.workflows.compare.run import compare
+from polymix.workflows.compare.settings import Settings
+
+pytestmark = pytest.mark.usefixtures("blank_pictures")
 
 
 class Quiet:
@@ -22,31 +26,22 @@ def photos(folder):
             Image.new("RGB", (20, 12), ((200, 10 + number, 0), (0, 10 + number, 200))[place]).save(
                 folder / name / f"{number}.png"
             )
-    (folder / "red" / "broken.png").write_bytes(b"not a picture")
     return folder
 
 
-def test_folders_beyond_the_limit_are_streamed_and_their_pictures_are_those_of_memory(tmp_path, monkeypatch):
-    settings = Settings(data=str(photos(tmp_path)), image_size=8)
-    whole = _load(settings, Quiet())
-    monkeypatch.setattr(data, "MAX_BYTES", 100)
-    images = _load(settings, Quiet())
-    assert isinstance(images, StreamedImages) and not isinstance(whole, StreamedImages)
-    assert images.classes == whole.classes and images.channels == 3 and sum(images.counts) == sum(whole.counts) == 20
-    assert len(images.skipped) == 1 and "broken.png" in images.skipped[0]
-    seen, kept = (
-        sorted((int(label), picture.flatten().tolist()) for part in each.data_sets() for picture, label in part)
-        for each in (images, whole)
-    )
-    assert seen == kept
-    assert all(row["image"].startswith("data:image/png") for row in _samples(images))
-
-
-def test_streamed_pictures_are_learned(tmp_path, monkeypatch):
-    monkeypatch.setattr(data, "MAX_BYTES", 100)
-    images = _load(Settings(data=str(photos(tmp_path)), image_size=8), Quiet())
-    build = lambda: nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 2))  # noqa: E731
-    _, outcome = train(build, images, Schedule(epochs=8, learning_rate=1e-2, batch_size=4), seed=0)
-    assert outcome.accuracy == 1 and len(outcome.predictions) == images.counts[1]
-    found = _answers(outcome.predictions, images)
-    assert torch.tensor(found["confusion"]).diagonal().sum() == images.counts[1]
+@pytest.mark.parametrize("streamed", [False, True])
+def test_folders_beyond_the_limit_are_streamed_learned_and_shown(tmp_path, monkeypatch, streamed):
+    monkeypatch.setattr("polymix.workflows.compare.run.Budget", partial(Budget, timing_seconds=0.02))
+    if streamed:
+        monkeypatch.setattr(images, "MAX_BYTES", 100)
+    settings = Settings(data=str(photos(tmp_path / "photos")), image_size=8, mixers="linear_floor", seeds=1, tokens=(4,),
+                        threads=1, options=("steps=20", "batch_size=4", "learning_rate=0.01", "dim=8", "depth=1"))  # fmt: skip
+    content = compare(settings, tmp_path / "out", Quiet()).content
+    assert content["finished"] and content["data"]["channels"] == 3 and content["data"]["classes"] == ["blue", "red"]
+    assert content["data"]["train"] + content["data"]["test"] == 20
+    assert all(sample["image"].startswith("data:image/png") for sample in content["data"]["samples"])
+    assert [row["metrics"]["accuracy"] for row in content["rows"]] == [1, 1]
+    assert {row["mixer"] for row in content["answers"]} == {"softmax", "linear_floor"}
+    for row in content["answers"]:
+        assert torch.tensor(row["confusion"]).diagonal().sum() == content["data"]["test"]
+        assert row["samples"] == [sample["class"] for sample in content["data"]["samples"]]

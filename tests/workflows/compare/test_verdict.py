@@ -7,7 +7,7 @@ import pytest
 
 from polymix.numbers import two_figures
 from polymix.workflows.compare.verdict import answer, crossover, good_enough, latencies, noise, scores, slope
-from tests.workflows.compare.content import make, row
+from tests.workflows.compare.content import make, row, trained
 
 ATTENTION = [1.0, 2.0, 8.0, 100.0]
 GOOD = {"softmax": [0.98, 0.97], "pom": [0.98, 0.975], "qt": [0.97, 0.98], "linear_floor": [0.60, 0.62]}
@@ -51,7 +51,7 @@ def test_a_stopped_mixer_is_no_candidate_there():
 
 
 def test_headline_takes_the_fastest_of_the_accurate():
-    content = make({**GOOD, "qt": [0.90, 0.91]}, speeds(pom=[0.5] * 4, qt=[0.1] * 4))
+    content = make({**GOOD, "qt": [0.90, 0.91]}, speeds(pom=[0.5] * 4, qt=[0.1] * 4), own=True)
     said = answer(content)
     assert said["headline"].startswith("At your 16 tokens use pom")
     assert "2 times as fast" in said["headline"]
@@ -59,7 +59,7 @@ def test_headline_takes_the_fastest_of_the_accurate():
 
 
 def test_headline_keeps_attention_where_nothing_pays():
-    content = make(GOOD, speeds(pom=[0.93, 1.8, 1.0, 1.0], qt=[2.0] * 4))
+    content = make(GOOD, speeds(pom=[0.93, 1.8, 1.0, 1.0], qt=[2.0] * 4), own=True)
     said = answer(content)
     assert said["headline"].startswith("At your 16 tokens keep attention")
     assert "pom" in said["headline"]
@@ -68,6 +68,26 @@ def test_headline_keeps_attention_where_nothing_pays():
     assert (
         "From 64 tokens on, some mixer is worth it at every measured length. Below 64 tokens keep attention."
         in said["sentences"]
+    )
+
+
+def test_the_default_data_answer_for_the_lengths_that_people_have():
+    """They have 16 tokens: what is right there is no answer for anybody's model."""
+    said = answer(make(GOOD, speeds(pom=[0.5, 2.0, 4.0, 8.0], qt=[5.0, 5.0, 1.5, 2.0]), tokens=(16, 256, 1024, 4096)))
+    assert (
+        said["headline"]
+        == "At 256 tokens keep attention; at 1,024 and 4,096 tokens use qt: the whole model is 5.33 and 50 times as fast."
+    )
+    assert said["verdict"]["tokens"] == 4096 and said["verdict"]["mixer"] == "qt"
+    assert said["take"]["16"] == "pom" and "digit scenes of 16 tokens" in said["sentences"][0]
+    stopped = make(GOOD, speeds(pom=[0.5] * 4, qt=[9.0] * 4))
+    stopped["sweep"] = [
+        row(r["mixer"], r["scope"], r["tokens"], None) if (r["mixer"], r["tokens"]) == ("softmax", 1024) else r
+        for r in stopped["sweep"]
+    ]
+    assert (
+        "at 256 and 1,024 tokens use pom: the whole model stays within the budget"
+        in answer(stopped)["headline"].lower()
     )
 
 
@@ -129,6 +149,24 @@ def test_the_printed_crossover_of_pom_stands_beside_the_measured_one():
     (line,) = [s for s in said if s.startswith("pom alone")]
     assert "from about 110 tokens on" in line
     assert "from 195 tokens on" in line
+
+
+def test_other_metrics_and_times_of_mixers_alone():
+    """A loss, of which less is better, of a task whose model is timed at no other length."""
+    content = make(GOOD, speeds(pom=[0.5] * 4, qt=[0.1] * 4))
+    values = {"softmax": (3.0, 3.1), "pom": (3.05, 3.1), "qt": (3.5, 3.6), "linear_floor": (5.0, 5.1)}
+    content["rows"] = [trained(m, s, v, "val_loss", "down") for m, runs in values.items() for s, v in enumerate(runs)]
+    content["data"], content["host"]["tokens"] = None, None
+    content["sweep"] = [r for r in content["sweep"] if r["scope"] == "alone"]
+    assert noise(content) == pytest.approx(0.1), "the widest range over the seeds"
+    assert good_enough(content) == ["pom"]
+    said = answer(content)
+    assert said["headline"].startswith("By the time of the mixers alone at 1,024 tokens use pom")
+    assert said["verdict"]["tokens"] == 1024 and said["take"] == dict.fromkeys(("16", "64", "256", "1024"), "pom")
+    assert any("Val loss: attention reaches 3.05 (less is better)" in s for s in said["sentences"])
+    assert any("Clearly less accurate than attention: qt (3.55)" in s for s in said["sentences"])
+    content["rows"] = [row for row in content["rows"] if row["seed"] == 0]
+    assert noise(content) == pytest.approx(0.15) and any("One seed" in s for s in answer(content)["sentences"])
 
 
 def test_slope():

@@ -11,13 +11,14 @@ from torch import nn
 
 import polymix
 from polymix.compat import cure_torchvision
+from polymix.convert.adapters.libraries import local_files
 from polymix.errors import OptionError
 from polymix.models import VisionTransformer
 from polymix.workflows.convert.images import Images
 from polymix.workflows.convert.inputs import pixels, random_input
 from polymix.workflows.convert.settings import Settings, parse_plan
 from polymix.workflows.convert.sources import Source, load_model
-from tests.tasks.test_images import picture
+from tests.domains.test_classify_images import picture
 
 cure_torchvision()
 yaml = pytest.importorskip("yaml", reason="untested: the model card's metadata, for which PyYAML is needed")
@@ -98,8 +99,8 @@ def same(one, other):
 
 
 def saved(model, folder):
-    transformers.utils.logging.disable_progress_bar()
-    model.save_pretrained(folder)
+    with local_files():  # and without a progress bar
+        model.save_pretrained(folder)
     return model.eval()
 
 
@@ -202,7 +203,7 @@ def test_a_folder_of_transformers(run, place):
     Path("vit/preprocessor_config.json").write_text(json.dumps({"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4] * 3}))
     images = Images("photos", Source(model, folder=Path("vit")), None)
     data, labels = next(iter(images.loader(images.data.train, 12, shuffle=False)))
-    first, label = (part[:1] for part in images.data.train)
+    first, label = images.data.train.images[:1], images.data.train.labels[:1]
     torch.testing.assert_close(data[0, 2], (first[0, 2] / 255 - 0.3) / 0.4)
     assert labels[0] == 1 - label, "cats come first in the alphabet, and second in the model"
     plan = "vit.layers.0.attention=pom,*.1.attention=keep"
@@ -315,7 +316,7 @@ def test_the_branches_of_efficientvit(run, fails):
         assert {tuple(layer["options"]["scales"]) for layer in results(flag[2:])["conversion"]["layers"]} == {
             tuple(scales)
         }
-    fails("--model", "mine.py:swin", "--windows", "merge", "--no-multi-scale", "--plan", "qt", named="multi_scale")
+    fails("--model", "mine.py:swin", "--windows", "merge", "--no-multi-scale", "--plan", "qt", named="--multi-scale")
 
 
 # Plans
@@ -336,7 +337,7 @@ def test_plans_as_people_type_them(text, plan):
     (("--plan", "padre,pom"), "layer=mixer"), (("--plan", "a=padre,a=pom"), "twice"), (("--plan", "a="), "layer=mixer"), (("--plan", "a=pomm"), "pom"),
     (("--plan", "pom:degre=3"), "degree"), (("--plan", "0:1"), "at least 1"), (("--plan", "blocks.9.mixer=pom"), "blocks.0.mixer"),
     (("--plan", "blocks.*.mixer=keep"), "--plan"), (("--plan", "padre", "--mixer", "pom"), "--mixer"),
-    (("--distill-epochs", "1"), "--data"), (("--imitate-epochs", "1"), "--data"), (("--batch", "0"), "--batch"), (("--device", "cuda:99"), "--device"),
+    (("--distill-epochs", "1"), "--data"), (("--progressive", "2"), "--progressive"), (("--imitate-epochs", "1"), "--data"), (("--batch", "0"), "--batch"), (("--device", "cuda:99"), "--device"),
     (("--init", "random"), "--init"), (("--windows", "drop"), "--windows"), (("--lengths", "a"), "--lengths"), (("--lengths", "0"), "--lengths"),
     (("--seconds", "0"), "--seconds"), (("--tokens", "4"), "--tokens"), (("--image-size", "9"), "image"), (("--data", "gone"), "--data"),
     (("--data", "digits"), "10 classes"), (("--epochs", "3"), "epochs"),
@@ -393,15 +394,18 @@ def test_distilled_on_a_folder_interrupted_and_resumed(run, place, monkeypatch):
         "1",
         "--batch",
         "4",
+        "--progressive",
+        "1",
     )
     status, out, err = run(*words, "--out", "whole")
     assert (status, err) == (0, "") and "1 unreadable" in out
     assert [*results("whole")["conversion"]["accuracy"]] == ["before", "converted", "imitated", "distilled"]
     metadata, text = card("whole")
     assert metadata["pipeline_tag"] == "image-classification" and "| distilled |" in text and "mean 0." in text
+    assert "one by one, the last first, every 1 step" in text
     assert not Path("whole/checkpoints").exists(), "a folder to publish has no checkpoints in it"
     with monkeypatch.context() as patch:
-        patch.setattr("polymix.tasks.distill.stages.FineTuning.on_train_batch_end", interrupt)
+        patch.setattr("polymix.train.distill.stages.FineTuning.after_step", interrupt)
         status, out, _ = run(*words)
     assert status == 130 and "--resume" in out
     assert not results()["finished"] and Path("out/checkpoints/imitation/last.ckpt").exists()
@@ -418,7 +422,7 @@ def test_distilled_on_a_folder_interrupted_and_resumed(run, place, monkeypatch):
 
 def test_digits_are_repeated_for_three_channels(place):
     digits = Images("digits", Source(load_model("mine.py:vit").model), None)
-    inputs = digits.inputs(digits.data.train[0][:8])
+    inputs = digits.inputs(digits.data.train.images[:8])
     assert inputs.shape == (8, 3, 8, 8) and torch.equal(inputs[:, 0], inputs[:, 2])
     assert digits.unit == 1.0 and digits.order.tolist() == list(range(10))
     with pytest.raises(OptionError, match="1 channel"):
@@ -442,8 +446,3 @@ def test_nothing_that_is_there_is_lost(fails, place):
 def test_a_hidden_file_is_no_content(run, place):
     (place / "out" / ".git").mkdir(parents=True)
     assert run("--model", "mine.py:vit", "--plan", "qt")[0] == 0
-
-
-def test_help_has_an_example(run):
-    status, out, _ = run("--help")
-    assert status == 0 and "Example: polymix convert --model timm/" in " ".join(out.split())

@@ -12,11 +12,10 @@ import polymix
 from polymix.compat import cure_torchvision
 
 cure_torchvision()
-transformers = pytest.importorskip("transformers", reason="untested: language models; pip install 'polymix[text]'")
-pytest.importorskip("tokenizers", reason="untested: text, for which tokenizers are needed; pip install 'polymix[text]'")
-pytest.importorskip("lightning", reason="untested: distilling; pip install 'polymix[train]'")
+transformers = pytest.importorskip("transformers", reason="untested: language models (the extra text)")
+pytest.importorskip("tokenizers", reason="untested: text, for which tokenizers are needed (the extra text)")
 import polymix.models.language  # noqa: E402  # so that the Auto classes know ours
-from polymix.tasks.text.tokenizer import train_tokenizer  # noqa: E402  # needs transformers
+from polymix.domains.text.tokenizer import train_tokenizer  # noqa: E402  # needs transformers
 
 HYBRID = ("--plan", "1:1", "--mixer", "pom", "--tokens", "16")
 WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta")
@@ -42,10 +41,9 @@ def model_of(kind, vocab=300):
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def place(tmp_path, monkeypatch, no_progress_bars):
     """A working folder with checkpoints of both kinds, their tokenizer, and text."""
     monkeypatch.chdir(tmp_path)
-    transformers.utils.logging.disable_progress_bar()
     (tmp_path / "texts" / "more").mkdir(parents=True)
     for i in range(4):
         name = ("a.txt", "b.md", "more/c.txt", "more/d.md")[i]
@@ -95,7 +93,8 @@ def test_a_folder_becomes_a_hybrid_that_the_auto_classes_load(run, kind, name):
 
 
 def test_the_figures_are_the_models_own_on_the_same_tokens(run):
-    """`before` is the checkpoint's perplexity, the last one that of the model which the folder has."""
+    """`before` is the checkpoint's perplexity, the last one that of the model which the folder has: as evaluate says."""
+    from polymix.workflows import evaluate
     from polymix.workflows.convert.settings import Settings
     from polymix.workflows.convert.sources import load_model
     from polymix.workflows.convert.text import Text
@@ -110,8 +109,12 @@ def test_the_figures_are_the_models_own_on_the_same_tokens(run):
         for i in range(len(text.test)):
             ids = text.test[i][None]
             with torch.no_grad():
-                nats.append(model(ids, labels=ids).loss.item())
+                logits = model(ids[:, :-1]).logits
+                nats.append(torch.nn.functional.cross_entropy(logits[0], ids[0, 1:]).item())
         assert figures[name] == pytest.approx(math.exp(sum(nats) / len(nats)), rel=1e-4)
+        evaluated = evaluate.evaluate(evaluate.Settings(Path(folder), "texts", tokens=16))
+        assert figures[name] == pytest.approx(evaluated.metrics["perplexity"], rel=1e-4)
+        assert evaluated.count == results()["data"]["test"]
 
 
 def test_what_is_held_back_is_nothing_that_is_trained_on(place):
@@ -123,7 +126,7 @@ def test_what_is_held_back_is_nothing_that_is_trained_on(place):
     text = Text("one.txt", load_model("gpt2"), Settings(model="gpt2", data="one.txt", tokens=8))
     tokenizer = transformers.AutoTokenizer.from_pretrained("gpt2")
     seen, held = (
-        set(tokenizer.decode(torch.cat([part[i] for i in range(len(part))])).split()[1:-1])
+        set(tokenizer.decode(torch.cat([part[i][:-1] for i in range(len(part))])).split()[1:-1])
         for part in (text.train, text.test)
     )
     assert len(seen) > 300 and held and not seen & held
@@ -169,7 +172,7 @@ def test_interrupted_and_resumed(run, place, monkeypatch):
     words = ("--model", "gpt2", "--data", "texts", "--distill-epochs", "1", "--batch", "8", *HYBRID)
     assert run(*words, "--out", "whole")[0] == 0
     with monkeypatch.context() as patch:
-        patch.setattr("polymix.tasks.distill.stages.FineTuning.on_train_batch_end", interrupt)
+        patch.setattr("polymix.train.distill.stages.FineTuning.after_step", interrupt)
         assert run(*words)[0] == 130
     assert not results()["finished"] and Path("out/checkpoints/imitation/last.ckpt").exists()
     assert run(*words, "--resume", "--keep-host")[0] == 2, "another run does not go on with it"

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import polymix
-from polymix.models import Sampler, SiT
-from polymix.tasks.images import ImagesPipeline
-from polymix.tasks.images.data import GeneratorData
-from polymix.tasks.images.model import save
+from polymix.compat import cure_torchvision
+from polymix.domains.generation.flow import Flow, Sampler
+from polymix.domains.generation.pipeline import ImagesPipeline, write_generator
+from polymix.domains.generation.sit import SiT
 from polymix.workflows.convert import noise
 
 
@@ -25,7 +25,8 @@ def place(tmp_path, monkeypatch):
     for value in model.parameters():
         torch.nn.init.normal_(value, std=0.3)
     Path("sit").mkdir()
-    save(model.eval(), GeneratorData("digits", ("cat", "dog"), (1, 4, 4), sampler=Sampler(steps=2)), Path("sit"))
+    torch.save(model.state_dict(), "sit/model.pt")
+    write_generator(Path("sit"), model, ("cat", "dog"), Flow(), Sampler(steps=2), None)
     return tmp_path
 
 
@@ -39,7 +40,7 @@ def test_a_generator_is_converted_distilled_on_noise_and_draws(run):
     assert pipe.model.blocks[0].mixer.mixer.name == "pom"
     assert pipe(class_labels="dog", num_inference_steps=1).images[0].size == (4, 4)
     page = Path("out/report.html").read_text()
-    assert "polymix compare --task images" in page and "Relative error" in page
+    assert "polymix compare --task generation" in page and "Relative error" in page
 
 
 def test_latents_need_no_autoencoder_to_be_converted(run):
@@ -68,7 +69,7 @@ def test_mistakes_are_one_line(fails, options, named):
 
 @pytest.mark.slow
 def test_dit_of_diffusers(run, fails):
-    polymix.compat.cure_torchvision()
+    cure_torchvision()
     diffusers = pytest.importorskip("diffusers", reason="untested: diffusers' hosts (the diffusion extra)")
     torch.manual_seed(0)
     model = diffusers.DiTTransformer2DModel(

@@ -58,3 +58,8 @@ def test_what_does_not_fit_is_one_line_and_writes_nothing(mine, options, words):
     status, _, err = mine(*options)
     assert status == 2 and words in err.replace("\n", " ") and "Traceback" not in err
     assert not Path("out").exists()
+
+
+def test_help_has_an_example(run):
+    status, out, _ = run("--help")
+    assert status == 0 and "Example: polymix convert --model timm/" in " ".join(out.split())

@@ -14,7 +14,6 @@ from polymix.cli.shared import bars
 from polymix.compat import cure_torchvision
 
 cure_torchvision()
-pytest.importorskip("lightning", reason="untested: distilling; pip install 'polymix[train]'")
 MINE = """
 import torch, polymix
 from polymix.models import VisionTransformer
@@ -54,16 +53,16 @@ def interrupt(*_, **__):
 
 def test_lines_where_there_is_no_terminal_and_where_a_resumed_run_goes_on(run, place, monkeypatch):
     with monkeypatch.context() as patch:
-        from polymix.tasks.distill.stages import FineTuning
+        from polymix.train.distill.stages import FineTuning
 
-        end = FineTuning.on_train_batch_end
+        end = FineTuning.after_step
 
-        def stop(stage, *args):
-            end(stage, *args)
-            if stage.current_epoch == 1:
+        def stop(stage, step, numbers):
+            end(stage, step, numbers)
+            if step > stage.epoch_steps:
                 interrupt()
 
-        patch.setattr(FineTuning, "on_train_batch_end", stop)
+        patch.setattr(FineTuning, "after_step", stop)
         status, out, _ = run(*WORDS)
     assert status == 130
     lines = out.splitlines()
@@ -105,17 +104,17 @@ def test_bars_of_tasks_without_notes():
 def test_mixed_precision_is_that_of_the_training(run, place, monkeypatch):
     """bf16-mixed computes products in bfloat16 while it trains, keeps float32 weights, and says so in the card."""
     seen = set()
-    from polymix.tasks.distill.stages import FineTuning
+    from polymix.train.distill.stages import FineTuning
 
-    step = FineTuning.training_step
+    own = FineTuning.loss
 
-    def watched(stage, batch, index):
-        loss = step(stage, batch, index)
+    def watched(stage, model, batch):
+        loss = own(stage, model, batch)
         with torch.no_grad():
             seen.add(stage.model.head(torch.randn(2, 16)).dtype)
         return loss
 
-    monkeypatch.setattr(FineTuning, "training_step", watched)
+    monkeypatch.setattr(FineTuning, "loss", watched)
     status, _, err = run(*WORDS, "--precision", "bf16-mixed")
     assert (status, err) == (0, ""), err
     assert seen == {torch.bfloat16} and {value.dtype for value in state().values()} == {torch.float32}

@@ -11,7 +11,7 @@ import polymix
 from polymix.compat import cure_torchvision
 from polymix.convert.weights import read_state, resample_positions
 from polymix.errors import DataError, OptionError
-from polymix.tasks.distill import fit_head
+from polymix.train.distill import fit_head
 from polymix.workflows.convert.sources import load_model, refit
 
 cure_torchvision()
@@ -133,8 +133,7 @@ def hf(classes=10):
     return transformers.ViTForImageClassification(config)
 
 
-def test_a_folder_gets_a_new_head_and_other_positions(place):
-    transformers.utils.logging.disable_progress_bar()
+def test_a_folder_gets_a_new_head_and_other_positions(place, no_progress_bars):
     model = hf()
     model.save_pretrained("hf")
     timm.models.save_for_hf(vit(num_classes=10), "hub")
@@ -234,6 +233,6 @@ def test_only_weights_are_read(place):
             return open, ("owned", "w")
 
     torch.save({"model": vit().state_dict(), "args": Evil()}, "evil.pt")
-    with pytest.raises(OptionError, match="more than weights"):
+    with pytest.raises(OptionError, match="more than tensors"):
         read_state(Path("evil.pt"))
     assert not Path("owned").exists()

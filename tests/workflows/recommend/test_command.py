@@ -6,7 +6,9 @@ import pytest
 
 import polymix
 from polymix.cli import main
+from polymix.compat import cure_torchvision
 from polymix.workflows.recommend import recommend
+from tests.workflows.convert.test_command_language import model_of
 
 TINY = ("--mixers", "pom,poly_nl", "--seconds", "0.3", "--threads", "1")
 MODEL = """
@@ -56,7 +58,7 @@ def test_the_package_has_it_by_name():
 
 def test_shapes(capsys, tmp_path):
     out = tmp_path / "folder" / "answer.json"
-    status, text, err = run(capsys, "--shape", "16x8:heads=2:causal=true", "--shape", "2x9x8", *TINY, "--json", out)
+    status, text, err = run(capsys, "--shape", "16x8:heads=2:causal=true", "--shape", "2x9x8", *TINY, "--out", out)
     assert (status, err) == (0, "")
     content = json.loads(out.read_text())
     assert content["headline"] in " ".join(text.split())
@@ -72,12 +74,27 @@ def test_a_function_of_a_file(capsys, file):
     assert "1 × MultiheadAttention: attention" in text and "Whole model" in text
 
 
+def test_what_convert_takes(capsys, tmp_path, no_progress_bars):
+    """A model by name, and one in a folder, with sizes of their input; one JSON on standard output."""
+    cure_torchvision()
+    pytest.importorskip("timm", reason="untested: models of timm, which is not installed")
+    pytest.importorskip("transformers", reason="untested: models of transformers")
+    model_of("gpt2").save_pretrained(tmp_path / "gpt")
+    capsys.readouterr()
+    named = ("timm/test_vit.r160_in1k", "--image-size", "64", "--batch", "2")
+    for words, tokens in ((named, 17), ((tmp_path / "gpt", "--tokens", "12"), 12)):
+        status, out, err = run(capsys, "--model", *words, *TINY, "--json")
+        assert (status, err) == (0, "")
+        assert json.loads(out)["layers"][0]["shape"]["tokens"] == tokens
+
+
 @pytest.mark.parametrize(("arguments", "named"), [
     ([], "--shape"), (["--shape", "16"], "--shape"), (["--shape", "16x8", "--model", "a.py:b"], "--shape"),
     (["--shape", "16x8:head=2"], "heads"), (["--shape", "16x8", "--mixers", "pomm"], "pom"), (["--shape", "16x8", "--dtype", "int4"], "dtype"),
     (["--shape", "16x8", "--device", "cuda:99"], "device"), (["--shape", "16x8", "--seconds", "0"], "seconds"),
     (["--model", "{file}:number"], "--model"), (["--model", "{file}:without_input"], "input"), (["--model", "{file}:broken"], "no such thing"),
-    (["--model", "/nowhere.py:f"], "/nowhere.py"),
+    (["--model", "/nowhere.py:f"], "/nowhere.py"), (["--shape", "16x8", "--tokens", "4"], "--tokens"),
+    (["--model", "{file}:host", "--image-size", "8"], "--image-size"), (["--model", "timm/no_such_vit"], "--model"),
 ])  # fmt: skip
 def test_errors_are_one_line_and_status_2(capsys, file, arguments, named):
     status, out, err = run(capsys, *(word.format(file=file) for word in arguments))

@@ -74,10 +74,14 @@ def test_a_plan_has_the_names_of_convert_and_nothing_that_it_refuses(stopwatch):
     assert answer.plan() == {"": PadreConfig(degree=2)} and type(report.model) is not type(alone)
 
 
-def test_a_plan_for_what_convert_does_not_know(stopwatch):
+def test_a_plan_for_what_convert_does_not_know(stopwatch, monkeypatch):
     with pytest.raises(OptionError, match="shapes"):
         recommend((16, 8), candidates=("pom",), seconds=1.0).plan()
-    answer = recommend(SplitProjections(), input=torch.randn(1, 6, 8), candidates=("pom",), seconds=1.0)
+    split = SplitProjections()
+    answer = recommend(split, input=torch.randn(1, 6, 8), candidates=("pom",), seconds=1.0)
+    assert answer.layers[0].candidates[0].reason is None, "its own input shows how it is read"
+    monkeypatch.setattr("polymix.workflows.recommend.layers.attention_layers", lambda model: {})
+    answer = recommend(split, input=torch.randn(1, 6, 8), candidates=("pom",), seconds=1.0)
     with pytest.raises(OptionError, match="no adapter"):
         answer.plan()
 

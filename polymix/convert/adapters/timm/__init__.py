@@ -7,10 +7,16 @@ from typing import Any
 
 from torch import nn
 
+from polymix.convert.adapter import register_refusal
 from polymix.convert.adapters.libraries import load_library
 from polymix.convert.adapters.timm import blocks, hybrids, maps, sam, swin, vit
 from polymix.convert.model_recipes import Recipe, build_class, encode, is_plain, known_arguments
 from polymix.errors import OptionError
+
+register_refusal("it computes attention by einsum", "timm.layers.attention2d.MultiQueryAttentionV2")
+register_refusal(
+    "it mixes channels, not tokens", "timm.models.davit.ChannelAttention", "timm.models.davit.ChannelAttentionV2",
+)  # fmt: skip
 
 __all__ = ["blocks", "build_model", "hybrids", "maps", "read_recipes", "sam", "swin", "vit"]
 
@@ -25,16 +31,16 @@ def read_recipes(model: Any) -> Iterator[Recipe]:
     head = model.get_classifier() if hasattr(model, "get_classifier") else None
     first = next((part for part in model.modules() if isinstance(part, nn.Conv2d)), None)
     drops = [part.drop_prob for part in model.modules() if type(part).__name__ == "DropPath"]
-    found = {
+    arguments = {
         "num_classes": getattr(head, "out_features", getattr(model, "num_classes", None)),
         "in_chans": getattr(first, "in_channels", None),
         "img_size": getattr(getattr(model, "patch_embed", None), "img_size", None),
         "global_pool": getattr(model, "global_pool", None),
         "drop_path_rate": max(drops, default=None),
     }
-    kept = {key: value for key, value in getattr(model, "_model_args", {}).items() if is_plain(value)}
+    stated_arguments = {key: value for key, value in getattr(model, "_model_args", {}).items() if is_plain(value)}
     if name:
-        yield {"name": name, "kwargs": encode({**kept, **known_arguments(model, found)})}
+        yield {"name": name, "kwargs": encode({**stated_arguments, **known_arguments(model, arguments)})}
 
 
 def build_model(recipe: Recipe, kwargs: dict[str, Any]) -> nn.Module:

@@ -32,9 +32,9 @@ class XcaAdapter(TokensAdapter):
 
     @classmethod
     def describe(cls, module: Any, host: Host) -> AttentionSpec:
-        found = described(module, host, thirds(linear(module, "qkv")))
+        attention = described(module, host, thirds(linear(module, "qkv")))
         equivalent = _equivalent(module, "xca", lambda: dict(module.state_dict()), num_heads=module.num_heads)
-        return replace(found, prefix=0, equivalent=equivalent)
+        return replace(attention, prefix=0, equivalent=equivalent)
 
 
 @register_adapter("timm.models.efficientvit_mit.LiteMLA")
@@ -124,9 +124,9 @@ def _out(module: Any, branch: int, width: int) -> Projection:
 
 def _weights(module: Any) -> dict[str, Tensor]:
     """The state dict without the norm, which the adapter keeps, and with a bias of zero where only others have one."""
-    found = {key: value for key, value in module.state_dict().items() if not key.startswith("proj.norm.")}
-    if any(key.endswith(".bias") for key in found):
-        convs = [key for key in found if key.endswith(".weight")]
-        zeros = {f"{key.removesuffix('.weight')}.bias": found[key].new_zeros(len(found[key])) for key in convs}
-        found = {**zeros, **found}
-    return found
+    state = {key: value for key, value in module.state_dict().items() if not key.startswith("proj.norm.")}
+    if any(key.endswith(".bias") for key in state):
+        convs = [key for key in state if key.endswith(".weight")]
+        zeros = {f"{key.removesuffix('.weight')}.bias": state[key].new_zeros(len(state[key])) for key in convs}
+        state = {**zeros, **state}
+    return state

@@ -25,8 +25,8 @@ class SamAdapter(MapAdapter):
         why = "positions in queries and keys, which a mixer does not have"
         drops = {name: why for name in ("rel_pos_h", "rel_pos_w") if hasattr(module, name)}
         drops |= {} if module.rope is None else {"rope": why}
-        found = described(module, host, thirds(linear(module, "qkv")), drops)
-        return in_map(replace(found, prefix=0), host, getattr(block, "window_size", 0))
+        attention = described(module, host, thirds(linear(module, "qkv")), drops)
+        return in_map(replace(attention, prefix=0), host, getattr(block, "window_size", 0))
 
     @classmethod
     def feature_map(cls, module: nn.Module, host: Host) -> nn.Module | None:

@@ -25,24 +25,24 @@ class WindowAdapter(WindowsAdapter):
 
     @classmethod
     def describe(cls, module: Any, host: Host) -> AttentionSpec:
-        found = described(module, host, thirds(linear(module, "qkv")))
+        attention = described(module, host, thirds(linear(module, "qkv")))
         block: Any = host.above()
         window, shift = tuple(module.window_size), tuple(getattr(block, "shift_size", (0, 0)))
         merged, size = host.windows == "merge", getattr(block, "input_resolution", None)
         place: dict[str, Any] = {"window": window, "shift": shift, "prefix": 0, "merged": merged, "feature_size": size}
         if host.windows == "keep":
             table = Projection(module.get_parameter(_TABLE), None, (_TABLE,))
-            return Windows(**{**vars(found), **place, "grid": window, "any_length": False, "relative": table})
+            return Windows(**{**vars(attention), **place, "grid": window, "any_length": False, "relative": table})
         if not hasattr(block, "input_resolution"):
             raise OptionError(
                 "windows", "merge", "keep, where the attention is not in timm's block", "Convert the whole model."
             )
         grid, drops = (
             tuple(block.input_resolution),
-            {**found.drops, _TABLE: "biases for offsets in a window; merged windows have none"},
+            {**attention.drops, _TABLE: "biases for offsets in a window; merged windows have none"},
         )
         place |= {"span": window[0] * window[1], "any_length": block.dynamic_mask}
-        return Windows(**{**vars(found), **place, "grid": grid, "drops": drops})
+        return Windows(**{**vars(attention), **place, "grid": grid, "drops": drops})
 
     @classmethod
     def feature_map(cls, module: nn.Module, host: Host) -> nn.Module | None:

@@ -169,8 +169,8 @@ class Layout(NamedTuple):
 def layout(host: Host) -> Layout:
     """The layout, from the nearest module around the layer that determines it."""
     for part in host.chain():
-        if known := _KNOWN.get(path(type(part))):
-            return known(part, host)
+        if read_layout := _LAYOUTS.get(path(type(part))):
+            return read_layout(part, host)
         if isinstance(getattr(part, "patch_embed", None), nn.Module):
             return _embedded(part)
     return Layout(grid=host.grid(), prefix=host.prefix())
@@ -222,7 +222,7 @@ def _crossvit(model: Any, host: Host) -> Layout:
     return Layout(None, next(grids(model.patch_embed[branch])), 1)
 
 
-_KNOWN: dict[str, Any] = {
+_LAYOUTS: dict[str, Any] = {
     "timm.models.crossvit.CrossVit": _crossvit,
     "timm.models.csatv2.TransformerBlock": lambda block, host: Layout(block.pos_embed),
     "timm.models.edgenext.SplitTransposeBlock": lambda block, host: Layout(block.convs[-1], stage_grid(host)),

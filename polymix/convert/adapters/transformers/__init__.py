@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import nn
 
 from polymix.convert.adapters.libraries import load_library, local_files
@@ -13,18 +15,21 @@ from polymix.convert.adapters.transformers import (
     causal,
     detection,
     encoders,
+    families,
     images,
     sam,
     segmentation,
     swiftformer,
     swin,
 )
+from polymix.convert.adapters.transformers.families import any_adapter
+from polymix.convert.find import image_size
 from polymix.convert.model_recipes import Recipe, class_path, decode, encode, model_class
 from polymix.errors import OptionError
 
 __all__ = [
-    "build_model", "causal", "detection", "encoders", "images", "read_recipes", "sam", "segmentation", "swiftformer",
-    "swin",
+    "any_adapter", "build_model", "causal", "detection", "encoders", "examples", "families", "images", "read_recipes",
+    "sam", "segmentation", "swiftformer", "swin",
 ]  # fmt: skip
 
 
@@ -68,3 +73,42 @@ def _check_local(value: Any, key: str = "") -> None:
         raise OptionError(
             "host", f"{key}={value!r}", "an implementation that transformers has", "polymix downloads nothing."
         )
+
+
+PIXELS = 64  # of a side, where the config of a model of any size states none
+
+
+def examples(model: Any) -> Iterator[dict[str, Any]]:
+    """Small inputs that a model may take: token ids, pictures, sound, all of them together first."""
+    config, name = model.config, getattr(model, "main_input_name", "input_ids")
+    takes = inspect.signature(model.forward).parameters
+    weight, drawn = next(model.parameters()), torch.Generator().manual_seed(0)  # the caller's numbers stay as they are
+    ids = torch.tensor([[5, 6, 4, 3, 1, 7], [1, 2, 3, 6, 4, 5]], device=weight.device)
+
+    def numbers(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=drawn).to(weight)
+
+    sound = getattr(config, "audio_config", None) or getattr(config, "encoder", None) or config
+    parts: dict[str, Any] = {}
+    vision = getattr(config, "vision_config", None) or config
+    if "pixel_values" in takes:
+        size = image_size(vision) or (PIXELS, PIXELS)
+        frames = getattr(config, "num_frames", None)  # of a video
+        parts["pixel_values"] = numbers(2, *([frames] if frames else []), getattr(vision, "num_channels", 3), *size)
+    bands = getattr(sound, "num_mel_bins", None) or getattr(sound, "input_feat_per_channel", None)
+    if "input_features" in takes and bands:
+        whisper = "num_mel_bins" in sound.to_dict() and hasattr(sound, "max_source_positions")
+        parts["input_features"] = numbers(2, *((bands, 2 * sound.max_source_positions) if whisper else (64, bands)))
+    if "input_values" in takes:
+        parts["input_values"] = numbers(2, 8000)
+    if "past_values" in takes:
+        parts["past_values"] = numbers(2, config.context_length, getattr(config, "num_input_channels", 1))
+    decoder = {"decoder_input_ids": ids} if "decoder_input_ids" in takes else {}
+    if "input_ids" in takes:
+        yield {**parts, "input_ids": ids, **decoder}
+        yield {"input_ids": ids, **decoder}
+    if parts:
+        yield {**parts, **decoder}
+        yield parts
+    if name in parts:
+        yield {name: parts[name]}

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from polymix.convert.adapter import Adapter, Host, register_adapter
 from polymix.convert.adapters.transformers.visibility import Seen, grid, in_step, look
 from polymix.convert.spec import AttentionSpec, linear, thirds
-from polymix.errors import CapabilityError, MaskError, OptionError, PolymixError, StateError
-from polymix.mixers import SoftmaxMixer, TokenMixer
+from polymix.errors import CapabilityError, MaskError, PolymixError, StateError
+from polymix.mixers import SoftmaxMixer
 from polymix.mixers.cache import StateLayer, state_layer
 from polymix.mixers.inheritance import Projection
-from polymix.mixers.registry import lacks
+from polymix.mixers.registry import missing_capability
 
 
 class CausalAdapter(Adapter):
@@ -25,6 +27,7 @@ class CausalAdapter(Adapter):
     """
 
     forward_attributes = ("layer_idx", "config")
+    cache_layer: ClassVar[type[StateLayer]] = StateLayer
     layer_idx: int | None = None
     config: Any = None
 
@@ -40,7 +43,7 @@ class CausalAdapter(Adapter):
     ) -> Tensor:
         """Mix x (B, N, D) after the tokens in the cache. values: as in `Adapter.mix`, without a cache."""
         _refuse(others, bool(self.causal))
-        layer = None if cache is None else state_layer(cache, self.layer_idx)
+        layer = None if cache is None else state_layer(cache, self.layer_idx, self.cache_layer)
         past, positions = 0 if layer is None else layer.seen, others.get("position_ids")
         unmasked = "flash" in str(getattr(self.config, "_attn_implementation", None))
         seen = look(mask, positions, x, past, causal=bool(self.causal), unmasked=unmasked)
@@ -53,7 +56,7 @@ class CausalAdapter(Adapter):
         recurrent = bool(self.causal) and self.mixer.capabilities.recurrent
         if recurrent and seen.in_order and (layer.state is not None or not past):
             layer.follows(seen.before)
-            y, state = self.mixer.prefill(x, layer.state, mask=seen.padding)
+            y, state = self.prefill(x, layer.state, seen.padding)
             layer.advance(state, x.shape[1], seen.padding)
             return y
         if past:
@@ -61,6 +64,10 @@ class CausalAdapter(Adapter):
         y = self.mix(x, **self._options(seen, positions))
         layer.advance(None, x.shape[1], None)
         return y
+
+    def prefill(self, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
+        """The mixer's output for the next tokens, and its state after them."""
+        return self.mixer.prefill(x, state, mask=mask)
 
     def _options(self, seen: Seen, positions: Tensor | None) -> dict[str, Any]:
         """Arguments for `mix` in a call without earlier tokens."""
@@ -70,11 +77,11 @@ class CausalAdapter(Adapter):
             raise MaskError("position_ids", got, "positions that increase by 1", "Leave position_ids out.")
         if seen.segments is not None:
             if not can.has("segments"):
-                raise lacks(self.mixer.name, "segments", "position_ids", "packed sequences")
+                raise missing_capability(self.mixer.name, "segments", "position_ids", "packed sequences")
             return {"segments": seen.segments}
         if seen.pairs is not None:
             if not can.has("arbitrary"):
-                raise lacks(
+                raise missing_capability(
                     self.mixer.name, "arbitrary", "attention_mask", "a mask other than causal order and padding"
                 )
             return {"mask": seen.pairs, "causal": False}
@@ -84,7 +91,7 @@ class CausalAdapter(Adapter):
         """The error for a call that cannot continue from the cache."""
         cure = "Pass use_cache=False, also to generate()."
         if not recurrent:
-            error = lacks(
+            error = missing_capability(
                 self.mixer.name, "recurrent", "past_key_values", f"continuing after {layer.seen} cached tokens"
             )
             return CapabilityError(error.argument, error.got, error.allowed, cure)
@@ -94,8 +101,18 @@ class CausalAdapter(Adapter):
         return StateError("past_key_values", got, "an empty cache, or one with a state", cure)
 
 
+def _recording() -> bool:
+    """Whether the model collects attention weights of its layers by hooks, as transformers 5 does."""
+    capturing = sys.modules.get("transformers.utils.output_capturing")
+    collector = None if torch.compiler.is_compiling() else getattr(capturing, "_active_collector", None)
+    return any("attentions" in name for name in (None if collector is None else collector.get()) or ())
+
+
 def _refuse(others: Mapping[str, Any], causal: bool) -> None:
     """Raise an error for arguments that a mixer does not support."""
+    if _recording():
+        cure = "Leave output_attentions out, also in the config."
+        raise CapabilityError("output_attentions", True, "False: a mixer has no attention weights", cure)
     for name in ("head_mask", "output_attentions", "position_bias", "cache"):
         if others.get(name) is not None and others[name] is not False:
             raise CapabilityError(
@@ -157,21 +174,14 @@ class LlamaAdapter(CausalAdapter):
         config, groups = module.config, module.num_key_value_groups
         query, key, value, out = (linear(module, f"{name}_proj") for name in "qkvo")
         heads = query.weight.shape[0] // module.head_dim
-        base, kind = _rope(config)
+        base, kind = rope(config)
         drops = {} if kind == "default" else {"rotary": f"rotary angles scaled by {kind!r}, which no mixer has"}
         return AttentionSpec(
-            dim=config.hidden_size, heads=heads, query=query, key=_repeated(key, groups, module.head_dim),
-            value=_repeated(value, groups, module.head_dim), out=out, scale=module.scaling,
+            dim=config.hidden_size, heads=heads, query=query, key=repeated(key, groups, module.head_dim),
+            value=repeated(value, groups, module.head_dim), out=out, scale=module.scaling,
             causal=getattr(config, "is_causal", True), any_length=True, max_tokens=config.max_position_embeddings,
-            rotary=None if drops else base, drops=drops,
+            rotary=None if drops else base or 1e4, drops=drops,
         )  # fmt: skip
-
-    def __init__(self, mixer: TokenMixer, attention: AttentionSpec, module: nn.Module) -> None:
-        super().__init__(mixer, attention, module)
-        unturned = mixer.config.is_attention and mixer.config.rotary_base is None
-        if unturned and "rotary" in attention.drops:
-            got = f"{mixer.name} for {attention.drops['rotary']}"
-            raise OptionError("plan", got, "another mixer", "Keep this layer.")
 
     def forward(
         self, hidden_states: Tensor, position_embeddings: Any = None, attention_mask: Any = None,
@@ -180,14 +190,14 @@ class LlamaAdapter(CausalAdapter):
         return self.attend(hidden_states, attention_mask, past_key_values, others), None
 
 
-def _rope(config: Any) -> tuple[float, str]:
-    """Base and type of the rotary angles: in one dict, or before transformers 5 in two places."""
+def rope(config: Any) -> tuple[float | None, str]:
+    """Base and type of the rotary angles: in one dict, or before transformers 5 in two places. None: it has none."""
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    base = rope.get("rope_theta") or getattr(config, "rope_theta", None) or 1e4
-    return float(base), str(rope.get("rope_type") or rope.get("type") or "default")
+    base = rope.get("rope_theta") or getattr(config, "rope_theta", None)
+    return None if base is None else float(base), str(rope.get("rope_type") or rope.get("type") or "default")
 
 
-def _repeated(part: Projection, groups: int, size: int) -> Projection:
+def repeated(part: Projection, groups: int, size: int) -> Projection:
     """The `size` rows of each key or value head, repeated for every query head of its group."""
     weight, bias = (
         None if t is None else t.unflatten(0, (-1, size)).repeat_interleave(groups, 0).flatten(0, 1)

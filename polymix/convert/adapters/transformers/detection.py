@@ -51,22 +51,22 @@ class DetrAdapter(EncoderAdapter):
         return next((part for name, part in parts if name.rpartition(".")[2] == "position_embedding"), None)
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
-        given = self.named(args, kwargs)
-        x, context = given["hidden_states"], given.get("key_value_states")
-        query = _sum(x, _first(given, "position_embeddings", "query_position_embeddings", "object_queries"))
+        arguments = self.named(args, kwargs)
+        x, context = arguments["hidden_states"], arguments.get("key_value_states")
+        query = _sum(x, _first(arguments, "position_embeddings", "query_position_embeddings", "object_queries"))
         if context is None:
-            return self.alone(query, given, values=x), None
-        key = _sum(context, _first(given, "encoder_position_embeddings", "spatial_position_embeddings"))
-        return self.across(query, key, given.get("attention_mask"), context), None
+            return self.alone(query, arguments, values=x), None
+        key = _sum(context, _first(arguments, "encoder_position_embeddings", "spatial_position_embeddings"))
+        return self.across(query, key, arguments.get("attention_mask"), context), None
 
 
 def _sum(x: Tensor, positions: Tensor | None) -> Tensor:
     return x if positions is None else x + positions
 
 
-def _first(given: dict[str, Any], *names: str) -> Tensor | None:
+def _first(arguments: dict[str, Any], *names: str) -> Tensor | None:
     """The first of the arguments that was passed; releases name it differently."""
-    return next((given[name] for name in names if given.get(name) is not None), None)
+    return next((arguments[name] for name in names if arguments.get(name) is not None), None)
 
 
 @register_adapter(f"{_CONDITIONAL}.ConditionalDetrDecoderSelfAttention")

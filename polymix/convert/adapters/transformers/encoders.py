@@ -70,12 +70,12 @@ class NamedArguments:
 
     def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments of a call by name. Raises OptionError for those that a mixer does not support."""
-        given = {**dict(zip(self.names, args, strict=False)), **kwargs}
-        asked = {**given, "output_attentions": given.get("output_attentions") or self._recorded()}
+        arguments = {**dict(zip(self.names, args, strict=False)), **kwargs}
+        used = {**arguments, "output_attentions": arguments.get("output_attentions") or self._recorded()}
         for name, cure in _NOT_HERE.items():
-            if asked.get(name) is not None and asked[name] is not False:
-                raise OptionError(name, "a tensor" if isinstance(asked[name], Tensor) else asked[name], "None", cure)
-        return given
+            if used.get(name) is not None and used[name] is not False:
+                raise OptionError(name, "a tensor" if isinstance(used[name], Tensor) else used[name], "None", cure)
+        return arguments
 
     def _recorded(self) -> bool:
         """Whether the model collects attention weights by hooks, without passing an argument."""
@@ -89,14 +89,14 @@ class EncoderAdapter(NamedArguments, CausalAdapter):
         super().__init__(mixer, attention, module)
         self.read_signature(module)
 
-    def alone(self, x: Tensor, given: dict[str, Any], cache: Any = None, values: Tensor | None = None) -> Tensor:
+    def alone(self, x: Tensor, arguments: dict[str, Any], cache: Any = None, values: Tensor | None = None) -> Tensor:
         """Self-attention: mix x, after the tokens in the cache. values: as in `Adapter.mix`."""
-        mask = given.get("attention_mask")
+        mask = arguments.get("attention_mask")
         if isinstance(mask, Tensor) and mask.ndim == 4 and mask.shape[2] == 1 < mask.shape[3]:
             mask = mask[:, 0, 0]  # one row for all queries
         flash = "flash" in str(getattr(self.config, "_attn_implementation", None))
-        positions = given.get("position_ids") if flash else None  # other implementations ignore them
-        return self.attend(x, mask, cache, {"is_causal": given.get("is_causal"), "position_ids": positions}, values)
+        positions = arguments.get("position_ids") if flash else None  # other implementations ignore them
+        return self.attend(x, mask, cache, {"is_causal": arguments.get("is_causal"), "position_ids": positions}, values)
 
     def across(self, x: Tensor, context: Tensor, mask: Any, values: Tensor | None = None) -> Tensor:
         """Cross-attention: mix x with a context under a mask (B, 1, N or 1, M) or (B, M)."""
@@ -137,11 +137,24 @@ class BertAdapter(EncoderAdapter):
         )  # fmt: skip
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, tuple[()] | None]:
-        given = self.named(args, kwargs)
-        x = given["hidden_states"]
+        arguments = self.named(args, kwargs)
+        x = arguments["hidden_states"]
         if self.cross:
-            mask = given.get("encoder_attention_mask", given.get("attention_mask"))
-            y = self.across(x, given["encoder_hidden_states"], mask)
+            mask = arguments.get("encoder_attention_mask", arguments.get("attention_mask"))
+            y = self.across(x, arguments["encoder_hidden_states"], mask)
         else:
-            y = self.alone(x, given, given.get("past_key_values", given.get("past_key_value")))
+            y = self.alone(x, arguments, arguments.get("past_key_values", arguments.get("past_key_value")))
         return self.LayerNorm(x + y), self.nothing
+
+
+@register_adapter(*classes({"patchtst": "PatchTST"}))
+class PatchTstAdapter(EncoderAdapter):
+    """(hidden_states) -> (output, None), over the patches of a series or, with channel_attention, over its channels."""
+
+    @classmethod
+    def describe(cls, module: nn.Module, host: Host) -> AttentionSpec:
+        return replace(read(module)[1], any_length=True)
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+        arguments = self.named(args, kwargs)
+        return self.alone(arguments["hidden_states"], arguments), None

@@ -14,7 +14,8 @@ from polymix.convert.find import grids, prefix_tokens
 from polymix.convert.spec import AttentionSpec
 from polymix.mixers import TokenMixer
 
-_VIT = {"vit": "ViT", "deit": "DeiT", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}
+_VIT = {"vit": "ViT", "deit": "DeiT", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters",
+        "dpt": "DPTViT"}  # fmt: skip
 
 
 @register_adapter(*classes(_VIT))
@@ -38,15 +39,15 @@ class VitAdapter(EncoderAdapter):
         return None if embeddings is None else embeddings.get_submodule("patch_embeddings.projection")
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, None]:
-        given = self.named(args, kwargs)
-        y = self.alone(given["hidden_states"], given)
+        arguments = self.named(args, kwargs)
+        y = self.alone(arguments["hidden_states"], arguments)
         return y if self.bare else (y, None)
 
 
 def _embeddings(host: Host) -> nn.Module | None:
     """The module that makes tokens from an image."""
-    found = (getattr(module, "embeddings", None) for module in host.chain())
-    return next((part for part in found if hasattr(part, "patch_embeddings")), None)
+    candidates = (getattr(module, "embeddings", None) for module in host.chain())
+    return next((part for part in candidates if hasattr(part, "patch_embeddings")), None)
 
 
 @register_adapter(*classes({"yolos": "Yolos"}))
@@ -59,10 +60,10 @@ class YolosAdapter(VitAdapter):
         count = 0 if embeddings is None else embeddings.get_parameter("detection_tokens").shape[1]
         return replace(attention, prefix=1 + count)
 
-    def alone(self, x: Tensor, given: dict[str, Any], cache: Any = None, values: Tensor | None = None) -> Tensor:
+    def alone(self, x: Tensor, arguments: dict[str, Any], cache: Any = None, values: Tensor | None = None) -> Tensor:
         behind = self.prefix - 1
         front, patches, detections = x[:, :1], x[:, 1 : x.shape[1] - behind], x[:, x.shape[1] - behind :]
-        y = super().alone(torch.cat((front, detections, patches), 1), given, cache, values)
+        y = super().alone(torch.cat((front, detections, patches), 1), arguments, cache, values)
         return torch.cat((y[:, :1], y[:, self.prefix :], y[:, 1 : self.prefix]), 1)
 
 
@@ -87,8 +88,8 @@ class ClipAdapter(VitAdapter):
 
 def _clip_embeddings(host: Host) -> nn.Module | None:
     """The module that makes tokens from an image; None in the text encoder."""
-    found = (getattr(module, "embeddings", None) for module in host.chain())
-    return next((part for part in found if hasattr(part, "patch_embedding")), None)
+    candidates = (getattr(module, "embeddings", None) for module in host.chain())
+    return next((part for part in candidates if hasattr(part, "patch_embedding")), None)
 
 
 @register_adapter(*classes({"siglip": "Siglip", "siglip2": "Siglip2"}))
@@ -111,8 +112,8 @@ class SiglipAdapter(VitAdapter):
     @classmethod
     def feature_map(cls, module: nn.Module, host: Host) -> nn.Module | None:
         embeddings = _clip_embeddings(host)
-        found = None if embeddings is None else embeddings.get_submodule("patch_embedding")
-        return found if isinstance(found, nn.Conv2d) else None
+        projection = None if embeddings is None else embeddings.get_submodule("patch_embedding")
+        return projection if isinstance(projection, nn.Conv2d) else None
 
 
 @register_adapter(*classes({"beit": "Beit"}))
@@ -133,11 +134,11 @@ class BeitAdapter(VitAdapter):
         own = getattr(host.above(), "relative_position_bias", None) is not None
         return [(host.above(), "relative_position_bias", None)] if own else []
 
-    def alone(self, x: Tensor, given: dict[str, Any], cache: Any = None, values: Tensor | None = None) -> Tensor:
-        mask = given.get("attention_mask")
+    def alone(self, x: Tensor, arguments: dict[str, Any], cache: Any = None, values: Tensor | None = None) -> Tensor:
+        mask = arguments.get("attention_mask")
         if isinstance(mask, Tensor) and mask.is_floating_point():
-            given = {**given, "attention_mask": mask > torch.finfo(mask.dtype).min / 2}
-        return super().alone(x, given, cache, values)
+            arguments = {**arguments, "attention_mask": mask > torch.finfo(mask.dtype).min / 2}
+        return super().alone(x, arguments, cache, values)
 
 
 _CVT = "attention.convolution_projection_"

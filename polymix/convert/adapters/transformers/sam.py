@@ -31,11 +31,11 @@ class SamAdapter(MapAdapter):
         drops |= {"dropout": NO_WEIGHTS} if module.dropout else {}
         embed = next(filter(None, (getattr(part, "patch_embed", None) for part in host.chain())), None)
         grid = None if embed is None else next(grids(embed), None)
-        found = AttentionSpec(
+        attention = AttentionSpec(
             dim=module.proj.out_features, heads=module.num_attention_heads, query=query, key=key, value=value,
             out=linear(module, "proj"), scale=module.scale, grid=grid, drops=drops,
         )  # fmt: skip
-        return in_map(found, host, getattr(layer, "window_size", 0))
+        return in_map(attention, host, getattr(layer, "window_size", 0))
 
     @classmethod
     def feature_map(cls, module: nn.Module, host: Host) -> nn.Module | None:
@@ -66,11 +66,11 @@ class Sam2Adapter(MapAdapter):
             raise CapabilityError("host", got, "a layer as wide as its input, with all queries", "Keep it.")
         layer: Any = host.above()
         query, key, value = thirds(linear(module, "qkv"))
-        found = AttentionSpec(
+        attention = AttentionSpec(
             dim=module.dim, heads=module.num_attention_heads, query=query, key=key, value=value,
             out=linear(module, "proj"), scale=module.scale,
         )  # fmt: skip
-        return in_map(found, host, getattr(layer, "window_size", 0))
+        return in_map(attention, host, getattr(layer, "window_size", 0))
 
     @classmethod
     def feature_map(cls, module: nn.Module, host: Host) -> nn.Module | None:

@@ -37,7 +37,7 @@ class SegformerAdapter(EncoderAdapter):
     def describe(cls, module: nn.Module, host: Host) -> AttentionSpec:
         if not hasattr(module, "sequence_reduction_ratio"):
             got = f"SegFormer of transformers {metadata.version('transformers')}"
-            cure = "Run pip install -U transformers."
+            cure = "Install a newer one with: pip install -U transformers"
             raise OptionError("model", got, "SegFormer as transformers 5.23 has it", cure)
         reduction = getattr(module, _REDUCTION, None)
         lost = [] if reduction is None else [f"{_REDUCTION}.{key}" for key, _ in reduction.named_parameters()]
@@ -50,9 +50,9 @@ class SegformerAdapter(EncoderAdapter):
         return None if stage is None else stage.get_submodule("patch_embeddings.proj")
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
-        given = self.named(args, kwargs)
-        x, grid = given["hidden_states"], (given["height"], given["width"])
-        if given.get("attention_mask") is not None:
+        arguments = self.named(args, kwargs)
+        x, grid = arguments["hidden_states"], (arguments["height"], arguments["width"])
+        if arguments.get("attention_mask") is not None:
             raise CapabilityError("attention_mask", "a mask", "None: SegFormer pads nothing", "Leave it out.")
         reduction = dict(self.named_children()).get(_REDUCTION)
         return self.mix(x, None if reduction is None else reduction(x, *grid), grid=grid), None
@@ -77,11 +77,11 @@ class EomtAdapter(VitAdapter):
             return attention
         return replace(attention, prefix=attention.prefix + model.config.num_queries)
 
-    def alone(self, x: Tensor, given: dict[str, Any], cache: Any = None, values: Tensor | None = None) -> Tensor:
-        mask = given.get("attention_mask")
+    def alone(self, x: Tensor, arguments: dict[str, Any], cache: Any = None, values: Tensor | None = None) -> Tensor:
+        mask = arguments.get("attention_mask")
         if isinstance(mask, Tensor) and mask.is_floating_point():
-            given = {**given, "attention_mask": mask > _HIDDEN}
-        return super().alone(x, given, cache, values)
+            arguments = {**arguments, "attention_mask": mask > _HIDDEN}
+        return super().alone(x, arguments, cache, values)
 
 
 @register_adapter(*classes({"mask2former": "Mask2Former"}))
@@ -97,11 +97,11 @@ class Mask2FormerAdapter(DetrAdapter):
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
         # The decoder always asks for the weights, and passes them on if the model was asked for them.
-        given = self.named(args, {**kwargs, "output_attentions": False})
+        arguments = self.named(args, {**kwargs, "output_attentions": False})
         for name in ("attention_mask", "key_value_states"):
-            if given.get(name) is not None:
+            if arguments.get(name) is not None:
                 cure = "Keep this layer: name the others in the plan."
                 raise CapabilityError(name, "a tensor", "None, as Mask2Former's decoder calls it", cure)
-        x, positions = given["hidden_states"].transpose(0, 1), given.get("position_embeddings")
+        x, positions = arguments["hidden_states"].transpose(0, 1), arguments.get("position_embeddings")
         query = x if positions is None else x + positions.transpose(0, 1)
         return self.mix(query, values=None if positions is None else x).transpose(0, 1), None

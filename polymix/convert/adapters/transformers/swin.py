@@ -31,7 +31,7 @@ class SwinAdapter(NamedArguments, WindowsAdapter):
 
     @classmethod
     def describe(cls, module: nn.Module, host: Host) -> AttentionSpec:
-        found, layer = read(module)[1], host.above()
+        attention, layer = read(module)[1], host.above()
         name, table = next((key, p) for key, p in module.named_parameters() if key.endswith(_TABLE))
         side = round((len(table) ** 0.5 + 1) / 2)  # of a window: the table has (2 · side - 1)² rows
         size: Any = getattr(layer, "input_resolution", None)
@@ -39,13 +39,13 @@ class SwinAdapter(NamedArguments, WindowsAdapter):
         place: dict[str, Any] = {"window": (side, side), "shift": (shift, shift), "feature_size": size}
         if host.windows == "keep":
             relative = Projection(table, None, (name,))
-            return Windows(**{**vars(found), **place, "merged": False, "grid": (side, side), "relative": relative})
+            return Windows(**{**vars(attention), **place, "merged": False, "grid": (side, side), "relative": relative})
         if size is None:
             cure = "Convert the whole model."
             raise OptionError("windows", "merge", "keep, where the attention is not in a SwinLayer", cure)
-        drops = {**found.drops, name: "biases for offsets in a window; merged windows have none"}
+        drops = {**attention.drops, name: "biases for offsets in a window; merged windows have none"}
         place |= {"span": side**2, "any_length": True, "merged": True}
-        return Windows(**{**vars(found), **place, "grid": tuple(size), "drops": drops})
+        return Windows(**{**vars(attention), **place, "grid": tuple(size), "drops": drops})
 
     @classmethod
     def feature_map(cls, module: nn.Module, host: Host) -> nn.Module | None:
@@ -66,8 +66,8 @@ class SwinAdapter(NamedArguments, WindowsAdapter):
         return -(-height // 2), -(-width // 2)
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor] | tuple[Tensor, None]:
-        given = self.named(args, kwargs)
-        y = self.mix_windows(given["hidden_states"], given.get("attention_mask"))
+        arguments = self.named(args, kwargs)
+        y = self.mix_windows(arguments["hidden_states"], arguments.get("attention_mask"))
         return (y,) if self.single else (y, None)
 
 

@@ -73,14 +73,14 @@ def once(of: Tensor, name: str, make: Callable[[], T]) -> T:
     """
     if torch.compiler.is_compiling() or of.is_inference():
         return make()
-    kept: dict[Hashable, Any] = vars(of).setdefault("_polymix", {})
-    if (key := (name, of._version)) not in kept:
-        kept[key] = make()
-    return kept[key]
+    results: dict[Hashable, Any] = vars(of).setdefault("_polymix", {})
+    if (key := (name, of._version)) not in results:
+        results[key] = make()
+    return results[key]
 
 
 def _grid(mask: Tensor) -> Tensor:
-    seen = mask if mask.dtype == torch.bool else visible(mask, inverted=False)
+    seen = mask if mask.dtype == torch.bool else visible(mask, inverted=False, shares=True)
     if seen.ndim == 2:
         return seen
     if seen.shape[1] > 1 and not holds((seen == seen[:, :1]).all(), "takes no mask that differs by head"):
@@ -97,7 +97,7 @@ def _read(seen: Tensor, positions: Tensor | None, past: int, causal: bool) -> Se
     parts = split(now, causal)
     if parts.arbitrary is not None:
         packed = None if positions is None else _packed(positions)
-        if packed is not None and bool((now == _within(packed, causal)).all()):
+        if packed is not None and bool((now == within(packed, causal)).all()):
             return Seen(segments=packed.expand(now.shape[0], -1))
         return Seen(pairs=now)
     _one_each(positions, parts.padding)
@@ -132,7 +132,7 @@ def _packed(positions: Tensor) -> Tensor | None:
     return torch.nn.functional.pad(ids, (1, 0))
 
 
-def _within(segments: Tensor, causal: bool) -> Tensor:
+def within(segments: Tensor, causal: bool) -> Tensor:
     """(B, N, N): True where both tokens are in one sequence, and with `causal` the second is not later."""
     same = segments[:, :, None] == segments[:, None]
     return same.tril() if causal else same
@@ -145,7 +145,7 @@ def in_step(seen: Seen, positions: Tensor | None) -> bool:
     drift = positions - torch.arange(positions.shape[1], device=positions.device)
     same = drift[:, :, None] == drift[:, None]
     if seen.segments is not None:
-        same = same | ~_within(seen.segments, False)
+        same = same | ~within(seen.segments, False)
     if seen.pairs is not None:
         same = same | ~seen.pairs
     if seen.padding is not None:

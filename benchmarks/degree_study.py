@@ -1,0 +1,190 @@
+"""Does PADRe saturate beyond degree 3, and does another basis or a normalised Y cure it?
+
+    python benchmarks/degree_study.py --out benchmarks/results/degree-study
+
+Trains the same vision transformer on scikit-learn's digits with PADRe of degree 1 to 8 in four bases, with and without
+RMS normalisation of Y, with several seeds. Every W_i is learned, one number per channel. `--host tight`, the default,
+leaves the work to the mixer: 16 tokens of 2 × 2 pixels, one block of 8 channels, an MLP of one unit. `--host roomy` has
+two blocks of 32 channels and an MLP of 8 units, with which nearly every degree solves the digits.
+
+Besides accuracy and loss it records how activations and gradients grow with the degree, before and after training: the
+RMS of the mixers' outputs, their largest entry, and the norm of the loss's gradient over the mixers' parameters, on the
+first 256 images.
+
+Each finished run is written before the next begins. The same command continues an interrupted study and draws the plot.
+`--quick` takes degrees 1 to 3, one seed and two epochs.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import polymix
+from polymix.domains.classify.recipe import ClassifyRecipe
+from polymix.domains.classify.task import ClassifyTask
+from polymix.errors import OptionError
+from polymix.files import write_whole
+from polymix.measure.machine import manifest
+from polymix.models import VisionTransformer
+from polymix.train.data.images import ImageData, load_digits
+from polymix.train.in_memory import train_in_memory
+
+BASES = ("monomial", "chebyshev", "legendre", "hermite")
+HOSTS: dict[str, dict[str, Any]] = {
+    "tight": {"image_size": 8, "patch_size": 2, "channels": 1, "dim": 8, "depth": 1, "mlp_ratio": 0.125, "classes": 10},
+    "roomy": {"image_size": 8, "patch_size": 2, "channels": 1, "dim": 32, "depth": 2, "mlp_ratio": 0.25, "classes": 10},
+}
+Run = dict[str, Any]
+
+
+def runs(degrees: int, seeds: int) -> Iterator[Run]:
+    """Every run, a seed at a time; at degree 1 all bases are one."""
+    for seed in range(seeds):
+        for degree in range(1, degrees + 1):
+            for basis in BASES if degree > 1 else BASES[:1]:
+                for normalize in (None, "rms"):
+                    yield {"seed": seed, "degree": degree, "basis": basis, "normalize": normalize}
+
+
+def build(run: Run, host: Run) -> nn.Module:
+    options = {key: run[key] for key in ("degree", "basis", "normalize")}
+    return VisionTransformer(polymix.PadreConfig(kernel_size=3, weight="channel", **options), **host)
+
+
+def growth(model: nn.Module, data: ImageData) -> Run:
+    """Spread and largest entry of the mixers' outputs, and the gradient's norm over their parameters."""
+    mixers = [module for module in model.modules() if isinstance(module, polymix.PadreMixer)]
+    outputs: list[torch.Tensor] = []
+    hooks = [mixer.register_forward_hook(lambda module, args, y: outputs.append(y.detach())) for mixer in mixers]
+    model.train()
+    model.zero_grad()
+    images, labels = data.train.images[:256], data.train.labels[:256]
+    F.cross_entropy(model(data.normalise(images)), labels).backward()
+    for hook in hooks:
+        hook.remove()
+    grads = [p.grad.norm() for mixer in mixers for p in mixer.parameters() if p.grad is not None]
+    found = {
+        "rms": max(y.square().mean().sqrt().item() for y in outputs),
+        "largest": max(y.abs().max().item() for y in outputs),
+        "gradient": torch.stack(grads).norm().item(),
+    }
+    model.zero_grad()
+    return found
+
+
+def measure(run: Run, host: Run, data: ImageData, recipe: ClassifyRecipe) -> Run:
+    """A training's outcome; accuracy None where it diverged. losses: of the first step of each epoch."""
+    torch.manual_seed(run["seed"])
+    before, task, models = growth(build(run, host), data), ClassifyTask(recipe.changed(seed=run["seed"])), []
+
+    def one() -> nn.Module:
+        models.append(build(run, host))
+        return models[-1]
+
+    outcome: Run = {"accuracy": None, "seconds": None, "losses": []}
+    with suppress(OptionError):  # the loss is not finite
+        trained = train_in_memory(task, data, one)
+        each = -(-len(data.train) // recipe.batch_size)
+        accuracy = trained.details(task, data)["metrics"]["accuracy"]
+        outcome = {"accuracy": accuracy, "seconds": trained.seconds, "losses": trained.losses[::each]}
+    return {
+        **run, **outcome, "at_init": before, "trained": growth(models[0], data),
+        "parameters": sum(p.numel() for p in models[0].parameters()),
+    }  # fmt: skip
+
+
+def save(path: Path, content: Run) -> None:
+    write_whole(path, json.dumps(content, indent=1) + "\n")
+
+
+def table(rows: list[Run]) -> str:
+    """Test accuracy in per cent, mean over seeds, a row a basis and normalisation, a column a degree."""
+    degrees = sorted({row["degree"] for row in rows})
+    lines = ["| basis | Y | " + " | ".join(map(str, degrees)) + " |", "|---|---|" + "---|" * len(degrees)]
+    for basis in BASES:
+        for normalize in (None, "rms"):
+            cells = []
+            for degree in degrees:
+                its = [row for row in rows if row["degree"] == degree and row["normalize"] == normalize
+                       and row["basis"] == (basis if degree > 1 else BASES[0])]  # fmt: skip
+                good = [100 * row["accuracy"] for row in its if row["accuracy"] is not None]
+                cells.append((f"{sum(good) / len(good):.1f}" if good else "–")
+                             + (f" ({len(its) - len(good)} diverged)" if len(good) < len(its) else ""))  # fmt: skip
+            lines.append(f"| {basis} | {normalize or 'as it is'} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def plot(rows: list[Run], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 7), layout="constrained")
+    axes = figure.subplots(2, 3)
+    panels = (
+        ("test accuracy, %", lambda row: None if row["accuracy"] is None else 100 * row["accuracy"]),
+        ("gradient of the mixers at init", lambda row: row["at_init"]["gradient"]),
+        ("largest output of a mixer, trained", lambda row: row["trained"]["largest"]),
+    )
+    for top, normalize in zip(axes, (None, "rms"), strict=True):
+        for place, (axis, (label, value)) in enumerate(zip(top, panels, strict=True)):
+            for basis, colour, marker in zip(BASES, ("#0072b2", "#d55e00", "#009e73", "#cc79a7"), "os^D", strict=True):
+                points: dict[int, list[float]] = {}
+                for row in rows:
+                    if row["normalize"] == normalize and (row["basis"] == basis or row["degree"] == 1):
+                        found = value(row)
+                        points.setdefault(row["degree"], []).extend([] if found is None else [found])
+                degrees = sorted(degree for degree, found in points.items() if found)
+                means = [sum(points[degree]) / len(points[degree]) for degree in degrees]
+                axis.plot(degrees, means, color=colour, marker=marker, label=basis, markersize=4)
+                axis.vlines(degrees, [min(points[d]) for d in degrees], [max(points[d]) for d in degrees],
+                            color=colour, alpha=0.4)  # fmt: skip
+            axis.set(xlabel="degree", title=f"{label}\nY {'as it is' if normalize is None else 'RMS-normalised'}")
+            axis.grid(color="#e4e4e4")
+            axis.spines[["top", "right"]].set_visible(False)
+            if place:
+                axis.set_yscale("log")
+    axes[0][0].legend(frameon=False)
+    figure.savefig(path, dpi=130)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("degree-study"))
+    parser.add_argument("--degrees", type=int, default=8)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--host", choices=HOSTS, default="tight")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--quick", action="store_true")
+    chosen = parser.parse_args()
+    if chosen.quick:
+        chosen.degrees, chosen.seeds, chosen.epochs = 3, 1, 2
+    torch.set_num_threads(chosen.threads)
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    path, recipe, data = chosen.out / "results.json", ClassifyRecipe(image_size=8, epochs=chosen.epochs), load_digits(8)
+    asked = {"host": HOSTS[chosen.host], "recipe": recipe.to_dict()}
+    content = {**asked, "machine": manifest("cpu", chosen.threads), "rows": []}
+    if path.exists():
+        content = json.loads(path.read_text())
+        if any(content[key] != value for key, value in asked.items()):
+            raise SystemExit(f"{path} holds a run with other settings: choose another --out")
+    done = {tuple(row[key] for key in ("seed", "degree", "basis", "normalize")) for row in content["rows"]}
+    for run in runs(chosen.degrees, chosen.seeds):
+        if tuple(run.values()) in done:
+            continue
+        row = measure(run, HOSTS[chosen.host], data, recipe)
+        content["rows"].append(row)
+        save(path, content)
+        print(f"{run}  accuracy {row['accuracy']}  {row['seconds']} s", flush=True)
+    print(table(content["rows"]))
+    plot(content["rows"], chosen.out / "degree.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,423 @@
+"""The tables of measured results, from benchmarks/results."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+STUDIES = ("degree-study", "degree-study-roomy")
+
+
+def table(head: Iterable[Any], rows: Iterable[Iterable[Any]]) -> str:
+    """A table in Markdown."""
+    lines = [list(head)]
+    lines += [["---"] * len(lines[0]), *(list(row) for row in rows)]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def load(name: str) -> dict[str, Any]:
+    return dict(json.loads((RESULTS / name).read_text(encoding="utf-8")))
+
+
+def where(machine: dict[str, Any]) -> str:
+    threads = machine["threads"]
+    return f"{machine['cpu']}, {threads} thread{'s' * (threads != 1)}, torch {machine['torch']}"
+
+
+def sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+# Speed and memory
+
+
+def bench() -> str:
+    """What `polymix bench` measured, every column."""
+    from polymix.workflows.bench.tables import markdown
+
+    return sentence(markdown(load("bench/results.json")))
+
+
+def readme_bench() -> str:
+    """Each mixer's time at 4,096 tokens, and its speedup over attention at every number of tokens."""
+    content, groups = load("bench/results.json"), {}
+    for row in content["rows"]:
+        if row["pass"] == "forward":
+            groups.setdefault(tuple(row[key] for key in ("dtype", "threads", "dim", "batch")), []).append(row)
+    return "\n\n".join(_speedups(rows, content["machine"]) for rows in groups.values())
+
+
+def _speedups(rows: list[dict[str, Any]], machine: dict[str, Any], tokens: int = 4096) -> str:
+    counts = sorted({row["tokens"] for row in rows})
+    at = tokens if tokens in counts else counts[-1]
+    by_mixer: dict[str, dict[int, dict[str, Any]]] = {}
+    for row in rows:
+        name = row["mixer"] if row["impl"] == "auto" else f"{row['mixer']}, {row['impl']}"
+        by_mixer.setdefault(name, {})[row["tokens"]] = row
+    lines = []
+    for name, by_count in by_mixer.items():
+        row = by_count.get(at)
+        ratios = [by_count.get(count, {}).get("attention_ratio") for count in counts]
+        cells = ["–" if ratio is None else f"{ratio:.2f} ×" if ratio < 10 else f"{ratio:.3g} ×" for ratio in ratios]
+        lines.append((name, "–" if row is None or row["stopped"] else f"{1e3 * row['seconds']:.3g}", *cells))
+    first = rows[0]
+    threads = f"{first['threads']} thread{'s' * (first['threads'] != 1)}"
+    size = f"{first['dim']} channels, batch {first['batch']}"
+    head = ("mixer", f"ms at {at:,} tokens", *(f"speedup at {count:,}" for count in counts))
+    return f"{machine['gpu'] or machine['cpu']}, {threads}, {first['dtype']}, {size}:\n\n{table(head, lines)}"
+
+
+def scenes() -> str:
+    """The answer of `polymix compare` on its default data, and the accuracies: mean, and half the range over seeds."""
+    content, accuracies = load("compare-scenes/results.json"), {}
+    for row in content["rows"]:
+        accuracies.setdefault(row["mixer"], []).append(100 * row["metrics"]["accuracy"])
+    lines = [
+        (f"`{mixer}`", f"{fmean(values):.1f} ± {(max(values) - min(values)) / 2:.1f}")
+        for mixer, values in accuracies.items()
+    ]
+    head = ("mixer", f"accuracy, %, and half the range over {content['settings']['seeds']} seeds")
+    return f"{where(content['machine'])}. {content['answer']['headline']}\n\n{table(head, lines)}"
+
+
+def targets() -> str:
+    content, lines = load("targets.json"), []
+    for row in content["rows"]:
+        goal, verdict = f"{row['sign']} {row['target']:.3g}", "met" if row["met"] else "**not met**"
+        lines.append((row["what"], f"{row['value']:.3g}", goal, verdict, row["detail"]))
+    head = ("measurement", "measured", "target", "", "from")
+    return f"{where(content['machine'])}, {content['machine']['cpu_capability']}.\n\n{table(head, lines)}"
+
+
+def whole_models() -> str:
+    """Times with attention and with each mixer, plain and optimized, and the attention's time over the mixer's."""
+    content, lines = load("whole-models.json"), []
+    for row in (row for rows in content["pieces"].values() for row in rows if row["mixer"] != "attention"):
+        times = [f"{1e3 * row[key]:.0f}" for key in ("attention", "plain", "optimized")]
+        gains = [row["attention"] / row["plain"], row["attention"] / row["optimized"],
+                 row["attention_optimized"] / row["optimized"]]  # fmt: skip
+        lines.append((row["model"], row["input"], row["mixer"], *times, *(f"{gain:.2f} ×" for gain in gains)))
+    head = ("model", "input", "mixer", "attention, ms", "mixer, ms", "optimized, ms", "speedup", "speedup, optimized",
+            "speedup, both optimized")  # fmt: skip
+    setting = f"{where(content['machine'])}; batch 1, float32, forward."
+    return f"{setting}\n\n{table(head, lines)}\n\n`python benchmarks/whole_models.py OUT.json`"
+
+
+def whole_model_parts() -> str:
+    """The floor of each optimized model, and the share of each kind of operation in its time."""
+    content, lines = load("whole-models.json"), []
+    for row in (row for rows in content["pieces"].values() for row in rows):
+        whole = sum(row["parts"].values())
+        shares = [f"{100 * seconds / whole:.0f} %" for seconds in row["parts"].values()]
+        times = f"{1e3 * row['floor']:.0f}", f"{row['optimized'] / row['floor']:.2f}"
+        lines.append((row["model"], row["input"], row["mixer"], *times, *shares))
+    head = ("model", "input", "mixer", "floor, ms", "optimized ÷ floor", "products", "attention", "C kernels", "norms",
+            "activations", "other passes", "Python")  # fmt: skip
+    return table(head, lines)
+
+
+def compiled() -> str:
+    """Milliseconds of each mixer: compiled from plain PyTorch, with C kernels as nodes, and not compiled."""
+    content, lines = load("compiled.json"), []
+    ways = "compiled eager", "kernels as nodes", "plain call"
+    for row in content["rows"]:
+        gain = row["ms"]["compiled eager"] / row["ms"]["kernels as nodes"]
+        what = "training step" if row["training"] else "forward"
+        times = (f"{row['ms'][way]:.2f}" for way in ways)
+        lines.append((row["mixer"], what, f"{row['tokens']:,} × {row['batch']}", *times, f"{gain:.2f} ×"))
+    head = ("mixer", "", "tokens × batch", "compiled PyTorch, ms", "kernels as nodes, ms", "not compiled, ms", "gain")
+    setting = f"{where(content['machine'])}; 192 channels, float32."
+    return f"{setting}\n\n{table(head, lines)}\n\n`python benchmarks/compiled.py OUT.json`"
+
+
+# Conversion
+
+
+def recovery() -> str:
+    content = load("recovery.json")
+    stages = ("before", "converted", "imitated", "distilled", "scratch")
+    lines = [(row["mixer"], *(f"{row[stage]:.1%}" for stage in stages)) for row in content["rows"]]
+    epochs = content["epochs"]
+    setting = (
+        f"Epochs: {epochs['teacher']} to train the model with attention, then {epochs['imitate']} of imitation and "
+        f"{epochs['fine-tune']} of fine-tuning. The models from scratch are trained for the sum of the last two. "
+        "One seed. `python benchmarks/recovery.py OUT.json`"
+    )
+    head = ("mixer", "attention", "converted", "after imitation", "after fine-tuning", "from scratch")
+    return f"{table(head, lines)}\n\n{setting}"
+
+
+def timm_models() -> str:
+    """The sizes of the models by name, with a paper's figures beside ours where it prints them for the pair."""
+    content, lines = load("tasks/classify/timm-models.json"), []
+    for row in content["rows"]:
+        printed = row["printed"] or {}
+        paper = [printed.get(key, "–") for key in ("parameters", "multiply_adds")]
+        operations = "–" if row["multiply_adds"] is None else f"{row['multiply_adds']:.2f}"
+        lines.append((f"`{row['name']}`", f"{row['parameters']:.2f}", paper[0], operations, paper[1]))
+    head = ("model", "parameters, M", "paper", "multiply-adds, G", "paper")
+    command = "python benchmarks/timm_models.py benchmarks/results/tasks/classify/timm-models.json"
+    return f"{table(head, lines)}\n\ntimm {content['timm']}. `{command}`"
+
+
+def hosts() -> str:
+    lines, content = [], load("hosts.json")
+    for row in content["rows"]:
+        if row["refused"]:
+            lines.append((row["host"], row["mixer"], f"error: {row['refused']}", "", "", ""))
+            continue
+        published = row["printed"]
+        paper = "" if published is None else (
+            f"{published['parameters']} M, {published['multiply_adds']} G of the {published['what']} "
+            f"({published['source']})"
+        )  # fmt: skip
+        counts = ("–" if row[key] is None else f"{row[key]:.2f}" for key in ("multiply_adds", "layer_multiply_adds"))
+        lines.append((row["host"], row["mixer"], f"{row['parameters']:.2f}", *counts, paper))
+    head = ("model", "mixer", "parameters, M", "multiply-adds, G", "of the layers, G", "in the paper")
+    notes = "\n".join(f"- **{host}.** {note}" for host, note in content["notes"].items())
+    return f"{table(head, lines)}\n\n{notes}\n\n`python benchmarks/hosts.py OUT.json`"
+
+
+# Table 1
+
+
+def exact() -> str:
+    rows = load("table-1.json")["exact"]
+    cells = [(row["mechanism"], row["degree"], row["chains"], f"{row['error']:.1e}") for row in rows]
+    return table(("mechanism", "degree", "chains", "relative error"), cells)
+
+
+def approximate(part: str, down: str, across: str, label: str, heading: str) -> str:
+    """Errors by two variables, one down and one across."""
+    errors = {(row[down], row[across]): f"{row['error']:.1e}" for row in load("table-1.json")[part]}
+    columns = list(dict.fromkeys(column for _, column in errors))
+    lines = [
+        (f"{line:g}", *(errors[line, column] for column in columns)) for line in dict.fromkeys(d for d, _ in errors)
+    ]
+    return table((label, *(heading.format(column) for column in columns)), lines)
+
+
+# QT and the degree study
+
+
+def qt_error() -> str:
+    rows = load("qt-error.json")["rows"]
+    orders = ("order_0", "order_1", "order_2")
+    lines = [
+        (f"{row['spread']:g}", f"{row['largest']:.1f}", *(f"{row[order]:.2g}" for order in orders)) for row in rows
+    ]
+    head = ("standard deviation of s", "largest s", *(order.replace("_", " ") for order in orders))
+    return table(head, lines)
+
+
+def study(folder: str) -> dict[str, Any]:
+    return load(f"{folder}/results.json")
+
+
+def study_setting(folder: str) -> str:
+    content = study(folder)
+    host, seeds = content["host"], len({row["seed"] for row in content["rows"]})
+    side = host["image_size"] // host["patch_size"]
+    return (
+        f"{side * side} tokens of {host['patch_size']} × {host['patch_size']} pixels, blocks: {host['depth']}, "
+        f"channels: {host['dim']}, hidden units of an MLP: {int(host['dim'] * host['mlp_ratio'])}, "
+        f"epochs: {content['recipe']['epochs']}, seeds: {seeds}, runs: {len(content['rows'])}."
+    )
+
+
+def by_degree(folder: str, cell: Callable[[list[dict[str, Any]]], str]) -> str:
+    """A row for each basis and normalisation, a column for each degree. At degree 1 all bases are the first."""
+    rows = study(folder)["rows"]
+    degrees, bases = sorted({row["degree"] for row in rows}), list(dict.fromkeys(row["basis"] for row in rows))
+    lines = []
+    for basis in bases:
+        for normalize in (None, "rms"):
+            keys = [(degree, normalize, basis if degree > 1 else bases[0]) for degree in degrees]
+            runs = ([row for row in rows if (row["degree"], row["normalize"], row["basis"]) == key] for key in keys)
+            lines.append((basis, normalize or "as it is", *map(cell, runs)))
+    return table(("basis", "Y", *degrees), lines)
+
+
+def accuracy(folder: str) -> str:
+    """Mean over seeds, in per cent."""
+    return by_degree(folder, lambda runs: f"{100 * fmean(run['accuracy'] for run in runs):.1f}")
+
+
+def growth(when: str, figure: str, folder: str) -> str:
+    """Geometric mean over seeds of a figure."""
+    return by_degree(folder, lambda runs: mean([run[when][figure] for run in runs]))
+
+
+def mean(values: list[float | None]) -> str:
+    logs = [math.log(value) for value in values if value is not None and 0 < value < math.inf]
+    if len(logs) < len(values) or not values:
+        return "not finite" if values else "–"
+    centre = math.exp(fmean(logs))
+    return f"{centre:.2g}" if centre < 100 else f"{centre:,.0f}"
+
+
+# Language models
+
+
+def presets() -> str:
+    from polymix.models.language import PRESETS, parameters, preset
+
+    lines = []
+    for name, (family, options, published) in PRESETS.items():
+        config = preset(name)
+        millions = f"{parameters(config) / 1e6:.1f} M"
+        mixers = ", ".join(f"`{mixer}`" for mixer in options["mixers"])
+        paper = published.split(" (")[0]
+        lines.append((f"`{name}`", family.model_type, mixers, config.intermediate_size, millions, paper))
+    return table(("name", "type", "mixers", "feed-forward", "parameters", "in the paper"), lines)
+
+
+def language_rows() -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """The rows of language.json by kind and model, one for each seed."""
+    rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in load("language.json")["rows"]:
+        rows.setdefault((row["kind"], row["model"]), []).append(row)
+    return rows
+
+
+def over_seeds(rows: list[dict[str, Any]], key: str) -> str:
+    """The mean; with several seeds the smallest and largest value too."""
+    values = [row[key] for row in rows]
+    return f"{fmean(values):.3f}" + (f" ({min(values):.3f} … {max(values):.3f})" if len(values) > 1 else "")
+
+
+def language() -> str:
+    content, rows, lines = load("language.json"), language_rows(), []
+    for (kind, model), trained in rows.items():
+        if kind != "train":
+            continue
+        timed = rows.get(("time", model), [{}])[0]
+        cache_bytes = timed.get("cache_bytes_100000")
+        lines.append((
+            model, f"{trained[0]['parameters'] / 1e6:.2f} M", over_seeds(trained, "loss"),
+            f"{fmean(row['bits_per_byte'] for row in trained):.3f}",
+            *(f"{timed[key]:,.{digits}f}" if key in timed else "–" for key, digits in (
+                ("tokens_per_second", 0), ("decode_ms_1000", 2), ("decode_ms_100000", 2), ("training_mib", 0))),
+            "–" if cache_bytes is None else f"{cache_bytes / 1024:,.0f}",
+        ))  # fmt: skip
+    lines.sort(key=lambda line: float(line[3]))
+    setting = (
+        f"{content['steps']} steps of {content['batch']} × {content['context']} tokens, vocabulary of "
+        f"{content['vocab']:,}; a range is over {max(map(len, rows.values()))} seeds; {where(content['machine'])}, "
+        "float32. `python benchmarks/language.py OUT.json`"
+    )
+    head = ("mixers", "parameters", "held-out loss", "bits per byte", "training, tokens/s",
+            "ms per token after 1,000", "after 100,000", "training, MiB", "cache after 100,000, KiB")  # fmt: skip
+    return f"{table(head, lines)}\n\n{setting}"
+
+
+def counts(prefix: str, row: dict[str, Any]) -> list[int]:
+    """The numbers of tokens at which a row has a figure."""
+    return [int(key.removeprefix(prefix)) for key in row if key.startswith(prefix)]
+
+
+def decoding() -> str:
+    rows = [row for (kind, _), rows in language_rows().items() for row in rows if kind == "decode"]
+    before, lines = counts("decode_ms_", rows[0]), []
+    for row in rows:
+        for label, key, scale in (("ms per token", "decode_ms", 1.0), ("KiB of cache", "cache_bytes", 1 / 1024)):
+            cells = [row[f"{key}_{tokens}"] * scale for tokens in before]
+            lines.append((row["model"], label, *(f"{cell:,.0f}" if cell >= 100 else f"{cell:.2f}" for cell in cells)))
+    return table(("mixers", "", *(f"after {tokens:,}" for tokens in before)), lines)
+
+
+def lengths() -> str:
+    models = {model: rows for (kind, model), rows in language_rows().items() if kind == "length"}
+    contexts = counts("loss_", next(iter(models.values()))[0])
+    lines = [(model, *(over_seeds(rows, f"loss_{n}") for n in contexts)) for model, rows in models.items()]
+    return table(("mixers", *(f"{n:,} tokens" for n in contexts)), lines)
+
+
+def language_speed() -> str:
+    """Prefill, decoding and training of the papers' models; – for cells that were left out or not measured."""
+    content = load("language.json")["speed"]
+    figures = {(row["kind"], row["model"], row["dtype"], row["batch"], row["context"]): row for row in content["rows"]}
+    lines = []
+    for model, dtype, batch in dict.fromkeys(key[1:4] for key in figures if key[0] == "decode"):
+        cases = [figures.get(("decode", model, dtype, batch, n), {}) for n in (1024, 4096, 16384)]
+        keys = (("prefill_tokens_per_second", 0), ("decode_ms", 1), ("over_read", 2))
+        cells = [" / ".join(f"{row[key]:,.{digits}f}" if key in row else "–" for row in cases) for key, digits in keys]
+        lines.append((f"`{model}`", dtype, batch, *cells))
+    head = ("model", "dtype", "batch", "prefill, tokens/s, at 1k / 4k / 16k tokens", "ms per step", "over reading")
+    trained = [row for row in content["rows"] if "training_tokens_per_second" in row]
+    rows = [(f"`{row['model']}`", row["context"], f"{row['training_tokens_per_second']:,.0f}") for row in trained]
+    setting = f"{where(content['machine'])}. `python benchmarks/language.py OUT.json --only speed`"
+    training = table(("model", "tokens", "training, tokens/s"), rows)
+    return "\n\n".join(part for part in (table(head, lines), training if rows else "", setting) if part)
+
+
+def recall(task: str) -> str:
+    models: dict[str, list[dict[str, Any]]] = {}
+    for row in load("recall.json")["rows"]:
+        if row["task"] == task:
+            models.setdefault(row["model"], []).extend([row] if row["best"] else [])
+    lines = []
+    for model, rows in models.items():
+        first = rows[0]
+        state = [f"{few:,}" if few == many else f"{few:,} … {many:,}"
+                for few, many in zip(first["state"][0], first["state"][-1], strict=True)]  # fmt: skip
+        accuracies = [row["accuracy"] for row in rows]
+        cells = ["diverged"] * len(first["sizes"]) if None in accuracies else [
+            f"{fmean(column):.0%}" for column in zip(*accuracies, strict=True)]  # fmt: skip
+        rates = " ".join(f"{rate:g}" for rate in dict.fromkeys(row["learning_rate"] for row in rows))
+        lines.append((model, f"{first['parameters']:,}", " + ".join(state), *cells, rates))
+    unit = "pairs" if task == "recall" else "tokens"
+    sizes = next(rows[0]["sizes"] for rows in models.values())
+    head = ("model", "parameters", "numbers kept, by layer", *(f"{n} {unit}" for n in sizes), "learning rate")
+    return table(head, lines)
+
+
+def recall_setting() -> str:
+    content = load("recall.json")
+    recipe, host = content["recipe"], content["host"]
+    rates, seeds = (f"{rate:g}" for rate in recipe["learning_rate"]), len({row["seed"] for row in content["rows"]})
+    return (
+        f"Width {host['hidden_size']}, {host['num_heads']} heads, vocabulary of {host['vocab_size']}, up to "
+        f"{recipe['steps']:,} steps of {recipe['tokens']:,} tokens, the better of the learning rates "
+        f"{' and '.join(rates)}, seeds: {seeds}; {where(content['machine'])}, float32. "
+        "`python benchmarks/recall.py benchmarks/results/recall.json --plot docs/images/recall.png`"
+    )
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "bench": bench,
+    "readme-bench": readme_bench,
+    "scenes": scenes,
+    "targets": targets,
+    "whole-models": whole_models,
+    "whole-model-parts": whole_model_parts,
+    "compiled": compiled,
+    "recovery": recovery,
+    "hosts": hosts,
+    "timm-models": timm_models,
+    "table-1-exact": exact,
+    "table-1-softmax": partial(approximate, "softmax", "reach", "order", "largest logit", "order {}"),
+    "table-1-mamba": partial(approximate, "mamba", "largest", "held", "largest Δ", "Δ {}"),
+    "qt-error": qt_error,
+    "presets": presets,
+    "language": language,
+    "language-decoding": decoding,
+    "language-lengths": lengths,
+    "language-speed": language_speed,
+    "recall": partial(recall, "recall"),
+    "recall-copying": partial(recall, "copying"),
+    "recall-setting": recall_setting,
+}
+for folder in STUDIES:
+    TABLES |= {
+        f"{folder}-host": partial(study_setting, folder), f"{folder}-accuracy": partial(accuracy, folder),
+        f"{folder}-gradient": partial(growth, "at_init", "gradient", folder),
+        f"{folder}-largest": partial(growth, "trained", "largest", folder),
+    }  # fmt: skip

@@ -1,0 +1,236 @@
+"""Attention of any class that asks PyTorch's `scaled_dot_product_attention`: a mixer answers in its place.
+
+The layer keeps its projections, norms, rotary angles, streams and output maps, and runs them itself. This serves the
+attention of diffusers, timm and users for which nobody wrote an adapter. A recorded call proves the reading.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from polymix.convert.adapter import Adapter, Host, refusal_of
+from polymix.convert.adapters.kernel.question import (
+    Answering,
+    Heads,
+    Question,
+    asks,
+    folded,
+    in_heads,
+    in_shape,
+    rows,
+    softmax,
+    without_padding,
+)
+from polymix.convert.adapters.kernel.reading import (
+    KernelSpec,
+    as_tokens,
+    asked,
+    drops_weights,
+    grid_of,
+    head_axis_of,
+    leave_out,
+    output_of,
+    places,
+    product_of,
+    turning,
+    unread_parts,
+    whole,
+)
+from polymix.convert.inherit import match
+from polymix.convert.spec import AttentionSpec
+from polymix.convert.tracing import EXACT, LayerCall, difference
+from polymix.errors import CapabilityError
+from polymix.mixers import TokenMixer
+from polymix.mixers.heads_mixer import borrowing
+from polymix.mixers.registry import missing_capability
+
+__all__ = ["KernelAdapter", "KernelSpec", "any_adapter"]
+
+_BIAS = "a bias on attention's logits, which a mixer does not have"
+_UNREAD = "belongs to queries, keys and values, which this mixer does not read"
+_TURNS = "rotary angles of queries and keys, which this mixer does not read"
+_DROPOUT = "applies to attention weights, which a mixer does not have"
+_CURE = "Keep this layer."
+
+
+class KernelAdapter(Adapter):
+    """The layer itself, in which a mixer answers in the place of softmax attention.
+
+    A mixer of queries, keys and values gets those of the layer. Any other reads the layer's tokens, those of several
+    streams joined, and the layer's output maps follow; its maps to queries, keys and values are left out.
+    """
+
+    needs_call: ClassVar[bool] = True
+    optional: ClassVar[bool] = True
+    proves_softmax: ClassVar[bool] = True
+    way: ClassVar[str] = "the layer keeps its own maps, and the mixer answers in the place of softmax attention"
+    checks_masks: ClassVar[bool] = False
+    masks_alone: ClassVar[bool] = True
+    layer: Any
+
+    def __init__(self, mixer: TokenMixer, attention: AttentionSpec, module: nn.Module) -> None:
+        super().__init__(mixer, attention, module)
+        self.layer = whole(module)
+        self.parameter_names = tuple(inspect.signature(type(module).forward).parameters)[1:]
+        spec = attention if isinstance(attention, KernelSpec) else KernelSpec(dim=mixer.dim, heads=1)
+        self.head_axis, self.biased, self.cross = spec.head_axis, spec.biased, spec.cross
+        self.product = spec.product
+        self.tokens, self.context = list(spec.tokens), spec.context
+        self.unread, self.turns = list(spec.unread), list(spec.turns)
+        if mixer.config.attends:
+            borrowing(mixer, mixer.dim)
+        elif spec.why_not:
+            got = f"{mixer.name}, which reads tokens, in a layer that {spec.why_not}"
+            raise CapabilityError(
+                "mixer", got, "a mixer of queries, keys and values, such as qt", "Or keep this layer."
+            )
+
+    def __getattr__(self, name: str) -> Any:
+        """Attributes of the layer that its host reads."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "layer" or name.startswith("__"):
+                raise
+            return getattr(self.layer, name)
+
+    @classmethod
+    def describe(cls, module: nn.Module, host: Host) -> AttentionSpec:
+        """The grid of the model around the layer; a call shows the rest."""
+        return KernelSpec(dim=1, heads=1, any_length=True, grid=host.grid(), prefix=host.prefix())
+
+    @classmethod
+    def copied_parameters(cls, module: nn.Module, mixer: TokenMixer) -> dict[str, tuple[str, ...]]:
+        return {f"layer.{key}": (key,) for key, _ in module.named_parameters()}
+
+    @classmethod
+    @torch.no_grad()
+    def proven(cls, spec: AttentionSpec, module: nn.Module, call: LayerCall) -> AttentionSpec:
+        """The spec with what the layer asks in a call. Softmax by our reading must give the layer's own output."""
+        layer = whole(module)
+        product = product_of(layer, call)
+        question = asked(layer, call, product)[1][0]
+        axis = head_axis_of(layer, question.query)
+        heads = in_heads(question, axis, None)
+
+        def output(answer: Callable[[Question], Tensor]) -> Tensor:
+            def real(asked: Question) -> Tensor:
+                return in_shape(without_padding(answer(asked), heads), asked, axis)
+
+            return output_of(layer, call, real, product)
+
+        theirs, ours = output(lambda asked: folded(asked.answer(), axis)), output(lambda asked: softmax(heads))
+        if difference(ours, theirs) > EXACT:
+            got = f"a layer whose output differs by {difference(ours, theirs):.2g} where softmax of its logits answers"
+            raise CapabilityError("attention", got, "softmax attention", _CURE)
+        drops = {"dropout": _DROPOUT} if drops_weights(layer, call, product) else {}
+        tokens, context, why_not = places(layer, call, product, heads)
+        grid, prefix = grid_of(spec, layer, call, question)
+        cross = bool(context) or heads.k.shape[2] != heads.q.shape[2]
+        masks = {name for name, part in (("padding", heads.padding), ("arbitrary", heads.pairs)) if part is not None}
+        size = heads.q.shape[1] * heads.v.shape[3]
+        maps = sum(part.weight.numel() for part in layer.modules() if isinstance(part, nn.Linear))
+        each = maps // max(1, len(tokens))  # of two streams, each has maps of its own
+        return KernelSpec(
+            dim=size, heads=heads.q.shape[1], causal=heads.causal, cross=cross, masks=frozenset(masks),
+            grid=None if cross or heads.causal else grid, prefix=prefix if grid else 0, any_length=True, drops=drops,
+            cost=lambda count: 2 * count * (each + 2 * count * size), head_axis=axis, biased=heads.bias is not None,
+            tokens=tokens, context=context, why_not=why_not, turns=turning(layer, call),
+            unread=() if why_not else unread_parts(layer, call, product), product=product,
+        )  # fmt: skip
+
+    @property
+    def discards(self) -> dict[str, str]:
+        lost = {"attn_mask": _BIAS} if self.biased and not self.mixer.config.is_attention else {}
+        if self.mixer.config.attends:
+            return lost
+        lost |= {f"{name}.{key}": _UNREAD for name in self.unread for key in ("weight", "bias")}
+        return lost | dict.fromkeys(self.turns, _TURNS)
+
+    def calibrate(self, call: LayerCall) -> float | None:
+        """Match what the mixer answers to what PyTorch does; then drop what the mixer leaves without a use."""
+        question = asked(self.layer, call, self.product)[1][0]
+        factor = None
+        if not self.mixer.config.attends:
+            theirs = rows(question.answer(), self.head_axis)
+            ours: list[Tensor] = []
+            hook = self.mixer.register_forward_hook(lambda *event: ours.append(event[-1]))
+            call.repeat(self)
+            hook.remove()
+            factor = match(self.mixer, self.mixer.output_map(), ours[0], theirs)
+        self.settle()
+        return factor
+
+    def settle(self) -> None:
+        leave_out(self.layer, () if self.mixer.config.attends else self.unread)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.answered(args, kwargs)
+
+    def answered(self, args: tuple[Any, ...], kwargs: dict[str, Any], padding: Tensor | None = None) -> Any:
+        """The layer's output. padding: (B, M), True for real keys, beside what the layer's own mask hides.
+
+        Raises CapabilityError where the layer does not ask for attention exactly once, as it did when it was read: by
+        another kernel, say, that was chosen since.
+        """
+        questions: list[Question] = []
+        arguments = {**dict(zip(self.parameter_names, args, strict=False)), **kwargs}
+
+        def answer(question: Question) -> Tensor:
+            questions.append(question)
+            heads = in_heads(question, self.head_axis, self.biased)
+            both = [part for part in (heads.padding, padding) if part is not None]
+            heads = heads._replace(padding=both[0] & both[1] if len(both) == 2 else both[0] if both else None)
+            if padding is not None and heads.pairs is not None:
+                heads = heads._replace(pairs=heads.pairs & padding[:, None], padding=None)
+            y = self.attended(heads) if self.mixer.config.attends else self.read(arguments, heads)
+            return in_shape(y, question, self.head_axis)
+
+        with Answering(answer, self.product):
+            output = self.layer(*args, **kwargs)
+        if len(questions) != 1:
+            got = f"a layer that asks for attention {len(questions)} times in this call"
+            cure = "Choose the kernel and processor that it was converted with, or convert it again."
+            raise CapabilityError("attention", got, "one that asks once, as when it was converted", cure)
+        return output
+
+    def attended(self, heads: Heads) -> Tensor:
+        """The answer (B, h, N, e) of a mixer of queries, keys and values."""
+        can, mixer = self.mixer.capabilities, self.mixer
+        if heads.causal and not can.causal:
+            raise missing_capability(mixer.name, "causal", "is_causal", "causal order")
+        for kind, part in (("padding", heads.padding), ("arbitrary", heads.pairs)):
+            if part is not None and not can.has(kind):
+                raise missing_capability(mixer.name, kind, "attn_mask", f"{kind} masks")
+        mask = heads.padding if heads.pairs is None else heads.pairs
+        cross = self.cross or heads.q.shape[2] != heads.k.shape[2]
+        if heads.bias is not None and mixer.config.is_attention:  # softmax keeps what others drop
+            return softmax(heads)
+        widths = heads.q.shape[-1], heads.v.shape[-1]
+        try:
+            return mixer.attend(heads.q, heads.k, heads.v, mask=mask, causal=heads.causal, cross=cross)[0]
+        except RuntimeError as error:
+            if widths[0] == widths[1]:
+                raise
+            got = f"{mixer.name}, for queries of {widths[0]} channels and values of {widths[1]}"
+            raise CapabilityError("mixer", got, "a mixer for heads of two widths, such as linear", _CURE) from error
+
+    def read(self, arguments: dict[str, Any], heads: Heads) -> Tensor:
+        """The answer (B, h, N, e) of a mixer that reads tokens."""
+        parts = [as_tokens(arguments[name], self.mixer.dim) for name in self.tokens]
+        x = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        context = as_tokens(arguments[self.context], self.mixer.dim) if self.context else None
+        mask = heads.padding if heads.pairs is None else heads.pairs
+        grid = tuple(arguments[self.tokens[0]].shape[2:]) if arguments[self.tokens[0]].ndim == 4 else None
+        y = self.mix(x, context, mask=mask, causal=heads.causal or None, grid=grid)
+        return y.unflatten(-1, (heads.q.shape[1], -1)).transpose(1, 2)
+
+
+def any_adapter(module: nn.Module) -> type[Adapter] | None:
+    """The adapter of a layer that asks PyTorch for attention."""
+    return KernelAdapter if asks(module) and refusal_of(module) is None else None

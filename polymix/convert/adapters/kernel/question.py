@@ -1,0 +1,179 @@
+"""Attention by PyTorch's `scaled_dot_product_attention`: who asks for it, what is asked, and the answer."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from polymix.convert.adapters.kernel.logits import PRODUCTS, Logits
+from polymix.convert.masks import HIDDEN, split, visible
+from polymix.errors import MaskError
+from polymix.mixers.checks import holds
+from polymix.ops.related.attention import softmax_attention
+
+NAMES = ("scaled_dot_product_attention", "dispatch_attention_fn")  # PyTorch's kernel, and diffusers' way to it
+
+
+class Question(NamedTuple):
+    """The arguments of `scaled_dot_product_attention`: q (…, N, d), k (…, M, d), v (…, M, e)."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    attn_mask: Tensor | None = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
+
+    def answer(self) -> Tensor:
+        """What PyTorch answers."""
+        return F.scaled_dot_product_attention(**self._asdict())
+
+
+class Answering(TorchFunctionMode):
+    """Context manager in which `answer` stands in the place of softmax attention.
+
+    That is `scaled_dot_product_attention` or, with `product`, what begins with this matrix product, counted from 0.
+    What `answer` calls is not changed. It costs about a microsecond for each operation of PyTorch inside.
+    """
+
+    def __init__(self, answer: Callable[[Question], Tensor], product: int | None = None) -> None:
+        super().__init__()
+        self.answer, self.product, self.products = answer, product, 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.scaled_dot_product_attention and self.product is None:
+            return self.answer(Question(*args, **(kwargs or {})))
+        if func in PRODUCTS and len(args) == 2 and not any(isinstance(part, Logits) for part in args):
+            self.products += 1
+            if self.products - 1 == self.product:
+                return Logits(args[0], args[1].transpose(-2, -1), self._defined)
+        return func(*args, **(kwargs or {}))
+
+    def _defined(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, factor: Any, dropout: float) -> Tensor:
+        if bias is not None:
+            bias = bias.expand(*q.shape[:-1], k.shape[-2]) if bias.ndim > q.ndim else bias
+        question = Question(q * (factor * q.shape[-1] ** 0.5), k, v, bias, dropout)
+        return self.answer(question)
+
+
+class Heads(NamedTuple):
+    """A question in one form: q (B, h, N, d), k and v with as many heads, and who sees whom."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    padding: Tensor | None  # (B, M)
+    pairs: Tensor | None  # (B, N, M), where it is neither padding nor the causal order
+    causal: bool
+    bias: Tensor | None  # the scores of a mask that does more than hide
+
+
+def asks(module: nn.Module) -> bool:
+    """Whether the code of a module, or of its processor, asks PyTorch for attention, or computes it by definition."""
+    kinds: tuple[Any, ...] = (type(module), type(getattr(module, "processor", None)))
+    return any(map(_names_kernel, kinds)) or _defines(kinds[0])
+
+
+@cache
+def _names_kernel(kind: type) -> bool:
+    if kind.__module__.startswith(("torch.", "polymix.", "builtins")):
+        return False
+    sources = (_source(base) for base in kind.__mro__ if not base.__module__.startswith(("torch.", "builtins")))
+    return any(f"{name}(" in source for source in sources for name in NAMES)
+
+
+@cache
+def _defines(kind: type) -> bool:
+    """Whether a class of attention, by its name, has a softmax between products of matrices."""
+    if kind.__module__.startswith(("torch.", "polymix.", "builtins")) or not re.search("Att(entio)?n", kind.__name__):
+        return False
+    source = _source(kind)
+    return "softmax" in source and ("@" in source or "matmul(" in source or "bmm(" in source)
+
+
+@cache
+def _source(kind: type) -> str:
+    try:
+        return inspect.getsource(kind)
+    except (OSError, TypeError):  # defined where there is no file
+        return ""
+
+
+def in_heads(question: Question, axis: int | None, biased: bool | None) -> Heads:
+    """A question in one form. biased: whether its mask is a bias; None: it is, where it does more than hide."""
+    q, k, v, mask, _, causal, scale, _ = question
+    if scale is not None:
+        q = q * (scale * q.shape[-1] ** 0.5)
+    lead = [size for place, size in enumerate(q.shape[:-2]) if place != axis]
+    q, k, v = (folded(part, axis) for part in (q, k, v))
+    if (each := q.shape[1] // k.shape[1]) > 1:
+        k, v = (part.repeat_interleave(each, dim=1) for part in (k, v))
+    if mask is None:
+        return Heads(q, k, v, None, None, causal, None)
+    bias = None
+    if mask.dtype != torch.bool:
+        if biased or (biased is None and not bool(((mask == 0) | (mask <= HIDDEN)).all())):
+            bias = folded(mask.expand(question.query.shape[:-1] + mask.shape[-1:]), axis)
+        mask = mask > HIDDEN if biased or bias is not None else visible(mask, inverted=False)
+    seen = _one_head(mask, question.query.ndim, axis)
+    seen = seen.expand(*lead, *seen.shape[-2:]).reshape(-1, *seen.shape[-2:])
+    if seen.shape[1] == 1 < q.shape[2] or seen.shape[1:] == (1, k.shape[2]):
+        real = seen[:, 0] if torch.compiler.is_compiling() or not bool(seen.all()) else None
+        return Heads(q, k, v, real, None, causal, bias)
+    parts = split(seen)
+    return Heads(q, k, v, parts.padding, parts.arbitrary, parts.causal or causal, bias)
+
+
+def _one_head(mask: Tensor, ndim: int, axis: int | None) -> Tensor:
+    """A mask (…, N or 1, M) without the axis of heads, which must not differ."""
+    mask = mask[(None,) * (ndim - mask.ndim)]
+    if axis is None:
+        return mask
+    if mask.shape[axis] > 1 and not holds((mask == mask.narrow(axis, 0, 1)).all(), "takes one mask for all heads"):
+        raise MaskError("attn_mask", "a mask that differs between heads", "one mask for all heads", "")
+    return mask.select(axis, 0)
+
+
+def folded(part: Tensor, axis: int | None) -> Tensor:
+    """(…, h, …, N, d) as (B, h, N, d)."""
+    part = part.unsqueeze(-3) if axis is None else part.movedim(axis, -3)
+    return part.reshape(-1, *part.shape[-3:])
+
+
+def in_shape(y: Tensor, question: Question, axis: int | None) -> Tensor:
+    """An answer (B, h, N, e) in the shape of the question, in memory as PyTorch's: some hosts call `view`."""
+    shape = [size for place, size in enumerate(question.query.shape[:-2]) if place != axis]
+    y = y.to(question.query.dtype).transpose(1, 2).contiguous().transpose(1, 2)
+    y = y.reshape(*shape, *y.shape[1:]) if len(shape) != 1 else y
+    return y.squeeze(-3) if axis is None else y.movedim(-3, axis)
+
+
+def rows(y: Tensor, axis: int | None) -> Tensor:
+    """An answer in its host's shape as (B, N, h e)."""
+    return folded(y, axis).transpose(1, 2).flatten(2)
+
+
+def softmax(heads: Heads) -> Tensor:
+    """Softmax attention by our reading of a question."""
+    mask, bias = heads.padding if heads.pairs is None else heads.pairs, heads.bias
+    scale = heads.q.shape[-1] ** -0.5
+    if bias is not None:
+        return F.scaled_dot_product_attention(heads.q, heads.k, heads.v, bias, scale=scale)
+    return softmax_attention(heads.q, heads.k, heads.v, scale=scale, mask=mask, causal=int(heads.causal))
+
+
+def without_padding(y: Tensor, heads: Heads) -> Tensor:
+    """An answer (B, h, N, e) with zeros for queries that are padding: nobody reads what they get."""
+    if heads.padding is None or heads.padding.shape[1] != y.shape[2]:
+        return y
+    return y.masked_fill(~heads.padding[:, None, :, None], 0.0)

@@ -1,0 +1,54 @@
+"""Parts of attention that change which tokens it sees, and how well: a conversion drops them only by name."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from polymix.convert.spec import AttentionSpec
+from polymix.errors import OptionError
+from polymix.mixers import MixerConfig
+
+DROPS: Mapping[str, str] = {  # the values of `convert(drop=)`, each with what it stands for
+    "position_bias": "biases on attention's logits by the distance of two tokens: ALiBi, or a relative table",
+    "soft_cap": "a soft cap on attention's logits",
+    "sinks": "learned sinks, which take a part of attention's weight",
+    "rotary": "rotary angles of a type that mixers do not have, such as scaled ones",
+}
+
+
+def check_names(drop: Any) -> tuple[str, ...]:
+    """The option `drop` as a tuple. Raises OptionError for what is no part that can be dropped."""
+    names = () if drop is None else tuple(drop) if isinstance(drop, Collection) and not isinstance(drop, str) else drop
+    if not isinstance(names, tuple) or not all(isinstance(name, str) and name in DROPS for name in names):
+        raise OptionError("drop", repr(drop), f"names out of {', '.join(DROPS)}", 'Such as drop=("position_bias",).')
+    return names
+
+
+def needed(attention: AttentionSpec, config: MixerConfig) -> dict[str, str]:
+    """What has to be named before this mixer replaces a layer, each with the reason.
+
+    Mixers other than attention have no rotary angles of the host's, scaled or not: those go without being named.
+    """
+    names = {name: why for name, why in attention.drops.items() if name in DROPS}
+    if not config.is_attention or config.rotary_base is not None:
+        names.pop("rotary", None)
+    return names
+
+
+def check_named(drop: Collection[str], attention: AttentionSpec, config: MixerConfig) -> None:
+    """Raise OptionError where a layer would lose a part that `drop` does not name."""
+    lost = {name: why for name, why in needed(attention, config).items() if name not in drop}
+    if lost:
+        names = list(dict.fromkeys((*drop, *lost)))
+        got = f"{config.name}, which drops {'; '.join(f'{name}: {why}' for name, why in lost.items())}"
+        cure = f"Pass drop=({', '.join(map(repr, names))},) (--drop {','.join(names)}), or keep the layer."
+        raise OptionError("drop", got, "each part that is lost to be named", cure)
+
+
+def check_used(drop: Iterable[str], layers: Collection[AttentionSpec]) -> None:
+    """Raise OptionError for a name that no converted layer has."""
+    for name in drop:
+        if not any(name in layer.drops for layer in layers):
+            got = f"{name!r}, which no converted layer has"
+            raise OptionError("drop", got, "parts of these layers", "Leave it out.")

@@ -1,0 +1,200 @@
+"""The options of a training that classifies images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from pydantic import Field, model_validator
+
+from polymix.domains.classify.published import DEIT, PUBLISHED
+from polymix.train.recipe import (
+    BatchSize,
+    Count,
+    Final,
+    Fraction,
+    HostInit,
+    LearningRate,
+    Mixer,
+    Natural,
+    NotNegative,
+    Positive,
+    Recipe,
+    Share,
+    Steps,
+    Warmup,
+    wrong,
+)
+
+KEEP = "keep"
+DIGITS = "digits"  # as --data of a comparison
+ONCE = 2**31 - 1  # as evaluate_every: after the last step alone
+SCENE = 16  # pixels a side of the digit scenes
+OWN = ("patch_size", "dim", "depth", "heads", "mlp_ratio", "class_token")  # of our model, which a host of timm has not
+C = TypeVar("C", bound="ClassifyRecipe")
+Milestone = Annotated[float, Field(gt=0, lt=1)]
+
+
+class ClassifyRecipe(Recipe):
+    """A vision transformer, or a model of timm, that classifies images.
+
+    The data are a folder with a sub-folder of images per class, or CIFAR-100's own files; without one they are
+    handwritten digits. A host that polymix.timm names, such as qt_vit_b1, also sets the mixer.
+    """
+
+    task: ClassVar[str] = "polymix.domains.classify.task:ClassifyTask"
+    takes_plan: ClassVar[bool] = True
+    times_lengths: ClassVar[bool] = True
+    fits_source: ClassVar[tuple[str, ...]] = ("layout", "default_data")
+    reading: ClassVar[tuple[str, ...]] = ("broken", "allow_pickle")
+    after_training: ClassVar[tuple[str, ...]] = ("crop", "interpolation")
+    trains_control: ClassVar[bool] = False  # the digits are solved without mixing; `polymix compare` shows it
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "tiny": {"steps": 4, "dim": 8, "depth": 1, "evaluate_every": 4}, "paper": DEIT, **PUBLISHED,
+    }  # fmt: skip
+
+    batch_size: BatchSize = 64
+    steps: Steps = 700
+    learning_rate: LearningRate = 2e-3
+    warmup: Warmup = 0.2
+    final: Final = 0.0
+    mixer: Mixer = Field("pom", description="mixer of every block, such as padre:degree=3; keep: the host's own")
+    default_data: Literal["digits", "scenes"] = Field(
+        "digits", description="without data: scikit-learn's digits, or scenes of four, one of which points at another"
+    )
+    image_size: Count = Field(16, description="side in pixels to which images are resized and cropped")
+    patch_size: Count = Field(2, description="side of a token in pixels, a divisor of the image size")
+    dim: Count = Field(32, description="channels")
+    depth: int = Field(2, ge=1, le=10_000, description="blocks")
+    heads: Count | None = Field(None, description="heads of mixers that leave them open; None: the mixer's default")
+    mlp_ratio: Positive = Field(4.0, description="hidden units of the MLP per channel")
+    class_token: bool = Field(False, description="classify by a token of its own instead of the mean of all tokens")
+    label_smoothing: Share = Field(0.1, description="share of each label that is spread over all classes")
+    allow_pickle: bool = Field(False, description="read cifar-100-python, which can run any code: trusted files alone")
+    host: str | None = Field(
+        None, min_length=1, description="a model of timm, such as deit_tiny_patch16_224; None: our own transformer"
+    )
+    host_depth: Count | None = Field(None, description="blocks of the host, where timm takes depth; None: its own")
+    match_parameters: bool = Field(False, description="size the mixer so that it has as many parameters as attention")
+    host_init: HostInit = "own"
+    drop_path: Share = Field(0.0, description="highest rate at which the host's residual branches are dropped")
+    optimizer: Literal["adamw", "sgd"] = Field("adamw", description="sgd: with Nesterov's momentum")
+    momentum: Share = Field(0.9, description="of sgd")
+    learning_rate_for: Count | None = Field(
+        None, description="batch for which the learning rate holds; it is scaled to the batch size; None: it is not"
+    )
+    schedule: Literal["cosine", "steps"] = Field(
+        "cosine", description="how the learning rate falls; steps: to a tenth at each milestone"
+    )
+    milestones: tuple[Milestone, ...] = Field((), description="of schedule=steps, shares of the training")
+    loss: Literal["cross_entropy", "bce"] = Field("cross_entropy", description="bce: a binary one for each class")
+    stream: bool | None = Field(
+        None,
+        description="decode pictures when used; None: with augment, crop or interpolation, or if too many",
+    )
+    broken: Literal["skip", "refuse"] = Field("skip", description="what becomes of pictures that cannot be read")
+    augment: bool = Field(False, description="train on random crops and mirror images, by timm")
+    auto_augment: str | None = Field(None, description="timm's string, such as rand-m9-mstd0.5-inc1; None: off")
+    mixup: NotNegative = Field(0.0, description="parameter of mixup's Beta distribution; 0: off")
+    cutmix: NotNegative = Field(0.0, description="parameter of cutmix's Beta distribution; 0: off")
+    switch: Fraction = Field(0.5, description="share of cutmix where mixup is on too")
+    erasing: Fraction = Field(0.0, description="share of the images in which a random rectangle becomes noise")
+    repeats: int = Field(1, ge=1, le=100, description="how often an image comes in a row, each time augmented anew")
+    sizes: tuple[Count, ...] | None = Field(
+        None, description="sides of which each batch gets one by chance; None: the image size"
+    )
+    norm_images: Natural = Field(
+        0, description="images by which batch norms are estimated anew before each evaluation; 0: none"
+    )
+    crop: float = Field(1.0, gt=0, le=1, description="share of the side of a test picture that is kept")
+    interpolation: Literal["bilinear", "bicubic"] = Field("bilinear", description="of resized pictures")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _host_of_polymix(cls, options: dict[str, Any]) -> dict[str, Any]:
+        """A host that `polymix.timm` names brings its mixer."""
+        registered = _registered(options.get("host"))
+        if registered is None:
+            return options
+        mixer, host, matched = registered
+        if options.get("mixer", mixer) != mixer:
+            got = f"{options['mixer']!r} with host={options['host']}"
+            raise wrong("mixer", got, repr(mixer), f"Use host={host} for another mixer.")
+        return {**options, "mixer": mixer, "host": host, **({"match_parameters": True} if matched else {})}
+
+    @model_validator(mode="after")
+    def _options_fit(self) -> ClassifyRecipe:
+        if self.image_size % self.patch_size:
+            got = f"{self.patch_size} with image_size={self.image_size}"
+            raise wrong("patch_size", got, "a divisor of the image size", "Change one of the two.")
+        if self.mlp_ratio * self.dim < 1:
+            raise wrong("mlp_ratio", self.mlp_ratio, "a number that leaves a hidden unit", "For example, 4.")
+        if self.sizes is not None and not self.sizes:
+            raise wrong("sizes", repr(self.sizes), "sides in pixels, or None", "Pass sizes=128,160, say.")
+        without = "no host"
+        for name, ignored, other, cure in (
+            ("milestones", self.schedule == "cosine" and len(self.milestones) > 0, "schedule=cosine", "schedule=steps"),
+            ("milestones", self.schedule == "steps" and not self.milestones, "schedule=steps", "milestones=…"),
+            ("auto_augment", self.auto_augment is not None and not self.augment, "augment=False", "augment=True"),
+            ("stream", self.stream is False and self.looks_again, "augment, crop or interpolation", "stream=True"),
+            ("mixer", self.host is None and self.mixer == KEEP, without, "host=deit_tiny_patch16_224"),
+            ("host_init", self.host is None and self.host_init != "own", without, "host=efficientvit_b1"),
+            ("sizes", self.host is None and self.sizes is not None, without, "host=efficientvit_b1"),
+            ("drop_path", self.host is None and self.drop_path > 0, without, "host=deit_tiny_patch16_224"),
+            ("host_depth", self.host is None and self.host_depth is not None, without, "depth"),
+            ("norm_images", self.host is None and self.norm_images > 0, without, "host=efficientvit_b1"),
+        ):
+            if ignored:
+                raise wrong(name, f"{getattr(self, name)!r} with {other}", "options that fit", f"Use {cure}.")
+        for name in OWN if self.host is not None else ():
+            if getattr(self, name) != type(self).model_fields[name].default:
+                got = f"{getattr(self, name)} with host={self.host}"
+                raise wrong(name, got, "no such option", "The host has its own; leave it out.")
+        if (self.mixup or self.cutmix) and self.part_size % 2:
+            got = f"{self.batch_size} with accumulate={self.accumulate} and mixup or cutmix"
+            raise wrong("batch_size", got, "an even number of images at once", "They are mixed in pairs.")
+        return self
+
+    @classmethod
+    def for_comparison(cls, data: str | None, options: Mapping[str, Any], quick: bool) -> dict[str, Any]:
+        """A small transformer of three blocks, on scenes of digits, the digits ("digits") or a folder; tested once."""
+        chosen: dict[str, Any] = {"evaluate_every": ONCE, "data": None if data == DIGITS else data, "image_size": 32}
+        if options.get("host") is None:
+            chosen |= {"dim": 64, "depth": 3, "heads": 4, "mlp_ratio": 2.0, "patch_size": 2 if data == DIGITS else 4}
+        epochs = 8 if quick else 30
+        if data is None:
+            chosen |= {"default_data": "scenes", "image_size": SCENE, "learning_rate": 3e-3}
+            epochs = 2 if quick else 6
+        if data == DIGITS:
+            chosen |= {"image_size": 8}
+        return chosen if options.get("steps") is not None else {**chosen, "epochs": epochs}
+
+    def changed(self: C, **options: Any) -> C:
+        registered = _registered(options.get("host"))
+        if registered is not None:  # in place of the mixer that this recipe has
+            options.setdefault("mixer", registered[0])
+        return super().changed(**options)
+
+    @property
+    def looks_again(self) -> bool:
+        """Whether pictures are not used as they would lie in memory."""
+        return self.augment or self.crop != 1 or self.interpolation != "bilinear"
+
+    @property
+    def scaled_rate(self) -> float:
+        """The highest learning rate, for this batch size."""
+        share = 1.0 if self.learning_rate_for is None else self.batch_size / self.learning_rate_for
+        return self.learning_rate * share
+
+    def layers(self) -> Sequence[str]:
+        """The names of the blocks of our own model, for plans."""
+        return [f"blocks.{place}" for place in range(self.depth)]
+
+
+def _registered(host: Any) -> tuple[str, str, bool] | None:
+    """The mixer, the host and whether parameters are matched, of a name of polymix.timm; None for other names."""
+    if not isinstance(host, str):
+        return None
+    from polymix.timm import names  # which needs timm
+
+    return names().get(host)

@@ -1,0 +1,61 @@
+"""The options of a training that finds objects and their masks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from polymix.train.data.boxes.options import NO_BLOCK, Backbone, Block, PicturesRecipe, Question, Scenes, TestScenes
+from polymix.train.recipe import BatchSize, EvaluateEvery, LearningRate, Steps, wrong
+
+
+class InstancesRecipe(PicturesRecipe):
+    """torchvision's Mask R-CNN with a mixer before the last block of Res4, as Poly-NL (section 4.2) places it.
+
+    The data are a folder in COCO's or VOC's layout, or a wheel of stardist; without one they are digits on photographs.
+    """
+
+    task: ClassVar[str] = "polymix.domains.instances.task:InstancesTask"
+    without_mixer: ClassVar[str | None] = NO_BLOCK
+    with_masks: ClassVar[bool] = True
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "tiny": {"steps": 2, "scenes": 8, "test_scenes": 4},
+        # torchvision's references/detection, whose model is the baseline of Poly-NL's Table 1b; 26 epochs of COCO.
+        "paper": {
+            "mixer": "poly_nl:reduction=4", "backbone": "resnet50", "detector": "published", "image_size": 1344,
+            "short_sides": (800,),
+            "long_side": 1333, "flip": True, "crops": False, "batch_size": 16, "epochs": 26.0, "optimizer": "sgd",
+            "learning_rate": 0.02, "weight_decay": 1e-4, "decay": "all", "clip": None, "warmup": 1000 / 190_580,
+            "milestones": (16 / 26, 22 / 26), "ema": 0.0, "keep": "last", "evaluate_every": 7330,
+            "checkpoint_every": 7330,
+        },
+    }  # fmt: skip
+
+    steps: Steps = 200
+    batch_size: BatchSize = 4
+    learning_rate: LearningRate = 1e-3
+    evaluate_every: EvaluateEvery = 200
+    question: Question = "what"
+    scenes: Scenes = 400
+    test_scenes: TestScenes = 50
+    mixer: Block = "poly_nl:reduction=4"
+    backbone: Backbone = Field(
+        "resnet18", description="with a feature pyramid; with init, its norms, stem and first stage are frozen"
+    )
+    detector: Literal["small", "published"] = Field(
+        "small",
+        description="anchors by image_size and few proposals; or those of torchvision's reference: anchors of 32 to 512"
+        " pixels, 2,000 proposals in training and 1,000 in use, 512 boxes of a picture",
+    )
+    optimizer: Literal["adamw", "sgd"] = Field("adamw", description="sgd has a momentum of 0.9")
+    milestones: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = Field(
+        (), description="shares of the steps after which the learning rate is a tenth; none: it falls as a cosine"
+    )
+
+    @model_validator(mode="after")
+    def _milestones_rise(self) -> InstancesRecipe:
+        if list(self.milestones) != sorted(set(self.milestones)):
+            raise wrong("milestones", self.milestones, "rising shares of the steps", "For example, 0.6,0.8.")
+        return self

@@ -1,0 +1,1 @@
+"""Pieces of photographs, shuffled: a transformer with any mixer says where each belongs."""

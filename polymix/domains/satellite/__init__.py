@@ -1,0 +1,1 @@
+"""Crops from series of satellite images: PASTIS and synthetic fields, TSViT with any mixer, mIoU."""

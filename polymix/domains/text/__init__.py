@@ -1,0 +1,1 @@
+"""Language models on text: files, parquet, token shards, or Python's own prose."""

@@ -1,0 +1,59 @@
+"""The language model that a recipe asks for."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from polymix.domains.text.recipe import FAMILIES, TextRecipe
+from polymix.errors import OptionError, UnknownOptionError, nearest_first, shown
+from polymix.models.language import PRESETS, PolymixGPTConfig, PolymixLlamaConfig, preset  # first: it cures torchvision
+
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig  # isort: skip
+
+_FAMILIES = dict(zip(FAMILIES, (PolymixGPTConfig, PolymixLlamaConfig), strict=True))
+
+
+def build_model(config: Any) -> Any:
+    """A causal language model with fresh weights."""
+    return AutoModelForCausalLM.from_config(copy.deepcopy(config))
+
+
+def model_config(recipe: TextRecipe, vocab: int, end: int | None = None, padding: int | None = None) -> Any:
+    """The model's config with the recipe's options and `vocab` tokens, one of which ends a text and one pads.
+
+    Raises OptionError: the config has no such option, fewer positions than the context, or no packing by segments.
+    """
+    wanted, options = recipe.model, {**recipe.model_options, "vocab_size": vocab}
+    if isinstance(wanted, Mapping):  # as results.json has a config
+        wanted = AutoConfig.for_model(**wanted)
+    if isinstance(wanted, str) and wanted in _FAMILIES:
+        kind: Any = _FAMILIES[wanted]
+        options.setdefault("max_position_embeddings", recipe.context)
+        given: dict[str, Any] = {}
+    else:
+        config = preset(wanted) if isinstance(wanted, str) and wanted in PRESETS else wanted
+        if not isinstance(config, PretrainedConfig):
+            known = ", ".join([*_FAMILIES, *nearest_first(shown(wanted), PRESETS)])
+            raise OptionError("model", shown(wanted), f"{known}, or a config of transformers", "Choose one.")
+        kind, given = type(config), config.to_dict()
+    names = {*kind().to_dict(), *kind.attribute_map}
+    for name in options:
+        if name not in names:
+            own = {*recipe.to_dict(), *names} - set(PretrainedConfig().to_dict())  # without what every config has
+            allowed = ", ".join(nearest_first(name, own)[:8]) + " …"
+            cure = "polymix train text --help lists those of the recipe."
+            raise UnknownOptionError(name, allowed, cure)
+    options |= {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end if padding is None else padding}
+    named = isinstance(wanted, str) and wanted in PRESETS
+    made = preset(wanted, **options) if named else kind.from_dict(given | options)
+    longest = getattr(made, "max_position_embeddings", None)
+    if longest is not None and getattr(made, "positions", "learned") == "learned" and recipe.context > longest:
+        got = f"{recipe.context} with max_position_embeddings={longest}"
+        raise OptionError("context", got, f"at most {longest}", "Set max_position_embeddings too.")
+    if recipe.packing == "segments" and not isinstance(made, tuple(_FAMILIES.values())):
+        raise OptionError(
+            "packing", f"segments for {made.model_type}", "stream", "Only polymix's own models keep segments apart."
+        )
+    return made

@@ -1,0 +1,166 @@
+"""Text as a task: a causal language model learns by cross-entropy over all targets of a step."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import shutil
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polymix.convert.adapters.libraries import load_whole, local_files
+from polymix.domains.text import data as reading
+from polymix.domains.text import metrics as measuring
+from polymix.domains.text.data import VOCAB, TextData
+from polymix.domains.text.model import build_model, model_config
+from polymix.domains.text.recipe import TextRecipe
+from polymix.domains.text.tokens import Batch, Windows, parts_of_steps
+from polymix.files import write_files
+from polymix.limits import check_memory, check_model
+from polymix.train.data.sampling import Slices
+from polymix.train.task import Metric, Process, Task
+
+NO_LIMIT = 2**62  # tokens
+TOKENIZERS = ("tokenizer.json", "vocab.json", "tokenizer.model", "vocab.txt", "spiece.model")
+
+
+class TextTask(Task[TextRecipe, TextData]):
+    """A causal language model. The loss is the mean over all targets of a step, however it is cut into slices."""
+
+    name = "text"
+    metrics = (
+        Metric("val_loss", "lower"),
+        Metric("perplexity", "lower"),
+        Metric("bits_per_byte", "lower"),
+    )
+    unit = "tokens"
+
+    def check(self) -> None:
+        config = model_config(self.recipe, self.recipe.vocab or VOCAB)
+        size = check_model(lambda: build_model(config), "recipe", "its model")
+        check_memory("recipe", "its model with gradients and the optimizer's state", 4 * size)
+
+    def load(self, folder: Path) -> TextData:
+        return reading.load(self.recipe, folder, self.say)
+
+    def build(self, data: TextData) -> nn.Module:
+        padding = None if data.tokenizer is None else data.tokenizer.pad_token_id
+        return build_model(model_config(self.recipe, data.vocab, data.end, padding))
+
+    def _windows(self, data: TextData) -> Windows:
+        recipe = self.recipe
+        end = data.end if recipe.packing == "segments" else None
+        return Windows(data.train, recipe.context, recipe.batch_size, recipe.seed, end)
+
+    def batches(self, data: TextData, slices: Slices) -> Iterator[Batch]:
+        return parts_of_steps(self._windows(data), slices)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """This slice's share of the step's mean loss, times the number of slices over which gradients are averaged."""
+        return measuring.summed_loss(model, batch) / batch["count"] * self.slices.total
+
+    def epoch(self, data: TextData, step: int) -> float:
+        return self._windows(data).epoch(step)
+
+    def size(self, batch: Batch) -> float:
+        return batch["input_ids"].numel()
+
+    def measure(self, model: nn.Module, data: TextData, process: Process) -> dict[str, float]:
+        """Held-out loss in nats per token, perplexity, and bits per byte where there is a tokenizer."""
+        return measuring.evaluate(model, measuring.HeldOut.of(data, self.recipe), process)
+
+    def for_evaluation(self, summary: Mapping[str, Any], whole: bool, limit: int | None) -> TextData:
+        """The recipe's text in the tokens of the trained model, measured whole unless there is a limit."""
+        scratch = Path(mkdtemp(prefix="polymix-text-"))  # tokens are read from there
+        recipe = self.recipe
+        known = self.folder is not None and any((self.folder / name).is_file() for name in TOKENIZERS)
+        shards = reading.find_source(recipe.data, recipe.column).kind == "shards"
+        own = {"tokenizer": str(self.folder) if known else recipe.tokenizer, "vocab": recipe.vocab if shards else None}
+        try:
+            data = reading.load(recipe.changed(**own), scratch / "text", self.say)
+        except BaseException:
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise
+        weakref.finalize(data.train, shutil.rmtree, scratch, ignore_errors=True)
+        parts = (data.train, data.val) if whole else (data.val,)
+        return replace(data, measured=parts, limit=NO_LIMIT if limit is None else limit)
+
+    def details(self, model: Any, data: TextData, process: Process) -> dict[str, Any]:
+        """The mean loss in nats over all tokens that `for_evaluation` chose, perplexity, and bits per byte."""
+        for tokens in data.measured or (data.val,):
+            tokens.check(model.config.vocab_size)
+        left, parts = data.limit or self.recipe.evaluate_tokens, []
+        for tokens in data.measured or (data.val,):
+            if left > 0 and len(tokens) > 1:
+                recipe = self.recipe.changed(evaluate_tokens=min(left, len(tokens)))
+                parts.append(measuring.HeldOut.of(replace(data, val=tokens), recipe))
+                left -= parts[-1].targets
+        count = sum(part.targets for part in parts)
+        nats = sum(part.targets * measuring.evaluate(model, part, process)["val_loss"] for part in parts)
+        loss = nats / max(count, 1)
+        figures = {"loss": loss, "perplexity": math.exp(loss) if loss < 700 else math.inf}
+        if all(part.bytes for part in parts):
+            figures["bits_per_byte"] = nats / math.log(2) / sum(part.bytes or 0 for part in parts)
+        return {"metrics": figures, "count": count, "unit": "tokens"}
+
+    def samples(self, model: Any, data: TextData, process: Process) -> list[str]:
+        """How the model continues each prompt, always with the same random numbers."""
+        recipe, texts = self.recipe, list[str]()
+        for prompt in recipe.prompts if data.tokenizer is not None else ():
+            ids = torch.tensor([data.tokenizer(prompt, add_special_tokens=False)["input_ids"]], device=process.device)
+            new = min(recipe.sample_tokens, recipe.context - ids.shape[1])
+            if new > 0 and ids.numel():
+                torch.manual_seed(recipe.seed)
+                out = model.generate(
+                    ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=True, top_k=50,
+                    temperature=0.8, pad_token_id=data.tokenizer.pad_token_id,
+                )  # fmt: skip
+                texts.append(data.tokenizer.decode(out[0], skip_special_tokens=True))
+        return texts
+
+    def describe(self, data: TextData) -> str:
+        return (
+            f"A context of {self.recipe.context:,} tokens, a vocabulary of {data.vocab:,}. "
+            f"{len(data.train):,} training tokens from {self.recipe.data or 'the Python library'}; "
+            f"{len(data.val):,} held out."
+        )
+
+    def settings(self, model: Any) -> dict[str, Any]:
+        """The options of the model's config."""
+        options: dict[str, Any] = model.config.to_diff_dict()
+        return options
+
+    def save(self, model: Any, data: TextData, folder: Path) -> None:
+        """As transformers' Auto classes load it, with its tokenizer."""
+
+        def write(part: Path) -> None:
+            model.save_pretrained(part)
+            if data.tokenizer is not None:
+                data.tokenizer.save_pretrained(part)
+
+        with local_files():
+            write_files(folder, write)
+
+    def restore(self, data: TextData, folder: Path) -> nn.Module:
+        from transformers import AutoModelForCausalLM
+
+        model: nn.Module = load_whole(AutoModelForCausalLM, folder, "folder")[0]
+        return model
+
+    def usage(self, data: TextData, folder: Path) -> list[str]:
+        return [
+            "import polymix.models.language  # makes the classes known to transformers",
+            "from transformers import pipeline", "",
+            f"print(pipeline('text-generation', {str(folder)!r})('The ')[0]['generated_text'])",
+        ]  # fmt: skip
+
+    def next_commands(self, data: TextData, folder: Path) -> list[tuple[str, str]]:
+        command = f"polymix generate {shlex.quote(folder.name)} --prompt 'Once upon a time' --stream"
+        return [("Let the model write, in the folder above this one:", command)]

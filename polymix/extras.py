@@ -1,0 +1,97 @@
+"""Optional packages: which extra brings them and what for, and what is said where one is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import NamedTuple
+
+from polymix.errors import MissingExtraError, install_extra, one_line
+
+URL = "https://github.com/polymix/polymix"  # of [project.urls] too
+
+
+class Extra(NamedTuple):
+    """What an extra of pyproject.toml is for, and the packages that it names; those of extras within it are theirs."""
+
+    purpose: str
+    packages: tuple[str, ...]
+
+
+EXTRAS = {
+    "train": Extra(
+        "the command line, training, comparing, reports",
+        ("scikit-learn", "matplotlib", "jinja2", "rich", "typer", "pydantic", "pillow",
+         "pyyaml"),
+    ),
+    "vision": Extra("models of timm, and mixers that wrap its layers", ("timm",)),
+    "detection": Extra(
+        "detect, instances, faces, segment; models of torchvision", ("pycocotools", "torchmetrics", "torchvision")
+    ),
+    "text": Extra("language models, and models of transformers", ("transformers", "tokenizers")),
+    "photos": Extra("jigsaw and faces without data of one's own; WIDER FACE", ("scikit-image", "scipy")),
+    "scans": Extra("pages that turn in the browser, of segment3d and detect3d", ("plotly",)),
+    "handwriting": Extra("handwriting", ("torchvision", "Hershey-Fonts", "rapidfuzz", "flashlight-text")),
+    "parquet": Extra("text in Parquet files", ("pyarrow",)),
+    "diffusion": Extra("generation by diffusers' schedulers or in latents; its models", ("diffusers",)),
+    "flow": Extra("generation by the solver dopri5", ("torchdiffeq",)),
+    "eval": Extra("lm-evaluation-harness", ("lm-eval", "accelerate")),
+    "export": Extra("export to ONNX, and in 8 bits", ("onnx", "onnxscript", "onnxruntime", "jinja2")),
+    "openvino": Extra("export for Intel", ("openvino",)),
+    "qnn": Extra("export for Qualcomm (on Linux, x86-64)", ("onnxruntime-qnn",)),
+    "mobile": Extra("export for phones with ExecuTorch", ("executorch",)),
+    "tensorboard": Extra("--logger tensorboard", ("tensorboard",)),
+    "wandb": Extra("--logger wandb", ("wandb",)),
+}  # fmt: skip
+# Modules whose package has another name.
+PACKAGES = {
+    "HersheyFonts": "Hershey-Fonts", "PIL": "pillow", "flashlight": "flashlight-text",
+    "onnxruntime_qnn": "onnxruntime-qnn", "skimage": "scikit-image", "sklearn": "scikit-learn", "yaml": "pyyaml",
+}  # fmt: skip
+
+
+@contextmanager
+def needs(extra: str = "", why: str = "") -> Iterator[None]:
+    """Around the imports of an optional package: what is missing is a MissingExtraError.
+
+    Args:
+        extra: the extra that brings the package, or several with commas; "" for a package that is in none.
+        why: a sentence for the message.
+    """
+    try:
+        yield
+    except MissingExtraError:
+        raise
+    except ImportError as error:
+        state = "is not installed" if isinstance(error, ModuleNotFoundError) else f"fails to import: {one_line(error)}"
+        if error.name is None:  # a library's own sentence
+            raise MissingExtraError(extra, "", why, state=state.rstrip("."), install=install_extra(extra)) from error
+        raise MissingExtraError(_package(error.name), extra, why, state=state) from error
+
+
+def check_installed(*modules: str, extra: str = "", why: str = "") -> None:
+    """Raise MissingExtraError unless all of these top-level modules are installed. Imports none of them."""
+    missing = [_package(module) for module in modules if not is_installed(module)]
+    if missing:
+        raise MissingExtraError(" ".join(missing), extra, why)
+
+
+def is_installed(module: str) -> bool:
+    """Whether a top-level module could be imported, which is not done."""
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):  # a finder that forbids it; a module that is half loaded
+        return False
+
+
+def missing_package(error: ModuleNotFoundError) -> MissingExtraError | None:
+    """The error for an optional package whose import failed; None for any other module."""
+    package = _package(error.name or "")
+    extra = next((name for name, extra in EXTRAS.items() if package in extra.packages), None)
+    return None if extra is None else MissingExtraError(package, extra)
+
+
+def _package(module: str) -> str:
+    top = module.partition(".")[0]
+    return PACKAGES.get(top, top)

@@ -1,0 +1,211 @@
+"""What stands behind each address that the C functions take. `library.call` passes nothing else, whoever calls.
+
+C trusts what it is told: of a tensor of another dtype or size it would read, or overwrite, the memory behind it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Callable, Mapping, Sequence
+from ctypes import Array, Structure, byref, c_int64, c_void_p
+from functools import cache
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from polymix.errors import ShapeError
+from polymix.ops.shared.tensors import Linear
+
+_ROWS, _OUT = "tokens x: batch, tokens, dim", "tokens y: batch, tokens, out"
+_MASK, _HEADS, _MOMENTS = "mask? mask: batch, tokens", "floats? p: heads, tokens", (
+    "batch, heads, 1 + degree * (dim // heads), dim // heads + 1")  # fmt: skip
+_X_GRAD = "tokens? grad_x: batch, tokens, dim"
+# The arguments of each function, in order. A pointer is "kind name: shape", or "kind? name: shape" if it may be NULL;
+# everything else is a number, or `s`, the struct of sizes, whose fields stand in the shapes. The kinds:
+#     values   an array of the dtype of the call, which is bfloat16 if `bf16` is set, else float32
+#     floats, counts, mask          arrays of float32, int64 and booleans
+#     tokens, heads                 a tensor with contiguous channels, for the structs Tokens and Heads: an address and
+#                                   the other strides; in the dtype of the call
+#     linear, map                   a contiguous weight (out, size) and a contiguous bias (out) or None, for the struct
+#                                   Linear; in float32, and in the dtype of the call
+#     taps                          the struct Taps
+FUNCTIONS: Mapping[str, str] = {
+    "linear_gated": f"{_ROWS}; linear w: width, dim; floats gate: batch, width; {_HEADS}; linear? last: out, width;"
+    "tokens y: batch, tokens, out if last else width; s",
+    "linear_gated_backward": f"tokens grad: batch, tokens, out if last else width; {_ROWS}; linear w: width, dim;"
+    f"floats gate: batch, width; {_HEADS}; linear? last: out, width; {_X_GRAD}; floats? grad_w: width, dim;"
+    "floats? grad_b: width; floats grad_gate: batch, width; floats? grad_p: batch, heads, tokens;"
+    "floats? grad_last: out, width; floats? grad_last_b: out; s",
+    "depthwise": "tokens x: batch, h * w, dim; floats? shift: dim; tokens? scale: batch, h * w, dim;"
+    "taps weight: dim, kh, kw; floats? bias: dim; tokens? times: batch, oh * ow, dim; tokens y: batch, oh * ow, dim; s",
+    "depthwise_weight": "tokens x: batch, h * w, dim; tokens grad: batch, oh * ow, dim;"
+    "tokens? scale: batch, oh * ow, dim; taps? weight: dim, kh, kw; floats? bias: dim; s",
+    "linear_powers": f"{_ROWS}; linear w: width, dim; {_MASK}; floats sums: batch, degree, width; s",
+    "linear_powers_backward": f"floats grad: batch, degree, width; {_ROWS}; linear w: width, dim; {_MASK}; {_X_GRAD};"
+    "floats? grad_w: width, dim; floats? grad_b: width; s",
+    "pom_causal": f"{_ROWS}; linear poly: width, dim; linear gate: width, dim; linear proj: out, width;"
+    f"floats alpha: degree, width; {_MASK}; {_OUT}; gating; mean; s",
+    "linear_pairs": f"{_ROWS}; linear w: 2 * width, dim; {_HEADS}; {_MASK}; floats sums: batch, width; s",
+    "linear_pairs_backward": f"floats grad: batch, width; {_ROWS}; linear w: 2 * width, dim; {_HEADS}; {_MASK};"
+    f"{_X_GRAD}; floats? grad_w: 2 * width, dim; floats? grad_b: 2 * width; floats? grad_p: batch, heads, tokens; s",
+    "moments": f"{_ROWS}; {_MASK}; floats count: batch; floats centre: batch, dim; floats moment: batch, dim, dim; s",
+    "centres": f"{_ROWS}; {_MASK}; floats count: batch; floats centre: batch, dim; floats rest: batch, dim; s",
+    "moments_backward": f"{_ROWS}; {_MASK}; floats centre: batch, dim; floats a: batch, dim, dim; floats c: batch, dim;"
+    "tokens y: batch, tokens, dim; s",
+    "linear_scaled": f"{_ROWS}; floats scale: batch, dim; linear w: out, dim; floats? rest: 1; {_OUT}; s",
+    "linear_scaled_backward": f"tokens grad: batch, tokens, out; {_ROWS}; floats scale: batch, dim;"
+    f"linear w: out, dim; floats? rest: 1; {_X_GRAD}; floats? grad_scale: batch, dim; floats? grad_w: out, dim;"
+    "floats? grad_b: out; floats? grad_rest: threads; s",
+    "qt_pool": f"{_ROWS}; linear w: 2 * dim, dim; {_MASK}; floats sums: {_MOMENTS}; s",
+    "qt_pool_backward": f"floats grad: {_MOMENTS}; {_ROWS}; linear w: 2 * dim, dim; {_MASK}; {_X_GRAD};"
+    "floats? grad_w: 2 * dim, dim; floats? grad_b: 2 * dim; s",
+    "qt_spread": f"{_ROWS}; linear w: dim, dim; floats moments: {_MOMENTS}; floats bounds: batch;"
+    f"linear last: out, dim; {_OUT}; s",
+    "qt_spread_backward": f"tokens grad: batch, tokens, out; {_ROWS}; linear w: dim, dim; floats moments: {_MOMENTS};"
+    f"floats bounds: batch; linear last: out, dim; {_X_GRAD}; floats? grad_w: dim, dim; floats? grad_b: dim;"
+    f"floats grad_m: {_MOMENTS}; floats? grad_last: out, dim; floats? grad_last_b: out; s",
+    "decode_attention": "heads q: batch, heads, 1, width; heads k: batch, heads, tokens, width;"
+    "heads v: batch, heads, tokens, width; mask? mask: batch if mask_stride else 1, tokens;"
+    "heads y: batch, heads, 1, width; s",
+    "decode_convolution": "values x: rows, width; floats window: rows, dilation * (taps - 1), width;"
+    "values w: width, taps; values y: rows, width; floats next: rows, dilation * (taps - 1), width;"
+    "rows; width; taps; dilation; bf16; threads",
+    "decode_pom": "values x: rows, poly.size; map poly: poly.out, poly.size; map gate: poly.out, poly.size;"
+    "map proj: proj.out, poly.out; values alpha: poly.out, degree; floats before: rows, poly.out;"
+    "counts count: rows; floats after: rows, poly.out; values gated: rows, poly.out; values y: rows, proj.out; s",
+    "decode_linear": "values x: rows, size; values w: out, size; values? bias: out; values? factor: rows, out;"
+    "values y: rows, out; rows; size; out; kind; bf16; threads",
+    "decode_feed_forward": "values x: rows, up.size; map up: up.out, up.size; map? gate: up.out, up.size;"
+    "map down: down.out, up.out; values hidden: rows, up.out; values y: rows, down.out; rows; kind; bf16; threads",
+    "decode_rms_norm": "values x: rows, width; values w: width; values y: rows, width; rows; width; eps; bf16",
+}
+_DTYPES = {"floats": torch.float32, "linear": torch.float32, "taps": torch.float32, "counts": torch.int64,
+           "mask": torch.bool}  # of the kinds that do not have the dtype of the call  # fmt: skip
+_STRIDED, _LINEAR = ("tokens", "heads"), ("linear", "map")
+_STRUCTS = (*_STRIDED, *_LINEAR, "taps")
+
+
+class Address(ctypes.Structure):
+    """Base of the structs that hold addresses. Each keeps the tensors that it was made of, so that they can be checked.
+
+    Attributes:
+        kinds: the kinds of FUNCTIONS that the struct stands for.
+        tensors: what its addresses point into.
+    """
+
+    kinds: ClassVar[tuple[str, ...]]
+    tensors: tuple[Tensor, ...]
+
+    def fits(self, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+        """Whether the struct describes an array of this shape and dtype."""
+        raise NotImplementedError
+
+
+def address(x: Tensor, elements: int, dtype: torch.dtype) -> int | None:
+    """The address of x if C finds so many elements of the dtype there, one after the other; otherwise None."""
+    if x.dtype is not dtype or x.numel() != elements or not x.is_cpu or not x.is_contiguous():
+        return None
+    return x.data_ptr() or (None if elements else 0)  # no address: freed, as FSDP frees parameters
+
+
+def strided(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Array[c_int64] | None:
+    """The address of x and its strides but the last, if C finds an array of this shape and dtype there whose channels
+    are contiguous; otherwise None. In memory these are the structs Tokens and Heads.
+    """
+    if x.dtype is not dtype or x.shape != shape or not x.is_cpu:
+        return None
+    *strides, last = x.stride()
+    place = x.data_ptr()
+    if (last != 1 and shape[-1] != 1) or (place == 0 and 0 not in shape):
+        return None
+    return (c_int64 * len(shape))(place, *strides)
+
+
+def linear(layer: Linear, shape: tuple[int, ...], dtype: torch.dtype) -> Array[c_int64] | None:
+    """The addresses of a weight and a bias, 0 without one, and their sizes, if C finds them there; otherwise None. In
+    memory this is the struct Linear.
+    """
+    weight, bias = layer
+    place = address(weight, shape[0] * shape[1], dtype) if weight.shape == shape else None
+    beside = 0 if bias is None else address(bias, shape[0], dtype)
+    return None if place is None or beside is None else (c_int64 * 4)(place, beside, *shape)
+
+
+class _Pointer(NamedTuple):
+    """A pointer argument. dtype: None for that of the call."""
+
+    position: int
+    name: str
+    kind: str
+    dtype: torch.dtype | None
+    optional: bool
+
+
+class _Function(NamedTuple):
+    """The pointers of a function; `sizes` takes its arguments, and returns `bf16` and each array's size, or shape."""
+
+    pointers: tuple[_Pointer, ...]
+    sizes: Callable[..., tuple[Any, ...]]
+
+
+def addresses(function: str, arguments: Sequence[Any]) -> list[Any]:
+    """The arguments of a C function as ctypes takes them: arrays and structs by address.
+
+    Raises:
+        ShapeError: an argument is no array of the dtype and size that C takes it for.
+    """
+    pointers, sizes = _read(function)
+    bf16, *shapes = sizes(*arguments)
+    of_call = torch.bfloat16 if bf16 else torch.float32
+    values = list(arguments)
+    for (position, name, kind, dtype, optional), shape in zip(pointers, shapes, strict=True):
+        value = values[position]
+        if value is None:
+            fits = optional
+        elif isinstance(value, Address):
+            fits = kind in value.kinds and value.fits(shape, dtype or of_call)
+            values[position] = byref(value)
+        elif kind in _STRIDED:
+            values[position] = array = strided(value, shape, dtype or of_call)
+            fits = array is not None
+        elif kind in _LINEAR:
+            values[position] = array = linear(value, shape, dtype or of_call)
+            fits = array is not None
+        else:
+            place = address(value, shape, dtype or of_call)
+            fits = place is not None
+            values[position] = c_void_p(place)
+        if not fits:
+            parts = value.tensors if isinstance(value, Address) else value if kind in _LINEAR else (value,)
+            got = " and ".join(f"{part.dtype} {tuple(part.shape)}" if isinstance(part, Tensor) else str(part)
+                               for part in parts)  # fmt: skip
+            size = shape if isinstance(shape, tuple) else f"{shape} elements"
+            allowed = f"{kind} of {dtype or of_call}, {size}, in the memory of the CPU"
+            cure = "Pass tensors of the dtypes and sizes that the operator documents."
+            raise ShapeError(f"{function}: {name}", got, allowed, cure)
+    if isinstance(values[-1], Structure):
+        values[-1] = byref(values[-1])
+    return values
+
+
+@cache
+def _read(function: str) -> _Function:
+    """Read an entry of FUNCTIONS."""
+    text = FUNCTIONS[function].replace(".out", "[0].shape[0]").replace(".size", "[0].shape[1]")  # of linear maps
+    parts = [part.strip() for part in text.split(";")]
+    names = [part.partition(":")[0].split()[-1] for part in parts]
+    kinds = {i: part.split()[0] for i, part in enumerate(parts) if ":" in part}
+    pointers = tuple(_Pointer(i, names[i], kind.rstrip("?"), _DTYPES.get(kind.rstrip("?")), kind.endswith("?"))
+                     for i, kind in kinds.items())  # fmt: skip
+
+    def field(name: re.Match[str]) -> str:
+        return name[0] if name[0] in (*names, "if", "else") else f"s.{name[0]}"
+
+    shapes, identifier = [], r"(?<![.])\b[a-z_][a-z_0-9]*"
+    for i, pointer in zip(kinds, pointers, strict=True):
+        sizes = [f"({size})" for size in re.sub(identifier, field, parts[i].partition(":")[2]).split(",")]
+        shapes.append(f"({', '.join(sizes)})" if pointer.kind in _STRUCTS else " * ".join(sizes))
+    bf16 = "bf16" if "bf16" in names else "s.bf16"
+    return _Function(pointers, eval(f"lambda {', '.join(names)}: ({bf16}, {', '.join(shapes)})"))

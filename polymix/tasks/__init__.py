@@ -1,1 +1,0 @@
-"""Training: data and recipes, on Lightning."""

@@ -1,0 +1,126 @@
+"""What torchvision's detectors share as tasks: a mixer inserted into their backbone, losses and predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from polymix.convert.insert import insert
+from polymix.mixers.spec import parse_mixer
+from polymix.train.data.boxes.data import DetectionData
+from polymix.train.data.boxes.options import LAST_OF_RES4, NO_BLOCK
+from polymix.train.data.drawing import draw_annotated, draw_truth_and_prediction
+from polymix.train.data.pictures import read_picture
+from polymix.train.data.scores import reaching, said_of
+from polymix.train.recipe import ObjectsRecipe
+from polymix.train.task import Process, Task
+
+INSERTED = tuple(f"{place}.inserted" for place in LAST_OF_RES4.values())  # fresh where --init names a host without it
+MIN_SCORE = 0.01  # of an object in the answers to files
+DRAWN = 6  # test pictures
+R = TypeVar("R", bound=ObjectsRecipe)
+D = TypeVar("D", bound=DetectionData)
+Objects = dict[str, Tensor]  # boxes (k, 4), scores (k), labels (k) from 0 and perhaps masks (k, H, W)
+
+
+class DetectorTask(Task[R, D]):
+    """A detector of torchvision with a mixer before the last block of Res4; the loss is the sum of its losses."""
+
+    unit = "images"
+    predicts: ClassVar[bool] = True
+    detector: ClassVar[str]  # what reports call it
+
+    def truths(self, targets: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
+        """Targets as the detector takes them, without crowds."""
+        raise NotImplementedError(f"{type(self).__name__} has no truths(targets)")
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """All losses, added. Detectors of torchvision compute them in training mode alone."""
+        images, targets = batch
+        training = model.training
+        model.train()
+        losses: Mapping[str, Tensor] = model(list(images.float() / 255), self.truths(targets))
+        model.train(training)
+        return torch.stack([*losses.values()]).sum()
+
+    def infer(self, model: nn.Module, batch: Any) -> Any:
+        return model(list(batch[0].float() / 255))
+
+    def find(self, model: nn.Module, pixels: Tensor, process: Process) -> Objects:
+        """The objects in one picture of bytes (3, H, W), in its pixels, on the CPU."""
+        raise NotImplementedError(f"{type(self).__name__} has no find(model, pixels, process)")
+
+    def draw(self, model: nn.Module, data: D, folder: Path) -> list[Path]:
+        """samples.png: test pictures with the true objects above and the predicted ones below."""
+        pictures = []
+        for place in range(min(DRAWN, len(data.test))):
+            pixels, truth = data.test[place]
+            pictures.append((pixels, truth, self.find(model, pixels, Process())))
+        path = folder / "samples.png"
+        draw_truth_and_prediction(pictures, data.classes, path, self.recipe.threshold)
+        return [path]
+
+    def predict(
+        self, model: nn.Module, data: D, files: Sequence[Path], folder: Path, process: Process
+    ) -> list[dict[str, Any]]:
+        """The objects in picture files, in their pixels as they are shown, drawn on a copy in `folder`."""
+        rows = []
+        for place, file in enumerate(files):
+            pixels = read_picture(file)
+            objects = self.find(model, pixels, process)
+            rows.append(answer(place, file, folder, pixels, objects, data.classes, self.recipe.threshold))
+        return rows
+
+    def describe(self, data: D) -> str:
+        mixer: str = self.recipe.mixer
+        block = "without a block" if mixer == NO_BLOCK else f"with {mixer} before the last block of Res4"
+        text = f"{self.detector} {block}, on {data.name}: {len(data.train):,} training pictures and "
+        return text + f"{len(data.test):,} test pictures, {len(data.classes)} class{'es' * (len(data.classes) != 1)}."
+
+
+def check_mixer(mixer: str) -> None:
+    """Raise OptionError or UnknownNameError unless `mixer` is "none" or a mixer."""
+    if mixer != NO_BLOCK:
+        parse_mixer(mixer)
+
+
+def insert_mixer(model: nn.Module, backbone: str, mixer: str, size: int) -> None:
+    """Insert a mixer before the last block of Res4, where Poly-NL has it (section 5.1.3); none for "none".
+
+    size: sides of the pictures in pixels, from which mixers that need rows and columns take theirs.
+    """
+    if mixer != NO_BLOCK:
+        example = ([torch.zeros(3, size, size)],)
+        insert(model, LAST_OF_RES4[backbone], parse_mixer(mixer)[1], input=example)
+
+
+def answer(
+    place: int, file: Path, folder: Path, pixels: Tensor, objects: Objects, classes: Sequence[str], threshold: float
+) -> dict[str, Any]:
+    """What `predict` returns for a file.
+
+    Returns:
+        "answer", a sentence; "objects", each with class, score, box and mask (RLE), of all that score at least 0.01 or
+        the threshold; and "picture", in which those that reach the threshold are drawn.
+    """
+    from polymix.train.data.boxes.masks import encode
+
+    sentence, path = said_of(objects, classes, threshold), folder / f"{place:03d}-{file.stem}.png"
+    drawn = reaching(objects, threshold)
+    words = [f"{classes[label]} {score:.2f}"
+             for label, score in zip(drawn["labels"], drawn["scores"].tolist(), strict=True)]  # fmt: skip
+    draw_annotated(path, pixels, drawn["boxes"], words, drawn.get("masks"), "" if words else sentence)
+    objects = reaching(objects, min(MIN_SCORE, threshold))
+    names = [classes[label] for label in objects["labels"]]
+    scores, masks = objects["scores"].tolist(), objects.get("masks")
+    rows: list[dict[str, Any]] = [
+        {"class": name, "score": round(score, 4), "box": [round(value, 2) for value in box]}
+        for name, score, box in zip(names, scores, objects["boxes"].tolist(), strict=True)
+    ]
+    for row, mask in zip(rows, () if masks is None else masks, strict=masks is not None):
+        row["mask"] = encode(mask)
+    return {"file": str(file), "answer": sentence, "picture": path.name, "objects": rows}

@@ -1,0 +1,1 @@
+"""What the domains of LiDAR scans share: files of points, nuScenes' tables, a virtual LiDAR, pages that turn."""

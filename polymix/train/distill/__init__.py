@@ -1,0 +1,316 @@
+"""`polymix.distill`: recover the accuracy that a conversion has cost."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from polymix.convert import ConversionReport
+from polymix.convert.tracing import mode
+from polymix.errors import CapabilityError, OptionError, check_choice, check_int, check_number
+from polymix.files import output_folder
+from polymix.numbers import figure, percent
+from polymix.results import Progress
+from polymix.train.data.sampling import isolated_random_state
+from polymix.train.distill.batches import (
+    LOSSES,
+    Forward,
+    answers_of,
+    features_of,
+    first_of,
+    logits_of,
+    moved,
+    with_features,
+)
+from polymix.train.distill.fit import Fit
+from polymix.train.distill.head import fit_head
+from polymix.train.distill.lora import low_rank, matrices
+from polymix.train.distill.metrics import Measure, accuracy, better, perplexity, relative_error
+from polymix.train.distill.pieces import check_pieces
+from polymix.train.distill.progressive import schedule
+from polymix.train.distill.stages import FineTuning, Imitation, Listener
+from polymix.train.place import processes
+from polymix.train.recipe import Recipe
+
+__all__ = [
+    "Distillation", "accuracy", "distill", "fit_head", "perplexity", "relative_error",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """The mean loss of each epoch of both stages, and `accuracy` and `kept` as in the report."""
+
+    imitation: tuple[float, ...]
+    fine_tuning: tuple[float, ...]
+    accuracy: dict[str, float]
+    kept: str | None = None
+
+
+LEARNING_RATE = 1e-4  # of fine-tuning: a model that is trained already is ruined by the rates of a training
+
+
+def distill(
+    report: ConversionReport,
+    data: Any,
+    *,
+    val: Any = None,
+    imitate_epochs: int = 1,
+    epochs: int = 1,
+    labels: float = 1.0,
+    teacher: float = 1.0,
+    temperature: float = 2.0,
+    loss: str = "logits",
+    imitate_lr: float = 2e-3,
+    learning_rate: float = LEARNING_RATE,
+    weight_decay: float = 0.05,
+    forward: Forward = logits_of,
+    metric: Measure = accuracy,
+    out: str | Path | None = None,
+    resume: bool = False,
+    device: str = "cpu",
+    devices: int = 1,
+    precision: str = "float32",
+    lora: int | None = None,
+    progressive: int | None = None,
+    blocks: float = 0.0,
+    piece: int | None = None,
+    keep: str = "best",
+    seed: int = 0,
+    progress: Progress | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Distillation:
+    """Train a converted model, in place, to do what it did before.
+
+    Stage 1: each mixer learns to reproduce its attention's output on the original model's activations. All layers
+    learn in one pass, and nothing else is trained. Stage 2: the whole model, except what has requires_grad=False, is
+    fine-tuned on labels and on the logits of the original model. Afterwards `report.undo()` still restores the
+    attention and every weight that stage 2 changed.
+
+    Args:
+        report: from `polymix.convert`, not undone.
+        data: a DataLoader with a length, or a list of batches: (inputs, labels), dicts of keyword arguments with
+            `labels`, or inputs alone (teacher only).
+        val: batches with labels. report.accuracy gets the accuracy before and after conversion and after each stage.
+        metric: `accuracy`, or another measure: `perplexity` for language models, or a function like them.
+        imitate_epochs, epochs: of stage 1 and stage 2; 0 leaves a stage out.
+        labels, teacher: weights of the two losses of stage 2. The teacher's is taken at `temperature`.
+        loss: "logits" for classifiers and language models: cross-entropy and Kullback-Leibler divergence; "squares" for
+            outputs that are no logits, such as a generator's predictions: mean squares, without a temperature;
+            "features" for models without logits: mean squares of the last features, after stage 1 has aligned each
+            layer's output (the recipe of ViT-AdaLA, arXiv:2603.16063). Labels play no part; on `val`, `relative_error`
+            compares the features with the original model's.
+        imitate_lr, learning_rate, weight_decay: of AdamW, with a warm-up over a tenth of the steps, at least 50 or half
+            of fewer than 100, a cosine decay, and gradients clipped at 1.
+        forward: (model, batch) -> logits (…, classes), for models that return neither logits nor an output with them.
+        out: folder for a checkpoint after every epoch. resume: continue from it, to the same result.
+        device: the kind of device. devices: how many; so many processes are forked, each of which takes every
+            devices-th batch. Under torchrun its processes are used instead.
+        precision: "float32"; "bfloat16" or "float16" use autocast (mixed precision).
+        lora: rank of a low-rank term for every matrix of the mixers, as in LoLCATs. In stage 2 nothing else learns;
+            afterwards the terms are merged into the weights. None: stage 2 trains the whole model.
+        progressive: steps of stage 2 after which one more layer gets its mixer, the last layer first (as PoM's authors
+            convert Stable Diffusion 3.5, one every 1,000 steps); until then it is the original model's attention.
+            report.schedule has the plan. None: all have theirs from the start.
+        blocks: weight in stage 2 of each layer's imitation loss against the original model (theirs: 0.1).
+        piece: tokens that stage 2 computes at a time, in language models. The mixers' states, and keys and values of
+            attention that was kept, are carried from piece to piece without gradients, and a piece is computed again in
+            the backward pass: memory grows with the piece instead of the sequence. Stage 1 takes whole sequences.
+        keep: "best": the model gets back the weights of the stage that is best on `val`, by a metric of polymix, where
+            a later one made it worse; "last": it does not. report.kept names the stage.
+        seed: of the order of the data and of dropout. The global random state is restored afterwards.
+        progress, say: where bars and lines about the progress go; without bars each epoch is a line.
+    Raises:
+        OptionError, DataError, ResultsError: before any compute. OptionError later if a loss becomes NaN or infinite.
+    """
+    listener = Listener(progress, say if processes()[0] == 0 else lambda line: None)
+    fit = Fit(None if out is None else Path(out), resume, device, devices, precision, listener)
+    for name, count in (("imitate_epochs", imitate_epochs), ("epochs", epochs), ("seed", seed)):
+        check_int(name, count, 0)
+    for name, weight in (
+        ("labels", labels), ("teacher", teacher), ("weight_decay", weight_decay), ("blocks", blocks),
+    ):  # fmt: skip
+        check_number(name, weight, 0.0, math.inf, "a number of at least 0", 1.0)
+    for name, size in (("temperature", temperature), ("imitate_lr", imitate_lr), ("learning_rate", learning_rate)):
+        check_number(name, size, 1e-12, math.inf, "a number above 0", 1e-3)
+    check_choice("loss", loss, LOSSES)
+    check_choice("keep", keep, ("best", "last"))
+    if loss != "logits" and temperature != 2.0:
+        got = f"{temperature} with loss={loss!r}"
+        raise OptionError("temperature", got, "none, as it has no effect", "Leave it out.")
+    if lora is not None:
+        check_int("lora", lora, 1)
+    if piece is not None:
+        check_int("piece", piece, 1)
+    for name, number in (("lora", lora), ("piece", piece)):
+        if number is not None and not epochs:
+            raise OptionError(name, f"{number} with epochs=0", "epochs of at least 1", f"Leave {name} out.")
+    for name, option in (("progressive", progressive), ("blocks", blocks or None)):
+        if option is not None and not (epochs and teacher):
+            got = f"{option} with {'teacher=0' if epochs else 'epochs=0'}"
+            raise OptionError(name, got, "fine-tuning beside the original model", f"Leave {name} out.")
+    _check_report(report)
+    if progressive is not None and report.taken_out:
+        got = f"{progressive} for {type(report.model).__name__}, which runs without its {', '.join(report.taken_out)}"
+        allowed = "a model whose attention can still stand in for a mixer"
+        raise CapabilityError("progressive", got, allowed, "Leave progressive out.")
+    if piece is not None and (progressive is not None or blocks):
+        name = "blocks" if progressive is None else "progressive"
+        raise OptionError("piece", f"{piece} with {name}", "one of the two", "Attention carries no mixer's state.")
+    if lora is not None:
+        matrices(report.adapters, lora)
+    if loss == "features":
+        forward = features_of if forward is logits_of else forward
+        metric = relative_error if metric is accuracy else metric
+    alone = nullcontext() if out is None else output_folder(out, "out")
+    with alone, isolated_random_state(), _at_home(report):
+        batch = first_of(data, "data", fit.world)
+        if val is not None:
+            first_of(val, "val")
+        steps = epochs * (len(data) // fit.world)
+        report.schedule = {} if progressive is None else schedule(report.adapters, progressive, steps)
+        if piece is not None:
+            check_pieces(report, batch, piece, loss)
+        if epochs:
+            _try(report.model, batch, forward, labels, teacher, loss)
+        measure = partial(_measure, report, val, forward, metric, fit.place, say)
+        best = _Best(report, metric, keep == "best" and val is not None)
+        with report.former() as host:
+            if loss == "features" and val is not None:
+                with mode(host, False):
+                    val = with_features(host, val, forward, fit.place)
+                measure = partial(_measure, report, val, forward, metric, fit.place, say)
+            measure("before", host)
+        measure("converted", report.model)
+        best.note("converted")
+        with report.former() as host:
+            imitated: tuple[float, ...] = ()
+            if imitate_epochs:
+                recipe = fit.recipe(data, imitate_epochs, imitate_lr, weight_decay, seed)
+                imitated = _imitate(report, host, fit, data, recipe, forward, imitate_epochs)
+            former = copy.deepcopy(host).eval().requires_grad_(False) if epochs and teacher else None
+        if imitate_epochs:
+            measure("imitated", report.model)
+            best.note("imitated")
+        tuned: tuple[float, ...] = ()
+        if epochs:
+            report.remember()
+            learned = nullcontext() if lora is None else low_rank(report.model, report.adapters, lora, seed)
+            with learned, mode(report.model, True):
+                recipe = fit.recipe(data, epochs, learning_rate, weight_decay, seed)
+                stage = FineTuning(
+                    recipe, data, report.model, former, listener, labels=labels, weight=teacher,
+                    temperature=temperature, loss=loss, lora=lora, piece=piece, forward=forward, epochs=epochs,
+                    adapters=report.adapters, blocks=blocks, plan=report.schedule,
+                )  # fmt: skip
+                try:
+                    tuned = fit(stage)
+                finally:
+                    stage.stand_ins.clear()
+            measure("distilled", report.model)
+            best.note("distilled")
+        if best.restore():
+            say(f"The weights of the stage {best.stage} are kept: a later one made the model worse.")
+    return Distillation(imitated, tuned, dict(report.accuracy), report.kept)
+
+
+class _Best:
+    """The weights of the best stage so far, on the CPU."""
+
+    def __init__(self, report: ConversionReport, metric: Measure, wanted: bool) -> None:
+        self.report, self.metric, self.wanted, self.stage = report, metric, wanted, ""
+        self.last, self.weights = "", dict[str, Any]()
+
+    def note(self, stage: str) -> None:
+        """Keep the weights of a stage that is no worse than those before. NaN is."""
+        if not self.wanted:
+            return
+        value, self.last = self.report.accuracy[stage], stage
+        before = self.report.accuracy.get(self.stage, value)
+        if math.isfinite(value) and better(self.metric, before, value) is not True:
+            self.stage = stage
+            state = self.report.model.state_dict().items()
+            self.weights = {name: value.detach().to("cpu", copy=True) for name, value in state}
+
+    def restore(self) -> bool:
+        """Give the model the best weights back; whether that changed it."""
+        self.report.kept = self.stage or self.last or None
+        if self.stage in ("", self.last):
+            return False
+        self.report.model.load_state_dict(self.weights)
+        return True
+
+
+def _check_report(report: Any) -> None:
+    if not isinstance(report, ConversionReport) or report.undone or not report.adapters:
+        got = (
+            type(report).__name__
+            if not isinstance(report, ConversionReport)
+            else "a report that was undone, or that converted nothing"
+        )
+        raise OptionError("report", got, "what polymix.convert returned", "Convert the model first.")
+
+
+@torch.no_grad()
+def _try(model: nn.Module, batch: Any, forward: Forward, labels: float, teacher: float, loss: str) -> None:
+    """Pass one batch through the model, so that mistakes show before hours of training."""
+    with mode(model, False):
+        found = answers_of(loss)(model, moved(batch, next(model.parameters()).device), forward)
+    if labels and found.labels is not None:
+        found.label_loss()
+    elif not teacher:
+        raise OptionError(
+            "labels, teacher", (labels, teacher), "labels in the batches, or a teacher", "Pass teacher=1.0, say."
+        )
+
+
+def _measure(
+    report: ConversionReport, val: Any, forward: Forward, metric: Measure, device: str, say: Callable[[str], None],
+    name: str, model: nn.Module,
+) -> None:  # fmt: skip
+    if val is not None:
+        report.metric = getattr(metric, "__name__", report.metric)
+        value = report.accuracy[name] = metric(model.to(device), val, forward, device)
+        what = report.metric.capitalize().replace("_", " ")
+        say(f"{what}, {name}: {percent(value) if metric is accuracy else figure(value)}.")
+
+
+def _imitate(
+    report: ConversionReport, host: nn.Module, fit: Fit, data: Any, recipe: Recipe, forward: Forward, epochs: int
+) -> tuple[float, ...]:
+    """Stage 1. The original model does not learn and stays in evaluation mode; the mixers have no dropout."""
+    stage = Imitation(recipe, data, host, report.adapters, fit.listener, forward=forward, epochs=epochs)
+    learning = [p for p in host.parameters() if p.requires_grad]
+    hooks = report.follow_grids()
+    try:
+        for p in learning:
+            p.requires_grad_(False)
+        with ExitStack() as stack:
+            for module in (host, *report.adapters.values()):
+                stack.enter_context(mode(module, False))
+            return fit(stage)
+    finally:
+        for p in learning:
+            p.requires_grad_(True)
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def _at_home(report: ConversionReport) -> Iterator[None]:
+    """Bring model and attention back to the model's device afterwards: a trainer may leave them elsewhere."""
+    home = next(report.model.parameters()).device
+    try:
+        yield
+    finally:
+        for part in (report.model, *report.attentions.values()):
+            part.to(home)

@@ -1,0 +1,266 @@
+"""The training loop: from a task, its data and a fresh model to trained weights, step by step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim.swa_utils import AveragedModel
+
+from polymix.errors import OptionError
+from polymix.measure import Stopwatch
+from polymix.train.data.sampling import Slices, isolated_random_state, number, seed_all
+from polymix.train.place import Place
+from polymix.train.recipe import Recipe
+from polymix.train.resume import load_checkpoint, load_whole_state, save_checkpoint, whole_state
+from polymix.train.task import Data, Task
+
+Row = dict[str, Any]
+VALIDATION = "validation_"  # of names of what was measured on the part that chooses the weights
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode, without gradients; the random state is restored afterwards."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), isolated_random_state():
+            yield
+    finally:
+        model.train(training)
+
+
+# How the decay of averaged weights rises, after n steps: our way, HTR-VT's, EfficientViT's, and not at all.
+RISES: Mapping[str, Callable[[float, int], float]] = {
+    "steps": lambda decay, n: min(decay, (1 + n) / (10 + n)),
+    "half_steps": lambda decay, n: min(decay, (1 + n / 2) / (10 + n / 2)),
+    "exponential": lambda decay, n: decay * -math.expm1(-n / 2000),
+    "none": lambda decay, n: decay,
+}
+
+
+def averaged(model: nn.Module, decay: float, rise: str = "steps", buffers: bool = False) -> AveragedModel:
+    """A running average of the weights, with a lower decay in the first steps, so that the first weights fade soon.
+
+    Args:
+        rise: one of `RISES`. buffers: whether floating-point buffers are averaged too; otherwise they are the last.
+    """
+
+    def mix(means: Any, values: Any, count: Any) -> None:
+        if not means[0].is_floating_point():  # such as the number of batches that a norm has seen
+            torch._foreach_copy_(means, values)
+            return
+        share = 1 - RISES[rise](decay, int(count))
+        for sharded in (False, True):  # buffers are not sharded, and one call takes no mixture
+            pairs = [pair for pair in zip(means, values, strict=True) if isinstance(pair[0], DTensor) == sharded]
+            if pairs:
+                torch._foreach_lerp_([mean for mean, _ in pairs], [value for _, value in pairs], share)
+
+    average = AveragedModel(model, multi_avg_fn=mix, use_buffers=buffers).requires_grad_(False).eval()
+    average.n_averaged += 1  # the fresh weights count, or the first update would replace them
+    return average
+
+
+class Learner(nn.Module):
+    """A model whose forward pass is the task's loss, so that all of the loss lies inside DistributedDataParallel."""
+
+    def __init__(self, task: Task[Any, Any], model: nn.Module) -> None:
+        super().__init__()
+        self.task, self.model = task, model
+
+    def forward(self, batch: Any) -> Tensor:
+        return self.task.loss(self.model, batch)
+
+
+@dataclass
+class Watch:
+    """Who is told of a training.
+
+    Args:
+        journal: takes the rows of metrics.jsonl. on_step: takes the number of steps that are done, and their numbers.
+    """
+
+    journal: Callable[[Row], None] = lambda row: None
+    on_step: Callable[[int, Row], None] = lambda step, numbers: None
+
+
+@dataclass
+class Trained:
+    """The outcome: whole weights by name, the steps that were done, a batch to measure speed on, and speeds by row."""
+
+    weights: dict[str, Any]
+    steps: int
+    last_batch: Any = None
+    speeds: list[float] = field(default_factory=list)
+
+
+def slices_of(recipe: Recipe, world: int, before: Mapping[str, Any] | None) -> int:
+    """Into how many slices a batch is cut: what the run began with, or `accumulate` for each process.
+
+    Raises OptionError where they cannot be shared among the processes.
+    """
+    total = recipe.accumulate * world if before is None else int(before["slices"])
+    if total % world:
+        got = f"{world} processes for a run that cuts each batch into {total} slices"
+        raise OptionError("resume", got, f"a number of processes that divides {total}", "Start another number of them.")
+    return total
+
+
+def fit(
+    task: Task[Any, Any],
+    data: Data,
+    model: nn.Module,
+    place: Place,
+    watch: Watch,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    checkpoint: Path | None = None,
+    before: Mapping[str, Any] | None = None,
+) -> Trained:
+    """Train a model in place.
+
+    The order of the data and dropout depend on seed, step and slice alone, so a resumed run, also on another number of
+    processes, sees the samples of one that was never interrupted; the sums over slices are equal up to rounding.
+
+    Args:
+        settings: what a resumed run must have in common with this one; the checkpoint keeps it.
+        checkpoint: where to write checkpoints; None: none are written.
+        before: the content of the checkpoint to go on from; None: a fresh start.
+    Raises:
+        OptionError: the loss or the gradient's norm is not finite; the weights and the last checkpoint are from before.
+    """
+    recipe, rank, world = task.recipe, place.rank, place.world
+    step = 0 if before is None else int(before["step"])
+    task.slices = slices = Slices(step, slices_of(recipe, world, before), rank, world)
+    average = averaged(model, recipe.ema, recipe.ema_rise, recipe.ema_buffers) if recipe.ema else None
+    place.shard(model)
+    best: nn.Module = model if average is None else place.shard(average.module, learns=False)
+    learner = place.in_step(Learner(task, model))
+    optimizer = task.optimizer(model)
+    schedule = task.schedule(optimizer)
+    models = {"model": model} if average is None else {"model": model, "average": best}
+    kept: dict[str, Any] = {}  # with keep="best": step, score and weights of the best evaluation
+    if before is not None:
+        load_checkpoint(before, models, optimizer, schedule)
+        place.scaler.load_state_dict(before["scaler"])
+        task.load_state(data, before["task"])
+        kept = dict(before["kept"])
+        if average is not None:
+            average.n_averaged.fill_(step + 1)
+    watched = task.validation(data) if recipe.keep == "best" else data
+    batches, shares = iter(task.batches(data, slices)), len(slices.mine)
+    trained = Trained({}, step)
+    evaluations: list[Row] = []
+    numbers: Row = {}
+    seen, clock = 0.0, Stopwatch()
+
+    def measured(weights: nn.Module, part: Data) -> Row:
+        with place.autocast(), evaluating(weights):
+            return dict(task.measure(weights, part, place.process))
+
+    def prepared() -> None:
+        with place.autocast(), evaluating(best):
+            task.prepare(best, data, step)
+
+    def gradients(parts: list[Any], attempt: int) -> Tensor:
+        """Leave the clipped gradient of the step's mean loss in the parameters; returns this process's share of it."""
+        optimizer.zero_grad(set_to_none=True)
+        loss = torch.zeros((), device=place.device)
+        for turn, (which, batch) in enumerate(zip(slices.mine, parts, strict=True)):
+            seed_all(number(recipe.seed, "step", step, which, attempt))
+            with place.unsynchronised(learner, turn + 1 < shares):
+                with place.autocast():
+                    value = learner(batch)
+                place.scaler.scale(value / shares).backward()
+            loss += value.detach() / slices.total
+        place.scaler.unscale_(optimizer)
+        norm: Any = nn.utils.clip_grad_norm_(model.parameters(), math.inf if recipe.clip is None else recipe.clip)
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        if not attempt:
+            numbers.update(loss=place.total(loss).item(), gradient_norm=norm.item())
+            for what in ("loss", "gradient_norm"):
+                overflows = what == "gradient_norm" and place.scaler.is_enabled()  # which the scaler answers
+                if not overflows and not math.isfinite(numbers[what]):
+                    raise task.not_finite(what, numbers[what], step + 1)
+        return loss
+
+    while step < recipe.steps:
+        model.train()
+        parts = []
+        for which in slices.mine:
+            batch = place.move(next(batches))
+            seed_all(number(recipe.seed, "augment", step, which))
+            parts.append(task.augmented(batch))
+        numbers["learning_rate"] = optimizer.param_groups[0]["lr"]
+        if place.scaler.is_enabled():
+            gradients(parts, 0)
+            place.scaler.step(optimizer)
+            place.scaler.update()
+        else:
+            attempts = iter(range(1 << 30))  # an optimizer may ask for the gradient at another place too
+            optimizer.step(lambda: gradients(parts, next(attempts)))  # type: ignore[arg-type, return-value]  # noqa: B023
+        schedule.step()
+        step += 1
+        if average is not None:
+            average.update_parameters(model)
+        seen += sum(task.size(part) for part in parts) * world
+        trained.last_batch = parts[-1]
+        watch.on_step(step, numbers)
+        at_end = step == recipe.steps
+        if step % recipe.steps_between_rows == 0 or at_end:
+            speed = seen / clock.seconds()
+            trained.speeds.append(speed)
+            rounded = round(speed, 0 if speed >= 100 else 3)
+            epoch = round(task.epoch(data, step), 4)
+            watch.journal({"step": step, **numbers, "epoch": epoch, f"{task.unit}_per_second": rounded})
+            seen = 0.0
+            clock.restart()
+        due = step % recipe.evaluate_every == 0 or at_end
+        if due or task.shown_at(step):
+            prepared()
+        if due:
+            row = measured(best, watched)
+            if recipe.keep == "best":
+                kept, row = _choose(task, best, kept, row, step)
+                if at_end:
+                    load_whole_state(best, kept["weights"])
+                    row = {**measured(best, data), **row, "kept_step": kept["step"]}
+            if at_end and task.plain and average is not None:
+                plain = measured(model, data)
+                row |= {f"{name}_plain": plain[name] for name in task.plain if name in plain}
+            with evaluating(best):
+                texts = task.samples(best, data, place.process)
+            for text in texts:
+                task.say(f"  {text!r}")
+            evaluations.append(row)
+            if row:
+                watch.journal({"step": step, **row, **({"samples": texts} if texts else {})})
+            at_end = at_end or task.done_early(evaluations)
+        if due or task.shown_at(step):
+            seen = 0.0
+            clock.restart()
+        if checkpoint is not None and (step % recipe.checkpoint_every == 0 or at_end):
+            content = {"settings": dict(settings or {}), "step": step, "slices": slices.total, "kept": kept,
+                       "scaler": place.scaler.state_dict(), "task": task.state(data)}  # fmt: skip
+            save_checkpoint(checkpoint, content, models, optimizer, schedule, writes=rank == 0)
+        if at_end:
+            break
+    trained.steps, trained.weights = step, whole_state(best)
+    return trained
+
+
+def _choose(task: Task[Any, Any], best: nn.Module, kept: Row, row: Row, step: int) -> tuple[Row, Row]:
+    """The best evaluation so far with its weights, and the row under the names of a validation."""
+    headline = task.metrics[0]
+    score = headline.score(row.get(headline.name))
+    if not kept or score > kept["score"]:
+        kept = {"step": step, "score": score, "weights": whole_state(best, everywhere=True)}
+    return kept, {f"{VALIDATION}{name}": value for name, value in row.items()}

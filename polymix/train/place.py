@@ -1,0 +1,145 @@
+"""Where a training runs: the device, the processes that torchrun started, and the precision. PyTorch alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, distributed, nn
+
+from polymix.devices import check_device
+from polymix.errors import OptionError
+from polymix.train.recipe import Recipe
+from polymix.train.task import Process
+
+T = TypeVar("T")
+AUTOCAST = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def processes() -> tuple[int, int]:
+    """This process's rank and the number of processes, as torchrun sets them."""
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def check_place(recipe: Recipe) -> None:
+    """OptionError unless the recipe fits the device and the processes that torchrun has started."""
+    check_device(recipe.device, kinds=("cpu", "cuda", "mps"), touch=False)
+    world = processes()[1]
+    if recipe.strategy != "auto" and "WORLD_SIZE" not in os.environ:
+        cure = "Start it as torchrun --nproc-per-node 2 -m polymix train …"
+        raise OptionError("strategy", f"{recipe.strategy} in one process", "auto, or processes of torchrun", cure)
+    if recipe.batch_size % (recipe.accumulate * world):
+        got = f"{recipe.batch_size} for {world} processes with accumulate={recipe.accumulate}"
+        raise OptionError("batch_size", got, f"a multiple of {recipe.accumulate * world}", "Change one of them.")
+    if world > 1 and ":" in recipe.device:
+        got = f"{recipe.device} with {world} processes"
+        raise OptionError("device", got, "a device without a number", "Drop the number.")
+    if recipe.precision == "float16" and not recipe.device.startswith("cuda"):
+        cure = "Pass precision=bfloat16."
+        raise OptionError("precision", f"float16 on {recipe.device}", "float32 or bfloat16 there", cure)
+
+
+def first_of_all(work: Callable[[], T]) -> T:
+    """Run `work` in the first process, then in the others, which use what the first one wrote."""
+    rank, world = processes()
+    if world == 1:
+        return work()
+    _join_processes()
+    result = work() if rank == 0 else None
+    distributed.broadcast_object_list([None], device=torch.device("cpu"))
+    return work() if result is None else result
+
+
+def _join_processes() -> None:
+    if distributed.is_initialized() or "WORLD_SIZE" not in os.environ:
+        return
+    cuda = torch.cuda.is_available()
+    if cuda:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    distributed.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
+
+
+class Place:
+    """The device, the other processes and the precision of one run.
+
+    Attributes:
+        device: of this process. rank, world: which of how many processes this is.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        _join_processes()
+        self.rank, self.world = processes()
+        self.device = torch.device(recipe.device)
+        if self.device.type == "cuda" and self.world > 1:
+            self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        self.dtype = AUTOCAST[recipe.precision]
+        self.sharded = recipe.strategy == "fsdp"
+        self.parallel = self.world > 1 or recipe.strategy == "ddp"
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=recipe.precision == "float16")
+
+    @property
+    def process(self) -> Process:
+        """What measures need to know."""
+        return Process(self.device, self.rank, self.world, self.total)
+
+    def shard(self, model: nn.Module, learns: bool = True) -> nn.Module:
+        """A model on the device, in place; with strategy=fsdp sharded, each block (`_no_split_modules`) by itself.
+
+        A model that does not learn has no backward pass, so it is sharded again after every forward pass.
+        """
+        model.to(self.device)
+        if not self.sharded:
+            return model
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh(self.device.type, (self.world,))
+        names = set(getattr(model, "_no_split_modules", None) or ())
+        for module in [*model.modules()][1:]:
+            if type(module).__name__ in names:
+                fully_shard(module, mesh=mesh)
+        fully_shard(model, mesh=mesh, reshard_after_forward=None if learns else True)
+        return model
+
+    def in_step(self, learner: nn.Module) -> nn.Module:
+        """A module whose gradients are averaged over all processes."""
+        if self.sharded or not self.parallel:
+            return learner
+        devices = [self.device] if self.device.type == "cuda" else None
+        # A process may have a batch that some parts of the model take no part in, such as pictures without objects.
+        return nn.parallel.DistributedDataParallel(learner, devices, find_unused_parameters=True)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The precision of the activations."""
+        return nullcontext() if self.dtype is None else torch.autocast(self.device.type, self.dtype)
+
+    @contextmanager
+    def unsynchronised(self, learner: Any, enabled: bool) -> Iterator[None]:
+        """Gradients that are kept here until the last part of a step, where `enabled`."""
+        if self.sharded:
+            learner.model.set_requires_gradient_sync(not enabled)
+            yield
+            return
+        with learner.no_sync() if enabled and self.parallel else nullcontext():
+            yield
+
+    def move(self, batch: Any) -> Any:
+        """A batch on the device: tensors, and what has a method `to`, at any depth of lists and dicts."""
+        if callable(getattr(batch, "to", None)):
+            return batch.to(self.device)
+        if isinstance(batch, dict):
+            return type(batch)({name: self.move(part) for name, part in batch.items()})
+        if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+            return type(batch)(*(self.move(part) for part in batch))
+        if isinstance(batch, (list, tuple)):
+            return type(batch)(self.move(part) for part in batch)
+        return batch
+
+    def total(self, value: Tensor) -> Tensor:
+        """The sum of a tensor over all processes."""
+        if self.world > 1:
+            distributed.all_reduce(value)
+        return value

@@ -1,0 +1,110 @@
+"""The checkpoint of a run: one file with plain names, the same for one process, DDP and FSDP2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from polymix.convert.saving.files import read_tensors
+from polymix.errors import ResultsError, reason_of
+from polymix.files import write_whole
+
+LAST = Path("checkpoint") / "last.ckpt"  # in the run's folder
+_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)  # in the first process alone
+_PARTS = {
+    "settings": dict, "step": int, "slices": int, "models": dict, "optimizer": dict, "schedule": dict, "kept": dict,
+    "scaler": dict, "task": dict,
+}  # fmt: skip
+
+
+def whole_state(model: nn.Module, *, everywhere: bool = False) -> dict[str, Any]:
+    """A model's weights by plain names, on the CPU, from all processes: in the first one, or a copy in each."""
+    if not everywhere:
+        return get_model_state_dict(model, options=_WHOLE)
+    state: dict[str, Any] = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    return {name: value.detach().to("cpu", copy=True) for name, value in state.items()}
+
+
+def load_whole_state(model: nn.Module, state: dict[str, Any]) -> None:
+    """Fill a model, which may be sharded, with weights by plain names."""
+    if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+        set_model_state_dict(model, state, options=StateDictOptions(full_state_dict=True))
+    else:
+        model.load_state_dict(state)
+
+
+def save_checkpoint(
+    path: Path, content: Mapping[str, Any], models: Mapping[str, nn.Module], optimizer: Optimizer,
+    schedule: LRScheduler, *, writes: bool,
+) -> None:  # fmt: skip
+    """Write the state of a run, whole or not at all; every process takes part, the first one writes.
+
+    Args:
+        content: "settings", "step" and "slices", and what else is to be kept. models: by name, "model" first.
+    """
+    states = {name: whole_state(model) for name, model in models.items()}
+    learned = get_optimizer_state_dict(models["model"], optimizer, options=_WHOLE)
+    if not writes:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    whole = {**content, "models": states, "optimizer": learned, "schedule": schedule.state_dict()}
+
+    def save(part: Path) -> None:
+        with open(part, "wb") as file:
+            torch.save(whole, file)
+
+    write_whole(path, save)
+
+
+def read_checkpoint(path: Path, writer: str, *, mmap: bool = False) -> dict[str, Any]:
+    """The content of a checkpoint that `writer` wrote. Raises ResultsError where it is damaged or foreign.
+
+    mmap: leave the numbers on disk until they are used.
+    """
+    try:
+        content: dict[str, Any] = read_tensors(path, mmap=mmap)
+        if not isinstance(content, dict):
+            raise TypeError(type(content).__name__)
+        for name, kind in _PARTS.items():
+            if not isinstance(content[name], kind):
+                raise TypeError(f"{name} as {type(content[name]).__name__}")
+        return content
+    except Exception as error:  # whatever torch.load raises on a damaged file
+        got = f"{path}, which cannot be read ({reason_of(error)[:200]})"
+        raise ResultsError("resume", got, f"a checkpoint of {writer}", "Delete it to start a new run.") from error
+
+
+def load_checkpoint(
+    content: Mapping[str, Any], models: Mapping[str, nn.Module], optimizer: Optimizer, schedule: LRScheduler
+) -> None:
+    """Bring models, optimizer and schedule to the state of a checkpoint, whatever the number of processes."""
+    for name, model in models.items():
+        load_whole_state(model, content["models"][name])
+    options = StateDictOptions(full_state_dict=True)
+    set_optimizer_state_dict(models["model"], optimizer, content["optimizer"], options=options)
+    schedule.load_state_dict(content["schedule"])
+
+
+def check_same_run(path: Path, theirs: Mapping[str, Any], settings: Mapping[str, Any], *, alike: bool = False) -> None:
+    """ResultsError unless a checkpoint is of a run with the same settings. alike: and without others."""
+    for key in {**settings, **(theirs if alike else {})}:
+        value = settings.get(key)
+        if theirs.get(key) != value:
+            cure = "Continue with the settings that it began with, or choose another out."
+            if key == "data":
+                raise ResultsError("resume", f"{path}, of a run on other data", "the same data", cure)
+            raise ResultsError("resume", f"{path}, of a run with {key}={theirs.get(key)}", f"{key}={value}", cure)

@@ -1,0 +1,93 @@
+"""What every domain's recipe promises: options that say what they are, presets that are whole, other data."""
+
+import json
+import re
+
+import pytest
+
+from polymix.errors import OptionError
+from polymix.train.recipe import Recipe, table
+from polymix.train.registry import OWN, domain_of, named_recipe, recipe_class, task_class
+
+
+@pytest.mark.parametrize("domain", OWN)
+def test_a_domain_is_found_by_its_name_alone_and_in_a_file(domain, tmp_path):
+    assert domain_of(named_recipe(domain)) == domain
+    (tmp_path / "r.json").write_text(json.dumps({"task": domain}))
+    assert type(named_recipe(tmp_path / "r.json")) is recipe_class(domain)
+
+
+@pytest.mark.parametrize("domain", OWN)
+def test_other_data_leave_behind_what_fits_the_training_s_alone(domain):
+    """A trained model is measured on other data: no option of the training's data stands in the way."""
+    kind = recipe_class(domain)
+    names = (*kind.sources, *kind.fits_source, *kind.reading, *kind.after_training, *kind.in_pictures)
+    assert set(names) <= set(kind.model_fields) and len(set(names)) == len(names)
+    if domain == "recall":
+        return  # its data are synthetic
+    defaults = {name: field.get_default(call_default_factory=True) for name, field in kind.model_fields.items()}
+    for name in kind.sources[1:]:
+        assert kind(**{name: "mine", "images": "there"}).after({"data": "other"}).source == "other"
+    before = kind(data="mine", steps=3).after({"data": "other"})
+    assert (before.data, before.source, before.steps) == ("other", "other", 3)
+    assert all(getattr(before, name) == defaults[name] for name in kind.fits_source)
+
+
+@pytest.mark.parametrize("domain", OWN)
+def test_the_cure_for_a_wrong_value_is_the_default_as_one_would_type_it(domain):
+    """Also where a factory makes the default; an empty one is no example."""
+    kind = recipe_class(domain)
+    for name in kind.model_fields:
+        with pytest.raises(OptionError) as error:
+            kind(**{name: object()})
+        default = getattr(kind(), name)
+        example = re.search(rf"For example, pass {name}=(.*)\.$", error.value.cure)
+        assert bool(error.value.cure) == (default not in (None, (), {})), str(error.value)
+        assert example is None or getattr(kind(**{name: example[1]}), name) == default
+
+
+@pytest.mark.parametrize("domain", OWN)
+def test_every_option_of_a_domain_says_what_it_is(domain):
+    kind = recipe_class(domain)
+    names = [name for name, *_ in table(kind)]
+    assert set(names) == set(kind.model_fields) and set(Recipe.model_fields) <= set(names)
+    for name, type_, _, meaning in table(kind):
+        assert meaning and not meaning.endswith("."), f"{domain}: {name} has no meaning"
+        assert type_ != "another value" or name == "model", f"{domain}: {name} has no type"
+    assert kind.__doc__ and kind.task.partition(":")[2]
+
+
+@pytest.mark.parametrize("domain", OWN)
+def test_every_preset_of_a_domain_is_a_recipe(domain):
+    """The smoke test, which every domain has, of four steps at most."""
+    kind = recipe_class(domain)
+    for name in kind.presets:
+        recipe = kind().preset(name)
+        assert recipe.steps >= 1
+    assert kind.tiny().steps <= 4
+
+
+PUBLISHED = [(domain, name) for domain in OWN for name in recipe_class(domain).presets if name != "tiny"]
+LEARNING = ("batch_size", "learning_rate", "warmup", "final", "weight_decay", "decay", "betas", "clip", "ema", "keep")
+
+
+@pytest.mark.parametrize(("domain", "name"), PUBLISHED)
+def test_a_published_preset_names_every_number_of_its_training(domain, name):
+    """A default of the base recipe would get into the published settings unseen, as a clipped gradient once did."""
+    preset = recipe_class(domain).presets[name]
+    by_steps = {"milestones", "drop_at"} & set(preset)
+    unused = ({"betas"} if preset.get("optimizer") == "sgd" else set()) | ({"final"} if by_steps else set())
+    assert not set(LEARNING) - unused - set(preset)
+    assert ("steps" in preset) != ("epochs" in preset)
+    assert not preset["ema"] or {"ema_rise", "ema_buffers"} <= set(preset)
+    cosine = not by_steps and not preset.get("one_cycle") and preset.get("schedule", "cosine") == "cosine"
+    assert not cosine or "cosine_from" in preset
+    kind = recipe_class(domain)
+    assert all(option in preset for option in ("host_init", "momentum", "one_cycle") if option in kind.model_fields
+               and (option != "momentum" or preset["optimizer"] == "sgd"))  # fmt: skip
+
+
+@pytest.mark.parametrize("domain", OWN)
+def test_no_figure_stands_beside_synthetic_data(domain):
+    recipe = recipe_class(domain)()
+    assert task_class(recipe)(recipe).published() is None

@@ -1,0 +1,181 @@
+"""What every task promises in training: kill -9 and resume, two processes, all options at once, converted weights."""
+
+import json
+import multiprocessing
+import os
+import signal
+
+import pytest
+import torch
+
+from polymix import convert, save_pretrained
+from polymix.cli import main
+from polymix.train.loop import Learner
+from polymix.train.registry import OWN, named_recipe
+from polymix.train.run import train
+from polymix.train.saved import SavedRun
+from tests.domains.texts import folder as text_files
+from tests.processes import statuses
+
+pytestmark = pytest.mark.slow
+STEPS = 4
+COMMON = ("control=False", f"steps={STEPS}", "log_every=1", "evaluate_every=2", "checkpoint_every=2")
+# Others: a picture of their data.
+PREDICTED = {
+    "classify": None,
+    "generation": None,
+    "recall": None,
+    "text": None,
+    "satellite": "*.npy",
+    "segment3d": "*.bin",
+    "detect3d": "*.pcd.bin",
+}
+# A mean over the objects of each half, or batch norm over each half.
+BY_HALVES = {"detect3d", "detect", "faces", "handwriting", "segment3d"}
+DOMAINS = sorted(OWN)
+# `text` has its own tests, and `instances` draws boxes by chance.
+TWO = tuple(domain for domain in DOMAINS if domain not in ("instances", "text"))
+CONVERTED = ("classify", "detect", "satellite", "jigsaw")  # whose hosts have attention to replace, and can be saved
+EVERYTHING = ("accumulate=2", "ema=0.8", "clip=0.5", "precision=bfloat16")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Where each domain keeps the data that it makes; the texts of `text`."""
+    root = tmp_path_factory.mktemp("data")
+    text_files(root / "texts")
+    return root
+
+
+def recipe_of(domain, data, *words):
+    recipe = named_recipe(domain).preset("tiny")
+    texts = (f"data={data / 'texts'}", "held_out=0.2") if domain == "text" else ()
+    words = (*COMMON, *texts, *words)
+    return recipe.changed(**dict(word.split("=", 1) for word in words))  # the last counts
+
+
+def everything(domain):
+    """`recall` has one batch a step, of all sizes, and no parts."""
+    return tuple(word for word in EVERYTHING if domain != "recall" or not word.startswith("accumulate"))
+
+
+def run(domain, data, out, words=(), *, resume=False, environment=None, dies_at=None):
+    """A run, in a process of its own if it has an environment or dies, by SIGKILL, which nothing can answer."""
+    os.environ.update(environment or {})
+    torch.set_num_threads(1)
+    if dies_at is not None:
+        own, slices = Learner.forward, []
+
+        def forward(self, batch):
+            slices.append(batch)
+            if len(slices) > (dies_at - 1) * self.task.slices.total:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return own(self, batch)
+
+        Learner.forward = forward
+    train(recipe_of(domain, data, *words), out, resume=resume, data_folder=data / domain)
+
+
+def processes(*runs):
+    """Each of the runs in a process of its own, at once; their exit statuses."""
+    context = multiprocessing.get_context("forkserver")  # which imports once, and forks
+    context.set_forkserver_preload(["tests.contracts.test_every_task"])
+    return statuses([context.Process(target=run, args=args, kwargs=options) for args, options in runs], 300)
+
+
+def rows(out):
+    found = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if not key.endswith("_per_second")} for row in found]
+
+
+def weights(out):
+    """The model and its average, as the last checkpoint has them."""
+    models = torch.load(out / "checkpoint" / "last.ckpt", weights_only=True)["models"]
+    return {f"{name}.{key}": value for name, state in models.items() for key, value in state.items()}
+
+
+def command(capsys, *arguments):
+    with pytest.raises(SystemExit) as stop:
+        main([*map(str, arguments), "--threads", "1"])
+    return stop.value.code or 0, *capsys.readouterr()
+
+
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory):
+    """The folder of a domain's run that nothing interrupted, with every option that has a state; trained once."""
+    made = {}
+
+    def folder(domain):
+        if domain not in made:
+            made[domain] = tmp_path_factory.mktemp(domain) / "whole"
+            run(domain, data, made[domain], (*everything(domain), "logger=tensorboard"))
+        return made[domain]
+
+    return folder
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_a_killed_run_is_resumed_to_the_same_bits(domain, data, whole, tmp_path):
+    """With everything that has a state: averaged weights, accumulated gradients, lower precision."""
+    words = everything(domain)
+    assert processes(((domain, data, tmp_path / "killed", words), {"dies_at": STEPS})) == [-signal.SIGKILL]
+    assert rows(tmp_path / "killed")[-1]["step"] == STEPS - 1, "after the checkpoint and before the end"
+    run(domain, data, tmp_path / "killed", words, resume=True)
+    assert rows(tmp_path / "killed") == rows(whole(domain))
+    one, two = weights(whole(domain)), weights(tmp_path / "killed")
+    assert list(one) == list(two) and all(torch.equal(one[name], two[name]) for name in one)
+    assert any(name.startswith("average.") for name in one)
+
+
+@pytest.mark.parametrize("domain", TWO)
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="untested: two processes, for torch.distributed")
+def test_two_processes_learn_as_one(domain, data, tmp_path):
+    """The environment is that of torchrun."""
+    run(domain, data, tmp_path / "one")
+    port = str(20000 + os.getpid() % 20000 + DOMAINS.index(domain))
+    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+              "TORCHELASTIC_RUN_ID": "test", "OMP_NUM_THREADS": "1"}  # fmt: skip
+    both = [((domain, data, tmp_path / "both"), {"environment": {**shared, "RANK": rank, "LOCAL_RANK": rank}})
+            for rank in ("0", "1")]  # fmt: skip
+    assert processes(*both) == [0, 0]
+    losses, expected = ([row["loss"] for row in rows(tmp_path / name) if "loss" in row] for name in ("both", "one"))
+    close = 0.02 if domain in BY_HALVES else 1e-4
+    assert losses[0] == pytest.approx(expected[0], rel=close), "the first batch, in two halves"
+    assert len(losses) == STEPS and losses[-1] == pytest.approx(expected[-1], rel=0.05)
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_all_options_at_once_and_what_the_folder_is_good_for(domain, data, whole, tmp_path, capsys):
+    out = whole(domain)
+    content = json.loads((out / "results.json").read_text())
+    (row,) = content["rows"]
+    assert content["finished"] and row["steps"] == STEPS and row["metrics"]
+    assert all(type(value) is float for value in row["metrics"].values()), "not finite"
+    assert list((out / "logs").glob("events.*")) and (out / "report.html").is_file()
+    norms = [found["gradient_norm"] for found in rows(out) if "gradient_norm" in found]
+    assert len(norms) == STEPS
+    status, said, error = command(capsys, "evaluate", out, "--json")
+    assert status == 0, error
+    assert json.loads(said)["metrics"]
+    pattern = PREDICTED.get(domain, "*.png")
+    if pattern is None:
+        return
+    files = sorted((data / domain).rglob(pattern)) or sorted((data / domain).rglob("*.jpg"))
+    file = next(path for path in files if "TARGET" not in path.name and "Parcel" not in path.name)
+    status, _, error = command(capsys, "predict", out, file, "--out", tmp_path / "seen")
+    assert status == 0, error
+    assert len(json.loads((tmp_path / "seen" / "predictions.json").read_text())["results"]) == 1
+
+
+@pytest.mark.parametrize("domain", CONVERTED)
+def test_init_takes_the_folder_of_a_converted_model(domain, data, tmp_path):
+    """Trained with attention, converted, saved, and trained on: the first weights are those of the folder."""
+    run(domain, data, tmp_path / "attention", ("mixer=softmax", "steps=1"))
+    model = SavedRun.of(tmp_path / "attention").load()
+    convert(model, "pom", init="fresh")
+    save_pretrained(model, tmp_path / "converted")
+    run(domain, data, tmp_path / "on", ("mixer=pom", f"init={tmp_path / 'converted'}", "steps=1", "learning_rate=1e-9"))
+    found = SavedRun.of(tmp_path / "on").load().state_dict()
+    wanted = {name.replace(".mixer.mixer.", ".mixer."): value for name, value in model.state_dict().items()}
+    assert set(found) == set(wanted)
+    assert all(torch.allclose(found[name], wanted[name], atol=1e-6) for name in wanted)

@@ -1,0 +1,166 @@
+"""Instance segmentation: Mask R-CNN with a mixer in its backbone, from data to masks."""
+
+import io
+import json
+import zipfile
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from polymix.compat import cure_torchvision
+from polymix.domains.instances import task
+from polymix.domains.instances.recipe import InstancesRecipe
+from polymix.domains.instances.task import InstancesTask
+from polymix.errors import DataError, OptionError, ResultsError
+from polymix.train.data.boxes.masks import decode
+from polymix.train.initial import load_weights
+from polymix.train.run import train
+from polymix.train.saved import SavedRun
+from tests.domains.box_files import entry, write_coco
+
+cure_torchvision()
+torchvision = pytest.importorskip(
+    "torchvision", reason="untested: Mask R-CNN, for which torchvision is needed (the detection extra)"
+)
+
+
+def build(recipe, classes):
+    return InstancesTask(recipe).build(SimpleNamespace(classes=range(classes)))
+
+
+def load(recipe, folder):
+    return InstancesTask(recipe).load(folder)
+
+
+def check(source, layout=None):
+    return InstancesTask(InstancesRecipe(data=str(source), layout=layout)).problems(str(source))
+
+
+@pytest.mark.slow
+def test_a_run_measures_masks_and_predicts_them(tmp_path):
+    train(InstancesRecipe.tiny().changed(control=False), tmp_path / "run")
+    row = json.loads((tmp_path / "run" / "results.json").read_text())["rows"][0]
+    assert row["task"] == "instances" and row["mixer"] == "poly_nl:reduction=4"
+    assert {"mask_AP", "AP"} <= set(row["metrics"]) and (tmp_path / "run" / "samples.png").exists()
+    saved = SavedRun.of(tmp_path / "run")
+    loaded = saved.load()
+    assert "backbone.body.layer3.1.inserted_before" in "".join(loaded.state_dict())
+    picture = next((tmp_path / "run" / "data").glob("digits-*/val/*.png"))
+    found = saved.changed(["threshold=0"]).predict([picture], tmp_path)
+    assert (tmp_path / found[0]["picture"]).exists()
+    assert all(decode(thing["mask"], 64, 64).shape == (64, 64) for thing in found[0]["objects"])
+
+
+def test_objects_without_a_mask_are_named(tmp_path):
+    folder = write_coco(tmp_path, annotations=entry(0))
+    with pytest.raises(DataError, match=r"b.png: 1 of 2 objects: has no segmentation"):
+        load(InstancesRecipe(data=str(folder)), tmp_path)
+    data = load(InstancesRecipe(data=str(folder), broken="skip"), tmp_path)
+    assert data.train[1][1]["masks"].shape == (1, 64, 64)
+
+
+def test_the_preset_of_the_paper_is_torchvisions_reference(monkeypatch):
+    recipe = InstancesRecipe.paper().changed(data="coco")
+    assert (recipe.batch_size, recipe.learning_rate, recipe.weight_decay, recipe.epochs) == (16, 0.02, 1e-4, 26)
+    assert (recipe.decay, recipe.clip, recipe.ema, recipe.optimizer) == ("all", None, 0.0, "sgd")
+    assert recipe.sizes == {"size": 1344, "short": 800, "long": 1333} and recipe.flip and not recipe.crops
+    with torch.device("meta"):
+        ours = build(recipe.changed(mixer="none"), 90)
+        theirs = torchvision.models.detection.maskrcnn_resnet50_fpn(weights=None, weights_backbone=None)
+        frozen = build(recipe.changed(init="run", mixer="none"), 90)
+    shapes = [{name: value.shape for name, value in m.state_dict().items()} for m in (ours, theirs)]
+    assert shapes[0] == shapes[1]
+    settings = [
+        {f"{part}.{name}": value for part in ("rpn", "roi_heads") for name, value in vars(getattr(m, part)).items()
+         if isinstance(value, (int, float, dict)) and not name.startswith("_")} for m in (ours, theirs)
+    ]  # fmt: skip
+    assert settings[0] == settings[1]
+    assert vars(ours.roi_heads.fg_bg_sampler) == vars(theirs.roi_heads.fg_bg_sampler)
+    assert ours.rpn._pre_nms_top_n == theirs.rpn._pre_nms_top_n
+    assert ours.rpn._post_nms_top_n == theirs.rpn._post_nms_top_n
+    assert ours.rpn.anchor_generator.sizes == theirs.rpn.anchor_generator.sizes
+    learns = [name for name, value in frozen.backbone.body.named_parameters() if value.requires_grad]
+    assert learns and all(name.startswith(("layer2", "layer3", "layer4")) for name in learns)
+    assert InstancesTask(recipe).published() is None, "no folder of COCO"
+    monkeypatch.setattr(task, "is_coco_2017", lambda folder: folder is not None)
+    assert InstancesTask(recipe).published()["AP"] == 0.392 and InstancesTask(InstancesRecipe()).published() is None
+    assert InstancesTask(recipe.changed(backbone="resnet18")).published() is None
+
+
+def test_rates_of_the_preset_rise_and_fall_twice():
+    trained = InstancesTask(InstancesRecipe.paper().changed(steps=26, warmup=2 / 26))
+    optimizer, rates = trained.optimizer(torch.nn.Linear(2, 2)), []
+    schedule = trained.schedule(optimizer)
+    for _ in range(26):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    assert type(optimizer).__name__ == "SGD" and optimizer.defaults["momentum"] == 0.9
+    assert rates == pytest.approx([0.01, *[0.02] * 15, *[0.002] * 6, *[0.0002] * 4])
+    with pytest.raises(OptionError, match="milestones"):
+        InstancesRecipe(milestones=(2,))
+    with pytest.raises(OptionError, match="rising"):
+        InstancesRecipe(milestones=(0.8, 0.6))
+
+
+def test_a_run_starts_from_a_detector_of_other_classes_without_a_block(tmp_path):
+    def small(classes, **options):
+        return build(InstancesRecipe(image_size=32, **options), classes)
+
+    torch.manual_seed(0)
+    before = small(3, mixer="none")
+    torch.save(before.state_dict(), tmp_path / "model.pt")
+    after, said = small(1, init=str(tmp_path)), []
+    load_weights(after, tmp_path, InstancesTask.fresh, said.append)
+    theirs, ours = before.state_dict(), after.state_dict()
+    kept = [name for name in ours if name in theirs and not name.startswith(InstancesTask.fresh)]
+    assert len(kept) > 100 and all(torch.equal(theirs[name], ours[name]) for name in kept)
+    fresh = {name for name in ours if name not in kept}
+    assert fresh and all(name.startswith(InstancesTask.fresh) for name in fresh) and "inserted" in said[0]
+    with pytest.raises(ResultsError, match="init"):
+        load_weights(small(1, backbone="resnet50"), tmp_path, InstancesTask.fresh)
+
+
+def write_nuclei(path, labels, size=(128, 128)):
+    """A wheel with stardist's two pictures."""
+    with zipfile.ZipFile(path, "w") as wheel:
+        for name, values in (("img2d.tif", (labels > 0) * 180 + 8), ("mask2d.tif", labels)):
+            file = io.BytesIO()
+            Image.frombytes("I;16", size, values.astype("<u2").tobytes()).save(file, "TIFF")
+            wheel.writestr(f"stardist/data/images/{name}", file.getvalue())
+    return path
+
+
+def test_nuclei_of_a_wheel_are_crops_left_and_right(tmp_path):
+    labels = np.zeros((128, 128), int)
+    labels[4:14, 4:12], labels[40:52, 100:112], labels[70:74, 94:98] = 7, 9, 11  # the last is cut into two columns
+    wheel = write_nuclei(tmp_path / "stardist.whl", labels)
+    recipe = InstancesRecipe(data=str(wheel), image_size=32)
+    found = load(recipe, tmp_path / "crops")
+    assert found.classes == ("nucleus",) and found.name == "the nuclei of stardist.whl"
+    assert (len(found.train), len(found.test)) == (13 * 9, 4)
+    assert [len(picture.objects) for picture in found.test.pictures.pictures] == [0, 1, 0, 0]
+    assert found.test[1][1]["masks"].sum() == 144 and found.test[1][1]["boxes"].tolist() == [[4, 8, 16, 20]]
+    assert found.train[0][1]["masks"].sum() == 80 and found.train[0][0].max() > 2 * found.train[0][0].float().mean()
+    again = InstancesTask(recipe).for_evaluation(found.summary(), False, None)
+    assert again.test[1][1]["masks"].sum() == 144
+    assert check(wheel) == [] == check(str(wheel), "nuclei")
+    with pytest.raises(DataError, match="at most 32"):
+        load(InstancesRecipe(data=str(wheel), image_size=48), tmp_path / "crops")
+
+
+def test_mistakes_in_the_wheel_are_named(tmp_path):
+    empty = write_nuclei(tmp_path / "empty.whl", np.zeros((128, 128), int))
+    assert check(empty) == [f"{empty}: mask2d.tif without a nucleus"]
+    other = tmp_path / "other.whl"
+    with zipfile.ZipFile(other, "w") as wheel:
+        wheel.writestr("code.py", "")
+    (tmp_path / "no.whl").write_text("no wheel")
+    for path in (other, tmp_path / "no.whl", tmp_path / "missing.whl"):
+        (line,) = check(path)
+        assert line.startswith(f"{path}, whose img2d.tif cannot be read (")
+    with pytest.raises(DataError, match="pip download stardist --no-deps"):
+        load(InstancesRecipe(data=str(other)), tmp_path)

@@ -1,0 +1,171 @@
+"""`polymix train`: on the command line, killed and resumed, and on two processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from polymix.cli import main
+from polymix.models.language import PolymixGPTForCausalLM
+from polymix.train.loop import Learner
+from polymix.train.registry import named_recipe
+from tests.domains.texts import folder, rows
+
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+
+ROOT = Path(__file__).parents[2]
+RECIPE = """
+from polymix.domains.text.recipe import TextRecipe
+recipe = TextRecipe(
+    options={"mixers": ["pom", "local"], "num_layers": 2, "hidden_size": 16, "num_heads": 2}, vocab=300, context=16,
+    batch_size=4, steps=8, held_out=0.2, evaluate_every=4, log_every=1, checkpoint_every=3, evaluate_tokens=256,
+    prompts=("the cat ",), sample_tokens=4,
+)
+"""
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Arguments of a tiny run, and its folder."""
+    (tmp_path / "recipe.py").write_text(RECIPE)
+    data = folder(tmp_path / "texts")
+    return ["train", str(tmp_path / "recipe.py"), "--data", str(data), "--threads", "1", "--out"], tmp_path / "out"
+
+
+def run(capsys, *arguments):
+    with pytest.raises(SystemExit) as stop:
+        main(list(arguments))
+    return stop.value.code or 0, *capsys.readouterr()
+
+
+def process(*arguments, torchrun=False):
+    """The command in a process of its own."""
+    start = [sys.executable, "-m"]
+    if torchrun:
+        start += ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "160"}
+    return subprocess.Popen([*start, "polymix", *arguments], cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE,
+                            stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
+
+
+def finished(started):
+    said = started.communicate()[0]
+    assert started.returncode == 0, said
+    return said
+
+
+def test_it_trains_and_says_what_it_does(capsys, written):
+    arguments, out = written
+    status, said, _ = run(capsys, *arguments, str(out), "--set", "steps=3", "--set", "mixers=pom")
+    assert status == 0
+    for text in (
+        "tokens in a vocabulary of 300",
+        "3 steps from 0",
+        "step 3",
+        "val_loss",
+        "bits_per_byte",
+        "'the cat ",
+        str(out),
+    ):
+        assert text in said, said
+    assert [row["step"] for row in rows(out, "step", "loss") if "loss" in row] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("words", "named"), [
+    (["--set", "step=3"], "`step`"), (["--set", "steps"], "option=value"), (["--data", "/nowhere"], "does not exist"),
+    (["--set", "strategy=ddp"], "torchrun"), (["--set", "mixers=pomm"], "pom"),
+])  # fmt: skip
+def test_errors_are_one_line_and_nothing_is_written(capsys, written, words, named):
+    arguments, out = written
+    status, _, error = run(capsys, *arguments, str(out), *words)
+    assert status == 2 and len(error.splitlines()) == 1 and named in error
+    assert not out.exists()
+
+
+def test_ctrl_c_says_how_to_go_on(capsys, written, monkeypatch):
+    arguments, out = written
+    own, steps = Learner.forward, []
+
+    def stop(self, batch):
+        steps.append(batch)
+        if len(steps) == 6:
+            raise KeyboardInterrupt
+        return own(self, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "forward", stop)
+        status, said, _ = run(capsys, *arguments, str(out))
+    assert status == 130 and "--resume" in said
+    status, said, _ = run(capsys, *arguments, str(out), "--resume")
+    assert status == 0 and "8 steps from 3" in said
+
+
+def test_the_default_recipe_is_sound():
+    recipe = named_recipe("text")
+    assert recipe.data is None and recipe.mixer_name == "pom:decay=8,local" and recipe.model_options["num_layers"] == 4
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_goes_on_to_the_same_bits(written):
+    """SIGKILL, which nothing can answer, while it trains."""
+    arguments, out = written
+    many = ("--set", "steps=60")
+    finished(process(*arguments, str(out), *many))
+    killed = out.with_name("killed")
+    victim = process(*arguments, str(killed), *many)
+    while len(rows(killed)) < 20 if (killed / "metrics.jsonl").exists() else True:
+        assert victim.poll() is None, victim.communicate()[0]
+        time.sleep(0.02)
+    os.killpg(victim.pid, signal.SIGKILL)
+    victim.communicate()
+    assert len(rows(killed)) < len(rows(out)), "it was killed too late to show anything"
+    said = finished(process(*arguments, str(killed), *many, "--resume"))
+    assert "60 steps from 0" not in said
+    assert rows(killed) == rows(out)
+    one, two = load_file(out / "model.safetensors"), load_file(killed / "model.safetensors")
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="untested: two processes, for torch.distributed")
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_processes_learn_as_one(written, strategy):
+    """… the same curve, the same held-out loss, a model that loads alike; and they are resumed from half the way."""
+    arguments, out = written
+    common = ("--set", "packing=segments", "--set", "ema=0.8", "--set", "accumulate=2")
+    finished(process(*arguments, str(out), *common))
+    both = out.with_name("both")
+    options = (*arguments, str(both), *common, "--set", f"strategy={strategy}")
+    said = finished(process(*options, torchrun=True))
+    assert said.count("8 steps from 0") == 1, "both processes spoke"
+    expected = rows(out)
+    compare(rows(both), expected)
+    ids = torch.arange(1, 17)[None]
+    one, two = (PolymixGPTForCausalLM.from_pretrained(folder)(ids, use_cache=False).logits for folder in (out, both))
+    torch.testing.assert_close(two, one, rtol=0, atol=1e-4)  # not of each weight: keys' biases do nothing, and drift
+    state = torch.load(both / "checkpoint" / "last.ckpt", weights_only=True)
+    assert state["step"] == 8 and state["slices"] == 4
+    half = out.with_name("half")
+    options = (*arguments, str(half), *common, "--set", f"strategy={strategy}")
+    victim = process(*options, torchrun=True)
+    while not (half / "checkpoint" / "last.ckpt").exists():
+        assert victim.poll() is None, victim.communicate()[0]
+        time.sleep(0.02)
+    os.killpg(victim.pid, signal.SIGTERM)
+    victim.communicate()
+    finished(process(*options, "--resume", torchrun=True))
+    compare(rows(half), expected)
+
+
+def compare(found, expected):
+    assert [row["step"] for row in found] == [row["step"] for row in expected]
+    for ours, theirs in zip(found, expected, strict=True):
+        for name in ("loss", "val_loss", "bits_per_byte"):
+            if name in theirs:
+                assert ours[name] == pytest.approx(theirs[name], rel=1e-5), f"{name} at step {theirs['step']}"

@@ -1,0 +1,151 @@
+"""What a run of any task leaves: the page for people, and the same as Markdown."""
+
+import json
+from contextlib import suppress
+
+import pytest
+from matplotlib.figure import Figure
+from PIL import Image
+
+from polymix.domains.classify.recipe import ClassifyRecipe
+from polymix.pages import COLOURS
+from polymix.train import run as running
+from polymix.train.data.drawing import INK, save_figure
+from polymix.train.report import curve, write_report
+from polymix.train.saved import SavedRun
+from tests.browser import PAPER, needs_browser, opened
+
+ABOUT = {
+    "describe": "Two <classes>.",
+    "usage": ["import torch"],
+    "next": [("Go on:", "polymix compare --data 'my photos'")],
+}
+CONTENT = {
+    "task": "images",
+    "parameters": 1234,
+    "about": ABOUT,
+    "pictures": ["confusion.png"],
+    "settings": {"steps": 1, "batch_size": 64, "precision": "float32", "device": "cpu"},
+}
+ROWS = [
+    {"step": 1, "loss": 2.5, "images_per_second": 900}, {"step": 1, "accuracy": 0.8125, "val_loss": 12345.6},
+    {"step": 2, "loss": 1.5, "images_per_second": 1000}, {"step": 2, "accuracy": 0.9375, "val_loss": 0.5, "samples": ["<b> & ``` one"]},
+]  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path):
+    figure = Figure(figsize=(5, 4))
+    figure.subplots().plot([1, 2])
+    figure.savefig(tmp_path / "confusion.png", dpi=130)
+    write_report(tmp_path, CONTENT, ROWS)
+    return tmp_path
+
+
+def test_the_page_and_the_markdown_say_the_same(folder):
+    page, markdown = (folder / "report.html").read_text(), (folder / "report.md").read_text()
+    for text in ("93.8 %", "81.2 %", "12,346", "1 step of 64 samples", "1,234 parameters"):
+        assert text in page and text in markdown, text
+    for text in (
+        "Two &lt;classes&gt;.",
+        "&lt;b&gt; &amp;",
+        "polymix compare --data &#39;my photos&#39;",
+        "<h2>Confusion</h2>",
+    ):
+        assert text in page, text
+    assert "![curves](curves.png)" in markdown and (folder / "curves.png").exists()
+    assert page.count("data:image/png;base64,") == 1 and "http" not in page, "the page needs no other file"
+
+
+def test_the_title_names_the_mixer_and_there_is_one_speed(tmp_path):
+    """The median above is that of the table: two numbers for one thing were the upper and the mean of two values."""
+    content = {**CONTENT, "pictures": [], "settings": {**CONTENT["settings"], "mixer": "pom:degree=3"}}
+    write_report(tmp_path, content, ROWS)
+    page = (tmp_path / "report.html").read_text()
+    assert "<h1>Images with pom:degree=3, 1,234 parameters</h1>" in page
+    assert "950 images per second in training (median)" in page
+
+
+def test_accuracies_are_drawn_in_per_cent():
+    assert curve(ROWS, False).axes[1].lines[0].get_ydata().tolist() == [81.25, 93.75]
+    assert "%" in curve(ROWS, True).axes[1].get_title()
+
+
+def test_the_axis_of_one_value_begins_at_zero():
+    """It used to reach from 0.110 to 0.122."""
+    assert curve([{"step": 1, "loss": 2.5}, {"step": 1, "AP": 0.116}], False).axes[1].get_ylim() == (0, 0.232)
+
+
+@pytest.mark.parametrize(("steps", "rows"), [(60, 10), (3, 3), (1, 1)])
+def test_a_short_run_has_a_curve_too(tmp_path, steps, rows):
+    """A run of 60 steps used to have a row at step 50 and one at its end."""
+    recipe = ClassifyRecipe.tiny().changed(steps=steps, log_every=50, evaluate_every=60, control=False)
+    running.train(recipe, tmp_path)
+    assert sum('"loss"' in line for line in (tmp_path / "metrics.jsonl").read_text().splitlines()) == rows
+    assert recipe.changed(steps=5000).steps_between_rows == 50
+
+
+def test_a_run_is_finished_when_its_control_is_and_its_model_can_be_used_before(tmp_path, monkeypatch):
+    def state():
+        content = json.loads((tmp_path / "results.json").read_text())
+        return content["finished"], [row["mixer"] for row in content["rows"]]
+
+    one_model, states = running._train, []
+
+    def second_is_stopped(task, *arguments):
+        states.extend([state()] if task.recipe.mixer == "linear_floor" else [])
+        if states:
+            raise KeyboardInterrupt
+        return one_model(task, *arguments)
+
+    recipe = ClassifyRecipe.tiny().changed(control=True)
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+        patch.setattr(running, "_train", second_is_stopped)
+        running.train(recipe, tmp_path)
+    assert states == [(False, ["pom"])] and SavedRun.of(tmp_path).recipe == recipe
+    speeds = json.loads((tmp_path / "results.json").read_text())["rows"][0]
+    running.train(recipe, tmp_path, resume=True)
+    assert state() == (True, ["pom", "linear_floor"])
+    assert json.loads((tmp_path / "results.json").read_text())["rows"][0] == speeds, "what was measured stays"
+
+
+def test_pictures_have_no_ground_and_ink_that_both_modes_show(tmp_path):
+    """Under a dark page they used to be a white sheet."""
+    figure = Figure(figsize=(3, 2))
+    axes = figure.subplots(1, 2)
+    axes[0].set_title("a title")
+    axes[1].imshow([[0.0, 1.0]])
+    inside = axes[1].text(0, 0, "inside", color="black")
+    save_figure(tmp_path / "sheet.png", figure)
+    with Image.open(tmp_path / "sheet.png") as image:
+        assert image.mode == "RGBA" and image.getpixel((1, 1))[3] == 0
+        opaque = {colour[:3] for _, colour in image.getcolors(1 << 20) if colour[3] == 255}
+    assert tuple(bytes.fromhex(INK[1:])) in opaque and axes[0].title.get_color() == INK
+    assert inside.get_color() == "black", "it stands on the picture"
+
+    def light(colour):  # relative luminance, as WCAG has it
+        parts = [value / 255 for value in bytes.fromhex(colour[1:])]
+        parts = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2] + 0.05
+
+    for ground in COLOURS["paper"]:
+        dark, bright = sorted((light(INK), light(ground)))
+        assert bright / dark > 3.5
+
+
+@needs_browser
+def test_in_a_browser(folder):
+    with opened(folder / "report.html", folder / "profile") as page:
+        for view in (
+            {"width": 1200},
+            {"width": 1200, "dark": True},
+            {"width": 400},
+            {"width": PAPER, "media": "print"},
+        ):
+            found = page.see(**view)
+            assert not found["overflow"] and not found["faint"] and not found["small"], (view, found)
+            assert found["columns"] == ["step", "accuracy", "val loss"] and found["charts"] == 1
+        page.see(width=400)
+        assert page.evaluate('document.querySelector(".sheet img").width') > 400, (
+            "names in it can be read, and it scrolls"
+        )

@@ -1,0 +1,221 @@
+"""A domain from outside the package, of the two files in CONTRIBUTING.md, run by `polymix train` with all its options."""
+
+import json
+import re
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from polymix.cli import main
+from polymix.errors import ResultsError
+from polymix.train import registry
+from polymix.train.loop import Learner
+
+PAGE = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text("utf-8")
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """The folder with the files as the page has them, as if it were installed with its entry point."""
+    blocks = re.findall(r"```(?:python|toml)\n( *# ([\w/]+\.py)\n.*?)```", PAGE, re.S)
+    assert {name for _, name in blocks} == {"majority/recipe.py", "majority/task.py"}
+    for text, name in blocks:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(textwrap.dedent(text))
+    (tmp_path / "majority" / "__init__.py").touch()
+    (line,) = re.findall(r'^ *(majority = ".*")$', PAGE, re.M)
+    about = tmp_path / "majority-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: majority\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(f"[polymix.tasks]\n{line.replace(chr(34), '')}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for name in [name for name in sys.modules if name.split(".")[0] == "majority"]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def toy(package):
+    """A file that sets the recipe."""
+    path = package / "recipes" / "majority.py"
+    path.parent.mkdir()
+    path.write_text("from majority.recipe import MajorityRecipe\n\nrecipe = MajorityRecipe(learning_rate=3e-3)\n")
+    return path
+
+
+def run(capsys, *arguments):
+    """Exit status, standard output and standard error."""
+    with pytest.raises(SystemExit) as stop:
+        main(["train", *map(str, arguments), "--threads", "1"])
+    return stop.value.code or 0, *capsys.readouterr()
+
+
+def weights(out):
+    return torch.load(out / "model.pt", weights_only=True)
+
+
+def rows(out):
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if not key.endswith("_per_second")} for row in rows]
+
+
+def same(out, other):
+    assert rows(out) == rows(other)
+    assert all(torch.equal(value, weights(other)[name]) for name, value in weights(out).items())
+
+
+def test_it_learns_and_leaves_results_a_report_and_pictures(toy, capsys):
+    out = toy.parent / "out"
+    status, said, _ = run(capsys, toy, "--out", out)
+    assert status == 0 and "60 steps from 0" in said and "accuracy" in said
+    results = json.loads((out / "results.json").read_text())
+    assert results["finished"] and results["task"] == "majority" and results["settings"]["dim"] == 16
+    assert results["metrics"]["accuracy"] > 0.9 and results["evaluations"][-1]["step"] == 60
+    assert results["machine"]["torch"] == torch.__version__ and results["parameters"] > 1000
+    report = (out / "report.md").read_text()
+    assert "# Majority" in report and f"{100 * results['metrics']['accuracy']:.1f} %" in report
+    pictures = re.findall(r"!\[.*\]\((.*)\)", report)
+    assert pictures and all((out / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
+
+
+@pytest.mark.usefixtures("blank_pictures")
+def test_set_changes_options_and_refuses_unknown_ones(toy, capsys):
+    out = toy.parent / "out"
+    status, _, _ = run(capsys, toy, "--out", out, "--set", "steps=3", "--set", "mixer=padre:kernel_size=3")
+    settings = json.loads((out / "results.json").read_text())["settings"]
+    assert status == 0 and (settings["steps"], settings["mixer"]) == (3, "padre:kernel_size=3")
+    status, _, error = run(capsys, toy, "--out", toy.parent / "other", "--set", "lngth=3")
+    assert (
+        status == 2
+        and "`lngth` is an unknown option. Choose from length" in error
+        and not (toy.parent / "other").exists()
+    )
+
+
+@pytest.mark.usefixtures("blank_pictures")
+def test_data_is_the_task_s_own_and_what_it_refuses_is_one_line(toy, capsys):
+    lines = toy.parent / "signs.txt"
+    lines.write_text("++-\n--+\n+++\n---\n-+-\n" * 4)
+    out = toy.parent / "out"
+    status, _, _ = run(capsys, toy, "--data", lines, "--out", out, "--set", "steps=2", "--set", "batch_size=4")
+    assert status == 0 and json.loads((out / "results.json").read_text())["settings"]["data"] == str(lines)
+    status, _, error = run(capsys, toy, "--data", "/nowhere", "--out", toy.parent / "other")
+    assert status == 2 and "`--data`" in error and len(error.splitlines()) == 1 and not (toy.parent / "other").exists()
+
+
+@pytest.mark.usefixtures("blank_pictures")
+@pytest.mark.parametrize("step", [1, 4, 8])
+def test_a_resumed_run_gives_the_same_bits(toy, capsys, monkeypatch, step):
+    """Stopped before the first checkpoint, between two, at the end; in the middle of a step that has two parts."""
+    options = []
+    for word in ("steps=8", "checkpoint_every=3", "accumulate=2", "ema=0.8", "evaluate_every=3", "log_every=1"):
+        options += ["--set", word]
+    whole, out, own = toy.parent / "whole", toy.parent / "out", Learner.forward
+    calls = []
+
+    def stop(self, batch):
+        calls.append(batch)
+        if len(calls) == 2 * step:  # a step has two slices
+            raise KeyboardInterrupt
+        return own(self, batch)
+
+    assert run(capsys, toy, "--out", whole, *options)[0] == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "forward", stop)
+        status, said, _ = run(capsys, toy, "--out", out, *options)
+    assert status == 130 and ("--resume" if step > 3 else "run the same command again") in said
+    status, _, error = run(capsys, toy, "--out", out, *options) if step > 3 else (2, "", "--resume")
+    assert status == 2 and "resume" in error, "a checkpoint would have been overwritten"
+    out.mkdir(exist_ok=True)  # an interrupted run leaves no empty folder
+    (out / ".metrics.jsonl.killed.part").write_text("half of a file, of a run that was killed")
+    assert run(capsys, toy, "--out", out, *options, "--resume")[0] == 0
+    assert not list(out.rglob("*.part"))
+    same(whole, out)
+
+
+@pytest.mark.usefixtures("blank_pictures")
+def test_epochs_tell_the_steps_by_the_length_of_the_data(toy, capsys):
+    lines, out = toy.parent / "signs.txt", toy.parent / "out"
+    lines.write_text("++-\n--+\n+++\n---\n-+-\n" * 4)  # 16 of the 20 are for training
+    options = ("--data", lines, "--set", "batch_size=6", "--set", "epochs=2.5", "--out", out)
+    assert run(capsys, toy, *options)[0] == 0
+    settings = json.loads((out / "results.json").read_text())["settings"]
+    assert settings["steps"] == rows(out)[-1]["step"] == 7, "ceil(2.5 · 16 / 6)"
+    assert rows(out)[-2]["learning_rate"] < 1e-3, "the schedule would be that of another number of steps"
+    assert run(capsys, toy, *options, "--resume")[0] == 0
+    status, _, error = run(capsys, toy, *options, "--set", "steps=7")
+    assert status == 2 and "both epochs=2.5 and steps" in error
+
+
+@pytest.mark.usefixtures("blank_pictures")
+def test_another_recipe_or_other_data_is_not_resumed(toy, capsys):
+    out, lines = toy.parent / "out", toy.parent / "signs.txt"
+    run(capsys, toy, "--out", out, "--set", "steps=2")
+    status, _, error = run(capsys, toy, "--out", out, "--set", "steps=3", "--resume")
+    assert status == 2 and "expected steps=3" in error and "steps=2" in error
+    lines.write_text("++-\n--+\n+++\n---\n-+-\n" * 4)
+    status, _, error = run(capsys, toy, "--out", out, "--set", "steps=2", "--data", lines, "--resume")
+    assert status == 2 and "other data" in error
+
+
+@pytest.mark.usefixtures("blank_pictures")
+def test_an_installed_domain_is_known_by_its_name(package, capsys):
+    status, said, _ = run(capsys, "majority", "--preset", "tiny", "--length", "7", "--out", package / "out")
+    assert status == 0, said
+    content = json.loads((package / "out" / "results.json").read_text())
+    assert content["settings"]["length"] == 7 and content["rows"][0]["task"] == "majority"
+    status, said, _ = run(capsys, "majority", "--help")
+    assert status == 0 and "--length" in said and "signs in a sequence" in said and "majority of a sequence" in said
+    status, _, error = run(capsys, "majorty", "--out", package / "other")
+    assert status == 2 and "Did you mean majority?" in error
+
+
+def test_a_domain_that_cannot_be_loaded_is_one_line_that_names_its_package(package, capsys):
+    """And harmless until it is named."""
+    (package / "majority" / "recipe.py").write_text("import nowhere_to_be_found\n")
+    status, _, error = run(capsys, "majority", "--out", package / "out")
+    assert status == 2 and "of the package majority" in error and len(error.splitlines()) == 1
+    assert run(capsys, "recall", "--help")[0] == 0
+
+
+def test_a_domain_named_as_one_of_polymix_is_not_used(package):
+    entries = package / "majority-1.0.dist-info" / "entry_points.txt"
+    entries.write_text(entries.read_text() + "text = majority.recipe:MajorityRecipe\n")
+    assert registry.recipe_class("text").__name__ == "TextRecipe" and registry.shadowed() == {"text": "majority"}
+
+
+@pytest.mark.parametrize("method", ["load", "build", "loss", "measure"])
+def test_a_task_that_lacks_a_method_says_which(package, capsys, method):
+    path = package / "majority" / "task.py"
+    path.write_text(path.read_text().replace(f"def {method}(", f"def no_{method}("))
+    with pytest.raises(TypeError, match=method):
+        main(["train", "majority", "--out", str(package / "out"), "--threads", "1"])
+
+
+def test_a_metric_that_is_not_declared_is_a_mistake_of_the_task(package):
+    path = package / "majority" / "task.py"
+    path.write_text(path.read_text().replace('{"accuracy":', '{"certainty":'))
+    with pytest.raises(TypeError, match="'certainty', which its metrics do not declare"):
+        main(["train", "majority", "--out", str(package / "out"), "--steps", "1", "--threads", "1"])
+
+
+def test_initial_weights_are_read_once(tmp_path, monkeypatch):
+    """The check before any data maps the file; the numbers are read when the model exists."""
+    from polymix.train.initial import check_weights, load_weights
+
+    model = torch.nn.Linear(2, 3)
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    mapped, load = [], torch.load
+    monkeypatch.setattr(
+        torch, "load", lambda *args, mmap=False, **options: mapped.append(mmap) or load(*args, mmap=mmap, **options)
+    )
+    check_weights(tmp_path)
+    load_weights(torch.nn.Linear(2, 3), tmp_path)
+    assert mapped == [True, False]
+    whole = (tmp_path / "model.pt").read_bytes()
+    (tmp_path / "model.pt").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ResultsError, match="cannot be read"):
+        check_weights(tmp_path)
