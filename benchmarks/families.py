@@ -223,42 +223,42 @@ def _generates(model: nn.Module, example: Any) -> bool | None:
     return torch.equal(one, two)
 
 
-def _tried(kind: str, mixer: str, pipe: Any) -> None:
-    warnings.simplefilter("ignore")
-    transformers.logging.set_verbosity_error()
-    torch.set_num_threads(1)
-    row: dict[str, Any] = {}
+def row_of(kind: str, mixer: str) -> dict[str, Any]:
+    """The row of one family with one mixer: each check, or at which stage it stopped and why."""
+    row: dict[str, Any] = {"family": kind, "mixer": mixer}
     try:
         model = built(kind)
         row["model"] = type(model).__name__
         example_of(model)
     except Exception as error:
-        pipe.send(
-            {
-                **row,
-                "why": f"not built here: {type(error).__name__}: {shorten(one_line(error), 160, placeholder=' …')}",
-                "stage": "build",
-            }
-        )
-        return
+        why = f"not built here: {type(error).__name__}: {shorten(one_line(error), 160, placeholder=' …')}"
+        return {**row, "why": why, "stage": "build"}
     try:
         for name, value in checks(kind, mixer):
             row[name] = value
     except PolymixError as error:
         row |= {"why": one_line(error), "stage": "refused"}
     except Exception as error:
-        row |= {
-            "why": f"{type(error).__name__}: {shorten(one_line(error), 200, placeholder=' …')}",
-            "stage": "traceback",
-        }
-    pipe.send(row)
+        why = f"{type(error).__name__}: {shorten(one_line(error), 200, placeholder=' …')}"
+        row |= {"why": why, "stage": "traceback"}
+    return row
 
 
-def tried(kind: str, mixer: str, seconds: float = SECONDS) -> dict[str, Any]:
-    """The row of one family with one mixer, from a process of its own that may take so many seconds."""
+def _send_row(kind: str, mixer: str, pipe: Any) -> None:
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    pipe.send(row_of(kind, mixer))
+
+
+def row_in_time(kind: str, mixer: str, seconds: float = SECONDS) -> dict[str, Any]:
+    """``row_of`` in a process of its own that may take so many seconds.
+
+    It is forked, so it is for a program that has used no threads yet: a child waits forever for those of its parent.
+    """
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_tried, args=(kind, mixer, theirs), daemon=True)
+    process = context.Process(target=_send_row, args=(kind, mixer, theirs), daemon=True)
     process.start()
     theirs.close()
     try:
@@ -287,7 +287,7 @@ def main() -> None:
     rows = [row for row in rows if row["family"] not in kinds]
     for kind in kinds:
         for mixer in arguments.mixers.split(","):
-            row = tried(kind, mixer)
+            row = row_in_time(kind, mixer)
             rows.append(row)
             print(kind, mixer, "works" if works(row) else row, flush=True)
             if row.get("stage") == "build":
