@@ -248,7 +248,7 @@ def test_the_card_has_metadata_that_a_hub_reads_and_a_table(found, tmp_path):
         "library_name": "polymix", "tags": ["polymix", "linear-attention", "padre"], "license": "mit",
         "base_model": "me/vit: small",
     }  # fmt: skip
-    assert "# A ViT\n" in body and found.headline in body and "polymix.load_pretrained(" in body
+    assert "# A ViT\n" in body and found.finding in body and "polymix.load_pretrained(" in body
     assert "2 × `padre`, 1 × `attention`" in body
     rows = [line for line in body.splitlines() if line.startswith(("| blocks", "| the whole model"))]
     assert len(rows) == 4 and all(row.count(" | ") == 8 for row in rows), "a row without a cell for each column"
