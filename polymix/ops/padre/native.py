@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polymix.ops.native.arrays import Needs, dense
-from polymix.ops.native.library import call
-from polymix.ops.native.pointers import Address, address
+from polymix.ops.native.library import Address, address, call
 from polymix.ops.padre.eager import Convolution, pad
 from polymix.ops.padre.inplace import pointwise
 from polymix.ops.shared import blocks
