@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from types import NoneType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -19,7 +18,6 @@ from polymix.mixers.states import StateSpec
 from polymix.ops.shared.masks import Segments
 from polymix.ops.shared.tensors import autocast_dtype
 
-MAX_CACHED_CALLS = 64
 MAX_CAUSAL_BLOCK = 2**31 - 1
 _IDS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -59,7 +57,6 @@ class Checked(Protocol):
     contexts: int
     needs_context: bool
     dim: int
-    checked_calls: dict[Any, MixerCall]
 
     @property
     def name(self) -> str: ...
@@ -67,6 +64,7 @@ class Checked(Protocol):
     def config(self) -> Placement: ...
     def parameters(self) -> Iterator[nn.Parameter]: ...
     def state_spec(self, batch: int) -> StateSpec: ...
+    def _checked_call(self, x: Tensor, *, mask: Tensor | None, causal: bool | int) -> MixerCall: ...
 
 
 def _shape(x: Any) -> str:
@@ -255,82 +253,7 @@ def check_call(
     segments: Segments | None,
     values: Any = None,
 ) -> MixerCall:
-    """Check the arguments of a forward, and return them in normal form.
-
-    The result for plain tensors depends only on shapes, dtypes and devices. It is cached on the mixer, which makes
-    repeated calls cheap.
-    """
-    plain = context is None and segments is None and values is None and type(x) is Tensor
-    plain = plain and (mask is None or type(mask) is Tensor)
-    # (1, 12) is not (True, 12), which is equal to it as a key.
-    plain = plain and (grid is None or (type(grid) is tuple and all(type(size) is int for size in grid)))
-    plain = plain and isinstance(causal, (int, NoneType)) and not torch.compiler.is_compiling()
-    # Nested tensors have no shape; whether an inference tensor is refused depends on the parameters.
-    unsure = plain and (x.is_nested or (x.is_inference() and torch.is_grad_enabled()))
-    if not plain or unsure or (mask is not None and mask.is_nested):
-        return _check_call(mixer, x, context, mask, causal, grid, segments, values)
-    weight = _first_parameter(mixer)
-    key = (x.shape, x.dtype, x.device, x.layout, weight.dtype, weight.device, causal, type(causal), grid,
-           None if mask is None else (mask.shape, mask.dtype, mask.device, mask.layout))  # fmt: skip
-    call = mixer.checked_calls.get(key)
-    if call is None:
-        call = _check_call(mixer, x, context, mask, causal, grid, segments)
-        if x.dtype == weight.dtype:  # otherwise only autocast allowed it, and autocast may be off next time
-            if len(mixer.checked_calls) >= MAX_CACHED_CALLS:
-                mixer.checked_calls.clear()
-            mixer.checked_calls[key] = call._replace(mask=None)
-        return call
-    return call if mask is None else call._replace(mask=mask)
-
-
-def _first_parameter(module: Any) -> Tensor:
-    """next(module.parameters()), in a fifth of the time.
-
-    It is not remembered, because layers and parameters may be replaced between two calls.
-    """
-    modules = [module]
-    while modules:
-        module = modules.pop()
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                return parameter
-        modules.extend(child for child in reversed(module._modules.values()) if child is not None)
-    raise RuntimeError("a mixer has no parameter")
-
-
-def check_recurrent_call(
-    mixer: Checked, x: Tensor, state: Any, mask: Tensor | None, causal: bool | int, *, step: bool = False
-) -> MixerCall:
-    """Check the arguments of `prefill`, or of `step`, and return them in normal form."""
-    if not mixer.capabilities.recurrent:
-        raise missing_capability(mixer.name, "recurrent", mixer.name, "prefill and step")
-    if not isinstance(causal, int) or not 1 <= causal <= MAX_CAUSAL_BLOCK:
-        cure = "Leave it out, or call forward for tokens that see later ones."
-        raise MaskError("causal", shown(causal), "True or a block length of at least 1", cure)
-    if step and not (isinstance(x, Tensor) and x.ndim == 3 and x.shape[1] == causal):
-        allowed, cure = f"one block, (B, {causal}, {mixer.dim})", "Use prefill for other lengths."
-        if causal == 1:
-            allowed, cure = f"one token, (B, {mixer.dim}) or (B, 1, {mixer.dim})", "Use prefill for more tokens."
-        raise ShapeError("x_t", _shape(x), allowed, cure)
-    call = check_call(mixer, x, None, mask, causal, None, None)
-    if mask is not None and mask.ndim == 3:
-        cure = "Pass padding only: prefill is causal by itself."
-        raise MaskError("mask", _shape(mask), "(B, N), True = takes part", cure)
-    if state is not None:
-        mixer.state_spec(x.shape[0]).check(state, x)
-    return call
-
-
-def _check_call(
-    mixer: Checked,
-    x: Tensor,
-    context: Any,
-    mask: Any,
-    causal: bool | int | None,
-    grid: tuple[int, ...] | None,
-    segments: Segments | None,
-    values: Any = None,
-) -> MixerCall:
+    """Check the arguments of a forward, and return them in normal form. `TokenMixer` remembers the result."""
     check_tokens(mixer, "x", x)
     parts = _check_contexts(mixer, context, x)
     n = x.shape[1]
@@ -358,6 +281,29 @@ def _check_call(
         raise ShapeError("x", _shape(x), f"more than num_prefix_tokens={prefix} tokens",
                          "Pass the prefix tokens and the tokens of the grid.")  # fmt: skip
     return MixerCall(mask, order, check_grid(mixer, grid, n - prefix), segments, context is not None, values)
+
+
+def check_recurrent_call(
+    mixer: Checked, x: Tensor, state: Any, mask: Tensor | None, causal: bool | int, *, step: bool = False
+) -> MixerCall:
+    """Check the arguments of `prefill`, or of `step`, and return them in normal form."""
+    if not mixer.capabilities.recurrent:
+        raise missing_capability(mixer.name, "recurrent", mixer.name, "prefill and step")
+    if not isinstance(causal, int) or not 1 <= causal <= MAX_CAUSAL_BLOCK:
+        cure = "Leave it out, or call forward for tokens that see later ones."
+        raise MaskError("causal", shown(causal), "True or a block length of at least 1", cure)
+    if step and not (isinstance(x, Tensor) and x.ndim == 3 and x.shape[1] == causal):
+        allowed, cure = f"one block, (B, {causal}, {mixer.dim})", "Use prefill for other lengths."
+        if causal == 1:
+            allowed, cure = f"one token, (B, {mixer.dim}) or (B, 1, {mixer.dim})", "Use prefill for more tokens."
+        raise ShapeError("x_t", _shape(x), allowed, cure)
+    call = mixer._checked_call(x, mask=mask, causal=causal)
+    if mask is not None and mask.ndim == 3:
+        cure = "Pass padding only: prefill is causal by itself."
+        raise MaskError("mask", _shape(mask), "(B, N), True = takes part", cure)
+    if state is not None:
+        mixer.state_spec(x.shape[0]).check(state, x)
+    return call
 
 
 def check_size(mixer: Checked, n: int, grid: Any) -> None:

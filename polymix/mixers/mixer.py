@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
+from types import NoneType
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -25,6 +26,7 @@ from polymix.structured.cost import Cost, Op, cost_of
 # Standard deviation of softmax attention's output at init over about 200 unit-variance tokens (√(e/N), N = 14 × 14).
 # Mixers whose output does not shrink with N are initialised to this scale, so that a host trains from the first step.
 INIT_STD = 0.125
+MAX_CHECKED_CALLS = 64  # that a mixer remembers
 M = TypeVar("M", bound="TokenMixer")
 
 
@@ -71,7 +73,7 @@ class TokenMixer(nn.Module, ABC):
         self.config, self.dim = config, dim
         self.drop = nn.Dropout(config.dropout)
         self._folded: Folded | None = None
-        self.checked_calls: dict[Any, MixerCall] = {}  # cache of `check_call`, by shapes, dtypes and devices
+        self.checked_calls: dict[Any, MixerCall] = {}  # by shapes, dtypes and devices
 
     def forward(
         self,
@@ -122,7 +124,7 @@ class TokenMixer(nn.Module, ABC):
             options: dict[str, Any] = {"mask": mask, "causal": causal, "segments": segments, "values": values}
             y = self.forward(tokens, context, grid=grid or map_grid, **options)
             return y.transpose(1, 2).unflatten(2, x.shape[2:])
-        call = check_call(self, x, context, mask, causal, grid, segments, values)
+        call = self._checked_call(x, context, mask=mask, causal=causal, grid=grid, segments=segments, values=values)
         if isinstance(mask, Tensor):
             real = mask if mask.ndim == 2 else mask.any(1)  # what no query sees is like padding
             if context is None:
@@ -133,6 +135,37 @@ class TokenMixer(nn.Module, ABC):
                 call = call._replace(values=values.masked_fill(~real.unsqueeze(-1), 0.0))
         y = self.mix(x, x if context is None else context, call)
         return self.drop(y) if self.drop.training else y  # skip the module call when dropout is off
+
+    def _checked_call(
+        self, x: Tensor, context: Any = None, *, mask: Any = None, causal: bool | int | None = None,
+        grid: tuple[int, ...] | None = None, segments: Segments | None = None, values: Any = None,
+    ) -> MixerCall:  # fmt: skip
+        """Check the arguments of a forward, and return them in normal form: `check_call`.
+
+        For plain tensors the result depends on shapes, dtypes and devices alone. It is remembered, which makes
+        repeated calls cheap.
+        """
+        plain = context is None and segments is None and values is None and type(x) is Tensor
+        plain = plain and (mask is None or type(mask) is Tensor)
+        # (1, 12) is not (True, 12), which is equal to it as a key.
+        plain = plain and (grid is None or (type(grid) is tuple and all(type(size) is int for size in grid)))
+        plain = plain and isinstance(causal, (int, NoneType)) and not torch.compiler.is_compiling()
+        # Nested tensors have no shape; whether an inference tensor is refused depends on the parameters.
+        unsure = plain and (x.is_nested or (x.is_inference() and torch.is_grad_enabled()))
+        if not plain or unsure or (mask is not None and mask.is_nested):
+            return check_call(self, x, context, mask, causal, grid, segments, values)
+        weight = _first_parameter(self)
+        key = (x.shape, x.dtype, x.device, x.layout, weight.dtype, weight.device, causal, type(causal), grid,
+               None if mask is None else (mask.shape, mask.dtype, mask.device, mask.layout))  # fmt: skip
+        call = self.checked_calls.get(key)
+        if call is None:
+            call = check_call(self, x, context, mask, causal, grid, segments)
+            if x.dtype == weight.dtype:  # otherwise only autocast allowed it, and autocast may be off next time
+                if len(self.checked_calls) >= MAX_CHECKED_CALLS:
+                    self.checked_calls.clear()
+                self.checked_calls[key] = call._replace(mask=None)
+            return call
+        return call if mask is None else call._replace(mask=mask)
 
     def prefill(
         self, x: Tensor, state: Any = None, *, mask: Tensor | None = None, causal: bool | int = True
@@ -354,6 +387,21 @@ class TokenMixer(nn.Module, ABC):
         return f"dim={self.dim}, " + ", ".join(
             f"{f.name}={value!r}" for f in fields(self.config) if (value := getattr(self.config, f.name)) != f.default
         )
+
+
+def _first_parameter(module: Any) -> Tensor:
+    """next(module.parameters()), in a fifth of the time.
+
+    It is not remembered, because layers and parameters may be replaced between two calls.
+    """
+    modules = [module]
+    while modules:
+        module = modules.pop()
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                return parameter
+        modules += [child for child in reversed(module._modules.values()) if child is not None]
+    raise RuntimeError("a mixer has no parameter")
 
 
 def _detach(value: Any, dtype: torch.dtype | None) -> Any:

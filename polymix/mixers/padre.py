@@ -35,7 +35,7 @@ from polymix.structured import (
     token_map,  # fmt: skip
 )
 from polymix.structured.cost import Op
-from polymix.structured.dense import affine
+from polymix.structured.dense import Dense, affine
 from polymix.structured.registry import crosses
 
 _FIRST = "B_1 D_1"
@@ -299,15 +299,22 @@ class PadreMixer(TokenMixer):
         channels: list[Linear | Map | None] = []
         one_head, steps = self.config.heads == 1, token is not None and self.config.impl != "eager"
         for part, spec in zip(self.D, self.plan.D, strict=True):
-            plain = spec == "dense" and one_head and not steps  # with several heads the product is block-diagonal
-            channels.append(None if isinstance(part, Identity) else affine(part) if plain else part)
+            if isinstance(part, Identity):
+                channels.append(None)
+            elif spec == "dense" and one_head and not steps:  # with several heads the product is block-diagonal
+                channels.append((part.weight, part.bias) if type(part) is Dense else affine(part))
+            else:
+                channels.append(part)
         if not self.dense:
             why = "supports dense channel maps only"
-        shared = affine(self.B["a"].maps) if self.plan.B[0] == "dense" and self.B["a"].maps is not None else None
+        shared: Linear | None = None
+        if self.plan.B[0] == "dense" and (first := self.B["a"].maps) is not None:
+            shared = (first.weight, first.bias) if type(first) is Dense else affine(first)
         merged = self.merged().get(_FIRST) if use_folded and self._folded is not None else None
         project = None if self.dense and one_head and not steps else lambda x: self.B["a"](x, merged)
-        maps = PadreMaps(project, A, C, channels, shared, why)
-        return maps if merged is None else maps.with_first(merged)
+        if merged is not None:  # it includes D_1
+            shared, channels[0] = merged, None
+        return PadreMaps(project, A, C, channels, shared, why)
 
     def _maps_apart(self, *arguments: Any) -> PadreMaps:
         """The maps for x with the values behind it, (B, N, 2D): Y_d reads the values, all other factors x."""

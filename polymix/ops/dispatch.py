@@ -15,19 +15,20 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from polymix.errors import CapabilityError
 from polymix.extras import is_installed
 from polymix.ops.native import library as native
-from polymix.ops.shared.tensors import autocast_dtype, forward_mode, keep_memory
+from polymix.ops.shared.tensors import autocast_dtype, keep_memory
 
 KERNELS = ("triton", "native", "blocked")  # in the order in which "auto" prefers them
 IMPLS = ("auto", "eager", *KERNELS)  # the values of `impl` for every mixer with kernels
@@ -40,10 +41,9 @@ WIDE_CHANNELS = 256
 MIN_TOKENS_IN_A_GRAPH = {"pom": 160, "qt": 160, "poly_sa": 1024, "poly_nl": 1024}
 _DEVICES = {"triton": "cuda", "native": "cpu", "blocked": "cpu"}
 _NEEDS_GPU = "needs a GPU (or TRITON_INTERPRET=1 when requested by name)"
-_TRACED = "does not run in a traced graph (torch.compile, torch.export)"
 _EXPORTED = "stays out of exported programs, which then run without polymix (pass impl='native' to have it in them)"
 log = logging.getLogger("polymix")
-_T = TypeVar("_T")
+_Kind = tuple[torch.device, torch.dtype, type[Tensor]]  # the properties of a tensor that the choice depends on
 
 
 class Choice(NamedTuple):
@@ -52,15 +52,6 @@ class Choice(NamedTuple):
     op: str
     impl: str
     why: str
-
-
-class _TensorKind(NamedTuple):
-    """The properties of a tensor that the choice depends on. requires_grad: and gradients are recorded."""
-
-    device: torch.device
-    dtype: torch.dtype
-    type: type[Tensor]
-    requires_grad: bool
 
 
 # Chooses as torch.compile does, in a call that is not compiled; for `explain`.
@@ -106,47 +97,41 @@ def choose(
     if not traced:
         keep_memory()
     if impl == "eager":
-        return _record(op, "eager", "requested by name")
+        return _record(op, "eager", ("requested by name",))
     present = [t for t in tensors if t is not None]
-    records = torch.is_grad_enabled()
-    kinds = set(map(_TensorKind._make, {(t.device, t.dtype, type(t), records and t.requires_grad) for t in present}))
+    x, kinds = present[0], {(t.device, t.dtype, type(t)) for t in present}
+    recorded = torch.is_grad_enabled() and any(t.requires_grad for t in present)
     if impl != "auto":
-        why = unsupported.get(impl, f"does not implement {op}") or _obstacle(impl, kinds, named=True)
+        why = unsupported.get(impl, f"does not implement {op}") or _obstacle(impl, kinds, recorded, named=True)
         if why is not None:
             raise CapabilityError("impl", f"{impl!r} for {op}: {impl} {why}", "'auto' or 'eager'",
                                   "These two always run.")  # fmt: skip
-        return _record(op, impl, "requested by name")
+        return _record(op, impl, ("requested by name",))
     counted = not (traced and _is_exporting())  # an exported program must not depend on the number of tokens
-    recorded = any(k.requires_grad for k in kinds)
     reasons: list[str] = []
     for kernel in KERNELS:
         if kernel not in unsupported:
             continue
         why = unsupported[kernel] or slower.get(kernel)
-        if why is None and counted and (few := _few(op, kernel, kernel in in_blocks, recorded, present[0])):
-            tokens = present[0].shape[0] * present[0].shape[1]
-            why = f"is slower with fewer than {few} tokens" if tokens < few else None
-        why = why or _obstacle(kernel, kinds, named=False)
+        if why is None and counted and kernel != "triton":
+            few = MIN_TOKENS[kernel] if kernel in in_blocks else 0
+            if kernel == "native" and (traced or choosing_for_a_graph.get()):
+                few = MIN_TOKENS_IN_A_GRAPH.get(op, 0)
+            elif kernel == "native" and recorded:
+                few = MIN_TOKENS_TO_TRAIN.get(op, (0, 0))[x.shape[-1] > WIDE_CHANNELS]
+            if few and x.shape[0] * x.shape[1] < few:
+                why = f"is slower with fewer than {few} tokens"
+        why = why or _obstacle(kernel, kinds, recorded, named=False)
         if why is None:
-            return _record(op, kernel, *reasons, fastest_for=present[0])
+            return _record(op, kernel, reasons, fastest_for=x)
         reasons.append(f"{kernel} {why}")
-    return _record(op, "eager", *(reasons or ("the only implementation",)))
+    return _record(op, "eager", reasons or ("the only implementation",))
 
 
-def _few(op: str, kernel: str, in_blocks: bool, recorded: bool, x: Tensor) -> int:
-    """The number of tokens in a batch of tokens x (B, N, …) below which "auto" skips the kernel."""
-    if kernel == "native" and _in_graph():
-        return MIN_TOKENS_IN_A_GRAPH.get(op, 0)
-    if kernel == "native" and recorded:
-        return MIN_TOKENS_TO_TRAIN.get(op, (0, 0))[x.shape[-1] > WIDE_CHANNELS]
-    return MIN_TOKENS[kernel] if in_blocks else 0
-
-
-def obstacle(impl: str, tensors: Iterable[Tensor]) -> str | None:
+def obstacle(impl: str, tensors: Sequence[Tensor]) -> str | None:
     """Why "auto" cannot run the implementation `impl` on such tensors, or None if it can. Nothing is recorded."""
-    records = torch.is_grad_enabled()
-    kinds = {_TensorKind(t.device, t.dtype, type(t), records and t.requires_grad) for t in tensors}
-    return _obstacle(impl, kinds, named=False)
+    recorded = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    return _obstacle(impl, {(t.device, t.dtype, type(t)) for t in tensors}, recorded, named=False)
 
 
 def without_gradients(impl: str) -> bool:
@@ -154,15 +139,17 @@ def without_gradients(impl: str) -> bool:
 
     That is always the case for "blocked", and for "native" when gradients are off and no graph is traced.
     """
-    return impl == "blocked" or (impl == "native" and not torch.is_grad_enabled() and not _in_graph())
+    if impl != "native" or torch.is_grad_enabled():
+        return impl == "blocked"
+    return not (torch.compiler.is_compiling() or choosing_for_a_graph.get())
 
 
-def _record(op: str, impl: str, *reasons: str, fastest_for: Tensor | None = None) -> str:
+def _record(op: str, impl: str, reasons: Sequence[str], fastest_for: Tensor | None = None) -> str:
     """Record and log the choice of `impl` with its reasons, and return `impl`."""
     if torch.compiler.is_compiling():  # nothing is logged or recorded while a graph is traced
         return impl
     recorder = _recorder.get()
-    case = (op, impl, reasons, None if fastest_for is None else (fastest_for.dtype, fastest_for.device.type))
+    case = (op, impl, tuple(reasons), None if fastest_for is None else (fastest_for.dtype, fastest_for.device.type))
     if recorder is None and case in _logged:  # skip formatting the message, which takes longer than the choice
         return impl
     praise = []
@@ -177,106 +164,73 @@ def _record(op: str, impl: str, *reasons: str, fastest_for: Tensor | None = None
     return impl
 
 
-def _obstacle(kernel: str, kinds: set[_TensorKind], named: bool) -> str | None:
+def _obstacle(kernel: str, kinds: Collection[_Kind], recorded: bool, *, named: bool) -> str | None:
     """Why a kernel cannot run on such tensors, whatever the op, or None if it can. The device is looked at first.
 
-    `named`: the kernel was requested by name. Then Triton may use its interpreter, and native may enter a graph.
+    `recorded`: gradients of one of them are. `named`: the kernel was requested by name. Then Triton may use its
+    interpreter, and native may enter a graph.
     """
-    on_device = all(k.device.type == _DEVICES[kernel] for k in kinds)
-    if kernel == "triton":
-        return _triton(kinds, on_device) if on_device or named else _NEEDS_GPU
-    if not on_device:
+    on_device = all(device.type == _DEVICES[kernel] for device, _, _ in kinds)
+    if not on_device and kernel != "triton":
         return "runs on CPUs only"
-    return _native(kinds, named) if kernel == "native" else _blocked(kinds)
-
-
-def _triton(kinds: set[_TensorKind], on_device: bool) -> str | None:
-    if not _HAS_TRITON:
-        return "is not installed"
-    if not on_device and os.environ.get("TRITON_INTERPRET") != "1":
+    if not on_device and not named:
         return _NEEDS_GPU
-    if any(k.dtype == torch.float64 for k in kinds):
-        return "does not support float64: it accumulates in float32"
-    return _transform(kinds)
-
-
-def _native(kinds: set[_TensorKind], named: bool) -> str | None:
     traced = torch.compiler.is_compiling()
-    if traced and not named and (why := _graph_obstacle(kinds)):
-        return why
-    if not traced and not named and torch._C._len_torch_dispatch_stack():
-        return "is skipped while a dispatch mode (such as FlopCounterMode) is active"
-    if any(k.dtype not in (torch.float32, torch.bfloat16) for k in kinds):
-        return "supports float32 and bfloat16 only"
-    if reason := _transform(kinds):
-        return reason
-    if traced and named:  # the operator raises when the graph runs on a machine without the kernels
-        return None
-    unavailable = _native_why_not() if traced else native.why_not()  # the last check: it loads the library
-    return None if unavailable is None else f"is unavailable: {unavailable}"
+    subclass = any(kind not in (Tensor, torch.nn.Parameter) for _, _, kind in kinds)
+    if kernel == "triton":
+        if not _HAS_TRITON:
+            return "is not installed"
+        if not on_device and os.environ.get("TRITON_INTERPRET") != "1":
+            return _NEEDS_GPU
+        if any(dtype == torch.float64 for _, dtype, _ in kinds):
+            return "does not support float64: it accumulates in float32"
+    elif kernel == "blocked":
+        if traced or choosing_for_a_graph.get():
+            return "does not run in a traced graph (torch.compile, torch.export)"
+        if recorded:
+            return "has no backward (call under torch.inference_mode() or torch.no_grad())"
+    else:
+        if traced and not named:
+            if _is_exporting():
+                return _EXPORTED
+            if _inside_functorch():
+                return "does not support torch.func"
+            if subclass:
+                return "does not support tensor subclasses"
+        if not traced and not named and torch._C._len_torch_dispatch_stack():
+            return "is skipped while a dispatch mode (such as FlopCounterMode) is active"
+        if any(dtype not in (torch.float32, torch.bfloat16) for _, dtype, _ in kinds):
+            return "supports float32 and bfloat16 only"
 
+    # Active transforms that no kernel written by hand supports.
+    if torch.jit.is_tracing():  # type: ignore[attr-defined]
+        return "cannot be recorded by torch.jit.trace"
+    if (traced or torch._C._is_any_autocast_enabled()) and any(autocast_dtype(device) for device, _, _ in kinds):
+        return "does not support autocast"
+    if not traced:
+        if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+            return "does not support torch.func or forward-mode derivatives"
+        if subclass:
+            return "does not support tensor subclasses"
 
-def _blocked(kinds: set[_TensorKind]) -> str | None:
-    if _in_graph():
-        return _TRACED
-    if any(k.requires_grad for k in kinds):
-        return "has no backward (call under torch.inference_mode() or torch.no_grad())"
-    return _transform(kinds)
-
-
-def _graph_obstacle(kinds: set[_TensorKind]) -> str | None:
-    """Why "auto" takes no C kernel as a node of the graph that is being traced, or None if it may."""
-    if _is_exporting():
-        return _EXPORTED
-    if _inside_functorch():
-        return "does not support torch.func"
-    if any(k.type not in (Tensor, torch.nn.Parameter) for k in kinds):
-        return "does not support tensor subclasses"
+    # The last check, because it loads the library. A graph that names native may run elsewhere, and raises there.
+    if kernel == "native" and not (traced and named):
+        unavailable = _native_why_not() if traced else native.why_not()
+        if unavailable is not None:
+            return f"is unavailable: {unavailable}"
     return None
 
 
-def _run_by_the_compiler(function: Callable[[], _T]) -> Callable[[], _T]:
-    """Mark a function that torch.compile runs instead of tracing it.
-
-    It does what torch.compiler.assume_constant_result does, without importing the compiler.
-    """
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
-
-
-@_run_by_the_compiler  # which guards the stack itself
+@native.run_by_the_compiler  # which guards the stack itself
 def _inside_functorch() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
-@_run_by_the_compiler  # a graph does not outlive the process
+@native.run_by_the_compiler  # a graph does not outlive the process
 def _native_why_not() -> str | None:
     return native.why_not()
 
 
 # Before torch 2.7 an export cannot be told from a compilation; then no graph has kernels that were not asked for.
 _is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
-
-
-def _in_graph() -> bool:
-    """Whether the choice is made for a graph: while it is traced, or for `explain`."""
-    return torch.compiler.is_compiling() or choosing_for_a_graph.get()
-
-
 _HAS_TRITON = is_installed("triton")
-
-
-def _transform(kinds: set[_TensorKind]) -> str | None:
-    """The active transform that hand-written kernels do not support, as a reason, or None."""
-    if torch.jit.is_tracing():  # type: ignore[attr-defined]
-        return "cannot be recorded by torch.jit.trace"
-    traced = torch.compiler.is_compiling()
-    if (traced or torch._C._is_any_autocast_enabled()) and any(autocast_dtype(k.device) for k in kinds):
-        return "does not support autocast"
-    if traced:
-        return None
-    if torch._C._functorch.peek_interpreter_stack() is not None or forward_mode():
-        return "does not support torch.func or forward-mode derivatives"
-    if any(k.type not in (Tensor, torch.nn.Parameter) for k in kinds):
-        return "does not support tensor subclasses"
-    return None

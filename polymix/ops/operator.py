@@ -63,7 +63,7 @@ class Operator:
             return self.define(*args)
         if not _bypasses_dispatcher(impl):
             return self._op(*args, impl)
-        return _Undispatched.apply(self, *args, impl) if torch.is_grad_enabled() else self._forward(*args, impl)
+        return _Undispatched.apply(self, *args, impl) if torch.is_grad_enabled() else self._launch(impl, "", (), args)
 
     def _needed(self, args: Sequence[Any], needs: Sequence[bool] | None) -> list[int]:
         """The positions of the arguments whose gradients are needed; by default of all that have one."""

@@ -12,7 +12,8 @@ from polymix.errors import ShapeError, StateError
 from polymix.ops.decode import rows, try_attention, try_convolution
 from polymix.ops.native import library
 from polymix.ops.native.compile import OPS
-from polymix.ops.native.pointers import FUNCTIONS, Address, addresses
+from polymix.ops.native.functions import FUNCTIONS
+from polymix.ops.native.library import Address, addresses
 from tests.contracts.mixer_cases import CASES
 from tests.ops.kernels import needs_it
 from tests.ops.test_safety import RIGHT, call

@@ -18,7 +18,7 @@ class _Step(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_int64) for name in ("rows", "degree", "act", "gate", "mean", "bf16", "threads"))
 
 
-def pom_step(
+def call_pom_step(
     x: Tensor, total: Tensor, count: Tensor, poly: Linear, gate: Linear, proj: Linear, alpha: Tensor, *,
     activation: str, gating: str, mean: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip

@@ -50,7 +50,8 @@ def full(x: Tensor | None) -> Tensor | None:
 
 def in_pairs(x: Tensor, *weights: Tensor | None) -> bool:
     """Whether to multiply tokens x and these weights in bfloat16: they are, and this processor is faster with them."""
-    return x.dtype in fast_types() and all(w is None or w.dtype == torch.bfloat16 for w in (x, *weights))
+    halves = x.dtype == torch.bfloat16 and all(w is None or w.dtype == torch.bfloat16 for w in weights)
+    return halves and torch.bfloat16 in fast_types()
 
 
 def sizes_of(

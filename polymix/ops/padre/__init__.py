@@ -9,7 +9,8 @@ from torch import Tensor
 from polymix.ops.dispatch import choose, without_gradients
 from polymix.ops.operator import Operator
 from polymix.ops.padre import blocked, eager, inplace, native
-from polymix.ops.padre.eager import BASES, SPREAD, Convolution, PadreMaps, PadreTerms, merged_first, size
+from polymix.ops.padre.eager import BASES, SPREAD, Convolution, PadreMaps, PadreTerms, size
+from polymix.ops.padre.inplace import merged_first
 from polymix.ops.shared.signature import Signature
 
 padre_step = Operator(

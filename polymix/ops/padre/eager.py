@@ -124,10 +124,6 @@ class PadreMaps(NamedTuple):
     shared: Linear | None = None
     unsupported: str | None = None
 
-    def with_first(self, merged: Linear | None) -> PadreMaps:
-        """Replace the shared map with `merged`, which includes D_1 (see `merged_first`); None changes nothing."""
-        return self if merged is None else self._replace(shared=merged, D=(None, *self.D[1:]))
-
 
 class PadreTerms(NamedTuple):
     """How the Z_i are built and summed: P = Σ_{i in terms} W_i ⊙ Z_i + L, divided by R² + ε with a denominator.
@@ -250,17 +246,3 @@ def polynomial(
         return p
     r = chain(us[d:], maps, d, terms, range(1, len(us) - d + 1), terms.Q, grid, step) + terms.S
     return p / (r * r + terms.eps if terms.eps else r)
-
-
-def merged_first(maps: PadreMaps, terms: PadreTerms) -> Linear | None:
-    """The shared map with B_1 D_1 in place of B_1, if Z_1 = X B_1 is used only for Z_1 D_1; else None."""
-    plain = terms.basis == "monomial" or terms.degree == 2
-    mergeable = plain and terms.degree > 1 and 1 not in terms.terms and terms.normalize is None and terms.heads == 1
-    if not mergeable or maps.shared is None or maps.A[0] is not None or not isinstance(maps.D[0], tuple):
-        return None
-    (weight, bias), (last, last_bias) = maps.shared, maps.D[0]
-    dim = last.shape[1]
-    merged = torch.cat((last @ weight[:dim], weight[dim:]))
-    if bias is None:
-        return merged, None
-    return merged, torch.cat((F.linear(bias[:dim], last, last_bias), bias[dim:]))

@@ -9,10 +9,11 @@ import typing
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from polymix.ops.padre.eager import Convolution, PadreMaps, PadreTerms, merged_first
-from polymix.ops.shared.blocks import Product, blocks, computed_in, output
+from polymix.ops.padre.eager import Convolution, PadreMaps, PadreTerms
+from polymix.ops.shared.blocks import MAX_KEPT_BYTES, Product, blocks, computed_in, output
 from polymix.ops.shared.prefix import PrefixMap
 from polymix.ops.shared.tensors import Linear, cast
 
@@ -26,16 +27,20 @@ def polynomial(x: Tensor, maps: PadreMaps, terms: PadreTerms, grid: tuple[int, .
 
     Memory besides x and the output: two arrays of the size of x, or three from degree 3 on.
     """
-    dtype, dim, d = computed_in(x), x.shape[-1], terms.degree
-    if x.shape[:2].numel() >= 2 * dim:  # merging the maps costs D³ once and saves N D²
-        maps = maps.with_first(merged_first(maps, terms))
-    assert maps.shared is not None
-    weight, bias = cast(maps.shared, dtype)
-    biases = [None] * len(maps.A) if bias is None else bias.split(dim)
-    B = list(zip(weight.split(dim), biases, strict=True))
+    dtype = x.dtype if x.dtype == torch.float32 else computed_in(x)  # every processor multiplies float32
+    dim, d, shared = x.shape[-1], terms.degree, maps.shared
     # `PadreMaps.unsupported` is None, so token maps are convolutions or identities, and channel maps are dense.
     A, C = (typing.cast("list[Convolution | None]", list(tokens)) for tokens in (maps.A, maps.C))
-    D = [None if channel is None else cast(typing.cast("Linear", channel), dtype) for channel in maps.D]
+    D = typing.cast("list[Linear | None]", list(maps.D))
+    assert shared is not None
+    # Merging the maps costs D³ once and saves N D².
+    if x.shape[0] * x.shape[1] >= 2 * dim and (merged := merged_first(maps, terms)) is not None:
+        shared, D[0] = merged, None
+    if any(part is not None and part.dtype != dtype for linear in (shared, *D) if linear for part in linear):
+        shared, D = cast(shared, dtype), [linear and cast(linear, dtype) for linear in D]
+    weight, bias = shared
+    biases = [None] * len(A) if bias is None else bias.chunk(len(A))
+    B = list(zip(weight.chunk(len(A)), biases, strict=True))
     last = terms.weight[-1] if terms.weight is not None and d in terms.terms else None
     merges_last = d > 1 and last is not None and last.ndim == 1
     if merges_last:  # merging W_d into the last maps of X saves a pass
@@ -64,6 +69,20 @@ def polynomial(x: Tensor, maps: PadreMaps, terms: PadreTerms, grid: tuple[int, .
     return p if terms.constant is None else p + terms.constant
 
 
+def merged_first(maps: PadreMaps, terms: PadreTerms) -> Linear | None:
+    """The shared map with B_1 D_1 in place of B_1, if Z_1 = X B_1 is used only for Z_1 D_1; else None."""
+    plain = terms.basis == "monomial" or terms.degree == 2
+    mergeable = plain and terms.degree > 1 and 1 not in terms.terms and terms.normalize is None and terms.heads == 1
+    if not mergeable or maps.shared is None or maps.A[0] is not None or not isinstance(maps.D[0], tuple):
+        return None
+    (weight, bias), (last, last_bias) = maps.shared, maps.D[0]
+    dim = last.shape[1]
+    merged = torch.cat((last @ weight[:dim], weight[dim:]))
+    if bias is None:
+        return merged, None
+    return merged, torch.cat((F.linear(bias[:dim], last, last_bias), bias[dim:]))
+
+
 def _scaled(channel: Linear, token: Convolution | None, factor: Tensor) -> tuple[Linear, Convolution | None]:
     """Multiply the outputs of a channel map followed by a token map with `factor` (D), by scaling one of the maps."""
     if token is not None:
@@ -84,6 +103,8 @@ def pointwise(channel: Linear | None, x: Tensor, times: Tensor | None = None) ->
         for block in blocks(x):
             block.of(times).mul_(block.split(product(block.rows(x, x.dtype))))
         return times
+    if x.nbytes <= MAX_KEPT_BYTES:
+        return F.linear(x, *channel)
     (weight, bias), y = channel, output(x)
     rows = torch.mm(x.flatten(0, 1), weight.t(), out=y.view(-1, y.shape[-1]))
     if bias is not None:

@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polymix.ops.native.arrays import Needs, dense
-from polymix.ops.native.library import call
-from polymix.ops.native.pointers import Address, address
+from polymix.ops.native.library import Address, address, call
 from polymix.ops.padre.eager import Convolution, pad
 from polymix.ops.padre.inplace import pointwise
 from polymix.ops.shared import blocks
@@ -194,13 +193,14 @@ def apply(token: Convolution | None, channel: Linear | None, x: Tensor, times: T
     """
     if token is None:
         return pointwise(channel, x, times)
-    y, p = output(x) if times is None else times, 0
+    large, p = x.nbytes > blocks.MAX_KEPT_BYTES, 0
+    y = times if times is not None else output(x) if large else x.new_empty(x.shape)
     shift: Tensor | None = None
     if channel is None or token.causal or token.mask is not None:
         u = token.hide(dense(x) if channel is None else pointwise(channel, x))
     else:
         weight, shift = channel  # the kernel adds the bias
-        if len(grid) == 2 and x.nbytes > blocks.MAX_KEPT_BYTES:
+        if large and len(grid) == 2:
             return _in_bands(token, (weight, shift), x, times, grid, y)
         u = F.linear(x, weight)
     if token.prefix is not None:

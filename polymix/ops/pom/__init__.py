@@ -168,7 +168,7 @@ def pom_chunk(
     impl = choose("pom", impl, (x, *_tensors(weights)), unsupported)
     if impl == "native":
         assert state is not None
-        y, total, count = decode.pom_step(
+        y, total, count = decode.call_pom_step(
             x, *state, weights.poly, weights.gate, weights.proj, weights.alpha, activation=options.activation,
             gating=options.gate, mean=options.reduction == "mean",
         )  # fmt: skip

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,9 +22,26 @@ from polymix.ops.shared.tensors import Linear, accumulator, cast
 MAX_KEPT_BYTES = 32 << 20
 HUGE, ADVICE = 2 << 20, 14  # the size of a huge page in bytes, and Linux's MADV_HUGEPAGE
 ROWS = 2048  # tokens in a block; with fewer, the products themselves get slower
+T = TypeVar("T")
 
 
-@library.once
+class once(Generic[T]):
+    """A function without arguments that is called once. Dynamo warns of functools.cache in what it traces."""
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        self.function, self.answers, self.__doc__ = function, list[T](), function.__doc__
+
+    def __call__(self) -> T:
+        if not self.answers:
+            self.answers.append(self.function())
+        return self.answers[0]
+
+    def cache_clear(self) -> None:
+        """Forget the answer."""
+        self.answers.clear()
+
+
+@once
 def fast_types() -> frozenset[torch.dtype]:
     """The dtypes that this CPU multiplies at full speed. Others are computed in float32, which is also more exact."""
     native = {torch.float32, torch.float64}

@@ -52,7 +52,9 @@ class Signature:
 
     def check(self, operator: str, impl: str, arguments: Mapping[str, Any], gradients: Sequence[Tensor] = ()) -> None:
         """Raise ShapeError or OptionError unless the arguments, and the outputs' gradients, fit."""
-        case = (impl, *map(_kind, arguments.values()), *map(_kind, gradients))
+        case = impl, *[(part.shape, part.dtype, part.device) if isinstance(part, Tensor)
+                       else tuple(part) if isinstance(part, list) else part
+                       for part in (*arguments.values(), *gradients)]  # fmt: skip
         if case in self._right:
             return
         bindings: dict[str, Any] = {**arguments, "impl": impl, "prod": math.prod}
@@ -102,12 +104,6 @@ class Signature:
             allowed = f"({', '.join(text for text, _ in argument.sizes)})"
             cure = f"Here {bound}. Only {' and '.join(self.empty)} may be 0."
             raise ShapeError(name, str(tuple(tensor.shape)), allowed, cure)
-
-
-def _kind(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.shape, value.dtype, value.device
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _argument(text: str) -> _Argument:

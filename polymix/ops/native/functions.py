@@ -1,22 +1,16 @@
-"""What stands behind each address that the C functions take. `library.call` passes nothing else, whoever calls.
+"""What the C functions take: the table of their arguments, by which `library.call` checks each array before C gets it.
 
 C trusts what it is told: of a tensor of another dtype or size it would read, or overwrite, the memory behind it.
 """
 
 from __future__ import annotations
 
-import ctypes
 import re
-from collections.abc import Callable, Mapping, Sequence
-from ctypes import Array, Structure, byref, c_int64, c_void_p
+from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
-
-from polymix.errors import ShapeError
-from polymix.ops.shared.tensors import Linear
 
 _ROWS, _OUT = "tokens x: batch, tokens, dim", "tokens y: batch, tokens, out"
 _MASK, _HEADS, _MOMENTS = "mask? mask: batch, tokens", "floats? p: heads, tokens", (
@@ -83,57 +77,11 @@ FUNCTIONS: Mapping[str, str] = {
 }
 _DTYPES = {"floats": torch.float32, "linear": torch.float32, "taps": torch.float32, "counts": torch.int64,
            "mask": torch.bool}  # of the kinds that do not have the dtype of the call  # fmt: skip
-_STRIDED, _LINEAR = ("tokens", "heads"), ("linear", "map")
-_STRUCTS = (*_STRIDED, *_LINEAR, "taps")
+STRIDED, LINEAR = ("tokens", "heads"), ("linear", "map")
+_STRUCTS = (*STRIDED, *LINEAR, "taps")
 
 
-class Address(ctypes.Structure):
-    """Base of the structs that hold addresses. Each keeps the tensors that it was made of, so that they can be checked.
-
-    Attributes:
-        kinds: the kinds of FUNCTIONS that the struct stands for.
-        tensors: what its addresses point into.
-    """
-
-    kinds: ClassVar[tuple[str, ...]]
-    tensors: tuple[Tensor, ...]
-
-    def fits(self, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
-        """Whether the struct describes an array of this shape and dtype."""
-        raise NotImplementedError
-
-
-def address(x: Tensor, elements: int, dtype: torch.dtype) -> int | None:
-    """The address of x if C finds so many elements of the dtype there, one after the other; otherwise None."""
-    if x.dtype is not dtype or x.numel() != elements or not x.is_cpu or not x.is_contiguous():
-        return None
-    return x.data_ptr() or (None if elements else 0)  # no address: freed, as FSDP frees parameters
-
-
-def strided(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Array[c_int64] | None:
-    """The address of x and its strides but the last, if C finds an array of this shape and dtype there whose channels
-    are contiguous; otherwise None. In memory these are the structs Tokens and Heads.
-    """
-    if x.dtype is not dtype or x.shape != shape or not x.is_cpu:
-        return None
-    *strides, last = x.stride()
-    place = x.data_ptr()
-    if (last != 1 and shape[-1] != 1) or (place == 0 and 0 not in shape):
-        return None
-    return (c_int64 * len(shape))(place, *strides)
-
-
-def linear(layer: Linear, shape: tuple[int, ...], dtype: torch.dtype) -> Array[c_int64] | None:
-    """The addresses of a weight and a bias, 0 without one, and their sizes, if C finds them there; otherwise None. In
-    memory this is the struct Linear.
-    """
-    weight, bias = layer
-    place = address(weight, shape[0] * shape[1], dtype) if weight.shape == shape else None
-    beside = 0 if bias is None else address(bias, shape[0], dtype)
-    return None if place is None or beside is None else (c_int64 * 4)(place, beside, *shape)
-
-
-class _Pointer(NamedTuple):
+class Pointer(NamedTuple):
     """A pointer argument. dtype: None for that of the call."""
 
     position: int
@@ -143,61 +91,21 @@ class _Pointer(NamedTuple):
     optional: bool
 
 
-class _Function(NamedTuple):
+class Function(NamedTuple):
     """The pointers of a function; `sizes` takes its arguments, and returns `bf16` and each array's size, or shape."""
 
-    pointers: tuple[_Pointer, ...]
+    pointers: tuple[Pointer, ...]
     sizes: Callable[..., tuple[Any, ...]]
 
 
-def addresses(function: str, arguments: Sequence[Any]) -> list[Any]:
-    """The arguments of a C function as ctypes takes them: arrays and structs by address.
-
-    Raises:
-        ShapeError: an argument is no array of the dtype and size that C takes it for.
-    """
-    pointers, sizes = _read(function)
-    bf16, *shapes = sizes(*arguments)
-    of_call = torch.bfloat16 if bf16 else torch.float32
-    values = list(arguments)
-    for (position, name, kind, dtype, optional), shape in zip(pointers, shapes, strict=True):
-        value = values[position]
-        if value is None:
-            fits = optional
-        elif isinstance(value, Address):
-            fits = kind in value.kinds and value.fits(shape, dtype or of_call)
-            values[position] = byref(value)
-        elif kind in _STRIDED:
-            values[position] = array = strided(value, shape, dtype or of_call)
-            fits = array is not None
-        elif kind in _LINEAR:
-            values[position] = array = linear(value, shape, dtype or of_call)
-            fits = array is not None
-        else:
-            place = address(value, shape, dtype or of_call)
-            fits = place is not None
-            values[position] = c_void_p(place)
-        if not fits:
-            parts = value.tensors if isinstance(value, Address) else value if kind in _LINEAR else (value,)
-            got = " and ".join(f"{part.dtype} {tuple(part.shape)}" if isinstance(part, Tensor) else str(part)
-                               for part in parts)  # fmt: skip
-            size = shape if isinstance(shape, tuple) else f"{shape} elements"
-            allowed = f"{kind} of {dtype or of_call}, {size}, in the memory of the CPU"
-            cure = "Pass tensors of the dtypes and sizes that the operator documents."
-            raise ShapeError(f"{function}: {name}", got, allowed, cure)
-    if isinstance(values[-1], Structure):
-        values[-1] = byref(values[-1])
-    return values
-
-
 @cache
-def _read(function: str) -> _Function:
+def read(function: str) -> Function:
     """Read an entry of FUNCTIONS."""
     text = FUNCTIONS[function].replace(".out", "[0].shape[0]").replace(".size", "[0].shape[1]")  # of linear maps
     parts = [part.strip() for part in text.split(";")]
     names = [part.partition(":")[0].split()[-1] for part in parts]
     kinds = {i: part.split()[0] for i, part in enumerate(parts) if ":" in part}
-    pointers = tuple(_Pointer(i, names[i], kind.rstrip("?"), _DTYPES.get(kind.rstrip("?")), kind.endswith("?"))
+    pointers = tuple(Pointer(i, names[i], kind.rstrip("?"), _DTYPES.get(kind.rstrip("?")), kind.endswith("?"))
                      for i, kind in kinds.items())  # fmt: skip
 
     def field(name: re.Match[str]) -> str:
@@ -208,4 +116,4 @@ def _read(function: str) -> _Function:
         sizes = [f"({size})" for size in re.sub(identifier, field, parts[i].partition(":")[2]).split(",")]
         shapes.append(f"({', '.join(sizes)})" if pointer.kind in _STRUCTS else " * ".join(sizes))
     bf16 = "bf16" if "bf16" in names else "s.bf16"
-    return _Function(pointers, eval(f"lambda {', '.join(names)}: ({bf16}, {', '.join(shapes)})"))
+    return Function(pointers, eval(f"lambda {', '.join(names)}: ({bf16}, {', '.join(shapes)})"))
