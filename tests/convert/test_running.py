@@ -36,7 +36,7 @@ def test_threads_with_pictures_of_other_sizes_get_their_own_answers(build, part)
     with torch.no_grad():
         alone = [model(picture) for picture in pictures]
     assert not torch.allclose(*alone)
-    meeting = threading.Barrier(2, timeout=30)
+    meeting = threading.Barrier(2, timeout=600)
 
     def meet(*_):
         meeting.wait()  # both have noted their grid
@@ -131,7 +131,7 @@ def test_a_thread_that_merges_maps_again_is_not_overtaken_by_one_that_reads_the_
         value = weight.detach().clone()
         if threading.current_thread().name == "slow":
             merging.set()
-            resume.wait(30)
+            resume.wait(600)
         return {"weight": value}
 
     folded.maps(merge, [weight])
@@ -139,7 +139,7 @@ def test_a_thread_that_merges_maps_again_is_not_overtaken_by_one_that_reads_the_
         weight.mul_(2)
     slow = threading.Thread(name="slow", target=lambda: answers.update(slow=folded.maps(merge, [weight])))
     slow.start()
-    merging.wait(30)
+    assert merging.wait(600)
     answers["fast"] = folded.maps(merge, [weight])
     resume.set()
     slow.join()

@@ -85,7 +85,7 @@ def serve():
         server.server_close()
 
 
-def wait(page, condition, seconds=120):
+def wait(page, condition, seconds=600):
     end = time.monotonic() + seconds
     while not page.evaluate(f"Boolean({condition})"):
         assert time.monotonic() < end, page.evaluate("document.body.innerText")

@@ -61,7 +61,7 @@ def test_a_failing_compiler_is_named_and_leaves_no_files(tmp_path, monkeypatch, 
     """For any output in any encoding."""
     monkeypatch.setenv("CC", str(compiler(tmp_path, body)))
     monkeypatch.setattr(compile.shutil, "which", lambda name: None)
-    monkeypatch.setattr(compile, "COMPILER_SECONDS", 0.2 if "sleep" in body else 60)
+    monkeypatch.setattr(compile, "COMPILER_SECONDS", 0.2 if "sleep" in body else 600)
     with pytest.raises(compile.CompileError, match=f"a compiler.*{words}"):
         compile.build(tmp_path / "libraries")
     assert not list((tmp_path / "libraries").iterdir())
