@@ -142,6 +142,13 @@ def _probe(part: Path) -> int | None:
     return None
 
 
+def check_room(folder: Path) -> None:
+    """Raise an OSError of a folder whose disk takes no more, for a library that does not say that its files are cut."""
+    number = _probe(folder)
+    if number is not None:
+        raise OSError(number, os.strerror(number), str(folder))
+
+
 def remove_unfinished(folder: Path) -> None:
     """Delete what was begun below a folder when its process was killed. Nobody may be writing there."""
     for part in [*folder.rglob(f".*{PART}")]:

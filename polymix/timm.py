@@ -67,22 +67,29 @@ class StochasticDepth:
     timm's EfficientViT has no option for it.
     """
 
-    def __init__(self, rate: float) -> None:
-        self.rate = rate
+    def __init__(self, drop_prob: float) -> None:
+        self.drop_prob = drop_prob
 
     def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         if not module.training:
             return output
-        kept = torch.rand(len(output), *(1,) * (output.ndim - 1), device=output.device) >= self.rate
-        return output * kept / (1 - self.rate)
+        kept = torch.rand(len(output), *(1,) * (output.ndim - 1), device=output.device) >= self.drop_prob
+        return output * kept / (1 - self.drop_prob)
 
 
 def _drop_branches(model: nn.Module, rate: float) -> None:
-    """Stochastic depth in an EfficientViT: branch i of n is dropped at rate · i / n, as by its authors' code."""
-    kind = load_library("timm.models.efficientvit_mit").ResidualBlock
-    branches: list[Any] = [part for part in model.modules() if isinstance(part, kind) and part.shortcut is not None]
+    """Stochastic depth in the stages of an EfficientViT: branch i of n at rate · i / n, as by its authors' code."""
+    kind, stages = load_library("timm.models.efficientvit_mit").ResidualBlock, model.get_submodule("stages")
+    branches: list[Any] = [part for part in stages.modules() if isinstance(part, kind) and part.shortcut is not None]
     for place, block in enumerate(branches, 1):
         block.main.register_forward_hook(StochasticDepth(rate * place / len(branches)))
+
+
+def dropping(model: nn.Module) -> list[Any]:
+    """What drops branches of a model of `create`: timm's modules and our hooks, each with its rate as `drop_prob`."""
+    hooks = [hook for part in model.modules() for hook in part._forward_hooks.values()]
+    modules = [part for part in model.modules() if type(part).__name__ == "DropPath"]
+    return [*modules, *(hook for hook in hooks if isinstance(hook, StochasticDepth))]
 
 
 def create(

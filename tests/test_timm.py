@@ -122,9 +122,9 @@ def test_models_take_the_parts_of_timms_train_and_validate_scripts(name, sizes, 
 def test_the_rate_of_dropped_branches_rises_from_the_first_branch_to_the_last():
     model = timm.create_model("efficientvit_b0", **TINY)
     expected = sum(isinstance(m, timm.models.efficientvit_mit.ResidualBlock) and m.shortcut is not None
-                   for m in model.modules())  # fmt: skip
+                   for m in model.stages.modules())  # fmt: skip
     model = timm.create_model("qt_vit_b0", drop_path_rate=0.3, **TINY)
-    hooks = [hook.rate for m in model.modules() for hook in m._forward_hooks.values()
+    hooks = [hook.drop_prob for m in model.modules() for hook in m._forward_hooks.values()
              if isinstance(hook, ours.StochasticDepth)]  # fmt: skip
     assert hooks == pytest.approx([0.3 * place / expected for place in range(1, expected + 1)])
     module, output = torch.nn.Identity(), torch.ones(2000, 1, 1, 1)

@@ -50,8 +50,8 @@ def train_in_memory(
 ) -> Fitted:  # fmt: skip
     """Train a model by `task.recipe` in the loop of `polymix train`, and keep it in memory.
 
-    The recipe's seed decides weights, the order of the data and dropout. With `evaluate_every` as large as `steps`
-    nothing is measured before the end.
+    The recipe's seed decides weights, the order of the data and dropout. With `evaluate_every` None nothing
+    is measured before the end.
 
     Args:
         data: None: what `task.load` returns. build: makes the model; None: `task.build`.

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from polymix.errors import OptionError, reason_of
 from polymix.extras import check_installed
-from polymix.files import write_whole, writing
+from polymix.files import check_room, write_whole, writing
 from polymix.train.recipe import Recipe
 
 FOLDER = "logs"  # in the run's folder
@@ -37,7 +37,7 @@ def check_logger(recipe: Recipe) -> None:
 def logging_to(recipe: Recipe, out: Path, done: int, rows: Sequence[Mapping[str, Any]]) -> Iterator[Logger | None]:
     """The logger that a recipe names, or None, for a `with` statement, at whose end it is whole.
 
-    It writes to `logs` in the folder `out`. What wandb's own process cannot write it leaves out, and the run goes on.
+    It writes to `logs` in the folder `out`.
 
     Args:
         done: the step from which a run continues; what TensorBoard has of later steps is hidden.
@@ -131,7 +131,10 @@ def _raised_once() -> Iterator[None]:
 
 @contextmanager
 def _wandb(folder: Path, name: str, done: int, options: Mapping[str, str]) -> Iterator[Logger]:
-    """A run of wandb: a new one, or where a training continues the one that it began with."""
+    """A run of wandb: a new one, or where a training continues the one that it began with.
+
+    Its own process writes, and on a full disk leaves rows out without a word to this one; so the disk is asked.
+    """
     import wandb
 
     path = folder / _ID
@@ -155,6 +158,7 @@ def _wandb(folder: Path, name: str, done: int, options: Mapping[str, str]) -> It
     def logger(step: int, numbers: Mapping[str, float]) -> None:
         with refusal():
             run.log({**numbers, "step": step}, step=step)
+        check_room(folder)
 
     status = 1
     try:
@@ -163,3 +167,4 @@ def _wandb(folder: Path, name: str, done: int, options: Mapping[str, str]) -> It
     finally:  # or the next run of this process, such as the control's, would go on with this one
         with refusal():
             run.finish(exit_code=status)
+    check_room(folder)

@@ -182,7 +182,10 @@ def fit(
                 place.scaler.scale(value / shares).backward()
             loss += value.detach() / slices.total
         place.scaler.unscale_(optimizer)
-        norm: Any = nn.utils.clip_grad_norm_(model.parameters(), math.inf if recipe.clip is None else recipe.clip)
+        bound = recipe.clip if recipe.clip_by == "norm" and recipe.clip is not None else math.inf
+        norm: Any = nn.utils.clip_grad_norm_(model.parameters(), bound)
+        if recipe.clip_by == "value" and recipe.clip is not None:
+            nn.utils.clip_grad_value_(model.parameters(), recipe.clip)
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         if not attempt:
             numbers.update(loss=place.total(loss).item(), gradient_norm=norm.item())
@@ -194,6 +197,7 @@ def fit(
 
     while step < recipe.steps:
         model.train()
+        task.advance(model, step)
         parts = []
         for which in slices.mine:
             batch = place.move(next(batches))
@@ -223,7 +227,7 @@ def fit(
             watch.journal({"step": step, **numbers, "epoch": epoch, f"{task.unit}_per_second": rounded})
             seen = 0.0
             clock.restart()
-        due = step % recipe.evaluate_every == 0 or at_end
+        due = step % recipe.steps_between_evaluations == 0 or at_end
         if due or task.shown_at(step):
             prepared()
         if due:

@@ -52,7 +52,9 @@ Decay = Annotated[
     Field(description="what decays: all but vectors and what a mixer exempts; all but the weights of norms; or all"),
 ]
 Betas = Annotated[tuple[Share, Share], Field(description="of AdamW")]
-Clip = Annotated[Positive | None, Field(description="largest norm of the gradient; None: it is not clipped")]
+Clip = Annotated[
+    Positive | None, Field(description="bound of the gradient, as `clip_by` says; None: it is not clipped")
+]
 Ema = Annotated[Share, Field(description="decay of averaged weights, which are then evaluated and saved; 0: none")]
 EmaRise = Annotated[
     Literal["steps", "half_steps", "exponential", "none"],
@@ -75,7 +77,13 @@ HostInit = Annotated[
 ]
 Mixer = Annotated[str, Field(min_length=1, description="mixer of every block, such as padre:degree=3")]
 Every = Annotated[Count, Field(description="in steps")]
-EvaluateEvery = Annotated[Count, Field(description="steps between two evaluations")]
+EvaluateEvery = Annotated[
+    Count | None,
+    Field(
+        description="steps between two evaluations; a run shorter than that has as many as one of the default steps;"
+        " None: one, at the end"
+    ),
+]
 CheckpointEvery = Annotated[Count, Field(description="steps between two checkpoints")]
 LogEvery = Annotated[Count, Field(description="steps between two rows of metrics.jsonl; at most a tenth of them all")]
 Layers = Annotated[
@@ -130,6 +138,9 @@ class Recipe(BaseModel):
     decay: Decay = "matrices"
     betas: Betas = (0.9, 0.95)
     clip: Clip = 1.0
+    clip_by: Literal["norm", "value"] = Field(
+        "norm", description="clip the norm of the whole gradient, or each number in it"
+    )
     ema: Ema = 0.0
     ema_rise: EmaRise = "steps"
     ema_buffers: bool = Field(False, description="average the statistics of batch norms too; False: take the last")
@@ -249,6 +260,14 @@ class Recipe(BaseModel):
     def steps_between_rows(self) -> int:
         """`log_every`, or a tenth of the steps in a run so short that it would have fewer than ten rows."""
         return min(self.log_every, max(1, self.steps // 10))
+
+    @property
+    def steps_between_evaluations(self) -> int:
+        """`evaluate_every`, or in a run that is shorter than that the same share of its steps as by default."""
+        steps, every = (type(self).model_fields[name].default for name in ("steps", "evaluate_every"))
+        if self.evaluate_every is None or every is None:
+            return self.steps
+        return self.evaluate_every if self.evaluate_every <= self.steps else math.ceil(self.steps * every / steps)
 
     @property
     def part_size(self) -> int:

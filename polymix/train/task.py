@@ -156,6 +156,9 @@ class Task(ABC, Generic[R, D]):
 
     # How it learns
 
+    def advance(self, model: nn.Module, step: int) -> None:
+        """Called before each training step with the number of those that are done: what changes in training."""
+
     def augmented(self, batch: Any) -> Any:
         """A training batch on its device, once a step, before its loss is computed: once or, if SAM learns, twice."""
         return batch

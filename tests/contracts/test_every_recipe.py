@@ -1,6 +1,7 @@
 """What every domain's recipe promises: options that say what they are, presets that are whole, other data."""
 
 import json
+import math
 import re
 
 import pytest
@@ -31,6 +32,16 @@ def test_other_data_leave_behind_what_fits_the_training_s_alone(domain):
     before = kind(data="mine", steps=3).after({"data": "other"})
     assert (before.data, before.source, before.steps) == ("other", "other", 3)
     assert all(getattr(before, name) == defaults[name] for name in kind.fits_source)
+
+
+@pytest.mark.parametrize("domain", OWN)
+def test_a_shorter_run_is_measured_as_often_as_one_of_the_default_steps(domain):
+    recipe = recipe_class(domain)()
+    often = math.ceil(recipe.steps / recipe.steps_between_evaluations)
+    for steps in (recipe.evaluate_every - 1, 40, 1):
+        short = recipe.changed(steps=steps)
+        assert steps / often <= short.steps_between_evaluations < steps / often + 1
+    assert recipe.changed(evaluate_every=None).steps_between_evaluations == recipe.steps
 
 
 @pytest.mark.parametrize("domain", OWN)

@@ -157,6 +157,26 @@ def test_averages_rise_as_deit_and_efficientvit_have_it():
         assert average.module.running_mean.item() == pytest.approx(1 - expected, rel=1e-3)
 
 
+def test_gradients_are_clipped_by_their_norm_or_number_by_number(monkeypatch):
+    """EfficientViT's trainer calls clip_grad_value_: each number is bounded, whatever the others are."""
+    assert said("efficientvit", "clip", "clip_by") == {"clip": 2.0, "clip_by": "value"}
+    assert said("deit", "clip_by") == {"clip_by": "norm"}
+    (task, _, images), bound, seen = host(), 1e-3, []
+    own = torch.optim.AdamW.step
+
+    def step(optimizer, closure):
+        value = own(optimizer, closure)
+        seen.append(torch.cat([p.grad.flatten() for group in optimizer.param_groups for p in group["params"]]))
+        return value
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)
+    for clip, how in ((None, "norm"), (bound, "value"), (bound, "norm")):
+        train_in_memory(ClassifyTask(task.recipe.changed(steps=1, clip=clip, clip_by=how)), images)
+    whole, numbers, norm = seen
+    assert torch.equal(numbers, whole.clamp(-bound, bound)) and (whole.abs() > bound).any()
+    torch.testing.assert_close(norm, whole * bound / whole.norm(), rtol=1e-4, atol=0)
+
+
 def test_efficientvit_starts_and_is_tested_as_published():
     """efficientvit_cls_model.py: trunc_normal@0.02; efficientvit_b1.yaml: test_crop_ratio 0.95."""
     recipe = ClassifyRecipe().preset("efficientvit")

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from polymix.compat import cure_torchvision
+from polymix.domains.classify.recipe import ClassifyRecipe
+from polymix.domains.classify.task import ClassifyTask
 from polymix.domains.segment import hosts
 from polymix.domains.segment.recipe import SegmentRecipe
 from tests.helpers import GOLDEN, close, published_host
@@ -14,6 +16,7 @@ cure_torchvision()
 timm = pytest.importorskip("timm", reason="untested: EfficientViT")
 
 PARTS, OPTIONS = published_host("efficientvit")
+PUBLISHED = json.loads((GOLDEN / "hosts" / "efficientvit.json").read_text("utf-8"))
 SIZES = {name: tuple(OPTIONS[name]) for name in ("widths", "depths")} | {"head_dim": OPTIONS["head_dim"]}
 
 
@@ -63,10 +66,26 @@ def test_the_segmenter_is_the_published_network(monkeypatch, data, widen):
 
 
 def test_branches_are_dropped_at_the_published_rates():
+    """Those of the stages; the stem's is never dropped."""
     import polymix.timm as ours
 
-    rates = json.loads((GOLDEN / "hosts" / "efficientvit.json").read_text())["drop_path_of_b1"]
+    rates = PUBLISHED["drop_path_of_b1"]
     with torch.device("meta"):
         model = ours.create("keep", "efficientvit_b1", drop_path_rate=0.05)
-    hooks = [hook.rate for part in model.modules() for hook in part._forward_hooks.values()]
+    hooks = [hook.drop_prob for part in model.modules() for hook in part._forward_hooks.values()]
     assert hooks == pytest.approx(rates)
+
+
+def test_the_rates_rise_from_nothing_after_the_warm_up_as_published():
+    """RunConfig.progress of the authors' code, with which each rate is multiplied."""
+    import polymix.timm as ours
+
+    recipe = ClassifyRecipe().preset("efficientvit").changed(steps=320)
+    task = ClassifyTask(recipe)
+    with torch.device("meta"):
+        model = ours.create("keep", "efficientvit_b1", drop_path_rate=recipe.drop_path)
+    drops = ours.dropping(model)
+    for step, share in PUBLISHED["progress_after_epochs"].items():
+        task.advance(model, int(step))
+        rates = [share * rate for rate in PUBLISHED["drop_path_of_b1"]]
+        assert [drop.drop_prob for drop in drops] == pytest.approx(rates)

@@ -1,6 +1,7 @@
 """Loggers of `polymix train`: every row of metrics.jsonl, once, also where a run is continued."""
 
 import csv
+import errno
 import json
 import sys
 from types import SimpleNamespace
@@ -175,6 +176,25 @@ def test_what_wandb_refuses_is_one_line_and_a_run_that_fails_says_so(tmp_path, r
     monkeypatch.setattr(sys.modules["wandb"], "init", lambda **options: runs[-1].log({}, 0))
     with pytest.raises(OptionError, match=r"`logger`.*the run has finished.*wandb login"):
         train(recipe, tmp_path / "out")
+
+
+@pytest.mark.parametrize("when", ["a row", "the end"])
+def test_a_disk_that_is_full_for_wandb_is_one_line_and_the_journal_is_whole(tmp_path, runs, monkeypatch, when):
+    """wandb's `log` and `finish` return as ever: its own process writes, and tells its log file alone."""
+    recipe = ClassifyRecipe(logger="wandb", **TINY)
+    asked, refused = [], 3 if when == "a row" else 9
+
+    def probe(folder):
+        asked.append(folder)
+        return errno.ENOSPC if len(asked) == refused else None
+
+    monkeypatch.setattr("polymix.files._probe", probe)
+    with pytest.raises(OSError, match="No space left") as info:
+        train(recipe, tmp_path)
+    assert info.value.filename == str(tmp_path / "logs") and set(asked) == {tmp_path / "logs"}
+    journal = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert journal == [1, 2, 3, 3, 4, 5, 6, 6][: refused if when == "a row" else None]
+    assert runs[0].ends == [1 if when == "a row" else 0]
 
 
 @pytest.mark.parametrize("logger", ["tensorboard", "wandb"])

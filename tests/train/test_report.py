@@ -85,6 +85,18 @@ def test_a_short_run_has_a_curve_too(tmp_path, steps, rows):
     assert recipe.changed(steps=5000).steps_between_rows == 50
 
 
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [({}, [2, 4, 6, 8, 10, 12, 14]), ({"evaluate_every": None}, [14]), ({"evaluate_every": 5}, [5, 10, 14])],
+)
+def test_a_short_run_is_measured_on_its_way_too(tmp_path, options, steps):
+    """It used to be measured at its end alone: a point in the report in place of a curve."""
+    recipe = ClassifyRecipe.tiny().changed(**{"steps": 14, "evaluate_every": 100, "control": False, **options})
+    running.train(recipe, tmp_path)
+    evaluations = json.loads((tmp_path / "results.json").read_text())["evaluations"]
+    assert [row["step"] for row in evaluations] == steps
+
+
 def test_a_run_is_finished_when_its_control_is_and_its_model_can_be_used_before(tmp_path, monkeypatch):
     def state():
         content = json.loads((tmp_path / "results.json").read_text())

@@ -33,9 +33,9 @@ RESNET50: Mapping[str, Any] = {
 EFFICIENTVIT: Mapping[str, Any] = {
     "host": "efficientvit_b1", "mixer": "qt", "image_size": 224, "epochs": 320.0, "batch_size": 1024,
     "optimizer": "adamw", "learning_rate": 2.5e-4, "learning_rate_for": 128, "weight_decay": 0.1, "decay": "matrices",
-    "betas": (0.9, 0.999), "clip": 2.0, "warmup": 20 / 320, "schedule": "cosine", "final": 0.0,
+    "betas": (0.9, 0.999), "clip": 2.0, "clip_by": "value", "warmup": 20 / 320, "schedule": "cosine", "final": 0.0,
     "label_smoothing": 0.1, "loss": "bce", "augment": True, "auto_augment": "rand-m3-n1", "mixup": 0.1, "cutmix": 0.1,
-    "switch": 0.5, "sizes": (128, 160, 192, 224), "drop_path": 0.05, "ema": 0.9998,
+    "switch": 0.5, "sizes": (128, 160, 192, 224), "drop_path": 0.05, "drop_path_rises": True, "ema": 0.9998,
     "ema_rise": "exponential", "ema_buffers": True, "norm_images": 16_000, "keep": "last", "host_init": "published",
     "cosine_from": "warmup", "crop": 0.95, "interpolation": "bicubic",
     "evaluate_every": 1251, "checkpoint_every": 1251, "log_every": 50,

@@ -28,7 +28,6 @@ from polymix.train.recipe import (
 
 KEEP = "keep"
 DIGITS = "digits"  # as --data of a comparison
-ONCE = 2**31 - 1  # as evaluate_every: after the last step alone
 SCENE = 16  # pixels a side of the digit scenes
 OWN = ("patch_size", "dim", "depth", "heads", "mlp_ratio", "class_token")  # of our model, which a host of timm has not
 C = TypeVar("C", bound="ClassifyRecipe")
@@ -78,6 +77,7 @@ class ClassifyRecipe(Recipe):
     match_parameters: bool = Field(False, description="size the mixer so that it has as many parameters as attention")
     host_init: HostInit = "own"
     drop_path: Share = Field(0.0, description="highest rate at which the host's residual branches are dropped")
+    drop_path_rises: bool = Field(False, description="raise the rates from 0 after the warm-up to their own at the end")
     optimizer: Literal["adamw", "sgd"] = Field("adamw", description="sgd: with Nesterov's momentum")
     momentum: Share = Field(0.9, description="of sgd")
     learning_rate_for: Count | None = Field(
@@ -141,6 +141,7 @@ class ClassifyRecipe(Recipe):
             ("host_init", self.host is None and self.host_init != "own", without, "host=efficientvit_b1"),
             ("sizes", self.host is None and self.sizes is not None, without, "host=efficientvit_b1"),
             ("drop_path", self.host is None and self.drop_path > 0, without, "host=deit_tiny_patch16_224"),
+            ("drop_path_rises", self.drop_path_rises and not self.drop_path, "drop_path=0", "drop_path=0.05"),
             ("host_depth", self.host is None and self.host_depth is not None, without, "depth"),
             ("norm_images", self.host is None and self.norm_images > 0, without, "host=efficientvit_b1"),
         ):
@@ -158,7 +159,7 @@ class ClassifyRecipe(Recipe):
     @classmethod
     def for_comparison(cls, data: str | None, options: Mapping[str, Any], quick: bool) -> dict[str, Any]:
         """A small transformer of three blocks, on scenes of digits, the digits ("digits") or a folder; tested once."""
-        chosen: dict[str, Any] = {"evaluate_every": ONCE, "data": None if data == DIGITS else data, "image_size": 32}
+        chosen: dict[str, Any] = {"evaluate_every": None, "data": None if data == DIGITS else data, "image_size": 32}
         if options.get("host") is None:
             chosen |= {"dim": 64, "depth": 3, "heads": 4, "mlp_ratio": 2.0, "patch_size": 2 if data == DIGITS else 4}
         epochs = 8 if quick else 30

@@ -59,6 +59,7 @@ class ClassifyTask(Task[ClassifyRecipe, ImageData]):
         self.erase: Any = None
         self.mix: Any = None
         self.binary: Any = None
+        self.drops: tuple[nn.Module | None, list[tuple[Any, float]]] = (None, [])  # of the present model, at full rate
 
     # Before anything is computed
 
@@ -169,6 +170,20 @@ class ClassifyTask(Task[ClassifyRecipe, ImageData]):
         return VisionTransformer(self._mixers(), **words), torch.randn(1, data.channels, *size, **options)
 
     # How it learns
+
+    def advance(self, model: nn.Module, step: int) -> None:
+        """Set the rates of dropped branches, where they rise."""
+        recipe = self.recipe
+        if not recipe.drop_path_rises:
+            return
+        if self.drops[0] is not model:
+            from polymix.timm import dropping
+
+            self.drops = (model, [(part, part.drop_prob) for part in dropping(model)])
+        rising = round(recipe.warmup * recipe.steps)
+        share = max(0, step - rising) / (recipe.steps - rising)
+        for part, rate in self.drops[1]:
+            part.drop_prob = rate * share
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         images, labels = batch

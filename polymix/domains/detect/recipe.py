@@ -38,7 +38,8 @@ class DetectRecipe(PicturesRecipe):
     task: ClassVar[str] = "polymix.domains.detect.task:DetectTask"
     takes_plan: ClassVar[bool] = True
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "tiny": {"steps": 4, "scenes": 16, "test_scenes": 8, "batch_size": 8, "dim": 16, "depth": 1},
+        "tiny": {"steps": 4, "evaluate_every": 4, "scenes": 16, "test_scenes": 8, "batch_size": 8, "dim": 16,
+                 "depth": 1},
         # Carion et al. 2020, section 4 and appendix A.4, as PADRe trains it (section 4.2).
         "paper": {
             "host": "detr", "image_size": 1344, "batch_size": 16, "epochs": 300.0, "learning_rate": 1e-4,

@@ -39,7 +39,8 @@ class HandwritingRecipe(Recipe):
     fits_source: ClassVar[tuple[str, ...]] = ("layout", "lists")
     reading: ClassVar[tuple[str, ...]] = ("err",)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "tiny": {"dim": 32, "depth": 2, "steps": 4, "batch_size": 8, "synthetic_train": 32, "synthetic_test": 8},
+        "tiny": {"dim": 32, "depth": 2, "steps": 4, "evaluate_every": 4, "batch_size": 8, "synthetic_train": 32,
+                 "synthetic_test": 8},
         "paper": {
             "height": 64, "width": 512, "dim": 768, "depth": 4, "heads": 6, "mlp_ratio": 4.0, "mask_ratio": 0.4,
             "span": 8, "positions": "grid", "host_init": "published",

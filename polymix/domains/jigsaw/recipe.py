@@ -32,7 +32,16 @@ class JigsawRecipe(Recipe):
     task: ClassVar[str] = "polymix.domains.jigsaw.task:JigsawTask"
     takes_plan: ClassVar[bool] = True
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "tiny": {"steps": 4, "dim": 16, "depth": 1, "pieces": 2, "piece_size": 4, "batch_size": 8, "test_puzzles": 16},
+        "tiny": {
+            "steps": 4,
+            "evaluate_every": 4,
+            "dim": 16,
+            "depth": 1,
+            "pieces": 2,
+            "piece_size": 4,
+            "batch_size": 8,
+            "test_puzzles": 16,
+        },
     }
 
     batch_size: BatchSize = 64
