@@ -1,16 +1,18 @@
-import base64
+import functools
+import gc
 import os
 import signal
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
 
+from polymix import cli
 from polymix.compat import cure_torchvision
 from polymix.ops.dispatch import MIN_TOKENS
 from polymix.ops.shared.blocks import fast_types
+from tests.helpers import save_blank
 
 # Workers, the interpreters that tests start and the slow suite use what the first one has compiled and rewritten.
 sys.dont_write_bytecode = False
@@ -24,12 +26,36 @@ settings.register_profile("polymix", deadline=None, derandomize=True, max_exampl
 settings.load_profile("polymix")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Rubbish is not looked for among what collecting makes and keeps: a million objects, a second each time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 @pytest.fixture(autouse=True)
 def _blocks_for_few_tokens(monkeypatch):
     """The blocked forms run in every test that records no gradients, and C kernels in graphs, however few the tokens."""
     monkeypatch.setattr("polymix.ops.dispatch.MIN_TOKENS", dict.fromkeys(MIN_TOKENS, 0))
     monkeypatch.setattr("polymix.ops.dispatch.MIN_TOKENS_TO_TRAIN", {})
     monkeypatch.setattr("polymix.ops.dispatch.MIN_TOKENS_IN_A_GRAPH", {})
+
+
+@functools.cache
+def _commands(app=cli._app):
+    """The command line, built once in a worker: `main` builds all verbs in each call, which takes more than a refusal."""
+    import typer.main
+
+    return typer.main.get_command(app())
+
+
+@pytest.fixture(autouse=True)
+def _commands_are_built_once(monkeypatch):
+    monkeypatch.setattr(cli, "_app", _commands)
 
 
 @pytest.fixture(autouse=True)
@@ -42,22 +68,10 @@ def _start():
         torch.default_generator.manual_seed(0)
 
 
-PIXEL = base64.b64decode(
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
-)
-
-
 @pytest.fixture
 def blank_pictures(monkeypatch):
     """Figures are saved without being drawn, which takes most of a small training: for tests that look at no picture."""
-
-    def save(figure, file, **options):
-        if hasattr(file, "write"):
-            file.write("<svg ></svg>")
-        else:
-            Path(file).write_bytes(PIXEL)
-
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", save)
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", save_blank)
 
 
 @pytest.fixture

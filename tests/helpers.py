@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 
@@ -133,6 +134,19 @@ def pom_from_matrices(mixer, x, context=None, grid=None, **see):
         x, context_, may, **mixer.matrices(n, dtype=torch.float64), activation=config.activation, gate=config.gate,
         reduction=config.reduction, **rotations,
     )  # fmt: skip
+
+
+PIXEL = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+
+
+def save_blank(figure, file, **options):
+    """In place of matplotlib's Figure.savefig."""
+    if hasattr(file, "write"):
+        file.write("<svg ></svg>")
+    else:
+        Path(file).write_bytes(PIXEL)
 
 
 class Golden:

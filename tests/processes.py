@@ -1,11 +1,75 @@
-"""Several processes at once, as torchrun starts them."""
+"""Processes that tests start: each is a fork of a server that has imported what they need and runs no other thread.
+
+A fork of the worker itself would have its threads' locks without the threads, and could wait for one for ever.
+"""
+
+import multiprocessing
+import os
+import sys
+from multiprocessing import forkserver
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).parents[1]
+
+IMPORTED = ["tests.attacks.test_full_disk", "tests.contracts.test_every_task", "tests.train.test_elastic"]
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(IMPORTED)
 
 
-def statuses(processes, seconds):
-    """The exit statuses of processes that start together; one that takes longer is killed."""
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(seconds)
-        process.kill()
+def _start(place, environment, function, arguments, options):
+    os.chdir(place)
+    os.environ.clear()
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    function(*arguments, **options)
+
+
+def fork(function, *arguments, **options):
+    """A process that will call a function, in this folder and environment. The function has a name in its module."""
+    place = os.getcwd()
+    os.chdir(ROOT)  # where the server, if it is the first process, finds what it imports
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.chdir(place)
+    return FORKS.Process(target=_start, args=(place, dict(os.environ), function, arguments, options))
+
+
+def statuses(processes):
+    """The exit statuses of processes that run at once."""
+    try:
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+    finally:  # also where pytest ends a test that hangs
+        for process in processes:
+            process.kill()
     return [process.exitcode for process in processes]
+
+
+def _say(writer, function, arguments):
+    os.dup2(writer.fileno(), 2)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
+    try:
+        function(*arguments)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        sys.stderr.write(f"raw {type(error).__name__}: {error}\n"[:4000])
+        sys.exit(99)
+
+
+def said(function, *arguments):
+    """The exit status of a process that calls a function, and what it wrote to standard error."""
+    reader, writer = FORKS.Pipe(duplex=False)
+    process = fork(_say, writer, function, arguments)
+    process.start()
+    writer.close()
+    with os.fdopen(os.dup(reader.fileno())) as file:
+        text = file.read()
+    process.join()
+    return process.exitcode, text

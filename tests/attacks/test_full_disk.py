@@ -8,7 +8,6 @@ import errno
 import json
 import os
 import resource
-import sys
 from pathlib import Path
 
 import numpy
@@ -27,35 +26,27 @@ from polymix.train.registry import OWN
 from polymix.train.report import Journal
 from tests.attacks.command import TEXT, tree
 from tests.attacks.test_lock import VERBS
+from tests.processes import said
 
 REASON = os.strerror(errno.EFBIG)
 BIG = torch.arange(100_000.0)
 
 
-def limited(function, size):
-    """Call a function in a fork whose files may have `size` bytes; its status, and what it wrote to standard error."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if not pid:
-        status = 99
-        try:
-            os.dup2(writer, 2)
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-            resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-            function()
-            status = 0
-        except SystemExit as stop:
-            status = int(stop.code or 0)
-        except BaseException as error:
-            os.write(2, f"raw {type(error).__name__}: {error}\n".encode()[:4000])
-        finally:
-            sys.stderr.flush()
-            os._exit(status)
-    os.close(writer)
-    with os.fdopen(reader) as file:
-        said = file.read()
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said
+def _limited(size, function, *arguments):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    function(*arguments)
+
+
+def limited(size, function, *arguments):
+    """Call a function in a process whose files may have `size` bytes; its status, and what it wrote to standard error."""
+    return said(_limited, size, function, *arguments)
+
+
+def refused(place, function, *arguments):
+    """For a process whose disk is full: a function fails, and its error names the place."""
+    with pytest.raises(OSError) as info:
+        function(*arguments)
+    assert (info.value.errno, info.value.filename) == (errno.EFBIG, str(place)), info.value
 
 
 def is_one_line(outcome, place):
@@ -93,47 +84,45 @@ WRITERS = {
 FIGURES = {"pages": save, "drawing": lambda figure, path: save_figure(path, figure)}
 
 
+def write(writer, path):
+    write_whole(path, WRITERS[writer])
+
+
 @pytest.mark.parametrize("writer", WRITERS)
 def test_whatever_writes_the_error_is_of_the_disk(writer, tmp_path):
-    def attempt():
-        with pytest.raises(OSError) as info:
-            write_whole(tmp_path / "file", WRITERS[writer])
-        assert (info.value.errno, info.value.filename) == (errno.EFBIG, str(tmp_path / "file")), info.value
-
-    assert limited(attempt, 9000) == (0, "")
+    assert limited(9000, refused, tmp_path / "file", write, writer, tmp_path / "file") == (0, "")
     assert not [*tmp_path.iterdir()]
-    write_whole(tmp_path / "file", WRITERS[writer])
+    write(writer, tmp_path / "file")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def draw(kind, path):
+    figure = Figure(figsize=(9, 9))
+    figure.subplots().imshow(numpy.random.default_rng(0).random((90, 90)))
+    FIGURES[kind](figure, path)
 
 
 @pytest.mark.parametrize("kind", FIGURES)
 def test_a_picture_that_does_not_fit_is_named(kind, tmp_path):
-    figure = Figure(figsize=(9, 9))
-    figure.subplots().imshow(numpy.random.default_rng(0).random((90, 90)))
-    FIGURES[kind](figure, tmp_path / "warm.png")
-
-    def attempt():
-        with pytest.raises(OSError) as info:
-            FIGURES[kind](figure, tmp_path / "new.png")
-        assert (info.value.errno, info.value.filename) == (errno.EFBIG, str(tmp_path / "new.png")), info.value
-
-    assert limited(attempt, 9000) == (0, "")
+    draw(kind, tmp_path / "warm.png")
+    assert limited(9000, refused, tmp_path / "new.png", draw, kind, tmp_path / "new.png") == (0, "")
     assert [path.name for path in tmp_path.iterdir()] == ["warm.png"]
 
 
-def test_folders_of_files_and_made_data_too(tmp_path):
-    def attempt(write, place):
-        with pytest.raises(OSError) as info:
-            write()
-        assert (info.value.errno, info.value.filename) == (errno.EFBIG, str(place)), info.value
+def write_tokenizer(folder):
+    write_files(folder, _tokenizer)
 
-    _tokenizer(tmp_path / "warm")  # its libraries are loaded
+
+def write_made(folder):
+    cached(folder, "a", {}, lambda part: numpy.save(part / "x.npy", BIG))
+
+
+def test_folders_of_files_and_made_data_too(tmp_path):
     made = cached(tmp_path / "other", "a", {}, lambda part: None).name
-    for write, place in (
-        (lambda: write_files(tmp_path / "new", _tokenizer), tmp_path / "new"),
-        (lambda: cached(tmp_path, "a", {}, lambda part: numpy.save(part / "x.npy", BIG)), tmp_path / made),
-    ):
-        assert limited(lambda write=write, place=place: attempt(write, place), 5000) == (0, "")
+    for place, function, folder in (
+        (tmp_path / "new", write_tokenizer, tmp_path / "new"), (tmp_path / made, write_made, tmp_path),
+    ):  # fmt: skip
+        assert limited(5000, refused, place, function, folder) == (0, "")
         assert not place.exists() or not [*place.iterdir()]
 
 
@@ -150,15 +139,11 @@ def test_a_mistake_of_the_writer_is_no_full_disk(tmp_path):
 
 
 def test_a_row_of_the_journal_stands_whole_or_not_at_all(tmp_path):
-    journal = Journal(tmp_path / "metrics.jsonl", 0, lambda text: None, writes=True)
+    journal = Journal(tmp_path / "metrics.jsonl", 0, print, writes=True)
     assert not [*tmp_path.iterdir()], "no empty file"
     journal({"step": 1, "loss": 2.0})
 
-    def attempt():
-        with pytest.raises(OSError, match=REASON):
-            journal({"step": 2, "samples": "x" * 9000})
-
-    assert limited(attempt, 5000) == (0, "")
+    assert limited(5000, refused, journal.path, journal, {"step": 2, "samples": "x" * 9000}) == (0, "")
     assert journal.rows() == [{"step": 1, "loss": 2.0}] and (tmp_path / "metrics.jsonl").read_text().count("\n") == 1
 
 
@@ -172,7 +157,7 @@ def check_command(arguments, out, sizes):
     """At each size: one line, and nothing half under its final name."""
     wrong = []
     for size in sizes:
-        outcome = limited(lambda: main([str(word) for word in arguments]), size)
+        outcome = limited(size, main, [str(word) for word in arguments])
         if outcome[0] and not is_one_line(outcome, out):
             wrong.append((size, outcome))
         for name, content in tree(out.parent).items():

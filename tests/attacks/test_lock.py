@@ -1,7 +1,6 @@
 """One process writes a folder: another one is refused in a line, whatever the verb, and leaves everything as it is."""
 
 import errno
-import multiprocessing
 import os
 import signal
 from unittest.mock import patch
@@ -12,6 +11,7 @@ from polymix.errors import OptionError
 from polymix.files import LOCK, output_folder
 from tests.attacks.command import run, tree
 from tests.attacks.test_disk import VERBS as WRITERS
+from tests.processes import FORKS, fork
 
 EXPORT = ["export", "--mixer", "pom", "--dim", "8", "--tokens", "4", "--target", "onnx"]
 VERBS = {**WRITERS, "export": [*EXPORT, "--threads", "1"]}
@@ -20,26 +20,26 @@ VERBS = {**WRITERS, "export": [*EXPORT, "--threads", "1"]}
 def held(folder, renamed, pipe):
     with output_folder(folder, renamed=renamed):
         pipe.send("ready")
-        pipe.poll(60)
+        pipe.poll(None)
 
 
 class Holder:
     """Another process that writes into a folder. A pipe, unlike an event, does not wait for a process that is dead."""
 
     def __init__(self, folder, renamed=False):
-        context = multiprocessing.get_context("fork")
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=held, args=(folder, renamed, theirs))
+        self.pipe, self.theirs = FORKS.Pipe()
+        self.process = fork(held, folder, renamed, self.theirs)
 
     def __enter__(self):
         self.process.start()
-        assert self.pipe.poll(60)
+        self.theirs.close()
+        assert self.pipe.recv() == "ready"
         return self
 
     def __exit__(self, *error):
         if self.process.is_alive():
             self.pipe.send("done")
-        self.process.join(60)
+        self.process.join()
 
 
 @pytest.mark.parametrize("resume", [False, True])
@@ -73,7 +73,7 @@ def test_distill_and_predict_and_train_lock_their_folder(tmp_path):
 def test_a_killed_process_leaves_no_lock_behind(tmp_path):
     with Holder(tmp_path / "new") as holder:
         os.kill(holder.process.pid, signal.SIGKILL)
-        holder.process.join(60)
+        holder.process.join()
         with output_folder(tmp_path / "new") as folder:
             assert [path.name for path in folder.iterdir()] == [LOCK]
     assert not (tmp_path / "new" / LOCK).exists()
@@ -84,7 +84,7 @@ def test_a_worker_that_outlives_its_process_holds_no_lock(tmp_path):
     try:
         with output_folder(tmp_path / "new") as folder:
             (folder / "file").write_text("x")
-            worker = os.fork()
+            worker = os.fork()  # it computes nothing, so no lock of another thread can stop it
             if not worker:
                 signal.pause()
                 os._exit(0)

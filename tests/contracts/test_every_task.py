@@ -1,9 +1,10 @@
 """What every task promises in training: kill -9 and resume, two processes, all options at once, converted weights."""
 
+import contextlib
 import json
-import multiprocessing
 import os
 import signal
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -15,7 +16,8 @@ from polymix.train.registry import OWN, named_recipe
 from polymix.train.run import train
 from polymix.train.saved import SavedRun
 from tests.domains.texts import folder as text_files
-from tests.processes import statuses
+from tests.helpers import save_blank
+from tests.processes import fork, statuses
 
 pytestmark = pytest.mark.slow
 STEPS = 4
@@ -59,10 +61,9 @@ def everything(domain):
     return tuple(word for word in EVERYTHING if domain != "recall" or not word.startswith("accumulate"))
 
 
-def run(domain, data, out, words=(), *, resume=False, environment=None, dies_at=None):
-    """A run, in a process of its own if it has an environment or dies, by SIGKILL, which nothing can answer."""
+def run(domain, data, out, words=(), *, resume=False, environment=None, dies_at=None, draws=False):
+    """A run, with blank pictures unless it `draws`; in a process of its own if it has an environment or dies, by SIGKILL, which nothing can answer."""
     os.environ.update(environment or {})
-    torch.set_num_threads(1)
     if dies_at is not None:
         own, slices = Learner.forward, []
 
@@ -73,14 +74,13 @@ def run(domain, data, out, words=(), *, resume=False, environment=None, dies_at=
             return own(self, batch)
 
         Learner.forward = forward
-    train(recipe_of(domain, data, *words), out, resume=resume, data_folder=data / domain)
+    with contextlib.nullcontext() if draws else patch("matplotlib.figure.Figure.savefig", save_blank):
+        train(recipe_of(domain, data, *words), out, resume=resume, data_folder=data / domain)
 
 
 def processes(*runs):
     """Each of the runs in a process of its own, at once; their exit statuses."""
-    context = multiprocessing.get_context("forkserver")  # which imports once, and forks
-    context.set_forkserver_preload(["tests.contracts.test_every_task"])
-    return statuses([context.Process(target=run, args=args, kwargs=options) for args, options in runs], 300)
+    return statuses([fork(run, *args, **options) for args, options in runs])
 
 
 def rows(out):
@@ -108,7 +108,7 @@ def whole(data, tmp_path_factory):
     def folder(domain):
         if domain not in made:
             made[domain] = tmp_path_factory.mktemp(domain) / "whole"
-            run(domain, data, made[domain], (*everything(domain), "logger=tensorboard"))
+            run(domain, data, made[domain], (*everything(domain), "logger=tensorboard"), draws=True)
         return made[domain]
 
     return folder

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from polymix.cli import main
 from polymix.models.language import PolymixGPTForCausalLM
@@ -109,27 +108,6 @@ def test_ctrl_c_says_how_to_go_on(capsys, written, monkeypatch):
 def test_the_default_recipe_is_sound():
     recipe = named_recipe("text")
     assert recipe.data is None and recipe.mixer_name == "pom:decay=8,local" and recipe.model_options["num_layers"] == 4
-
-
-@pytest.mark.slow
-def test_a_run_that_was_killed_goes_on_to_the_same_bits(written):
-    """SIGKILL, which nothing can answer, while it trains."""
-    arguments, out = written
-    many = ("--set", "steps=60")
-    finished(process(*arguments, str(out), *many))
-    killed = out.with_name("killed")
-    victim = process(*arguments, str(killed), *many)
-    while len(rows(killed)) < 20 if (killed / "metrics.jsonl").exists() else True:
-        assert victim.poll() is None, victim.communicate()[0]
-        time.sleep(0.02)
-    os.killpg(victim.pid, signal.SIGKILL)
-    victim.communicate()
-    assert len(rows(killed)) < len(rows(out)), "it was killed too late to show anything"
-    said = finished(process(*arguments, str(killed), *many, "--resume"))
-    assert "60 steps from 0" not in said
-    assert rows(killed) == rows(out)
-    one, two = load_file(out / "model.safetensors"), load_file(killed / "model.safetensors")
-    assert all(torch.equal(one[name], two[name]) for name in one)
 
 
 @pytest.mark.slow

@@ -58,7 +58,8 @@ def pom_cases():
 
 def pooled_cases():
     k, v, p, gate = tokens(B, N, H, D), tokens(B, N, H, D, seed=1), tokens(H, N, seed=2), tokens(B, H, D, seed=3)
-    for has_v, has_p, has_mask in itertools.product((True, False), repeat=3):
+    for has_v, has_p in itertools.product((True, False), repeat=2):
+        has_mask = has_v == has_p  # any two of the three meet in every way
         name = " ".join(word for word, has in (("v", has_v), ("p_2", has_p), ("mask", has_mask)) if has) or "k alone"
         yield f"pooled_product: {name}", (k, v if has_v else None, p if has_p else None, MASK if has_mask else None)
     yield "gate_tokens: means", (k, gate, None)
@@ -80,14 +81,15 @@ def qt_cases():
 
 
 def padre_cases():
-    for name, grid, kernel, causal, dilation in (
-        ("1-D", (6,), (3,), False, 1), ("causal", (6,), (4,), True, 1), ("causal, dilated", (6,), (2,), True, 2), ("2-D", (2, 3), (3, 3), False, 1),
-        ("3-D", (1, 2, 3), (1, 3, 3), False, 1),
+    # Any two of form, bias and y meet in every way. `alike`: the cases with both of bias and y, and with neither.
+    for name, grid, kernel, causal, dilation, alike in (
+        ("1-D", (6,), (3,), False, 1, False), ("causal", (6,), (4,), True, 1, True), ("causal, dilated", (6,), (2,), True, 2, False), ("2-D", (2, 3), (3, 3), False, 1, True),
+        ("3-D", (1, 2, 3), (1, 3, 3), False, 1, False),
     ):  # fmt: skip
         n = 6 + (dilation * (kernel[0] - 1) if causal else 0)
         x, weight = tokens(B, n, E), tokens(E, 1, *kernel, seed=1)
         bias, y = tokens(E, seed=2), tokens(B, 6, E, seed=3)
-        for has_bias, has_y in itertools.product((True, False), repeat=2):
+        for has_bias, has_y in ((True, True), (False, False)) if alike else ((True, False), (False, True)):
             extra = f"{', bias' if has_bias else ''}{', y' if has_y else ''}"
             args = (x, weight, bias if has_bias else None, y if has_y else None, list(grid), causal, dilation)
             yield f"padre_step: {name}{extra}", args

@@ -4,7 +4,6 @@ Clipping is active, dropout acts, and the weights are averaged, so that each of 
 """
 
 import json
-import multiprocessing
 import os
 import signal
 
@@ -16,7 +15,7 @@ from polymix.errors import OptionError, ResultsError
 from polymix.train.loop import Learner, slices_of
 from polymix.train.run import train
 from tests.domains.texts import folder as text_files
-from tests.processes import statuses
+from tests.processes import fork, statuses
 
 pytestmark = [
     pytest.mark.slow,
@@ -33,7 +32,6 @@ OPTIONS = {
 def run(folder, out, options, environment, dies_at):
     """One process of a run."""
     os.environ.update(environment)
-    torch.set_num_threads(1)
     own, slices = Learner.forward, []
 
     def forward(self, batch):
@@ -49,14 +47,12 @@ def run(folder, out, options, environment, dies_at):
 
 def start(folder, out, world=1, dies_at=None, **options):
     """A run on so many processes, as torchrun starts them; their exit statuses."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.train.test_elastic"])
     port = str(21000 + os.getpid() % 20000 + hash(str(out)) % 1000)
     environments = [{}] if world == 1 else [
         {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
          "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"} for rank in range(world)]  # fmt: skip
     runs = ((folder, out, options, environment, dies_at) for environment in environments)
-    return statuses([context.Process(target=run, args=each) for each in runs], 200)
+    return statuses([fork(run, *each) for each in runs])
 
 
 def outcome(out):

@@ -84,19 +84,17 @@ def test_tensorboard_has_the_rows_and_hides_those_of_the_killed_run(tmp_path, mo
     assert all(value == pytest.approx(values[step, tag], rel=1e-6) for step, tag, value in found)
 
 
+def log_for_long(folder):
+    recipe = ClassifyRecipe(logger="tensorboard", **TINY)
+    with pytest.raises(OSError, match=REASON) as info, loggers.logging_to(recipe, folder, 0, ()) as logger:
+        any(loggers.log(logger, {"step": step, "loss": 1.0}) for step in range(100))
+    assert info.value.filename == str(folder / "logs")
+
+
 def test_a_full_disk_ends_tensorboard_with_one_error_of_its_folder(tmp_path):
     """Its thread used to print a traceback of its own, and the error named no path."""
     pytest.importorskip("tensorboard", reason="untested: TensorBoard (the tensorboard extra)")
-
-    def attempt():
-        with (
-            pytest.raises(OSError, match=REASON) as info,
-            loggers.logging_to(ClassifyRecipe(logger="tensorboard", **TINY), tmp_path, 0, ()) as logger,
-        ):
-            any(loggers.log(logger, {"step": step, "loss": 1.0}) for step in range(100))
-        assert info.value.filename == str(tmp_path / "logs")
-
-    assert limited(attempt, 3000) == (0, "")
+    assert limited(3000, log_for_long, tmp_path) == (0, "")
 
 
 @pytest.mark.parametrize("name", ["csv", "tensorboard"])
