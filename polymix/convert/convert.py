@@ -321,7 +321,7 @@ class _Swap:
             if attention.grid is None and kind.masks_alone and mixer.capabilities.grids:
                 _check_without_grid(mixer, weight)
             self.attention, self.mixer = attention, mixer
-            self.adapter = kind(mixer, attention, module).train(module.training)
+            self.adapter = kind(mixer, attention, module)
             self.adapter.windows = host.windows
             self.adapter.positions = resolve_positions(positions, mixer, attention, kind.positions)
             self.sources: Sources = {
@@ -329,6 +329,7 @@ class _Swap:
                 **(inherit(mixer, attention) if inherits else {}),
             }
             self.scale, self.error = self._calibrate(inherits)
+            self.adapter.follow_modes(module)
             own = {key.removeprefix("mixer.") for key, _ in self.adapter.named_parameters()}
             self.sources = {key: origin for key, origin in self.sources.items() if key in own}
         except PolymixError as error:
@@ -353,7 +354,6 @@ class _Swap:
         else:
             factor = self.adapter.calibrate(self.call)
             ours = self.call.repeat(self.adapter)
-        self.adapter.train(self.module.training)
         return factor, difference(ours, theirs)
 
     def report(self) -> LayerReport:
@@ -390,15 +390,13 @@ def fitted(config: MixerConfig, attention: AttentionSpec) -> MixerConfig:
 @torch.no_grad()
 def _check_without_grid(mixer: TokenMixer, like: Tensor) -> None:
     """Raise OptionError where a mixer cannot take its tokens for a row, as it must where no call has a grid."""
-    training = mixer.training
     try:
-        mixer.eval()(like.new_zeros(1, 4, mixer.dim))
+        with mode(mixer, False):
+            mixer(like.new_zeros(1, 4, mixer.dim))
     except ShapeError as error:
         if error.argument == "grid":
             cure = "Pass grid=."
             raise OptionError("grid", "None, and the model has none", "(H, W) of its tokens", cure) from error
-    finally:
-        mixer.train(training)
 
 
 def _check(mixer: TokenMixer, attention: AttentionSpec) -> None:

@@ -212,3 +212,22 @@ def test_a_plan_with_other_heads_or_fresh_weights_projects_itself():
     for plan, options in (("qt:heads=2", {}), ("qt", {"init": "fresh"})):
         report = polymix.convert(language("mistral", **SMALL), plan, **options)
         assert not borrows(report)
+
+
+@pytest.mark.parametrize("broken", ["answer", "forward"])
+def test_a_graph_that_breaks_inside_a_layer_keeps_its_cache(broken, monkeypatch):
+    """Whichever part then runs outside the graph: the next token continues from the state."""
+    model = language("qwen3")
+    report = polymix.convert(model, "qt")
+    expected = model.generate(IDS[:1], use_cache=True, **TOKENS)
+    for adapter in report.adapters.values():
+        outside = torch._dynamo.disable(getattr(adapter, broken), recursive=broken == "answer")
+        monkeypatch.setattr(adapter, broken, outside)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager")
+    state = transformers.DynamicCache(config=model.config)
+    with torch.no_grad():
+        compiled(expected[:, :-1], past_key_values=state, use_cache=True)
+        last = compiled(expected[:, -1:], past_key_values=state, use_cache=True).logits[:, -1]
+        torch.testing.assert_close(last, logits(model, expected, use_cache=False)[:, -1])
+    assert all(adapter.latest_cache is None for adapter in report.adapters.values())

@@ -311,3 +311,56 @@ def test_layers_of_timm_that_are_no_softmax_attention_over_tokens_are_refused(na
     module, _, kind = name.partition(":")
     layer = getattr(__import__(module, fromlist=[kind]), kind)(**options)
     refuses(nn.Sequential(layer), "qt", (CapabilityError, OptionError), match, input=X[:, :9])
+
+
+@pytest.mark.parametrize("mixer", ["qt", "pom"])
+def test_parts_keep_the_modes_that_they_had(mixer):
+    """A norm that its owner froze stays frozen beside the mixer, through the former model and after undo."""
+    model = Model().train()
+    model.layers[0].norm.eval()
+    modes = lambda: {name: part.training for name, part in model.named_modules() if "norm" in name}  # noqa: E731
+    before = modes()
+    report = polymix.convert(model, mixer, input=X)
+    after = {name.replace(".layer.", "."): training for name, training in modes().items()}
+    assert after.items() <= before.items(), "a conversion changed the mode of a part"
+    assert model.layers[0].mixer.training, "what is new is in the mode of its layer"
+    model.eval()
+    with report.former():
+        pass
+    model.train()
+    assert report.undo() is model
+    assert modes() == before, "undo changed the mode of a part"
+
+
+class Moody(Own):
+    """A layer that cannot be called in training mode."""
+
+    def forward(self, x, padding=None):
+        if self.training:
+            raise ValueError("not today")
+        return super().forward(x, padding)
+
+
+def test_dropout_that_could_not_be_looked_for_is_no_dropout_that_is_absent():
+    report = polymix.convert(Model(Moody), "qt", input=X)
+    assert "not today" in report.layers[0].dropped["dropout"]
+
+
+def test_what_fails_in_a_mixer_is_not_blamed_on_its_widths(monkeypatch):
+    """Heads of two widths are named where the mixer needs one; any other error is raised as it is."""
+
+    class TwoWidths(Own):
+        def heads(self, x):
+            q, k, v = super().heads(x)
+            return q[..., :4], k[..., :4], v
+
+    model = Model(TwoWidths)
+    refuses(model, "hydra", CapabilityError, "heads of two widths", input=X)
+    polymix.convert(model, "linear", input=X)
+
+    def breaks(*args, **kwargs):
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(model.layers[0].mixer, "attend", breaks)
+    with pytest.raises(RuntimeError, match="out of luck"):
+        model(X)

@@ -30,7 +30,7 @@ from polymix.convert.adapters.kernel.reading import (
     KernelSpec,
     as_tokens,
     asked,
-    drops_weights,
+    dropout_of,
     grid_of,
     head_axis_of,
     leave_out,
@@ -54,7 +54,6 @@ __all__ = ["KernelAdapter", "KernelSpec", "any_adapter"]
 _BIAS = "a bias on attention's logits, which a mixer does not have"
 _UNREAD = "belongs to queries, keys and values, which this mixer does not read"
 _TURNS = "rotary angles of queries and keys, which this mixer does not read"
-_DROPOUT = "applies to attention weights, which a mixer does not have"
 _CURE = "Keep this layer."
 
 
@@ -105,8 +104,8 @@ class KernelAdapter(Adapter):
         return KernelSpec(dim=1, heads=1, any_length=True, grid=host.grid(), prefix=host.prefix())
 
     @classmethod
-    def copied_parameters(cls, module: nn.Module, mixer: TokenMixer) -> dict[str, tuple[str, ...]]:
-        return {f"layer.{key}": (key,) for key, _ in module.named_parameters()}
+    def copied_parts(cls, module: nn.Module, mixer: TokenMixer) -> dict[str, str]:
+        return {"layer": ""}
 
     @classmethod
     @torch.no_grad()
@@ -128,7 +127,7 @@ class KernelAdapter(Adapter):
         if difference(ours, theirs) > EXACT:
             got = f"a layer whose output differs by {difference(ours, theirs):.2g} where softmax of its logits answers"
             raise CapabilityError("attention", got, "softmax attention", _CURE)
-        drops = {"dropout": _DROPOUT} if drops_weights(layer, call, product) else {}
+        dropout = dropout_of(layer, call, product)
         tokens, context, why_not = places(layer, call, product, heads)
         grid, prefix = grid_of(spec, layer, call, question)
         cross = bool(context) or heads.k.shape[2] != heads.q.shape[2]
@@ -138,7 +137,8 @@ class KernelAdapter(Adapter):
         each = maps // max(1, len(tokens))  # of two streams, each has maps of its own
         return KernelSpec(
             dim=size, heads=heads.q.shape[1], causal=heads.causal, cross=cross, masks=frozenset(masks),
-            grid=None if cross or heads.causal else grid, prefix=prefix if grid else 0, any_length=True, drops=drops,
+            grid=None if cross or heads.causal else grid, prefix=prefix if grid else 0, any_length=True,
+            drops={} if dropout is None else {"dropout": dropout},
             cost=lambda count: 2 * count * (each + 2 * count * size), head_axis=axis, biased=heads.bias is not None,
             tokens=tokens, context=context, why_not=why_not, turns=turning(layer, call),
             unread=() if why_not else unread_parts(layer, call, product), product=product,
@@ -212,13 +212,10 @@ class KernelAdapter(Adapter):
         if heads.bias is not None and mixer.config.is_attention:  # softmax keeps what others drop
             return softmax(heads)
         widths = heads.q.shape[-1], heads.v.shape[-1]
-        try:
-            return mixer.attend(heads.q, heads.k, heads.v, mask=mask, causal=heads.causal, cross=cross)[0]
-        except RuntimeError as error:
-            if widths[0] == widths[1]:
-                raise
+        if mixer.config.equal_widths and widths[0] != widths[1]:
             got = f"{mixer.name}, for queries of {widths[0]} channels and values of {widths[1]}"
-            raise CapabilityError("mixer", got, "a mixer for heads of two widths, such as linear", _CURE) from error
+            raise CapabilityError("mixer", got, "a mixer for heads of two widths, such as linear", _CURE)
+        return mixer.attend(heads.q, heads.k, heads.v, mask=mask, causal=heads.causal, cross=cross)[0]
 
     def read(self, arguments: dict[str, Any], heads: Heads) -> Tensor:
         """The answer (B, h, N, e) of a mixer that reads tokens."""

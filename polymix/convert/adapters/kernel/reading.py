@@ -13,7 +13,7 @@ from polymix.convert.adapters.kernel.question import Answering, Heads, Question,
 from polymix.convert.find import head_count
 from polymix.convert.spec import AttentionSpec, grid_among
 from polymix.convert.tracing import EXACT, LayerCall, arguments_of, difference, mode, tensors
-from polymix.errors import CapabilityError
+from polymix.errors import CapabilityError, one_line
 
 MAX_PRODUCTS = 8  # matrix products in which that of queries and keys is looked for
 
@@ -40,12 +40,11 @@ class KernelSpec(AttentionSpec):
 
 
 def whole(module: nn.Module) -> nn.Module:
-    """A copy of a layer, in evaluation mode, that asks PyTorch for attention also where the layer was told not to."""
+    """A copy of a layer that asks PyTorch for attention also where the layer was told not to."""
     layer = copy.deepcopy(module)
     for part in layer.modules():
         if hasattr(part, "fused_attn"):
             setattr(part, "fused_attn", True)  # noqa: B010 (mypy takes it for a tensor)
-    layer.eval()
     return layer
 
 
@@ -110,8 +109,8 @@ def asked(layer: nn.Module, call: LayerCall, product: int | None = None) -> tupl
     return output_of(layer, call, answer, product), questions
 
 
-def drops_weights(layer: nn.Module, call: LayerCall, product: int | None) -> bool:
-    """Whether a layer drops attention weights in training: a copy of it is called in training mode."""
+def dropout_of(layer: nn.Module, call: LayerCall, product: int | None) -> str | None:
+    """What to say of a layer's dropout of attention weights; None: it has none. A copy is called in training mode."""
     questions: list[Question] = []
 
     def answer(question: Question) -> Tensor:
@@ -123,9 +122,11 @@ def drops_weights(layer: nn.Module, call: LayerCall, product: int | None) -> boo
     with torch.random.fork_rng(devices=[]), torch.no_grad(), Answering(answer, product):
         try:
             layer(*call.args, **call.kwargs)
-        except (RuntimeError, ValueError):  # such as a norm of a batch that has one row
-            return False
-    return any(question.dropout_p > 0 for question in questions)
+        except Exception as error:  # whatever a layer raises in training alone, such as for a batch with one row
+            if not questions:
+                return f"was not found out: in training mode the layer fails with {one_line(error)[:200]}"
+    drops = any(question.dropout_p > 0 for question in questions)
+    return "applies to attention weights, which a mixer does not have" if drops else None
 
 
 def turning(layer: nn.Module, call: LayerCall) -> tuple[str, ...]:
@@ -235,7 +236,7 @@ def unread_parts(layer: nn.Module, call: LayerCall, product: int | None) -> tupl
         weight.requires_grad_(True)
     named = dict(layer.named_parameters())
     grads: tuple[Tensor | None, ...] = (None,) * len(named)
-    with torch.enable_grad(), Answering(lambda question: question.answer().detach(), product):
+    with mode(layer, False), torch.enable_grad(), Answering(lambda question: question.answer().detach(), product):
         outputs = [part.sum() for part in tensors(layer(*call.args, **call.kwargs)) if part.requires_grad]
         if outputs:
             grads = torch.autograd.grad(torch.stack(outputs).sum(), list(named.values()), allow_unused=True)

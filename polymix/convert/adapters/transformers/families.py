@@ -311,7 +311,7 @@ class BorrowingAdapter(FamilyAdapter):
     def __init__(self, mixer: TokenMixer, attention: AttentionSpec, module: nn.Module) -> None:
         super().__init__(borrowing(mixer, attention.dim), attention, module)
         self.attention = asking(module, self)
-        self.calls, self.latest_cache = _Caches(), None
+        self.calls, self.latest_cache = _Calls(), None
 
     @classmethod
     def width(cls, spec: AttentionSpec) -> int:
@@ -319,8 +319,8 @@ class BorrowingAdapter(FamilyAdapter):
         return spec.projected[0] * spec.projected[1]
 
     @classmethod
-    def copied_parameters(cls, module: nn.Module, mixer: TokenMixer) -> dict[str, tuple[str, ...]]:
-        return {f"attention.{key}": (key,) for key, _ in module.named_parameters()}
+    def copied_parts(cls, module: nn.Module, mixer: TokenMixer) -> dict[str, str]:
+        return {"attention": ""}
 
     def output_map(self) -> nn.Linear | None:
         last = next((getattr(self.attention, name) for name in OUT if _linear(self.attention, name)), None)
@@ -333,24 +333,32 @@ class BorrowingAdapter(FamilyAdapter):
         if cache is not None:
             state_layer(cache, self.layer_idx, self.cache_layer)  # before the layer puts its keys into it
         vars(self.attention)[NAME] = self  # a replica's layer asks the replica
-        if torch.compiler.is_compiling():  # a graph cannot read what belongs to a thread
-            self.latest_cache = cache
+        self.latest_cache = cache
+        if torch.compiler.is_compiling():
             output = self.attention(*args, **kwargs)
             self.latest_cache = None
             return output
-        outer, self.calls.cache = self.calls.cache, cache
+        outer, self.calls.running = self.calls.running, (cache,)
         try:
             return self.attention(*args, **kwargs)
         finally:
-            self.calls.cache = outer
+            self.calls.running, self.latest_cache = outer, None
+
+    def running_cache(self) -> Any:
+        """The cache of the call that asks.
+
+        A graph cannot read what belongs to a thread. Where a graph breaks inside a layer, `forward` may be compiled and
+        what asks not, or the other way round.
+        """
+        running = () if torch.compiler.is_compiling() else self.calls.running
+        return running[0] if running else self.latest_cache
 
     def answer(self, projected: Projected, mask: Any, others: Mapping[str, Any]) -> Tensor:
         tokens: Any = projected  # they have the shape of tokens, which is all that is read before they are mixed
         if self.cross:
             y = self.across(tokens, tokens, mask)
         else:
-            cache = self.latest_cache if torch.compiler.is_compiling() else self.calls.cache
-            y = self.alone(tokens, {**others, "attention_mask": mask}, cache)
+            y = self.alone(tokens, {**others, "attention_mask": mask}, self.running_cache())
         return self.mixer.drop(y)
 
     def mix(self, x: Any, context: Any = None, **options: Any) -> Tensor:
@@ -368,13 +376,13 @@ class BorrowingAdapter(FamilyAdapter):
         return self.mixer.attend(*x, mask=mask, causal=True, state=state)
 
 
-class _Caches(threading.local):
-    """The cache of a layer's running call; every thread has its own. Copies start without any."""
+class _Calls(threading.local):
+    """The cache of a layer's running call, or no call; every thread has its own. Copies start without any."""
 
-    cache: Any = None
+    running: tuple[()] | tuple[Any] = ()
 
-    def __reduce__(self) -> tuple[type[_Caches], tuple[()]]:
-        return _Caches, ()
+    def __reduce__(self) -> tuple[type[_Calls], tuple[()]]:
+        return _Calls, ()
 
 
 def logit_parts(module: nn.Module, arguments: Mapping[str, Any]) -> dict[str, str]:
