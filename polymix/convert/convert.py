@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from polymix.convert.adapter import Adapter, Host, adapter_for, refusal_of
 from polymix.convert.adapters.libraries import examples_of
 from polymix.convert.context import EXTENSIONS, extended
-from polymix.convert.drops import check_named, check_names, needed
+from polymix.convert.drops import check_named, check_names, needed, with_losses
 from polymix.convert.drops import check_used as check_drops_used
 from polymix.convert.find import attention_modules
 from polymix.convert.inherit import inherit
@@ -86,9 +86,9 @@ def convert(
         match: "parameters" sets the mixer's width (`expand` of pom and mamba) so that it has as many parameters as the
             attention. None: as the mixer's options say.
         multi_scale: whether mixers that can have them keep the multi-scale branches of EfficientViT. False drops them.
-        drop: parts of transformers' attention that no mixer has and that may be lost: "position_bias" (ALiBi, relative
-            tables), "soft_cap" (Gemma 2), "sinks" (gpt-oss), "rotary" (scaled angles, where attention is replaced by
-            attention). A part that is not named refuses the conversion.
+        drop: parts of attention that the mixer does not have and that may be lost: "position_bias" (ALiBi, relative
+            tables), "soft_cap" (Gemma 2), "sinks" (gpt-oss), "rotary" (angles that attention in its place does not
+            have, such as scaled ones). A part that is not named refuses the conversion.
         context: tokens that a text model of transformers takes from now on, more than before. Distil it at that length:
             see `polymix.distill(piece=)`.
     Raises:
@@ -311,6 +311,7 @@ class _Swap:
             if attention.smoothing and not multi_scale:
                 config, attention = config.for_scales(()), replace(attention, equivalent=None)
             config = fitted(config, attention)
+            attention = with_losses(attention, config)
             check_named(drop, attention, config)
             if equal:
                 narrow = config.with_width(config.width_unit, attention.dim).build(attention.dim, device="meta")

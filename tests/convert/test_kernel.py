@@ -11,6 +11,7 @@ from tests.contracts.library_cases import imported
 from tests.convert.checks import accounts, answer, converts, identical, near, refuses, same_as_host, stirred, undoes
 
 X = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(0))
+BIAS = ("position_bias",)
 MIXERS = ("qt", "linear", "pom", "padre", "poly_nl")
 
 
@@ -129,12 +130,35 @@ class PartlyBiasedAttention(BiasedAttention):
 def test_a_biased_host_says_what_it_loses(kind):
     model = Model(kind)
     expected = answer(model, X)
-    report = polymix.convert(model, "qt", input=X)
-    assert "a bias" in report.layers[0].dropped["attn_mask"]
+    error = refuses(model, "qt", OptionError, "position_bias", input=X)
+    assert "--drop position_bias" in error.cure
+    report = polymix.convert(model, "qt", input=X, drop=BIAS)
+    assert "logits" in report.layers[0].dropped["position_bias"]
     report.undo()
     report = polymix.convert(model, "softmax", input=X)
     near(answer(model, X), expected)
     assert not report.layers[0].dropped  # softmax keeps the bias
+
+
+def test_a_bias_that_is_zero_so_far_is_a_bias():
+    model = Model(BiasedAttention)
+    for layer in model.layers:
+        nn.init.zeros_(layer.bias)
+    refuses(model.requires_grad_(False), "qt", OptionError, "position_bias", input=X)
+    polymix.convert(model, "softmax", input=X)
+    for layer in model.layers:
+        nn.init.ones_(layer.layer.bias[..., 0])
+    one = Model(BiasedAttention)
+    one.load_state_dict({name.replace(".layer.", "."): value for name, value in model.state_dict().items()})
+    near(answer(model, X), answer(one, X))
+
+
+def test_softmax_with_a_bias_sees_no_padding():
+    layer, padding = Model(BiasedAttention).eval(), padded()["padding"]
+    layer = polymix.convert(layer, "softmax", input=X).model.layers[0]
+    other = X.masked_fill(~padding[..., None], 7.0)
+    one, two = (layer.answered((x,), {}, padding)[padding] for x in (X, other))
+    near([one], [two])
 
 
 class SwitchedAttention(Own):
@@ -290,7 +314,7 @@ def test_layers_of_timm_convert_and_come_back(name):
     model, x = timm_layer(name)
     expected = answer(model, x)
     for mixer in ("softmax", "qt"):
-        report = polymix.convert(model, mixer, input=x)
+        report = polymix.convert(model, mixer, input=x, drop=BIAS if "levit" in name else ())
         if mixer == "softmax":
             near(answer(model, x), expected)
         report.model.train()(x).sum().backward()

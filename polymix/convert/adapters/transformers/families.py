@@ -18,11 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from polymix.convert.adapter import Adapter, Host, refusal_of
-from polymix.convert.adapters.transformers.attention_function import NAME, Projected, asking, proven_sizes
+from polymix.convert.adapters.transformers.attention_function import NAME, asking, proven_sizes
 from polymix.convert.adapters.transformers.causal import repeated, rope
 from polymix.convert.adapters.transformers.encoders import EncoderAdapter
 from polymix.convert.adapters.transformers.visibility import within
 from polymix.convert.find import SPLIT, head_count
+from polymix.convert.heads import LOGITS, Heads, attended
 from polymix.convert.spec import AttentionSpec, grid_among, linear
 from polymix.convert.tracing import LayerCall, arguments_of, mode, same, tensors
 from polymix.errors import CapabilityError
@@ -30,7 +31,6 @@ from polymix.mixers import MixerConfig, TokenMixer
 from polymix.mixers.cache import LentLayer, state_layer
 from polymix.mixers.heads_mixer import borrowing
 from polymix.mixers.inheritance import Projection
-from polymix.mixers.registry import missing_capability
 
 FAMILIES = "transformers.models."
 TOKENS = ("hidden_states", "hidden_state", "x", "input", "inputs", "query_states")  # names of a layer's first argument
@@ -48,7 +48,6 @@ OUT = ("o_proj", "out_proj", "proj", "dense", "o", "out_lin", "c_proj", "Wo", "w
        "proj_out", "out_project", "attn_out", "output")  # fmt: skip
 FULL = ("full_attention", "attention", "global", "hybrid")  # kinds of layers whose attention sees all tokens
 Maps = tuple[Projection | None, Projection | None, Projection | None]  # query, key, value
-LOGITS = "acts on attention's logits, which a mixer does not have"
 
 
 def takes(module: nn.Module) -> bool:
@@ -353,8 +352,8 @@ class BorrowingAdapter(FamilyAdapter):
         running = () if torch.compiler.is_compiling() else self.calls.running
         return running[0] if running else self.latest_cache
 
-    def answer(self, projected: Projected, mask: Any, others: Mapping[str, Any]) -> Tensor:
-        tokens: Any = projected  # they have the shape of tokens, which is all that is read before they are mixed
+    def answer(self, heads: Heads, mask: Any, others: Mapping[str, Any]) -> Tensor:
+        tokens: Any = heads  # they have the shape of tokens, which is all that is read before they are mixed
         if self.cross:
             y = self.across(tokens, tokens, mask)
         else:
@@ -366,14 +365,10 @@ class BorrowingAdapter(FamilyAdapter):
         causal = self.causal if causal is None else causal
         if segments is not None:
             mask, causal = within(segments, bool(causal)), False
-        if mask is not None and mask.ndim == 3 and not self.mixer.capabilities.has("arbitrary"):
-            kind = "a mask other than causal order and padding"
-            raise missing_capability(self.mixer.name, "arbitrary", "attention_mask", kind)
-        y, _ = self.mixer.attend(*x, mask=mask, causal=bool(causal), cross=self.cross)
-        return y
+        return attended(self.mixer, x.under(mask, bool(causal)), cross=self.cross, argument="attention_mask")[0]
 
     def prefill(self, x: Any, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
-        return self.mixer.attend(*x, mask=mask, causal=True, state=state)
+        return attended(self.mixer, x.under(mask, True), cross=False, state=state)
 
 
 class _Calls(threading.local):
