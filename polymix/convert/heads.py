@@ -84,11 +84,11 @@ def softmax(heads: Heads) -> Tensor:
 
 
 def attended(
-    mixer: TokenMixer, heads: Heads, *, cross: bool, state: Any = None, argument: str = "attn_mask"
+    mixer: TokenMixer, heads: Heads, *, cross: bool, argument: str = "attn_mask", **options: Any
 ) -> tuple[Tensor, Any]:
     """The answer (B, h, N, e) of a mixer of queries, keys and values, without what acts on the logits; and its state.
 
-    argument: the name of the mask in the layer's call.
+    argument: the name of the mask in the layer's call. options: a state, or packed segments.
     """
     can = mixer.capabilities
     if heads.causal and not can.causal:
@@ -101,4 +101,4 @@ def attended(
     if mixer.config.equal_widths and widths[0] != widths[1]:
         got = f"{mixer.name}, for queries of {widths[0]} channels and values of {widths[1]}"
         raise CapabilityError("mixer", got, "a mixer for heads of two widths, such as linear", "Keep this layer.")
-    return mixer.attend(*heads[:3], mask=heads.mask, causal=heads.causal, cross=cross, state=state)
+    return mixer.attend(*heads[:3], mask=heads.mask, causal=heads.causal, cross=cross, **options)

@@ -43,6 +43,7 @@ class MixerConfig:
     layer_of: ClassVar[str | None] = None  # library whose layer the mixer wraps
     is_attention: ClassVar[bool] = False  # softmax attention, global or windowed; `convert` may keep the host's layer
     keeps_bias: ClassVar[bool] = False  # biases on attention's logits can stay where it takes attention's place
+    attends_apart: ClassVar[bool] = False  # its `attend` takes packed segments
     reads_keys: ClassVar[bool] = True  # given a context and values of their own, the context still plays a part
     cache_grows: ClassVar[bool] = False  # generation needs a cache that grows with the sequence
     forms: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # the options of each preset; see `with_preset`

@@ -9,6 +9,7 @@ import torch
 import polymix
 from polymix import errors
 from polymix.convert.adapters.transformers.families import BorrowingAdapter
+from polymix.convert.heads import Heads
 from polymix.mixers.heads_mixer import borrowing
 from polymix.mixers.registry import config_class
 from tests.contracts.library_cases import whisper_config
@@ -29,6 +30,8 @@ def test_a_mixer_is_attend_between_its_projections(name, causal):
     """What a layer that projects for a mixer gets is what the mixer computes itself; and no projection is left in it."""
     if causal and not config_class(name).mixer.capabilities.causal:
         pytest.skip("untested: the mixer is not causal")
+    if not causal and config_class(name)().causal_by_build:
+        pytest.skip("untested: the mixer is always causal")
     mixer = polymix.create_mixer(name, 16, dtype=torch.float64)
     x, mask = torch.randn(2, 7, 16, dtype=torch.float64), torch.ones(2, 7, dtype=torch.bool)
     mask[:, 5:] = False
@@ -74,6 +77,27 @@ def test_generation_keeps_a_state_a_layer(mixer, tmp_path):
     assert torch.equal(logits(model), before)
 
 
+def test_local_attention_keeps_angles_windows_and_packed_sequences():
+    """A window as long as the input is the layer itself; a shorter one generates from a state of its length."""
+    model = language("qwen3")
+    before = logits(model)
+    report = polymix.convert(model, "local")
+    assert borrows(report)
+    torch.testing.assert_close(logits(model, use_cache=False), before)
+    report.undo()
+    report = polymix.convert(model, "local:window=3")
+    assert all(layer.error > 0.01 for layer in report.layers) and borrows(report)
+    one, two = (model.generate(IDS, use_cache=use, **TOKENS) for use in (True, False))
+    assert torch.equal(one, two)
+    assert all(adapter.mixer.capabilities.recurrent for adapter in report.adapters.values())
+    adapter = report.adapters["model.layers.0.self_attn"]
+    q, k, v = torch.randn(3, 2, 4, 6, 8)
+    heads = Heads(q, k, v)
+    both = adapter.mix(heads, segments=torch.tensor([[0, 0, 1, 1, 1, 1]] * 2))
+    alone = [adapter.mix(Heads(*(part[:, :, at] for part in (q, k, v)))) for at in (slice(2), slice(2, 6))]
+    torch.testing.assert_close(both, torch.cat(alone, 2))
+
+
 def test_a_sequence_in_pieces_is_the_sequence():
     model = language("qwen3")
     polymix.convert(model, "qt")
@@ -85,7 +109,7 @@ def test_a_sequence_in_pieces_is_the_sequence():
     torch.testing.assert_close(torch.cat(parts, 1), logits(model, use_cache=False))
 
 
-@pytest.mark.parametrize("mixer", ATTENDING)
+@pytest.mark.parametrize("mixer", [name for name in ATTENDING if not config_class(name)().causal_by_build])
 def test_an_encoder_reads_no_padding(mixer):
     model = encoder("modernbert")
     report = polymix.convert(model, mixer)

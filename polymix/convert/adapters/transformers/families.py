@@ -363,9 +363,13 @@ class BorrowingAdapter(FamilyAdapter):
     def mix(self, x: Any, context: Any = None, **options: Any) -> Tensor:
         mask, segments, causal = (options.get(name) for name in ("mask", "segments", "causal"))
         causal = self.causal if causal is None else causal
-        if segments is not None:
+        packed: dict[str, Any] = {}
+        if segments is not None and self.mixer.config.attends_apart:
+            packed = {"segments": segments}
+        elif segments is not None:
             mask, causal = within(segments, bool(causal)), False
-        return attended(self.mixer, x.under(mask, bool(causal)), cross=self.cross, argument="attention_mask")[0]
+        heads = x.under(mask, bool(causal))
+        return attended(self.mixer, heads, cross=self.cross, argument="attention_mask", **packed)[0]
 
     def prefill(self, x: Any, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
         return attended(self.mixer, x.under(mask, True), cross=False, state=state)
