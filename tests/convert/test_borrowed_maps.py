@@ -46,6 +46,24 @@ def test_a_mixer_is_attend_between_its_projections(name, causal):
         lent(x)
 
 
+def test_relu_linear_is_lent_without_its_norm():
+    """Its BatchNorm comes after W_o, which stays the layer's."""
+    config = config_class("relu_linear")(heads=2, norm=None)
+    assert config.attends and not config_class("relu_linear")().attends
+    mixer = config.build(16, dtype=torch.float64)
+    x, mask = torch.randn(2, 7, 16, dtype=torch.float64), torch.arange(7).expand(2, -1) < 5
+    columns = mixer.mla.qkv(x.transpose(1, 2).unsqueeze(-1)).squeeze(-1)
+    q, k, v = columns.unflatten(1, (2, 3, 8)).transpose(-1, -2).unbind(2)
+    y, _ = mixer.attend(q, k, v, mask=mask)
+    expected, out = mixer(x, mask=mask), mixer.mla.proj.conv
+    ours = y.transpose(1, 2).flatten(2) @ out.weight.flatten(1).t() + out.bias
+    torch.testing.assert_close(ours[mask], expected[mask])
+    assert not list(borrowing(mixer, 24).parameters())
+    model = encoder("modernbert")
+    assert borrows(polymix.convert(model, config_class("relu_linear")(norm=None)))
+    assert logits(model).isfinite().all()
+
+
 @pytest.mark.parametrize("kind", ["qwen3", "olmo2", "gpt_neox", "mistral"])
 def test_softmax_in_that_place_is_the_layer_itself(kind):
     """Norms of queries and keys, partial and whole rotary angles and grouped heads are all kept."""
