@@ -22,7 +22,7 @@ from torch import nn
 
 import polymix
 from polymix.compat import cure_torchvision
-from polymix.convert.drops import dropping
+from polymix.convert.drops import naming_drops
 from polymix.errors import PolymixError
 
 MIXERS = ("keep", "pom", "padre", "qt", "poly_nl")
@@ -121,7 +121,7 @@ def attempt(build: Callable[[], nn.Module], inputs: Callable[[], Any], mixer: st
     model = build().eval()
     try:
         if mixer != "keep":
-            model = dropping(partial(polymix.convert, model, mixer)).model.eval()
+            model = naming_drops(partial(polymix.convert, model, mixer)).model.eval()
         with torch.no_grad():
             for parameter in model.parameters():  # a head of zeros would hide every error
                 parameter += 0.05 * torch.randn_like(parameter)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from polymix.convert.adapters.libraries import load_library
 from polymix.convert.convert import convert
-from polymix.convert.drops import dropping
+from polymix.convert.drops import naming_drops
 from polymix.convert.insert import insert
 from polymix.convert.matching import widths
 from polymix.convert.plan import config_of
@@ -147,7 +147,7 @@ def create(
         insert(model, at, config)
     elif config is not None:
         whole = config if plan is None else plan  # an untrained host has no biases to lose
-        dropping(partial(convert, model, whole, mixer=config, match=match, init="fresh"))
+        naming_drops(partial(convert, model, whole, mixer=config, match=match, init="fresh"))
     if branches:
         _drop_branches(model, branches)
     return model

@@ -347,8 +347,8 @@ class _Swap:
         if self.mixer.config.is_attention and inherits:
             factor = None  # attention with the same weights needs no scaling
             proven = self.adapter.proves_softmax or not self.adapter.needs_call
-            tokens = token_count(self.module, self.call) or 0
-            whole = getattr(self.mixer.config, "window", tokens) >= tokens  # local attention sees less than the layer
+            reach = self.mixer.config.reach  # local attention sees less than the layer
+            whole = reach is None or (token_count(self.module, self.call) or 0) <= reach
             exact = whole and not proven and not needed(self.attention, self.mixer.config)
             if exact and not same(ours, theirs):
                 got = f"{self.mixer.name}, whose output differs by {difference(ours, theirs):.2g} of the layer's own"

@@ -64,7 +64,7 @@ def check_used(drop: Iterable[str], layers: Collection[AttentionSpec]) -> None:
             raise OptionError("drop", got, "parts of these layers", "Leave it out.")
 
 
-def dropping(convert: Callable[..., T]) -> T:
+def naming_drops(convert: Callable[..., T]) -> T:
     """What `convert(drop=)` returns, or does, with those parts named for which it asks."""
     drop: tuple[str, ...] = ()
     while True:

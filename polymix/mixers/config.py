@@ -144,6 +144,11 @@ class MixerConfig:
         return False
 
     @property
+    def reach(self) -> int | None:
+        """The most tokens that a token sees; None: all."""
+        return None
+
+    @property
     def rotary_base(self) -> float | None:
         """The base of the rotary positions; None without them."""
         return None

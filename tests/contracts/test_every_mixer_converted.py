@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import polymix
-from polymix.convert.drops import dropping
+from polymix.convert.drops import naming_drops
 from polymix.convert.model_recipes import decode, encode
 from polymix.errors import CapabilityError, OptionError, PolymixError
 from polymix.mixers import config_class
@@ -42,7 +42,7 @@ def test_every_mixer_is_refused_or_runs(host):
     for plan in VARIANTS:
         model, x = HOSTS[host]()
         try:
-            dropping(partial(polymix.convert, model, plan))
+            naming_drops(partial(polymix.convert, model, plan))
         except PolymixError:
             continue
         try:

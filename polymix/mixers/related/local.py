@@ -201,6 +201,10 @@ class LocalConfig(HeadsConfig):
         return True
 
     @property
+    def reach(self) -> int:
+        return self.window
+
+    @property
     def rotary_base(self) -> float | None:
         return self.rotary
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from polymix.convert import attention_layers, convert
 from polymix.convert.adapter import Host, adapter_for
-from polymix.convert.drops import dropping
+from polymix.convert.drops import naming_drops
 from polymix.convert.find import ATTENTION_FORMS, CONTEXTS, attention_modules, grids, head_count
 from polymix.convert.masks import seen_through
 from polymix.convert.tracing import arguments_of, call_of, copied_arguments, on_calls, same_tokens, tensors
@@ -58,7 +58,7 @@ class Layer:
                 try:
                     grid = self.shape.grid if shown else None
                     plan = {place: config}
-                    dropping(partial(convert, self.host, plan, init="fresh", grid=grid, input=example)).undo()
+                    naming_drops(partial(convert, self.host, plan, init="fresh", grid=grid, input=example)).undo()
                 except CapabilityError as error:
                     reasons[label] = " ".join(str(error.got).split())
                 except PolymixError as error:
