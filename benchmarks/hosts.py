@@ -108,8 +108,10 @@ HOSTS = {
     "deit_tiny_patch16_224": vision("deit_tiny_patch16_224", FIVE | {SA: SA}),
     "deit_small_patch16_224": vision("deit_small_patch16_224", FIVE),
     "deit_base_patch16_224": vision("deit_base_patch16_224", FIVE),
-    "swin_tiny, windows kept": vision("swin_tiny_patch4_window7_224", FIVE | {SA: SA}),
-    "swin_tiny, windows merged": vision("swin_tiny_patch4_window7_224", FIVE | {SA: SA}, windows="merge"),
+    "swin_tiny, windows kept": vision("swin_tiny_patch4_window7_224", FIVE | {SA: SA}, drop=("position_bias",)),
+    "swin_tiny, windows merged": vision(
+        "swin_tiny_patch4_window7_224", FIVE | {SA: SA}, windows="merge", drop=("position_bias",)
+    ),
     "xcit_tiny_12_p16_224": vision("xcit_tiny_12_p16_224", FIVE),
     "metaformer_s12": Host(
         lambda: hybrid_poolformer(), lambda: {"x": torch.empty(1, 3, 224, 224)}, FIVE | {SA: SA},

@@ -10,6 +10,7 @@ sizes. The file is written after each model; the same command continues.
 import argparse
 import json
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +22,7 @@ from torch import nn
 
 import polymix
 from polymix.compat import cure_torchvision
+from polymix.convert.drops import naming_drops
 from polymix.errors import PolymixError
 
 MIXERS = ("keep", "pom", "padre", "qt", "poly_nl")
@@ -119,7 +121,7 @@ def attempt(build: Callable[[], nn.Module], inputs: Callable[[], Any], mixer: st
     model = build().eval()
     try:
         if mixer != "keep":
-            model = polymix.convert(model, mixer).model.eval()
+            model = naming_drops(partial(polymix.convert, model, mixer)).model.eval()
         with torch.no_grad():
             for parameter in model.parameters():  # a head of zeros would hide every error
                 parameter += 0.05 * torch.randn_like(parameter)

@@ -13,6 +13,7 @@ parameters as the host with attention (PoM, Section 4); the option match="parame
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 from polymix.convert.adapters.libraries import load_library
 from polymix.convert.convert import convert
+from polymix.convert.drops import naming_drops
 from polymix.convert.insert import insert
 from polymix.convert.matching import widths
 from polymix.convert.plan import config_of
@@ -144,7 +146,8 @@ def create(
             raise OptionError("match", repr(match), f"None for {host}, which has no attention", cure)
         insert(model, at, config)
     elif config is not None:
-        convert(model, config if plan is None else plan, mixer=config, match=match, init="fresh")
+        whole = config if plan is None else plan  # an untrained host has no biases to lose
+        naming_drops(partial(convert, model, whole, mixer=config, match=match, init="fresh"))
     if branches:
         _drop_branches(model, branches)
     return model

@@ -67,6 +67,10 @@ def command(
         int | None,
         typer.Option(help="Fine-tune with one more mixer every so many steps, the last layer's first (default: all)."),
     ] = None,
+    distill_loss: Annotated[
+        str,
+        typer.Option(help="What fine-tuning aligns: the logits and labels, or the last features, without labels."),
+    ] = "logits",
     init: Annotated[str, typer.Option(help="inherit the attention's weights, or fresh.")] = "inherit",
     windows: Annotated[str, typer.Option(help="keep the windows of windowed attention, or merge them.")] = "keep",
     positions: Annotated[
@@ -143,7 +147,7 @@ def command(
         model=model, plan=plan, mixer=mixer, weights=None if weights is None else str(weights), classes=classes,
         data=data, image_size=image_size, tokens=tokens, context=context, batch=batch, distill_epochs=distill_epochs,
         imitate_epochs=imitate_epochs, learning_rate=learning_rate, from_scratch=from_scratch, precision=precision,
-        lora=lora, progressive=progressive, init=init,
+        lora=lora, progressive=progressive, distill_loss=distill_loss, init=init,
         windows=windows, positions=positions, match=match, multi_scale=multi_scale, drop=drop,
         keep_host=keep_host, device=device,
         seed=seed, seconds=seconds, lengths=_factors(lengths), trust=trust, license=license, base_model=base_model,

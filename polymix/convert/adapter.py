@@ -187,11 +187,27 @@ class Adapter(nn.Module):
         return tuple(name for name in cls.copies(mixer) if name in parts)
 
     @classmethod
+    def copied_parts(cls, module: nn.Module, mixer: TokenMixer) -> dict[str, str]:
+        """The adapter's parts that are copies, each with the name of the attention's part ("": the attention)."""
+        return {name.rpartition(".")[2]: name for name in cls.present_copies(module, mixer)}
+
+    @classmethod
     def copied_parameters(cls, module: nn.Module, mixer: TokenMixer) -> dict[str, tuple[str, ...]]:
         """The parameters of the parts copied for a mixer, each with the attention's parameter that it is a copy of."""
-        names = cls.present_copies(module, mixer)
-        parts = ((name, key) for name in names for key, _ in module.get_submodule(name).named_parameters())
-        return {f"{name.rpartition('.')[2]}.{key}": (f"{name}.{key}",) for name, key in parts}
+        parts = cls.copied_parts(module, mixer).items()
+        return {
+            f"{ours}.{key}": (f"{theirs}.{key}".lstrip("."),)
+            for ours, theirs in parts
+            for key, _ in module.get_submodule(theirs).named_parameters()
+        }
+
+    def follow_modes(self, module: nn.Module) -> None:
+        """Put what is new into the attention's mode, and each part that is a copy into the mode of what it copies."""
+        self.train(module.training)
+        for ours, theirs in self.copied_parts(module, self.mixer).items():
+            modes = {name: part.training for name, part in module.get_submodule(theirs).named_modules()}
+            for name, part in self.get_submodule(ours).named_modules():
+                part.training = modes.get(name, part.training)
 
     @property
     def discards(self) -> Mapping[str, str]:

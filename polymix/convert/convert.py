@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from polymix.convert.adapter import Adapter, Host, adapter_for, refusal_of
 from polymix.convert.adapters.libraries import examples_of
 from polymix.convert.context import EXTENSIONS, extended
-from polymix.convert.drops import check_named, check_names, needed
+from polymix.convert.drops import check_named, check_names, needed, with_losses
 from polymix.convert.drops import check_used as check_drops_used
 from polymix.convert.find import attention_modules
 from polymix.convert.inherit import inherit
@@ -86,9 +86,9 @@ def convert(
         match: "parameters" sets the mixer's width (`expand` of pom and mamba) so that it has as many parameters as the
             attention. None: as the mixer's options say.
         multi_scale: whether mixers that can have them keep the multi-scale branches of EfficientViT. False drops them.
-        drop: parts of transformers' attention that no mixer has and that may be lost: "position_bias" (ALiBi, relative
-            tables), "soft_cap" (Gemma 2), "sinks" (gpt-oss), "rotary" (scaled angles, where attention is replaced by
-            attention). A part that is not named refuses the conversion.
+        drop: parts of attention that the mixer does not have and that may be lost: "position_bias" (ALiBi, relative
+            tables), "soft_cap" (Gemma 2), "sinks" (gpt-oss), "rotary" (angles that attention in its place does not
+            have, such as scaled ones). A part that is not named refuses the conversion.
         context: tokens that a text model of transformers takes from now on, more than before. Distil it at that length:
             see `polymix.distill(piece=)`.
     Raises:
@@ -311,6 +311,7 @@ class _Swap:
             if attention.smoothing and not multi_scale:
                 config, attention = config.for_scales(()), replace(attention, equivalent=None)
             config = fitted(config, attention)
+            attention = with_losses(attention, config)
             check_named(drop, attention, config)
             if equal:
                 narrow = config.with_width(config.width_unit, attention.dim).build(attention.dim, device="meta")
@@ -321,7 +322,7 @@ class _Swap:
             if attention.grid is None and kind.masks_alone and mixer.capabilities.grids:
                 _check_without_grid(mixer, weight)
             self.attention, self.mixer = attention, mixer
-            self.adapter = kind(mixer, attention, module).train(module.training)
+            self.adapter = kind(mixer, attention, module)
             self.adapter.windows = host.windows
             self.adapter.positions = resolve_positions(positions, mixer, attention, kind.positions)
             self.sources: Sources = {
@@ -329,6 +330,7 @@ class _Swap:
                 **(inherit(mixer, attention) if inherits else {}),
             }
             self.scale, self.error = self._calibrate(inherits)
+            self.adapter.follow_modes(module)
             own = {key.removeprefix("mixer.") for key, _ in self.adapter.named_parameters()}
             self.sources = {key: origin for key, origin in self.sources.items() if key in own}
         except PolymixError as error:
@@ -345,7 +347,9 @@ class _Swap:
         if self.mixer.config.is_attention and inherits:
             factor = None  # attention with the same weights needs no scaling
             proven = self.adapter.proves_softmax or not self.adapter.needs_call
-            exact = not proven and not needed(self.attention, self.mixer.config)
+            reach = self.mixer.config.reach  # local attention sees less than the layer
+            whole = reach is None or (token_count(self.module, self.call) or 0) <= reach
+            exact = whole and not proven and not needed(self.attention, self.mixer.config)
             if exact and not same(ours, theirs):
                 got = f"{self.mixer.name}, whose output differs by {difference(ours, theirs):.2g} of the layer's own"
                 cure = "Keep the layer, or choose another mixer."
@@ -353,7 +357,6 @@ class _Swap:
         else:
             factor = self.adapter.calibrate(self.call)
             ours = self.call.repeat(self.adapter)
-        self.adapter.train(self.module.training)
         return factor, difference(ours, theirs)
 
     def report(self) -> LayerReport:
@@ -390,15 +393,13 @@ def fitted(config: MixerConfig, attention: AttentionSpec) -> MixerConfig:
 @torch.no_grad()
 def _check_without_grid(mixer: TokenMixer, like: Tensor) -> None:
     """Raise OptionError where a mixer cannot take its tokens for a row, as it must where no call has a grid."""
-    training = mixer.training
     try:
-        mixer.eval()(like.new_zeros(1, 4, mixer.dim))
+        with mode(mixer, False):
+            mixer(like.new_zeros(1, 4, mixer.dim))
     except ShapeError as error:
         if error.argument == "grid":
             cure = "Pass grid=."
             raise OptionError("grid", "None, and the model has none", "(H, W) of its tokens", cure) from error
-    finally:
-        mixer.train(training)
 
 
 def _check(mixer: TokenMixer, attention: AttentionSpec) -> None:

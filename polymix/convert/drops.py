@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
 
+from polymix.convert.heads import LOGITS
 from polymix.convert.spec import AttentionSpec
 from polymix.errors import OptionError
 from polymix.mixers import MixerConfig
 
+T = TypeVar("T")
 DROPS: Mapping[str, str] = {  # the values of `convert(drop=)`, each with what it stands for
     "position_bias": "biases on attention's logits by the distance of two tokens: ALiBi, or a relative table",
     "soft_cap": "a soft cap on attention's logits",
-    "sinks": "learned sinks, which take a part of attention's weight",
+    "sinks": "logits or keys of no token, which take a part of attention's weight",
     "rotary": "rotary angles of a type that mixers do not have, such as scaled ones",
 }
 
@@ -23,6 +26,13 @@ def check_names(drop: Any) -> tuple[str, ...]:
     if not isinstance(names, tuple) or not all(isinstance(name, str) and name in DROPS for name in names):
         raise OptionError("drop", repr(drop), f"names out of {', '.join(DROPS)}", 'Such as drop=("position_bias",).')
     return names
+
+
+def with_losses(attention: AttentionSpec, config: MixerConfig) -> AttentionSpec:
+    """The spec with the biases of its logits among its `drops`, if this mixer does not keep them."""
+    if config.keeps_bias or not attention.has_bias:
+        return attention
+    return replace(attention, drops={**attention.drops, "position_bias": LOGITS})
 
 
 def needed(attention: AttentionSpec, config: MixerConfig) -> dict[str, str]:
@@ -49,6 +59,19 @@ def check_named(drop: Collection[str], attention: AttentionSpec, config: MixerCo
 def check_used(drop: Iterable[str], layers: Collection[AttentionSpec]) -> None:
     """Raise OptionError for a name that no converted layer has."""
     for name in drop:
-        if not any(name in layer.drops for layer in layers):
+        if not any(name in layer.drops or (name == "position_bias" and layer.has_bias) for layer in layers):
             got = f"{name!r}, which no converted layer has"
             raise OptionError("drop", got, "parts of these layers", "Leave it out.")
+
+
+def naming_drops(convert: Callable[..., T]) -> T:
+    """What `convert(drop=)` returns, or does, with those parts named for which it asks."""
+    drop: tuple[str, ...] = ()
+    while True:
+        try:
+            return convert(drop=drop)
+        except OptionError as error:
+            asked = tuple(name for name in DROPS if repr(name) in error.cure and name not in drop)
+            if not error.argument.endswith("drop") or not asked:
+                raise
+            drop += asked

@@ -56,6 +56,13 @@ def visible(mask: Tensor, *, inverted: bool, shares: bool = False) -> Tensor:
     return ~mask if inverted and mask.dtype == torch.bool else mask != 0
 
 
+def for_all_heads(mask: Tensor, axis: int, argument: str) -> Tensor:
+    """A mask without its axis of heads. Raises MaskError where they differ."""
+    if mask.shape[axis] > 1 and not holds((mask == mask.narrow(axis, 0, 1)).all(), "takes one mask for all heads"):
+        raise MaskError(argument, "a mask that differs between heads", "one mask for all heads", "")
+    return mask.select(axis, 0)
+
+
 class Split(NamedTuple):
     """A mask in the parts that mixers support: causal order, padding (B, M) of the context, or arbitrary (B, N, M)."""
 

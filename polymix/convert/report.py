@@ -127,6 +127,8 @@ class ConversionReport:
         self.context: Extension | None = None
         self._host, self._after = model, dict(adapters)
         self._before = {name: model.get_submodule(name) for name in adapters}
+        layers_of_both = (*self._before.values(), *self._after.values())
+        self._modes = {part: part.training for layer in layers_of_both for part in layer.modules()}
         self.model = adapters.get("", model)
         self._settings: list[tuple[Any, str, Any]] = []  # of the host, as they were
         self._hooks: list[RemovableHandle] = []
@@ -221,8 +223,10 @@ class ConversionReport:
 
     def _replace(self, old: Mapping[str, nn.Module], new: Mapping[str, nn.Module]) -> None:
         for name, module in new.items():
-            if module.training != old[name].training:
-                module.train(not module.training)
+            if (training := old[name].training) != module.training:
+                module.train(training)
+                for part in module.modules() if training == self._modes[module] else ():
+                    part.training = self._modes.get(part, training)
             _place(self._host, name, module)
 
     def remember(self) -> None:

@@ -51,6 +51,7 @@ class AttentionSpec(AttentionMaps):
         prefix: number of tokens in front of the grid, such as class tokens.
         max_tokens: longest sequence that the host accepts, if it has a limit.
         any_length: whether the number of tokens changes between calls.
+        biased: whether its logits get biases, beside `relative`, that softmax in its place keeps.
         own_values: whether its values come from another input than its keys, as in attention(x + positions, x); None:
             a call decides.
         dropout: probability, on its output.
@@ -70,6 +71,7 @@ class AttentionSpec(AttentionMaps):
     prefix: int = 0
     max_tokens: int | None = None
     any_length: bool = False
+    biased: bool = False
     own_values: bool | None = False
     dropout: float = 0.0
     rotary: float | None = None
@@ -78,6 +80,11 @@ class AttentionSpec(AttentionMaps):
     projected: tuple[int, int, int] | None = None
     cost: Callable[[int], int] | None = None
     drops: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether its logits get biases that softmax in its place keeps."""
+        return self.biased or self.relative is not None
 
     @property
     def keys(self) -> dict[str, None]:

@@ -42,6 +42,8 @@ class MixerConfig:
     sees: ClassVar[str] = "everything"  # which tokens a token can see
     layer_of: ClassVar[str | None] = None  # library whose layer the mixer wraps
     is_attention: ClassVar[bool] = False  # softmax attention, global or windowed; `convert` may keep the host's layer
+    keeps_bias: ClassVar[bool] = False  # biases on attention's logits can stay where it takes attention's place
+    attends_apart: ClassVar[bool] = False  # its `attend` takes packed segments
     reads_keys: ClassVar[bool] = True  # given a context and values of their own, the context still plays a part
     cache_grows: ClassVar[bool] = False  # generation needs a cache that grows with the sequence
     forms: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # the options of each preset; see `with_preset`
@@ -140,6 +142,11 @@ class MixerConfig:
     def causal_by_build(self) -> bool:
         """Whether the weights make the mixer causal, rather than `causal=` in the call."""
         return False
+
+    @property
+    def reach(self) -> int | None:
+        """The most tokens that a token sees; None: all."""
+        return None
 
     @property
     def rotary_base(self) -> float | None:

@@ -46,6 +46,8 @@ class Elsewhere(nn.Module):
 
 def borrowing(mixer: H, dim: int) -> H:
     """The mixer without projections, for a layer of `dim` channels that projects for it; `attend` alone works."""
+    for name in mixer.projections:
+        delattr(mixer, name)
     mixer.qkv, mixer.proj = Elsewhere(dim, 3 * mixer.dim), Elsewhere(mixer.dim, dim)
     mixer.register_forward_pre_hook(_refuse)
     return mixer

@@ -65,6 +65,7 @@ class TokenMixer(nn.Module, ABC):
     contexts = 1  # number of context tensors that a call may pass
     needs_context = False  # True: every call must pass all contexts
     impls: ClassVar[tuple[str, ...]] = ("auto", "eager")  # values allowed for the option `impl`
+    projections: ClassVar[tuple[str, ...]] = ("qkv", "proj")  # the parts around `attend`, which a layer may have itself
     feature_maps: ClassVar[bool] = False  # True: x may also be (B, D, H, W); the output has the same layout
 
     def __init__(self, config: Any, dim: int, **kw: Any) -> None:

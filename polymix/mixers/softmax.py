@@ -130,6 +130,7 @@ class SoftmaxConfig(HeadsConfig, GridConfig):
     sees: ClassVar[str] = "any mask"
     forms: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": {"bias": True}, "equations": {"bias": False}}
     is_attention: ClassVar[bool] = True
+    keeps_bias: ClassVar[bool] = True
     cache_grows: ClassVar[bool] = True
     relative: bool = False
     rotary: float | None = None

@@ -9,6 +9,7 @@ import torch
 import polymix
 from polymix import errors
 from polymix.convert.adapters.transformers.families import BorrowingAdapter
+from polymix.convert.heads import Heads
 from polymix.mixers.heads_mixer import borrowing
 from polymix.mixers.registry import config_class
 from tests.contracts.library_cases import whisper_config
@@ -29,6 +30,8 @@ def test_a_mixer_is_attend_between_its_projections(name, causal):
     """What a layer that projects for a mixer gets is what the mixer computes itself; and no projection is left in it."""
     if causal and not config_class(name).mixer.capabilities.causal:
         pytest.skip("untested: the mixer is not causal")
+    if not causal and config_class(name)().causal_by_build:
+        pytest.skip("untested: the mixer is always causal")
     mixer = polymix.create_mixer(name, 16, dtype=torch.float64)
     x, mask = torch.randn(2, 7, 16, dtype=torch.float64), torch.ones(2, 7, dtype=torch.bool)
     mask[:, 5:] = False
@@ -41,6 +44,24 @@ def test_a_mixer_is_attend_between_its_projections(name, causal):
     assert not any(parameter.shape[0] == 16 for parameter in lent.parameters())
     with pytest.raises(errors.CapabilityError, match="projections belong to the layer"):
         lent(x)
+
+
+def test_relu_linear_is_lent_without_its_norm():
+    """Its BatchNorm comes after W_o, which stays the layer's."""
+    config = config_class("relu_linear")(heads=2, norm=None)
+    assert config.attends and not config_class("relu_linear")().attends
+    mixer = config.build(16, dtype=torch.float64)
+    x, mask = torch.randn(2, 7, 16, dtype=torch.float64), torch.arange(7).expand(2, -1) < 5
+    columns = mixer.mla.qkv(x.transpose(1, 2).unsqueeze(-1)).squeeze(-1)
+    q, k, v = columns.unflatten(1, (2, 3, 8)).transpose(-1, -2).unbind(2)
+    y, _ = mixer.attend(q, k, v, mask=mask)
+    expected, out = mixer(x, mask=mask), mixer.mla.proj.conv
+    ours = y.transpose(1, 2).flatten(2) @ out.weight.flatten(1).t() + out.bias
+    torch.testing.assert_close(ours[mask], expected[mask])
+    assert not list(borrowing(mixer, 24).parameters())
+    model = encoder("modernbert")
+    assert borrows(polymix.convert(model, config_class("relu_linear")(norm=None)))
+    assert logits(model).isfinite().all()
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "olmo2", "gpt_neox", "mistral"])
@@ -74,6 +95,27 @@ def test_generation_keeps_a_state_a_layer(mixer, tmp_path):
     assert torch.equal(logits(model), before)
 
 
+def test_local_attention_keeps_angles_windows_and_packed_sequences():
+    """A window as long as the input is the layer itself; a shorter one generates from a state of its length."""
+    model = language("qwen3")
+    before = logits(model)
+    report = polymix.convert(model, "local")
+    assert borrows(report)
+    torch.testing.assert_close(logits(model, use_cache=False), before)
+    report.undo()
+    report = polymix.convert(model, "local:window=3")
+    assert all(layer.error > 0.01 for layer in report.layers) and borrows(report)
+    one, two = (model.generate(IDS, use_cache=use, **TOKENS) for use in (True, False))
+    assert torch.equal(one, two)
+    assert all(adapter.mixer.capabilities.recurrent for adapter in report.adapters.values())
+    adapter = report.adapters["model.layers.0.self_attn"]
+    q, k, v = torch.randn(3, 2, 4, 6, 8)
+    heads = Heads(q, k, v)
+    both = adapter.mix(heads, segments=torch.tensor([[0, 0, 1, 1, 1, 1]] * 2))
+    alone = [adapter.mix(Heads(*(part[:, :, at] for part in (q, k, v)))) for at in (slice(2), slice(2, 6))]
+    torch.testing.assert_close(both, torch.cat(alone, 2))
+
+
 def test_a_sequence_in_pieces_is_the_sequence():
     model = language("qwen3")
     polymix.convert(model, "qt")
@@ -85,7 +127,7 @@ def test_a_sequence_in_pieces_is_the_sequence():
     torch.testing.assert_close(torch.cat(parts, 1), logits(model, use_cache=False))
 
 
-@pytest.mark.parametrize("mixer", ATTENDING)
+@pytest.mark.parametrize("mixer", [name for name in ATTENDING if not config_class(name)().causal_by_build])
 def test_an_encoder_reads_no_padding(mixer):
     model = encoder("modernbert")
     report = polymix.convert(model, mixer)
@@ -212,3 +254,22 @@ def test_a_plan_with_other_heads_or_fresh_weights_projects_itself():
     for plan, options in (("qt:heads=2", {}), ("qt", {"init": "fresh"})):
         report = polymix.convert(language("mistral", **SMALL), plan, **options)
         assert not borrows(report)
+
+
+@pytest.mark.parametrize("broken", ["answer", "forward"])
+def test_a_graph_that_breaks_inside_a_layer_keeps_its_cache(broken, monkeypatch):
+    """Whichever part then runs outside the graph: the next token continues from the state."""
+    model = language("qwen3")
+    report = polymix.convert(model, "qt")
+    expected = model.generate(IDS[:1], use_cache=True, **TOKENS)
+    for adapter in report.adapters.values():
+        outside = torch._dynamo.disable(getattr(adapter, broken), recursive=broken == "answer")
+        monkeypatch.setattr(adapter, broken, outside)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager")
+    state = transformers.DynamicCache(config=model.config)
+    with torch.no_grad():
+        compiled(expected[:, :-1], past_key_values=state, use_cache=True)
+        last = compiled(expected[:, -1:], past_key_values=state, use_cache=True).logits[:, -1]
+        torch.testing.assert_close(last, logits(model, expected, use_cache=False)[:, -1])
+    assert all(adapter.latest_cache is None for adapter in report.adapters.values())

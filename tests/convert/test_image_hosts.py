@@ -28,6 +28,11 @@ class Host(NamedTuple):
     discards: tuple[str, ...] = ()
     recipe: str | None = None
 
+    @property
+    def drop(self):
+        """What a conversion has to name."""
+        return ("position_bias",) if "position_bias" in self.discards else ()
+
 
 def images(*size, channels=3):
     return torch.randn(2, channels, *size, generator=torch.Generator().manual_seed(0))
@@ -117,11 +122,11 @@ def photo_and_text():
 
 EDGE = ["stages.1.blocks.0.xca", "stages.2.blocks.0.xca"]
 NEXT = [*(f"stages.{i}.blocks.0" for i in range(4)), "stages.3.blocks.1"]
-REL = ("rel_pos_h", "rel_pos_w")
+REL = ("rel_pos_h", "rel_pos_w", "position_bias")
 HOSTS = {
     "EdgeNeXt": Host(edgenext, lambda: images(64, 96), EDGE, "xca"),
     "EfficientFormer": Host(efficientformer, lambda: images(224, 224), ["stages.3.blocks.2.token_mixer"], None,
-                            ("attention_biases",)),
+                            ("attention_biases", "position_bias")),
     "FastViT": Host(fastvit, lambda: images(64, 128), [f"stages.3.blocks.{i}.token_mixer" for i in (0, 1)]),
     "SwiftFormer of timm": Host(timm_swiftformer, lambda: images(64, 96),
                                 [f"stages.{i}.blocks.0.attn" for i in range(4)], "additive"),
@@ -165,7 +170,7 @@ def without_positions(model):
 def test_named_layers_are_replaced_and_learn(host, mixer):
     inputs = host.inputs()
     model = host.build()
-    report = converts(model, mixer, inputs, input=inputs)
+    report = converts(model, mixer, inputs, input=inputs, drop=host.drop)
     assert replaced(report) == host.layers
     assert all(layer.error is not None for layer in report.layers if layer.now)
     assert all(set(host.discards) <= set(layer.dropped) for layer in report.layers if layer.now)
@@ -175,18 +180,18 @@ def test_named_layers_are_replaced_and_learn(host, mixer):
 def test_the_twin_is_the_host(host):
     inputs, model = host.inputs(), without_positions(stirred(host.build()).eval())
     expected = answer(model, inputs)
-    report = polymix.convert(model, host.twin, copy=True, input=inputs)
+    report = polymix.convert(model, host.twin, copy=True, input=inputs, drop=host.drop)
     near(answer(report.model, inputs), expected)
     assert replaced(report) == host.layers and all(layer.error < 1e-5 for layer in report.layers if layer.now)
     for layer in report.layers:
         assert not layer.now or (not layer.fresh and set(layer.dropped) <= set(host.discards))
     accounts(report)
-    undoes(model, host.twin, inputs, input=inputs)
+    undoes(model, host.twin, inputs, input=inputs, drop=host.drop)
 
 
 def test_saved_and_loaded(host, tmp_path):
     inputs = host.inputs()
-    model = polymix.convert(host.build(), "padre:kernel_size=3", input=inputs).model
+    model = polymix.convert(host.build(), "padre:kernel_size=3", input=inputs, drop=host.drop).model
     expected = answer(model, inputs)
     polymix.save_pretrained(model, tmp_path, host=host.recipe)
     identical(answer(polymix.load_pretrained(tmp_path, trust=host.recipe is not None), inputs), expected)
@@ -196,7 +201,7 @@ def test_saved_and_loaded(host, tmp_path):
 def test_every_image_has_its_own_grid(name):
     """Maps that are wider than those at conversion: the mixer gets the grid of the call."""
     host, seen = HOSTS[name], []
-    model = polymix.convert(host.build(), "padre:kernel_size=3", input=host.inputs()).model.eval()
+    model = polymix.convert(host.build(), "padre:kernel_size=3", input=host.inputs(), drop=host.drop).model.eval()
     mixer = model.get_submodule(host.layers[-1]).mixer
     mixer.register_forward_pre_hook(lambda _, args, kwargs: seen.append(kwargs.get("grid")), with_kwargs=True)
     model(images(64, 192) if name != "SAM of timm" else images(64, 64))
@@ -207,10 +212,10 @@ def test_every_image_has_its_own_grid(name):
 def test_sam_s_windows_kept_and_merged(name):
     host = HOSTS[name]
     inputs = host.inputs()
-    kept = polymix.convert(host.build(), "poly_sa", copy=True)
+    kept = polymix.convert(host.build(), "poly_sa", copy=True, drop=host.drop)
     grids = [part.mixer.config.grid for part in kept.adapters.values()]
     assert grids == [(3, 3), (8, 8)], "the first layer has windows of 3 × 3, the second sees the map"
-    merged = converts(host.build(), "poly_sa", inputs, windows="merge", input=inputs)
+    merged = converts(host.build(), "poly_sa", inputs, windows="merge", input=inputs, drop=host.drop)
     assert [part.mixer.config.grid for part in merged.adapters.values()] == [(8, 8), (8, 8)]
     adapter = merged.adapters[host.layers[0]]
     map_ = torch.randn(2, 8, 8, 16)
@@ -242,7 +247,7 @@ def test_the_rest_of_the_block_is_as_it_was(name):
     host = HOSTS[name]
     model, inputs = stirred(host.build()).eval(), host.inputs()
     expected = answer(model, inputs)
-    report = polymix.convert(model, "padre:kernel_size=3", copy=True, input=inputs)
+    report = polymix.convert(model, "padre:kernel_size=3", copy=True, input=inputs, drop=host.drop)
     for layer, block in report.adapters.items():
         own = Exact(report.attentions[layer].get_submodule(block.replaced_part))
         own.capabilities, own.config = block.mixer.capabilities, block.mixer.config

@@ -11,6 +11,7 @@ from tests.contracts.library_cases import imported
 from tests.convert.checks import accounts, answer, converts, identical, near, refuses, same_as_host, stirred, undoes
 
 X = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(0))
+BIAS = ("position_bias",)
 MIXERS = ("qt", "linear", "pom", "padre", "poly_nl")
 
 
@@ -129,12 +130,35 @@ class PartlyBiasedAttention(BiasedAttention):
 def test_a_biased_host_says_what_it_loses(kind):
     model = Model(kind)
     expected = answer(model, X)
-    report = polymix.convert(model, "qt", input=X)
-    assert "a bias" in report.layers[0].dropped["attn_mask"]
+    error = refuses(model, "qt", OptionError, "position_bias", input=X)
+    assert "--drop position_bias" in error.cure
+    report = polymix.convert(model, "qt", input=X, drop=BIAS)
+    assert "logits" in report.layers[0].dropped["position_bias"]
     report.undo()
     report = polymix.convert(model, "softmax", input=X)
     near(answer(model, X), expected)
     assert not report.layers[0].dropped  # softmax keeps the bias
+
+
+def test_a_bias_that_is_zero_so_far_is_a_bias():
+    model = Model(BiasedAttention)
+    for layer in model.layers:
+        nn.init.zeros_(layer.bias)
+    refuses(model.requires_grad_(False), "qt", OptionError, "position_bias", input=X)
+    polymix.convert(model, "softmax", input=X)
+    for layer in model.layers:
+        nn.init.ones_(layer.layer.bias[..., 0])
+    one = Model(BiasedAttention)
+    one.load_state_dict({name.replace(".layer.", "."): value for name, value in model.state_dict().items()})
+    near(answer(model, X), answer(one, X))
+
+
+def test_softmax_with_a_bias_sees_no_padding():
+    layer, padding = Model(BiasedAttention).eval(), padded()["padding"]
+    layer = polymix.convert(layer, "softmax", input=X).model.layers[0]
+    other = X.masked_fill(~padding[..., None], 7.0)
+    one, two = (layer.answered((x,), {}, padding)[padding] for x in (X, other))
+    near([one], [two])
 
 
 class SwitchedAttention(Own):
@@ -290,7 +314,7 @@ def test_layers_of_timm_convert_and_come_back(name):
     model, x = timm_layer(name)
     expected = answer(model, x)
     for mixer in ("softmax", "qt"):
-        report = polymix.convert(model, mixer, input=x)
+        report = polymix.convert(model, mixer, input=x, drop=BIAS if "levit" in name else ())
         if mixer == "softmax":
             near(answer(model, x), expected)
         report.model.train()(x).sum().backward()
@@ -311,3 +335,56 @@ def test_layers_of_timm_that_are_no_softmax_attention_over_tokens_are_refused(na
     module, _, kind = name.partition(":")
     layer = getattr(__import__(module, fromlist=[kind]), kind)(**options)
     refuses(nn.Sequential(layer), "qt", (CapabilityError, OptionError), match, input=X[:, :9])
+
+
+@pytest.mark.parametrize("mixer", ["qt", "pom"])
+def test_parts_keep_the_modes_that_they_had(mixer):
+    """A norm that its owner froze stays frozen beside the mixer, through the former model and after undo."""
+    model = Model().train()
+    model.layers[0].norm.eval()
+    modes = lambda: {name: part.training for name, part in model.named_modules() if "norm" in name}  # noqa: E731
+    before = modes()
+    report = polymix.convert(model, mixer, input=X)
+    after = {name.replace(".layer.", "."): training for name, training in modes().items()}
+    assert after.items() <= before.items(), "a conversion changed the mode of a part"
+    assert model.layers[0].mixer.training, "what is new is in the mode of its layer"
+    model.eval()
+    with report.former():
+        pass
+    model.train()
+    assert report.undo() is model
+    assert modes() == before, "undo changed the mode of a part"
+
+
+class Moody(Own):
+    """A layer that cannot be called in training mode."""
+
+    def forward(self, x, padding=None):
+        if self.training:
+            raise ValueError("not today")
+        return super().forward(x, padding)
+
+
+def test_dropout_that_could_not_be_looked_for_is_no_dropout_that_is_absent():
+    report = polymix.convert(Model(Moody), "qt", input=X)
+    assert "not today" in report.layers[0].dropped["dropout"]
+
+
+def test_what_fails_in_a_mixer_is_not_blamed_on_its_widths(monkeypatch):
+    """Heads of two widths are named where the mixer needs one; any other error is raised as it is."""
+
+    class TwoWidths(Own):
+        def heads(self, x):
+            q, k, v = super().heads(x)
+            return q[..., :4], k[..., :4], v
+
+    model = Model(TwoWidths)
+    refuses(model, "hydra", CapabilityError, "heads of two widths", input=X)
+    polymix.convert(model, "linear", input=X)
+
+    def breaks(*args, **kwargs):
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(model.layers[0].mixer, "attend", breaks)
+    with pytest.raises(RuntimeError, match="out of luck"):
+        model(X)

@@ -49,11 +49,16 @@ def test_relative_biases_of_an_encoder_and_its_decoder():
 def test_scaled_angles_are_lost_by_name():
     """A mixer that never turns queries and keys loses no more by scaled angles than by plain ones."""
     scaled = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}
-    for kind in ("llama", "qwen3"):
-        model = language(kind, **GROUPED, **scaled)
-        polymix.convert(model, "pom", copy=True)
-        refuses(model, "local", OptionError, "'rotary'")
-        polymix.convert(model, "local", drop=("rotary",))
+    model = language("llama", **GROUPED, **scaled)
+    polymix.convert(model, "pom", copy=True)
+    refuses(model, "local", OptionError, "'rotary'")
+    polymix.convert(model, "local", drop=("rotary",))
+    model = language("qwen3", **GROUPED, **scaled)
+    polymix.convert(model, "pom", copy=True)
+    refuses(model, "local", OptionError, "'rotary'", init="fresh")
+    before = logits(model)
+    polymix.convert(model, "local")  # the layer turns queries and keys itself
+    assert torch.allclose(logits(model, use_cache=False), before, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("drop", ["position_bias", ("bias",), (3,), 3])

@@ -112,7 +112,7 @@ def test_windows_that_were_merged(tmp_path):
         num_heads=(2, 2), num_classes=3,
     )  # fmt: skip
     for windows in ("keep", "merge"):
-        given = {"windows": windows, "input": images(16)}
+        given = {"windows": windows, "input": images(16), "drop": ("position_bias",)}
         report = polymix.convert(stirred(model), "padre" if windows == "merge" else "pom", copy=True, **given)
         loaded = round_trip(report.model.eval(), tmp_path)
         assert torch.equal(answer(loaded, images(16))[0], answer(report.model, images(16))[0])

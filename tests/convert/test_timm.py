@@ -153,15 +153,26 @@ def test_what_the_attention_does_besides_is_listed():
     )
     assert {"gate.weight", "q_norm"} <= set(polymix.convert(gated, "qt").layers[0].dropped)
     rotary = polymix.convert(eva(use_rot_pos_emb=True), "qt").layers[0].dropped
-    assert set(rotary) == {"rope"}
-    assert set(polymix.convert(beit(use_rel_pos_bias=True), "qt").layers[0].dropped) == {"relative_position_bias_table"}
-    assert set(polymix.convert(beit(use_shared_rel_pos_bias=True), "qt").layers[0].dropped) == {"shared_rel_pos_bias"}
+    assert set(rotary) == {"rotary"}
+    for kind, name in (("rel_pos", "relative_position_bias_table"), ("shared_rel_pos", "shared_rel_pos_bias")):
+        report = polymix.convert(beit(**{f"use_{kind}_bias": True}), "qt", drop=("position_bias",))
+        assert set(report.layers[0].dropped) == {name, "position_bias"}
+
+
+@pytest.mark.parametrize("mixer", ["softmax", "pom"])
+def test_positions_in_the_logits_are_lost_by_name_alone(mixer):
+    """Softmax mixers have no biases of BEiT's kind, nor EVA's angles; other mixers never turn anything."""
+    refuses(beit(use_rel_pos_bias=True), mixer, OptionError, r"--drop position_bias")
+    if mixer == "softmax":
+        refuses(eva(use_rot_pos_emb=True), mixer, OptionError, r"--drop rotary")
+    polymix.convert(eva(use_rot_pos_emb=True), mixer, drop=("rotary",))
 
 
 def test_rotary_eva_and_biased_beit_learn():
     for model in (eva(use_rot_pos_emb=True), beit(use_rel_pos_bias=True)):
         for mixer in ("padre", "qt"):
-            converts(model, mixer, IMAGES, input=IMAGES)
+            drop = () if model.blocks[0].attn.__class__.__name__ == "EvaAttention" else ("position_bias",)
+            converts(model, mixer, IMAGES, input=IMAGES, drop=drop)
 
 
 def test_another_width_out_is_refused():

@@ -156,10 +156,11 @@ def test_there_are_no_weights_to_return():
 
 def test_what_no_mixer_takes_over_is_listed_with_its_reason():
     module = attention(add_bias_kv=True, add_zero_attn=True, dropout=0.1)
-    (layer,) = swapped(module).layers
-    assert set(layer.dropped) == {"bias_k", "bias_v", "add_zero_attn", "dropout"}
+    refuses(module, "softmax", OptionError, "--drop sinks")
+    (layer,) = swapped(module, drop=("sinks",)).layers
+    assert set(layer.dropped) == {"bias_k", "bias_v", "add_zero_attn", "dropout", "sinks"}
     assert layer.dropped["bias_k"] == "an extra key beside the tokens'"
-    accounts(swapped(module, "pom"))
+    accounts(swapped(module, "pom", drop=("sinks",)))
 
 
 def test_keys_of_another_width_are_an_error():
@@ -369,9 +370,10 @@ def test_own_attention_converts(class_token):
     images = torch.randn(2, 3, 12, 12)
     same_as_host(model, images)
     for mixer in ("padre", "qt", "poly_nl") if class_token else MIXERS:
-        report = converts(model, mixer, images, input=images)
+        drop = () if class_token else ("position_bias",)
+        report = converts(model, mixer, images, input=images, drop=drop)
         survives(report.model, images, backend=None)
-        undoes(model, mixer, images)
+        undoes(model, mixer, images, drop=drop)
         assert ("table" in report.layers[0].dropped) is not class_token
     identical(answer(model, images), answer(model, images))
 

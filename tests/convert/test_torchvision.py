@@ -17,6 +17,9 @@ vision = pytest.importorskip("torchvision", reason="untested: models of torchvis
 IMAGES = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(0))
 
 
+BIAS = ("position_bias",)
+
+
 def vit():
     return vision.VisionTransformer(12, 4, 2, 2, 16, 24, num_classes=5)
 
@@ -80,10 +83,10 @@ def test_swin_of_two_stages():
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_swin_converts_without_its_windows(mixer):
     images = torch.randn(2, 3, 12, 12)
-    report = converts(swin(), mixer, images, input=images, windows="merge")
+    report = converts(swin(), mixer, images, input=images, windows="merge", drop=BIAS)
     assert report.layers[0].tokens == 36 and "relative_position_bias_table" in report.layers[0].dropped
     survives(report.model, images, backend=None)
-    undoes(swin(), mixer, images, input=images, windows="merge")
+    undoes(swin(), mixer, images, input=images, windows="merge", drop=BIAS)
     assert answer(report.model, torch.randn(1, 3, 8, 20))[0].shape == (1, 5)
 
 
@@ -91,14 +94,14 @@ def test_swin_converts_without_its_windows(mixer):
 def test_swin_converts_within_its_windows(mixer):
     images = torch.randn(2, 3, 10, 14)
     plan = {"features.1.*.attn": mixer}  # the second is shifted
-    report = converts(swin(), plan, images, input=images)
+    report = converts(swin(), plan, images, input=images, drop=BIAS)
     assert report.adapters["features.1.0.attn"].grid == report.adapters["features.1.1.attn"].grid == (2, 2)
     survives(report.model, images, backend="eager" if mixer == "qt" else None)
-    undoes(swin(), plan, images)
+    undoes(swin(), plan, images, drop=BIAS)
 
 
 def test_tokens_that_were_no_neighbours_do_not_see_each_other_in_a_shifted_window():
-    model = polymix.convert(swin(), {"features.1.1.attn": "pom"}).model.eval()
+    model = polymix.convert(swin(), {"features.1.1.attn": "pom"}, drop=BIAS).model.eval()
     layer = model.features[1][1].attn
     x = torch.randn(1, 4, 4, 16)
     with torch.no_grad():
@@ -110,9 +113,9 @@ def test_tokens_that_were_no_neighbours_do_not_see_each_other_in_a_shifted_windo
 
 def test_mixers_tied_to_another_size_than_the_regions_are_an_error():
     tied = polymix.PadreConfig(weight="full", grid=(2, 2))
-    refuses(swin(), tied, CapabilityError, 'features.1.1.attn .*shifted windows.*windows="merge"')
-    refuses(swin(), "padre", OptionError, "features.1.0.attn .*grid.*Pass grid=", windows="merge")
-    refuses(swin(), "qt", OptionError, r"the window, \(2, 2\)", grid=(3, 3))
+    refuses(swin(), tied, CapabilityError, 'features.1.1.attn .*shifted windows.*windows="merge"', drop=BIAS)
+    refuses(swin(), "padre", OptionError, "features.1.0.attn .*grid.*Pass grid=", windows="merge", drop=BIAS)
+    refuses(swin(), "qt", OptionError, r"the window, \(2, 2\)", grid=(3, 3), drop=BIAS)
 
 
 def test_swin_v2_is_listed_as_unknown():
@@ -134,10 +137,10 @@ def test_maxvit_with_softmax_is_the_maxvit():
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_maxvit_converts(mixer):
     images = torch.randn(2, 3, 16, 16)
-    report = converts(maxvit(), mixer, images, input=images)
+    report = converts(maxvit(), mixer, images, input=images, drop=BIAS)
     survives(report.model, images, backend=None)
-    undoes(maxvit(), mixer, images)
-    refuses(maxvit(), mixer, OptionError, "MaxViT", windows="merge")
+    undoes(maxvit(), mixer, images, drop=BIAS)
+    refuses(maxvit(), mixer, OptionError, "MaxViT", windows="merge", drop=BIAS)
 
 
 # Without torchvision

@@ -286,14 +286,16 @@ class TestWhatDiffers:
     def test_beits_relative_positions_go_and_come_back(self):
         model = vit("Beit", use_relative_position_bias=True)
         inputs = {"pixel_values": images()}
-        checks.undoes(model, "padre", inputs, input=inputs)
-        report = checks.converts(model, {"layers.0.*": "padre"}, inputs, input=inputs)
-        assert "logits" in report.layers[0].dropped["relative_position_bias"]
+        lost = ("position_bias",)
+        checks.refuses(model, "softmax", OptionError, "position_bias", input=inputs)
+        checks.undoes(model, "padre", inputs, input=inputs, drop=lost)
+        report = checks.converts(model, {"layers.0.*": "padre"}, inputs, input=inputs, drop=lost)
+        assert "logits" in report.layers[0].dropped["position_bias"]
         assert report.model.layers[0].relative_position_bias is None, "N² scores would be made for nobody"
         assert report.model.layers[1].relative_position_bias is not None
         shared = vit("Beit", use_shared_relative_position_bias=True)
-        report = checks.converts(shared, "qt", inputs, input=inputs)
-        assert "logits" in report.layers[0].dropped["relative_position_bias"]
+        report = checks.converts(shared, "qt", inputs, input=inputs, drop=lost)
+        assert "logits" in report.layers[0].dropped["position_bias"]
 
     def test_dropout_of_weights_is_reported_and_that_of_the_output_kept(self):
         (layer,) = polymix.convert(built("Bert", vocab_size=9, num_hidden_layers=1, hidden_size=24), "pom").layers

@@ -10,6 +10,7 @@ from polymix.errors import CapabilityError, OptionError
 from tests.convert.checks import converts, near, refuses, same_as_host, stirred, survives, undoes
 
 cure_torchvision()
+BIAS = ("position_bias",)
 WINDOW, SHIFT = (4, 4), (2, 2)
 MIXERS = ["padre:kernel_size=3", "qt", "poly_sa", "poly_sa:positions=mean", "poly_nl", "pom", "pom:rotary=2d", "linear",
           "prodpoly", "xca", "conv2former:kernel_size=3"]  # fmt: skip
@@ -87,7 +88,7 @@ def layer_on_map(library, model, x):
 @pytest.mark.parametrize("library", HOSTS)
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_each_region_is_mixed_alone(library, mixer):
-    model = polymix.convert(stirred(HOSTS[library]()).double().eval(), mixer).model
+    model = polymix.convert(stirred(HOSTS[library]()).double().eval(), mixer, drop=BIAS).model
     adapter = model.get_submodule(LAYERS[library])
     for size in ((8, 8), (6, 11), (12, 5)):
         x = torch.randn(2, *size, 16, dtype=torch.float64)
@@ -110,7 +111,7 @@ def test_regions_as_ids_and_as_rectangles_are_the_same():
 @pytest.mark.parametrize("library", HOSTS)
 @pytest.mark.parametrize("mixer", ["padre", "poly_sa:positions=mean", "softmax"])
 def test_whole_models_learn(library, mixer):
-    report = converts(HOSTS[library](), mixer, images(32, 32), input=images(32, 32))
+    report = converts(HOSTS[library](), mixer, images(32, 32), input=images(32, 32), drop=BIAS)
     assert {layer.now for layer in report.layers} == {mixer.partition(":")[0]}
 
 
@@ -123,22 +124,28 @@ def test_softmax_is_the_host(library):
 @pytest.mark.parametrize("library", HOSTS)
 def test_copies_bfloat16_compile_and_undo(library):
     model = stirred(HOSTS[library]())
-    undoes(model, "poly_nl", images(32, 32), input=images(32, 32))
-    survives(polymix.convert(model, "poly_nl").model, images(32, 32), backend="eager" if library == "timm" else None)
+    undoes(model, "poly_nl", images(32, 32), input=images(32, 32), drop=BIAS)
+    survives(
+        polymix.convert(model, "poly_nl", drop=BIAS).model,
+        images(32, 32),
+        backend="eager" if library == "timm" else None,
+    )
 
 
 @pytest.mark.parametrize("library", HOSTS)
 def test_a_mixer_tied_to_one_size_is_refused_in_shifted_windows(library):
     tied = polymix.PadreConfig(weight="full", grid=WINDOW)
-    refuses(HOSTS[library](), {LAYERS[library]: tied}, CapabilityError, 'windows="merge"')
-    polymix.convert(HOSTS[library](), {LAYERS[library].replace("1.att", "0.att"): tied})
+    refuses(HOSTS[library](), {LAYERS[library]: tied}, CapabilityError, 'windows="merge"', drop=BIAS)
+    polymix.convert(HOSTS[library](), {LAYERS[library].replace("1.att", "0.att"): tied}, drop=BIAS)
 
 
 def test_merged_windows_of_transformers_see_the_map():
     for mixer in ("padre:kernel_size=3", "poly_sa"):
-        report = converts(transformers_swin(), mixer, images(32, 32), windows="merge", input=images(32, 32))
+        report = converts(transformers_swin(), mixer, images(32, 32), windows="merge", input=images(32, 32), drop=BIAS)
         assert [layer.tokens for layer in report.layers] == [64, 64, 16, 16]
-    model = polymix.convert(stirred(transformers_swin()).double().eval(), "padre:kernel_size=3", windows="merge").model
+    model = polymix.convert(
+        stirred(transformers_swin()).double().eval(), "padre:kernel_size=3", windows="merge", drop=BIAS
+    ).model
     mixer, x = model.get_submodule(LAYERS["transformers"]).mixer, torch.randn(2, 6, 11, 16, dtype=torch.float64)
     with torch.no_grad():
         wanted = mixer(x.flatten(1, 2), grid=(6, 11)).view(x.shape)
@@ -148,7 +155,7 @@ def test_merged_windows_of_transformers_see_the_map():
 @pytest.mark.parametrize("size", [(32, 48), (40, 56)])
 def test_images_of_another_size_in_transformers(size):
     """Each stage takes the size of its map from the stage before, also where it fills no whole windows."""
-    report = polymix.convert(stirred(transformers_swin()).eval(), "padre:kernel_size=3")
+    report = polymix.convert(stirred(transformers_swin()).eval(), "padre:kernel_size=3", drop=BIAS)
     report.model(images(*size), interpolate_pos_encoding=True)
     rows, columns = size[0] // 4, size[1] // 4
     grids = [part.current_grid for part in report.adapters.values()]
@@ -156,7 +163,7 @@ def test_images_of_another_size_in_transformers(size):
 
 
 def test_a_shift_that_changes_after_the_conversion_is_an_error():
-    model = polymix.convert(timm_swin(16, window_size=4), "poly_nl").model
+    model = polymix.convert(timm_swin(16, window_size=4), "poly_nl", drop=BIAS).model
     model.set_input_size((32, 32), window_size=4)
     with pytest.raises(OptionError, match=r"shift_size.*convert it again"):
         model(images(32, 32))

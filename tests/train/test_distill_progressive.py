@@ -109,7 +109,9 @@ def test_attention_cannot_stand_in_where_the_host_runs_without_a_part_of_it():
         use_relative_position_bias=True,
     )  # fmt: skip
     x = torch.randn(2, 3, 16, 16)
-    report = polymix.convert(transformers.BeitForImageClassification(config).eval(), "qt", input=x)
+    report = polymix.convert(
+        transformers.BeitForImageClassification(config).eval(), "qt", input=x, drop=("position_bias",)
+    )
     with pytest.raises(CapabilityError, match="runs without its relative_position_bias"):
         distill(report, [(x, torch.zeros(2).long())] * 4, imitate_epochs=0, epochs=1, progressive=1)
 

@@ -51,6 +51,8 @@ class MultiheadAttentionAdapter(Adapter):
         drops = {name: why for name, why in _DROPS.items() if getattr(module, name) is not None}
         if module.add_zero_attn:
             drops["add_zero_attn"] = "an extra key and value of zeros"
+        if drops:
+            drops["sinks"] = "an extra key and value, which a mixer does not have"
         if module.dropout:
             drops["dropout"] = "applies to attention weights, which a mixer does not have"
         inside = isinstance(host.above(), nn.TransformerDecoderLayer)

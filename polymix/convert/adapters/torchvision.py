@@ -47,7 +47,9 @@ class ShiftedWindowAdapter(Adapter):
         drops = drops if module.attention_dropout else {}
         merged = host.windows == "merge"
         if merged:
-            drops[_TABLE] = "biases for offsets in a window; merged windows have none"
+            drops |= dict.fromkeys(
+                (_TABLE, "position_bias"), "biases for offsets in a window; merged windows have none"
+            )
         return AttentionSpec(
             dim=module.proj.out_features, heads=module.num_heads, query=query, key=key, value=value,
             out=linear(module, "proj"), dropout=module.dropout, drops=drops,

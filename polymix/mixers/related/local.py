@@ -106,9 +106,35 @@ class LocalMixer(TokenMixer):
             place = place if state is None else place + state.count[:, None]
             turns = rotary(place.unsqueeze(-1), self.width, axes=1, heads=None, base=self.config.rotary)
             q, k = (rotate(part, turns, axes=1) for part in (q, k))
+        return self._over(q, k, v, state, ids), k, v
+
+    def _over(self, q: Tensor, k: Tensor, v: Tensor, state: LocalState | None, ids: Tensor | None) -> Tensor:
         past = None if state is None else Past(state.keys.to(k.dtype), state.values.to(v.dtype), state.count)
-        y = local_attention(q, k, v, window=self.config.window, scale=self.width**-0.5, past=past, segments=ids)
-        return y.flatten(-2), k, v
+        scale = q.shape[-1] ** -0.5
+        return local_attention(q, k, v, window=self.config.window, scale=scale, past=past, segments=ids).flatten(-2)
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, causal: bool = False,
+        cross: bool = False, state: LocalState | None = None, segments: Tensor | None = None,
+    ) -> tuple[Tensor, LocalState | None]:  # fmt: skip
+        """As `TokenMixer.attend`, in order whatever `causal` says. Positions are the matter of whoever projects.
+
+        segments: (B, N), ids of packed sequences; without a state.
+        """
+        ends = list[LocalState]()
+        x = torch.cat([part.transpose(1, 2).flatten(2) for part in (q, k, v)], dim=-1)  # they are moved together
+
+        def run(x: Tensor, real: Tensor | None, ids: Tensor | None = None) -> Tensor:
+            q, k, v = (part.unflatten(-1, (self.heads, -1)) for part in x.chunk(3, dim=-1))
+            if causal:
+                ends.append(self._next(k, v, state, real))
+            return self._over(q, k, v, state, ids)
+
+        if segments is None:
+            y = without_padding(x, mask, run)
+        else:
+            y = _by_segment(x, segments, mask, lambda x, ids: run(x, None, ids))
+        return y.unflatten(-1, (self.heads, -1)).transpose(1, 2), ends[0] if causal and segments is None else None
 
     def _next(self, k: Tensor, v: Tensor, state: LocalState | None, real: Tensor | None) -> LocalState:
         batch, n = k.shape[:2]
@@ -161,12 +187,22 @@ class LocalConfig(HeadsConfig):
     cost_formula: ClassVar[str] = "4 N D² + 4 ⌈N / window⌉ window² D; 4 N D² + 2 N² D if N ≤ window"
     sees: ClassVar[str] = "the last tokens"
     is_attention: ClassVar[bool] = True
+    equal_widths: ClassVar[bool] = True
+    attends_apart: ClassVar[bool] = True
     window: int = 128
     rotary: float | None = None
 
     @property
+    def attends(self) -> bool:
+        return True
+
+    @property
     def causal_by_build(self) -> bool:
         return True
+
+    @property
+    def reach(self) -> int:
+        return self.window
 
     @property
     def rotary_base(self) -> float | None:

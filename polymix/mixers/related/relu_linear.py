@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polymix.errors import OptionError, check_choice, check_number
@@ -50,6 +51,7 @@ class ReluLinearMixer(TokenMixer):
     name = "relu_linear"
     capabilities = Capabilities(values=True, masks=_PADDING, grids=(2,))
     feature_maps = True
+    projections = ("mla",)
     config: ReluLinearConfig
 
     def __init__(self, config: ReluLinearConfig, dim: int, **kw: Any) -> None:
@@ -86,11 +88,16 @@ class ReluLinearMixer(TokenMixer):
         scales = [qkv] + [smooth(branch, qkv, grid, prefix) for branch in self.mla.aggreg]
         heads = torch.cat(scales, dim=1).unflatten(1, (-1, 3, self.dim // self.heads)).transpose(-1, -2)
         q, k, v = heads.unbind(2)  # (B, heads · (1 + S), N, d)
-        # timm's attention is not used: it computes in float32 even for float64 weights, and ignores padding.
-        relu = self.mla.kernel_func
-        y = linear_attention(relu(q), relu(k), v, mask=mask, eps=self.config.eps, relative=False)
+        y, _ = self.attend(q, k, v, mask=mask)
         y = self.mla.proj.conv(y.transpose(-1, -2).flatten(1, 2).unsqueeze(-1)).squeeze(-1).transpose(1, 2)
         return y if self.config.norm is None else self._normalise(y, mask)
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, causal: bool = False,
+        cross: bool = False, state: Any = None,
+    ) -> tuple[Tensor, None]:  # fmt: skip
+        # timm's attention is not used: it computes in float32 even for float64 weights, and ignores padding.
+        return linear_attention(F.relu(q), F.relu(k), v, mask=mask, eps=self.config.eps, relative=False), None
 
     def _normalise(self, y: Tensor, mask: Tensor | None) -> Tensor:
         """timm's BatchNorm on (B, N, D). In training over the real tokens only; padding gets zeros."""
@@ -218,6 +225,10 @@ class ReluLinearConfig(HeadsConfig, PrefixedGridConfig):
         check_choice("norm", self.norm, ("batch", None))
         check_number("eps", self.eps, 1e-30, math.inf, "a positive number", 1e-15)
         check_scales(self.scales, self.grid, self.num_prefix_tokens)
+
+    @property
+    def attends(self) -> bool:
+        return self.norm is None and not self.scales  # the norm comes after W_o, which a layer keeps
 
     @property
     def placed(self) -> bool:

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -72,7 +73,7 @@ def compare(
             torch.set_num_threads(settings.threads)
             machine = manifest(settings.device, settings.threads)
             if not (folder / RESULTS).exists():
-                comparison.recipe()  # raises what is wrong with the data, or for them, before anything is written
+                _ = comparison.recipe  # raises what is wrong with the data, or for them, before anything is written
             results = Results.open(folder, settings.to_dict(), machine, resume=resume)
             comparison.describe(results)
             comparison.train(results)
@@ -121,6 +122,7 @@ class _Comparison:
             self.data = seed, self.task(self.labels[0], seed).load(self.folder / "data")
         return self.data[1]
 
+    @cached_property
     def recipe(self) -> Recipe:
         """The recipe of all runs, with the steps that its epochs take on the data."""
         return self.asked.recipe.for_data(self.task(self.labels[0]).epoch(self.data_of(0), 1))
@@ -133,9 +135,8 @@ class _Comparison:
         grid = task.grid()
         with torch.device("meta"):
             name = task.host_name(task.build(data)) if grid is not None else ""
-        recipe = self.recipe().to_dict()
         host = {"name": name, "describe": task.describe(data), "tokens": None if grid is None else grid[0] * grid[1],
-                "recipe": recipe}  # fmt: skip
+                "recipe": self.recipe.to_dict()}  # fmt: skip
         mixers = [{"label": label, "config": self._config(label), "flops": self._flops(label)} for label in self.labels]
         results.set(host=host, mixers=mixers, refused=self._reasons())
 

@@ -33,6 +33,7 @@ from polymix.workflows.convert.sources import SIZES, Source, load_model, refit
 from polymix.workflows.recommend import recommend
 
 CHECKPOINTS = "checkpoints"  # folder in --out while a run is not finished
+_TEACHING = {"logits": "labels and from ", "features": "the last features of "}  # before "the original model"
 FROM_SCRATCH = 5e-4  # the learning rate of weights that are not trained yet
 FRESH = "No weights were given: this is the architecture with untrained weights."
 
@@ -117,7 +118,8 @@ def _run(
         "generator": generates(host),
     }
     about["usage"] = usage(source, host, data, inputs, saver, code)._asdict()
-    card = metadata(settings, source, data, title, report.result, saver)
+    result = None if settings.aligns_features else report.result  # an error of features says nothing of the task
+    card = metadata(settings, source, data, title, result, saver)
     measured.write(out, title=title, card=card, about=about)
     shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
     return [
@@ -134,6 +136,9 @@ def _load(settings: Settings) -> Source:
     if named and pictures is not None:
         count = _count(settings)
     source = load_model(settings.model, settings.weights, classes=count, size=settings.image_size, trust=settings.trust)
+    if settings.aligns_features and reads_text(source.model):
+        got = "features for a text model, which answers with logits"
+        raise OptionError("--distill-loss", got, "logits", "Leave it out.")
     if reads_text(source.model):
         if settings.classes is not None:
             raise OptionError("--classes", settings.classes, "no classes for a text model", "Leave it out.")
@@ -245,14 +250,17 @@ def _learn(
     if imitate or tune:
         how = "Training from scratch" if settings.from_scratch else "Distilling"
         say(f"{how} on {data.size}: {imitate} + {tune} epochs.")
+    learning = {**data.learning, "metric": getattr(metrics, data.metric)}
+    if settings.aligns_features:
+        learning = {"loss": "features", "metric": metrics.relative_error}
     if source.trained or tune:
         distill(
-            report, train, val=held_back, metric=getattr(metrics, data.metric), imitate_epochs=imitate, epochs=tune,
+            report, train, val=held_back, imitate_epochs=imitate, epochs=tune,
             learning_rate=settings.learning_rate or (FROM_SCRATCH if settings.from_scratch else LEARNING_RATE),
             teacher=0.0 if settings.from_scratch else 1.0, out=folder, resume=resume, device=settings.device,
             precision=PRECISION[settings.precision], lora=settings.lora, progressive=settings.progressive,
             seed=settings.seed,
-            piece=_piece(report, settings), progress=progress, say=say, **data.learning,
+            piece=_piece(report, settings), progress=progress, say=say, **learning,
         )  # fmt: skip
     if not source.trained:
         report.accuracy = {"trained": report.accuracy[report.kept or "distilled"]} if tune else {}
@@ -282,7 +290,7 @@ def _notes(
         notes.append(
             f"After the conversion it was trained for {plural(imitate, 'epoch')} in which each mixer imitated its "
             f"attention, and {plural(tune, 'epoch')} in which {learned} learned from "
-            f"{'' if isinstance(data, Noise) else 'labels and from '}the original "
+            f"{'' if isinstance(data, Noise) else _TEACHING[settings.distill_loss]}the original "
             f"model{'' if settings.lora is None else ' (LoRA, merged afterwards)'}."
         )
         if settings.progressive is not None:

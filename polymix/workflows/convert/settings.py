@@ -50,6 +50,7 @@ class Settings:
     precision: str = "float32"
     lora: int | None = None
     progressive: int | None = None
+    distill_loss: str = "logits"
     init: str = "inherit"
     windows: str = "keep"
     positions: str | None = None
@@ -119,6 +120,7 @@ class Settings:
                 "--distill-epochs, --imitate-epochs", "epochs without data", "0 epochs", "Pass --data DIR."
             )
         check_choice("--precision", self.precision, PRECISION)
+        check_choice("--distill-loss", self.distill_loss, ("logits", "features"))
         if PRECISION[self.precision] == "float16" and self.device.startswith("cpu"):
             got = f"{self.precision} on a CPU"
             raise OptionError("--precision", got, "float32 or bf16-mixed", "Pass --precision bf16-mixed.")
@@ -127,6 +129,7 @@ class Settings:
             ("--from-scratch", self.from_scratch, self.distill_epochs > 0),
             ("--lora", self.lora is not None, self.distill_epochs > 0),
             ("--progressive", self.progressive is not None, self.distill_epochs > 0),
+            ("--distill-loss", self.aligns_features, self.distill_epochs > 0),
             ("--learning-rate", self.learning_rate is not None, self.distill_epochs > 0),
         ):  # fmt: skip
             if given and not needed:
@@ -136,9 +139,12 @@ class Settings:
             raise OptionError(
                 "--from-scratch", got, "a generator with trained weights", "Use polymix train generation."
             )
-        without = ("imitate_epochs", "lora", "progressive")
+        if self.aligns_features and self.data == NOISE:
+            got = f"features with --data {NOISE}, on which the model's own predictions are learnt"
+            raise OptionError("--distill-loss", got, "logits", "Leave it out.")
+        without = ("imitate_epochs", "lora", "progressive", "aligns_features")
         if self.from_scratch and (name := next((name for name in without if getattr(self, name)), None)):
-            option = "--" + name.replace("_", "-")
+            option = "--distill-loss" if name == "aligns_features" else "--" + name.replace("_", "-")
             got = f"{option} with --from-scratch, and an untrained model has nothing to imitate or to keep"
             raise OptionError(option, got, "one of the two", f"Leave {option} out.")
 
@@ -156,6 +162,11 @@ class Settings:
     def length(self) -> int | None:
         """The tokens of a sequence that the model is trained and measured on; None: as the model states."""
         return self.context if self.tokens is None else self.tokens
+
+    @property
+    def aligns_features(self) -> bool:
+        """Whether fine-tuning aligns the last features of the model."""
+        return self.distill_loss == "features"
 
     @property
     def dropped(self) -> tuple[str, ...]:

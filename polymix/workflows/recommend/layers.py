@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from polymix.convert import attention_layers, convert
 from polymix.convert.adapter import Host, adapter_for
+from polymix.convert.drops import naming_drops
 from polymix.convert.find import ATTENTION_FORMS, CONTEXTS, attention_modules, grids, head_count
 from polymix.convert.masks import seen_through
 from polymix.convert.tracing import arguments_of, call_of, copied_arguments, on_calls, same_tokens, tensors
@@ -55,7 +57,8 @@ class Layer:
             for label, config in mixers.items():
                 try:
                     grid = self.shape.grid if shown else None
-                    convert(self.host, {place: config}, init="fresh", grid=grid, input=example).undo()
+                    plan = {place: config}
+                    naming_drops(partial(convert, self.host, plan, init="fresh", grid=grid, input=example)).undo()
                 except CapabilityError as error:
                     reasons[label] = " ".join(str(error.got).split())
                 except PolymixError as error:

@@ -1,13 +1,14 @@
 """Nothing that had finished is lost, and nothing foreign is believed."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from polymix.errors import ResultsError
 from polymix.files import write_whole
 from polymix.workflows.compare.report import pareto, write_report
-from polymix.workflows.compare.run import Results
+from polymix.workflows.compare.run import Results, _Comparison
 from polymix.workflows.compare.tables import headings, rows, terminal_table
 from polymix.workflows.compare.verdict import answer
 from tests.workflows.compare.content import make, trained
@@ -75,6 +76,19 @@ def test_numbers_that_json_lacks_are_refused(tmp_path):
     with pytest.raises(ValueError, match="JSON"):
         results.add("rows", [{"accuracy": float("nan")}])
     json.loads((tmp_path / "results.json").read_text())
+
+
+def test_the_recipe_of_all_runs_is_computed_once(tmp_path, monkeypatch):
+    computed = []
+    recipe = SimpleNamespace(for_data=lambda epochs: computed.append(epochs) or SimpleNamespace(to_dict=dict))
+    task = SimpleNamespace(epoch=lambda data, step: 1.0, load=lambda folder: None, grid=lambda: None,
+                           describe=lambda data: "")  # fmt: skip
+    monkeypatch.setattr(_Comparison, "task", lambda self, label, seed=0: task)
+    asked = SimpleNamespace(recipe=recipe, labels=["pom"], configs={})
+    comparison = _Comparison(None, asked, tmp_path, None, print)
+    assert comparison.recipe is comparison.recipe
+    comparison.describe(Results.open(tmp_path / "new", SETTINGS, MACHINE, resume=False))
+    assert len(computed) == 1
 
 
 CONTENT = make(

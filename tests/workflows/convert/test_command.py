@@ -304,7 +304,9 @@ def test_code_of_the_users_runs_with_trust_alone(run, fails):
 def test_windows(run, windows, lengths):
     """A mixer in a window has that window's grid; one that sees the whole map has no length in common with attention."""
     plan = "layers.0.blocks.0.attn=padre:kernel_size=3"
-    status, _, err = run("--model", "mine.py:swin", "--windows", windows, "--plan", plan)
+    words = ("--model", "mine.py:swin", "--windows", windows, "--plan", plan)
+    assert run(*words)[0] == 2, "its biases were lost without a word"
+    status, _, err = run(*words, "--drop", "position_bias")
     assert (status, err) == (0, "")
     assert len(results()["lengths"]) == lengths
 
@@ -316,7 +318,8 @@ def test_the_branches_of_efficientvit(run, fails):
         assert {tuple(layer["options"]["scales"]) for layer in results(flag[2:])["conversion"]["layers"]} == {
             tuple(scales)
         }
-    fails("--model", "mine.py:swin", "--windows", "merge", "--no-multi-scale", "--plan", "qt", named="--multi-scale")
+    fails("--model", "mine.py:swin", "--windows", "merge", "--no-multi-scale", "--plan", "qt", "--drop", "position_bias",
+          named="--multi-scale")  # fmt: skip
 
 
 # Plans
@@ -340,6 +343,9 @@ def test_plans_as_people_type_them(text, plan):
     (("--distill-epochs", "1"), "--data"), (("--progressive", "2"), "--progressive"), (("--imitate-epochs", "1"), "--data"), (("--batch", "0"), "--batch"), (("--device", "cuda:99"), "--device"),
     (("--init", "random"), "--init"), (("--windows", "drop"), "--windows"), (("--lengths", "a"), "--lengths"), (("--lengths", "0"), "--lengths"),
     (("--seconds", "0"), "--seconds"), (("--tokens", "4"), "--tokens"), (("--image-size", "9"), "image"), (("--data", "gone"), "--data"),
+    (("--distill-loss", "features"), "--distill-loss"), (("--distill-loss", "error"), "--distill-loss"),
+    (("--distill-loss", "features", "--distill-epochs", "1", "--data", "photos", "--from-scratch"), "--distill-loss"),
+    (("--distill-loss", "features", "--distill-epochs", "1", "--data", "noise"), "--distill-loss"),
     (("--data", "digits"), "10 classes"), (("--epochs", "3"), "epochs"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_said_before_anything_is_written(fails, words, named):
@@ -378,6 +384,17 @@ def test_a_recommendation_is_followed_and_kept(run, fails, times, monkeypatch):
 
 def interrupt(*_, **__):
     signal.raise_signal(signal.SIGINT)
+
+
+def test_features_are_aligned_without_labels(run, place):
+    """One mixer after another too. The card claims no accuracy: an error of features is none."""
+    words = ("--model", "mine.py:vit", "--plan", "pom", "--data", "photos", "--distill-epochs", "1", "--batch", "4")
+    status, out, err = run(*words, "--distill-loss", "features", "--progressive", "1")
+    assert (status, err) == (0, "") and "Relative error, distilled" in out
+    conversion = results()["conversion"]
+    assert conversion["metric"] == "relative_error" and conversion["accuracy"]["before"] == 0.0
+    metadata, text = card("out")
+    assert "model-index" not in metadata and "learned from the last features of the original model" in text
 
 
 def test_distilled_on_a_folder_interrupted_and_resumed(run, place, monkeypatch):

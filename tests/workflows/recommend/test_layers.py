@@ -8,7 +8,7 @@ from polymix.compat import cure_torchvision
 from polymix.convert.find import attention_modules, known_input
 from polymix.convert.masks import Seen, seen_through
 from polymix.convert.tracing import call_of
-from polymix.mixers import PadreConfig, SoftmaxConfig
+from polymix.mixers import PadreConfig, SoftmaxConfig, SoftmaxMixer
 from polymix.models import VisionTransformer
 from polymix.workflows.recommend import Shape
 from polymix.workflows.recommend.layers import record
@@ -29,6 +29,13 @@ def test_our_vit_with_its_own_grid():
     assert layer.names == ("blocks.0.mixer", "blocks.1.mixer", "blocks.2.mixer")
     assert layer.shape == Shape(tokens=9, dim=8, heads=2, batch=2, grid=(2, 4))
     assert layer.shape.prefix == 1
+
+
+def test_a_layer_with_biases_is_not_refused_for_them():
+    model = VisionTransformer(SoftmaxConfig(heads=2, relative=True), image_size=8, patch_size=4, dim=8, depth=1)
+    (layer,) = found(model, torch.randn(2, 3, 8, 8))
+    assert layer.refused({"padre": PadreConfig()}) == {}
+    assert isinstance(model.blocks[0].mixer, SoftmaxMixer)
 
 
 def test_a_mixer_is_no_attention():

@@ -16,23 +16,21 @@ from torch import Tensor, nn
 from polymix.convert.adapter import Adapter, Host, refusal_of
 from polymix.convert.adapters.kernel.question import (
     Answering,
-    Heads,
     Question,
-    asks,
+    asks_pytorch,
     folded,
     in_heads,
     in_shape,
     rows,
-    softmax,
     without_padding,
 )
 from polymix.convert.adapters.kernel.reading import (
     KernelSpec,
     as_tokens,
     asked,
-    drops_weights,
     grid_of,
     head_axis_of,
+    in_training,
     leave_out,
     output_of,
     places,
@@ -41,20 +39,18 @@ from polymix.convert.adapters.kernel.reading import (
     unread_parts,
     whole,
 )
+from polymix.convert.heads import Heads, attended, softmax
 from polymix.convert.inherit import match
 from polymix.convert.spec import AttentionSpec
 from polymix.convert.tracing import EXACT, LayerCall, difference
 from polymix.errors import CapabilityError
 from polymix.mixers import TokenMixer
 from polymix.mixers.heads_mixer import borrowing
-from polymix.mixers.registry import missing_capability
 
 __all__ = ["KernelAdapter", "KernelSpec", "any_adapter"]
 
-_BIAS = "a bias on attention's logits, which a mixer does not have"
 _UNREAD = "belongs to queries, keys and values, which this mixer does not read"
 _TURNS = "rotary angles of queries and keys, which this mixer does not read"
-_DROPOUT = "applies to attention weights, which a mixer does not have"
 _CURE = "Keep this layer."
 
 
@@ -105,8 +101,8 @@ class KernelAdapter(Adapter):
         return KernelSpec(dim=1, heads=1, any_length=True, grid=host.grid(), prefix=host.prefix())
 
     @classmethod
-    def copied_parameters(cls, module: nn.Module, mixer: TokenMixer) -> dict[str, tuple[str, ...]]:
-        return {f"layer.{key}": (key,) for key, _ in module.named_parameters()}
+    def copied_parts(cls, module: nn.Module, mixer: TokenMixer) -> dict[str, str]:
+        return {"layer": ""}
 
     @classmethod
     @torch.no_grad()
@@ -116,7 +112,8 @@ class KernelAdapter(Adapter):
         product = product_of(layer, call)
         question = asked(layer, call, product)[1][0]
         axis = head_axis_of(layer, question.query)
-        heads = in_heads(question, axis, None)
+        dropout, learned = in_training(layer, call, product)
+        heads = in_heads(question, axis, learned or None)
 
         def output(answer: Callable[[Question], Tensor]) -> Tensor:
             def real(asked: Question) -> Tensor:
@@ -128,7 +125,6 @@ class KernelAdapter(Adapter):
         if difference(ours, theirs) > EXACT:
             got = f"a layer whose output differs by {difference(ours, theirs):.2g} where softmax of its logits answers"
             raise CapabilityError("attention", got, "softmax attention", _CURE)
-        drops = {"dropout": _DROPOUT} if drops_weights(layer, call, product) else {}
         tokens, context, why_not = places(layer, call, product, heads)
         grid, prefix = grid_of(spec, layer, call, question)
         cross = bool(context) or heads.k.shape[2] != heads.q.shape[2]
@@ -138,18 +134,19 @@ class KernelAdapter(Adapter):
         each = maps // max(1, len(tokens))  # of two streams, each has maps of its own
         return KernelSpec(
             dim=size, heads=heads.q.shape[1], causal=heads.causal, cross=cross, masks=frozenset(masks),
-            grid=None if cross or heads.causal else grid, prefix=prefix if grid else 0, any_length=True, drops=drops,
-            cost=lambda count: 2 * count * (each + 2 * count * size), head_axis=axis, biased=heads.bias is not None,
+            grid=None if cross or heads.causal else grid, prefix=prefix if grid else 0, any_length=True,
+            drops={} if dropout is None else {"dropout": dropout},
+            cost=lambda count: 2 * count * (each + 2 * count * size), head_axis=axis,
+            biased=heads.position_bias is not None,
             tokens=tokens, context=context, why_not=why_not, turns=turning(layer, call),
             unread=() if why_not else unread_parts(layer, call, product), product=product,
         )  # fmt: skip
 
     @property
     def discards(self) -> dict[str, str]:
-        lost = {"attn_mask": _BIAS} if self.biased and not self.mixer.config.is_attention else {}
         if self.mixer.config.attends:
-            return lost
-        lost |= {f"{name}.{key}": _UNREAD for name in self.unread for key in ("weight", "bias")}
+            return {}
+        lost = {f"{name}.{key}": _UNREAD for name in self.unread for key in ("weight", "bias")}
         return lost | dict.fromkeys(self.turns, _TURNS)
 
     def calibrate(self, call: LayerCall) -> float | None:
@@ -188,8 +185,7 @@ class KernelAdapter(Adapter):
             heads = heads._replace(padding=both[0] & both[1] if len(both) == 2 else both[0] if both else None)
             if padding is not None and heads.pairs is not None:
                 heads = heads._replace(pairs=heads.pairs & padding[:, None], padding=None)
-            y = self.attended(heads) if self.mixer.config.attends else self.read(arguments, heads)
-            return in_shape(y, question, self.head_axis)
+            return in_shape(self.mixed(heads, arguments), question, self.head_axis)
 
         with Answering(answer, self.product):
             output = self.layer(*args, **kwargs)
@@ -199,38 +195,20 @@ class KernelAdapter(Adapter):
             raise CapabilityError("attention", got, "one that asks once, as when it was converted", cure)
         return output
 
-    def attended(self, heads: Heads) -> Tensor:
-        """The answer (B, h, N, e) of a mixer of queries, keys and values."""
-        can, mixer = self.mixer.capabilities, self.mixer
-        if heads.causal and not can.causal:
-            raise missing_capability(mixer.name, "causal", "is_causal", "causal order")
-        for kind, part in (("padding", heads.padding), ("arbitrary", heads.pairs)):
-            if part is not None and not can.has(kind):
-                raise missing_capability(mixer.name, kind, "attn_mask", f"{kind} masks")
-        mask = heads.padding if heads.pairs is None else heads.pairs
-        cross = self.cross or heads.q.shape[2] != heads.k.shape[2]
-        if heads.bias is not None and mixer.config.is_attention:  # softmax keeps what others drop
+    def mixed(self, heads: Heads, arguments: dict[str, Any]) -> Tensor:
+        """The answer (B, h, N, e) of the mixer. Softmax keeps a bias, which others drop."""
+        if heads.position_bias is not None and self.mixer.config.keeps_bias:
             return softmax(heads)
-        widths = heads.q.shape[-1], heads.v.shape[-1]
-        try:
-            return mixer.attend(heads.q, heads.k, heads.v, mask=mask, causal=heads.causal, cross=cross)[0]
-        except RuntimeError as error:
-            if widths[0] == widths[1]:
-                raise
-            got = f"{mixer.name}, for queries of {widths[0]} channels and values of {widths[1]}"
-            raise CapabilityError("mixer", got, "a mixer for heads of two widths, such as linear", _CURE) from error
-
-    def read(self, arguments: dict[str, Any], heads: Heads) -> Tensor:
-        """The answer (B, h, N, e) of a mixer that reads tokens."""
+        if self.mixer.config.attends:
+            return attended(self.mixer, heads, cross=self.cross or heads.q.shape[2] != heads.k.shape[2])[0]
         parts = [as_tokens(arguments[name], self.mixer.dim) for name in self.tokens]
         x = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         context = as_tokens(arguments[self.context], self.mixer.dim) if self.context else None
-        mask = heads.padding if heads.pairs is None else heads.pairs
         grid = tuple(arguments[self.tokens[0]].shape[2:]) if arguments[self.tokens[0]].ndim == 4 else None
-        y = self.mix(x, context, mask=mask, causal=heads.causal or None, grid=grid)
+        y = self.mix(x, context, mask=heads.mask, causal=heads.causal or None, grid=grid)
         return y.unflatten(-1, (heads.q.shape[1], -1)).transpose(1, 2)
 
 
 def any_adapter(module: nn.Module) -> type[Adapter] | None:
     """The adapter of a layer that asks PyTorch for attention."""
-    return KernelAdapter if asks(module) and refusal_of(module) is None else None
+    return KernelAdapter if asks_pytorch(module) and refusal_of(module) is None else None

@@ -14,10 +14,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from polymix.convert.adapters.kernel.logits import PRODUCTS, Logits
-from polymix.convert.masks import HIDDEN, split, visible
-from polymix.errors import MaskError
-from polymix.mixers.checks import holds
-from polymix.ops.related.attention import softmax_attention
+from polymix.convert.heads import Heads, scaled
+from polymix.convert.masks import HIDDEN, for_all_heads, split, visible
 
 NAMES = ("scaled_dot_product_attention", "dispatch_attention_fn")  # PyTorch's kernel, and diffusers' way to it
 
@@ -66,19 +64,7 @@ class Answering(TorchFunctionMode):
         return self.answer(question)
 
 
-class Heads(NamedTuple):
-    """A question in one form: q (B, h, N, d), k and v with as many heads, and who sees whom."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    padding: Tensor | None  # (B, M)
-    pairs: Tensor | None  # (B, N, M), where it is neither padding nor the causal order
-    causal: bool
-    bias: Tensor | None  # the scores of a mask that does more than hide
-
-
-def asks(module: nn.Module) -> bool:
+def asks_pytorch(module: nn.Module) -> bool:
     """Whether the code of a module, or of its processor, asks PyTorch for attention, or computes it by definition."""
     kinds: tuple[Any, ...] = (type(module), type(getattr(module, "processor", None)))
     return any(map(_names_kernel, kinds)) or _defines(kinds[0])
@@ -112,36 +98,22 @@ def _source(kind: type) -> str:
 def in_heads(question: Question, axis: int | None, biased: bool | None) -> Heads:
     """A question in one form. biased: whether its mask is a bias; None: it is, where it does more than hide."""
     q, k, v, mask, _, causal, scale, _ = question
-    if scale is not None:
-        q = q * (scale * q.shape[-1] ** 0.5)
     lead = [size for place, size in enumerate(q.shape[:-2]) if place != axis]
-    q, k, v = (folded(part, axis) for part in (q, k, v))
-    if (each := q.shape[1] // k.shape[1]) > 1:
-        k, v = (part.repeat_interleave(each, dim=1) for part in (k, v))
+    heads = scaled(folded(q, axis), folded(k, axis), folded(v, axis), scale)._replace(causal=causal)
     if mask is None:
-        return Heads(q, k, v, None, None, causal, None)
-    bias = None
+        return heads
     if mask.dtype != torch.bool:
         if biased or (biased is None and not bool(((mask == 0) | (mask <= HIDDEN)).all())):
-            bias = folded(mask.expand(question.query.shape[:-1] + mask.shape[-1:]), axis)
-        mask = mask > HIDDEN if biased or bias is not None else visible(mask, inverted=False)
-    seen = _one_head(mask, question.query.ndim, axis)
+            heads = heads._replace(position_bias=folded(mask.expand(q.shape[:-1] + mask.shape[-1:]), axis))
+        mask = mask > HIDDEN if biased or heads.position_bias is not None else visible(mask, inverted=False)
+    mask = mask[(None,) * (q.ndim - mask.ndim)]
+    seen = mask if axis is None else for_all_heads(mask, axis, "attn_mask")
     seen = seen.expand(*lead, *seen.shape[-2:]).reshape(-1, *seen.shape[-2:])
-    if seen.shape[1] == 1 < q.shape[2] or seen.shape[1:] == (1, k.shape[2]):
+    if seen.shape[1] == 1 < heads.q.shape[2] or seen.shape[1:] == (1, heads.k.shape[2]):
         real = seen[:, 0] if torch.compiler.is_compiling() or not bool(seen.all()) else None
-        return Heads(q, k, v, real, None, causal, bias)
+        return heads._replace(padding=real)
     parts = split(seen)
-    return Heads(q, k, v, parts.padding, parts.arbitrary, parts.causal or causal, bias)
-
-
-def _one_head(mask: Tensor, ndim: int, axis: int | None) -> Tensor:
-    """A mask (…, N or 1, M) without the axis of heads, which must not differ."""
-    mask = mask[(None,) * (ndim - mask.ndim)]
-    if axis is None:
-        return mask
-    if mask.shape[axis] > 1 and not holds((mask == mask.narrow(axis, 0, 1)).all(), "takes one mask for all heads"):
-        raise MaskError("attn_mask", "a mask that differs between heads", "one mask for all heads", "")
-    return mask.select(axis, 0)
+    return heads._replace(padding=parts.padding, pairs=parts.arbitrary, causal=parts.causal or causal)
 
 
 def folded(part: Tensor, axis: int | None) -> Tensor:
@@ -161,15 +133,6 @@ def in_shape(y: Tensor, question: Question, axis: int | None) -> Tensor:
 def rows(y: Tensor, axis: int | None) -> Tensor:
     """An answer in its host's shape as (B, N, h e)."""
     return folded(y, axis).transpose(1, 2).flatten(2)
-
-
-def softmax(heads: Heads) -> Tensor:
-    """Softmax attention by our reading of a question."""
-    mask, bias = heads.padding if heads.pairs is None else heads.pairs, heads.bias
-    scale = heads.q.shape[-1] ** -0.5
-    if bias is not None:
-        return F.scaled_dot_product_attention(heads.q, heads.k, heads.v, bias, scale=scale)
-    return softmax_attention(heads.q, heads.k, heads.v, scale=scale, mask=mask, causal=int(heads.causal))
 
 
 def without_padding(y: Tensor, heads: Heads) -> Tensor:

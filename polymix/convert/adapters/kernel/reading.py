@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from polymix.convert.adapters.kernel.question import Answering, Heads, Question, rows
+from polymix.convert.adapters.kernel.question import Answering, Question, rows
 from polymix.convert.find import head_count
+from polymix.convert.heads import Heads
 from polymix.convert.spec import AttentionSpec, grid_among
 from polymix.convert.tracing import EXACT, LayerCall, arguments_of, difference, mode, tensors
-from polymix.errors import CapabilityError
+from polymix.errors import CapabilityError, one_line
 
 MAX_PRODUCTS = 8  # matrix products in which that of queries and keys is looked for
 
@@ -22,7 +23,7 @@ MAX_PRODUCTS = 8  # matrix products in which that of queries and keys is looked 
 class KernelSpec(AttentionSpec):
     """What a recorded call shows of a layer that asks PyTorch for attention.
 
-    head_axis: of the heads in q; None where q has none. biased: whether its mask is a bias. product: which of its
+    head_axis: of the heads in q; None where q has none. product: which of its
     matrix products begins its attention; None: it asks PyTorch. tokens: the names of the arguments whose tokens q has,
     joined in this order; empty where they cannot be read. context: the argument whose tokens k has, where that is
     another. why_not: why a mixer that reads tokens cannot stand here. unread: its parts that such a mixer leaves
@@ -30,7 +31,6 @@ class KernelSpec(AttentionSpec):
     """
 
     head_axis: int | None = 1
-    biased: bool = False
     product: int | None = None
     tokens: tuple[str, ...] = ()
     context: str = ""
@@ -40,12 +40,11 @@ class KernelSpec(AttentionSpec):
 
 
 def whole(module: nn.Module) -> nn.Module:
-    """A copy of a layer, in evaluation mode, that asks PyTorch for attention also where the layer was told not to."""
+    """A copy of a layer that asks PyTorch for attention also where the layer was told not to."""
     layer = copy.deepcopy(module)
     for part in layer.modules():
         if hasattr(part, "fused_attn"):
             setattr(part, "fused_attn", True)  # noqa: B010 (mypy takes it for a tensor)
-    layer.eval()
     return layer
 
 
@@ -110,22 +109,29 @@ def asked(layer: nn.Module, call: LayerCall, product: int | None = None) -> tupl
     return output_of(layer, call, answer, product), questions
 
 
-def drops_weights(layer: nn.Module, call: LayerCall, product: int | None) -> bool:
-    """Whether a layer drops attention weights in training: a copy of it is called in training mode."""
+def in_training(layer: nn.Module, call: LayerCall, product: int | None) -> tuple[str | None, bool]:
+    """What to say of a layer's dropout of attention weights, if it has any, and whether its mask is learned.
+
+    A copy is called in training mode. A learned mask is a bias, also where it is zero so far.
+    """
     questions: list[Question] = []
 
     def answer(question: Question) -> Tensor:
         questions.append(question)
         return question.answer()
 
-    layer = copy.deepcopy(layer)
-    layer.train()
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), Answering(answer, product):
+    layer = copy.deepcopy(layer).requires_grad_(True)
+    layer.train()  # by itself: that of LeViT returns nothing
+    with torch.random.fork_rng(devices=[]), torch.enable_grad(), Answering(answer, product):
         try:
             layer(*call.args, **call.kwargs)
-        except (RuntimeError, ValueError):  # such as a norm of a batch that has one row
-            return False
-    return any(question.dropout_p > 0 for question in questions)
+        except Exception as error:  # whatever a layer raises in training alone, such as for a batch with one row
+            if not questions:
+                return f"was not found out: in training mode the layer fails with {one_line(error)[:200]}", False
+    masks = [question.attn_mask for question in questions]
+    learned = any(mask is not None and mask.requires_grad for mask in masks)
+    drops = any(question.dropout_p > 0 for question in questions)
+    return "applies to attention weights, which a mixer does not have" if drops else None, learned
 
 
 def turning(layer: nn.Module, call: LayerCall) -> tuple[str, ...]:
@@ -235,7 +241,7 @@ def unread_parts(layer: nn.Module, call: LayerCall, product: int | None) -> tupl
         weight.requires_grad_(True)
     named = dict(layer.named_parameters())
     grads: tuple[Tensor | None, ...] = (None,) * len(named)
-    with torch.enable_grad(), Answering(lambda question: question.answer().detach(), product):
+    with mode(layer, False), torch.enable_grad(), Answering(lambda question: question.answer().detach(), product):
         outputs = [part.sum() for part in tensors(layer(*call.args, **call.kwargs)) if part.requires_grad]
         if outputs:
             grads = torch.autograd.grad(torch.stack(outputs).sum(), list(named.values()), allow_unused=True)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from polymix.convert.adapter import Adapter, Host, register_adapter
 from polymix.convert.adapters.timm.vit import described, stage_grid
+from polymix.convert.heads import LOGITS
 from polymix.convert.spec import AttentionSpec, additive_spec, linear, thirds
 from polymix.errors import OptionError
 from polymix.mixers.inheritance import Projection
@@ -35,10 +36,9 @@ class EfficientFormerAdapter(Adapter):
         side = math.isqrt(tokens)
         if side**2 != tokens:
             raise OptionError("model", f"biases of {tokens} offsets", "those of a square grid", "Keep this layer.")
-        why = "biases on logits between pairs of tokens, which a mixer does not have"
         return AttentionSpec(
             dim=out.weight.shape[0], heads=module.num_heads, query=maps[0], key=maps[1], value=maps[2], out=out,
-            scale=module.scale, grid=(side, side), drops={"attention_biases": why},
+            scale=module.scale, grid=(side, side), drops=dict.fromkeys(("attention_biases", "position_bias"), LOGITS),
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:

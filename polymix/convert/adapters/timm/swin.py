@@ -37,10 +37,8 @@ class WindowAdapter(WindowsAdapter):
             raise OptionError(
                 "windows", "merge", "keep, where the attention is not in timm's block", "Convert the whole model."
             )
-        grid, drops = (
-            tuple(block.input_resolution),
-            {**attention.drops, _TABLE: "biases for offsets in a window; merged windows have none"},
-        )
+        why = "biases for offsets in a window; merged windows have none"
+        grid, drops = tuple(block.input_resolution), {**attention.drops, _TABLE: why, "position_bias": why}
         place |= {"span": window[0] * window[1], "any_length": block.dynamic_mask}
         return Windows(**{**vars(attention), **place, "grid": grid, "drops": drops})
 

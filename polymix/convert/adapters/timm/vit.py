@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from polymix.convert.adapter import Adapter, Host, path, register_adapter
 from polymix.convert.find import grids, prefix_tokens
-from polymix.convert.masks import visible
+from polymix.convert.heads import LOGITS
+from polymix.convert.masks import for_all_heads, visible
 from polymix.convert.spec import AttentionSpec, linear, thirds
 from polymix.errors import MaskError, OptionError
 from polymix.mixers import TokenMixer
-from polymix.mixers.checks import holds
 from polymix.mixers.inheritance import Projection
 
 Grid = tuple[int, ...]
@@ -86,9 +86,7 @@ class _MaskedAdapter(TokensAdapter):
             raise MaskError("attn_mask", "a mask and is_causal=True", "one of the two", "Make the mask causal.")
         seen = visible(attn_mask, inverted=False)
         seen = seen[(None,) * (4 - seen.ndim)]
-        if seen.shape[1] > 1 and not holds((seen == seen[:, :1]).all(), "takes no mask that differs by head"):
-            raise MaskError("attn_mask", "a mask that differs between heads", "one mask for all heads", "")
-        seen = seen[:, 0].expand(x.shape[0], -1, -1)
+        seen = for_all_heads(seen, 1, "attn_mask").expand(x.shape[0], -1, -1)
         return self.mix(x, **(self.mask_options(None, seen[:, 0]) if seen.shape[1] == 1 else self.mask_options(seen)))
 
 
@@ -114,7 +112,7 @@ class RopeAdapter(_MaskedAdapter):
     def describe(cls, module: nn.Module, host: Host) -> AttentionSpec:
         ropes = [part.rope for part in host.chain() if hasattr(part, "rope")]
         unturned = ropes and all(rope is None for rope in ropes)
-        drops = {} if unturned else {"rope": "rotary positions of queries and keys, which a mixer does not have"}
+        drops = {} if unturned else {"rotary": "rotary positions of queries and keys, which a mixer does not have"}
         return described(module, host, _maps(module), drops)
 
     def forward(
@@ -131,8 +129,8 @@ class BeitAdapter(TokensAdapter):
     def describe(cls, module: nn.Module, host: Host) -> AttentionSpec:
         shared = next((part.rel_pos_bias for part in host.chain() if hasattr(part, "rel_pos_bias")), None)
         tables = {"relative_position_bias_table": module.relative_position_bias_table, "shared_rel_pos_bias": shared}
-        why = "biases on logits between pairs of tokens, which a mixer does not have"
-        drops = {name: why for name, table in tables.items() if table is not None}
+        names = [name for name, table in tables.items() if table is not None]
+        drops = dict.fromkeys((*names, *(("position_bias",) if names else ())), LOGITS)
         return described(module, host, _maps(module), drops)
 
     def forward(self, x: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Tensor:

@@ -11,16 +11,16 @@ import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from polymix.convert.adapters.libraries import load_library
 from polymix.convert.adapters.transformers.visibility import grid
+from polymix.convert.heads import Heads, scaled, softmax
 from polymix.convert.tracing import LayerCall, arguments_of, same, tensors
 from polymix.errors import CapabilityError, PolymixError
-from polymix.ops.related.attention import softmax_attention
 
 NAME = "polymix"
 ASKED = ("ALL_ATTENTION_FUNCTIONS", "attention_interface(")  # in the source of a layer that asks the registry
@@ -30,30 +30,16 @@ RIDES_ALONG = {  # arguments of the model that reach the function and say nothin
     "output_router_logits",
 }  # fmt: skip
 ON_LOGITS = {"position_bias": "position_bias", "softcap": "soft_cap", "s_aux": "sinks"}  # by names in `convert(drop=)`
-HIDDEN = 2  # tokens that the proof with padding hides
-
-
-class Projected(NamedTuple):
-    """Queries (B, heads, N, d), keys (B, heads, M, d) and values (B, heads, M, e) of a call."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-
-    @property
-    def shape(self) -> torch.Size:
-        """That of tokens: (B, N, heads · d)."""
-        batch, heads, tokens, width = self.q.shape
-        return torch.Size((batch, tokens, heads * width))
+PADDED = 2  # tokens that the proof with padding hides
 
 
 class Answerer(Protocol):
     """Who answers a layer that asks for attention, with (B, heads, N, e)."""
 
-    def answer(self, projected: Projected, mask: Any, others: Mapping[str, Any]) -> Tensor: ...
+    def answer(self, heads: Heads, mask: Any, others: Mapping[str, Any]) -> Tensor: ...
 
 
-def asks(module: nn.Module) -> bool:
+def asks_registry(module: nn.Module) -> bool:
     """Whether a layer's own forward asks the registry, by the name in its config."""
     if not hasattr(getattr(module, "config", None), "_attn_implementation"):
         return False
@@ -103,13 +89,10 @@ def _answer(
     if unknown := [name for name in unknown if name not in RIDES_ALONG and name not in ON_LOGITS]:
         got = f"a layer that passes {', '.join(unknown)} to its attention"
         raise CapabilityError("attention", got, "queries, keys, values and masks alone", "Keep this layer.")
-    groups, usual = query.shape[1] // key.shape[1], query.shape[-1] ** -0.5
-    if groups > 1:
-        key, value = (part.repeat_interleave(groups, 1) for part in (key, value))
-    if scaling is not None and (isinstance(scaling, Tensor) or scaling != usual):
-        query = query * (scaling / usual)
     answerer: Answerer = vars(module)[NAME]
-    y = answerer.answer(Projected(query, key, value), attention_mask, {"is_causal": is_causal, **others})
+    parts: dict[str, Any] = {part: others.get(name) for name, part in ON_LOGITS.items()}
+    heads = scaled(query, key, value, scaling)._replace(**parts)
+    y = answerer.answer(heads, attention_mask, {"is_causal": is_causal, **others})
     return y.transpose(1, 2).contiguous(), None
 
 
@@ -120,35 +103,13 @@ class _Softmax:
         self.causal, self.sizes = causal, list[tuple[int, int, int]]()
         self.parts: dict[str, None] = {}
 
-    def answer(self, projected: Projected, mask: Any, others: Mapping[str, Any]) -> Tensor:
-        q, k, v = projected
-        self.sizes.append((q.shape[1], q.shape[-1], v.shape[-1]))
-        seen = None if mask is None else grid(mask, q.shape[0])[..., : k.shape[2]]
-        ordered = self.causal and (seen is None or seen.ndim == 2) and q.shape[2] == k.shape[2]
-        scale = q.shape[-1] ** -0.5
-        on_logits = {name: others[name] for name in ON_LOGITS if others.get(name) is not None}
-        if not on_logits:
-            return softmax_attention(q, k, v, scale=scale, mask=seen, causal=int(ordered))
-        self.parts |= dict.fromkeys(ON_LOGITS[name] for name in on_logits)
-        hidden = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).triu(1) if ordered else None
-        if seen is not None:
-            unseen = ~(seen[:, None, None] if seen.ndim == 2 else seen[:, None])
-            hidden = unseen if hidden is None else hidden | unseen
-        return _with_logits(q * scale @ k.transpose(-1, -2), v, hidden, **on_logits)
-
-
-def _with_logits(
-    logits: Tensor, v: Tensor, hidden: Tensor | None, softcap: float | None = None, position_bias: Any = None,
-    s_aux: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    """softmax(c tanh(logits / c) + bias) v with a soft cap c; a sink's part of the weight goes to nothing."""
-    logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
-    logits = logits if position_bias is None else logits + position_bias
-    logits = logits if hidden is None else logits.masked_fill(hidden, torch.finfo(logits.dtype).min)
-    if s_aux is None:
-        return logits.softmax(-1) @ v
-    sink = s_aux.reshape(1, -1, 1, 1).expand(*logits.shape[:3], 1).to(logits)
-    return torch.cat((logits, sink), -1).softmax(-1)[..., :-1] @ v
+    def answer(self, heads: Heads, mask: Any, others: Mapping[str, Any]) -> Tensor:
+        n, m = heads.q.shape[2], heads.k.shape[2]
+        self.sizes.append((heads.q.shape[1], heads.q.shape[-1], heads.v.shape[-1]))
+        self.parts |= dict.fromkeys(name for name in ON_LOGITS.values() if getattr(heads, name) is not None)
+        seen = None if mask is None else grid(mask, len(heads.q))[..., :m]
+        ordered = self.causal and (seen is None or seen.ndim == 2) and n == m
+        return softmax(heads.under(seen, ordered))
 
 
 @torch.no_grad()
@@ -160,34 +121,34 @@ def proven_sizes(
     The proof: with softmax attention in that place, the layer's output stays the same, with padding too. Second, what
     acts on the logits there, by its names in `convert(drop=)`.
     """
-    if not asks(module):
+    if not asks_registry(module):
         return None, ()
-    softmax = _Softmax(causal)
+    proof = _Softmax(causal)
     try:
         for kwargs in (call.kwargs, *_padded(module, call, causal, cross)):
             theirs = tensors(module(*call.args, **kwargs))[0]
-            with answering(module, softmax):
+            with answering(module, proof):
                 ours = tensors(module(*call.args, **kwargs))[0]
-            shown = slice(None) if kwargs is call.kwargs or cross else slice(-HIDDEN)
+            shown = slice(None) if kwargs is call.kwargs or cross else slice(-PADDED)
             if not same(ours[:, shown], theirs[:, shown]):
                 return None, ()
     except (PolymixError, RuntimeError, ValueError, TypeError, IndexError, KeyError):  # it takes no such mask, or more
         return None, ()
-    once = len({*softmax.sizes}) == 1 and len(softmax.sizes) <= 2  # in each of the calls
-    return softmax.sizes[0] if once else None, tuple(softmax.parts)
+    once = len({*proof.sizes}) == 1 and len(proof.sizes) <= 2  # in each of the calls
+    return proof.sizes[0] if once else None, tuple(proof.parts)
 
 
 def _padded(module: nn.Module, call: LayerCall, causal: bool, cross: bool) -> list[dict[str, Any]]:
     """The keyword arguments of a call in which the last tokens are padding, where the layer is called with a mask."""
     mask = call.kwargs.get("attention_mask")
-    if not isinstance(mask, Tensor) or mask.ndim != 4 or mask.shape[-1] <= HIDDEN:
+    if not isinstance(mask, Tensor) or mask.ndim != 4 or mask.shape[-1] <= PADDED:
         x = tensors(tuple(arguments_of(module, call.args, call.kwargs).values()))[0]
         tokens = x.shape[1]
-        if cross or mask is not None or "attention_mask" not in call.kwargs or tokens <= HIDDEN or x.ndim != 3:
+        if cross or mask is not None or "attention_mask" not in call.kwargs or tokens <= PADDED or x.ndim != 3:
             return []
         order = torch.ones(tokens, tokens, dtype=torch.bool, device=x.device)
         seen = (order.tril() if causal else order).expand(x.shape[0], 1, -1, -1)
         mask = torch.zeros(seen.shape, dtype=x.dtype, device=x.device).masked_fill(~seen, torch.finfo(x.dtype).min)
     mask = mask.clone()
-    mask[..., -HIDDEN:] = False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
+    mask[..., -PADDED:] = False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
     return [{**call.kwargs, "attention_mask": mask}]

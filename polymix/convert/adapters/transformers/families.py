@@ -18,11 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from polymix.convert.adapter import Adapter, Host, refusal_of
-from polymix.convert.adapters.transformers.attention_function import NAME, Projected, asking, proven_sizes
+from polymix.convert.adapters.transformers.attention_function import NAME, asking, proven_sizes
 from polymix.convert.adapters.transformers.causal import repeated, rope
 from polymix.convert.adapters.transformers.encoders import EncoderAdapter
 from polymix.convert.adapters.transformers.visibility import within
 from polymix.convert.find import SPLIT, head_count
+from polymix.convert.heads import LOGITS, Heads, attended
 from polymix.convert.spec import AttentionSpec, grid_among, linear
 from polymix.convert.tracing import LayerCall, arguments_of, mode, same, tensors
 from polymix.errors import CapabilityError
@@ -30,7 +31,6 @@ from polymix.mixers import MixerConfig, TokenMixer
 from polymix.mixers.cache import LentLayer, state_layer
 from polymix.mixers.heads_mixer import borrowing
 from polymix.mixers.inheritance import Projection
-from polymix.mixers.registry import missing_capability
 
 FAMILIES = "transformers.models."
 TOKENS = ("hidden_states", "hidden_state", "x", "input", "inputs", "query_states")  # names of a layer's first argument
@@ -48,7 +48,6 @@ OUT = ("o_proj", "out_proj", "proj", "dense", "o", "out_lin", "c_proj", "Wo", "w
        "proj_out", "out_project", "attn_out", "output")  # fmt: skip
 FULL = ("full_attention", "attention", "global", "hybrid")  # kinds of layers whose attention sees all tokens
 Maps = tuple[Projection | None, Projection | None, Projection | None]  # query, key, value
-LOGITS = "acts on attention's logits, which a mixer does not have"
 
 
 def takes(module: nn.Module) -> bool:
@@ -311,7 +310,7 @@ class BorrowingAdapter(FamilyAdapter):
     def __init__(self, mixer: TokenMixer, attention: AttentionSpec, module: nn.Module) -> None:
         super().__init__(borrowing(mixer, attention.dim), attention, module)
         self.attention = asking(module, self)
-        self.calls, self.latest_cache = _Caches(), None
+        self.calls, self.latest_cache = _Calls(), None
 
     @classmethod
     def width(cls, spec: AttentionSpec) -> int:
@@ -319,8 +318,8 @@ class BorrowingAdapter(FamilyAdapter):
         return spec.projected[0] * spec.projected[1]
 
     @classmethod
-    def copied_parameters(cls, module: nn.Module, mixer: TokenMixer) -> dict[str, tuple[str, ...]]:
-        return {f"attention.{key}": (key,) for key, _ in module.named_parameters()}
+    def copied_parts(cls, module: nn.Module, mixer: TokenMixer) -> dict[str, str]:
+        return {"attention": ""}
 
     def output_map(self) -> nn.Linear | None:
         last = next((getattr(self.attention, name) for name in OUT if _linear(self.attention, name)), None)
@@ -333,48 +332,56 @@ class BorrowingAdapter(FamilyAdapter):
         if cache is not None:
             state_layer(cache, self.layer_idx, self.cache_layer)  # before the layer puts its keys into it
         vars(self.attention)[NAME] = self  # a replica's layer asks the replica
-        if torch.compiler.is_compiling():  # a graph cannot read what belongs to a thread
-            self.latest_cache = cache
+        self.latest_cache = cache
+        if torch.compiler.is_compiling():
             output = self.attention(*args, **kwargs)
             self.latest_cache = None
             return output
-        outer, self.calls.cache = self.calls.cache, cache
+        outer, self.calls.running = self.calls.running, (cache,)
         try:
             return self.attention(*args, **kwargs)
         finally:
-            self.calls.cache = outer
+            self.calls.running, self.latest_cache = outer, None
 
-    def answer(self, projected: Projected, mask: Any, others: Mapping[str, Any]) -> Tensor:
-        tokens: Any = projected  # they have the shape of tokens, which is all that is read before they are mixed
+    def running_cache(self) -> Any:
+        """The cache of the call that asks.
+
+        A graph cannot read what belongs to a thread. Where a graph breaks inside a layer, `forward` may be compiled and
+        what asks not, or the other way round.
+        """
+        running = () if torch.compiler.is_compiling() else self.calls.running
+        return running[0] if running else self.latest_cache
+
+    def answer(self, heads: Heads, mask: Any, others: Mapping[str, Any]) -> Tensor:
+        tokens: Any = heads  # they have the shape of tokens, which is all that is read before they are mixed
         if self.cross:
             y = self.across(tokens, tokens, mask)
         else:
-            cache = self.latest_cache if torch.compiler.is_compiling() else self.calls.cache
-            y = self.alone(tokens, {**others, "attention_mask": mask}, cache)
+            y = self.alone(tokens, {**others, "attention_mask": mask}, self.running_cache())
         return self.mixer.drop(y)
 
     def mix(self, x: Any, context: Any = None, **options: Any) -> Tensor:
         mask, segments, causal = (options.get(name) for name in ("mask", "segments", "causal"))
         causal = self.causal if causal is None else causal
-        if segments is not None:
+        packed: dict[str, Any] = {}
+        if segments is not None and self.mixer.config.attends_apart:
+            packed = {"segments": segments}
+        elif segments is not None:
             mask, causal = within(segments, bool(causal)), False
-        if mask is not None and mask.ndim == 3 and not self.mixer.capabilities.has("arbitrary"):
-            kind = "a mask other than causal order and padding"
-            raise missing_capability(self.mixer.name, "arbitrary", "attention_mask", kind)
-        y, _ = self.mixer.attend(*x, mask=mask, causal=bool(causal), cross=self.cross)
-        return y
+        heads = x.under(mask, bool(causal))
+        return attended(self.mixer, heads, cross=self.cross, argument="attention_mask", **packed)[0]
 
     def prefill(self, x: Any, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
-        return self.mixer.attend(*x, mask=mask, causal=True, state=state)
+        return attended(self.mixer, x.under(mask, True), cross=False, state=state)
 
 
-class _Caches(threading.local):
-    """The cache of a layer's running call; every thread has its own. Copies start without any."""
+class _Calls(threading.local):
+    """The cache of a layer's running call, or no call; every thread has its own. Copies start without any."""
 
-    cache: Any = None
+    running: tuple[()] | tuple[Any] = ()
 
-    def __reduce__(self) -> tuple[type[_Caches], tuple[()]]:
-        return _Caches, ()
+    def __reduce__(self) -> tuple[type[_Calls], tuple[()]]:
+        return _Calls, ()
 
 
 def logit_parts(module: nn.Module, arguments: Mapping[str, Any]) -> dict[str, str]:

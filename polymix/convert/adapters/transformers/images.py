@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from polymix.convert.adapter import Host, register_adapter
 from polymix.convert.adapters.transformers.encoders import EncoderAdapter, classes, read
 from polymix.convert.find import grids, prefix_tokens
+from polymix.convert.heads import LOGITS
 from polymix.convert.spec import AttentionSpec
 from polymix.mixers import TokenMixer
 
@@ -127,8 +128,7 @@ class BeitAdapter(VitAdapter):
         attention, config = super().describe(module, host), read(module)[0].config
         if not config.use_relative_position_bias and not config.use_shared_relative_position_bias:
             return attention
-        lost = {"relative_position_bias": "biases on logits between pairs of tokens, which a mixer does not have"}
-        return replace(attention, drops={**attention.drops, **lost})
+        return replace(attention, drops={**attention.drops, "position_bias": LOGITS})
 
     def host_settings(self, host: Host) -> list[tuple[Any, str, Any]]:
         own = getattr(host.above(), "relative_position_bias", None) is not None

@@ -43,7 +43,8 @@ class SwinAdapter(NamedArguments, WindowsAdapter):
         if size is None:
             cure = "Convert the whole model."
             raise OptionError("windows", "merge", "keep, where the attention is not in a SwinLayer", cure)
-        drops = {**attention.drops, name: "biases for offsets in a window; merged windows have none"}
+        why = "biases for offsets in a window; merged windows have none"
+        drops = {**attention.drops, name: why, "position_bias": why}
         place |= {"span": side**2, "any_length": True, "merged": True}
         return Windows(**{**vars(attention), **place, "grid": tuple(size), "drops": drops})
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from polymix.convert.masks import split, visible
+from polymix.convert.masks import for_all_heads, split, visible
 from polymix.errors import MaskError
 from polymix.mixers.checks import holds
 
@@ -83,9 +83,7 @@ def _grid(mask: Tensor) -> Tensor:
     seen = mask if mask.dtype == torch.bool else visible(mask, inverted=False, shares=True)
     if seen.ndim == 2:
         return seen
-    if seen.shape[1] > 1 and not holds((seen == seen[:, :1]).all(), "takes no mask that differs by head"):
-        raise MaskError("attention_mask", "a mask that differs between heads", "one mask for all heads", "")
-    return seen[:, 0]
+    return for_all_heads(seen, 1, "attention_mask")
 
 
 def _read(seen: Tensor, positions: Tensor | None, past: int, causal: bool) -> Seen:
