@@ -28,8 +28,8 @@ class PolymixError(Exception):
         text = got if isinstance(got, str) else shown(got)
         if len(text) > MAX_GOT:
             text = f"{text[: MAX_GOT // 2]} … {text[-MAX_GOT // 2 :]}"
-        # torch.compile cannot trace super() here.
-        Exception.__init__(self, f"`{argument}`: expected {allowed}, got {text}." + (f" {cure}" if cure else ""))
+        # torch.compile can trace no __init__ of the base classes here.
+        self.args = (f"`{argument}`: expected {allowed}, got {text}." + (f" {cure}" if cure else ""),)
 
     def __str__(self) -> str:
         return printable(Exception.__str__(self))
@@ -47,7 +47,7 @@ class UnknownOptionError(OptionError):
 
     def __init__(self, argument: str, allowed: str, cure: str = "Check the spelling.") -> None:
         self.argument, self.got, self.allowed, self.cure = argument, "an unknown option", allowed, cure
-        Exception.__init__(self, f"`{argument}` is {self.got}. Choose from {allowed}. {cure}")
+        self.args = (f"`{argument}` is {self.got}. Choose from {allowed}. {cure}",)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.argument, self.allowed, self.cure)
@@ -102,7 +102,7 @@ class MissingExtraError(PolymixError, ImportError):
         whole = f"; in a clone of polymix, with the rest of its extra: {install_extra(extra)}" if extra else ""
         self.argument, self.got, self.allowed = package.replace(" ", ", "), self.state, "what can be imported"
         self.cure = f"Install {'them' if several else 'it'} with: {self.install}{whole}"
-        Exception.__init__(self, " ".join(part for part in (f"{self.argument} {self.state}.", why, self.cure) if part))
+        self.args = (" ".join(part for part in (f"{self.argument} {self.state}.", why, self.cure) if part),)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(type(self), state=self.state, install=self.install), (self.package, self.extra, self.why)

@@ -1,5 +1,6 @@
 """Folders whose weights are not whole: nothing measures, uses or writes a model that is partly random numbers."""
 
+import logging
 import shutil
 
 import pytest
@@ -135,6 +136,10 @@ def test_no_command_uses_a_language_model_without_its_weights(material, tmp_path
     shutil.copytree(material / "lm", tmp_path / "lm")
     (tmp_path / "text.txt").write_text(TEXT)
     monkeypatch.chdir(tmp_path)
+    library, said = logging.getLogger("transformers"), list[logging.LogRecord]()
+    handler = logging.Handler()
+    monkeypatch.setattr(handler, "emit", said.append)
+    monkeypatch.setattr(library, "handlers", [handler])
     file = tmp_path / "lm" / "model.safetensors"
     weights = {key: value for key, value in safetensors.load_file(file).items() if "norm" in key or "embed" in key}
     for tensors in (weights, {}, {"foreign": torch.zeros(1)}):
@@ -142,6 +147,7 @@ def test_no_command_uses_a_language_model_without_its_weights(material, tmp_path
         outcome = run(arguments, work=())
         assert outcome.refused, outcome
         assert "lack" in outcome.err, outcome.err
+        assert not said, "transformers' table of these tensors stood above the line"
         assert not (tmp_path / "out").exists()
 
 

@@ -104,7 +104,7 @@ def load_whole(
     Raises:
         ResultsError: tensors are missing or have other shapes. What the library raises for other damage.
     """
-    with local_files():
+    with quiet():
         model, info = kind.from_pretrained(
             folder,
             local_files_only=True,
@@ -140,3 +140,16 @@ def local_files() -> Iterator[None]:
         hub.HF_HUB_OFFLINE = offline
         if progress_bars:
             logging.enable_progress_bar()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Hide the progress bars and warnings of transformers, and use no network; polymix reports missing weights."""
+    logging: Any = load_library("transformers").utils.logging
+    level = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)
+    try:
+        with local_files():
+            yield
+    finally:
+        logging.set_verbosity(level)

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from polymix.convert import save_pretrained
+from polymix.convert.adapters.libraries import quiet
 from polymix.convert.saving.files import CONFIG
 from polymix.errors import OptionError
 from polymix.files import write_files, write_whole
 from polymix.workflows.convert.generators import keep_drawing
 from polymix.workflows.convert.inputs import has_language_model
 from polymix.workflows.convert.settings import Settings
-from polymix.workflows.convert.sources import quiet
 
 _COMPANIONS = (
     "preprocessor_config.json", "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from polymix.convert.adapters.libraries import (
     library_of,
     load_library,
     load_whole,
-    local_files,
+    quiet,
 )
 from polymix.convert.model_recipes import decode
 from polymix.convert.weights import LoadedWeights, fill, head_of, read_state, saved_classes
@@ -278,16 +277,3 @@ def _built(library: str, name: str, classes: int | None, size: int | None) -> nn
         raise OptionError("--model", got, f"a model that {library} builds", "") from error
     assert isinstance(model, nn.Module)
     return model
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Hide the progress bars and warnings of transformers, and use no network; polymix reports missing weights."""
-    logging: Any = load_library("transformers").utils.logging
-    level = logging.get_verbosity()
-    logging.set_verbosity(logging.CRITICAL)
-    try:
-        with local_files():
-            yield
-    finally:
-        logging.set_verbosity(level)
