@@ -1,4 +1,4 @@
-"""Every class of attention in timm's models, each in the smallest model found that has it."""
+"""Every class of attention in timm's models, each in a small model that has it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import cache
 
 import torch
 from torch import nn
@@ -27,6 +26,12 @@ OTHERS = re.compile(
     r"\w*(Coord|Strip|Local|Channel|Kernel|Split)Attn$|BilinearAttnTransform$|MobileAttention$|BottleneckAttn$"
 )
 TRIED, FILES = 4, 4  # models of a file that may have a class, and files
+# Classes that only models with telling names have.
+KNOWN = {
+    "attention2d.MultiQueryAttention2d": "mobilenetv4_hybrid_medium", "halo_attn.HaloAttn": "halonet26t",
+    "attention_pool2d.AttentionPool2d": "resnet50_clip",
+    "diff_attention.DiffAttention": "vit_dwee_patch16_reg1_gap_256",
+}  # fmt: skip
 SMALL = re.compile("tiny|nano|small|xxs|test|pico|femto|_s|_t|0")
 SMALLER = ({"img_size": 64, "depth": DEPTH}, {"depth": DEPTH}, {"img_size": 64}, {})
 
@@ -53,7 +58,6 @@ def _models(kind: type) -> list[str]:
     files = [
         file for file in registry._module_to_models
         if getattr(sys.modules[f"timm.models.{file}"], kind.__name__, None) is kind
-        or kind.__module__ == "timm.layers.attention_pool2d"
     ]  # fmt: skip
     files = sorted(files, key=lambda file: (not kind.__module__.endswith(file), file))[:FILES]
     small_first = [sorted(registry._module_to_models[file], key=lambda name: (SMALL.search(name) is None, name))
@@ -61,24 +65,19 @@ def _models(kind: type) -> list[str]:
     return [name for names in small_first for name in names[:TRIED]]
 
 
-@cache
-def _smallest(of: type) -> str:
-    """The smallest of the models tried that has a class."""
-    found = {}
+def _model(of: type) -> str:
+    """The first of the models that has a class."""
     for name in _models(of):
         with suppress(Exception), torch.device("meta"):
-            model = timm.create_model(name, num_classes=3)
-            if any(type(part) is of for part in model.modules()):
-                found[name] = sum(p.numel() for p in model.parameters())
-    if not found:
-        raise ValueError("no model has this class")
-    return min(found, key=lambda key: found[key])
+            if any(type(part) is of for part in timm.create_model(name, num_classes=3).modules()):
+                return name
+    raise ValueError("no model has this class")
 
 
 def candidates(kind: str) -> Iterator[nn.Module]:
-    """The smallest model with this class, with two blocks of 64 × 64 pixels where it can be built so."""
+    """A model with this class, with two blocks of 64 × 64 pixels where it can be built so."""
     of = _classes()[kind]
-    name = _smallest(of)
+    name = KNOWN.get(kind) or _model(of)
     for options in SMALLER:
         with suppress(TypeError, AssertionError, RuntimeError, ValueError):
             torch.manual_seed(0)
