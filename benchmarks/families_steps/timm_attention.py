@@ -26,8 +26,10 @@ OTHERS = re.compile(
     r"\w*(Coord|Strip|Local|Channel|Kernel|Split)Attn$|BilinearAttnTransform$|MobileAttention$|BottleneckAttn$"
 )
 TRIED, FILES = 4, 4  # models of a file that may have a class, and files
-# Classes that only models with telling names have.
+# Where the first model by name is not the best one, or the file of the class is not that of its models.
 KNOWN = {
+    "swin_transformer.WindowAttention": "swin_tiny_patch4_window7_224",
+    "attention.Attention": "vit_tiny_patch16_224", "beit.Attention": "beit_base_patch16_224",
     "attention2d.MultiQueryAttention2d": "mobilenetv4_hybrid_medium", "halo_attn.HaloAttn": "halonet26t",
     "attention_pool2d.AttentionPool2d": "resnet50_clip",
     "diff_attention.DiffAttention": "vit_dwee_patch16_reg1_gap_256",

@@ -67,13 +67,15 @@ def summary() -> str:
             "too slow", "tracebacks")  # fmt: skip
     every = [name for name, rows in families.items() if name[0] == "timm"]
     both = sum(len(families[name]) == 2 and all(map(works, families[name].values())) for name in every)
+    softmax = [row["softmax"] for row in content["rows"] if row.get("softmax") is not None]
     kinds = len({row["family"] for row in content["rows"] if row["library"] == "transformers"})
     text = (
         f"Of {kinds} types of configs in transformers {versions['transformers']}, "
         f"{sum(library == 'transformers' for library, _ in families)} could be built small and called here; the others "
         "are parts of models, or need packages or inputs that the benchmark lacks. "
-        f"{both} of {len(every)} attention classes of timm {versions['timm']} convert with both mixers; "
-        f"diffusers is {versions['diffusers']}."
+        f"{both} of the {len(every)} attention classes of timm {versions['timm']} that were tried convert with both "
+        f"mixers; diffusers is {versions['diffusers']}. Softmax was compared with {len(softmax)} hosts, and gives the "
+        f"output of {sum(softmax)}."
     )
     return f"{table(head, lines)}\n\n{text} `python benchmarks/families.py benchmarks/results/families.json`"
 
