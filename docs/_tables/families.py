@@ -1,4 +1,4 @@
-"""The tables of transformers' families, from benchmarks/results/families.json."""
+"""The tables of models that convert takes, from benchmarks/results/families.json."""
 
 from __future__ import annotations
 
@@ -11,17 +11,23 @@ from .figures import load, table
 CHECKS = {
     "finite": "its outputs are finite", "trains": "every mixer learns", "padding": "padding changes nothing",
     "generates": "generation with a cache is that without", "loads": "it comes back from disk",
-    "undone": "undo is exact",
+    "undone": "undo is exact", "softmax": "softmax gives the host's output",
 }  # fmt: skip
 WAYS = {"BorrowingAdapter": "keeps maps", "FamilyAdapter": "replaced"}
 
 
-def _rows() -> dict[str, dict[str, dict[str, Any]]]:
-    """The rows of each family that could be built here, by mixer."""
-    families: dict[str, dict[str, dict[str, Any]]] = {}
+Families = dict[tuple[str, str], dict[str, dict[str, Any]]]
+
+
+def _rows() -> Families:
+    """The rows of each library and family, by mixer; without configs of transformers that could not be built here."""
+    families: Families = {}
     for row in load("families.json")["rows"]:
-        families.setdefault(row["family"], {})[row["mixer"]] = row
-    return {name: rows for name, rows in families.items() if all(row.get("stage") != "build" for row in rows.values())}
+        families.setdefault((row["library"], row["family"]), {})[row["mixer"]] = row
+    return {
+        (library, name): rows for (library, name), rows in families.items()
+        if library != "transformers" or all(row.get("stage") != "build" for row in rows.values())
+    }  # fmt: skip
 
 
 def works(row: dict[str, Any]) -> bool:
@@ -44,36 +50,43 @@ def _told(row: dict[str, Any]) -> str:
 
 
 def summary() -> str:
-    """How many families work with each mixer."""
+    """How many families of each library work with each mixer."""
     content, families = load("families.json"), _rows()
-    kinds = len({row["family"] for row in content["rows"]})
-    mixers = list(next(iter(families.values())))
-    lines = []
-    for mixer in mixers:
-        rows = [family[mixer] for family in families.values() if mixer in family]
-        empty = sum("with no attention." in str(row.get("why")) for row in rows)
-        stages = [row.get("stage") for row in rows]
-        failed = [row for row in rows if "why" not in row and not works(row)]
-        faults = stages.count("traceback") + stages.count("crash")
-        refused = stages.count("refused") - empty
-        lines.append(
-            (mixer, len(rows), empty, sum(map(works, rows)), len(failed), refused, stages.count("slow"), faults)
-        )
-    head = ("mixer", "built", "no attention", "all checks hold", "a check fails", "refused by name",
-            "over 25 s on a busy machine", "tracebacks")  # fmt: skip
+    lines, versions = [], content["versions"]
+    for library in versions:
+        its = [rows for (of, _), rows in families.items() if of == library]
+        for mixer in ("pom", "qt"):
+            rows = [rows[mixer] for rows in its if mixer in rows and rows[mixer].get("stage") != "build"]
+            empty = sum("with no attention." in str(row.get("why")) for row in rows)
+            stages = [row.get("stage") for row in rows]
+            failed = [row for row in rows if "why" not in row and not works(row)]
+            faults = stages.count("traceback") + stages.count("crash")
+            lines.append((library, mixer, len(rows), empty, sum(map(works, rows)), len(failed),
+                          stages.count("refused") - empty, stages.count("slow"), faults))  # fmt: skip
+    head = ("library", "mixer", "built", "no attention", "all checks hold", "a check fails", "refused by name",
+            "too slow", "tracebacks")  # fmt: skip
+    every = [name for name, rows in families.items() if name[0] == "timm"]
+    both = sum(len(families[name]) == 2 and all(map(works, families[name].values())) for name in every)
+    softmax = [row["softmax"] for row in content["rows"] if row.get("softmax") is not None]
+    kinds = len({row["family"] for row in content["rows"] if row["library"] == "transformers"})
     text = (
-        f"Of {kinds} types of configs in transformers {content['transformers']}, {len(families)} could be built small "
-        "and called here; the others are parts of models, or need packages or inputs that the benchmark lacks."
+        f"Of {kinds} types of configs in transformers {versions['transformers']}, "
+        f"{sum(library == 'transformers' for library, _ in families)} could be built small and called here; the others "
+        "are parts of models, or need packages or inputs that the benchmark lacks. "
+        f"{both} of the {len(every)} attention classes of timm {versions['timm']} that were tried convert with both "
+        f"mixers; diffusers is {versions['diffusers']}. Softmax was compared with {len(softmax)} hosts, and gives the "
+        f"output of {sum(softmax)}."
     )
     return f"{table(head, lines)}\n\n{text} `python benchmarks/families.py benchmarks/results/families.json`"
 
 
 def every() -> str:
     """A row for each family."""
-    families = _rows()
-    mixers = list(next(iter(families.values())))
-    return table(("family", *mixers), ((name, *(_told(rows[mixer]) if mixer in rows else "–" for mixer in mixers))
-                                       for name, rows in families.items()))  # fmt: skip
+    return table(
+        ("library", "family", "pom", "qt"),
+        ((*name, *(_told(rows[mixer]) if mixer in rows else "–" for mixer in ("pom", "qt")))
+         for name, rows in _rows().items()),
+    )  # fmt: skip
 
 
 TABLES: dict[str, Callable[[], str]] = {"families": summary, "every-family": every}

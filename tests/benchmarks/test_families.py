@@ -67,6 +67,21 @@ def test_a_family_converts_and_every_check_that_applies_holds(kind, mixer, monke
     assert families.works(row), row
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mixer", ["pom", "qt"])
+@pytest.mark.parametrize(("library", "kind"), [
+    ("timm", "attention.Attention"), ("timm", "swin_transformer.WindowAttention"),
+    ("diffusers", "SD3Transformer2DModel"), ("diffusers", "FluxTransformer2DModel"),
+])  # fmt: skip
+def test_a_model_of_timm_or_diffusers_does_too(library, kind, mixer, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    pytest.importorskip(library, reason=f"untested: models of {library}")
+    import families
+
+    row = families.row_of(kind, mixer, library)
+    assert families.works(row), row
+
+
 def test_what_does_not_work_is_told_apart(monkeypatch):
     """A refusal, a fault and a family that cannot be built here are three things in the table."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))

@@ -1,0 +1,1 @@
+"""The parts of families.py: what each library has, built small, and what is checked."""
