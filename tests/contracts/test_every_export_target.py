@@ -92,20 +92,11 @@ def test_without_its_libraries_one_line_says_what_to_install(target, options, tm
     assert list(tmp_path.iterdir()) == before
 
 
-FIRST = {CASES[case][0]: case for case in reversed(CASES)}
-
-
-def modes_to_show(case, mixer):
-    """All modes of a mixer; with other options, those that go the longest way: with a mask, and a step from a state."""
-    modes = modes_of(mixer)
-    return modes if case == FIRST[mixer.name] else [mode for mode in modes if mode in ("mask", "step")] or modes[:1]
-
-
 @pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.slow) for case in CASES])
 def test_every_mixer_in_every_mode(case, tmp_path):
     """Each mode that a mixer has exports and gives PyTorch's numbers, or `export_graphs` raises."""
     mixer = built(case)
-    for mode in modes_to_show(case, mixer):
+    for mode in modes_of(mixer):
         if (mixer.name, mode) in REFUSED:  # with some options
             with contextlib.suppress(errors.CapabilityError, errors.ParityError):
                 polymix.export.export_graphs(mixer_graphs(mixer, TOKENS, modes=(mode,)), tmp_path / mode)
