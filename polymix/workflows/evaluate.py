@@ -69,7 +69,8 @@ class Settings:
         check_device(self.device, "--device")
         if not self.folder.is_dir():
             allowed = "the folder of a saved model"
-            raise DataError("folder", f"{self.folder}, which does not exist", allowed, "Check the path.")
+            what = "is no folder" if self.folder.exists() else "does not exist"
+            raise DataError("folder", f"{self.folder}, which {what}", allowed, "Check the path.")
 
     def without(self, option: str, kind: str) -> None:
         """OptionError if an option was given that means nothing for this kind of model."""

@@ -232,3 +232,10 @@ def test_wilson_s_interval():
     assert wilson(0, 10)[0] == 0 and wilson(10, 10)[1] == 1
     low, high = wilson(81, 263)  # an example of Newcombe's, 1998
     assert (round(low, 4), round(high, 4)) == (0.2553, 0.3662)
+
+
+def test_a_file_in_place_of_the_model_s_folder_is_said_to_be_one(tmp_path):
+    """It was said not to exist."""
+    (tmp_path / "model.json").touch()
+    with pytest.raises(DataError, match="which is no folder"):
+        Settings(folder=tmp_path / "model.json")

@@ -111,7 +111,7 @@ def digits(size: int = DIGIT_SIDE) -> tuple[Part, Part]:
 def _sub_folders(folder: Path) -> list[Path]:
     if not folder.is_dir():
         allowed = "an existing folder with one sub-folder of images per class"
-        raise DataError("--data", folder, allowed, "Check the path.")
+        raise DataError("--data", str(folder), allowed, "Check the path.")
     return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
