@@ -50,9 +50,15 @@ def statuses(processes):
     return [process.exitcode for process in processes]
 
 
+def silent():
+    """Let this process, and those that it starts, say nothing."""
+    for stream in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+
+
 def _say(writer, function, arguments):
+    silent()
     os.dup2(writer.fileno(), 2)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
     try:
         function(*arguments)

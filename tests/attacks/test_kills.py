@@ -1,20 +1,24 @@
 """Runs that are killed (-9) at a random moment and resumed: the same bits as the run that was not killed.
 
+A moment is just before one of the changes of files that a run makes from its first results.json on: no clock decides it.
 POLYMIX_KILLS: the number of moments for each command, 3 by default.
 """
 
+import itertools
 import json
 import os
 import random
 import signal
-import time
+import sys
+from pathlib import Path
 
 import pytest
-import torch
 
 from polymix.cli import main
 from tests.attacks.test_files import TRAIN
+from tests.processes import fork, silent, statuses
 
+CHANGES = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate"}
 KILLS = int(os.environ.get("POLYMIX_KILLS", "3"))
 VIT = """
 from polymix import SoftmaxConfig
@@ -37,21 +41,30 @@ COMMANDS = {
 }  # fmt: skip
 
 
-def start(arguments):
-    """Run a command in a fork of this process, which has imported everything already."""
-    pid = os.fork()
-    if pid:
-        return pid
+def command(arguments, dies_at=None, noted=None):
+    """Run a command; die at a moment, or note in a file how many there are."""
+    silent()
+    moments = itertools.count(1)
+    begun = False
+
+    def count(event, details):
+        nonlocal begun
+        begun = begun or (event == "os.rename" and Path(os.fsdecode(details[1])).name == "results.json")
+        changes = event in CHANGES or (event == "open" and details[2] & (os.O_WRONLY | os.O_RDWR))
+        if begun and changes and "__pycache__" not in str(details[0]) and next(moments) == dies_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(count)
     try:
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, 1)
-        os.dup2(null, 2)
         main(arguments)
-    except SystemExit as stop:
-        os._exit(int(stop.code or 0))
     finally:
-        os._exit(99)
-    return None
+        if noted:
+            Path(noted).write_text(str(next(moments)))
+
+
+def ended(arguments, **options):
+    """The exit status of a command in a process of its own."""
+    return statuses([fork(command, arguments, **options)])[0]
 
 
 def bits(verb, out):
@@ -69,29 +82,15 @@ def bits(verb, out):
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", list(COMMANDS))
 def test_a_killed_run_continues_to_the_same_bits(verb, material, monkeypatch, tmp_path):
-    import polymix.domains.text.task
-    import polymix.workflows.compare.report
-    import polymix.workflows.compare.run
-    import polymix.workflows.convert.run  # noqa: F401
-
-    torch.set_num_threads(1)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_bytes((material / "text.txt").read_bytes())
     (tmp_path / "vit.py").write_text(VIT)
-    began = time.monotonic()
-    _, status = os.waitpid(start([*COMMANDS[verb], "--out", "whole"]), 0)
-    seconds = time.monotonic() - began
-    assert os.waitstatus_to_exitcode(status) == 0
+    assert ended([*COMMANDS[verb], "--out", "whole"], noted="moments") == 0
     wanted, moments, killed = bits(verb, tmp_path / "whole"), random.Random(verb), 0
     for place in range(KILLS):
         out = f"killed-{place}"
-        pid = start([*COMMANDS[verb], "--out", out])
-        time.sleep(seconds * moments.random())
-        os.kill(pid, signal.SIGKILL)
-        _, status = os.waitpid(pid, 0)
-        killed += os.waitstatus_to_exitcode(status) == -signal.SIGKILL
-        _, status = os.waitpid(start([*COMMANDS[verb], "--out", out, "--resume"]), 0)
-        assert os.waitstatus_to_exitcode(status) == 0, f"place {place}"
-        assert bits(verb, tmp_path / out) == wanted, f"place {place}"
-    print(f"{verb}: {killed} of {KILLS} runs were killed before their end, after up to {seconds:.1f} s")
+        moment = moments.randint(1, int(Path("moments").read_text()))
+        killed += ended([*COMMANDS[verb], "--out", out], dies_at=moment) == -signal.SIGKILL
+        assert ended([*COMMANDS[verb], "--out", out, "--resume"]) == 0, f"killed at {moment}"
+        assert bits(verb, tmp_path / out) == wanted, f"killed at {moment}"
     assert killed

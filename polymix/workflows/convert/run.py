@@ -94,9 +94,9 @@ def _run(
 
         matrices(report.adapters, settings.lora, "--lora")
     with _nothing_left(out, keep=before is not None):
-        code = saver.save(report.model, {})  # fail before hours of training, not after
-        results = ConvertResults.open(out, settings.to_dict(), {}, resume=before is not None)
+        results = ConvertResults.open(out, settings.to_dict(), {}, resume=before is not None)  # first: to resume by it
         results.set(plan={layer.name: KEEP if layer.now is None else dict(layer.options) for layer in report.layers})
+        code = saver.save(report.model, {})  # fail before hours of training, not after
         if data is not None:
             _learn(report, source, data, settings, out / CHECKPOINTS, resume, progress, say)
         report.model.eval()
