@@ -76,6 +76,8 @@ def split(mask: Tensor, causal: bool | None = None) -> Split:
 
     causal: the order, where the host states it; None: found from the mask. In a compiled graph, where values are not
     known, the mask is taken as causal order (if `causal`) with padding, and a run with any other mask fails.
+
+    Raises MaskError where no token sees itself: so looks a mask whose True hides a token, as MPT's does.
     """
     n, m = mask.shape[-2:]
     columns = mask.any(-2)
@@ -87,6 +89,9 @@ def split(mask: Tensor, causal: bool | None = None) -> Split:
         fits = ((mask == expected) | ~rows.unsqueeze(-1)).all()
         if holds(fits, "takes no mask but of padding and its own order"):
             return Split(order and n > 1, None if not compiling and bool(columns.all()) else columns)
+    if n == m > 1 and not compiling and not mask.diagonal(dim1=-2, dim2=-1).any():
+        cure = "If True hides a token in this model's masks, keep its layers."
+        raise MaskError("mask", "a mask in which no token sees itself", "True where a token is seen", cure)
     return Split(False, arbitrary=mask)
 
 
