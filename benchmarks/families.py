@@ -18,7 +18,6 @@ import json
 import multiprocessing
 import resource
 import signal
-import time
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -83,7 +82,8 @@ def import_once() -> None:
 
 
 def _send_rows(kind: str, mixers: list[str], library: str, seconds: int, pipe: Any) -> None:
-    limit = int(time.process_time()) + seconds * len(mixers)
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    limit = int(used.ru_utime + used.ru_stime) + seconds * len(mixers)
     resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 1))
     warnings.simplefilter("ignore")
     transformers_families.transformers.logging.set_verbosity_error()

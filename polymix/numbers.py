@@ -78,8 +78,8 @@ def two_figures(n: float) -> str:
 
 
 def plural(count: int, noun: str, nouns: str = "") -> str:
-    """ "1 thread", "2 threads"; `nouns` where the plural is irregular."""
-    return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"
+    """ "1 thread", "2 threads", "2 classes"; `nouns` where the plural is irregular."""
+    return f"{count:,} {noun if count == 1 else nouns or noun + ('es' if noun.endswith('s') else 's')}"
 
 
 def machine_line(machine: Mapping[str, Any]) -> str:

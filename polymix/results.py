@@ -227,6 +227,8 @@ def read_results(path: Path, kind: Any, command: str, cure: str = "") -> dict[st
 
 # The file
 
+START_AGAIN = "Choose another folder with --out, or delete the file to start a new run."
+
 
 class Results:
     """The results of one run: a results.json in the run's folder, rewritten after every step.
@@ -262,7 +264,7 @@ class Results:
             results = cls(folder, {**head, "machine": dict(machine), **parts})
             results.save()
             return results
-        content = cls.load(path)
+        content = cls.load(path, START_AGAIN)
         for part, now in (("settings", settings), ("machine", machine)):
             changed = sorted(key for key in {*content[part], *now} if content[part].get(key) != now.get(key))
             if changed:
@@ -275,9 +277,8 @@ class Results:
         return cls(folder, content)
 
     @classmethod
-    def load(cls, path: Path) -> dict[str, Any]:
+    def load(cls, path: Path, cure: str = "Pass one that this command wrote.") -> dict[str, Any]:
         """Read a results file. Raises ResultsError if it is damaged or was written by another program."""
-        cure = "Choose another folder with --out, or delete the file to start a new run."
         return read_results(path, cls.kind, cls.command, cure)
 
     @classmethod

@@ -120,7 +120,8 @@ def small_config(usual: Any, sizes: dict[str, Any]) -> Any:
             options[name] = small_config(getattr(usual, name), sizes)
     if sizes:
         options |= OPTIONS.get(usual.model_type, {})
-    given = {**_diff(usual), **options}
+    under_another_name = {renamed.get(name) for name in options}
+    given = {name: value for name, value in _diff(usual).items() if name not in under_another_name} | options
     for _ in range(len(options) + 1):
         try:
             return config_class(**given)

@@ -15,10 +15,11 @@ from polymix.errors import OptionError
 def command(
     model: Annotated[str, typer.Option(help="timm/NAME, torchvision/NAME, a saved folder, or file.py:function.")],
     plan: Annotated[
-        str, typer.Option(help="A mixer such as padre:degree=3; a pattern such as 1:1; LAYER=MIXER,…; or recommend.")
-    ] = "padre",
+        str | None,
+        typer.Option(help="A mixer such as padre:degree=3 (default: padre); 1:1; LAYER=MIXER,…; or recommend."),
+    ] = None,
     mixer: Annotated[
-        str | None, typer.Option(help="Mixer that a pattern such as 1:1 inserts (default: padre).")
+        str | None, typer.Option(help="Mixer of a pattern such as 1:1 (default: padre), or of all layers.")
     ] = None,
     weights: Annotated[
         Path | None, typer.Option(help="State dict of the model: a .safetensors file, or one written by torch.save.")
@@ -143,6 +144,8 @@ def command(
     from polymix.workflows.convert.run import run
     from polymix.workflows.convert.settings import Settings
 
+    if plan is None:  # a mixer alone is for all layers
+        plan, mixer = mixer or "padre", None
     settings = Settings(
         model=model, plan=plan, mixer=mixer, weights=None if weights is None else str(weights), classes=classes,
         data=data, image_size=image_size, tokens=tokens, context=context, batch=batch, distill_epochs=distill_epochs,

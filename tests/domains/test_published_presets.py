@@ -50,7 +50,8 @@ DSVT = {
     "encoder": (128, 128), "set_size": 90, "blocks": 4, "window": (30, 30), "heads": 8, "hidden": 256,
     "depths": (1, 2, 2), "strides": (1, 2, 2), "channels": (128, 128, 256), "level_dim": 128, "stride": 2,
     "batch_size": 32, "epochs": 20.0, "learning_rate": 0.005, "weight_decay": 0.05, "decay": "all",
-    "betas": (0.9, 0.99), "warmup": 0.4, "final": 1 / (10 * 1e4), "one_cycle": True, "clip": 35.0, "sweeps": 10,
+    "betas": (0.9, 0.99), "warmup": 0.4, "final": 1 / (10 * 1e4), "one_cycle": True, "clip": 35.0, "clip_by": "norm",
+    "sweeps": 10,
     "balanced": True, "keep": "last", "ema": 0.0, "legacy_positions": True, "host_init": "published",
     # tianweiy/CenterPoint 3cf7d87: configs/nusc/pp/nusc_centerpoint_pp_02voxel_two_pfn_10sweep.py, for the head; radii
     # of nusc_centerpoint_pp_02voxel_two_pfn_10sweep_circular_nms.py, whose numbers are squares.
@@ -68,7 +69,7 @@ PRESETS = {
 FREE = {"data", "layout", "plan", "init", "control", "accumulate", "steps", "precision", "checkpointing", "seed",
         "device", "strategy", "workers", "log_every", "logger", "allow_pickle", "classes", "piece",
         "scenes", "test_scenes", "scans", "test_scans", "synthetic_train", "synthetic_test", "threshold", "match_parameters"}  # fmt: skip
-IDLE = {"ema": {"ema_rise", "ema_buffers"}, "one_cycle": {"cosine_from"}}
+IDLE = {"ema": {"ema_rise", "ema_buffers"}, "one_cycle": {"cosine_from"}, "clip": {"clip_by"}}
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -89,6 +90,7 @@ def test_a_preset_names_every_number(name):
     kind, preset, published = PRESETS[name]
     named = set(kind.presets[preset])
     idle = IDLE["ema"] | (IDLE["one_cycle"] if "one_cycle" in named else set())
+    idle |= IDLE["clip"] if published["clip"] is None else set()
     assert set(kind.model_fields) - named - FREE - idle == set()
     assert named - set(published) <= {"mixer", "checkpoint_every", "turn"}, "and the test holds each of them"
 

@@ -14,6 +14,7 @@ from polymix.domains.classify.augment import transforms
 from polymix.domains.classify.recipe import ClassifyRecipe
 from polymix.domains.classify.scenes import scenes
 from polymix.errors import DataError
+from polymix.numbers import plural
 from polymix.train.data.images import (
     FOLDER,
     ImageData,
@@ -102,7 +103,10 @@ def _streamed(recipe: ClassifyRecipe, source: Path, layout: str | None, say: Cal
             name = str(source)
             classes, *pixels = cifar.read(source, layout, recipe.allow_pickle, say)
         parts = [Pictures(labels, rows=rows) for rows, labels in pixels]
-    say(f"{len(parts[0]):,} training and {len(parts[1]):,} test images of {len(classes)} classes, decoded when used")
+    say(
+        f"{len(parts[0]):,} training and {len(parts[1]):,} test images of {plural(len(classes), 'class')}, "
+        "decoded when used"
+    )
     refuse = recipe.broken == "refuse"
     train, test = (Samples(part, how, refuse) for part, how in zip(parts, transforms(recipe), strict=True))
     mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (MEAN, STD))

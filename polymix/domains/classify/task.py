@@ -22,7 +22,7 @@ from polymix.errors import OptionError
 from polymix.limits import check_memory
 from polymix.mixers import MixerConfig
 from polymix.models import VisionTransformer
-from polymix.numbers import percent
+from polymix.numbers import percent, plural
 from polymix.train.data.images import ImageData, load_digits
 from polymix.train.data.sampling import Order, Seeded, Slices, number
 from polymix.train.initial import start_as_normal
@@ -297,9 +297,9 @@ class ClassifyTask(Task[ClassifyRecipe, ImageData]):
         skipped = f" {len(data.skipped)} unreadable files were skipped." if data.skipped else ""
         return (
             f"{recipe.mixer} in {recipe.host or 'a vision transformer'}, on {data.name}: {training:,} training images "
-            f"and {test:,} test images of {len(data.classes)} classes ({names}), {data.image_size} × {data.image_size} "
-            f"pixels. Always answering with the largest class, {largest}, would be right for {percent(share)} of the "
-            f"test images.{skipped}"
+            f"and {test:,} test images of {plural(len(data.classes), 'class')} ({names}), {data.image_size} × "
+            f"{data.image_size} pixels. Always answering with the largest class, {largest}, would be right for "
+            f"{percent(share)} of the test images.{skipped}"
         )
 
     def host_name(self, model: nn.Module) -> str:

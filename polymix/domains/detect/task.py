@@ -17,6 +17,7 @@ from polymix.domains.detect.detr import build_detr, check_padding, detr_loss, in
 from polymix.domains.detect.losses import dense_loss
 from polymix.domains.detect.recipe import DetectRecipe
 from polymix.errors import OptionError
+from polymix.numbers import plural
 from polymix.train.data.boxes import data as reading
 from polymix.train.data.boxes.coco import is_coco_2017
 from polymix.train.data.boxes.data import DetectionData
@@ -124,7 +125,7 @@ class DetectTask(Task[DetectRecipe, DetectionData]):
     def describe(self, data: DetectionData) -> str:
         names = ", ".join(data.classes[:SHOWN_CLASSES]) + " …" * (len(data.classes) > SHOWN_CLASSES)
         text = f"{self.recipe.mixer_name} in the encoder of a detector, on {data.name}: {len(data.train):,} training "
-        return text + f"pictures and {len(data.test):,} test pictures, {len(data.classes)} classes ({names})."
+        return text + f"pictures and {len(data.test):,} test pictures, {plural(len(data.classes), 'class')} ({names})."
 
     def host_name(self, model: nn.Module) -> str:
         recipe = self.recipe

@@ -58,8 +58,8 @@ class Detect3dRecipe(ObjectsRecipe):
                   "least": 0.1, "most": 500, "nms": "rotated", "overlap": 0.2,
                   "radius": tuple(square**0.5 for square in (4.0, 12.0, 10.0, 1.0, 0.85, 0.175)),
                   "batch_size": 32, "epochs": 20.0, "learning_rate": 5e-3, "weight_decay": 0.05, "decay": "all",
-                  "betas": (0.9, 0.99), "clip": 35.0, "warmup": 0.4, "final": 1e-5, "one_cycle": True, "ema": 0.0,
-                  "keep": "last", "evaluate_every": 3862, "checkpoint_every": 3862},
+                  "betas": (0.9, 0.99), "clip": 35.0, "clip_by": "norm", "warmup": 0.4, "final": 1e-5,
+                  "one_cycle": True, "ema": 0.0, "keep": "last", "evaluate_every": 3862, "checkpoint_every": 3862},
     }  # fmt: skip
 
     batch_size: BatchSize = 2

@@ -17,6 +17,7 @@ from polymix.domains.satellite.recipe import SatelliteRecipe
 from polymix.domains.satellite.tsvit import TSViT
 from polymix.errors import OptionError
 from polymix.mixers import LinearFloorMixer
+from polymix.numbers import plural
 from polymix.train.data.label_maps import pixel_loss
 from polymix.train.initial import start_as_pytorch
 from polymix.train.task import Metric, Process, Task
@@ -96,7 +97,7 @@ class SatelliteTask(Task[SatelliteRecipe, SatelliteData]):
         return (
             f"{recipe.mixer_name} in TSViT, on {data.name}: {counts.get('train_windows', 0):,} windows of "
             f"{recipe.window} × {recipe.window} pixels of {counts.get('train_patches', 0):,} training patches, "
-            f"{counts.get('test_patches', 0):,} test patches, {len(data.classes)} classes. Fold {recipe.fold}."
+            f"{counts.get('test_patches', 0):,} test patches, {plural(len(data.classes), 'class')}. Fold {recipe.fold}."
         )
 
     def published(self) -> dict[str, Any] | None:

@@ -19,6 +19,7 @@ from polymix.domains.segment.layouts import IGNORED, LAYOUTS
 from polymix.domains.segment.recipe import SegmentRecipe
 from polymix.domains.segment.synthetic import MIN_SIDE
 from polymix.errors import OptionError
+from polymix.numbers import plural
 from polymix.train.data.label_maps import pixel_loss
 from polymix.train.data.sampling import Slices
 from polymix.train.optimizers import rated_groups
@@ -111,7 +112,7 @@ class SegmentTask(Task[SegmentRecipe, SegmentData]):
         names = ", ".join(data.classes[:12]) + " …" * (len(data.classes) > 12)
         return (
             f"{self.recipe.mixer_name} in the host {self.recipe.host}, on {data.name}: {len(data.train):,} training "
-            f"pictures and {len(data.test):,} test pictures, {len(data.classes)} classes ({names})."
+            f"pictures and {len(data.test):,} test pictures, {plural(len(data.classes), 'class')} ({names})."
         )
 
     def host_name(self, model: nn.Module) -> str:

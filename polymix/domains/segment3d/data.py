@@ -22,6 +22,7 @@ from polymix.domains.segment3d.layouts import KITTI, VOID, Scan, layout_of, list
 from polymix.domains.segment3d.recipe import MAX_CLASSES, Segment3dRecipe
 from polymix.domains.segment3d.synthetic import NAME, synthetic
 from polymix.errors import DataError, OptionError
+from polymix.numbers import plural
 from polymix.train.data.class_names import own_names
 from polymix.train.data.problems import Problems
 from polymix.train.data.splits import checksum_of, spread
@@ -258,5 +259,5 @@ def read(folder: Path, layout: str | None, voxel: float, problems: Problems) -> 
         if scans and not counted and not problems:
             problems.add(folder, f"the {name} scans", "they have no label that counts")
     if not problems and not 1 < count <= MAX_CLASSES:
-        problems.add(folder, "", f"it has {count} classes; 2 to {MAX_CLASSES} are needed")
+        problems.add(folder, "", f"it has {plural(count, 'class')}; 2 to {MAX_CLASSES} are needed")
     return *parts, inputs, count

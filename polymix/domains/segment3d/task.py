@@ -19,6 +19,7 @@ from polymix.domains.segment3d.layouts import LAYOUTS, VOID
 from polymix.domains.segment3d.losses import lovasz_softmax
 from polymix.domains.segment3d.ptv3 import PTv3
 from polymix.domains.segment3d.recipe import Segment3dRecipe
+from polymix.numbers import plural
 from polymix.train.initial import start_as_pytorch
 from polymix.train.optimizers import one_cycle, rated_groups
 from polymix.train.task import Metric, Process, Task
@@ -115,7 +116,7 @@ class Segment3dTask(Task[Segment3dRecipe, Segment3dData]):
         sizes = dict.fromkeys("whole clouds" if size is None else f"windows of {size}" for size in recipe.windows())
         return (
             f"{recipe.mixer_name} in PTv3, on {data.name}: {len(data.train):,} training scans, {len(data.test):,} test "
-            f"scans, {len(data.classes)} classes, voxels of {recipe.voxel} m, {' and '.join(sizes)}."
+            f"scans, {plural(len(data.classes), 'class')}, voxels of {recipe.voxel} m, {' and '.join(sizes)}."
         )
 
     def host_name(self, model: nn.Module) -> str:

@@ -18,7 +18,7 @@ from polymix.errors import OptionError, PolymixError, ResultsError
 from polymix.files import output_folder
 from polymix.mixers.spec import mixer_config
 from polymix.numbers import plural
-from polymix.results import RESULTS, Progress, Results
+from polymix.results import RESULTS, START_AGAIN, Progress, Results
 from polymix.workflows.convert.assessment import assess
 from polymix.workflows.convert.card import class_names, metadata, usage
 from polymix.workflows.convert.content import ConvertContent
@@ -340,7 +340,9 @@ def earlier_run(folder: Path, settings: Mapping[str, Any], *, resume: bool) -> d
         got = f"{folder}, which holds {', '.join(held[:3])}{' …' * (len(held) > 3)}"
         cure = "Choose another folder; nothing is overwritten."
         raise ResultsError("--out", got, "an empty folder or a new name", cure)
-    machine = ConvertResults.load(folder / RESULTS)["machine"]  # any machine: the model does not depend on it
+    machine = ConvertResults.load(folder / RESULTS, START_AGAIN)[
+        "machine"
+    ]  # any machine: the model does not depend on it
     content: dict[str, Any] = ConvertResults.open(folder, settings, machine, resume=resume).content
     if content["finished"] and "headline" not in content:
         got = f"{folder / RESULTS}, by which the run is finished and has no result"
