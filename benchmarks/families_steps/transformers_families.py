@@ -94,11 +94,19 @@ def _fitted(name: str, value: Any, own: Any) -> Any:
     return own if isinstance(own, (bool, dict)) or isinstance(own, str) != isinstance(value, str) else value
 
 
+def _own(usual: Any, name: str) -> Any:
+    """What a config says of an option; None where it says it layer by layer."""
+    try:
+        return getattr(usual, name, None)
+    except Exception:  # of transformers, by no common class
+        return None
+
+
 def small_config(usual: Any, sizes: dict[str, Any]) -> Any:
     """A config with these sizes, and its own values beside them; parts with a config of their own are small too."""
     config_class = type(usual)
     stated, renamed = usual.to_dict(), getattr(config_class, "attribute_map", {})
-    own = {name: getattr(usual, name, None) for name in {**stated, **renamed}}
+    own = {name: _own(usual, name) for name in {**stated, **renamed}}
     options = {name: _fitted(name, value, own[name]) for name, value in sizes.items() if name in own}
     if "depths" in options and "image_size" in options:  # of several stages, each a half of the one before
         options["image_size"] = 64

@@ -121,4 +121,4 @@ def test_some_values(there, reader):
 @pytest.mark.parametrize("reader", READERS)
 def test_every_value(there, reader):
     """All of them; one in four where the command takes a second."""
-    attacked(reader, there, 4 if reader == "compare" else 1)
+    attacked(reader, there, 4 if reader in ("compare", "export") else 1)
