@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import polymix
-from polymix.convert.drops import DROPS
+from polymix.convert.drops import naming_drops
 from polymix.convert.tracing import difference, run, tensors
 from polymix.errors import PolymixError
 
@@ -53,14 +53,12 @@ def callable_model(candidates: Iterable[nn.Module]) -> tuple[nn.Module, Any]:
 def converted(model: nn.Module, mixer: str, example: Any) -> tuple[polymix.ConversionReport, list[str]]:
     """The conversion, and the parts of attention that had to be named for it."""
     lost: list[str] = []
-    while True:
-        try:
-            return polymix.convert(model, mixer, input=example, drop=lost), lost
-        except PolymixError as error:
-            asked = [name for name in DROPS if f"{name!r}" in error.cure and name not in lost]
-            if not error.argument.endswith("drop") or not asked:
-                raise
-            lost += asked
+
+    def convert(drop: tuple[str, ...]) -> polymix.ConversionReport:
+        lost[:] = drop
+        return polymix.convert(model, mixer, input=example, drop=drop)
+
+    return naming_drops(convert), lost
 
 
 def checks(model: nn.Module, mixer: str, example: Any) -> Iterator[tuple[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,13 @@ from polymix.mixers.registry import missing_capability
 from polymix.ops.related.attention import softmax_attention
 
 LOGITS = "acts on attention's logits, which a mixer does not have"
+MERGED = "biases for offsets in a window; merged windows have none"
+
+
+def biased_by(names: Iterable[str], why: str = LOGITS) -> dict[str, str]:
+    """What a layer loses with the biases in these parts: the parts, and their one name in `convert(drop=)`, if any."""
+    named = tuple(names)
+    return dict.fromkeys((*named, "position_bias"), why) if named else {}
 
 
 class Heads(NamedTuple):

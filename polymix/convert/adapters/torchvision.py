@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from polymix.convert.adapter import Adapter, Host, register_adapter
 from polymix.convert.adapters.libraries import load_library
+from polymix.convert.heads import MERGED, biased_by
 from polymix.convert.model_recipes import Recipe, build_class, encode, known_arguments
 from polymix.convert.spec import AttentionSpec, linear, thirds
 from polymix.convert.windows import Shifted, check_regions
@@ -47,9 +48,7 @@ class ShiftedWindowAdapter(Adapter):
         drops = drops if module.attention_dropout else {}
         merged = host.windows == "merge"
         if merged:
-            drops |= dict.fromkeys(
-                (_TABLE, "position_bias"), "biases for offsets in a window; merged windows have none"
-            )
+            drops |= biased_by([_TABLE], MERGED)
         return AttentionSpec(
             dim=module.proj.out_features, heads=module.num_heads, query=query, key=key, value=value,
             out=linear(module, "proj"), dropout=module.dropout, drops=drops,

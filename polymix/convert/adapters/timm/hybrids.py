@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from polymix.convert.adapter import Adapter, Host, register_adapter
 from polymix.convert.adapters.timm.vit import described, stage_grid
-from polymix.convert.heads import LOGITS
+from polymix.convert.heads import biased_by
 from polymix.convert.spec import AttentionSpec, additive_spec, linear, thirds
 from polymix.errors import OptionError
 from polymix.mixers.inheritance import Projection
@@ -38,7 +38,7 @@ class EfficientFormerAdapter(Adapter):
             raise OptionError("model", f"biases of {tokens} offsets", "those of a square grid", "Keep this layer.")
         return AttentionSpec(
             dim=out.weight.shape[0], heads=module.num_heads, query=maps[0], key=maps[1], value=maps[2], out=out,
-            scale=module.scale, grid=(side, side), drops=dict.fromkeys(("attention_biases", "position_bias"), LOGITS),
+            scale=module.scale, grid=(side, side), drops=biased_by(["attention_biases"]),
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:

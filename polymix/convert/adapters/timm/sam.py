@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from polymix.convert.adapter import Host, register_adapter
 from polymix.convert.adapters.timm.vit import described
-from polymix.convert.heads import LOGITS
+from polymix.convert.heads import biased_by
 from polymix.convert.spec import AttentionSpec, linear, thirds
 from polymix.convert.windows import MapAdapter, in_map
 
@@ -23,8 +23,7 @@ class SamAdapter(MapAdapter):
     @classmethod
     def describe(cls, module: Any, host: Host) -> AttentionSpec:
         block: Any = host.above()
-        names = [name for name in ("rel_pos_h", "rel_pos_w") if hasattr(module, name)]
-        drops = dict.fromkeys((*names, *(("position_bias",) if names else ())), LOGITS)
+        drops = biased_by(name for name in ("rel_pos_h", "rel_pos_w") if hasattr(module, name))
         drops |= {} if module.rope is None else {"rotary": "rotary positions, which a mixer does not have"}
         attention = described(module, host, thirds(linear(module, "qkv")), drops)
         return in_map(replace(attention, prefix=0), host, getattr(block, "window_size", 0))

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from polymix.convert.adapter import Host, register_adapter
 from polymix.convert.adapters.timm.vit import Grid, described
 from polymix.convert.find import pair
+from polymix.convert.heads import MERGED, biased_by
 from polymix.convert.spec import AttentionSpec, linear, thirds
 from polymix.convert.windows import AGAIN, Windows, WindowsAdapter
 from polymix.errors import OptionError
@@ -37,8 +38,7 @@ class WindowAdapter(WindowsAdapter):
             raise OptionError(
                 "windows", "merge", "keep, where the attention is not in timm's block", "Convert the whole model."
             )
-        why = "biases for offsets in a window; merged windows have none"
-        grid, drops = tuple(block.input_resolution), {**attention.drops, _TABLE: why, "position_bias": why}
+        grid, drops = tuple(block.input_resolution), {**attention.drops, **biased_by([_TABLE], MERGED)}
         place |= {"span": window[0] * window[1], "any_length": block.dynamic_mask}
         return Windows(**{**vars(attention), **place, "grid": grid, "drops": drops})
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from polymix.convert.adapter import Adapter, Host, path, register_adapter
 from polymix.convert.find import grids, prefix_tokens
-from polymix.convert.heads import LOGITS
+from polymix.convert.heads import biased_by
 from polymix.convert.masks import for_all_heads, visible
 from polymix.convert.spec import AttentionSpec, linear, thirds
 from polymix.errors import MaskError, OptionError
@@ -129,8 +129,7 @@ class BeitAdapter(TokensAdapter):
     def describe(cls, module: nn.Module, host: Host) -> AttentionSpec:
         shared = next((part.rel_pos_bias for part in host.chain() if hasattr(part, "rel_pos_bias")), None)
         tables = {"relative_position_bias_table": module.relative_position_bias_table, "shared_rel_pos_bias": shared}
-        names = [name for name, table in tables.items() if table is not None]
-        drops = dict.fromkeys((*names, *(("position_bias",) if names else ())), LOGITS)
+        drops = biased_by(name for name, table in tables.items() if table is not None)
         return described(module, host, _maps(module), drops)
 
     def forward(self, x: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from polymix.convert.adapter import Host, register_adapter, register_refusal
 from polymix.convert.adapters.transformers.encoders import NO_WEIGHTS
 from polymix.convert.find import grids
-from polymix.convert.heads import LOGITS
+from polymix.convert.heads import biased_by
 from polymix.convert.spec import AttentionSpec, linear, thirds
 from polymix.convert.windows import MapAdapter, in_map
 from polymix.errors import CapabilityError, OptionError
@@ -27,8 +27,7 @@ class SamAdapter(MapAdapter):
     def describe(cls, module: Any, host: Host) -> AttentionSpec:
         layer: Any = host.above()
         query, key, value = thirds(linear(module, "qkv"))
-        names = [name for name in ("rel_pos_h", "rel_pos_w") if hasattr(module, name)]
-        drops = dict.fromkeys((*names, *(("position_bias",) if names else ())), LOGITS)
+        drops = biased_by(name for name in ("rel_pos_h", "rel_pos_w") if hasattr(module, name))
         drops |= {"dropout": NO_WEIGHTS} if module.dropout else {}
         embed = next(filter(None, (getattr(part, "patch_embed", None) for part in host.chain())), None)
         grid = None if embed is None else next(grids(embed), None)

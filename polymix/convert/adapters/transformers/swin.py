@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from polymix.convert.adapter import Host, register_adapter, register_refusal
 from polymix.convert.adapters.transformers.encoders import NamedArguments, classes, read
+from polymix.convert.heads import MERGED, biased_by
 from polymix.convert.spec import AttentionSpec
 from polymix.convert.windows import Windows, WindowsAdapter
 from polymix.errors import OptionError
@@ -43,8 +44,7 @@ class SwinAdapter(NamedArguments, WindowsAdapter):
         if size is None:
             cure = "Convert the whole model."
             raise OptionError("windows", "merge", "keep, where the attention is not in a SwinLayer", cure)
-        why = "biases for offsets in a window; merged windows have none"
-        drops = {**attention.drops, name: why, "position_bias": why}
+        drops = {**attention.drops, **biased_by([name], MERGED)}
         place |= {"span": side**2, "any_length": True, "merged": True}
         return Windows(**{**vars(attention), **place, "grid": tuple(size), "drops": drops})
 
