@@ -89,3 +89,14 @@ def test_the_rates_rise_from_nothing_after_the_warm_up_as_published():
         task.advance(model, int(step))
         rates = [share * rate for rate in PUBLISHED["drop_path_of_b1"]]
         assert [drop.drop_prob for drop in drops] == pytest.approx(rates)
+
+
+def test_a_run_that_ends_with_its_warm_up_drops_no_branch():
+    """Nothing is left of it in which the rates could rise."""
+    import polymix.timm as ours
+
+    task = ClassifyTask(ClassifyRecipe().preset("efficientvit").changed(steps=4, warmup=0.9))
+    with torch.device("meta"):
+        model = ours.create("keep", "efficientvit_b1", drop_path_rate=0.05)
+    task.advance(model, 3)
+    assert {drop.drop_prob for drop in ours.dropping(model)} == {0.0}

@@ -181,7 +181,7 @@ class ClassifyTask(Task[ClassifyRecipe, ImageData]):
 
             self.drops = (model, [(part, part.drop_prob) for part in dropping(model)])
         rising = round(recipe.warmup * recipe.steps)
-        share = max(0, step - rising) / (recipe.steps - rising)
+        share = max(0, step - rising) / max(1, recipe.steps - rising)
         for part, rate in self.drops[1]:
             part.drop_prob = rate * share
 
