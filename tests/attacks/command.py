@@ -75,7 +75,7 @@ class Outcome(NamedTuple):
         return self.err.removeprefix("polymix: ")
 
 
-def _stop(*args, **kwargs):
+def stop(*args, **kwargs):
     raise Reached
 
 
@@ -96,15 +96,15 @@ def run(arguments, work=WORK):
     with contextlib.ExitStack() as stack:
         stack.enter_context(patch.object(registry, "entry_points", _entry_points))
         for module, name in work:
-            stack.enter_context(patch.object(resolve_name(module), name, _stop))
+            stack.enter_context(patch.object(resolve_name(module), name, stop))
         stack.enter_context(offline())
         stack.enter_context(contextlib.redirect_stdout(out))
         stack.enter_context(contextlib.redirect_stderr(err))
         try:
             main([str(word) for word in arguments])
             status = 0
-        except SystemExit as stop:
-            status = stop.code or 0
+        except SystemExit as end:
+            status = end.code or 0
         except Reached:
             status = "reached"
     return Outcome(status, out.getvalue(), err.getvalue())
