@@ -52,9 +52,7 @@ Decay = Annotated[
     Field(description="what decays: all but vectors and what a mixer exempts; all but the weights of norms; or all"),
 ]
 Betas = Annotated[tuple[Share, Share], Field(description="of AdamW")]
-Clip = Annotated[
-    Positive | None, Field(description="bound of the gradient, as `clip_by` says; None: it is not clipped")
-]
+Clip = Annotated[Positive | None, Field(description="bound of the gradient, by `clip_by`; None: it is not clipped")]
 Ema = Annotated[Share, Field(description="decay of averaged weights, which are then evaluated and saved; 0: none")]
 EmaRise = Annotated[
     Literal["steps", "half_steps", "exponential", "none"],

@@ -51,7 +51,7 @@ def vectors(request, monkeypatch, tmp_path_factory):
     path = compile.library_path(level)  # as it is installed
     path = path if path.is_file() else compile.library_path(level, folder)
     if not path.is_file():
-        compile.build(folder, {level: (f"-march={level}", "-O1")})
+        compile.build(folder, {level: (f"-march={level}",)})
     loaded = ctypes.CDLL(str(path))
     monkeypatch.setattr(library, "_library", lambda: loaded)
     yield level
