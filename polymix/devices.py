@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from polymix.errors import OptionError
+from polymix.errors import OptionError, shown
 
 if TYPE_CHECKING:
     import torch
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
+
+# What PyTorch raises for a device that it does not know, was built without, or does not find.
+_UNUSABLE = (RuntimeError, AssertionError, ImportError, NotImplementedError, OverflowError, TypeError, ValueError)
 
 
 def float_type(dtype: torch.dtype | str | None, argument: str = "dtype") -> torch.dtype | None:
@@ -26,16 +29,41 @@ def float_type(dtype: torch.dtype | str | None, argument: str = "dtype") -> torc
     return found
 
 
-def check_place(device: Any, dtype: Any) -> None:
-    """Raise OptionError unless tensors can be made with these arguments: a device or None, a floating type or None."""
+def check_dtype(dtype: Any) -> None:
+    """Raise OptionError unless dtype is None or a floating-point torch.dtype."""
     import torch
 
-    try:
-        _ = None if device is None else torch.device(device)
-    except (RuntimeError, TypeError, ValueError, OverflowError):
-        raise OptionError("device", repr(device), "a device such as cpu or cuda:1", "Pass cpu.") from None
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise OptionError("dtype", repr(dtype), "a floating-point torch.dtype", "Pass for example torch.float32.")
+        raise OptionError("dtype", shown(dtype), "a floating-point torch.dtype", "Pass for example torch.float32.")
+
+
+def check_place(device: Any, dtype: Any) -> torch.device | None:
+    """The device, after checking that tensors can be made with these arguments: a device or None, a type or None.
+
+    Raises:
+        OptionError: the device is none, or not of this machine, or the type is no floating-point torch.dtype.
+    """
+    import torch
+
+    check_dtype(dtype)
+    if device is None:
+        return None
+    try:
+        place = torch.device(device)
+    except _UNUSABLE:
+        raise OptionError("device", shown(device), "a device such as cpu or cuda:1", "Pass cpu.") from None
+    if place.type not in ("cpu", "meta"):
+        try:
+            torch.empty(0, device=place)
+        except _UNUSABLE as error:
+            raise _unusable("device", device, error) from error
+    return place
+
+
+def _unusable(argument: str, device: Any, error: Exception) -> OptionError:
+    reason = (str(error).splitlines() or [""])[0]
+    allowed = "a device that PyTorch can use on this machine, such as cpu"
+    return OptionError(argument, shown(device), allowed, reason if len(reason) < 160 else "Pass cpu.")
 
 
 def check_device(device: str, argument: str = "device", kinds: Sequence[str] = (), touch: bool = True) -> str:
@@ -63,11 +91,8 @@ def check_device(device: str, argument: str = "device", kinds: Sequence[str] = (
         return device
     try:
         torch.zeros(1, device=device).add_(1)
-    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
-        reason = (str(error).splitlines() or [""])[0]
-        reason = reason if len(reason) < 160 else ""
-        allowed = "a device that PyTorch can use on this machine, such as cpu"
-        raise OptionError(argument, repr(device), allowed, reason) from error
+    except _UNUSABLE as error:
+        raise _unusable(argument, device, error) from error
     if kind == "meta":
         raise OptionError(argument, repr(device), "a device that can compute", "Use cpu or cuda.")
     return device

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.masked import MaskedTensor
 from torch.nn.parameter import is_lazy
 
-from polymix.errors import MOST_TOKENS, MaskError, OptionError, PolymixError, ShapeError, check_int, shown
+from polymix.errors import MOST_TOKENS, MaskError, PolymixError, ShapeError, check_int, shown
 from polymix.mixers.registry import Capabilities, missing_capability
 from polymix.mixers.states import StateSpec
 from polymix.ops.shared.masks import Segments
@@ -311,12 +311,6 @@ def check_size(mixer: Checked, n: int, grid: Any) -> None:
     check_length(mixer, n)
     if grid is not None:
         check_grid(mixer, grid, n - mixer.config.prefix)
-
-
-def check_dtype(dtype: Any) -> None:
-    """Raise OptionError unless dtype is None or a floating-point torch.dtype."""
-    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise OptionError("dtype", shown(dtype), "a floating-point torch.dtype", "Pass for example torch.float32.")
 
 
 def check_length(mixer: Checked, n: int) -> None:

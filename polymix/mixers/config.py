@@ -11,8 +11,8 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from polymix import errors
+from polymix.devices import check_place
 from polymix.limits import bounded, check_model
-from polymix.mixers.checks import check_dtype
 from polymix.mixers.mixer import TokenMixer
 from polymix.mixers.registry import check_options, config_class
 
@@ -77,14 +77,9 @@ class MixerConfig:
     ) -> TokenMixer:
         """Build the mixer for `dim` channels. `changes` replace options first."""
         errors.check_int("dim", dim, 1, errors.MOST_TOKENS)
-        check_dtype(dtype)
-        try:
-            device = None if device is None else torch.device(device)
-        except (RuntimeError, TypeError, ValueError, OverflowError):
-            got = errors.shown(device)
-            raise errors.OptionError("device", got, "a device such as cpu or cuda:1", "Pass cpu.") from None
-        config, kw = self.changed(**changes), {"device": device, "dtype": dtype}
-        if device != torch.device("meta") and _largest(dim, config) > _ALWAYS_FITTING_WEIGHTS:
+        place = check_place(device, dtype)
+        config, kw = self.changed(**changes), {"device": place, "dtype": dtype}
+        if place != torch.device("meta") and _largest(dim, config) > _ALWAYS_FITTING_WEIGHTS:
             what = f"{self.name} with dim={dim}"
             check_model(lambda: type(self).mixer(config, dim, **{**kw, "device": "meta"}), "dim", what)
             with bounded("dim", what):

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from polymix import errors
+from polymix.devices import check_dtype
 from polymix.limits import bounded
-from polymix.mixers.checks import MixerCall, check_call, check_dense, check_dtype, check_recurrent_call, check_size
+from polymix.mixers.checks import MixerCall, check_call, check_dense, check_recurrent_call, check_size
 from polymix.mixers.fold import Folded
 from polymix.mixers.heads import Heads
 from polymix.mixers.inheritance import AttentionMaps, Sources, add_sources, copy_map, first_rows

@@ -251,6 +251,14 @@ def test_convert_says_which_input_the_model_takes(given, words):
     assert all(word in str(info.value) for word in words), info.value
 
 
+@pytest.mark.parametrize("device", ["cuda:7", "mps:7", "xpu:7", "hpu", "gpu", -1])
+def test_a_device_that_this_machine_lacks(device):
+    """Whatever PyTorch was built for: what it raises by itself differs between builds, and is no error of ours."""
+    for build in (polymix.PomConfig().build, polymix.PolyMorpher):
+        with pytest.raises(PolymixError, match="`device`"):
+            build(dim=8, device=device)
+
+
 def test_load_pretrained_takes_the_name_of_a_type(tmp_path):
     polymix.save_pretrained(small_model(), tmp_path / "m")
     assert polymix.load_pretrained(tmp_path / "m", dtype="bfloat16").head.weight.dtype == torch.bfloat16
