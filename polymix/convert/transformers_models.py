@@ -33,7 +33,7 @@ _WITHOUT_EFFECT = {
 _SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")  # values of `device_map` for several devices
 
 
-class ConvertedConfig(_TRANSFORMERS.PretrainedConfig):  # type: ignore[misc]
+class ConvertedConfig(_TRANSFORMERS.PretrainedConfig):
     """The config.json that `polymix.save_pretrained` wrote. A loaded model has its host's own config."""
 
     model_type = TRANSFORMERS_ENTRY
