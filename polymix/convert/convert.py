@@ -88,7 +88,8 @@ def convert(
         multi_scale: whether mixers that can have them keep the multi-scale branches of EfficientViT. False drops them.
         drop: parts of attention that the mixer does not have and that may be lost: "position_bias" (ALiBi, relative
             tables), "soft_cap" (Gemma 2), "sinks" (gpt-oss), "rotary" (angles that attention in its place does not
-            have, such as scaled ones). A part that is not named refuses the conversion.
+            have, such as scaled ones), "qk_norm" and "gate" (norms of queries and keys, and what comes before the
+            output map, for mixers that start from these maps). A part that is not named refuses the conversion.
         context: tokens that a text model of transformers takes from now on, more than before. Distil it at that length:
             see `polymix.distill(piece=)`.
     Raises:
@@ -329,6 +330,7 @@ class _Swap:
                 **kind.copied_parameters(module, mixer),
                 **(inherit(mixer, attention) if inherits else {}),
             }
+            check_named(drop, attention, config, self.sources)
             self.scale, self.error = self._calibrate(inherits)
             self.adapter.follow_modes(module)
             own = {key.removeprefix("mixer.") for key, _ in self.adapter.named_parameters()}
@@ -349,7 +351,7 @@ class _Swap:
             proven = self.adapter.proves_softmax or not self.adapter.needs_call
             reach = self.mixer.config.reach  # local attention sees less than the layer
             whole = reach is None or (token_count(self.module, self.call) or 0) <= reach
-            exact = whole and not proven and not needed(self.attention, self.mixer.config)
+            exact = whole and not proven and not needed(self.attention, self.mixer.config, self.sources)
             if exact and not same(ours, theirs):
                 got = f"{self.mixer.name}, whose output differs by {difference(ours, theirs):.2g} of the layer's own"
                 cure = "Keep the layer, or choose another mixer."

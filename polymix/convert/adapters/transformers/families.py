@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from polymix.convert.adapter import Adapter, Host, refusal_of
 from polymix.convert.adapters.transformers.attention_function import NAME, asking, proven_sizes
-from polymix.convert.adapters.transformers.causal import repeated, rope
+from polymix.convert.adapters.transformers.causal import rope
 from polymix.convert.adapters.transformers.encoders import EncoderAdapter
 from polymix.convert.adapters.transformers.visibility import within
 from polymix.convert.find import SPLIT, head_count
-from polymix.convert.heads import LOGITS, Heads, attended
-from polymix.convert.spec import AttentionSpec, grid_among, linear
+from polymix.convert.heads import LOGITS, Heads, attended, normed
+from polymix.convert.spec import AttentionSpec, grid_among, linear, repeated
 from polymix.convert.tracing import LayerCall, arguments_of, mode, same, tensors
 from polymix.errors import CapabilityError
 from polymix.mixers import MixerConfig, TokenMixer
@@ -213,13 +213,11 @@ class FamilyAdapter(EncoderAdapter):
     @classmethod
     def serving(cls, config: MixerConfig, spec: AttentionSpec) -> tuple[type[Adapter], AttentionSpec]:
         """Mixers of queries, keys and values borrow those of the layer, where that is proven to work."""
-        if spec.projected is None or not config.attends:
+        if not spec.lends(config):
             return cls, spec
-        heads, width, values = spec.projected
-        if getattr(config, "heads", None) not in (None, heads) or (config.equal_widths and width != values):
-            return cls, spec
-        drops = {name: why for name, why in spec.drops.items() if name != "rotary"}  # angles stay the layer's
-        return BorrowingAdapter, replace(spec, heads=heads, rotary=None, drops=drops)
+        assert spec.projected is not None
+        drops = {name: why for name, why in spec.drops.items() if name not in ("rotary", "qk_norm")}  # the layer's own
+        return BorrowingAdapter, replace(spec, heads=spec.projected[0], rotary=None, drops=drops)
 
     @classmethod
     def by_default(cls, module: nn.Module, host: Host) -> bool:
@@ -277,7 +275,7 @@ class FamilyAdapter(EncoderAdapter):
             query, key, value, out = reading.query, reading.key, reading.value, reading.out
             spec = replace(spec, query=query, key=key, value=value, out=out, heads=reading.heads)
         base, kind = rope(getattr(module, "config", None))
-        drops = logit_parts(module, arguments) | dict.fromkeys(lost, LOGITS)
+        drops = logit_parts(module, arguments) | dict.fromkeys(lost, LOGITS) | normed(module)
         if base is not None and kind != "default":
             drops["rotary"] = f"rotary angles of type {kind!r}, which no mixer has"
         rotary = None if reading is None or "rotary" in drops else base
