@@ -158,33 +158,33 @@ def limited(module: nn.Module) -> str | None:
     return f"a window of {window:,} tokens" if type(window) is int and window > 0 else None
 
 
-def returned(kind: type[nn.Module]) -> int:
-    """How many values the forward of a class returns; 0 for one value that is not in a tuple."""
+def returned(kind: type[nn.Module]) -> tuple[int, bool]:
+    """How many values the forward of a class returns, 0 for one value by itself; and whether they are in a list."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(kind.forward)))
 
-    def sizes(value: ast.expr | None) -> list[int]:
-        if isinstance(value, ast.Tuple):
-            return [len(value.elts)]
+    def forms(value: ast.expr | None) -> list[tuple[int, bool]]:
+        if isinstance(value, (ast.Tuple, ast.List)):
+            return [(len(value.elts), isinstance(value, ast.List))]
+        if isinstance(value, ast.BinOp) and isinstance(value.left, ast.List):  # [output] + what was asked for beside
+            return forms(value.left)
         if isinstance(value, ast.IfExp):
-            return sizes(value.body) + sizes(value.orelse)
+            return forms(value.body) + forms(value.orelse)
         if isinstance(value, ast.Name):
             places = (node for node in ast.walk(tree) if isinstance(node, ast.Assign) and value.id in names(node))
-            return [
-                size for node in places if isinstance(node.value, (ast.Tuple, ast.IfExp)) for size in sizes(node.value)
-            ]
+            return [form for node in places if not isinstance(node.value, ast.Name) for form in forms(node.value)]
         return []
 
     def names(node: ast.Assign) -> list[str]:
         return [target.id for target in node.targets if isinstance(target, ast.Name)]
 
     ends = [node.value for node in ast.walk(tree) if isinstance(node, ast.Return)]
-    return min(sizes(ends[-1]), default=0) if ends else 0
+    return min(forms(ends[-1]), default=(0, False)) if ends else (0, False)
 
 
 class FamilyAdapter(EncoderAdapter):
-    """Takes the arguments of the layer that it replaces, by name, and returns as many values: (output, None, …).
+    """Takes the arguments of the layer that it replaces, by name, and returns as many values, in a tuple or a list.
 
-    In a decoder the cache holds the mixer's state.
+    They are the output and None for each other. In a decoder the cache holds the mixer's state.
     """
 
     way = "the layer was read by names and a call"
@@ -194,7 +194,7 @@ class FamilyAdapter(EncoderAdapter):
         super().__init__(mixer, attention, module)
         self.layer_idx = getattr(module, "layer_idx", getattr(module, "layer_id", None))  # GPT-Neo: layer_id
         self.cross = attention.cross
-        self.returned = returned(type(module))
+        self.returned, self.listed = returned(type(module))
 
     def read_signature(self, module: nn.Module) -> None:
         self.names = tuple(inspect.signature(type(module).forward).parameters)[1:]
@@ -296,7 +296,8 @@ class FamilyAdapter(EncoderAdapter):
         else:
             cache = _first(arguments, CACHE)
             y = self.alone(x, arguments, cache)
-        return (y, *[None] * (self.returned - 1)) if self.returned else y
+        values = [y, *[None] * (self.returned - 1)]
+        return (values if self.listed else tuple(values)) if self.returned else y
 
 
 class BorrowingAdapter(FamilyAdapter):
