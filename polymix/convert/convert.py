@@ -39,7 +39,7 @@ from polymix.errors import (
 from polymix.mixers import MixerConfig, TokenMixer
 from polymix.mixers.inheritance import Sources
 from polymix.mixers.modules import check_module, copied, still
-from polymix.mixers.registry import missing_capability
+from polymix.mixers.registry import missing_capability, mixer_class
 
 
 def convert(
@@ -318,7 +318,7 @@ class _Swap:
                 narrow = config.with_width(config.width_unit, attention.dim).build(attention.dim, device="meta")
                 copied = (module.get_submodule(name) for name in kind.present_copies(self.module, narrow))
                 config = matched(config, attention.dim, parameters(module) - sum(map(parameters, copied)))
-            mixer = config.build(kind.width(attention), device=weight.device, dtype=weight.dtype)
+            mixer = _built(config, kind.width(attention), attention, weight)
             _check(mixer, attention)
             if attention.grid is None and kind.masks_alone and mixer.capabilities.grids:
                 _check_without_grid(mixer, weight)
@@ -388,8 +388,25 @@ def fitted(config: MixerConfig, attention: AttentionSpec) -> MixerConfig:
     if attention.grid is not None:
         return config.for_grid(attention.grid, attention.prefix)
     if config.placed and config.built_grid is None and attention.max_tokens:
+        if 1 not in mixer_class(config.name).capabilities.grids:
+            raise _no_grid(config)
         return config.for_grid((attention.max_tokens,))
     return config
+
+
+def _built(config: MixerConfig, width: int, attention: AttentionSpec, like: Tensor) -> TokenMixer:
+    """The mixer. Raises OptionError where it needs a grid of more axes than the host's tokens have."""
+    try:
+        return config.build(width, device=like.device, dtype=like.dtype)
+    except OptionError as error:
+        if error.argument != "grid" or len(attention.grid or (1,)) > 1:
+            raise
+        raise _no_grid(config) from error
+
+
+def _no_grid(config: MixerConfig) -> OptionError:
+    cure = "Pass grid=, or choose a mixer for tokens in a row, such as qt."
+    return OptionError("grid", f"None for {config.name}, and the model has none", "(H, W) of its tokens", cure)
 
 
 @torch.no_grad()
@@ -400,8 +417,7 @@ def _check_without_grid(mixer: TokenMixer, like: Tensor) -> None:
             mixer(like.new_zeros(1, 4, mixer.dim))
     except ShapeError as error:
         if error.argument == "grid":
-            cure = "Pass grid=."
-            raise OptionError("grid", "None, and the model has none", "(H, W) of its tokens", cure) from error
+            raise _no_grid(mixer.config) from error
 
 
 def _check(mixer: TokenMixer, attention: AttentionSpec) -> None:
