@@ -271,6 +271,12 @@ def test_without_an_input_nothing_can_be_read():
     refuses(Model(), "qt", OptionError, "Pass input=")
 
 
+@pytest.mark.parametrize("mixer", ["softmax", "qt", "linear"])
+def test_other_heads_than_the_layer_s_are_refused(mixer):
+    """The mixer gets the layer's: qt would fail at them, and softmax would report heads that it does not have."""
+    refuses(Model(), f"{mixer}:heads=4", OptionError, "heads.: expected the 2 of the layer", input=X)
+
+
 def test_masks_that_differ_between_heads_are_errors():
     model = polymix.convert(Model().eval(), "qt", input=padded()).model
     layer = model.layers[0]

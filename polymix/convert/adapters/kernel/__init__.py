@@ -43,8 +43,9 @@ from polymix.convert.heads import Heads, attended, softmax
 from polymix.convert.inherit import match
 from polymix.convert.spec import AttentionSpec
 from polymix.convert.tracing import EXACT, LayerCall, difference
-from polymix.errors import CapabilityError
+from polymix.errors import CapabilityError, OptionError
 from polymix.mixers import TokenMixer
+from polymix.mixers.config import HeadsConfig
 from polymix.mixers.heads_mixer import borrowing
 
 __all__ = ["KernelAdapter", "KernelSpec", "any_adapter"]
@@ -79,6 +80,10 @@ class KernelAdapter(Adapter):
         self.tokens, self.context = list(spec.tokens), spec.context
         self.unread, self.turns = list(spec.unread), list(spec.turns)
         if mixer.config.attends:
+            own = mixer.config.heads if isinstance(mixer.config, HeadsConfig) else None
+            if spec.projected is not None and own not in (None, spec.projected[0]):
+                allowed = f"the {spec.projected[0]} of the layer, whose queries, keys and values the mixer gets"
+                raise OptionError("heads", own, allowed, "Leave heads out.")
             borrowing(mixer, mixer.dim)
         elif spec.why_not:
             got = f"{mixer.name}, which reads tokens, in a layer that {spec.why_not}"
@@ -129,11 +134,12 @@ class KernelAdapter(Adapter):
         grid, prefix = grid_of(spec, layer, call, question)
         cross = bool(context) or heads.k.shape[2] != heads.q.shape[2]
         masks = {name for name, part in (("padding", heads.padding), ("arbitrary", heads.pairs)) if part is not None}
-        size = heads.q.shape[1] * heads.v.shape[3]
+        projected = (heads.q.shape[1], heads.q.shape[3], heads.v.shape[3])
+        size = projected[0] * projected[2]
         maps = sum(part.weight.numel() for part in layer.modules() if isinstance(part, nn.Linear))
         each = maps // max(1, len(tokens))  # of two streams, each has maps of its own
         return KernelSpec(
-            dim=size, heads=heads.q.shape[1], causal=heads.causal, cross=cross, masks=frozenset(masks),
+            dim=size, heads=projected[0], projected=projected, causal=heads.causal, cross=cross, masks=frozenset(masks),
             grid=None if cross or heads.causal else grid, prefix=prefix if grid else 0, any_length=True,
             drops={} if dropout is None else {"dropout": dropout},
             cost=lambda count: 2 * count * (each + 2 * count * size), head_axis=axis,
