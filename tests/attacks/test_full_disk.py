@@ -168,8 +168,12 @@ def check_command(arguments, out, sizes):
     assert not wrong
 
 
+# All domains write by the same functions: two that write more than the others in each run, two more in the slow suite.
+EFFORT = {"satellite": (), "text": (), "generation": pytest.mark.slow, "segment3d": pytest.mark.slow}
+
+
 @pytest.mark.parametrize("domain", [
-    pytest.param(name, marks=() if name in ("satellite", "text") else pytest.mark.slow) for name in OWN
+    pytest.param(name, marks=EFFORT.get(name, pytest.mark.exhaustive)) for name in OWN
 ])  # fmt: skip
 def test_training_on_a_full_disk(domain, material, monkeypatch, tmp_path):
     monkeypatch.chdir(material)
