@@ -132,7 +132,7 @@ def fit(
 
     def measured(weights: nn.Module, part: Data) -> Row:
         with place.autocast(), evaluating(weights):
-            return dict(task.measure(weights, part, place.process))
+            return task.checked(task.measure(weights, part, place.process))
 
     def prepared() -> None:
         with place.autocast(), evaluating(best):

@@ -59,7 +59,7 @@ class Fit:
             last = self._last(stage.name)
             if last is not None and last.exists() and not self.resume:
                 got = f"{last.parent}, which has a checkpoint"
-                raise ResultsError("out", got, "a folder without one", "Pass resume=True to continue from it.")
+                raise ResultsError("out", got, "a folder without a checkpoint", "Pass resume=True to continue from it.")
 
     @property
     def forks(self) -> bool:
