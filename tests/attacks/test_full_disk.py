@@ -8,6 +8,7 @@ import errno
 import json
 import os
 import resource
+import sys
 from pathlib import Path
 
 import numpy
@@ -33,6 +34,8 @@ BIG = torch.arange(100_000.0)
 
 
 def _limited(size, function, *arguments):
+    sys.dont_write_bytecode = True  # which CPython 3.11 leaves cut off on a full disk, and then cannot import
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
     function(*arguments)
 
