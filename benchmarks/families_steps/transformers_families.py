@@ -111,7 +111,9 @@ def small_config(usual: Any, sizes: dict[str, Any]) -> Any:
     if "depths" in options and "image_size" in options:  # of several stages, each a half of the one before
         options["image_size"] = 64
         options.pop("patch_size", None)
-    if "num_hidden_layers" in options or "num_layers" in options:
+    if isinstance(own.get("depths"), (list, tuple)):  # layers are stages there, whose lists stay whole
+        options.pop("num_layers", None)
+    elif "num_hidden_layers" in options or "num_layers" in options:
         options |= _cut(usual, stated)
     if getattr(usual, "sliding_window", None) and not getattr(usual, "layer_types", None) and sizes:
         options["sliding_window"] = None

@@ -13,7 +13,7 @@ CHECKS = {
     "generates": "generation with a cache is that without", "loads": "it comes back from disk",
     "undone": "undo is exact", "softmax": "softmax gives the host's output",
 }  # fmt: skip
-WAYS = {"BorrowingAdapter": "keeps maps", "FamilyAdapter": "replaced"}
+WAYS = {"BorrowingAdapter": "keeps maps", "KeptAdapter": "keeps maps", "FamilyAdapter": "replaced"}
 
 
 Families = dict[tuple[str, str], dict[str, dict[str, Any]]]

@@ -39,7 +39,7 @@ from polymix.errors import (
 from polymix.mixers import MixerConfig, TokenMixer
 from polymix.mixers.inheritance import Sources
 from polymix.mixers.modules import check_module, copied, still
-from polymix.mixers.registry import missing_capability
+from polymix.mixers.registry import missing_capability, mixer_class
 
 
 def convert(
@@ -88,7 +88,8 @@ def convert(
         multi_scale: whether mixers that can have them keep the multi-scale branches of EfficientViT. False drops them.
         drop: parts of attention that the mixer does not have and that may be lost: "position_bias" (ALiBi, relative
             tables), "soft_cap" (Gemma 2), "sinks" (gpt-oss), "rotary" (angles that attention in its place does not
-            have, such as scaled ones). A part that is not named refuses the conversion.
+            have, such as scaled ones), "qk_norm" and "gate" (norms of queries and keys, and what comes before the
+            output map, for mixers that start from these maps). A part that is not named refuses the conversion.
         context: tokens that a text model of transformers takes from now on, more than before. Distil it at that length:
             see `polymix.distill(piece=)`.
     Raises:
@@ -317,7 +318,7 @@ class _Swap:
                 narrow = config.with_width(config.width_unit, attention.dim).build(attention.dim, device="meta")
                 copied = (module.get_submodule(name) for name in kind.present_copies(self.module, narrow))
                 config = matched(config, attention.dim, parameters(module) - sum(map(parameters, copied)))
-            mixer = config.build(kind.width(attention), device=weight.device, dtype=weight.dtype)
+            mixer = _built(config, kind.width(attention), attention, weight)
             _check(mixer, attention)
             if attention.grid is None and kind.masks_alone and mixer.capabilities.grids:
                 _check_without_grid(mixer, weight)
@@ -329,6 +330,7 @@ class _Swap:
                 **kind.copied_parameters(module, mixer),
                 **(inherit(mixer, attention) if inherits else {}),
             }
+            check_named(drop, attention, config, self.sources)
             self.scale, self.error = self._calibrate(inherits)
             self.adapter.follow_modes(module)
             own = {key.removeprefix("mixer.") for key, _ in self.adapter.named_parameters()}
@@ -363,7 +365,7 @@ class _Swap:
         proven = self.adapter.proves_softmax or not self.adapter.needs_call
         reach = self.mixer.config.reach  # local attention sees less than the layer
         whole = reach is None or (token_count(self.module, call) or 0) <= reach
-        exact = whole and not proven and not needed(self.attention, self.mixer.config)
+        exact = whole and not proven and not needed(self.attention, self.mixer.config, self.sources)
         if exact and not same(ours, call.output):
             got = f"{self.mixer.name}, whose output differs by {difference(ours, call.output):.2g} of the layer's own"
             cure = "Keep the layer, or choose another mixer."
@@ -396,8 +398,25 @@ def fitted(config: MixerConfig, attention: AttentionSpec) -> MixerConfig:
     if attention.grid is not None:
         return config.for_grid(attention.grid, attention.prefix)
     if config.placed and config.built_grid is None and attention.max_tokens:
+        if 1 not in mixer_class(config.name).capabilities.grids:
+            raise _no_grid(config)
         return config.for_grid((attention.max_tokens,))
     return config
+
+
+def _built(config: MixerConfig, width: int, attention: AttentionSpec, like: Tensor) -> TokenMixer:
+    """The mixer. Raises OptionError where it needs a grid of more axes than the host's tokens have."""
+    try:
+        return config.build(width, device=like.device, dtype=like.dtype)
+    except OptionError as error:
+        if error.argument != "grid" or len(attention.grid or (1,)) > 1:
+            raise
+        raise _no_grid(config) from error
+
+
+def _no_grid(config: MixerConfig) -> OptionError:
+    cure = "Pass grid=, or choose a mixer for tokens in a row, such as qt."
+    return OptionError("grid", f"None for {config.name}, and the model has none", "(H, W) of its tokens", cure)
 
 
 @torch.no_grad()
@@ -408,8 +427,7 @@ def _check_without_grid(mixer: TokenMixer, like: Tensor) -> None:
             mixer(like.new_zeros(1, 4, mixer.dim))
     except ShapeError as error:
         if error.argument == "grid":
-            cure = "Pass grid=."
-            raise OptionError("grid", "None, and the model has none", "(H, W) of its tokens", cure) from error
+            raise _no_grid(mixer.config) from error
 
 
 def _check(mixer: TokenMixer, attention: AttentionSpec) -> None:

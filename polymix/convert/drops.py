@@ -10,6 +10,8 @@ from polymix.convert.heads import LOGITS
 from polymix.convert.spec import AttentionSpec
 from polymix.errors import OptionError
 from polymix.mixers import MixerConfig
+from polymix.mixers.config import HeadsConfig
+from polymix.mixers.inheritance import Sources
 
 T = TypeVar("T")
 DROPS: Mapping[str, str] = {  # the values of `convert(drop=)`, each with what it stands for
@@ -17,7 +19,10 @@ DROPS: Mapping[str, str] = {  # the values of `convert(drop=)`, each with what i
     "soft_cap": "a soft cap on attention's logits",
     "sinks": "logits or keys of no token, which take a part of attention's weight",
     "rotary": "rotary angles of a type that mixers do not have, such as scaled ones",
+    "qk_norm": "norms of queries and keys",
+    "gate": "a gate on what attention answers, or a norm of it, before the output map",
 }
+_BETWEEN_MAPS = ("qk_norm", "gate")  # only what starts from the layer's own maps misses them
 
 
 def check_names(drop: Any) -> tuple[str, ...]:
@@ -35,20 +40,27 @@ def with_losses(attention: AttentionSpec, config: MixerConfig) -> AttentionSpec:
     return replace(attention, drops={**attention.drops, "position_bias": LOGITS})
 
 
-def needed(attention: AttentionSpec, config: MixerConfig) -> dict[str, str]:
+def needed(attention: AttentionSpec, config: MixerConfig, sources: Sources) -> dict[str, str]:
     """What has to be named before this mixer replaces a layer, each with the reason.
 
-    Mixers other than attention have no rotary angles of the host's, scaled or not: those go without being named.
+    Mixers other than attention have no rotary angles of the host's, scaled or not: those go without being named. So
+    do norms and gates between the layer's maps, where a mixer does not start from its queries and keys.
     """
     names = {name: why for name, why in attention.drops.items() if name in DROPS}
+    used = {key for keys in sources.values() for key in keys}
+    maps = [part for part in (attention.query, attention.key) if part is not None and used.intersection(part.keys)]
+    if len(maps) < 2 or not isinstance(config, HeadsConfig):
+        names = {name: why for name, why in names.items() if name not in _BETWEEN_MAPS}
     if not config.is_attention or config.rotary_base is not None:
         names.pop("rotary", None)
     return names
 
 
-def check_named(drop: Collection[str], attention: AttentionSpec, config: MixerConfig) -> None:
-    """Raise OptionError where a layer would lose a part that `drop` does not name."""
-    lost = {name: why for name, why in needed(attention, config).items() if name not in drop}
+def check_named(
+    drop: Collection[str], attention: AttentionSpec, config: MixerConfig, sources: Sources | None = None
+) -> None:
+    """Raise OptionError where a layer would lose a part that `drop` does not name. sources: what the mixer inherits."""
+    lost = {name: why for name, why in needed(attention, config, sources or {}).items() if name not in drop}
     if lost:
         names = list(dict.fromkeys((*drop, *lost)))
         got = f"{config.name}, which drops {'; '.join(f'{name}: {why}' for name, why in lost.items())}"

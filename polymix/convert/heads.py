@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from polymix.errors import CapabilityError
 from polymix.mixers import TokenMixer
@@ -15,6 +16,7 @@ from polymix.mixers.registry import missing_capability
 from polymix.ops.related.attention import softmax_attention
 
 LOGITS = "acts on attention's logits, which a mixer does not have"
+NORMED = "norms of queries and keys, which this mixer does not have"
 MERGED = "biases for offsets in a window; merged windows have none"
 
 
@@ -22,6 +24,15 @@ def biased_by(names: Iterable[str], why: str = LOGITS) -> dict[str, str]:
     """What a layer loses with the biases in these parts: the parts, and their one name in `convert(drop=)`, if any."""
     named = tuple(names)
     return dict.fromkeys((*named, "position_bias"), why) if named else {}
+
+
+_NORMS = re.compile(r"(q|k|query|key)_(layer_?)?norm$|norm_(q|k|query|key)$")
+
+
+def normed(module: nn.Module) -> dict[str, str]:
+    """What a layer loses with norms of its queries and keys: their one name in `convert(drop=)`, if it has any."""
+    parts = (part for name, part in module.named_children() if _NORMS.match(name))
+    return {"qk_norm": NORMED} if any(not isinstance(part, nn.Identity) for part in parts) else {}
 
 
 class Heads(NamedTuple):

@@ -86,6 +86,13 @@ class AttentionSpec(AttentionMaps):
         """Whether its logits get biases that softmax in its place keeps."""
         return self.biased or self.relative is not None
 
+    def lends(self, config: MixerConfig) -> bool:
+        """Whether a mixer answers with the layer's own queries, keys and values, as they are `projected`."""
+        if self.projected is None or not config.attends:
+            return False
+        heads, width, values = self.projected
+        return getattr(config, "heads", None) in (None, heads) and (width == values or not config.equal_widths)
+
     @property
     def keys(self) -> dict[str, None]:
         """Names of the parameters, or parts of parameters, in all its maps, in order."""
@@ -111,6 +118,16 @@ def thirds(fused: Projection) -> tuple[Projection, Projection, Projection]:
         for part, name in zip(parts, ("query", "key", "value"), strict=True)
     )
     return query, key, value
+
+
+def repeated(part: Projection, groups: int, size: int) -> Projection:
+    """The `size` rows of each key or value head, repeated for every query head of its group."""
+    weight, bias = (
+        None if t is None else t.unflatten(0, (-1, size)).repeat_interleave(groups, 0).flatten(0, 1)
+        for t in (part.weight, part.bias)
+    )
+    assert weight is not None
+    return part._replace(weight=weight, bias=bias)
 
 
 def grid_among(grid: tuple[int, ...] | None, tokens: int) -> tuple[tuple[int, ...] | None, int]:

@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
+import torch
 
+import polymix
 from polymix.compat import cure_torchvision
 
 cure_torchvision()
@@ -91,3 +93,47 @@ def test_what_does_not_work_is_told_apart(monkeypatch):
     assert not families.works({"finite": True, "padding": False}) and not families.works({"why": "refused"})
     assert families.row_of("mamba", "pom")["stage"] == "refused"
     assert families.row_of("no family", "pom")["stage"] == "build"
+
+
+class Zeroed(torch.nn.Module):
+    """A host whose branch is zero at first, or dropped at random, or never learns."""
+
+    def __init__(self, branch):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(16)
+        torch.nn.init.zeros_(self.norm.weight)
+        self.attention = torch.nn.MultiheadAttention(16, 2, batch_first=True)
+        self.branch = branch
+
+    def forward(self, x):
+        y = self.attention(x, x, x)[0]
+        return x + self.branch(self.norm(y)) + self.norm.bias
+
+
+class Detached(torch.nn.Module):
+    def forward(self, x):
+        return x.detach()
+
+
+def test_a_mixer_behind_a_branch_of_its_host_that_is_zero_or_dropped_is_no_fault(monkeypatch):
+    """LeViT's norms start at zero, Swin drops branches: only a mixer that no gradient can reach is one."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import families  # noqa: F401 (its steps import one another)
+    from families_steps.checks import learns
+
+    layers = pytest.importorskip("timm", reason="untested: branches that timm drops").layers
+    x = torch.randn(1, 5, 16, requires_grad=True)
+    for branch, right in ((torch.nn.Identity(), True), (layers.DropPath(0.999), True), (Detached(), False)):
+        model = polymix.convert(Zeroed(branch), "pom").model
+        before = [weight.clone() for weight in model.parameters()]
+        assert learns(model, x) is right
+        assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True)), "it changed the model"
+
+
+def test_a_backbone_of_stages_keeps_its_lists_whole(monkeypatch):
+    """Swin says that it has four layers, and means stages: with lists of two, no Mask2Former can be called."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from families_steps.transformers_families import STEPS, small_config
+
+    config = small_config(transformers.Mask2FormerConfig(), STEPS[0]).backbone_config
+    assert len(config.depths) == len(config.num_heads) == len(config.out_features) == 4

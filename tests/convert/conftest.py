@@ -15,7 +15,7 @@ from tests.convert.checks import answer
 @pytest.fixture(scope="session")
 def saved(tmp_path_factory):
     """Folders of all cases; whether each gave the same in a process that had not built it; a save that failed there."""
-    from tests.convert.saving_cases import CASES, FRESH, ROOT, own, ready
+    from tests.convert.saving_cases import AUTO, CASES, FRESH, ROOT, own, ready
 
     torch.manual_seed(0)
     folders, top = {}, tmp_path_factory.mktemp("saved")
@@ -28,11 +28,15 @@ def saved(tmp_path_factory):
             model, given = model.bfloat16(), given.bfloat16()
         folders[name] = str(top / str(place))
         polymix.save_pretrained(model, folders[name], host=case.host)
-        torch.save({"input": given, "output": answer(model, given)[0]}, folders[name] + ".pt")
+        content = {"input": given, "output": answer(model, given)[0]}
+        if getattr(model, "can_generate", bool)():
+            content["words"] = model.generate(**given, max_new_tokens=3, do_sample=False, pad_token_id=0)
+        torch.save(content, folders[name] + ".pt")
     old = top / "old"
     polymix.save_pretrained(own(), old)
     before = {path.name: path.read_bytes() for path in old.iterdir()}
-    run = [sys.executable, "-W", "ignore", "-c", FRESH, json.dumps(folders), str(old)]
+    auto = {name: kind for name, kind in AUTO.items() if name in folders}
+    run = [sys.executable, "-W", "ignore", "-c", FRESH, json.dumps(folders), str(old), json.dumps(auto)]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(run, capture_output=True, text=True, check=False, cwd=ROOT, env=env)
     assert done.returncode == 0, done.stderr

@@ -108,6 +108,12 @@ CASES = {
     "BERT": Case(bert, words(), "pom"),
     "ViT": Case(vit, images(), PADRE),
 }
+# The Auto class of transformers that loads the model of a case.
+AUTO = {
+    "GPT-2, tied weights": "AutoModelForCausalLM",
+    "BERT": "AutoModelForMaskedLM",
+    "ViT": "AutoModelForImageClassification",
+}
 
 
 def ready(case):
@@ -129,6 +135,17 @@ for name, folder in json.loads(sys.argv[1]).items():
         output = model(**given["input"]) if isinstance(given["input"], dict) else model(given["input"])
     output = output if isinstance(output, torch.Tensor) else output.logits
     found[name] = torch.equal(output, given["output"]) and not model.training
+if autos := json.loads(sys.argv[3]):
+    import polymix.convert.transformers_models, transformers
+    for name, auto in autos.items():
+        folder = json.loads(sys.argv[1])[name]
+        model, given = getattr(transformers, auto).from_pretrained(folder), torch.load(f"{folder}.pt")
+        with torch.no_grad():
+            output = model(**given["input"]) if isinstance(given["input"], dict) else model(given["input"])
+        found[f"{name} by {auto}"] = torch.equal(output.logits, given["output"]) and not model.training
+        if model.can_generate():
+            words = model.generate(**given["input"], max_new_tokens=3, do_sample=False, pad_token_id=0)
+            found[f"{name} by {auto}"] &= torch.equal(words, given["words"])
 failure = None
 try:
     import resource, signal

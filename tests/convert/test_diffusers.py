@@ -9,7 +9,6 @@ from polymix.compat import cure_torchvision
 from polymix.errors import CapabilityError, MaskError, OptionError, ShapeError
 from tests.convert.checks import (
     MIXERS,
-    accounts,
     answer,
     checkpoints,
     converts,
@@ -191,18 +190,6 @@ def test_masks_that_no_mixer_has_a_place_for_are_errors():
         model(X, attention_mask=torch.ones(2, 1, 9, dtype=torch.bool))
 
 
-def test_norms_of_queries_and_keys_are_listed_as_dropped():
-    report = polymix.convert(layer(qk_norm="layer_norm"), "qt")
-    accounts(report)
-    dropped = report.layers[0].dropped
-    assert dropped["norm_q"] == "normalises queries, which a mixer does not" and {
-        "to_q.weight",
-        "norm_q.weight",
-        "norm_k.bias",
-    } <= set(dropped)
-    assert "to_v.weight" not in {key for keys in report.layers[0].inherited.values() for key in keys} | {"to_q.weight"}
-
-
 class Louder(nn.Linear):
     """What an adapter of weights puts in a linear map's place."""
 
@@ -216,13 +203,13 @@ def with_lora():
 @pytest.mark.parametrize(
     "options",
     [
-        {"norm_num_groups": 4}, {"added_kv_proj_dim": 16}, {"cross_attention_norm": "layer_norm"},
+        {"qk_norm": "layer_norm"}, {"norm_num_groups": 4}, {"added_kv_proj_dim": 16}, {"cross_attention_norm": "layer_norm"},
         {"residual_connection": True}, {"rescale_output_factor": 2.0}, {"cross_attention_dim": 8},
     ],
     ids=str,
 )  # fmt: skip
 def test_a_layer_that_does_more_runs_that_itself(options):
-    """Group norms, residual connections, grouped heads: the layer keeps them, and a mixer answers inside it."""
+    """Norms, residual connections, grouped heads: the layer keeps them, and a mixer answers inside it."""
     inputs = {"hidden_states": X}
     if "cross_attention_dim" in options:
         inputs["encoder_hidden_states"] = torch.randn(2, 5, 8)

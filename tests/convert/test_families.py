@@ -167,3 +167,21 @@ def test_an_encoder_and_a_decoder_with_layers_that_only_some_calls_reach():
     assert torch.equal(one, two)
     alone = polymix.convert(transformers.WhisperForCausalLM(config).eval(), "pom")
     assert [layer.now for layer in alone.layers] == ["pom", None]
+
+
+@pytest.mark.parametrize("mixer", ["pom", "qt", "softmax"])
+def test_values_in_a_list_come_back_in_a_list(mixer):
+    """openai-gpt adds lists: to a tuple, or to a tensor by itself, its blocks could add nothing."""
+    model = language("openai-gpt", n_embd=32, n_layer=2, n_head=4, vocab_size=64, n_positions=32)
+    layer, x = model.transformer.h[0].attn, torch.randn(2, 6, 32)
+    before, expected = layer(x), logits(model)
+    polymix.convert(model, mixer)
+    after = model.transformer.h[0].attn(x)
+    assert type(after) is type(before) is list and len(after) == len(before)
+    assert mixer != "softmax" or torch.allclose(logits(model), expected, atol=1e-5)
+    assert model.generate(IDS, max_new_tokens=2, do_sample=False).shape == (2, 8)
+    with pytest.raises(errors.OptionError, match="output_attentions"):
+        model(IDS, output_attentions=True)
+    model.config.output_attentions = True
+    with pytest.raises(errors.OptionError, match="output_attentions"):
+        model(IDS)

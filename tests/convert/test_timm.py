@@ -145,15 +145,14 @@ def test_dropped_patches_stand_on_no_grid():
 def test_what_the_attention_does_besides_is_listed():
     from timm.layers import LayerNorm
 
-    report = polymix.convert(vit(qk_norm=True, scale_attn_norm=True, attn_drop_rate=0.1), "qt")
+    report = polymix.convert(vit(qk_norm=True, scale_attn_norm=True, attn_drop_rate=0.1), "pom")
     dropped = report.layers[0].dropped
     assert {"q_norm.weight", "k_norm.bias", "norm.weight", "attn_drop"} <= set(dropped)
     gated = timm.layers.Attention(
         16, 2, gated=True, qk_norm=True, norm_layer=lambda size, **kw: LayerNorm(size, affine=False, **kw)
     )
-    assert {"gate.weight", "q_norm"} <= set(polymix.convert(gated, "qt").layers[0].dropped)
-    rotary = polymix.convert(eva(use_rot_pos_emb=True), "qt").layers[0].dropped
-    assert set(rotary) == {"rotary"}
+    assert {"gate.weight", "gate", "qk_norm"} <= set(polymix.convert(gated, "pom").layers[0].dropped)
+    assert "rotary" in polymix.convert(eva(use_rot_pos_emb=True), "pom").layers[0].dropped
     for kind, name in (("rel_pos", "relative_position_bias_table"), ("shared_rel_pos", "shared_rel_pos_bias")):
         report = polymix.convert(beit(**{f"use_{kind}_bias": True}), "qt", drop=("position_bias",))
         assert set(report.layers[0].dropped) == {name, "position_bias"}
@@ -161,11 +160,11 @@ def test_what_the_attention_does_besides_is_listed():
 
 @pytest.mark.parametrize("mixer", ["softmax", "pom"])
 def test_positions_in_the_logits_are_lost_by_name_alone(mixer):
-    """Softmax mixers have no biases of BEiT's kind, nor EVA's angles; other mixers never turn anything."""
+    """Softmax mixers have no biases of BEiT's kind, nor EVA's angles in weights of their own."""
     refuses(beit(use_rel_pos_bias=True), mixer, OptionError, r"--drop position_bias")
     if mixer == "softmax":
-        refuses(eva(use_rot_pos_emb=True), mixer, OptionError, r"--drop rotary")
-    polymix.convert(eva(use_rot_pos_emb=True), mixer, drop=("rotary",))
+        refuses(eva(use_rot_pos_emb=True), mixer, OptionError, r"--drop rotary", init="fresh")
+    polymix.convert(eva(use_rot_pos_emb=True), mixer, drop=("rotary",), init="fresh")
 
 
 def test_rotary_eva_and_biased_beit_learn():
@@ -184,7 +183,7 @@ def test_heads_of_another_width_start_fresh():
         def __init__(self, dim, **options):
             super().__init__(dim, attn_head_dim=4, **options)
 
-    report = converts(vit(attn_layer=Narrow), "qt", IMAGES)
+    report = converts(vit(attn_layer=Narrow), "poly_sa", IMAGES)
     assert "qkv.qkv.weight" in report.layers[0].fresh and "qkv.weight[query]" in report.layers[0].dropped
 
 

@@ -24,8 +24,7 @@ _MAPS = {  # model class: the modules that may make the feature map whose pixels
     _MODELS + "transformer_2d.Transformer2DModel": ("pos_embed.proj", "norm"),
 }
 _PLAIN = {"AttnProcessor", "AttnProcessor2_0", "SlicedAttnProcessor", "XFormersAttnProcessor", "AttnProcessorNPU"}
-_NORMS = {"norm_q": "normalises queries, which a mixer does not", "norm_k": "normalises keys, which a mixer does not"}
-_BESIDE = ("group_norm", "spatial_norm", "norm_cross", "add_k_proj", "add_q_proj")
+_BESIDE = ("norm_q", "norm_k", "group_norm", "spatial_norm", "norm_cross", "add_k_proj", "add_q_proj")
 
 
 class AttentionAdapter(Adapter):
@@ -40,13 +39,11 @@ class AttentionAdapter(Adapter):
     @classmethod
     def describe(cls, module: Any, host: Host) -> AttentionSpec:
         _check(module)
-        normed = module.norm_q is not None or module.norm_k is not None
         cross = module.is_cross_attention
         return AttentionSpec(
             dim=module.query_dim, heads=module.heads, scale=module.scale, dropout=module.dropout, cross=cross,
-            query=None if normed else linear(module, "to_q"), key=None if normed else linear(module, "to_k"),
-            value=linear(module, "to_v"), out=linear(module, "to_out.0"), grid=None if cross else _grid(host),
-            drops={name: why for name, why in _NORMS.items() if getattr(module, name) is not None},
+            query=linear(module, "to_q"), key=linear(module, "to_k"), value=linear(module, "to_v"),
+            out=linear(module, "to_out.0"), grid=None if cross else _grid(host),
         )  # fmt: skip
 
     @classmethod

@@ -17,6 +17,7 @@ from polymix.convert.model_recipes import decode, encode
 from polymix.convert.saving.files import (
     FORMAT,
     TIMM_ENTRY,
+    TRANSFORMERS_ENTRY,
     WEIGHTS,
     damaged,
     load_safetensors,
@@ -68,6 +69,8 @@ def save_pretrained(
         ) from error
     if content["host"].get("library") == "timm":  # so that timm.create_model finds the folder's own entry
         content |= {"architecture": TIMM_ENTRY, "pretrained_cfg": _preprocessing(model)}
+    if content["host"].get("library") == "transformers":  # so that its Auto classes find how to load the folder
+        content["model_type"] = TRANSFORMERS_ENTRY
     tensors, content["tied"] = without_ties({**model.state_dict(keep_vars=True), **buffers})
     write(folder, content, tensors)
 

@@ -19,6 +19,7 @@ from polymix.files import regular, write_whole
 
 WEIGHTS, CONFIG, FORMAT = "model.safetensors", "config.json", 1
 TIMM_ENTRY = "polymix_converted"  # the name in timm that loads the folder; see polymix.convert.timm_models
+TRANSFORMERS_ENTRY = "polymix_converted"  # the model type in transformers; see polymix.convert.transformers_models
 SAVED = "a file that polymix.save_pretrained wrote"
 
 

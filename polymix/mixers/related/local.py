@@ -189,6 +189,7 @@ class LocalConfig(HeadsConfig):
     is_attention: ClassVar[bool] = True
     equal_widths: ClassVar[bool] = True
     attends_apart: ClassVar[bool] = True
+    sees_all: ClassVar[str] = "softmax, which sees all tokens"
     window: int = 128
     rotary: float | None = None
 

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from polymix.convert.adapter import Adapter, Host, path, register_adapter
+from polymix.convert.adapters.kernel import KernelAdapter, KernelSpec
 from polymix.convert.find import grids, prefix_tokens
-from polymix.convert.heads import biased_by
+from polymix.convert.heads import biased_by, normed
 from polymix.convert.masks import for_all_heads, visible
-from polymix.convert.spec import AttentionSpec, linear, thirds
+from polymix.convert.spec import AttentionSpec, linear, repeated, thirds
 from polymix.errors import MaskError, OptionError
-from polymix.mixers import TokenMixer
+from polymix.mixers import MixerConfig, TokenMixer
 from polymix.mixers.inheritance import Projection
 
 Grid = tuple[int, ...]
-_INSIDE = {
-    "q_norm": "a mixer does not normalise its queries", "k_norm": "a mixer does not normalise its keys",
-    "norm": "a mixer does not normalise before its output map", "gate": "a mixer has no gate on its output",
-}  # fmt: skip
+_KEPT = ("rotary", "qk_norm", "gate")  # what a layer does itself around a mixer that takes its queries, keys and values
 
 
 class HostGridAdapter(Adapter):
@@ -70,14 +69,48 @@ def described(
 def _inside(module: Any) -> dict[str, str]:
     """Parts between the attention's maps that a mixer does not have, with the reason."""
     drops = {"attn_drop": "applies to attention weights, which a mixer does not have"} if module.attn_drop.p else {}
-    for name, why in _INSIDE.items():
-        part = getattr(module, name, None)
-        if isinstance(part, nn.Module) and not isinstance(part, nn.Identity):
-            drops.update({f"{name}.{key}": why for key, _ in part.named_parameters()} or {name: why})
-    return drops
+    parts = (getattr(module, name, None) for name in ("norm", "gate"))
+    if any(isinstance(part, nn.Module) and not isinstance(part, nn.Identity) for part in parts):
+        drops["gate"] = "a gate or a norm before the output map, which this mixer does not have"
+    return drops | normed(module)
+
+
+class KeptAdapter(KernelAdapter):
+    """timm's layer around a mixer of queries, keys and values: its norms, its gate and its rotary angles stay."""
+
+    proves_softmax = False  # its code was read, not its call: `convert` compares, where it has one
 
 
 class _MaskedAdapter(TokensAdapter):
+    """Serves attention whose maps are known; `KeptAdapter` what does more between them, where the mixer can have it."""
+
+    @classmethod
+    def forms(cls) -> tuple[type[Adapter], ...]:
+        return cls, KeptAdapter
+
+    @classmethod
+    def serving(cls, config: MixerConfig, spec: AttentionSpec) -> tuple[type[Adapter], AttentionSpec]:
+        if not spec.lends(config):
+            return cls, spec
+        assert spec.projected is not None
+        heads, width, _ = spec.projected
+        drops = {name: why for name, why in spec.drops.items() if name not in _KEPT}
+        maps = (spec.query, spec.key, spec.value, spec.out)
+        size = sum(part.weight.numel() for part in maps if part is not None)
+        return KeptAdapter, KernelSpec(
+            dim=heads * width, heads=heads, causal=spec.causal, masks=spec.masks, grid=spec.grid, prefix=spec.prefix,
+            any_length=spec.any_length, drops=drops, tokens=("x",),
+            cost=lambda count: 2 * count * (size + 2 * count * heads * width),
+        )  # fmt: skip
+
+    @classmethod
+    def lending(cls, module: Any, spec: AttentionSpec) -> AttentionSpec:
+        """The spec with what the layer projects, if it does more with that, or in other widths, than a mixer would."""
+        heads, width = module.num_heads, module.head_dim
+        grouped = getattr(module, "num_kv_groups", 1) > 1
+        does_more = grouped or heads * width != spec.dim or any(name in spec.drops for name in _KEPT)
+        return replace(spec, projected=(heads, width, width)) if does_more else spec
+
     def under(self, x: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
         """Mix under a mask that broadcasts to (B, heads, N, N): boolean, True where seen, or added to the logits."""
         if attn_mask is None:
@@ -98,7 +131,7 @@ class AttentionAdapter(_MaskedAdapter):
 
     @classmethod
     def describe(cls, module: nn.Module, host: Host) -> AttentionSpec:
-        return described(module, host, thirds(linear(module, "qkv")))
+        return cls.lending(module, described(module, host, thirds(linear(module, "qkv"))))
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         return self.under(x, attn_mask, is_causal)
@@ -106,14 +139,14 @@ class AttentionAdapter(_MaskedAdapter):
 
 @register_adapter("timm.layers.attention.AttentionRope", "timm.models.eva.EvaAttention")
 class RopeAdapter(_MaskedAdapter):
-    """(x, rope, attn_mask, is_causal). The rotary positions are not applied."""
+    """(x, rope, attn_mask, is_causal). The rotary positions reach mixers of queries, keys and values alone."""
 
     @classmethod
     def describe(cls, module: nn.Module, host: Host) -> AttentionSpec:
         ropes = [part.rope for part in host.chain() if hasattr(part, "rope")]
         unturned = ropes and all(rope is None for rope in ropes)
         drops = {} if unturned else {"rotary": "rotary positions of queries and keys, which a mixer does not have"}
-        return described(module, host, _maps(module), drops)
+        return cls.lending(module, described(module, host, _maps(module), drops))
 
     def forward(
         self, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
@@ -139,7 +172,9 @@ class BeitAdapter(TokensAdapter):
 def _maps(module: Any) -> tuple[Projection, Projection, Projection]:
     """The query, key and value maps, whether they are one module or three."""
     if module.qkv is None:
-        return linear(module, "q_proj"), linear(module, "k_proj"), linear(module, "v_proj")
+        groups, size = getattr(module, "num_kv_groups", 1), module.head_dim
+        key, value = (repeated(linear(module, name), groups, size) for name in ("k_proj", "v_proj"))
+        return linear(module, "q_proj"), key, value
     query, key, value = thirds(linear(module, "qkv"))
     if getattr(module, "q_bias", None) is not None:  # keys have the constant 0
         query = query._replace(bias=module.q_bias, keys=(*query.keys, "q_bias"))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from polymix.convert.adapter import Adapter, Host, register_adapter
 from polymix.convert.adapters.transformers.visibility import Seen, grid, in_step, look
-from polymix.convert.spec import AttentionSpec, linear, thirds
+from polymix.convert.spec import AttentionSpec, linear, repeated, thirds
 from polymix.errors import CapabilityError, MaskError, PolymixError, StateError
 from polymix.mixers import SoftmaxMixer
 from polymix.mixers.cache import StateLayer, state_layer
@@ -195,13 +195,3 @@ def rope(config: Any) -> tuple[float | None, str]:
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     base = rope.get("rope_theta") or getattr(config, "rope_theta", None)
     return None if base is None else float(base), str(rope.get("rope_type") or rope.get("type") or "default")
-
-
-def repeated(part: Projection, groups: int, size: int) -> Projection:
-    """The `size` rows of each key or value head, repeated for every query head of its group."""
-    weight, bias = (
-        None if t is None else t.unflatten(0, (-1, size)).repeat_interleave(groups, 0).flatten(0, 1)
-        for t in (part.weight, part.bias)
-    )
-    assert weight is not None
-    return part._replace(weight=weight, bias=bias)

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from polymix.convert.adapter import Adapter, Host, refusal_of
 from polymix.convert.adapters.transformers.attention_function import NAME, asking, proven_sizes
-from polymix.convert.adapters.transformers.causal import repeated, rope
+from polymix.convert.adapters.transformers.causal import rope
 from polymix.convert.adapters.transformers.encoders import EncoderAdapter
 from polymix.convert.adapters.transformers.visibility import within
 from polymix.convert.find import SPLIT, head_count
-from polymix.convert.heads import LOGITS, Heads, attended
-from polymix.convert.spec import AttentionSpec, grid_among, linear
+from polymix.convert.heads import LOGITS, Heads, attended, normed
+from polymix.convert.spec import AttentionSpec, grid_among, linear, repeated
 from polymix.convert.tracing import LayerCall, arguments_of, mode, same, tensors
 from polymix.errors import CapabilityError
 from polymix.mixers import MixerConfig, TokenMixer
@@ -158,33 +158,33 @@ def limited(module: nn.Module) -> str | None:
     return f"a window of {window:,} tokens" if type(window) is int and window > 0 else None
 
 
-def returned(kind: type[nn.Module]) -> int:
-    """How many values the forward of a class returns; 0 for one value that is not in a tuple."""
+def returned(kind: type[nn.Module]) -> tuple[int, bool]:
+    """How many values the forward of a class returns, 0 for one value by itself; and whether they are in a list."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(kind.forward)))
 
-    def sizes(value: ast.expr | None) -> list[int]:
-        if isinstance(value, ast.Tuple):
-            return [len(value.elts)]
+    def forms(value: ast.expr | None) -> list[tuple[int, bool]]:
+        if isinstance(value, (ast.Tuple, ast.List)):
+            return [(len(value.elts), isinstance(value, ast.List))]
+        if isinstance(value, ast.BinOp) and isinstance(value.left, ast.List):  # [output] + what was asked for beside
+            return forms(value.left)
         if isinstance(value, ast.IfExp):
-            return sizes(value.body) + sizes(value.orelse)
+            return forms(value.body) + forms(value.orelse)
         if isinstance(value, ast.Name):
             places = (node for node in ast.walk(tree) if isinstance(node, ast.Assign) and value.id in names(node))
-            return [
-                size for node in places if isinstance(node.value, (ast.Tuple, ast.IfExp)) for size in sizes(node.value)
-            ]
+            return [form for node in places if not isinstance(node.value, ast.Name) for form in forms(node.value)]
         return []
 
     def names(node: ast.Assign) -> list[str]:
         return [target.id for target in node.targets if isinstance(target, ast.Name)]
 
     ends = [node.value for node in ast.walk(tree) if isinstance(node, ast.Return)]
-    return min(sizes(ends[-1]), default=0) if ends else 0
+    return min(forms(ends[-1]), default=(0, False)) if ends else (0, False)
 
 
 class FamilyAdapter(EncoderAdapter):
-    """Takes the arguments of the layer that it replaces, by name, and returns as many values: (output, None, …).
+    """Takes the arguments of the layer that it replaces, by name, and returns as many values, in a tuple or a list.
 
-    In a decoder the cache holds the mixer's state.
+    They are the output and None for each other. In a decoder the cache holds the mixer's state.
     """
 
     way = "the layer was read by names and a call"
@@ -194,7 +194,7 @@ class FamilyAdapter(EncoderAdapter):
         super().__init__(mixer, attention, module)
         self.layer_idx = getattr(module, "layer_idx", getattr(module, "layer_id", None))  # GPT-Neo: layer_id
         self.cross = attention.cross
-        self.returned = returned(type(module))
+        self.returned, self.listed = returned(type(module))
 
     def read_signature(self, module: nn.Module) -> None:
         self.names = tuple(inspect.signature(type(module).forward).parameters)[1:]
@@ -213,13 +213,11 @@ class FamilyAdapter(EncoderAdapter):
     @classmethod
     def serving(cls, config: MixerConfig, spec: AttentionSpec) -> tuple[type[Adapter], AttentionSpec]:
         """Mixers of queries, keys and values borrow those of the layer, where that is proven to work."""
-        if spec.projected is None or not config.attends:
+        if not spec.lends(config):
             return cls, spec
-        heads, width, values = spec.projected
-        if getattr(config, "heads", None) not in (None, heads) or (config.equal_widths and width != values):
-            return cls, spec
-        drops = {name: why for name, why in spec.drops.items() if name != "rotary"}  # angles stay the layer's
-        return BorrowingAdapter, replace(spec, heads=heads, rotary=None, drops=drops)
+        assert spec.projected is not None
+        drops = {name: why for name, why in spec.drops.items() if name not in ("rotary", "qk_norm")}  # the layer's own
+        return BorrowingAdapter, replace(spec, heads=spec.projected[0], rotary=None, drops=drops)
 
     @classmethod
     def by_default(cls, module: nn.Module, host: Host) -> bool:
@@ -277,7 +275,7 @@ class FamilyAdapter(EncoderAdapter):
             query, key, value, out = reading.query, reading.key, reading.value, reading.out
             spec = replace(spec, query=query, key=key, value=value, out=out, heads=reading.heads)
         base, kind = rope(getattr(module, "config", None))
-        drops = logit_parts(module, arguments) | dict.fromkeys(lost, LOGITS)
+        drops = logit_parts(module, arguments) | dict.fromkeys(lost, LOGITS) | normed(module)
         if base is not None and kind != "default":
             drops["rotary"] = f"rotary angles of type {kind!r}, which no mixer has"
         rotary = None if reading is None or "rotary" in drops else base
@@ -298,7 +296,8 @@ class FamilyAdapter(EncoderAdapter):
         else:
             cache = _first(arguments, CACHE)
             y = self.alone(x, arguments, cache)
-        return (y, *[None] * (self.returned - 1)) if self.returned else y
+        values = [y, *[None] * (self.returned - 1)]
+        return (values if self.listed else tuple(values)) if self.returned else y
 
 
 class BorrowingAdapter(FamilyAdapter):
