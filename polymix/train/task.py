@@ -107,6 +107,7 @@ class Task(ABC, Generic[R, D]):
         answers: whether `details` has "labels" and "predictions", the class of each held-out sample and the model's
             answer, by number, and the data's summary the names of the "classes".
         plain: metrics that are also taken of the weights that are not averaged, at the end, as NAME_plain.
+        start_counts: whether keep="best" may keep the weights before the first step.
 
     Attributes:
         recipe: the options. say: where lines for the user go. slices: of the present run, which the engine sets.
@@ -120,6 +121,7 @@ class Task(ABC, Generic[R, D]):
     fresh: ClassVar[tuple[str, ...]] = ()
     answers: ClassVar[bool] = False
     plain: ClassVar[tuple[str, ...]] = ()
+    start_counts: ClassVar[bool] = False
 
     def __init__(self, recipe: R, say: Say = silent) -> None:
         self.recipe, self.say, self.slices = recipe, say, Slices()

@@ -34,7 +34,6 @@ from polymix.workflows.recommend import recommend
 
 CHECKPOINTS = "checkpoints"  # folder in --out while a run is not finished
 _TEACHING = {"logits": "labels and from ", "features": "the last features of "}  # before "the original model"
-FROM_SCRATCH = 5e-4  # the learning rate of weights that are not trained yet
 FRESH = "No weights were given: this is the architecture with untrained weights."
 
 
@@ -126,6 +125,7 @@ def _run(
         str(measured),
         *notes,
         f"The model, report.html and README.md (the model card) are in {out}. {saver.loading(code)}",
+        *([report.unimproved] if report.unimproved else []),
     ]
 
 
@@ -237,7 +237,7 @@ def _learn(
 
     The accuracy of untrained weights is not measured: it says nothing about the conversion.
     """
-    from polymix.train.distill import LEARNING_RATE, distill, fit_head, metrics
+    from polymix.train.distill import LEARNING_RATE, REST_RATE, distill, fit_head, metrics
 
     imitate, tune = settings.epochs
     train, held_back = data.loaders(settings.batch or data.batch)
@@ -256,7 +256,8 @@ def _learn(
     if source.trained or tune:
         distill(
             report, train, val=held_back, imitate_epochs=imitate, epochs=tune,
-            learning_rate=settings.learning_rate or (FROM_SCRATCH if settings.from_scratch else LEARNING_RATE),
+            learning_rate=settings.learning_rate or LEARNING_RATE,
+            rest_rate=1.0 if settings.from_scratch else REST_RATE,
             teacher=0.0 if settings.from_scratch else 1.0, out=folder, resume=resume, device=settings.device,
             precision=PRECISION[settings.precision], lora=settings.lora, progressive=settings.progressive,
             seed=settings.seed,
