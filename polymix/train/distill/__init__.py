@@ -76,7 +76,7 @@ def distill(
     teacher: float = 1.0,
     temperature: float = 2.0,
     loss: str = "logits",
-    imitate_lr: float = 2e-3,
+    imitate_lr: float = 6e-3,
     learning_rate: float = LEARNING_RATE,
     rest_rate: float = REST_RATE,
     weight_decay: float = 0.05,
