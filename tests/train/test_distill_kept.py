@@ -137,6 +137,7 @@ def test_the_command_has_the_rate_and_says_that_the_result_is_worse(tmp_path, mo
     assert result["converted"] == result["distilled"] and conversion["kept"] == "converted"
     assert f"{result['converted']}" in Path("out/README.md").read_text()
     assert "converted (this model)" in Path("out/report.html").read_text()
+    assert "WARNING: training made" in Path("out/README.md").read_text()
     loaded = polymix.load_pretrained("out", trust=True)
     assert all(bool(part.isfinite().all()) for part in loaded.parameters())
     assert f"{result['converted']:.1%}"[:-1] in said and said.split("\n\n")[-1].startswith("WARNING")

@@ -101,7 +101,8 @@ def _run(
         report.model.eval()
         say("Measuring.")
         measured = assess(report, inputs, seconds=settings.seconds, lengths=settings.lengths)
-    notes = [*([report.worse] if report.worse else []), *_notes(settings, source, data, code, longer)]
+    warning = [report.unimproved] if report.unimproved else []
+    notes = [*([report.worse] if report.worse else []), *_notes(settings, source, data, code, longer), *warning]
     about = {**results.content, "data": None if data is None else data.to_dict(), "notes": notes, "code": code}
     names = class_names(host, data)
     # No times, which results.json has: equal runs save equal files.
@@ -123,9 +124,9 @@ def _run(
     shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
     return [
         str(measured),
-        *notes,
+        *(note for note in notes if note not in warning),
         f"The model, report.html and README.md (the model card) are in {out}. {saver.loading(code)}",
-        *([report.unimproved] if report.unimproved else []),
+        *warning,  # last of all, where it is seen
     ]
 
 
