@@ -154,22 +154,6 @@ def recovery() -> str:
     return f"{table(head, lines)}\n\n{setting}"
 
 
-def distil_harm() -> str:
-    """What distillation made of converted models, by this version and by one without a guard."""
-    rows = load("distil-harm.json")["rows"]
-    by_run: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for row in rows:
-        by_run.setdefault((row["host"], row["plan"], row["steps"]), {})[row["label"]] = row
-    lines = []
-    for (host, plan, steps), of in by_run.items():
-        now = of["now"]
-        values = now["before"], now["converted"], of["before"]["result"], now["result"]
-        shown = (f"{value:.1%}" if now["metric"] == "accuracy" else f"{value:.3g}" for value in values)
-        lines.append((host, plan, steps, *shown, now["kept"]))
-    head = ("model", "mixers", "steps", "before", "converted", "without guard", "distilled", "stage kept")
-    return table(head, lines)
-
-
 def timm_models() -> str:
     """The sizes of the models by name, with a paper's figures beside ours where it prints them for the pair."""
     content, lines = load("tasks/classify/timm-models.json"), []
@@ -416,7 +400,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "whole-model-parts": whole_model_parts,
     "compiled": compiled,
     "recovery": recovery,
-    "distil-harm": distil_harm,
     "hosts": hosts,
     "timm-models": timm_models,
     "table-1-exact": exact,
