@@ -163,6 +163,8 @@ def fit(
                     raise task.not_finite(what, numbers[what], step + 1)
         return loss
 
+    if recipe.keep == "best" and task.start_counts and before is None:
+        kept, _ = _choose(task, best, kept, measured(best, watched), step)
     while step < recipe.steps:
         model.train()
         task.advance(model, step)

@@ -113,6 +113,7 @@ class Task(ABC, Generic[R, D]):
             "predictions", the class of each held-out sample and the model's answer, by number, and the data's summary
             has "classes", their names.
         plain: metrics that are also taken of the weights that are not averaged, at the end, as NAME_plain.
+        start_counts: whether keep="best" may keep the weights before the first step.
 
     Attributes:
         recipe: the options. say: where lines for the user go. slices: of the present run, which the engine sets.
@@ -126,6 +127,7 @@ class Task(ABC, Generic[R, D]):
     fresh: ClassVar[tuple[str, ...]] = ()
     answers: ClassVar[bool] = False
     plain: ClassVar[tuple[str, ...]] = ()
+    start_counts: ClassVar[bool] = False
 
     def __init__(self, recipe: R, say: Say = silent) -> None:
         its = type(self).__name__
