@@ -91,7 +91,7 @@ class AttentionSpec(AttentionMaps):
         if self.projected is None or not config.attends:
             return False
         heads, width, values = self.projected
-        return getattr(config, "heads", None) in (None, heads) and (width == values or not config.equal_widths)
+        return config.fits_heads(heads) and (width == values or not config.equal_widths)
 
     @property
     def keys(self) -> dict[str, None]:
