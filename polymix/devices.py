@@ -1,7 +1,8 @@
-"""Devices and floating-point types by name. PyTorch is loaded by what computes, not by help."""
+"""Devices, processes, and floating-point types by name. PyTorch is loaded by what computes, not by help."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -15,6 +16,11 @@ DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 
 # What PyTorch raises for a device that it does not know, was built without, or does not find.
 _UNUSABLE = (RuntimeError, AssertionError, ImportError, NotImplementedError, OverflowError, TypeError, ValueError)
+
+
+def processes() -> tuple[int, int]:
+    """This process's rank and the number of processes, as torchrun sets them."""
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def float_type(dtype: torch.dtype | str | None, argument: str = "dtype") -> torch.dtype | None:

@@ -10,18 +10,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, distributed, nn
 
-from polymix.devices import check_device
+from polymix.devices import check_device, processes
 from polymix.errors import OptionError
 from polymix.train.recipe import Recipe
 from polymix.train.task import Process
 
 T = TypeVar("T")
 AUTOCAST = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-def processes() -> tuple[int, int]:
-    """This process's rank and the number of processes, as torchrun sets them."""
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def check_place(recipe: Recipe) -> None:

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from polymix.convert.saving.files import read_tensors
+from polymix.convert.saving.unwrapping import bare
 from polymix.errors import ResultsError, reason_of
 from polymix.files import write_whole
 
@@ -114,11 +115,23 @@ def checkpoint_to_resume(out: Path, resume: bool, settings: Mapping[str, Any]) -
 def load_checkpoint(
     content: Mapping[str, Any], models: Mapping[str, nn.Module], optimizer: Optimizer, schedule: LRScheduler
 ) -> None:
-    """Bring models, optimizer and schedule to the state of a checkpoint, whatever the number of processes."""
+    """Bring models, optimizer and schedule to the state of a checkpoint, whatever the number of processes.
+
+    The optimizer knows nothing of a weight that had no gradient before the checkpoint, such as that of a layer whose
+    turn had not come; PyTorch would miss it, or make up a first step.
+    """
     for name, model in models.items():
         load_whole_state(model, content["models"][name])
-    options = StateDictOptions(full_state_dict=True)
-    set_optimizer_state_dict(models["model"], optimizer, content["optimizer"], options=options)
+    weights, known = bare(dict(models["model"].named_parameters())), content["optimizer"].get("state", {})
+    late = [weight for name, weight in weights.items() if weight.requires_grad and name not in known]
+    try:
+        for weight in late:
+            weight.requires_grad_(False)
+        options = StateDictOptions(full_state_dict=True)
+        set_optimizer_state_dict(models["model"], optimizer, content["optimizer"], options=options)
+    finally:
+        for weight in late:
+            weight.requires_grad_(True)
     schedule.load_state_dict(content["schedule"])
 
 

@@ -74,6 +74,25 @@ def attacked(data_set, scratch, part):
     return count
 
 
+def test_a_refusal_names_the_file_and_its_folder(data_set, tmp_path):
+    """Of a text it names the list and the line with its name; "the data" or a bare name would leave the search to you."""
+    folder, recipe = data_set
+    wrong = []
+    for path in kinds_of(folder):
+        whole = path.read_bytes()
+        half = whole[: len(whole) // 2] if path.suffix != ".txt" else b""  # of a list of names, a shorter list
+        for label, content in (("empty", b""), ("zeros", bytes(64)), ("cut", half)):
+            path.write_bytes(content)
+            try:
+                with offline():
+                    loaded(recipe, tmp_path / "scratch", str)
+            except (PolymixError, OSError) as error:
+                if str(folder) not in str(error) or path.stem not in str(error):
+                    wrong.append((path.relative_to(folder).as_posix(), label, str(error)[:300]))
+        path.write_bytes(whole)
+    assert not wrong
+
+
 def test_some_damages(data_set, tmp_path):
     attacked(data_set, tmp_path / "scratch", 3 * PART if domain_of(data_set[1]) in SLOW else PART)
 

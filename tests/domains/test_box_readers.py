@@ -71,7 +71,7 @@ MISTAKES = {  # what is changed in train's json: what the message names
     "one id twice": ({"images": [{"id": 7, "file_name": n} for n in ("a.png", "b.png")]},
                      "image 7, b.png: another image has this id"),
     "size": ({"images": [{"id": 7, "file_name": "a.png", "width": 25, "height": 16}, {"id": 30, "file_name": "b.png"}]},
-             "a.png: instances_train2017.json, image 7: is 24 × 16 pixels, and 25 × 16"),
+             "instances_train2017.json, image 7: is 24 × 16 pixels, and 25 × 16"),
 }  # fmt: skip
 
 
@@ -85,7 +85,7 @@ def test_a_mistake_is_named_before_training_and_can_be_skipped(name, tmp_path):
     recipe = (InstancesRecipe if of_mask else DetectRecipe)(data=str(folder), image_size=64)
     with pytest.raises(DataError) as caught:
         data.load(recipe, tmp_path / "scratch", print)
-    assert text in str(caught.value) and "instances_train2017.json" in str(caught.value)
+    assert text in str(caught.value) and str(folder / "annotations" / "instances_train2017.json") in str(caught.value)
     assert any(text in line for line in data.check(folder, masks=of_mask))
     said = []
     kept = data.load(recipe.changed(broken="skip"), tmp_path / "scratch", said.append)
@@ -93,6 +93,45 @@ def test_a_mistake_is_named_before_training_and_can_be_skipped(name, tmp_path):
     if of_mask:
         boxes = data.load(DetectRecipe(data=str(folder)), tmp_path / "scratch", print)
         assert len(boxes.train) == 2 and data.check(folder) == [], "detection does not read masks"
+
+
+def test_of_two_files_the_one_that_is_wrong_is_named_with_its_path(tmp_path):
+    """Roboflow's two files have one name."""
+    for part in ("train", "valid"):
+        for name in ("a.png", "b.png"):
+            photo(tmp_path / part / name)
+        (tmp_path / part / "_annotations.coco.json").write_text(json.dumps(coco_json()))
+    recipe, source = DetectRecipe(data=str(tmp_path), image_size=64), tmp_path / "valid" / "_annotations.coco.json"
+    data.load(recipe, tmp_path / "scratch", print)
+    missing = [{"id": 7, "file_name": "no.png"}, {"id": 30, "file_name": "b.png"}]
+    for content in (
+        "{",
+        json.dumps(coco_json(images=missing)),
+        json.dumps(coco_json(categories=[{"id": 3, "name": "a"}])),
+    ):
+        source.write_text(content)
+        with pytest.raises(DataError) as caught:
+            data.load(recipe, tmp_path / "scratch", print)
+        assert str(source) in str(caught.value)
+        assert any(str(source) in line for line in data.check(tmp_path))
+
+
+def test_other_categories_name_both_files(tmp_path):
+    folder = write_coco(tmp_path)
+    files = [folder / "annotations" / f"instances_{part}2017.json" for part in ("train", "val")]
+    content = json.loads(files[0].read_text())
+    files[0].write_text(json.dumps({**content, "categories": [{"id": 99, "name": "z"}, *content["categories"]]}))
+    with pytest.raises(DataError) as caught:
+        data.load(DetectRecipe(data=str(folder), image_size=64), tmp_path / "scratch", print)
+    assert all(str(file) in str(caught.value) for file in files)
+
+
+def test_a_name_without_annotations_is_named_with_its_list(tmp_path):
+    folder = write_voc(tmp_path)
+    names = folder / "ImageSets" / "Main" / "train.txt"
+    names.write_text(f"{names.read_text()}nowhere\n")
+    with pytest.raises(DataError, match=r"nowhere\.xml: line \d+ of .*ImageSets/Main/train\.txt"):
+        data.load(DetectRecipe(data=str(folder), image_size=64), tmp_path / "scratch", print)
 
 
 def test_check_lists_all_mistakes(tmp_path):

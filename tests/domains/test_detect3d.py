@@ -291,7 +291,10 @@ SPOILED = {
         "no box with a point"),
     "boxes without a size": (
         lambda root: change(root, "sample_annotation", lambda rows: [{**r, "size": [0, 1, 1]} for r in rows]), "size"),
-    "a category that is missing": (lambda root: change(root, "category", lambda rows: []), "category 'vehicle.car'"),
+    "a category that is missing": (lambda root: change(root, "category", lambda rows: []), "category.json"),
+    "a box before or after without a place": (
+        lambda root: change(root, "sample_annotation", lambda rows: [{**r, "translation": {}} for r in rows]),
+        "translation"),
     "another sensor": (
         lambda root: change(root, "sensor", lambda rows: first(rows, channel="CAM_FRONT")), "the tables have CAM_FRONT"),
     "a table that is missing": (lambda root: (root / "v1.0-synthetic" / "sample.json").unlink(), "sample.json"),
@@ -310,7 +313,8 @@ def test_a_mistake_in_the_tables_is_one_readable_line(name, copy):
     spoil(copy)
     problems = check(copy, sweeps=2)
     assert problems and any(said in line for line in problems), problems
-    assert all("\n" not in line and "Traceback" not in line and len(line) < 400 for line in problems)
+    assert all("\n" not in line and "Traceback" not in line and len(line) < 500 for line in problems)
+    assert all(str(copy) in line for line in problems), "a table is named without its path"
 
 
 def test_a_scan_larger_than_memory_is_one_readable_line(copy, kitti_set, monkeypatch):

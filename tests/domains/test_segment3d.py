@@ -145,7 +145,7 @@ def no_test(folder):
 
 
 @pytest.mark.parametrize(("spoil", "said"), [
-    (cut, "bytes"), (not_finite, "point 1"), (fewer_labels, "3 labels"), (unknown_label, "point 7: label 77"),
+    (cut, "bytes"), (not_finite, "point 1"), (fewer_labels, "velodyne/000001.bin"), (unknown_label, "point 7: label 77"),
     (no_labels, "no labels"), (longer_labels, "bytes"), (stray_labels, "no scan"), (far, "65,536 voxels"), (empty, "without points"), (no_test, "sequence 08"),
 ])  # fmt: skip
 def test_a_mistake_is_named_before_training(kitti, tmp_path, spoil, said):

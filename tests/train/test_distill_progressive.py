@@ -75,6 +75,20 @@ def test_a_resumed_run_goes_on_with_the_same_layers(monkeypatch, tmp_path):
     same(report, whole)
 
 
+def test_a_run_is_resumed_from_before_a_layer_s_turn(monkeypatch, tmp_path):
+    """The optimizer knows nothing yet of the layers that wait."""
+    late = {**ONE_BY_ONE, "progressive": 10}  # of 16 steps, and the checkpoint is of the eighth
+    whole = converted()
+    expected = distill(whole, BATCHES, **late)
+    with monkeypatch.context() as patch:
+        patch.setattr(stages.FineTuning, "loss", interrupted(stages.FineTuning.loss, 9))
+        with pytest.raises(KeyboardInterrupt):
+            distill(converted(), BATCHES, out=tmp_path, **late)
+    report = converted()
+    assert distill(report, BATCHES, out=tmp_path, resume=True, **late) == expected
+    same(report, whole)
+
+
 def test_it_goes_with_lora_and_undo():
     report = converted()
     host = former(report)
@@ -86,6 +100,9 @@ def test_it_goes_with_lora_and_undo():
     ("options", "match"),
     [
         ({"progressive": 16, "epochs": 2}, "at least 17 steps, got 16 for 2 layers, in a training of 16 steps"),
+        ({"progressive": 16, "epochs": 2}, "more epochs, or pass 15 or less"),
+        ({"progressive": 2, "piece": 4}, "Leave piece or progressive out: attention carries no"),
+        ({"blocks": 0.1, "piece": 4}, "Leave piece or blocks out: losses of layers are of whole"),
         ({"progressive": 2, "epochs": 0}, "progressive.*epochs=0"),
         ({"progressive": 2, "teacher": 0.0}, "progressive.*teacher=0"),
         ({"blocks": 0.1, "teacher": 0.0}, "blocks.*teacher=0"),

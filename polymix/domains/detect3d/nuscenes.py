@@ -70,7 +70,7 @@ def list_frames(root: Path, sweeps: int, problems: Problems) -> tuple[list[Frame
 
 def frame_of(tables: BoxTables, row: Mapping[str, Any], sweeps: int) -> Frame:
     """The frame of a keyframe of sample_data, joined with the sweeps before it, in the vehicle's frame."""
-    asked = f"sample_data {row['token']}"
+    asked = tables.where("sample_data", row)
     pose = tables.pose("ego_pose", row.get("ego_pose_token"), asked)
     chain: list[tuple[Path, Pose, Pose, float]] = []
     now = row
@@ -84,11 +84,14 @@ def frame_of(tables: BoxTables, row: Mapping[str, Any], sweeps: int) -> Frame:
         before = tables.rows["sample_data"].get(now["prev"])
         if before is None or before["timestamp"] >= now["timestamp"]:
             what = "does not exist" if before is None else "is not earlier"
-            raise DataError("data", f"sample_data {now['token']}: prev {what}", "the sweep before it", "Restore it.")
+            raise DataError(
+                "data", f"{tables.where('sample_data', now)}: prev {what}", "the sweep before it", "Restore it."
+            )
         now = before
     for path, *_ in chain:
         if not is_file(path):
-            raise DataError("data", f"{path}, which does not exist", "the points of a sweep", "Restore it.")
+            got = f"{path}, which does not exist, from {asked} or the sweeps before"
+            raise DataError("data", got, "the points of a sweep", "Restore it.")
     token = row["sample_token"]
     return Frame(chain[0][0], token, partial(_join, chain, pose), _objects(tables, token, pose), pose)
 
@@ -109,7 +112,7 @@ def _objects(tables: BoxTables, sample: str, pose: Pose) -> Objects:
     """The boxes of a sample that count, in the vehicle's frame."""
     boxes, labels, attributes, points = [], [], [], []
     for row in tables.annotations.get(sample, []):
-        asked = f"{tables.folder / 'sample_annotation.json'}, {row['token']}"
+        asked = tables.where("sample_annotation", row)
         category = tables.get("instance", row.get("instance_token"), "category_token", asked)
         name = CATEGORIES.get(tables.get("category", category, "name", asked))
         if name is None:
@@ -133,12 +136,18 @@ def _objects(tables: BoxTables, sample: str, pose: Pose) -> Objects:
 def _velocity(tables: BoxTables, row: Mapping[str, Any]) -> Any:
     """Metres per second (3,) between the annotations before and after; not a number where they tell none."""
     ends = [tables.rows["sample_annotation"].get(row.get(key, "")) or row for key in ("prev", "next")]
-    times = [tables.get("sample", end.get("sample_token"), "timestamp", "sample_annotation") / 1e6 for end in ends]
+    names = [tables.where("sample_annotation", end) for end in ends]
+    times = [
+        tables.get("sample", end.get("sample_token"), "timestamp", name) / 1e6
+        for end, name in zip(ends, names, strict=True)
+    ]
     gap = times[1] - times[0]
     longest = LONGEST_GAP * (2 if ends[0] is not row and ends[1] is not row else 1)
     if not 0 < gap <= longest:
         return numpy.full(3, math.nan)
-    first, last = (numbers(end.get("translation"), 3, f"sample_annotation {end['token']}: translation") for end in ends)
+    first, last = (
+        numbers(end.get("translation"), 3, f"{name}: translation") for end, name in zip(ends, names, strict=True)
+    )
     return (last - first) / gap
 
 

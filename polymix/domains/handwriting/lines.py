@@ -37,7 +37,7 @@ class Line:
         image: the file.
         text: what is written.
         page: lines of equal page are put side by side by `pages_of`; "" for none.
-        entry: what an error names, such as "lines.txt, line 7".
+        entry: what an error names, such as "data/lines.txt, line 7".
         box: (left, top, right, bottom) in pixels where the file is a whole page; None: all of it.
         outline: corners of the line on its page; what is outside becomes white.
         hidden: places in `text` whose ink is covered; known for synthetic lines alone.
@@ -71,11 +71,6 @@ class Reading:
     lists: str | None = None
     problems: Problems = field(default_factory=Problems)
     lines: dict[str, list[Line]] = field(default_factory=lambda: {split: [] for split in SPLITS})
-
-    def name(self, path: Path) -> str:
-        """A file of the data set as problems and entries name it: below the folder."""
-        root = self.folder if self.folder.is_dir() else self.folder.parent
-        return path.relative_to(root).as_posix()
 
     def problem(self, entry: str, text: str) -> None:
         self.problems.add(entry, "", text)
@@ -177,7 +172,7 @@ def _htr_vt(reading: Reading) -> None:
             if not name.strip():
                 continue
             stem = Path(name.strip()).stem
-            entry = f"{names.name}, line {number}: {name.strip()}"
+            entry = f"{names}, line {number}: {name.strip()}"
             text = named_file(reading.folder / "lines", f"{stem}.txt")
             if not is_file(text):
                 reading.problem(entry, f"no text lines/{text.name}")
@@ -201,7 +196,7 @@ def _iam(reading: Reading) -> None:
     for number, row in enumerate(read_text(table).splitlines(), 1):
         if not row.strip() or row.startswith("#"):
             continue
-        words, entry = row.split(" ", 8), f"{reading.name(table)}, line {number}: {row.split(' ')[0]}"
+        words, entry = row.split(" ", 8), f"{table}, line {number}: {row.split(' ')[0]}"
         if len(words) < 9 or words[1] not in ("ok", "err"):
             form = "id, ok or err, grey level, components, x, y, w, h, text"
             reading.problem(entry, f"{row[:40]!r} instead of {form}")
@@ -224,7 +219,7 @@ def _iam_splits(reading: Reading) -> dict[str, str]:
         for path in [p for p in places if is_file(p)][:1]:
             for name in read_text(path).split():
                 if splits.setdefault(name, split) != split:
-                    reading.problem(reading.name(path), f"{name} in {splits[name]} and in {split}")
+                    reading.problem(str(path), f"{name} in {splits[name]} and in {split}")
     if not splits:
         usual = "train.uttlist, validation.uttlist and test.uttlist"
         reading.problem(str(reading.folder), f"no list of a split, such as {usual}, beside lines.txt")
@@ -266,13 +261,13 @@ def _lam(reading: Reading) -> None:
         except (ValueError, RecursionError) as error:
             if isinstance(error, DataError):
                 raise
-            reading.problem(reading.name(table), f"no json ({one_line(error)})")
+            reading.problem(str(table), f"no json ({one_line(error)})")
             continue
         if not isinstance(rows, list):
-            reading.problem(reading.name(table), f"a json {type(rows).__name__} instead of a list of lines")
+            reading.problem(str(table), f"a json {type(rows).__name__} instead of a list of lines")
             continue
         for number, row in enumerate(rows):
-            entry = f"{reading.name(table)}, entry {number}"
+            entry = f"{table}, entry {number}"
             if not isinstance(row, dict) or not isinstance(row.get("img"), str) or not isinstance(row.get("text"), str):
                 reading.problem(entry, f'{str(row)[:60]} instead of a line with "img" and "text"')
                 continue
@@ -305,11 +300,11 @@ def _page(reading: Reading) -> None:
             try:
                 root = ElementTree.fromstring(regular(path).read_bytes())
             except (OSError, ElementTree.ParseError, ValueError, LookupError) as error:
-                reading.problem(reading.name(path), f"no xml ({error})")
+                reading.problem(str(path), f"no xml ({error})")
                 continue
             size = _page_size(root)
             for line in root.iterfind(".//{*}TextLine"):
-                entry = f"{reading.name(path)}, line {line.get('id')}"
+                entry = f"{path}, line {line.get('id')}"
                 points = line.find("{*}Coords")
                 corners = _corners("" if points is None else points.get("points", ""))
                 if len(corners) < 3:
@@ -354,7 +349,7 @@ def _folder(reading: Reading) -> None:
         name = text.relative_to(reading.folder)
         split = next((s for s in SPLITS if name.parts[0].lower().startswith(s) and len(name.parts) > 1), None)
         with reading.problems.noting():
-            line = Line(_image_beside(text.parent, text.stem), read_text(text).strip(), "", str(name))
+            line = Line(_image_beside(text.parent, text.stem), read_text(text).strip(), "", str(text))
             if split:
                 reading.add(split, line)
             else:
@@ -378,7 +373,7 @@ def _read_tsv(reading: Reading) -> None:
     for number, row in enumerate(read_text(table).split("\n"), 1):
         if not row.strip():
             continue
-        words, entry = row.split("\t"), f"{table.name}, line {number}"
+        words, entry = row.split("\t"), f"{table}, line {number}"
         if len(words) < 2:
             reading.problem(entry, f"{row[:40]!r} without a tab between image and text")
             continue

@@ -97,7 +97,7 @@ class Scan:
                 got = f"{self.labels}: label {wrong}, which is no whole number"
                 raise DataError("data", got, "labels", "Remove or repair it.")
         if len(classes) != count:
-            got = f"{self.labels} with {len(classes):,} labels for {count:,} points"
+            got = f"{self.labels} with {len(classes):,} labels for {count:,} points in {self.path}"
             raise DataError("data", got, "a label for each point", "Remove or repair the scan.")
         bad = (classes < -1) | (classes >= VOID)
         if bad.any():
@@ -118,8 +118,9 @@ def _read_arrays(folder: Path) -> Any:
         array = read_array(path)
         array = array[:, None] if array.ndim == 1 else array
         if array.ndim != 2 or (parts and len(array) != len(parts[0])) or (not parts and array.shape[1] != 3):
-            expected = f"a row for each of {len(parts[0]):,} points" if parts else "(n, 3)"
-            raise DataError("data", f"{path} of shape {array.shape}", expected, "Remove or repair the scene.")
+            beside = f" beside {len(parts[0]):,} points in {folder / 'coord.npy'}" if parts else ""
+            expected = "a row for each point" if parts else "(n, 3)"
+            raise DataError("data", f"{path} of shape {array.shape}{beside}", expected, "Remove or repair the scene.")
         if name == "coord":
             check_places(path, array)
             array = near(array)

@@ -16,6 +16,7 @@ from torch import nn
 
 from polymix.convert import ConversionReport
 from polymix.convert.tracing import mode
+from polymix.devices import processes
 from polymix.errors import CapabilityError, OptionError, check_choice, check_int, check_number
 from polymix.files import output_folder
 from polymix.numbers import figure, percent, plural
@@ -40,7 +41,6 @@ from polymix.train.distill.metrics import Measure, accuracy, perplexity, relativ
 from polymix.train.distill.pieces import check_pieces
 from polymix.train.distill.progressive import schedule
 from polymix.train.distill.stages import FineTuning, Imitation, Listener, Stage
-from polymix.train.place import processes
 from polymix.train.recipe import Recipe
 
 __all__ = [
@@ -177,7 +177,8 @@ def distill(
         raise CapabilityError("progressive", got, allowed, "Leave progressive out.")
     if piece is not None and (progressive is not None or blocks):
         name = "blocks" if progressive is None else "progressive"
-        raise OptionError("piece", f"{piece} with {name}", "one of the two", "Attention carries no mixer's state.")
+        why = "losses of layers are of whole sequences" if progressive is None else "attention carries no mixer's state"
+        raise OptionError("piece", f"{piece} with {name}", "one of the two", f"Leave piece or {name} out: {why}.")
     if lora is not None:
         matrices(report.adapters, lora)
     if loss == "features":

@@ -14,13 +14,13 @@ import torch
 from torch import multiprocessing, nn
 from torch.multiprocessing.spawn import start_processes
 
-from polymix.devices import check_device
+from polymix.devices import check_device, processes
 from polymix.errors import OptionError, ResultsError, check_choice, check_int
 from polymix.files import write_whole
 from polymix.numbers import plural
 from polymix.train.distill.stages import FineTuning, Imitation, Listener, Stage
 from polymix.train.loop import Watch, fit
-from polymix.train.place import AUTOCAST, Place, processes
+from polymix.train.place import AUTOCAST, Place
 from polymix.train.recipe import Recipe
 from polymix.train.resume import check_same_run, load_whole_state, read_checkpoint
 

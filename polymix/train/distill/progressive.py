@@ -23,9 +23,9 @@ def schedule(layers: Iterable[str], every: int, steps: int) -> dict[str, int]:
     plan = {name: place * every for place, name in enumerate(reversed(list(layers)))}
     if (least := max(plan.values()) + 1) > steps:
         got = f"{every} for {plural(len(plan), 'layer')}, in a training of {plural(steps, 'step')}"
-        raise OptionError(
-            "progressive", got, f"at least {least:,} steps", "Train for more epochs, or choose fewer steps."
-        )
+        most = (steps - 1) // (len(plan) - 1) if len(plan) > 1 else 0
+        cure = f"Train for more epochs{f', or pass {most} or less' if most > 0 else ''}."
+        raise OptionError("progressive", got, f"at least {least:,} steps", cure)
     return plan
 
 

@@ -14,6 +14,7 @@ from torch import nn
 from polymix.convert import ConversionReport, convert
 from polymix.convert.context import Extension, extended
 from polymix.convert.plan import KEEP
+from polymix.devices import processes
 from polymix.errors import OptionError, PolymixError, ResultsError
 from polymix.files import output_folder
 from polymix.mixers.spec import mixer_config
@@ -53,8 +54,13 @@ def run(
         progress: shows bars; None: each epoch is a message.
     Returns:
         Paragraphs about the result, to print.
+    Raises:
+        OptionError: as `Settings.check`, or this is one of several processes of torchrun.
     """
     plan: Any = settings.check()
+    if (world := processes()[1]) > 1:
+        cure = "Start it without torchrun, or start a script with polymix.convert and polymix.distill in it."
+        raise OptionError("torchrun", f"{world} processes, all of which would write {out}", "one process", cure)
     with output_folder(out):
         paragraphs = _run(settings, plan, out, resume, say, progress)
     return [*paragraphs, *_pushed(settings, out)]

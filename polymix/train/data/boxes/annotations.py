@@ -40,6 +40,7 @@ class AnnotatedPicture:
     Args:
         number: its id in the annotations. width, height: of the picture as it is shown.
         orientation: how shapes are turned to lie on the picture, as EXIF counts; 1: not. Boxes are turned already.
+        source: the file of its annotations.
     """
 
     file: Path
@@ -48,6 +49,7 @@ class AnnotatedPicture:
     height: int
     objects: tuple[Annotation, ...]
     orientation: int = 1
+    source: Path | None = None
 
     def target(self, masks: bool = False) -> dict[str, Tensor]:
         """Boxes (n, 4), labels from 0, crowds and areas as tensors, and with `masks` those too (n, height, width)."""

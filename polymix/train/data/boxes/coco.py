@@ -105,7 +105,7 @@ def read(
             continue
         seen.add(number)
         file = _picture(folder, row["file_name"])
-        frame = check_file(file, _size(row), f"{source.name}, {entry}", problems)
+        frame = check_file(file, _size(row), f"{source}, {entry}", problems)
         if frame is not None:
             frames[number] = (file, frame)
     objects: dict[Any, list[Annotation]] = {number: [] for number in frames}
@@ -124,7 +124,7 @@ def read(
                 objects[number].append(annotation)
     pictures = tuple(
         AnnotatedPicture(file, number if isinstance(number, int) else place, frame.width, frame.height,
-                         tuple(objects[number]), frame.orientation)
+                         tuple(objects[number]), frame.orientation, source)
         for place, (number, (file, frame)) in enumerate(frames.items())
     )  # fmt: skip
     return pictures, distinct(names[number] for number in order)

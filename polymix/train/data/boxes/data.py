@@ -148,7 +148,8 @@ def _with_shapes(pictures: tuple[AnnotatedPicture, ...], problems: Problems) -> 
         objects = tuple(thing for thing in picture.objects if thing.shape is not None)
         if len(objects) < len(picture.objects):
             without = len(picture.objects) - len(objects)
-            problems.add(picture.file, f"{without} of {len(picture.objects)} objects", "has no segmentation")
+            entry = f"{picture.file}: {without} of {len(picture.objects)} objects"
+            problems.add(picture.source or picture.file, entry, "has no segmentation")
         shaped.append(replace(picture, objects=objects))
     return tuple(shaped)
 
@@ -175,7 +176,8 @@ def _check_categories(folder: Path, classes: Sequence[str], others: Sequence[str
     """Raise DataError unless train and val have the same categories."""
     if classes != others:
         odd = sorted(set(classes) ^ set(others)) or list(classes)
-        got = f"{coco.split(folder, 'val')[0]} with other categories than train: {', '.join(odd[:5])}"
+        train, test = (coco.split(folder, name)[0] for name in SPLITS)
+        got = f"{test} with other categories than {train}: {', '.join(odd[:5])}"
         raise DataError("data", got, "the same categories with the same order of ids", "")
 
 

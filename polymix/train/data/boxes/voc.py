@@ -26,15 +26,16 @@ def read(folder: Path, problems: Problems) -> Parts:
 
     Raises DataError if a list is missing or empty.
     """
-    parts: dict[str, list[tuple[Path, Frame, Objects]]] = {}
+    parts: dict[str, list[tuple[Path, Path, Frame, Objects]]] = {}
     for split in ("train", "val"):
         file = folder / "ImageSets" / "Main" / f"{split}.txt"
-        names = [line.split()[0] for line in _names(file).splitlines() if line.strip()]
+        names = {f"line {place} of {file}": line.split()[0]
+                 for place, line in enumerate(_names(file).splitlines(), 1) if line.strip()}  # fmt: skip
         if not names:
             raise DataError("data", f"{file} with no name in it", "a name of a picture in each line", "")
-        rows = [_picture(folder, name, problems) for name in names]
+        rows = [_picture(folder, name, entry, problems) for entry, name in names.items()]
         parts[split] = [row for row in rows if row is not None]
-    classes = tuple(sorted({label for rows in parts.values() for row in rows for label, _, _ in row[2]}))
+    classes = tuple(sorted({label for rows in parts.values() for row in rows for label, _, _ in row[3]}))
     place = {name: number for number, name in enumerate(classes)}
 
     def pictures(split: str) -> tuple[AnnotatedPicture, ...]:
@@ -42,8 +43,8 @@ def read(folder: Path, problems: Problems) -> Parts:
             AnnotatedPicture(file, number, frame.width, frame.height, tuple(
                 Annotation(box, place[label], None, difficult, (box[2] - box[0]) * (box[3] - box[1]))
                 for label, box, difficult in objects
-            ))
-            for number, (file, frame, objects) in enumerate(parts[split])
+            ), source=source)
+            for number, (source, file, frame, objects) in enumerate(parts[split])
         )  # fmt: skip
 
     if not classes:
@@ -58,12 +59,13 @@ def _names(file: Path) -> str:
         raise DataError("data", error.got, "ImageSets/Main/train.txt and val.txt, as VOC has them", "") from error
 
 
-def _picture(folder: Path, name: str, problems: Problems) -> tuple[Path, Frame, Objects] | None:
+def _picture(folder: Path, name: str, entry: str, problems: Problems) -> tuple[Path, Path, Frame, Objects] | None:
+    """The annotations of a name, their picture, its frame and objects; None after noting why. entry: has the name."""
     source = named_file(folder / "Annotations", f"{name}.xml")
     try:
         root = ElementTree.fromstring(regular(source).read_bytes())
     except (OSError, ElementTree.ParseError, ValueError, LookupError) as error:
-        problems.add(source, "", f"cannot be read ({error})")
+        problems.add(source, entry, f"cannot be read ({error})")
         return None
     candidates = [str(root.findtext("filename")), *(f"{name}{suffix}" for suffix in (".jpg", *sorted(SUFFIXES)))]
     files = (named_file(folder / "JPEGImages", candidate) for candidate in candidates)
@@ -72,7 +74,7 @@ def _picture(folder: Path, name: str, problems: Problems) -> tuple[Path, Frame, 
         text for key in ("width", "height") if re.fullmatch(r"\d{1,9}", text := root.findtext(f"size/{key}") or "")
     ]
     size = (int(sides[0]), int(sides[1])) if len(sides) == 2 and all(map(int, sides)) else None
-    frame = check_file(file, size, source.name, problems)
+    frame = check_file(file, size, str(source), problems)
     if frame is None:
         return None
     objects: Objects = []
@@ -85,4 +87,4 @@ def _picture(folder: Path, name: str, problems: Problems) -> tuple[Path, Frame, 
             objects.append((label, check_box((x1 - 1, y1 - 1, x2, y2), frame), row.findtext("difficult") == "1"))
         except ValueError as error:
             problems.add(source, f"object {place}", str(error))
-    return file, frame, objects
+    return source, file, frame, objects

@@ -59,12 +59,17 @@ class Tables:
                     raise DataError("data", got, what, "Restore it.")
             self.rows[name] = {row["token"]: row for row in rows}
 
+    def where(self, table: str, row: Mapping[str, Any]) -> str:
+        """A row as errors name it."""
+        return f"{self.folder / table}.json, {row['token']}"
+
     def get(self, table: str, token: Any, key: str, asked: str) -> Any:
         """One field of a row. `asked` says who asks, for the error."""
         row = self.rows[table].get(token)
         if row is None or key not in row:
             what = f"has no {key!r}" if row is not None else "does not exist"
-            raise DataError("data", f"{asked}: {table} {token!r} {what}", f"a row of {table}.json", "Restore it.")
+            got = f"{asked}: {table} {token!r} {what} in {self.folder / table}.json"
+            raise DataError("data", got, f"a row of {table}.json", "Restore it.")
         return row[key]
 
     def keyframes(self, problems: Problems) -> list[Mapping[str, Any]]:
@@ -74,9 +79,10 @@ class Tables:
         """
         rows, seen, others = [], set(), set()
         for row in self.rows["sample_data"].values():
-            asked = f"sample_data {row['token']}"
-            sensor = self.get("calibrated_sensor", row.get("calibrated_sensor_token"), "sensor_token", asked)
-            channel = self.get("sensor", sensor, "channel", asked)
+            asked = self.where("sample_data", row)
+            mount = row.get("calibrated_sensor_token")
+            sensor = self.get("calibrated_sensor", mount, "sensor_token", asked)
+            channel = self.get("sensor", sensor, "channel", self.where("calibrated_sensor", {"token": mount}))
             others.add(channel)
             if channel == LIDAR and row.get("is_key_frame"):
                 self.get("sample", row.get("sample_token"), "timestamp", asked)
@@ -88,7 +94,7 @@ class Tables:
         if missing:
             there = ", ".join(sorted(others)) or "no sensor"
             text = f"it has no keyframe of {LIDAR}; the tables have {there}"
-            problems.add(self.folder, f"sample {missing[0]}", text)
+            problems.add(self.folder / "sample_data.json", f"sample {missing[0]}", text)
         return sorted(rows, key=lambda row: (row["timestamp"], row["token"]))
 
     def split(self, problems: Problems) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
