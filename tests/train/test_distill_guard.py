@@ -57,6 +57,18 @@ def test_a_sampler_that_leaves_samples_out_has_none_of_them_held_back():
     assert rows(hold_back(train, 0)[1]) <= rows([(X[:32], Y)])
 
 
+def test_indices_that_are_no_numbers_are_left_alone():
+    """Such as (row, crop) of a data set with a sampler of its own; lists cannot even be hashed."""
+
+    class Crops(torch.utils.data.Dataset):
+        def __getitem__(self, index):
+            return X[index[0]], Y[index[0]]
+
+    data = DataLoader(Crops(), 8, sampler=[[row, 0] for row in range(64)])
+    rest, held = hold_back(data, 0)
+    assert rest is data and len(held) == 1
+
+
 def test_data_too_few_to_hold_any_back_are_watched_as_they_are():
     few = BATCHES[:3]
     rest, held = hold_back(few, 0)

@@ -79,9 +79,9 @@ def hold_back(data: Any, seed: int) -> tuple[Any, list[Any]]:
     ):
         seed_loader(data, number(seed, "held back"), 0)
         parts = [list(batch) for batch in data.batch_sampler]
-        indices = {index for part in parts for index in part}
+        indices = [index for part in parts for index in part]
         if all(isinstance(index, int) for index in indices):
-            others = _others(sorted(indices), SAMPLES)
+            others = _others(sorted(set(indices)), SAMPLES)
             if others:
                 held, size = list(others), len(parts[0])
                 lots = [held[start : start + size] for start in range(0, len(held), size)]
