@@ -37,6 +37,7 @@ EXTRAS = {
     "diffusion": Extra("generation by diffusers' schedulers or in latents; its models", ("diffusers",)),
     "flow": Extra("generation by the solver dopri5", ("torchdiffeq",)),
     "eval": Extra("lm-evaluation-harness", ("lm-eval", "accelerate")),
+    "evidence": Extra("benchmarks/pretrained.py, which fetches the models that it measures", ()),
     "export": Extra("export to ONNX, and in 8 bits", ("onnx", "onnxscript", "onnxruntime", "jinja2")),
     "openvino": Extra("export for Intel", ("openvino",)),
     "qnn": Extra("export for Qualcomm (on Linux, x86-64)", ("onnxruntime-qnn",)),

@@ -6,6 +6,7 @@ from functools import partial
 
 import jsonschema
 import pytest
+import typer
 
 import polymix
 from polymix.cli import main
@@ -192,6 +193,17 @@ def test_an_interrupted_comparison_resumes(capsys, tmp_path, monkeypatch, few, b
     assert content["rows"][:2] == kept["rows"], "finished runs are kept"
     assert len(content["rows"]) == 5
     assert (out_dir / "report.html").exists()
+
+
+def test_an_end_of_file_is_no_interruption(capsys, monkeypatch):
+    """Such as a damaged .pyc: click turns it into what it makes of Ctrl-C, and nobody would look for the damage."""
+
+    def ends():
+        raise EOFError("marshal data too short")
+
+    monkeypatch.setattr("polymix.mixers.registry.list_mixers", ends)
+    with pytest.raises(typer.Abort):
+        main(["list"])
 
 
 def test_without_the_extra_it_says_what_to_install(capsys, monkeypatch):

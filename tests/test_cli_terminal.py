@@ -168,6 +168,6 @@ def test_every_verb_s_help_fits_60_columns(capsys, monkeypatch):
 def test_the_data_line_of_few_and_of_many_classes():
     content = make({"softmax": [0.9]}, {"softmax": [1, 2, 3, 4]})
     content["answer"] = answer(content)
-    assert data_line(content["data"]).endswith("2 classes: a, b. The largest class, b, has 50.0 % of the test images.")
+    assert data_line(content["data"]).endswith("2 classes: a, b. The largest class, b, has 50.0 % of the test samples.")
     many = {**content["data"], "classes": [f"c{i}" for i in range(99)], "majority": {"name": "c1", "share": 0.5}}
     assert "c11 …" in data_line(many) and "50.0 %" in data_line(many)

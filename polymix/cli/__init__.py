@@ -101,8 +101,8 @@ def _message(error: BaseException) -> str | None:
         return str(missing)
     if hasattr(error, "format_message"):  # a usage error
         return str(error.format_message())
-    if typer is not None and isinstance(error, typer.Abort):
-        return "Interrupted."
+    if typer is not None and isinstance(error, typer.Abort):  # which click makes of an EOFError too: nothing asks here
+        return None if isinstance(error.__cause__ or error.__context__, EOFError) else "Interrupted."
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{reason_of(error).rstrip('.')}."

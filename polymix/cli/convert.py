@@ -53,7 +53,10 @@ def command(
         ),
     ] = None,
     learning_rate: Annotated[
-        float | None, typer.Option(help="The highest of the fine-tuning (default: 1e-4, or 5e-4 with --from-scratch).")
+        float | None,
+        typer.Option(
+            help="The mixers' highest in fine-tuning (default: 5e-4); a tenth of it for what was trained before."
+        ),
     ] = None,
     from_scratch: Annotated[
         bool, typer.Option("--from-scratch", help="Train a model with untrained weights, on the labels alone.")

@@ -341,25 +341,35 @@ class _Swap:
 
     @torch.no_grad()
     def _calibrate(self, inherits: bool) -> tuple[float | None, float | None]:
-        """Scale the mixer's output to the attention's; return the factor and the relative error that remains."""
+        """Scale the mixer's output to the attention's; return the factor and the relative error that remains.
+
+        Raises CapabilityError where softmax is not the layer itself.
+        """
         if self.call is None:
             return None, None
         self.adapter.eval()
         theirs, ours = self.call.output, self.call.repeat(self.adapter)
         if self.mixer.config.is_attention and inherits:
             factor = None  # attention with the same weights needs no scaling
-            proven = self.adapter.proves_softmax or not self.adapter.needs_call
-            reach = self.mixer.config.reach  # local attention sees less than the layer
-            whole = reach is None or (token_count(self.module, self.call) or 0) <= reach
-            exact = whole and not proven and not needed(self.attention, self.mixer.config, self.sources)
-            if exact and not same(ours, theirs):
-                got = f"{self.mixer.name}, whose output differs by {difference(ours, theirs):.2g} of the layer's own"
-                cure = "Keep the layer, or choose another mixer."
-                raise CapabilityError("attention", got, "softmax to be the layer itself", cure)
+            self._check_reproduces(self.call, ours)
         else:
             factor = self.adapter.calibrate(self.call)
             ours = self.call.repeat(self.adapter)
         return factor, difference(ours, theirs)
+
+    def _check_reproduces(self, call: LayerCall, ours: Tensor) -> None:
+        """Raise CapabilityError where softmax attention, with the layer's weights, does not give the layer's output.
+
+        Adapters that must see a call, and do not prove it themselves, are held to it here.
+        """
+        proven = self.adapter.proves_softmax or not self.adapter.needs_call
+        reach = self.mixer.config.reach  # local attention sees less than the layer
+        whole = reach is None or (token_count(self.module, call) or 0) <= reach
+        exact = whole and not proven and not needed(self.attention, self.mixer.config, self.sources)
+        if exact and not same(ours, call.output):
+            got = f"{self.mixer.name}, whose output differs by {difference(ours, call.output):.2g} of the layer's own"
+            cure = "Keep the layer, or choose another mixer."
+            raise CapabilityError("attention", got, "softmax to be the layer itself", cure)
 
     def report(self) -> LayerReport:
         return LayerReport.swapped(

@@ -124,6 +124,7 @@ class ConversionReport:
         self.metric = "accuracy"
         self.kept: str | None = None
         self.schedule: dict[str, int] = {}
+        self.untrained: dict[str, Tensor] | None = None  # weights before a distillation that has not ended
         self.context: Extension | None = None
         self._host, self._after = model, dict(adapters)
         self._before = {name: model.get_submodule(name) for name in adapters}
@@ -266,6 +267,16 @@ class ConversionReport:
         text = f"The converted model is worse than the original: its {kind} is {metric(after, kind)}, not "
         return f"{text}{metric(before, kind)}." if worse else None
 
+    @property
+    def unimproved(self) -> str | None:
+        """A sentence where training was no gain, so that the model is as the conversion left it; else None."""
+        if self.kept != "converted":
+            return None
+        return (
+            "WARNING: training made the converted model no better, so its weights are those of the conversion. Train "
+            "for more epochs or on more data, or at another learning rate."
+        )
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "layers": [asdict(layer) for layer in self.layers], "left_out": list(self.left_out),
@@ -285,6 +296,7 @@ class ConversionReport:
         kept = self.kept if self.kept != next(reversed(self.accuracy), None) else None
         lines += [f"{measured}, {name}{' (kept)' if name == kept else ''}: {metric(value, self.metric)}."
                   for name, value in self.accuracy.items()]  # fmt: skip
+        lines += [self.unimproved] if self.unimproved else []
         return "\n".join(lines)
 
 

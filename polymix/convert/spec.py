@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from polymix.mixers import MixerConfig, TokenMixer
-from polymix.mixers.config import HeadsConfig
 from polymix.mixers.inheritance import AttentionMaps, Projection
 from polymix.mixers.registry import mixer_class
 
@@ -92,8 +91,7 @@ class AttentionSpec(AttentionMaps):
         if self.projected is None or not config.attends:
             return False
         heads, width, values = self.projected
-        fits = not isinstance(config, HeadsConfig) or config.heads in (None, heads)
-        return fits and (width == values or not config.equal_widths)
+        return config.fits_heads(heads) and (width == values or not config.equal_widths)
 
     @property
     def keys(self) -> dict[str, None]:

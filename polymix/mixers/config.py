@@ -172,6 +172,10 @@ class MixerConfig:
         """Fill in the number of heads if it was left open (None)."""
         return self
 
+    def fits_heads(self, heads: int) -> bool:
+        """Whether the mixer can take its tokens from so many heads of a host."""
+        return True
+
     def for_grid(self: Self, grid: tuple[int, ...], num_prefix_tokens: int = 0) -> Self:
         """Fill in the host's grid and number of prefix tokens, if the mixer depends on them.
 
@@ -236,6 +240,9 @@ class HeadsConfig(MixerConfig):
 
     def for_heads(self: Self, heads: int) -> Self:
         return self.changed(heads=heads) if self.heads is None else self  # type: ignore[attr-defined]
+
+    def fits_heads(self, heads: int) -> bool:
+        return self.heads in (None, heads)
 
 
 @dataclass(frozen=True, kw_only=True)

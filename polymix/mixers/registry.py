@@ -98,8 +98,9 @@ def config_class(name: str) -> Any:
     if not isinstance(name, str) or name not in _CONFIGS:
         _register_all()
     if not isinstance(name, str) or name not in _CONFIGS:
-        nearest = ", ".join(nearest_first(str(name), _CONFIGS))
-        raise UnknownNameError("name", repr(name), nearest, "Choose one of these; the nearest come first.")
+        bare, options, _ = str(name).partition(":")
+        cure = "Pass its options by keyword." if options else "Choose one of these; the nearest come first."
+        raise UnknownNameError("name", repr(name), ", ".join(nearest_first(bare, _CONFIGS)), cure)
     return _CONFIGS[name]
 
 

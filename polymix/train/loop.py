@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.optim.swa_utils import AveragedModel
 
 from polymix.errors import OptionError
 from polymix.measure import Stopwatch
+from polymix.train.averages import averaged
 from polymix.train.data.sampling import Slices, isolated_random_state, number, seed_all
 from polymix.train.place import Place
 from polymix.train.recipe import Recipe
@@ -36,37 +35,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             yield
     finally:
         model.train(training)
-
-
-# How the decay of averaged weights rises, after n steps: our way, HTR-VT's, EfficientViT's, and not at all.
-RISES: Mapping[str, Callable[[float, int], float]] = {
-    "steps": lambda decay, n: min(decay, (1 + n) / (10 + n)),
-    "half_steps": lambda decay, n: min(decay, (1 + n / 2) / (10 + n / 2)),
-    "exponential": lambda decay, n: decay * -math.expm1(-n / 2000),
-    "none": lambda decay, n: decay,
-}
-
-
-def averaged(model: nn.Module, decay: float, rise: str = "steps", buffers: bool = False) -> AveragedModel:
-    """A running average of the weights, with a lower decay in the first steps, so that the first weights fade soon.
-
-    Args:
-        rise: one of `RISES`. buffers: whether floating-point buffers are averaged too; otherwise they are the last.
-    """
-
-    def mix(means: Any, values: Any, count: Any) -> None:
-        if not means[0].is_floating_point():  # such as the number of batches that a norm has seen
-            torch._foreach_copy_(means, values)
-            return
-        share = 1 - RISES[rise](decay, int(count))
-        for sharded in (False, True):  # buffers are not sharded, and one call takes no mixture
-            pairs = [pair for pair in zip(means, values, strict=True) if isinstance(pair[0], DTensor) == sharded]
-            if pairs:
-                torch._foreach_lerp_([mean for mean, _ in pairs], [value for _, value in pairs], share)
-
-    average = AveragedModel(model, multi_avg_fn=mix, use_buffers=buffers).requires_grad_(False).eval()
-    average.n_averaged += 1  # the fresh weights count, or the first update would replace them
-    return average
 
 
 class Learner(nn.Module):
@@ -164,7 +132,7 @@ def fit(
 
     def measured(weights: nn.Module, part: Data) -> Row:
         with place.autocast(), evaluating(weights):
-            return dict(task.measure(weights, part, place.process))
+            return task.checked(task.measure(weights, part, place.process))
 
     def prepared() -> None:
         with place.autocast(), evaluating(best):
@@ -195,6 +163,8 @@ def fit(
                     raise task.not_finite(what, numbers[what], step + 1)
         return loss
 
+    if recipe.keep == "best" and task.start_counts and before is None:
+        kept, _ = _choose(task, best, kept, measured(best, watched), step)
     while step < recipe.steps:
         model.train()
         task.advance(model, step)

@@ -38,12 +38,17 @@ def decay_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
     return [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": rest, "weight_decay": 0.0}]
 
 
-def rated_groups(model: nn.Module, recipe: Recipe, prefixes: tuple[str, ...], share: float) -> list[dict[str, Any]]:
-    """`decay_groups`, and the parameters whose names start with a prefix learn at `share` times the rate."""
+def rated_groups(
+    model: nn.Module, recipe: Recipe, prefixes: tuple[str, ...], share: float, others: float = 1.0
+) -> list[dict[str, Any]]:
+    """`decay_groups`, and the parameters whose names start with a prefix learn at `share` times the rate.
+
+    others: as `share`, of all other parameters.
+    """
     named = {id(value) for name, value in model.named_parameters() if name.startswith(prefixes)}
     groups = []
     for group in decay_groups(model, recipe):
-        for factor, mine in ((share, True), (1.0, False)):
+        for factor, mine in ((share, True), (others, False)):
             parameters = [value for value in group["params"] if (id(value) in named) == mine]
             if parameters:
                 groups.append({**group, "params": parameters, "lr": recipe.learning_rate * factor})

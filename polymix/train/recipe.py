@@ -389,7 +389,7 @@ def _in_words(recipe: type[Recipe], error: ValidationError, options: Mapping[str
     name = str(first["loc"][0])
     shape = _shape(recipe, name)
     default = recipe.model_fields[name].get_default(call_default_factory=True)
-    cure = "" if default in (None, (), {}) else f"For example, pass {name}={shown(default)}."
+    cure = "" if name not in options or default in (None, (), {}) else f"For example, pass {name}={shown(default)}."
     return OptionError(name, errors.shown(options.get(name, first["input"])), expected(shape), cure)
 
 

@@ -67,12 +67,29 @@ def domain_of(recipe: Recipe) -> str:
 
 
 def task_class(recipe: Recipe) -> Any:
-    """The class of a recipe's task, which needs PyTorch. Raises OptionError where the recipe names none."""
-    module, _, name = type(recipe).task.partition(":")
+    """The class of a recipe's task, which needs PyTorch.
+
+    Raises OptionError: the recipe names none, or one under another name than the entry point of the recipe has.
+    """
+    kind = type(recipe)
+    allowed, cure = "a recipe whose `task` is 'package.module:Class'", "See CONTRIBUTING.md."
+    module, _, name = kind.task.partition(":")
     if not name:
-        got = f"{type(recipe).__qualname__}, which names no task"
-        raise OptionError("recipe", got, "a recipe whose `task` is 'package.module:Class'", "See CONTRIBUTING.md.")
-    return getattr(import_module(module), name)
+        raise OptionError("recipe", f"{kind.__qualname__}, which names no task", allowed, cure)
+    try:
+        task = getattr(import_module(module), name)
+    except (ModuleNotFoundError, AttributeError) as error:
+        if isinstance(error, ModuleNotFoundError) and not f"{module}.".startswith(f"{error.name}."):
+            raise  # another package is missing
+        got = f"{kind.__qualname__}, whose task cannot be loaded ({one_line(error)[:200]})"
+        raise OptionError("recipe", got, allowed, cure) from error
+    # A trained model is found by the name of its task.
+    names = [known for known, point in domains().items() if point.value == f"{kind.__module__}:{kind.__qualname__}"]
+    own = getattr(task, "name", None)
+    if names and isinstance(own, str) and own not in names:
+        got = f"{task.__qualname__} with name = {own!r}"
+        raise OptionError("task", got, f"the name of its entry point, {' or '.join(map(repr, names))}", cure)
+    return task
 
 
 def task_of(domain: str, say: Callable[[str], None] = lambda text: None, **options: Any) -> Any:

@@ -89,6 +89,29 @@ def read_checkpoint(path: Path, writer: str, *, mmap: bool = False) -> dict[str,
         raise ResultsError("resume", got, f"a checkpoint of {writer}", "Delete it to start a new run.") from error
 
 
+def check_no_checkpoint(out: Path, resume: bool) -> None:
+    """ResultsError where a fresh run in `out` would overwrite a checkpoint."""
+    if (out / LAST).exists() and not resume:
+        got, allowed = f"{out}, which has a checkpoint", "a folder without a checkpoint"
+        raise ResultsError("out", got, allowed, "Pass resume to continue.")
+
+
+def checkpoint_to_resume(out: Path, resume: bool, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The content of the checkpoint from which a run in `out` goes on; None: it starts anew.
+
+    settings: of the run, as far as they are known before its data are read.
+    Raises:
+        ResultsError: there is a checkpoint and `resume` is False, or it is damaged or of another run.
+    """
+    check_no_checkpoint(out, resume)
+    last = out / LAST
+    if not last.exists():
+        return None
+    before = read_checkpoint(last, "polymix train")
+    check_same_run(last, before["settings"], settings)
+    return before
+
+
 def load_checkpoint(
     content: Mapping[str, Any], models: Mapping[str, nn.Module], optimizer: Optimizer, schedule: LRScheduler
 ) -> None:
@@ -120,4 +143,5 @@ def check_same_run(path: Path, theirs: Mapping[str, Any], settings: Mapping[str,
             cure = "Continue with the settings that it began with, or choose another out."
             if key == "data":
                 raise ResultsError("resume", f"{path}, of a run on other data", "the same data", cure)
-            raise ResultsError("resume", f"{path}, of a run with {key}={theirs.get(key)}", f"{key}={value}", cure)
+            got = f"{path}, of a run with {key}={theirs.get(key)}"
+            raise ResultsError("resume", got, f"a run with {key}={value}", cure)

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from polymix.devices import processes
-from polymix.errors import OptionError, ResultsError
+from polymix.errors import OptionError
 from polymix.files import output_folder, remove_unfinished
 from polymix.train.data.sampling import isolated_random_state, number, seed_all
 from polymix.train.initial import check_weights, load_weights
@@ -31,7 +31,7 @@ from polymix.train.report import (
     write_report,
     write_results,
 )
-from polymix.train.resume import LAST, check_same_run, read_checkpoint
+from polymix.train.resume import LAST, check_no_checkpoint, check_same_run, checkpoint_to_resume
 from polymix.train.rows import DOWN, UP, make_row, measure_speed
 from polymix.train.task import Data, Say, Task, silent
 
@@ -72,9 +72,7 @@ def _with_control(
     if not recipe.wants_control:
         return _train(task, out, resume, data_folder, data, on_step).latest()
     below = out / CONTROL_FOLDER
-    if (below / LAST).exists() and not resume:
-        cure = "Pass resume to continue."
-        raise ResultsError("out", f"{below}, which has a checkpoint", "a folder without one", cure)
+    check_no_checkpoint(below, resume)
     control = recipe.changed(mixer=CONTROL, control=False, plan=None, init=None)
     control_task = check_recipe(control, say)
     latest = _train(task, out, resume, data_folder, data, on_step).latest()
@@ -125,14 +123,10 @@ def _train(
     rank, _ = processes()
     recipe, last = task.recipe, out / LAST
     task.say = say = task.say if rank == 0 else silent
-    if last.exists() and not resume:
-        raise ResultsError("out", f"{out}, which has a checkpoint", "a folder without one", "Pass resume to continue.")
     settings: dict[str, Any] = recipe.decisive()
     if recipe.epochs is not None:
         del settings["steps"]  # which the data decide
-    before = read_checkpoint(last, "polymix train") if last.exists() else None
-    if before is not None:
-        check_same_run(last, before["settings"], settings)  # before its data can be overwritten
+    before = checkpoint_to_resume(out, resume, settings)  # first: loading may overwrite its data
     data = first_of_all(lambda: task.load(data_folder or out / "data")) if data is None else data
     with isolated_random_state():
         seed_all(number(recipe.seed, "weights"))

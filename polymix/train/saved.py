@@ -20,7 +20,7 @@ from polymix.results import RESULTS, Results, schema_name, wrong_part
 from polymix.train.initial import check_header
 from polymix.train.loop import evaluating
 from polymix.train.recipe import Recipe
-from polymix.train.registry import options_of, recipe_class
+from polymix.train.registry import domains, options_of, recipe_class
 from polymix.train.report import SCHEMA
 from polymix.train.rows import PredictContent, TrainContent
 from polymix.train.run import check_recipe
@@ -44,7 +44,7 @@ class _Summary(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A finished run of one of polymix's own tasks: its recipe, and what results.json keeps of its data."""
+    """A finished run of `polymix train`: its recipe, and what results.json keeps of its data."""
 
     folder: Path
     task: Task[Any, Any]
@@ -68,6 +68,10 @@ class SavedRun:
             cure = "Continue it with polymix train … --resume."
             raise ResultsError("folder", f"{folder}, whose training is not finished", "a finished training", cure)
         try:
+            if str(content["task"]) not in domains():
+                got = f"{folder}, a run of the domain {content['task']}"
+                cure = "Install the package that has it; a domain of a file needs an entry point for this."
+                raise ResultsError("folder", got, "a run of a domain that is installed", cure)
             task = check_recipe(recipe_class(str(content["task"])).make({**content["settings"], "init": None}))
         except (KeyError, AttributeError, TypeError) as error:
             got = f"{folder / RESULTS}, which cannot be read ({one_line(error)})"
@@ -182,7 +186,9 @@ class SavedRun:
             got, allowed = "all" if whole else limit, f"none: {task.name} is measured on its whole held-out part alone"
             raise OptionError(option, got, allowed, "Leave it out.")
         with TemporaryDirectory() as scratch:
-            chosen = task.load(Path(scratch)) if chosen is None else chosen
+            if chosen is None:
+                chosen = task.load(Path(scratch))
+                task.check_like_training(chosen, self.summary)
             model = (self._filled(chosen) if model is None else model).to(device)
             model = model if prepare is None else prepare(model)
             with evaluating(model):

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import default_collate
 
 from polymix.convert.saving.files import read_tensors
-from polymix.errors import DivergedError, OptionError
+from polymix.errors import MAX_SHOWN, DataError, DivergedError, OptionError, check_choice, shortened, shown
 from polymix.files import write_whole
 from polymix.train.data.sampling import Order, Seeded, Slices, loaded
 from polymix.train.optimizers import decay_groups, warmup_and_cosine
@@ -44,7 +44,11 @@ class Metric:
 
     name: str
     better: Literal["higher", "lower"]
-    unit: Literal["", "%"] = ""  # in which it is written; "%": of a share from 0 to 1
+    unit: Literal["", "%"] = ""  # in which `polymix evaluate` writes it; "%": it is a share from 0 to 1
+
+    def __post_init__(self) -> None:
+        check_choice(f"better of the metric {self.name}", self.better, ("higher", "lower"))
+        check_choice(f"unit of the metric {self.name}", self.unit, ("", "%"))
 
     def score(self, value: float | None) -> float:
         """A number of which more is better; −∞ for what is not finite."""
@@ -101,12 +105,15 @@ class Task(ABC, Generic[R, D]):
     """A domain: its data, model, loss and metrics, for one recipe.
 
     Class attributes:
-        name: as the commands take it. metrics: what `measure` returns, the headline first.
+        name: as the commands take it, which is that of the entry point. metrics: what `measure` returns, a tuple, the
+            headline first.
         layouts: arrangements of files that `load` reads, the usual one first; empty: there is one.
         unit: what is counted per second. fresh: prefixes of weights that `--init` may leave fresh, such as the head's.
-        answers: whether `details` has "labels" and "predictions", the class of each held-out sample and the model's
-            answer, by number, and the data's summary the names of the "classes".
+        answers: whether `polymix compare` is to show which classes are taken for which. Then `details` has "labels" and
+            "predictions", the class of each held-out sample and the model's answer, by number, and the data's summary
+            has "classes", their names.
         plain: metrics that are also taken of the weights that are not averaged, at the end, as NAME_plain.
+        start_counts: whether keep="best" may keep the weights before the first step.
 
     Attributes:
         recipe: the options. say: where lines for the user go. slices: of the present run, which the engine sets.
@@ -120,8 +127,15 @@ class Task(ABC, Generic[R, D]):
     fresh: ClassVar[tuple[str, ...]] = ()
     answers: ClassVar[bool] = False
     plain: ClassVar[tuple[str, ...]] = ()
+    start_counts: ClassVar[bool] = False
 
     def __init__(self, recipe: R, say: Say = silent) -> None:
+        its = type(self).__name__
+        if not isinstance(getattr(self, "name", None), str):
+            raise TypeError(f"{its} has no name, such as name = 'majority'")
+        metrics = getattr(self, "metrics", None)
+        if not isinstance(metrics, tuple) or not all(isinstance(metric, Metric) for metric in metrics):
+            raise TypeError(f"{its} has {shown(metrics)} as metrics instead of a tuple of Metric")
         self.recipe, self.say, self.slices = recipe, say, Slices()
         self.folder: Path | None = None
 
@@ -181,7 +195,13 @@ class Task(ABC, Generic[R, D]):
         return self.recipe.batch_size / self.slices.total
 
     def epoch(self, data: D, step: int) -> float:
-        """How often the training data have been seen before a step; 0 where every sample is new."""
+        """How often the training data have been seen before a step; 0 where every sample is new.
+
+        Raises DataError: there are none.
+        """
+        if not len(data.train):
+            got = f"{self.recipe.source or 'data'} with nothing to train on"
+            raise DataError("data", got, "training samples", "Add some.")
         return step * self.recipe.batch_size / len(data.train)
 
     def optimizer(self, model: nn.Module) -> Optimizer:
@@ -235,6 +255,15 @@ class Task(ABC, Generic[R, D]):
             raise TypeError(f"{type(self).__name__}.measure returned {name!r}, which its metrics do not declare")
         return max(kinds, key=lambda metric: len(metric.name))
 
+    def checked(self, measured: Mapping[str, Any]) -> dict[str, Any]:
+        """What `measure` returned. Raises TypeError for what its metrics do not declare, or what is no number."""
+        for name, value in measured.items():
+            self.better(name)
+            if not isinstance(value, (int, float, type(None))):
+                got = f"{type(self).__name__}.measure returned {shown(value)} as {name!r}"
+                raise TypeError(f"{got}, which is no number; of a tensor, return .item()")
+        return dict(measured)
+
     def grid(self) -> tuple[int, int] | None:
         """The model's own grid of tokens, where `at_grid` builds it for others, for `polymix compare`; else None."""
         return None
@@ -244,7 +273,13 @@ class Task(ABC, Generic[R, D]):
         raise TypeError(f"{type(self).__name__} has no at_grid")
 
     def details(self, model: nn.Module, data: D, process: Process) -> dict[str, Any]:
-        """What `polymix evaluate` reports: "metrics", and optionally "classes", "count" and "unit"."""
+        """What `polymix evaluate` reports: "metrics", and optionally a table, and what was measured.
+
+        Returns:
+            "metrics": numbers by name. "classes": a dict for each class, its "name" and what was measured of it.
+            "count" and "unit": how many of what were measured; without a unit they are the task's. "labels" and
+            "predictions": where the task `answers`.
+        """
         return {"metrics": self.measure(model, data, process)}
 
     def samples(self, model: nn.Module, data: D, process: Process) -> list[str]:
@@ -310,11 +345,25 @@ class Task(ABC, Generic[R, D]):
         """
         return None
 
+    def check_like_training(self, data: D, summary: Mapping[str, Any]) -> None:
+        """Raise DataError where data of `load` do not fit a trained model. Default: for other classes than its own.
+
+        Labels are numbers of classes: with other classes the same number means another class.
+        """
+        its, ours = (list(one.get("classes", ())) for one in (data.summary(), summary))
+        if its != ours:
+            got, allowed = (shortened(", ".join(names) or "no classes", MAX_SHOWN) for names in (its, ours))
+            raise DataError("data", f"data of {got}", f"data of the model's classes, {allowed}", "Use such data.")
+
     predicts: ClassVar[bool] = False  # whether `predict` is there
 
     def predict(
         self, model: nn.Module, data: D, files: Sequence[Path], folder: Path, process: Process
     ) -> list[dict[str, Any]]:
-        """For each file a dict with its "file" and its "picture" in `folder`."""
+        """For each file a dict for predictions.json, of what JSON holds.
+
+        "file" is its path. "answer", the prediction in words, and other texts and numbers are also printed. Pictures
+        are written into `folder`, and named in "picture".
+        """
         got = f"a model of the domain {self.name}"
         raise OptionError("folder", got, "a model of a domain that can predict files", "Load it from Python.")

@@ -228,6 +228,6 @@ def test_some_values_of_every_verb(material, monkeypatch, tmp_path):
     assert not check_all(GENERATED[::29], material, monkeypatch, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_option_with_every_value(material, monkeypatch, tmp_path):
     assert not check_all(GENERATED, material, monkeypatch, tmp_path)

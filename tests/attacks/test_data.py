@@ -97,7 +97,7 @@ def test_some_damages(data_set, tmp_path):
     attacked(data_set, tmp_path / "scratch", 3 * PART if domain_of(data_set[1]) in SLOW else PART)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_damage(data_set, tmp_path):
     """All of them; one in five where reading the whole data takes a second."""
     part = 5 if domain_of(data_set[1]) in SLOW else 1

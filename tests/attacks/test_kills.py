@@ -1,7 +1,6 @@
 """Runs that are killed (-9) at a random moment and resumed: the same bits as the run that was not killed.
 
 A moment is just before one of the changes of files that a run makes from its first results.json on: no clock decides it.
-POLYMIX_KILLS: the number of moments for each command, 3 by default.
 """
 
 import itertools
@@ -19,7 +18,6 @@ from tests.attacks.test_files import TRAIN
 from tests.processes import fork, silent, statuses
 
 CHANGES = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate"}
-KILLS = int(os.environ.get("POLYMIX_KILLS", "3"))
 VIT = """
 from polymix import SoftmaxConfig
 from polymix.models import VisionTransformer
@@ -79,15 +77,17 @@ def bits(verb, out):
     return {name: tensor.numpy().tobytes() for name, tensor in load_file(out / "model.safetensors").items()}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("verb", list(COMMANDS))
-def test_a_killed_run_continues_to_the_same_bits(verb, material, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    "kills", [pytest.param(1, marks=pytest.mark.slow), pytest.param(9, marks=pytest.mark.exhaustive)]
+)
+def test_a_killed_run_continues_to_the_same_bits(verb, kills, material, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_bytes((material / "text.txt").read_bytes())
     (tmp_path / "vit.py").write_text(VIT)
     assert ended([*COMMANDS[verb], "--out", "whole"], noted="moments") == 0
     wanted, moments, killed = bits(verb, tmp_path / "whole"), random.Random(verb), 0
-    for place in range(KILLS):
+    for place in range(kills):
         out = f"killed-{place}"
         moment = moments.randint(1, int(Path("moments").read_text()))
         killed += ended([*COMMANDS[verb], "--out", out], dies_at=moment) == -signal.SIGKILL

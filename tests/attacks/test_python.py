@@ -31,8 +31,8 @@ BAD = {
     "tensor": torch.ones(2), "complex": 1j, "set": {1}, "huge pair": (10**6, 10**6), "nested": [[1, 2], [3]],
 }  # fmt: skip
 # Importing transformers and timm, or building these again and again, takes seconds.
-MIXERS = [pytest.param(name, marks=pytest.mark.slow if name in ("hyena", "mamba", "castling", "gc") else ())
-          for name in polymix.list_mixers()]  # fmt: skip
+EFFORT = {"hyena": pytest.mark.exhaustive, **dict.fromkeys(("mamba", "castling", "gc"), pytest.mark.slow)}
+MIXERS = [pytest.param(name, marks=EFFORT.get(name, ())) for name in polymix.list_mixers()]
 X = torch.randn(2, 12, 8, generator=torch.Generator().manual_seed(0))
 
 

@@ -117,7 +117,7 @@ def test_some_values(there, reader):
     attacked(reader, there, PART)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("reader", READERS)
 def test_every_value(there, reader, monkeypatch):
     """All of them; one in four where the command takes a second. An export, which takes several, is not written."""
@@ -125,7 +125,7 @@ def test_every_value(there, reader, monkeypatch):
     attacked(reader, there, 4 if reader == "compare" else 1)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_exports_are_written_whole_or_not_at_all(there):
     """With one in sixteen of the values."""
     attacked("export", there, 16)

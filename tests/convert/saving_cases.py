@@ -150,6 +150,7 @@ failure = None
 try:
     import resource, signal
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    sys.dont_write_bytecode = True  # which CPython 3.11 leaves cut off on a full disk, and then cannot import
     resource.setrlimit(resource.RLIMIT_FSIZE, (40000, 40000))
     polymix.save_pretrained(torch.nn.Linear(128, 128), sys.argv[2], host={
         "library": "torch", "class": "torch.nn.Linear", "kwargs": {"in_features": 128, "out_features": 128}})

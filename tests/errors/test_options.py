@@ -48,6 +48,12 @@ def test_unknown_option_lists_the_known_nearest_first(way, name, option, first):
         assert error.allowed.split(": ")[1].split(", ")[0] == first
 
 
+def test_a_mixer_with_its_options_in_the_name_is_told_how_to_pass_them():
+    """As the command line takes it."""
+    error = says(lambda: polymix.create_mixer("padre:degree=3", 8), UnknownNameError, "name", "by keyword")
+    assert error.allowed.startswith("padre,")
+
+
 def test_polymorpher_passes_options_through_the_same_check():
     error = says(lambda: polymix.PolyMorpher(8, expnd=2), OptionError, "expnd", "options of pom")
     assert "pom: expand" in error.allowed

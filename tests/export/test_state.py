@@ -53,8 +53,9 @@ def pytorch_tokens(mixer, words, prompt, count):
     [
         ("pom", 1000),
         *(
-            pytest.param(case, 1000, marks=pytest.mark.slow)
+            pytest.param(case, count, marks=mark)
             for case in ("padre-causal", "qt", "linear", "mamba", "pom-decay")
+            for count, mark in ((60, pytest.mark.slow), (1000, pytest.mark.exhaustive))
         ),
     ],
 )

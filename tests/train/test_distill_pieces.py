@@ -8,8 +8,10 @@ import torch
 import polymix
 from polymix.errors import CapabilityError, OptionError
 from polymix.train.distill.batches import logits_of
+from polymix.train.distill.comparison import Comparison
 from polymix.train.distill.fit import Fit
-from polymix.train.distill.stages import FineTuning
+from polymix.train.distill.guard import HeldBack
+from polymix.train.distill.stages import FineTuning, Listener
 from tests.convert.language_hosts import converted, gpt2, llama
 
 IDS = torch.randint(1, 60, (2, 24), generator=torch.Generator().manual_seed(0))
@@ -24,8 +26,9 @@ BATCHES = {
 
 def stage(host, model, batch, piece, forward=logits_of):
     recipe = Fit(None, False, "cpu", 1, "float32").recipe([batch], 1, 1e-4, 0.0, 0)
-    options = {"labels": 1.0, "weight": 1.0, "temperature": 2.0, "forward": forward, "epochs": 1, "piece": piece}
-    return FineTuning(recipe, [batch], model, host, Fit(None, False, "cpu", 1, "float32").listener, **options)
+    comparison = Comparison(1.0, 1.0, 2.0, forward=forward, piece=piece)
+    held = HeldBack([batch], comparison, () if host is None else (host,))
+    return FineTuning(recipe, [batch], model, host, Listener(), held, comparison, {}, epochs=1)
 
 
 @pytest.mark.parametrize("host", [gpt2, llama])
@@ -35,6 +38,7 @@ def test_the_loss_of_pieces_is_that_of_whole_sequences(host, kind):
     model, batch = converted(host, "1:1", mixer="pom"), BATCHES[kind]
     whole, pieces = (stage(host(), model, batch, piece) for piece in (None, 7))
     torch.testing.assert_close(pieces.loss(model, batch), whole.loss(model, batch))
+    assert pieces.held.loss(model, "cpu") == pytest.approx(whole.held.loss(model, "cpu"), rel=1e-4)
     assert (pieces.hits, pieces.count) == (whole.hits, whole.count)
 
 

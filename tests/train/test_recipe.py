@@ -6,6 +6,7 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import Field
 
 from polymix.errors import OptionError
 from polymix.train.recipe import Recipe
@@ -34,6 +35,16 @@ def test_an_option_that_is_wrong_is_one_line(options, message):
     with pytest.raises(OptionError) as error:
         Recipe(**options)
     assert message in str(error.value) and "\n" not in str(error.value) and "pydantic" not in str(error.value)
+
+
+def test_a_default_that_is_refused_is_not_the_example_of_what_to_pass():
+    class Wrong(Recipe):
+        """An option whose default is out of its range."""
+
+        length: int = Field(3, ge=4, description="values in a signal")
+
+    with pytest.raises(OptionError, match=r"expected an integer of at least 4, got 3\.$"):
+        Wrong()
 
 
 def test_a_changed_recipe_is_checked_again_and_keeps_the_rest():

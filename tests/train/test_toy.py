@@ -2,17 +2,24 @@
 
 import json
 import re
+import shutil
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from polymix.cli import main
-from polymix.errors import ResultsError
+from polymix.errors import DataError, OptionError, ResultsError
 from polymix.train import registry
 from polymix.train.loop import Learner
+from polymix.train.saved import SavedRun
+from polymix.train.task import Metric
+from polymix.workflows.compare import report, settings
+from polymix.workflows.compare.run import compare
+from polymix.workflows.evaluate import Settings, evaluate
 
 PAGE = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text("utf-8")
 
@@ -104,6 +111,9 @@ def test_data_is_the_task_s_own_and_what_it_refuses_is_one_line(toy, capsys):
     assert status == 0 and json.loads((out / "results.json").read_text())["settings"]["data"] == str(lines)
     status, _, error = run(capsys, toy, "--data", "/nowhere", "--out", toy.parent / "other")
     assert status == 2 and "`--data`" in error and len(error.splitlines()) == 1 and not (toy.parent / "other").exists()
+    lines.write_text("++-\n")  # of which 0 of 1 are for training
+    status, _, error = run(capsys, toy, "--data", lines, "--out", toy.parent / "other")
+    assert status == 2 and "expected training samples" in error and len(error.splitlines()) == 1
 
 
 @pytest.mark.usefixtures("blank_pictures")
@@ -155,7 +165,7 @@ def test_another_recipe_or_other_data_is_not_resumed(toy, capsys):
     out, lines = toy.parent / "out", toy.parent / "signs.txt"
     run(capsys, toy, "--out", out, "--set", "steps=2")
     status, _, error = run(capsys, toy, "--out", out, "--set", "steps=3", "--resume")
-    assert status == 2 and "expected steps=3" in error and "steps=2" in error
+    assert status == 2 and "expected a run with steps=3, got" in error and "of a run with steps=2" in error
     lines.write_text("++-\n--+\n+++\n---\n-+-\n" * 4)
     status, _, error = run(capsys, toy, "--out", out, "--set", "steps=2", "--data", lines, "--resume")
     assert status == 2 and "other data" in error
@@ -195,11 +205,96 @@ def test_a_task_that_lacks_a_method_says_which(package, capsys, method):
         main(["train", "majority", "--out", str(package / "out"), "--threads", "1"])
 
 
-def test_a_metric_that_is_not_declared_is_a_mistake_of_the_task(package):
-    path = package / "majority" / "task.py"
-    path.write_text(path.read_text().replace('{"accuracy":', '{"certainty":'))
-    with pytest.raises(TypeError, match="'certainty', which its metrics do not declare"):
-        main(["train", "majority", "--out", str(package / "out"), "--steps", "1", "--threads", "1"])
+def rewrite(path, *changes):
+    text = path.read_text()
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    path.write_text(text)
+
+
+@pytest.mark.parametrize(("old", "new", "message"), [
+    ('name = "majority"', "", "has no name"),
+    ('unit="%"),)', 'unit="%"))', "instead of a tuple of Metric"),
+    ('{"accuracy":', '{"certainty":', "'certainty', which its metrics do not declare"),
+    (".mean().item()}", ".mean()}", r"return \.item\(\)"),
+], ids=["name", "metrics", "undeclared", "tensor"])  # fmt: skip
+def test_what_a_task_says_wrongly_of_its_metrics_ends_the_run_before_it_is_lost(package, old, new, message):
+    """At the first measurement at the latest, and not at the end of a training of which nothing is written."""
+    rewrite(package / "majority" / "task.py", (old, new))
+    with pytest.raises(TypeError, match=message):
+        main(["train", "majority", "--out", str(package / "out"), "--set", "evaluate_every=1", "--threads", "1"])
+    journal = package / "out" / "metrics.jsonl"
+    assert not journal.exists() or len(journal.read_text().splitlines()) < 60
+
+
+def test_a_metric_has_a_direction_that_exists():
+    """Any other word would count as "lower", and a comparison would praise the worst mixer."""
+    with pytest.raises(OptionError, match="`better of the metric accuracy`: expected 'higher', 'lower', got 'up'"):
+        Metric("accuracy", better="up")
+
+
+@pytest.mark.parametrize(("file", "old", "new", "message"), [
+    ("task.py", 'name = "majority"', 'name = "votes"', "`task`: expected the name of its entry point, 'majority', got"),
+    ("recipe.py", ":MajorityTask", ":MajorTask", "has no attribute 'MajorTask'"),
+    ("recipe.py", "majority.task:", "majority.tusk:", "No module named 'majority.tusk'"),
+], ids=["name", "class", "module"])  # fmt: skip
+def test_a_task_that_could_not_be_found_again_is_not_trained(package, capsys, file, old, new, message):
+    """A saved run is found by its task's name: with another one it could be neither evaluated nor used."""
+    rewrite(package / "majority" / file, (old, new))
+    status, _, error = run(capsys, "majority", "--out", package / "out")
+    assert status == 2 and message in error and len(error.splitlines()) == 1 and not (package / "out").exists()
+
+
+@pytest.mark.usefixtures("blank_pictures")
+def test_a_run_of_a_domain_that_is_not_installed_says_so(toy, capsys):
+    shutil.rmtree(toy.parents[1] / "majority-1.0.dist-info")
+    out = toy.parent / "out"
+    assert run(capsys, toy, "--out", out, "--set", "steps=1")[0] == 0
+    with pytest.raises(ResultsError, match=r"expected a run of a domain that is installed, got .* domain majority"):
+        SavedRun.of(out)
+
+
+@pytest.fixture
+def classifier(package):
+    """The task with classes, which its data name."""
+    rewrite(
+        package / "majority" / "task.py",
+        ('    name = "majority"\n', '    name = "majority"\n    answers = True\n    unit = "signs"\n'),
+        ("    test: TensorDataset\n", "    test: TensorDataset\n\n    def summary(self):\n"
+         '        labels = torch.cat([self.train.tensors[1], self.test.tensors[1]]).unique().tolist()\n'
+         '        return {"classes": [("minus", "plus")[label] for label in labels]}\n'),
+        ("    def measure(", "    def details(self, model, data, process):\n        x, y = data.test.tensors\n"
+         '        labels = {"labels": y.tolist(), "predictions": model(x).argmax(1).tolist()}\n'
+         '        return {"metrics": self.measure(model, data, process), "count": len(y), **labels}\n\n'
+         "    def measure("),
+    )  # fmt: skip
+    return package
+
+
+@pytest.mark.usefixtures("blank_pictures")
+def test_other_classes_than_the_model_s_are_not_measured(classifier, capsys):
+    """Their labels would be numbers of other classes."""
+    out, lines = classifier / "out", classifier / "signs.txt"
+    assert run(capsys, "majority", "--out", out, "--set", "steps=1")[0] == 0
+    lines.write_text("++-\n--+\n" * 5)
+    found = evaluate(Settings(out, data=str(lines)))
+    assert (found.count, found.unit) == (2, "signs")
+    lines.write_text("++-\n" * 5)
+    with pytest.raises(DataError, match="expected data of the model's classes, minus, plus, got data of plus"):
+        evaluate(Settings(out, data=str(lines)))
+
+
+@pytest.mark.usefixtures("blank_pictures")
+def test_compare_shows_the_answers_of_a_task_that_is_not_of_pictures(classifier):
+    progress = SimpleNamespace(start=lambda name, total: lambda done: None)
+    asked = settings.Settings("majority", mixers="linear_floor", seeds=1, options=("steps=1",), threads=1)
+    content = compare(asked, classifier / "out", progress).content
+    data = content["data"]
+    assert (data["classes"], data["train"], data["test"]) == (["minus", "plus"], 320, 80) and not data["samples"]
+    assert [sum(map(sum, row["confusion"])) for row in content["answers"]] == [80, 80]
+    report.write_report(content, classifier / "out")
+    assert "would be right for" in (classifier / "out" / "report.html").read_text("utf-8")
 
 
 def test_initial_weights_are_read_once(tmp_path, monkeypatch):

@@ -115,7 +115,7 @@ def test_unknown_classes_and_other_values_are_errors(run, tmp_path):
 
 
 @pytest.mark.parametrize(("content", "error", "match"), [
-    ({"finished": False, "rows": []}, ResultsError, "--resume"), ({"task": "nope"}, OptionError, "'nope'"),
+    ({"finished": False, "rows": []}, ResultsError, "--resume"), ({"task": "nope"}, ResultsError, "of the domain nope"),
     ({"settings": {"steps": "many"}}, OptionError, "steps"), ({"settings": 5}, ResultsError, "results\\.json"),
 ])  # fmt: skip
 def test_damaged_runs_are_errors(run, tmp_path, content, error, match):

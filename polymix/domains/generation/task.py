@@ -181,6 +181,10 @@ class GenerationTask(GeneratorTask[GenerationRecipe, GenerationData]):
             f"pipe({labels}num_inference_steps=50).images[0].save('image.png')",
         ]
 
+    def check_like_training(self, data: GenerationData, summary: Mapping[str, Any]) -> None:
+        if self.recipe.conditional:  # without classes, images can be compared with any others
+            super().check_like_training(data, summary)
+
     def from_summary(self, summary: Mapping[str, Any]) -> GenerationData | None:
         return reading.from_summary(summary)
 

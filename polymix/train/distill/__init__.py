@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from polymix.convert.tracing import mode
 from polymix.devices import processes
 from polymix.errors import CapabilityError, OptionError, check_choice, check_int, check_number
 from polymix.files import output_folder
-from polymix.numbers import figure, percent
+from polymix.numbers import figure, percent, plural
 from polymix.results import Progress
 from polymix.train.data.sampling import isolated_random_state
 from polymix.train.distill.batches import (
@@ -32,13 +32,15 @@ from polymix.train.distill.batches import (
     moved,
     with_features,
 )
+from polymix.train.distill.comparison import Comparison
 from polymix.train.distill.fit import Fit
+from polymix.train.distill.guard import Guard, HeldBack, hold_back
 from polymix.train.distill.head import fit_head
 from polymix.train.distill.lora import low_rank, matrices
-from polymix.train.distill.metrics import Measure, accuracy, better, perplexity, relative_error
+from polymix.train.distill.metrics import Measure, accuracy, perplexity, relative_error
 from polymix.train.distill.pieces import check_pieces
 from polymix.train.distill.progressive import schedule
-from polymix.train.distill.stages import FineTuning, Imitation, Listener
+from polymix.train.distill.stages import FineTuning, Imitation, Listener, Stage
 from polymix.train.recipe import Recipe
 
 __all__ = [
@@ -48,15 +50,19 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Distillation:
-    """The mean loss of each epoch of both stages, and `accuracy` and `kept` as in the report."""
+    """The mean loss of each epoch of both stages, and `accuracy` and `kept` as in the report.
+
+    held_back: the loss of fine-tuning on the samples held back, by stage, beginning with "converted"; with keep="best".
+    """
 
     imitation: tuple[float, ...]
     fine_tuning: tuple[float, ...]
     accuracy: dict[str, float]
     kept: str | None = None
+    held_back: dict[str, float] = field(default_factory=dict)
 
 
-LEARNING_RATE = 1e-4  # of fine-tuning: a model that is trained already is ruined by the rates of a training
+LEARNING_RATE, REST_RATE = 5e-4, 0.1  # of fine-tuning: of the mixers; of weights that were trained before, a share
 
 
 def distill(
@@ -70,8 +76,9 @@ def distill(
     teacher: float = 1.0,
     temperature: float = 2.0,
     loss: str = "logits",
-    imitate_lr: float = 2e-3,
+    imitate_lr: float = 6e-3,
     learning_rate: float = LEARNING_RATE,
+    rest_rate: float = REST_RATE,
     weight_decay: float = 0.05,
     forward: Forward = logits_of,
     metric: Measure = accuracy,
@@ -109,8 +116,9 @@ def distill(
             "features" for models without logits: mean squares of the last features, after stage 1 has aligned each
             layer's output (the recipe of ViT-AdaLA, arXiv:2603.16063). Labels play no part; on `val`, `relative_error`
             compares the features with the original model's.
-        imitate_lr, learning_rate, weight_decay: of AdamW, with a warm-up over a tenth of the steps, at least 50 or half
-            of fewer than 100, a cosine decay, and gradients clipped at 1.
+        imitate_lr, learning_rate, weight_decay: of AdamW, with a linear warm-up over a tenth of the steps, at least 20
+            or half of fewer than 40, then a cosine decay, and gradients clipped at 1. learning_rate is the mixers'.
+        rest_rate: share of learning_rate for all but the mixers, which were trained before.
         forward: (model, batch) -> logits (…, classes), for models that return neither logits nor an output with them.
         out: folder for a checkpoint after every epoch. resume: continue from it, to the same result.
         device: the kind of device. devices: how many; so many processes are forked, each of which takes every
@@ -125,8 +133,11 @@ def distill(
         piece: tokens that stage 2 computes at a time, in language models. The mixers' states, and keys and values of
             attention that was kept, are carried from piece to piece without gradients, and a piece is computed again in
             the backward pass: memory grows with the piece instead of the sequence. Stage 1 takes whole sequences.
-        keep: "best": the model gets back the weights of the stage that is best on `val`, by a metric of polymix, where
-            a later one made it worse; "last": it does not. report.kept names the stage.
+        keep: "best": 64 samples of the data, or an eighth of fewer than 512, are held back. The loss on them, without
+            `blocks`, is taken before each stage and five times in it, and a stage ends with its best weights, be they
+            those that it began with. At the end the model gets the weights of the best stage, the conversion included:
+            by the metric on `val`, if it is one of polymix; else, or between equals, by the loss on what was held back.
+            "last": the last weights stay. report.kept names the stage.
         seed: of the order of the data and of dropout. The global random state is restored afterwards.
         progress, say: where bars and lines about the progress go; without bars each epoch is a line.
     Raises:
@@ -138,6 +149,7 @@ def distill(
         check_int(name, count, 0)
     for name, weight in (
         ("labels", labels), ("teacher", teacher), ("weight_decay", weight_decay), ("blocks", blocks),
+        ("rest_rate", rest_rate),
     ):  # fmt: skip
         check_number(name, weight, 0.0, math.inf, "a number of at least 0", 1.0)
     for name, size in (("temperature", temperature), ("imitate_lr", imitate_lr), ("learning_rate", learning_rate)):
@@ -184,71 +196,65 @@ def distill(
         if epochs:
             _try(report.model, batch, forward, labels, teacher, loss)
         measure = partial(_measure, report, val, forward, metric, fit.place, say)
-        best = _Best(report, metric, keep == "best" and val is not None)
+        watches = keep == "best" and bool(imitate_epochs or epochs)
+        data, apart = hold_back(data, seed) if watches else (data, [])
+        comparison = Comparison(labels, teacher, temperature, forward=forward, loss=loss, piece=piece)
+        if not epochs:  # there are no labels, and perhaps no logits
+            comparison = Comparison(0.0, 1.0, forward=features_of if forward is logits_of else forward, loss="features")
         with report.former() as host:
             if loss == "features" and val is not None:
                 with mode(host, False):
                     val = with_features(host, val, forward, fit.place)
                 measure = partial(_measure, report, val, forward, metric, fit.place, say)
             measure("before", host)
-        measure("converted", report.model)
-        best.note("converted")
-        with report.former() as host:
-            imitated: tuple[float, ...] = ()
-            if imitate_epochs:
-                recipe = fit.recipe(data, imitate_epochs, imitate_lr, weight_decay, seed)
-                imitated = _imitate(report, host, fit, data, recipe, forward, imitate_epochs)
-            former = copy.deepcopy(host).eval().requires_grad_(False) if epochs and teacher else None
+            taught = comparison.weights[1] and (epochs or watches)
+            former = copy.deepcopy(host).eval().requires_grad_(False) if taught else None
+        held = HeldBack(apart, comparison, () if former is None else (former,))
+        guard = Guard(report, metric, held if watches else None, fit.place)
+
+        def note(stage: str) -> None:
+            measure(stage, report.model)
+            guard.note(stage)
+
+        if resume and report.untrained:  # an interrupted run in this process has trained the model already
+            report.model.load_state_dict(report.untrained)
+        note("converted")
+        imitated: tuple[float, ...] = ()
         if imitate_epochs:
-            measure("imitated", report.model)
-            best.note("imitated")
+            recipe = fit.recipe(data, imitate_epochs, imitate_lr, weight_decay, seed, keep)
+            with report.former() as host:
+                imitated = _imitate(report, host, fit, data, held, recipe, forward, imitate_epochs)
+            note("imitated")
         tuned: tuple[float, ...] = ()
         if epochs:
             report.remember()
             learned = nullcontext() if lora is None else low_rank(report.model, report.adapters, lora, seed)
             with learned, mode(report.model, True):
-                recipe = fit.recipe(data, epochs, learning_rate, weight_decay, seed)
+                recipe = fit.recipe(data, epochs, learning_rate, weight_decay, seed, keep)
                 stage = FineTuning(
-                    recipe, data, report.model, former, listener, labels=labels, weight=teacher,
-                    temperature=temperature, loss=loss, lora=lora, piece=piece, forward=forward, epochs=epochs,
-                    adapters=report.adapters, blocks=blocks, plan=report.schedule,
+                    recipe, data, report.model, former, listener, held, comparison, {"loss": loss, "lora": lora},
+                    epochs=epochs, rest_rate=rest_rate, adapters=report.adapters, blocks=blocks, plan=report.schedule,
                 )  # fmt: skip
                 try:
                     tuned = fit(stage)
                 finally:
                     stage.stand_ins.clear()
-            measure("distilled", report.model)
-            best.note("distilled")
-        if best.restore():
-            say(f"The weights of the stage {best.stage} are kept: a later one made the model worse.")
-    return Distillation(imitated, tuned, dict(report.accuracy), report.kept)
+            _say_kept(stage, say)
+            note("distilled")
+        if guard.restore():
+            say(f"The weights of the stage {guard.stage} are kept: a later one made the model worse.")
+        if report.unimproved:
+            say(report.unimproved)
+    return Distillation(imitated, tuned, dict(report.accuracy), report.kept, guard.losses)
 
 
-class _Best:
-    """The weights of the best stage so far, on the CPU."""
-
-    def __init__(self, report: ConversionReport, metric: Measure, wanted: bool) -> None:
-        self.report, self.metric, self.wanted, self.stage = report, metric, wanted, ""
-        self.last, self.weights = "", dict[str, Any]()
-
-    def note(self, stage: str) -> None:
-        """Keep the weights of a stage that is no worse than those before. NaN is."""
-        if not self.wanted:
-            return
-        value, self.last = self.report.accuracy[stage], stage
-        before = self.report.accuracy.get(self.stage, value)
-        if math.isfinite(value) and better(self.metric, before, value) is not True:
-            self.stage = stage
-            state = self.report.model.state_dict().items()
-            self.weights = {name: value.detach().to("cpu", copy=True) for name, value in state}
-
-    def restore(self) -> bool:
-        """Give the model the best weights back; whether that changed it."""
-        self.report.kept = self.stage or self.last or None
-        if self.stage in ("", self.last):
-            return False
-        self.report.model.load_state_dict(self.weights)
-        return True
+def _say_kept(stage: Stage, say: Callable[[str], None]) -> None:
+    """Say so where other weights than the last ones are kept."""
+    best, last = stage.kept_step, stage.recipe.steps
+    if best is not None and stage.looks[last] != stage.looks[best]:
+        after = f"after {plural(best, 'step')} of {last:,}" if best else "from before its first step"
+        losses = f"{figure(stage.looks[best])} there, {figure(stage.looks[last])} at the end"
+        say(f"{stage.name.capitalize()}: the weights {after} are kept. Loss on samples held back: {losses}.")
 
 
 def _check_report(report: Any) -> None:
@@ -286,10 +292,11 @@ def _measure(
 
 
 def _imitate(
-    report: ConversionReport, host: nn.Module, fit: Fit, data: Any, recipe: Recipe, forward: Forward, epochs: int
-) -> tuple[float, ...]:
+    report: ConversionReport, host: nn.Module, fit: Fit, data: Any, held: HeldBack, recipe: Recipe, forward: Forward,
+    epochs: int,
+) -> tuple[float, ...]:  # fmt: skip
     """Stage 1. The original model does not learn and stays in evaluation mode; the mixers have no dropout."""
-    stage = Imitation(recipe, data, host, report.adapters, fit.listener, forward=forward, epochs=epochs)
+    stage = Imitation(recipe, data, host, report.adapters, fit.listener, held, forward=forward, epochs=epochs)
     learning = [p for p in host.parameters() if p.requires_grad]
     hooks = report.follow_grids()
     try:
@@ -298,7 +305,9 @@ def _imitate(
         with ExitStack() as stack:
             for module in (host, *report.adapters.values()):
                 stack.enter_context(mode(module, False))
-            return fit(stage)
+            losses = fit(stage)
+            _say_kept(stage, fit.listener.say)
+            return losses
     finally:
         for p in learning:
             p.requires_grad_(True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from dataclasses import dataclass, field
@@ -23,7 +24,8 @@ from polymix.train.place import AUTOCAST, Place
 from polymix.train.recipe import Recipe
 from polymix.train.resume import check_same_run, load_whole_state, read_checkpoint
 
-WARMUP, WARMUP_STEPS = 0.1, 50  # share of the steps; so many at the least, in half of a shorter training
+WARMUP, WARMUP_STEPS = 0.1, 20  # share of the steps; so many at the least, in half of a shorter training
+LOOKS = 5  # at what was held back, in a stage
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Fit:
             last = self._last(stage.name)
             if last is not None and last.exists() and not self.resume:
                 got = f"{last.parent}, which has a checkpoint"
-                raise ResultsError("out", got, "a folder without one", "Pass resume=True to continue from it.")
+                raise ResultsError("out", got, "a folder without a checkpoint", "Pass resume=True to continue from it.")
 
     @property
     def forks(self) -> bool:
@@ -83,14 +85,17 @@ class Fit:
         if self.device.startswith("cuda") and torch.cuda.is_initialized():
             raise OptionError("devices", f"{self.devices} after CUDA was used", "1, or to be first", cure)
 
-    def recipe(self, loader: Any, epochs: int, learning_rate: float, weight_decay: float, seed: int) -> Recipe:
+    def recipe(
+        self, loader: Any, epochs: int, learning_rate: float, weight_decay: float, seed: int, keep: str = "best"
+    ) -> Recipe:
         """The options of a stage: an epoch is as many steps as each process has batches."""
         steps = len(loader) // self.world
-        warmup = max(WARMUP, min(0.5, WARMUP_STEPS / (epochs * steps)))
+        total = epochs * steps
         return Recipe(
-            batch_size=self.world, steps=epochs * steps, learning_rate=learning_rate, weight_decay=weight_decay,
-            warmup=warmup, betas=(0.9, 0.999), seed=seed, device=self.device, precision=self.precision,
-            checkpoint_every=steps, evaluate_every=epochs * steps, log_every=epochs * steps,
+            batch_size=self.world, steps=total, learning_rate=learning_rate, weight_decay=weight_decay, final=0.0,
+            warmup=max(WARMUP, min(0.5, WARMUP_STEPS / total)), betas=(0.9, 0.999), seed=seed, device=self.device,
+            precision=self.precision, checkpoint_every=steps, evaluate_every=math.ceil(total / LOOKS), log_every=total,
+            keep=keep,
         )  # fmt: skip
 
     def __call__(self, stage: Stage) -> tuple[float, ...]:

@@ -42,22 +42,25 @@ def share_of(loader: Any, rank: int, world: int) -> Any:
     return mine
 
 
+def seed_loader(loader: Any, seed: int, epoch: int) -> None:
+    """Seed every generator of random numbers, those of a loader and its samplers too, and tell samplers the epoch."""
+    seed_all(seed)
+    batches = getattr(loader, "batch_sampler", None)
+    for part in (loader, getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None)):
+        if isinstance(generator := getattr(part, "generator", None), torch.Generator):
+            generator.manual_seed(seed)
+        if callable(set_epoch := getattr(part, "set_epoch", None)):
+            set_epoch(epoch)
+
+
 def epochs_of(loader: Any, seed: int, slices: Slices) -> Iterator[Any]:
     """One process's batches from a step on, epoch after epoch, without end.
 
-    In each epoch every generator of random numbers is seeded anew, those of the loader and its samplers too, and
-    samplers with `set_epoch` are told, so that an epoch is the same whatever ran before it.
+    Each epoch is seeded anew, so that it is the same whatever ran before it.
     """
     mine = share_of(loader, slices.rank, slices.world)
     first, done = divmod(slices.step, len(mine))
     for epoch in count(first):
-        epoch_seed = number(seed, "epoch", epoch)
-        seed_all(epoch_seed)
-        batches = getattr(loader, "batch_sampler", None)
-        for part in (loader, getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None)):
-            if isinstance(generator := getattr(part, "generator", None), torch.Generator):
-                generator.manual_seed(epoch_seed)
-            if callable(set_epoch := getattr(part, "set_epoch", None)):
-                set_epoch(epoch)
+        seed_loader(loader, number(seed, "epoch", epoch), epoch)
         yield from islice(mine, done, None)
         done = 0

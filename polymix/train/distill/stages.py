@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -11,8 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.checkpoint import checkpoint
+from torch.utils.hooks import RemovableHandle
 
 from polymix.convert import Adapter
 from polymix.convert.tracing import copied_arguments, tensors, without_fast_path
@@ -20,13 +21,14 @@ from polymix.errors import DataError, DivergedError
 from polymix.numbers import figure, percent
 from polymix.results import Progress
 from polymix.train.data.sampling import Slices
-from polymix.train.distill.batches import LOSSES, Forward, answers_of, logits_of, plain, run
+from polymix.train.distill.batches import Forward, logits_of, moved, plain, run
+from polymix.train.distill.comparison import Comparison
+from polymix.train.distill.guard import HeldBack
 from polymix.train.distill.order import epochs_of
-from polymix.train.distill.pieces import as_they_are, carried, cut, fresh_cache
 from polymix.train.distill.progressive import StandIns
-from polymix.train.optimizers import one_cycle
+from polymix.train.optimizers import rated_groups
 from polymix.train.recipe import Recipe
-from polymix.train.task import Data, Process, Task
+from polymix.train.task import Data, Metric, Process, Task
 
 
 @dataclass(frozen=True)
@@ -45,28 +47,34 @@ class Batches(Data):
 
 
 class Stage(Task[Recipe, Batches]):
-    """What both stages share: the order of the data, the optimizer, the loss of each epoch.
+    """What both stages share: the order of the data, the loss of each epoch, and the loss on what was held back.
+
+    With keep="best" the weights are kept that are best on what was held back, those before the first step included.
 
     Args:
-        model: what learns. beside: modules that take part but do not learn.
+        model: what learns. beside: modules that take part but do not learn. held: what is not learnt from.
         settings: what decides the result besides weights and data; a resumed run must have the same.
     """
 
     rate: ClassVar[str]  # the name of the learning rate in `distill`
-    metrics = ()
+    metrics = (Metric("held_back", better="lower"),)
+    start_counts = True
 
     def __init__(
         self, recipe: Recipe, loader: Any, model: nn.Module, beside: Sequence[nn.Module], settings: dict[str, Any],
-        listener: Listener, *, epochs: int,
+        listener: Listener, held: HeldBack, *, epochs: int,
     ) -> None:  # fmt: skip
         super().__init__(recipe, listener.say)
         self.model, self.beside, self.listener, self.epochs = model, tuple(beside), listener, epochs
-        self.data, self.epoch_steps = Batches(loader), recipe.checkpoint_every
+        self.data, self.epoch_steps, self.held = Batches(loader), recipe.checkpoint_every, held
+        self.watched = Batches(held.batches)
         self.settings_of_run = {
             "epochs": epochs, self.rate: recipe.learning_rate, "weight_decay": recipe.weight_decay, "seed": recipe.seed,
-            "batches": len(loader), "precision": recipe.precision, **settings,
+            "batches": len(loader), "precision": recipe.precision, "keep": recipe.keep, **settings,
         }  # fmt: skip
+        self.done = 0  # steps
         self.losses: list[float] = []  # the mean of each epoch
+        self.looks: dict[int, float] = {}  # the loss on what was held back, after so many steps
         self.sum = 0.0
         self.hits = self.count = 0
         self.bar: Callable[..., None] | None = None
@@ -78,6 +86,7 @@ class Stage(Task[Recipe, Batches]):
         return self.model
 
     def batches(self, data: Batches, slices: Slices) -> Iterator[Any]:
+        self.done = slices.step
         return epochs_of(data.train, self.recipe.seed, slices)
 
     def size(self, batch: Any) -> float:
@@ -86,17 +95,33 @@ class Stage(Task[Recipe, Batches]):
     def epoch(self, data: Batches, step: int) -> float:
         return step / self.epoch_steps
 
-    def schedule(self, optimizer: torch.optim.Optimizer) -> LRScheduler:
-        return one_cycle(optimizer, self.recipe.steps, self.recipe.warmup)
+    def validation(self, data: Batches) -> Batches:
+        return self.watched
 
     def measure(self, model: nn.Module, data: Batches, process: Process) -> dict[str, float]:
-        return {}  # `distill` measures between the stages
+        if data is not self.watched:
+            return {}  # `distill` measures the held-out data between the stages
+        mine = torch.tensor(self.held_back_loss(process), dtype=torch.float64)
+        # Statistics of batch norms differ between processes; the weights to keep must not.
+        value = mine if process.world == 1 else process.total(mine.float().to(process.device)).cpu() / process.world
+        self.looks[self.done] = float(value)
+        return {"held_back": self.looks[self.done]}
+
+    @abstractmethod
+    def held_back_loss(self, process: Process) -> float:
+        """The loss on what was held back, in evaluation mode and without gradients."""
+
+    @property
+    def kept_step(self) -> int | None:
+        """The steps after which the weights were best, the last weights where none were watched."""
+        finite = [step for step, value in self.looks.items() if math.isfinite(value)]
+        return min(finite, key=lambda step: (self.looks[step], step), default=None)
 
     def state(self, data: Batches) -> dict[str, Any]:
-        return {"losses": self.losses}
+        return {"losses": self.losses, "looks": dict(self.looks)}
 
     def load_state(self, data: Batches, state: Mapping[str, Any]) -> None:
-        self.losses = list(state["losses"])
+        self.losses, self.looks = list(state["losses"]), dict(state["looks"])
 
     def not_finite(self, what: str, value: float, step: int) -> DivergedError:
         where = f"epoch {(step - 1) // self.epoch_steps + 1} of {self.name}"
@@ -106,6 +131,7 @@ class Stage(Task[Recipe, Batches]):
 
     def after_step(self, step: int, numbers: Mapping[str, Any]) -> None:
         """Count a step's loss, and report. Raises OptionError at the end of an epoch that left weights not finite."""
+        self.done = step
         self.sum += numbers["loss"]
         epoch, place = divmod(step - 1, self.epoch_steps)
         batches = place + 1
@@ -145,34 +171,42 @@ class Imitation(Stage):
     name, rate = "imitation", "imitate_lr"
 
     def __init__(
-        self, recipe: Recipe, loader: Any, host: nn.Module, adapters: Mapping[str, Adapter], listener: Listener, *,
-        forward: Forward, epochs: int,
+        self, recipe: Recipe, loader: Any, host: nn.Module, adapters: Mapping[str, Adapter], listener: Listener,
+        held: HeldBack, *, forward: Forward, epochs: int,
     ) -> None:  # fmt: skip
         learners = Resting(part.mixer if part.replaced_part else part for part in adapters.values())
         settings = {name: part.mixer.config.to_dict() for name, part in adapters.items()}
-        super().__init__(recipe, loader, learners, (host, *adapters.values()), settings, listener, epochs=epochs)
+        super().__init__(recipe, loader, learners, (host, *adapters.values()), settings, listener, held, epochs=epochs)
         self.layers, self.call = tuple(adapters.items()), run if forward is logits_of else forward
         self.learners = learners
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        host = self.beside[0]
+        return self._imitated(batch)
+
+    def held_back_loss(self, process: Process) -> float:
+        losses = [float(self._imitated(moved(batch, process.device))) for batch in self.held.batches]
+        return sum(losses) / len(losses)
+
+    def _imitated(self, batch: Any) -> Tensor:
+        host, learns = self.beside[0], torch.is_grad_enabled()
         losses: list[Tensor] = []
         outputs: dict[nn.Module, Any] = {}
+        masks = RealTokens()
 
         def note(module: nn.Module, args: Any, output: Any) -> None:
             outputs[module] = output
 
         def imitate(adapter: Adapter, learner: nn.Module, module: nn.Module, args: Any, kwargs: Any, _: Any) -> None:
             args, kwargs = copied_arguments(args, kwargs)
-            with torch.enable_grad():
+            with torch.set_grad_enabled(learns):
                 adapter(*args, **kwargs)
-                losses.append(
-                    imitation_loss(*(outputs[part] for part in (learner, module.get_submodule(adapter.replaced_part))))
-                )
+                ours, theirs = (outputs[part] for part in (learner, module.get_submodule(adapter.replaced_part)))
+                losses.append(imitation_loss(ours, theirs, masks.of(adapter, module)))
 
         with ExitStack() as stack, torch.no_grad(), without_fast_path():
             for (name, adapter), learner in zip(self.layers, self.learners, strict=True):
                 module, now = host.get_submodule(name), partial(imitate, adapter, learner)
+                stack.callback(masks.watch(adapter).remove)
                 for watched in (learner, module.get_submodule(adapter.replaced_part)):
                     stack.callback(watched.register_forward_hook(note).remove)
                 stack.callback(module.register_forward_hook(now, with_kwargs=True).remove)
@@ -184,99 +218,82 @@ class Imitation(Stage):
 
 
 class FineTuning(Stage):
-    """The whole converted model learns. Loss: w_labels · cross-entropy + w_teacher · T² KL(teacher ‖ student).
+    """The whole converted model learns, all but the mixers at `rest_rate` times the rate. Loss: of `Comparison`.
 
-    loss: "squares" takes mean squares of outputs that are no logits instead, "features" of the last features. `blocks`
-    adds the imitation's loss of each layer with a mixer, between the two models. plan: of `progressive.schedule`.
+    `blocks` adds the imitation's loss of each layer with a mixer, between both models. plan: of `progressive.schedule`.
     """
 
     name, rate = "fine-tuning", "learning_rate"
 
     def __init__(
-        self, recipe: Recipe, loader: Any, model: nn.Module, teacher: nn.Module | None, listener: Listener, *,
-        labels: float, weight: float, temperature: float, forward: Forward, epochs: int, loss: str = LOSSES[0],
-        lora: int | None = None, piece: int | None = None, adapters: Mapping[str, Adapter] | None = None,
-        blocks: float = 0.0, plan: Mapping[str, int] | None = None,
+        self, recipe: Recipe, loader: Any, model: nn.Module, teacher: nn.Module | None, listener: Listener,
+        held: HeldBack, comparison: Comparison, settings: dict[str, Any], *, epochs: int, rest_rate: float = 1.0,
+        adapters: Mapping[str, Adapter] | None = None, blocks: float = 0.0, plan: Mapping[str, int] | None = None,
     ) -> None:  # fmt: skip
-        settings = {"labels": labels, "teacher": weight, "temperature": temperature, "loss": loss, "lora": lora}
-        settings |= {} if piece is None else {"piece": piece}
+        labels, weight = comparison.weights
+        settings = {"labels": labels, "teacher": weight, "temperature": comparison.temperature, "rest_rate": rest_rate,
+                    **settings}  # fmt: skip
+        settings |= {} if comparison.piece is None else {"piece": comparison.piece}
         settings |= {"blocks": blocks} if blocks else {}
         settings |= {"plan": dict(plan)} if plan else {}
-        super().__init__(
-            recipe, loader, model, () if teacher is None else (teacher,), settings, listener, epochs=epochs
-        )
-        self.answer: Any = answers_of(loss)
-        self.weights, self.temperature, self.call, self.piece = (labels, weight), temperature, forward, piece
-        self.stand_ins, self.blocks, self.done = StandIns(adapters or {}, teacher, plan or {}), blocks, 0
+        teachers = () if teacher is None else (teacher,)
+        super().__init__(recipe, loader, model, teachers, settings, listener, held, epochs=epochs)
+        self.compare, self.rest_rate, self.adapters = comparison, rest_rate, dict(adapters or {})
+        self.stand_ins, self.blocks = StandIns(self.adapters, teacher, plan or {}), blocks
 
-    def batches(self, data: Batches, slices: Slices) -> Iterator[Any]:
-        self.done = slices.step
-        return super().batches(data, slices)
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        mixers = tuple(f"{name}." if name else "" for name in self.adapters)
+        groups = rated_groups(model, self.recipe, mixers, 1.0, self.rest_rate)
+        return torch.optim.AdamW(groups, lr=self.recipe.learning_rate, betas=self.recipe.betas)
 
-    def after_step(self, step: int, numbers: Mapping[str, Any]) -> None:
-        self.done = step
-        super().after_step(step, numbers)
+    def held_back_loss(self, process: Process) -> float:
+        self.stand_ins.clear()
+        return self.held.loss(self.model, process.device)
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        batch = plain(batch)
-        if self.piece is not None:
-            return self._in_pieces(model, batch, self.piece)
         mixing = self.stand_ins.at(self.done)
+        masks = RealTokens()
         with ExitStack() as stack:
-            pairs = _outputs(stack, mixing, self.beside[0]) if self.blocks else {}
-            ours = self.answer(model, batch, self.call)
-            with torch.no_grad():
-                theirs = [self.answer(teacher, batch, self.call) for teacher in self.beside]
-        loss, hits = self._compared(ours, theirs)
-        if hits is not None:
-            self.hits, self.count = self.hits + int(hits), self.count + int(ours.real.sum())
-        blocks = [imitation_loss(*pair) for pair in pairs.values() if len(pair) == 2]
-        return loss + self.blocks * torch.stack(blocks).mean() if blocks else loss
-
-    def _in_pieces(self, model: nn.Module, batch: dict[str, Any], piece: int) -> Tensor:
-        """The mean loss over a batch of sequences that are computed piece by piece."""
-        call = as_they_are if self.call is logits_of else self.call
-        caches: list[Any] = [fresh_cache(each) for each in (model, *self.beside)]
-        sums, rows = [], 0
-        for part in cut(model, batch, piece, self.call):
-
-            def answered(place: int, each: nn.Module, part: Any = part, before: Any = tuple(caches)) -> Any:
-                caches[place] = carried(before[place])
-                return self.answer(each, {**part, "past_key_values": caches[place], "use_cache": True}, call)
-
-            with torch.no_grad():
-                theirs = [answered(place, teacher) for place, teacher in enumerate(self.beside, 1)]
-
-            def compared(theirs: Any = theirs, answered: Any = answered) -> tuple[Tensor, Tensor | None, Tensor]:
-                ours = answered(0, model)
-                return *self._compared(ours, theirs), ours.real.sum()
-
-            loss, hits, count = checkpoint(compared, use_reentrant=False)
-            if int(count):
-                sums.append(loss * count)
-                rows += int(count)
-            if hits is not None:
-                self.hits, self.count = self.hits + int(hits), self.count + int(count)
-        return torch.stack(sums).sum() / rows if sums else loss
-
-    def _compared(self, ours: Any, theirs: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
-        """The loss of a model's answers, and how many of them are right, where there are classes."""
-        by_label, by_teacher = self.weights
-        parts = [by_label * ours.label_loss()] if by_label and ours.labels is not None else []
-        hits = None
-        if ours.labels is not None and ours.labels.ndim == 1:
-            hits = (ours.logits.argmax(-1) == ours.labels)[ours.real].sum()
-        parts += [by_teacher * ours.teacher_loss(each, self.temperature) for each in theirs]
-        if not parts:
-            got = "a batch without labels, and no teacher"
-            raise DataError("data", got, "labels in every batch", "Pass teacher=1.0, say.")
-        return torch.stack(parts).sum(), hits
+            pairs = _outputs(stack, mixing, self.beside[0], masks) if self.blocks else {}
+            found = self.compare(model, self.beside, batch)
+        if found.hits is not None:
+            self.hits, self.count = self.hits + found.hits, self.count + found.rows
+        blocks = [
+            imitation_loss(pair[0], pair[1], masks.of(mixing[name], self.beside[0].get_submodule(name)))
+            for name, pair in pairs.items()
+            if len(pair) == 2
+        ]
+        return found.loss + self.blocks * torch.stack(blocks).mean() if blocks else found.loss
 
 
-def _outputs(stack: ExitStack, adapters: Mapping[str, Adapter], teacher: nn.Module) -> dict[str, list[Any]]:
+class RealTokens:
+    """Which tokens of a layer's call are real, by the padding mask of its mixer's self-attention."""
+
+    def __init__(self) -> None:
+        self.masks: dict[nn.Module, Tensor | None] = {}
+
+    def watch(self, adapter: Adapter) -> RemovableHandle:
+        """A hook that notes the mask of each call."""
+        return adapter.mixer.register_forward_pre_hook(self._note, with_kwargs=True)
+
+    def _note(self, mixer: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
+        context, mask = args[1] if len(args) > 1 else kwargs.get("context"), kwargs.get("mask")
+        plain = isinstance(mask, Tensor) and mask.ndim == 2 and context is None
+        self.masks[mixer] = mask.bool() if plain and mask is not None else None
+
+    def of(self, adapter: Adapter, attention: nn.Module) -> Tensor | None:
+        """(B, N) or, where the attention has its batches second, (N, B); True for real tokens. None: all are."""
+        mask = self.masks.get(adapter.mixer)
+        return mask if mask is None or getattr(attention, "batch_first", True) else mask.t()
+
+
+def _outputs(
+    stack: ExitStack, adapters: Mapping[str, Adapter], teacher: nn.Module, masks: RealTokens
+) -> dict[str, list[Any]]:
     """What each layer returns in a pass of the student, then in one of the teacher, by hooks that `stack` removes."""
     pairs: dict[str, list[Any]] = {name: [] for name in adapters}
     for name, adapter in adapters.items():
+        stack.callback(masks.watch(adapter).remove)
         for part in (adapter, teacher.get_submodule(name)):
             note = partial(_note, pairs[name])
             stack.callback(part.register_forward_hook(note).remove)
@@ -287,11 +304,20 @@ def _note(outputs: list[Any], module: nn.Module, args: Any, output: Any) -> None
     outputs.append(output)
 
 
-def imitation_loss(ours: Any, theirs: Any) -> Tensor:
-    """‖ŷ - y‖² / ‖y - ȳ‖², the mean over the tensors y that both layers return, such as those of two streams."""
+def imitation_loss(ours: Any, theirs: Any, real: Tensor | None = None) -> Tensor:
+    """‖ŷ - y‖² / ‖y - ȳ‖², the mean over the tensors y that both layers return, such as those of two streams.
+
+    real: (B, N), which tokens of y (B, N, D) count. None: all.
+    """
     pairs = [pair for pair in zip(tensors(ours), tensors(theirs), strict=False) if pair[0].shape == pair[1].shape]
-    losses = [
-        (y.float() - truth.detach().float()).square().mean() / truth.detach().float().var(correction=0).clamp_min(1e-12)
-        for y, truth in pairs
-    ]
-    return torch.stack(losses).mean()
+    return torch.stack([_relative(y.float(), truth.detach().float(), real) for y, truth in pairs]).mean()
+
+
+def _relative(y: Tensor, truth: Tensor, real: Tensor | None) -> Tensor:
+    if real is None or truth.ndim != 3 or real.shape != truth.shape[:2]:
+        return (y - truth).square().mean() / truth.var(correction=0).clamp_min(1e-12)
+    weight = real.unsqueeze(-1)
+    count = (weight.sum() * truth.shape[-1]).clamp_min(1)
+    spread = truth - torch.where(weight, truth, 0.0).sum() / count
+    error, variance = (torch.where(weight, part, 0.0).square().sum() / count for part in (y - truth, spread))
+    return error / variance.clamp_min(1e-12)

@@ -17,15 +17,18 @@ class Majority(TypedDict):
 Sample = TypedDict("Sample", {"class": int, "image": str})
 
 
-class Data(TypedDict):
+class _OfPictures(TypedDict, total=False):
+    channels: Annotated[int, "of pictures"]
+    image_size: Annotated[int, "of pictures, pixels a side"]
+
+
+class Data(_OfPictures):
     """The classified samples of a comparison."""
 
     name: str
     classes: Annotated[list[str], Between(2)]
     train: Annotated[int, "number of samples"]
     test: Annotated[int, "number of samples"]
-    channels: int
-    image_size: Annotated[int, "pixels a side"]
     skipped: Annotated[list[str], "unreadable files and why"]
     majority: Annotated[Majority, "the most frequent class of the test samples, and its share"]
     samples: Annotated[list[Sample], "some test pictures as data URLs, with the number of their class"]

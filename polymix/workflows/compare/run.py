@@ -202,7 +202,7 @@ class _Comparison:
             details = task.details(model, data, place.process)
         labels, predictions = (torch.tensor(details[name]) for name in ("labels", "predictions"))
         if results.content["data"] is None:
-            results.set(data=_described(data, labels))
+            results.set(data=_described(task, data, labels))
         samples = results.content["data"]["samples"]
         places = spread(len(labels), SAMPLES)
         same = [int(labels[at]) for at in places] == [sample["class"] for sample in samples]
@@ -271,15 +271,17 @@ def _diverged(task: Task[Any, Any], data: Data, steps: int) -> dict[str, Any]:
     return {**make_row(task, task.build(data), {headline.name: None}, directions, speed), "steps": steps}
 
 
-def _described(data: Data, labels: Tensor) -> dict[str, Any]:
+def _described(task: Task[Any, Any], data: Data, labels: Tensor) -> dict[str, Any]:
     """The data of a task that answers with classes, by the labels of the test samples."""
     summary = data.summary()
-    names = ("name", "classes", "train", "test", "channels", "image_size", "skipped")
+    about: dict[str, Any] = {"name": task.recipe.source or "the task's own", "skipped": []}
+    about |= {"train": len(data.train), "test": len(labels)}
+    about |= {name: summary[name] for name in (*about, "classes", "channels", "image_size") if name in summary}
     counts = torch.bincount(labels, minlength=len(summary["classes"]))
     majority = {"name": summary["classes"][int(counts.argmax())], "share": (counts.max() / counts.sum()).item()}
     samples = [{"class": int(labels[at]), "image": data_url(png)} for at in spread(len(labels), SAMPLES)
                if (png := data.thumbnail(at)) is not None]  # fmt: skip
-    return {**{name: summary[name] for name in names}, "majority": majority, "samples": samples}
+    return {**about, "majority": majority, "samples": samples}
 
 
 def _confusion(labels: Tensor, predictions: Tensor, classes: int) -> list[list[int]]:

@@ -130,10 +130,10 @@ def terminal_table(content: dict[str, Any]) -> tuple[list[str], list[list[str]]]
 def data_line(data: dict[str, Any]) -> str:
     """The images and their classes, and what always answering with the largest class would reach."""
     names = ", ".join(data["classes"][:12]) + " …" * (len(data["classes"]) > 12)
-    images = f"{data['train']:,} training and {plural(data['test'], 'test image')}"
-    line = f"Data: {data['name']}, {images}, {plural(len(data['classes']), 'class', 'classes')}: {names}."
+    samples = f"{data['train']:,} training and {plural(data['test'], 'test sample')}"
+    line = f"Data: {data['name']}, {samples}, {plural(len(data['classes']), 'class', 'classes')}: {names}."
     name, share = data["majority"]["name"], percent(data["majority"]["share"])
-    return f"{line} The largest class, {name}, has {share} of the test images."
+    return f"{line} The largest class, {name}, has {share} of the test samples."
 
 
 def _spread(values: Sequence[float | None], name: str) -> str:

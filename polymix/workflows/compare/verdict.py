@@ -59,7 +59,7 @@ def labels(content: dict[str, Any]) -> list[str]:
 def noise(content: dict[str, Any]) -> float:
     """The difference in the headline metric that chance alone makes.
 
-    Of accuracies: two standard errors of a difference for this many test images and seeds; at least 0.01. Of other
+    Of accuracies: two standard errors of a difference for this many test samples and seeds; at least 0.01. Of other
     metrics: the widest range over the seeds of a mixer, and at least a hundredth of attention's value; of one seed a
     twentieth of it. Of other accuracies these are shares of 1.
     """
@@ -308,7 +308,7 @@ def _accuracy(content: dict[str, Any]) -> list[str]:
             first += f"One seed does not show what chance does; differences below {metric(chance, name)} are ignored."
     else:
         first = (
-            f"Accuracy: attention reaches {metric(reached, name)}. With {content['data']['test']:,} test images and "
+            f"Accuracy: attention reaches {metric(reached, name)}. With {content['data']['test']:,} test samples and "
         )
         first += f"{seeds}, differences below {fixed(chance, 1, 100)} points can be chance."
     sentences = [first]

@@ -35,7 +35,6 @@ from polymix.workflows.recommend import recommend
 
 CHECKPOINTS = "checkpoints"  # folder in --out while a run is not finished
 _TEACHING = {"logits": "labels and from ", "features": "the last features of "}  # before "the original model"
-FROM_SCRATCH = 5e-4  # the learning rate of weights that are not trained yet
 FRESH = "No weights were given: this is the architecture with untrained weights."
 
 
@@ -108,7 +107,8 @@ def _run(
         report.model.eval()
         say("Measuring.")
         measured = assess(report, inputs, seconds=settings.seconds, lengths=settings.lengths)
-    notes = [*([report.worse] if report.worse else []), *_notes(settings, source, data, code, longer)]
+    warning = [report.unimproved] if report.unimproved else []
+    notes = [*([report.worse] if report.worse else []), *_notes(settings, source, data, code, longer), *warning]
     about = {**results.content, "data": None if data is None else data.to_dict(), "notes": notes, "code": code}
     names = class_names(host, data)
     # No times, which results.json has: equal runs save equal files.
@@ -130,8 +130,9 @@ def _run(
     shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
     return [
         str(measured),
-        *notes,
+        *(note for note in notes if note not in warning),
         f"The model, report.html and README.md (the model card) are in {out}. {saver.loading(code)}",
+        *warning,  # last of all, where it is seen
     ]
 
 
@@ -243,7 +244,7 @@ def _learn(
 
     The accuracy of untrained weights is not measured: it says nothing about the conversion.
     """
-    from polymix.train.distill import LEARNING_RATE, distill, fit_head, metrics
+    from polymix.train.distill import LEARNING_RATE, REST_RATE, distill, fit_head, metrics
 
     imitate, tune = settings.epochs
     train, held_back = data.loaders(settings.batch or data.batch)
@@ -262,7 +263,8 @@ def _learn(
     if source.trained or tune:
         distill(
             report, train, val=held_back, imitate_epochs=imitate, epochs=tune,
-            learning_rate=settings.learning_rate or (FROM_SCRATCH if settings.from_scratch else LEARNING_RATE),
+            learning_rate=settings.learning_rate or LEARNING_RATE,
+            rest_rate=1.0 if settings.from_scratch else REST_RATE,
             teacher=0.0 if settings.from_scratch else 1.0, out=folder, resume=resume, device=settings.device,
             precision=PRECISION[settings.precision], lora=settings.lora, progressive=settings.progressive,
             seed=settings.seed,

@@ -8,7 +8,7 @@ from PIL import Image
 
 from polymix.cli import main
 from polymix.domains.generation import metrics
-from polymix.domains.generation.data import Noised, load
+from polymix.domains.generation.data import GenerationData, Noised, load
 from polymix.domains.generation.diffusion import Diffusion
 from polymix.domains.generation.flow import Flow
 from polymix.domains.generation.pipeline import ImagesPipeline
@@ -71,6 +71,14 @@ def test_images_are_drawn_at_halvings_of_the_steps(tmp_path, monkeypatch):
     monkeypatch.setattr(metrics, "save_rows", save_rows)
     train(TINY.changed(control=False, steps=8, evaluate_every=8), tmp_path / "run")
     assert shown["training.png"] == ["step 1", "step 2", "step 4", "step 8"]
+
+
+def test_only_a_model_that_draws_by_class_is_held_to_its_classes():
+    """Other images are a fair question to a model without classes; with them, its labels would name other classes."""
+    data, summary = GenerationData("photographs", ("a", "b"), (1, 8, 8)), {"classes": ["a", "b", "c"]}
+    GenerationTask(TINY).check_like_training(data, summary)
+    with pytest.raises(DataError, match="data of the model's classes, a, b, c, got data of a, b"):
+        GenerationTask(TINY.changed(conditional=True)).check_like_training(data, summary)
 
 
 def test_plain_weights_are_others_than_averaged_ones(by_class):

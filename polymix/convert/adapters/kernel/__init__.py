@@ -45,7 +45,6 @@ from polymix.convert.spec import AttentionSpec
 from polymix.convert.tracing import EXACT, LayerCall, difference
 from polymix.errors import CapabilityError, OptionError
 from polymix.mixers import TokenMixer
-from polymix.mixers.config import HeadsConfig
 from polymix.mixers.heads_mixer import borrowing
 
 __all__ = ["KernelAdapter", "KernelSpec", "any_adapter"]
@@ -80,10 +79,10 @@ class KernelAdapter(Adapter):
         self.tokens, self.context = list(spec.tokens), spec.context
         self.unread, self.turns = list(spec.unread), list(spec.turns)
         if mixer.config.attends:
-            own = mixer.config.heads if isinstance(mixer.config, HeadsConfig) else None
-            if spec.projected is not None and own not in (None, spec.projected[0]):
+            if spec.projected is not None and not mixer.config.fits_heads(spec.projected[0]):
+                got = f"other heads for {mixer.name}"
                 allowed = f"the {spec.projected[0]} of the layer, whose queries, keys and values the mixer gets"
-                raise OptionError("heads", own, allowed, "Leave heads out.")
+                raise OptionError("heads", got, allowed, "Leave heads out.")
             borrowing(mixer, mixer.dim)
         elif spec.why_not:
             got = f"{mixer.name}, which reads tokens, in a layer that {spec.why_not}"

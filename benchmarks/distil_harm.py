@@ -1,0 +1,152 @@
+"""Does distillation ever leave a worse model than the conversion did? Small hosts, mixers and lengths of training.
+
+    python benchmarks/distil_harm.py benchmarks/results/distil-harm.json [--label now] [--hosts …] [--threads 1]
+
+Each host is trained here, converted in all layers, and distilled by `polymix.distill` with its defaults, for so many
+steps of imitation and as many of fine-tuning. Nothing is measured on what was trained on. The rows of another version
+of the package are made by the same command in that version, with another --label. Run it again to continue.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from context import BATCH, host, learned, sequences
+from saving import save
+from torch import Tensor, nn
+
+import polymix
+from polymix.compat import cure_torchvision
+from polymix.domains.classify.recipe import ClassifyRecipe
+from polymix.domains.classify.task import ClassifyTask
+from polymix.measure import manifest
+from polymix.models import VisionTransformer
+from polymix.train.data.images import load_digits
+from polymix.train.distill import accuracy, perplexity
+from polymix.train.in_memory import train_in_memory
+
+cure_torchvision()
+import transformers  # noqa: E402 (torchvision is cured first)
+
+STEPS, EPOCH = (6, 30, 200), 40  # batches of an epoch at the most
+PLANS: dict[str, dict[str, str]] = {  # the last keeps half of the attention, so that little is lost
+    "qt": {"plan": "qt"}, "pom": {"plan": "pom"}, "qt in every second layer": {"plan": "1:1", "mixer": "qt"},
+}  # fmt: skip
+WORDS, LONGEST, KINDS = 32, 32, 8
+
+
+class Learned(NamedTuple):
+    """A trained host, `EPOCH` batches of its training data or of the like, and held-out ones."""
+
+    model: nn.Module
+    batches: list[Any]
+    held_out: list[Any]
+    metric: Callable[..., float]
+
+
+def vision(size: int) -> Learned:
+    data = load_digits(size)
+    shape = {"image_size": size, "patch_size": 2, "dim": 64, "depth": 4, "classes": 10, "channels": 1, "mlp_ratio": 2}
+    task = ClassifyTask(ClassifyRecipe(image_size=size, epochs=20, learning_rate=2e-3))
+    model = train_in_memory(task, data, lambda: VisionTransformer(polymix.SoftmaxConfig(heads=4), **shape)).model
+    images, labels = data.normalise(data.train.images), data.train.labels
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    batches = [(images[part], labels[part]) for part in order.split(32)[:EPOCH]]
+    return Learned(model, batches, [(data.normalise(data.test.images), data.test.labels)], accuracy)
+
+
+def texts(size: int, seed: int) -> dict[str, Tensor]:
+    """Words of random number; the class is the most frequent of the first KINDS words, or the first of several."""
+    draw = torch.Generator().manual_seed(seed)
+    ids = 1 + torch.randint(WORDS, (size, LONGEST), generator=draw)
+    favourite = torch.randint(KINDS, (size, 1), generator=draw)
+    ids = torch.where(torch.rand(ids.shape, generator=draw) < 0.15, 1 + favourite, ids)
+    mask = torch.arange(LONGEST) < torch.randint(LONGEST // 4, LONGEST + 1, (size, 1), generator=draw)
+    ids = torch.where(mask, ids, 0)
+    counts = torch.stack([(ids == word).sum(1) for word in range(1, KINDS + 1)], 1)
+    return {"input_ids": ids, "attention_mask": mask.long(), "labels": counts.argmax(1)}
+
+
+def bert() -> Learned:
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=WORDS + 1, hidden_size=64, num_hidden_layers=4, num_attention_heads=4, intermediate_size=128,
+        max_position_embeddings=LONGEST, num_labels=KINDS, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    model = transformers.BertForSequenceClassification(config)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, 600)
+    for step in range(600):
+        model(**texts(64, step)).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+    return Learned(model.eval(), [texts(32, 10**6 + turn) for turn in range(EPOCH)], [texts(500, 2 * 10**6)], accuracy)
+
+
+def gpt() -> Learned:
+    model = learned(host("GPT-2"), 300)
+    batches = [sequences(BATCH, 128, 2 * 10**6 + turn) for turn in range(EPOCH)]
+    return Learned(model, batches, [sequences(64, 128, 10**6)], perplexity)
+
+
+HOSTS: dict[str, Callable[[], Learned]] = {
+    "ViT 64 × 4, digits 8²": partial(vision, 8), "ViT 64 × 4, digits 16²": partial(vision, 16),
+    "BERT 64 × 4, padded": bert, "GPT-2 64 × 2": gpt,
+}  # fmt: skip
+
+
+def one(known: Learned, plan: str, steps: int, options: dict[str, float]) -> dict[str, Any]:
+    """Convert and distil a copy; the results by stage, that of what is kept, and processor seconds."""
+    batches = known.batches[: min(steps, EPOCH)]
+    torch.manual_seed(0)
+    report = polymix.convert(known.model, **PLANS[plan], input=_inputs(batches[0]), copy=True)
+    said: list[str] = []
+    start, epochs = time.process_time(), max(1, steps // len(batches))
+    done = polymix.distill(
+        report, batches, val=known.held_out, metric=known.metric, imitate_epochs=epochs, epochs=epochs, say=said.append,
+        **options,
+    )  # fmt: skip
+    seconds = time.process_time() - start
+    return {**done.accuracy, "kept": done.kept, "result": report.result, "seconds": round(seconds, 1),
+            "warned": "WARNING" in said[-1]}  # fmt: skip
+
+
+def _inputs(batch: Any) -> Any:
+    if isinstance(batch, dict):
+        return {name: value for name, value in batch.items() if name != "labels"}
+    return batch[0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--label", default="now", help="of the rows: which version of polymix")
+    parser.add_argument("--hosts", default=",".join(str(at) for at in range(len(HOSTS))), help="by number")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--options", default="{}", help="of polymix.distill, as JSON, beside its defaults")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    content = json.loads(given.out.read_text()) if given.out.exists() else {"rows": []}
+    rows = content["rows"]
+    done = {(row["label"], row["host"], row["plan"], row["steps"]) for row in rows}
+    for name in [list(HOSTS)[int(at)] for at in given.hosts.split(",")]:
+        make = cache(HOSTS[name])
+        for plan in PLANS:
+            for steps in STEPS:
+                if (given.label, name, plan, steps) in done:
+                    continue
+                found = one(make(), plan, steps, json.loads(given.options))
+                rows.append({"label": given.label, "host": name, "metric": make().metric.__name__, "plan": plan,
+                             "steps": steps, **found})  # fmt: skip
+                print(rows[-1], flush=True)
+                save({"machine": manifest("cpu", given.threads), "rows": rows}, given.out)
+
+
+if __name__ == "__main__":
+    main()

