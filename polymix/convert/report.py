@@ -75,6 +75,8 @@ class LayerReport:
         positions = adapter.positions if attention.own_values else None
         if positions in ("all", "drop"):
             lost["position_embeddings"] = MEANING[positions]
+        if mixer.config.causal_by_build and not attention.causal:
+            lost["later_tokens"] = "this mixer is causal: no token sees those after it"
         lost = {key: why for key, why in lost.items() if key not in used or key in DROPS}
         fresh = tuple(key for key, _ in mixer.named_parameters() if key not in sources)
         flops = None if tokens is None else (attention_flops(attention, tokens), mixer.cost(tokens).flops)
@@ -331,6 +333,8 @@ def fates(layers: Sequence[LayerReport]) -> list[str]:
     choices = [layer.positions for layer in layers]
     for choice in filter(None, dict.fromkeys(choices)):
         lines[f"Positions in {choices.count(choice)} layers ({choice}): {MEANING[choice]}."] = None
+    for name in dict.fromkeys(layer.now for layer in layers if "later_tokens" in layer.dropped):
+        lines[f"{name} is causal: no token sees those after it, as it did in attention."] = None
     return list(lines)
 
 

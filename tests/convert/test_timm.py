@@ -46,6 +46,13 @@ def test_softmax_is_the_host(name):
     same_as_host(build(), images, input=images)
 
 
+@pytest.mark.parametrize("mixer", ["local", "mamba", "pom"])
+def test_a_causal_mixer_in_a_layer_that_sees_all_is_said(mixer):
+    """It is converted, as Mamba is used for pictures, but nobody should have to find out."""
+    report = polymix.convert(vit(class_token=False, global_pool="avg"), mixer)
+    assert ("later_tokens" in report.layers[0].dropped) == ("is causal: no token" in str(report)) == (mixer != "pom")
+
+
 LEARN = [("vit", mixer) for mixer in MIXERS] + [
     ("deit, two tokens in front", "padre"),
     ("pit", "padre"),
