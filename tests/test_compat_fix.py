@@ -72,6 +72,7 @@ def mended(tmp_path_factory):
     return folder, contents(folder), run(folder, "-c", NMS).stderr, fix(folder)
 
 
+@pytest.mark.slow
 def test_it_works_without_polymix_afterwards(mended):
     folder, before, failure, done = mended
     assert "operator torchvision::nms does not exist" in failure

@@ -173,6 +173,7 @@ def test_threads_have_their_own_caches():
     assert all(torch.equal(result, expected[i]) for i in range(3) for result in results[i])
 
 
+@pytest.mark.slow
 def test_a_compiled_layer_lets_go_of_its_cache():
     model = language("qwen3")
     report = polymix.convert(model, "qt")
@@ -181,6 +182,7 @@ def test_a_compiled_layer_lets_go_of_its_cache():
     assert all(adapter.latest_cache is None for adapter in report.adapters.values())
 
 
+@pytest.mark.slow
 def test_compiled_and_exported():
     model = language("qwen3")
     polymix.convert(model, "qt")
@@ -256,6 +258,7 @@ def test_a_plan_with_other_heads_or_fresh_weights_projects_itself():
         assert not borrows(report)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", ["answer", "forward"])
 def test_a_graph_that_breaks_inside_a_layer_keeps_its_cache(broken, monkeypatch):
     """Whichever part then runs outside the graph: the next token continues from the state."""

@@ -130,6 +130,7 @@ def test_generate_writes_the_same_text_from_an_export(exported, options, capsys)
     assert texts[0] == texts[1] and len(texts[0]) > 20
 
 
+@pytest.mark.slow
 def test_prompts_of_different_lengths_are_read_one_by_one(exported, capsys, monkeypatch):
     import io
 

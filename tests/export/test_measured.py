@@ -48,6 +48,7 @@ def test_the_manifest_says_what_quantised_files_reach(exported, capsys):
     assert polymix.export.check(exported / "out"), "the manifest still has its files"
 
 
+@pytest.mark.slow
 def test_evaluate_measures_an_exported_file_by_the_command(exported, capsys):
     command = ["evaluate", str(exported / "run"), "--exported", str(exported / "out/onnx/model.onnx"), "--json"]
     with pytest.raises(SystemExit) as end:
@@ -85,6 +86,7 @@ def grey_images(folder, lightest):
     return str(folder)
 
 
+@pytest.mark.slow
 def test_data_with_classes_take_the_place_of_the_trainings_own(tmp_path):
     """Images far darker than the training's: their ranges differ, and the figures are of them alone."""
     light, dark = grey_images(tmp_path / "light", 255), grey_images(tmp_path / "dark", 20)

@@ -24,7 +24,7 @@ def size(cache):
 )
 @pytest.mark.parametrize("count", [100_000, pytest.param(1_000_000, marks=pytest.mark.exhaustive)])
 @torch.no_grad()
-def test_a_million_tokens(mixers, positions, count):
+def test_long_texts_do_not_make_it_drift(mixers, positions, count):
     model = fresh(mixers, "llama", hidden_size=32, positions=positions, short_conv=3)
     model = jitter(model, scale=0.2).eval()
     ids = torch.randint(VOCAB, (1, count), generator=torch.Generator().manual_seed(1))

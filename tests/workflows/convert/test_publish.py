@@ -243,6 +243,7 @@ def packages(*extras):
     return {top for top, names in tops if {re.sub(r"[-_.]+", "-", name).lower() for name in names} & found}
 
 
+@pytest.mark.slow
 def test_saving_and_converting_need_what_the_readme_installs(place):
     """Core alone saves and loads; the README's command needs the extras that the README names, and no others."""
     (extras,) = re.findall(r'for timm, install `"\.\[(.*?)\]"`', (ROOT / "README.md").read_text())
