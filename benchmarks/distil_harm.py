@@ -9,7 +9,6 @@ of the package are made by the same command in that version, with another --labe
 
 import argparse
 import json
-import time
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -24,7 +23,7 @@ import polymix
 from polymix.compat import cure_torchvision
 from polymix.domains.classify.recipe import ClassifyRecipe
 from polymix.domains.classify.task import ClassifyTask
-from polymix.measure import manifest
+from polymix.measure import Stopwatch, manifest
 from polymix.models import VisionTransformer
 from polymix.train.data.images import load_digits
 from polymix.train.distill import accuracy, perplexity
@@ -107,12 +106,12 @@ def one(known: Learned, plan: str, steps: int, options: dict[str, float]) -> dic
     torch.manual_seed(0)
     report = polymix.convert(known.model, **PLANS[plan], input=_inputs(batches[0]), copy=True)
     said: list[str] = []
-    start, epochs = time.process_time(), max(1, steps // len(batches))
+    watch, epochs = Stopwatch("processor"), max(1, steps // len(batches))
     done = polymix.distill(
         report, batches, val=known.held_out, metric=known.metric, imitate_epochs=epochs, epochs=epochs, say=said.append,
         **options,
     )  # fmt: skip
-    seconds = time.process_time() - start
+    seconds = watch.seconds()
     return {**done.accuracy, "kept": done.kept, "result": report.result, "seconds": round(seconds, 1),
             "warned": "WARNING" in said[-1]}  # fmt: skip
 

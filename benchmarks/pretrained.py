@@ -22,7 +22,6 @@ import re
 import subprocess
 import sys
 import tarfile
-import time
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -36,7 +35,7 @@ from torch.utils.data import DataLoader, Sampler
 
 import polymix
 from polymix.compat import cure_torchvision
-from polymix.measure import manifest
+from polymix.measure import Stopwatch, manifest
 
 BATCH, RATE, DECAY, LONGEST = 16, 6e-3, 0.01, 64
 HELD_OUT_TEXTS, SENTENCES = 50, 512
@@ -199,11 +198,11 @@ def recovered(
     if steps:
         rows = train[: steps * BATCH]
         loader = DataLoader(rows, batch_sampler=SimilarLengths([*map(len, rows)], BATCH), collate_fn=padded)
-        start = time.process_time()
+        watch = Stopwatch("processor")
         done = polymix.distill(
             report, loader, imitate_epochs=1, epochs=0, imitate_lr=RATE, weight_decay=DECAY, seed=seed
         )
-        seconds = time.process_time() - start
+        seconds = watch.seconds()
         row |= {"imitation": done.imitation[0], "kept": done.kept}
     return {**row, "seconds": round(seconds, 1), **agreement(target, embeddings(report.model.eval(), test))}
 
