@@ -94,6 +94,17 @@ def test_recipes_of_polymix_have_names_and_work_anywhere(tmp_path, monkeypatch):
     assert isinstance(named_recipe("text"), TextRecipe)
 
 
+def test_a_folder_of_recipes_is_no_place_of_domains(capsys, tmp_path, monkeypatch):
+    """`recipes/` beside the installation was searched, and with it whatever another package had put there."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "evil.py").write_text("open('mark', 'w').close()\nrecipe = None\n")
+    assert "evil" not in domains()
+    status, _, error = run(capsys, "train", "evil", "--out", "out")
+    assert status == 2 and "evil" in error and not (tmp_path / "mark").exists()
+
+
 def test_an_unknown_recipe_names_those_there_are(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     status, _, error = run(capsys, "train", "recipes/text.py")

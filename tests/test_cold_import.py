@@ -52,7 +52,8 @@ WRAPPING = ["gc", "mamba", "non_local", "relu_linear", "se", "xca"]
 WORK = """
 import json, sys
 import torch
-before, calls = set(sys.modules), 0
+before, finders, calls = set(sys.modules), list(sys.meta_path), 0
+del sys.argv, sys.orig_argv  # what the package offers does not depend on who imports it
 
 def count(frame, event, argument):
     global calls
@@ -61,6 +62,7 @@ def count(frame, event, argument):
 sys.setprofile(count)
 import polymix
 sys.setprofile(None)
+assert sys.meta_path == finders, "a hook"
 print(json.dumps([calls, sorted({name.partition(".")[0] for name in set(sys.modules) - before})]))
 """
 

@@ -26,11 +26,12 @@ class LinearFloorMixer(TokenMixer):
 
     Raises: CapabilityError for masks, contexts and causal=True, which would have no effect.
 
-    Shapes: (B, N, D) -> (B, N, D).
+    Shapes: (B, N, D) -> (B, N, D), or (B, D, H, W) -> (B, D, H, W), as of the blocks that it is the floor of.
     Source: Poly-SA, Sec. 5.2.1, the baseline "No-SA".
     """
 
     name = "linear_floor"
+    feature_maps = True
     capabilities = Capabilities()
     config: LinearFloorConfig
 

@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from polymix.domains.detect3d.recipe import Detect3dRecipe
-from polymix.domains.detect3d.task import Detect3dTask
+from polymix.domains.handwriting.recipe import HandwritingRecipe
 from polymix.domains.satellite.recipe import SatelliteRecipe
-from polymix.domains.satellite.task import SatelliteTask
 from polymix.domains.segment3d.recipe import Segment3dRecipe
-from polymix.domains.segment3d.task import Segment3dTask
+from polymix.train.registry import task_class
 
 # Pointcept/Pointcept d74c646: configs/nuscenes/semseg-pt-v3m1-0-base.py, with configs/_base_/default_runtime.py.
 PTV3_NUSCENES = {
@@ -95,11 +94,15 @@ def test_a_preset_names_every_number(name):
     assert named - set(published) <= {"mixer", "checkpoint_every", "turn"}, "and the test holds each of them"
 
 
-@pytest.mark.parametrize("kind", [Segment3dTask, SatelliteTask, Detect3dTask])
+@pytest.mark.parametrize("kind", [Segment3dRecipe, SatelliteRecipe, Detect3dRecipe, HandwritingRecipe])
 def test_all_weights_decay_as_published(kind):
-    """Biases and norms too: AdamW(model.parameters()) of TSViT and Pointcept, bn_wd=True of OpenPCDet."""
-    recipe = {Segment3dTask: Segment3dRecipe, SatelliteTask: SatelliteRecipe, Detect3dTask: Detect3dRecipe}[kind]
-    paper = recipe.paper().changed(weight_decay=0.3)
-    groups = kind(paper).optimizer(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LayerNorm(2))).param_groups
+    """Biases and norms too: AdamW(model.parameters()) of TSViT and Pointcept, SAM(model.parameters()) of HTR-VT,
+    bn_wd=True of OpenPCDet."""
+    paper = kind.paper().changed(weight_decay=0.3)
+    groups = (
+        task_class(paper)(paper)
+        .optimizer(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LayerNorm(2)))
+        .param_groups
+    )
     assert sum(len(group["params"]) for group in groups) == 4
     assert {group["weight_decay"] for group in groups} == {0.3}

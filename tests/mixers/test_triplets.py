@@ -54,6 +54,15 @@ def test_the_second_order_ablation_reaches_none():
     assert all(not found for found in triplets(mixer("poly_nl", order=2)).values())
 
 
+def test_poly_sa_with_one_head_and_a_mean_is_a_diagonal_of_attention_s_product():
+    """Q Diag(Kᵀ V) / N (Poly-SA, Eq. 15 and 16), where attention without its softmax is Q Kᵀ V."""
+    built, x = build("poly_sa", C, heads=1, positions="mean", sigma="identity", bias=False), tokens(N, C)
+    m = built.matrices(N)
+    q, k, v = (x @ m[name] for name in ("W_q", "W_k", "W_v"))
+    expected = q @ torch.diag(torch.diagonal(k.t() @ v)) / N @ m["W_o"]
+    torch.testing.assert_close(built(x[None])[0], expected)
+
+
 def test_share_of_all_triplets():
     """N of the N³ position triplets of an output: less than 0.025 % at N = 64."""
     assert all(len(found) == N for found in EXPECTED.values())

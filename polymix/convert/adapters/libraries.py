@@ -33,7 +33,13 @@ class Library(NamedTuple):
 
     def load_adapters(self) -> ModuleType:
         """Import the adapters of this library, which does not import the library."""
-        return importlib.import_module(f"polymix.convert.adapters.{self.adapters}")
+        return _adapters(self.adapters)
+
+
+@cache
+def _adapters(name: str) -> ModuleType:
+    """One look-up for all modules of a model: a conversion asks for each of them."""
+    return importlib.import_module(f"polymix.convert.adapters.{name}")
 
 
 LIBRARIES = {

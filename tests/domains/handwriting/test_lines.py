@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -180,6 +181,16 @@ def test_images_keep_their_ratio_and_16_bits_are_not_clipped(tmp_path):
     deep.save(tmp_path / "deep.png")
     values = grey(Line(tmp_path / "deep.png", "x"))
     assert values[0, 0] == 39 and values[1, 1] == 233, "the share of 65,535, as a viewer shows it"
+
+
+def test_lines_are_scaled_as_the_recipe_says():
+    """Bicubic as Pillow has it, which HTR-VT's lines are from, or bilinear."""
+    pixels = (np.arange(20 * 30).reshape(20, 30) * 37 % 256).astype(np.uint8)
+    for name, kind in (("bicubic", Image.Resampling.BICUBIC), ("bilinear", Image.Resampling.BILINEAR)):
+        ours = fitted(pixels, HandwritingRecipe(height=64, interpolation=name))
+        theirs = np.asarray(Image.fromarray(pixels).resize((96, 64), kind))
+        assert np.abs(ours.astype(int) - theirs).max() <= 1, name
+    assert (fitted(pixels, HandwritingRecipe.paper()) != fitted(pixels, HandwritingRecipe(height=64))).any()
 
 
 def test_lam_has_several_lists_of_which_one_is_chosen(tmp_path):

@@ -34,7 +34,7 @@ def test_padding_is_as_if_it_were_not_there(case):
     assert y.isfinite().all(), "a row of padding alone is no NaN"
 
 
-@pytest.mark.parametrize("case", [*POOLED, "tesa"])
+@pytest.mark.parametrize("case", [*POOLED, "tesa", "linear_floor"])
 def test_feature_maps_come_back_as_feature_maps(case):
     mixer = build(case.split("-")[0], D, **POOLED.get(case, {}))
     image = tokens(2, D, 3, 4)
