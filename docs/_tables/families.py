@@ -81,12 +81,12 @@ def summary() -> str:
 
 
 def every() -> str:
-    """A row for each family."""
-    return table(
-        ("library", "family", "pom", "qt"),
-        ((*name, *(_told(rows[mixer]) if mixer in rows else "–" for mixer in ("pom", "qt")))
-         for name, rows in _rows().items()),
-    )  # fmt: skip
+    """A table for each library, with a row for each family."""
+    tables: dict[str, list[tuple[str, ...]]] = {}
+    for (library, family), rows in _rows().items():
+        cells = (_told(rows[mixer]) if mixer in rows else "–" for mixer in ("pom", "qt"))
+        tables.setdefault(library, []).append((family, *cells))
+    return "\n\n".join(f"## {library}\n\n{table(('family', 'pom', 'qt'), lines)}" for library, lines in tables.items())
 
 
 TABLES: dict[str, Callable[[], str]] = {"families": summary, "every-family": every}
