@@ -10,11 +10,15 @@ from polymix.domains.detect3d.center_head import center_loss, center_targets, de
 from polymix.domains.detect3d.center_point import CenterPoint
 from polymix.domains.detect3d.dsvt import DSVT, AttentionPool, SetMixer, cut_sets, windows_of
 from polymix.domains.detect3d.extent import Extent
+from polymix.domains.detect3d.nuscenes import CLASSES
 from polymix.domains.detect3d.pillars import PillarEncoder, scatter_map
+from polymix.domains.detect3d.recipe import Detect3dRecipe
 from polymix.domains.detect3d.rotated import circle_nms, corners, overlap_from_above, rotated_nms
+from polymix.domains.detect3d.task import Detect3dTask
 from polymix.errors import OptionError, ShapeError
 from polymix.mixers import LinearFloorConfig, PadreConfig, PomConfig, QtConfig, SoftmaxConfig
 from polymix.mixers.spec import parse_mixer
+from tests.domains.test_center_head import data_of
 
 SMALL = {"dim": 8, "heads": 2, "hidden": 16, "shape": (24, 24, 1), "set_size": 5, "blocks": (2,),
          "windows": (((6, 6, 1), (6, 6, 1)),), "shift": (3, 3)}  # fmt: skip
@@ -134,6 +138,20 @@ def test_clouds_do_not_meet_and_sets_move_on():
         changed = (model(moved, places, cloud)[0] != a).any(1)
     inside = (places // 6 == places[first] // 6).all(1)
     assert (changed & ~inside).any() and not changed[cloud == 1].any()
+
+
+@pytest.mark.parametrize("mixer", [PadreConfig(), PomConfig()])
+def test_matched_layers_have_the_parameters_of_attention(mixer):
+    def parameters(config, **options):
+        with torch.device("meta"):
+            return sum(p.numel() for p in DSVT.preset("nuscenes", config, **options).parameters())
+
+    attention = parameters(SoftmaxConfig())
+    assert parameters(mixer) != pytest.approx(attention, rel=1e-2)
+    assert parameters(mixer, match_parameters=True) == pytest.approx(attention, rel=1e-3)
+    tiny = Detect3dRecipe.tiny().changed(mixer="padre", match_parameters=True)
+    layer = Detect3dTask(tiny).build(data_of(CLASSES)).dsvt.stages[0][0][0]
+    assert layer.mlp[0].out_features != tiny.hidden
 
 
 def test_shift_and_legacy_positions():

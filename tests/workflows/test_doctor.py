@@ -7,6 +7,7 @@ import torch
 from typer.testing import CliRunner
 
 from polymix.cli import _app, main
+from polymix.extras import EXTRAS
 from polymix.ops.native import compile, library
 from polymix.workflows import doctor
 
@@ -61,7 +62,8 @@ def test_as_json():
     result = CliRunner().invoke(_app(), ["doctor", "--json"])
     told = json.loads(result.output)
     assert told["machine"]["torch"] == torch.__version__
-    assert {each["topic"] for each in told["findings"]} >= {"processor", "C kernels", "threads", "GPU", "torchvision"}
+    topics = {each["topic"] for each in told["findings"]}
+    assert topics >= {"processor", "C kernels", "threads", "GPU", "torchvision"} | {f"extra {name}" for name in EXTRAS}
 
 
 def test_build_kernels_says_where_they_are(monkeypatch, tmp_path, capsys):

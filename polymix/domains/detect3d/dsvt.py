@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from polymix.blocks import matching_mlp_ratio
 from polymix.errors import OptionError, ShapeError, check_choice, check_int
 from polymix.limits import LAYERS
 from polymix.mixers import MixerConfig, SoftmaxConfig
@@ -169,6 +170,7 @@ class DSVT(nn.Module):
         pools: between stages, how many voxels above each other become one.
         legacy_positions: a block's first layer takes positions from plain windows and its second from shifted ones,
             whichever windows its sets have, as the authors' code does. False: from the windows of its sets.
+        match_parameters: narrow or widen the MLPs so that every layer has the parameters of one with attention.
     Raises:
         OptionError: an option is out of range, or the mixer cannot hide padding. ShapeError: an input does not fit.
     Source: DSVT, Section 3; PADRe, Section 4.2 and Table 4.
@@ -188,12 +190,13 @@ class DSVT(nn.Module):
         self, mixer: MixerConfig | Sequence[MixerConfig] | None = None, *, dim: int = 128, heads: int = 8,
         hidden: int = 256, shape: Sequence[int] = (360, 360, 1), set_size: int = 90, blocks: Sequence[int] = (4,),
         windows: Sequence[Sequence[Sequence[int]]] = (((30, 30, 1), (30, 30, 1)),), shift: Sequence[int] = (15, 15),
-        pools: Sequence[int] = (), legacy_positions: bool = False,
+        pools: Sequence[int] = (), legacy_positions: bool = False, match_parameters: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         for name, value in (("dim", dim), ("heads", heads), ("hidden", hidden), ("set_size", set_size)):
             check_int(name, value, 1)
         check_choice("legacy_positions", legacy_positions, (True, False))
+        check_choice("match_parameters", match_parameters, (True, False))
         stages = len(blocks)
         for name, values, count, low in (
             ("shape", shape, 3, 1), ("blocks", blocks, max(stages, 1), 1), ("shift", shift, 2, 0),
@@ -227,10 +230,19 @@ class DSVT(nn.Module):
         self.shift: Side = (shift[0], shift[1], 0)
         self.legacy_positions = legacy_positions
         following = iter(configs)
+
+        def layer(config: MixerConfig) -> SetLayer:
+            wide = hidden
+            if match_parameters:
+                with torch.device("meta"):
+                    theirs = SetMixer(dim, SoftmaxConfig(heads=heads), set_size)
+                    wide = round(dim * matching_mlp_ratio(SetMixer(dim, config, set_size), theirs, dim, hidden / dim))
+            return SetLayer(dim, config, set_size, wide)
+
         self.stages, self.positions, self.norms = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
         for count, high in zip(blocks, heights, strict=True):
             mine = [[next(following).for_heads(heads) for _ in AXES] for _ in range(count)]
-            pairs_of_layers = [nn.ModuleList(SetLayer(dim, one, set_size, hidden) for one in pair) for pair in mine]
+            pairs_of_layers = [nn.ModuleList(layer(one) for one in pair) for pair in mine]
             self.stages.append(nn.ModuleList(pairs_of_layers))
             axes = 3 if high > 1 else 2
             self.positions.append(nn.ModuleList(

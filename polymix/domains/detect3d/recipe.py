@@ -87,6 +87,7 @@ class Detect3dRecipe(ObjectsRecipe):
     legacy_positions: bool = Field(
         False, description="DSVT's positions as its code has them: not from the windows of the sets"
     )
+    match_parameters: bool = Field(False, description="size the MLPs so that every mixer has attention's parameters")
     host_init: HostInit = "own"
     depths: tuple[Natural, ...] = Field((0,), description="further blocks of each level of the network over the ground")
     strides: Counts = Field((1,), description="of its levels")

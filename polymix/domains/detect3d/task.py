@@ -62,7 +62,7 @@ class Detect3dTask(Task[Detect3dRecipe, Detect3dData]):
         window = (x, y, recipe.height)
         dsvt = {"heads": recipe.heads, "hidden": recipe.hidden, "set_size": recipe.set_size, "blocks": (recipe.blocks,),
                 "windows": ((window, window),), "shift": (x // 2, y // 2),
-                "legacy_positions": recipe.legacy_positions}  # fmt: skip
+                "legacy_positions": recipe.legacy_positions, "match_parameters": recipe.match_parameters}  # fmt: skip
         return CenterPoint(
             list(recipe.mixers_for(recipe.layers()).values()), inputs=INPUTS,
             groups=groups, space=recipe.space, voxel=recipe.voxel, encoder=recipe.encoder, dsvt=dsvt,
