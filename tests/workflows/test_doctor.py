@@ -7,6 +7,7 @@ import torch
 from typer.testing import CliRunner
 
 from polymix.cli import _app, main
+from polymix.extras import EXTRAS
 from polymix.ops.native import compile, library
 from polymix.workflows import doctor
 
@@ -62,6 +63,12 @@ def test_as_json():
     told = json.loads(result.output)
     assert told["machine"]["torch"] == torch.__version__
     assert {each["topic"] for each in told["findings"]} >= {"processor", "C kernels", "threads", "GPU", "torchvision"}
+
+
+def test_every_extra_has_its_line():
+    """Seven of sixteen had one, so that nobody saw what the others lack."""
+    extras = [each.topic for each in doctor.examine() if each.topic.startswith("extra ")]
+    assert extras == [f"extra {name}" for name in EXTRAS]
 
 
 def test_build_kernels_says_where_they_are(monkeypatch, tmp_path, capsys):
