@@ -83,6 +83,7 @@ def test_show_prints_the_cost_and_the_paper_s(capsys, moment):
     (["padre", "grid=4x4", "num_prefix_tokens=1"], ["17 tokens"]), (["castling", "n=4096"], ["1.22 G", "0.53 ms", "not counted"]),
     (["focused", "grid=64x64"], ["1.25 G"]), (["padre", "degree=4", "grid=64x64"], ["3.27 G", "4.22 ms"]),
     (["poly_nl", "dim=1024", "n=196", "preset=paper"], ["0.14 G"]),
+    (["padre"], ["1.096 G", "1.10 G", "depthwise with that many taps", "d: the channels that an output"]),
 ])  # fmt: skip
 def test_show_others(capsys, words, texts, moment):
     status, out, _ = run(capsys, "show", *words)

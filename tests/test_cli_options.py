@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 import polymix
-from polymix.cli import VERBS, main
+from polymix.cli import VERBS, _app, main
 from polymix.domains.text.recipe import TextRecipe
 from polymix.train.registry import OWN, domains, named_recipe
 
@@ -46,6 +47,21 @@ def test_list_and_show_as_json(capsys):
         status == 0
         and ["parameters", f"{polymix.create_mixer('padre', 192, degree=3).cost(64).parameters:,}", ""] in costs["rows"]
     )
+
+
+def test_json_and_threads_mean_one_thing():
+    """--json was a path in one verb and a flag in five. --threads has the environment's number wherever it is left out."""
+    commands, kinds = get_command(_app()).commands, {}
+    assert set(commands) >= set(VERBS)
+    for verb, command in commands.items():
+        for parameter in command.params:
+            for flag in {"--json", "--threads"} & set(parameter.opts):
+                kinds.setdefault(flag, {})[verb] = parameter
+    assert len(kinds["--json"]) >= 6 and all(
+        it.is_flag and it.help == "Print JSON instead of text." for it in kinds["--json"].values()
+    )
+    assert len(kinds["--threads"]) >= 9
+    assert all(it.default is None and "default: OMP_NUM_THREADS" in it.help for it in kinds["--threads"].values())
 
 
 @pytest.mark.parametrize(("words", "wanted"), [

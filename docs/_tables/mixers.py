@@ -27,8 +27,9 @@ CAPABILITIES = {
     "causal": "causal", "cross": "a separate context", "padding": "mask: padding", "arbitrary": "mask: any",
     "block_causal": "mask: block-causal", "segments": "mask: packed segments",
     "values": "values from another input", "recurrent": "recurrent (prefill, step)",
-    "isolates_future": "causal: NaN in later tokens stays there",
-    "isolates_segments": "segments: NaN in other segments stays there", "any_length": "one set of weights for any N",
+    "isolates_future": "causal: NaN in later tokens reaches no earlier output",
+    "isolates_segments": "segments: NaN in other segments stays there",
+    "any_length": "one set of weights for any N",
 }  # fmt: skip
 
 

@@ -380,6 +380,9 @@ def test_kitti_trains_without_velocities_and_predicts_its_labels(kitti_set, tmp_
         [kitti_set / "training" / "velodyne" / "000004.bin"], tmp_path / "seen")  # fmt: skip
     lines = (tmp_path / "seen" / found["boxes"]).read_text().splitlines()
     assert lines and all(len(line.split()) == 16 and line.startswith("Car ") for line in lines)
+    (every,) = SavedRun.of(tmp_path / "run").changed(["threshold=0"]).predict(
+        [kitti_set / "training" / "velodyne" / "000004.bin"], tmp_path / "every")  # fmt: skip
+    assert every["objects"]["car"] >= len(lines) > found["objects"]["car"], "the threshold is the user's"
 
 
 def test_nuscenes_predictions_are_in_one_results_file(drives, tmp_path):

@@ -5,7 +5,9 @@ import torch
 
 import polymix
 from polymix.devices import check_device
-from polymix.measure import manifest
+from polymix.measure import machine, manifest
+from polymix.measure.timing import Timing
+from polymix.workflows.show import show
 
 
 def test_manifest_names_the_machine():
@@ -14,6 +16,20 @@ def test_manifest_names_the_machine():
     assert machine["threads"] == 2
     assert machine["cpu"]
     assert machine["gpu"] is None
+
+
+@pytest.mark.parametrize(
+    ("load", "said"), [(1.0, ""), (2.0, ""), (7.4, "The machine is busy: 7 programs wait for 2 cores")]
+)
+def test_times_of_a_busy_machine_come_with_a_sentence(monkeypatch, load, said):
+    """A call of half a second stood beside a floor of two milliseconds without a word."""
+    monkeypatch.setattr(machine.os, "getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    assert machine.busy().startswith(said) and bool(machine.busy()) == bool(said)
+    monkeypatch.setattr(
+        "polymix.workflows.show.interleaved", lambda calls, seconds: {name: Timing((0.01,)) for name in calls}
+    )
+    assert any("busy" in sentence for sentence in show("pom", ["n=16"]).sources) == bool(said)
 
 
 @pytest.mark.parametrize("device", ["meta", "cuda:97", "gpu"])

@@ -161,3 +161,5 @@ def test_in_a_browser(folder):
         assert page.evaluate('document.querySelector(".sheet img").width') > 400, (
             "names in it can be read, and it scrolls"
         )
+        shadow = "[...document.querySelectorAll('.scroll')].every(e => getComputedStyle(e).backgroundImage.includes('gradient'))"
+        assert page.evaluate(shadow), "a table that is cut at the edge of a phone shows that it goes on"

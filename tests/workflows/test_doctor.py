@@ -66,6 +66,12 @@ def test_as_json():
     assert topics >= {"processor", "C kernels", "threads", "GPU", "torchvision"} | {f"extra {name}" for name in EXTRAS}
 
 
+def test_every_extra_has_its_line():
+    """Seven of sixteen had one, so that nobody saw what the others lack."""
+    extras = [each.topic for each in doctor.examine() if each.topic.startswith("extra ")]
+    assert extras == [f"extra {name}" for name in EXTRAS]
+
+
 def test_build_kernels_says_where_they_are(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(compile, "build", lambda: [tmp_path / "kernels.so"])
     with pytest.raises(SystemExit) as status:

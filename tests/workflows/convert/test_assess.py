@@ -4,6 +4,7 @@ import copy
 import json
 import re
 from collections import UserDict
+from dataclasses import replace
 
 import pytest
 import torch
@@ -216,6 +217,24 @@ def made(before=2.0, after=1.0, curve=(), training=False):
 def test_the_headline_is_the_answer(answer, says):
     assert says in answer.headline
     assert answer.headline in str(answer) and "blocks.0.mixer: " in str(answer)
+
+
+def test_what_a_single_run_decides_is_said_to_its_maker_and_to_the_readers_of_the_card():
+    """The one is told how to measure again; "measure again" on a public card addressed nobody who could."""
+    its = made()
+    its = replace(its, whole=Pair((Timing((1.7e-3,)), Timing((1e-3,))), its.whole.memory, its.whole.flops))
+    assert "1.70 × as fast" in its.headline and its.headline.endswith("measure for longer, by --seconds.")
+    assert (
+        its.finding == "In a short measurement, which decides nothing, the model was 1.70 × as fast as with attention."
+    )
+
+
+def test_every_count_of_operations_and_bytes_says_of_what_it_is():
+    """One layer had 14.6 MFLOPs in one table, and 437 two paragraphs below: of an image, and of the batch."""
+    text = str(made())
+    assert "operations of one sequence, by formula" in text, "the table of layers"
+    assert "One call with the whole input, MFLOPs as counted:" in text, "what was measured"
+    assert "1 → 0.5 MiB peak beside weights" in text, "a model's weights may be a hundred times as many"
 
 
 def test_wins_from_needs_all_longer_ones_to_win():
