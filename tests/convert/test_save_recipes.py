@@ -43,6 +43,13 @@ def test_timm_models_tell_what_they_were_called_with(tmp_path):
         polymix.save_pretrained(model, tmp_path)
 
 
+def test_a_classifier_that_timm_does_not_find_is_no_mistake(monkeypatch, tmp_path):
+    """As in CLIP's ResNets, whose attention is both pooling and head: `get_classifier` fails."""
+    model = timm_vit()
+    monkeypatch.setattr(type(model), "get_classifier", lambda self: self.head.fc)
+    assert repr(round_trip(model, tmp_path)) == repr(model)
+
+
 def test_torchvision_models_are_found_by_what_their_builders_build(tmp_path):
     model = library("torchvision.models").get_model("mobilenet_v3_small", weights=None, num_classes=3)
     loaded = round_trip(model, tmp_path)

@@ -28,7 +28,7 @@ def read_recipes(model: Any) -> Iterator[Recipe]:
     """
     stated = getattr(model, "pretrained_cfg", None) or {}
     name = stated.get("polymix_host") or stated.get("architecture")
-    head = model.get_classifier() if hasattr(model, "get_classifier") else None
+    head = _classifier(model)
     first = next((part for part in model.modules() if isinstance(part, nn.Conv2d)), None)
     drops = [part.drop_prob for part in model.modules() if type(part).__name__ == "DropPath"]
     arguments = {
@@ -41,6 +41,14 @@ def read_recipes(model: Any) -> Iterator[Recipe]:
     stated_arguments = {key: value for key, value in getattr(model, "_model_args", {}).items() if is_plain(value)}
     if name:
         yield {"name": name, "kwargs": encode({**stated_arguments, **known_arguments(model, arguments)})}
+
+
+def _classifier(model: Any) -> Any:
+    """The classifier, where timm tells it: its method fails where attention is both pooling and head (timm 1.0.31)."""
+    try:
+        return model.get_classifier()
+    except AttributeError:
+        return None
 
 
 def build_model(recipe: Recipe, kwargs: dict[str, Any]) -> nn.Module:
