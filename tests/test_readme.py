@@ -46,8 +46,13 @@ def test_the_cpu_build_is_the_one_of_the_constraints():
 
 
 def test_there_is_one_form_of_installation():
-    for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
-        assert not re.search(r"pip install '?polymix", path.read_text()), f"{path}: nothing of this name is published"
+    said = (path for folder in ("docs", "benchmarks", "examples", "polymix") for path in (ROOT / folder).rglob("*")
+            if path.suffix in (".md", ".py", ".j2", ".ipynb", ".html"))  # fmt: skip
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *said]:
+        text = path.read_text("utf-8")
+        assert not re.search(r"pip install (-\S+ \S+ )?[\"']?polymix\b", text), (
+            f"{path}: nothing of this name is published"
+        )
 
 
 def test_links_lead_somewhere():
