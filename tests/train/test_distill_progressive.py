@@ -63,30 +63,27 @@ def interrupted(own, at):
     return loss
 
 
-def test_a_resumed_run_goes_on_with_the_same_layers(monkeypatch, tmp_path):
+def resumes(monkeypatch, folder, calls, options):
+    """A run that is interrupted after so many calls goes on to what one that was not makes."""
     whole = converted()
-    expected = distill(whole, BATCHES, **ONE_BY_ONE)
+    expected = distill(whole, BATCHES, **options)
     with monkeypatch.context() as patch:
-        patch.setattr(stages.FineTuning, "loss", interrupted(stages.FineTuning.loss, 11))
+        patch.setattr(stages.FineTuning, "loss", interrupted(stages.FineTuning.loss, calls))
         with pytest.raises(KeyboardInterrupt):
-            distill(converted(), BATCHES, out=tmp_path, **ONE_BY_ONE)
+            distill(converted(), BATCHES, out=folder, **options)
     report = converted()
-    assert distill(report, BATCHES, out=tmp_path, resume=True, **ONE_BY_ONE) == expected
+    assert distill(report, BATCHES, out=folder, resume=True, **options) == expected
     same(report, whole)
+
+
+def test_a_resumed_run_goes_on_with_the_same_layers(monkeypatch, tmp_path):
+    resumes(monkeypatch, tmp_path, 11, ONE_BY_ONE)
 
 
 def test_a_run_is_resumed_from_before_a_layer_s_turn(monkeypatch, tmp_path):
     """The optimizer knows nothing yet of the layers that wait."""
     late = {**ONE_BY_ONE, "progressive": 10}  # of 16 steps, and the checkpoint is of the eighth
-    whole = converted()
-    expected = distill(whole, BATCHES, **late)
-    with monkeypatch.context() as patch:
-        patch.setattr(stages.FineTuning, "loss", interrupted(stages.FineTuning.loss, 9))
-        with pytest.raises(KeyboardInterrupt):
-            distill(converted(), BATCHES, out=tmp_path, **late)
-    report = converted()
-    assert distill(report, BATCHES, out=tmp_path, resume=True, **late) == expected
-    same(report, whole)
+    resumes(monkeypatch, tmp_path, 9, late)
 
 
 def test_it_goes_with_lora_and_undo():

@@ -108,11 +108,12 @@ def _run(
         say("Measuring.")
         measured = assess(report, inputs, seconds=settings.seconds, lengths=settings.lengths)
     warning = [report.unimproved] if report.unimproved else []
-    notes = [*([report.worse] if report.worse else []), *_notes(settings, source, data, code, longer), *warning]
-    about = {**results.content, "data": None if data is None else data.to_dict(), "notes": notes, "code": code}
+    notes = [*([report.worse] if report.worse else []), *_notes(settings, source, data, code, longer)]
+    told = [*notes, *warning]
+    about = {**results.content, "data": None if data is None else data.to_dict(), "notes": told, "code": code}
     names = class_names(host, data)
     # No times, which results.json has: equal runs save equal files.
-    saver.save(report.model, {**report.to_dict(), "data": about["data"], "notes": notes, "classes": names})
+    saver.save(report.model, {**report.to_dict(), "data": about["data"], "notes": told, "classes": names})
     saver.accompany(source.folder, host)
     name = Path(settings.model).name
     title = f"{name} with {' and '.join(dict.fromkeys(layer.now for layer in report.layers if layer.now))}"
@@ -130,7 +131,7 @@ def _run(
     shutil.rmtree(out / CHECKPOINTS, ignore_errors=True)
     return [
         str(measured),
-        *(note for note in notes if note not in warning),
+        *notes,
         f"The model, report.html and README.md (the model card) are in {out}. {saver.loading(code)}",
         *warning,  # last of all, where it is seen
     ]
