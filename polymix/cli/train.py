@@ -101,7 +101,7 @@ def _run(
     from polymix.train.registry import chosen_recipe, options_of
 
     recipe = chosen_recipe(domain, preset=preset, config=config, options=options_of(set_ or (), flags))
-    check_paths("data", *(getattr(recipe, name) for name in recipe.sources))
+    check_paths("data", *(getattr(recipe, name) for name in recipe.sources), names=recipe.names)
     check_paths("init", recipe.init)
     from polymix.train.run import check_data, train  # these need PyTorch, and what is wrong with options does not
 

@@ -104,6 +104,7 @@ class Recipe(BaseModel):
     after_training: ClassVar[tuple[str, ...]] = ()  # options that a trained model may be used with other values of
     in_pictures: ClassVar[tuple[str, ...]] = ()  # such options that change pictures and answers, and no measurement
     sources: ClassVar[tuple[str, ...]] = ("data",)  # options of which each names data of one's own
+    names: ClassVar[tuple[str, ...]] = ()  # of data that are installed, which stand for a path
     # Options that fit the data for which they were set: with other data they are as by default, unless set anew.
     fits_source: ClassVar[tuple[str, ...]] = ("layout",)
     reading: ClassVar[tuple[str, ...]] = ()  # options of how data are read, which hold for other data too

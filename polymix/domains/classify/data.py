@@ -1,4 +1,4 @@
-"""Images with their classes: scikit-learn's handwritten digits, scenes of them, CIFAR-100, or a folder of your own."""
+"""Images with their classes: handwritten digits, scenes of them, CIFAR-100, MNIST's like, or a folder of your own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from polymix.domains.classify import cifar
+from polymix.domains.classify import cifar, idx
 from polymix.domains.classify.augment import transforms
 from polymix.domains.classify.recipe import ClassifyRecipe
 from polymix.domains.classify.scenes import scenes
@@ -38,7 +38,7 @@ from polymix.train.data.labelled import (
 )
 from polymix.train.data.pictures import resized
 
-LAYOUTS = (FOLDER, cifar.BINARY, cifar.PYTHON)
+LAYOUTS = (FOLDER, cifar.BINARY, cifar.PYTHON, idx.IDX)
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)  # of ImageNet's bytes, as all its checkpoints have it
 IMAGENET_CLASSES = 1000
 
@@ -46,19 +46,20 @@ IMAGENET_CLASSES = 1000
 def load(recipe: ClassifyRecipe, say: Callable[[str], None] = lambda text: None) -> ImageData:
     """The images of a recipe: its folder's, or the default data; in memory, or decoded when they are used.
 
-    Raises DataError: what `load_folder` and `cifar.read` raise, and with broken="refuse" the first unreadable file.
+    Raises DataError: what `load_folder`, `cifar.read`, `idx.located` and `idx.read` raise, and with broken="refuse" the
+    first unreadable file.
     """
-    size, source = recipe.image_size, Path(recipe.data or "")
-    layout = None if recipe.data is None else recipe.layout or cifar.recognise(source) or FOLDER
+    size, source = recipe.image_size, idx.located(recipe.data or "")
+    layout = None if recipe.data is None else recipe.layout or recognise(source)
     if recipe.stream or recipe.looks_again or (recipe.stream is None and too_many(source, layout, size)):
         return _streamed(recipe, source, layout, say)
     if layout is None:
         return load_digits(size) if recipe.default_data == "digits" else load_scenes(recipe.seed)
     if layout != FOLDER:
-        classes, *parts = cifar.read(source, layout, recipe.allow_pickle, say)
+        classes, *parts = _arrays(source, layout, recipe.allow_pickle, say)
         check_size(sum(len(labels) for _, labels in parts), size)
         train, test = ((resized(images, size, size), labels) for images, labels in parts)
-        return ImageData.in_memory(str(source), classes, train, test, layout=layout)
+        return ImageData.in_memory(str(recipe.data), classes, train, test, layout=layout)
     images = load_folder(source, size)
     for line in images.skipped:
         if recipe.broken == "refuse":
@@ -67,9 +68,21 @@ def load(recipe: ClassifyRecipe, say: Callable[[str], None] = lambda text: None)
     return images
 
 
+def recognise(folder: Path) -> str:
+    """The layout of a folder, by its files."""
+    return cifar.recognise(folder) or idx.recognise(folder) or FOLDER
+
+
+def _arrays(
+    source: Path, layout: str, allow_pickle: bool, say: Callable[[str], None] = lambda text: None
+) -> tuple[tuple[str, ...], Part, Part]:
+    """The classes and the two parts of a data set whose files hold arrays."""
+    return idx.read(source) if layout == idx.IDX else cifar.read(source, layout, allow_pickle, say)
+
+
 def benchmark(data: ImageData) -> str | None:
     """The published data set that images are, by its layout and classes, as published.toml names it."""
-    if data.layout in LAYOUTS[1:] and len(data.classes) == cifar.CLASSES:
+    if data.layout in cifar.FILES and len(data.classes) == cifar.CLASSES:
         return "CIFAR-100"
     names = len(data.classes) == IMAGENET_CLASSES and all(re.fullmatch(r"n\d{8}", name) for name in data.classes)
     return "ImageNet" if names else None
@@ -85,7 +98,7 @@ def too_many(source: Path, layout: str | None, size: int) -> bool:
     if layout is None:
         return False
     if layout != FOLDER:
-        return not fit_memory(cifar.IMAGES, size)
+        return not fit_memory(idx.count(source) if layout == idx.IDX else cifar.IMAGES, size)
     parts = [by_class(part) for part in find_splits(source) if part is not None]
     return not fit_memory(sum(len(files) for part in parts for files in part.values()), size)
 
@@ -100,8 +113,8 @@ def _streamed(recipe: ClassifyRecipe, source: Path, layout: str | None, say: Cal
             name, classes = DIGITS, DIGIT_NAMES
             pixels: Sequence[Part] = digits() if recipe.default_data == "digits" else scenes(recipe.seed)
         else:
-            name = str(source)
-            classes, *pixels = cifar.read(source, layout, recipe.allow_pickle, say)
+            name = str(recipe.data)
+            classes, *pixels = _arrays(source, layout, recipe.allow_pickle, say)
         parts = [Pictures(labels, rows=rows) for rows, labels in pixels]
     say(
         f"{len(parts[0]):,} training and {len(parts[1]):,} test images of {plural(len(classes), 'class')}, "
@@ -115,12 +128,12 @@ def _streamed(recipe: ClassifyRecipe, source: Path, layout: str | None, say: Cal
 
 def list_problems(folder: str | Path, layout: str | None = None, allow_pickle: bool = False) -> list[str]:
     """Every problem of a folder of images, in sentences. allow_pickle: read pickles, which can run any code."""
-    folder = Path(folder)
-    layout = layout or cifar.recognise(folder) or FOLDER
-    if layout == FOLDER:
-        return folder_problems(folder)
     try:
-        cifar.read(folder, layout, allow_pickle)
+        folder = idx.located(str(folder))
+        layout = layout or recognise(folder)
+        if layout == FOLDER:
+            return folder_problems(folder)
+        _arrays(folder, layout, allow_pickle)
     except DataError as error:
         return [str(error)]
     return []

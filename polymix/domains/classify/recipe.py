@@ -28,6 +28,7 @@ from polymix.train.recipe import (
 
 KEEP = "keep"
 DIGITS = "digits"  # as --data of a comparison
+FASHION = "fashion-mnist"  # as --data: Debian's package of it
 SCENE = 16  # pixels a side of the digit scenes
 OWN = ("patch_size", "dim", "depth", "heads", "mlp_ratio", "class_token")  # of our model, which a host of timm has not
 C = TypeVar("C", bound="ClassifyRecipe")
@@ -37,8 +38,8 @@ Milestone = Annotated[float, Field(gt=0, lt=1)]
 class ClassifyRecipe(Recipe):
     """A vision transformer, or a model of timm, that classifies images.
 
-    The data are a folder with a sub-folder of images per class, or CIFAR-100's own files; without one they are
-    handwritten digits. A host that polymix.timm names, such as qt_vit_b1, also sets the mixer.
+    The data are a folder with a sub-folder of images per class, with CIFAR-100's own files or with idx files, as MNIST
+    has them, or fashion-mnist, which is Debian's package; without any they are handwritten digits. A host that polymix.timm names, such as qt_vit_b1, also sets the mixer.
     """
 
     task: ClassVar[str] = "polymix.domains.classify.task:ClassifyTask"
@@ -46,6 +47,7 @@ class ClassifyRecipe(Recipe):
     times_lengths: ClassVar[bool] = True
     fits_source: ClassVar[tuple[str, ...]] = ("layout", "default_data")
     reading: ClassVar[tuple[str, ...]] = ("broken", "allow_pickle")
+    names: ClassVar[tuple[str, ...]] = (FASHION,)
     after_training: ClassVar[tuple[str, ...]] = ("crop", "interpolation")
     trains_control: ClassVar[bool] = False  # the digits are solved without mixing; `polymix compare` shows it
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
