@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from polymix.cli.shared import (
+    DATA_NAMES,
     MaxGib,
     MaxSeconds,
     Resume,
@@ -78,7 +79,7 @@ def command(
     Example: polymix compare --data photos --mixers padre:degree=3,pom:degree=3:expand=1 --out photos-report
     """
     check_report()
-    check_paths("--data", data, names=("digits",))
+    check_paths("--data", data, names=DATA_NAMES)
     from functools import partial
 
     from polymix.workflows.compare import report, run, tables

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from polymix.cli.shared import Resume, Threads, bars, check_paths, check_report, thread_count, words
+from polymix.cli.shared import DATA_NAMES, Resume, Threads, bars, check_paths, check_report, thread_count, words
 from polymix.errors import OptionError
 
 
@@ -142,7 +142,7 @@ def command(
     """
     check_report()
     check_paths("--weights", weights)
-    check_paths("--data", data, names=("digits", "noise"))
+    check_paths("--data", data, names=(*DATA_NAMES, "noise"))
     import torch
 
     from polymix.workflows.convert.run import run

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from polymix.cli.shared import AsJson, Threads, check_paths, print_json, print_table, thread_count
+from polymix.cli.shared import DATA_NAMES, AsJson, Threads, check_paths, print_json, print_table, thread_count
 
 
 def command(
@@ -41,7 +41,7 @@ def command(
     Example: polymix evaluate vit-qt --data photos
     """
     check_paths("folder", folder)
-    check_paths("--data", data, names=("digits",))
+    check_paths("--data", data, names=DATA_NAMES)
     check_paths("--exported", exported)
     import torch
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from polymix.cli.shared import Threads, check_paths, thread_count, words
+from polymix.cli.shared import DATA_NAMES, Threads, check_paths, thread_count, words
 
 
 def command(
@@ -69,7 +69,7 @@ def command(
     Example: polymix export --mixer padre:grid=16x16 --dim 64 --tokens 256 --target onnx --out padre-onnx
     """
     check_paths("--weights", weights)
-    check_paths("--data", data, names=("digits",))
+    check_paths("--data", data, names=DATA_NAMES)
     import torch
 
     from polymix.workflows.export import Settings, run

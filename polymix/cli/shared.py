@@ -21,6 +21,7 @@ from polymix.extras import check_installed
 from polymix.files import is_there
 from polymix.numbers import stacked
 from polymix.results import RESULTS
+from polymix.train.data.idx import FASHION
 
 Threads = Annotated[int | None, typer.Option(help="CPU threads (default: OMP_NUM_THREADS, or one per core).")]
 MaxSeconds = Annotated[float, typer.Option(help="Stop a mixer when one call takes longer.")]
@@ -30,6 +31,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text
 
 
 MOST_THREADS = 4096
+DATA_NAMES = ("digits", FASHION)  # as --data, beside paths
 NOTED = 66  # columns of a terminal that the name, the figures and the time left of a task need
 
 _NAMES = 20  # characters that a column of names has at the least
@@ -72,7 +74,7 @@ def thread_count(threads: int | None) -> int:
 def check_paths(argument: str, *paths: str | Path | None, names: Container[str] = ()) -> None:
     """Raise DataError for a path that does not exist: before PyTorch is imported, which takes seconds.
 
-    names: what is no path, such as "digits".
+    names: what is no path, such as those of DATA_NAMES.
     """
     for path in paths:
         if path is not None and path not in names and not is_there(Path(path)):

@@ -24,6 +24,7 @@ from polymix.files import output_folder, read_json
 from polymix.mixers.spec import parse_mixer
 from polymix.numbers import figure
 from polymix.results import RESULTS
+from polymix.train.data import idx
 from polymix.workflows.convert.images import DIGITS
 from polymix.workflows.convert.inputs import random_input
 from polymix.workflows.convert.sources import load_model
@@ -155,12 +156,14 @@ def _holds_arrays(data: str) -> bool:
 
 
 def _has_classes(data: str) -> bool:
-    """Whether these are the digits, or a folder of images with one sub-folder per class."""
+    """Whether these are the digits, idx files, or a folder of images with one sub-folder per class."""
     from polymix.train.data.pictures import find_pictures
 
-    folder = Path(data)
+    if data == DIGITS:
+        return True
+    folder = idx.located(data)
     inside = [part for part in folder.iterdir() if part.is_dir()] if folder.is_dir() else []
-    return data == DIGITS or any(find_pictures(each) for each in inside)
+    return idx.recognise(folder) is not None or any(find_pictures(each) for each in inside)
 
 
 def mixer_of(settings: Settings) -> list[Graph]:

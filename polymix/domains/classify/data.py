@@ -9,18 +9,19 @@ from typing import Any
 
 import torch
 
-from polymix.domains.classify import cifar, idx
+from polymix.domains.classify import cifar
 from polymix.domains.classify.augment import transforms
 from polymix.domains.classify.recipe import ClassifyRecipe
 from polymix.domains.classify.scenes import scenes
 from polymix.errors import DataError
 from polymix.numbers import plural
+from polymix.train.data import idx
 from polymix.train.data.images import (
     FOLDER,
     ImageData,
     Samples,
-    check_size,
     fit_memory,
+    from_arrays,
     load_digits,
     load_folder,
     refused,
@@ -36,7 +37,6 @@ from polymix.train.data.labelled import (
     folder_problems,
     list_folder,
 )
-from polymix.train.data.pictures import resized
 
 LAYOUTS = (FOLDER, cifar.BINARY, cifar.PYTHON, idx.IDX)
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)  # of ImageNet's bytes, as all its checkpoints have it
@@ -57,9 +57,7 @@ def load(recipe: ClassifyRecipe, say: Callable[[str], None] = lambda text: None)
         return load_digits(size) if recipe.default_data == "digits" else load_scenes(recipe.seed)
     if layout != FOLDER:
         classes, *parts = _arrays(source, layout, recipe.allow_pickle, say)
-        check_size(sum(len(labels) for _, labels in parts), size)
-        train, test = ((resized(images, size, size), labels) for images, labels in parts)
-        return ImageData.in_memory(str(recipe.data), classes, train, test, layout=layout)
+        return from_arrays(str(recipe.data), classes, parts, size, layout)
     images = load_folder(source, size)
     for line in images.skipped:
         if recipe.broken == "refuse":

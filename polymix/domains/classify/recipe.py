@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import Field, model_validator
 
 from polymix.domains.classify.published import DEIT, PUBLISHED
+from polymix.train.data.idx import FASHION
 from polymix.train.recipe import (
     BatchSize,
     Count,
@@ -28,7 +29,6 @@ from polymix.train.recipe import (
 
 KEEP = "keep"
 DIGITS = "digits"  # as --data of a comparison
-FASHION = "fashion-mnist"  # as --data: Debian's package of it
 SCENE = 16  # pixels a side of the digit scenes
 OWN = ("patch_size", "dim", "depth", "heads", "mlp_ratio", "class_token")  # of our model, which a host of timm has not
 C = TypeVar("C", bound="ClassifyRecipe")
@@ -39,7 +39,8 @@ class ClassifyRecipe(Recipe):
     """A vision transformer, or a model of timm, that classifies images.
 
     The data are a folder with a sub-folder of images per class, with CIFAR-100's own files or with idx files, as MNIST
-    has them, or fashion-mnist, which is Debian's package; without any they are handwritten digits. A host that polymix.timm names, such as qt_vit_b1, also sets the mixer.
+    has them, or fashion-mnist, which is Debian's package; without any they are handwritten digits. A host that
+    polymix.timm names, such as qt_vit_b1, also sets the mixer.
     """
 
     task: ClassVar[str] = "polymix.domains.classify.task:ClassifyTask"

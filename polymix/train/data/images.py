@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from polymix.errors import DataError
+from polymix.train.data import idx
 from polymix.train.data.labelled import (
     DIGIT_NAMES,
     DIGIT_SIDE,
@@ -26,7 +27,7 @@ from polymix.train.data.labelled import (
     fitted,
     list_folder,
 )
-from polymix.train.data.pictures import as_image, resized
+from polymix.train.data.pictures import as_image, middle_square, resized
 from polymix.train.data.problems import Problems
 from polymix.train.task import Data
 
@@ -242,6 +243,25 @@ def check_size(total: int, image_size: int) -> None:
     if not fit_memory(total, image_size):
         got = f"{total} images, {total * 3 * image_size**2 / 2**30:.1f} GiB at {image_size} × {image_size}"
         raise DataError("--data", got, f"at most {MAX_BYTES >> 30} GiB", "Use a smaller --image-size or fewer images.")
+
+
+def from_arrays(name: str, classes: Sequence[str], parts: Sequence[Part], image_size: int, layout: str) -> ImageData:
+    """The middle squares of images in memory (N, C, H, W), training and test, as squares of image_size.
+
+    Raises DataError: they do not fit into memory.
+    """
+    check_size(sum(len(labels) for _, labels in parts), image_size)
+    train, test = ((middle_square(images, image_size), labels) for images, labels in parts)
+    return ImageData.in_memory(name, classes, train, test, layout=layout)
+
+
+def load_own(source: str, image_size: int) -> ImageData:
+    """Your own images, as `--data` names them: idx files, or a folder for each class (see `load_folder`)."""
+    folder = idx.located(source)
+    if idx.recognise(folder) is None:
+        return load_folder(folder, image_size)
+    classes, *parts = idx.read(folder)
+    return from_arrays(source, classes, parts, image_size, idx.IDX)
 
 
 def load_folder(folder: Path, image_size: int) -> ImageData:

@@ -273,8 +273,8 @@ def resized(pixels: Tensor, height: int, width: int, mode: str = "bilinear") -> 
 
 
 def middle_square(pixels: Tensor, size: int) -> Tensor:
-    """The largest square in the middle of a picture (C, H, W), `size` pixels a side."""
+    """The largest square in the middle of a picture (C, H, W), or of several (N, C, H, W), `size` pixels a side."""
     height, width = pixels.shape[-2:]
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2
-    return resized(pixels[:, top : top + side, left : left + side], size, size)
+    return resized(pixels[..., top : top + side, left : left + side], size, size)

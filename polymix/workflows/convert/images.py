@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 from polymix.convert.tracing import mode
 from polymix.errors import DataError, OptionError
 from polymix.numbers import figure, percent
+from polymix.train.data import idx
 from polymix.workflows.convert.inputs import NONE, PIXELS, card_metadata, pixels
 from polymix.workflows.convert.sources import Source
 
@@ -31,11 +32,12 @@ def class_folders(data: str) -> list[str]:
         return [str(digit) for digit in range(10)]
     from polymix.train.data.labelled import by_class, find_splits
 
-    return list(by_class(find_splits(Path(data))[0]))
+    folder = idx.located(data)
+    return list(idx.classes(folder) if idx.recognise(folder) else by_class(find_splits(folder)[0]))
 
 
 class Images:
-    """A folder of images with one sub-folder per class, or the digits, prepared for the model of `source`.
+    """Images in a folder for each class or in idx files, or the digits, prepared for the model of `source`.
 
     Images are normalised as the model's library specifies, else by their own mean and deviation. Grey images are
     repeated for a model with more channels. Classes have the model's numbers, where the model names the same classes.
@@ -45,14 +47,14 @@ class Images:
     learning = NONE
 
     def __init__(self, data: str, source: Source, size: int | None) -> None:
-        from polymix.train.data.images import load_digits, load_folder
+        from polymix.train.data.images import load_digits, load_own
 
         model = source.model
         side, other = pixels(model) or (PIXELS, PIXELS)
         if size is None and side != other:
             got = f"None, and {type(model).__name__} takes images of {side} × {other}"
             raise OptionError("--image-size", got, "a size for square images", "For others, call polymix.distill.")
-        self.data = load_digits(size or side) if data == DIGITS else load_folder(Path(data), size or side)
+        self.data = load_digits(size or side) if data == DIGITS else load_own(data, size or side)
         first = next((part for part in model.modules() if isinstance(part, nn.Conv2d)), None)
         self.channels = self.data.channels if first is None else first.in_channels
         if self.data.channels not in (1, self.channels):

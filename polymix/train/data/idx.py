@@ -8,16 +8,16 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from polymix.domains.classify.recipe import FASHION
 from polymix.errors import DataError, one_line
 from polymix.files import regular
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 IDX = "idx"  # the layout
+FASHION = "fashion-mnist"  # as --data
 INSTALLED = Path("/usr/share/datasets/fashion-mnist")  # where Debian's package puts Fashion-MNIST
 # Where the files lie in a folder: torchvision's datasets leave NAME/raw, `dpkg-deb -x` the whole path.
 INSIDE = (".", "raw", "FashionMNIST/raw", "MNIST/raw", INSTALLED.relative_to("/").as_posix())
@@ -27,9 +27,9 @@ FASHION_CLASSES = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
 )  # fmt: skip
 UNSIGNED = 8  # the code of bytes, the only kind that pictures and labels have
-MAX_VALUES = 4 << 30  # of a file: a header can promise anything
+MAX_VALUES = 4 << 30  # of a file, whose header can promise anything
 AGAIN = "Unpack or download it again."
-Part = tuple[Tensor, Tensor]
+Part = tuple["Tensor", "Tensor"]
 
 
 def located(source: str) -> Path:
@@ -62,29 +62,37 @@ def count(folder: Path) -> int:
 def read(folder: Path) -> tuple[tuple[str, ...], Part, Part]:
     """The classes, the training and the test pictures (N, 1, H, W) as bytes, with their labels: split as published.
 
-    The classes are 0 … the largest label of the training; those of Fashion-MNIST have their names.
-
-    Raises:
-        DataError: a file is missing or damaged, holds something else, or does not fit the others.
+    Raises DataError: a file is missing or damaged, holds something else, or does not fit the others.
     """
-    parts = [_part(folder, *names) for names in (TRAIN, TEST)]
-    (train, labels), (test, answers) = parts
+    (train, labels), (test, answers) = (_part(folder, *names) for names in (TRAIN, TEST))
     if train.shape[1:] != test.shape[1:]:
-        got = f"{folder} with pictures of {tuple(train.shape[2:])} for training and {tuple(test.shape[2:])} for the test"
+        got = (
+            f"{folder} with pictures of {tuple(train.shape[2:])} for training and {tuple(test.shape[2:])} for the test"
+        )
         raise DataError("--data", got, "one size", AGAIN)
-    fashion = zlib.crc32(answers.to(torch.uint8).numpy().tobytes()) == FASHION_TEST
-    classes = FASHION_CLASSES if fashion else tuple(map(str, range(int(labels.max()) + 1)))
+    return _named(folder, labels, answers), (train, labels), (test, answers)
+
+
+def classes(folder: Path) -> tuple[str, ...]:
+    """The classes alone. Raises DataError as `read` does."""
+    return _named(folder, *(_values(folder, names[1], 1) for names in (TRAIN, TEST)))
+
+
+def _named(folder: Path, labels: Tensor, answers: Tensor) -> tuple[str, ...]:
+    """The classes of training and test labels: numbers up to the largest in training, or Fashion-MNIST's names."""
+    fashion = zlib.crc32(bytes(answers.tolist())) == FASHION_TEST
+    found = FASHION_CLASSES if fashion else tuple(map(str, range(int(labels.max()) + 1)))
     for name, part in ((TRAIN[1], labels), (TEST[1], answers)):
-        if int(part.max()) >= len(classes):
-            place = int((part >= len(classes)).nonzero()[0, 0])
+        if int(part.max()) >= len(found):
+            place = int((part >= len(found)).nonzero()[0, 0])
             got = f"{name} in {folder} with label {int(part[place])} of picture {place}"
-            raise DataError("--data", got, f"labels below {len(classes)}", AGAIN)
-    return classes, (train, labels), (test, answers)
+            raise DataError("--data", got, f"labels below {len(found)}", AGAIN)
+    return found
 
 
 def _part(folder: Path, pictures: str, labels: str) -> Part:
     images, answers = _values(folder, pictures, 3), _values(folder, labels, 1)
-    if len(images) != len(answers) or not images.numel():
+    if len(images) != len(answers):
         got = f"{folder} with {len(images):,} {pictures} and {len(answers):,} {labels}"
         raise DataError("--data", got, "as many labels as pictures", AGAIN)
     return images[:, None], answers.long()
@@ -130,10 +138,14 @@ def _opened(folder: Path, name: str, axes: int) -> Iterator[tuple[Path, tuple[in
 
 
 def _values(folder: Path, name: str, axes: int) -> Tensor:
+    import torch  # late: options, which name the data, need none of it
+
     with _opened(folder, name, axes) as (path, shape, file):
         size = math.prod(shape)
         content = bytearray(file.read(size + 1))
         if len(content) != size:
             got = f"{path} with {'more' if len(content) > size else f'{len(content):,}'} bytes after its header"
             raise DataError("--data", got, f"{size:,}, as the header says", AGAIN)
-    return torch.frombuffer(content, dtype=torch.uint8).reshape(shape) if size else torch.empty(shape, dtype=torch.uint8)
+        if not size:
+            raise DataError("--data", f"{path}, which is empty", "pictures and their labels", AGAIN)
+    return torch.frombuffer(content, dtype=torch.uint8).reshape(shape)
