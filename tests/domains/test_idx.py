@@ -83,7 +83,7 @@ def test_pictures_too_many_for_memory_are_enlarged_when_used(written, monkeypatc
 
 
 @pytest.mark.parametrize(
-    "name, content, message",
+    ("name", "content", "message"),
     [
         (PICTURES, b"", "begins with nothing"),
         (PICTURES, b"\x89PNG\r\n\x1a\n" + bytes(40), r"00 00 08 03.* begins with 89 50 4e 47"),
