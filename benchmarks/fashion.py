@@ -57,7 +57,8 @@ def taught(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
         saved = SavedRun.of(run)
     model = saved.load().eval()
     known = json.loads(note.read_text()) if note.exists() else {}
-    return model, {**known, "parameters": sum(p.numel() for p in model.parameters()), "recipe": RECIPE.model_dump(exclude_defaults=True)}
+    size = sum(p.numel() for p in model.parameters())
+    return model, {**known, "parameters": size, "recipe": RECIPE.model_dump(exclude_defaults=True)}
 
 
 @torch.no_grad()
