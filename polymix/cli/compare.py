@@ -26,21 +26,27 @@ from polymix.cli.shared import (
 def command(
     data: Annotated[
         str | None,
-        typer.Option(help="Folder of images with one sub-folder per class, or digits (default: scenes of digits)."),
+        typer.Option(
+            help="Folder of images with one sub-folder per class, or of idx files; fashion-mnist; or digits (default: "
+            "scenes of digits)."
+        ),
     ] = None,
     mixers: Annotated[str | None, typer.Option(help="Mixers, for example padre:degree=3,pom:expand=1,qt.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for results.json, the pictures and report.html.")] = Path(
         "polymix-compare"
     ),
     image_size: Annotated[
-        int | None, typer.Option(help="Pixels per side (default: scenes 16, digits 8, folder 32).")
+        int | None,
+        typer.Option(help="Pixels per side (default: scenes 16, digits 8, fashion-mnist 28, folder 32)."),
     ] = None,
     patch_size: Annotated[
         int | None, typer.Option(help="Pixels per side of a patch (default: digits 2, otherwise 4).")
     ] = None,
     epochs: Annotated[
         float | None,
-        typer.Option(help="Epochs of each training run (default: scenes 6, otherwise 30; --quick: 2 or 8)."),
+        typer.Option(
+            help="Epochs of each run (default: scenes 6, fashion-mnist 2, otherwise 30; --quick: 2, 0.25 or 8)."
+        ),
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="Training runs per mixer (default: 2; --quick: 1).")] = None,
     tokens: Annotated[

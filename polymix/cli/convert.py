@@ -29,7 +29,9 @@ def command(
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(help="Folder of images, one sub-folder per class; digits; text; noise, for generators."),
+        typer.Option(
+            help="Folder of images by class or of idx files; fashion-mnist; digits; text; noise, for generators."
+        ),
     ] = None,
     image_size: Annotated[
         int | None,

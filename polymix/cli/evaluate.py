@@ -15,7 +15,7 @@ def command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a saved model.")],
     data: Annotated[
         str | None,
-        typer.Option(help="Folder of images with one sub-folder per class; or text. Default: the training's."),
+        typer.Option(help="Folder of images by class or of idx files; fashion-mnist; text. Default: the training's."),
     ] = None,
     layout: Annotated[str | None, typer.Option(help="How --data is arranged. Default: as its files say.")] = None,
     split: Annotated[str, typer.Option(help="held-out: what training on this data leaves out; or all.")] = "held-out",

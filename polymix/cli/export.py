@@ -36,8 +36,8 @@ def command(
         str | None,
         typer.Option(
             help="To calibrate int8 and qnn: .npy, .npz by input name, or a folder of images. With one sub-folder per "
-            "class, or digits, the files are measured, too; so they are on data in any form that a training's task "
-            "reads. Default: the training's own data."
+            "class, idx files, fashion-mnist or digits, the files are measured, too; so they are on data in any form "
+            "that a training's task reads. Default: the training's own data."
         ),
     ] = None,
     schemes: Annotated[

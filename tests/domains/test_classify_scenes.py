@@ -52,10 +52,10 @@ def test_scenes_of_a_seed_are_the_same_in_every_run_and_classes_are_balanced(par
 
 def test_what_a_comparison_takes_depends_on_the_data():
     sizes = []
-    for place in (None, "digits", "photos"):
+    for place in (None, "digits", "fashion-mnist", "photos"):
         options = ClassifyRecipe.for_comparison(place, {}, quick=False)
         sizes.append((options["image_size"], options["patch_size"], options["epochs"], options["data"]))
-    assert sizes == [(16, 4, 6, None), (8, 2, 30, None), (32, 4, 30, "photos")]
+    assert sizes == [(16, 4, 6, None), (8, 2, 30, None), (28, 4, 2, "fashion-mnist"), (32, 4, 30, "photos")]
     assert ClassifyRecipe(default_data="scenes").image_size == 16
     with pytest.raises(OptionError, match=r"`image_size`.*16, the size of the scenes"):
         ClassifyTask(ClassifyRecipe(default_data="scenes", image_size=32)).check()

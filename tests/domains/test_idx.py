@@ -8,10 +8,16 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from polymix import SoftmaxConfig
+from polymix.cli import main
 from polymix.domains.classify import data
 from polymix.domains.classify.recipe import ClassifyRecipe
 from polymix.errors import DataError
+from polymix.models import VisionTransformer
 from polymix.train.data import idx
+from polymix.workflows.convert.images import Images, class_folders
+from polymix.workflows.convert.sources import Source
+from polymix.workflows.export import _has_classes
 
 FILES = {"train-images-idx3-ubyte": 3, "train-labels-idx1-ubyte": 1, "t10k-images-idx3-ubyte": 3,
          "t10k-labels-idx1-ubyte": 1}  # fmt: skip
@@ -131,3 +137,32 @@ def test_fashion_mnist_by_name_is_the_installed_package_with_its_classes(written
     assert idx.classes(idx.INSTALLED) == images.classes
     written(tmp_path / idx.FASHION, size=(8, 8))  # a folder of that name comes first
     assert idx.located(idx.FASHION) == tmp_path.__class__(idx.FASHION)
+
+
+def test_conversion_and_export_read_them_too(written):
+    torch.manual_seed(0)
+    folder = str(written(size=(8, 8)))
+    model = VisionTransformer(SoftmaxConfig(heads=1), image_size=8, patch_size=4, dim=4, depth=1, classes=4, channels=1)
+    images = Images(folder, Source(model), None)
+    (inputs, labels), *_ = images.loaders(8)[1]
+    expected = arrays((8, 8))
+    assert class_folders(folder) == ["0", "1", "2", "3"] and labels.tolist() == [0, 1, 2, 3]
+    restored = images.inputs(images.data.test.images) * images.std + images.mean
+    assert_close(restored[:, 0] * 255, expected["t10k-images-idx3-ubyte"].float())
+    assert torch.equal(inputs, images.inputs(images.data.test.images)) and _has_classes(folder)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "classify"], ["train", "classify", "--check"], ["compare"],
+        ["convert", "--model", "timm/vit_tiny_patch16_224", "--plan", "pom"],
+    ],
+)  # fmt: skip
+def test_every_command_says_how_to_install_fashion_mnist(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(idx, "INSTALLED", tmp_path / "absent")
+    with pytest.raises(SystemExit) as stopped:
+        main([*words, "--data", idx.FASHION, *(() if "--check" in words else ("--out", "out"))])
+    told = capsys.readouterr()
+    assert stopped.value.code and "apt-get install dataset-fashion-mnist" in told.out + told.err

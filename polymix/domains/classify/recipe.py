@@ -161,16 +161,19 @@ class ClassifyRecipe(Recipe):
 
     @classmethod
     def for_comparison(cls, data: str | None, options: Mapping[str, Any], quick: bool) -> dict[str, Any]:
-        """A small transformer of three blocks, on scenes of digits, the digits ("digits") or a folder; tested once."""
+        """A small transformer of three blocks, on scenes, "digits", "fashion-mnist" or a folder; tested once."""
         chosen: dict[str, Any] = {"evaluate_every": None, "data": None if data == DIGITS else data, "image_size": 32}
         if options.get("host") is None:
             chosen |= {"dim": 64, "depth": 3, "heads": 4, "mlp_ratio": 2.0, "patch_size": 2 if data == DIGITS else 4}
-        epochs = 8 if quick else 30
+        epochs: float = 8 if quick else 30
         if data is None:
             chosen |= {"default_data": "scenes", "image_size": SCENE, "learning_rate": 3e-3}
             epochs = 2 if quick else 6
         if data == DIGITS:
             chosen |= {"image_size": 8}
+        if data == FASHION:  # 60,000 pictures
+            chosen |= {"image_size": 28}
+            epochs = 0.25 if quick else 2
         return chosen if options.get("steps") is not None else {**chosen, "epochs": epochs}
 
     def changed(self: C, **options: Any) -> C:
