@@ -1,0 +1,93 @@
+"""The tables of Fashion-MNIST, from benchmarks/results/pretrained/fashion-mnist.json."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from .figures import load, table, where
+
+FILE, LAYERS, FLOOR = "pretrained/fashion-mnist.json", 12, "linear_floor"
+Rows = dict[tuple[str, int], dict[str, Any]]  # by plan and steps
+
+
+def mixers() -> str:
+    """Each mixer in every layer, and in half of them: as converted, and after the usual number of steps."""
+    content, rows = _rows()
+    usual = _usual(rows)
+    teacher, count = content["teacher"], content["test"]
+    lines = [("the teacher", "–", _share(teacher["accuracy"], count), "–", "–")]
+    for plan in _plans(rows):
+        after, before = rows.get((plan, usual)), rows[plan, 0]
+        if after is not None and (plan in _alone(rows) or plan.endswith(f" in {LAYERS // 2} of {LAYERS}")):
+            lines.append((f"`{plan.partition(' ')[0]}`{plan.partition(' ')[1]}{plan.partition(' ')[2]}",
+                          _share(before["accuracy"], count), _share(after["accuracy"], count),
+                          f"{100 * after['same_answer']:.1f}", f"{after['seconds']:.0f}"))  # fmt: skip
+    head = ("mixer", "as converted, %", f"after {usual} steps, %", "the teacher's answer, %", "seconds")
+    setting = (
+        f"Accuracy on {count:,} test pictures with its 95 % interval. The teacher has {teacher['parameters']:,} "
+        f"parameters and was trained in {teacher['seconds'] / 60:.0f} minutes. Steps of {content['batch']} pictures; "
+        f"seconds are the processor's: {where(content['machine'])}, beside other work."
+    )
+    return f"{setting}\n\n{table(head, lines)}"
+
+
+def shares() -> str:
+    """Accuracy by the number of layers with a mixer, after the usual number of steps."""
+    content, rows = _rows()
+    usual, count = _usual(rows), content["test"]
+    counts = sorted({_layers(plan) for plan, _ in rows})
+    lines = []
+    for mixer in _alone(rows):
+        found = {_layers(plan): rows[plan, usual] for plan, steps in rows
+                 if plan.partition(" ")[0] == mixer and steps == usual}  # fmt: skip
+        if len(found) > 1:
+            lines.append((f"`{mixer}`", *(_share(found[n]["accuracy"], count) if n in found else "–" for n in counts)))
+    return table(("mixer", *(f"in {n} of {LAYERS} layers" for n in counts)), lines)
+
+
+def lengths() -> str:
+    """Accuracy by the steps of distillation, in every layer."""
+    content, rows = _rows()
+    count = content["test"]
+    steps = sorted({steps for _, steps in rows})
+    lines = []
+    for mixer in _alone(rows):
+        found = {n: rows[mixer, n] for n in steps if (mixer, n) in rows}
+        if len(found) > 2:
+            cells = (f"{_share(found[n]['accuracy'], count)} ({found[n]['seconds']:.0f} s)" if n in found else "–"
+                     for n in steps)  # fmt: skip
+            lines.append((f"`{mixer}`", *cells))
+    return table(("mixer", *("as converted" if not n else f"{n} steps" for n in steps)), lines)
+
+
+def _rows() -> tuple[dict[str, Any], Rows]:
+    content = load(FILE)
+    return content, {(row["plan"], row["steps"]): row for row in content["rows"]}
+
+
+def _plans(rows: Rows) -> list[str]:
+    return list(dict.fromkeys(plan for plan, _ in rows))
+
+
+def _alone(rows: Rows) -> list[str]:
+    """The mixers that every layer got."""
+    return [plan for plan in _plans(rows) if " " not in plan]
+
+
+def _usual(rows: Rows) -> int:
+    """The number of steps that every mixer had."""
+    return next(steps for plan, steps in reversed(rows) if plan == FLOOR and steps)
+
+
+def _layers(plan: str) -> int:
+    return int(plan.split()[-3]) if " " in plan else LAYERS
+
+
+def _share(p: float, count: int) -> str:
+    """A share in per cent with the 95 % interval of a binomial."""
+    return f"{100 * p:.1f} ± {196 * math.sqrt(p * (1 - p) / count):.1f}"
+
+
+TABLES: dict[str, Callable[[], str]] = {"fashion": mixers, "fashion-layers": shares, "fashion-steps": lengths}
