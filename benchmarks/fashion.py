@@ -32,10 +32,10 @@ from polymix.train.run import train
 from polymix.train.saved import SavedRun
 
 RECIPE = ClassifyRecipe(
-    data=FASHION, mixer="softmax:heads=3", image_size=28, patch_size=7, dim=192, depth=12, batch_size=64, epochs=3,
-    learning_rate=1e-3, warmup=0.1, precision="bfloat16", evaluate_every=None, checkpoint_every=250, log_every=50,
+    data=FASHION, mixer="softmax:heads=3", image_size=28, patch_size=7, dim=192, depth=12, batch_size=64, epochs=2.5,
+    learning_rate=4e-4, warmup=0.1, precision="bfloat16", evaluate_every=None, checkpoint_every=250, log_every=50,
 )  # fmt: skip
-BATCH, BUDGET = 64, 200
+BATCH, BUDGET = 64, 100
 MIXERS = ("qt", "pom", "padre", "poly_nl", "poly_sa", "linear", "linear_floor")
 HYBRIDS = {"1:3": "3 of 12", "1:1": "6 of 12", "3:1": "9 of 12"}  # with the mixer in so many layers
 PLANS: dict[str, dict[str, str]] = {  # by the name of the row

@@ -20,8 +20,9 @@ def mixers() -> str:
     lines = [("the teacher", "–", _share(teacher["accuracy"], count), "–", "–")]
     for plan in _plans(rows):
         after, before = rows.get((plan, usual)), rows[plan, 0]
+        mixer, space, layers = plan.partition(" ")
         if after is not None and (plan in _alone(rows) or plan.endswith(f" in {LAYERS // 2} of {LAYERS}")):
-            lines.append((f"`{plan.partition(' ')[0]}`{plan.partition(' ')[1]}{plan.partition(' ')[2]}",
+            lines.append((f"`{mixer}`{space}{layers}",
                           _share(before["accuracy"], count), _share(after["accuracy"], count),
                           f"{100 * after['same_answer']:.1f}", f"{after['seconds']:.0f}"))  # fmt: skip
     head = ("mixer", "as converted, %", f"after {usual} steps, %", "the teacher's answer, %", "seconds")

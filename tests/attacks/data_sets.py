@@ -13,6 +13,7 @@ from PIL import Image
 from polymix.train.registry import named_recipe
 from polymix.train.run import check_recipe
 from tests.domains.box_files import photo, write_coco, write_voc
+from tests.domains.idx_files import write_idx
 from tests.domains.texts import folder as text_files
 from tests.domains.texts import shard
 
@@ -154,6 +155,7 @@ def _shards(folder):
 # By domain and layout: what writes it, and the options that it needs.
 DATA_SETS = {
     "classify": (_by_class, {"image_size": 8}), "classify cifar": (_cifar, {}),
+    "classify idx": (write_idx, {"image_size": 6}),
     "classify pickles": (_cifar_pickles, {"allow_pickle": True}), "detect": (write_coco, {}),
     "detect voc": (write_voc, {}), "detect3d": (_synthetic("detect3d"), {}), "faces": (_synthetic("faces"), {}),
     "generation": (_by_class, {"image_size": 8}), "handwriting": (_synthetic("handwriting"), {}),

@@ -1,7 +1,6 @@
 """Idx files, as MNIST and its relatives are published, and Fashion-MNIST by name."""
 
 import gzip
-import struct
 import zlib
 
 import pytest
@@ -18,39 +17,15 @@ from polymix.train.data import idx
 from polymix.workflows.convert.images import Images, class_folders
 from polymix.workflows.convert.sources import Source
 from polymix.workflows.export import _has_classes
+from tests.domains.idx_files import arrays, packed, write_idx
 
-FILES = {"train-images-idx3-ubyte": 3, "train-labels-idx1-ubyte": 1, "t10k-images-idx3-ubyte": 3,
-         "t10k-labels-idx1-ubyte": 1}  # fmt: skip
-PICTURES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
-
-
-def packed(array):
-    """An array of bytes as its authors write it: two zeros, the type, the axes, each size, the values."""
-    return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.numpy().tobytes()
-
-
-def arrays(size=(6, 5)):
-    torch.manual_seed(0)
-    parts = {}
-    for part, count in (("train", 8), ("t10k", 4)):
-        parts[f"{part}-images-idx3-ubyte"] = torch.randint(0, 256, (count, *size), dtype=torch.uint8)
-        parts[f"{part}-labels-idx1-ubyte"] = (torch.arange(count) % 4).to(torch.uint8)
-    return parts
+PICTURES = "train-images-idx3-ubyte"
 
 
 @pytest.fixture
 def written(tmp_path):
-    """Write the four files into a folder, with others in place of some, and return it."""
-
-    def write(folder=tmp_path / "set", *, size=(6, 5), zipped=True, **others):
-        folder.mkdir(parents=True, exist_ok=True)
-        content = {name: packed(array) for name, array in arrays(size).items()}
-        for name, values in content.items():
-            values = gzip.compress(values) if zipped else values
-            (folder / f"{name}{'.gz' * zipped}").write_bytes(others.get(name.replace("-", "_"), values))
-        return folder
-
-    return write
+    """Write a data set; see `write_idx`."""
+    return lambda folder=tmp_path / "set", **options: write_idx(folder, **options)
 
 
 def test_pictures_labels_and_the_official_split_are_read(written):
@@ -108,13 +83,13 @@ def test_pictures_too_many_for_memory_are_enlarged_when_used(written, monkeypatc
     ],
 )  # fmt: skip
 def test_damage_is_one_sentence_in_training_and_in_a_check(name, content, message, written):
-    folder = written(**{name.replace("-", "_"): content})
+    folder = written(others={name: content})
     with pytest.raises(DataError, match=message):
         data.load(ClassifyRecipe(data=str(folder), image_size=6))
     assert len(data.list_problems(folder)) == 1
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name != PICTURES])
+@pytest.mark.parametrize("name", [name for name in arrays() if name != PICTURES])
 def test_a_missing_file_is_named(name, written):
     folder = written()
     (folder / f"{name}.gz").unlink()
