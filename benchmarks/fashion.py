@@ -3,11 +3,11 @@
     apt-get install dataset-fashion-mnist
     python benchmarks/fashion.py benchmarks/results/pretrained/fashion-mnist.json [--plans …] [--steps …]
 
-The teacher has the sizes of DeiT-Tiny, 12 layers of 192 channels in 3 heads, on patches of 7 × 7 pixels. It is trained
-once, by the recipe below, into --folder. Then each plan is converted and distilled by `polymix.distill` with its
-defaults: half of the steps are imitation, half fine-tuning, each step on 64 training pictures. Measured on all 10,000
-test pictures: the accuracy, and the share on which the answer is the teacher's. Each row is saved when it is there, and
-the teacher's training has checkpoints; run the command again to continue.
+The teacher has DeiT-Tiny's 12 layers and 3 heads, on patches of 7 × 7 pixels; --dim 192 is DeiT-Tiny's width. It is
+trained once, by the recipe below, into --folder. Then each plan is converted and distilled by `polymix.distill` with
+its defaults: half of the steps are imitation, half fine-tuning, each step on 64 training pictures. Measured on all
+10,000 test pictures: the accuracy, and the share on which the answer is the teacher's. Each row is saved when it is
+there, and the teacher's training has checkpoints; run the command again to continue.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from polymix.train.run import train
 from polymix.train.saved import SavedRun
 
 RECIPE = ClassifyRecipe(
-    data=FASHION, mixer="softmax:heads=3", image_size=28, patch_size=7, dim=192, depth=12, batch_size=64, epochs=2.5,
-    learning_rate=4e-4, warmup=0.1, precision="bfloat16", evaluate_every=None, checkpoint_every=250, log_every=50,
+    data=FASHION, mixer="softmax:heads=3", image_size=28, patch_size=7, dim=96, depth=12, batch_size=64, epochs=2.5,
+    learning_rate=6e-4, warmup=0.1, precision="bfloat16", evaluate_every=None, checkpoint_every=250, log_every=50,
 )  # fmt: skip
 BATCH, BUDGET = 64, 100
 MIXERS = ("qt", "pom", "padre", "poly_nl", "poly_sa", "linear", "linear_floor")
@@ -45,20 +45,21 @@ PLANS: dict[str, dict[str, str]] = {  # by the name of the row
 }  # fmt: skip
 
 
-def taught(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
+def taught(recipe: ClassifyRecipe, folder: Path) -> tuple[nn.Module, dict[str, Any]]:
     """The teacher, trained if it is not there, and what is known of its training."""
-    run, note = folder / "teacher", folder / "teacher.json"
+    run = folder / f"fashion-{recipe.dim}-{recipe.epochs:g}"
+    note = folder / f"{run.name}.json"
     try:
         saved = SavedRun.of(run)
     except ResultsError:
         watch = Stopwatch("processor")
-        train(RECIPE, run, resume=True, say=lambda line: print(line, flush=True))
+        train(recipe, run, resume=True, say=lambda line: print(line, flush=True))
         save({"seconds": round(watch.seconds())}, note)  # of the last part, if it was interrupted
         saved = SavedRun.of(run)
     model = saved.load().eval()
     known = json.loads(note.read_text()) if note.exists() else {}
     size = sum(p.numel() for p in model.parameters())
-    return model, {**known, "parameters": size, "recipe": RECIPE.model_dump(exclude_defaults=True)}
+    return model, {**known, "parameters": size, "recipe": recipe.model_dump(exclude_defaults=True)}
 
 
 @torch.no_grad()
@@ -98,6 +99,8 @@ def main() -> None:
     parser.add_argument(
         "--folder", type=Path, default=Path.home() / ".cache" / "polymix-evidence", help="of the teacher"
     )
+    parser.add_argument("--dim", type=int, default=RECIPE.dim, help="of the teacher; default: %(default)s")
+    parser.add_argument("--epochs", type=float, default=RECIPE.epochs, help="of its training; default: %(default)s")
     parser.add_argument("--plans", default=",".join(MIXERS), help=f"of {', '.join(PLANS)}; default: %(default)s")
     parser.add_argument("--steps", default=str(BUDGET), help="of distillation; a row for each, and one as converted")
     parser.add_argument("--threads", type=int, default=1)
@@ -105,7 +108,7 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     content = json.loads(given.out.read_text()) if given.out.exists() else {"rows": []}
     with sdpa_kernel(SDPBackend.MATH):  # for 16 tokens its backward pass takes a fraction of the fused one's time
-        teacher, about = taught(given.folder)
+        teacher, about = taught(RECIPE.changed(dim=given.dim, epochs=given.epochs), given.folder)
         data = load_own(FASHION, RECIPE.image_size)
         train_images, train_labels = pictures(data)
         tests, labels = data.normalise(data.test.images), data.test.labels
@@ -113,6 +116,8 @@ def main() -> None:
         about["accuracy"] = share(original == labels)
         print(about, flush=True)
         rows = content["rows"]
+        if rows and content["teacher"]["recipe"] != about["recipe"]:
+            parser.error(f"{given.out} has the rows of another teacher: {content['teacher']['recipe']}")
         done = {(row["plan"], row["steps"]) for row in rows}
         for plan in given.plans.split(","):
             for steps in (0, *map(int, given.steps.split(","))):

@@ -18,13 +18,13 @@ def script(monkeypatch, tmp_path):
     import fashion
 
     monkeypatch.setattr(idx, "INSTALLED", write_idx(tmp_path / "set", (28, 28)))
-    tiny = fashion.RECIPE.changed(dim=12, depth=4, batch_size=4, epochs=2)
+    tiny = fashion.RECIPE.changed(dim=12, depth=4, batch_size=4, epochs=2.0)
     monkeypatch.setattr(fashion, "RECIPE", tiny)
     monkeypatch.setattr(fashion, "BATCH", 2)
     monkeypatch.chdir(tmp_path)
 
-    def run(plans, steps="4"):
-        words = ["out.json", "--folder", "kept", "--plans", plans, "--steps", steps]
+    def run(plans, steps="4", *others):
+        words = ["out.json", "--folder", "kept", "--plans", plans, "--steps", steps, *others]
         monkeypatch.setattr(sys, "argv", ["fashion.py", *words])
         fashion.main()
         return json.loads(Path("out.json").read_text())
@@ -34,10 +34,17 @@ def script(monkeypatch, tmp_path):
 
 def test_rows_are_of_one_teacher_and_are_not_made_twice(script):
     first = script("qt")
-    weights = Path("kept/teacher/model.pt").stat().st_mtime_ns
+    weights = Path("kept/fashion-12-2/model.pt").stat().st_mtime_ns
     second = script("qt,pom in 6 of 12", "4,8")
     assert second["rows"][:2] == first["rows"] and second["teacher"] == first["teacher"]
-    assert Path("kept/teacher/model.pt").stat().st_mtime_ns == weights, "the teacher was trained again"
+    assert Path("kept/fashion-12-2/model.pt").stat().st_mtime_ns == weights, "the teacher was trained again"
     made = [(row["plan"], row["steps"]) for row in second["rows"]]
     assert made == [("qt", 0), ("qt", 4), ("qt", 8), *(("pom in 6 of 12", steps) for steps in (0, 4, 8))]
     assert second["test"] == CLASSES and all(row["accuracy"] * CLASSES % 1 == 0 for row in second["rows"])
+
+
+def test_rows_of_two_teachers_are_not_mixed(script, capsys):
+    script("qt")
+    with pytest.raises(SystemExit):
+        script("pom", "4", "--dim", "24")
+    assert "another teacher" in capsys.readouterr().err
