@@ -49,15 +49,15 @@ def load(recipe: ClassifyRecipe, say: Callable[[str], None] = lambda text: None)
     Raises DataError: what `load_folder`, `cifar.read`, `idx.located` and `idx.read` raise, and with broken="refuse" the
     first unreadable file.
     """
-    size, source = recipe.image_size, idx.located(recipe.data or "")
+    size, name, source = recipe.image_size, str(Path(recipe.data or "")), idx.located(recipe.data or "")
     layout = None if recipe.data is None else recipe.layout or recognise(source)
     if recipe.stream or recipe.looks_again or (recipe.stream is None and too_many(source, layout, size)):
-        return _streamed(recipe, source, layout, say)
+        return _streamed(recipe, name, source, layout, say)
     if layout is None:
         return load_digits(size) if recipe.default_data == "digits" else load_scenes(recipe.seed)
     if layout != FOLDER:
         classes, *parts = _arrays(source, layout, recipe.allow_pickle, say)
-        return from_arrays(str(recipe.data), classes, parts, size, layout)
+        return from_arrays(name, classes, parts, size, layout)
     images = load_folder(source, size)
     for line in images.skipped:
         if recipe.broken == "refuse":
@@ -101,17 +101,17 @@ def too_many(source: Path, layout: str | None, size: int) -> bool:
     return not fit_memory(sum(len(files) for part in parts for files in part.values()), size)
 
 
-def _streamed(recipe: ClassifyRecipe, source: Path, layout: str | None, say: Callable[[str], None]) -> ImageData:
+def _streamed(
+    recipe: ClassifyRecipe, name: str, source: Path, layout: str | None, say: Callable[[str], None]
+) -> ImageData:
     """The images of a recipe, in colour, decoded when they are used; normalised by ImageNet's mean and deviation."""
     if layout == FOLDER:
-        name = str(source)
         classes, *parts = list_folder(source)
     else:
         if layout is None:
             name, classes = DIGITS, DIGIT_NAMES
             pixels: Sequence[Part] = digits() if recipe.default_data == "digits" else scenes(recipe.seed)
         else:
-            name = str(recipe.data)
             classes, *pixels = _arrays(source, layout, recipe.allow_pickle, say)
         parts = [Pictures(labels, rows=rows) for rows, labels in pixels]
     say(

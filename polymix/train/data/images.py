@@ -261,7 +261,7 @@ def load_own(source: str, image_size: int) -> ImageData:
     if idx.recognise(folder) is None:
         return load_folder(folder, image_size)
     classes, *parts = idx.read(folder)
-    return from_arrays(source, classes, parts, image_size, idx.IDX)
+    return from_arrays(str(Path(source)), classes, parts, image_size, idx.IDX)
 
 
 def load_folder(folder: Path, image_size: int) -> ImageData:

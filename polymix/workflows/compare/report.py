@@ -16,6 +16,7 @@ from polymix.mixers.registry import ATTENTION, FLOOR
 from polymix.numbers import fixed, metric, plural
 from polymix.pages import embedded, markdown, plots, render, table_line
 from polymix.pages.plots import LIGHT, NARROW, Picture, legend_below, legend_columns, plain_log, publish, token_axis
+from polymix.train.data.idx import FASHION
 from polymix.workflows.compare.settings import CLASSIFY
 from polymix.workflows.compare.tables import headings, reference_tokens, rows
 from polymix.workflows.compare.verdict import (
@@ -137,7 +138,7 @@ def next_commands(content: dict[str, Any], folder: Path) -> list[tuple[str, str]
     elif verdict.get("action") == "open":
         out = shlex.quote(f"{folder.name}-again")
         commands.append(("Measure again on an idle machine:", f"polymix compare{task}{data} --out {out}"))
-    if not task and settings["data"] in (None, "digits"):
+    if not task and settings["data"] in (None, "digits", FASHION):
         commands.append(("Compare on your own images, one folder per class:", "polymix compare --data FOLDER"))
     if content["answer"] is None:
         again = f"polymix compare{task}{data} --tokens 64,256,1024,4096 --out {shlex.quote(f'{folder.name}-times')}"
