@@ -18,7 +18,7 @@ from polymix.measure.machine import manifest
 from polymix.numbers import NONE, figure, machine_line, metric, plural
 from polymix.pages import embedded, fenced, markdown, render, table_line
 from polymix.results import RESULTS, schema_name
-from polymix.train.loop import VALIDATION
+from polymix.train.evaluation import VALIDATION
 from polymix.train.rows import UP, TrainContent, check_rows, floor_sentence
 from polymix.train.task import Metric, Task
 

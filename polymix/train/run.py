@@ -15,9 +15,10 @@ from polymix.devices import processes
 from polymix.errors import OptionError
 from polymix.files import output_folder, remove_unfinished
 from polymix.train.data.sampling import isolated_random_state, number, seed_all
+from polymix.train.evaluation import evaluating
 from polymix.train.initial import check_weights, load_weights
 from polymix.train.loggers import check_logger, log, logging_to
-from polymix.train.loop import Trained, Watch, evaluating, fit
+from polymix.train.loop import Trained, Watch, fit
 from polymix.train.place import Place, check_place, first_of_all
 from polymix.train.recipe import CONTROL, Recipe
 from polymix.train.registry import task_class

@@ -108,7 +108,7 @@ def image_calibration(source: Source, data: str, size: int | None) -> Sequence[A
 
 def _training_calls(run: SavedRun) -> _Calls:
     from polymix.train.data.sampling import Seeded
-    from polymix.train.loop import evaluating
+    from polymix.train.evaluation import evaluating
 
     calls, task = _Calls(SAMPLES), run.task
     with TemporaryDirectory() as scratch:

@@ -27,7 +27,7 @@ from polymix.mixers.registry import ATTENTION
 from polymix.pages import data_url
 from polymix.results import RESULTS, Progress
 from polymix.train.data.splits import spread
-from polymix.train.loop import evaluating
+from polymix.train.evaluation import evaluating
 from polymix.train.place import Place
 from polymix.train.recipe import CONTROL, Recipe
 from polymix.train.report import finished_rows
