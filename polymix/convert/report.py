@@ -52,7 +52,7 @@ class LayerReport:
     way: str = ""
 
     @classmethod
-    def kept(cls, name: str, module: nn.Module) -> LayerReport:
+    def unconverted(cls, name: str, module: nn.Module) -> LayerReport:
         count = parameters(module)
         return cls(name, type(module).__name__, None, {}, None, (count, count), None, None, {}, (), {}, None)
 
@@ -295,8 +295,8 @@ class ConversionReport:
         lines += [f"The layers got their mixers one by one: {turns}."] if turns else []
         lines += [] if self.context is None else [str(self.context)]
         measured = self.metric.capitalize().replace("_", " ")
-        kept = self.kept if self.kept != next(reversed(self.accuracy), None) else None
-        lines += [f"{measured}, {name}{' (kept)' if name == kept else ''}: {metric(value, self.metric)}."
+        stage = self.kept if self.kept != next(reversed(self.accuracy), None) else None
+        lines += [f"{measured}, {name}{' (kept)' if name == stage else ''}: {metric(value, self.metric)}."
                   for name, value in self.accuracy.items()]  # fmt: skip
         lines += [self.unimproved] if self.unimproved else []
         return "\n".join(lines)

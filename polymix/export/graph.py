@@ -70,11 +70,11 @@ class Graph:
         if named:
             values = dict(inputs)
         else:
-            given = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+            arguments = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
             names = [p.name for p in inspect.signature(model.forward).parameters.values()
                      if p.kind in (p.POSITIONAL_OR_KEYWORD, p.POSITIONAL_ONLY)]  # fmt: skip
-            names += [f"input_{place}" for place in range(len(names), len(given))]
-            values = dict(zip(names, given, strict=False))
+            names += [f"input_{place}" for place in range(len(names), len(arguments))]
+            values = dict(zip(names, arguments, strict=False))
         for key, value in values.items():
             if not isinstance(value, Tensor):
                 raise ShapeError(key, type(value).__name__, "a tensor", "Bind other arguments with a wrapping module.")
@@ -104,11 +104,11 @@ class Graph:
         for name in sorted(axes - {"batch"}):
             yield self._resized(free, name, lambda size: size // 2 + 1)
 
-    def _resized(self, free: Axes, wanted: str, size: Callable[[int], int]) -> dict[str, Tensor]:
+    def _resized(self, free: Axes, axis_name: str, size: Callable[[int], int]) -> dict[str, Tensor]:
         values = dict(self.inputs)
         for key, axes in free.items():
             for axis, name in axes.items():
-                if name == wanted:
+                if name == axis_name:
                     length = values[key].shape[axis]
                     places = torch.arange(size(length), device=values[key].device) % length
                     values[key] = values[key].index_select(axis, places)
@@ -231,8 +231,8 @@ def _fewer(free: Axes) -> Iterator[Axes]:
     """All free axes; then without their last name, and so on; then none."""
     names = list(dict.fromkeys(name for axes in free.values() for name in axes.values()))
     for count in range(len(names), -1, -1):
-        kept = names[:count]
-        yield {key: {axis: name for axis, name in axes.items() if name in kept} for key, axes in free.items()}
+        free_names = names[:count]
+        yield {key: {axis: name for axis, name in axes.items() if name in free_names} for key, axes in free.items()}
 
 
 def _exported(graph: Graph, free: Axes, rewrite: bool) -> Any:

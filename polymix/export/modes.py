@@ -82,10 +82,10 @@ def mixer_graphs(
             )
             axes["mask"] = dict(axes["x"])
         if mode in ("prefill", "step"):
-            model, step, given = carried(mixer, inputs["x"])
+            model, step, step_inputs = carried(mixer, inputs["x"])
             if mode == "step":
-                model, inputs = step, given
-                axes = {name: {0: "batch"} for name, value in given.items() if value.ndim and len(value) == batch}
+                model, inputs = step, step_inputs
+                axes = {name: {0: "batch"} for name, value in step_inputs.items() if value.ndim and len(value) == batch}
         said: dict[str, Any] = {**about(mixer, source), "mode": mode}
         graphs.append(Graph("model" if tuple(modes) == ("self",) else mode, model, inputs, axes, said))
     return graphs

@@ -122,12 +122,12 @@ def _export(
     if max_error is not None and not (isinstance(max_error, (int, float)) and 0 < max_error < 1):
         raise OptionError("max_error", repr(max_error), "a number between 0 and 1", "Try 0.05.")
     options = Options(data, int8.check_schemes(schemes), hexagon.chip_of(soc)[0], max_error)
-    for option, given, default, users in (
+    for option, value, default, users in (
         ("schemes", tuple(schemes), int8.SCHEMES, ("int8", "qnn")), ("soc", soc, hexagon.DEFAULT_CHIP, ("qnn",)),
         ("max_error", max_error, None, ("int8", "qnn")),
     ):  # fmt: skip
-        if given != default and not set(users) & set(targets):
-            got = f"{given!r} without the target {' or '.join(users)}"
+        if value != default and not set(users) & set(targets):
+            got = f"{value!r} without the target {' or '.join(users)}"
             raise OptionError(option, got, "none", f"Leave it out, or add {users[0]}.")
     names = [graph.name for graph in graphs]
     if twice := [name for name in names if names.count(name) > 1]:
@@ -166,12 +166,12 @@ def _export(
         write_manifest(made, content)
         wrong = [result for result in results if not result.passed]
         if wrong:
-            kept = folder.with_name(folder.name + FAILED)
-            if (kept / MANIFEST).exists():  # an earlier failure's
-                shutil.rmtree(kept)
-            made.rename(kept)
+            failed = folder.with_name(folder.name + FAILED)
+            if (failed / MANIFEST).exists():  # an earlier failure's
+                shutil.rmtree(failed)
+            made.rename(failed)
             more = f" ({len(wrong) - 1} more)" if len(wrong) > 1 else ""
-            raise ParityError("model", f"{wrong[0]}{more}", "PyTorch's numbers", f"The files are in {kept}.")
+            raise ParityError("model", f"{wrong[0]}{more}", "PyTorch's numbers", f"The files are in {failed}.")
         if folder.exists():
             folder.rmdir()
         made.rename(folder)
@@ -208,10 +208,10 @@ def _entries(graph: Graph, target: str, made: Path, shared: Shared, options: Opt
     return entries
 
 
-def _save_case(graph: Graph, inputs: Mapping[str, Tensor], given: Path, wanted: Path) -> None:
-    if not wanted.exists():  # written for another target
-        write_arrays(given, {name: value.detach().cpu().numpy() for name, value in inputs.items()})
-        write_arrays(wanted, {name: value.cpu().numpy() for name, value in graph.call(inputs).items()})
+def _save_case(graph: Graph, inputs: Mapping[str, Tensor], inputs_path: Path, outputs_path: Path) -> None:
+    if not outputs_path.exists():  # written for another target
+        write_arrays(inputs_path, {name: value.detach().cpu().numpy() for name, value in inputs.items()})
+        write_arrays(outputs_path, {name: value.cpu().numpy() for name, value in graph.call(inputs).items()})
 
 
 def _bytes(path: Path) -> int:
@@ -271,8 +271,8 @@ def _qnn(graph: Graph, folder: Path, made: Path, shared: Shared, options: Option
     model = made.parent / f"{graph.name}-single.onnx"  # the processor takes fixed sizes alone
     write_onnx(single, model)
     own = {key: value.cpu().numpy() for key, value in single.inputs.items()}
-    given = options.data or _calibration(graph)
-    data = [sample for batch in given for sample in samples_of(batch, own)]
+    batches = options.data or _calibration(graph)
+    data = [sample for batch in batches for sample in samples_of(batch, own)]
     reports, written = {}, []
     for scheme in options.schemes:
         path = folder / f"{graph.name}-{scheme}.onnx"
@@ -338,14 +338,14 @@ def _names_beside(path: Path, made: Path) -> dict[str, str]:
     return {BESIDE: path.with_suffix(".json").relative_to(made).as_posix()}
 
 
-def _web_runtime(targets: Sequence[str], given: str | Path | None) -> Path | None:
+def _web_runtime(targets: Sequence[str], runtime: str | Path | None) -> Path | None:
     """npm's onnxruntime-web for the target web; None for other targets."""
     if "web" in targets:
         from polymix.export.web.runtime import find_runtime
 
-        return find_runtime(given)
-    if given is not None:
-        raise OptionError("runtime", f"{given} without the target web", "none", "Leave it out, or add web.")
+        return find_runtime(runtime)
+    if runtime is not None:
+        raise OptionError("runtime", f"{runtime} without the target web", "none", "Leave it out, or add web.")
     return None
 
 

@@ -112,10 +112,10 @@ def circle_nms(boxes: Tensor, scores: Tensor, radius: float) -> Tensor:
 
 def _greedy(near: Tensor) -> Tensor:
     """From the first on, keep each row that is near no kept one."""
-    kept: list[int] = []
+    places: list[int] = []
     gone = torch.zeros(len(near), dtype=torch.bool, device=near.device)
     for place in range(len(near)):
         if not gone[place]:
-            kept.append(place)
+            places.append(place)
             gone |= near[place]
-    return torch.tensor(kept, dtype=torch.int64, device=near.device)
+    return torch.tensor(places, dtype=torch.int64, device=near.device)

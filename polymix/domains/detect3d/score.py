@@ -32,9 +32,9 @@ class Sample(NamedTuple):
 def in_range(sample: Sample, points: Any = None) -> Sample:
     """The boxes within their class's distance from the vehicle, and with a point if `points` (n,) are given."""
     reach = numpy.array([RANGES.get(name, FURTHEST) for name in sample.names])
-    kept = numpy.hypot(sample.boxes[:, 0], sample.boxes[:, 1]) < reach if len(reach) else numpy.zeros(0, bool)
-    kept = kept & (points > 0) if points is not None else kept
-    return Sample(*(None if part is None else part[kept] for part in sample))
+    inside = numpy.hypot(sample.boxes[:, 0], sample.boxes[:, 1]) < reach if len(reach) else numpy.zeros(0, bool)
+    inside = inside & (points > 0) if points is not None else inside
+    return Sample(*(None if part is None else part[inside] for part in sample))
 
 
 def detection_score(

@@ -124,9 +124,9 @@ def laid_over(first: Voxels, second: Voxels) -> Voxels:
     order = codes.argsort(stable=True)
     once = torch.ones_like(order, dtype=torch.bool)
     once[1:] = codes[order][1:] != codes[order][:-1]
-    kept = order[once].sort().values
+    places = order[once].sort().values
     features, labels = torch.cat((first.features, second.features)), torch.cat((first.labels, second.labels))
-    return Voxels(features[kept], grid[kept], labels[kept])
+    return Voxels(features[places], grid[places], labels[places])
 
 
 def cropped(cloud: Voxels, most: int) -> Voxels:
@@ -134,8 +134,8 @@ def cropped(cloud: Voxels, most: int) -> Voxels:
     if not most or len(cloud.grid) <= most:
         return cloud
     away = (cloud.grid - cloud.grid[torch.randint(len(cloud.grid), ())]).double().square().sum(1)
-    kept = away.topk(most, largest=False).indices.sort().values
-    return Voxels(cloud.features[kept], cloud.grid[kept], cloud.labels[kept])
+    nearest = away.topk(most, largest=False).indices.sort().values
+    return Voxels(cloud.features[nearest], cloud.grid[nearest], cloud.labels[nearest])
 
 
 def mixed(clouds: list[Voxels], recipe: Segment3dRecipe) -> list[Voxels]:

@@ -92,9 +92,9 @@ def _followed(octants: Tensor, table: Tensor, depth: int) -> Tensor:
     octants = octants << below
     state, code = torch.zeros_like(octants), torch.zeros_like(octants)
     for step in reversed(range(steps)):
-        found = table[state | (octants >> bits * step & (1 << bits) - 1)]
-        code = code << bits | found & (1 << bits) - 1
-        state = found & -(1 << bits)
+        entry = table[state | (octants >> bits * step & (1 << bits) - 1)]
+        code = code << bits | entry & (1 << bits) - 1
+        state = entry & -(1 << bits)
     return code >> below
 
 
@@ -115,8 +115,8 @@ def _turns(levels: int) -> Tensor:
     for cell, level in queue:
         inner = [(child, level + 1) for child in 2 * cell + cube]
         for child in inner:
-            if (found := digits_in(*child)) not in known:
-                known[found] = len(known)
+            if (pattern := digits_in(*child)) not in known:
+                known[pattern] = len(known)
                 queue.append(child)
         onward.append([known[digits_in(*child)] for child in inner])
     one, following = torch.tensor(list(known)), torch.tensor(onward)  # (states, 8)

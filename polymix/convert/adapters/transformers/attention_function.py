@@ -85,7 +85,7 @@ def _answer(
     scaling: Any = None, is_causal: bool | None = None, **others: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """What transformers calls: (B, heads or groups, ·, ·) each -> (B, N, heads, e)."""
-    unknown = [name for name, given in others.items() if given is not None and given is not False]
+    unknown = [name for name, argument in others.items() if argument is not None and argument is not False]
     if unknown := [name for name in unknown if name not in RIDES_ALONG and name not in ON_LOGITS]:
         got = f"a layer that passes {', '.join(unknown)} to its attention"
         raise CapabilityError("attention", got, "queries, keys, values and masks alone", "Keep this layer.")
