@@ -128,8 +128,8 @@ def contextual_mapping(
     if rows_out == n:
         family = rows.reshape(draws, 1 + _TWINS, n, -1)
         table = (family[:, 1:] - family[:, :1]).norm(dim=-1)  # (draws, twins, N)
-        kept = torch.arange(n) != owner.unsqueeze(-1)
-        twins += (table[kept] / size).tolist()
+        unchanged = torch.arange(n) != owner.unsqueeze(-1)
+        twins += (table[unchanged] / size).tolist()
         alike += [_alike(probe, pair) / size for pair in EQUAL_SUMS if len(pair[0]) < n]
     tolerance = SAFETY * rows.shape[1] ** 0.5 * max(noise / size, EPS)
     collision = _search(probe, tolerance * size) if rows_out == n > 1 else None

@@ -155,13 +155,13 @@ def out_of_memory(error: BaseException) -> bool:
 def _without_stderr() -> Iterator[None]:
     """Hide file descriptor 2, to which the profiler's library writes lines of its own."""
     sys.stderr.flush()
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    original, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, 2)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(original, 2)
+        os.close(original)
         os.close(nowhere)
 
 

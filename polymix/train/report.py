@@ -33,10 +33,10 @@ class Journal:
     def __init__(self, path: Path, done: int, say: Callable[[str], None], writes: bool) -> None:
         self.path, self.say, self.writes = path, say, writes
         if writes:
-            kept = [row for row in self.rows() if row["step"] <= done]
+            earlier = [row for row in self.rows() if row["step"] <= done]
             path.parent.mkdir(parents=True, exist_ok=True)
-            if kept or path.exists():
-                write_whole(path, "".join(json.dumps(row) + "\n" for row in kept))
+            if earlier or path.exists():
+                write_whole(path, "".join(json.dumps(row) + "\n" for row in earlier))
 
     def rows(self) -> list[dict[str, Any]]:
         """All rows. An incomplete last line is left out."""
@@ -69,9 +69,9 @@ class Journal:
 
 def measured(rows: Sequence[Row]) -> tuple[list[str], list[Row]]:
     """The names of what was measured on held-out data, the headline first, and the rows that have it."""
-    kept = [row for row in rows if "loss" not in row and len(row) > 1]
-    names = dict.fromkeys(key for row in kept for key in row if key not in ("step", "samples", "kept_step"))
-    return sorted(names, key=lambda name: name.startswith(VALIDATION)), kept
+    evaluated = [row for row in rows if "loss" not in row and len(row) > 1]
+    names = dict.fromkeys(key for row in evaluated for key in row if key not in ("step", "samples", "kept_step"))
+    return sorted(names, key=lambda name: name.startswith(VALIDATION)), evaluated
 
 
 def metric_of(task: Task[Any, Any], name: str) -> Metric:
@@ -81,10 +81,10 @@ def metric_of(task: Task[Any, Any], name: str) -> Metric:
 
 def write_results(out: Path, content: Mapping[str, Any], rows: Sequence[Row], finished: bool) -> Path:
     """results.json: settings, machine, parameters, and every row that was measured on held-out data."""
-    names, kept = measured(rows)
+    names, evaluated = measured(rows)
     machine = manifest(content["settings"]["device"], torch.get_num_threads())
-    metrics = {name: finite(kept[-1].get(name)) for name in names}
-    evaluations = [{key: finite(value) for key, value in row.items()} for row in kept]
+    metrics = {name: finite(evaluated[-1].get(name)) for name in names}
+    evaluations = [{key: finite(value) for key, value in row.items()} for row in evaluated]
     whole = {"schema": SCHEMA, "finished": finished, **content, "machine": machine, "metrics": metrics,
              "evaluations": evaluations}  # fmt: skip
     write_whole(out / RESULTS, json.dumps(whole, indent=1, allow_nan=False) + "\n")
@@ -125,7 +125,7 @@ def write_report(out: Path, content: Mapping[str, Any], rows: Sequence[Row]) -> 
     pictures, pages = ([path for path in drawn if (path.suffix == ".html") == is_page] for is_page in (False, True))
     from polymix.pages.plots import Picture, publish
 
-    names, kept = measured(rows)
+    names, evaluated = measured(rows)
     speeds = [(row[key], key) for row in rows for key in row if key.endswith("_per_second")]
     settings = content["settings"]
     mixer = f" with {settings['mixer']}" if settings.get("mixer") else ""
@@ -138,8 +138,8 @@ def write_report(out: Path, content: Mapping[str, Any], rows: Sequence[Row]) -> 
     curves = Picture("curves", "Training loss and the headline by step", lambda narrow: curve(rows, narrow))
     shown = publish([curves], out)
     headings = ["step", *(name.replace("_", " ") for name in names)]
-    cells = [[f"{row['step']:,}", *(metric(row.get(name), name) for name in names)] for row in kept]
-    samples = list(kept[-1].get("samples", ())) if kept else []
+    cells = [[f"{row['step']:,}", *(metric(row.get(name), name) for name in names)] for row in evaluated]
+    samples = list(evaluated[-1].get("samples", ())) if evaluated else []
     page = render(
         "train/report.html.j2", title=title, training=training, describe=about.get("describe"), headings=headings,
         rows=cells, curves=shown["curves"], pictures={path.stem: url for path, url in zip(
@@ -209,9 +209,9 @@ def curve(rows: Sequence[Row], narrow: bool) -> Any:
 
     from polymix.pages.plots import COLOURS, NARROW
 
-    names, kept = measured(rows)
+    names, evaluated = measured(rows)
     headline = [name for name in names if name == f"{VALIDATION}{names[0]}"] or names[:1]
-    curves = [("loss", [row for row in rows if "loss" in row]), *((name, kept) for name in headline)]
+    curves = [("loss", [row for row in rows if "loss" in row]), *((name, evaluated) for name in headline)]
     figure = Figure(figsize=(NARROW, 2.9 * len(curves)) if narrow else (9, 3.6), layout="constrained")
     grid = figure.subplots(*((len(curves), 1) if narrow else (1, len(curves))), squeeze=False)
     for axes, (name, its) in zip(grid.flat, curves, strict=True):

@@ -126,9 +126,9 @@ def judge(contenders: Sequence[Contender], tokens: int, place: str = "", *, refe
     """
     place = place or f"At {tokens:,} tokens"
 
-    def verdict(action: str, why: str, text: str, found: Contender | None = None) -> Verdict:
-        speed = None if found is None else found.speeds[tokens]
-        return Verdict(action, why, None if found is None else found.name, tokens, speed, f"{place} {text}")
+    def verdict(action: str, why: str, text: str, contender: Contender | None = None) -> Verdict:
+        speed = None if contender is None else contender.speeds[tokens]
+        return Verdict(action, why, None if contender is None else contender.name, tokens, speed, f"{place} {text}")
 
     if not reference:
         text = "the choice is open: attention itself diverged in training, so there is no accuracy to compare with."

@@ -87,7 +87,7 @@ def samples(content: dict[str, Any]) -> list[dict[str, Any]]:
     """Some test images with their class, and what each mixer took them for in its first run, where that was wrong."""
     if content["data"] is None:
         return []
-    classes, kept = content["data"]["classes"], content["data"]["samples"]
+    classes, images = content["data"]["classes"], content["data"]["samples"]
     first = [row for row in content["answers"] if row["seed"] == 0 and row["samples"]]
     return [
         {
@@ -100,17 +100,17 @@ def samples(content: dict[str, Any]) -> list[dict[str, Any]]:
                 if row["samples"][place] != sample["class"]
             ],
         }
-        for place, sample in enumerate(kept)
+        for place, sample in enumerate(images)
     ]
 
 
 def confusion(content: dict[str, Any], label: str) -> dict[str, Any] | None:
     """How many test images of each class (rows) the mixer took for each class, over all seeds, and the worst pairs."""
-    kept = [row["confusion"] for row in content["answers"] if row["mixer"] == label and row["confusion"]]
-    if not kept:
+    matrices = [row["confusion"] for row in content["answers"] if row["mixer"] == label and row["confusion"]]
+    if not matrices:
         return None
     classes = content["data"]["classes"]
-    counts = [[sum(run[i][j] for run in kept) for j in range(len(classes))] for i in range(len(classes))]
+    counts = [[sum(run[i][j] for run in matrices) for j in range(len(classes))] for i in range(len(classes))]
     most = max(max(row) for row in counts) or 1
     wrong = sorted(
         ((counts[i][j], i, j) for i in range(len(classes)) for j in range(len(classes)) if i != j), reverse=True
@@ -207,13 +207,13 @@ def accuracy_against_latency(content: dict[str, Any], narrow: bool = False) -> F
 
 def slopes(content: dict[str, Any], scope: str, what: str) -> dict[str, float]:
     """The slope of each mixer that was measured at enough lengths to fit one; none in a quick look."""
-    found = {}
+    fits = {}
     for mixer in labels(content):
         points = _points(content, mixer, scope, what)
         fit = slope(points)
         if fit is not None and len(points) >= _POINTS and not content["settings"]["quick"]:
-            found[mixer] = fit
-    return found
+            fits[mixer] = fit
+    return fits
 
 
 def _points(content: dict[str, Any], mixer: str, scope: str, what: str) -> dict[int, float]:

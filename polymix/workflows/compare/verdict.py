@@ -129,17 +129,17 @@ def speeds(content: dict[str, Any], scope: str) -> dict[str, dict[int, Speed]]:
     """The speedup over attention by mixer and number of tokens, where both were measured, or attention was stopped."""
     at = {(row["mixer"], row["tokens"]): row for row in content["sweep"] if row["scope"] == scope}
     table = latencies(content, scope)
-    found: dict[str, dict[int, Speed]] = {label: {} for label in labels(content)}
+    by_mixer: dict[str, dict[int, Speed]] = {label: {} for label in labels(content)}
     for label, points in table.items():
         for n in sorted(points):
             factor, ours, attention = gain(table, label, n), at[label, n], at.get((ATTENTION, n), {})
             if factor is not None and math.isinf(factor):
-                found[label][n] = Speed(math.inf, math.inf, math.inf)
+                by_mixer[label][n] = Speed(math.inf, math.inf, math.inf)
             elif factor is not None:
                 one_run = min(len(ours["runs"]), len(attention["runs"])) == 1
                 low, high = attention["low"] / ours["high"], attention["high"] / ours["low"]
-                found[label][n] = Speed(factor, low, high, one_run)
-    return found
+                by_mixer[label][n] = Speed(factor, low, high, one_run)
+    return by_mixer
 
 
 def timed(content: dict[str, Any]) -> str:

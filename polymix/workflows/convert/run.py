@@ -109,11 +109,11 @@ def _run(
         measured = assess(report, inputs, seconds=settings.seconds, lengths=settings.lengths)
     warning = [report.unimproved] if report.unimproved else []
     notes = [*([report.worse] if report.worse else []), *_notes(settings, source, data, code, longer)]
-    told = [*notes, *warning]
-    about = {**results.content, "data": None if data is None else data.to_dict(), "notes": told, "code": code}
+    all_notes = [*notes, *warning]
+    about = {**results.content, "data": None if data is None else data.to_dict(), "notes": all_notes, "code": code}
     names = class_names(host, data)
     # No times, which results.json has: equal runs save equal files.
-    saver.save(report.model, {**report.to_dict(), "data": about["data"], "notes": told, "classes": names})
+    saver.save(report.model, {**report.to_dict(), "data": about["data"], "notes": all_notes, "classes": names})
     saver.accompany(source.folder, host)
     name = Path(settings.model).name
     title = f"{name} with {' and '.join(dict.fromkeys(layer.now for layer in report.layers if layer.now))}"

@@ -124,7 +124,7 @@ class Settings:
         if PRECISION[self.precision] == "float16" and self.device.startswith("cpu"):
             got = f"{self.precision} on a CPU"
             raise OptionError("--precision", got, "float32 or bf16-mixed", "Pass --precision bf16-mixed.")
-        for option, given, needed in (
+        for option, used, needed in (
             ("--precision", PRECISION[self.precision] != "float32", trains),
             ("--from-scratch", self.from_scratch, self.distill_epochs > 0),
             ("--lora", self.lora is not None, self.distill_epochs > 0),
@@ -132,7 +132,7 @@ class Settings:
             ("--distill-loss", self.aligns_features, self.distill_epochs > 0),
             ("--learning-rate", self.learning_rate is not None, self.distill_epochs > 0),
         ):  # fmt: skip
-            if given and not needed:
+            if used and not needed:
                 raise OptionError(option, "it without training", "--distill-epochs of at least 1", "Or leave it out.")
         if self.from_scratch and self.data == NOISE:
             got = f"it with --data {NOISE}, which only the original model labels"
