@@ -78,14 +78,14 @@ LABELS = {
 
 def _cell(name: str, value: float | None) -> str:
     """A class's measurement: a share of images in per cent, any other as a number."""
-    from polymix.numbers import NONE, figure
+    from polymix.numbers import DASH, figure
 
     if name == "accuracy":
         return _percent(value)
-    return NONE if value is None else f"{value:,}" if isinstance(value, int) else figure(value)
+    return DASH if value is None else f"{value:,}" if isinstance(value, int) else figure(value)
 
 
 def _percent(share: float | None) -> str:
-    from polymix.numbers import NONE, fixed
+    from polymix.numbers import DASH, fixed
 
-    return NONE if share is None else f"{fixed(share, 1, 100)} %"
+    return DASH if share is None else f"{fixed(share, 1, 100)} %"

@@ -20,7 +20,7 @@ from polymix.convert.positions import MEANING
 from polymix.convert.spec import AttentionSpec
 from polymix.errors import OptionError
 from polymix.mixers.inheritance import Projection
-from polymix.numbers import NONE, aligned, arrow, between, metric, plural, spanned
+from polymix.numbers import DASH, aligned, arrow, between, metric, plural, spanned
 
 
 @dataclass(frozen=True)
@@ -316,7 +316,7 @@ def table(layers: Sequence[LayerReport], counts: tuple[int, int]) -> list[str]:
 def _cells(layer: LayerReport) -> tuple[str, ...]:
     """What a line of the table says of a layer besides its name and its error."""
     parameters = f"{layer.parameters[0]:,} → {layer.parameters[1]:,}" if layer.now else f"{layer.parameters[0]:,}"
-    flops = NONE if layer.flops is None else arrow([count / 1e6 for count in layer.flops])
+    flops = DASH if layer.flops is None else arrow([count / 1e6 for count in layer.flops])
     return layer.was, layer.now or "kept", parameters, flops
 
 

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from polymix.export.web.drawing import Drawing
 
 OPSET = 21
-LONGEST = 1 << 20  # of a free axis
-LARGE = 1_800_000_000  # bytes of weights from which they lie in a file beside the graph: protobuf ends at 2 GiB
+MAX_AXIS = 1 << 20  # of a free axis
+MAX_INLINE_BYTES = 1_800_000_000  # larger weights lie in a file beside the graph: protobuf ends at 2 GiB
 STANDARD = ("", "ai.onnx")
 CUTS = ("Reshape", "Transpose", "Slice", "Squeeze", "Unsqueeze", "Split")
 Axes = dict[str, dict[int, str]]
@@ -194,7 +194,7 @@ def write_onnx(graph: Graph, path: Path) -> Axes:
 def _save(graph: Graph, program: Any, path: Path) -> None:
     about = {key: value if isinstance(value, str) else json.dumps(value) for key, value in graph.about.items()}
     program.model.metadata_props.update(about)
-    if sum(value.nbytes for value in graph.model.state_dict().values()) > LARGE:  # the weights lie beside the graph
+    if sum(value.nbytes for value in graph.model.state_dict().values()) > MAX_INLINE_BYTES:
         program.save(str(path), external_data=True)
     else:
         write_whole(path, lambda part: program.save(str(part), external_data=False))
@@ -241,7 +241,7 @@ def _exported(graph: Graph, free: Axes, rewrite: bool) -> Any:
     inputs = graph.inputs
     if any(axes.get(0) == "batch" and len(inputs[key]) == 1 for key, axes in free.items()):
         inputs = graph._resized(free, "batch", lambda size: 2)  # a size of one would be taken as fixed
-    dims = {name: torch.export.Dim(name, min=1 if name == "batch" else 2, max=LONGEST)
+    dims = {name: torch.export.Dim(name, min=1 if name == "batch" else 2, max=MAX_AXIS)
             for axes in free.values() for name in axes.values()}  # fmt: skip
     shapes = tuple({axis: dims[name] for axis, name in free.get(key, {}).items()} for key in inputs)
     names = list(graph.call(graph.inputs))

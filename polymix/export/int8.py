@@ -28,7 +28,7 @@ from polymix.files import disk_error, write_whole
 
 METHODS = ("minmax", "percentile", "entropy")
 PERCENTILE = 99.99
-BETTER = 0.95  # of the error so far, from which another way of quantising is taken
+IMPROVEMENT = 0.95  # of the error so far, from which another way of quantising is taken
 ACTIVATIONS = {"a8w8": "QInt8", "a16w8": "QUInt16"}
 SCHEMES = tuple(ACTIVATIONS)
 REPORT = "report.json"
@@ -95,7 +95,7 @@ def quantise(
                     failure = error
                     continue
                 tried.append({"equalised": strength, "ranges": method, "error": _worst(outputs, expected)})
-                if tried[-1]["error"] < BETTER * report.get("error", math.inf):
+                if tried[-1]["error"] < IMPROVEMENT * report.get("error", math.inf):
                     write_whole(out, path.read_bytes())
                     best = source
                     report |= tried[-1]

@@ -27,7 +27,7 @@ QNN_PROVIDER, CONTEXT = (
     "QNNExecutionProvider",
     "-context.onnx",
 )  # of Qualcomm's runtime; the end of a compiled file's name
-BESIDE = "output_names"  # of an entry whose file does not name its outputs: the path of a file that does
+OUTPUT_NAMES = "output_names"  # of an entry whose file does not name its outputs: the path of a file that does
 Arrays = dict[str, np.ndarray]
 Loaded = Callable[[Mapping[str, np.ndarray]], Arrays]
 
@@ -90,7 +90,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     content = read_json(folder / MANIFEST, DataError, "folder", f"a folder with {MANIFEST}", cure)
     try:
         names = [str(entry[key]) for entry in content["files"] for key in ("path", "inputs", "outputs")]
-        names += [str(entry[BESIDE]) for entry in content["files"] if BESIDE in entry]
+        names += [str(entry[OUTPUT_NAMES]) for entry in content["files"] if OUTPUT_NAMES in entry]
         [(entry["target"], float(entry["tolerance"])) for entry in content["files"]]
     except (KeyError, TypeError, ValueError) as error:
         got = f"{folder / MANIFEST}, which lacks something ({one_line(error)})"

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from polymix import __version__
 from polymix.errors import CapabilityError, OptionError, ParityError, ShapeError
 from polymix.export import hexagon, int8
-from polymix.export.graph import LARGE, Axes, Graph, about, check_exportable, write_onnx, write_package
-from polymix.export.manifest import BESIDE, CHECKS, MANIFEST, Arrays, check, write_arrays, write_manifest
+from polymix.export.graph import MAX_INLINE_BYTES, Axes, Graph, about, check_exportable, write_onnx, write_package
+from polymix.export.manifest import CHECKS, MANIFEST, OUTPUT_NAMES, Arrays, check, write_arrays, write_manifest
 from polymix.export.wide import operator_groups
 from polymix.extras import check_installed
 from polymix.files import PART, output_folder, writing
@@ -335,7 +335,7 @@ def _executorch(graph: Graph, folder: Path, made: Path, shared: Shared, options:
 
 def _names_beside(path: Path, made: Path) -> dict[str, str]:
     """What the manifest says of a file whose outputs are named by another one beside it."""
-    return {BESIDE: path.with_suffix(".json").relative_to(made).as_posix()}
+    return {OUTPUT_NAMES: path.with_suffix(".json").relative_to(made).as_posix()}
 
 
 def _web_runtime(targets: Sequence[str], runtime: str | Path | None) -> Path | None:
@@ -352,9 +352,11 @@ def _web_runtime(targets: Sequence[str], runtime: str | Path | None) -> Path | N
 def _web(graph: Graph, folder: Path, made: Path, shared: Shared, options: Options) -> list[Written]:
     """The ONNX file that the page loads; `polymix.export.web` writes the rest of the folder."""
     size = sum(value.nbytes for value in graph.model.state_dict().values())
-    if size > LARGE:
+    if size > MAX_INLINE_BYTES:
         got = f"{size / 1e9:.1f} GB of weights"
-        raise CapabilityError("model", got, f"at most {LARGE / 1e9} GB in a browser", "Export a smaller model.")
+        raise CapabilityError(
+            "model", got, f"at most {MAX_INLINE_BYTES / 1e9} GB in a browser", "Export a smaller model."
+        )
     path = folder / "models" / f"{graph.name}.onnx"
     path.parent.mkdir(exist_ok=True)
     source, free = float_graph(graph, made, shared)

@@ -15,7 +15,7 @@ import torch
 from polymix.errors import ResultsError, reason_of
 from polymix.files import read_json, write_whole, writing
 from polymix.measure.machine import manifest
-from polymix.numbers import NONE, figure, machine_line, metric, plural
+from polymix.numbers import DASH, figure, machine_line, metric, plural
 from polymix.pages import embedded, fenced, markdown, render, table_line
 from polymix.results import RESULTS, schema_name
 from polymix.train.evaluation import VALIDATION
@@ -183,8 +183,8 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
     for row in rows:
         values = [metric(row["metrics"].get(name), name) for name in names]
         speeds = [figure(row[key]) for key in ("training_per_second", "inference_per_second")]
-        peak = NONE if row["peak_bytes"] is None else figure(row["peak_bytes"] / 2**20)
-        paper = in_the_paper(row["paper"]) if row["paper"] else NONE
+        peak = DASH if row["peak_bytes"] is None else figure(row["peak_bytes"] / 2**20)
+        paper = in_the_paper(row["paper"]) if row["paper"] else DASH
         lines.append([row["mixer"], str(row["seed"]), *values, f"{row['parameters']:,}", *speeds, peak]
                      + [paper] * papers)  # fmt: skip
     return lines

@@ -24,7 +24,7 @@ from polymix.convert.saving.unwrapping import bare
 from polymix.errors import ResultsError, reason_of
 from polymix.files import write_whole
 
-LAST = Path("checkpoint") / "last.ckpt"  # in the run's folder
+LAST_CHECKPOINT = Path("checkpoint") / "last.ckpt"  # in the run's folder
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)  # in the first process alone
 _PARTS = {
     "settings": dict, "step": int, "slices": int, "models": dict, "optimizer": dict, "schedule": dict, "kept": dict,
@@ -91,7 +91,7 @@ def read_checkpoint(path: Path, writer: str, *, mmap: bool = False) -> dict[str,
 
 def check_no_checkpoint(out: Path, resume: bool) -> None:
     """ResultsError where a fresh run in `out` would overwrite a checkpoint."""
-    if (out / LAST).exists() and not resume:
+    if (out / LAST_CHECKPOINT).exists() and not resume:
         got, allowed = f"{out}, which has a checkpoint", "a folder without a checkpoint"
         raise ResultsError("out", got, allowed, "Pass resume to continue.")
 
@@ -104,7 +104,7 @@ def checkpoint_to_resume(out: Path, resume: bool, settings: Mapping[str, Any]) -
         ResultsError: there is a checkpoint and `resume` is False, or it is damaged or of another run.
     """
     check_no_checkpoint(out, resume)
-    last = out / LAST
+    last = out / LAST_CHECKPOINT
     if not last.exists():
         return None
     before = read_checkpoint(last, "polymix train")

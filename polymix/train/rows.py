@@ -20,7 +20,7 @@ from polymix.train.recipe import CONTROL
 from polymix.train.task import Task
 
 UP, DOWN = "up", "down"
-LONG_ENOUGH = 0.2  # seconds of inference to measure
+MIN_SECONDS = 0.2  # seconds of inference to measure
 
 
 class TrainRow(TypedDict):
@@ -111,7 +111,7 @@ def measure_speed(task: Task[Any, Any], model: nn.Module, place: Place, batch: A
     with isolated_random_state(), place.autocast():
         model.eval()
         with torch.no_grad():
-            timing = repeated(lambda: task.infer(model, batch), seconds=LONG_ENOUGH, most=10, device=device)
+            timing = repeated(lambda: task.infer(model, batch), seconds=MIN_SECONDS, most=10, device=device)
         model.train()
         peak = peak_memory(lambda: task.loss(model, batch).backward(), device)
         model.zero_grad(set_to_none=True)

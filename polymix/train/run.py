@@ -32,7 +32,7 @@ from polymix.train.report import (
     write_report,
     write_results,
 )
-from polymix.train.resume import LAST, check_no_checkpoint, check_same_run, checkpoint_to_resume
+from polymix.train.resume import LAST_CHECKPOINT, check_no_checkpoint, check_same_run, checkpoint_to_resume
 from polymix.train.rows import DOWN, UP, make_row, measure_speed
 from polymix.train.task import Data, Say, Task, silent
 
@@ -122,7 +122,7 @@ def _train(
 ) -> Journal:  # fmt: skip
     """One model, trained, measured and saved in `out`."""
     rank, _ = processes()
-    recipe, last = task.recipe, out / LAST
+    recipe, last = task.recipe, out / LAST_CHECKPOINT
     task.say = say = task.say if rank == 0 else silent
     settings: dict[str, Any] = recipe.decisive()
     if recipe.epochs is not None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 BATCH = 2
 SAMPLES = 128  # of the training data, to calibrate with
-MEASURED = 2000  # samples that each file is measured on, where a task can measure fewer than all
+MAX_SAMPLES = 2000  # samples that each file is measured on, where a task can measure fewer than all
 
 
 class _Enough(Exception):
@@ -157,7 +157,7 @@ def measured(folder: Path, data: str | None, out: Path, entries: Sequence[Mappin
     )
     rows = []
     for path in (None, *quantised):
-        settings = Evaluated(folder, data=data, limit=MEASURED, exported=None if path is None else out / path)
+        settings = Evaluated(folder, data=data, limit=MAX_SAMPLES, exported=None if path is None else out / path)
         try:
             result = evaluate(settings)
         except OptionError as error:  # a task that measures all or nothing

@@ -57,7 +57,7 @@ def test_the_report_names_every_product(quantised):
     tried = {(way["equalised"], way["ranges"]): way["error"] for way in report["tried"]}
     assert report["samples"] == 3 and {ranges for _, ranges in tried} == set(int8.METHODS)
     assert {strength for strength, _ in tried} == {None, 0.5, 1.0}
-    assert report["error"] == tried[report["equalised"], report["ranges"]] <= min(tried.values()) / int8.BETTER
+    assert report["error"] == tried[report["equalised"], report["ranges"]] <= min(tried.values()) / int8.IMPROVEMENT
     assert {layer["operator"] for layer in report["layers"]} <= {"MatMul", "Conv"} and report["layers"]
     assert all(0 < layer["error"] < 0.1 for layer in report["layers"])
 

@@ -21,7 +21,7 @@ from polymix.numbers import plural
 from polymix.train.data.boxes import data as reading
 from polymix.train.data.boxes.coco import is_coco_2017
 from polymix.train.data.boxes.data import DetectionData
-from polymix.train.data.boxes.detectors import DRAWN, answer
+from polymix.train.data.boxes.detectors import DRAWN_PICTURES, answer
 from polymix.train.data.boxes.fitting import EMPTY, fit
 from polymix.train.data.boxes.precision import NAMES
 from polymix.train.data.drawing import draw_truth_and_prediction
@@ -116,7 +116,7 @@ class DetectTask(Task[DetectRecipe, DetectionData]):
         predictions, _ = next(measuring.predict_all(model, data, self.recipe, Process()))
         pictures = [
             (picture.pixels(), picture.target(), objects)
-            for picture, objects in zip(data.test.pictures.pictures[:DRAWN], predictions, strict=False)
+            for picture, objects in zip(data.test.pictures.pictures[:DRAWN_PICTURES], predictions, strict=False)
         ]
         path = folder / "samples.png"
         draw_truth_and_prediction(pictures, data.classes, path, self.recipe.threshold)

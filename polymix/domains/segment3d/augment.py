@@ -14,9 +14,9 @@ from polymix.domains.segment3d.layouts import Scan
 from polymix.domains.segment3d.recipe import Segment3dRecipe
 
 STRETCHES = ((0.2, 0.4), (0.8, 1.6))  # side of a cell and size of the shifts in metres: small ones, then large ones
-STRETCHED = 0.95  # how often `elastic` stretches a cloud
+STRETCH_PROBABILITY = 0.95  # how often `elastic` stretches a cloud
 THINNED, LEFT = 0.2, 0.8  # how often `drop` takes points away, and the share that stays
-FURTHEST = 4.0  # deviations by which `jitter` moves a point at most
+MAX_JITTER = 4.0  # deviations by which `jitter` moves a point at most
 
 
 def varied(points: Tensor, recipe: Segment3dRecipe, scan: Scan) -> tuple[Tensor, Tensor]:
@@ -29,10 +29,10 @@ def varied(points: Tensor, recipe: Segment3dRecipe, scan: Scan) -> tuple[Tensor,
         moved = moved @ turn.T
         directions = directions @ turn.T if directions.shape[1] else directions
     moved = moved * (1 + recipe.scale * (2 * float(chance[3]) - 1))
-    for cell, size in STRETCHES if recipe.elastic and torch.rand(()) < STRETCHED else ():
+    for cell, size in STRETCHES if recipe.elastic and torch.rand(()) < STRETCH_PROBABILITY else ():
         moved = stretched(moved, cell, size)
     if recipe.jitter:
-        moved = moved + recipe.jitter * torch.randn_like(moved).clamp(-FURTHEST, FURTHEST)
+        moved = moved + recipe.jitter * torch.randn_like(moved).clamp(-MAX_JITTER, MAX_JITTER)
     changed = points.clone() if directions.shape[1] or recipe.colour else points
     changed[:, scan.normals] = directions.to(points.dtype)
     if recipe.colour:

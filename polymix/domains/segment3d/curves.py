@@ -13,7 +13,7 @@ from polymix.domains.segment3d.recipe import ORDERS
 from polymix.errors import ShapeError, check_choice, check_int
 
 CLOUDS = 1 << (63 - 3 * DEPTH)  # that fit above the bits of a curve
-_PIECE = 1 << 15  # points whose numbers stay in cache
+_CHUNK = 1 << 15  # points whose numbers stay in cache
 _LEVELS = 4  # of Hilbert's curve that are followed at once
 # Where the bits of a number stand after each step that spreads them to every third place.
 _SPREAD = ((32, 0x1F00000000FFFF), (16, 0x1F0000FF0000FF), (8, 0x100F00F00F00F00F), (4, 0x10C30C30C30C30C3),
@@ -71,7 +71,7 @@ def _check(grid: Tensor, depth: int) -> None:
 
 def _in_pieces(function: Callable[[Tensor], Tensor], grid: Tensor) -> Tensor:
     """A code for each voxel, computed for so many at a time that the numbers stay in cache."""
-    return torch.cat([function(part) for part in grid.long().split(_PIECE)]) if len(grid) else grid.new_zeros(0)
+    return torch.cat([function(part) for part in grid.long().split(_CHUNK)]) if len(grid) else grid.new_zeros(0)
 
 
 def _interleave(axes: list[Tensor]) -> Tensor:

@@ -20,7 +20,7 @@ with needs("text"):
 BORDER = "<|endoftext|>"  # separates the documents of a file, as is usual
 BYTES = 256
 _ENDS = (BORDER, "</s>", "<eos>", "<|end_of_text|>")
-_PIECE = 2**20  # characters that are encoded in one call
+_CHUNK = 2**20  # characters that are encoded in one call
 
 
 def train_tokenizer(documents: Iterable[str], vocab: int, context: int) -> Any:
@@ -97,8 +97,8 @@ def count_bytes(tokenizer: Any, runs: Sequence[Sequence[int]]) -> int:
 def _pieces(text: str) -> Iterator[str]:
     """The text, cut after line ends where it is too long for one call."""
     start = 0
-    while len(text) - start > _PIECE:
-        cut = text.rfind("\n", start, start + _PIECE) + 1 or start + _PIECE
+    while len(text) - start > _CHUNK:
+        cut = text.rfind("\n", start, start + _CHUNK) + 1 or start + _CHUNK
         yield text[start:cut]
         start = cut
     yield text[start:]

@@ -29,7 +29,7 @@ from polymix.workflows.compare.verdict import (
     timed,
 )
 
-_POINTS = 4  # lengths that a slope is fitted to, at the least
+_MIN_POINTS = 4  # lengths that a slope is fitted to, at the least
 
 
 def write_report(content: dict[str, Any], folder: Path) -> Path:
@@ -211,7 +211,7 @@ def slopes(content: dict[str, Any], scope: str, what: str) -> dict[str, float]:
     for mixer in labels(content):
         points = _points(content, mixer, scope, what)
         fit = slope(points)
-        if fit is not None and len(points) >= _POINTS and not content["settings"]["quick"]:
+        if fit is not None and len(points) >= _MIN_POINTS and not content["settings"]["quick"]:
             fits[mixer] = fit
     return fits
 
@@ -266,7 +266,7 @@ def pictures(content: dict[str, Any]) -> list[Picture]:
         return []
     fitted = "N^x is the slope fitted to the upper half of the lengths (at least three): 1 is linear, 2 quadratic."
     if not (slopes(content, "alone", "latency") or slopes(content, "host", "latency")):
-        fitted = f"Too few lengths to fit slopes: that needs {_POINTS} or more, and no --quick."
+        fitted = f"Too few lengths to fit slopes: that needs {_MIN_POINTS} or more, and no --quick."
     name, chance = headline(content)[0], noise(content)
     points = f"{fixed(chance, 1, 100)} points" if name.startswith("accuracy") else metric(chance, name)
     first, margin = f"{spelled(name).capitalize()} against latency", f"Differences below {points} can be chance."

@@ -21,7 +21,7 @@ from polymix.workflows.convert.settings import Settings
 from polymix.workflows.convert.sources import Source
 
 _EXTRAS = {"timm": "vision", "transformers": "text", "diffusers": "diffusion"}
-_LISTED = 20  # classes that the code writes out
+_MAX_LISTED = 20  # classes that the code writes out
 _REPO, _ID = re.compile(r"[\w.-]+/[\w.-]+"), re.compile(r"[\w.-]+(/[\w.-]+)?")
 _UNKNOWN = "unknown"
 _TOKENIZERS = ("tokenizer.json", "vocab.json", "tokenizer.model")
@@ -75,7 +75,7 @@ def usage(source: Source, host: nn.Module, data: Data | None, inputs: Any, saver
     if photo is None:
         lines = ["import torch", "", "import polymix", *load, *_random_call(inputs)]
         return Usage(install, "\n".join(lines), names)
-    listed = 0 < len(names) <= _LISTED
+    listed = 0 < len(names) <= _MAX_LISTED
     standard = [*(["import json"] if names and not listed else []), "from pathlib import Path", ""]
     if names:
         stored = 'json.loads(Path("FOLDER", "config.json").read_text())["metadata"]["classes"]'

@@ -13,7 +13,7 @@ from typing import Any
 import polymix
 from polymix.extras import URL
 from polymix.files import write_whole
-from polymix.numbers import NONE, accuracy_interval, arrow, between, figure, fixed, machine_line, metric, spanned
+from polymix.numbers import DASH, accuracy_interval, arrow, between, figure, fixed, machine_line, metric, spanned
 from polymix.pages import render
 from polymix.pages.plots import publish
 from polymix.results import RESULTS
@@ -51,7 +51,7 @@ def rows(content: Mapping[str, Any]) -> list[list[str]]:
 
     Equal layers that follow each other share a row, since they were measured once.
     """
-    lines = [["the whole model", "", "", NONE, change(content["conversion"]["parameters"]), *_costs(content["model"])]]
+    lines = [["the whole model", "", "", DASH, change(content["conversion"]["parameters"]), *_costs(content["model"])]]
     for cells, group in groupby(content["conversion"]["layers"], lambda layer: _cells(layer, content)):
         its = list(group)
         error = between([layer["error"] for layer in its if layer["error"] is not None])
@@ -87,9 +87,9 @@ def _cells(layer: Mapping[str, Any], content: Mapping[str, Any]) -> list[str]:
 
 def _costs(cost: Mapping[str, Any] | None) -> list[str]:
     if cost is None:
-        return [NONE] * 4
+        return [DASH] * 4
     times = change([cost["before"]["ms"], cost["after"]["ms"]])
-    gain = NONE if cost["gain"] is None else f"{fixed(cost['gain'], 2)} ×"
+    gain = DASH if cost["gain"] is None else f"{fixed(cost['gain'], 2)} ×"
     return [change(cost["flops"], 1e6), times, gain, change(cost["memory_bytes"], 2**20)]
 
 

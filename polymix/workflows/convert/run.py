@@ -35,7 +35,7 @@ from polymix.workflows.recommend import recommend
 
 CHECKPOINTS = "checkpoints"  # folder in --out while a run is not finished
 _TEACHING = {"logits": "labels and from ", "features": "the last features of "}  # before "the original model"
-FRESH = "No weights were given: this is the architecture with untrained weights."
+UNTRAINED = "No weights were given: this is the architecture with untrained weights."
 
 
 def run(
@@ -291,7 +291,7 @@ def _notes(
 ) -> list[str]:
     """Sentences about the model for report and card. code: the user code that builds the model, if any."""
     imitate, tune = settings.epochs
-    notes = [] if source.trained else [FRESH]
+    notes = [] if source.trained else [UNTRAINED]
     if settings.from_scratch:
         notes = [f"The model was trained from scratch for {plural(tune, 'epoch')}, on the labels alone."]
     elif imitate or tune:

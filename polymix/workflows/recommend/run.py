@@ -23,7 +23,7 @@ from polymix.measure import Stopwatch
 from polymix.measure.candidates import Candidate, CandidateTimer
 from polymix.measure.machine import manifest
 from polymix.measure.shapes import Shape, parse_shape, shapes_of
-from polymix.measure.timing import LEAST_CALLS, Call, Timing, interleaved_within
+from polymix.measure.timing import MIN_CALLS, Call, Timing, interleaved_within
 from polymix.mixers import MixerConfig
 from polymix.mixers.spec import parse_mixer
 from polymix.workflows.convert.noise import own_input
@@ -33,8 +33,8 @@ from polymix.workflows.recommend.decide import choose, fastest, worth_it
 from polymix.workflows.recommend.layers import Layer, record
 
 CANDIDATES = ("padre:degree=2", "padre:degree=3", "pom", "qt", "poly_nl", "poly_sa")
-_LEAST = 0.2  # seconds for a layer, however many there are
-_LENGTHS = (0.25, 4.0)  # times the layer's own tokens: other lengths at which the best candidate is timed
+_MIN_SECONDS = 0.2  # seconds for a layer, however many there are
+_LENGTH_FACTORS = (0.25, 4.0)  # times the layer's own tokens: other lengths at which the best candidate is timed
 
 
 def recommend(
@@ -114,7 +114,7 @@ def _advise(
     """What to do with each layer. They share what the watch leaves of the seconds."""
     advice = []
     for place, (shape, layer) in enumerate(layers):
-        share = max((seconds - watch.seconds()) / (len(layers) - place), _LEAST)
+        share = max((seconds - watch.seconds()) / (len(layers) - place), _MIN_SECONDS)
         advice.append(_judge(timer, shape, layer, mixers, share))
     return advice
 
@@ -132,9 +132,9 @@ def _judge(
     lengths: dict[int, bool] = {}
     if best is not None:
         lengths[shape.tokens] = worth_it(attention, best)
-        for factor in _LENGTHS:
+        for factor in _LENGTH_FACTORS:
             other, left = shape.longer(factor), seconds - watch.seconds()
-            if attention and other.tokens not in lengths and attention.median * factor**2 * LEAST_CALLS < left:
+            if attention and other.tokens not in lengths and attention.median * factor**2 * MIN_CALLS < left:
                 its, (candidate,) = timer.compare(other, {best.mixer: mixers[best.mixer]}, 0.4 * left)
                 lengths[other.tokens] = worth_it(its, candidate)
     names, kind = (layer.names, type(layer.module).__name__) if layer else ((), "softmax attention")

@@ -21,7 +21,7 @@ from polymix.train.task import Process, Task
 
 INSERTED = tuple(f"{place}.inserted" for place in LAST_OF_RES4.values())  # fresh where --init names a host without it
 MIN_SCORE = 0.01  # of an object in the answers to files
-DRAWN = 6  # test pictures
+DRAWN_PICTURES = 6  # test pictures
 R = TypeVar("R", bound=ObjectsRecipe)
 D = TypeVar("D", bound=DetectionData)
 Objects = dict[str, Tensor]  # boxes (k, 4), scores (k), labels (k) from 0 and perhaps masks (k, H, W)
@@ -57,7 +57,7 @@ class DetectorTask(Task[R, D]):
     def draw(self, model: nn.Module, data: D, folder: Path) -> list[Path]:
         """samples.png: test pictures with the true objects above and the predicted ones below."""
         pictures = []
-        for place in range(min(DRAWN, len(data.test))):
+        for place in range(min(DRAWN_PICTURES, len(data.test))):
             pixels, truth = data.test[place]
             pictures.append((pixels, truth, self.find(model, pixels, Process())))
         path = folder / "samples.png"
