@@ -27,7 +27,7 @@ from polymix.torchvision_operators import nms as nms
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 _MISSING_OPERATOR = "operator torchvision::"  # how the error begins that can be cured
 _MARK = "# ---- Added by `polymix doctor --fix`; installing torchvision again removes it."
-_CALL = """
+_PATCH = """
 if not _has_ops():
     define()
     import torchvision.ops
@@ -87,7 +87,7 @@ def mend_torchvision() -> str:
         raise OptionError("--fix", got, "one that lacks operators alone", cure)
     source = Path(torchvision_operators.__file__).read_text("utf-8")
     try:
-        write_whole(file, before + f"\n\n{_MARK}\n{source}{_CALL}".encode())
+        write_whole(file, before + f"\n\n{_MARK}\n{source}{_PATCH}".encode())
         failure = "an interruption"
         try:
             failure = _import_alone()

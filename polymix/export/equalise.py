@@ -23,7 +23,7 @@ from polymix.export.onnx_graphs import FLOAT, attribute, constant_numbers, count
 
 RATIO = 1e-3  # of a channel's range to the tensor's, below which it is taken for this
 Terms = dict[int, int]  # a tensor's log scale: how often each free scale enters it
-PASSING = ("Identity", "Relu", "Neg", "MaxPool", "AveragePool", "GlobalAveragePool")
+PASS_THROUGH = ("Identity", "Relu", "Neg", "MaxPool", "AveragePool", "GlobalAveragePool")
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Plan:
         self.own = {name for name in self.constants if uses[name] == 1}
         self.numbers = dict(constant_numbers(self.graph))
         for place, node in enumerate(self.graph.node):
-            walk = WALKS.get(node.op_type, Plan.refuse)
+            walk = RULES.get(node.op_type, Plan.refuse)
             if not all(name in self.shapes for name in [*node.input, *node.output] if name):
                 walk = Plan.refuse
             walk(self, node, place)
@@ -212,12 +212,12 @@ class Plan:
         return None if axes is None else [axis % rank for axis in axes]
 
 
-WALKS: dict[str, Callable[[Plan, Any, int], None]] = {
+RULES: dict[str, Callable[[Plan, Any, int], None]] = {
     "MatMul": Plan.matmul, "Conv": Plan.convolution, "LayerNormalization": Plan.norm, "Add": Plan.sum,
     "Sub": Plan.sum, "Mul": Plan.product, "Div": Plan.quotient, "Transpose": Plan.transpose, "Reshape": Plan.reshape,
     "Squeeze": Plan.reshape, "Unsqueeze": Plan.reshape, "ReduceSum": Plan.reduce, "ReduceMean": Plan.reduce,
     "Cast": Plan.cast,
-    **dict.fromkeys(PASSING, Plan.same),
+    **dict.fromkeys(PASS_THROUGH, Plan.same),
 }  # fmt: skip
 
 

@@ -299,7 +299,7 @@ def _errors(graph: Graph, options: Options, scheme: str) -> tuple[float | None, 
     """The error beyond which tensors get 16 bits (None: none does), and that beyond which the export fails."""
     if options.max_error is not None:
         return options.max_error, options.max_error
-    return ALONE[scheme] if isinstance(graph.model, TokenMixer) else (None, WHOLE[scheme])
+    return MIXER_ERRORS[scheme] if isinstance(graph.model, TokenMixer) else (None, MODEL_ERRORS[scheme])
 
 
 def one_sample(graph: Graph) -> Graph:
@@ -366,8 +366,8 @@ def _web(graph: Graph, folder: Path, made: Path, shared: Shared, options: Option
 
 # Of a mixer alone: the distance from which its products, which are few and soon tried, get 16 bits; and the largest
 # that it may have. Of a whole model, in which errors add up layer by layer: the largest.
-ALONE = {"a8w8": (0.05, 0.1), "a16w8": (0.01, 0.02)}
-WHOLE = {"a8w8": 0.3, "a16w8": 0.1}
+MIXER_ERRORS = {"a8w8": (0.05, 0.1), "a16w8": (0.01, 0.02)}
+MODEL_ERRORS = {"a8w8": 0.3, "a16w8": 0.1}
 CHIP = 2  # times as much after compiling: the processor rounds long sums and quotients, as of linear attention, more
 Writer = Callable[[Graph, Path, Path, "Shared", Options], "list[Written]"]
 WRITERS: dict[str, Writer] = {

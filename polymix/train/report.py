@@ -207,12 +207,12 @@ def curve(rows: Sequence[Row], narrow: bool) -> Any:
     from matplotlib.figure import Figure
     from matplotlib.ticker import FixedLocator, MaxNLocator
 
-    from polymix.pages.plots import COLOURS, NARROW
+    from polymix.pages.plots import COLOURS, PHONE_WIDTH
 
     names, evaluated = measured(rows)
     headline = [name for name in names if name == f"{VALIDATION}{names[0]}"] or names[:1]
     curves = [("loss", [row for row in rows if "loss" in row]), *((name, evaluated) for name in headline)]
-    figure = Figure(figsize=(NARROW, 2.9 * len(curves)) if narrow else (9, 3.6), layout="constrained")
+    figure = Figure(figsize=(PHONE_WIDTH, 2.9 * len(curves)) if narrow else (9, 3.6), layout="constrained")
     grid = figure.subplots(*((len(curves), 1) if narrow else (1, len(curves))), squeeze=False)
     for axes, (name, its) in zip(grid.flat, curves, strict=True):
         its = [row for row in its if finite(row.get(name)) is not None]

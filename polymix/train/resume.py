@@ -25,7 +25,7 @@ from polymix.errors import ResultsError, reason_of
 from polymix.files import write_whole
 
 LAST_CHECKPOINT = Path("checkpoint") / "last.ckpt"  # in the run's folder
-_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)  # in the first process alone
+_FULL_STATE = StateDictOptions(full_state_dict=True, cpu_offload=True)  # in the first process alone
 _PARTS = {
     "settings": dict, "step": int, "slices": int, "models": dict, "optimizer": dict, "schedule": dict, "kept": dict,
     "scaler": dict, "task": dict,
@@ -35,7 +35,7 @@ _PARTS = {
 def whole_state(model: nn.Module, *, everywhere: bool = False) -> dict[str, Any]:
     """A model's weights by plain names, on the CPU, from all processes: in the first one, or a copy in each."""
     if not everywhere:
-        return get_model_state_dict(model, options=_WHOLE)
+        return get_model_state_dict(model, options=_FULL_STATE)
     state: dict[str, Any] = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
     return {name: value.detach().to("cpu", copy=True) for name, value in state.items()}
 
@@ -58,7 +58,7 @@ def save_checkpoint(
         content: "settings", "step" and "slices", and what else is to be kept. models: by name, "model" first.
     """
     states = {name: whole_state(model) for name, model in models.items()}
-    learned = get_optimizer_state_dict(models["model"], optimizer, options=_WHOLE)
+    learned = get_optimizer_state_dict(models["model"], optimizer, options=_FULL_STATE)
     if not writes:
         return
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -45,7 +45,8 @@ def vectors(request, monkeypatch, tmp_path_factory):
         yield level
         gc.unfreeze()
         return
-    if platform.machine() != "x86_64" or not library.processor_flags() >= library.NEEDS.get(level, frozenset()):
+    needed = library.FEATURES_OF_LEVEL.get(level, frozenset())
+    if platform.machine() != "x86_64" or not library.processor_flags() >= needed:
         pytest.skip(f"untested: kernels for {level}, which this processor cannot run")
     folder = tmp_path_factory.getbasetemp().parent / "kernels" / level  # shared by the workers: built once
     path = compile.library_path(level)  # as it is installed

@@ -24,7 +24,7 @@ from polymix.train.data.texts import composed, read_text
 from polymix.train.task import Data
 
 VOCAB = 4096
-_CACHED = ("train.bin", "val.bin")
+_TOKEN_FILES = ("train.bin", "val.bin")
 _TEXT, _PARQUET, _SHARDS = (".txt", ".md"), (".parquet",), (".bin",)
 _LEFT_OUT = {"test", "tests", "site-packages", "dist-packages", "idlelib", "lib2to3", "ensurepip", "__pycache__"}
 
@@ -108,7 +108,7 @@ def _text(recipe: TextRecipe, source: Source, pretrained: Any, folder: Path, say
     folder = cached(folder, "tokens", key, lambda place: _fill(place, recipe, source, pretrained, say))
     tokenizer = load_tokenizer(folder / "tokenizer")
     vocab = size(tokenizer)
-    files = [path for name in _CACHED if (path := folder / name).stat().st_size]
+    files = [path for name in _TOKEN_FILES if (path := folder / name).stat().st_size]
     tokens = [Tokens([path], width(vocab)) for path in files]
     for part_ in tokens:
         part_.check(vocab)

@@ -15,7 +15,16 @@ from polymix.files import write_whole
 from polymix.mixers.registry import ATTENTION, FLOOR
 from polymix.numbers import fixed, metric, plural
 from polymix.pages import embedded, markdown, plots, render, table_line
-from polymix.pages.plots import LIGHT, NARROW, Picture, legend_below, legend_columns, plain_log, publish, token_axis
+from polymix.pages.plots import (
+    LIGHT,
+    PHONE_WIDTH,
+    Picture,
+    legend_below,
+    legend_columns,
+    plain_log,
+    publish,
+    token_axis,
+)
 from polymix.workflows.compare.settings import CLASSIFY
 from polymix.workflows.compare.tables import headings, reference_tokens, rows
 from polymix.workflows.compare.verdict import (
@@ -173,7 +182,7 @@ def pareto(points: dict[str, tuple[float, float]]) -> list[str]:
 
 def accuracy_against_latency(content: dict[str, Any], narrow: bool = False) -> Figure:
     """A point for each mixer, with the range over seeds, and the Pareto front where it has two points or more."""
-    figure = Figure(figsize=(NARROW, 4.6) if narrow else (7.5, 4.2), layout="constrained")
+    figure = Figure(figsize=(PHONE_WIDTH, 4.6) if narrow else (7.5, 4.2), layout="constrained")
     axes = figure.subplots()
     scope, look, score = timed(content), looks(content), scores(content)
     (name, more), n, table = headline(content), reference_tokens(content, scope), latencies(content, scope)
@@ -252,7 +261,7 @@ def over_tokens(content: dict[str, Any], axes: Axes, scope: str, what: str, narr
 def both_scopes(content: dict[str, Any], what: str, narrow: bool) -> Figure:
     """The mixers alone and the whole model, side by side, or one above the other on a phone."""
     scopes = [scope for scope in ("alone", "host") if any(row["scope"] == scope for row in content["sweep"])]
-    size = (NARROW, 4.7 * len(scopes)) if narrow else (5.5 * len(scopes), 4.6)
+    size = (PHONE_WIDTH, 4.7 * len(scopes)) if narrow else (5.5 * len(scopes), 4.6)
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(*((len(scopes), 1) if narrow else (1, len(scopes))), squeeze=False)
     for axes, scope in zip(grid.flat, scopes, strict=True):

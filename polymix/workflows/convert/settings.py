@@ -23,7 +23,7 @@ PRECISION = {  # by the names of polymix.distill, and by Lightning's
     "16-mixed": "float16",
 }  # fmt: skip
 # The converted model does not depend on these.
-_BESIDE = ("seconds", "lengths", "trust", "license", "base_model", "push_to_hub")
+_WITHOUT_EFFECT = ("seconds", "lengths", "trust", "license", "base_model", "push_to_hub")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +186,7 @@ class Settings:
         return imitate, self.distill_epochs
 
     def to_dict(self) -> dict[str, Any]:
-        values = {name: value for name, value in asdict(self).items() if name not in _BESIDE}
+        values = {name: value for name, value in asdict(self).items() if name not in _WITHOUT_EFFECT}
         for name in ("weights", "data"):
             path = None if values[name] is None else Path(values[name])
             values[name] = str(path.resolve()) if path is not None and path.exists() else values[name]

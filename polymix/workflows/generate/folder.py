@@ -21,7 +21,7 @@ from polymix.limits import check_counts, check_model
 from polymix.workflows.generate.exported import is_export, load_exported  # isort: skip
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # isort: skip
 
-_WITHOUT = "Without this file the model generates with the defaults."
+_OPTIONS_CURE = "Without this file the model generates with the defaults."
 FOLDER = "a folder of a causal language model, as save_pretrained or polymix export writes it"
 
 
@@ -57,8 +57,8 @@ def load(folder: str | Path, *, device: str = "cpu", dtype: str | None = None, t
         raise DataError("folder", f"{folder}, whose config.json holds a {type(content).__name__}", FOLDER, "")
     check_counts(content, "folder", str(folder))
     options = folder / "generation_config.json"
-    if options.exists() and not isinstance(read_json(options, DataError, "folder", FOLDER, _WITHOUT), dict):
-        raise DataError("folder", f"{options}, which holds no options", FOLDER, _WITHOUT)
+    if options.exists() and not isinstance(read_json(options, DataError, "folder", FOLDER, _OPTIONS_CURE), dict):
+        raise DataError("folder", f"{options}, which holds no options", FOLDER, _OPTIONS_CURE)
     try:
         if content.get("library_name") == "polymix":
             model: Any = load_pretrained(folder, device=device, dtype=torch_dtype, trust=trust)

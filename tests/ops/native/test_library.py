@@ -117,8 +117,8 @@ def test_a_file_in_place_of_the_folder_is_an_error(tmp_path, monkeypatch):
 
 
 FLAGS = {
-    "x86-64-v4": library.NEEDS["x86-64-v4"],
-    "x86-64-v3": library.NEEDS["x86-64-v3"],
+    "x86-64-v4": library.FEATURES_OF_LEVEL["x86-64-v4"],
+    "x86-64-v3": library.FEATURES_OF_LEVEL["x86-64-v3"],
     "x86-64": frozenset({"sse2"}),
 }
 
