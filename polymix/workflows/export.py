@@ -291,9 +291,9 @@ def read_data(path: Path, inputs: Mapping[str, Tensor]) -> list[dict[str, np.nda
         got, expected = ", ".join(arrays) or "no arrays", ", ".join(inputs)
         raise DataError("--data", f"{path} with {got}", f"arrays named {expected}", "Rename them.")
     for name, array in arrays.items():
-        wanted_shape = tuple(inputs[name].shape[1:])
-        if array.ndim != inputs[name].ndim or tuple(array.shape[1:]) != wanted_shape:
-            allowed = f"samples of shape {wanted_shape} for {name}"
+        expected_shape = tuple(inputs[name].shape[1:])
+        if array.ndim != inputs[name].ndim or tuple(array.shape[1:]) != expected_shape:
+            allowed = f"samples of shape {expected_shape} for {name}"
             raise DataError("--data", f"{path} with {name} of shape {array.shape}", allowed, "Reshape them.")
         if len(array) < 2:
             raise DataError("--data", f"{path} with {len(array)} sample", "at least two", "Use a few hundred.")
