@@ -146,6 +146,7 @@ def test_compare_on_the_digits(capsys, tmp_path, few):
     assert (out_dir / "results.json").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_compare_on_a_folder_with_a_broken_file(capsys, tmp_path, few, blank_pictures):
     for name in ("cats", "dogs", "newts"):
         for i in range(12):
