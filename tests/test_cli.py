@@ -168,6 +168,7 @@ def test_compare_on_a_folder_with_a_broken_file(capsys, tmp_path, few, blank_pic
     assert content["settings"]["dtype"] == "bfloat16"
 
 
+@pytest.mark.slow
 def test_an_interrupted_comparison_resumes(capsys, tmp_path, monkeypatch, few, blank_pictures):
     """Ctrl-C in the middle: what had finished is kept, --resume computes the rest and nothing twice."""
     out_dir, trained = tmp_path / "out", []
