@@ -16,20 +16,16 @@ from polymix.lens.overview import declared
 from polymix.mixers import config_class
 from polymix.models import VisionTransformer
 from tests.contracts.mixer_cases import CASES
-from tests.helpers import build, close, tokens
+from tests.helpers import build, close, slow_but, tokens
 from tests.mixers.compiled import graphs
 
 # The graph of a variant teaches little that its mixer's does not: these are traced in every run, the others in slow ones.
-TRACED = {
-    "softmax", "padre-2", "padre-causal", "pom", "pom-rotary", "qt", "poly_nl", "poly_sa", "linear", "hyena", "mamba", "local",
-}  # fmt: skip
+TRACED = ("softmax", "padre-2", "padre-causal", "pom", "qt", "poly_nl", "linear", "mamba", "local")
 every_case = pytest.mark.parametrize("case", list(CASES))
 
 
 def traced(cases):
-    return pytest.mark.parametrize(
-        "case", [pytest.param(case, marks=() if case in TRACED else pytest.mark.slow) for case in cases]
-    )
+    return pytest.mark.parametrize("case", slow_but(TRACED, cases))
 
 
 def make(case, dim=12, dtype=torch.float64):
