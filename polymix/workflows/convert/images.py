@@ -15,7 +15,7 @@ from polymix.convert.tracing import mode
 from polymix.errors import DataError, OptionError
 from polymix.numbers import figure, percent
 from polymix.train.data import idx
-from polymix.workflows.convert.inputs import NONE, PIXELS, card_metadata, pixels
+from polymix.workflows.convert.inputs import NO_OPTIONS, PIXELS, card_metadata, pixels
 from polymix.workflows.convert.sources import Source
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Images:
     """
 
     batch, metric = 32, "accuracy"
-    learning = NONE
+    learning = NO_OPTIONS
 
     def __init__(self, data: str, source: Source, size: int | None) -> None:
         from polymix.train.data.images import load_digits, load_own
