@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from polymix.errors import DataError, one_line
 from polymix.files import regular
@@ -121,7 +121,7 @@ def _opened(folder: Path, name: str, axes: int) -> Iterator[tuple[Path, tuple[in
         with open(regular(path), "rb") as plain:
             packed = plain.read(2) == b"\x1f\x8b"
             plain.seek(0)
-            file: IO[bytes] = gzip.GzipFile(fileobj=plain) if packed else plain
+            file: Any = gzip.GzipFile(fileobj=plain) if packed else plain
             head = file.read(4 + 4 * axes)
             if head[:4] != bytes((0, 0, UNSIGNED, axes)) or len(head) < 4 + 4 * axes:
                 got = f"{path}, which begins with {head[:4].hex(' ') or 'nothing'}"
