@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from statistics import fmean
 from typing import Any
 
 from .figures import load, table, where
@@ -64,21 +63,6 @@ def lengths() -> str:
     return table(("mixer", *("as converted" if not n else f"{n} steps" for n in steps)), lines)
 
 
-def compared() -> str:
-    """The accuracies of `polymix compare` with their intervals."""
-    content = load("compare-fashion-mnist/results.json")
-    count, accuracies = content["data"]["test"], {}
-    for row in content["rows"]:
-        accuracies.setdefault(row["mixer"], []).append(row["metrics"]["accuracy"])
-    lines = [(f"`{mixer}`", _share(fmean(values), count * len(values))) for mixer, values in accuracies.items()]
-    recipe, seeds = content["host"]["recipe"], content["settings"]["seeds"]
-    setting = (
-        f"{where(content['machine'])}. {recipe['steps']} steps of {recipe['batch_size']} pictures, "
-        f"{seeds} seed{'s' * (seeds != 1)}, {content['host']['tokens']} tokens."
-    )
-    return f"{setting}\n\n{table(('mixer', 'accuracy, %, and its 95 % interval'), lines)}"
-
-
 def _rows() -> tuple[dict[str, Any], Rows]:
     content = load(FILE)
     return content, {(row["plan"], row["steps"]): row for row in content["rows"]}
@@ -108,5 +92,5 @@ def _share(p: float, count: int) -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "fashion": mixers, "fashion-layers": shares, "fashion-steps": lengths, "compare-fashion": compared,
+    "fashion": mixers, "fashion-layers": shares, "fashion-steps": lengths,
 }  # fmt: skip
