@@ -57,9 +57,9 @@ def lengths() -> str:
     for mixer in _alone(rows):
         found = {n: rows[mixer, n] for n in steps if (mixer, n) in rows}
         if len(found) > 2:
-            cells = (f"{_share(found[n]['accuracy'], count)} ({found[n]['seconds']:.0f} s)" if n in found else "–"
-                     for n in steps)  # fmt: skip
-            lines.append((f"`{mixer}`", *cells))
+            cells = [_share(found[n]["accuracy"], count) if n in found else "–" for n in steps]
+            times = [f" in {found[n]['seconds']:.0f} s" if found.get(n, {}).get("seconds") else "" for n in steps]
+            lines.append((f"`{mixer}`", *map("".join, zip(cells, times, strict=True))))
     return table(("mixer", *("as converted" if not n else f"{n} steps" for n in steps)), lines)
 
 
