@@ -233,7 +233,7 @@ def cycles(graph):
 
 
 # What the package's __getattr__ loads stands in it for type checkers; those that import the package read its version.
-LOADED_LATER = {("polymix", name) for name in ("polymix.workflows.convert", "polymix.workflows.recommend",
+LOADED_LATER = {("polymix", name) for name in ("polymix.workflows.convert", "polymix.workflows.recommend", "polymix.workflows.search",
                                                "polymix.train.distill", "polymix.export", "polymix.lens")}  # fmt: skip
 # TO BE REMOVED: a type alone.
 LOADED_LATER |= {("polymix.domains.classify.published", "polymix.domains.classify.recipe")}

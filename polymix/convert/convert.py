@@ -25,6 +25,7 @@ from polymix.convert.report import ConversionReport, LayerReport, parameters
 from polymix.convert.spec import AttentionSpec
 from polymix.convert.tracing import LayerCall, difference, mode, record_layers, run, same, token_count, with_call
 from polymix.convert.tracing import tensors as input_tensors
+from polymix.convert.trained import trained_plan
 from polymix.errors import (
     CapabilityError,
     InputError,
@@ -66,7 +67,8 @@ def convert(
             you registered an adapter (`register_adapter`).
         plan: which layers get which mixer. A mixer's name or config, for every layer; a dict from layer names or globs
             to mixers or "keep", in which a full name overrides a glob; a pattern such as "1:1" (mixer, attention,
-            mixer, …), "3:1", "all-but-last-2" or "all-but-first-1"; or the result of `polymix.recommend`.
+            mixer, …), "3:1", "all-but-last-2" or "all-but-first-1"; the result of `polymix.recommend`; or that of
+            `polymix.search`, or the path of its plan.json, whose mixers are trained.
         mixer: the mixer that a pattern inserts.
         input: an input of the model: a tensor, a tuple, or a dict of keyword arguments. The model is run on it.
             This shows masks and contexts that only calls have, scales each mixer's output to the attention's, and
@@ -112,6 +114,10 @@ def convert(
     check_choice("match", match, (None, "parameters"))
     check_choice("multi_scale", multi_scale, (True, False))
     drop = check_names(drop)
+    trained = trained_plan(plan)
+    if trained is not None:
+        trained.check(model)
+        plan = trained.plan()
     model = copied(model, "copy") if copy else model
     with still(model):
         extension = None if context is None else extended(model, context, positions)
@@ -120,6 +126,8 @@ def convert(
                 model, plan, mixer, example, init, grid, causal, windows, positions if extension is None else None,
                 match, multi_scale, drop,
             )  # fmt: skip
+            if trained is not None:
+                trained.fill(report)
         except BaseException:
             if extension is not None:
                 extension.revert()
@@ -139,7 +147,7 @@ def _converted(
         layers = {name: part for name, part in layers.items() if not _kind(part).optional} or layers
     why_not = refused(model)
     _check_named(plan, layers, why_not)
-    settled = resolve(plan, list(layers), mixer, _included(model, layers))
+    settled = resolve(plan, list(layers), mixer, included(model, layers))
     configs = {name: config for name, config in settled.items() if config is not None}
     parts = {name: layers[name] for name in configs}
     check_readable(model, parts)
@@ -233,13 +241,13 @@ def _uncalled(plan: Any, module: nn.Module) -> bool:
     return kind is not None and kind.needs_call and not isinstance(plan, Mapping)
 
 
-def _included(model: nn.Module, layers: Mapping[str, nn.Module]) -> list[str]:
+def included(model: nn.Module, layers: Mapping[str, nn.Module]) -> list[str]:
     """The layers that a plan without names is for: all but those that their adapters leave alone by default."""
     kinds = {name: adapter_for(part) for name, part in layers.items()}
-    included = [
+    names = [
         name for name, kind in kinds.items() if kind is not None and kind.by_default(layers[name], Host(model, name))
     ]
-    return included or list(layers)
+    return names or list(layers)
 
 
 def _layers(module: nn.Module, name: str, seen: set[int] | None = None) -> Iterator[tuple[str, nn.Module]]:

@@ -20,7 +20,6 @@ from polymix.convert.saving.files import (
     TRANSFORMERS_ENTRY,
     WEIGHTS,
     damaged,
-    load_safetensors,
     read,
     without_ties,
     write,
@@ -29,6 +28,7 @@ from polymix.convert.saving.rebuild import difference, differences, layers, rebu
 from polymix.convert.saving.unwrapping import unwrapped
 from polymix.devices import check_device, float_type
 from polymix.errors import OptionError, PolymixError, ResultsError, check_choice, one_line
+from polymix.extras import load_safetensors
 from polymix.files import a_path, check_folder
 from polymix.limits import bounded, check_counts
 from polymix.mixers.modules import check_module

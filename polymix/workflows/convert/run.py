@@ -14,6 +14,7 @@ from torch import nn
 from polymix.convert import ConversionReport, convert
 from polymix.convert.context import Extension, extended
 from polymix.convert.plan import KEEP
+from polymix.convert.trained import TrainedPlan
 from polymix.devices import processes
 from polymix.errors import OptionError, PolymixError, ResultsError
 from polymix.files import output_folder
@@ -107,8 +108,9 @@ def _run(
         report.model.eval()
         say("Measuring.")
         measured = assess(report, inputs, seconds=settings.seconds, lengths=settings.lengths)
+    searched = isinstance(plan, TrainedPlan) and bool(plan.parts)
     warning = [report.unimproved] if report.unimproved else []
-    notes = [*([report.worse] if report.worse else []), *_notes(settings, source, data, code, longer)]
+    notes = [*([report.worse] if report.worse else []), *_notes(settings, source, data, code, longer, searched)]
     told = [*notes, *warning]
     about = {**results.content, "data": None if data is None else data.to_dict(), "notes": told, "code": code}
     names = class_names(host, data)
@@ -287,9 +289,12 @@ def _piece(report: ConversionReport, settings: Settings) -> int | None:
 
 
 def _notes(
-    settings: Settings, source: Source, data: Data | None, code: str | None, longer: Extension | None
+    settings: Settings, source: Source, data: Data | None, code: str | None, longer: Extension | None, searched: bool
 ) -> list[str]:
-    """Sentences about the model for report and card. code: the user code that builds the model, if any."""
+    """Sentences about the model for report and card.
+
+    code: the user code that builds the model, if any. searched: whether the plan came with trained mixers.
+    """
     imitate, tune = settings.epochs
     notes = [] if source.trained else [FRESH]
     if settings.from_scratch:
@@ -305,6 +310,8 @@ def _notes(
         if settings.progressive is not None:
             every = plural(settings.progressive, "step")
             notes[-1] += f" The layers got their mixers one by one, the last first, every {every}."
+    elif searched:
+        notes.append("The mixers were trained by polymix search, each to do what the attention in its place did.")
     elif source.trained:
         notes.append(
             "The mixers have not been trained since they replaced attention. Distil the model before you use it."
