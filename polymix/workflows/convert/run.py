@@ -74,11 +74,11 @@ def _run(
     if before is not None and before["finished"]:
         return [before["headline"], f"This run is finished. {out} was not changed."]
     torch.manual_seed(settings.seed)
-    source = _load(settings)
+    source = load(settings)
     host = source.model.to(settings.device).eval()
     longer = None if settings.context is None else extended(host, settings.context, settings.positions, "--context")
     saver = Saver.of(host, settings, out)
-    data = None if settings.data is None else _open_data(settings, source)
+    data = None if settings.data is None else open_data(settings, source)
     inputs = _inputs(settings, source, host, data)
     if isinstance(data, Noise):
         data.prepare(settings.batch or data.batch)
@@ -139,7 +139,7 @@ def _run(
     ]
 
 
-def _load(settings: Settings) -> Source:
+def load(settings: Settings) -> Source:
     """The model, with a head and an image size that fit the options and the data."""
     named = settings.model.partition("/")[0] in SIZES and not Path(settings.model).is_dir()
     count, pictures = settings.classes, None if settings.data == NOISE else settings.data
@@ -201,7 +201,7 @@ def _pushed(settings: Settings, out: Path) -> list[str]:
     return [f"Uploaded to {push_to_hub(out, settings.push_to_hub)}."]
 
 
-def _open_data(settings: Settings, source: Source) -> Data:
+def open_data(settings: Settings, source: Source) -> Data:
     """The user's data: text for a text model, noise for a generator, else images."""
     assert settings.data is not None
     if reads_text(source.model):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
-from polymix.results import Results, empty_parts, schema_name
+from polymix.results import RESULTS, Results, empty_parts, schema_name
 
 
 class TimeRow(TypedDict):
@@ -66,9 +66,14 @@ class InMemory(SearchResults):
         pass
 
 
-def opened(out: Path | None, settings: dict[str, Any], machine: dict[str, Any], resume: bool) -> SearchResults:
-    """The results of a search in a folder, new or continued, or in memory."""
-    if out is not None:
+def opened(
+    out: Path | None, settings: dict[str, Any], machine: dict[str, Any], resume: bool, **parts: Any
+) -> SearchResults:
+    """The results of a search in a folder, new, with what is known, or continued; without a folder in memory."""
+    if out is not None and (out / RESULTS).exists():
         return SearchResults.open(out, settings, machine, resume=resume)
-    head = {"schema": schema_name(SearchContent), "finished": False}
-    return InMemory(Path(), {**empty_parts(SearchContent), **head, "settings": settings, "machine": machine})
+    head = {"schema": schema_name(SearchContent), "finished": False, "settings": settings, "machine": machine}
+    kind = InMemory if out is None else SearchResults
+    results = kind(out or Path(), {**empty_parts(SearchContent), **head, **parts})
+    results.save()
+    return results

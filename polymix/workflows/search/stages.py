@@ -118,15 +118,14 @@ class Run:
             "steps": request.steps, "learning_rate": request.learning_rate, "seed": request.seed, "damage": self.kind,
             "model": type(self.model).__name__, "weights": fingerprint(self.model), "data": self.samples.fingerprint(),
         }  # fmt: skip
-        times = [] if out is not None and (out / RESULTS).exists() else self._times()
-        machine = manifest(self.device, torch.get_num_threads())
-        self.results = results = opened(out, settings, machine, request.resume)
+        machine, new = manifest(self.device, torch.get_num_threads()), {}
+        if out is None or not (out / RESULTS).exists():
+            notes = [*self.refusals, *filter(None, [busy()])]
+            new = {"times": self._times(), "refused": self.candidates.refused, "damage": self.kind, "notes": notes}
+        self.results = results = opened(out, settings, machine, request.resume, **new)
         content = results.content
         if content["finished"] and out is not None:
             return Search(content, read_plan(out / PLAN))
-        if times:
-            notes = [*self.refusals, *filter(None, [busy()])]
-            results.set(times=times, refused=self.candidates.refused, damage=self.kind, notes=notes)
         self._take_times(content["times"])
         self.scored = Damage(self.model, self.samples.scoring, self.kind, self.forward, request.memory)
         self._warn()
