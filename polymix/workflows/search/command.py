@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from polymix.errors import OptionError
+from polymix.files import output_folder
 from polymix.results import Progress
 from polymix.workflows.convert.inputs import reads_text
 from polymix.workflows.convert.noise import Noise
@@ -31,17 +32,18 @@ def run(
         budget, mixers, steps, learning_rate, seconds, resume, say, progress: as of `polymix.search`.
     """
     settings.check()
-    torch.manual_seed(settings.seed)
-    source = load(settings)
-    if not source.trained:
-        got = f"{settings.model} with untrained weights, whose output carries nothing"
-        raise OptionError("--model", got, "a model with trained weights", "Pass --weights FILE.")
-    model = source.model.to(settings.device).eval()
-    data, learning = _data(settings, source)
-    return search(
-        model, data, budget=budget, mixers=mixers, steps=steps, learning_rate=learning_rate, seconds=seconds,
-        seed=settings.seed, out=out, resume=resume, say=say, progress=progress, **learning,
-    )  # fmt: skip
+    with output_folder(out):
+        torch.manual_seed(settings.seed)
+        source = load(settings)
+        if not source.trained:
+            got = f"{settings.model} with untrained weights, whose output carries nothing"
+            raise OptionError("--model", got, "a model with trained weights", "Pass --weights FILE.")
+        model = source.model.to(settings.device).eval()
+        data, learning = _data(settings, source)
+        return search(
+            model, data, budget=budget, mixers=mixers, steps=steps, learning_rate=learning_rate, seconds=seconds,
+            seed=settings.seed, out=out, resume=resume, say=say, progress=progress, **learning,
+        )  # fmt: skip
 
 
 def _data(settings: Settings, source: Any) -> tuple[Any, dict[str, Any]]:

@@ -79,7 +79,7 @@ def search(
     """
     configs, keeps = _mixers(mixers)
     check_module(model)
-    check_number("budget", budget, 1e-6, 1.0, "a share above 0, at most 1", 0.6)
+    check_number("budget", budget, 1e-6, math.nextafter(1.0, 2.0), "a share above 0, at most 1", 0.6)
     check_int("steps", steps, 1)
     check_number("learning_rate", learning_rate, 1e-12, math.inf, "a number above 0", RATE)
     check_number("seconds", seconds, 1e-3, math.inf, "a number above 0", 30)
