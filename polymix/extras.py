@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from polymix.errors import MissingExtraError, install_extra, one_line
 
@@ -96,10 +96,3 @@ def missing_package(error: ModuleNotFoundError) -> MissingExtraError | None:
 def _package(module: str) -> str:
     top = module.partition(".")[0]
     return PACKAGES.get(top, top)
-
-
-def load_safetensors() -> Any:
-    """The safetensors package. Raises MissingExtraError where it is not installed."""
-    with needs():
-        import safetensors.torch
-    return safetensors

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from polymix.convert.plan import KEEP, Plan, config_of
 from polymix.convert.report import ConversionReport
+from polymix.convert.weight_files import load_safetensors
 from polymix.errors import OptionError, ResultsError, one_line
-from polymix.extras import load_safetensors
 from polymix.files import is_file, regular, write_whole
 from polymix.mixers.spec import mixer_config
 from polymix.results import read_results

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from polymix.convert.saving.files import read_tensors
 from polymix.convert.saving.rebuild import shape
 from polymix.convert.saving.unwrapping import bare, unwrapped
+from polymix.convert.weight_files import load_safetensors
 from polymix.errors import OptionError, reason_of
-from polymix.extras import load_safetensors
 
 KEYS = ("state_dict_ema", "model_ema", "state_dict", "model")  # where checkpoints keep weights; averaged ones first
 _COMPUTED_BUFFERS = ("relative_position_index", "relative_coords_table", "attn_mask")

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from polymix.convert.saving.files import read, read_tensors
+from polymix.convert.weight_files import load_safetensors
 from polymix.errors import ResultsError, reason_of
-from polymix.extras import load_safetensors
 from polymix.files import regular
 from polymix.mixers import TokenMixer
 

@@ -26,9 +26,9 @@ from polymix.convert.saving.files import (
 )
 from polymix.convert.saving.rebuild import difference, differences, layers, rebuild, restore, shape
 from polymix.convert.saving.unwrapping import unwrapped
+from polymix.convert.weight_files import load_safetensors
 from polymix.devices import check_device, float_type
 from polymix.errors import OptionError, PolymixError, ResultsError, check_choice, one_line
-from polymix.extras import load_safetensors
 from polymix.files import a_path, check_folder
 from polymix.limits import bounded, check_counts
 from polymix.mixers.modules import check_module

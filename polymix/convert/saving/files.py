@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymix.convert.weight_files import load_safetensors
 from polymix.errors import OptionError, ResultsError, one_line
-from polymix.extras import check_installed, load_safetensors
+from polymix.extras import check_installed
 from polymix.files import regular, write_whole
 
 WEIGHTS, CONFIG, FORMAT = "model.safetensors", "config.json", 1

@@ -9,7 +9,7 @@ timing      the time of each layer with each candidate
 knapsack    the best plan within a budget, exactly, and the fixed rules that it is compared with
 content     what results.json holds
 answer      the result, as text and JSON
-page        report.html and its picture
+page, plots  report.html and its picture
 command     the command, which loads the model and the data
 """
 
