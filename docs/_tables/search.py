@@ -1,0 +1,49 @@
+"""The table of benchmarks/search.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+from .figures import load, table, where
+
+HOSTS = {
+    "vit": "ViT 64 × 6, digits, 256 tokens", "minilm": "MiniLM 384 × 6, Brown's sentences, timed at 512 tokens",
+    "gpt": "GPT-2 96 × 6, bytes of Brown, 256 tokens",
+}  # fmt: skip
+
+
+def search() -> str:
+    """For each model and seed the plan within the budget, and the best fixed rule, by true damage on other samples."""
+    content, lines = load("search.json"), []
+    for row in content["rows"]:
+        chosen, best = row["points"][0], min(row["rules"], key=lambda rule: rule["true"], default=None)
+        saved = "–" if best is None else f"{100 * (1 - chosen['true'] / best['true']):.0f} %"
+        lines.append((
+            HOSTS[row["host"]], row["seed"], mixers(chosen["plan"]), f"{100 * chosen['share']:.0f} %",
+            f"{chosen['predicted']:.3g}", f"{chosen['true']:.3g}",
+            "–" if best is None else f"{best['name']} ({100 * best['share']:.0f} %): {best['true']:.3g}", saved,
+            f"{row['seconds']:.0f}",
+        ))  # fmt: skip
+    head = ("model", "seed", "plan", "share of time", "predicted damage", "true damage", "best fixed rule", "less damage",
+            "seconds")  # fmt: skip
+    ratios = [point["true"] / point["predicted"] for row in content["rows"] for point in row["points"] if point["predicted"]]
+    budgets = ", ".join(sorted({f"{100 * row['budget']:.0f} %" for row in content["rows"]}))
+    setting = (
+        f"Budget: {budgets}. Candidates: qt, pom, PADRe of degree 2 and 3, and attention. Damage on 64 samples that "
+        f"nothing was chosen by: nats; for MiniLM a share of the features' variance. Over all points that were measured, "
+        f"the true damage is {min(ratios):.2g} to {max(ratios):.2g} times the predicted sum (median {median(ratios):.2g}). "
+        f"Seconds are the processor's, of a whole search: {where(content['machine'])}. Beside other work, which makes "
+        f"times rough."
+    )
+    return f"{table(head, lines)}\n\n{setting}"
+
+
+def mixers(plan: dict[str, Any]) -> str:
+    """"qt in 3, attention in 3"."""
+    names = list(plan.values())
+    return ", ".join(f"{name.replace('keep', 'attention')} in {names.count(name)}" for name in dict.fromkeys(names))
+
+
+TABLES: dict[str, Callable[[], str]] = {"search": search}
