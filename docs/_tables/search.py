@@ -14,34 +14,38 @@ HOSTS = {
 }  # fmt: skip
 
 
+HEAD = (
+    "model", "seed", "plan", "share of time", "predicted damage", "true damage", "best fixed rule", "less damage",
+    "seconds",
+)  # fmt: skip
+
+
 def search() -> str:
     """For each model and seed the plan within the budget, and the best fixed rule, by true damage on other samples."""
     content, lines = load("search.json"), []
     for row in content["rows"]:
-        chosen, best = row["points"][0], min(row["rules"], key=lambda rule: rule["true"], default=None)
-        saved = "–" if best is None else f"{100 * (1 - chosen['true'] / best['true']):.0f} %"
+        chosen, best = row["points"][0], min(row["rules"], key=lambda rule: rule["true"])
         lines.append((
             HOSTS[row["host"]], row["seed"], mixers(chosen["plan"]), f"{100 * chosen['share']:.0f} %",
             f"{chosen['predicted']:.3g}", f"{chosen['true']:.3g}",
-            "–" if best is None else f"{best['name']} ({100 * best['share']:.0f} %): {best['true']:.3g}", saved,
-            f"{row['seconds']:.0f}",
+            f"{best['name']} ({100 * best['share']:.0f} %): {best['true']:.3g}",
+            f"{100 * (1 - chosen['true'] / best['true']):.0f} %", f"{row['seconds']:.0f}",
         ))  # fmt: skip
-    head = ("model", "seed", "plan", "share of time", "predicted damage", "true damage", "best fixed rule", "less damage",
-            "seconds")  # fmt: skip
-    ratios = [point["true"] / point["predicted"] for row in content["rows"] for point in row["points"] if point["predicted"]]
+    points = [point for row in content["rows"] for point in row["points"] if point["predicted"]]
+    ratios = [point["true"] / point["predicted"] for point in points]
     budgets = ", ".join(sorted({f"{100 * row['budget']:.0f} %" for row in content["rows"]}))
     setting = (
         f"Budget: {budgets}. Candidates: qt, pom, PADRe of degree 2 and 3, and attention. Damage on 64 samples that "
-        f"nothing was chosen by: nats; for MiniLM a share of the features' variance. Over all points that were measured, "
-        f"the true damage is {min(ratios):.2g} to {max(ratios):.2g} times the predicted sum (median {median(ratios):.2g}). "
-        f"Seconds are the processor's, of a whole search: {where(content['machine'])}. Beside other work, which makes "
-        f"times rough."
+        "nothing was chosen by: nats; for MiniLM a share of the features' variance. Over the points of the front that "
+        f"were measured, the true damage is {min(ratios):.2g} to {max(ratios):.2g} times the predicted sum (median "
+        f"{median(ratios):.2g}). Seconds are the processor's, of a whole search: {where(content['machine'])}, beside "
+        "other work, which makes the layers' times rough."
     )
-    return f"{table(head, lines)}\n\n{setting}"
+    return f"{table(HEAD, lines)}\n\n{setting}"
 
 
 def mixers(plan: dict[str, Any]) -> str:
-    """"qt in 3, attention in 3"."""
+    """ "qt in 3, attention in 3"."""
     names = list(plan.values())
     return ", ".join(f"{name.replace('keep', 'attention')} in {names.count(name)}" for name in dict.fromkeys(names))
 

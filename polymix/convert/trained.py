@@ -140,8 +140,14 @@ def fingerprint(model: nn.Module) -> str:
     for name, value in sorted(model.state_dict().items()):
         if isinstance(value, Tensor):
             digest.update(f"{name}{tuple(value.shape)}{value.dtype}".encode())
-            digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+            digest.update(bytes_of(value))
     return digest.hexdigest()
+
+
+def bytes_of(value: Tensor) -> bytes:
+    """The numbers of a tensor of any type, as bytes."""
+    data: bytes = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    return data
 
 
 def _checksum(file: Path) -> str:

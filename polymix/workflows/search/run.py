@@ -18,8 +18,9 @@ from polymix.files import output_folder
 from polymix.mixers import MixerConfig
 from polymix.mixers.modules import check_module, still
 from polymix.mixers.spec import parse_mixer
-from polymix.results import Progress
+from polymix.results import RESULTS, Progress
 from polymix.workflows.search.answer import Search
+from polymix.workflows.search.content import SearchResults
 from polymix.workflows.search.damage import KINDS
 from polymix.workflows.search.samples import parted
 from polymix.workflows.search.stages import Request, Run
@@ -65,7 +66,7 @@ def search(
         learning_rate: the highest, in these steps.
         loss: "logits": the damage is KL(original ‖ model); "features" or "squares": the squared error of features or
             output as a share of their variance. None: logits, if the model returns such, else features.
-        forward: (model, batch) -> logits or features, for other models.
+        forward: (model, batch) -> logits, or what `loss` says, for other models.
         seconds: for all timings.
         memory: bytes of the original model's outputs that are held; beyond, they are computed again each time.
         seed: of fresh weights, the order of the data, and what is held back.
@@ -95,6 +96,8 @@ def search(
 
     folder = None if out is None else Path(out)
     with nullcontext() if folder is None else output_folder(folder, "out"), isolated_random_state(), still(model):
+        if folder is not None and not resume and (folder / RESULTS).exists():
+            SearchResults.open(folder, {}, {}, resume=False)  # raises
         samples = parted(data, seed, steps)
         with mode(model, False):
             request = Request(

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import DataLoader, IterableDataset
 
 from polymix.convert.tracing import tensors
+from polymix.convert.trained import bytes_of
 from polymix.errors import DataError
 
 LEAST, HELD = 64, 64  # samples in all; to score on, and as many others to compare on
@@ -26,7 +27,7 @@ class Samples(NamedTuple):
         """Differs between data."""
         digest = hashlib.sha256()
         for part in tensors([self.scoring, self.comparing]):
-            digest.update(part.contiguous().numpy().tobytes())
+            digest.update(bytes_of(part))
         return digest.hexdigest()[:16]
 
 

@@ -93,7 +93,7 @@ class Run:
             self.model, request.mixers, example, lambda label: seed_all(number(request.seed, label))
         )
         self.refusals = self._refused()
-        self.kind = request.loss or kind_of(self.model, first)
+        self.kind = request.loss or ("logits" if request.forward else kind_of(self.model, first))
         self.forward = request.forward or (features_of if self.kind == "features" else logits_of)
         self.ms: dict[Pair, float | None] = {}
 
@@ -148,7 +148,11 @@ class Run:
             got = f"one at which the attention of {slow} runs out of memory"
             raise OptionError("input", got, "a shape at which it can be timed", "Use a smaller batch.")
         self.whole = math.fsum(self.ms[name, KEEP] or 0.0 for name in self.candidates.layers)
-        least = shortest(self._options({}, self.candidates.adapters)) / UNITS
+        options = self._options({}, self.candidates.adapters)
+        if not all(options.values()):
+            got = f"candidates that all run out of memory in {next(name for name in options if not options[name])}"
+            raise CapabilityError("mixers", got, f'one that fits, or "{KEEP}"', "Use a smaller batch.")
+        least = shortest(options) / UNITS
         if least > self.request.budget:
             allowed = f"at least {math.ceil(1000 * least) / 1000:g}, the share that the fastest of all plans takes"
             got = f"{self.request.budget:g}, which no plan of these candidates meets"
@@ -273,6 +277,7 @@ class Run:
             raise CapabilityError("mixers", got, "candidates that meet the budget", "Lower learning_rate.")
         plans = list({point[0]: front.plan(point[0]) for point in found if point}.values())
         measured = [*(("searched", plan) for plan in plans), *self._rules(options).items()]
+        self.scored.held.clear()  # to hold the others in their stead
         compare = Damage(self.model, self.samples.comparing, self.kind, self.forward, request.memory)
         bar = request.bar("true damage", len(measured))
         rows = []
