@@ -3,7 +3,7 @@
     pip install -c constraints.txt ".[evidence]"
     python benchmarks/search.py benchmarks/results/search.json [--hosts vit,minilm,gpt] [--seeds 3] [--folder …]
 
-vit: a ViT of 6 layers and 64 channels with 256 tokens, trained here on scikit-learn's digits; gpt: a GPT-2 of 6 layers
+vit: a ViT of 6 layers and 64 channels with 144 tokens, trained here on scikit-learn's digits; gpt: a GPT-2 of 6 layers
 and 96 channels on the bytes of the Brown corpus, trained here; minilm: all-MiniLM-L6-v2 on Brown's sentences, timed at
 512 tokens. MiniLM and Brown are fetched as by pretrained.py, and skipped where they cannot be. A seed decides fresh
 weights, the order of the data, and what is held back. Each row is saved when it is there; run the command again to
@@ -35,7 +35,7 @@ from polymix.train.data.images import load_digits
 from polymix.train.in_memory import train_in_memory
 
 BUDGET, MIXERS = 0.7, ("qt", "pom", "padre:degree=2", "padre:degree=3", "keep")
-WINDOW, GPT_STEPS, GPT_BATCH, GPT_RATE = 256, 500, 8, 2e-3
+WINDOW, GPT_STEPS, GPT_BATCH, GPT_RATE = 256, 300, 8, 2e-3
 
 
 class Host(NamedTuple):
@@ -47,9 +47,9 @@ class Host(NamedTuple):
 
 
 def vit(folder: Path) -> Host:
-    data = load_digits(32)
-    shape = {"image_size": 32, "patch_size": 2, "dim": 64, "depth": 6, "classes": 10, "channels": 1, "mlp_ratio": 2}
-    task = ClassifyTask(ClassifyRecipe(image_size=32, epochs=8, learning_rate=2e-3))
+    data = load_digits(24)
+    shape = {"image_size": 24, "patch_size": 2, "dim": 64, "depth": 6, "classes": 10, "channels": 1, "mlp_ratio": 2}
+    task = ClassifyTask(ClassifyRecipe(image_size=24, epochs=6, learning_rate=2e-3))
     model = train_in_memory(task, data, lambda: VisionTransformer(polymix.SoftmaxConfig(heads=4), **shape)).model
     images = data.normalise(data.test.images)  # which the model has not seen
     return Host(model.eval(), DataLoader(images, 16, shuffle=True))

@@ -9,7 +9,7 @@ from typing import Any
 from .figures import load, table, where
 
 HOSTS = {
-    "vit": "ViT 64 × 6, digits, 256 tokens", "minilm": "MiniLM 384 × 6, Brown's sentences, timed at 512 tokens",
+    "vit": "ViT 64 × 6, digits, 144 tokens", "minilm": "MiniLM 384 × 6, Brown's sentences, timed at 512 tokens",
     "gpt": "GPT-2 96 × 6, bytes of Brown, 256 tokens",
 }  # fmt: skip
 

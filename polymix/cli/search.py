@@ -41,7 +41,7 @@ def command(
         int | None,
         typer.Option(help="Samples per call, also of the timings (default: 32 images, 4 windows or 16 lines of text)."),
     ] = None,
-    steps: Annotated[int, typer.Option(help="Steps of training for each candidate near the front.")] = 32,
+    steps: Annotated[int, typer.Option(help="Steps of training for each candidate near the front.")] = 24,
     learning_rate: Annotated[float, typer.Option(help="The highest in these steps.")] = 6e-3,
     seconds: Annotated[float, typer.Option(help="Time for timing all layers.")] = 30.0,
     device: Annotated[str, typer.Option(help="Device, such as cpu or cuda.")] = "cpu",

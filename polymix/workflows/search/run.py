@@ -36,7 +36,7 @@ def search(
     budget: float = 0.6,
     mixers: Sequence[str] = MIXERS,
     input: Any = None,
-    steps: int = 32,
+    steps: int = 24,
     learning_rate: float = RATE,
     loss: str | None = None,
     forward: Callable[..., Tensor] | None = None,

@@ -207,9 +207,17 @@ class Run:
         return {pair: math.inf if value is None else value for pair, value in scores.items()}
 
     def _near(self, untrained: Mapping[Pair, float]) -> list[Pair]:
-        """Which candidates to train: those near the front, and what the fixed rules of its first mixer need."""
+        """Which candidates to train: those near the front, and what the fixed rules of its first mixer need.
+
+        Untrained damages rank the layers of a mixer, but not mixers, which gain differently by training: so each mixer
+        has a front of its own, too.
+        """
         options = self._options(untrained, untrained)
         near = near_front(options, self._budgets(options))
+        for label in self.request.mixers:
+            alone = self._options(untrained, [pair for pair in untrained if pair[1] == label])
+            if all(alone.values()):
+                near |= near_front(alone, self._budgets(alone))
         front = Front.of(options)
         best = front.least(self.request.most)
         labels = [label for label in front.plan(best[0]).values() if label != KEEP] if best else []
