@@ -26,8 +26,8 @@ VERBS = ("compare", "bench", "recommend", "search", "convert", "train", "evaluat
          "list", "show", "lens", "doctor", "build-kernels")  # fmt: skip
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(show: bool) -> None:
+    if show:
         from polymix import __version__
 
         print(f"polymix {__version__}")

@@ -177,7 +177,9 @@ def _converted(
     if not multi_scale and not any(swap.attention.smoothing for swap in swaps.values()):
         got = f"False for {type(model).__name__}, whose converted layers have no multi-scale branches"
         raise OptionError("multi_scale", got, "True", "Leave it out. EfficientViT has such branches.")
-    reports = [swaps[name].report() if name in swaps else LayerReport.kept(name, layers[name]) for name in layers]
+    reports = [
+        swaps[name].report() if name in swaps else LayerReport.unconverted(name, layers[name]) for name in layers
+    ]
     adapters = {name: swap.adapter for name, swap in swaps.items()}
     left_out = _left_out(model, layers, why_not)
     refusals = {type(model.get_submodule(name)).__name__: why for name, why in why_not.items()}

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 from polymix.convert.tracing import mode
 from polymix.errors import DataError, OptionError
 from polymix.numbers import figure, percent
-from polymix.workflows.convert.inputs import NONE, PIXELS, card_metadata, pixels
+from polymix.workflows.convert.inputs import NO_OPTIONS, PIXELS, card_metadata, pixels
 from polymix.workflows.convert.sources import Source
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Images:
     """
 
     batch, metric = 32, "accuracy"
-    learning = NONE
+    learning = NO_OPTIONS
 
     def __init__(self, data: str, source: Source, size: int | None) -> None:
         from polymix.train.data.images import load_digits, load_folder

@@ -36,7 +36,7 @@ from polymix.workflows.recommend import recommend
 
 CHECKPOINTS = "checkpoints"  # folder in --out while a run is not finished
 _TEACHING = {"logits": "labels and from ", "features": "the last features of "}  # before "the original model"
-FRESH = "No weights were given: this is the architecture with untrained weights."
+UNTRAINED = "No weights were given: this is the architecture with untrained weights."
 
 
 def run(
@@ -111,11 +111,11 @@ def _run(
     searched = isinstance(plan, TrainedPlan) and bool(plan.parts)
     warning = [report.unimproved] if report.unimproved else []
     notes = [*([report.worse] if report.worse else []), *_notes(settings, source, data, code, longer, searched)]
-    told = [*notes, *warning]
-    about = {**results.content, "data": None if data is None else data.to_dict(), "notes": told, "code": code}
+    all_notes = [*notes, *warning]
+    about = {**results.content, "data": None if data is None else data.to_dict(), "notes": all_notes, "code": code}
     names = class_names(host, data)
     # No times, which results.json has: equal runs save equal files.
-    saver.save(report.model, {**report.to_dict(), "data": about["data"], "notes": told, "classes": names})
+    saver.save(report.model, {**report.to_dict(), "data": about["data"], "notes": all_notes, "classes": names})
     saver.accompany(source.folder, host)
     name = Path(settings.model).name
     title = f"{name} with {' and '.join(dict.fromkeys(layer.now for layer in report.layers if layer.now))}"
@@ -296,7 +296,7 @@ def _notes(
     code: the user code that builds the model, if any. searched: whether the plan came with trained mixers.
     """
     imitate, tune = settings.epochs
-    notes = [] if source.trained else [FRESH]
+    notes = [] if source.trained else [UNTRAINED]
     if settings.from_scratch:
         notes = [f"The model was trained from scratch for {plural(tune, 'epoch')}, on the labels alone."]
     elif imitate or tune:

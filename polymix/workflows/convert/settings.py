@@ -24,7 +24,7 @@ PRECISION = {  # by the names of polymix.distill, and by Lightning's
     "16-mixed": "float16",
 }  # fmt: skip
 # The converted model does not depend on these.
-_BESIDE = ("seconds", "lengths", "trust", "license", "base_model", "push_to_hub")
+_WITHOUT_EFFECT = ("seconds", "lengths", "trust", "license", "base_model", "push_to_hub")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +127,7 @@ class Settings:
         if PRECISION[self.precision] == "float16" and self.device.startswith("cpu"):
             got = f"{self.precision} on a CPU"
             raise OptionError("--precision", got, "float32 or bf16-mixed", "Pass --precision bf16-mixed.")
-        for option, given, needed in (
+        for option, used, needed in (
             ("--precision", PRECISION[self.precision] != "float32", trains),
             ("--from-scratch", self.from_scratch, self.distill_epochs > 0),
             ("--lora", self.lora is not None, self.distill_epochs > 0),
@@ -135,7 +135,7 @@ class Settings:
             ("--distill-loss", self.aligns_features, self.distill_epochs > 0),
             ("--learning-rate", self.learning_rate is not None, self.distill_epochs > 0),
         ):  # fmt: skip
-            if given and not needed:
+            if used and not needed:
                 raise OptionError(option, "it without training", "--distill-epochs of at least 1", "Or leave it out.")
         if self.from_scratch and self.data == NOISE:
             got = f"it with --data {NOISE}, which only the original model labels"
@@ -189,7 +189,7 @@ class Settings:
         return imitate, self.distill_epochs
 
     def to_dict(self) -> dict[str, Any]:
-        values = {name: value for name, value in asdict(self).items() if name not in _BESIDE}
+        values = {name: value for name, value in asdict(self).items() if name not in _WITHOUT_EFFECT}
         for name in ("weights", "data", *(["plan"] if is_plan_file(self.plan) else [])):
             path = None if values[name] is None else Path(values[name])
             values[name] = str(path.resolve()) if path is not None and path.exists() else values[name]

@@ -18,7 +18,7 @@ from polymix.workflows.convert.inputs import card_metadata, check_call, sequence
 from polymix.workflows.convert.settings import Settings
 from polymix.workflows.convert.sources import Source
 
-HELD_BACK = 65536  # maximum number of tokens: they are evaluated after every stage
+MAX_HELD_BACK = 65536  # maximum number of tokens: they are evaluated after every stage
 _TOKENIZERS = ("tokenizer.json", "vocab.json", "tokenizer.model", "vocab.txt", "spiece.model")
 _OPTIONS = {"context": "--tokens", "tokenizer": "--model"}  # the command's option for an argument; others: --data
 
@@ -58,7 +58,7 @@ class Text:
                 raise OptionError("--model", got, "the model's own tokenizer", "Put it in the folder.") from error
         size = min(self.tokens, len(self.text.val) - 1)
         self.train = Windows(self.text.train, self.tokens)
-        self.test = Windows(self.text.val.part(0, min(len(self.text.val), max(size, HELD_BACK) + 1)), size)
+        self.test = Windows(self.text.val.part(0, min(len(self.text.val), max(size, MAX_HELD_BACK) + 1)), size)
 
     @property
     def size(self) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from polymix.convert.plan import KEEP
 from polymix.convert.trained import TrainedPlan
 from polymix.mixers import MixerConfig
-from polymix.numbers import NONE, aligned, figure, listed, percent, plural, spanned
+from polymix.numbers import DASH, aligned, figure, listed, percent, plural, spanned
 from polymix.workflows.search.damage import KINDS
 
 SHOWN = 10  # points of the front that are printed
@@ -103,7 +103,7 @@ def _worst_first(row: Mapping[str, Any]) -> float:
 
 def _cell(ms: float | None, damage: Mapping[str, Any] | None) -> str:
     if ms is None:
-        return NONE
+        return DASH
     if damage is None:
         return f"{figure(ms)} ms"
     mark = "" if damage["stage"] == "trained" else " untrained"

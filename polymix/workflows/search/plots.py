@@ -7,12 +7,12 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from polymix.pages.plots import COLOURS, LIGHT, NARROW
+from polymix.pages.plots import COLOURS, LIGHT, PHONE_WIDTH
 
 
 def front(content: Mapping[str, Any], narrow: bool = False) -> Figure:
     """The front, with predicted and true damage of each plan that was measured."""
-    figure = Figure(figsize=(NARROW, 3.6) if narrow else (6.5, 4), layout="constrained")
+    figure = Figure(figsize=(PHONE_WIDTH, 3.6) if narrow else (6.5, 4), layout="constrained")
     axes = figure.subplots()
     line = content["front"]
     axes.plot([100 * row["share"] for row in line], [row["predicted"] for row in line], color=LIGHT["front"],
