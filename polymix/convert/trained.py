@@ -89,8 +89,8 @@ def trained_plan(plan: Any) -> TrainedPlan | None:
     """The trained plan that is meant: itself, the result of `polymix.search`, or the path of its plan.json."""
     if is_plan_file(plan):
         return read_plan(plan)
-    found = getattr(plan, "trained", plan)
-    return found if isinstance(found, TrainedPlan) else None
+    trained = getattr(plan, "trained", plan)
+    return trained if isinstance(trained, TrainedPlan) else None
 
 
 def is_plan_file(text: Any) -> bool:

@@ -67,10 +67,10 @@ def tables(content: Mapping[str, Any]) -> list[list[str]]:
     ]
 
 
-def front_rows(content: Mapping[str, Any], most: int) -> list[tuple[str, ...]]:
+def front_rows(content: Mapping[str, Any], limit: int) -> list[tuple[str, ...]]:
     """Points of the front, evenly spaced, with the plan of each."""
     front = content["front"]
-    count = min(most, len(front))
+    count = min(limit, len(front))
     chosen = [front[round(place * (len(front) - 1) / max(count - 1, 1))] for place in range(count)]
     rows = [(percent(row["share"]), figure(row["predicted"]), in_words(row["plan"])) for row in chosen]
     return [("attention's time", "predicted", "plan"), *rows]

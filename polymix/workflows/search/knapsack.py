@@ -28,16 +28,16 @@ class Front:
     options: Options
 
     @classmethod
-    def of(cls, options: Options, most: int = UNITS) -> Front:
-        """Solve it for all times up to `most`. O(most · candidates), for any number of them exact."""
-        best = torch.full((most + 1,), math.inf, dtype=torch.float64)
+    def of(cls, options: Options, limit: int = UNITS) -> Front:
+        """Solve it for all times up to `limit`. Takes O(limit · candidates)."""
+        best = torch.full((limit + 1,), math.inf, dtype=torch.float64)
         best[0] = 0.0
         choices = []
         for candidates in options.values():
-            after, choice = torch.full_like(best, math.inf), torch.full((most + 1,), -1, dtype=torch.int16)
+            after, choice = torch.full_like(best, math.inf), torch.full((limit + 1,), -1, dtype=torch.int16)
             for place, (time, damage) in enumerate(candidates.values()):
-                if time <= most:
-                    offered = best[: most + 1 - time] + damage
+                if time <= limit:
+                    offered = best[: limit + 1 - time] + damage
                     better = offered < after[time:]
                     after[time:][better] = offered[better]
                     choice[time:][better] = place
@@ -45,19 +45,19 @@ class Front:
             choices.append(choice)
         return cls(best, choices, options)
 
-    def least(self, most: int) -> tuple[int, float] | None:
-        """The shortest of the best plans that take at most `most` units: its time and damage. None: there is none."""
-        part = self.best[: max(most, 0) + 1]
+    def least(self, limit: int) -> tuple[int, float] | None:
+        """The shortest of the best plans that take at most `limit` units: its time and damage. None: there is none."""
+        part = self.best[: max(limit, 0) + 1]
         damage = float(part.min())
         return None if math.isinf(damage) else (int((part == damage).nonzero()[0]), damage)
 
     def plan(self, time: int) -> dict[str, str]:
         """The candidate of each layer in the best plan that takes exactly so long."""
-        found: dict[str, str] = {}
+        plan: dict[str, str] = {}
         for (layer, candidates), choice in reversed([*zip(self.options.items(), self.choices, strict=True)]):
-            found[layer] = [*candidates][int(choice[time])]
-            time -= candidates[found[layer]][0]
-        return {layer: found[layer] for layer in self.options}
+            plan[layer] = [*candidates][int(choice[time])]
+            time -= candidates[plan[layer]][0]
+        return {layer: plan[layer] for layer in self.options}
 
     def points(self) -> list[tuple[int, float]]:
         """Time and damage of each plan that no other beats in one without losing in the other; the shortest first."""
@@ -76,12 +76,12 @@ def near_front(options: Options, budgets: Sequence[int]) -> set[Pair]:
         layer: {name: (time // _COARSE, damage) for name, (time, damage) in candidates.items()}
         for layer, candidates in options.items()
     }
-    most = max(budgets) // _COARSE
-    goals = {budget // _COARSE: Front.of(coarse, most).least(budget // _COARSE) for budget in budgets}
+    limit = max(budgets) // _COARSE
+    goals = {budget // _COARSE: Front.of(coarse, limit).least(budget // _COARSE) for budget in budgets}
     near = set()
     for layer, candidates in coarse.items():
         for name, item in candidates.items():
-            forced = Front.of({**coarse, layer: {name: item}}, most)
+            forced = Front.of({**coarse, layer: {name: item}}, limit)
             for budget, goal in goals.items():
                 reached = forced.least(budget)
                 if goal is not None and reached is not None and reached[1] <= SLACK * goal[1]:
@@ -98,13 +98,13 @@ RULES: dict[str, Callable[[int, int, int], bool]] = {  # whether a layer, the co
 }
 
 
-def by_rule(rule: str, mixer: str, options: Options, keep: str, most: int) -> dict[str, str] | None:
-    """One mixer in as few layers as a rule needs for a plan of at most `most` units. None: it has no such plan."""
+def by_rule(rule: str, mixer: str, options: Options, keep: str, limit: int) -> dict[str, str] | None:
+    """One mixer in as few layers as a rule needs for a plan of at most `limit` units. None: it has no such plan."""
     total = len(options)
     for count in range(total + 1):
         plan = {layer: mixer if RULES[rule](place, count, total) else keep for place, layer in enumerate(options)}
-        times = [options[layer].get(choice, (most + 1,))[0] for layer, choice in plan.items()]
-        if sum(times) <= most:
+        times = [options[layer].get(choice, (limit + 1,))[0] for layer, choice in plan.items()]
+        if sum(times) <= limit:
             return plan
     return None
 

@@ -65,7 +65,7 @@ class Request:
     say: Callable[[str], None]
 
     @property
-    def most(self) -> int:
+    def limit(self) -> int:
         """The budget in units of the knapsack."""
         return int(UNITS * self.budget)
 
@@ -177,8 +177,8 @@ class Run:
 
     def _budgets(self, options: Options) -> tuple[int, int, int]:
         """The budget, and two between it and both ends of the front."""
-        most = self.request.most
-        return most, (most + UNITS) // 2, (most + shortest(options)) // 2
+        limit = self.request.limit
+        return limit, (limit + UNITS) // 2, (limit + shortest(options)) // 2
 
     # Damages and training
 
@@ -219,10 +219,10 @@ class Run:
             if all(alone.values()):
                 near |= near_front(alone, self._budgets(alone))
         front = Front.of(options)
-        best = front.least(self.request.most)
+        best = front.least(self.request.limit)
         labels = [label for label in front.plan(best[0]).values() if label != KEEP] if best else []
         for rule in RULES if labels and self.request.keeps else ():
-            near |= set((by_rule(rule, max(labels, key=labels.count), options, KEEP, self.request.most) or {}).items())
+            near |= set((by_rule(rule, max(labels, key=labels.count), options, KEEP, self.request.limit) or {}).items())
         pairs = [pair for pair in self.candidates.adapters if pair in near]
         self.request.say(f"Training {len(pairs)} of {plural(len(untrained), 'candidate')}, those near the front.")
         return pairs
@@ -279,11 +279,11 @@ class Run:
         request, results = self.request, self.results
         options = self._options(damages, [pair for pair, damage in damages.items() if math.isfinite(damage)])
         front = Front.of(options)
-        found = [front.least(most) for most in self._budgets(options)] if all(options.values()) else []
-        if not found or found[0] is None:
+        points = [front.least(limit) for limit in self._budgets(options)] if all(options.values()) else []
+        if not points or points[0] is None:
             got = f"{', '.join(request.mixers)}, whose outputs are not finite in too many layers"
             raise CapabilityError("mixers", got, "candidates that meet the budget", "Lower learning_rate.")
-        plans = list({point[0]: front.plan(point[0]) for point in found if point}.values())
+        plans = list({point[0]: front.plan(point[0]) for point in points if point}.values())
         measured = [*(("searched", plan) for plan in plans), *self._rules(options).items()]
         self.scored.held.clear()  # to hold the others in their stead
         compare = Damage(self.model, self.samples.comparing, self.kind, self.forward, request.memory)
@@ -315,16 +315,16 @@ class Run:
 
     def _rules(self, options: Options) -> dict[str, dict[str, str]]:
         """Each fixed rule with the mixer for which the least damage is predicted, of those whose parts are known."""
-        found = {}
+        chosen = {}
         for rule in RULES if self.request.keeps else ():
             timed = self._options({}, self.candidates.adapters)
-            plans = {label: by_rule(rule, label, timed, KEEP, self.request.most) for label in self.request.mixers}
+            plans = {label: by_rule(rule, label, timed, KEEP, self.request.limit) for label in self.request.mixers}
             known = {label: plan for label, plan in plans.items() if plan and within(plan, options)}
             if known:
                 label = min(known, key=lambda each: damage_of(known[each], options))
                 count = list(known[label].values()).count(label)
-                found[f"{rule.format(count)}, {label}"] = known[label]
-        return found
+                chosen[f"{rule.format(count)}, {label}"] = known[label]
+        return chosen
 
     def _row(self, name: str, plan: dict[str, str], options: Options, true: float | None) -> dict[str, Any]:
         share = math.fsum(self.ms[pair] or 0.0 for pair in plan.items()) / self.whole

@@ -123,7 +123,7 @@ def test_a_mixer_that_is_poor_untrained_is_trained_in_its_best_layers():
     """On MiniLM qt was left untrained: before training it harms more than PADRe, and after it less."""
     run = object.__new__(stages.Run)
     pairs = {(layer, mixer): None for layer in "abcd" for mixer in ("qt", "pom")}
-    run.request = SimpleNamespace(mixers=("qt", "pom"), keeps=True, budget=0.7, most=70_000, say=lambda line: None)
+    run.request = SimpleNamespace(mixers=("qt", "pom"), keeps=True, budget=0.7, limit=70_000, say=lambda line: None)
     run.candidates = SimpleNamespace(layers=dict.fromkeys("abcd"), labels=lambda layer: ["qt", "pom"], adapters=pairs)
     run.ms = dict.fromkeys(pairs, 4.0) | {(layer, "keep"): 10.0 for layer in "abcd"}
     run.whole = 40.0
