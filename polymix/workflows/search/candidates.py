@@ -26,8 +26,9 @@ class Candidates:
 
     Args:
         host: in evaluation mode; it is left as it is.
-        mixers: by label. example: an input of the host, at the user's shape.
-        seed_for: seeds the random numbers of what it is given.
+        mixers: by label.
+        batch: of the data, to which mixers are scaled. example: an input at the shape at which layers are timed.
+        seed_for: called with each label before its mixers are made.
 
     Attributes:
         layers: those that the example reaches and that a plan without names replaces. adapters: by layer and label.
@@ -35,8 +36,9 @@ class Candidates:
     """
 
     def __init__(
-        self, host: nn.Module, mixers: Mapping[str, MixerConfig], example: Any, seed_for: Callable[..., None]
-    ) -> None:
+        self, host: nn.Module, mixers: Mapping[str, MixerConfig], batch: Any, example: Any,
+        seed_for: Callable[[str], None],
+    ) -> None:  # fmt: skip
         self.host, self.mixers = host, dict(mixers)
         known = attention_layers(host)
         self.calls: dict[str, LayerCall] = record_layers(host, known, example)
@@ -45,16 +47,16 @@ class Candidates:
         self.refused: dict[str, dict[str, str]] = {}
         for label, config in self.mixers.items():
             seed_for(label)
-            self._convert(label, config, example)
+            self._convert(label, config, batch)
 
-    def _convert(self, label: str, config: MixerConfig, example: Any) -> None:
+    def _convert(self, label: str, config: MixerConfig, batch: Any) -> None:
         """All layers at once; where that is refused, one by one."""
         try:
-            self._take(label, convert(self.host, dict.fromkeys(self.layers, config), input=example))
+            self._take(label, convert(self.host, dict.fromkeys(self.layers, config), input=batch))
         except PolymixError:
             for name in self.layers:
                 try:
-                    self._take(label, convert(self.host, {name: config}, input=example))
+                    self._take(label, convert(self.host, {name: config}, input=batch))
                 except CapabilityError as error:
                     self._refuse(label, name, str(error.got))
                 except PolymixError as error:

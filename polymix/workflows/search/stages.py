@@ -90,7 +90,7 @@ class Run:
         request.say("Converting each layer to each mixer.")
         example = first if request.example is None else request.example
         self.candidates = Candidates(
-            self.model, request.mixers, example, lambda label: seed_all(number(request.seed, label))
+            self.model, request.mixers, first, example, lambda label: seed_all(number(request.seed, label))
         )
         self.refusals = self._refused()
         self.kind = request.loss or ("logits" if request.forward else kind_of(self.model, first))

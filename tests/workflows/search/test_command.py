@@ -167,7 +167,7 @@ def test_times_are_those_of_the_layers(monkeypatch):
     import polymix
 
     host, x = vit(), torch.randn(2, 3, 16, 16)
-    candidates = Candidates(host, {"qt": polymix.QtConfig(), "pom": polymix.PomConfig()}, x, lambda label: None)
+    candidates = Candidates(host, {"qt": polymix.QtConfig(), "pom": polymix.PomConfig()}, x, x, lambda label: None)
     rows = timing.layer_times(candidates, 1.0, "cpu", lambda done: None)
     assert calls == [{"keep", "qt", "pom"}], "equal layers are timed once"
     assert len(rows) == 12 and {row["layer"] for row in rows} == set(candidates.layers)
