@@ -39,7 +39,7 @@ def command(
     tokens: Annotated[int | None, typer.Option(help="Sequence length for text models (default: at most 512).")] = None,
     batch: Annotated[
         int | None,
-        typer.Option(help="Samples per call, also of the timings (default: 32 images, 4 windows or 16 lines of text)."),
+        typer.Option(help="Samples per call, also of the timings (default: 16 images or lines, 4 windows of text)."),
     ] = None,
     steps: Annotated[int, typer.Option(help="Steps of training for each candidate near the front.")] = 24,
     learning_rate: Annotated[float, typer.Option(help="The highest in these steps.")] = 6e-3,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -89,16 +88,12 @@ def layer_rows(content: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """For each layer the time of its attention, and each candidate's time and damage, trained where it was."""
     labels = list(dict.fromkeys(row["mixer"] for row in content["times"] if row["mixer"] != KEEP))
     times = {(row["layer"], row["mixer"]): row["ms"] for row in content["times"]}
-    damages = {(row["layer"], row["mixer"]): row for row in sorted(content["damages"], key=_worst_first)}
+    damages = {(row["layer"], row["mixer"]): row for row in content["damages"]}  # of the last stage that it reached
     rows = []
     for layer in dict.fromkeys(row["layer"] for row in content["times"]):
         cells = [_cell(times.get((layer, label)), damages.get((layer, label))) for label in labels]
         rows.append((layer or "(the model)", f"{figure(times[layer, KEEP])} ms", *cells))
     return [("layer", "attention", *labels), *rows]
-
-
-def _worst_first(row: Mapping[str, Any]) -> float:
-    return math.inf if row["damage"] is None else -row["damage"]
 
 
 def _cell(ms: float | None, damage: Mapping[str, Any] | None) -> str:

@@ -18,6 +18,8 @@ from polymix.workflows.convert.settings import Settings
 from polymix.workflows.search.answer import Search
 from polymix.workflows.search.run import search
 
+BATCH = 16  # at the most, by default: a search takes small steps
+
 
 def run(
     settings: Settings, out: Path, *, budget: float, mixers: Sequence[str], steps: int, learning_rate: float,
@@ -55,7 +57,8 @@ def _data(settings: Settings, source: Any) -> tuple[Any, dict[str, Any]]:
         assert settings.data is not None
         return Lines(settings.data, source, settings).loader(settings.batch), {}
     data = open_data(settings, source)
-    data.sample(source.model, settings.batch or data.batch, settings.device)  # raises where the model does not take it
+    batch = settings.batch or min(data.batch, BATCH)
+    data.sample(source.model, batch, settings.device)  # raises where the model does not take it
     if isinstance(data, Noise):
-        data.prepare(settings.batch or data.batch)
-    return data.loaders(settings.batch or data.batch)[0], dict(data.learning)
+        data.prepare(batch)
+    return data.loaders(batch)[0], dict(data.learning)

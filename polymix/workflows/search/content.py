@@ -21,7 +21,10 @@ class TimeRow(TypedDict):
 class DamageRow(TypedDict):
     layer: str
     mixer: str
-    stage: Literal["untrained", "trained"]
+    stage: Annotated[
+        Literal["untrained", "trained", "restored"],
+        "untrained: on a quarter of the samples; restored: as converted, since training made it worse",
+    ]
     damage: Annotated[float | None, "of the model with this mixer alone; null: its output is not finite"]
 
 

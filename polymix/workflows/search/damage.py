@@ -71,10 +71,10 @@ class Damage:
         with mode(model, False):
             return self.read(model, moved(batch, self.device), self.forward)
 
-    def __call__(self, install: Installer) -> float:
-        """Of the model with some mixers in it; infinite where its output is not finite."""
+    def __call__(self, install: Installer, share: float = 1.0) -> float:
+        """Of the model with some mixers in it, on a share of the batches; infinite where its output is not finite."""
         total, count = 0.0, 0
-        for place, batch in enumerate(self.batches):
+        for place, batch in enumerate(self.batches[: math.ceil(share * len(self.batches))]):
             theirs = self.held[place] if self.held else self._answer(self.host, batch)
             with install() as model:
                 ours = self._answer(model, batch)

@@ -38,6 +38,7 @@ from polymix.workflows.search.samples import Samples
 from polymix.workflows.search.timing import layer_times
 
 CHECKPOINTS = "checkpoints"  # folder in `out` while a search is not finished
+GLANCE = 0.25  # share of the samples on which untrained mixers are scored
 DECAY = 0.01  # of the weights, while they imitate
 DRAWN = 100  # points of the front that are kept
 
@@ -197,13 +198,15 @@ class Run:
         """The damage of each candidate alone; infinite where the output is not finite."""
         rows = [row for row in self.results.content["damages"] if row["stage"] == stage]
         scores = {(row["layer"], row["mixer"]): row["damage"] for row in rows}
-        bar = self.request.bar(f"damage of each, {stage}", len(pairs))
+        bar = self.request.bar(f"damage of each, {stage}", len(pairs)) if pairs else None
         for place, (layer, label) in enumerate(pairs, 1):
             if (layer, label) not in scores:
-                value = finite(self.scored(self.candidates.install({layer: label})))
+                share = GLANCE if stage == "untrained" else 1.0
+                value = finite(self.scored(self.candidates.install({layer: label}), share))
                 self.results.add("damages", [{"layer": layer, "mixer": label, "stage": stage, "damage": value}])
                 scores[layer, label] = value
-            bar(place)
+            if bar is not None:
+                bar(place)
         return {pair: math.inf if value is None else value for pair, value in scores.items()}
 
     def _near(self, untrained: Mapping[Pair, float]) -> list[Pair]:
@@ -244,8 +247,9 @@ class Run:
             if label in diverged:
                 self._restore(its, before)
         trained = self._score("trained", pairs)
-        self._restore([pair for pair in pairs if not trained[pair] < untrained[pair]], before)
-        return {pair: min(trained[pair], untrained[pair]) for pair in pairs}
+        worse = [pair for pair in pairs if not trained[pair] < untrained[pair]]
+        self._restore(worse, before)
+        return {**trained, **self._score("restored", worse)}
 
     def _restore(self, pairs: Sequence[Pair], states: Mapping[Pair, Any]) -> None:
         for pair in pairs:
