@@ -30,8 +30,9 @@ def command(
         float, typer.Option(help="Share of the time of the model's attention layers that all of them may take.")
     ] = 0.6,
     mixers: Annotated[
-        str, typer.Option(help="Candidates; without keep, no layer keeps its attention.")
-    ] = "qt,pom,padre:degree=2,padre:degree=3,keep",
+        str | None,
+        typer.Option(help="Candidates (default: qt,pom,padre:degree=2,padre:degree=3,keep); keep: layers may stay."),
+    ] = None,
     weights: Annotated[
         Path | None, typer.Option(help="State dict of the model: a .safetensors file, or one written by torch.save.")
     ] = None,
@@ -80,7 +81,7 @@ def command(
     with bars(console, out) as shown:
         progress = shown if console.is_terminal else None
         answer = run(
-            settings, out, budget=budget, mixers=words(mixers), steps=steps, learning_rate=learning_rate,
+            settings, out, budget=budget, mixers=mixers and words(mixers), steps=steps, learning_rate=learning_rate,
             seconds=seconds, resume=resume, say=lambda line: None if as_json else print(line), progress=progress,
         )  # fmt: skip
     if as_json:

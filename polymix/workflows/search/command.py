@@ -16,13 +16,13 @@ from polymix.workflows.convert.noise import Noise
 from polymix.workflows.convert.run import load, open_data
 from polymix.workflows.convert.settings import Settings
 from polymix.workflows.search.answer import Search
-from polymix.workflows.search.run import search
+from polymix.workflows.search.run import MIXERS, search
 
 BATCH = 16  # at the most, by default: a search takes small steps
 
 
 def run(
-    settings: Settings, out: Path, *, budget: float, mixers: Sequence[str], steps: int, learning_rate: float,
+    settings: Settings, out: Path, *, budget: float, mixers: Sequence[str] | None, steps: int, learning_rate: float,
     seconds: float, resume: bool = False, say: Callable[[str], None] = lambda line: None,
     progress: Progress | None = None,
 ) -> Search:  # fmt: skip
@@ -30,8 +30,9 @@ def run(
 
     Args:
         settings: the model and the data, as `polymix convert` takes them.
+        mixers: None: `MIXERS`.
         out: folder for results.json, plan.json, the trained mixers and report.html.
-        budget, mixers, steps, learning_rate, seconds, resume, say, progress: as of `polymix.search`.
+        budget, steps, learning_rate, seconds, resume, say, progress: as of `polymix.search`.
     """
     settings.check()
     with output_folder(out):
@@ -43,8 +44,8 @@ def run(
         model = source.model.to(settings.device).eval()
         data, learning = _data(settings, source)
         return search(
-            model, data, budget=budget, mixers=mixers, steps=steps, learning_rate=learning_rate, seconds=seconds,
-            seed=settings.seed, out=out, resume=resume, say=say, progress=progress, **learning,
+            model, data, budget=budget, mixers=mixers or MIXERS, steps=steps, learning_rate=learning_rate,
+            seconds=seconds, seed=settings.seed, out=out, resume=resume, say=say, progress=progress, **learning,
         )  # fmt: skip
 
 
