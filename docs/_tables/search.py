@@ -15,8 +15,8 @@ HOSTS = {
 
 
 HEAD = (
-    "model", "seed", "plan", "share of time", "predicted damage", "true damage", "best fixed rule", "less damage",
-    "seconds",
+    "model", "seed", "plan", "share of time", "predicted damage", "true damage", "best fixed rule", "worst", "less damage",
+    "predicted in the rule's time: front, rule", "seconds",
 )  # fmt: skip
 
 
@@ -24,12 +24,15 @@ def search() -> str:
     """For each model and seed the plan within the budget, and the best fixed rule, by true damage on other samples."""
     content, lines = load("search.json"), []
     for row in content["rows"]:
-        chosen, best = row["points"][0], min(row["rules"], key=lambda rule: rule["true"])
+        chosen, rules = row["points"][0], sorted(row["rules"], key=lambda rule: rule["true"])
+        best = rules[0]
+        equal = min(point["predicted"] for point in row["front"] if point["share"] <= best["share"] + 1e-9)
         lines.append((
             HOSTS[row["host"]], row["seed"], mixers(chosen["plan"]), f"{100 * chosen['share']:.0f} %",
             f"{chosen['predicted']:.3g}", f"{chosen['true']:.3g}",
-            f"{best['name']} ({100 * best['share']:.0f} %): {best['true']:.3g}",
-            f"{100 * (1 - chosen['true'] / best['true']):.0f} %", f"{row['seconds']:.0f}",
+            *(f"{rule['name']} ({100 * rule['share']:.0f} %): {rule['true']:.3g}" for rule in (best, rules[-1])),
+            f"{100 * (1 - chosen['true'] / best['true']):.0f} %", f"{equal:.3g}, {best['predicted']:.3g}",
+            f"{row['seconds']:.0f}",
         ))  # fmt: skip
     points = [point for row in content["rows"] for point in row["points"] if point["predicted"]]
     ratios = [point["true"] / point["predicted"] for point in points]
