@@ -15,8 +15,8 @@ HOSTS = {
 
 
 HEAD = (
-    "model", "seed", "plan", "share of time", "predicted damage", "true damage", "best fixed rule", "worst", "less damage",
-    "predicted in the rule's time: front, rule", "seconds",
+    "model", "seed", "plan", "share of time", "predicted damage", "true damage", "best fixed rule", "worst",
+    "less damage", "predicted in the rule's time: front, rule", "seconds",
 )  # fmt: skip
 
 
