@@ -56,11 +56,12 @@ def rows_of(kind: str, mixers: Iterable[str], library: str) -> Iterator[dict[str
             why = f"not built here: {type(error).__name__}: {shorten(one_line(error), 160, placeholder=' …')}"
             yield {**row, "why": why, "stage": "build"}
             return
+        of = LIBRARIES[library].attention_class(kind)
         try:
-            for name, value in checks(model, mixer, example):
+            for name, value in checks(model, mixer, example, of):
                 row[name] = value
             if mixer == MIXERS[-1]:  # once for a family
-                row["softmax"] = same_by_softmax(model, example)
+                row["softmax"] = same_by_softmax(model, example, of)
         except PolymixError as error:
             row |= {"why": one_line(error), "stage": "refused"}
         except Exception as error:
@@ -131,11 +132,14 @@ def main() -> None:
     parser.add_argument("--only", help="families, separated by commas")
     parser.add_argument("--library", choices=LIBRARIES, help="all by default")
     parser.add_argument("--mixers", default=",".join(MIXERS))
+    parser.add_argument("--untried", action="store_true", help="only families without a row in the file")
     arguments = parser.parse_args()
     only = arguments.only.split(",") if arguments.only else None
     libraries = [arguments.library] if arguments.library else list(LIBRARIES)
     families = [(name, kind) for name in libraries for kind in LIBRARIES[name].kinds() if only is None or kind in only]
     rows = json.loads(arguments.out.read_text())["rows"] if arguments.out.exists() else []
+    tried = {(row["library"], row["family"]) for row in rows}
+    families = [family for family in families if not (arguments.untried and family in tried)]
     import_once()
     versions = {name: importlib.metadata.version(name) for name in LIBRARIES}
     for library, kind in families:
