@@ -32,6 +32,7 @@ from polymix.convert.adapters.kernel.reading import (
     head_axis_of,
     in_training,
     leave_out,
+    map_grid,
     output_of,
     places,
     products_of,
@@ -229,7 +230,8 @@ class KernelAdapter(Adapter):
         parts = [as_tokens(arguments[name], self.mixer.dim) for name in self.tokens]
         x = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         context = as_tokens(arguments[self.context], self.mixer.dim) if self.context else None
-        grid = tuple(arguments[self.tokens[0]].shape[2:]) if arguments[self.tokens[0]].ndim == 4 else None
+        first = arguments[self.tokens[0]]
+        grid = map_grid(first, self.mixer.dim) if first.ndim == 4 else None
         y = self.mix(x, context, mask=heads.mask, causal=heads.causal or None, grid=grid)
         return y.unflatten(-1, (heads.q.shape[1], -1)).transpose(1, 2)
 

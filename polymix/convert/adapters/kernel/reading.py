@@ -148,6 +148,11 @@ def as_tokens(x: Tensor, dim: int) -> Tensor:
     return x
 
 
+def map_grid(x: Tensor, dim: int) -> tuple[int, ...]:
+    """The grid of a map (B, D, H, W) or (B, H, W, D)."""
+    return tuple(x.shape[2:] if x.shape[1] == dim else x.shape[1:3])
+
+
 def places(
     layer: nn.Module, call: LayerCall, products: Collection[int], heads: Heads
 ) -> tuple[tuple[str, ...], str, str]:

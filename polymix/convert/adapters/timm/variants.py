@@ -11,8 +11,6 @@ from polymix.convert.adapter import Adapter, Host, register_adapter
 from polymix.convert.adapters.timm.vit import Grid, TokensAdapter, described, stage_grid
 from polymix.convert.heads import biased_by
 from polymix.convert.spec import AttentionSpec, linear, thirds
-from polymix.errors import CapabilityError
-from polymix.mixers import TokenMixer
 from polymix.mixers.inheritance import Projection
 
 
@@ -88,12 +86,6 @@ class OutlookAdapter(Adapter):
             dim=len(out.weight), heads=module.num_heads, value=value, out=out, grid=stage_grid(host), any_length=True,
             dropout=module.proj_drop.p, cost=lambda tokens: 2 * tokens * per_place,
         )  # fmt: skip
-
-    def __init__(self, mixer: TokenMixer, attention: AttentionSpec, module: nn.Module) -> None:
-        super().__init__(mixer, attention, module)
-        if mixer.config.is_attention:
-            got = f"{mixer.name}, in a layer without queries and keys to start from"
-            raise CapabilityError("mixer", got, "a mixer that is no softmax attention", "Keep this layer.")
 
     @classmethod
     def feature_map(cls, module: nn.Module, host: Host) -> nn.Module | None:
