@@ -27,7 +27,7 @@ OTHERS = {
     r"byobnet\.SelfAttnBlock|xcit\.\w+Block|cait\.LayerScaleBlock\w+|crossvit\.\w+Block|fastvit\.\w+Block|iformer\.\w+Block|"
     r"maxxvit\.\w*Partition\w+|_efficientnet_blocks\.MobileAttention": "a block around attention of another class",
     r"cbam\.\w*Channel\w+|eca\.\w+|davit\.Channel\w+": "mixes channels, not tokens",
-    r"cbam\.\w*Spatial\w+|coord_attn\.\w+": "a gate on each channel or place",
+    r"cbam\.\w*Spatial\w+|csatv2\.SpatialAttention|coord_attn\.\w+": "a gate on each channel or place",
     r"selective_kernel\.\w+|split_attn\.\w+": "weighs branches of convolutions",
     r"efficientvit_msra\.LocalWindowAttention": "windows around CascadedGroupAttention",
     r"nextvit\.ConvAttention": "a convolution",
