@@ -17,7 +17,7 @@ from polymix.convert.adapters.kernel.logits import PRODUCTS, Logits, Turned
 from polymix.convert.heads import Heads, Talking, scaled, softmax
 from polymix.convert.masks import HIDDEN, for_all_heads, split, visible
 
-_ATTENTION = re.compile("Att(entio)?n|[A-Z]HSA$")  # such as MHSA and SHSA
+_ATTENTION = re.compile("Att(entio)?n|[A-Z]{2}SA$")  # such as MHSA
 NAMES = ("scaled_dot_product_attention", "dispatch_attention_fn")  # PyTorch's kernel, and diffusers' way to it
 
 

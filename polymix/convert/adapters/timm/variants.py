@@ -40,8 +40,8 @@ class CoatAdapter(TokensAdapter):
         drops = biased_by(own, "a convolution of the values for each query, which a mixer does not have")
         return described(module, host, thirds(linear(module, "qkv")), drops)
 
-    def forward(self, x: Tensor, size: Grid) -> Tensor:
-        return self.mix(x, grid=tuple(size))
+    def forward(self, x: Tensor, size: Grid | None = None) -> Tensor:
+        return self.mix(x, grid=None if size is None else tuple(size))
 
 
 @register_adapter("timm.models.mobilevit.LinearSelfAttention")
