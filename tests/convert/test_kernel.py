@@ -269,14 +269,16 @@ class TwiceAttention(Own):
 
 
 class CascadedAttention(DefinedAttention):
-    """One head after the other, each by definition: what the second reads is what the first answers."""
+    """One head after the other, each by definition: what one reads is what the one before answers."""
 
     def forward(self, x, padding=None):
-        q, k, v = (part.unbind(1) for part in self.heads(x))
-        first = ((q[0] @ k[0].transpose(-2, -1)).softmax(-1) @ v[0]).transpose(-2, -1)
-        weights = (q[1] @ k[1].transpose(-2, -1) * 0.3).softmax(-1)
-        second = (v[1] + first.transpose(-2, -1)).transpose(-2, -1) @ weights.transpose(-2, -1)
-        return self.last(torch.cat((first, second), 1).transpose(-2, -1))
+        last, heads = 0, []
+        for q, k, v in zip(*(part.unbind(1) for part in self.heads(x)), strict=True):
+            weights = (q @ k.transpose(-2, -1) * 0.3).softmax(-1)
+            last = (v + last).transpose(-2, -1) @ weights.transpose(-2, -1)
+            heads.append(last)
+            last = last.transpose(-2, -1)
+        return self.last(torch.cat(heads, 1).transpose(-2, -1))
 
 
 class UnequalAttention(Own):
@@ -286,16 +288,18 @@ class UnequalAttention(Own):
         return self.last(y.transpose(1, 2).flatten(2))
 
 
-@pytest.mark.parametrize("kind", [TwiceAttention, CascadedAttention])
-def test_a_layer_that_attends_several_times_gets_an_answer_to_each(kind):
-    same_as_host(Model(kind), X, input=X)
-    converts(Model(kind), "qt", X, input=X)
-    undoes(Model(kind), "qt", X, input=X)
-    refuses(Model(kind), "pom", CapabilityError, "asks for attention 2 times in a call", input=X)
+@pytest.mark.parametrize(("kind", "heads", "times"), [(TwiceAttention, 2, 2), (CascadedAttention, 8, 8)])
+def test_a_layer_that_attends_several_times_gets_an_answer_to_each(kind, heads, times):
+    """None of them stays beside the mixer."""
+    same_as_host(Model(kind, heads=heads), X, input=X)
+    report = converts(Model(kind, heads=heads), "qt", X, input=X)
+    assert [adapter.asks for adapter in report.adapters.values()] == [times] * 2
+    undoes(Model(kind, heads=heads), "qt", X, input=X)
+    refuses(Model(kind, heads=heads), "pom", CapabilityError, f"asks for attention {times} times in a call", input=X)
 
 
 def test_a_layer_that_attends_in_several_shapes_is_refused():
-    refuses(Model(UnequalAttention), "qt", CapabilityError, "each time for other shapes", input=X)
+    refuses(Model(UnequalAttention), "qt", CapabilityError, "in several shapes", input=X)
 
 
 def test_without_an_input_nothing_can_be_read():

@@ -120,9 +120,9 @@ class KernelAdapter(Adapter):
         dropout, learned = in_training(layer, call, products)
         each = [in_heads(question, axis, learned or None) for question in questions]
         heads = each[0]
-        if len({(part.q.shape, part.k.shape, part.v.shape) for part in each}) > 1:
-            got = f"a layer that asks for attention {len(each)} times in a call, each time for other shapes"
-            raise CapabilityError("attention", got, "attention of one shape", _CURE)
+        if len({(part.q.shape, part.k.shape, part.v.shape, part.causal) for part in each}) > 1:
+            got = f"a layer that asks for attention {len(each)} times in a call, in several shapes or orders"
+            raise CapabilityError("attention", got, "attention of one shape and order", _CURE)
 
         def output(answer: Callable[[Question, Heads], Tensor]) -> Tensor:
             left = iter(each)
@@ -161,7 +161,8 @@ class KernelAdapter(Adapter):
             grid=None if cross or heads.causal else grid, prefix=prefix if grid else 0, any_length=True,
             drops={} if dropout is None else {"dropout": dropout},
             cost=lambda count: 2 * count * (share + 2 * count * size * len(questions)), head_axis=axis,
-            biased=any(part.position_bias is not None for part in each), talks=heads.talking is not None,
+            biased=any(part.position_bias is not None for part in each),
+            talks=any(part.talking is not None for part in each),
             tokens=tokens, context=context, why_not=why_not, turns=turning(layer, call),
             unread=() if why_not else unread_parts(layer, call, products), products=products,
             asks=len(questions),

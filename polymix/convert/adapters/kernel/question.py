@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from polymix.convert.adapters.kernel.logits import PRODUCTS, Logits, Turned
 from polymix.convert.heads import Heads, Talking, scaled, softmax
 from polymix.convert.masks import HIDDEN, for_all_heads, split, visible
+from polymix.errors import CapabilityError
 
 _ATTENTION = re.compile("Att(entio)?n|[A-Z]{2}SA$")  # such as MHSA
 NAMES = ("scaled_dot_product_attention", "dispatch_attention_fn")  # PyTorch's kernel, and diffusers' way to it
@@ -117,7 +118,10 @@ def in_heads(question: Question, axis: int | None, biased: bool | None) -> Heads
     heads = scaled(folded(q, axis), folded(k, axis), folded(v, axis), scale)._replace(causal=causal, talking=talking)
     if mask is None:
         return heads
-    if talking is not None:  # what would be hidden is not told from a bias, once heads have exchanged it
+    if talking is not None:
+        if not torch.compiler.is_compiling() and bool((mask <= HIDDEN).any()):
+            got = "a layer whose heads exchange logits of hidden tokens"
+            raise CapabilityError("attention", got, "a call without a mask", "Keep this layer.")
         return heads._replace(position_bias=folded(mask.expand(q.shape[:-1] + mask.shape[-1:]), axis))
     if mask.dtype != torch.bool:
         if biased or (biased is None and not bool(((mask == 0) | (mask <= HIDDEN)).all())):

@@ -16,7 +16,7 @@ from polymix.convert.spec import AttentionSpec, grid_among
 from polymix.convert.tracing import EXACT, LayerCall, arguments_of, difference, mode, tensors
 from polymix.errors import CapabilityError, one_line
 
-MAX_PRODUCTS = 8  # matrix products in which those of queries and keys are looked for
+MAX_PRODUCTS = 64  # of matrices in a layer, in which those of queries and keys are looked for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,12 @@ def products_of(layer: nn.Module, call: LayerCall) -> tuple[int, ...]:
         return ()
     reasons: list[str] = []
     places: list[int] = []
-    for place in range(MAX_PRODUCTS):
+    with mode(layer, False), Answering(Question.answer) as counting, torch.no_grad():
+        layer(*call.args, **call.kwargs)
+    if counting.count > MAX_PRODUCTS:  # some attention might stay beside the mixer
+        got = f"a layer with {counting.count} products of matrices"
+        raise CapabilityError("attention", got, f"at most {MAX_PRODUCTS}", "Keep this layer.")
+    for place in range(counting.count):
         try:
             ours, questions = asked(layer, call, (place,))
         except CapabilityError as error:
