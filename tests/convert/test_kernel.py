@@ -275,10 +275,9 @@ class CascadedAttention(DefinedAttention):
         last, heads = 0, []
         for q, k, v in zip(*(part.unbind(1) for part in self.heads(x)), strict=True):
             weights = (q @ k.transpose(-2, -1) * 0.3).softmax(-1)
-            last = (v + last).transpose(-2, -1) @ weights.transpose(-2, -1)
+            last = ((v + last).transpose(-2, -1) @ weights.transpose(-2, -1)).transpose(-2, -1)
             heads.append(last)
-            last = last.transpose(-2, -1)
-        return self.last(torch.cat(heads, 1).transpose(-2, -1))
+        return self.last(torch.cat(heads, -1))
 
 
 class UnequalAttention(Own):
