@@ -89,9 +89,10 @@ def convert(
             attention. None: as the mixer's options say.
         multi_scale: whether mixers that can have them keep the multi-scale branches of EfficientViT. False drops them.
         drop: parts of attention that the mixer does not have and that may be lost: "position_bias" (ALiBi, relative
-            tables), "soft_cap" (Gemma 2), "sinks" (gpt-oss), "rotary" (angles that attention in its place does not
-            have, such as scaled ones), "qk_norm" and "gate" (norms of queries and keys, and what comes before the
-            output map, for mixers that start from these maps). A part that is not named refuses the conversion.
+            tables), "soft_cap" (Gemma 2), "talking_heads" (CaiT), "sinks" (gpt-oss), "rotary" (angles that attention
+            in its place does not have, such as scaled ones), "qk_norm" and "gate" (norms of queries and keys, and what
+            comes before the output map, for mixers that start from these maps). A part that is not named refuses the
+            conversion.
         context: tokens that a text model of transformers takes from now on, more than before. Distil it at that length:
             see `polymix.distill(piece=)`.
     Raises:

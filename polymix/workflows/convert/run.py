@@ -141,13 +141,15 @@ def _run(
 
 def load(settings: Settings) -> Source:
     """The model, with a head and an image size that fit the options and the data."""
+    from polymix.train.distill.batches import foretells
+
     named = settings.model.partition("/")[0] in SIZES and not Path(settings.model).is_dir()
     count, pictures = settings.classes, None if settings.data == NOISE else settings.data
     if named and pictures is not None:
         count = _count(settings)
     source = load_model(settings.model, settings.weights, classes=count, size=settings.image_size, trust=settings.trust)
-    if settings.aligns_features and reads_text(source.model):
-        got = "features for a text model, which answers with logits"
+    if settings.aligns_features and reads_text(source.model) and foretells(source.model, {}):
+        got = "features for a language model, which answers with logits"
         raise OptionError("--distill-loss", got, "logits", "Leave it out.")
     if reads_text(source.model):
         if settings.classes is not None:
@@ -213,7 +215,7 @@ def open_data(settings: Settings, source: Source) -> Data:
     if generates(source.model):
         got = f"{settings.data} for {type(source.model).__name__}, which turns noise into images"
         raise OptionError("--data", got, NOISE, f"Pass --data {NOISE}.")
-    return Images(settings.data, source, settings.image_size)
+    return Images(settings.data, source, settings.image_size, features=settings.aligns_features)
 
 
 def _inputs(settings: Settings, source: Source, host: nn.Module, data: Data | None) -> Any:
