@@ -88,11 +88,9 @@ def convert(
         match: "parameters" sets the mixer's width (`expand` of pom and mamba) so that it has as many parameters as the
             attention. None: as the mixer's options say.
         multi_scale: whether mixers that can have them keep the multi-scale branches of EfficientViT. False drops them.
-        drop: parts of attention that the mixer does not have and that may be lost: "position_bias" (ALiBi, relative
-            tables), "soft_cap" (Gemma 2), "talking_heads" (CaiT), "sinks" (gpt-oss), "rotary" (angles that attention
-            in its place does not have, such as scaled ones), "qk_norm" and "gate" (norms of queries and keys, and what
-            comes before the output map, for mixers that start from these maps). A part that is not named refuses the
-            conversion.
+        drop: parts of attention that may be lost: "position_bias" (ALiBi, relative tables), "soft_cap" (Gemma 2),
+            "talking_heads" (CaiT), "sinks" (gpt-oss), "rotary" (angles that attention lacks, such as scaled ones),
+            "qk_norm" and "gate" (for mixers that read tokens). A part that is not named refuses the conversion.
         context: tokens that a text model of transformers takes from now on, more than before. Distil it at that length:
             see `polymix.distill(piece=)`.
     Raises:
@@ -179,7 +177,7 @@ def _converted(
         got = f"False for {type(model).__name__}, whose converted layers have no multi-scale branches"
         raise OptionError("multi_scale", got, "True", "Leave it out. EfficientViT has such branches.")
     reports = [
-        swaps[name].report() if name in swaps else LayerReport.unconverted(name, layers[name]) for name in layers
+        swaps[name].report() if name in swaps else LayerReport.unconverted(name, part) for name, part in layers.items()
     ]
     adapters = {name: swap.adapter for name, swap in swaps.items()}
     left_out = _left_out(model, layers, why_not)
@@ -247,9 +245,7 @@ def _uncalled(plan: Any, module: nn.Module) -> bool:
 def included(model: nn.Module, layers: Mapping[str, nn.Module]) -> list[str]:
     """The layers that a plan without names is for: all but those that their adapters leave alone by default."""
     kinds = {name: adapter_for(part) for name, part in layers.items()}
-    names = [
-        name for name, kind in kinds.items() if kind is not None and kind.by_default(layers[name], Host(model, name))
-    ]
+    names = [name for name, kind in kinds.items() if kind and kind.by_default(layers[name], Host(model, name))]
     return names or list(layers)
 
 
