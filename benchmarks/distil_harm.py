@@ -1,11 +1,10 @@
 """Does distillation ever leave a worse model than the conversion did? Small hosts, mixers and lengths of training.
 
-    python benchmarks/distil_harm.py benchmarks/results/distil-harm.json [--label now] [--hosts …] [--threads 1]
+    python benchmarks/distil_harm.py benchmarks/results/distil-harm.json [--hosts …] [--threads 1]
 
 Each host is trained here, converted in all layers, and distilled by `polymix.distill` with its defaults, for so many
 steps of imitation and as many of fine-tuning. The stage is chosen on some held-out samples, and measured on others.
-The rows of another version of the package are made by the same command in that version, with another --label. Run it
-again to continue.
+Run it again to continue.
 """
 
 import argparse
@@ -50,9 +49,10 @@ class Learned(NamedTuple):
     val: list[Any]
     test: list[Any]
     metric: Callable[..., float]
+    drop: tuple[str, ...] = ()  # what attention loses
 
 
-def vision(size: int, build: Callable[[], nn.Module]) -> Learned:
+def vision(size: int, build: Callable[[], nn.Module], drop: tuple[str, ...] = ()) -> Learned:
     data = load_digits(size)
     task = ClassifyTask(ClassifyRecipe(image_size=size, epochs=20, learning_rate=2e-3))
     model = train_in_memory(task, data, build).model
@@ -61,7 +61,7 @@ def vision(size: int, build: Callable[[], nn.Module]) -> Learned:
     batches = [(images[part], labels[part]) for part in order.split(32)[:EPOCH]]
     tests = data.normalise(data.test.images)
     val, test = ([(tests[start::2], data.test.labels[start::2])] for start in (0, 1))
-    return Learned(model, batches, val, test, accuracy)
+    return Learned(model, batches, val, test, accuracy, drop)
 
 
 def vit(size: int, dim: int, depth: int) -> nn.Module:
@@ -137,7 +137,7 @@ HOSTS: dict[str, Callable[[], Learned]] = {
     "ViT 64 × 4, digits 16²": partial(vision, 16, partial(vit, 16, 64, 4)),
     "ViT 192 × 12, digits 8²": partial(vision, 8, partial(vit, 8, 192, 12)),
     "ViT 64 × 4, batch norm and dropout": partial(vision, 8, noisy),
-    "Swin 32 and 64 × 2, digits 16²": partial(vision, 16, swin),
+    "Swin 32 and 64 × 2, digits 16²": partial(vision, 16, swin, ("position_bias",)),
     "BERT 64 × 4, padded": bert, "GPT-2 64 × 2": partial(causal, "GPT-2"), "Llama 64 × 2": partial(causal, "Llama"),
 }  # fmt: skip
 
@@ -150,7 +150,7 @@ def one(known: Learned, plan: str, steps: int, options: dict[str, float]) -> dic
     """Convert and distil a copy; the results by stage, that of what is kept, and processor seconds."""
     batches = known.batches[: min(steps, EPOCH)]
     torch.manual_seed(0)
-    report = polymix.convert(known.model, **PLANS[plan], input=_inputs(batches[0]), copy=True)
+    report = polymix.convert(known.model, **PLANS[plan], input=_inputs(batches[0]), drop=known.drop, copy=True)
     before, converted = (judged(known, model) for model in (known.model, report.model))
     said: list[str] = []
     watch, epochs = Stopwatch("processor"), max(1, steps // len(batches))
@@ -173,7 +173,6 @@ def _inputs(batch: Any) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--label", default="now", help="of the rows: which version of polymix")
     parser.add_argument("--hosts", default=",".join(str(at) for at in range(len(HOSTS))), help="by number, from 0")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--options", default="{}", help="of polymix.distill, as JSON, beside its defaults")
@@ -181,15 +180,15 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     content = json.loads(given.out.read_text()) if given.out.exists() else {"rows": []}
     rows = content["rows"]
-    done = {(row["label"], row["host"], row["plan"], row["steps"]) for row in rows}
+    done = {(row["host"], row["plan"], row["steps"]) for row in rows}
     for name in [list(HOSTS)[int(at)] for at in given.hosts.split(",")]:
         make = cache(HOSTS[name])
         for plan in PLANS:
             for steps in STEPS:
-                if (given.label, name, plan, steps) in done:
+                if (name, plan, steps) in done:
                     continue
                 found = one(make(), plan, steps, json.loads(given.options))
-                rows.append({"label": given.label, "host": name, "metric": make().metric.__name__, "plan": plan,
+                rows.append({"host": name, "metric": make().metric.__name__, "plan": plan,
                              "steps": steps, **found})  # fmt: skip
                 print(rows[-1], flush=True)
                 save({"machine": manifest("cpu", given.threads), "rows": rows}, given.out)

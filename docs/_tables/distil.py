@@ -14,34 +14,25 @@ def _gain(row: dict[str, Any], before: float) -> float:
 
 
 def _worst(gains: list[tuple[float, str]]) -> str:
-    """The largest loss among gains of accuracy, and among those of perplexity."""
+    """The largest loss of each metric among gains."""
     points = max((-100 * gain for gain, metric in gains if metric == "accuracy"), default=0.0)
     other = max((-gain for gain, metric in gains if metric != "accuracy"), default=0.0)
-    return f"{max(points, 0.0):.1f} points of accuracy and {max(other, 0.0):.2g} of perplexity at the most"
+    parts = [f"{points:.1f} points of accuracy"] * (points > 0) + [f"{other:.2g} of perplexity"] * (other > 0)
+    return " and ".join(parts)
 
 
 def distil_harm() -> str:
-    """Results of this version and of the one before, which had no guard; and how often which was better."""
-    by_run: dict[tuple[Any, ...], dict[str, Any]] = {}
+    """What distillation made of each converted model, on samples that chose nothing."""
+    lines, gains = [], []
     for row in load("distil-harm.json")["rows"]:
-        by_run.setdefault((row["host"], row["plan"], row["steps"]), {})[row["label"]] = row
-    lines, kept, compared = [], [], []
-    for (host, plan, steps), of in by_run.items():
-        now, then = of["now"], of["before"]
-        values = now["before"], now["converted"], then["result"], now["result"]
-        shown = (f"{value:.1%}" if now["metric"] == "accuracy" else f"{value:.4g}" for value in values)
-        lines.append((host, plan, steps, *shown, now["kept"]))
-        kept.append((_gain(now, now["converted"]), now["metric"]))
-        compared.append((_gain(now, then["result"]), now["metric"]))
-    head = ("model", "mixers", "steps", "before", "converted", "without guard", "distilled", "stage kept")
-    without = [(_gain(of["before"], of["before"]["converted"]), of["before"]["metric"]) for of in by_run.values()]
-    text = (
-        f"In {sum(gain < 0 for gain, _ in kept)} of {len(kept)} runs the result is worse than the converted model, by "
-        f"{_worst(kept)}; without guard in {sum(gain < 0 for gain, _ in without)}, by {_worst(without)}. It is better "
-        f"than without guard in {sum(gain > 0 for gain, _ in compared)} runs and worse in "
-        f"{sum(gain < 0 for gain, _ in compared)}, by {_worst(compared)}."
-    )
-    return f"{table(head, lines)}\n\n{text}"
+        values = row["before"], row["converted"], row["result"]
+        shown = (f"{value:.1%}" if row["metric"] == "accuracy" else f"{value:.4g}" for value in values)
+        lines.append((row["host"], row["plan"], row["steps"], *shown, row["kept"]))
+        gains.append((_gain(row, row["converted"]), row["metric"]))
+    head = ("model", "mixers", "steps", "before", "converted", "distilled", "stage kept")
+    worse = [(gain, metric) for gain, metric in gains if gain < 0]
+    text = f"In {len(worse)} of {len(gains)} runs the result is worse than the converted model"
+    return f"{table(head, lines)}\n\n{text}{f', by {_worst(worse)} at the most' if worse else ''}."
 
 
 TABLES: dict[str, Callable[[], str]] = {"distil-harm": distil_harm}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import polymix
+from polymix.convert.trained import is_plan_file
 from polymix.extras import URL
 from polymix.files import write_whole
 from polymix.numbers import DASH, accuracy_interval, arrow, between, figure, fixed, machine_line, metric, spanned
@@ -133,7 +134,8 @@ def next_commands(content: Mapping[str, Any], folder: Path) -> list[tuple[str, s
         command += "" if content.get("trained", True) else " --weights FILE"
         data, what = ("noise", "Train them") if generator else ("FOLDER", "Recover the accuracy on your own data")
         command += f" --data {data} --distill-epochs 10 --out {shlex.quote(folder.name)}-distilled"
-        commands.append((f"The mixers are untrained. {what}:", command))
+        state = "trained layer by layer" if is_plan_file(settings["plan"]) else "untrained"
+        commands.append((f"The mixers are {state}. {what}:", command))
     task, what = (
         ("generation", "images") if generator else ("text", "text") if content.get("language") else ("", "images")
     )

@@ -11,6 +11,7 @@ from polymix.convert.context import EXTENSIONS
 from polymix.convert.drops import DROPS
 from polymix.convert.plan import KEEP, config_of, parse_plan, pattern_of, resolve
 from polymix.convert.positions import POSITIONS
+from polymix.convert.trained import TrainedPlan, is_plan_file, read_plan
 from polymix.devices import check_device
 from polymix.errors import OptionError, check_choice, check_int, check_number, check_seed
 from polymix.limits import LONGEST, check_memory
@@ -67,7 +68,7 @@ class Settings:
     base_model: str | None = None
     push_to_hub: str | None = None
 
-    def check(self) -> str | dict[str, str]:
+    def check(self) -> str | dict[str, str] | TrainedPlan:
         """Check everything that needs no model; return the plan."""
         for name, low in (
             ("image_size", 1), ("tokens", 1), ("batch", 1), ("imitate_epochs", 0), ("classes", 2), ("lora", 1),
@@ -105,6 +106,8 @@ class Settings:
         if self.mixer is not None and not pattern_of(self.plan):
             got = f"{self.mixer} with --plan {self.plan}, which names its mixers itself"
             raise OptionError("--mixer", got, "a pattern such as --plan 1:1", "Leave one of the two out.")
+        if is_plan_file(self.plan):
+            return read_plan(self.plan, "--plan")
         plan = parse_plan(self.plan)
         if isinstance(plan, dict):
             for mixer in plan.values():
@@ -187,7 +190,7 @@ class Settings:
 
     def to_dict(self) -> dict[str, Any]:
         values = {name: value for name, value in asdict(self).items() if name not in _WITHOUT_EFFECT}
-        for name in ("weights", "data"):
+        for name in ("weights", "data", *(["plan"] if is_plan_file(self.plan) else [])):
             path = None if values[name] is None else Path(values[name])
             values[name] = str(path.resolve()) if path is not None and path.exists() else values[name]
         return values

@@ -255,7 +255,14 @@ def _crossvit(model: Any, host: Host) -> Layout:
     return Layout(None, next(grids(model.patch_embed[branch])), 1)
 
 
+def _coat(model: Any, host: Host) -> Layout:
+    stage = next(int(part[-1]) for part in reversed(host.name.split(".")) if part[-1].isdigit() and not part.isdigit())
+    embed = getattr(model, f"patch_embed{stage}")
+    return Layout(embed, embed.grid_size, 1)
+
+
 _LAYOUTS: dict[str, Any] = {
+    "timm.models.coat.CoaT": _coat,
     "timm.models.crossvit.CrossVit": _crossvit,
     "timm.models.csatv2.TransformerBlock": lambda block, host: Layout(block.pos_embed),
     "timm.models.edgenext.SplitTransposeBlock": lambda block, host: Layout(block.convs[-1], stage_grid(host)),
