@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from polymix.cli.shared import (
+from polymix.cli.shared import DATA_NAMES, (
     AsJson,
     Resume,
     Threads,
@@ -66,7 +66,7 @@ def command(
     """
     check_report()
     check_paths("--weights", weights)
-    check_paths("--data", data, names=("digits", "noise"))
+    check_paths("--data", data, names=(*DATA_NAMES, "noise"))
     import torch
 
     from polymix.workflows.convert.settings import Settings
