@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from polymix.cli.shared import DATA_NAMES, (
+from polymix.cli.shared import (
+    DATA_NAMES,
     AsJson,
     Resume,
     Threads,
@@ -24,7 +25,10 @@ from polymix.cli.shared import DATA_NAMES, (
 def command(
     model: Annotated[str, typer.Option(help="timm/NAME, torchvision/NAME, a saved folder, or file.py:function.")],
     data: Annotated[
-        str, typer.Option(help="Folder of images, one sub-folder per class; digits; text; noise, for generators.")
+        str,
+        typer.Option(
+            help="Folder of images by class or of idx files; fashion-mnist; digits; text; noise, for generators."
+        ),
     ],
     budget: Annotated[
         float, typer.Option(help="Share of the time of the model's attention layers that all of them may take.")
