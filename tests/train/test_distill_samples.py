@@ -233,7 +233,6 @@ def test_a_model_comes_closer_to_what_it_was_which_nothing_surpasses(make):
     samples = Samples(batches=40, batch_size=16, tokenizer=TOKENIZER)
     done = distill(report, samples, val=held_out, metric=polymix.train.distill.perplexity, imitate_epochs=3, epochs=3)
     assert done.accuracy["before"] < done.accuracy["distilled"] < done.accuracy["converted"]
-    assert done.held_back["distilled"] < 0.5 * done.held_back["converted"]
 
 
 def test_the_original_draws_and_not_the_converted_model():

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -193,7 +193,8 @@ def distill(
     alone = nullcontext() if out is None else output_folder(out, "out")
     with alone, isolated_random_state(), _at_home(report):
         if isinstance(data, Samples):
-            data = _drawn(report, data, fit, seed)
+            needed = data if imitate_epochs or epochs else replace(data, batches=1)
+            data = _drawn(report, needed, fit, seed)
         batch = first_of(data, "data", fit.world)
         if val is not None:
             first_of(val, "val")

@@ -86,7 +86,7 @@ class Samples:
             CapabilityError: the model cannot draw tokens, or reads none. OptionError: longer than it takes, or the id
             of its mask is not known. ResultsError: the file is damaged, or holds other samples.
         """
-        signs = Signs.of(model, self)
+        signs = Signs.of(model, self, self.kind == SELF or labels)
         lengths = _lengths(model, self, signs.least)
         settings = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "tokenizer"}
         settings |= {"tokens": lengths, "seed": seed, "labels": labels, "model": type(model).__name__, **asdict(signs)}
@@ -148,8 +148,8 @@ class Signs:
         return 1 + (self.first is not None) + (self.last is not None)
 
     @classmethod
-    def of(cls, model: Any, options: Samples) -> Signs:
-        """Raises CapabilityError, OptionError."""
+    def of(cls, model: Any, options: Samples, predicts: bool) -> Signs:
+        """predicts: the model has to predict tokens. Raises CapabilityError, OptionError."""
         name, config = type(model).__name__, text_config(model)
         masks, reads_on = "MaskedLM" in name, foretells(model, {})
         if config is None:
@@ -158,9 +158,11 @@ class Signs:
         if getattr(model.config, "is_encoder_decoder", False):
             got = f"{options.kind!r} for {name}, which reads two texts"
             raise CapabilityError("data", got, "a model that reads one", "Pass batches of your own.")
-        if options.kind == SELF and not masks and not reads_on:
-            got = f"{SELF!r} for {name}, which has no head that predicts tokens"
-            cure = f"Load it with one, as BertForMaskedLM has it; or pass batches of your own, or {RANDOM!r}."
+        if predicts and not masks and not reads_on:
+            got = f"{options.kind!r} for {name}, which has no head that predicts tokens"
+            cure = (
+                f"Load it with one, as BertForMaskedLM has it. In Python batches of your own, or {RANDOM!r}, work too."
+            )
             raise CapabilityError("data", got, "a causal or a masked language model of transformers", cure)
         mask, first, last, begin = (_sign(options.tokenizer, config, sign) for sign in _SIGNS)
         if options.kind == SELF and masks and mask is None:
