@@ -11,6 +11,10 @@ minilm: all-MiniLM-L6-v2, a sentence encoder, on the Brown corpus. Of the simila
 that training never sees: the rank correlation with the original's over all pairs, how often the nearest sentence is the
 original's, how many of the 10 nearest are, and the mean cosine of the embeddings to the original's. Probes: a logistic
 regression on the embeddings tells spam from other mails, and Brown's 15 genres apart. Time of a call.
+
+antiberty, rxnfp, rxnmapper: masked language models of antibodies and of chemical reactions, for which there are no
+texts: distilled on what they draw themselves, and on random tokens as a control. Loss and accuracy of masked tokens, of
+other texts that the original draws, and of the few real ones that are printed in the packages.
 """
 
 from __future__ import annotations
@@ -19,12 +23,13 @@ import argparse
 from pathlib import Path
 
 import torch
+from pretrained_steps import masked
 from pretrained_steps.minilm import PLANS, minilm
 from pretrained_steps.packages import AbsentError
 
 from polymix.compat import cure_torchvision
 
-MODELS = {"minilm": minilm}
+MODELS = {"minilm": minilm, **dict.fromkeys(masked.HOSTS, masked.run)}
 
 
 def numbers(text: str) -> list[int]:
@@ -36,8 +41,9 @@ def main() -> None:
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("out", type=Path)
     parser.add_argument("--folder", type=Path, default=Path.home() / ".cache" / "polymix-evidence", help="for packages")
-    parser.add_argument("--plans", help=f"of minilm: {', '.join(PLANS)}; default: all")
+    parser.add_argument("--plans", help=f"names of rows, such as, of minilm, {', '.join(PLANS)}; default: all")
     parser.add_argument("--steps", type=numbers, default=[500], help="of imitation; a row for each, and as converted")
+    parser.add_argument("--epochs", type=int, default=1, help="of fine-tuning masked models, after that")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
