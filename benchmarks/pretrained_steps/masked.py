@@ -30,7 +30,7 @@ MASKED, MASKS, HELD_BACK, SHORTEST = (
     6,
     20,
 )  # masks of each real text; batches; tokens of a reaction that counts
-ROUNDS, RATE, TUNING_RATE = 16, 6e-3, 5e-4
+DRAWN, ROUNDS, RATE, TUNING_RATE = 50, 16, 6e-3, 5e-4
 CHAINS = (  # variable domains as published: trastuzumab and adalimumab, heavy and light
     "EVQLVESGGGLVQPGGSLRLSCAASGFNIKDTYIHWVRQAPGKGLEWVARIYPTNGYTRYADSVKGRFTISADTSKNTAYLQMNSLRAEDTAVYYCSRWGGDGFYAMDYWGQGTLVTVSS",
     "DIQMTQSPSSLSASVGDRVTITCRASQDVNTAVAWYQQKPGKAPKLLIYSASFLYSGVPSRFSGSRSGTDFTLTISSLQPEDFATYYCQQHYTTPPTFGQGTKVEIK",
@@ -173,12 +173,14 @@ def plans(host: Host) -> dict[str, Any]:
 def run(given: argparse.Namespace) -> None:
     host, packages = HOSTS[given.model](given.folder)
     options = {"batch_size": host.batch, "tokens": host.tokens, "rounds": ROUNDS, "tokenizer": host.tokenizer}
-    held_out = Samples(batches=HELD_BACK, **options).draw(host.model, given.seed + 1, labels=True)
+    held_out = Samples(batches=HELD_BACK, **options).draw(
+        host.model, given.seed + 1, labels=True, file=given.folder / f"held-out-{given.model}-{given.seed}.ckpt"
+    )
     sets = {"self": held_out, "real": masked(host)}
     labels = {name: sum(int((batch["labels"] >= 0).sum()) for batch in batches) for name, batches in sets.items()}
     about = {
         "mixer": MIXER, "real": len(host.real), "labels": labels, "batch": host.batch, "tokens": host.tokens,
-        "rounds": ROUNDS, "chance": {name: chance(batches) for name, batches in sets.items()},
+        "rounds": ROUNDS, "drawn": DRAWN, "chance": {name: chance(batches) for name, batches in sets.items()},
     }  # fmt: skip
     rows = Rows(given, packages, about)
     if {"plan": ATTENTION} not in rows:
@@ -186,7 +188,7 @@ def run(given: argparse.Namespace) -> None:
     for name, plan in plans(host).items():
         if given.plans and name not in given.plans.split(","):
             continue
-        for kind, steps in [("none", 0), *((kind, steps) for steps in given.steps for kind in KINDS)]:
+        for kind, steps in dict.fromkeys((kind if steps else "none", steps) for steps in given.steps for kind in KINDS):
             key = {"plan": name, "data": kind, "steps": steps, "seed": given.seed}
             if key in rows:
                 continue
@@ -194,13 +196,13 @@ def run(given: argparse.Namespace) -> None:
             report = polymix.convert(host.model, plan, input={"input_ids": held_out[0]["input_ids"]}, copy=True)
             row: dict[str, Any] = {}
             if steps:
-                file = given.folder / f"samples-{given.model}-{kind}-{steps}-{given.seed}.ckpt"
+                file = given.folder / f"samples-{given.model}-{kind}-{given.seed}.ckpt"
                 watch = Stopwatch("processor")
-                data = Samples(kind=kind, batches=steps, **options).draw(host.model, given.seed, file=file)
+                data = Samples(kind=kind, batches=DRAWN, **options).draw(host.model, given.seed, file=file)
                 row["drawing_seconds"] = round(watch.restart(), 1)
                 done = polymix.distill(
-                    report, data, imitate_epochs=1, epochs=given.epochs, imitate_lr=RATE, learning_rate=TUNING_RATE,
-                    weight_decay=0.01, seed=given.seed,
+                    report, data, imitate_epochs=steps // DRAWN, epochs=given.epochs, imitate_lr=RATE,
+                    learning_rate=TUNING_RATE, weight_decay=0.01, seed=given.seed,
                 )  # fmt: skip
                 row |= {"epochs": given.epochs, "kept": done.kept, "held_back": done.held_back}
                 row |= {"imitation": done.imitation[-1], "seconds": round(watch.seconds(), 1)}
