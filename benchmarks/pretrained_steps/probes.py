@@ -29,7 +29,7 @@ class Probe(NamedTuple):
 
 def probe(name: str, train: Sequence[tuple[Any, ...]], test: Sequence[tuple[Any, ...]]) -> Probe:
     """From rows (tokens, class, group)."""
-    classes, groups = (sorted({row[at] for row in (*train, *test)}) for at in (1, 2))
+    classes, groups = sorted({row[1] for row in (*train, *test)}), sorted({row[2] for row in test})
     labels = [torch.tensor([classes.index(row[1]) for row in part]) for part in (train, test)]
     members = torch.tensor([groups.index(row[2]) for row in test])
     return Probe(name, [row[0] for row in train], labels[0], [row[0] for row in test], labels[1], members)
