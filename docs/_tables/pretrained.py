@@ -17,7 +17,7 @@ ATTENTION = "attention"
 
 def _ordered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     plans = list(dict.fromkeys(row["plan"] for row in rows))
-    return sorted(rows, key=lambda row: (plans.index(row["plan"]), row["steps"]))
+    return sorted(rows, key=lambda row: (plans.index(row["plan"]), row.get("steps", 0)))
 
 
 def _taken(row: dict[str, Any]) -> list[str]:
@@ -70,7 +70,8 @@ def probes() -> str:
 
 
 def _probe(found: dict[str, float]) -> tuple[str, str]:
-    return f"{found['accuracy']:.1%}", f"{found['share']:.3f} ({found['low']:.3f} … {found['high']:.3f})"
+    interval = f" ({found['low']:.3f} … {found['high']:.3f})" if "low" in found else ""
+    return f"{found['accuracy']:.1%}", f"{found['share']:.3f}{interval}"
 
 
 def masked(name: str) -> str:
@@ -78,7 +79,7 @@ def masked(name: str) -> str:
     content = load(f"pretrained/{name}.json")
     kinds = {"none": "as converted", "self": "its own texts", "random": "random tokens"}
     lines = []
-    for row in content["rows"]:
+    for row in _ordered(content["rows"]):
         how = kinds[row["data"]] if row.get("data") else "–"
         steps = "–" if not row.get("steps") else str(row["steps"])
         kept = row.get("kept", "–")
@@ -97,8 +98,8 @@ def masked(name: str) -> str:
     )
     counts = content["labels"]
     setting = (
-        f"{counts['self']:,} masked tokens of texts that the original draws, {counts['real']:,} of {content['real']} real "
-        f"ones. Steps of {content['batch']} texts of {content['tokens'][0]} to {content['tokens'][1]} tokens, drawn in "
+        f"{counts['self']:,} masked tokens of texts that the original draws, {counts['real']:,} of {content['real']} "
+        f"real ones. Steps of {content['batch']} texts of {content['tokens'][0]} to {content['tokens'][1]} tokens, drawn in "
         f"{content['rounds']} rounds; imitation alone, one seed. {where(content['machine'])}. "
         f"`python benchmarks/pretrained.py {name} OUT.json`"
     )
