@@ -99,9 +99,11 @@ def masked(name: str) -> str:
     counts = content["labels"]
     setting = (
         f"{counts['self']:,} masked tokens of texts that the original draws, {counts['real']:,} of {content['real']} "
-        f"real ones. Steps of {content['batch']} texts of {content['tokens'][0]} to {content['tokens'][1]} tokens, drawn in "
-        f"{content['rounds']} rounds; imitation alone, one seed. {where(content['machine'])}. "
-        f"`python benchmarks/pretrained.py {name} OUT.json`"
+        "real ones; chance is of the frequencies in the same tokens. Steps of "
+        f"{content['batch']} of {content['batch'] * content['drawn']:,} texts of {content['tokens'][0]} to "
+        f"{content['tokens'][1]} tokens, drawn in {content['rounds']} rounds; imitation alone, one seed. "
+        f"{where(content['machine'])}. `python benchmarks/pretrained.py {name} OUT.json --epochs 0 --steps "
+        f"{','.join(dict.fromkeys(str(row.get('steps', 0)) for row in content['rows']))}`; `--plans` chooses rows"
     )
     return f"{table(head, lines)}\n\n{setting}"
 

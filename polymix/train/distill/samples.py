@@ -17,7 +17,7 @@ from polymix.errors import CapabilityError, OptionError, ResultsError, check_cho
 from polymix.files import write_whole
 from polymix.results import Progress
 from polymix.train.data.sampling import number
-from polymix.train.distill.batches import foretells, logits_of
+from polymix.train.distill.batches import foretells, logits_of, reads_two
 from polymix.train.resume import check_same_run
 from polymix.train.task import IGNORED
 
@@ -155,7 +155,7 @@ class Signs:
         if config is None:
             cure = "Pass batches of your own; for a generator of images, those of noise_batches."
             raise CapabilityError("data", f"{options.kind!r} for {name}", "a model that reads token ids", cure)
-        if getattr(model.config, "is_encoder_decoder", False):
+        if reads_two(model):
             got = f"{options.kind!r} for {name}, which reads two texts"
             raise CapabilityError("data", got, "a model that reads one", "Pass batches of your own.")
         if predicts and not masks and not reads_on:
