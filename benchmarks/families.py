@@ -5,7 +5,8 @@
     python benchmarks/families.py out.json --library timm
 
 Random weights and two layers: this shows what works, not how well. A family is a type of config that transformers
-registers, a class of attention of timm, or a transformer or U-Net of diffusers. Each is tried in a process of its own
+registers, a class of attention over tokens of timm, or a transformer or U-Net of diffusers; all are found in the
+libraries, and `left_out` says which classes named attention are none. Each is tried in a process of its own
 with a mixer that reads x (pom) and one of queries, keys and values (qt), for 40 seconds of processor time each. A check
 that does not apply, such as generation with an encoder, is null. Rows of other families stay in the file.
 """
@@ -56,11 +57,12 @@ def rows_of(kind: str, mixers: Iterable[str], library: str) -> Iterator[dict[str
             why = f"not built here: {type(error).__name__}: {shorten(one_line(error), 160, placeholder=' …')}"
             yield {**row, "why": why, "stage": "build"}
             return
+        of = LIBRARIES[library].attention_class(kind)
         try:
-            for name, value in checks(model, mixer, example):
+            for name, value in checks(model, mixer, example, of):
                 row[name] = value
             if mixer == MIXERS[-1]:  # once for a family
-                row["softmax"] = same_by_softmax(model, example)
+                row["softmax"] = same_by_softmax(model, example, of)
         except PolymixError as error:
             row |= {"why": one_line(error), "stage": "refused"}
         except Exception as error:
@@ -131,12 +133,16 @@ def main() -> None:
     parser.add_argument("--only", help="families, separated by commas")
     parser.add_argument("--library", choices=LIBRARIES, help="all by default")
     parser.add_argument("--mixers", default=",".join(MIXERS))
+    parser.add_argument("--untried", action="store_true", help="only families without a row in the file")
     arguments = parser.parse_args()
     only = arguments.only.split(",") if arguments.only else None
     libraries = [arguments.library] if arguments.library else list(LIBRARIES)
     families = [(name, kind) for name in libraries for kind in LIBRARIES[name].kinds() if only is None or kind in only]
     rows = json.loads(arguments.out.read_text())["rows"] if arguments.out.exists() else []
+    tried = {(row["library"], row["family"]) for row in rows}
+    families = [family for family in families if not (arguments.untried and family in tried)]
     import_once()
+    left_out = {name: LIBRARIES[name].left_out() for name in LIBRARIES}
     versions = {name: importlib.metadata.version(name) for name in LIBRARIES}
     for library, kind in families:
         rows = [row for row in rows if (row["library"], row["family"]) != (library, kind)]
@@ -144,7 +150,8 @@ def main() -> None:
             rows.append(row)
             print(library, kind, row["mixer"], "works" if works(row) else row, flush=True)
         rows.sort(key=lambda row: (list(LIBRARIES).index(row["library"]), row["family"]))
-        save({"versions": versions, "rows": rows, "machine": manifest("cpu", 1)}, arguments.out)
+        content = {"versions": versions, "left_out": left_out, "rows": rows, "machine": manifest("cpu", 1)}
+        save(content, arguments.out)
     for library in libraries:
         for mixer in arguments.mixers.split(","):
             its = [row for row in rows if row["mixer"] == mixer and row["library"] == library]

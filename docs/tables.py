@@ -19,14 +19,26 @@ DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 sys.path.insert(0, str(DOCS))
 
-from _tables import context, distil, domains, exports, families, figures, mixers, options, pretrained, results  # noqa: E402
+from _tables import (  # noqa: E402
+    context,
+    distil,
+    domains,
+    exports,
+    families,
+    figures,
+    mixers,
+    options,
+    pretrained,
+    results,
+    search,
+)
 
 from polymix.files import write_whole  # noqa: E402
 
 PART = re.compile(r"^<!-- table: (?P<name>[\w-]+) -->\n(?P<body>.*?)^<!-- /table -->$", re.DOTALL | re.MULTILINE)
 PARTS: dict[str, Callable[[], str]] = {
     **mixers.TABLES, **figures.TABLES, **exports.TABLES, **domains.TABLES, **options.TABLES, **results.TABLES,
-    **context.TABLES, **distil.TABLES, **families.TABLES, **pretrained.TABLES,
+    **context.TABLES, **distil.TABLES, **families.TABLES, **pretrained.TABLES, **search.TABLES,
 }  # fmt: skip
 
 

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from polymix.workflows.convert import assess as assess
     from polymix.workflows.convert import push_to_hub as push_to_hub
     from polymix.workflows.recommend import recommend as recommend
+    from polymix.workflows.search import search as search
 
 __version__ = "0.1.0"
 
@@ -73,6 +74,7 @@ _NAMES = {
     "polymix.train.distill": ("distill",),
     "polymix.workflows.convert": ("assess", "push_to_hub"),
     "polymix.workflows.recommend": ("recommend",),
+    "polymix.workflows.search": ("search",),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from polymix.devices import check_place
-from polymix.errors import MOST_TOKENS, OptionError, check_choice, check_int, check_number
+from polymix.errors import MAX_TOKENS, OptionError, check_choice, check_int, check_number
 from polymix.limits import check_memory
 from polymix.mixers import MixerConfig, PomConfig, TokenMixer
 from polymix.structured.dense import Dense
@@ -56,7 +56,7 @@ class MixerBlock(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_int("dim", dim, 1, MOST_TOKENS)
+        check_int("dim", dim, 1, MAX_TOKENS)
         check_choice("norm", norm, ("layer", None))
         check_number("dropout", dropout, 0.0, 1.0, "a probability in [0, 1)", 0.0)
         check_number("mlp_ratio", mlp_ratio, 1 / dim, math.inf, f"a number of at least 1/dim = 1/{dim}", 4)

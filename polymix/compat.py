@@ -25,9 +25,9 @@ from polymix.files import write_whole
 from polymix.torchvision_operators import nms as nms
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-_LACKS = "operator torchvision::"  # how the error begins that can be cured
+_MISSING_OPERATOR = "operator torchvision::"  # how the error begins that can be cured
 _MARK = "# ---- Added by `polymix doctor --fix`; installing torchvision again removes it."
-_CALL = """
+_PATCH = """
 if not _has_ops():
     define()
     import torchvision.ops
@@ -48,7 +48,7 @@ def cure_torchvision() -> bool:
         importlib.import_module("torchvision")
         return False
     except RuntimeError as error:
-        if _LACKS not in str(error):
+        if _MISSING_OPERATOR not in str(error):
             raise
     for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
         del sys.modules[name]
@@ -82,12 +82,12 @@ def mend_torchvision() -> str:
             return f"torchvision {version} works: {file} was mended before."
         got = f"torchvision {version}, which works"
         raise OptionError("--fix", got, "one that cannot be imported", "Leave it out.")
-    if file is None or _LACKS not in failure or _MARK.encode() in before:
+    if file is None or _MISSING_OPERATOR not in failure or _MARK.encode() in before:
         got, cure = f"torchvision {version}, which fails with {failure}", f"Install it again: {cpu_build(version)}"
         raise OptionError("--fix", got, "one that lacks operators alone", cure)
     source = Path(torchvision_operators.__file__).read_text("utf-8")
     try:
-        write_whole(file, before + f"\n\n{_MARK}\n{source}{_CALL}".encode())
+        write_whole(file, before + f"\n\n{_MARK}\n{source}{_PATCH}".encode())
         failure = "an interruption"
         try:
             failure = _import_alone()

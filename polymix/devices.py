@@ -27,12 +27,12 @@ def float_type(dtype: torch.dtype | str | None, argument: str = "dtype") -> torc
     """A floating-point type of PyTorch, from itself or its name, such as "bfloat16". Raises OptionError for others."""
     import torch
 
-    found = getattr(torch, dtype, None) if isinstance(dtype, str) and dtype.isidentifier() else dtype
-    if found is None and dtype is None:
+    torch_type = getattr(torch, dtype, None) if isinstance(dtype, str) and dtype.isidentifier() else dtype
+    if torch_type is None and dtype is None:
         return None
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+    if not isinstance(torch_type, torch.dtype) or not torch_type.is_floating_point:
         raise OptionError(argument, repr(dtype), f"{', '.join(DTYPES)} or float64", f"Pass {argument}=torch.float32.")
-    return found
+    return torch_type
 
 
 def check_dtype(dtype: Any) -> None:

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
-MOST_TOKENS = 2**31 - 1  # of a sequence
+MAX_TOKENS = 2**31 - 1  # of a sequence
 MAX_SHOWN = 200  # characters of a value in a message, which is to stay readable
 MAX_GOT = 1_000  # characters of what came instead, where a message quotes a file, a path or another library
 MAX_FLOAT = 3.4028234663852886e38  # the largest float32
@@ -153,7 +153,7 @@ def check_int(argument: str, value: Any, low: int, high: int | None = None) -> N
     """Raise OptionError unless `value` is an integer with low <= value <= high."""
     if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
         beyond = isinstance(value, int) and high is not None and value > high
-        if high is None or (high >= MOST_TOKENS and not beyond):  # a bound that few need to know
+        if high is None or (high >= MAX_TOKENS and not beyond):  # a bound that few need to know
             allowed = f"an integer of at least {low}"
         else:
             allowed = f"an integer from {low} to {high}"
@@ -184,8 +184,8 @@ def check_grid_option(grid: Any, allowed_axes: tuple[int, ...], cure: str = "For
         *most, last = (names[axes] for axes in allowed_axes)
         allowed = f"{', '.join(most)} or {last}" if most else last
         raise OptionError("grid", shown(grid), f"{allowed} with sizes of at least 1", cure)
-    if math.prod(grid) > MOST_TOKENS:
-        raise OptionError("grid", shown(grid), f"a grid of at most {MOST_TOKENS:,} tokens", cure)
+    if math.prod(grid) > MAX_TOKENS:
+        raise OptionError("grid", shown(grid), f"a grid of at most {MAX_TOKENS:,} tokens", cure)
 
 
 def divisors(whole: int) -> list[int]:
@@ -197,7 +197,7 @@ def divisors(whole: int) -> list[int]:
 def check_divides(argument: str, value: int, whole_name: str, whole: int) -> None:
     """Raise OptionError unless `value` divides `whole`."""
     if whole % value:
-        factors = f" ({', '.join(map(str, divisors(whole)))})" if 0 < whole <= MOST_TOKENS else ""
+        factors = f" ({', '.join(map(str, divisors(whole)))})" if 0 < whole <= MAX_TOKENS else ""
         cure = f"Change {argument} or {whole_name}."
         raise OptionError(argument, value, f"a divisor of {whole_name}={shown(whole)}{factors}", cure)
 

@@ -19,7 +19,7 @@ from torch.nn.modules.module import (
 )
 from torch.overrides import TorchFunctionMode
 
-from polymix.errors import MOST_TOKENS as LONGEST
+from polymix.errors import MAX_TOKENS as LONGEST
 from polymix.errors import OptionError, PolymixError
 
 __all__ = [

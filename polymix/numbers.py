@@ -9,19 +9,19 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-NONE = "–"
+DASH = "–"
 
 
 def figure(value: float | None, unit: str = "") -> str:
     """Three significant digits, or all digits from 100 up: "0.0123 ms", "12.3 ms", "1,234 ms"."""
     if value is None:
-        return NONE
+        return DASH
     return significant(value, 3) + unit
 
 
 def fixed(value: float | None, digits: int, scale: float = 1.0) -> str:
     """`scale` times the value, with so many digits after the point."""
-    return NONE if value is None else f"{scale * value:,.{digits}f}"
+    return DASH if value is None else f"{scale * value:,.{digits}f}"
 
 
 def arrow(pair: Iterable[float | None], unit: str = "") -> str:
@@ -31,20 +31,20 @@ def arrow(pair: Iterable[float | None], unit: str = "") -> str:
 
 def between(values: Sequence[float]) -> str:
     """The least and the greatest of some values: "0.21 – 0.35"."""
-    ends = dict.fromkeys(figure(value) for value in (min(values), max(values))) if values else [NONE]
+    ends = dict.fromkeys(figure(value) for value in (min(values), max(values))) if values else [DASH]
     return " – ".join(ends)
 
 
 def percent(share: float | None, digits: int = 1) -> str:
     """A share from 0 to 1: "95.3 %"."""
-    return NONE if share is None else f"{fixed(share, digits, 100)} %"
+    return DASH if share is None else f"{fixed(share, digits, 100)} %"
 
 
 def metric(value: float | None, name: str) -> str:
     """A measurement by its name: accuracies in per cent, others with four significant digits."""
     if value is not None and name.startswith("accuracy"):
         return percent(value)
-    return NONE if value is None else f"{value:,}" if isinstance(value, int) else significant(value, 4)
+    return DASH if value is None else f"{value:,}" if isinstance(value, int) else significant(value, 4)
 
 
 def significant(value: float, digits: int) -> str:

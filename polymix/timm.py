@@ -52,15 +52,15 @@ __all__ = ["HOSTS", "INSERTED", "MIXERS", "create", "names"]
 
 def names() -> dict[str, tuple[str, str, bool]]:
     """The registered models: by name the mixer, timm's name of the host, and whether parameters are matched."""
-    found = {}
+    models = {}
     for label, mixer in MIXERS.items():
         for short, host in HOSTS.items():
             name = f"{label}_{short}"
-            found[RENAMED.get(name, name)] = (mixer, host, False)
+            models[RENAMED.get(name, name)] = (mixer, host, False)
             if mixer in widths():
-                found[f"{name}_matched"] = (mixer, host, True)
+                models[f"{name}_matched"] = (mixer, host, True)
     # Poly-NL (Table 1) is what the papers insert; the other mixers replace attention.
-    return found | {f"poly_nl_{short}": ("poly_nl:reduction=4", host, False) for short, (host, _) in INSERTED.items()}
+    return models | {f"poly_nl_{short}": ("poly_nl:reduction=4", host, False) for short, (host, _) in INSERTED.items()}
 
 
 class StochasticDepth:
@@ -75,8 +75,8 @@ class StochasticDepth:
     def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         if not module.training:
             return output
-        kept = torch.rand(len(output), *(1,) * (output.ndim - 1), device=output.device) >= self.drop_prob
-        return output * kept / (1 - self.drop_prob)
+        mask = torch.rand(len(output), *(1,) * (output.ndim - 1), device=output.device) >= self.drop_prob
+        return output * mask / (1 - self.drop_prob)
 
 
 def _drop_branches(model: nn.Module, rate: float) -> None:
@@ -161,9 +161,9 @@ def _entrypoint(name: str, mixer: str, host: str, matched: bool) -> Callable[...
         asked = options.pop("match", None)
         match = "parameters" if matched and asked is None else asked
         model: Any = create(mixer, host, pretrained=pretrained, match=match, **options)
-        given = pretrained_cfg_overlay or {}
+        overlay = pretrained_cfg_overlay or {}
         own = {"architecture": name, "polymix_host": host, "hf_hub_id": None, "url": ""}
-        model.pretrained_cfg = model.default_cfg = {**model.pretrained_cfg, **given, **own}
+        model.pretrained_cfg = model.default_cfg = {**model.pretrained_cfg, **overlay, **own}
         return model
 
     build.__name__ = build.__qualname__ = name

@@ -65,11 +65,11 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
     order = scores.argsort(stable=True, descending=True)
     x1, y1, x2, y2 = (boxes if boxes.dtype == torch.float64 else boxes.float())[order].unbind(1)
     area = (x2 - x1) * (y2 - y1)
-    kept = torch.ones_like(order, dtype=torch.bool)
+    remaining = torch.ones_like(order, dtype=torch.bool)
     for start in range(0, len(order), _BLOCK):
         mine = slice(start, start + _BLOCK)
         rows, rest = torch.arange(start, min(start + _BLOCK, len(order))), slice(start, None)
-        rows = rows[kept[mine]]  # boxes that earlier blocks have left
+        rows = rows[remaining[mine]]  # boxes that earlier blocks have left
         wide = torch.minimum(x2[rows, None], x2[rest]) - torch.maximum(x1[rows, None], x1[rest])
         high = torch.minimum(y2[rows, None], y2[rest]) - torch.maximum(y1[rows, None], y1[rest])
         both = wide.clamp_(min=0) * high.clamp_(min=0)
@@ -80,8 +80,8 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
             alive = now
         dropped = over[alive.bool()].any(0)
         dropped[rows - start] = alive == 0
-        kept[rest] &= ~dropped
-    return order[kept]
+        remaining[rest] &= ~dropped
+    return order[remaining]
 
 
 def roi_align(

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from polymix.ops.shared.activations import ACTIVATIONS
@@ -40,6 +41,16 @@ def visible(batch, m, n, *, mask=None, causal=0, segments=None):
         block = torch.tensor(place) // causal
         see = see & (block[:, None, :] <= block[:, :, None])
     return see
+
+
+def slow_but(quick, values):
+    """Parameters of a test, all but the quick ones in slow runs alone: they are of the same kinds."""
+    return [
+        pytest.param(
+            *(value if isinstance(value, tuple) else (value,)), marks=() if value in quick else pytest.mark.slow
+        )
+        for value in values
+    ]
 
 
 def tokens(*shape, seed=0, dtype=torch.float64):

@@ -146,6 +146,7 @@ def test_compare_on_the_digits(capsys, tmp_path, few):
     assert (out_dir / "results.json").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_compare_on_a_folder_with_a_broken_file(capsys, tmp_path, few, blank_pictures):
     for name in ("cats", "dogs", "newts"):
         for i in range(12):
@@ -167,6 +168,7 @@ def test_compare_on_a_folder_with_a_broken_file(capsys, tmp_path, few, blank_pic
     assert content["settings"]["dtype"] == "bfloat16"
 
 
+@pytest.mark.slow
 def test_an_interrupted_comparison_resumes(capsys, tmp_path, monkeypatch, few, blank_pictures):
     """Ctrl-C in the middle: what had finished is kept, --resume computes the rest and nothing twice."""
     out_dir, trained = tmp_path / "out", []

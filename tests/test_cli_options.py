@@ -11,7 +11,7 @@ from typer.main import get_command
 import polymix
 from polymix.cli import VERBS, _app, main
 from polymix.domains.text.recipe import TextRecipe
-from polymix.train.registry import OWN, domains, named_recipe
+from polymix.train.registry import OWN_RECIPES, domains, named_recipe
 
 
 def run(capsys, *arguments):
@@ -103,9 +103,9 @@ def test_recipes_of_polymix_have_names_and_work_anywhere(tmp_path, monkeypatch):
     """`polymix train recipes/text.py` outside a checkout was a dead end."""
     monkeypatch.chdir(tmp_path)
     folders = {path.parent.name for path in Path(polymix.__file__).parent.glob("domains/*/recipe.py")}
-    assert folders == set(OWN) <= set(domains()), "a domain without a recipe, or the reverse"
-    for name in OWN:
-        assert type(named_recipe(name)).__module__ == OWN[name].partition(":")[0]
+    assert folders == set(OWN_RECIPES) <= set(domains()), "a domain without a recipe, or the reverse"
+    for name in OWN_RECIPES:
+        assert type(named_recipe(name)).__module__ == OWN_RECIPES[name].partition(":")[0]
     Path("text").write_text("a file of the user's with this name is not meant")
     assert isinstance(named_recipe("text"), TextRecipe)
 

@@ -89,6 +89,7 @@ def test_it_works_without_polymix_afterwards(mended):
     assert again.returncode == 0 and "was mended before" in again.stdout and contents(folder) == after
 
 
+@pytest.mark.slow
 def test_torchvision_s_own_operators_are_used_where_they_load(mended, tmp_path):
     """The environment gets a torch that fits later: what was added must not stand in its way."""
     shutil.copytree(mended[0], tmp_path, dirs_exist_ok=True)

@@ -328,9 +328,9 @@ def test_links_lead_somewhere_without_a_site(page):
 
 
 def test_the_options_in_the_commands_of_the_docs_exist():
-    from polymix.train.registry import OWN, recipe_class
+    from polymix.train.registry import OWN_RECIPES, recipe_class
 
-    commands, checked = re.compile(rf"polymix train ({'|'.join(OWN)})\b((?:[^\n`#|\\]|\\\n)*)"), 0
+    commands, checked = re.compile(rf"polymix train ({'|'.join(OWN_RECIPES)})\b((?:[^\n`#|\\]|\\\n)*)"), 0
     own = {"set", "preset", "config", "out", "check", "threads", "resume", "help"}
     for page in [ROOT / "README.md", *PAGES]:
         for domain, rest in commands.findall(page.read_text()):

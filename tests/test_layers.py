@@ -19,7 +19,7 @@ LAYERS = (
 # Core files that import a library inside a function alone: what they draw, or whose layer they wrap, is beside the point
 # of the core, which works, and is imported, without it.
 LAZY = {
-    "convert/saving/files.py", "lens/plots.py", "mixers/cache.py", "mixers/related/mamba.py",
+    "convert/weight_files.py", "lens/plots.py", "mixers/cache.py", "mixers/related/mamba.py",
     "mixers/related/timm_layers.py",
 }  # fmt: skip
 # Models that are classes of a library themselves; whoever imports them has it.
@@ -54,7 +54,7 @@ LIBRARIES = {
     "onnxruntime_qnn": {"export/manifest.py"},
     "openvino": {"export/manifest.py"},
     "executorch": {"export/executorch.py", "export/manifest.py"},
-    "safetensors": {"convert/saving/files.py"},
+    "safetensors": {"convert/weight_files.py"},
     "tokenizers": {"domains/text/tokenizer.py"},
     "pyarrow": {"domains/text/data.py"},
     "pydantic": {"train/", "domains/"},
@@ -67,7 +67,7 @@ LIBRARIES = {
     "scipy": {"domains/jigsaw/metrics.py", "domains/faces/wider.py"},
     "matplotlib": {
         "pages/plots.py", "workflows/bench/report.py", "workflows/compare/report.py", "workflows/convert/plots.py",
-        "lens/plots.py", "train/", "domains/",
+        "workflows/search/plots.py", "lens/plots.py", "train/", "domains/",
     },
     "plotly": {"train/data/scans/page.py"},
     "yaml": {"train/recipe_files.py"},
@@ -234,7 +234,7 @@ def cycles(graph):
 
 
 # What the package's __getattr__ loads stands in it for type checkers; those that import the package read its version.
-LOADED_LATER = {("polymix", name) for name in ("polymix.workflows.convert", "polymix.workflows.recommend",
+LOADED_LATER = {("polymix", name) for name in ("polymix.workflows.convert", "polymix.workflows.recommend", "polymix.workflows.search",
                                                "polymix.train.distill", "polymix.export", "polymix.lens")}  # fmt: skip
 # TO BE REMOVED: a type alone.
 LOADED_LATER |= {("polymix.domains.classify.published", "polymix.domains.classify.recipe")}

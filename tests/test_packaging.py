@@ -5,7 +5,7 @@ from pathlib import Path
 
 import polymix
 from polymix.extras import EXTRAS, URL
-from polymix.train.registry import GROUP, OWN
+from polymix.train.registry import GROUP, OWN_RECIPES
 
 try:
     import tomllib
@@ -42,8 +42,8 @@ def test_plotly_comes_only_to_those_who_look_at_scans():
 
 
 def test_every_domain_is_an_entry_point():
-    assert PROJECT["entry-points"][GROUP] == OWN
-    for name in OWN:
+    assert PROJECT["entry-points"][GROUP] == OWN_RECIPES
+    for name in OWN_RECIPES:
         assert (ROOT / "polymix" / "domains" / name / "recipe.py").is_file()
 
 

@@ -54,6 +54,12 @@ def encoder():
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), torch.randn(1, 9, 16)
+
+def vit():
+    from polymix import SoftmaxConfig
+    from polymix.models import VisionTransformer
+
+    return VisionTransformer(SoftmaxConfig(heads=2), image_size=8, patch_size=2, dim=8, depth=1, classes=10, channels=1)
 """
 CONVERT = ("convert", "--model", "own.py:encoder", "--plan", "pom", "--seconds", "1", "--out")
 EXPORT = ("export", "--mixer", "pom", "--dim", "8", "--tokens", "16", "--out")
@@ -87,6 +93,26 @@ RUNS = [  # a command of each verb, and the optional packages that it cannot do 
     (("recommend", "--shape", "32x16:heads=2", "--mixers", "pom", "--seconds", "1"), ()),
     ((*BENCH, "bench"), REPORT),
     ((*CONVERT, "converted"), REPORT),
+    (
+        (
+            "search",
+            "--model",
+            "own.py:vit",
+            "--data",
+            "digits",
+            "--mixers",
+            "pom,keep",
+            "--budget",
+            "1",
+            "--steps",
+            "1",
+            "--seconds",
+            "1",
+            "--out",
+            "found",
+        ),
+        (*REPORT, *DIGITS),
+    ),
     ((*EXPORT, "exported"), ONNX),
     ((*EXPORT, "int8", "--target", "int8"), ONNX),
     ((*TRAIN, "new"), (*REPORT, *DIGITS)),

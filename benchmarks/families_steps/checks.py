@@ -51,19 +51,32 @@ def callable_model(candidates: Iterable[nn.Module]) -> tuple[nn.Module, Any]:
     raise failure or ValueError("no class of models")
 
 
-def converted(model: nn.Module, mixer: str, example: Any) -> tuple[polymix.ConversionReport, list[str]]:
-    """The conversion, and the parts of attention that had to be named for it."""
+def converted(
+    model: nn.Module, mixer: str, example: Any, of: type | None = None
+) -> tuple[polymix.ConversionReport, list[str]]:
+    """The conversion, and the parts of attention that had to be named for it.
+
+    of: a class of attention. Where a plan for the whole model leaves it, the plan names one of its layers.
+    """
     lost: list[str] = []
+    names = [name for name, part in model.named_modules() if of is not None and type(part) is of]
 
-    def convert(drop: tuple[str, ...]) -> polymix.ConversionReport:
-        lost[:] = drop
-        return polymix.convert(model, mixer, input=example, drop=drop)
+    def convert_by(plan: Any) -> polymix.ConversionReport:
+        def convert(drop: tuple[str, ...]) -> polymix.ConversionReport:
+            lost[:] = drop
+            return polymix.convert(model, plan, input=example, drop=drop)
 
-    return naming_drops(convert), lost
+        return naming_drops(convert)
+
+    report = convert_by(mixer)
+    if names and not any(f"{name}.".startswith(f"{layer}.") for name in names for layer in report.adapters):
+        report.undo()
+        report = convert_by({names[0]: mixer})
+    return report, lost
 
 
-def checks(model: nn.Module, mixer: str, example: Any) -> Iterator[tuple[str, Any]]:
-    """What works with one mixer, check by check."""
+def checks(model: nn.Module, mixer: str, example: Any, of: type | None = None) -> Iterator[tuple[str, Any]]:
+    """What works with one mixer, check by check. of: a class of attention that must be among what is converted."""
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with torch.no_grad():
         theirs = outputs(model, example)
@@ -71,7 +84,7 @@ def checks(model: nn.Module, mixer: str, example: Any) -> Iterator[tuple[str, An
         own = _generates(model, example)
     except Exception:  # from pictures or codes of sound, say: the host does not generate from this example either
         own = None
-    report, lost = converted(model, mixer, example)
+    report, lost = converted(model, mixer, example, of)
     yield "dropped", lost
     layers = [layer for layer in report.layers if layer.now]
     yield "layers", [len(layers), len(report.layers)]
@@ -96,12 +109,12 @@ def checks(model: nn.Module, mixer: str, example: Any) -> Iterator[tuple[str, An
     yield "undone", before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in kept)
 
 
-def same_by_softmax(model: nn.Module, example: Any) -> bool | None:
+def same_by_softmax(model: nn.Module, example: Any, of: type | None = None) -> bool | None:
     """Whether softmax mixers with the host's maps give the host's output; None where polymix says that they do not."""
     with torch.no_grad():
         theirs = outputs(model, example)
         try:
-            report, lost = converted(model, "softmax", example)
+            report, lost = converted(model, "softmax", example, of)
         except PolymixError:
             return None
         ours = outputs(model, example)

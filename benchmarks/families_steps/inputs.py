@@ -24,7 +24,7 @@ def inputs_of(model: nn.Module) -> Iterator[Any]:
     if type(model).__module__.startswith("timm."):
         channels, *usual = model.pretrained_cfg["input_size"]
         stated = getattr(getattr(model, "patch_embed", None), "img_size", None)
-        for size in dict.fromkeys((tuple(stated or (64, 64)), tuple(usual))):
+        for size in dict.fromkeys((tuple(stated or (64, 64)), (96, 96), tuple(usual))):
             yield torch.randn(2, channels, *size, generator=torch.Generator().manual_seed(0))
         return
     examples = list(examples_of(model))

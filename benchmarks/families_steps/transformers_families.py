@@ -77,6 +77,15 @@ FIRST = ("ForSpeechSeq2Seq", "ForSeq2SeqLM", "ForCausalLM", "")
 OTHERS = [name.removeprefix("AutoModel") for name in dir(transformers) if name.startswith("AutoModelFor")]
 
 
+def attention_class(kind: str) -> None:
+    """None: a family is a config here, and none of its layers is meant."""
+
+
+def left_out() -> dict[str, str]:
+    """Nothing: what cannot be built here has a row that says so."""
+    return {}
+
+
 def kinds() -> list[str]:
     return sorted(CONFIG_MAPPING.keys())
 

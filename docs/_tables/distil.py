@@ -13,27 +13,26 @@ def _gain(row: dict[str, Any], before: float) -> float:
     return float(row["result"] - before if row["metric"] == "accuracy" else before - row["result"])
 
 
+def _worst(gains: list[tuple[float, str]]) -> str:
+    """The largest loss of each metric among gains."""
+    points = max((-100 * gain for gain, metric in gains if metric == "accuracy"), default=0.0)
+    other = max((-gain for gain, metric in gains if metric != "accuracy"), default=0.0)
+    parts = [f"{points:.1f} points of accuracy"] * (points > 0) + [f"{other:.2g} of perplexity"] * (other > 0)
+    return " and ".join(parts)
+
+
 def distil_harm() -> str:
-    """Results of this version and of the one before, which had no guard; and how often which was better."""
-    by_run: dict[tuple[Any, ...], dict[str, Any]] = {}
+    """What distillation made of each converted model, on samples that chose nothing."""
+    lines, gains = [], []
     for row in load("distil-harm.json")["rows"]:
-        by_run.setdefault((row["host"], row["plan"], row["steps"]), {})[row["label"]] = row
-    lines, runs = [], []
-    for (host, plan, steps), of in by_run.items():
-        now, then = of["now"], of["before"]
-        values = now["before"], now["converted"], then["result"], now["result"]
-        shown = (f"{value:.1%}" if now["metric"] == "accuracy" else f"{value:.4g}" for value in values)
-        lines.append((host, plan, steps, *shown, now["kept"]))
-        runs.append((_gain(now, now["converted"]), _gain(now, then["result"]), now["metric"]))
-    head = ("model", "mixers", "steps", "before", "converted", "without guard", "distilled", "stage kept")
-    worse = [gain for _, gain, _ in runs if gain < 0]
-    points = max((-100 * gain for _, gain, metric in runs if metric == "accuracy"), default=0.0)
-    text = (
-        f"In {sum(gain < 0 for gain, _, _ in runs)} of {len(runs)} runs the result is worse than the converted model. "
-        f"It is better than without guard in {sum(gain > 0 for _, gain, _ in runs)}, worse in {len(worse)}, by "
-        f"{points:.1f} points of accuracy at the most."
-    )
-    return f"{table(head, lines)}\n\n{text}"
+        values = row["before"], row["converted"], row["result"]
+        shown = (f"{value:.1%}" if row["metric"] == "accuracy" else f"{value:.4g}" for value in values)
+        lines.append((row["host"], row["plan"], row["steps"], *shown, row["kept"]))
+        gains.append((_gain(row, row["converted"]), row["metric"]))
+    head = ("model", "mixers", "steps", "before", "converted", "distilled", "stage kept")
+    worse = [(gain, metric) for gain, metric in gains if gain < 0]
+    text = f"In {len(worse)} of {len(gains)} runs the result is worse than the converted model"
+    return f"{table(head, lines)}\n\n{text}{f', by {_worst(worse)} at the most' if worse else ''}."
 
 
 TABLES: dict[str, Callable[[], str]] = {"distil-harm": distil_harm}

@@ -65,17 +65,24 @@ def summary() -> str:
                           stages.count("refused") - empty, stages.count("slow"), faults))  # fmt: skip
     head = ("library", "mixer", "built", "no attention", "all checks hold", "a check fails", "refused by name",
             "too slow", "tracebacks")  # fmt: skip
-    every = [name for name, rows in families.items() if name[0] == "timm"]
-    both = sum(len(families[name]) == 2 and all(map(works, families[name].values())) for name in every)
+    timm = [rows for (of, _), rows in families.items() if of == "timm"]
+    timm = [rows for rows in timm if any(row.get("stage") != "build" for row in rows.values())]
+    some, both = (sum(how(works(row) for row in rows.values()) for rows in timm) for how in (any, all))
+    exact = sum(rows["qt"].get("softmax") is True for rows in timm)
+    missing = sum(any(row.get("stage") == "build" for row in rows.values())
+                  for (of, _), rows in families.items() if of == "diffusers")  # fmt: skip
     softmax = [row["softmax"] for row in content["rows"] if row.get("softmax") is not None]
     kinds = len({row["family"] for row in content["rows"] if row["library"] == "transformers"})
     text = (
         f"Of {kinds} types of configs in transformers {versions['transformers']}, "
         f"{sum(library == 'transformers' for library, _ in families)} could be built small and called here; the others "
         "are parts of models, or need packages or inputs that the benchmark lacks. "
-        f"{both} of the {len(every)} attention classes of timm {versions['timm']} that were tried convert with both "
-        f"mixers; diffusers is {versions['diffusers']}. Softmax was compared with {len(softmax)} hosts, and gives the "
-        f"output of {sum(softmax)}."
+        f"Of the {len(timm)} classes of attention over tokens that models of timm {versions['timm']} have, {some} "
+        f"convert with pom or qt ({some / len(timm):.0%}), {both} with both; in the models of {exact} of them, softmax "
+        "mixers give the host's output; the others lose a part by name, or have no softmax over all pairs of tokens. "
+        f"{missing} transformers and U-Nets of diffusers "
+        f"{versions['diffusers']} could not be built small or called here: their rows say why, and they are untried. "
+        f"Softmax was compared with {len(softmax)} hosts, and gives the output of {sum(softmax)}."
     )
     return f"{table(head, lines)}\n\n{text} `python benchmarks/families.py benchmarks/results/families.json`"
 
@@ -89,4 +96,12 @@ def every() -> str:
     return "\n\n".join(f"## {library}\n\n{table(('family', 'pom', 'qt'), lines)}" for library, lines in tables.items())
 
 
-TABLES: dict[str, Callable[[], str]] = {"families": summary, "every-family": every}
+def left_out() -> str:
+    """The classes of timm whose names speak of attention and that were not tried, by the reason."""
+    reasons: dict[str, list[str]] = {}
+    for name, why in load("families.json")["left_out"]["timm"].items():
+        reasons.setdefault(why, []).append(f"`{name}`")
+    return table(("why", "classes"), [(why, ", ".join(names)) for why, names in reasons.items()])
+
+
+TABLES: dict[str, Callable[[], str]] = {"families": summary, "left-out": left_out, "every-family": every}

@@ -7,7 +7,7 @@ from functools import partial
 
 from polymix.extras import EXTRAS
 from polymix.train.recipe import Recipe, table
-from polymix.train.registry import OWN, recipe_class
+from polymix.train.registry import OWN_RECIPES, recipe_class
 
 from .figures import table as markdown
 from .mixers import text
@@ -34,5 +34,5 @@ def extras() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "options": shared, "extras": extras, **{f"options-{name}": partial(own, name) for name in OWN},
+    "options": shared, "extras": extras, **{f"options-{name}": partial(own, name) for name in OWN_RECIPES},
 }  # fmt: skip

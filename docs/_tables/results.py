@@ -24,6 +24,12 @@ def compare() -> str:
     return fields(Results.json_schema())
 
 
+def search() -> str:
+    from polymix.workflows.search.content import SearchResults
+
+    return fields(SearchResults.json_schema())
+
+
 def train() -> str:
     from polymix.results import schema_of
     from polymix.train.rows import TrainContent
@@ -58,4 +64,6 @@ def kind(part: Schema) -> str:
     return f"{named} of {kind(part['items'])}" if "items" in part and named == "array" else named
 
 
-TABLES: dict[str, Callable[[], str]] = {"results-bench": bench, "results-compare": compare, "results-train": train}
+TABLES: dict[str, Callable[[], str]] = {
+    "results-bench": bench, "results-compare": compare, "results-search": search, "results-train": train,
+}  # fmt: skip

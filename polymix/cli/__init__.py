@@ -22,12 +22,12 @@ except ImportError:  # main() says what to install
 _OUT_OF_MEMORY = re.compile("(can't|not enough|out of) .*memory|Storage size calculation overflowed")
 # In the order of the help. Each is the function `command` of the file with its name (doctor, build_kernels), which is
 # imported late: it needs typer.
-VERBS = ("compare", "bench", "recommend", "convert", "train", "evaluate", "predict", "generate", "export", "list",
-         "show", "lens", "doctor", "build-kernels")  # fmt: skip
+VERBS = ("compare", "bench", "recommend", "search", "convert", "train", "evaluate", "predict", "generate", "export",
+         "list", "show", "lens", "doctor", "build-kernels")  # fmt: skip
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(show: bool) -> None:
+    if show:
         from polymix import __version__
 
         print(f"polymix {__version__}")

@@ -104,8 +104,8 @@ def command(
     drop: Annotated[
         str,
         typer.Option(
-            help="Parts of attention that may be lost, separated by commas: position_bias, soft_cap, sinks, rotary, "
-            "qk_norm, gate."
+            help="Parts of attention that may be lost, separated by commas: position_bias, soft_cap, talking_heads, "
+            "sinks, rotary, qk_norm, gate."
         ),
     ] = "",
     keep_host: Annotated[

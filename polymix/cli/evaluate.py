@@ -54,19 +54,19 @@ def command(
     torch.set_num_threads(thread_count(threads))
     console = Console()
     errors = Console(stderr=True)
-    found = evaluate(settings, say=lambda text: errors.print(text, markup=False, highlight=False, soft_wrap=True))
+    result = evaluate(settings, say=lambda text: errors.print(text, markup=False, highlight=False, soft_wrap=True))
     if as_json:
-        print_json(found.to_dict())
+        print_json(result.to_dict())
         return
     rows = [
-        (LABELS.get(name, name.replace("_", " ")), _percent(value) if found.units[name] else figure(value))
-        for name, value in found.metrics.items()
+        (LABELS.get(name, name.replace("_", " ")), _percent(value) if result.units[name] else figure(value))
+        for name, value in result.metrics.items()
     ]
-    count = f": {found.count:,} {found.unit}" if found.count else ""
-    print_table(console, f"{found.model} on {found.data}, {found.split}{count}", ("", "measured"), rows)
-    if found.classes:
-        heads = [name for name in found.classes[0] if name != "name"]
-        lines = [(row["name"], *(_cell(name, row[name]) for name in heads)) for row in found.classes]
+    count = f": {result.count:,} {result.unit}" if result.count else ""
+    print_table(console, f"{result.model} on {result.data}, {result.split}{count}", ("", "measured"), rows)
+    if result.classes:
+        heads = [name for name in result.classes[0] if name != "name"]
+        lines = [(row["name"], *(_cell(name, row[name]) for name in heads)) for row in result.classes]
         print_table(console, None, ("class", *heads), lines)
 
 
@@ -78,14 +78,14 @@ LABELS = {
 
 def _cell(name: str, value: float | None) -> str:
     """A class's measurement: a share of images in per cent, any other as a number."""
-    from polymix.numbers import NONE, figure
+    from polymix.numbers import DASH, figure
 
     if name == "accuracy":
         return _percent(value)
-    return NONE if value is None else f"{value:,}" if isinstance(value, int) else figure(value)
+    return DASH if value is None else f"{value:,}" if isinstance(value, int) else figure(value)
 
 
 def _percent(share: float | None) -> str:
-    from polymix.numbers import NONE, fixed
+    from polymix.numbers import DASH, fixed
 
-    return NONE if share is None else f"{fixed(share, 1, 100)} %"
+    return DASH if share is None else f"{fixed(share, 1, 100)} %"

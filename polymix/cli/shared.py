@@ -29,8 +29,8 @@ Resume = Annotated[bool, typer.Option("--resume", help="Continue the interrupted
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
-MOST_THREADS = 4096
-NOTED = 66  # columns of a terminal that the name, the figures and the time left of a task need
+MAX_THREADS = 4096
+STATUS_COLUMNS = 66  # columns of a terminal that the name, the figures and the time left of a task need
 
 _NAMES = 20  # characters that a column of names has at the least
 
@@ -60,13 +60,13 @@ def check_report() -> None:
 
 def thread_count(threads: int | None) -> int:
     """The threads that were asked for; by default what OMP_NUM_THREADS says, which torchrun sets, else cores."""
-    if threads is not None and not 1 <= threads <= MOST_THREADS:
-        allowed = f"a number from 1 to {MOST_THREADS}"
+    if threads is not None and not 1 <= threads <= MAX_THREADS:
+        allowed = f"a number from 1 to {MAX_THREADS}"
         raise OptionError("--threads", threads, allowed, "Leave it out for the environment's, or one per core.")
     if threads is not None:
         return threads
     stated = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # a list is for nested regions
-    return min(int(stated), MOST_THREADS) if stated.isdecimal() and int(stated) else cores()
+    return min(int(stated), MAX_THREADS) if stated.isdecimal() and int(stated) else cores()
 
 
 def check_paths(argument: str, *paths: str | Path | None, names: Container[str] = ()) -> None:
@@ -111,7 +111,7 @@ def bars(console: Console, out: Path, saved: str = RESULTS) -> Iterator[Bars]:
     saved: the file in `out` that --resume continues from. Before it is there, the run starts anew.
     """
     left, note = TimeRemainingColumn(compact=True), TextColumn("{task.fields[note]}")
-    spare = console.width - NOTED
+    spare = console.width - STATUS_COLUMNS
     bar = (BarColumn(bar_width=min(24, spare)), MofNCompleteColumn()) if spare >= 10 else ()
     elapsed = (TimeElapsedColumn(),) if spare >= 32 else ()
     progress = Progress(TextColumn("{task.description}"), *bar, *elapsed, left, note, console=console)

@@ -13,7 +13,7 @@ from rich.console import Console
 from polymix.cli.shared import Command, bars, check_paths, check_report, thread_count
 
 # What the command itself takes; the rest are the recipe's.
-OWN = ("set_", "preset", "config", "out", "check", "threads", "resume")
+OWN_OPTIONS = ("set_", "preset", "config", "out", "check", "threads", "resume")
 
 
 def command(
@@ -73,10 +73,10 @@ def _domain_command(domain: str) -> Callable[..., int]:
         _option("threads", int | None, None, help="Threads of PyTorch (default: OMP_NUM_THREADS, or one per core)."),
         _option("resume", bool, False, "--resume", help="Continue the run in --out."),
     ]
-    flags = {parameter.name for parameter in parameters} - set(OWN)
+    flags = {parameter.name for parameter in parameters} - set(OWN_OPTIONS)
 
     def function(**options: Any) -> int:
-        own = {name: options[name] for name in OWN}
+        own = {name: options[name] for name in OWN_OPTIONS}
         return _run(domain, {name: options[name] for name in flags}, **own)
 
     function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -25,6 +25,7 @@ from polymix.convert.report import ConversionReport, LayerReport, parameters
 from polymix.convert.spec import AttentionSpec
 from polymix.convert.tracing import LayerCall, difference, mode, record_layers, run, same, token_count, with_call
 from polymix.convert.tracing import tensors as input_tensors
+from polymix.convert.trained import trained_plan
 from polymix.errors import (
     CapabilityError,
     InputError,
@@ -66,7 +67,8 @@ def convert(
             you registered an adapter (`register_adapter`).
         plan: which layers get which mixer. A mixer's name or config, for every layer; a dict from layer names or globs
             to mixers or "keep", in which a full name overrides a glob; a pattern such as "1:1" (mixer, attention,
-            mixer, …), "3:1", "all-but-last-2" or "all-but-first-1"; or the result of `polymix.recommend`.
+            mixer, …), "3:1", "all-but-last-2" or "all-but-first-1"; the result of `polymix.recommend`; or that of
+            `polymix.search`, or the path of its plan.json, whose mixers are trained.
         mixer: the mixer that a pattern inserts.
         input: an input of the model: a tensor, a tuple, or a dict of keyword arguments. The model is run on it.
             This shows masks and contexts that only calls have, scales each mixer's output to the attention's, and
@@ -86,10 +88,9 @@ def convert(
         match: "parameters" sets the mixer's width (`expand` of pom and mamba) so that it has as many parameters as the
             attention. None: as the mixer's options say.
         multi_scale: whether mixers that can have them keep the multi-scale branches of EfficientViT. False drops them.
-        drop: parts of attention that the mixer does not have and that may be lost: "position_bias" (ALiBi, relative
-            tables), "soft_cap" (Gemma 2), "sinks" (gpt-oss), "rotary" (angles that attention in its place does not
-            have, such as scaled ones), "qk_norm" and "gate" (norms of queries and keys, and what comes before the
-            output map, for mixers that start from these maps). A part that is not named refuses the conversion.
+        drop: parts of attention that may be lost: "position_bias" (ALiBi, relative tables), "soft_cap" (Gemma 2),
+            "talking_heads" (CaiT), "sinks" (gpt-oss), "rotary" (angles that attention lacks, such as scaled ones),
+            "qk_norm" and "gate" (for mixers that read tokens). A part that is not named refuses the conversion.
         context: tokens that a text model of transformers takes from now on, more than before. Distil it at that length:
             see `polymix.distill(piece=)`.
     Raises:
@@ -112,6 +113,10 @@ def convert(
     check_choice("match", match, (None, "parameters"))
     check_choice("multi_scale", multi_scale, (True, False))
     drop = check_names(drop)
+    trained = trained_plan(plan)
+    if trained is not None:
+        trained.check(model)
+        plan = trained.plan()
     model = copied(model, "copy") if copy else model
     with still(model):
         extension = None if context is None else extended(model, context, positions)
@@ -120,6 +125,8 @@ def convert(
                 model, plan, mixer, example, init, grid, causal, windows, positions if extension is None else None,
                 match, multi_scale, drop,
             )  # fmt: skip
+            if trained is not None:
+                trained.fill(report)
         except BaseException:
             if extension is not None:
                 extension.revert()
@@ -139,7 +146,7 @@ def _converted(
         layers = {name: part for name, part in layers.items() if not _kind(part).optional} or layers
     why_not = refused(model)
     _check_named(plan, layers, why_not)
-    settled = resolve(plan, list(layers), mixer, _included(model, layers))
+    settled = resolve(plan, list(layers), mixer, included(model, layers))
     configs = {name: config for name, config in settled.items() if config is not None}
     parts = {name: layers[name] for name in configs}
     check_readable(model, parts)
@@ -169,7 +176,9 @@ def _converted(
     if not multi_scale and not any(swap.attention.smoothing for swap in swaps.values()):
         got = f"False for {type(model).__name__}, whose converted layers have no multi-scale branches"
         raise OptionError("multi_scale", got, "True", "Leave it out. EfficientViT has such branches.")
-    reports = [swaps[name].report() if name in swaps else LayerReport.kept(name, layers[name]) for name in layers]
+    reports = [
+        swaps[name].report() if name in swaps else LayerReport.unconverted(name, part) for name, part in layers.items()
+    ]
     adapters = {name: swap.adapter for name, swap in swaps.items()}
     left_out = _left_out(model, layers, why_not)
     refusals = {type(model.get_submodule(name)).__name__: why for name, why in why_not.items()}
@@ -233,13 +242,11 @@ def _uncalled(plan: Any, module: nn.Module) -> bool:
     return kind is not None and kind.needs_call and not isinstance(plan, Mapping)
 
 
-def _included(model: nn.Module, layers: Mapping[str, nn.Module]) -> list[str]:
+def included(model: nn.Module, layers: Mapping[str, nn.Module]) -> list[str]:
     """The layers that a plan without names is for: all but those that their adapters leave alone by default."""
     kinds = {name: adapter_for(part) for name, part in layers.items()}
-    included = [
-        name for name, kind in kinds.items() if kind is not None and kind.by_default(layers[name], Host(model, name))
-    ]
-    return included or list(layers)
+    names = [name for name, kind in kinds.items() if kind and kind.by_default(layers[name], Host(model, name))]
+    return names or list(layers)
 
 
 def _layers(module: nn.Module, name: str, seen: set[int] | None = None) -> Iterator[tuple[str, nn.Module]]:

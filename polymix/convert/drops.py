@@ -17,6 +17,7 @@ T = TypeVar("T")
 DROPS: Mapping[str, str] = {  # the values of `convert(drop=)`, each with what it stands for
     "position_bias": "biases on attention's logits by the distance of two tokens: ALiBi, or a relative table",
     "soft_cap": "a soft cap on attention's logits",
+    "talking_heads": "maps by which heads exchange logits or weights",
     "sinks": "logits or keys of no token, which take a part of attention's weight",
     "rotary": "rotary angles of a type that mixers do not have, such as scaled ones",
     "qk_norm": "norms of queries and keys",
@@ -34,10 +35,10 @@ def check_names(drop: Any) -> tuple[str, ...]:
 
 
 def with_losses(attention: AttentionSpec, config: MixerConfig) -> AttentionSpec:
-    """The spec with the biases of its logits among its `drops`, if this mixer does not keep them."""
-    if config.keeps_bias or not attention.has_bias:
+    """The spec with what acts on its logits among its `drops`, if this mixer does not keep that."""
+    if config.keeps_bias or not attention.on_logits:
         return attention
-    return replace(attention, drops={**attention.drops, "position_bias": LOGITS})
+    return replace(attention, drops={**attention.drops, **dict.fromkeys(attention.on_logits, LOGITS)})
 
 
 def needed(attention: AttentionSpec, config: MixerConfig, sources: Sources) -> dict[str, str]:
@@ -71,7 +72,7 @@ def check_named(
 def check_used(drop: Iterable[str], layers: Collection[AttentionSpec]) -> None:
     """Raise OptionError for a name that no converted layer has."""
     for name in drop:
-        if not any(name in layer.drops or (name == "position_bias" and layer.has_bias) for layer in layers):
+        if not any(name in layer.drops or name in layer.on_logits for layer in layers):
             got = f"{name!r}, which no converted layer has"
             raise OptionError("drop", got, "parts of these layers", "Leave it out.")
 

@@ -35,11 +35,30 @@ def normed(module: nn.Module) -> dict[str, str]:
     return {"qk_norm": NORMED} if any(not isinstance(part, nn.Identity) for part in parts) else {}
 
 
+HeadsMap = tuple[Tensor, Tensor | None]  # a weight (h, h) and a bias (h,)
+
+
+class Talking(NamedTuple):
+    """Maps across heads, of the logits before softmax and of the weights after it: talking heads (arXiv 2003.02436)."""
+
+    before: HeadsMap | None = None
+    after: HeadsMap | None = None
+
+
+def across(x: Tensor, heads_map: HeadsMap | None) -> Tensor:
+    """W x + b over the heads of x (B, h, N, M)."""
+    if heads_map is None:
+        return x
+    weight, bias = heads_map
+    return F.linear(x.movedim(1, -1), weight, bias).movedim(-1, 1)
+
+
 class Heads(NamedTuple):
     """Queries (B, h, N, d), keys (B, h, M, d), values (B, h, M, e), who sees whom, and what acts on the logits.
 
     padding: (B, M). pairs: (B, N, M), where it is neither padding nor the causal order. position_bias: added to the
-    logits after their soft_cap. sinks: (h,), logits that take a part of the weight and give it to nothing.
+    logits after their soft_cap. sinks: (h,), logits that take a part of the weight and give it to nothing. talking:
+    what heads exchange, with the biases in it.
     """
 
     q: Tensor
@@ -51,6 +70,7 @@ class Heads(NamedTuple):
     position_bias: Tensor | None = None
     soft_cap: float | None = None
     sinks: Tensor | None = None
+    talking: Talking | None = None
 
     @property
     def shape(self) -> torch.Size:
@@ -80,9 +100,13 @@ def scaled(q: Tensor, k: Tensor, v: Tensor, scale: Any = None) -> Heads:
 
 
 def softmax(heads: Heads) -> Tensor:
-    """The answer (B, h, N, e) of softmax attention: softmax(c tanh(q kᵀ / √d c) + bias) v with a soft cap c."""
+    """The answer (B, h, N, e) of softmax attention: softmax(c tanh(q kᵀ / √d c) + bias) v with a soft cap c.
+
+    With talking heads, it is W₂ softmax(W₁ (q kᵀ / √d + bias)) v, where W₁ and W₂ act on the heads.
+    """
     q, k, v, mask, scale, bias = *heads[:3], heads.mask, heads.q.shape[-1] ** -0.5, heads.position_bias
-    plain = heads.soft_cap is None and heads.sinks is None
+    talking = heads.talking or Talking()
+    plain = heads.soft_cap is None and heads.sinks is None and heads.talking is None
     if plain and bias is None:
         return softmax_attention(q, k, v, scale=scale, mask=mask, causal=int(heads.causal))
     hidden = None if mask is None else ~(mask[:, None] if mask.ndim == 3 else mask[:, None, None])
@@ -94,10 +118,10 @@ def softmax(heads: Heads) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, bias, scale=scale)
     logits = q * scale @ k.transpose(-1, -2)
     logits = logits if heads.soft_cap is None else heads.soft_cap * torch.tanh(logits / heads.soft_cap)
-    logits = logits if bias is None else logits + bias
+    logits = across(logits if bias is None else logits + bias, talking.before)
     logits = logits if hidden is None else logits.masked_fill(hidden, torch.finfo(logits.dtype).min)
     if heads.sinks is None:
-        return logits.softmax(-1) @ v
+        return across(logits.softmax(-1), talking.after) @ v
     sinks = heads.sinks.reshape(1, -1, 1, 1).expand(*logits.shape[:3], 1).to(logits)
     return torch.cat((logits, sinks), -1).softmax(-1)[..., :-1] @ v
 

@@ -20,7 +20,7 @@ from polymix.convert.positions import MEANING
 from polymix.convert.spec import AttentionSpec
 from polymix.errors import OptionError
 from polymix.mixers.inheritance import Projection
-from polymix.numbers import NONE, aligned, arrow, between, metric, plural, spanned
+from polymix.numbers import DASH, aligned, arrow, between, metric, plural, spanned
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class LayerReport:
     way: str = ""
 
     @classmethod
-    def kept(cls, name: str, module: nn.Module) -> LayerReport:
+    def unconverted(cls, name: str, module: nn.Module) -> LayerReport:
         count = parameters(module)
         return cls(name, type(module).__name__, None, {}, None, (count, count), None, None, {}, (), {}, None)
 
@@ -295,8 +295,8 @@ class ConversionReport:
         lines += [f"The layers got their mixers one by one: {turns}."] if turns else []
         lines += [] if self.context is None else [str(self.context)]
         measured = self.metric.capitalize().replace("_", " ")
-        kept = self.kept if self.kept != next(reversed(self.accuracy), None) else None
-        lines += [f"{measured}, {name}{' (kept)' if name == kept else ''}: {metric(value, self.metric)}."
+        stage = self.kept if self.kept != next(reversed(self.accuracy), None) else None
+        lines += [f"{measured}, {name}{' (kept)' if name == stage else ''}: {metric(value, self.metric)}."
                   for name, value in self.accuracy.items()]  # fmt: skip
         lines += [self.unimproved] if self.unimproved else []
         return "\n".join(lines)
@@ -316,7 +316,7 @@ def table(layers: Sequence[LayerReport], counts: tuple[int, int]) -> list[str]:
 def _cells(layer: LayerReport) -> tuple[str, ...]:
     """What a line of the table says of a layer besides its name and its error."""
     parameters = f"{layer.parameters[0]:,} → {layer.parameters[1]:,}" if layer.now else f"{layer.parameters[0]:,}"
-    flops = NONE if layer.flops is None else arrow([count / 1e6 for count in layer.flops])
+    flops = DASH if layer.flops is None else arrow([count / 1e6 for count in layer.flops])
     return layer.was, layer.now or "kept", parameters, flops
 
 

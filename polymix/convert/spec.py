@@ -52,6 +52,7 @@ class AttentionSpec(AttentionMaps):
         max_tokens: longest sequence that the host accepts, if it has a limit.
         any_length: whether the number of tokens changes between calls.
         biased: whether its logits get biases, beside `relative`, that softmax in its place keeps.
+        talks: whether its heads exchange logits or weights, which softmax in its place keeps.
         own_values: whether its values come from another input than its keys, as in attention(x + positions, x); None:
             a call decides.
         dropout: probability, on its output.
@@ -72,6 +73,7 @@ class AttentionSpec(AttentionMaps):
     max_tokens: int | None = None
     any_length: bool = False
     biased: bool = False
+    talks: bool = False
     own_values: bool | None = False
     dropout: float = 0.0
     rotary: float | None = None
@@ -82,9 +84,10 @@ class AttentionSpec(AttentionMaps):
     drops: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def has_bias(self) -> bool:
-        """Whether its logits get biases that softmax in its place keeps."""
-        return self.biased or self.relative is not None
+    def on_logits(self) -> tuple[str, ...]:
+        """What acts on its logits and softmax in its place keeps, by the names in `convert(drop=)`."""
+        parts = {"position_bias": self.biased or self.relative is not None, "talking_heads": self.talks}
+        return tuple(name for name, present in parts.items() if present)
 
     def lends(self, config: MixerConfig) -> bool:
         """Whether a mixer answers with the layer's own queries, keys and values, as they are `projected`."""

@@ -119,7 +119,7 @@ def _shapes(inputs: Any) -> str:
     return f"{type(inputs).__name__} with {shapes}" if not isinstance(inputs, Tensor) else f"a tensor {shapes}"
 
 
-def wanted_input(model: nn.Module) -> str:
+def expected_input(model: nn.Module) -> str:
     """What the model takes, in words, as far as it can be read from its first layer."""
     size, dtype = image_size(model), next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
     kind = "" if dtype is None else f" of {str(dtype).removeprefix('torch.')}"
@@ -267,7 +267,7 @@ def run(model: nn.Module, inputs: Any) -> Any:
         raise
     except Exception as error:  # whatever a model raises for inputs that it does not take
         got = f"{_shapes(inputs)}, on which {type(model).__name__} fails with {one_line(error)[:200]}"
-        raise InputError("input", got, wanted_input(model), "Pass what you call the model with.") from error
+        raise InputError("input", got, expected_input(model), "Pass what you call the model with.") from error
 
 
 def tensors(tree: Any) -> list[Tensor]:

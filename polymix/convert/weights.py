@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polymix.convert.saving.files import load_safetensors, read_tensors
+from polymix.convert.saving.files import read_tensors
 from polymix.convert.saving.rebuild import shape
 from polymix.convert.saving.unwrapping import bare, unwrapped
+from polymix.convert.weight_files import load_safetensors
 from polymix.errors import OptionError, reason_of
 
 KEYS = ("state_dict_ema", "model_ema", "state_dict", "model")  # where checkpoints keep weights; averaged ones first

@@ -19,7 +19,7 @@ from polymix.mixers.checks import holds
 from polymix.mixers.registry import missing_capability
 
 Pair = tuple[int, int]
-AGAIN = "Undo the conversion, change the model, and convert it again."
+CONVERT_AGAIN = "Undo the conversion, change the model, and convert it again."
 _MERGE = 'Pass windows="merge", so that the mixer sees the whole feature map, or use one of those mixers.'
 
 
@@ -174,14 +174,14 @@ class WindowsAdapter(Adapter):
         grid, shifted = self._map(mask)
         ids = shifted.regions(grid, x.device)
         if len(ids) != len(seen):
-            raise OptionError("mask", f"one of {len(seen)} windows", f"{len(ids)}, for a map of {grid}", AGAIN)
+            raise OptionError("mask", f"one of {len(seen)} windows", f"{len(ids)}, for a map of {grid}", CONVERT_AGAIN)
         _check_split(ids, seen)
         return shifted.mix_regions(x, grid, lambda y, size: self.mix(y, grid=size))
 
     def _map(self, mask: Tensor | None) -> tuple[Pair, Shifted]:
         """The size of the feature map in this call, and its windows."""
         if (mask is not None) != any(self.shift) and not (self.shift_varies and mask is None):
-            raise OptionError("shift_size", "another shift", f"{self.shift}, as at the conversion", AGAIN)
+            raise OptionError("shift_size", "another shift", f"{self.shift}, as at the conversion", CONVERT_AGAIN)
         size: Any = self.current_grid or self.feature_size
         if size is None:
             cure = "Convert the whole model, not one layer of it."

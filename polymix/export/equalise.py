@@ -23,7 +23,7 @@ from polymix.export.onnx_graphs import FLOAT, attribute, constant_numbers, count
 
 RATIO = 1e-3  # of a channel's range to the tensor's, below which it is taken for this
 Terms = dict[int, int]  # a tensor's log scale: how often each free scale enters it
-PASSING = ("Identity", "Relu", "Neg", "MaxPool", "AveragePool", "GlobalAveragePool")
+PASS_THROUGH = ("Identity", "Relu", "Neg", "MaxPool", "AveragePool", "GlobalAveragePool")
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Plan:
         self.own = {name for name in self.constants if uses[name] == 1}
         self.numbers = dict(constant_numbers(self.graph))
         for place, node in enumerate(self.graph.node):
-            walk = WALKS.get(node.op_type, Plan.refuse)
+            walk = RULES.get(node.op_type, Plan.refuse)
             if not all(name in self.shapes for name in [*node.input, *node.output] if name):
                 walk = Plan.refuse
             walk(self, node, place)
@@ -76,12 +76,12 @@ class Plan:
 
     def layer(self, node: Any, place: int, axis: int, size: int, bias: str) -> None:
         """A node with weights: its input's scale ends in them, its output has one of its own."""
-        given = self.scaled.get(node.input[0])
-        if given is not None and given.axis != axis:
+        scale = self.scaled.get(node.input[0])
+        if scale is not None and scale.axis != axis:
             self.end(node.input[0])
-            given = None
+            scale = None
         self.sizes.append(size)
-        self.weights[place] = (given, len(self.sizes) - 1)
+        self.weights[place] = (scale, len(self.sizes) - 1)
         made = self.scaled[node.output[0]] = Scaled(axis, {len(self.sizes) - 1: 1})
         if bias:
             self.followers.append((bias, made, 0))
@@ -100,15 +100,15 @@ class Plan:
         if right in self.own and len(self.shapes[right]) == 2 and left not in self.constants:
             self.layer(node, place, -1, self.shapes[right][1], "")
             return
-        kept: Scaled | None = None
+        scale: Scaled | None = None
         if right in self.scaled and left not in self.scaled and self.scaled[right].axis == -1:
-            kept = self.scaled[right]
+            scale = self.scaled[right]
         elif left in self.scaled and right not in self.scaled and self.scaled[left].axis == -2:
-            kept = self.scaled[left]
-        if kept is None:
+            scale = self.scaled[left]
+        if scale is None:
             self.refuse(node, place)
         else:
-            self.scaled[node.output[0]] = kept
+            self.scaled[node.output[0]] = scale
 
     def convolution(self, node: Any, place: int) -> None:
         data, weight, bias = [*node.input, ""][:3]
@@ -180,44 +180,44 @@ class Plan:
             self.scaled[node.output[0]] = self.scaled[node.input[0]]
 
     def transpose(self, node: Any, place: int) -> None:
-        if given := self.scaled.get(node.input[0]):
+        if scale := self.scaled.get(node.input[0]):
             rank = len(self.shapes[node.input[0]])
             order = attribute(node, "perm", list(range(rank))[::-1])
-            self.scaled[node.output[0]] = Scaled(order.index(given.axis + rank) - rank, given.terms)
+            self.scaled[node.output[0]] = Scaled(order.index(scale.axis + rank) - rank, scale.terms)
 
     def reshape(self, node: Any, place: int) -> None:
         """A scale stays where the channels remain one axis, with as many values after it."""
-        if given := self.scaled.get(node.input[0]):
+        if scale := self.scaled.get(node.input[0]):
             before, after = self.shapes[node.input[0]], self.shapes[node.output[0]]
-            size, rest = before[given.axis], count_of(before[given.axis + len(before) + 1 :])
+            size, rest = before[scale.axis], count_of(before[scale.axis + len(before) + 1 :])
             for axis in range(-len(after), 0):
                 if after[axis] == size and rest is not None and count_of(after[axis + len(after) + 1 :]) == rest:
-                    self.scaled[node.output[0]] = Scaled(axis, given.terms)
+                    self.scaled[node.output[0]] = Scaled(axis, scale.terms)
                     return
             self.refuse(node, place)
 
     def reduce(self, node: Any, place: int) -> None:
-        if given := self.scaled.get(node.input[0]):
+        if scale := self.scaled.get(node.input[0]):
             before, after = self.shapes[node.input[0]], self.shapes[node.output[0]]
             axes = self.axes(node, len(before))
-            if axes is None or given.axis + len(before) in axes:
+            if axes is None or scale.axis + len(before) in axes:
                 self.refuse(node, place)
             else:
-                gone = [] if len(after) == len(before) else [axis for axis in axes if axis > given.axis + len(before)]
-                self.scaled[node.output[0]] = Scaled(given.axis + len(gone), given.terms)
+                gone = [] if len(after) == len(before) else [axis for axis in axes if axis > scale.axis + len(before)]
+                self.scaled[node.output[0]] = Scaled(scale.axis + len(gone), scale.terms)
 
     def axes(self, node: Any, rank: int) -> list[int] | None:
         """The axes of a reduction, where they are constant."""
-        found = self.numbers.get(node.input[1]) if len(node.input) > 1 else None
-        return None if found is None else [axis % rank for axis in found]
+        axes = self.numbers.get(node.input[1]) if len(node.input) > 1 else None
+        return None if axes is None else [axis % rank for axis in axes]
 
 
-WALKS: dict[str, Callable[[Plan, Any, int], None]] = {
+RULES: dict[str, Callable[[Plan, Any, int], None]] = {
     "MatMul": Plan.matmul, "Conv": Plan.convolution, "LayerNormalization": Plan.norm, "Add": Plan.sum,
     "Sub": Plan.sum, "Mul": Plan.product, "Div": Plan.quotient, "Transpose": Plan.transpose, "Reshape": Plan.reshape,
     "Squeeze": Plan.reshape, "Unsqueeze": Plan.reshape, "ReduceSum": Plan.reduce, "ReduceMean": Plan.reduce,
     "Cast": Plan.cast,
-    **dict.fromkeys(PASSING, Plan.same),
+    **dict.fromkeys(PASS_THROUGH, Plan.same),
 }  # fmt: skip
 
 
@@ -238,8 +238,8 @@ def equalised(model: Any, extremes: Callable[[Any, Mapping[str, int]], Mapping[s
     if strength == 0:
         return changed
     plan = Plan(changed.graph, shapes_of(changed))
-    found = extremes(changed, {name: scaled.axis for name, scaled in plan.scaled.items()})
-    _apply(plan, [strength * scale for scale in solve(plan, found)])
+    largest = extremes(changed, {name: scaled.axis for name, scaled in plan.scaled.items()})
+    _apply(plan, [strength * scale for scale in solve(plan, largest)])
     return changed
 
 
@@ -309,10 +309,10 @@ def solve(plan: Plan, extremes: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         if not own:
             continue
         free = _null_space([_row(terms, places) for terms in plan.equations if set(terms) & set(group)], len(group))
-        wanted = np.stack([_log(value) for value in own.values()])
-        wanted -= wanted.mean(1, keepdims=True)
+        logs = np.stack([_log(value) for value in own.values()])
+        logs -= logs.mean(1, keepdims=True)
         matrix = np.stack([_row(dict(key), places) for key in own]) @ free
-        scales = free @ np.linalg.lstsq(matrix, -wanted, rcond=1e-9)[0]
+        scales = free @ np.linalg.lstsq(matrix, -logs, rcond=1e-9)[0]
         for variable, place in places.items():
             result[variable] = scales[place]
     return result
@@ -334,8 +334,8 @@ def _apply(plan: Plan, scales: Sequence[np.ndarray]) -> None:
     def factor(scaled: Scaled | None) -> np.ndarray | float:
         return float(1) if scaled is None else np.exp(sum(n * scales[v] for v, n in scaled.terms.items()))
 
-    for place, (given, made) in plan.weights.items():
-        node, before, scale = plan.graph.node[place], factor(given), np.exp(scales[made])
+    for place, (incoming, made) in plan.weights.items():
+        node, before, scale = plan.graph.node[place], factor(incoming), np.exp(scales[made])
         weight = weight_of(node.input[1])
         if node.op_type == "MatMul":
             weight = weight * scale / np.reshape(before, (-1, 1))

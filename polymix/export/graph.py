@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from polymix.export.web.drawing import Drawing
 
 OPSET = 21
-LONGEST = 1 << 20  # of a free axis
-LARGE = 1_800_000_000  # bytes of weights from which they lie in a file beside the graph: protobuf ends at 2 GiB
+MAX_AXIS = 1 << 20  # of a free axis
+MAX_INLINE_BYTES = 1_800_000_000  # larger weights lie in a file beside the graph: protobuf ends at 2 GiB
 STANDARD = ("", "ai.onnx")
 CUTS = ("Reshape", "Transpose", "Slice", "Squeeze", "Unsqueeze", "Split")
 Axes = dict[str, dict[int, str]]
@@ -70,11 +70,11 @@ class Graph:
         if named:
             values = dict(inputs)
         else:
-            given = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+            arguments = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
             names = [p.name for p in inspect.signature(model.forward).parameters.values()
                      if p.kind in (p.POSITIONAL_OR_KEYWORD, p.POSITIONAL_ONLY)]  # fmt: skip
-            names += [f"input_{place}" for place in range(len(names), len(given))]
-            values = dict(zip(names, given, strict=False))
+            names += [f"input_{place}" for place in range(len(names), len(arguments))]
+            values = dict(zip(names, arguments, strict=False))
         for key, value in values.items():
             if not isinstance(value, Tensor):
                 raise ShapeError(key, type(value).__name__, "a tensor", "Bind other arguments with a wrapping module.")
@@ -104,11 +104,11 @@ class Graph:
         for name in sorted(axes - {"batch"}):
             yield self._resized(free, name, lambda size: size // 2 + 1)
 
-    def _resized(self, free: Axes, wanted: str, size: Callable[[int], int]) -> dict[str, Tensor]:
+    def _resized(self, free: Axes, axis_name: str, size: Callable[[int], int]) -> dict[str, Tensor]:
         values = dict(self.inputs)
         for key, axes in free.items():
             for axis, name in axes.items():
-                if name == wanted:
+                if name == axis_name:
                     length = values[key].shape[axis]
                     places = torch.arange(size(length), device=values[key].device) % length
                     values[key] = values[key].index_select(axis, places)
@@ -194,7 +194,7 @@ def write_onnx(graph: Graph, path: Path) -> Axes:
 def _save(graph: Graph, program: Any, path: Path) -> None:
     about = {key: value if isinstance(value, str) else json.dumps(value) for key, value in graph.about.items()}
     program.model.metadata_props.update(about)
-    if sum(value.nbytes for value in graph.model.state_dict().values()) > LARGE:  # the weights lie beside the graph
+    if sum(value.nbytes for value in graph.model.state_dict().values()) > MAX_INLINE_BYTES:
         program.save(str(path), external_data=True)
     else:
         write_whole(path, lambda part: program.save(str(part), external_data=False))
@@ -231,8 +231,8 @@ def _fewer(free: Axes) -> Iterator[Axes]:
     """All free axes; then without their last name, and so on; then none."""
     names = list(dict.fromkeys(name for axes in free.values() for name in axes.values()))
     for count in range(len(names), -1, -1):
-        kept = names[:count]
-        yield {key: {axis: name for axis, name in axes.items() if name in kept} for key, axes in free.items()}
+        free_names = names[:count]
+        yield {key: {axis: name for axis, name in axes.items() if name in free_names} for key, axes in free.items()}
 
 
 def _exported(graph: Graph, free: Axes, rewrite: bool) -> Any:
@@ -241,7 +241,7 @@ def _exported(graph: Graph, free: Axes, rewrite: bool) -> Any:
     inputs = graph.inputs
     if any(axes.get(0) == "batch" and len(inputs[key]) == 1 for key, axes in free.items()):
         inputs = graph._resized(free, "batch", lambda size: 2)  # a size of one would be taken as fixed
-    dims = {name: torch.export.Dim(name, min=1 if name == "batch" else 2, max=LONGEST)
+    dims = {name: torch.export.Dim(name, min=1 if name == "batch" else 2, max=MAX_AXIS)
             for axes in free.values() for name in axes.values()}  # fmt: skip
     shapes = tuple({axis: dims[name] for axis, name in free.get(key, {}).items()} for key in inputs)
     names = list(graph.call(graph.inputs))

@@ -68,9 +68,9 @@ CHIPS = {
 
 def chip_of(name: str) -> tuple[str, Chip]:
     """A chip by its name, its model (SM8650) or Qualcomm's number of it (57). Raises OptionError: it is unknown."""
-    wanted = name.strip().lower().replace(" ", "-")
+    key = name.strip().lower().replace(" ", "-")
     for known, chip in CHIPS.items():
-        if wanted in (known, chip.model.lower(), str(chip.number)):
+        if key in (known, chip.model.lower(), str(chip.number)):
             return known, chip
     allowed = ", ".join(f"{known} ({chip.model}, {chip.number})" for known, chip in CHIPS.items())
     raise OptionError("soc", repr(name), f"one of {allowed}", "Choose one of these, by name, model or number.")

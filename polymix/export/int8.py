@@ -28,7 +28,7 @@ from polymix.files import disk_error, write_whole
 
 METHODS = ("minmax", "percentile", "entropy")
 PERCENTILE = 99.99
-BETTER = 0.95  # of the error so far, from which another way of quantising is taken
+IMPROVEMENT = 0.95  # of the error so far, from which another way of quantising is taken
 ACTIVATIONS = {"a8w8": "QInt8", "a16w8": "QUInt16"}
 SCHEMES = tuple(ACTIVATIONS)
 REPORT = "report.json"
@@ -75,7 +75,7 @@ def quantise(
         raise CapabilityError("targets", "int8 for a graph without products", "a model with weights", "Leave int8 out.")
     if any(part.data_location == onnx.TensorProto.EXTERNAL for part in loaded.graph.initializer):
         strengths = (None,)  # weights in files of their own stay as they are
-    wanted = _outputs(model, data)
+    expected = _outputs(model, data)
     report: dict[str, Any] = {"scheme": scheme}
     tried: list[dict[str, Any]] = []
     failure: Exception | None = None
@@ -90,12 +90,12 @@ def quantise(
                     if strength is not None and not source.exists():
                         onnx.save(equalised(loaded, partial(extremes, data), strength), str(source))
                     quantiser(source, path, data, scheme, method)
-                    found = _outputs(path, data)
+                    outputs = _outputs(path, data)
                 except Exception as error:  # whatever the quantiser or the runtime raises
                     failure = error
                     continue
-                tried.append({"equalised": strength, "ranges": method, "error": _worst(found, wanted)})
-                if tried[-1]["error"] < BETTER * report.get("error", math.inf):
+                tried.append({"equalised": strength, "ranges": method, "error": _worst(outputs, expected)})
+                if tried[-1]["error"] < IMPROVEMENT * report.get("error", math.inf):
                     write_whole(out, path.read_bytes())
                     best = source
                     report |= tried[-1]
@@ -106,7 +106,7 @@ def quantise(
 
             def error_of(wide: Collection[str]) -> float:
                 quantiser(best, path, data, scheme, report["ranges"], wide)
-                return _worst(_outputs(path, data), wanted)
+                return _worst(_outputs(path, data), expected)
 
             named = list(groups(onnx.load(best), scheme))
             with _failing(model.stem, scheme):
@@ -114,7 +114,7 @@ def quantise(
                 report |= {"error": error_of(wide), "in_16_bits": sorted(wide)}
             write_whole(out, path.read_bytes())
         report["layers"] = list(_layers(best, out, data[0]))
-        if (agreement := _agreement(_outputs(out, data), wanted)) is not None:
+        if (agreement := _agreement(_outputs(out, data), expected)) is not None:
             report["same_answer"] = agreement
     sizes = {"bytes": out.stat().st_size, "float_bytes": model.stat().st_size, "samples": len(data)}
     return {**report, "tried": tried, **sizes}
@@ -215,16 +215,16 @@ def _outputs(path: Path, data: Sequence[Arrays]) -> list[Arrays]:
     return [run_session(session, inputs) for inputs in data]
 
 
-def _worst(given: Sequence[Arrays], wanted: Sequence[Arrays]) -> float:
-    return max(distance(left, right) for left, right in zip(given, wanted, strict=True))
+def _worst(outputs: Sequence[Arrays], expected: Sequence[Arrays]) -> float:
+    return max(distance(left, right) for left, right in zip(outputs, expected, strict=True))
 
 
-def _agreement(given: Sequence[Arrays], wanted: Sequence[Arrays]) -> float | None:
+def _agreement(outputs: Sequence[Arrays], expected: Sequence[Arrays]) -> float | None:
     """The share of samples with the same largest output; None for other outputs than one row of numbers a sample."""
-    name = next(iter(wanted[0]))
-    if wanted[0][name].ndim != 2 or wanted[0][name].shape[1] < 2:
+    name = next(iter(expected[0]))
+    if expected[0][name].ndim != 2 or expected[0][name].shape[1] < 2:
         return None
-    pairs = zip(given, wanted, strict=True)
+    pairs = zip(outputs, expected, strict=True)
     same = [left[name].argmax(1) == right[name].argmax(1) for left, right in pairs]
     return float(np.concatenate(same).mean())
 
@@ -235,10 +235,14 @@ def _layers(model: Path, quantised: Path, inputs: Arrays) -> Iterator[dict[str, 
 
     graph = onnx.load(model).graph
     names = {node.output[0]: node.op_type for node in graph.node if node.op_type in PRODUCTS}
-    found = [_tensors(onnx.load(path), names, inputs) for path in (model, quantised)]
+    tensors = [_tensors(onnx.load(path), names, inputs) for path in (model, quantised)]
     for name, kind in names.items():
-        if name in found[0] and name in found[1]:
-            yield {"name": name, "operator": kind, "error": distance({name: found[1][name]}, {name: found[0][name]})}
+        if name in tensors[0] and name in tensors[1]:
+            yield {
+                "name": name,
+                "operator": kind,
+                "error": distance({name: tensors[1][name]}, {name: tensors[0][name]}),
+            }
 
 
 def extremes(data: Sequence[Arrays], model: Any, axes: Mapping[str, int]) -> Arrays:
@@ -248,8 +252,8 @@ def extremes(data: Sequence[Arrays], model: Any, axes: Mapping[str, int]) -> Arr
         for name, array in _tensors(model, axes, inputs).items():
             if name in axes:
                 others = tuple(axis for axis in range(array.ndim) if axis != array.ndim + axes[name])
-                found = np.abs(array).max(axis=others)
-                largest[name] = np.maximum(largest[name], found) if name in largest else found
+                peaks = np.abs(array).max(axis=others)
+                largest[name] = np.maximum(largest[name], peaks) if name in largest else peaks
     return largest
 
 

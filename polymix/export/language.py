@@ -24,7 +24,7 @@ PROMPT = 12  # tokens of the example that is exported and checked
 LANGUAGE, FOLDER = "language", "tokenizer"  # in the manifest; the folder of the tokenizer
 
 
-class Told(NamedTuple):
+class LanguageInfo(NamedTuple):
     """What the manifest says of a language model: tokens that it knows, the longest text or None, and end tokens."""
 
     vocabulary: int
@@ -37,15 +37,17 @@ def tell_language(model: PolymixForCausalLM) -> dict[str, Any]:
     ends = model.generation_config.eos_token_id
     ends = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
     limit = model.config.max_position_embeddings if model.model.position is not None else None
-    return {LANGUAGE: Told(model.config.vocab_size, limit, ends)._asdict()}
+    return {LANGUAGE: LanguageInfo(model.config.vocab_size, limit, ends)._asdict()}
 
 
-def about_language(folder: Path) -> Told:
+def about_language(folder: Path) -> LanguageInfo:
     """What the manifest says of its language model. Raises DataError: there is none, or it is damaged."""
     try:
-        told = read_manifest(folder)[LANGUAGE]
-        limit = told["positions"]
-        return Told(int(told["vocabulary"]), None if limit is None else int(limit), [int(end) for end in told["ends"]])
+        entry = read_manifest(folder)[LANGUAGE]
+        limit = entry["positions"]
+        return LanguageInfo(
+            int(entry["vocabulary"]), None if limit is None else int(limit), [int(end) for end in entry["ends"]]
+        )
     except (KeyError, TypeError, ValueError) as error:
         got = f"{folder / MANIFEST}, which describes no language model"
         raise DataError("folder", got, "the export of a language model", "Export it again.") from error
@@ -189,15 +191,15 @@ def language_graphs(model: PolymixForCausalLM, source: str | None = None, *, see
     prefill = Prefill(model).eval()
     with torch.no_grad():
         _, states = prefill.read(ids, torch.arange(PROMPT), 0, prefill.start())
-    given, spec, leaves = named(states)
-    axes = {name: {0: "batch"} for name, value in given.items() if value.ndim and len(value) == len(ids)}
+    tensors, spec, leaves = named(states)
+    axes = {name: {0: "batch"} for name, value in tensors.items() if value.ndim and len(value) == len(ids)}
     for layer, grows in enumerate(prefill.attention):
         if grows:
             for field in KeysAndValues._fields:
                 axes[f"state.{layer}.{field}"][2] = "past"
     said = about(model, source)
-    inputs = {"input_ids": ids[:, :1].contiguous(), "position": torch.tensor([PROMPT]), **given}
-    step = Step(model, list(given), spec, leaves).eval()
+    inputs = {"input_ids": ids[:, :1].contiguous(), "position": torch.tensor([PROMPT]), **tensors}
+    step = Step(model, list(tensors), spec, leaves).eval()
     return [
         Graph("prefill", prefill, {"input_ids": ids}, {"input_ids": {0: "batch", 1: "tokens"}}, said),
         Graph("step", step, inputs, {"input_ids": {0: "batch"}, **axes}, said),

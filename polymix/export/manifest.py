@@ -27,7 +27,7 @@ QNN_PROVIDER, CONTEXT = (
     "QNNExecutionProvider",
     "-context.onnx",
 )  # of Qualcomm's runtime; the end of a compiled file's name
-BESIDE = "output_names"  # of an entry whose file does not name its outputs: the path of a file that does
+OUTPUT_NAMES = "output_names"  # of an entry whose file does not name its outputs: the path of a file that does
 Arrays = dict[str, np.ndarray]
 Loaded = Callable[[Mapping[str, np.ndarray]], Arrays]
 
@@ -72,7 +72,7 @@ def check(folder: str | Path) -> list[Checked]:
     for entry in read_manifest(folder)["files"]:
         path, target, tolerance = str(entry["path"]), str(entry["target"]), float(entry["tolerance"])
         try:
-            given = run(target, folder / path, read_arrays(folder / entry["inputs"]))
+            outputs = run(target, folder / path, read_arrays(folder / entry["inputs"]))
         except MissingExtraError as missing:
             results.append(Checked(path, target, None, tolerance, str(missing)))
             continue
@@ -80,7 +80,7 @@ def check(folder: str | Path) -> list[Checked]:
             results.append(Checked(path, target, float("inf"), tolerance, one_line(failure)))
             continue
         measure = MEASURES[entry.get("measure", "largest")]
-        results.append(Checked(path, target, measure(given, read_arrays(folder / entry["outputs"])), tolerance))
+        results.append(Checked(path, target, measure(outputs, read_arrays(folder / entry["outputs"])), tolerance))
     return results
 
 
@@ -90,7 +90,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     content = read_json(folder / MANIFEST, DataError, "folder", f"a folder with {MANIFEST}", cure)
     try:
         names = [str(entry[key]) for entry in content["files"] for key in ("path", "inputs", "outputs")]
-        names += [str(entry[BESIDE]) for entry in content["files"] if BESIDE in entry]
+        names += [str(entry[OUTPUT_NAMES]) for entry in content["files"] if OUTPUT_NAMES in entry]
         [(entry["target"], float(entry["tolerance"])) for entry in content["files"]]
     except (KeyError, TypeError, ValueError) as error:
         got = f"{folder / MANIFEST}, which lacks something ({one_line(error)})"
@@ -122,11 +122,11 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     write_whole(path, save)
 
 
-def difference(given: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray]) -> float:
+def difference(outputs: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> float:
     """The largest difference of an output, relative to the largest value of that output; inf for other shapes."""
     worst = 0.0
-    for name, right in wanted.items():
-        left = given.get(name)
+    for name, right in expected.items():
+        left = outputs.get(name)
         if left is None or left.shape != right.shape:
             return float("inf")
         left, right = left.astype(np.float64), right.astype(np.float64)
@@ -140,11 +140,11 @@ def difference(given: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray]
     return worst
 
 
-def distance(given: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray]) -> float:
+def distance(outputs: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> float:
     """The Euclidean distance of an output from what is expected, relative to its length; the largest of all outputs."""
     worst = 0.0
-    for name, right in wanted.items():
-        left = given.get(name)
+    for name, right in expected.items():
+        left = outputs.get(name)
         if left is None or left.shape != right.shape:
             return float("inf")
         length = float(np.linalg.norm(right.astype(np.float64))) or 1.0
@@ -221,8 +221,8 @@ def _aoti(path: Path, threads: int | None) -> Loaded:
     names = _output_names(path)
 
     def call(inputs: Mapping[str, np.ndarray]) -> Arrays:
-        found = package(*(torch.from_numpy(array) for array in inputs.values()))
-        return _named(names, found if isinstance(found, (tuple, list)) else (found,))
+        result = package(*(torch.from_numpy(array) for array in inputs.values()))
+        return _named(names, result if isinstance(result, (tuple, list)) else (result,))
 
     return call
 
@@ -285,14 +285,14 @@ def quiet_library(*streams: int) -> Iterator[None]:
     """Without what a library writes itself to these streams (1: standard output, 2: errors) when it starts."""
     sys.stdout.flush()
     sys.stderr.flush()
-    kept = [(stream, os.dup(stream)) for stream in streams]
+    copies = [(stream, os.dup(stream)) for stream in streams]
     with open(os.devnull, "wb") as nowhere:
         for stream in streams:
             os.dup2(nowhere.fileno(), stream)
         try:
             yield
         finally:
-            for stream, own in kept:
+            for stream, own in copies:
                 os.dup2(own, stream)
                 os.close(own)
 

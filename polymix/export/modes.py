@@ -16,7 +16,7 @@ from polymix.mixers.registry import missing_capability
 
 MODES = ("self", "causal", "cross", "mask", "prefill", "step")
 
-NEEDED = {
+CAPABILITY_OF_MODE = {
     "self": "cross",
     "mask": "padding",
     "prefill": "recurrent",
@@ -67,7 +67,7 @@ def mixer_graphs(
         if mode not in MODES:
             raise OptionError("modes", repr(mode), f"some of {', '.join(MODES)}", "Choose one of these.")
         if mode not in modes_of(mixer):
-            raise missing_capability(mixer.name, NEEDED.get(mode, mode), "modes", mode)
+            raise missing_capability(mixer.name, CAPABILITY_OF_MODE.get(mode, mode), "modes", mode)
         inputs: dict[str, Tensor] = {"x": torch.randn(batch, tokens, mixer.dim, generator=draw)}
         axes: dict[str, dict[int, str]] = {"x": {0: "batch", **({1: "tokens"} if free else {})}}
         model: nn.Module = _Causal(mixer).eval() if mode == "causal" else mixer
@@ -82,10 +82,10 @@ def mixer_graphs(
             )
             axes["mask"] = dict(axes["x"])
         if mode in ("prefill", "step"):
-            model, step, given = carried(mixer, inputs["x"])
+            model, step, step_inputs = carried(mixer, inputs["x"])
             if mode == "step":
-                model, inputs = step, given
-                axes = {name: {0: "batch"} for name, value in given.items() if value.ndim and len(value) == batch}
+                model, inputs = step, step_inputs
+                axes = {name: {0: "batch"} for name, value in step_inputs.items() if value.ndim and len(value) == batch}
         said: dict[str, Any] = {**about(mixer, source), "mode": mode}
         graphs.append(Graph("model" if tuple(modes) == ("self",) else mode, model, inputs, axes, said))
     return graphs

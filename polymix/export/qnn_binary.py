@@ -69,10 +69,10 @@ def on_chip(binary: Path, library: Path) -> OnChip | None:
         binary: what `compile_context` left. library: libQnnSystem.so of the package onnxruntime-qnn.
     """
     system = ctypes.CDLL(str(library))
-    found, count = POINTER(POINTER(_Interface))(), c_uint32()
-    if system.QnnSystemInterface_getProviders(ctypes.byref(found), ctypes.byref(count)) or not count.value:
+    providers, count = POINTER(POINTER(_Interface))(), c_uint32()
+    if system.QnnSystemInterface_getProviders(ctypes.byref(providers), ctypes.byref(count)) or not count.value:
         return None
-    calls = found[0].contents
+    calls = providers[0].contents
     create = ctypes.CFUNCTYPE(c_uint64, POINTER(c_void_p))(calls.create)
     read = ctypes.CFUNCTYPE(c_uint64, c_void_p, c_void_p, c_uint64, POINTER(POINTER(_Binary)))(calls.metadata)
     free = ctypes.CFUNCTYPE(c_uint64, c_void_p)(calls.free)

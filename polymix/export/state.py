@@ -41,9 +41,9 @@ def carried(mixer: TokenMixer, x: Tensor) -> tuple[nn.Module, nn.Module, dict[st
     with torch.no_grad():
         _, state = mixer.prefill(x)
     leaves, spec = tree_flatten(state)
-    given = named_tensors("state", state)
-    step = Step(mixer, list(given), spec, list(leaves))
-    return Prefill(mixer).eval(), step.eval(), {"x_t": x[:, -1].contiguous(), **given}
+    tensors = named_tensors("state", state)
+    step = Step(mixer, list(tensors), spec, list(leaves))
+    return Prefill(mixer).eval(), step.eval(), {"x_t": x[:, -1].contiguous(), **tensors}
 
 
 def rebuilt(state: Mapping[str, Tensor], names: list[str], spec: TreeSpec, leaves: list[Any]) -> Any:

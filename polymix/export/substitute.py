@@ -27,11 +27,11 @@ def substitute(model: nn.Module, path: Path) -> nn.Module:
     size = next(iter(fixed.values()), 0)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        arrays = {name: value.detach().cpu().numpy() for name, value in given.items() if isinstance(value, Tensor)}
+        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+        arrays = {name: value.detach().cpu().numpy() for name, value in arguments.items() if isinstance(value, Tensor)}
         if set(arrays) != set(names) or len(arrays) != len(args) + len(kwargs):
-            got, wanted = ", ".join(given) or "none", ", ".join(names)
-            raise CapabilityError("file", f"a call with {got}", f"a call with {wanted}", "Measure it from Python.")
+            got, expected = ", ".join(arguments) or "none", ", ".join(names)
+            raise CapabilityError("file", f"a call with {got}", f"a call with {expected}", "Measure it from Python.")
         total = len(next(iter(arrays.values())))
         if not size or size == total:
             return _structured(run_session(session, arrays))

@@ -9,7 +9,7 @@ from polymix.export.onnx_graphs import shapes_of
 
 PRODUCTS = ("MatMul", "Conv", "Gemm", "ConvTranspose")
 SHAPING = ("Reshape", "Transpose", "Slice", "Squeeze", "Unsqueeze", "Expand", "Split", "Identity", "Flatten")
-FREE = ("Constant", "Shape", "Cast", "CastLike", *SHAPING)  # no numbers of their own to round
+UNROUNDED = ("Constant", "Shape", "Cast", "CastLike", *SHAPING)  # no numbers of their own to round
 Group = tuple[str, ...]  # names of tensors that are widened together
 
 
@@ -50,7 +50,7 @@ def operator_groups(model: Any, scheme: str) -> Iterator[Group]:
                     yield from followed(node.output)
 
     starts = [[part.name for part in model.graph.input if part.name not in constants]]
-    starts += [list(node.output) for node in model.graph.node if node.op_type not in FREE]
+    starts += [list(node.output) for node in model.graph.node if node.op_type not in UNROUNDED]
     for start in starts:
         yield tuple(dict.fromkeys(name for name in followed(start) if name in shapes))
 

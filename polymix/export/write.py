@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from polymix import __version__
 from polymix.errors import CapabilityError, OptionError, ParityError, ShapeError
 from polymix.export import hexagon, int8
-from polymix.export.graph import LARGE, Axes, Graph, about, check_exportable, write_onnx, write_package
-from polymix.export.manifest import BESIDE, CHECKS, MANIFEST, Arrays, check, write_arrays, write_manifest
+from polymix.export.graph import MAX_INLINE_BYTES, Axes, Graph, about, check_exportable, write_onnx, write_package
+from polymix.export.manifest import CHECKS, MANIFEST, OUTPUT_NAMES, Arrays, check, write_arrays, write_manifest
 from polymix.export.wide import operator_groups
 from polymix.extras import check_installed
 from polymix.files import PART, output_folder, writing
@@ -122,12 +122,12 @@ def _export(
     if max_error is not None and not (isinstance(max_error, (int, float)) and 0 < max_error < 1):
         raise OptionError("max_error", repr(max_error), "a number between 0 and 1", "Try 0.05.")
     options = Options(data, int8.check_schemes(schemes), hexagon.chip_of(soc)[0], max_error)
-    for option, given, default, users in (
+    for option, value, default, users in (
         ("schemes", tuple(schemes), int8.SCHEMES, ("int8", "qnn")), ("soc", soc, hexagon.DEFAULT_CHIP, ("qnn",)),
         ("max_error", max_error, None, ("int8", "qnn")),
     ):  # fmt: skip
-        if given != default and not set(users) & set(targets):
-            got = f"{given!r} without the target {' or '.join(users)}"
+        if value != default and not set(users) & set(targets):
+            got = f"{value!r} without the target {' or '.join(users)}"
             raise OptionError(option, got, "none", f"Leave it out, or add {users[0]}.")
     names = [graph.name for graph in graphs]
     if twice := [name for name in names if names.count(name) > 1]:
@@ -166,12 +166,12 @@ def _export(
         write_manifest(made, content)
         wrong = [result for result in results if not result.passed]
         if wrong:
-            kept = folder.with_name(folder.name + FAILED)
-            if (kept / MANIFEST).exists():  # an earlier failure's
-                shutil.rmtree(kept)
-            made.rename(kept)
+            failed = folder.with_name(folder.name + FAILED)
+            if (failed / MANIFEST).exists():  # an earlier failure's
+                shutil.rmtree(failed)
+            made.rename(failed)
             more = f" ({len(wrong) - 1} more)" if len(wrong) > 1 else ""
-            raise ParityError("model", f"{wrong[0]}{more}", "PyTorch's numbers", f"The files are in {kept}.")
+            raise ParityError("model", f"{wrong[0]}{more}", "PyTorch's numbers", f"The files are in {failed}.")
         if folder.exists():
             folder.rmdir()
         made.rename(folder)
@@ -208,10 +208,10 @@ def _entries(graph: Graph, target: str, made: Path, shared: Shared, options: Opt
     return entries
 
 
-def _save_case(graph: Graph, inputs: Mapping[str, Tensor], given: Path, wanted: Path) -> None:
-    if not wanted.exists():  # written for another target
-        write_arrays(given, {name: value.detach().cpu().numpy() for name, value in inputs.items()})
-        write_arrays(wanted, {name: value.cpu().numpy() for name, value in graph.call(inputs).items()})
+def _save_case(graph: Graph, inputs: Mapping[str, Tensor], inputs_path: Path, outputs_path: Path) -> None:
+    if not outputs_path.exists():  # written for another target
+        write_arrays(inputs_path, {name: value.detach().cpu().numpy() for name, value in inputs.items()})
+        write_arrays(outputs_path, {name: value.cpu().numpy() for name, value in graph.call(inputs).items()})
 
 
 def _bytes(path: Path) -> int:
@@ -271,8 +271,8 @@ def _qnn(graph: Graph, folder: Path, made: Path, shared: Shared, options: Option
     model = made.parent / f"{graph.name}-single.onnx"  # the processor takes fixed sizes alone
     write_onnx(single, model)
     own = {key: value.cpu().numpy() for key, value in single.inputs.items()}
-    given = options.data or _calibration(graph)
-    data = [sample for batch in given for sample in samples_of(batch, own)]
+    batches = options.data or _calibration(graph)
+    data = [sample for batch in batches for sample in samples_of(batch, own)]
     reports, written = {}, []
     for scheme in options.schemes:
         path = folder / f"{graph.name}-{scheme}.onnx"
@@ -299,7 +299,7 @@ def _errors(graph: Graph, options: Options, scheme: str) -> tuple[float | None, 
     """The error beyond which tensors get 16 bits (None: none does), and that beyond which the export fails."""
     if options.max_error is not None:
         return options.max_error, options.max_error
-    return ALONE[scheme] if isinstance(graph.model, TokenMixer) else (None, WHOLE[scheme])
+    return MIXER_ERRORS[scheme] if isinstance(graph.model, TokenMixer) else (None, MODEL_ERRORS[scheme])
 
 
 def one_sample(graph: Graph) -> Graph:
@@ -335,26 +335,28 @@ def _executorch(graph: Graph, folder: Path, made: Path, shared: Shared, options:
 
 def _names_beside(path: Path, made: Path) -> dict[str, str]:
     """What the manifest says of a file whose outputs are named by another one beside it."""
-    return {BESIDE: path.with_suffix(".json").relative_to(made).as_posix()}
+    return {OUTPUT_NAMES: path.with_suffix(".json").relative_to(made).as_posix()}
 
 
-def _web_runtime(targets: Sequence[str], given: str | Path | None) -> Path | None:
+def _web_runtime(targets: Sequence[str], runtime: str | Path | None) -> Path | None:
     """npm's onnxruntime-web for the target web; None for other targets."""
     if "web" in targets:
         from polymix.export.web.runtime import find_runtime
 
-        return find_runtime(given)
-    if given is not None:
-        raise OptionError("runtime", f"{given} without the target web", "none", "Leave it out, or add web.")
+        return find_runtime(runtime)
+    if runtime is not None:
+        raise OptionError("runtime", f"{runtime} without the target web", "none", "Leave it out, or add web.")
     return None
 
 
 def _web(graph: Graph, folder: Path, made: Path, shared: Shared, options: Options) -> list[Written]:
     """The ONNX file that the page loads; `polymix.export.web` writes the rest of the folder."""
     size = sum(value.nbytes for value in graph.model.state_dict().values())
-    if size > LARGE:
+    if size > MAX_INLINE_BYTES:
         got = f"{size / 1e9:.1f} GB of weights"
-        raise CapabilityError("model", got, f"at most {LARGE / 1e9} GB in a browser", "Export a smaller model.")
+        raise CapabilityError(
+            "model", got, f"at most {MAX_INLINE_BYTES / 1e9} GB in a browser", "Export a smaller model."
+        )
     path = folder / "models" / f"{graph.name}.onnx"
     path.parent.mkdir(exist_ok=True)
     source, free = float_graph(graph, made, shared)
@@ -364,8 +366,8 @@ def _web(graph: Graph, folder: Path, made: Path, shared: Shared, options: Option
 
 # Of a mixer alone: the distance from which its products, which are few and soon tried, get 16 bits; and the largest
 # that it may have. Of a whole model, in which errors add up layer by layer: the largest.
-ALONE = {"a8w8": (0.05, 0.1), "a16w8": (0.01, 0.02)}
-WHOLE = {"a8w8": 0.3, "a16w8": 0.1}
+MIXER_ERRORS = {"a8w8": (0.05, 0.1), "a16w8": (0.01, 0.02)}
+MODEL_ERRORS = {"a8w8": 0.3, "a16w8": 0.1}
 CHIP = 2  # times as much after compiling: the processor rounds long sums and quotients, as of linear attention, more
 Writer = Callable[[Graph, Path, Path, "Shared", Options], "list[Written]"]
 WRITERS: dict[str, Writer] = {

@@ -65,9 +65,9 @@ def as_padre(
     own = isinstance(mixer, TokenMixer)
     form, takes = FORMS.get(type(mixer), (None, ()))  # type: ignore[arg-type]
     takes = takes if own else ("dim",)
-    given = {"x": x is not None, "order": order is not None, "decay": decay != "exact", "dim": dim is not None,
+    passed = {"x": x is not None, "order": order is not None, "decay": decay != "exact", "dim": dim is not None,
              "grid": grid is not None and not own}  # fmt: skip
-    for argument, there in given.items():
+    for argument, there in passed.items():
         if there and argument not in takes:
             takers = sorted(kind.name for kind, (_, arguments) in FORMS.items() if argument in arguments)
             allowed = " and ".join(takers) or f"a {'module that is no ' if argument == 'dim' else ''}TokenMixer"

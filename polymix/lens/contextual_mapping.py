@@ -25,7 +25,7 @@ EQUAL_SUMS = (
 )  # fmt: skip
 _LINES = 4  # lines for each pair
 _STEPS = 60  # of the search
-_APART = 1e-2  # contexts closer than this, as a share of their norm, are the same
+_MIN_DISTANCE = 1e-2  # contexts closer than this, as a share of their norm, are the same
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,8 +128,8 @@ def contextual_mapping(
     if rows_out == n:
         family = rows.reshape(draws, 1 + _TWINS, n, -1)
         table = (family[:, 1:] - family[:, :1]).norm(dim=-1)  # (draws, twins, N)
-        kept = torch.arange(n) != owner.unsqueeze(-1)
-        twins += (table[kept] / size).tolist()
+        unchanged = torch.arange(n) != owner.unsqueeze(-1)
+        twins += (table[unchanged] / size).tolist()
         alike += [_alike(probe, pair) / size for pair in EQUAL_SUMS if len(pair[0]) < n]
     tolerance = SAFETY * rows.shape[1] ** 0.5 * max(noise / size, EPS)
     collision = _search(probe, tolerance * size) if rows_out == n > 1 else None
@@ -178,7 +178,7 @@ def _search(probe: Probe, tolerance: float) -> Tensor | None:
             others = others + step.reshape(others.shape)
             if not others.isfinite().all():
                 return None
-            apart = float((others - base[:-1]).norm()) > _APART * float(base.norm())
+            apart = float((others - base[:-1]).norm()) > _MIN_DISTANCE * float(base.norm())
             if float((row(others) - goal).norm()) <= tolerance:
                 return torch.stack((base, torch.cat((others, last)))) if apart else None
     return None

@@ -95,8 +95,8 @@ class DegreeResult:
         """Save a plot of the error of the best fit by degree."""
         from polymix.lens.plots import draw_degree
 
-        found = self.evidence
-        return draw_degree(Path(path), str(self), found.residual, found.excess, found.tolerance)
+        evidence = self.evidence
+        return draw_degree(Path(path), str(self), evidence.residual, evidence.excess, evidence.tolerance)
 
 
 def degree(
@@ -142,9 +142,9 @@ def degree(
             reason = f"It is not finite everywhere at {scale:g} times the input."
             return DegreeResult(None, False, None, _with(empty, reason=reason))
         table.append(row)
-    found, evidence = _judge(table, max_degree, empty)
-    if found is not None:
-        return DegreeResult(found, _homogeneous(probe, [x for x, _ in starts], found), None, evidence)
+    lowest, evidence = _judge(table, max_degree, empty)
+    if lowest is not None:
+        return DegreeResult(lowest, _homogeneous(probe, [x for x, _ in starts], lowest), None, evidence)
     if not max_rational or evidence.noise > NOISE_LIMIT:
         return DegreeResult(None, False, None, evidence)
 
@@ -194,8 +194,8 @@ def _judge(table: list[list[Line]], max_degree: int, empty: Evidence) -> tuple[i
             asked.append(int(need.max()))
         needed.append(max(asked) if max(asked) <= max_degree else None)
     fits = (excess <= 1).nonzero()
-    found = None if falls or noise > NOISE_LIMIT or len(fits) == 0 else int(fits[0])
-    last = max_degree if found is None else found
+    lowest = None if falls or noise > NOISE_LIMIT or len(fits) == 0 else int(fits[0])
+    last = max_degree if lowest is None else lowest
     evidence = _with(
         empty, residual=dict(enumerate(residual.tolist())), excess=dict(enumerate(excess.tolist())), noise=noise,
         tolerance=max(
@@ -207,14 +207,14 @@ def _judge(table: list[list[Line]], max_degree: int, empty: Evidence) -> tuple[i
     best = f"{significant(least, 1) if least < 1e6 else 'over a million'} times the tolerance"
     if noise > NOISE_LIMIT:
         reason = f"Its outputs are too noisy to judge: {significant(noise, 1)} of their size."
-    elif found is not None:
-        lower = f", degree {found - 1} does not." if found else "."
-        reason = f"Degree {found} fits every line up to rounding{lower}"
+    elif lowest is not None:
+        lower = f", degree {lowest - 1} does not." if lowest else "."
+        reason = f"Degree {lowest} fits every line up to rounding{lower}"
     elif falls and len(fits):
         reason = "The degree that it needs falls as the lines get longer. A polynomial's does not."
     else:
         reason = f"No polynomial of degree {max_degree} or less fits: the best error is {best}."
-    return found, _with(evidence, reason=reason)
+    return lowest, _with(evidence, reason=reason)
 
 
 def _homogeneous(probe: Probe, starts: list[Tensor], degree: int) -> bool:

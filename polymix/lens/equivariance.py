@@ -18,7 +18,7 @@ from polymix.lens.receptive_field import KEEP, grid_of, reach_of
 from polymix.numbers import significant
 
 _CELLS = 36
-_SUMS = 16  # reordered tokens are summed in another order, which rounds more than repeating one input
+_NOISE_FACTOR = 16  # reordered tokens are summed in another order, which rounds more than repeating one input
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def equivariance(
         values = values.reshape(len(orders) + 1, n, -1)
         size = float(values.abs().max()) or 1.0
         noise = max(float(probe.noise(base, torch.ones_like(base)).max()) / size, EPS)
-        tolerance = max(tolerance, SAFETY * _SUMS * noise)
+        tolerance = max(tolerance, SAFETY * _NOISE_FACTOR * noise)
         for (kind, order, m), after in zip(orders, values[1:], strict=True):
             error = (after - values[0][order]).abs().amax(1) / size  # of each token, at its new place
             kinds = [(kind, torch.ones(n, dtype=torch.bool))]

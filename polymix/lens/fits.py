@@ -134,7 +134,7 @@ def quotient(
 
     `draw` samples lines of a scale, `pick` chooses outputs.
     """
-    found: list[tuple[int, int]] = []
+    degrees: list[tuple[int, int]] = []
     gap = 0.0
     for scale in QUOTIENT_SCALES:
         lines = draw(scale)
@@ -144,15 +144,15 @@ def quotient(
         here = quotient_degrees(lines, outputs, limit)
         if here is None:
             return None, f"no quotient of degrees up to [{limit}/{limit}] fits at {scale:g} times the input"
-        found.append(here)
+        degrees.append(here)
         lower = [(m, n) for m, n in ((here[0] - 1, here[1]), (here[0], here[1] - 1)) if min(m, n) >= 0]
         worst = [max(quotient_misfit(line, outputs, m, n) for line in lines) for m, n in lower]
         gap = max(gap, min(worst, default=GAP))
-    if found[0] != found[1]:
-        types = " and ".join(f"[{m}/{n}]" for m, n in found)
+    if degrees[0] != degrees[1]:
+        types = " and ".join(f"[{m}/{n}]" for m, n in degrees)
         reach = " and ".join(f"{scale:g}" for scale in QUOTIENT_SCALES)
         return None, f"the best quotients, {types} at {reach} times the input, grow with the length of the line"
-    (m, n), name = found[0], f"[{found[0][0]}/{found[0][1]}]"
+    (m, n), name = degrees[0], f"[{degrees[0][0]}/{degrees[0][1]}]"
     if n == 0:
         return None, f"up to 4 times the input it is a polynomial of degree {m}, but not farther out"
     if gap < GAP:
@@ -161,6 +161,5 @@ def quotient(
         lines = draw(scale)
         if lines is None or any(quotient_misfit(line, pick(line.values.shape[1]), m, n) > SLACK for line in lines):
             return None, f"a quotient {name} is close, but not at {scale:g} times the input"
-    return found[
-        0
-    ], f"{name} fits at {', '.join(f'{s:g}' for s in sorted((*QUOTIENT_SCALES, *QUOTIENT_CHECKS)))} times the input"
+    scales = ", ".join(f"{scale:g}" for scale in sorted((*QUOTIENT_SCALES, *QUOTIENT_CHECKS)))
+    return degrees[0], f"{name} fits at {scales} times the input"

@@ -57,22 +57,22 @@ def _qkv(m: dict[str, Any]) -> list[tuple[Tensor, Tensor | None]]:
 
 
 @register_form(SimaMixer, "x")
-def _sima(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> PadreForm:
+def _sima(mixer: Any, m: dict[str, Any], n: int, options: FormArguments) -> PadreForm:
     _needs(mixer, class_attention=False)
-    if given.x is None:
+    if options.x is None:
         raise OptionError("x", None, "the input at which SimA's norms are frozen", "Pass x= of shape (1, n, D).")
-    norms = [norm[0].cpu() for norm in mixer.norms(given.x.to(F64))]
+    norms = [norm[0].cpu() for norm in mixer.norms(options.x.to(F64))]
     q, k = ((w / norm, None if b is None else b / norm) for (w, b), norm in zip(_qkv(m)[:2], norms, strict=True))
     chains = _pooled_products(q, k, _qkv(m)[2], mixer.heads, torch.ones(n, n, dtype=F64))
     return PadreForm(chains, m["W_o"], m["b_o"], of="sima with norms frozen at x")
 
 
 @register_form(AdditiveMixer, "x")
-def _additive(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> PadreForm:
+def _additive(mixer: Any, m: dict[str, Any], n: int, options: FormArguments) -> PadreForm:
     """With the norms frozen at x, scaling tokens is a map of tokens; g is a pooled product, as in Poly-NL."""
-    if given.x is None:
+    if options.x is None:
         raise OptionError("x", None, "the input at which the norms are frozen", "Pass x= of shape (1, n, D).")
-    x, dim = given.x.to(F64)[0], mixer.dim
+    x, dim = options.x.to(F64)[0], mixer.dim
     rows = [x @ m[f"W_{name}"] + (0.0 if m[f"b_{name}"] is None else m[f"b_{name}"]) for name in "qk"]
     A_q, A_k = (torch.diag(1 / row.norm(dim=-1)) for row in rows)
     query, key = ((m[f"W_{name}"], m[f"b_{name}"]) for name in "qk")
@@ -90,7 +90,7 @@ def _additive(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> Pa
 
 
 @register_form(LinearMixer)
-def _linear_attention(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> PadreForm:
+def _linear_attention(mixer: Any, m: dict[str, Any], n: int, options: FormArguments) -> PadreForm:
     _needs(mixer, feature_map="identity", normalize=False)
     mean = torch.full((n, n), 1 / n, dtype=F64)
     q, k, v = _qkv(m)
@@ -106,7 +106,7 @@ def _widened(pair: tuple[Tensor, Tensor | None], width: int) -> tuple[Tensor, Te
 
 
 @register_form(NonLocalMixer)
-def _non_local(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> PadreForm:
+def _non_local(mixer: Any, m: dict[str, Any], n: int, options: FormArguments) -> PadreForm:
     _needs(mixer, form="dot_product")
     mean = torch.full((n, n), 1 / n if mixer.config.reduction == "mean" else 1.0, dtype=F64)
     width = m["W_g"].shape[1]
@@ -125,7 +125,7 @@ def _non_local(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> P
 
 
 @register_form(CastlingMixer)
-def _castling(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> PadreForm:
+def _castling(mixer: Any, m: dict[str, Any], n: int, options: FormArguments) -> PadreForm:
     _needs(mixer, normalize=False, sparse_reg=False)
     q, k, v = _qkv(m)
     cubic = _pooled_products(q, k, v, mixer.heads, torch.ones(n, n, dtype=F64), 1 / math.pi)
@@ -134,14 +134,14 @@ def _castling(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> Pa
 
 
 @register_form(Conv2FormerMixer)
-def _conv2former(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> PadreForm:
+def _conv2former(mixer: Any, m: dict[str, Any], n: int, options: FormArguments) -> PadreForm:
     _needs(mixer, activation="identity", norm=None)
     chain = Chain(B=[m["W_2"], m["W_1"]], b=[m["b_2"], m["b_1"]], A=[None, m["A"]], c=[None, m["b_A"]])
     return PadreForm([chain], m["W_3"], m["b_3"])
 
 
 @register_form(HyenaMixer)
-def _hyena(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> PadreForm:
+def _hyena(mixer: Any, m: dict[str, Any], n: int, options: FormArguments) -> PadreForm:
     order = mixer.config.order
     maps = m["W_in"].chunk(order + 1, dim=1)
     biases = (None,) * (order + 1) if m["b_in"] is None else m["b_in"].chunk(order + 1)
@@ -163,7 +163,7 @@ def _hyena(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> Padre
 
 
 @register_form(PolyNlMixer)
-def _poly_nl(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> PadreForm:
+def _poly_nl(mixer: Any, m: dict[str, Any], n: int, options: FormArguments) -> PadreForm:
     dim, mean = mixer.dim, torch.full((n, n), 1 / n, dtype=F64)
     eye = torch.eye(dim, dtype=F64)
     into, b_in = m.get("W_in", eye), m.get("b_in")
@@ -215,7 +215,7 @@ def _placed(chain: Chain, start: int, total: int) -> Chain:
 
 
 @register_form(PolySaMixer)
-def _poly_sa(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> PadreForm:
+def _poly_sa(mixer: Any, m: dict[str, Any], n: int, options: FormArguments) -> PadreForm:
     _needs(mixer, sigma="identity")
     each = torch.einsum("hm,hn->hmn", m["p_1"], m["p_2"]).repeat_interleave(mixer.dim // mixer.heads, dim=0)
     q, k, v = _qkv(m)
@@ -226,7 +226,7 @@ def _poly_sa(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> Pad
 
 
 @register_form(PomMixer)
-def _pom(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> PadreForm:
+def _pom(mixer: Any, m: dict[str, Any], n: int, options: FormArguments) -> PadreForm:
     _needs(mixer, activation="identity", gate="identity", rotary=None)
     pool = torch.full((n, n), 1 / n if mixer.config.reduction == "mean" else 1.0, dtype=F64)
     width = m["alpha"].shape[0]
@@ -243,7 +243,7 @@ def _pom(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> PadreFo
 
 
 @register_form(ProdPolyMixer)
-def _prodpoly(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> PadreForm:
+def _prodpoly(mixer: Any, m: dict[str, Any], n: int, options: FormArguments) -> PadreForm:
     if mixer.config.decomposition == "product":
         eye = torch.eye(mixer.dim, dtype=F64)
         return PadreForm([Chain(B=[eye, *m["U"]], b=[None, *(m["b_U"] or ())])])
@@ -260,7 +260,7 @@ def _prodpoly(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> Pa
 
 
 @register_form(QtMixer)
-def _qt(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> PadreForm:
+def _qt(mixer: Any, m: dict[str, Any], n: int, options: FormArguments) -> PadreForm:
     _needs(mixer, form="full")
     if mixer.config.scales:
         got = f"qt with scales={mixer.config.scales}"
@@ -269,8 +269,8 @@ def _qt(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> PadreFor
 
 
 @register_form(SoftmaxMixer, "order")
-def _softmax(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> PadreForm:
-    order = 2 if given.order is None else given.order
+def _softmax(mixer: Any, m: dict[str, Any], n: int, options: FormArguments) -> PadreForm:
+    order = 2 if options.order is None else options.order
     check_int("order", order, 0)
     return _taylor(mixer, m, n, order, f"softmax attention, exp to order {order}", exact=False)
 
@@ -303,8 +303,8 @@ def _taylor(mixer: Any, m: dict[str, Any], n: int, last: int, of: str, *, exact:
 
 
 @register_form(MambaMixer, "x", "decay")
-def _mamba(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> PadreForm:
-    check_choice("decay", given.decay, ("exact", "linear"))
+def _mamba(mixer: Any, m: dict[str, Any], n: int, options: FormArguments) -> PadreForm:
+    check_choice("decay", options.decay, ("exact", "linear"))
     if mixer.config.bidirectional:
         cure = "Build it with bidirectional=False: each direction has a form of its own."
         raise CapabilityError("mixer", "mamba with bidirectional=True", "mamba with one direction", cure)
@@ -322,10 +322,10 @@ def _mamba(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> Padre
     def target(u: Tensor) -> Tensor:
         return selective_scan(u, steps(u), A, u @ m["W_B"], u @ m["W_C"], m["D"])[0]
 
-    frozen = steps(u=torch.zeros(1, n, width, dtype=F64) if given.x is None else inputs(given.x.to(F64)))[0]  # (N, E)
-    log = (
-        frozen[:, :, None] * A if given.decay == "exact" else torch.log((1 + frozen[:, :, None] * A).clamp_min(1e-300))
-    )
+    u = torch.zeros(1, n, width, dtype=F64) if options.x is None else inputs(options.x.to(F64))
+    frozen = steps(u)[0]  # (N, E)
+    scaled = frozen[:, :, None] * A
+    log = scaled if options.decay == "exact" else torch.log((1 + scaled).clamp_min(1e-300))
     total = log.cumsum(0)  # (N, E, S); the decay from s to t is the product of the steps after s
     ratio = (total[:, None] - total[None]).permute(2, 3, 0, 1)  # (E, S, t, s)
     seen = torch.ones(n, n, dtype=torch.bool).tril()
@@ -334,6 +334,6 @@ def _mamba(mixer: Any, m: dict[str, Any], n: int, given: FormArguments) -> Padre
     chains = [Chain(B=[eye, m["W_B"][:, [s]] @ one, m["W_C"][:, [s]] @ one], C=[None, decay[:, s]])
               for s in range(states)]  # fmt: skip
     chains.append(Chain(B=[torch.diag(m["D"])]))
-    where = "for no input" if given.x is None else "at x"
-    of = f"the selective scan with Δ frozen at its value {where}, decay {given.decay}"
+    where = "for no input" if options.x is None else "at x"
+    of = f"the selective scan with Δ frozen at its value {where}, decay {options.decay}"
     return PadreForm(chains, of=of, exact=False, target=target, inputs=inputs)

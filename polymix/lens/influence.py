@@ -92,27 +92,27 @@ def influence(
     twin = float64_copy(model)
     name, mixer = _find(twin, module)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        answer, tokens, told = _run(twin, mixer, x, call)
+        answer, tokens, kwargs = _run(twin, mixer, x, call)
         target = int(answer.argmax()) if target is None else target
         check_int("target", target, 0, answer.numel() - 1)
         (slope,) = torch.autograd.grad(answer[target], tokens, allow_unused=True)
-        grid = _grid(twin, mixer, told, tokens.shape[1], image=x.ndim == 4)
+        grid = _grid(twin, mixer, kwargs, tokens.shape[1], image=x.ndim == 4)
         skip = tokens.shape[1] - math.prod(grid)
         place = _place(token, grid, skip)
-        rows = _rows(lambda t: mixer(t, **told), tokens, place)
-    found = {"jacobian": rows, "gradient": (torch.zeros_like(tokens) if slope is None else slope * tokens)[0].sum(-1)}
+        rows = _rows(lambda t: mixer(t, **kwargs), tokens, place)
+    values = {"jacobian": rows, "gradient": (torch.zeros_like(tokens) if slope is None else slope * tokens)[0].sum(-1)}
     if isinstance(mixer, SoftmaxMixer):
-        found["attention"] = _attention(mixer, tokens, place, told)
-    found = {key: value.detach() for key, value in found.items()}
+        values["attention"] = _attention(mixer, tokens, place, kwargs)
+    values = {key: value.detach() for key, value in values.items()}
     other = None
     if beside is not None:
         there: int | tuple[int, ...] = place
         if place >= skip:  # by grid position, as the other model may have another prefix
             there = tuple(int(i) for i in torch.unravel_index(torch.tensor(place - skip), grid))
         other = influence(beside, x, token=there, target=target, **call)
-    maps = {key: value[skip:].reshape(grid) for key, value in found.items()}
+    maps = {key: value[skip:].reshape(grid) for key, value in values.items()}
     return Influence(
-        name, mixer.name, place, target, grid, x[0], maps, {key: value[:skip] for key, value in found.items()}, other
+        name, mixer.name, place, target, grid, x[0], maps, {key: value[:skip] for key, value in values.items()}, other
     )
 
 
@@ -131,10 +131,10 @@ def _run(model: nn.Module, mixer: TokenMixer, x: Tensor, call: dict[str, Any]) -
     """The model's output, flattened; the tokens that the mixer read, as a leaf; and the mixer's keyword arguments."""
     seen: list[tuple[Tensor, dict[str, Any]]] = []
 
-    def catch(part: nn.Module, arguments: tuple[Any, ...], told: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        given = arguments[0] if arguments else told["x"]
-        tokens = given.detach().requires_grad_()
-        rest = {key: value for key, value in told.items() if key != "x"}
+    def catch(part: nn.Module, arguments: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        inputs = arguments[0] if arguments else kwargs["x"]
+        tokens = inputs.detach().requires_grad_()
+        rest = {key: value for key, value in kwargs.items() if key != "x"}
         if len(arguments) > 1:
             rest["context"] = arguments[1]
         seen.append((tokens, rest))
@@ -149,16 +149,16 @@ def _run(model: nn.Module, mixer: TokenMixer, x: Tensor, call: dict[str, Any]) -
         raise OptionError("module", mixer.name, "a mixer that the model calls", "Name another one.")
     answer = getattr(answer, "logits", answer)
     answer = answer[0] if isinstance(answer, (tuple, list)) else answer
-    tokens, told = seen[-1]
+    tokens, kwargs = seen[-1]
     if tokens.ndim == 4:
         raise ShapeError("module", tuple(tokens.shape), "a mixer called with tokens (1, N, D)", "Name another one.")
-    return answer[0].flatten(), tokens, told
+    return answer[0].flatten(), tokens, kwargs
 
 
-def _grid(model: nn.Module, mixer: TokenMixer, told: dict[str, Any], n: int, *, image: bool) -> tuple[int, ...]:
+def _grid(model: nn.Module, mixer: TokenMixer, kwargs: dict[str, Any], n: int, *, image: bool) -> tuple[int, ...]:
     """The grid of the last tokens: from the call, the mixer or the model; a square for an image; else a row."""
     rest = n - mixer.config.prefix
-    for grid in (told.get("grid"), mixer.config.built_grid, getattr(model, "grid", None)):
+    for grid in (kwargs.get("grid"), mixer.config.built_grid, getattr(model, "grid", None)):
         if isinstance(grid, (tuple, list)) and grid and math.prod(grid) <= n:
             return tuple(grid)
     side = math.isqrt(rest)
@@ -193,15 +193,15 @@ def _rows(mix: Callable[[Tensor], Tensor], tokens: Tensor, place: int) -> Tensor
     return total.sqrt()
 
 
-def _attention(mixer: SoftmaxMixer, tokens: Tensor, place: int, told: dict[str, Any]) -> Tensor:
+def _attention(mixer: SoftmaxMixer, tokens: Tensor, place: int, kwargs: dict[str, Any]) -> Tensor:
     """(N,) softmax weights of one query, averaged over heads."""
     q, k, _ = (part[0].transpose(0, 1) for part in mixer.qkv(tokens, tokens))  # (heads, N, d)
     logits = (q[:, place, None] * k).sum(-1) * q.shape[-1] ** -0.5
-    causal = told.get("causal")
+    causal = kwargs.get("causal")
     if causal:
         last = place if causal is True or causal == 1 else (place // causal + 1) * causal - 1
         logits = logits.masked_fill(torch.arange(logits.shape[1]) > last, -torch.inf)
-    mask = told.get("mask")
+    mask = kwargs.get("mask")
     if mask is not None:
         logits = logits.masked_fill(~(mask[0] if mask.ndim == 2 else mask[0, place]), -torch.inf)
     return logits.softmax(-1).mean(0)

@@ -21,7 +21,7 @@ from polymix.numbers import significant
 
 Entry = tuple[int, int]  # (token, channel)
 _CELLS = 4
-_MOST = 1 << 25  # largest number of values, points times outputs
+_MAX_VALUES = 1 << 25  # largest number of values, points times outputs
 
 
 class Count(NamedTuple):
@@ -155,10 +155,10 @@ def interactions(
     n, c = probe.tokens
     out = as_tokens(probe.out_shape, "module")
     size, held = n * c, math.comb(n * c + order, order) * math.prod(out)
-    if held > _MOST:
+    if held > _MAX_VALUES:
         got = f"{size} entries, which need {significant(held, 1)} values at order {order}"
         cure = "Pass a smaller shape=, or a mixer with fewer channels."
-        raise ShapeError("shape", got, f"an input that needs at most {significant(_MOST, 1)}", cure)
+        raise ShapeError("shape", got, f"an input that needs at most {significant(_MAX_VALUES, 1)}", cure)
     rows = torch.combinations(torch.arange(size + 1), order, with_replacement=True) - 1  # -1: no step
     entries = rows[(rows >= 0).all(1)]
     strength = torch.zeros(len(entries), math.prod(out), dtype=torch.float64)
@@ -169,10 +169,10 @@ def interactions(
         padded = torch.cat((steps, torch.zeros(1, dtype=torch.float64)))  # index -1: nothing
         moves = torch.zeros(len(rows), size + 1, dtype=torch.float64).scatter_add_(1, rows % (size + 1), padded[rows])
         values = probe.values(base + moves[:, :size].reshape(-1, *probe.shape))
-        found = _differences(values, rows, entries, size)
+        differences = _differences(values, rows, entries, size)
         noise = torch.maximum(probe.noise(base, torch.ones_like(base)), EPS * values.abs().amax(0))
-        reach |= ~(found.abs() <= SAFETY * 2**order * noise)  # a value that is not finite counts as reached
-        strength += (found / steps[entries].prod(1, keepdim=True)).abs() / draws
+        reach |= ~(differences.abs() <= SAFETY * 2**order * noise)  # a value that is not finite counts as reached
+        strength += (differences / steps[entries].prod(1, keepdim=True)).abs() / draws
     if output is None:
         output = (int(reach.unflatten(1, out).any(2).sum(0).argmax()), None)
     result = Interactions(order, (n, c), out, (0, None), entries, strength.unflatten(1, out), reach.unflatten(1, out))
@@ -185,8 +185,8 @@ def _differences(values: Tensor, rows: Tensor, entries: Tensor, size: int) -> Te
     place = (size + 1) ** torch.arange(order - 1, -1, -1)
     keys = ((rows + 1) * place).sum(1)  # ascending, as the rows are
     total = torch.zeros(len(entries), values.shape[1], dtype=values.dtype)
-    for kept in itertools.product((False, True), repeat=order):
-        subset = torch.where(torch.tensor(kept), entries + 1, 0).sort(1).values
+    for chosen in itertools.product((False, True), repeat=order):
+        subset = torch.where(torch.tensor(chosen), entries + 1, 0).sort(1).values
         where = torch.searchsorted(keys, (subset * place).sum(1))
-        total += (-1) ** (order - sum(kept)) * values[where]
+        total += (-1) ** (order - sum(chosen)) * values[where]
     return total

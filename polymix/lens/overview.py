@@ -60,15 +60,15 @@ def overview(
     check_int("order", order, 1, 4)
     view = Overview(content={"schema": SCHEMA, "seed": seed})
     kw: dict[str, Any] = {"shape": shape, "seed": seed, **call}
-    found = degree(module, **kw)
-    view.rows.append(("degree", found.explain()))
-    view.content["degree"] = {"degree": found.degree, "homogeneous": found.homogeneous, "rational": found.rational,
-                              **asdict(found.evidence)}  # fmt: skip
-    view.results["degree"] = found
+    measured = degree(module, **kw)
+    view.rows.append(("degree", measured.explain()))
+    facts = {"degree": measured.degree, "homogeneous": measured.homogeneous, "rational": measured.rational}
+    view.content["degree"] = {**facts, **asdict(measured.evidence)}
+    view.results["degree"] = measured
     says = declared(module)
     if says is not None:
-        agrees, when = _agree(says, found), ""
-        if not agrees and isinstance(module, nn.Module) and found.homogeneous:
+        agrees, when = _agree(says, measured), ""
+        if not agrees and isinstance(module, nn.Module) and measured.homogeneous:
             agrees = _agree(says, degree(_with_biases(module, seed), **kw))
             when = " where biases are not zero, as these are" if agrees else ""
         view.rows.append(("declared", f"{says}: {'agrees' if agrees else 'does NOT agree'}{when}"))
@@ -93,9 +93,9 @@ def overview(
     return view
 
 
-def _agree(says: Polynomial, found: DegreeResult) -> bool:
-    same = (says.degree, says.rational) == (found.degree, found.rational)
-    return same and (says.degree is None or says.homogeneous == found.homogeneous)
+def _agree(says: Polynomial, measured: DegreeResult) -> bool:
+    same = (says.degree, says.rational) == (measured.degree, measured.rational)
+    return same and (says.degree is None or says.homogeneous == measured.homogeneous)
 
 
 @torch.no_grad()

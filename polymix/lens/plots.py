@@ -48,12 +48,12 @@ def _log(values: Tensor, reach: Tensor) -> Any:
 
 def _bounds(shown: Any) -> dict[str, float]:
     """The colour scale for log10 values: at least one decade, so that rounding errors do not fill it."""
-    found = torch.from_numpy(shown)
-    found = found[found.isfinite()]
-    if not len(found):
+    finite = torch.from_numpy(shown)
+    finite = finite[finite.isfinite()]
+    if not len(finite):
         return {"vmin": -1.0, "vmax": 0.0}
-    top = float(found.max())
-    return {"vmin": min(float(found.min()), top - 1), "vmax": top}
+    top = float(finite.max())
+    return {"vmin": min(float(finite.min()), top - 1), "vmax": top}
 
 
 def draw_degree(

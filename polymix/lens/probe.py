@@ -88,7 +88,7 @@ class Probe:
         Each output uses the smallest of three steps at which it changes at all. An output that does not change was
         rounded coarsely inside f, so a larger step is needed to see its noise.
         """
-        found, still = torch.zeros(0), torch.ones(0, dtype=torch.bool)
+        noise, still = torch.zeros(0), torch.ones(0, dtype=torch.bool)
         for step in (1.61e-10, 1.37e-8, 1.13e-6):
             ladder = torch.arange(-6, 7, dtype=torch.float64).view(-1, *(1,) * x.ndim) * step
             table = self.values(x + ladder * direction)
@@ -100,10 +100,10 @@ class Probe:
                     gain = math.factorial(2 * order) / math.factorial(order) ** 2
                     sizes.append((table.square().mean(0) / gain).sqrt())
             here = torch.stack(sizes).amin(0)
-            found, still = (torch.where(still, here, found), still & flat) if len(found) else (here, flat)
+            noise, still = (torch.where(still, here, noise), still & flat) if len(noise) else (here, flat)
             if not still.any():
                 break
-        return found
+        return noise
 
     @property
     def tokens(self) -> tuple[int, int]:
@@ -148,28 +148,28 @@ class Probe:
 
         A mixer built for a grid gets a smaller one if it takes one. A grid of up to `keep` tokens is used whole.
         """
-        built, axes, given = mixer.config.built_grid, mixer.capabilities.grids, self.call.get("grid")
+        built, axes, call_grid = mixer.config.built_grid, mixer.capabilities.grids, self.call.get("grid")
         side = max(2, math.ceil(cells ** (1 / len(built)) - 1e-9)) if built else cells
-        wanted: list[tuple[int, ...] | None] = [given] if given else []
-        if not given and built:
+        grids: list[tuple[int, ...] | None] = [call_grid] if call_grid else []
+        if not call_grid and built:
             small = tuple(built if math.prod(built) <= keep else (min(size, side) for size in built))
-            wanted = [small, tuple(built)] if axes and small != tuple(built) else [tuple(built)]
-        elif not given:
-            wanted = [None] if not axes or 1 in axes or mixer.capabilities.any_length else []
+            grids = [small, tuple(built)] if axes and small != tuple(built) else [tuple(built)]
+        elif not call_grid:
+            grids = [None] if not axes or 1 in axes or mixer.capabilities.any_length else []
             if 2 in axes:
                 rows = max(2, math.isqrt(cells))
-                wanted.append((rows, -(-cells // rows)))
+                grids.append((rows, -(-cells // rows)))
         reason: PolymixError | None = None
-        for grid in wanted:
+        for grid in grids:
             shape = (1, self.prefix + (cells if grid is None else math.prod(grid)), mixer.dim)
-            told = {} if grid in (None, given, built) else {"grid": grid}
+            options = {} if grid in (None, call_grid, built) else {"grid": grid}
             try:
                 with torch.no_grad():
-                    mixer(torch.zeros(shape, dtype=torch.float64), **self.call, **told)
+                    mixer(torch.zeros(shape, dtype=torch.float64), **self.call, **options)
             except (ShapeError, OptionError) as error:  # other errors would come with any input
                 reason = reason or error
                 continue
-            self.call.update(told)
+            self.call.update(options)
             return shape
         got = f"none, and no default input fits this {mixer.name} ({reason})"
         raise ShapeError("shape", got, "an input that the mixer takes", "Pass shape=(1, N, D) or x=.")

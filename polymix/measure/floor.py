@@ -15,8 +15,8 @@ from polymix.ops.native import library
 from polymix.ops.padre import native
 from polymix.structured.cost import Cost, Op
 
-_SLOW = 0.5  # seconds of a floor beyond which other numbers of threads are not tried
-_LARGE = 1 << 20  # multiply-adds of a convolution from which the C kernel is tried
+_MAX_SECONDS = 0.5  # seconds of a floor beyond which other numbers of threads are not tried
+_MIN_C_WORK = 1 << 20  # multiply-adds of a convolution from which the C kernel is tried
 
 
 def floor(cost: Cost, *, batch: int = 1, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Callable[[], None]:
@@ -33,7 +33,7 @@ def floor(cost: Cost, *, batch: int = 1, device: str = "cpu", dtype: torch.dtype
         threads = torch.get_num_threads()
     else:
         threads, calls, seconds = _plan(cost, batch, place, torch.get_num_threads())
-        if threads > 1 and seconds < _SLOW:
+        if threads > 1 and seconds < _MAX_SECONDS:
             threads, calls, _ = min((threads, calls, seconds), _plan(cost, batch, place, 1), key=lambda plan: plan[2])
 
     def run() -> None:
@@ -143,7 +143,7 @@ def _convolutions(op: Op, batch: int, kw: dict[str, Any]) -> list[Call]:
     padding = tuple(k // 2 for k in kernel)
     ways: list[Call] = [lambda: convolve(image, weight, padding=padding, groups=op.dim)]
     ours = kw["device"] == "cpu" and kw["dtype"] in (torch.float32, torch.bfloat16) and library.why_not() is None
-    if ours and len(grid) == 2 and all(k % 2 for k in kernel) and op.multiply_adds >= _LARGE:
+    if ours and len(grid) == 2 and all(k % 2 for k in kernel) and op.multiply_adds >= _MIN_C_WORK:
         flat = tokens.reshape(batch, math.prod(grid), op.dim)
         out = torch.empty_like(flat)
         ways.append(lambda: native.step(flat, weight, None, None, grid, out=out))

@@ -23,7 +23,7 @@ from polymix.measure.shapes import near_square
 from polymix.measure.timing import once, out_of_memory, peak_memory
 from polymix.mixers import MixerConfig
 
-_WARM = 64  # tokens of a first call, which loads libraries and starts threads
+_WARM_UP_TOKENS = 64  # tokens of a first call, which loads libraries and starts threads
 _READY = b"ready"
 
 
@@ -56,7 +56,7 @@ def measure_memory(config: MixerConfig, setting: Setting, check_numbers: bool) -
 
 
 def _short(setting: Setting) -> Setting:
-    tokens = min(setting.shape.tokens, _WARM)
+    tokens = min(setting.shape.tokens, _WARM_UP_TOKENS)
     return replace(setting, shape=replace(setting.shape, tokens=tokens, grid=near_square(tokens)))
 
 

@@ -13,7 +13,7 @@ from polymix.measure.timing import interleaved
 from polymix.results import Count
 
 _SIZES = (512, 1024, 2048)  # of square products
-_COPY = 256 << 20  # bytes: larger than every cache
+_COPY_BYTES = 256 << 20  # bytes: larger than every cache
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,12 @@ def ceiling(dtype: str, threads: int, device: str, seconds: float) -> Ceiling:
     kw = {"device": device, "dtype": getattr(torch, dtype)}
     squares = {n: (torch.randn(n, n, **kw), torch.randn(n, n, **kw)) for n in _SIZES}
     products = interleaved({n: partial(F.linear, *ab) for n, ab in squares.items()}, seconds=seconds, device=device)
-    source = torch.zeros(_COPY, dtype=torch.uint8, device=device)
+    source = torch.zeros(_COPY_BYTES, dtype=torch.uint8, device=device)
     target = torch.zeros_like(source)
     copies = interleaved({"copy": lambda: target.copy_(source)}, seconds=seconds, device=device)
     return Ceiling(
-        dtype, threads, max(2 * n**3 / min(t.runs) for n, t in products.items()), 2 * _COPY / min(copies["copy"].runs)
+        dtype,
+        threads,
+        max(2 * n**3 / min(t.runs) for n, t in products.items()),
+        2 * _COPY_BYTES / min(copies["copy"].runs),
     )

@@ -16,7 +16,7 @@ from polymix.measure.clock import Clock, Stopwatch, synchronize
 
 Call = Callable[[], Any]
 K = TypeVar("K", bound=Hashable)
-LEAST_CALLS = 8  # warm-up and rounds of an interleaved call, at the least
+MIN_CALLS = 8  # warm-up and rounds of an interleaved call, at the least
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def interleaved_within(calls: Mapping[K, Call], seconds: float, device: str) -> 
     first = {name: run for name, call in calls.items() if (run := _first_run(call, seconds, device)) is not None}
     left, fast = seconds, {}
     for name in sorted(first, key=first.__getitem__):
-        left -= LEAST_CALLS * first[name]
+        left -= MIN_CALLS * first[name]
         if left >= 0:
             fast[name] = calls[name]
     timings = interleaved(fast, seconds=seconds / max(len(fast), 1), device=device)
@@ -143,7 +143,7 @@ def _first_run(call: Call, seconds: float, device: str) -> float | None:
         if not out_of_memory(error):
             raise
         return None
-    return run if run * LEAST_CALLS > seconds else min(run, once(call, device))
+    return run if run * MIN_CALLS > seconds else min(run, once(call, device))
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -155,13 +155,13 @@ def out_of_memory(error: BaseException) -> bool:
 def _without_stderr() -> Iterator[None]:
     """Hide file descriptor 2, to which the profiler's library writes lines of its own."""
     sys.stderr.flush()
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    original, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, 2)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(original, 2)
+        os.close(original)
         os.close(nowhere)
 
 

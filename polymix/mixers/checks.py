@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.masked import MaskedTensor
 from torch.nn.parameter import is_lazy
 
-from polymix.errors import MOST_TOKENS, MaskError, PolymixError, ShapeError, check_int, shown
+from polymix.errors import MAX_TOKENS, MaskError, PolymixError, ShapeError, check_int, shown
 from polymix.mixers.registry import Capabilities, missing_capability
 from polymix.mixers.states import StateSpec
 from polymix.ops.shared.masks import Segments
@@ -318,7 +318,7 @@ def check_length(mixer: Checked, n: int) -> None:
     prefix = mixer.config.prefix
     if prefix and isinstance(n, int) and n <= prefix:
         raise ShapeError("n", n, f"more than num_prefix_tokens={prefix}", "Count the prefix and the grid.")
-    check_int("n", n, 1, MOST_TOKENS)
+    check_int("n", n, 1, MAX_TOKENS)
 
 
 def holds(condition: Tensor, restriction: str) -> bool:

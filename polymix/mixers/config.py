@@ -76,7 +76,7 @@ class MixerConfig:
         self, dim: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None, **changes: Any
     ) -> TokenMixer:
         """Build the mixer for `dim` channels. `changes` replace options first."""
-        errors.check_int("dim", dim, 1, errors.MOST_TOKENS)
+        errors.check_int("dim", dim, 1, errors.MAX_TOKENS)
         place = check_place(device, dtype)
         config, kw = self.changed(**changes), {"device": place, "dtype": dtype}
         if place != torch.device("meta") and _largest(dim, config) > _ALWAYS_FITTING_WEIGHTS:

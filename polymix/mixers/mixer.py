@@ -71,7 +71,7 @@ class TokenMixer(nn.Module, ABC):
 
     def __init__(self, config: Any, dim: int, **kw: Any) -> None:
         super().__init__()
-        errors.check_int("dim", dim, 1, errors.MOST_TOKENS)
+        errors.check_int("dim", dim, 1, errors.MAX_TOKENS)
         self.config, self.dim = config, dim
         self.drop = nn.Dropout(config.dropout)
         self._folded: Folded | None = None

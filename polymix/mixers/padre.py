@@ -38,7 +38,7 @@ from polymix.structured.cost import Op
 from polymix.structured.dense import Dense, affine
 from polymix.structured.registry import crosses
 
-_FIRST = "B_1 D_1"
+_FIRST_WEIGHTS = "B_1 D_1"
 
 
 class PadreState(NamedTuple):
@@ -199,7 +199,7 @@ class PadreMixer(TokenMixer):
 
     def merge(self) -> dict[str, Linear]:
         first = None if self.needs_context else merged_first(self._maps((), use_folded=False), self._terms())
-        return {_FIRST: first} if first else {}
+        return {_FIRST_WEIGHTS: first} if first else {}
 
     def merged_layers(self) -> tuple[nn.Module | None, ...]:
         return (*(part.maps for part in self.B.values()), *self.D[:1])
@@ -310,7 +310,7 @@ class PadreMixer(TokenMixer):
         shared: Linear | None = None
         if self.plan.B[0] == "dense" and (first := self.B["a"].maps) is not None:
             shared = (first.weight, first.bias) if type(first) is Dense else affine(first)
-        merged = self.merged().get(_FIRST) if use_folded and self._folded is not None else None
+        merged = self.merged().get(_FIRST_WEIGHTS) if use_folded and self._folded is not None else None
         project = None if self.dense and one_head and not steps else lambda x: self.B["a"](x, merged)
         if merged is not None:  # it includes D_1
             shared, channels[0] = merged, None

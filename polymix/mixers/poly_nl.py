@@ -22,7 +22,7 @@ from polymix.ops.shared.tensors import Linear
 from polymix.structured.cost import Op, linear_op
 from polymix.structured.dense import Dense, affine
 
-_LAST = "W_3 W_out"
+_LAST_WEIGHTS = "W_3 W_out"
 
 
 class PolyNlMixer(TokenMixer):
@@ -66,7 +66,7 @@ class PolyNlMixer(TokenMixer):
         self.beta = nn.Parameter(torch.ones((), **kw))
 
     def mix(self, x: Tensor, context: Tensor, call: MixerCall) -> Tensor:
-        weights, values = self._weights(self.merged().get(_LAST)), call.values
+        weights, values = self._weights(self.merged().get(_LAST_WEIGHTS)), call.values
         options: dict[str, Any] = {"order": self.config.order, "mask": call.mask, "impl": self.config.impl}
         if self.into is None or self.out is None or not self.config.alpha_inside:
             return ops.poly_nl(x, weights, values=values, **options)
@@ -82,7 +82,7 @@ class PolyNlMixer(TokenMixer):
     def merge(self) -> dict[str, Linear]:
         if self.out is None or "W_p" in self.parts or self.config.alpha_inside:  # αX W_in is added between the maps
             return {}
-        return {_LAST: self._weights().last()}
+        return {_LAST_WEIGHTS: self._weights().last()}
 
     @property
     def polynomial(self) -> Polynomial:

@@ -30,7 +30,7 @@ STYLE: dict[str, Any] = {
 }  # fmt: skip
 COLOURS = [LIGHT[name] for name in ("accent", "c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8", "c9")]
 MARKERS = "osD^vP*X<>"
-NARROW = 3.7  # inches: the width of a picture on a phone, 355 pixels
+PHONE_WIDTH = 3.7  # inches: the width of a picture on a phone, 355 pixels
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Picture:
     Args:
         name: of its PNG file, without the suffix.
         alt: what it shows, for those who cannot see it.
-        draw: makes it; True asks for one that can be read on a phone, at most NARROW inches wide.
+        draw: makes it; True asks for one that can be read on a phone, at most PHONE_WIDTH inches wide.
         caption: the line below it.
     """
 

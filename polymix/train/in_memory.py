@@ -12,7 +12,8 @@ from torch import nn
 
 from polymix.measure import Stopwatch
 from polymix.train.data.sampling import isolated_random_state, number, seed_all
-from polymix.train.loop import Watch, evaluating, fit
+from polymix.train.evaluation import evaluating
+from polymix.train.loop import Watch, fit
 from polymix.train.place import Place
 from polymix.train.resume import load_whole_state
 from polymix.train.task import Data, Task

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from polymix.convert.saving.files import load_safetensors, read, read_tensors
+from polymix.convert.saving.files import read, read_tensors
+from polymix.convert.weight_files import load_safetensors
 from polymix.errors import ResultsError, reason_of
 from polymix.files import regular
 from polymix.mixers import TokenMixer

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,29 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polymix.errors import OptionError
 from polymix.measure import Stopwatch
 from polymix.train.averages import averaged
-from polymix.train.data.sampling import Slices, isolated_random_state, number, seed_all
-from polymix.train.place import Place
-from polymix.train.recipe import Recipe
-from polymix.train.resume import load_checkpoint, load_whole_state, save_checkpoint, whole_state
+from polymix.train.data.sampling import Slices, number, seed_all
+from polymix.train.evaluation import Row, Selection, evaluating
+from polymix.train.place import Place, slices_of
+from polymix.train.resume import load_checkpoint, save_checkpoint, whole_state
 from polymix.train.task import Data, Task
-
-Row = dict[str, Any]
-VALIDATION = "validation_"  # of names of what was measured on the part that chooses the weights
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode, without gradients; the random state is restored afterwards."""
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad(), isolated_random_state():
-            yield
-    finally:
-        model.train(training)
 
 
 class Learner(nn.Module):
@@ -70,18 +53,6 @@ class Trained:
     speeds: list[float] = field(default_factory=list)
 
 
-def slices_of(recipe: Recipe, world: int, before: Mapping[str, Any] | None) -> int:
-    """Into how many slices a batch is cut: what the run began with, or `accumulate` for each process.
-
-    Raises OptionError where they cannot be shared among the processes.
-    """
-    total = recipe.accumulate * world if before is None else int(before["slices"])
-    if total % world:
-        got = f"{world} processes for a run that cuts each batch into {total} slices"
-        raise OptionError("resume", got, f"a number of processes that divides {total}", "Start another number of them.")
-    return total
-
-
 def fit(
     task: Task[Any, Any],
     data: Data,
@@ -105,9 +76,9 @@ def fit(
     Raises:
         OptionError: the loss or the gradient's norm is not finite; the weights and the last checkpoint are from before.
     """
-    recipe, rank, world = task.recipe, place.rank, place.world
+    recipe = task.recipe
     step = 0 if before is None else int(before["step"])
-    task.slices = slices = Slices(step, slices_of(recipe, world, before), rank, world)
+    task.slices = slices = Slices(step, slices_of(recipe, place.world, before), place.rank, place.world)
     average = averaged(model, recipe.ema, recipe.ema_rise, recipe.ema_buffers) if recipe.ema else None
     place.shard(model)
     best: nn.Module = model if average is None else place.shard(average.module, learns=False)
@@ -115,15 +86,13 @@ def fit(
     optimizer = task.optimizer(model)
     schedule = task.schedule(optimizer)
     models = {"model": model} if average is None else {"model": model, "average": best}
-    kept: dict[str, Any] = {}  # with keep="best": step, score and weights of the best evaluation
+    selection = Selection(task, data, before)
     if before is not None:
         load_checkpoint(before, models, optimizer, schedule)
         place.scaler.load_state_dict(before["scaler"])
         task.load_state(data, before["task"])
-        kept = dict(before["kept"])
         if average is not None:
             average.n_averaged.fill_(step + 1)
-    watched = task.validation(data) if recipe.keep == "best" else data
     batches, shares = iter(task.batches(data, slices)), len(slices.mine)
     trained = Trained({}, step)
     evaluations: list[Row] = []
@@ -163,8 +132,8 @@ def fit(
                     raise task.not_finite(what, numbers[what], step + 1)
         return loss
 
-    if recipe.keep == "best" and task.start_counts and before is None:
-        kept, _ = _choose(task, best, kept, measured(best, watched), step)
+    if selection.best and task.start_counts and before is None:
+        selection.take(best, measured(best, selection.part), step)
     while step < recipe.steps:
         model.train()
         task.advance(model, step)
@@ -185,7 +154,7 @@ def fit(
         step += 1
         if average is not None:
             average.update_parameters(model)
-        seen += sum(task.size(part) for part in parts) * world
+        seen += sum(task.size(part) for part in parts) * place.world
         trained.last_batch = parts[-1]
         watch.on_step(step, numbers)
         at_end = step == recipe.steps
@@ -201,12 +170,10 @@ def fit(
         if due or task.shown_at(step):
             prepared()
         if due:
-            row = measured(best, watched)
-            if recipe.keep == "best":
-                kept, row = _choose(task, best, kept, row, step)
-                if at_end:
-                    load_whole_state(best, kept["weights"])
-                    row = {**measured(best, data), **row, "kept_step": kept["step"]}
+            row = selection.take(best, measured(best, selection.part), step)
+            if at_end and selection.best:
+                chosen = selection.restore(best)
+                row = {**measured(best, data), **row, **chosen}
             if at_end and task.plain and average is not None:
                 plain = measured(model, data)
                 row |= {f"{name}_plain": plain[name] for name in task.plain if name in plain}
@@ -222,19 +189,10 @@ def fit(
             seen = 0.0
             clock.restart()
         if checkpoint is not None and (step % recipe.checkpoint_every == 0 or at_end):
-            content = {"settings": dict(settings or {}), "step": step, "slices": slices.total, "kept": kept,
+            content = {"settings": dict(settings or {}), "step": step, "slices": slices.total, "kept": selection.kept,
                        "scaler": place.scaler.state_dict(), "task": task.state(data)}  # fmt: skip
-            save_checkpoint(checkpoint, content, models, optimizer, schedule, writes=rank == 0)
+            save_checkpoint(checkpoint, content, models, optimizer, schedule, writes=place.rank == 0)
         if at_end:
             break
     trained.steps, trained.weights = step, whole_state(best)
     return trained
-
-
-def _choose(task: Task[Any, Any], best: nn.Module, kept: Row, row: Row, step: int) -> tuple[Row, Row]:
-    """The best evaluation so far with its weights, and the row under the names of a validation."""
-    headline = task.metrics[0]
-    score = headline.score(row.get(headline.name))
-    if not kept or score > kept["score"]:
-        kept = {"step": step, "score": score, "weights": whole_state(best, everywhere=True)}
-    return kept, {f"{VALIDATION}{name}": value for name, value in row.items()}

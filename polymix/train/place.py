@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
@@ -35,6 +35,18 @@ def check_place(recipe: Recipe) -> None:
     if recipe.precision == "float16" and not recipe.device.startswith("cuda"):
         cure = "Pass precision=bfloat16."
         raise OptionError("precision", f"float16 on {recipe.device}", "float32 or bfloat16 there", cure)
+
+
+def slices_of(recipe: Recipe, world: int, before: Mapping[str, Any] | None) -> int:
+    """Into how many slices a batch is cut: what the run began with, or `accumulate` for each process.
+
+    Raises OptionError where they cannot be shared among the processes.
+    """
+    total = recipe.accumulate * world if before is None else int(before["slices"])
+    if total % world:
+        got = f"{world} processes for a run that cuts each batch into {total} slices"
+        raise OptionError("resume", got, f"a number of processes that divides {total}", "Start another number of them.")
+    return total
 
 
 def first_of_all(work: Callable[[], T]) -> T:

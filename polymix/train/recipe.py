@@ -161,8 +161,8 @@ class Recipe(BaseModel):
         for name in type(self).model_fields:
             values = getattr(self, name)
             for value in values if isinstance(values, tuple) else (values,):
-                if isinstance(value, int) and value > errors.MOST_TOKENS and name != "seed":
-                    raise wrong(name, value, f"an integer of at most {errors.MOST_TOKENS}", "Pass a smaller one.")
+                if isinstance(value, int) and value > errors.MAX_TOKENS and name != "seed":
+                    raise wrong(name, value, f"an integer of at most {errors.MAX_TOKENS}", "Pass a smaller one.")
         if self.batch_size % self.accumulate:
             raise wrong("accumulate", self.accumulate, f"a divisor of batch_size={self.batch_size}", "Change one.")
         if self.plan is not None and not self.takes_plan:
@@ -298,7 +298,7 @@ class Recipe(BaseModel):
             return self
         if not epochs_per_step:
             raise OptionError("epochs", self.epochs, "None: every sample of this domain is new", "Pass steps instead.")
-        most = errors.MOST_TOKENS * epochs_per_step
+        most = errors.MAX_TOKENS * epochs_per_step
         if self.epochs > most:
             raise OptionError("epochs", f"{self.epochs:g}", f"at most {most:g} with these data", "Pass fewer.")
         steps = max(1, math.ceil(round(self.epochs / epochs_per_step, 6)))

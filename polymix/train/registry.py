@@ -23,12 +23,12 @@ _NAMES = {
     "jigsaw": "Jigsaw", "handwriting": "Handwriting", "satellite": "Satellite", "segment3d": "Segment3d",
     "detect3d": "Detect3d", "generation": "Generation", "text": "Text", "recall": "Recall",
 }  # fmt: skip
-OWN = {name: f"polymix.domains.{name}.recipe:{kind}Recipe" for name, kind in _NAMES.items()}
+OWN_RECIPES = {name: f"polymix.domains.{name}.recipe:{kind}Recipe" for name, kind in _NAMES.items()}
 
 
 def domains() -> dict[str, EntryPoint]:
     """Every domain by name: polymix's own, which need no installation, then those of other packages."""
-    points = {name: EntryPoint(name, value, GROUP) for name, value in OWN.items()}
+    points = {name: EntryPoint(name, value, GROUP) for name, value in OWN_RECIPES.items()}
     for point in entry_points(group=GROUP):
         points.setdefault(point.name, point)
     return points
@@ -36,7 +36,11 @@ def domains() -> dict[str, EntryPoint]:
 
 def shadowed() -> dict[str, str]:
     """Packages that offer a domain under a name of polymix's own, by that name."""
-    others = (point for point in entry_points(group=GROUP) if point.name in OWN and point.value != OWN[point.name])
+    others = (
+        point
+        for point in entry_points(group=GROUP)
+        if point.name in OWN_RECIPES and point.value != OWN_RECIPES[point.name]
+    )
     return {point.name: point.dist.name if point.dist else point.value for point in others}
 
 
@@ -53,7 +57,7 @@ def recipe_class(name: str) -> type[Recipe]:
         if not (isinstance(kind, type) and issubclass(kind, Recipe)):
             raise TypeError(f"{point.value} is no Recipe")
     except Exception as error:  # whatever a foreign package raises when it is imported
-        if name in OWN:
+        if name in OWN_RECIPES:
             raise
         package = point.dist.name if point.dist else point.value
         got = f"{name} of the package {package}, which cannot be loaded ({one_line(error)[:200]})"

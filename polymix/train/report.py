@@ -15,10 +15,10 @@ import torch
 from polymix.errors import ResultsError, reason_of
 from polymix.files import read_json, write_whole, writing
 from polymix.measure.machine import manifest
-from polymix.numbers import NONE, figure, machine_line, metric, plural
+from polymix.numbers import DASH, figure, machine_line, metric, plural
 from polymix.pages import embedded, fenced, markdown, render, table_line
 from polymix.results import RESULTS, schema_name
-from polymix.train.loop import VALIDATION
+from polymix.train.evaluation import VALIDATION
 from polymix.train.rows import UP, TrainContent, check_rows, floor_sentence
 from polymix.train.task import Metric, Task
 
@@ -33,10 +33,10 @@ class Journal:
     def __init__(self, path: Path, done: int, say: Callable[[str], None], writes: bool) -> None:
         self.path, self.say, self.writes = path, say, writes
         if writes:
-            kept = [row for row in self.rows() if row["step"] <= done]
+            earlier = [row for row in self.rows() if row["step"] <= done]
             path.parent.mkdir(parents=True, exist_ok=True)
-            if kept or path.exists():
-                write_whole(path, "".join(json.dumps(row) + "\n" for row in kept))
+            if earlier or path.exists():
+                write_whole(path, "".join(json.dumps(row) + "\n" for row in earlier))
 
     def rows(self) -> list[dict[str, Any]]:
         """All rows. An incomplete last line is left out."""
@@ -69,9 +69,9 @@ class Journal:
 
 def measured(rows: Sequence[Row]) -> tuple[list[str], list[Row]]:
     """The names of what was measured on held-out data, the headline first, and the rows that have it."""
-    kept = [row for row in rows if "loss" not in row and len(row) > 1]
-    names = dict.fromkeys(key for row in kept for key in row if key not in ("step", "samples", "kept_step"))
-    return sorted(names, key=lambda name: name.startswith(VALIDATION)), kept
+    evaluated = [row for row in rows if "loss" not in row and len(row) > 1]
+    names = dict.fromkeys(key for row in evaluated for key in row if key not in ("step", "samples", "kept_step"))
+    return sorted(names, key=lambda name: name.startswith(VALIDATION)), evaluated
 
 
 def metric_of(task: Task[Any, Any], name: str) -> Metric:
@@ -81,10 +81,10 @@ def metric_of(task: Task[Any, Any], name: str) -> Metric:
 
 def write_results(out: Path, content: Mapping[str, Any], rows: Sequence[Row], finished: bool) -> Path:
     """results.json: settings, machine, parameters, and every row that was measured on held-out data."""
-    names, kept = measured(rows)
+    names, evaluated = measured(rows)
     machine = manifest(content["settings"]["device"], torch.get_num_threads())
-    metrics = {name: finite(kept[-1].get(name)) for name in names}
-    evaluations = [{key: finite(value) for key, value in row.items()} for row in kept]
+    metrics = {name: finite(evaluated[-1].get(name)) for name in names}
+    evaluations = [{key: finite(value) for key, value in row.items()} for row in evaluated]
     whole = {"schema": SCHEMA, "finished": finished, **content, "machine": machine, "metrics": metrics,
              "evaluations": evaluations}  # fmt: skip
     write_whole(out / RESULTS, json.dumps(whole, indent=1, allow_nan=False) + "\n")
@@ -125,7 +125,7 @@ def write_report(out: Path, content: Mapping[str, Any], rows: Sequence[Row]) -> 
     pictures, pages = ([path for path in drawn if (path.suffix == ".html") == is_page] for is_page in (False, True))
     from polymix.pages.plots import Picture, publish
 
-    names, kept = measured(rows)
+    names, evaluated = measured(rows)
     speeds = [(row[key], key) for row in rows for key in row if key.endswith("_per_second")]
     settings = content["settings"]
     mixer = f" with {settings['mixer']}" if settings.get("mixer") else ""
@@ -138,8 +138,8 @@ def write_report(out: Path, content: Mapping[str, Any], rows: Sequence[Row]) -> 
     curves = Picture("curves", "Training loss and the headline by step", lambda narrow: curve(rows, narrow))
     shown = publish([curves], out)
     headings = ["step", *(name.replace("_", " ") for name in names)]
-    cells = [[f"{row['step']:,}", *(metric(row.get(name), name) for name in names)] for row in kept]
-    samples = list(kept[-1].get("samples", ())) if kept else []
+    cells = [[f"{row['step']:,}", *(metric(row.get(name), name) for name in names)] for row in evaluated]
+    samples = list(evaluated[-1].get("samples", ())) if evaluated else []
     page = render(
         "train/report.html.j2", title=title, training=training, describe=about.get("describe"), headings=headings,
         rows=cells, curves=shown["curves"], pictures={path.stem: url for path, url in zip(
@@ -183,8 +183,8 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
     for row in rows:
         values = [metric(row["metrics"].get(name), name) for name in names]
         speeds = [figure(row[key]) for key in ("training_per_second", "inference_per_second")]
-        peak = NONE if row["peak_bytes"] is None else figure(row["peak_bytes"] / 2**20)
-        paper = in_the_paper(row["paper"]) if row["paper"] else NONE
+        peak = DASH if row["peak_bytes"] is None else figure(row["peak_bytes"] / 2**20)
+        paper = in_the_paper(row["paper"]) if row["paper"] else DASH
         lines.append([row["mixer"], str(row["seed"]), *values, f"{row['parameters']:,}", *speeds, peak]
                      + [paper] * papers)  # fmt: skip
     return lines
@@ -207,12 +207,12 @@ def curve(rows: Sequence[Row], narrow: bool) -> Any:
     from matplotlib.figure import Figure
     from matplotlib.ticker import FixedLocator, MaxNLocator
 
-    from polymix.pages.plots import COLOURS, NARROW
+    from polymix.pages.plots import COLOURS, PHONE_WIDTH
 
-    names, kept = measured(rows)
+    names, evaluated = measured(rows)
     headline = [name for name in names if name == f"{VALIDATION}{names[0]}"] or names[:1]
-    curves = [("loss", [row for row in rows if "loss" in row]), *((name, kept) for name in headline)]
-    figure = Figure(figsize=(NARROW, 2.9 * len(curves)) if narrow else (9, 3.6), layout="constrained")
+    curves = [("loss", [row for row in rows if "loss" in row]), *((name, evaluated) for name in headline)]
+    figure = Figure(figsize=(PHONE_WIDTH, 2.9 * len(curves)) if narrow else (9, 3.6), layout="constrained")
     grid = figure.subplots(*((len(curves), 1) if narrow else (1, len(curves))), squeeze=False)
     for axes, (name, its) in zip(grid.flat, curves, strict=True):
         its = [row for row in its if finite(row.get(name)) is not None]

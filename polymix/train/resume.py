@@ -24,8 +24,8 @@ from polymix.convert.saving.unwrapping import bare
 from polymix.errors import ResultsError, reason_of
 from polymix.files import write_whole
 
-LAST = Path("checkpoint") / "last.ckpt"  # in the run's folder
-_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)  # in the first process alone
+LAST_CHECKPOINT = Path("checkpoint") / "last.ckpt"  # in the run's folder
+_FULL_STATE = StateDictOptions(full_state_dict=True, cpu_offload=True)  # in the first process alone
 _PARTS = {
     "settings": dict, "step": int, "slices": int, "models": dict, "optimizer": dict, "schedule": dict, "kept": dict,
     "scaler": dict, "task": dict,
@@ -35,7 +35,7 @@ _PARTS = {
 def whole_state(model: nn.Module, *, everywhere: bool = False) -> dict[str, Any]:
     """A model's weights by plain names, on the CPU, from all processes: in the first one, or a copy in each."""
     if not everywhere:
-        return get_model_state_dict(model, options=_WHOLE)
+        return get_model_state_dict(model, options=_FULL_STATE)
     state: dict[str, Any] = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
     return {name: value.detach().to("cpu", copy=True) for name, value in state.items()}
 
@@ -58,7 +58,7 @@ def save_checkpoint(
         content: "settings", "step" and "slices", and what else is to be kept. models: by name, "model" first.
     """
     states = {name: whole_state(model) for name, model in models.items()}
-    learned = get_optimizer_state_dict(models["model"], optimizer, options=_WHOLE)
+    learned = get_optimizer_state_dict(models["model"], optimizer, options=_FULL_STATE)
     if not writes:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,7 @@ def read_checkpoint(path: Path, writer: str, *, mmap: bool = False) -> dict[str,
 
 def check_no_checkpoint(out: Path, resume: bool) -> None:
     """ResultsError where a fresh run in `out` would overwrite a checkpoint."""
-    if (out / LAST).exists() and not resume:
+    if (out / LAST_CHECKPOINT).exists() and not resume:
         got, allowed = f"{out}, which has a checkpoint", "a folder without a checkpoint"
         raise ResultsError("out", got, allowed, "Pass resume to continue.")
 
@@ -104,7 +104,7 @@ def checkpoint_to_resume(out: Path, resume: bool, settings: Mapping[str, Any]) -
         ResultsError: there is a checkpoint and `resume` is False, or it is damaged or of another run.
     """
     check_no_checkpoint(out, resume)
-    last = out / LAST
+    last = out / LAST_CHECKPOINT
     if not last.exists():
         return None
     before = read_checkpoint(last, "polymix train")

@@ -20,7 +20,7 @@ from polymix.train.recipe import CONTROL
 from polymix.train.task import Task
 
 UP, DOWN = "up", "down"
-LONG_ENOUGH = 0.2  # seconds of inference to measure
+MIN_SECONDS = 0.2  # seconds of inference to measure
 
 
 class TrainRow(TypedDict):
@@ -111,7 +111,7 @@ def measure_speed(task: Task[Any, Any], model: nn.Module, place: Place, batch: A
     with isolated_random_state(), place.autocast():
         model.eval()
         with torch.no_grad():
-            timing = repeated(lambda: task.infer(model, batch), seconds=LONG_ENOUGH, most=10, device=device)
+            timing = repeated(lambda: task.infer(model, batch), seconds=MIN_SECONDS, most=10, device=device)
         model.train()
         peak = peak_memory(lambda: task.loss(model, batch).backward(), device)
         model.zero_grad(set_to_none=True)
@@ -132,14 +132,14 @@ def floor_sentence(rows: Sequence[Mapping[str, Any]]) -> str | None:
     if name is None or not others:
         return None
     floor = _mean(floors, name)
-    found = {mixer: _mean([row for row in others if row["mixer"] == mixer], name)
+    means = {mixer: _mean([row for row in others if row["mixer"] == mixer], name)
              for mixer in dict.fromkeys(row["mixer"] for row in others)}  # fmt: skip
-    if floor is None or None in found.values():
+    if floor is None or None in means.values():
         return f"{CONTROL} or another mixer has no {name}: they cannot be compared."
-    shown = " and ".join(f"{metric(value, name)} for {mixer}" for mixer, value in found.items())
+    shown = " and ".join(f"{metric(value, name)} for {mixer}" for mixer, value in means.items())
     end = "mixes nothing between tokens"
     sign = 1 if floors[0]["directions"][name] == UP else -1
-    best = max(sign * value for value in found.values() if value is not None)
+    best = max(sign * value for value in means.values() if value is not None)
     verdict = "" if best > sign * floor else ": mixing added nothing in this run"
     return f"{CONTROL}, which {end}, reaches {name} {metric(floor, name)}, against {shown}{verdict}."
 

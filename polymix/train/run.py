@@ -15,9 +15,10 @@ from polymix.devices import processes
 from polymix.errors import OptionError
 from polymix.files import output_folder, remove_unfinished
 from polymix.train.data.sampling import isolated_random_state, number, seed_all
+from polymix.train.evaluation import evaluating
 from polymix.train.initial import check_weights, load_weights
 from polymix.train.loggers import check_logger, log, logging_to
-from polymix.train.loop import Trained, Watch, evaluating, fit
+from polymix.train.loop import Trained, Watch, fit
 from polymix.train.place import Place, check_place, first_of_all
 from polymix.train.recipe import CONTROL, Recipe
 from polymix.train.registry import task_class
@@ -31,7 +32,7 @@ from polymix.train.report import (
     write_report,
     write_results,
 )
-from polymix.train.resume import LAST, check_no_checkpoint, check_same_run, checkpoint_to_resume
+from polymix.train.resume import LAST_CHECKPOINT, check_no_checkpoint, check_same_run, checkpoint_to_resume
 from polymix.train.rows import DOWN, UP, make_row, measure_speed
 from polymix.train.task import Data, Say, Task, silent
 
@@ -121,7 +122,7 @@ def _train(
 ) -> Journal:  # fmt: skip
     """One model, trained, measured and saved in `out`."""
     rank, _ = processes()
-    recipe, last = task.recipe, out / LAST
+    recipe, last = task.recipe, out / LAST_CHECKPOINT
     task.say = say = task.say if rank == 0 else silent
     settings: dict[str, Any] = recipe.decisive()
     if recipe.epochs is not None:

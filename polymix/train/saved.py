@@ -17,8 +17,8 @@ from polymix.errors import DataError, OptionError, PolymixError, ResultsError, o
 from polymix.files import output_folder, write_whole
 from polymix.numbers import plural
 from polymix.results import RESULTS, Results, schema_name, wrong_part
+from polymix.train.evaluation import evaluating
 from polymix.train.initial import check_header
-from polymix.train.loop import evaluating
 from polymix.train.recipe import Recipe
 from polymix.train.registry import domains, options_of, recipe_class
 from polymix.train.report import SCHEMA

@@ -187,7 +187,7 @@ def _evaluation(settings: Settings, task: Task[Any, Any], data: str, details: Ma
 
 def _measured(task: Task[Any, Any], model: nn.Module, data: Any, settings: Settings) -> Evaluation:
     """What a task says of a model on data."""
-    from polymix.train.loop import evaluating
+    from polymix.train.evaluation import evaluating
     from polymix.train.task import Process
 
     model = model.to(settings.device)

@@ -59,8 +59,8 @@ class Settings:
             raise OptionError("--model", got, "one of the two", "For example, --mixer pom --dim 64 --tokens 256.")
         alone = {"--dim": self.dim is not None, "--modes": tuple(self.modes) != ("self",)}
         if self.models:
-            for option, given in alone.items():
-                if given:
+            for option, is_set in alone.items():
+                if is_set:
                     raise OptionError(option, "a value with --model", "none: a model has its own", "Leave it out.")
         else:
             for option, value in (("--dim", self.dim), ("--tokens", self.tokens)):
@@ -116,11 +116,11 @@ def _of_language(settings: Settings, graph: Graph) -> dict[str, Any]:
     from polymix.workflows.generate.folder import load_tokenizer
 
     model: Any = graph.model.model
-    told = tell_language(model)
+    info = tell_language(model)
     try:
-        return {"info": told, "beside": tokenizer_files(load_tokenizer(folder))}
+        return {"info": info, "beside": tokenizer_files(load_tokenizer(folder))}
     except DataError:  # a model of token ids alone, which a program can still run
-        return {"info": told}
+        return {"info": info}
 
 
 def _measure(
@@ -136,12 +136,12 @@ def _measure(
             continue
         entries = [entry for entry in content["files"] if Path(entry["path"]).name.startswith(f"{graph.name}-")]
         try:
-            found = measured(folder, data, out, entries)
+            measurements = measured(folder, data, out, entries)
         except PolymixError as error:
             say(f"{model} was not measured: {error}")
             continue
-        rows += [{"model": model, **row} for row in found]
-        for row in found:
+        rows += [{"model": model, **row} for row in measurements]
+        for row in measurements:
             figures = ", ".join(f"{name} {figure(value)}" for name, value in row["metrics"].items())
             say(f"{'PyTorch' if row['path'] is None else out / row['path']}: {figures}")
     if rows:
@@ -288,12 +288,12 @@ def read_data(path: Path, inputs: Mapping[str, Tensor]) -> list[dict[str, np.nda
     else:
         raise DataError("--data", str(path), ".npy, .npz or a folder of images", "Check the path.")
     if set(arrays) != set(inputs):
-        got, wanted = ", ".join(arrays) or "no arrays", ", ".join(inputs)
-        raise DataError("--data", f"{path} with {got}", f"arrays named {wanted}", "Rename them.")
+        got, expected = ", ".join(arrays) or "no arrays", ", ".join(inputs)
+        raise DataError("--data", f"{path} with {got}", f"arrays named {expected}", "Rename them.")
     for name, array in arrays.items():
-        wanted_shape = tuple(inputs[name].shape[1:])
-        if array.ndim != inputs[name].ndim or tuple(array.shape[1:]) != wanted_shape:
-            allowed = f"samples of shape {wanted_shape} for {name}"
+        expected_shape = tuple(inputs[name].shape[1:])
+        if array.ndim != inputs[name].ndim or tuple(array.shape[1:]) != expected_shape:
+            allowed = f"samples of shape {expected_shape} for {name}"
             raise DataError("--data", f"{path} with {name} of shape {array.shape}", allowed, "Reshape them.")
         if len(array) < 2:
             raise DataError("--data", f"{path} with {len(array)} sample", "at least two", "Use a few hundred.")

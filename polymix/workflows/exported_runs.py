@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 BATCH = 2
 SAMPLES = 128  # of the training data, to calibrate with
-MEASURED = 2000  # samples that each file is measured on, where a task can measure fewer than all
+MAX_SAMPLES = 2000  # samples that each file is measured on, where a task can measure fewer than all
 
 
 class _Enough(Exception):
@@ -88,13 +88,13 @@ def calibration(run: SavedRun, inputs: Mapping[str, Tensor], data: str | None = 
     Where `data` are given, a task's training calls its model otherwise, or its data are gone, what it is called with in
     evaluation: that prepares samples as the model knows them.
     """
-    found = [] if data is not None else list(_batches(_training_calls(run), inputs))
-    if not found:
+    batches = [] if data is not None else list(_batches(_training_calls(run), inputs))
+    if not batches:
         calls = _Calls(SAMPLES)
         with contextlib.suppress(_Enough):
             run.measure(data, prepare=calls.watch)
-        found = list(_batches(calls, inputs))
-    return found or [{name: value.cpu().numpy() for name, value in inputs.items()}]
+        batches = list(_batches(calls, inputs))
+    return batches or [{name: value.cpu().numpy() for name, value in inputs.items()}]
 
 
 def image_calibration(source: Source, data: str, size: int | None) -> Sequence[Arrays]:
@@ -108,7 +108,7 @@ def image_calibration(source: Source, data: str, size: int | None) -> Sequence[A
 
 def _training_calls(run: SavedRun) -> _Calls:
     from polymix.train.data.sampling import Seeded
-    from polymix.train.loop import evaluating
+    from polymix.train.evaluation import evaluating
 
     calls, task = _Calls(SAMPLES), run.task
     with TemporaryDirectory() as scratch:
@@ -134,12 +134,12 @@ def _training_calls(run: SavedRun) -> _Calls:
 def _batches(calls: _Calls, inputs: Mapping[str, Tensor]) -> Iterator[Arrays]:
     """The recorded calls in batches with the shapes of `inputs`."""
     for args, kwargs in calls.calls:
-        given = {**dict(zip(inputs, args, strict=False)), **kwargs}
-        if set(given) != set(inputs) or not all(isinstance(value, Tensor) for value in given.values()):
+        arguments = {**dict(zip(inputs, args, strict=False)), **kwargs}
+        if set(arguments) != set(inputs) or not all(isinstance(value, Tensor) for value in arguments.values()):
             continue
         size = max((len(value) for value in inputs.values() if value.ndim), default=1)
-        for start in range(0, min(len(value) for value in given.values()) - size + 1, size):
-            part = {name: given[name][start : start + size] for name in inputs}
+        for start in range(0, min(len(value) for value in arguments.values()) - size + 1, size):
+            part = {name: arguments[name][start : start + size] for name in inputs}
             if all(part[name].shape == inputs[name].shape for name in inputs):
                 yield {name: value.detach().cpu().numpy() for name, value in part.items()}
 
@@ -157,14 +157,14 @@ def measured(folder: Path, data: str | None, out: Path, entries: Sequence[Mappin
     )
     rows = []
     for path in (None, *quantised):
-        wanted = Evaluated(folder, data=data, limit=MEASURED, exported=None if path is None else out / path)
+        settings = Evaluated(folder, data=data, limit=MAX_SAMPLES, exported=None if path is None else out / path)
         try:
-            found = evaluate(wanted)
+            result = evaluate(settings)
         except OptionError as error:  # a task that measures all or nothing
             if error.argument != "--limit":
                 raise
-            found = evaluate(replace(wanted, limit=None))
-        rows.append({"path": path, "count": found.count, "metrics": found.to_dict()["metrics"]})
+            result = evaluate(replace(settings, limit=None))
+        rows.append({"path": path, "count": result.count, "metrics": result.to_dict()["metrics"]})
     return rows
 
 

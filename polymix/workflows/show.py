@@ -48,7 +48,7 @@ class Costs:
 
 _IMAGE = (64, 64)  # of the paper's figures: rows and columns of tokens
 # How a figure of published.toml is shown: beside which quantity, and its unit.
-_SHOWN = {
+_FIGURES = {
     "flops_G": ("FLOPs", "{:.2f} G"), "multiply_adds_G": ("multiplications", "{:.2f} G"),
     "parameters_M": ("parameters", "{:.1f} M"), "peak_MB": ("peak memory of one layer", "{:g} MB"),
     "a100_ms": ("latency on an A100", "{:g} ms"), "hexagon_int8_ms": ("latency on a Hexagon NPU in int8", "{:g} ms"),
@@ -151,7 +151,7 @@ def published(mixer: TokenMixer, n: int) -> list[Published]:
         if (row["channels"], row["tokens"]) == (mixer.dim, n) and parse_mixer(row["mixer"])[1] == own:
             source = f"{row['paper']}, {row['table']} ({n:,} tokens, {mixer.dim:,} channels)"
             for name, value in row["figures"].items():
-                quantity, unit = _SHOWN[name]
+                quantity, unit = _FIGURES[name]
                 figures.append(Published(quantity, unit.format(value), source, row["note"]))
     if isinstance(mixer, PomMixer):
         d, inner, k = mixer.dim, mixer.inner, mixer.config.degree

@@ -14,8 +14,8 @@ from typing import Any
 from polymix.measure.timing import Timing
 from polymix.numbers import figure, fixed, listed, speedup
 
-WORTH = 1.1  # smaller gains vary from run to run
-WORTH_OF_ONE_RUN = 2.0  # where there was time for a single run, which has no spread
+MIN_GAIN = 1.1  # smaller gains vary from run to run
+MIN_GAIN_OF_ONE_RUN = 2.0  # where there was time for a single run, which has no spread
 FASTER, SLOWER, SIMILAR, UNCLEAR = "faster", "slower", "similar", "unclear"
 OUTCOMES = (FASTER, SIMILAR, UNCLEAR, SLOWER)
 REPLACE, KEEP, OPEN = "replace", "keep", "open"
@@ -46,12 +46,12 @@ class Speed:
     @property
     def outcome(self) -> str:
         """FASTER or SLOWER beyond doubt, SIMILAR, or UNCLEAR where the runs spread too far to say."""
-        least = WORTH_OF_ONE_RUN if self.one_run else WORTH
+        least = MIN_GAIN_OF_ONE_RUN if self.one_run else MIN_GAIN
         if self.gain >= least and (self.low > 1 or self.one_run):
             return FASTER
         if self.gain <= 1 / least and (self.high < 1 or self.one_run):
             return SLOWER
-        near = 1 / WORTH < self.gain < WORTH and not self.one_run and self.low > 0.5 and self.high < 2
+        near = 1 / MIN_GAIN < self.gain < MIN_GAIN and not self.one_run and self.low > 0.5 and self.high < 2
         return SIMILAR if near else UNCLEAR
 
     def __str__(self) -> str:
@@ -66,7 +66,7 @@ class Speed:
     def doubt(self) -> str:
         """Why an UNCLEAR speed decides nothing."""
         if self.one_run:
-            return f"in a single run, which counts only from {figure(WORTH_OF_ONE_RUN)} times on"
+            return f"in a single run, which counts only from {figure(MIN_GAIN_OF_ONE_RUN)} times on"
         return f"its runs vary from {figure(self.low)} to {figure(self.high)} times"
 
 
@@ -126,9 +126,9 @@ def judge(contenders: Sequence[Contender], tokens: int, place: str = "", *, refe
     """
     place = place or f"At {tokens:,} tokens"
 
-    def verdict(action: str, why: str, text: str, found: Contender | None = None) -> Verdict:
-        speed = None if found is None else found.speeds[tokens]
-        return Verdict(action, why, None if found is None else found.name, tokens, speed, f"{place} {text}")
+    def verdict(action: str, why: str, text: str, contender: Contender | None = None) -> Verdict:
+        speed = None if contender is None else contender.speeds[tokens]
+        return Verdict(action, why, None if contender is None else contender.name, tokens, speed, f"{place} {text}")
 
     if not reference:
         text = "the choice is open: attention itself diverged in training, so there is no accuracy to compare with."

@@ -23,6 +23,13 @@ def build(dim=8, classes=3):
     return nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), torch.randn(2, 5, dim)
 
 
+def vit():
+    from polymix import SoftmaxConfig
+    from polymix.models import VisionTransformer
+
+    return VisionTransformer(SoftmaxConfig(heads=2), image_size=8, patch_size=2, dim=8, depth=1, classes=10, channels=1)
+
+
 def layer():
     return nn.Linear(8, 8)
 

@@ -13,6 +13,7 @@ from polymix.train.registry import domain_of
 from polymix.train.run import check_data, check_recipe
 from tests.attacks.command import offline
 from tests.attacks.data_sets import DATA_SETS, damages, kinds_of, without_file, write_data_set
+from tests.helpers import slow_but
 
 PART = 19  # of the damages, those of the quick test
 SLOW = ("satellite", "detect3d")  # reading the whole data takes a second
@@ -104,7 +105,7 @@ def test_every_damage(data_set, tmp_path):
     assert part * attacked(data_set, tmp_path / "scratch", part) > 9
 
 
-@pytest.mark.parametrize("how", ["pipe", "folder", "nothing"])
+@pytest.mark.parametrize("how", slow_but(["nothing"], ["pipe", "folder", "nothing"]))
 def test_what_is_no_file(data_set, tmp_path, how):
     folder, recipe = data_set
     wrong = []

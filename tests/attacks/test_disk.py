@@ -16,6 +16,8 @@ VERBS = {
     "compare": ["compare", "--quick", "--mixers", "pom", "--threads", "1"],
     "bench": ["bench", "--quick", "--mixers", "pom", "--tokens", "16", "--threads", "1"],
     "convert": [*CONVERT, "--threads", "1"],
+    "search": ["search", "--model", "model.py:vit", "--data", "digits", "--steps", "2", "--threads", "1",
+               "--mixers", "pom,keep", "--budget", "1"],
     "train": [*TRAIN, "--threads", "1"],
     "lens": ["lens", "pom", "dim=2"],
 }  # fmt: skip

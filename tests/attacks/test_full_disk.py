@@ -23,7 +23,7 @@ from polymix.files import PART, write_files, write_whole
 from polymix.pages.plots import save
 from polymix.train.data.drawing import save_figure
 from polymix.train.data.synthetic import cached
-from polymix.train.registry import OWN
+from polymix.train.registry import OWN_RECIPES
 from polymix.train.report import Journal
 from tests.attacks.command import TEXT, tree
 from tests.attacks.test_lock import VERBS
@@ -176,7 +176,7 @@ EFFORT = {"satellite": (), "text": (), "generation": pytest.mark.slow, "segment3
 
 
 @pytest.mark.parametrize("domain", [
-    pytest.param(name, marks=EFFORT.get(name, pytest.mark.exhaustive)) for name in OWN
+    pytest.param(name, marks=EFFORT.get(name, pytest.mark.exhaustive)) for name in OWN_RECIPES
 ])  # fmt: skip
 def test_training_on_a_full_disk(domain, material, monkeypatch, tmp_path):
     monkeypatch.chdir(material)

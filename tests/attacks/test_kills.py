@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from polymix.cli import main
+from polymix.workflows.search import stages
 from tests.attacks.test_files import TRAIN
 from tests.processes import fork, silent, statuses
+from tests.workflows.search.helpers import fixed_times
 
 CHANGES = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate"}
 VIT = """
@@ -28,20 +30,23 @@ def build():
 
     torch.manual_seed(0)
     return VisionTransformer(
-        SoftmaxConfig(heads=2), image_size=8, patch_size=2, dim=8, depth=1, classes=10, channels=1
+        SoftmaxConfig(heads=2), image_size=8, patch_size=2, dim=8, depth=2, classes=10, channels=1
     )
 """
 COMMANDS = {
     "train": [word.replace("steps=4", "steps=12") for word in TRAIN[:-2]],
     "convert": ["convert", "--model", "vit.py:build", "--plan", "pom", "--data", "digits", "--distill-epochs", "2",
                 "--seconds", "0.05", "--lengths", "1", "--threads", "1"],
+    "search": ["search", "--model", "vit.py:build", "--data", "digits", "--mixers", "qt,pom,keep", "--budget", "0.5", "--steps",
+               "3", "--threads", "1"],
     "compare": ["compare", "--epochs", "1", "--seeds", "1", "--tokens", "16", "--threads", "1", "--mixers", "pom,linear_floor"],
 }  # fmt: skip
 
 
 def command(arguments, dies_at=None, noted=None):
-    """Run a command; die at a moment, or note in a file how many there are."""
+    """Run a command; die at a moment, or note in a file how many there are. Times are the same in all searches."""
     silent()
+    stages.layer_times = fixed_times
     moments = itertools.count(1)
     begun = False
 
@@ -74,6 +79,9 @@ def bits(verb, out):
     from safetensors.torch import load_file
 
     assert not list(out.rglob("*.part"))
+    if verb == "search":
+        found = {name: content[name] for name in ("times", "damages", "front", "points", "rules", "headline")}
+        return found, (out / "plan.json").read_bytes(), (out / "parts.safetensors").read_bytes()
     return {name: tensor.numpy().tobytes() for name, tensor in load_file(out / "model.safetensors").items()}
 
 

@@ -20,7 +20,7 @@ from polymix.errors import PolymixError
 from polymix.limits import memory_of
 from polymix.mixers.registry import config_class
 from polymix.models import VisionTransformer
-from polymix.train.registry import OWN, recipe_class
+from polymix.train.registry import OWN_RECIPES, recipe_class
 from polymix.train.run import check_recipe
 from tests.attacks.command import _no_socket
 
@@ -189,7 +189,7 @@ def test_every_argument_of_every_function_with_every_value(small_machine, name, 
     assert not rows
 
 
-@pytest.mark.parametrize("domain", OWN)
+@pytest.mark.parametrize("domain", OWN_RECIPES)
 def test_every_option_of_every_recipe_with_every_value(domain):
     recipe, rows = recipe_class(domain), []
     for option in recipe.model_fields:

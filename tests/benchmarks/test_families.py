@@ -137,3 +137,39 @@ def test_a_backbone_of_stages_keeps_its_lists_whole(monkeypatch):
 
     config = small_config(transformers.Mask2FormerConfig(), STEPS[0]).backbone_config
     assert len(config.depths) == len(config.num_heads) == len(config.out_features) == 4
+
+
+def test_every_class_of_attention_in_timm_is_tried_or_left_out_for_a_reason(monkeypatch):
+    """A class that no pattern knows would be missing from the table, without a word."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    pytest.importorskip("timm", reason="untested: classes of timm")
+    from families_steps import timm_attention
+
+    named, left_out = timm_attention._classes(), timm_attention.left_out()
+    assert {"attention.Attention", "shvit.SHSA", "convit.GPSA"} <= set(timm_attention.kinds())
+    assert set(timm_attention.kinds()) | set(left_out) == set(named) and all(left_out.values())
+
+
+def test_a_class_that_the_plan_leaves_is_named_so_that_the_reason_is_told(monkeypatch):
+    """A model whose other layers convert would else stand in the table as one of a class that converts."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from families_steps.checks import converted
+
+    class Odd(torch.nn.MultiheadAttention):
+        """One whose forward has no adapter."""
+
+        def forward(self, query, key, value, **options):
+            return super().forward(query, key, value, **options)
+
+    class Host(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.usual = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+            self.odd = Odd(8, 2, batch_first=True)
+
+        def forward(self, x):
+            return self.odd(x := self.usual(x, x, x)[0], x, x)[0]
+
+    assert converted(Host(), "qt", torch.randn(2, 5, 8))[0].adapters.keys() == {"usual"}
+    with pytest.raises(polymix.errors.OptionError, match="odd"):
+        converted(Host(), "qt", torch.randn(2, 5, 8), Odd)

@@ -8,17 +8,17 @@ import pytest
 
 from polymix.errors import OptionError
 from polymix.train.recipe import Recipe, table
-from polymix.train.registry import OWN, domain_of, named_recipe, recipe_class, task_class
+from polymix.train.registry import OWN_RECIPES, domain_of, named_recipe, recipe_class, task_class
 
 
-@pytest.mark.parametrize("domain", OWN)
+@pytest.mark.parametrize("domain", OWN_RECIPES)
 def test_a_domain_is_found_by_its_name_alone_and_in_a_file(domain, tmp_path):
     assert domain_of(named_recipe(domain)) == domain
     (tmp_path / "r.json").write_text(json.dumps({"task": domain}))
     assert type(named_recipe(tmp_path / "r.json")) is recipe_class(domain)
 
 
-@pytest.mark.parametrize("domain", OWN)
+@pytest.mark.parametrize("domain", OWN_RECIPES)
 def test_other_data_leave_behind_what_fits_the_training_s_alone(domain):
     """A trained model is measured on other data: no option of the training's data stands in the way."""
     kind = recipe_class(domain)
@@ -34,7 +34,7 @@ def test_other_data_leave_behind_what_fits_the_training_s_alone(domain):
     assert all(getattr(before, name) == defaults[name] for name in kind.fits_source)
 
 
-@pytest.mark.parametrize("domain", OWN)
+@pytest.mark.parametrize("domain", OWN_RECIPES)
 def test_a_shorter_run_is_measured_as_often_as_one_of_the_default_steps(domain):
     recipe = recipe_class(domain)()
     often = math.ceil(recipe.steps / recipe.steps_between_evaluations)
@@ -44,7 +44,7 @@ def test_a_shorter_run_is_measured_as_often_as_one_of_the_default_steps(domain):
     assert recipe.changed(evaluate_every=None).steps_between_evaluations == recipe.steps
 
 
-@pytest.mark.parametrize("domain", OWN)
+@pytest.mark.parametrize("domain", OWN_RECIPES)
 def test_the_cure_for_a_wrong_value_is_the_default_as_one_would_type_it(domain):
     """Also where a factory makes the default; an empty one is no example."""
     kind = recipe_class(domain)
@@ -57,7 +57,7 @@ def test_the_cure_for_a_wrong_value_is_the_default_as_one_would_type_it(domain):
         assert example is None or getattr(kind(**{name: example[1]}), name) == default
 
 
-@pytest.mark.parametrize("domain", OWN)
+@pytest.mark.parametrize("domain", OWN_RECIPES)
 def test_every_option_of_a_domain_says_what_it_is(domain):
     kind = recipe_class(domain)
     names = [name for name, *_ in table(kind)]
@@ -68,7 +68,7 @@ def test_every_option_of_a_domain_says_what_it_is(domain):
     assert kind.__doc__ and kind.task.partition(":")[2]
 
 
-@pytest.mark.parametrize("domain", OWN)
+@pytest.mark.parametrize("domain", OWN_RECIPES)
 def test_every_preset_of_a_domain_is_a_recipe(domain):
     """The smoke test, which every domain has, of four steps at most."""
     kind = recipe_class(domain)
@@ -78,7 +78,7 @@ def test_every_preset_of_a_domain_is_a_recipe(domain):
     assert kind.tiny().steps <= 4
 
 
-PUBLISHED = [(domain, name) for domain in OWN for name in recipe_class(domain).presets if name != "tiny"]
+PUBLISHED = [(domain, name) for domain in OWN_RECIPES for name in recipe_class(domain).presets if name != "tiny"]
 LEARNING = ("batch_size", "learning_rate", "warmup", "final", "weight_decay", "decay", "betas", "clip", "ema", "keep")
 
 
@@ -98,7 +98,7 @@ def test_a_published_preset_names_every_number_of_its_training(domain, name):
                and (option != "momentum" or preset["optimizer"] == "sgd"))  # fmt: skip
 
 
-@pytest.mark.parametrize("domain", OWN)
+@pytest.mark.parametrize("domain", OWN_RECIPES)
 def test_no_figure_stands_beside_synthetic_data(domain):
     recipe = recipe_class(domain)()
     assert task_class(recipe)(recipe).published() is None

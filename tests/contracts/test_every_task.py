@@ -12,7 +12,7 @@ import torch
 from polymix import convert, save_pretrained
 from polymix.cli import main
 from polymix.train.loop import Learner
-from polymix.train.registry import OWN, named_recipe
+from polymix.train.registry import OWN_RECIPES, named_recipe
 from polymix.train.run import train
 from polymix.train.saved import SavedRun
 from tests.domains.texts import folder as text_files
@@ -34,7 +34,7 @@ PREDICTED = {
 }
 # A mean over the objects of each half, or batch norm over each half.
 BY_HALVES = {"detect3d", "detect", "faces", "handwriting", "segment3d"}
-DOMAINS = sorted(OWN)
+DOMAINS = sorted(OWN_RECIPES)
 # `text` has its own tests, and `instances` draws boxes by chance.
 TWO = tuple(domain for domain in DOMAINS if domain not in ("instances", "text"))
 CONVERTED = ("classify", "detect", "satellite", "jigsaw")  # whose hosts have attention to replace, and can be saved

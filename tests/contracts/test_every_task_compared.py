@@ -6,13 +6,13 @@ import pytest
 
 from polymix.cli import main
 from polymix.errors import OptionError
-from polymix.train.registry import OWN
+from polymix.train.registry import OWN_RECIPES
 from polymix.workflows.compare.settings import Settings
 from tests.domains.texts import folder as text_files
 
 pytestmark = pytest.mark.usefixtures("blank_pictures")
 
-DOMAINS = sorted(OWN)
+DOMAINS = sorted(OWN_RECIPES)
 
 
 @pytest.mark.parametrize("domain", DOMAINS)

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from polymix.errors import DataError
 from polymix.train.data.pictures import read_picture, write_png
 from polymix.train.data.sampling import seed_all
-from polymix.train.loop import evaluating
+from polymix.train.evaluation import evaluating
 from polymix.train.registry import named_recipe, task_class
 from polymix.train.task import Process
 from tests.train.data.picture_files import KINDS, RAMP, write_kinds

@@ -7,7 +7,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from polymix.train.data.sampling import seed_all
-from polymix.train.registry import OWN, named_recipe, task_class
+from polymix.train.registry import OWN_RECIPES, named_recipe, task_class
 
 REAL = {"classify", "generation", "jigsaw"}  # digits and photographs of libraries, the same for every seed
 WITHOUT = {"text", "recall"}  # no default data; sequences that each step draws by its seed, and nothing is kept of
@@ -25,7 +25,7 @@ def sample(data):
     return [leaf for leaf in tree_leaves(data.train[0]) if isinstance(leaf, torch.Tensor)]
 
 
-@pytest.mark.parametrize("domain", sorted(set(OWN) - WITHOUT))
+@pytest.mark.parametrize("domain", sorted(set(OWN_RECIPES) - WITHOUT))
 def test_seed_0_then_1_then_0_gives_the_data_of_0(domain, tmp_path):
     first = loaded(domain, 0, tmp_path)
     before = sample(first)

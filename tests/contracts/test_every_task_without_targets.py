@@ -25,7 +25,7 @@ from polymix.domains.segment.task import SegmentTask
 from polymix.domains.segment3d.layouts import VOID
 from polymix.domains.segment3d.recipe import Segment3dRecipe
 from polymix.domains.segment3d.task import Segment3dTask
-from polymix.train.registry import OWN
+from polymix.train.registry import OWN_RECIPES
 
 cure_torchvision()
 CLASSES = 3
@@ -120,7 +120,7 @@ TASKS = {
 
 
 def test_every_domain_is_here():
-    assert set(OWN) <= set(TASKS) | EVERY_SAMPLE_HAS_A_TARGET, "say whether its batches can be empty"
+    assert set(OWN_RECIPES) <= set(TASKS) | EVERY_SAMPLE_HAS_A_TARGET, "say whether its batches can be empty"
 
 
 @pytest.mark.parametrize("name", TASKS)

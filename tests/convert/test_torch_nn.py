@@ -115,6 +115,19 @@ def test_masks_mean_what_they_meant(masks):
     same_as_host(attention(), given, of=first, input=given)
 
 
+@MISMATCHED
+@pytest.mark.parametrize("mixer", ["qt", "padre", "pom", "softmax"])
+def test_both_forms_of_a_mask_are_one_under_autocast(mixer):
+    """The infinities of a mask of floats must not become NaN where numbers are narrower."""
+    model = swapped(attention(), mixer).model
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ours, floats = (first(model(X, X, X, key_padding_mask=mask)) for mask in (HIDDEN, PADDING))
+    assert torch.equal(real(ours), real(floats))
+    torch.testing.assert_close(
+        real(ours).float(), real(first(model(X, X, X, key_padding_mask=HIDDEN))), atol=0.05, rtol=0.05
+    )
+
+
 def test_a_context_of_its_own():
     other = torch.randn(2, 5, DIM)
     same_as_host(attention(), (X, other, other), of=first)

@@ -11,7 +11,7 @@ import torch
 from polymix.cli import main
 from polymix.domains.satellite.data import check, load
 from polymix.domains.satellite.recipe import SatelliteRecipe
-from polymix.domains.satellite.synthetic import COVERS, make_patch, synthetic
+from polymix.domains.satellite.synthetic import LAND_COVERS, make_patch, synthetic
 from polymix.domains.satellite.task import SatelliteTask
 from polymix.errors import DataError, OptionError, PolymixError, ShapeError
 from polymix.train.data.label_maps import Confusion, windows
@@ -258,7 +258,7 @@ def test_evaluate_and_predict(run_folder, pastis, tmp_path, capsys):
     status, _, _ = command(capsys, "predict", run_folder, file, "--out", tmp_path / "seen")
     row = json.loads((tmp_path / "seen" / "predictions.json").read_text())["results"][0]
     classes = numpy.load(tmp_path / "seen" / row["map"])
-    assert status == 0 and row["file"] == str(file) and classes.shape == (28, 28) and classes.max() < len(COVERS)
+    assert status == 0 and row["file"] == str(file) and classes.shape == (28, 28) and classes.max() < len(LAND_COVERS)
     assert sum(row["shares"].values()) == pytest.approx(1, abs=1e-3)
     assert (tmp_path / "seen" / row["picture"]).read_bytes().startswith(b"\x89PNG")
     status, _, error = command(capsys, "predict", run_folder, tmp_path / "none.npy", "--out", tmp_path / "other")
@@ -312,7 +312,7 @@ def test_a_mixer_without_a_mask_is_refused_before_training_on_series_of_differen
 
 def test_a_plan_mixes_blocks():
     recipe = TINY.changed(plan="1:1")
-    model = SatelliteTask(recipe).build(type("Data", (), {"classes": COVERS, "padded": False}))
+    model = SatelliteTask(recipe).build(type("Data", (), {"classes": LAND_COVERS, "padded": False}))
     names = [block.mixer.name for block in (*model.temporal, *model.spatial)]
     assert names == ["pom", "softmax"] and recipe.mixer_name == "pom:degree=3:expand=4 (1:1)"
 

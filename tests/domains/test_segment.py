@@ -13,7 +13,7 @@ from torch import nn
 from polymix import TokenMixer
 from polymix.cli import main
 from polymix.domains.segment.augment import distort, vary
-from polymix.domains.segment.hosts import FRESH, PatchSegmenter, build, segformer
+from polymix.domains.segment.hosts import HEAD_PREFIXES, PatchSegmenter, build, segformer
 from polymix.domains.segment.metrics import confusion_of, predict_picture
 from polymix.domains.segment.recipe import SegmentRecipe
 from polymix.domains.segment.task import SegmentTask, polynomial
@@ -197,11 +197,11 @@ def test_a_converted_segformer_is_where_a_run_starts(tmp_path):
     polymix.save_pretrained(theirs, tmp_path)
     recipe, image = SegmentRecipe(host="segformer", size="tiny", mixer="pom", crop=64), torch.randn(1, 3, 64, 64)
     model = build(recipe, 4).eval()
-    load_weights(model, tmp_path, FRESH)
+    load_weights(model, tmp_path, HEAD_PREFIXES)
     expected = nn.functional.interpolate(theirs(image).logits, (64, 64), mode="bilinear")
     assert torch.allclose(model(image), expected, atol=1e-6)
     said = []
-    load_weights(build(recipe, 6), tmp_path, FRESH, said.append)
+    load_weights(build(recipe, 6), tmp_path, HEAD_PREFIXES, said.append)
     assert "decode_head.classifier.weight" in said[0]
 
 

@@ -8,7 +8,7 @@ from polymix.domains.segment3d.metrics import predict_points
 from polymix.domains.segment3d.pieces import pieces_of
 from polymix.domains.segment3d.recipe import Segment3dRecipe
 from polymix.domains.segment3d.task import Segment3dTask
-from polymix.train.loop import evaluating
+from polymix.train.evaluation import evaluating
 from polymix.train.task import Process
 
 

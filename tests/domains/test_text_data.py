@@ -119,7 +119,7 @@ def test_any_text_comes_back(tokenizer):
 
 
 def test_long_texts_are_encoded_in_pieces_that_lose_nothing(tokenizer, monkeypatch):
-    monkeypatch.setattr("polymix.domains.text.tokenizer._PIECE", 50)
+    monkeypatch.setattr("polymix.domains.text.tokenizer._CHUNK", 50)
     text = document(1) + document(2, 5) * 20 + "x" * 300
     (ids,) = encode(tokenizer, [text])
     assert tokenizer.decode(ids[:-1]) == text and ids.count(tokenizer.eos_token_id) == 1

@@ -14,6 +14,7 @@ from polymix.export import int8  # noqa: E402
 from polymix.export.equalise import Plan, equalised, part_fused_layers  # noqa: E402
 from polymix.export.graph import Graph, write_onnx  # noqa: E402
 from polymix.export.onnx_graphs import shapes_of  # noqa: E402
+from tests.helpers import slow_but  # noqa: E402
 
 DIM, TOKENS = 8, 16
 
@@ -62,7 +63,7 @@ MODELS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=slow_but(("padre-3", "qt", "attention", "residual"), MODELS))
 def exported(request, tmp_path_factory):
     """A model with channels of very different sizes, as a float graph, with data for it."""
     torch.manual_seed(0)

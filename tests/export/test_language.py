@@ -145,6 +145,7 @@ def test_prompts_of_different_lengths_are_read_one_by_one(exported, capsys, monk
     assert texts[0] == texts[1] and texts[0].count("---") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["another model", "no tokenizer", "no step", "damaged", "half", "device"])
 def test_folders_that_generate_cannot_use_are_one_line(exported, change, tmp_path, capsys):
     import json
@@ -176,6 +177,7 @@ def test_folders_that_generate_cannot_use_are_one_line(exported, change, tmp_pat
     assert end.value.code == 2 and said[change] in printed and "\n" not in printed
 
 
+@pytest.mark.slow
 def test_an_exported_model_ends_where_its_positions_end(exported):
     from polymix.errors import ShapeError
     from polymix.workflows.generate import Settings, generate, load

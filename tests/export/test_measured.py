@@ -58,6 +58,7 @@ def test_evaluate_measures_an_exported_file_by_the_command(exported, capsys):
     assert found["loss"] == pytest.approx(evaluate(Settings(exported / "run")).metrics["loss"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_ranges_come_from_training_data(exported):
     run = SavedRun.of(exported / "run")
     graph = exported_runs.trained_graph(run)
@@ -106,6 +107,7 @@ def test_data_with_classes_take_the_place_of_the_trainings_own(tmp_path):
     assert given.calibration() is given.calibration(), "once for all targets"
 
 
+@pytest.mark.slow
 def test_data_need_a_target_that_calibrates(exported, tmp_path, capsys):
     with pytest.raises(SystemExit) as end:
         main(
@@ -175,6 +177,7 @@ def test_outputs_keep_their_structure_and_batches_their_size(tmp_path):
             model(x, other=x)
 
 
+@pytest.mark.slow
 def test_mistakes_are_told_before_anything_is_measured(exported, tmp_path):
     with pytest.raises(DataError, match=r"none\.onnx, which does not exist"):
         Settings(exported / "run", exported=tmp_path / "none.onnx")

@@ -14,6 +14,7 @@ from polymix.export import int8
 from polymix.export.manifest import distance, onnx_session
 from polymix.workflows.export import read_data
 
+onnx = pytest.importorskip("onnx", reason="untested: exports, for which onnx is needed (the export extra)")
 pytest.importorskip("onnxruntime", reason="untested: exports, for which onnxruntime is needed (the export extra)")
 DIM = 16
 
@@ -32,8 +33,6 @@ def quantised(tmp_path_factory):
 
 
 def test_quantised_files_hold_8_bit_weights_and_are_near(quantised):
-    import onnx
-
     entries = {entry["path"]: entry for entry in json.loads((quantised / "manifest.json").read_text())["files"]}
     reports = json.loads((quantised / "int8/model-report.json").read_text())
     for scheme, limit in (("a8w8", 0.05), ("a16w8", 0.01)):
@@ -58,7 +57,7 @@ def test_the_report_names_every_product(quantised):
     tried = {(way["equalised"], way["ranges"]): way["error"] for way in report["tried"]}
     assert report["samples"] == 3 and {ranges for _, ranges in tried} == set(int8.METHODS)
     assert {strength for strength, _ in tried} == {None, 0.5, 1.0}
-    assert report["error"] == tried[report["equalised"], report["ranges"]] <= min(tried.values()) / int8.BETTER
+    assert report["error"] == tried[report["equalised"], report["ranges"]] <= min(tried.values()) / int8.IMPROVEMENT
     assert {layer["operator"] for layer in report["layers"]} <= {"MatMul", "Conv"} and report["layers"]
     assert all(0 < layer["error"] < 0.1 for layer in report["layers"])
 
@@ -69,6 +68,25 @@ def test_a_classifier_reports_the_share_of_same_answers(tmp_path):
     polymix.export.export(model, torch.randn(64, 8), tmp_path / "out", targets=("int8",))
     report = json.loads((tmp_path / "out/int8/model-report.json").read_text())
     assert 0.9 <= report["a8w8"]["same_answer"] <= report["a16w8"]["same_answer"] + 0.05
+
+
+def test_channels_and_classes_of_zeros_keep_scales_and_answers(tmp_path):
+    """Pruned channels: a scale of zero or a division by it would put NaN or zero where the numbers stand."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4)).eval()
+    with torch.no_grad():
+        for rows, layer in ((slice(0, 5), model[0]), (slice(3, 4), model[2])):
+            layer.weight[rows], layer.bias[rows] = 0, 0
+    x = torch.randn(64, 8)
+    polymix.export.export(model, x, tmp_path / "out", targets=("int8",))
+    for scheme, limit in (("a8w8", 0.05), ("a16w8", 0.01)):
+        graph = onnx.load(tmp_path / f"out/int8/model-{scheme}.onnx").graph
+        scales = [onnx.numpy_helper.to_array(part) for part in graph.initializer if part.name.endswith("scale")]
+        assert scales and all(np.isfinite(scale).all() and (scale > 0).all() for scale in scales)
+        session = onnx_session(tmp_path / f"out/int8/model-{scheme}.onnx")
+        (y,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+        assert distance({"y": y}, {"y": model(x).detach().numpy()}) < limit
+        assert np.abs(y[:, 3]).max() < 0.02, "the class that is zero"
 
 
 def test_a_graph_without_products_is_refused(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from polymix.ops.native import compile, library
-from tests.helpers import poisoned
+from tests.helpers import poisoned, slow_but
 from tests.ops.native import emulation
 
 
@@ -32,7 +32,10 @@ def nothing_built(monkeypatch, tmp_path):
     library._library.cache_clear()
 
 
-@pytest.fixture(params=["x86-64", "x86-64-v3", "x86-64-v4", pytest.param("armv8-a", marks=pytest.mark.slow)])
+INSTALLED = ("x86-64-v3", "x86-64-v4")  # the others are built by their first test, which takes seconds
+
+
+@pytest.fixture(params=slow_but(INSTALLED, ("x86-64", *INSTALLED, "armv8-a")))
 def vectors(request, monkeypatch, tmp_path_factory):
     """Use kernels for vectors of 4, 8 and 16 floats, whichever this machine would load, and for aarch64 in an emulator."""
     level = request.param
@@ -45,7 +48,8 @@ def vectors(request, monkeypatch, tmp_path_factory):
         yield level
         gc.unfreeze()
         return
-    if platform.machine() != "x86_64" or not library.processor_flags() >= library.NEEDS.get(level, frozenset()):
+    needed = library.FEATURES_OF_LEVEL.get(level, frozenset())
+    if platform.machine() != "x86_64" or not library.processor_flags() >= needed:
         pytest.skip(f"untested: kernels for {level}, which this processor cannot run")
     folder = tmp_path_factory.getbasetemp().parent / "kernels" / level  # shared by the workers: built once
     path = compile.library_path(level)  # as it is installed

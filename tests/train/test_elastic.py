@@ -12,7 +12,8 @@ import torch
 
 from polymix.domains.text.recipe import TextRecipe
 from polymix.errors import OptionError, ResultsError
-from polymix.train.loop import Learner, slices_of
+from polymix.train.loop import Learner
+from polymix.train.place import slices_of
 from polymix.train.run import train
 from tests.domains.texts import folder as text_files
 from tests.processes import fork, statuses

@@ -4,7 +4,7 @@ import pytest
 
 from polymix.mixers.spec import parse_mixer
 from polymix.train.published import layers, published, rows
-from polymix.train.registry import OWN
+from polymix.train.registry import OWN_RECIPES
 
 
 def test_every_row_is_whole_and_comes_once():
@@ -12,7 +12,9 @@ def test_every_row_is_whole_and_comes_once():
     for row in rows():
         assert set(row) == {"domain", "paper", "table", "data", "split", "host", "mixer", "metrics", "cost"}, row
         figures = row["metrics"] | row["cost"]
-        assert row["domain"] in OWN and figures and all(type(value) in (int, float) for value in figures.values())
+        assert (
+            row["domain"] in OWN_RECIPES and figures and all(type(value) in (int, float) for value in figures.values())
+        )
         place = tuple(row[name] for name in ("domain", "data", "split", "host", "mixer", "table"))
         assert place not in seen, f"{place} twice"
         seen.add(place)

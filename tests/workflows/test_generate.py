@@ -84,7 +84,7 @@ def test_standard_input_is_one_prompt_without_the_end_of_its_last_line(folder, l
 
 
 def test_lines_are_prompts_of_their_own_in_batches(folder, loaded, capsys, monkeypatch):
-    monkeypatch.setattr("polymix.workflows.generate.run.AT_ONCE", 3)
+    monkeypatch.setattr("polymix.workflows.generate.run.BATCH_SIZE", 3)
     prompts = ["The cat", "a", "the dog saw the cat", "mat", "on"]
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(prompts) + "\n"))
     _, out, _ = run(capsys, folder, "--lines", "--temperature", 0, "--max-new-tokens", 5)

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from polymix.workflows.verdict import KEEP, OPEN, REPLACE, WORTH, Contender, Speed, judge, span, wins_from
+from polymix.workflows.verdict import KEEP, MIN_GAIN, OPEN, REPLACE, Contender, Speed, judge, span, wins_from
 
 INF = math.inf
 SAME, BETTER, WORSE = (-0.02, 0.02), (0.01, 0.05), (-0.08, -0.04)
@@ -94,11 +94,11 @@ def test_no_sentence_contradicts_itself_or_its_data():
         text = its.sentence
         faster = [float(number.replace(",", "")) for number in re.findall(r"([\d.,]+) times as fast", text)]
         if its.action == KEEP:
-            assert all(number < WORTH for number in faster), text
+            assert all(number < MIN_GAIN for number in faster), text
             assert "use " not in text
         if its.action == REPLACE:
             assert "keep" not in text and "vary" not in text and "times as long" not in text, text
-            assert its.speed.gain >= WORTH and (its.speed.low > 1 or its.speed.one_run), text
+            assert its.speed.gain >= MIN_GAIN and (its.speed.low > 1 or its.speed.one_run), text
             winner = {it.name: it for it in (first, second)}[its.mixer]
             assert winner.accurate
         if its.action == OPEN:

@@ -23,8 +23,14 @@ _MAPS = {  # model class: the modules that may make the feature map whose pixels
     _MODELS + "pixart_transformer_2d.PixArtTransformer2DModel": ("pos_embed.proj",),
     _MODELS + "transformer_2d.Transformer2DModel": ("pos_embed.proj", "norm"),
 }
-_PLAIN = {"AttnProcessor", "AttnProcessor2_0", "SlicedAttnProcessor", "XFormersAttnProcessor", "AttnProcessorNPU"}
-_BESIDE = ("norm_q", "norm_k", "group_norm", "spatial_norm", "norm_cross", "add_k_proj", "add_q_proj")
+_PLAIN_PROCESSORS = {
+    "AttnProcessor",
+    "AttnProcessor2_0",
+    "SlicedAttnProcessor",
+    "XFormersAttnProcessor",
+    "AttnProcessorNPU",
+}
+_EXTRA_LAYERS = ("norm_q", "norm_k", "group_norm", "spatial_norm", "norm_cross", "add_k_proj", "add_q_proj")
 
 
 class AttentionAdapter(Adapter):
@@ -81,10 +87,10 @@ def _check(module: Any) -> None:
 
 def _plain(module: Any) -> bool:
     """Whether a layer is attention by to_q, to_k and to_v alone, between tokens, context and output of one width."""
-    beside = any(getattr(module, name, None) is not None for name in _BESIDE)
+    beside = any(getattr(module, name, None) is not None for name in _EXTRA_LAYERS)
     after = module.residual_connection or module.rescale_output_factor != 1 or module.inner_kv_dim != module.inner_dim
     widths = {module.query_dim, module.cross_attention_dim, module.out_dim}
-    return type(module.processor).__name__ in _PLAIN and not beside and not after and len(widths) == 1
+    return type(module.processor).__name__ in _PLAIN_PROCESSORS and not beside and not after and len(widths) == 1
 
 
 class JointAdapter(KernelAdapter):

@@ -20,7 +20,7 @@ from polymix.mixers.inheritance import Projection
 
 __all__ = ["MultiheadAttentionAdapter", "build_model", "read_recipes"]
 
-_STOCK = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)  # whose keys are their values
+_TRANSFORMER_LAYERS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)  # whose keys are their values
 _DROPS = {"bias_k": "an extra key beside the tokens'", "bias_v": "an extra value beside the tokens'"}
 
 
@@ -57,7 +57,7 @@ class MultiheadAttentionAdapter(Adapter):
             drops["dropout"] = "applies to attention weights, which a mixer does not have"
         inside = isinstance(host.above(), nn.TransformerDecoderLayer)
         cross = inside and host.name.endswith("multihead_attn")
-        stock = any(getattr(type(host.above()), "forward", None) is kind.forward for kind in _STOCK)
+        stock = any(getattr(type(host.above()), "forward", None) is kind.forward for kind in _TRANSFORMER_LAYERS)
         return AttentionSpec(
             dim=module.embed_dim, heads=module.num_heads, query=query, key=key, value=value,
             out=linear(module, "out_proj"), cross=cross, causal=inside and not cross,

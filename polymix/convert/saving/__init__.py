@@ -20,13 +20,13 @@ from polymix.convert.saving.files import (
     TRANSFORMERS_ENTRY,
     WEIGHTS,
     damaged,
-    load_safetensors,
     read,
     without_ties,
     write,
 )
 from polymix.convert.saving.rebuild import difference, differences, layers, rebuild, restore, shape
 from polymix.convert.saving.unwrapping import unwrapped
+from polymix.convert.weight_files import load_safetensors
 from polymix.devices import check_device, float_type
 from polymix.errors import OptionError, PolymixError, ResultsError, check_choice, one_line
 from polymix.files import a_path, check_folder

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polymix.convert.weight_files import load_safetensors
 from polymix.errors import OptionError, ResultsError, one_line
-from polymix.extras import check_installed, needs
+from polymix.extras import check_installed
 from polymix.files import regular, write_whole
 
 WEIGHTS, CONFIG, FORMAT = "model.safetensors", "config.json", 1
@@ -40,13 +41,6 @@ def read_tensors(path: Path, *, mmap: bool = False) -> Any:
         raise OSError(errno.EINVAL, reason, str(path)) from error
     except Exception as error:  # whatever PyTorch raises for a damaged file
         raise OSError(errno.EINVAL, "it is damaged, or torch.save did not write it", str(path)) from error
-
-
-def load_safetensors() -> Any:
-    """The safetensors package. Raises MissingExtraError where it is not installed."""
-    with needs():
-        import safetensors.torch
-    return safetensors
 
 
 def without_ties(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -24,7 +24,7 @@ from polymix.train.recipe import (
 )
 
 STRIDES = {"dense": (8,), "detr": (32, 16), "conditional_detr": (32, 16)}  # the first is the default
-OF_DETR = ("backbone", "queries", "heads", "feedforward", "dropout", "decoder_mixer", "cross_mixer",
+DETR_OPTIONS = ("backbone", "queries", "heads", "feedforward", "dropout", "decoder_mixer", "cross_mixer",
            "backbone_learning_rate", "drop_at", "host_init")  # fmt: skip
 DIM_MULTIPLE = 16  # of channels: the dense host's stem halves them, and its group norms have 8 groups
 
@@ -104,7 +104,7 @@ class DetectRecipe(PicturesRecipe):
             allowed = f"{' or '.join(map(str, strides))} with host={self.host}"
             raise wrong("stride", self.stride, allowed, "Leave it out.")
         if self.host == "dense":
-            changed = [name for name in OF_DETR if getattr(self, name) != type(self).model_fields[name].default]
+            changed = [name for name in DETR_OPTIONS if getattr(self, name) != type(self).model_fields[name].default]
             if changed:
                 raise wrong(changed[0], 'it with host="dense"', "a host that has it", "Pass host=detr.")
         elif self.final != type(self).model_fields["final"].default:

@@ -21,11 +21,10 @@ from polymix.numbers import plural
 from polymix.train.data.boxes import data as reading
 from polymix.train.data.boxes.coco import is_coco_2017
 from polymix.train.data.boxes.data import DetectionData
-from polymix.train.data.boxes.detectors import DRAWN, answer
+from polymix.train.data.boxes.detectors import DRAWN_PICTURES, Objects, answers
 from polymix.train.data.boxes.fitting import EMPTY, fit
 from polymix.train.data.boxes.precision import NAMES
 from polymix.train.data.drawing import draw_truth_and_prediction
-from polymix.train.data.pictures import read_picture
 from polymix.train.optimizers import rated_groups, warmup_and_falls
 from polymix.train.published import published
 from polymix.train.task import Metric, Process, Task
@@ -116,7 +115,7 @@ class DetectTask(Task[DetectRecipe, DetectionData]):
         predictions, _ = next(measuring.predict_all(model, data, self.recipe, Process()))
         pictures = [
             (picture.pixels(), picture.target(), objects)
-            for picture, objects in zip(data.test.pictures.pictures[:DRAWN], predictions, strict=False)
+            for picture, objects in zip(data.test.pictures.pictures[:DRAWN_PICTURES], predictions, strict=False)
         ]
         path = folder / "samples.png"
         draw_truth_and_prediction(pictures, data.classes, path, self.recipe.threshold)
@@ -153,11 +152,10 @@ class DetectTask(Task[DetectRecipe, DetectionData]):
         self, model: nn.Module, data: DetectionData, files: Sequence[Path], folder: Path, process: Process
     ) -> list[dict[str, Any]]:
         """The objects in picture files, in their pixels as they are shown, drawn on a copy in `folder`."""
-        rows = []
-        for place, file in enumerate(files):
-            pixels = read_picture(file)
+
+        def find(pixels: Tensor) -> Objects:
             image, target = fit(pixels, EMPTY, **self.recipe.sizes)
             objects = measuring.find(model, image[None].to(process.device), target["size"][None], self.recipe)[0]
-            objects["boxes"] = objects["boxes"] / target["scale"]
-            rows.append(answer(place, file, folder, pixels, objects, data.classes, self.recipe.threshold))
-        return rows
+            return {**objects, "boxes": objects["boxes"] / target["scale"]}
+
+        return answers(find, files, folder, data.classes, self.recipe.threshold)

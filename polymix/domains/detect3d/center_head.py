@@ -14,11 +14,11 @@ from polymix.domains.detect3d.extent import Extent
 from polymix.domains.detect3d.rotated import circle_nms, rotated_nms
 from polymix.errors import OptionError, check_choice, check_int
 
-LEAST_OVERLAP, LEAST_RADIUS = 0.1, 2  # of the peaks in the targets
+MIN_OVERLAP, MIN_RADIUS = 0.1, 2  # of the peaks in the targets
 PRIOR = -2.19  # logit of a share of 0.1
 PARTS: Mapping[str, int] = {"offset": 2, "height": 1, "size": 3, "turn": 2, "velocity": 2}  # numbers of a box
 _VELOCITY = 0.2  # weight of velocities among the numbers of a box
-_LARGEST = 10.0  # log of the longest side that is decoded
+_MAX_LOG_SIDE = 10.0  # log of the longest side that is decoded
 
 
 class CenterHead(nn.Module):
@@ -85,7 +85,7 @@ def _branch(dim: int, out: int, convolutions: int) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Conv2d(dim, out, 3, 1, 1))
 
 
-def peak_radius(length: float, width: float, overlap: float = LEAST_OVERLAP, legacy: bool = False) -> float:
+def peak_radius(length: float, width: float, overlap: float = MIN_OVERLAP, legacy: bool = False) -> float:
     """How far the two corners of a box may move, in its own unit, and still overlap it by an IoU of `overlap`.
 
     The least of three cases: both corners move the same way, both inwards, both outwards. Source: Law & Deng 2018
@@ -121,7 +121,7 @@ def center_targets(
     boxes, labels, place = boxes[inside], labels[inside], place[inside]
     whole = place.floor().long()
     for (x, y), label, box in zip(whole.tolist(), labels.tolist(), boxes.tolist(), strict=True):
-        r = max(LEAST_RADIUS, int(peak_radius(box[3] / cell[0].item(), box[4] / cell[1].item(), legacy=legacy_radius)))
+        r = max(MIN_RADIUS, int(peak_radius(box[3] / cell[0].item(), box[4] / cell[1].item(), legacy=legacy_radius)))
         xs, ys = (
             torch.arange(max(0, at - r), min(side, at + r + 1), device=boxes.device) for at, side in ((x, X), (y, Y))
         )
@@ -201,7 +201,7 @@ def decode(
         centre = (whole + values[:, :2]) * cell + torch.tensor(extent.low[:2])
         yaw = torch.atan2(values[:, 6], values[:, 7])
         speed = values[:, 8:10] if values.shape[1] > 8 else torch.full((len(values), 2), math.nan)
-        sides = values[:, 3:6].clamp(-_LARGEST, _LARGEST).exp()
+        sides = values[:, 3:6].clamp(-_MAX_LOG_SIDE, _MAX_LOG_SIDE).exp()
         boxes = torch.cat((centre, values[:, 2:3], sides, yaw[:, None], speed), 1)
         parts = [torch.zeros(0, dtype=torch.int64)]
         for group in groups[labels].unique().tolist():

@@ -16,7 +16,7 @@ from polymix.train.data.scans.page import EDGES
 TRUTH, PREDICTION = "#2a9d3a", "#d1495b"
 GREYS = ("#a0a0a0", "#606060")  # of points: on a light and on a dark page
 EYE, DOWN = (-22.0, 0.0, 12.0), 0.42  # where the perspective is seen from, metres; how far it looks down, radians
-NEAR = 2.0  # metres before the eye from which things are drawn
+NEAR_PLANE = 2.0  # metres before the eye from which things are drawn
 
 
 def seen(places: Any) -> tuple[Any, Any]:
@@ -40,7 +40,7 @@ def draw_scans(path: Path, rows: Sequence[tuple[Tensor, Tensor | None, Tensor]],
         inside = ((xyz >= numpy.array(space[:3])) & (xyz < numpy.array(space[3:]))).all(1)
         xyz = xyz[inside]
         flat, far = seen(xyz)
-        ahead = far > NEAR
+        ahead = far > NEAR_PLANE
         above.scatter(xyz[:, 0], xyz[:, 1], s=0.3, c=xyz[:, 2], cmap=greys, vmin=-3, vmax=3, linewidths=0)
         eye.scatter(*flat[ahead].T, s=0.3, c=far[ahead], cmap=greys.reversed(), vmin=0, vmax=80, linewidths=0)
         for boxes, colour in ((true, TRUTH), (predicted, PREDICTION)):
@@ -50,7 +50,7 @@ def draw_scans(path: Path, rows: Sequence[tuple[Tensor, Tensor | None, Tensor]],
                 front = numpy.stack(((eight[0] + eight[3]) / 2, eight[:4].mean(0)))
                 above.plot(front[:, 0], front[:, 1], color=colour, linewidth=0.9)
                 places, distances = seen(eight)
-                if distances.min() > NEAR:
+                if distances.min() > NEAR_PLANE:
                     for a, b in EDGES:
                         eye.plot(places[[a, b], 0], places[[a, b], 1], color=colour, linewidth=0.9)
         above.set_aspect("equal")

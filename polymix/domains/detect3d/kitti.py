@@ -26,11 +26,11 @@ GROUPS = (("car",), ("pedestrian",), ("cyclist",))  # of the head
 CLASSES = tuple(name for group in GROUPS for name in group)
 NAMES = {"Car": "car", "Pedestrian": "pedestrian", "Cyclist": "cyclist"}
 # The benchmark counts a prediction there neither as right nor as wrong.
-ALIKE = {"Van": "car", "Person_sitting": "pedestrian"}
+SIMILAR_CLASSES = {"Van": "car", "Person_sitting": "pedestrian"}
 DONT_CARE = "DontCare"
-MATCHED = 2.0  # metres between centres within which a prediction is of a box
-INSIDE = 0.5  # share of a prediction's area in the picture that lies in a region without labels
-NEAREST = 0.1  # metres before the camera
+MATCH_DISTANCE = 2.0  # metres between centres within which a prediction is of a box
+IGNORED_SHARE = 0.5  # share of a prediction's area in the picture that lies in a region without labels
+MIN_DEPTH = 0.1  # metres before the camera
 IMAGE = (1242, 375)  # pixels of KITTI's pictures, to which boxes are cut
 
 
@@ -105,7 +105,7 @@ def read_labels(path: Path, calibration: Calibration, points: Path) -> Objects:
     boxes, labels, alike, names, regions = [], [], [], [], []
     for number, line in enumerate(_lines(path, "KITTI's labels"), 1):
         words = line.split()
-        if not words or words[0] not in {*NAMES, *ALIKE, DONT_CARE}:
+        if not words or words[0] not in {*NAMES, *SIMILAR_CLASSES, DONT_CARE}:
             continue
         where = f"{path}, line {number}"
         if len(words) not in (15, 16):
@@ -118,9 +118,9 @@ def read_labels(path: Path, calibration: Calibration, points: Path) -> Objects:
             raise DataError("data", f"{where}: sides {[long, wide, high]}", "sides above 0", "Correct it.")
         centre = (numpy.array([x, y - high / 2, z]) - calibration.place) @ calibration.turn  # the bottom's middle
         box = [*centre, long, wide, high, _turned(-turn - math.pi / 2), math.nan, math.nan]
-        if words[0] in ALIKE:
+        if words[0] in SIMILAR_CLASSES:
             alike.append(box)
-            names.append(ALIKE[words[0]])
+            names.append(SIMILAR_CLASSES[words[0]])
             continue
         boxes.append(box)
         labels.append(CLASSES.index(NAMES[words[0]]))
@@ -139,19 +139,21 @@ def counted(predicted: Sample, true: Sample, ignored: Ignored, calibration: Cali
             numpy.hypot(*(part.boxes[part.names == name, :2] - box[:2]).T).min(initial=math.inf)
             for part in (true, ignored)
         )
-        if to_ignored < min(MATCHED, to_true):
+        if to_ignored < min(MATCH_DISTANCE, to_true):
             counts[place] = False
-        elif to_true >= MATCHED and len(ignored.regions) and (edges := _in_picture(box, calibration)) is not None:
+        elif (
+            to_true >= MATCH_DISTANCE and len(ignored.regions) and (edges := _in_picture(box, calibration)) is not None
+        ):
             low, high = (numpy.clip(edge, 0, numpy.array(IMAGE) - 1) for edge in edges)
             shared = numpy.minimum(high, ignored.regions[:, 2:]) - numpy.maximum(low, ignored.regions[:, :2])
-            counts[place] = (shared.clip(0).prod(1) < INSIDE * max((high - low).prod(), 1e-9)).all()
+            counts[place] = (shared.clip(0).prod(1) < IGNORED_SHARE * max((high - low).prod(), 1e-9)).all()
     return counts
 
 
 def _in_picture(box: Any, calibration: Calibration) -> tuple[Any, Any] | None:
     """The smallest and largest pixels (x, y) of a box's corners; None where it is not before the camera."""
     eight = corners(torch.as_tensor(box)[None])[0].numpy() @ calibration.turn.T + calibration.place
-    if eight[:, 2].min() <= NEAREST:
+    if eight[:, 2].min() <= MIN_DEPTH:
         return None
     pixels = eight @ calibration.projection[:, :3].T + calibration.projection[:, 3]
     pixels = pixels[:, :2] / pixels[:, 2:]

@@ -34,7 +34,7 @@ CATEGORIES = {
 TABLES = ("scene", "sample", "sample_data", "ego_pose", "calibrated_sensor", "sensor", "sample_annotation",
           "instance", "category", "attribute")  # fmt: skip
 LONGEST_GAP = 1.5  # seconds between two annotations that tell a velocity
-MOVING = 0.2  # metres per second from which a predicted object is said to move
+MOVING_SPEED = 0.2  # metres per second from which a predicted object is said to move
 MAX_BOXES = 500  # of a sample in a results file
 _VEHICLES = ("car", "truck", "bus", "trailer", "construction_vehicle")
 
@@ -154,11 +154,11 @@ def _velocity(tables: BoxTables, row: Mapping[str, Any]) -> Any:
 def attribute_of(name: str, speed: float) -> str:
     """The attribute of a predicted object, told by its speed; "" for classes that have none."""
     if name in _VEHICLES:
-        return "vehicle.moving" if speed > MOVING else "vehicle.parked"
+        return "vehicle.moving" if speed > MOVING_SPEED else "vehicle.parked"
     if name == "pedestrian":
-        return "pedestrian.moving" if speed > MOVING else "pedestrian.standing"
+        return "pedestrian.moving" if speed > MOVING_SPEED else "pedestrian.standing"
     if name in ("motorcycle", "bicycle"):
-        return "cycle.with_rider" if speed > MOVING else "cycle.without_rider"
+        return "cycle.with_rider" if speed > MOVING_SPEED else "cycle.without_rider"
     return ""
 
 

@@ -10,7 +10,7 @@ from polymix.errors import ShapeError
 # Columns of a box: centre in metres, sides in metres, turn about the vertical axis in radians, velocity in metres per
 # second. A turn of 0 points along x; the length lies along the turn.
 COLUMNS = ("x", "y", "z", "length", "width", "height", "yaw", "vx", "vy")
-_EDGE = 1e-9  # relative distance at which a corner lies on a side
+_EDGE_TOLERANCE = 1e-9  # relative distance at which a corner lies on a side
 
 
 def check_boxes(boxes: Tensor) -> None:
@@ -87,7 +87,7 @@ def _inside(points: Tensor, boxes: Tensor) -> Tensor:
     gap = points - boxes[:, None, :2]
     cos, sin = boxes[:, 6, None].cos(), boxes[:, 6, None].sin()
     along, across = cos * gap[..., 0] + sin * gap[..., 1], cos * gap[..., 1] - sin * gap[..., 0]
-    length, width = (boxes[:, place, None] / 2 * (1 + _EDGE) for place in (3, 4))
+    length, width = (boxes[:, place, None] / 2 * (1 + _EDGE_TOLERANCE) for place in (3, 4))
     return (along.abs() <= length) & (across.abs() <= width)
 
 
@@ -112,10 +112,10 @@ def circle_nms(boxes: Tensor, scores: Tensor, radius: float) -> Tensor:
 
 def _greedy(near: Tensor) -> Tensor:
     """From the first on, keep each row that is near no kept one."""
-    kept: list[int] = []
+    places: list[int] = []
     gone = torch.zeros(len(near), dtype=torch.bool, device=near.device)
     for place in range(len(near)):
         if not gone[place]:
-            kept.append(place)
+            places.append(place)
             gone |= near[place]
-    return torch.tensor(kept, dtype=torch.int64, device=near.device)
+    return torch.tensor(places, dtype=torch.int64, device=near.device)

@@ -10,14 +10,14 @@ import numpy
 
 DISTANCES = (0.5, 1.0, 2.0, 4.0)  # metres on the ground at which a prediction matches
 ERRORS = ("ATE", "ASE", "AOE", "AVE", "AAE")
-AT = 2.0  # the distance of matches whose errors count
-LEAST_RECALL, LEAST_PRECISION = 0.1, 0.1
+ERROR_DISTANCE = 2.0  # the distance of matches whose errors count
+MIN_RECALL, MIN_PRECISION = 0.1, 0.1
 RANGES = {"car": 50.0, "truck": 50.0, "bus": 50.0, "trailer": 50.0, "construction_vehicle": 50.0, "pedestrian": 40.0,
           "motorcycle": 40.0, "bicycle": 40.0, "cyclist": 40.0, "traffic_cone": 30.0, "barrier": 30.0}  # fmt: skip
-FURTHEST = 50.0  # of other classes
+DEFAULT_RANGE = 50.0  # of other classes
 _UNDEFINED = {"traffic_cone": ("AOE", "AVE", "AAE"), "barrier": ("AVE", "AAE")}
 _RECALLS = numpy.linspace(0, 1, 101)
-_FIRST = round(100 * LEAST_RECALL) + 1
+_FIRST_RECALL = round(100 * MIN_RECALL) + 1
 
 
 class Sample(NamedTuple):
@@ -31,10 +31,10 @@ class Sample(NamedTuple):
 
 def in_range(sample: Sample, points: Any = None) -> Sample:
     """The boxes within their class's distance from the vehicle, and with a point if `points` (n,) are given."""
-    reach = numpy.array([RANGES.get(name, FURTHEST) for name in sample.names])
-    kept = numpy.hypot(sample.boxes[:, 0], sample.boxes[:, 1]) < reach if len(reach) else numpy.zeros(0, bool)
-    kept = kept & (points > 0) if points is not None else kept
-    return Sample(*(None if part is None else part[kept] for part in sample))
+    reach = numpy.array([RANGES.get(name, DEFAULT_RANGE) for name in sample.names])
+    inside = numpy.hypot(sample.boxes[:, 0], sample.boxes[:, 1]) < reach if len(reach) else numpy.zeros(0, bool)
+    inside = inside & (points > 0) if points is not None else inside
+    return Sample(*(None if part is None else part[inside] for part in sample))
 
 
 def detection_score(
@@ -60,7 +60,8 @@ def detection_score(
         row: dict[str, Any] = {"name": name}
         row |= {f"AP {distance} m": _precision(curves[distance]) for distance in DISTANCES}
         row["AP"] = float(numpy.mean([row[f"AP {distance} m"] for distance in DISTANCES]))
-        row |= {error: math.nan if error in _UNDEFINED.get(name, ()) else _error(curves[AT], error) for error in ERRORS}
+        curve = curves[ERROR_DISTANCE]
+        row |= {error: math.nan if error in _UNDEFINED.get(name, ()) else _error(curve, error) for error in ERRORS}
         rows.append(row)
     metrics = {"mAP": float(numpy.mean([row["AP"] for row in rows]))}
     for error in ERRORS:
@@ -143,12 +144,12 @@ def _running_mean(values: Any) -> Any:
 def _precision(curves: Mapping[str, Any] | None) -> float:
     if curves is None:
         return 0.0
-    return float(numpy.clip(curves["precision"][_FIRST:] - LEAST_PRECISION, 0, None).mean() / (1 - LEAST_PRECISION))
+    return float(numpy.clip(curves["precision"][_FIRST_RECALL:] - MIN_PRECISION, 0, None).mean() / (1 - MIN_PRECISION))
 
 
 def _error(curves: Mapping[str, Any] | None, error: str) -> float:
     """The mean over recalls from above 0.1 to the highest one reached; 1 if that is not above 0.1."""
     reached: Any = numpy.flatnonzero(curves["score"]) if curves is not None else []
-    if curves is None or not len(reached) or reached[-1] < _FIRST:
+    if curves is None or not len(reached) or reached[-1] < _FIRST_RECALL:
         return 1.0
-    return float(curves[error][_FIRST : reached[-1] + 1].mean())
+    return float(curves[error][_FIRST_RECALL : reached[-1] + 1].mean())

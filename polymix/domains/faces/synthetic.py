@@ -21,7 +21,7 @@ from polymix.extras import needs
 from polymix.train.data.scenes import MAX_SIDE, background, free_place, photographs
 
 FACES = 100  # come before the other crops
-HELD_OUT = 20  # faces, and as many other crops, that only test scenes have
+TEST_FACES = 20  # faces, and as many other crops, that only test scenes have
 SIDES = (12, 40)  # pixels of a pasted crop
 # Sides of the smallest face of each subset, in pixels.
 MIN_SIDES = {"easy": 28, "medium": 20, "hard": 12}
@@ -55,7 +55,7 @@ def make(count: int, *, test: bool = False, size: int = 96, seed: int = 0) -> It
     def draw(low: int, high: int) -> int:
         return int(torch.randint(low, high, (), generator=generator))
 
-    mine = [part[-HELD_OUT:] if test else part[:-HELD_OUT] for part in crops()]
+    mine = [part[-TEST_FACES:] if test else part[:-TEST_FACES] for part in crops()]
     largest = min(SIDES[1], size // 3)
     for number in range(count):
         image = background(backgrounds[draw(0, len(backgrounds))], size, test, draw)

@@ -18,9 +18,9 @@ from polymix.train.data.problems import Problems
 from polymix.train.data.texts import named_file, read_names
 
 SUBSETS = ("easy", "medium", "hard")
-LIST = "wider_face_{}_bbx_gt.txt"
+LIST_NAME = "wider_face_{}_bbx_gt.txt"
 SUBSET_FILE = "wider_{}_val.mat"
-PLACES = (".", "wider_face_split", "ground_truth", "eval_tools/ground_truth")  # where the lists lie in a folder
+LIST_FOLDERS = (".", "wider_face_split", "ground_truth", "eval_tools/ground_truth")  # where the lists lie in a folder
 # The numbers after x, y, width and height, and their largest values.
 ATTRIBUTES = {"blur": 2, "expression": 1, "illumination": 1, "invalid": 1, "occlusion": 2, "pose": 1}
 Counted = dict[str, tuple[frozenset[int], ...]]  # for each subset and each picture the faces that count, from 0
@@ -28,7 +28,7 @@ Counted = dict[str, tuple[frozenset[int], ...]]  # for each subset and each pict
 
 def find(folder: Path, name: str) -> Path | None:
     """A list in one of the places in which people have it; None if it is in none of them."""
-    return next((path for place in PLACES if (path := folder / place / name).is_file()), None)
+    return next((path for place in LIST_FOLDERS if (path := folder / place / name).is_file()), None)
 
 
 def read(folder: Path, split: str, problems: Problems) -> tuple[AnnotatedPicture, ...]:
@@ -40,10 +40,10 @@ def read(folder: Path, split: str, problems: Problems) -> tuple[AnnotatedPicture
     Raises:
         DataError: there is no list, or it is no list of WIDER FACE.
     """
-    source = find(folder, LIST.format(split))
+    source = find(folder, LIST_NAME.format(split))
     images = folder / f"WIDER_{split}" / "images"
     if source is None:
-        got = f"{folder} without {LIST.format(split)}"
+        got = f"{folder} without {LIST_NAME.format(split)}"
         raise DataError("data", got, "a folder in WIDER FACE's layout", "It may also lie in wider_face_split/.")
     if not images.is_dir():
         raise DataError("data", f"{folder} without WIDER_{split}/images", "the pictures of the list", "Unpack them.")
@@ -198,7 +198,7 @@ def write(folder: Path, split: str, scenes: Sequence[Mapping[str, Any]]) -> None
         names.append(name)
     lists = folder / "wider_face_split"
     lists.mkdir(exist_ok=True)
-    write_whole(lists / LIST.format(split), "\n".join(lines) + "\n")
+    write_whole(lists / LIST_NAME.format(split), "\n".join(lines) + "\n")
     for subset in SUBSETS if split == "val" else ():
         places = [numpy.array([[i + 1] for i in scene["subsets"][subset]], dtype=numpy.uint16).reshape(-1, 1)
                   for scene in scenes]  # fmt: skip

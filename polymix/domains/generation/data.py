@@ -122,12 +122,12 @@ def load(recipe: GenerationRecipe, folder: Path, say: Callable[[str], None]) -> 
         OptionError: a cache of another autoencoder.
     """
     inception = None if recipe.inception is None else Inception(recipe.inception)  # before training, not after
-    found = _cached(recipe, folder, say)
+    entry = _cached(recipe, folder, say)
     autoencoder = latents = None
     real: Any
     test: Any
-    if found is not None:
-        cache, autoencoder = found
+    if entry is not None:
+        cache, autoencoder = entry
         name, classes, shape, latents = str(recipe.data), cache.classes, cache.shape, cache.content["autoencoder"]
         real, test = cache.split("train"), cache.split("test")
         train = Noised(cache.split("train", draws=True), flip=False)  # the cache has mirrored pictures

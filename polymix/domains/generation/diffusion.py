@@ -172,12 +172,12 @@ def _table() -> Tensor:
     β̃ is 0 at the first step; its logarithm is that of the second.
     """
     beta = torch.linspace(BETA_LOW, BETA_HIGH, STEPS, dtype=torch.float64)
-    kept = (1 - beta).cumprod(0)
-    before = torch.cat((torch.ones(1, dtype=torch.float64), kept[:-1]))
-    least = beta * (1 - before) / (1 - kept)
+    alpha_bar = (1 - beta).cumprod(0)
+    before = torch.cat((torch.ones(1, dtype=torch.float64), alpha_bar[:-1]))
+    least = beta * (1 - before) / (1 - alpha_bar)
     least[0] = least[1]
-    from_data, from_noisy = before.sqrt() * beta / (1 - kept), (1 - beta).sqrt() * (1 - before) / (1 - kept)
-    return torch.stack((kept.sqrt(), (1 - kept).sqrt(), from_data, from_noisy, beta.log(), least.log()))
+    from_data, from_noisy = before.sqrt() * beta / (1 - alpha_bar), (1 - beta).sqrt() * (1 - before) / (1 - alpha_bar)
+    return torch.stack((alpha_bar.sqrt(), (1 - alpha_bar).sqrt(), from_data, from_noisy, beta.log(), least.log()))
 
 
 def _chain(steps: Tensor, like: Tensor) -> Tensor:

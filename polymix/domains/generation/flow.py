@@ -241,10 +241,12 @@ class Sampler(SamplerSettings):
         if self.guidance == 1 or labels is None or not low <= time <= high:
             return model(x, t, labels, **options)
         both = torch.cat((labels, torch.full_like(labels, model.classes)))
-        given, none = model(torch.cat((x, x)), torch.cat((t, t)), both, **options).chunk(2)
-        guided = none + self.guidance * (given - none)
+        conditional, unconditional = model(torch.cat((x, x)), torch.cat((t, t)), both, **options).chunk(2)
+        guided = unconditional + self.guidance * (conditional - unconditional)
         channels = self.guidance_channels or x.shape[1]  # what follows are learned variances
-        return guided if channels == guided.shape[1] else torch.cat((guided[:, :channels], given[:, channels:]), 1)
+        return (
+            guided if channels == guided.shape[1] else torch.cat((guided[:, :channels], conditional[:, channels:]), 1)
+        )
 
     def _run(
         self, model: Generator, flow: Flow | Diffusion, shape: tuple[int, ...], draws: list[torch.Generator],

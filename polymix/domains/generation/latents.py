@@ -20,6 +20,7 @@ from polymix.errors import DataError, OptionError, PolymixError, one_line
 from polymix.files import output_folder, read_json, remove_unfinished, write_whole
 from polymix.results import Between, Count, schema_name, wrong_part
 from polymix.train.data.arrays import read_array
+from polymix.train.data.problems import Problems
 
 MANIFEST = "latents.json"
 SHARD = 1024  # pictures in a file of a cache
@@ -197,7 +198,7 @@ class Cache:
         if not content["finished"]:
             cure = "Continue it with the same command and --set cache=."
             raise DataError(argument, f"{folder}, which is not finished", "a finished cache", cure)
-        for problem in _problems(folder, content, whole=False):
+        for problem in _problems(folder, content, whole=False).lines:
             raise DataError(argument, problem, "sound files", "Write the cache again.")
         return Cache(folder, content)
 
@@ -212,32 +213,32 @@ def _checked(folder: Path, argument: str, cure: str) -> dict[str, Any]:
     return content
 
 
-def _problems(folder: Path, content: Mapping[str, Any], whole: bool) -> list[str]:
+def _problems(folder: Path, content: Mapping[str, Any], whole: bool) -> Problems:
     """What is wrong with the files of a cache; with `whole` by their checksums, which reads all of them."""
-    problems = []
+    problems = Problems()
     for name in SPLITS:
         split = content["splits"][name]
         for shard in split["shards"]:
             path = folder / shard["file"]
             if not path.is_file() or path.stat().st_size != shard["bytes"]:
-                problems.append(f"{path}: {'another size than written' if path.is_file() else 'missing'}")
+                problems.add(path, "", "another size than written" if path.is_file() else "missing")
             elif whole and _sha(path) != shard["sha256"]:
-                problems.append(f"{path}: other content than written (checksum)")
+                problems.add(path, "", "other content than written (checksum)")
         if "labels" not in split or not (folder / split["labels"]).is_file():
-            problems.append(f"{folder}: no classes of the {name} latents")
+            problems.add(folder, "", f"no classes of the {name} latents")
     return problems
 
 
 def check_cache(folder: Path) -> list[str]:
     """All problems of a cache, by the checksums of its files."""
     try:
-        return _problems(folder, Cache.read(folder).content, whole=True)
+        return _problems(folder, Cache.read(folder).content, whole=True).lines
     except DataError as error:
         try:
             content = _checked(folder, "data", "")
         except DataError:
             return [str(error)]
-        return _problems(folder, content, whole=True) if content["finished"] else [str(error)]
+        return _problems(folder, content, whole=True).lines if content["finished"] else [str(error)]
 
 
 def _sha(path: Path) -> str:

@@ -17,14 +17,14 @@ from polymix.train.distill.batches import moved
 from polymix.train.generators import NoiseBatches, prediction
 
 Conditions = Callable[[torch.Generator, int], Mapping[str, Any]]
-DROPPED = 0.1  # share of "none" among the classes, as SiT and DiT are trained
+LABEL_DROPOUT = 0.1  # share of "none" among the classes, as SiT and DiT are trained
 
 
 @torch.no_grad()
 def noise_batches(
     model: Any, *, batches: int = 64, batch_size: int = 16, process: Flow | Diffusion | None = None,
     images: Tensor | None = None, conditions: Conditions | None = None, size: tuple[int, int] | None = None,
-    steps: int = 16, dropped: float = DROPPED, answers: bool = False, seed: int = 0,
+    steps: int = 16, dropped: float = LABEL_DROPOUT, answers: bool = False, seed: int = 0,
 ) -> NoiseBatches:  # fmt: skip
     """Batches to distil a converted generator on: noisy images at all noise levels, with times and classes.
 
@@ -51,7 +51,7 @@ def noise_batches(
     """
     for name, count in (("batches", batches), ("batch_size", batch_size), ("steps", steps)):
         check_int(name, count, 1)
-    check_number("dropped", dropped, 0.0, 1.0, "a share in [0, 1)", DROPPED)
+    check_number("dropped", dropped, 0.0, 1.0, "a share in [0, 1)", LABEL_DROPOUT)
     check_seed("seed", seed)
     own = isinstance(model, SiT)
     process = process or (Flow() if own else Diffusion())

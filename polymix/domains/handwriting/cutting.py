@@ -14,7 +14,7 @@ BAND = 0.18  # fullness, as a share of the fullest row's, from which a row belon
 MIN_BAND = 0.4  # height of a band, as a share of the highest's, below which it is an accent or a tail of its neighbour
 LOW, FULL = 0.25, 0.5  # unless it is a line without high letters, which is lower but nearly as full as the fullest
 MIN_ROWS = 6  # of a band
-SQUEEZE = 1.25  # widths of the model up to which a line is squeezed, as in training, and not cut
+MAX_SQUEEZE = 1.25  # widths of the model up to which a line is squeezed, as in training, and not cut
 MARGIN_LINES = 200  # training lines from which the margins are taken
 
 Band = tuple[int, int]
@@ -134,7 +134,7 @@ def _emptiest(share: np.ndarray, first: int, after: int) -> int:
 
 def pieces(pixels: np.ndarray, limit: int) -> list[np.ndarray]:
     """A wide line (H, W) in pieces of at most `limit` columns, cut where the widest gap in a piece's last half is."""
-    if pixels.shape[1] <= SQUEEZE * limit:
+    if pixels.shape[1] <= MAX_SQUEEZE * limit:
         return [pixels]
     parts, left = [], 0
     while pixels.shape[1] - left > limit:

@@ -19,7 +19,7 @@ from polymix.train.data.texts import composed, named_file, read_names, read_text
 
 SPLITS = ("train", "val", "test")
 _ENDINGS = (".png", *sorted(SUFFIXES - {".png"}))  # where several files have the stem of a text, the first one counts
-HELD_OUT = 10  # of a folder or a tsv without splits, every tenth page, or else line, is for the test
+TEST_INTERVAL = 10  # of a folder or a tsv without splits, every tenth page, or else line, is for the test
 
 # Files that list IAM's lines or forms by split, under the names that are in use.
 IAM_LISTS = {
@@ -392,7 +392,7 @@ def _read_tsv(reading: Reading) -> None:
 def _hold_out(lines: list[Line], reading: Reading) -> None:
     """Lines without a split: every tenth page (or line, without pages) is for measuring."""
     groups = list(Counter(line.page or line.entry for line in lines))
-    test = set(groups[::HELD_OUT]) if len(groups) > 1 else set()
+    test = set(groups[::TEST_INTERVAL]) if len(groups) > 1 else set()
     for line in lines:
         reading.add("test" if (line.page or line.entry) in test else "train", line)
 

@@ -20,7 +20,7 @@ from polymix.train.task import Process
 
 DRAWN_LINES = 8
 SAMPLES = 3  # test lines in the journal
-_APART = re.compile(r"""([\[\]{}/\\()"'&+*=<>?.;:,!\-—_€#%°])""")
+_PUNCTUATION = re.compile(r"""([\[\]{}/\\()"'&+*=<>?.;:,!\-—_€#%°])""")
 
 
 def measure(model: nn.Module, data: HandwritingData, recipe: HandwritingRecipe, process: Process) -> dict[str, float]:
@@ -67,7 +67,7 @@ def draw(model: nn.Module, data: HandwritingData, recipe: HandwritingRecipe, fol
 
 def apart(text: str) -> list[str]:
     """Words, with punctuation marks as words of their own: how HTR-VT counts WER."""
-    return _APART.sub(r" \1 ", text).split()
+    return _PUNCTUATION.sub(r" \1 ", text).split()
 
 
 def read(

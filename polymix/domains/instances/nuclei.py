@@ -19,7 +19,7 @@ from polymix.train.data.boxes import coco
 from polymix.train.data.pictures import read_numbers
 from polymix.train.data.splits import checksum_of
 
-INSIDE = "stardist/data/images/"
+ARCHIVE_FOLDER = "stardist/data/images/"
 FILES = ("img2d.tif", "mask2d.tif")
 TRAIN_SHARE = 0.75  # of the width
 MIN_PIXELS = 25  # of a nucleus that is cut by the edge of a crop, to count as one
@@ -60,7 +60,7 @@ def _content(path: Path, name: str) -> bytes:
     if path.is_dir():
         return (path / name).read_bytes()
     with zipfile.ZipFile(path) as wheel:
-        return wheel.read(INSIDE + name)
+        return wheel.read(ARCHIVE_FOLDER + name)
 
 
 def checksum(path: Path) -> int:

@@ -47,5 +47,5 @@ def state_size(model: nn.Module, question: Question) -> list[int]:
     with torch.no_grad():
         tokens = question.batch(1, "state").tokens.to(next(model.parameters()).device)
         cache = model(tokens, use_cache=True).past_key_values
-    kept = (getattr(layer, "state", None) or (layer.keys, layer.values) for layer in cache.layers)
-    return [sum(part.numel() for part in tree_leaves(state) if isinstance(part, Tensor)) for state in kept]
+    states = (getattr(layer, "state", None) or (layer.keys, layer.values) for layer in cache.layers)
+    return [sum(part.numel() for part in tree_leaves(state) if isinstance(part, Tensor)) for state in states]

@@ -22,7 +22,7 @@ from polymix.domains.satellite.pastis import (
     statistics,
 )
 from polymix.domains.satellite.recipe import SatelliteRecipe
-from polymix.domains.satellite.synthetic import COVERS, SIDE, synthetic
+from polymix.domains.satellite.synthetic import LAND_COVERS, SIDE, synthetic
 from polymix.errors import DataError
 from polymix.train.data.class_names import own_names
 from polymix.train.data.label_maps import windows
@@ -202,6 +202,6 @@ def from_summary(recipe: SatelliteRecipe, summary: Mapping[str, Any]) -> Satelli
 def _classes(recipe: SatelliteRecipe, source: Path) -> tuple[str, ...]:
     """The names of the data set's own file, else PASTIS's crops; as many as the recipe says."""
     own = own_names(source)
-    names = COVERS if recipe.data is None else own.names if own else CROPS
+    names = LAND_COVERS if recipe.data is None else own.names if own else CROPS
     count = recipe.classes or len(names)
     return tuple(names[place] if place < len(names) else f"class {place}" for place in range(count))

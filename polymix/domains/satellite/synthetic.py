@@ -12,7 +12,7 @@ from torch import Tensor
 from polymix.domains.satellite.pastis import BANDS, write_metadata, write_patch
 from polymix.train.data.sampling import number
 
-COVERS = ("background", "winter cereal", "maize", "sunflower", "two crops", "meadow")
+LAND_COVERS = ("background", "winter cereal", "maize", "sunflower", "two crops", "meadow")
 DATES, SIDE, PARCELS = 24, 24, 10
 _SOIL = (900, 1100, 1300, 1500, 1700, 1900, 2000, 2200, 2600, 2300)  # reflectance × 10,000 of the ten bands
 _GREEN = (400, 700, 500, 1100, 2900, 3600, 3800, 4000, 2000, 1100)
@@ -44,7 +44,7 @@ def make_patch(seed: int, side: int = SIDE) -> tuple[Tensor, Tensor, Tensor, Ten
     centres = torch.rand(count, 2, generator=draw) * side
     places = torch.cartesian_prod(torch.arange(side), torch.arange(side)).float()
     parcels = torch.cdist(places, centres).argmin(1)  # a Voronoi diagram
-    covers = torch.randint(len(COVERS), (count,), generator=draw)
+    covers = torch.randint(len(LAND_COVERS), (count,), generator=draw)
     shifts = 12 * torch.randn(count, generator=draw)
     days = torch.sort(torch.randperm(365, generator=draw)[:DATES]).values
     green = torch.stack(

@@ -21,7 +21,7 @@ from polymix.mixers import MixerConfig
 from polymix.models.vit import PatchStem, sine_positions
 from polymix.train.data.backbones import places_of_maps
 
-FRESH = ("head.classify", "decode_head.classifier")  # prefixes of what other classes need anew
+HEAD_PREFIXES = ("head.classify", "decode_head.classifier")  # prefixes of what other classes need anew
 STRIDES = (8, 16, 32)  # of the maps that EfficientViT-Seg's head takes
 # SegFormer (Xie et al. 2021, Table 6): channels and blocks of the four stages, and the decoder's channels.
 SIZES: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {

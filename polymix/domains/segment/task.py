@@ -42,7 +42,7 @@ class SegmentTask(Task[SegmentRecipe, SegmentData]):
     metrics = (Metric("miou", "higher"), Metric("accuracy", "higher", "%"), Metric("iou", "higher"))
     layouts = LAYOUTS
     unit = "images"
-    fresh = hosts.FRESH
+    fresh = hosts.HEAD_PREFIXES
     predicts: ClassVar[bool] = True
 
     def check(self) -> None:

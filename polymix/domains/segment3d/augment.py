@@ -14,9 +14,9 @@ from polymix.domains.segment3d.layouts import Scan
 from polymix.domains.segment3d.recipe import Segment3dRecipe
 
 STRETCHES = ((0.2, 0.4), (0.8, 1.6))  # side of a cell and size of the shifts in metres: small ones, then large ones
-STRETCHED = 0.95  # how often `elastic` stretches a cloud
+STRETCH_PROBABILITY = 0.95  # how often `elastic` stretches a cloud
 THINNED, LEFT = 0.2, 0.8  # how often `drop` takes points away, and the share that stays
-FURTHEST = 4.0  # deviations by which `jitter` moves a point at most
+MAX_JITTER = 4.0  # deviations by which `jitter` moves a point at most
 
 
 def varied(points: Tensor, recipe: Segment3dRecipe, scan: Scan) -> tuple[Tensor, Tensor]:
@@ -29,10 +29,10 @@ def varied(points: Tensor, recipe: Segment3dRecipe, scan: Scan) -> tuple[Tensor,
         moved = moved @ turn.T
         directions = directions @ turn.T if directions.shape[1] else directions
     moved = moved * (1 + recipe.scale * (2 * float(chance[3]) - 1))
-    for cell, size in STRETCHES if recipe.elastic and torch.rand(()) < STRETCHED else ():
+    for cell, size in STRETCHES if recipe.elastic and torch.rand(()) < STRETCH_PROBABILITY else ():
         moved = stretched(moved, cell, size)
     if recipe.jitter:
-        moved = moved + recipe.jitter * torch.randn_like(moved).clamp(-FURTHEST, FURTHEST)
+        moved = moved + recipe.jitter * torch.randn_like(moved).clamp(-MAX_JITTER, MAX_JITTER)
     changed = points.clone() if directions.shape[1] or recipe.colour else points
     changed[:, scan.normals] = directions.to(points.dtype)
     if recipe.colour:
@@ -124,9 +124,9 @@ def laid_over(first: Voxels, second: Voxels) -> Voxels:
     order = codes.argsort(stable=True)
     once = torch.ones_like(order, dtype=torch.bool)
     once[1:] = codes[order][1:] != codes[order][:-1]
-    kept = order[once].sort().values
+    places = order[once].sort().values
     features, labels = torch.cat((first.features, second.features)), torch.cat((first.labels, second.labels))
-    return Voxels(features[kept], grid[kept], labels[kept])
+    return Voxels(features[places], grid[places], labels[places])
 
 
 def cropped(cloud: Voxels, most: int) -> Voxels:
@@ -134,8 +134,8 @@ def cropped(cloud: Voxels, most: int) -> Voxels:
     if not most or len(cloud.grid) <= most:
         return cloud
     away = (cloud.grid - cloud.grid[torch.randint(len(cloud.grid), ())]).double().square().sum(1)
-    kept = away.topk(most, largest=False).indices.sort().values
-    return Voxels(cloud.features[kept], cloud.grid[kept], cloud.labels[kept])
+    nearest = away.topk(most, largest=False).indices.sort().values
+    return Voxels(cloud.features[nearest], cloud.grid[nearest], cloud.labels[nearest])
 
 
 def mixed(clouds: list[Voxels], recipe: Segment3dRecipe) -> list[Voxels]:

@@ -13,7 +13,7 @@ from polymix.domains.segment3d.recipe import ORDERS
 from polymix.errors import ShapeError, check_choice, check_int
 
 CLOUDS = 1 << (63 - 3 * DEPTH)  # that fit above the bits of a curve
-_PIECE = 1 << 15  # points whose numbers stay in cache
+_CHUNK = 1 << 15  # points whose numbers stay in cache
 _LEVELS = 4  # of Hilbert's curve that are followed at once
 # Where the bits of a number stand after each step that spreads them to every third place.
 _SPREAD = ((32, 0x1F00000000FFFF), (16, 0x1F0000FF0000FF), (8, 0x100F00F00F00F00F), (4, 0x10C30C30C30C30C3),
@@ -71,7 +71,7 @@ def _check(grid: Tensor, depth: int) -> None:
 
 def _in_pieces(function: Callable[[Tensor], Tensor], grid: Tensor) -> Tensor:
     """A code for each voxel, computed for so many at a time that the numbers stay in cache."""
-    return torch.cat([function(part) for part in grid.long().split(_PIECE)]) if len(grid) else grid.new_zeros(0)
+    return torch.cat([function(part) for part in grid.long().split(_CHUNK)]) if len(grid) else grid.new_zeros(0)
 
 
 def _interleave(axes: list[Tensor]) -> Tensor:
@@ -92,9 +92,9 @@ def _followed(octants: Tensor, table: Tensor, depth: int) -> Tensor:
     octants = octants << below
     state, code = torch.zeros_like(octants), torch.zeros_like(octants)
     for step in reversed(range(steps)):
-        found = table[state | (octants >> bits * step & (1 << bits) - 1)]
-        code = code << bits | found & (1 << bits) - 1
-        state = found & -(1 << bits)
+        entry = table[state | (octants >> bits * step & (1 << bits) - 1)]
+        code = code << bits | entry & (1 << bits) - 1
+        state = entry & -(1 << bits)
     return code >> below
 
 
@@ -115,8 +115,8 @@ def _turns(levels: int) -> Tensor:
     for cell, level in queue:
         inner = [(child, level + 1) for child in 2 * cell + cube]
         for child in inner:
-            if (found := digits_in(*child)) not in known:
-                known[found] = len(known)
+            if (pattern := digits_in(*child)) not in known:
+                known[pattern] = len(known)
                 queue.append(child)
         onward.append([known[digits_in(*child)] for child in inner])
     one, following = torch.tensor(list(known)), torch.tensor(onward)  # (states, 8)

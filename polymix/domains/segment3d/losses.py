@@ -20,8 +20,8 @@ def lovasz_softmax(shares: Tensor, labels: Tensor) -> Tensor:
         true = (labels == k).to(shares.dtype)
         errors, order = (true - shares[:, k]).abs().sort(descending=True)
         sorted_true = true[order]
-        kept = sorted_true.sum() - sorted_true.cumsum(0)
+        intersection = sorted_true.sum() - sorted_true.cumsum(0)
         union = sorted_true.sum() + (1 - sorted_true).cumsum(0)
-        jaccard = 1 - kept / union
+        jaccard = 1 - intersection / union
         losses.append((errors * torch.cat((jaccard[:1], jaccard.diff()))).sum())
     return torch.stack(losses).mean() if losses else shares.sum() * 0

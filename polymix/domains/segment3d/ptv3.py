@@ -70,8 +70,8 @@ class PointBlock(nn.Module):
     def _dropped(self, x: Tensor) -> Tensor:
         if not (self.training and self.drop_path):
             return x
-        kept = torch.rand(len(x), 1, device=x.device) >= self.drop_path
-        return x * kept.to(x.dtype) / (1 - self.drop_path)
+        mask = torch.rand(len(x), 1, device=x.device) >= self.drop_path
+        return x * mask.to(x.dtype) / (1 - self.drop_path)
 
 
 class _Unpool(nn.Module):

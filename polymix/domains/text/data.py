@@ -24,7 +24,7 @@ from polymix.train.data.texts import composed, read_text
 from polymix.train.task import Data
 
 VOCAB = 4096
-_CACHED = ("train.bin", "val.bin")
+_TOKEN_FILES = ("train.bin", "val.bin")
 _TEXT, _PARQUET, _SHARDS = (".txt", ".md"), (".parquet",), (".bin",)
 _LEFT_OUT = {"test", "tests", "site-packages", "dist-packages", "idlelib", "lib2to3", "ensurepip", "__pycache__"}
 
@@ -62,23 +62,23 @@ def load(recipe: TextRecipe, folder: Path, say: Callable[[str], None] = lambda t
         raise OptionError("column", got, "this option for parquet files alone", "Leave it out.")
     tokenizer = None if recipe.tokenizer is None else load_tokenizer(recipe.tokenizer)
     if source.kind == "shards":
-        found = _shards(recipe, source, tokenizer)
+        data = _shards(recipe, source, tokenizer)
     else:
-        found = _text(recipe, source, tokenizer, folder, say)
-    if recipe.packing == "segments" and found.end is None:
+        data = _text(recipe, source, tokenizer, folder, say)
+    if recipe.packing == "segments" and data.end is None:
         cure = "Set end_of_text or tokenizer, or use packing=stream."
         raise OptionError("packing", "segments for shards whose document borders are unknown", "stream", cure)
-    if len(found.train) <= recipe.context:
-        got = f"{recipe.context} with {len(found.train)} tokens of training text"
-        raise DataError("context", got, f"at most {max(len(found.train) - 1, 1)}", "Lower it, or add text.")
-    if len(found.val) < 2:
+    if len(data.train) <= recipe.context:
+        got = f"{recipe.context} with {len(data.train)} tokens of training text"
+        raise DataError("context", got, f"at most {max(len(data.train) - 1, 1)}", "Lower it, or add text.")
+    if len(data.val) < 2:
         raise DataError(
             "held_out",
-            f"{recipe.held_out}, which holds out {len(found.val)} tokens",
+            f"{recipe.held_out}, which holds out {len(data.val)} tokens",
             "a share that holds out 2 or more",
             "Raise it.",
         )
-    return found
+    return data
 
 
 def _shards(recipe: TextRecipe, source: Source, tokenizer: Any) -> TextData:
@@ -96,19 +96,19 @@ def _shards(recipe: TextRecipe, source: Source, tokenizer: Any) -> TextData:
     return TextData(train, val, vocab, end, tokenizer, decoded_by=None if tokenizer is None else checksum(tokenizer))
 
 
-def _text(recipe: TextRecipe, source: Source, given: Any, folder: Path, say: Callable[[str], None]) -> TextData:
+def _text(recipe: TextRecipe, source: Source, pretrained: Any, folder: Path, say: Callable[[str], None]) -> TextData:
     if recipe.end_of_text is not None:
         cure = "Leave it out: the tokenizer has its own."
         raise OptionError("end_of_text", recipe.end_of_text, "None, except with .bin shards", cure)
-    if given is not None and recipe.vocab not in (None, size(given)):
+    if pretrained is not None and recipe.vocab not in (None, size(pretrained)):
         cure = "Leave one of the two out."
-        raise OptionError("vocab", recipe.vocab, f"{size(given)}, as in the tokenizer {recipe.tokenizer}", cure)
-    known = None if given is None else checksum(given)
+        raise OptionError("vocab", recipe.vocab, f"{size(pretrained)}, as in the tokenizer {recipe.tokenizer}", cure)
+    known = None if pretrained is None else checksum(pretrained)
     key = {"source": source.key(), "held_out": recipe.held_out, "vocab": recipe.vocab, "tokenizer": known}
-    folder = cached(folder, "tokens", key, lambda place: _fill(place, recipe, source, given, say))
+    folder = cached(folder, "tokens", key, lambda place: _fill(place, recipe, source, pretrained, say))
     tokenizer = load_tokenizer(folder / "tokenizer")
     vocab = size(tokenizer)
-    files = [path for name in _CACHED if (path := folder / name).stat().st_size]
+    files = [path for name in _TOKEN_FILES if (path := folder / name).stat().st_size]
     tokens = [Tokens([path], width(vocab)) for path in files]
     for part_ in tokens:
         part_.check(vocab)
@@ -116,7 +116,7 @@ def _text(recipe: TextRecipe, source: Source, given: Any, folder: Path, say: Cal
     return TextData(train, val, vocab, tokenizer.eos_token_id, tokenizer)
 
 
-def _fill(folder: Path, recipe: TextRecipe, source: Source, given: Any, say: Callable[[str], None]) -> None:
+def _fill(folder: Path, recipe: TextRecipe, source: Source, tokenizer: Any, say: Callable[[str], None]) -> None:
     """Write tokenizer/, train.bin and val.bin."""
 
     def side(held: bool) -> Iterator[str]:
@@ -126,13 +126,15 @@ def _fill(folder: Path, recipe: TextRecipe, source: Source, given: Any, say: Cal
         where = recipe.data or "Python's library, whose source files are not installed here,"
         raise DataError("data", f"{where} without any text", "text", "Pass a file that has some.")
     say("Reading the text")
-    if given is None:
+    if tokenizer is None:
         one_sided = next(side(False), None) is None
-        given = train_tokenizer(source.documents() if one_sided else side(False), recipe.vocab or VOCAB, recipe.context)
-    given.save_pretrained(folder / "tokenizer")
-    counts = [write(folder / f"{name}.bin", encode(given, side(held)), width(size(given)))
+        tokenizer = train_tokenizer(
+            source.documents() if one_sided else side(False), recipe.vocab or VOCAB, recipe.context
+        )
+    tokenizer.save_pretrained(folder / "tokenizer")
+    counts = [write(folder / f"{name}.bin", encode(tokenizer, side(held)), width(size(tokenizer)))
               for name, held in (("train", False), ("val", True))]  # fmt: skip
-    say(f"{sum(counts):,} tokens in a vocabulary of {size(given):,}")
+    say(f"{sum(counts):,} tokens in a vocabulary of {size(tokenizer):,}")
 
 
 def _checksum(tokens: Tokens) -> list[int]:
@@ -185,9 +187,9 @@ def find_source(data: str | None, column: str) -> Source:
         files = [root]
     else:
         below = [path for path in sorted(root.rglob("*")) if path.is_file() and not path.name.startswith(".")]
-        found = {kind: [p for p in below if p.suffix.lower() in ends] for kind, ends in kinds.items()}
-        kind, files = next(((kind, paths) for kind, paths in found.items() if paths), ("", []))
-        others = [other for other, paths in found.items() if paths and other != kind and other != "text"]
+        by_kind = {kind: [p for p in below if p.suffix.lower() in ends] for kind, ends in kinds.items()}
+        kind, files = next(((kind, paths) for kind, paths in by_kind.items() if paths), ("", []))
+        others = [other for other, paths in by_kind.items() if paths and other != kind and other != "text"]
         if not kind:
             got = f"{root} with {len(below)} files, none of them text"
             raise DataError("data", got, "*.txt, *.md, *.parquet or *.bin below it", "Rename the files.")

@@ -14,7 +14,7 @@ from polymix.domains.text.data import TextData
 from polymix.domains.text.recipe import TextRecipe
 from polymix.domains.text.tokenizer import count_bytes
 from polymix.domains.text.tokens import Batch, cut
-from polymix.train.loop import evaluating
+from polymix.train.evaluation import evaluating
 from polymix.train.task import IGNORED, Process
 
 

@@ -25,19 +25,19 @@ def model_config(recipe: TextRecipe, vocab: int, end: int | None = None, padding
 
     Raises OptionError: the config has no such option, fewer positions than the context, or no packing by segments.
     """
-    wanted, options = recipe.model, {**recipe.model_options, "vocab_size": vocab}
-    if isinstance(wanted, Mapping):  # as results.json has a config
-        wanted = AutoConfig.for_model(**wanted)
-    if isinstance(wanted, str) and wanted in _FAMILIES:
-        kind: Any = _FAMILIES[wanted]
+    model, options = recipe.model, {**recipe.model_options, "vocab_size": vocab}
+    if isinstance(model, Mapping):  # as results.json has a config
+        model = AutoConfig.for_model(**model)
+    if isinstance(model, str) and model in _FAMILIES:
+        kind: Any = _FAMILIES[model]
         options.setdefault("max_position_embeddings", recipe.context)
-        given: dict[str, Any] = {}
+        base: dict[str, Any] = {}
     else:
-        config = preset(wanted) if isinstance(wanted, str) and wanted in PRESETS else wanted
+        config = preset(model) if isinstance(model, str) and model in PRESETS else model
         if not isinstance(config, PretrainedConfig):
-            known = ", ".join([*_FAMILIES, *nearest_first(shown(wanted), PRESETS)])
-            raise OptionError("model", shown(wanted), f"{known}, or a config of transformers", "Choose one.")
-        kind, given = type(config), config.to_dict()
+            known = ", ".join([*_FAMILIES, *nearest_first(shown(model), PRESETS)])
+            raise OptionError("model", shown(model), f"{known}, or a config of transformers", "Choose one.")
+        kind, base = type(config), config.to_dict()
     names = {*kind().to_dict(), *kind.attribute_map}
     for name in options:
         if name not in names:
@@ -46,8 +46,8 @@ def model_config(recipe: TextRecipe, vocab: int, end: int | None = None, padding
             cure = "polymix train text --help lists those of the recipe."
             raise UnknownOptionError(name, allowed, cure)
     options |= {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end if padding is None else padding}
-    named = isinstance(wanted, str) and wanted in PRESETS
-    made = preset(wanted, **options) if named else kind.from_dict(given | options)
+    named = isinstance(model, str) and model in PRESETS
+    made = preset(model, **options) if named else kind.from_dict(base | options)
     longest = getattr(made, "max_position_embeddings", None)
     if longest is not None and getattr(made, "positions", "learned") == "learned" and recipe.context > longest:
         got = f"{recipe.context} with max_position_embeddings={longest}"

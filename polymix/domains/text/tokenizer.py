@@ -20,7 +20,7 @@ with needs("text"):
 BORDER = "<|endoftext|>"  # separates the documents of a file, as is usual
 BYTES = 256
 _ENDS = (BORDER, "</s>", "<eos>", "<|end_of_text|>")
-_PIECE = 2**20  # characters that are encoded in one call
+_CHUNK = 2**20  # characters that are encoded in one call
 
 
 def train_tokenizer(documents: Iterable[str], vocab: int, context: int) -> Any:
@@ -48,22 +48,22 @@ def load_tokenizer(path: str | Path) -> Any:
         raise DataError("tokenizer", f"{path}, which does not exist", "a tokenizer.json, or a folder with one", "")
     try:
         if path.is_file():
-            found: Any = PreTrainedTokenizerFast(tokenizer_file=str(path), clean_up_tokenization_spaces=False)
+            tokenizer: Any = PreTrainedTokenizerFast(tokenizer_file=str(path), clean_up_tokenization_spaces=False)
         else:
-            found = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
+            tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # whatever the libraries raise on a damaged file
         got = f"{path}, which cannot be loaded ({one_line(error)[:300]})"
         raise DataError("tokenizer", got, "a tokenizer.json, or a folder of transformers", "Save it again.") from error
-    if found.eos_token_id is None:
-        known = found.get_vocab()
+    if tokenizer.eos_token_id is None:
+        known = tokenizer.get_vocab()
         end = next((token for token in _ENDS if token in known), None)
         if end is None:
             cure = "Set eos_token and save it as a folder of transformers."
             raise DataError("tokenizer", f"{path} without a token that ends a text", f"one of {_ENDS}", cure)
-        found.eos_token = end
-    if found.pad_token_id is None:
-        found.pad_token = found.eos_token
-    return found
+        tokenizer.eos_token = end
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
 
 
 def size(tokenizer: Any) -> int:
@@ -97,8 +97,8 @@ def count_bytes(tokenizer: Any, runs: Sequence[Sequence[int]]) -> int:
 def _pieces(text: str) -> Iterator[str]:
     """The text, cut after line ends where it is too long for one call."""
     start = 0
-    while len(text) - start > _PIECE:
-        cut = text.rfind("\n", start, start + _PIECE) + 1 or start + _PIECE
+    while len(text) - start > _CHUNK:
+        cut = text.rfind("\n", start, start + _CHUNK) + 1 or start + _CHUNK
         yield text[start:cut]
         start = cut
     yield text[start:]

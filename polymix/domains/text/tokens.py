@@ -17,14 +17,14 @@ from polymix.files import write_whole
 from polymix.train.data.sampling import Slices, number
 from polymix.train.task import IGNORED
 
-SMALL = 2**16  # vocabularies up to here fit into two bytes
+MAX_TWO_BYTES = 2**16  # vocabularies up to here fit into two bytes
 _CHUNK = 2**22
 Batch = dict[str, Tensor]
 
 
 def width(vocab: int) -> int:
     """Bytes per token: 2, as in nanoGPT's shards, or 4."""
-    return 2 if vocab <= SMALL else 4
+    return 2 if vocab <= MAX_TWO_BYTES else 4
 
 
 class Tokens:

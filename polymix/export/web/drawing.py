@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 BLANK = 1 / 16  # of the ink: less is background
-LEAST_BLANK = 0.3  # share of the pixels of drawn images that is background
+MIN_BLANK = 0.3  # share of the pixels of drawn images that is background
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Drawing:
         cover = (values - background) / (ink - background)
         drawn = cover.abs() > BLANK
         drawn = drawn[drawn.flatten(1).any(1)]
-        if (~drawn).double().mean().item() < LEAST_BLANK:
+        if (~drawn).double().mean().item() < MIN_BLANK:
             return None
         left, width = _extent(drawn.any(1))
         top, height = _extent(drawn.any(2))

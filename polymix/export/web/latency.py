@@ -69,21 +69,21 @@ def curves(models: Iterable[nn.Module]) -> list[Curve]:
 
     Empty for models without mixers.
     """
-    found = []
+    keys = []
     for model in models:
         for mixer in model.modules():
             if isinstance(mixer, TokenMixer):
                 config = mixer.config.without_grid()
                 axes = len(mixer.config.built_grid or ()) if mixer.config.placed else 0
                 key = (config, mixer.dim, axes)
-                if key not in found:
-                    found.append(key)
-    for dim in dict.fromkeys(dim for _, dim, _ in found):
-        if not any(config.name == ATTENTION and dim == other for config, other, _ in found):
-            found.append((create_mixer(ATTENTION, dim, device="meta").config, dim, 0))
-    found.sort(key=lambda key: key[0].name != ATTENTION)
+                if key not in keys:
+                    keys.append(key)
+    for dim in dict.fromkeys(dim for _, dim, _ in keys):
+        if not any(config.name == ATTENTION and dim == other for config, other, _ in keys):
+            keys.append((create_mixer(ATTENTION, dim, device="meta").config, dim, 0))
+    keys.sort(key=lambda key: key[0].name != ATTENTION)
     lines: list[Curve] = []
-    for config, dim, axes in found:
+    for config, dim, axes in keys:
         same = sum(line.config.name == config.name for line in lines)
         lines.append(Curve(config.name + (f" {same + 1}" if same else ""), dim, config, axes))
     return lines

@@ -17,7 +17,7 @@ PACKAGE = "onnxruntime-web"
 SCRIPT, BINARY, ABOUT = "ort.js", "ort-wasm-simd-threaded.wasm", f"{PACKAGE}.json"
 FILES = {SCRIPT: "dist/ort.wasm.bundle.min.mjs", BINARY: "dist/ort-wasm-simd-threaded.wasm", ABOUT: "package.json"}
 RUNNER = Path(__file__).parent / "run_in_node.mjs"
-LIMIT = 600  # seconds for all files in Node.js
+TIME_LIMIT = 600  # seconds for all files in Node.js
 
 
 def find_runtime(folder: str | Path | None = None) -> Path:
@@ -87,7 +87,9 @@ def run_in_node(runtime: Path, jobs: Sequence[Mapping[str, Any]], scratch: Path)
     (scratch / "package.json").write_text('{"type": "module"}')
     (scratch / "jobs.json").write_text(json.dumps(list(jobs)))
     try:
-        done = subprocess.run([program, scratch / "run.js"], capture_output=True, timeout=LIMIT, check=True, text=True)
+        done = subprocess.run(
+            [program, scratch / "run.js"], capture_output=True, timeout=TIME_LIMIT, check=True, text=True
+        )
         errors = json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         said = (getattr(error, "stderr", None) or "").strip().splitlines()[-1:]

@@ -50,34 +50,34 @@ class Site:
         entries: Entries = []
         for line in curves(graph.model for graph in self.graphs):
             label = "softmax attention" if line.attention else line.label
-            found, note = ({}, f": {line.omitted}") if line.omitted else self._written(line, write)
+            by_tokens, note = ({}, f": {line.omitted}") if line.omitted else self._written(line, write)
             self.curves.append({
                 "label": label, "attention": line.attention, "dim": line.dim,
-                "files": {tokens: self._url(self.made / own[0]["path"]) for tokens, own in found.items()},
+                "files": {tokens: self._url(self.made / own[0]["path"]) for tokens, own in by_tokens.items()},
                 "note": f"{label} is not measured{note}." if note else "",
             })  # fmt: skip
-            entries += [{**entry, "tolerance": TIMED_TOLERANCE} for own in found.values() for entry in own]
+            entries += [{**entry, "tolerance": TIMED_TOLERANCE} for own in by_tokens.values() for entry in own]
         return entries
 
     def _written(self, line: Curve, write: Callable[[Graph], Entries]) -> tuple[dict[int, Entries], str]:
         """The entries of a curve's files by numbers of tokens, 0 for all; and which cannot be exported, in words."""
-        found: dict[int, Entries] = {}
+        by_tokens: dict[int, Entries] = {}
         for by_length in (False, True):
             for tokens, graph in line.graphs(by_length):
                 try:
                     own = write(graph)
                 except CapabilityError:
                     if tokens:
-                        return found, f" from {tokens} tokens on: it cannot be exported for them"
+                        return by_tokens, f" from {tokens} tokens on: it cannot be exported for them"
                     break
                 if not tokens and "tokens" not in own[0]["free"]:
                     for path in {entry[part] for entry in own for part in ("path", "inputs", "outputs")}:
                         (self.made / path).unlink()
                     break
-                found[tokens] = own
+                by_tokens[tokens] = own
             else:
                 break
-        return found, ""
+        return by_tokens, ""
 
     def write(self, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Write the page, its scripts, the runtime and the arrays that it compares; returns what the manifest says."""
@@ -141,8 +141,10 @@ class Site:
             jobs: list[dict[str, Any]] = []
             for place, entry in enumerate(own):
                 inputs = as_files(read_arrays(self.made / entry["inputs"]), arrays / f"{place}-inputs")
-                wanted = as_files(read_arrays(self.made / entry["outputs"]), arrays / f"{place}-outputs")
-                jobs.append({"model": str((self.made / entry["path"]).resolve()), "inputs": inputs, "outputs": wanted})
+                expected = as_files(read_arrays(self.made / entry["outputs"]), arrays / f"{place}-outputs")
+                jobs.append(
+                    {"model": str((self.made / entry["path"]).resolve()), "inputs": inputs, "outputs": expected}
+                )
             failures = run_in_node(self.folder / RUNTIME, jobs, program)
             results = []
             for entry, job, failure in zip(own, jobs, failures, strict=True):
@@ -150,8 +152,8 @@ class Site:
                 if failure is not None:
                     results.append(Checked(path, TARGET, float("inf"), entry["tolerance"], failure))
                     continue
-                given = {name: _read(Path(output)) for name, output in job["outputs"].items()}
-                error = MEASURES["largest"](given, read_arrays(self.made / entry["outputs"]))
+                outputs = {name: _read(Path(output)) for name, output in job["outputs"].items()}
+                error = MEASURES["largest"](outputs, read_arrays(self.made / entry["outputs"]))
                 entry["error_in_webassembly"] = error
                 results.append(Checked(path, TARGET, error, entry["tolerance"]))
         return results

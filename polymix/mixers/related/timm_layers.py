@@ -14,7 +14,7 @@ from polymix.extras import needs
 from polymix.structured.base import init_
 from polymix.structured.cost import Op
 
-_WHERE = {
+_MODULE_OF_CLASS = {
     "NonLocalAttn": "timm.layers",
     "SEModule": "timm.layers",
     "EffectiveSEModule": "timm.layers",
@@ -30,7 +30,7 @@ def timm_layer(name: str) -> type[Any]:
     with needs("vision", f"This mixer wraps its {name}."):
         import timm
     assert timm
-    return getattr(importlib.import_module(_WHERE[name]), name)
+    return getattr(importlib.import_module(_MODULE_OF_CLASS[name]), name)
 
 
 def pointwise(conv: nn.Conv2d, x: Tensor) -> Tensor:

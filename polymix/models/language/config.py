@@ -107,16 +107,16 @@ class PolymixConfig(PretrainedConfig):
 
     def _config(self, entry: Entry, where: str) -> MixerConfig:
         if isinstance(entry, str):
-            given = {word.partition("=")[0] for word in entry.split(":")[1:]}
+            options = {word.partition("=")[0] for word in entry.split(":")[1:]}
             config = parse_mixer(entry)[1]
         elif isinstance(entry, Mapping) and "name" in entry:
-            given, config = set(entry), mixer_config(dict(entry))
+            options, config = set(entry), mixer_config(dict(entry))
         else:
             raise OptionError(where, repr(entry), 'a name, "pom:degree=3", or a dict with "name"', "Write it so.")
-        given |= set(config.forms.get(config.preset or "", {}))
+        options |= set(config.forms.get(config.preset or "", {}))
         defaults = {"bias": self.bias, "dropout": self.dropout}
-        config = config.changed(**{name: value for name, value in defaults.items() if name not in given})
-        turns = self.positions == "rotary" and "rotary" not in given
+        config = config.changed(**{name: value for name, value in defaults.items() if name not in options})
+        turns = self.positions == "rotary" and "rotary" not in options
         return config.for_heads(self.num_heads).for_order().for_rotary(self.rope_theta if turns else None)
 
 

@@ -118,6 +118,6 @@ def apart(x: Tensor, segments: Tensor, real: Tensor | None) -> tuple[Tensor, Ten
     column = torch.empty_like(row).scatter_(0, order, torch.arange(batch * n, device=x.device) - first[row[order]])
     where = (row, column)
     size = (len(sizes), int(sizes.max()))
-    told = torch.ones_like(row, dtype=torch.bool) if real is None else real.flatten()
-    mask = torch.zeros(size, dtype=torch.bool, device=x.device).index_put(where, told)
+    is_real = torch.ones_like(row, dtype=torch.bool) if real is None else real.flatten()
+    mask = torch.zeros(size, dtype=torch.bool, device=x.device).index_put(where, is_real)
     return x.new_zeros(*size, x.shape[2]).index_put(where, x.flatten(0, 1)), mask, where

@@ -159,10 +159,10 @@ class PolymixModel(PolymixPreTrainedModel):
         self._check_tokens(input_ids, inputs_embeds)
         x = self.embed(input_ids) if inputs_embeds is None else inputs_embeds
         packed = segment_ids is not None
-        wanted = (self.config.use_cache and not self.training and not packed) if use_cache is None else use_cache
+        caching = (self.config.use_cache and not self.training and not packed) if use_cache is None else use_cache
         past, cached = tokens_in(past_key_values, len(self.blocks)), past_key_values is not None or bool(use_cache)
         layout = sequence_layout(x, attention_mask, position_ids, segment_ids, past, cached)
-        if wanted and past_key_values is None and layout.segments is None:
+        if caching and past_key_values is None and layout.segments is None:
             past_key_values = DynamicCache()
         if self.position is not None:
             self._check_learned(layout, position_ids)
@@ -197,10 +197,10 @@ class PolymixModel(PolymixPreTrainedModel):
             cure = "Use the model's own tokenizer, and 0 or any other token for padding."
             raise ShapeError("input_ids", got, f"ids from 0 to {self.embed.num_embeddings - 1}, the vocabulary", cure)
 
-    def _check_learned(self, layout: SequenceLayout, given: Tensor | None) -> None:
+    def _check_learned(self, layout: SequenceLayout, position_ids: Tensor | None) -> None:
         """ShapeError unless every position has a vector. The positions are read only if counting is not enough."""
         there, counted = self.config.max_position_embeddings, layout.past + layout.place.shape[1]
-        if torch.compiler.is_compiling() or (given is None and counted <= there):
+        if torch.compiler.is_compiling() or (position_ids is None and counted <= there):
             return
         highest = int(layout.place.max())
         if highest >= there:
@@ -252,8 +252,8 @@ class PolymixForCausalLM(PolymixPreTrainedModel, GenerationMixin):
             input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, segment_ids,
             output_hidden_states, output_attentions=other.pop("output_attentions", None),
         )  # fmt: skip
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = apply_linear(self.lm_head, out.last_hidden_state[:, kept])
+        positions = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = apply_linear(self.lm_head, out.last_hidden_state[:, positions])
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **other)

@@ -24,7 +24,7 @@ SWITCH = "POLYMIX_NATIVE"  # 0 disables the kernels; the name of a processor lev
 _BUILD = "run `polymix build-kernels` (it needs gcc)"
 _V3 = frozenset({"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"})
 # The processor features that each level needs, with the names of /proc/cpuinfo.
-NEEDS = {
+FEATURES_OF_LEVEL = {
     "x86-64-v4": _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
     "x86-64-v3": _V3,
     "armv8-a": frozenset({"asimd"}),
@@ -76,7 +76,7 @@ def processor_flags() -> frozenset[str]:
 def usable_levels() -> list[str]:
     """The processor levels whose kernels this machine can run, best first."""
     flags = processor_flags()
-    return [level for level in compiled.levels() if flags >= NEEDS[level]]
+    return [level for level in compiled.levels() if flags >= FEATURES_OF_LEVEL[level]]
 
 
 @cache

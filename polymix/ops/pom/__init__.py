@@ -22,7 +22,7 @@ from polymix.ops.shared.masks import Segments, as_padding, positions
 from polymix.ops.shared.signature import Signature
 from polymix.ops.shared.tensors import count_real, linear
 
-_TURNS = "Tensor? mask, Tensor? cos, Tensor? sin"
+_ROTARY = "Tensor? mask, Tensor? cos, Tensor? sin"
 _TERMS = "h: B, N, E; alpha: E, K; mask: B, N; cos: cos.shape[0], N, E // 2; sin: cos.shape[0], N, E // 2"
 _RULES = (
     f"activation in {tuple(ACTIVATIONS)}",
@@ -30,13 +30,13 @@ _RULES = (
     "axes in (1, 2)",
 )
 pom_pool = Operator(
-    "pom_pool", f"(Tensor h, Tensor alpha, {_TURNS}, str activation, int axes) -> Tensor", eager.pool, (0, 1),
+    "pom_pool", f"(Tensor h, Tensor alpha, {_ROTARY}, str activation, int axes) -> Tensor", eager.pool, (0, 1),
     Signature(_TERMS, "B, E", *_RULES),
     triton="polymix.ops.pom.triton:pool",
 )  # fmt: skip
 pom_scan = Operator(
     "pom_scan",
-    f"(Tensor h, Tensor alpha, Tensor? start, {_TURNS}, Tensor? order, Tensor? first, str activation, int axes)"
+    f"(Tensor h, Tensor alpha, Tensor? start, {_ROTARY}, Tensor? order, Tensor? first, str activation, int axes)"
     " -> Tensor",
     eager.scan, (0, 1, 2),
     Signature(f"{_TERMS}; start: B, E; order#: B, N; first#: B, N", "B, N, E", *_RULES,

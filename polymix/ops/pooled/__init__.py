@@ -15,7 +15,7 @@ from polymix.ops.shared.blocks import slower_than_pytorch
 from polymix.ops.shared.signature import Signature
 from polymix.ops.shared.tensors import Linear, count_real, project, scaled_linear, share
 
-_APART = "computes everything from the same tokens"
+_SAME_TOKENS = "computes everything from the same tokens"
 _NATIVE, _TRITON = "polymix.ops.pooled.native", "polymix.ops.pooled.triton"
 pooled_product = Operator(
     "pooled_product", "(Tensor k, Tensor? v, Tensor? p_2, Tensor? mask) -> Tensor", eager.product, (0, 1, 2),
@@ -77,7 +77,7 @@ def poly_sa(
         CapabilityError: the implementation requested by name does not support the call.
     """
     dim = x.shape[-1]
-    unsupported = {name: _APART if values is not None and name != "triton" else None for name in KERNELS}
+    unsupported = {name: _SAME_TOKENS if values is not None and name != "triton" else None for name in KERNELS}
     impl = choose("poly_sa", impl, (x, *qkv, *(proj or ()), p_1, p_2, values), unsupported,
                   slower={"native": slower_than_pytorch(x)}, in_blocks=("native", "blocked"))  # fmt: skip
     if impl == "blocked":
@@ -132,7 +132,7 @@ def poly_nl(
     Raises:
         CapabilityError: the implementation requested by name does not support the call.
     """
-    why = _APART if values is not None else None if order == 3 else "supports order=3 only"
+    why = _SAME_TOKENS if values is not None else None if order == 3 else "supports order=3 only"
     tensors = (x, values, *weights.product, *weights.proj, weights.alpha, weights.beta,
                *(weights.into or ()), *(weights.out or ()))  # fmt: skip
     impl = choose("poly_nl", impl, tensors, {"blocked": why, "native": why, "triton": None},

@@ -19,7 +19,7 @@ from polymix.ops.shared.signature import Signature
 from polymix.ops.shared.tensors import Linear, project, share, without_autocast
 
 MAX_WIDTH = 128  # of a head in Triton's kernels
-_NARROW = f"supports heads of up to {MAX_WIDTH} channels only"
+_WIDTH_LIMIT = f"supports heads of up to {MAX_WIDTH} channels only"
 _NO_STATE = {"blocked": "supports non-causal attention only", "native": "keeps no recurrent state"}
 _PROJECTING = dict.fromkeys(("blocked", "native"), "computes the queries, keys and values itself")
 _FORM = "str form, int order"
@@ -155,7 +155,7 @@ def qt_attention(
     Raises:
         CapabilityError: the implementation requested by name does not support the call.
     """
-    wide = _NARROW if q.shape[-1] > MAX_WIDTH else None
+    wide = _WIDTH_LIMIT if q.shape[-1] > MAX_WIDTH else None
     unsupported = {**_PROJECTING, "triton": wide}
     return _attend(q, k, v, scale, mask, form, order, choose("qt", impl, (q, k, v, scale), unsupported))
 
@@ -215,7 +215,7 @@ def qt_continue(
 
     Arguments, errors and cost: see `qt_attention` and `qt_chunk`; q and k have as many tokens.
     """
-    unsupported = {**_PROJECTING, "triton": _NARROW if q.shape[-1] > MAX_WIDTH else None}
+    unsupported = {**_PROJECTING, "triton": _WIDTH_LIMIT if q.shape[-1] > MAX_WIDTH else None}
     impl = choose("qt", impl, (q, k, v, scale), unsupported)
     return _continue(q, k, v, state, scale, mask, form, order, impl)
 
@@ -243,7 +243,7 @@ def _heads(
 
 
 def _too_wide(dim: int, options: QtOptions) -> str | None:
-    return _NARROW if dim // options.heads > MAX_WIDTH else None
+    return _WIDTH_LIMIT if dim // options.heads > MAX_WIDTH else None
 
 
 __all__ = [

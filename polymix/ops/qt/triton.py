@@ -21,7 +21,7 @@ from polymix.ops.qt.eager import feature_size
 
 PROGRAMS = 512  # the number of programs that pooling aims for: several per multiprocessor of the largest GPUs
 FEATURES = 64  # features held in registers at a time
-PULLED = 64  # columns of the gradient of x that one program computes: a whole head of the usual size
+COLUMNS_PER_PROGRAM = 64  # columns of the gradient of x that one program computes: a whole head of the usual size
 
 
 @triton.jit
@@ -300,7 +300,7 @@ def pulled_back(
     The second result is the gradient of the weights, (B, h, programs, 3).
     """
     batch, heads, n, d = x.shape
-    blocks, width = triton.cdiv(n, block_n(x)), min(PULLED, block_d(d))
+    blocks, width = triton.cdiv(n, block_n(x)), min(COLUMNS_PER_PROGRAM, block_d(d))
     columns = triton.cdiv(d, width)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     grad_w = None

@@ -31,7 +31,7 @@ from polymix.ops.qt.triton import (
 )
 
 CHUNK = 128  # tokens in a chunk, whose pairs are computed directly; F (d + 1) moments are stored per chunk
-SUMMED = 256  # entries of the moments that one program of the running sum processes
+ENTRIES_PER_PROGRAM = 256  # entries of the moments that one program of the running sum processes
 
 
 @triton.jit(do_not_specialize=["slots"])
@@ -178,8 +178,8 @@ def _running(slots: Tensor, reverse: bool) -> None:
     The moments before a chunk are not computed as differences of sums, which would leak the future through rounding.
     """
     rows, count, size = slots.shape[0] * slots.shape[1], slots.shape[2], slots.shape[3] * slots.shape[4]
-    grid = (rows * triton.cdiv(size, SUMMED),)
-    _running_kernel[grid](slots, count, size=size, REVERSE=reverse, BLOCK=SUMMED, TILE=8, num_warps=4)
+    grid = (rows * triton.cdiv(size, ENTRIES_PER_PROGRAM),)
+    _running_kernel[grid](slots, count, size=size, REVERSE=reverse, BLOCK=ENTRIES_PER_PROGRAM, TILE=8, num_warps=4)
 
 
 def _before(

@@ -21,7 +21,7 @@ from polymix.ops.shared.tensors import accumulator, without_autocast
 
 BLOCK = 16  # tokens in a block, whose pairs are computed directly, at the cost of N · BLOCK · m exponentials
 MAX_EXPORTED_BLOCKS = 1 << 16  # blocks of a sequence whose length an exported graph leaves free
-NONE = -1e30  # the logarithm of a zero weight; finite, so that the difference of two is not NaN
+LOG_ZERO = -1e30  # the logarithm of a zero weight; finite, so that the difference of two is not NaN
 
 
 class PerformerState(NamedTuple):
@@ -61,7 +61,7 @@ def _keys(k: Tensor, v: Tensor, omega: Tensor, mask: Tensor | None) -> tuple[Ten
     """b (B, h, N, m) and [v, 1]; padding gets zero weight and zero values."""
     b = _logarithms(hide(k, mask), omega)
     if mask is not None:
-        b = b.masked_fill(~mask[:, None, :, None], NONE)
+        b = b.masked_fill(~mask[:, None, :, None], LOG_ZERO)
     return b, hide(F.pad(v.to(b.dtype), (0, 1), value=1.0), mask)
 
 
@@ -110,10 +110,10 @@ def performer_causal(
     size = 1 if n == 1 else BLOCK
     with without_autocast(q.device):
         b, values = _keys(k, v, omega, mask)
-        b, values, a = in_chunks(b, size, NONE), in_chunks(values, size), in_chunks(_logarithms(q, omega), size)
+        b, values, a = in_chunks(b, size, LOG_ZERO), in_chunks(values, size), in_chunks(_logarithms(q, omega), size)
         if state is None:
             shape = (*b.shape[:2], b.shape[-1])
-            state = PerformerState(b.new_full(shape, NONE), b.new_zeros(*shape, values.shape[-1]))
+            state = PerformerState(b.new_full(shape, LOG_ZERO), b.new_zeros(*shape, values.shape[-1]))
         top = b.detach().amax(3)  # (B, h, blocks, m)
         sums = (b - top.unsqueeze(3)).exp().transpose(-1, -2) @ values
         before, end = _running(top, sums, state)
@@ -122,14 +122,14 @@ def performer_causal(
         past = (a + before.top.unsqueeze(3) - height).exp() @ before.sums
         pairs = (a - height).unsqueeze(4) + b.unsqueeze(3)  # (B, h, blocks, i, j, m)
         future = torch.ones(size, size, dtype=torch.bool, device=q.device).triu(1)
-        inside = pairs.masked_fill(future.unsqueeze(-1), NONE).exp().sum(-1) @ values
+        inside = pairs.masked_fill(future.unsqueeze(-1), LOG_ZERO).exp().sum(-1) @ values
         return first_tokens(_divide((past + inside).flatten(2, 3)), n).to(v.dtype), end
 
 
 def _running_maximum(b: Tensor) -> Tensor:
     """The largest b (B, h, blocks, BLOCK, m) of each token of a block and those before it; ONNX has no `cummax`."""
     for shift in _doublings(b.shape[3]):
-        b = torch.maximum(b, F.pad(b[:, :, :, :-shift], (0, 0, shift, 0), value=NONE))
+        b = torch.maximum(b, F.pad(b[:, :, :, :-shift], (0, 0, shift, 0), value=LOG_ZERO))
     return b
 
 
@@ -164,9 +164,9 @@ def _running(top: Tensor, sums: Tensor, start: PerformerState) -> tuple[Performe
     if count == 1:
         end = _join(start, PerformerState(top[:, :, 0], sums[:, :, 0]))
         return PerformerState(start.top.unsqueeze(2), start.sums.unsqueeze(2)), end
-    tops = in_chunks(top, BLOCK, NONE)  # (B, h, groups, BLOCK, m)
+    tops = in_chunks(top, BLOCK, LOG_ZERO)  # (B, h, groups, BLOCK, m)
     parts = in_chunks(sums.flatten(-2), BLOCK).unflatten(-1, sums.shape[-2:])
-    inner = [PerformerState(torch.full_like(tops[:, :, :, 0], NONE), torch.zeros_like(parts[:, :, :, 0]))]
+    inner = [PerformerState(torch.full_like(tops[:, :, :, 0], LOG_ZERO), torch.zeros_like(parts[:, :, :, 0]))]
     for t in range(BLOCK):
         inner.append(_join(inner[-1], PerformerState(tops[:, :, :, t], parts[:, :, :, t])))
     earlier, end = _running(*inner.pop(), start)
@@ -183,7 +183,7 @@ def _running_by_doubling(top: Tensor, sums: Tensor, start: PerformerState) -> tu
     each = PerformerState(top, sums)
     for shift in _doublings(count):
         earlier = PerformerState(
-            F.pad(each.top, (0, 0, shift, 0), value=NONE)[:, :, :count],
+            F.pad(each.top, (0, 0, shift, 0), value=LOG_ZERO)[:, :, :count],
             F.pad(each.sums, (0, 0, 0, 0, shift, 0))[:, :, :count],
         )
         each = _join(each, earlier)

@@ -232,7 +232,7 @@ def distill(
         if imitate_epochs:
             recipe = fit.recipe(data, imitate_epochs, imitate_lr, weight_decay, seed, keep)
             with report.former() as host:
-                imitated = _imitate(report, host, fit, data, held, recipe, forward, imitate_epochs)
+                imitated = imitate(report, host, fit, data, held, recipe, forward, imitate_epochs)
             note("imitated")
         tuned: tuple[float, ...] = ()
         if epochs:
@@ -308,7 +308,7 @@ def _measure(
         say(f"{what}, {name}: {percent(value) if metric is accuracy else figure(value)}.")
 
 
-def _imitate(
+def imitate(
     report: ConversionReport, host: nn.Module, fit: Fit, data: Any, held: HeldBack, recipe: Recipe, forward: Forward,
     epochs: int,
 ) -> tuple[float, ...]:  # fmt: skip

@@ -46,11 +46,11 @@ class HeldBack:
         return sum(losses) / len(losses)
 
 
-class _Replaced:
-    """Lists of indices in which others stand for some of them."""
+class _Wrapped:
+    """A sampler of lists of indices, of which others are made."""
 
-    def __init__(self, whole: Any, others: Mapping[Hashable, Any]) -> None:
-        self.whole, self.others = whole, others
+    def __init__(self, whole: Any) -> None:
+        self.whole = whole
 
     def __getattr__(self, name: str) -> Any:
         """What is asked of a sampler: its generator, its own sampler, `set_epoch`."""
@@ -61,9 +61,31 @@ class _Replaced:
     def __len__(self) -> int:
         return len(self.whole)
 
+
+class _Replaced(_Wrapped):
+    """Lists of indices in which others stand for some of them."""
+
+    def __init__(self, whole: Any, others: Mapping[Hashable, Any]) -> None:
+        super().__init__(whole)
+        self.others = others
+
     def __iter__(self) -> Iterator[list[Any]]:
         for batch in self.whole:
             yield [self.others.get(index, index) for index in batch]
+
+
+class _First(_Wrapped):
+    """The first of the lists."""
+
+    def __init__(self, whole: Any, count: int) -> None:
+        super().__init__(whole)
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        return islice(self.whole, self.count)
 
 
 def hold_back(data: Any, seed: int) -> tuple[Any, list[Any]]:
@@ -72,38 +94,59 @@ def hold_back(data: Any, seed: int) -> tuple[Any, list[Any]]:
     Held back are 64 samples, but at most one in eight, evenly spaced: of a DataLoader by the indices of its samplers,
     of a list by whole batches. Where there is no such choice, as in a stream, nothing is: the batches are its first.
     """
+    parted = set_apart(data, seed, SAMPLES, SHARE)
+    if parted is not None:
+        return parted[0], parted[1][0]
+    seed_loader(data, number(seed, "held back"), 0)
+    first = next(iter(data))
+    count = min(math.ceil(SAMPLES / rows(first)), max(1, len(data) // SHARE))
+    return data, list(islice(data, count))
+
+
+def set_apart(data: Any, seed: int, samples: int, share: int, parts: int = 1) -> tuple[Any, list[list[Any]]] | None:
+    """Data of the same length that lack some samples, and batches of these in so many parts, dealt in turn.
+
+    samples: in all parts together, at most one in `share`, which is at least 2. None where there is no choice.
+    """
     if (
         isinstance(data, DataLoader)
         and data.batch_sampler is not None
         and not isinstance(data.dataset, IterableDataset)
     ):
         seed_loader(data, number(seed, "held back"), 0)
-        parts = [list(batch) for batch in data.batch_sampler]
-        indices = [index for part in parts for index in part]
+        lots = [list(batch) for batch in data.batch_sampler]
+        indices = [index for lot in lots for index in lot]
         if all(isinstance(index, int) for index in indices):
-            others = _others(sorted(set(indices)), SAMPLES)
-            if others:
-                held, size = list(others), len(parts[0])
-                lots = [held[start : start + size] for start in range(0, len(held), size)]
-                return _sampled(data, _Replaced(data.batch_sampler, others)), list(_sampled(data, lots))
+            others = _others(sorted(set(indices)), samples, share)
+            if len(others) >= parts:
+                held = [[*others][turn::parts] for turn in range(parts)]
+                cut = [[part[at : at + len(lots[0])] for at in range(0, len(part), len(lots[0]))] for part in held]
+                rest = _sampled(data, _Replaced(data.batch_sampler, others))
+                return rest, [list(_sampled(data, part)) for part in cut]
     elif isinstance(data, (list, tuple)):
-        others = _others(range(len(data)), math.ceil(SAMPLES / _rows(data[0])))
-        if others:
-            return [data[others.get(place, place)] for place in range(len(data))], [data[place] for place in others]
-    seed_loader(data, number(seed, "held back"), 0)
-    first = next(iter(data))
-    count = min(math.ceil(SAMPLES / _rows(first)), max(1, len(data) // SHARE))
-    return data, list(islice(data, count))
+        others = _others(range(len(data)), parts * math.ceil(samples / parts / rows(data[0])), share)
+        if len(others) >= parts:
+            held_batches = [data[place] for place in others]
+            rest = [data[others.get(place, place)] for place in range(len(data))]
+            return rest, [held_batches[turn::parts] for turn in range(parts)]
+    return None
 
 
-def _others(places: Sequence[int], count: int) -> dict[Any, int]:
+def shortened(data: Any, count: int) -> Any:
+    """The first batches of data; of a DataLoader that shuffles, others in each epoch."""
+    if len(data) <= count:
+        return data
+    return _sampled(data, _First(data.batch_sampler, count)) if isinstance(data, DataLoader) else data[:count]
+
+
+def _others(places: Sequence[int], count: int, share: int) -> dict[Any, int]:
     """Evenly spaced places to hold back, each with its neighbour, which is seen in its stead."""
-    count = min(count, len(places) // SHARE)
+    count = min(count, len(places) // share)
     chosen = [len(places) * turn // count for turn in range(count)]
     return {places[at]: places[at + 1] for at in chosen}
 
 
-def _rows(batch: Any) -> int:
+def rows(batch: Any) -> int:
     """The samples of a batch."""
     return max(1, next((len(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim), 1))
 

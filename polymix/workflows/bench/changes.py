@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from polymix.errors import ResultsError, check_number
-from polymix.numbers import NONE, figure, fixed
+from polymix.numbers import DASH, figure, fixed
 from polymix.workflows.bench.tables import Row, label
 
 Key = tuple[Any, ...]
@@ -38,7 +38,7 @@ class Change:
         """Text under HEADINGS."""
         row = self.row
         times = [
-            NONE if side is None else "stopped" if side["stopped"] else figure(1e3 * side["seconds"])
+            DASH if side is None else "stopped" if side["stopped"] else figure(1e3 * side["seconds"])
             for side in (self.before, self.after)
         ]
         setting = f"{row['dtype']} ×{row['threads']} {row['batch']}·{row['dim']}"

@@ -17,7 +17,7 @@ from polymix.files import write_whole
 from polymix.measure.roofline import Ceiling
 from polymix.numbers import machine_line, plural
 from polymix.pages import render
-from polymix.pages.plots import LIGHT, NARROW, Picture, legend_columns, looks, plain_log, publish, token_axis
+from polymix.pages.plots import LIGHT, PHONE_WIDTH, Picture, legend_columns, looks, plain_log, publish, token_axis
 from polymix.workflows.bench.run import PRODUCTS
 from polymix.workflows.bench.tables import Row, label, not_measured, table, views
 
@@ -158,7 +158,7 @@ def _page(panels: Panels, look: Looks, narrow: bool) -> Figure:
     down = math.ceil(len(panels) / across)
     handles = [mpl.lines.Line2D([], [], label=name, **its) for name, its in look.items()]
     legend = 0.25 * math.ceil(len(handles) / 2) + 0.2
-    size = (NARROW, 3.6 * down + legend) if narrow else (4.6 * across + 1.9, 3.9 * down)
+    size = (PHONE_WIDTH, 3.6 * down + legend) if narrow else (4.6 * across + 1.9, 3.9 * down)
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(down, across, squeeze=False)
     for axes, (title, fill) in zip(grid.flat, panels, strict=False):

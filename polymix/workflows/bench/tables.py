@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from polymix.numbers import NONE, figure, fixed, machine_line, plural
+from polymix.numbers import DASH, figure, fixed, machine_line, plural
 
 Row = Mapping[str, Any]
 VIEW = ("pass", "dtype", "threads", "dim", "batch")
@@ -41,7 +41,7 @@ def table(rows: Sequence[Row], *, narrow: bool = False) -> tuple[list[str], list
 def cells(row: Row, headings: Sequence[str]) -> list[str]:
     """The text of a row under some of the headings."""
     if row["stopped"]:
-        return [label(row), f"{row['tokens']:,}", "stopped", *(NONE for _ in headings[3:])]
+        return [label(row), f"{row['tokens']:,}", "stopped", *(DASH for _ in headings[3:])]
     text = {
         "mixer": label(row),
         "tokens": f"{row['tokens']:,}",

@@ -15,7 +15,16 @@ from polymix.files import write_whole
 from polymix.mixers.registry import ATTENTION, FLOOR
 from polymix.numbers import fixed, metric, plural
 from polymix.pages import embedded, markdown, plots, render, table_line
-from polymix.pages.plots import LIGHT, NARROW, Picture, legend_below, legend_columns, plain_log, publish, token_axis
+from polymix.pages.plots import (
+    LIGHT,
+    PHONE_WIDTH,
+    Picture,
+    legend_below,
+    legend_columns,
+    plain_log,
+    publish,
+    token_axis,
+)
 from polymix.workflows.compare.settings import CLASSIFY
 from polymix.workflows.compare.tables import headings, reference_tokens, rows
 from polymix.workflows.compare.verdict import (
@@ -29,7 +38,7 @@ from polymix.workflows.compare.verdict import (
     timed,
 )
 
-_POINTS = 4  # lengths that a slope is fitted to, at the least
+_MIN_POINTS = 4  # lengths that a slope is fitted to, at the least
 
 
 def write_report(content: dict[str, Any], folder: Path) -> Path:
@@ -87,7 +96,7 @@ def samples(content: dict[str, Any]) -> list[dict[str, Any]]:
     """Some test images with their class, and what each mixer took them for in its first run, where that was wrong."""
     if content["data"] is None:
         return []
-    classes, kept = content["data"]["classes"], content["data"]["samples"]
+    classes, images = content["data"]["classes"], content["data"]["samples"]
     first = [row for row in content["answers"] if row["seed"] == 0 and row["samples"]]
     return [
         {
@@ -100,17 +109,17 @@ def samples(content: dict[str, Any]) -> list[dict[str, Any]]:
                 if row["samples"][place] != sample["class"]
             ],
         }
-        for place, sample in enumerate(kept)
+        for place, sample in enumerate(images)
     ]
 
 
 def confusion(content: dict[str, Any], label: str) -> dict[str, Any] | None:
     """How many test images of each class (rows) the mixer took for each class, over all seeds, and the worst pairs."""
-    kept = [row["confusion"] for row in content["answers"] if row["mixer"] == label and row["confusion"]]
-    if not kept:
+    matrices = [row["confusion"] for row in content["answers"] if row["mixer"] == label and row["confusion"]]
+    if not matrices:
         return None
     classes = content["data"]["classes"]
-    counts = [[sum(run[i][j] for run in kept) for j in range(len(classes))] for i in range(len(classes))]
+    counts = [[sum(run[i][j] for run in matrices) for j in range(len(classes))] for i in range(len(classes))]
     most = max(max(row) for row in counts) or 1
     wrong = sorted(
         ((counts[i][j], i, j) for i in range(len(classes)) for j in range(len(classes)) if i != j), reverse=True
@@ -173,7 +182,7 @@ def pareto(points: dict[str, tuple[float, float]]) -> list[str]:
 
 def accuracy_against_latency(content: dict[str, Any], narrow: bool = False) -> Figure:
     """A point for each mixer, with the range over seeds, and the Pareto front where it has two points or more."""
-    figure = Figure(figsize=(NARROW, 4.6) if narrow else (7.5, 4.2), layout="constrained")
+    figure = Figure(figsize=(PHONE_WIDTH, 4.6) if narrow else (7.5, 4.2), layout="constrained")
     axes = figure.subplots()
     scope, look, score = timed(content), looks(content), scores(content)
     (name, more), n, table = headline(content), reference_tokens(content, scope), latencies(content, scope)
@@ -207,13 +216,13 @@ def accuracy_against_latency(content: dict[str, Any], narrow: bool = False) -> F
 
 def slopes(content: dict[str, Any], scope: str, what: str) -> dict[str, float]:
     """The slope of each mixer that was measured at enough lengths to fit one; none in a quick look."""
-    found = {}
+    fits = {}
     for mixer in labels(content):
         points = _points(content, mixer, scope, what)
         fit = slope(points)
-        if fit is not None and len(points) >= _POINTS and not content["settings"]["quick"]:
-            found[mixer] = fit
-    return found
+        if fit is not None and len(points) >= _MIN_POINTS and not content["settings"]["quick"]:
+            fits[mixer] = fit
+    return fits
 
 
 def _points(content: dict[str, Any], mixer: str, scope: str, what: str) -> dict[int, float]:
@@ -252,7 +261,7 @@ def over_tokens(content: dict[str, Any], axes: Axes, scope: str, what: str, narr
 def both_scopes(content: dict[str, Any], what: str, narrow: bool) -> Figure:
     """The mixers alone and the whole model, side by side, or one above the other on a phone."""
     scopes = [scope for scope in ("alone", "host") if any(row["scope"] == scope for row in content["sweep"])]
-    size = (NARROW, 4.7 * len(scopes)) if narrow else (5.5 * len(scopes), 4.6)
+    size = (PHONE_WIDTH, 4.7 * len(scopes)) if narrow else (5.5 * len(scopes), 4.6)
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(*((len(scopes), 1) if narrow else (1, len(scopes))), squeeze=False)
     for axes, scope in zip(grid.flat, scopes, strict=True):
@@ -266,7 +275,7 @@ def pictures(content: dict[str, Any]) -> list[Picture]:
         return []
     fitted = "N^x is the slope fitted to the upper half of the lengths (at least three): 1 is linear, 2 quadratic."
     if not (slopes(content, "alone", "latency") or slopes(content, "host", "latency")):
-        fitted = f"Too few lengths to fit slopes: that needs {_POINTS} or more, and no --quick."
+        fitted = f"Too few lengths to fit slopes: that needs {_MIN_POINTS} or more, and no --quick."
     name, chance = headline(content)[0], noise(content)
     points = f"{fixed(chance, 1, 100)} points" if name.startswith("accuracy") else metric(chance, name)
     first, margin = f"{spelled(name).capitalize()} against latency", f"Differences below {points} can be chance."

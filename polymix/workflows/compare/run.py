@@ -27,11 +27,11 @@ from polymix.mixers.registry import ATTENTION
 from polymix.pages import data_url
 from polymix.results import RESULTS, Progress
 from polymix.train.data.splits import spread
-from polymix.train.loop import evaluating
+from polymix.train.evaluation import evaluating
 from polymix.train.place import Place
 from polymix.train.recipe import CONTROL, Recipe
 from polymix.train.report import finished_rows
-from polymix.train.resume import LAST
+from polymix.train.resume import LAST_CHECKPOINT
 from polymix.train.rows import DOWN, UP, check_rows, floor_sentence, make_row
 from polymix.train.run import check_recipe, train
 from polymix.train.task import Data, Task
@@ -177,7 +177,7 @@ class _Comparison:
         steps = recipe.for_data(task.epoch(data, 1)).steps
         advance = self.progress.start(f"Training {label}, seed {seed}", steps)
         try:
-            train(recipe, run, resume=(run / LAST).exists(), data=data, on_step=advance)
+            train(recipe, run, resume=(run / LAST_CHECKPOINT).exists(), data=data, on_step=advance)
         except CapabilityError as error:
             self.refused[label] = str(error)
             results.set(refused=self._reasons())

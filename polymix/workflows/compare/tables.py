@@ -7,12 +7,12 @@ from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from polymix.mixers.registry import ATTENTION
-from polymix.numbers import NONE, figure, fixed, metric, percent, plural, two_figures
+from polymix.numbers import DASH, figure, fixed, metric, percent, plural, two_figures
 from polymix.train.report import in_the_paper
 from polymix.train.rows import UP
 from polymix.workflows.compare.verdict import crossover, gain, latencies, spelled
 
-LOOKED_AT = 4096  # tokens of the columns of times, if attention was measured there
+TABLE_TOKENS = 4096  # tokens of the columns of times, if attention was measured there
 
 
 class Column(NamedTuple):
@@ -26,7 +26,7 @@ class Column(NamedTuple):
 def reference_tokens(content: dict[str, Any], scope: str = "host") -> int:
     """The token count that the table shows: 4,096 if attention was measured there, else its largest."""
     counts = latencies(content, scope)[ATTENTION]
-    return LOOKED_AT if LOOKED_AT in counts else max(counts, default=0)
+    return TABLE_TOKENS if TABLE_TOKENS in counts else max(counts, default=0)
 
 
 def columns(content: dict[str, Any]) -> list[Column]:
@@ -48,14 +48,14 @@ def _trained(content: dict[str, Any]) -> list[Column]:
 
     def paper(label: str) -> str:
         its = by_mixer[label][0]["paper"] if by_mixer[label] else None
-        return in_the_paper(its) if its else NONE
+        return in_the_paper(its) if its else DASH
 
     def peak(label: str) -> str:
         held = value(label, "peak_bytes")
-        return NONE if held is None else figure(held / 2**20)
+        return DASH if held is None else figure(held / 2**20)
 
     def parameters(label: str) -> str:
-        return f"{by_mixer[label][0]['parameters']:,}" if by_mixer[label] else NONE
+        return f"{by_mixer[label][0]['parameters']:,}" if by_mixer[label] else DASH
 
     table = [Column("mixer", "mixer", str)]
     for place, name in enumerate(names):
@@ -85,7 +85,7 @@ def _timed(content: dict[str, Any]) -> list[Column]:
 
     def latency(label: str) -> str:
         value = at_n.get(label, {}).get("latency")
-        return ("stopped" if label in at_n else NONE) if value is None else fixed(value, 2)
+        return ("stopped" if label in at_n else DASH) if value is None else fixed(value, 2)
 
     table = [
         Column(f"alone at {n:,} tokens, ms", f"ms at\n{n:,}", latency),
@@ -95,7 +95,7 @@ def _timed(content: dict[str, Any]) -> list[Column]:
                lambda label: fixed(at_n.get(label, {}).get("peak_bytes") or None, 1, 2**-20)),
         Column(f"whole model at {m:,} tokens, attention ÷ it", None, lambda label: fixed(gain(host, label, m), 2)),
         Column("faster than attention alone from, tokens", "faster\nfrom",
-               lambda label: NONE if label == ATTENTION else _from(crossover(alone, label), alone, label)),
+               lambda label: DASH if label == ATTENTION else _from(crossover(alone, label), alone, label)),
     ]  # fmt: skip
     return [column for column in table if _has_values(column, _labels(content))]
 
@@ -105,7 +105,7 @@ def _labels(content: dict[str, Any]) -> list[str]:
 
 
 def _has_values(column: Column, labels: Any) -> bool:
-    return any(column.cell(label) != NONE for label in labels)
+    return any(column.cell(label) != DASH for label in labels)
 
 
 def headings(content: dict[str, Any]) -> list[str]:
@@ -140,7 +140,7 @@ def _spread(values: Sequence[float | None], name: str) -> str:
     """The mean over the seeds and half their range."""
     numbers = [value for value in values if value is not None]
     if not values:
-        return NONE
+        return DASH
     if len(numbers) < len(values):
         return "diverged"
     half = (max(numbers) - min(numbers)) / 2
@@ -157,7 +157,7 @@ def _median(values: Sequence[float | None]) -> float | None:
 def _from(at: float | None, alone: dict[str, dict[int, float]], label: str) -> str:
     measured = alone[label]
     if not measured:
-        return NONE
+        return DASH
     if at is None:
         faster = any((gain(alone, label, n) or 0) > 1 for n in measured)
         return f"not at {max(measured):,}" if faster else "never"

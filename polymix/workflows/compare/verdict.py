@@ -19,8 +19,8 @@ from polymix.workflows.verdict import FASTER, KEEP, OPEN, REPLACE, UNCLEAR, Cont
 
 # Attention's accuracy on the scenes and on the digits, below which it is not trained enough to compare with.
 WELL_TRAINED = {"digit scenes": 0.9, "scikit-learn digits": 0.95}
-USUAL = 256  # tokens: the default data have fewer than the models that people have
-LEAST_NOISE = 0.01  # of accuracies, and of other metrics as a share of attention's
+TYPICAL_TOKENS = 256  # tokens: the default data have fewer than the models that people have
+MIN_NOISE = 0.01  # of accuracies, and of other metrics as a share of attention's
 NOISE_OF_ONE_SEED = 0.05  # such a share where nothing says what chance makes
 
 
@@ -65,14 +65,14 @@ def noise(content: dict[str, Any]) -> float:
     """
     score = scores(content).get(ATTENTION)
     if score is None:
-        return LEAST_NOISE
+        return MIN_NOISE
     whole = 1.0 if headline(content)[0].startswith("accuracy") else abs(score.mean)
     if content["data"] is None and score.runs == 1:
         return NOISE_OF_ONE_SEED * whole
     if content["data"] is None:
-        return max(LEAST_NOISE * whole, *(its.high - its.low for its in scores(content).values()))
+        return max(MIN_NOISE * whole, *(its.high - its.low for its in scores(content).values()))
     p = min(max(score.mean, 0.5 / content["data"]["test"]), 1 - 0.5 / content["data"]["test"])
-    return max(LEAST_NOISE, 2 * math.sqrt(2 * p * (1 - p) / (content["data"]["test"] * score.runs)))
+    return max(MIN_NOISE, 2 * math.sqrt(2 * p * (1 - p) / (content["data"]["test"] * score.runs)))
 
 
 def latencies(content: dict[str, Any], scope: str) -> dict[str, dict[int, float]]:
@@ -129,17 +129,17 @@ def speeds(content: dict[str, Any], scope: str) -> dict[str, dict[int, Speed]]:
     """The speedup over attention by mixer and number of tokens, where both were measured, or attention was stopped."""
     at = {(row["mixer"], row["tokens"]): row for row in content["sweep"] if row["scope"] == scope}
     table = latencies(content, scope)
-    found: dict[str, dict[int, Speed]] = {label: {} for label in labels(content)}
+    by_mixer: dict[str, dict[int, Speed]] = {label: {} for label in labels(content)}
     for label, points in table.items():
         for n in sorted(points):
             factor, ours, attention = gain(table, label, n), at[label, n], at.get((ATTENTION, n), {})
             if factor is not None and math.isinf(factor):
-                found[label][n] = Speed(math.inf, math.inf, math.inf)
+                by_mixer[label][n] = Speed(math.inf, math.inf, math.inf)
             elif factor is not None:
                 one_run = min(len(ours["runs"]), len(attention["runs"])) == 1
                 low, high = attention["low"] / ours["high"], attention["high"] / ours["low"]
-                found[label][n] = Speed(factor, low, high, one_run)
-    return found
+                by_mixer[label][n] = Speed(factor, low, high, one_run)
+    return by_mixer
 
 
 def timed(content: dict[str, Any]) -> str:
@@ -187,8 +187,8 @@ def answer(content: dict[str, Any]) -> dict[str, Any]:
     speed = speeds(content, "alone")
     what = "it alone" if timed(content) == "alone" else "the whole model"
     sentences = _at_all_lengths(verdicts, what)
-    usual = {n: its for n, its in verdicts.items() if n >= USUAL}
-    if usual and own < USUAL and content["data"] is not None and content["data"]["name"] in WELL_TRAINED:
+    usual = {n: its for n, its in verdicts.items() if n >= TYPICAL_TOKENS}
+    if usual and own < TYPICAL_TOKENS and content["data"] is not None and content["data"]["name"] in WELL_TRAINED:
         headline_text, first = _at_lengths(usual, what), usual[max(usual)]
         name = content["data"]["name"]
         note = f"Accuracy is that on {name} of {own} tokens; times are those of the same model at each length."

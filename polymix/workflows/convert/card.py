@@ -21,7 +21,7 @@ from polymix.workflows.convert.settings import Settings
 from polymix.workflows.convert.sources import Source
 
 _EXTRAS = {"timm": "vision", "transformers": "text", "diffusers": "diffusion"}
-_LISTED = 20  # classes that the code writes out
+_MAX_LISTED = 20  # classes that the code writes out
 _REPO, _ID = re.compile(r"[\w.-]+/[\w.-]+"), re.compile(r"[\w.-]+(/[\w.-]+)?")
 _UNKNOWN = "unknown"
 _TOKENIZERS = ("tokenizer.json", "vocab.json", "tokenizer.model")
@@ -51,13 +51,13 @@ def metadata(
 ) -> dict[str, Any]:
     """Metadata for the head of the card: library, licence, origin, and the result on the data that was held back."""
     stated = _stated(source)
-    found: dict[str, Any] = {"license": settings.license or stated.get("license") or _UNKNOWN}
+    fields: dict[str, Any] = {"license": settings.license or stated.get("license") or _UNKNOWN}
     base = settings.base_model or stated.get("base_model") or _origin(settings, source)
     if base is not None:
-        found["base_model"] = base
+        fields["base_model"] = base
     if saver.language:
-        found |= {"library_name": "transformers", "pipeline_tag": "text-generation"}
-    return {**found, **({} if data is None else data.card(title, value))}
+        fields |= {"library_name": "transformers", "pipeline_tag": "text-generation"}
+    return {**fields, **({} if data is None else data.card(title, value))}
 
 
 def usage(source: Source, host: nn.Module, data: Data | None, inputs: Any, saver: Saver, code: str | None) -> Usage:
@@ -67,15 +67,15 @@ def usage(source: Source, host: nn.Module, data: Data | None, inputs: Any, saver
     install = f"git clone {URL} && cd polymix && {install_extra(extra)}"
     install += " torchvision" if library == "torchvision" else ""
     if saver.language:
-        told = any((saver.out / name).is_file() for name in _TOKENIZERS)
-        return Usage(install, _LANGUAGE + (_GENERATE if told else _LOGITS), [])
+        has_tokenizer = any((saver.out / name).is_file() for name in _TOKENIZERS)
+        return Usage(install, _LANGUAGE + (_GENERATE if has_tokenizer else _LOGITS), [])
     names = class_names(host, data)
     load = ["", f'model = polymix.load_pretrained("FOLDER"{", trust=True" if code else ""})  # this folder, downloaded']
     photo = _photo(source, data, inputs)
     if photo is None:
         lines = ["import torch", "", "import polymix", *load, *_random_call(inputs)]
         return Usage(install, "\n".join(lines), names)
-    listed = 0 < len(names) <= _LISTED
+    listed = 0 < len(names) <= _MAX_LISTED
     standard = [*(["import json"] if names and not listed else []), "from pathlib import Path", ""]
     if names:
         stored = 'json.loads(Path("FOLDER", "config.json").read_text())["metadata"]["classes"]'
@@ -146,12 +146,12 @@ def _random(value: Tensor) -> str:
 
 def _stated(source: Source) -> dict[str, str]:
     """The licence and the base model that a folder's own model card or timm's config states."""
-    found: dict[str, str] = {}
+    stated: dict[str, str] = {}
     if source.folder is None:
-        return found
+        return stated
     trained = getattr(source.model, "pretrained_cfg", None) or {}
     if trained.get("license"):
-        found["license"] = str(trained["license"])
+        stated["license"] = str(trained["license"])
     card = source.folder / "README.md"
     if card.is_file():
         _, sign, rest = card.read_text("utf-8", errors="replace").partition("---\n")
@@ -159,8 +159,8 @@ def _stated(source: Source) -> dict[str, str]:
             key, _, value = line.partition(":")
             value = value.strip().strip("\"'")
             if key in ("license", "base_model") and _ID.fullmatch(value) and value != _UNKNOWN:
-                found[key] = value
-    return found
+                stated[key] = value
+    return stated
 
 
 def _origin(settings: Settings, source: Source) -> str | None:

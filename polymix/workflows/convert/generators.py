@@ -65,12 +65,12 @@ def load_generator(folder: Path, trust: bool, allowed: str) -> Generator | None:
     if not isinstance(known, type) or not issubclass(known, library.ModelMixin):
         raise OptionError("--model", f"{folder}, a {name}", "a model of diffusers", "Code in the folder is not run.")
     kind: Any = known
-    kept = holds_weights(folder)
+    has_weights = holds_weights(folder)
     try:
         with local_files(), bounded("--model", str(folder)):
             config = kind.load_config(folder, local_files_only=True)
             check_model(lambda: kind.from_config(config), "--model", str(folder))
-            if not kept:
+            if not has_weights:
                 return Generator(kind.from_config(config), False)
             return Generator(load_whole(kind, folder, "--model")[0], True)
     except PolymixError:

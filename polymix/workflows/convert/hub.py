@@ -12,7 +12,7 @@ from polymix.convert.saving.files import CONFIG, WEIGHTS
 from polymix.errors import OptionError, one_line
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
-_OF_A_RUN = ("checkpoints/*", ".*", "*.part")
+_IGNORED_FILES = ("checkpoints/*", ".*", "*.part")
 
 
 def push_to_hub(
@@ -47,7 +47,7 @@ def push_to_hub(
         api = hub.HfApi(token=token)
         api.create_repo(repo, private=private, exist_ok=True, repo_type="model")
         api.upload_folder(
-            repo_id=repo, folder_path=str(folder), commit_message=message, ignore_patterns=list(_OF_A_RUN)
+            repo_id=repo, folder_path=str(folder), commit_message=message, ignore_patterns=list(_IGNORED_FILES)
         )
     except Exception as error:  # of the network, of the Hub, or of huggingface_hub
         cure = f'The folder is complete: try again with polymix.push_to_hub("{folder}", "{repo}").'

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 from polymix.convert.tracing import mode
 from polymix.errors import DataError, OptionError
 from polymix.numbers import figure, percent
-from polymix.workflows.convert.inputs import NONE, PIXELS, card_metadata, pixels
+from polymix.workflows.convert.inputs import NO_OPTIONS, PIXELS, card_metadata, pixels
 from polymix.workflows.convert.sources import Source
 
 if TYPE_CHECKING:
@@ -39,15 +39,16 @@ class Images:
 
     Images are normalised as the model's library specifies, else by their own mean and deviation. Grey images are
     repeated for a model with more channels. Classes have the model's numbers, where the model names the same classes.
+    features: whether the model's last features are learnt, so that it needs no head for these classes.
     """
 
     batch, metric = 32, "accuracy"
-    learning = NONE
+    learning = NO_OPTIONS
 
-    def __init__(self, data: str, source: Source, size: int | None) -> None:
+    def __init__(self, data: str, source: Source, size: int | None, *, features: bool = False) -> None:
         from polymix.train.data.images import load_digits, load_folder
 
-        model = source.model
+        model, self.features = source.model, features
         side, other = pixels(model) or (PIXELS, PIXELS)
         if size is None and side != other:
             got = f"None, and {type(model).__name__} takes images of {side} × {other}"
@@ -115,15 +116,19 @@ class Images:
 
     @torch.no_grad()
     def check_head(self, model: nn.Module, images: Tensor) -> None:
-        """Raise OptionError unless the model takes these images and has one output per class."""
-        from polymix.train.distill.batches import logits_of
+        """Raise OptionError unless the model takes these images and, to learn classes, has one output for each."""
+        from polymix.train.distill.batches import logits_of, run
 
         try:
             with mode(model, False):
+                if self.features:
+                    run(model, images[:1])
+                    return
                 logits = logits_of(model, images[:1])
         except DataError as error:
             got = f"images in classes for {type(model).__name__}, which returns no logits"
-            raise OptionError("--data", got, "a model with a classifier head", "") from error
+            cure = "Only polymix convert --distill-loss features needs none."
+            raise OptionError("--data", got, "a model with a classifier head", cure) from error
         except (RuntimeError, ValueError, TypeError, AssertionError) as error:
             got = f"images {tuple(images.shape[1:])}, on which it fails ({' '.join(str(error).split())[:200]})"
             raise OptionError("--data", got, "images that the model takes", "Pass --image-size.") from error
@@ -134,14 +139,16 @@ class Images:
 
     def notes(self) -> list[str]:
         data, scale = self.data, "divided by 255, " if self.unit > 1 else ""
+        measured = "error of the features" if self.features else "accuracy"
         text = (
             f"Data: {self.name}, {len(data.train):,} images for training and {len(data.test):,} for the "
-            f"accuracy, {data.image_size} × {data.image_size} pixels. Values are {scale}normalised with mean "
+            f"{measured}, {data.image_size} × {data.image_size} pixels. Values are {scale}normalised with mean "
             f"{_row(self.mean)} and deviation {_row(self.std)}."
         )
-        largest, share = data.majority
-        names = ", ".join(data.classes[:12]) + " …" * (len(data.classes) > 12)
-        text += f" Classes: {names}. The largest, {largest}, has {percent(share)} of the images for the accuracy."
+        if not self.features:
+            largest, share = data.majority
+            names = ", ".join(data.classes[:12]) + " …" * (len(data.classes) > 12)
+            text += f" Classes: {names}. The largest, {largest}, has {percent(share)} of the images for the accuracy."
         left = [f"{len(data.skipped)} unreadable images were left out, such as {name}." for name in data.skipped[:1]]
         return [text, *left]
 

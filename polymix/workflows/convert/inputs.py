@@ -16,7 +16,7 @@ from polymix.convert.find import image_size
 from polymix.convert.tracing import mode, run, tensors
 from polymix.errors import OptionError
 
-NONE: Mapping[str, Any] = MappingProxyType({})
+NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 TOKENS, PIXELS = 512, 224  # where neither the user nor the model states them
 
 

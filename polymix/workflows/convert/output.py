@@ -64,8 +64,8 @@ class Saver(NamedTuple):
     def accompany(self, folder: Path | None, model: Any) -> None:
         """Copy the image processor, the tokenizer and how a generator draws from the model's folder."""
         keep_drawing(folder, self.out)
-        found = () if folder is None else (file for pattern in _COMPANIONS for file in folder.glob(pattern))
-        copied = [file.name for file in found if file.is_file()]
+        companions = () if folder is None else (file for pattern in _COMPANIONS for file in folder.glob(pattern))
+        copied = [file.name for file in companions if file.is_file()]
         for name in copied:
             write_whole(self.out / name, partial(shutil.copyfile, Path(folder or "", name)))
         if self.settings.context is not None and any(name.startswith(("tokenizer", "vocab")) for name in copied):

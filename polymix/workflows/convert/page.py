@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import polymix
+from polymix.convert.trained import is_plan_file
 from polymix.extras import URL
 from polymix.files import write_whole
-from polymix.numbers import NONE, accuracy_interval, arrow, between, figure, fixed, machine_line, metric, spanned
+from polymix.numbers import DASH, accuracy_interval, arrow, between, figure, fixed, machine_line, metric, spanned
 from polymix.pages import render
 from polymix.pages.plots import publish
 from polymix.results import RESULTS
@@ -51,12 +52,12 @@ def rows(content: Mapping[str, Any]) -> list[list[str]]:
 
     Equal layers that follow each other share a row, since they were measured once.
     """
-    found = [["the whole model", "", "", NONE, change(content["conversion"]["parameters"]), *_costs(content["model"])]]
+    lines = [["the whole model", "", "", DASH, change(content["conversion"]["parameters"]), *_costs(content["model"])]]
     for cells, group in groupby(content["conversion"]["layers"], lambda layer: _cells(layer, content)):
         its = list(group)
         error = between([layer["error"] for layer in its if layer["error"] is not None])
-        found.append([spanned([layer["name"] or "(the model)" for layer in its]), *cells[:2], error, *cells[2:]])
-    return found
+        lines.append([spanned([layer["name"] or "(the model)" for layer in its]), *cells[:2], error, *cells[2:]])
+    return lines
 
 
 def origins(content: Mapping[str, Any]) -> list[tuple[list[str], list[str]]]:
@@ -87,9 +88,9 @@ def _cells(layer: Mapping[str, Any], content: Mapping[str, Any]) -> list[str]:
 
 def _costs(cost: Mapping[str, Any] | None) -> list[str]:
     if cost is None:
-        return [NONE] * 4
+        return [DASH] * 4
     times = change([cost["before"]["ms"], cost["after"]["ms"]])
-    gain = NONE if cost["gain"] is None else f"{fixed(cost['gain'], 2)} ×"
+    gain = DASH if cost["gain"] is None else f"{fixed(cost['gain'], 2)} ×"
     return [change(cost["flops"], 1e6), times, gain, change(cost["memory_bytes"], 2**20)]
 
 
@@ -101,23 +102,23 @@ def change(pair: Any, unit: float = 1) -> str:
 
 def accuracy(content: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The results by stage, in order, then those under other names; accuracies with their 95 % interval."""
-    given, kind = content["conversion"]["accuracy"], content["conversion"].get("metric", "accuracy")
-    nats = {name: f" ({fixed(math.log(x), 4)} nats per token)" for name, x in given.items() if kind == "perplexity"}
+    results, kind = content["conversion"]["accuracy"], content["conversion"].get("metric", "accuracy")
+    nats = {name: f" ({fixed(math.log(x), 4)} nats per token)" for name, x in results.items() if kind == "perplexity"}
     count = (content.get("data") or {}).get("test") if kind == "accuracy" else None
-    told = {name: metric(x, kind) + nats.get(name, "") for name, x in given.items()}
-    told |= {name: accuracy_interval(x, count) for name, x in given.items() if count}
-    names = [name for name in (*_STAGES, *(set(given) - set(_STAGES))) if name in given]
-    kept = content["conversion"].get("kept")
-    mark = kept if kept != next((name for name in reversed(_STAGES) if name in given), None) else None
-    return [(f"{name} (this model)" if name == mark else name, told[name]) for name in names]
+    cells = {name: metric(x, kind) + nats.get(name, "") for name, x in results.items()}
+    cells |= {name: accuracy_interval(x, count) for name, x in results.items() if count}
+    names = [name for name in (*_STAGES, *(set(results) - set(_STAGES))) if name in results]
+    stage = content["conversion"].get("kept")
+    mark = stage if stage != next((name for name in reversed(_STAGES) if name in results), None) else None
+    return [(f"{name} (this model)" if name == mark else name, cells[name]) for name in names]
 
 
 def next_commands(content: Mapping[str, Any], folder: Path) -> list[tuple[str, str]]:
     """What to run next, and why."""
     commands = []
     settings, generator = content.get("settings") or {}, content.get("generator", False)
-    given, worse = content["conversion"]["accuracy"], content.get("worse", False)
-    if settings and worse and "distilled" in given:
+    results, worse = content["conversion"]["accuracy"], content.get("worse", False)
+    if settings and worse and "distilled" in results:
         from polymix.train.distill import LEARNING_RATE
 
         helped = content["conversion"].get("kept") == "distilled"
@@ -133,7 +134,8 @@ def next_commands(content: Mapping[str, Any], folder: Path) -> list[tuple[str, s
         command += "" if content.get("trained", True) else " --weights FILE"
         data, what = ("noise", "Train them") if generator else ("FOLDER", "Recover the accuracy on your own data")
         command += f" --data {data} --distill-epochs 10 --out {shlex.quote(folder.name)}-distilled"
-        commands.append((f"The mixers are untrained. {what}:", command))
+        state = "trained layer by layer" if is_plan_file(settings["plan"]) else "untrained"
+        commands.append((f"The mixers are {state}. {what}:", command))
     task, what = (
         ("generation", "images") if generator else ("text", "text") if content.get("language") else ("", "images")
     )

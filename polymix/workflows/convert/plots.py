@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from polymix.pages.plots import COLOURS, LIGHT, NARROW, Picture, plain_log, token_axis
+from polymix.pages.plots import COLOURS, LIGHT, PHONE_WIDTH, Picture, plain_log, token_axis
 
 BEFORE, AFTER = LIGHT["muted"], COLOURS[0]
 
@@ -30,7 +30,7 @@ def layers(content: Mapping[str, Any], narrow: bool = False) -> Figure:
     names = list(content["layers"])
     errors = {layer["name"]: layer["error"] for layer in content["conversion"]["layers"]}
     height = 0.6 + 0.42 * max(len(names), 3)
-    figure = Figure(figsize=(NARROW, 2 * height + 0.6) if narrow else (9, height), layout="constrained")
+    figure = Figure(figsize=(PHONE_WIDTH, 2 * height + 0.6) if narrow else (9, height), layout="constrained")
     if narrow:
         time, error = figure.subplots(2, 1)
     else:
@@ -52,7 +52,7 @@ def layers(content: Mapping[str, Any], narrow: bool = False) -> Figure:
 
 def lengths(rows: Sequence[Mapping[str, Any]], narrow: bool = False) -> Figure:
     """Time of attention and of the mixers in all converted layers, against sequence length."""
-    figure = Figure(figsize=(NARROW, 3.4) if narrow else (5.5, 4), layout="constrained")
+    figure = Figure(figsize=(PHONE_WIDTH, 3.4) if narrow else (5.5, 4), layout="constrained")
     axes = figure.subplots()
     tokens = [max(row["tokens"]) for row in rows]
     for key, colour, label in (("attention", BEFORE, "attention"), ("mixers", AFTER, "mixers")):

@@ -14,6 +14,7 @@ from torch import nn
 from polymix.convert import ConversionReport, convert
 from polymix.convert.context import Extension, extended
 from polymix.convert.plan import KEEP
+from polymix.convert.trained import TrainedPlan
 from polymix.devices import processes
 from polymix.errors import OptionError, PolymixError, ResultsError
 from polymix.files import output_folder
@@ -36,7 +37,7 @@ from polymix.workflows.recommend import recommend
 
 CHECKPOINTS = "checkpoints"  # folder in --out while a run is not finished
 _TEACHING = {"logits": "labels and from ", "features": "the last features of "}  # before "the original model"
-FRESH = "No weights were given: this is the architecture with untrained weights."
+UNTRAINED = "No weights were given: this is the architecture with untrained weights."
 
 
 def run(
@@ -74,11 +75,11 @@ def _run(
     if before is not None and before["finished"]:
         return [before["headline"], f"This run is finished. {out} was not changed."]
     torch.manual_seed(settings.seed)
-    source = _load(settings)
+    source = load(settings)
     host = source.model.to(settings.device).eval()
     longer = None if settings.context is None else extended(host, settings.context, settings.positions, "--context")
     saver = Saver.of(host, settings, out)
-    data = None if settings.data is None else _open_data(settings, source)
+    data = None if settings.data is None else open_data(settings, source)
     inputs = _inputs(settings, source, host, data)
     if isinstance(data, Noise):
         data.prepare(settings.batch or data.batch)
@@ -108,13 +109,14 @@ def _run(
         report.model.eval()
         say("Measuring.")
         measured = assess(report, inputs, seconds=settings.seconds, lengths=settings.lengths)
+    searched = isinstance(plan, TrainedPlan) and bool(plan.parts)
     warning = [report.unimproved] if report.unimproved else []
-    notes = [*([report.worse] if report.worse else []), *_notes(settings, source, data, code, longer)]
-    told = [*notes, *warning]
-    about = {**results.content, "data": None if data is None else data.to_dict(), "notes": told, "code": code}
+    notes = [*([report.worse] if report.worse else []), *_notes(settings, source, data, code, longer, searched)]
+    all_notes = [*notes, *warning]
+    about = {**results.content, "data": None if data is None else data.to_dict(), "notes": all_notes, "code": code}
     names = class_names(host, data)
     # No times, which results.json has: equal runs save equal files.
-    saver.save(report.model, {**report.to_dict(), "data": about["data"], "notes": told, "classes": names})
+    saver.save(report.model, {**report.to_dict(), "data": about["data"], "notes": all_notes, "classes": names})
     saver.accompany(source.folder, host)
     name = Path(settings.model).name
     title = f"{name} with {' and '.join(dict.fromkeys(layer.now for layer in report.layers if layer.now))}"
@@ -138,15 +140,17 @@ def _run(
     ]
 
 
-def _load(settings: Settings) -> Source:
+def load(settings: Settings) -> Source:
     """The model, with a head and an image size that fit the options and the data."""
+    from polymix.train.distill.batches import foretells
+
     named = settings.model.partition("/")[0] in SIZES and not Path(settings.model).is_dir()
     count, pictures = settings.classes, None if settings.data in MADE else settings.data
     if named and pictures is not None:
         count = _count(settings)
     source = load_model(settings.model, settings.weights, classes=count, size=settings.image_size, trust=settings.trust)
-    if settings.aligns_features and reads_text(source.model):
-        got = "features for a text model, which answers with logits"
+    if settings.aligns_features and reads_text(source.model) and foretells(source.model, {}):
+        got = "features for a language model, which answers with logits"
         raise OptionError("--distill-loss", got, "logits", "Leave it out.")
     if reads_text(source.model):
         if settings.classes is not None:
@@ -200,7 +204,7 @@ def _pushed(settings: Settings, out: Path) -> list[str]:
     return [f"Uploaded to {push_to_hub(out, settings.push_to_hub)}."]
 
 
-def _open_data(settings: Settings, source: Source) -> Data:
+def open_data(settings: Settings, source: Source) -> Data:
     """The user's data: text for a text model, or what it draws; noise for a generator, else images."""
     assert settings.data is not None
     if settings.data in DRAWN:
@@ -214,7 +218,7 @@ def _open_data(settings: Settings, source: Source) -> Data:
     if generates(source.model):
         got = f"{settings.data} for {type(source.model).__name__}, which turns noise into images"
         raise OptionError("--data", got, NOISE, f"Pass --data {NOISE}.")
-    return Images(settings.data, source, settings.image_size)
+    return Images(settings.data, source, settings.image_size, features=settings.aligns_features)
 
 
 def _inputs(settings: Settings, source: Source, host: nn.Module, data: Data | None) -> Any:
@@ -290,11 +294,14 @@ def _piece(report: ConversionReport, settings: Settings) -> int | None:
 
 
 def _notes(
-    settings: Settings, source: Source, data: Data | None, code: str | None, longer: Extension | None
+    settings: Settings, source: Source, data: Data | None, code: str | None, longer: Extension | None, searched: bool
 ) -> list[str]:
-    """Sentences about the model for report and card. code: the user code that builds the model, if any."""
+    """Sentences about the model for report and card.
+
+    code: the user code that builds the model, if any. searched: whether the plan came with trained mixers.
+    """
     imitate, tune = settings.epochs
-    notes = [] if source.trained else [FRESH]
+    notes = [] if source.trained else [UNTRAINED]
     if settings.from_scratch:
         notes = [f"The model was trained from scratch for {plural(tune, 'epoch')}, on the labels alone."]
     elif imitate or tune:
@@ -308,6 +315,8 @@ def _notes(
         if settings.progressive is not None:
             every = plural(settings.progressive, "step")
             notes[-1] += f" The layers got their mixers one by one, the last first, every {every}."
+    elif searched:
+        notes.append("The mixers were trained by polymix search, each to do what the attention in its place did.")
     elif source.trained:
         notes.append(
             "The mixers have not been trained since they replaced attention. Distil the model before you use it."

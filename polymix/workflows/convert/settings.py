@@ -11,6 +11,7 @@ from polymix.convert.context import EXTENSIONS
 from polymix.convert.drops import DROPS
 from polymix.convert.plan import KEEP, config_of, parse_plan, pattern_of, resolve
 from polymix.convert.positions import POSITIONS
+from polymix.convert.trained import TrainedPlan, is_plan_file, read_plan
 from polymix.devices import check_device
 from polymix.errors import OptionError, check_choice, check_int, check_number, check_seed
 from polymix.limits import LONGEST, check_memory
@@ -25,7 +26,7 @@ PRECISION = {  # by the names of polymix.distill, and by Lightning's
     "16-mixed": "float16",
 }  # fmt: skip
 # The converted model does not depend on these.
-_BESIDE = ("seconds", "lengths", "trust", "license", "base_model", "push_to_hub")
+_WITHOUT_EFFECT = ("seconds", "lengths", "trust", "license", "base_model", "push_to_hub")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +71,7 @@ class Settings:
     base_model: str | None = None
     push_to_hub: str | None = None
 
-    def check(self) -> str | dict[str, str]:
+    def check(self) -> str | dict[str, str] | TrainedPlan:
         """Check everything that needs no model; return the plan."""
         for name, low in (
             ("image_size", 1), ("tokens", 1), ("batch", 1), ("imitate_epochs", 0), ("classes", 2), ("lora", 1),
@@ -108,6 +109,8 @@ class Settings:
         if self.mixer is not None and not pattern_of(self.plan):
             got = f"{self.mixer} with --plan {self.plan}, which names its mixers itself"
             raise OptionError("--mixer", got, "a pattern such as --plan 1:1", "Leave one of the two out.")
+        if is_plan_file(self.plan):
+            return read_plan(self.plan, "--plan")
         plan = parse_plan(self.plan)
         if isinstance(plan, dict):
             for mixer in plan.values():
@@ -130,7 +133,7 @@ class Settings:
         if PRECISION[self.precision] == "float16" and self.device.startswith("cpu"):
             got = f"{self.precision} on a CPU"
             raise OptionError("--precision", got, "float32 or bf16-mixed", "Pass --precision bf16-mixed.")
-        for option, given, needed in (
+        for option, used, needed in (
             ("--precision", PRECISION[self.precision] != "float32", trains),
             ("--from-scratch", self.from_scratch, self.distill_epochs > 0),
             ("--lora", self.lora is not None, self.distill_epochs > 0),
@@ -138,14 +141,14 @@ class Settings:
             ("--distill-loss", self.aligns_features, self.distill_epochs > 0),
             ("--learning-rate", self.learning_rate is not None, self.distill_epochs > 0),
         ):  # fmt: skip
-            if given and not needed:
+            if used and not needed:
                 raise OptionError(option, "it without training", "--distill-epochs of at least 1", "Or leave it out.")
         if self.from_scratch and self.data in MADE:
             got = f"it with --data {self.data}, which only the original model labels"
             domain = "generation" if self.data == NOISE else "text"
             raise OptionError("--from-scratch", got, "a model with trained weights", f"Use polymix train {domain}.")
-        if self.aligns_features and self.data == NOISE:
-            got = f"features with --data {NOISE}, on which the model's own predictions are learnt"
+        if self.aligns_features and self.data in MADE:
+            got = f"features with --data {self.data}, on which the model's own predictions are learnt"
             raise OptionError("--distill-loss", got, "logits", "Leave it out.")
         without = ("imitate_epochs", "lora", "progressive", "aligns_features")
         if self.from_scratch and (name := next((name for name in without if getattr(self, name)), None)):
@@ -191,8 +194,8 @@ class Settings:
         return imitate, self.distill_epochs
 
     def to_dict(self) -> dict[str, Any]:
-        values = {name: value for name, value in asdict(self).items() if name not in _BESIDE}
-        for name in ("weights", "data"):
+        values = {name: value for name, value in asdict(self).items() if name not in _WITHOUT_EFFECT}
+        for name in ("weights", "data", *(["plan"] if is_plan_file(self.plan) else [])):
             path = None if values[name] is None else Path(values[name])
             values[name] = str(path.resolve()) if path is not None and path.exists() else values[name]
         return values

@@ -192,12 +192,12 @@ def _folder(folder: Path, trust: bool) -> Source:
             )
     if content.get("library_name") == "polymix":
         return Source(load_pretrained(folder, trust=trust))
-    kept = holds_weights(folder)
+    has_weights = holds_weights(folder)
     try:
         if architecture is not None:
-            return _timm(folder, content.get("num_classes"), kept)
+            return _timm(folder, content.get("num_classes"), has_weights)
         if kinds:
-            return _transformers(folder, kinds[0], kept)
+            return _transformers(folder, kinds[0], has_weights)
     except PolymixError:
         raise
     except Exception as error:  # whatever a library raises for a damaged folder
@@ -206,7 +206,7 @@ def _folder(folder: Path, trust: bool) -> Source:
     raise OptionError("--model", f"{folder}, whose config.json names no architecture", ALLOWED, "")
 
 
-def _timm(folder: Path, classes: Any, kept: bool) -> Source:
+def _timm(folder: Path, classes: Any, has_weights: bool) -> Source:
     """A folder that timm saved."""
 
     def build(pretrained: bool) -> nn.Module:
@@ -215,10 +215,10 @@ def _timm(folder: Path, classes: Any, kept: bool) -> Source:
 
     check_model(lambda: build(False), "--model", str(folder))
     with bounded("--model", str(folder)):
-        return Source(build(kept), trained=kept)
+        return Source(build(has_weights), trained=has_weights)
 
 
-def _transformers(folder: Path, architecture: str, kept: bool) -> Source:
+def _transformers(folder: Path, architecture: str, has_weights: bool) -> Source:
     transformers = load_library("transformers")
     kind: Any = getattr(transformers, architecture, None)
     if kind is None:
@@ -227,7 +227,7 @@ def _transformers(folder: Path, architecture: str, kept: bool) -> Source:
     with quiet():
         config = kind.config_class.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         check_model(lambda: kind(copy.deepcopy(config)), "--model", str(folder))
-        if not kept:
+        if not has_weights:
             with bounded("--model", str(folder)):
                 return Source(kind(config), trained=False)
         model, unused = load_whole(kind, folder, "--model")

@@ -18,7 +18,7 @@ from polymix.workflows.convert.inputs import card_metadata, check_call, sequence
 from polymix.workflows.convert.settings import Settings
 from polymix.workflows.convert.sources import Source
 
-HELD_BACK = 65536  # maximum number of tokens: they are evaluated after every stage
+MAX_HELD_BACK = 65536  # maximum number of tokens: they are evaluated after every stage
 TOKENIZERS = ("tokenizer.json", "vocab.json", "tokenizer.model", "vocab.txt", "spiece.model")
 _OPTIONS = {"context": "--tokens", "tokenizer": "--model"}  # the command's option for an argument; others: --data
 
@@ -26,7 +26,8 @@ _OPTIONS = {"context": "--tokens", "tokenizer": "--model"}  # the command's opti
 class Text:
     """A text file or a folder of text files, in windows of tokens of the model's own tokenizer.
 
-    A part of the documents, or the end of a single one, is held back for the perplexity.
+    A part of the documents, or the end of a single one, is held back for the perplexity, or for the error of the
+    features of a model that does not predict the next token.
     """
 
     batch, metric = 4, "perplexity"
@@ -38,11 +39,14 @@ class Text:
         self.learning = {"forward": _next_tokens}
         model: Any = source.model
         if not foretells(model, {}):
-            got = f"text for {type(model).__name__}, which does not predict the next token"
-            cure = (
-                "For a masked language model pass self; others learn from batches of yours in Python: polymix.distill."
-            )
-            raise OptionError("--data", got, "no text", cure)
+            self.metric, self.learning = "relative_error", {}
+            if not settings.aligns_features:
+                got = f"text for {type(model).__name__}, which does not predict the next token"
+                cure = (
+                    "Pass --distill-epochs with --distill-loss features; --data self to a masked language model; or use "
+                    "polymix.distill with your own batches."
+                )
+                raise OptionError("--data", got, "no data, or features to align", cure)
         if settings.image_size is not None:
             raise OptionError("--image-size", settings.image_size, "no image size for a text model", "Pass --tokens.")
         if source.folder is None or not any((source.folder / name).is_file() for name in TOKENIZERS):
@@ -61,7 +65,7 @@ class Text:
                 raise OptionError("--model", got, "the model's own tokenizer", "Put it in the folder.") from error
         size = min(self.tokens, len(self.text.val) - 1)
         self.train = Windows(self.text.train, self.tokens)
-        self.test = Windows(self.text.val.part(0, min(len(self.text.val), max(size, HELD_BACK) + 1)), size)
+        self.test = Windows(self.text.val.part(0, min(len(self.text.val), max(size, MAX_HELD_BACK) + 1)), size)
 
     @property
     def size(self) -> str:
@@ -81,14 +85,21 @@ class Text:
 
     def notes(self) -> list[str]:
         held = len(self.test) * self.test.size
+        measured = "perplexity (e to the mean loss in nats per token)" if self.generates else "error of the features"
         return [
             f"Data: {self.data.name}, {len(self.train) * self.tokens:,} tokens for training and {held:,} for the "
-            f"perplexity (e to the mean loss in nats per token), in windows of {self.tokens:,}."
+            f"{measured}, in windows of {self.tokens:,}."
         ]
+
+    @property
+    def generates(self) -> bool:
+        """Whether the model is one that writes texts."""
+        return self.metric == "perplexity"
 
     def card(self, title: str, value: float | None) -> dict[str, Any]:
         held = f"{self.data.name}, {len(self.test) * self.test.size:,} tokens held back"
-        return card_metadata("text-generation", title, (self.data.name.replace(" ", "-"), held), self.metric, value)
+        kind = "text-generation" if self.generates else "feature-extraction"
+        return card_metadata(kind, title, (self.data.name.replace(" ", "-"), held), self.metric, value)
 
     def to_dict(self) -> dict[str, Any]:
         return {

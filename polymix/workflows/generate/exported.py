@@ -46,10 +46,10 @@ class ExportedLanguageModel(PreTrainedModel, GenerationMixin):
     _is_stateful = True  # no assisted generation: a state cannot drop tokens
 
     def __init__(self, folder: Path) -> None:
-        told = about_language(folder)
+        info = about_language(folder)
         super().__init__(ExportedConfig())
-        self.vocabulary, self.positions = told.vocabulary, told.positions
-        self.generation_config.update(eos_token_id=told.ends or None, bos_token_id=None, pad_token_id=None)
+        self.vocabulary, self.positions = info.vocabulary, info.positions
+        self.generation_config.update(eos_token_id=info.ends or None, bos_token_id=None, pad_token_id=None)
         sessions = []
         for name in ("prefill", "step"):
             path = folder / "onnx" / f"{name}.onnx"
@@ -96,8 +96,8 @@ class ExportedLanguageModel(PreTrainedModel, GenerationMixin):
 
 def _call(session: Any, values: dict[str, Tensor]) -> dict[str, Tensor]:
     """The outputs of a session by name. Inputs that its graph does not read are left out."""
-    found = run_session(session, {name: np.ascontiguousarray(value.numpy()) for name, value in values.items()})
-    return {name: torch.from_numpy(value) for name, value in found.items()}
+    outputs = run_session(session, {name: np.ascontiguousarray(value.numpy()) for name, value in values.items()})
+    return {name: torch.from_numpy(value) for name, value in outputs.items()}
 
 
 def is_export(folder: Path) -> bool:
@@ -114,8 +114,8 @@ def load_exported(folder: Path) -> ExportedLanguageModel:
     content = read_manifest(folder)
     paths = {entry["path"] for entry in content["files"]}
     if LANGUAGE not in content or not {"onnx/prefill.onnx", "onnx/step.onnx"} <= paths:
-        found = ", ".join(sorted(paths)) or "no files"
-        raise DataError("folder", f"{folder} with {found}", "onnx/prefill.onnx and onnx/step.onnx", CURE)
+        files = ", ".join(sorted(paths)) or "no files"
+        raise DataError("folder", f"{folder} with {files}", "onnx/prefill.onnx and onnx/step.onnx", CURE)
     return ExportedLanguageModel(folder).eval()
 
 

@@ -38,9 +38,9 @@ from transformers import TextStreamer  # noqa: E402
 from polymix.workflows.generate.exported import ExportedLanguageModel  # noqa: E402
 from polymix.workflows.generate.folder import load  # noqa: E402
 
-NEW = 100  # new tokens by default
-AT_ONCE = 16  # prompts that are processed together
-BETWEEN = "---"
+NEW_TOKENS = 100  # new tokens by default
+BATCH_SIZE = 16  # prompts that are processed together
+SEPARATOR = "---"
 
 
 @dataclass(frozen=True)
@@ -112,13 +112,13 @@ def command(
     model, tokenizer = load(folder, device=device, dtype=dtype, trust=trust)
     prompts = [unicodedata.normalize("NFC", text) for text in (read_prompts(lines) if prompt is None else [prompt])]
     clock = Clock()
-    together = 1 if isinstance(model, ExportedLanguageModel) else AT_ONCE  # its graphs take no padding
+    together = 1 if isinstance(model, ExportedLanguageModel) else BATCH_SIZE  # its graphs take no padding
     try:
         for start in range(0, len(prompts), together):
             texts = generate(model, tokenizer, prompts[start : start + together], settings, clock)
             if not settings.stream:
-                separator = [BETWEEN] if start else []
-                print(*separator, f"\n{BETWEEN}\n".join(texts), sep="\n", flush=True)
+                separator = [SEPARATOR] if start else []
+                print(*separator, f"\n{SEPARATOR}\n".join(texts), sep="\n", flush=True)
         print(clock, file=sys.stderr)
     except KeyboardInterrupt:
         print("Stopped.", file=sys.stderr)
@@ -253,12 +253,12 @@ def _room(model: Any, longest: int, new: int | None) -> int:
     """The number of new tokens, for which the model must have positions."""
     there = positions(model)
     if there is None:
-        return new or NEW
+        return new or NEW_TOKENS
     if longest + (new or 1) > there:
         got = f"{longest} tokens" + (f" and max_new_tokens={new}" if new else "")
         cure = "Shorten it, or ask for fewer tokens." if longest < there else "Shorten it."
         raise ShapeError("prompt", got, f"at most {there} in all, the model's learned positions", cure)
-    return new or min(NEW, there - longest)
+    return new or min(NEW_TOKENS, there - longest)
 
 
 def positions(model: Any) -> int | None:

@@ -92,11 +92,6 @@ class LayerAdvice:
         return self.gains[2] if self.gains else None
 
     @property
-    def attention_ms(self) -> float | None:
-        """Attention's median time in milliseconds."""
-        return 1e3 * self.attention.median if self.attention else None
-
-    @property
     def wins_from(self) -> int | None:
         """The smallest measured number of tokens from which the candidate wins at all longer ones too."""
         return wins_from(self.lengths)

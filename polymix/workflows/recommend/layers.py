@@ -111,19 +111,19 @@ def record(model: nn.Module, run: Call, ids: bool, example: Any = None) -> tuple
 
 def shape_of_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Shape:
     """What the layer is called with, apart from its grid."""
-    given = arguments_of(module, args, kwargs)
-    x = next((value for value in given.values() if isinstance(value, Tensor) and value.is_floating_point()), None)
+    arguments = arguments_of(module, args, kwargs)
+    x = next((value for value in arguments.values() if isinstance(value, Tensor) and value.is_floating_point()), None)
     if x is None or x.ndim not in (2, 3) or (x.ndim == 2 and not isinstance(module, nn.MultiheadAttention)):
         got = "no tensor" if x is None else f"an input of shape {tuple(x.shape)}"
         raise OptionError("model", got, "layers that are given (batch, tokens, channels)", "")
     axis = 0 if x.ndim == 2 else int(getattr(module, "batch_first", True))
     tokens, batch = x.shape[axis], 1 if x.ndim == 2 else x.shape[1 - axis]
-    context = next((given[name] for name in CONTEXTS if isinstance(given.get(name), Tensor)), x)
+    context = next((arguments[name] for name in CONTEXTS if isinstance(arguments.get(name), Tensor)), x)
     cross = not same_tokens(context, x)
     if context.shape[-1] != x.shape[-1]:
         got = f"a context of {context.shape[-1]} channels for {x.shape[-1]}"
         raise OptionError("model", got, "one width for both", "")
-    mask = seen_through(module, given, tokens, context.shape[axis])
+    mask = seen_through(module, arguments, tokens, context.shape[axis])
     return Shape(
         tokens=tokens,
         dim=x.shape[-1],

@@ -23,7 +23,7 @@ from polymix.measure import Stopwatch
 from polymix.measure.candidates import Candidate, CandidateTimer
 from polymix.measure.machine import manifest
 from polymix.measure.shapes import Shape, parse_shape, shapes_of
-from polymix.measure.timing import LEAST_CALLS, Call, Timing, interleaved_within
+from polymix.measure.timing import MIN_CALLS, Call, Timing, interleaved_within
 from polymix.mixers import MixerConfig
 from polymix.mixers.spec import parse_mixer
 from polymix.workflows.convert.noise import own_input
@@ -33,8 +33,8 @@ from polymix.workflows.recommend.decide import choose, fastest, worth_it
 from polymix.workflows.recommend.layers import Layer, record
 
 CANDIDATES = ("padre:degree=2", "padre:degree=3", "pom", "qt", "poly_nl", "poly_sa")
-_LEAST = 0.2  # seconds for a layer, however many there are
-_LENGTHS = (0.25, 4.0)  # times the layer's own tokens: other lengths at which the best candidate is timed
+_MIN_SECONDS = 0.2  # seconds for a layer, however many there are
+_LENGTH_FACTORS = (0.25, 4.0)  # times the layer's own tokens: other lengths at which the best candidate is timed
 
 
 def recommend(
@@ -86,12 +86,12 @@ def recommend(
         whole: Timing | None = None
         notes: list[str] = []
         if own is not None:
-            model, given = _moved(own, _given(own, input, batch), timer, device is not None or dtype is not None)
+            model, inputs = _moved(own, _input_of(own, input, batch), timer, device is not None or dtype is not None)
             with mode(model, False):  # in evaluation, so that no statistics change
-                layers, notes = record(model, _run(model, given, False), _ids(given), given)
+                layers, notes = record(model, _run(model, inputs, False), _ids(inputs), inputs)
             watch = Stopwatch()
             with mode(model, training):
-                run = {"model": _run(model, given, training)}
+                run = {"model": _run(model, inputs, training)}
                 whole = interleaved_within(run, 0.2 * seconds, timer.device).get("model")
                 advice = _advise(timer, [(layer.shape, layer) for layer in layers], mixers, seconds, watch)
         elif input is not None:
@@ -114,7 +114,7 @@ def _advise(
     """What to do with each layer. They share what the watch leaves of the seconds."""
     advice = []
     for place, (shape, layer) in enumerate(layers):
-        share = max((seconds - watch.seconds()) / (len(layers) - place), _LEAST)
+        share = max((seconds - watch.seconds()) / (len(layers) - place), _MIN_SECONDS)
         advice.append(_judge(timer, shape, layer, mixers, share))
     return advice
 
@@ -132,9 +132,9 @@ def _judge(
     lengths: dict[int, bool] = {}
     if best is not None:
         lengths[shape.tokens] = worth_it(attention, best)
-        for factor in _LENGTHS:
+        for factor in _LENGTH_FACTORS:
             other, left = shape.longer(factor), seconds - watch.seconds()
-            if attention and other.tokens not in lengths and attention.median * factor**2 * LEAST_CALLS < left:
+            if attention and other.tokens not in lengths and attention.median * factor**2 * MIN_CALLS < left:
                 its, (candidate,) = timer.compare(other, {best.mixer: mixers[best.mixer]}, 0.4 * left)
                 lengths[other.tokens] = worth_it(its, candidate)
     names, kind = (layer.names, type(layer.module).__name__) if layer else ((), "softmax attention")
@@ -163,18 +163,18 @@ def _place(model: nn.Module | None, device: torch.device | str | None, dtype: An
     return where, kind
 
 
-def _given(model: nn.Module, given: Any, batch: int) -> Any:
-    if given is None:
+def _input_of(model: nn.Module, inputs: Any, batch: int) -> Any:
+    if inputs is None:
         return known_input(model, batch)
-    if not isinstance(given, (Tensor, Mapping, tuple, list)):
+    if not isinstance(inputs, (Tensor, Mapping, tuple, list)):
         allowed = "a tensor, a dict of keyword arguments, or a tuple of arguments"
-        raise OptionError("input", type(given).__name__, allowed, "")
+        raise OptionError("input", type(inputs).__name__, allowed, "")
     if batch != 1:
         raise OptionError("batch", batch, "1 with an input, which has a batch of its own", "Leave it out.")
-    return dict(given) if isinstance(given, Mapping) else given
+    return dict(inputs) if isinstance(inputs, Mapping) else inputs
 
 
-def _moved(model: nn.Module, given: Any, timer: CandidateTimer, elsewhere: bool) -> tuple[nn.Module, Any]:
+def _moved(model: nn.Module, inputs: Any, timer: CandidateTimer, elsewhere: bool) -> tuple[nn.Module, Any]:
     """The model and its input where they are measured. The model is copied if it must move or is trained."""
 
     def move(t: Tensor) -> Tensor:
@@ -182,17 +182,17 @@ def _moved(model: nn.Module, given: Any, timer: CandidateTimer, elsewhere: bool)
 
     if elsewhere or timer.training:
         model = copy.deepcopy(model).to(timer.device, timer.dtype)
-    return model, tree_map_only(Tensor, move, given)
+    return model, tree_map_only(Tensor, move, inputs)
 
 
-def _run(model: nn.Module, given: Any, training: bool) -> Call:
-    if isinstance(given, dict):
-        return call_of(model, (), given, training)
-    return call_of(model, tuple(given) if isinstance(given, (tuple, list)) else (given,), {}, training)
+def _run(model: nn.Module, inputs: Any, training: bool) -> Call:
+    if isinstance(inputs, dict):
+        return call_of(model, (), inputs, training)
+    return call_of(model, tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,), {}, training)
 
 
-def _ids(given: Any) -> bool:
-    return not any(t.is_floating_point() for t in tensors(given))
+def _ids(inputs: Any) -> bool:
+    return not any(t.is_floating_point() for t in tensors(inputs))
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import torch
 import polymix
 from polymix.errors import CapabilityError
 from polymix.ops.native import compile, library
-from polymix.train.registry import OWN
+from polymix.train.registry import OWN_RECIPES
 from tests.ops.kernels import NATIVE, needs_it
 from tests.ops.padre.test_native import SHAPES, arguments
 
@@ -117,8 +117,8 @@ def test_a_file_in_place_of_the_folder_is_an_error(tmp_path, monkeypatch):
 
 
 FLAGS = {
-    "x86-64-v4": library.NEEDS["x86-64-v4"],
-    "x86-64-v3": library.NEEDS["x86-64-v3"],
+    "x86-64-v4": library.FEATURES_OF_LEVEL["x86-64-v4"],
+    "x86-64-v3": library.FEATURES_OF_LEVEL["x86-64-v3"],
     "x86-64": frozenset({"sse2"}),
 }
 
@@ -215,7 +215,7 @@ def wheel(tmp_path_factory):
 def test_the_wheel_contains_the_kernels_and_names_its_platform(wheel):
     assert "-py3-none-manylinux_2_" in wheel.name
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"polymix/published.toml", *(f"polymix/domains/{domain}/recipe.py" for domain in OWN)} <= set(names)
+    assert {"polymix/published.toml", *(f"polymix/domains/{domain}/recipe.py" for domain in OWN_RECIPES)} <= set(names)
     for level in compile.levels():
         assert any(compile.library_path(level).name in name for name in names), level
 

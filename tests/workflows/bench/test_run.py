@@ -29,7 +29,7 @@ def small_ceilings():
     threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("polymix.measure.roofline._SIZES", (16, 32))
-        patch.setattr("polymix.measure.roofline._COPY", 1 << 12)
+        patch.setattr("polymix.measure.roofline._COPY_BYTES", 1 << 12)
         yield
     torch.set_num_threads(threads)
 

@@ -32,9 +32,10 @@ from polymix.convert.adapters.kernel.reading import (
     head_axis_of,
     in_training,
     leave_out,
+    map_grid,
     output_of,
     places,
-    product_of,
+    products_of,
     turning,
     unread_parts,
     whole,
@@ -75,7 +76,7 @@ class KernelAdapter(Adapter):
         self.parameter_names = tuple(inspect.signature(type(module).forward).parameters)[1:]
         spec = attention if isinstance(attention, KernelSpec) else KernelSpec(dim=mixer.dim, heads=1)
         self.head_axis, self.biased, self.cross = spec.head_axis, spec.biased, spec.cross
-        self.product = spec.product
+        self.products, self.asks = list(spec.products), spec.asks
         self.tokens, self.context = list(spec.tokens), spec.context
         self.unread, self.turns = list(spec.unread), list(spec.turns)
         if mixer.config.attends:
@@ -113,38 +114,58 @@ class KernelAdapter(Adapter):
     def proven(cls, spec: AttentionSpec, module: nn.Module, call: LayerCall) -> AttentionSpec:
         """The spec with what the layer asks in a call. Softmax by our reading must give the layer's own output."""
         layer = whole(module)
-        product = product_of(layer, call)
-        question = asked(layer, call, product)[1][0]
-        axis = head_axis_of(layer, question.query)
-        dropout, learned = in_training(layer, call, product)
-        heads = in_heads(question, axis, learned or None)
+        products = products_of(layer, call)
+        questions = asked(layer, call, products)[1]
+        axis = head_axis_of(layer, questions[0].query)
+        dropout, learned = in_training(layer, call, products)
+        each = [in_heads(question, axis, learned or None) for question in questions]
+        heads = each[0]
+        if len({(part.q.shape, part.k.shape, part.v.shape, part.causal) for part in each}) > 1:
+            got = f"a layer that asks for attention {len(each)} times in a call, in several shapes or orders"
+            raise CapabilityError("attention", got, "attention of one shape and order", _CURE)
 
-        def output(answer: Callable[[Question], Tensor]) -> Tensor:
+        def output(answer: Callable[[Question, Heads], Tensor]) -> Tensor:
+            left = iter(each)
+
             def real(asked: Question) -> Tensor:
-                return in_shape(without_padding(answer(asked), heads), asked, axis)
+                heads = next(left)
+                return in_shape(without_padding(answer(asked, heads), heads), asked, axis)
 
-            return output_of(layer, call, real, product)
+            return output_of(layer, call, real, products)
 
-        theirs, ours = output(lambda asked: folded(asked.answer(), axis)), output(lambda asked: softmax(heads))
+        theirs, ours = (
+            output(lambda asked, heads: folded(asked.answer(), axis)),
+            output(lambda asked, heads: softmax(heads)),
+        )
         if difference(ours, theirs) > EXACT:
             got = f"a layer whose output differs by {difference(ours, theirs):.2g} where softmax of its logits answers"
             raise CapabilityError("attention", got, "softmax attention", _CURE)
-        tokens, context, why_not = places(layer, call, product, heads)
-        grid, prefix = grid_of(spec, layer, call, question)
+        if len(each) == 1:
+            tokens, context, why_not = places(layer, call, products, heads)
+        else:
+            tokens, context, why_not = (), "", f"asks for attention {len(each)} times in a call"
+        grid, prefix = grid_of(spec, layer, call, questions[0])
         cross = bool(context) or heads.k.shape[2] != heads.q.shape[2]
-        masks = {name for name, part in (("padding", heads.padding), ("arbitrary", heads.pairs)) if part is not None}
+        masks = {
+            kind
+            for part in each
+            for kind, mask in (("padding", part.padding), ("arbitrary", part.pairs))
+            if mask is not None
+        }
         projected = (heads.q.shape[1], heads.q.shape[3], heads.v.shape[3])
         size = projected[0] * projected[2]
         maps = sum(part.weight.numel() for part in layer.modules() if isinstance(part, nn.Linear))
-        each = maps // max(1, len(tokens))  # of two streams, each has maps of its own
+        share = maps // max(1, len(tokens))  # of two streams, each has maps of its own
         return KernelSpec(
             dim=size, heads=projected[0], projected=projected, causal=heads.causal, cross=cross, masks=frozenset(masks),
             grid=None if cross or heads.causal else grid, prefix=prefix if grid else 0, any_length=True,
             drops={} if dropout is None else {"dropout": dropout},
-            cost=lambda count: 2 * count * (each + 2 * count * size), head_axis=axis,
-            biased=heads.position_bias is not None,
+            cost=lambda count: 2 * count * (share + 2 * count * size * len(questions)), head_axis=axis,
+            biased=any(part.position_bias is not None for part in each),
+            talks=any(part.talking is not None for part in each),
             tokens=tokens, context=context, why_not=why_not, turns=turning(layer, call),
-            unread=() if why_not else unread_parts(layer, call, product), product=product,
+            unread=() if why_not else unread_parts(layer, call, products), products=products,
+            asks=len(questions),
         )  # fmt: skip
 
     @property
@@ -156,7 +177,7 @@ class KernelAdapter(Adapter):
 
     def calibrate(self, call: LayerCall) -> float | None:
         """Match what the mixer answers to what PyTorch does; then drop what the mixer leaves without a use."""
-        question = asked(self.layer, call, self.product)[1][0]
+        question = asked(self.layer, call, self.products)[1][0]
         factor = None
         if not self.mixer.config.attends:
             theirs = rows(question.answer(), self.head_axis)
@@ -177,7 +198,7 @@ class KernelAdapter(Adapter):
     def answered(self, args: tuple[Any, ...], kwargs: dict[str, Any], padding: Tensor | None = None) -> Any:
         """The layer's output. padding: (B, M), True for real keys, beside what the layer's own mask hides.
 
-        Raises CapabilityError where the layer does not ask for attention exactly once, as it did when it was read: by
+        Raises CapabilityError where the layer does not ask for attention as often as it did when it was read: by
         another kernel, say, that was chosen since.
         """
         questions: list[Question] = []
@@ -192,24 +213,26 @@ class KernelAdapter(Adapter):
                 heads = heads._replace(pairs=heads.pairs & padding[:, None], padding=None)
             return in_shape(self.mixed(heads, arguments), question, self.head_axis)
 
-        with Answering(answer, self.product):
+        with Answering(answer, self.products):
             output = self.layer(*args, **kwargs)
-        if len(questions) != 1:
+        if len(questions) != self.asks:
             got = f"a layer that asks for attention {len(questions)} times in this call"
             cure = "Choose the kernel and processor that it was converted with, or convert it again."
-            raise CapabilityError("attention", got, "one that asks once, as when it was converted", cure)
+            raise CapabilityError("attention", got, f"{self.asks}, as when it was converted", cure)
         return output
 
     def mixed(self, heads: Heads, arguments: dict[str, Any]) -> Tensor:
-        """The answer (B, h, N, e) of the mixer. Softmax keeps a bias, which others drop."""
-        if heads.position_bias is not None and self.mixer.config.keeps_bias:
+        """The answer (B, h, N, e) of the mixer. Softmax keeps what acts on the logits, which others drop."""
+        on_logits = heads.position_bias is not None or heads.talking is not None
+        if on_logits and self.mixer.config.keeps_bias:
             return softmax(heads)
         if self.mixer.config.attends:
             return attended(self.mixer, heads, cross=self.cross or heads.q.shape[2] != heads.k.shape[2])[0]
         parts = [as_tokens(arguments[name], self.mixer.dim) for name in self.tokens]
         x = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         context = as_tokens(arguments[self.context], self.mixer.dim) if self.context else None
-        grid = tuple(arguments[self.tokens[0]].shape[2:]) if arguments[self.tokens[0]].ndim == 4 else None
+        first = arguments[self.tokens[0]]
+        grid = map_grid(first, self.mixer.dim) if first.ndim == 4 else None
         y = self.mix(x, context, mask=heads.mask, causal=heads.causal or None, grid=grid)
         return y.unflatten(-1, (heads.q.shape[1], -1)).transpose(1, 2)
 

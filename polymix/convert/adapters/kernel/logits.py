@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polymix.convert.heads import HeadsMap, Talking
 from polymix.errors import CapabilityError
 
 PRODUCTS = (torch.matmul, torch.bmm, Tensor.matmul, Tensor.__matmul__, Tensor.bmm)
@@ -20,15 +21,16 @@ _ADD = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)
 class Logits:
     """Q Kᵀ, to which a layer adds biases and factors before softmax, as it adds them to a tensor.
 
-    Its product with V after softmax is what `answer(q, k, v, bias, factor, dropout)` says. Anything else is an error,
-    by which a layer that does more with its logits is recognised.
+    Its product with V after softmax is what `answer(q, k, v, bias, factor, dropout, talking)` says. Anything else is an
+    error, by which a layer that does more with its logits is recognised.
     """
 
     def __init__(
         self, q: Tensor, k: Tensor, answer: Callable[..., Tensor], factor: Any = 1.0, bias: Tensor | None = None,
-        normal: bool = False,
+        normal: bool = False, talking: Talking | None = None,
     ) -> None:  # fmt: skip
         self.q, self.k, self.answer, self.factor, self.bias, self.normal = q, k, answer, factor, bias, normal
+        self.talking = talking
         self.dropout = 0.0  # the rate at which its weights are dropped
         self.shape, self.dtype, self.device = torch.Size((*q.shape[:-1], k.shape[-2])), q.dtype, q.device
         self.ndim = len(self.shape)
@@ -40,9 +42,11 @@ class Logits:
         return self.ndim
 
     def _with(self, **changes: Any) -> Logits:
-        if self.normal and changes:
+        if self.normal and changes.keys() - {"talking"}:
             raise _more("changes weights after softmax")
-        parts = {"factor": self.factor, "bias": self.bias, "normal": self.normal, **changes}
+        if self.talking and changes.keys() - {"talking", "normal"}:
+            raise _more("changes its logits after its heads have exchanged them")
+        parts = {"factor": self.factor, "bias": self.bias, "normal": self.normal, "talking": self.talking, **changes}
         other = Logits(self.q, self.k, self.answer, **parts)
         other.dropout = self.dropout
         return other
@@ -71,7 +75,7 @@ class Logits:
     def view(self, *shape: Any) -> Logits:
         """Other axes before those of queries and keys, as windows have them."""
         shape = tuple(shape[0]) if len(shape) == 1 else shape
-        if self.normal or shape[-2:] != tuple(self.shape[-2:]):
+        if self.normal or self.talking or shape[-2:] != tuple(self.shape[-2:]):
             raise _more("gives its logits another shape")
         q, k = (part.reshape(*shape[:-2], *part.shape[-2:]) for part in (self.q, self.k))
         bias = None if self.bias is None else self.bias.expand(self.shape).reshape(shape)
@@ -110,7 +114,21 @@ class Logits:
     def __matmul__(self, values: Tensor) -> Tensor:
         if not self.normal:
             raise _more("has no softmax")
-        return self.answer(self.q, self.k, values, self.bias, self.factor, self.dropout)
+        return self.answer(self.q, self.k, values, self.bias, self.factor, self.dropout, self.talking)
+
+    def transpose(self, first: int, second: int) -> Turned:
+        return self.permute(*_swapped(self.ndim, first, second))
+
+    def permute(self, *axes: int) -> Turned:
+        return Turned(self, tuple(axis % self.ndim for axis in axes))
+
+    def exchanged(self, heads_map: HeadsMap) -> Logits:
+        """The same after a map across heads, which are the second of four axes."""
+        talking = self.talking or Talking()
+        name = "after" if self.normal else "before"
+        if self.ndim != 4 or getattr(talking, name) is not None:
+            raise _more("mixes its logits by more than a map across heads")
+        return self._with(talking=talking._replace(**{name: heads_map}))
 
     def dropped(self, p: Any = 0.5, training: bool = True, **inplace: Any) -> Logits:
         """The same, with the rate at which weights are dropped: whoever answers does that, or does not."""
@@ -127,6 +145,11 @@ class Logits:
         first = args[0] if args else kwargs.pop("input", None)
         rest = args[1:]
         if isinstance(first, Logits):
+            if func is torch.conv2d or func is F.conv2d:
+                weight, bias = rest[0], rest[1] if len(rest) > 1 else kwargs.get("bias")
+                if weight.shape != (first.shape[1], first.shape[1], 1, 1):
+                    raise _more("convolves its logits")
+                return first.exchanged((weight[:, :, 0, 0], bias))
             if func in _SOFTMAX:
                 return first.softmax(rest[0] if rest else kwargs["dim"])
             if func in _DROPOUT:
@@ -135,6 +158,44 @@ class Logits:
                 return first @ rest[0]
         if func in _ADD and len(args) == 2:
             return args[1] + first if isinstance(args[1], Logits) else first + args[1]
+        raise _more(f"passes its logits to {getattr(func, '__name__', func)}")
+
+
+def _swapped(ndim: int, first: int, second: int) -> list[int]:
+    axes = list(range(ndim))
+    axes[first], axes[second] = axes[second], axes[first]
+    return axes
+
+
+class Turned:
+    """Logits, or weights, with other axes: heads last, for a linear map across them, or keys before queries."""
+
+    def __init__(self, logits: Logits, axes: tuple[int, ...]) -> None:
+        self.logits, self.axes = logits, axes
+        self.shape, self.dtype = torch.Size(logits.shape[axis] for axis in axes), logits.dtype
+
+    def transpose(self, first: int, second: int) -> Any:
+        return self.permute(*_swapped(len(self.axes), first, second))
+
+    def permute(self, *axes: int) -> Any:
+        turned = tuple(self.axes[axis] for axis in axes)
+        return self.logits if turned == tuple(range(len(axes))) else Turned(self.logits, turned)
+
+    def __getattr__(self, name: str) -> Any:
+        raise _more(f"asks its logits for {name}")
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        first, *rest = args
+        kwargs = dict(kwargs or {})
+        if func is F.linear and isinstance(first, Turned) and first.axes == (0, 2, 3, 1):
+            heads_map = (rest[0], rest[1] if len(rest) > 1 else kwargs.get("bias"))
+            if heads_map[0].shape[0] == first.shape[-1]:
+                return Turned(first.logits.exchanged(heads_map), first.axes)
+        if func in PRODUCTS and rest and isinstance(rest[0], Turned):  # V with its tokens last, times turned weights
+            weights, places = rest[0].logits, rest[0].axes
+            if places == tuple(_swapped(len(places), -2, -1)):
+                return (weights @ first.transpose(-2, -1)).transpose(-2, -1)
         raise _more(f"passes its logits to {getattr(func, '__name__', func)}")
 
 

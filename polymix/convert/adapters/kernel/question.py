@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -13,15 +13,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from polymix.convert.adapters.kernel.logits import PRODUCTS, Logits
-from polymix.convert.heads import Heads, scaled
+from polymix.convert.adapters.kernel.logits import PRODUCTS, Logits, Turned
+from polymix.convert.heads import Heads, Talking, scaled, softmax
 from polymix.convert.masks import HIDDEN, for_all_heads, split, visible
+from polymix.errors import CapabilityError
 
+_ATTENTION = re.compile("Att(entio)?n|[A-Z]{2}SA$")  # such as MHSA
 NAMES = ("scaled_dot_product_attention", "dispatch_attention_fn")  # PyTorch's kernel, and diffusers' way to it
 
 
 class Question(NamedTuple):
-    """The arguments of `scaled_dot_product_attention`: q (…, N, d), k (…, M, d), v (…, M, e)."""
+    """The arguments of `scaled_dot_product_attention`: q (…, N, d), k (…, M, d), v (…, M, e); and talking heads."""
 
     query: Tensor
     key: Tensor
@@ -31,37 +33,51 @@ class Question(NamedTuple):
     is_causal: bool = False
     scale: float | None = None
     enable_gqa: bool = False
+    talking: Talking | None = None
 
     def answer(self) -> Tensor:
-        """What PyTorch answers."""
-        return F.scaled_dot_product_attention(**self._asdict())
+        """What PyTorch answers, or softmax by its definition where heads exchange their logits."""
+        if self.talking is None:
+            return F.scaled_dot_product_attention(*self[:6], scale=self.scale, enable_gqa=self.enable_gqa)
+        return softmax(scaled(*self[:3], self.scale)._replace(position_bias=self.attn_mask, talking=self.talking))
 
 
 class Answering(TorchFunctionMode):
     """Context manager in which `answer` stands in the place of softmax attention.
 
-    That is `scaled_dot_product_attention` or, with `product`, what begins with this matrix product, counted from 0.
+    That is `scaled_dot_product_attention` or, with `products`, what begins with these matrix products, counted from 0.
     What `answer` calls is not changed. It costs about a microsecond for each operation of PyTorch inside.
     """
 
-    def __init__(self, answer: Callable[[Question], Tensor], product: int | None = None) -> None:
+    def __init__(self, answer: Callable[[Question], Tensor], products: Collection[int] = ()) -> None:
         super().__init__()
-        self.answer, self.product, self.products = answer, product, 0
+        self.answer, self.products = answer, products
+        self.count, self.answering = 0, False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is F.scaled_dot_product_attention and self.product is None:
+        if self.answering:
+            return func(*args, **(kwargs or {}))
+        if func is F.scaled_dot_product_attention and not self.products:
             return self.answer(Question(*args, **(kwargs or {})))
-        if func in PRODUCTS and len(args) == 2 and not any(isinstance(part, Logits) for part in args):
-            self.products += 1
-            if self.products - 1 == self.product:
+        if func in PRODUCTS and len(args) == 2 and not any(isinstance(part, (Logits, Turned)) for part in args):
+            self.count += 1
+            if self.count - 1 in self.products:
                 return Logits(args[0], args[1].transpose(-2, -1), self._defined)
         return func(*args, **(kwargs or {}))
 
-    def _defined(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, factor: Any, dropout: float) -> Tensor:
+    def _defined(
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, factor: Any, dropout: float,
+        talking: Talking | None,
+    ) -> Tensor:  # fmt: skip
         if bias is not None:
             bias = bias.expand(*q.shape[:-1], k.shape[-2]) if bias.ndim > q.ndim else bias
-        question = Question(q * (factor * q.shape[-1] ** 0.5), k, v, bias, dropout)
-        return self.answer(question)
+        question = Question(q * (factor * q.shape[-1] ** 0.5), k, v, bias, dropout, talking=talking)
+        self.count += 1  # of weights and values
+        self.answering = True
+        try:
+            return self.answer(question)
+        finally:
+            self.answering = False
 
 
 def asks_pytorch(module: nn.Module) -> bool:
@@ -81,7 +97,7 @@ def _names_kernel(kind: type) -> bool:
 @cache
 def _defines(kind: type) -> bool:
     """Whether a class of attention, by its name, has a softmax between products of matrices."""
-    if kind.__module__.startswith(("torch.", "polymix.", "builtins")) or not re.search("Att(entio)?n", kind.__name__):
+    if kind.__module__.startswith(("torch.", "polymix.", "builtins")) or not _ATTENTION.search(kind.__name__):
         return False
     source = _source(kind)
     return "softmax" in source and ("@" in source or "matmul(" in source or "bmm(" in source)
@@ -97,11 +113,16 @@ def _source(kind: type) -> str:
 
 def in_heads(question: Question, axis: int | None, biased: bool | None) -> Heads:
     """A question in one form. biased: whether its mask is a bias; None: it is, where it does more than hide."""
-    q, k, v, mask, _, causal, scale, _ = question
+    q, k, v, mask, _, causal, scale, _, talking = question
     lead = [size for place, size in enumerate(q.shape[:-2]) if place != axis]
-    heads = scaled(folded(q, axis), folded(k, axis), folded(v, axis), scale)._replace(causal=causal)
+    heads = scaled(folded(q, axis), folded(k, axis), folded(v, axis), scale)._replace(causal=causal, talking=talking)
     if mask is None:
         return heads
+    if talking is not None:
+        if not torch.compiler.is_compiling() and bool((mask <= HIDDEN).any()):
+            got = "a layer whose heads exchange logits of hidden tokens"
+            raise CapabilityError("attention", got, "a call without a mask", "Keep this layer.")
+        return heads._replace(position_bias=folded(mask.expand(q.shape[:-1] + mask.shape[-1:]), axis))
     if mask.dtype != torch.bool:
         if biased or (biased is None and not bool(((mask == 0) | (mask <= HIDDEN)).all())):
             heads = heads._replace(position_bias=folded(mask.expand(q.shape[:-1] + mask.shape[-1:]), axis))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,22 +16,23 @@ from polymix.convert.spec import AttentionSpec, grid_among
 from polymix.convert.tracing import EXACT, LayerCall, arguments_of, difference, mode, tensors
 from polymix.errors import CapabilityError, one_line
 
-MAX_PRODUCTS = 8  # matrix products in which that of queries and keys is looked for
+MAX_PRODUCTS = 64  # of matrices in a layer, in which those of queries and keys are looked for
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelSpec(AttentionSpec):
     """What a recorded call shows of a layer that asks PyTorch for attention.
 
-    head_axis: of the heads in q; None where q has none. product: which of its
-    matrix products begins its attention; None: it asks PyTorch. tokens: the names of the arguments whose tokens q has,
-    joined in this order; empty where they cannot be read. context: the argument whose tokens k has, where that is
-    another. why_not: why a mixer that reads tokens cannot stand here. unread: its parts that such a mixer leaves
-    without a use. turns: its arguments with rotary angles, which such a mixer does not apply.
+    head_axis: of the heads in q; None where q has none. products: which of its matrix products begin its attention;
+    none: it asks PyTorch. asks: how often in a call. tokens: the names of the arguments whose tokens q has, joined in
+    this order; empty where they cannot be read. context: the argument whose tokens k has, where that is another.
+    why_not: why a mixer that reads tokens cannot stand here. unread: its parts that such a mixer leaves without a use.
+    turns: its arguments with rotary angles, which such a mixer does not apply.
     """
 
     head_axis: int | None = 1
-    product: int | None = None
+    products: tuple[int, ...] = ()
+    asks: int = 1
     tokens: tuple[str, ...] = ()
     context: str = ""
     why_not: str = ""
@@ -48,31 +49,35 @@ def whole(module: nn.Module) -> nn.Module:
     return layer
 
 
-def product_of(layer: nn.Module, call: LayerCall) -> int | None:
-    """The first matrix product of a layer's softmax attention by definition; None where it asks PyTorch.
+def products_of(layer: nn.Module, call: LayerCall) -> tuple[int, ...]:
+    """The matrix products that begin a layer's softmax attention by definition; none where it asks PyTorch.
 
     Each product is tried: where softmax(Q Kᵀ + biases) V stands in its place, the output must be the layer's own.
 
-    Raises:
-        CapabilityError: no product is, or PyTorch is asked several times.
+    Raises CapabilityError where no product is.
     """
     theirs, questions = asked(layer, call)
     if questions:
-        if len(questions) > 1:
-            got = f"a layer that asks PyTorch for attention {len(questions)} times in a call"
-            raise CapabilityError("attention", got, "scaled_dot_product_attention once", "Keep this layer.")
-        return None
+        return ()
     reasons: list[str] = []
-    for product in range(MAX_PRODUCTS):
+    places: list[int] = []
+    with mode(layer, False), Answering(Question.answer) as counting, torch.no_grad():
+        layer(*call.args, **call.kwargs)
+    if counting.count > MAX_PRODUCTS:  # some attention might stay beside the mixer
+        got = f"a layer with {counting.count} products of matrices"
+        raise CapabilityError("attention", got, f"at most {MAX_PRODUCTS}", "Keep this layer.")
+    for place in range(counting.count):
         try:
-            ours, questions = asked(layer, call, product)
+            ours, questions = asked(layer, call, (place,))
         except CapabilityError as error:
             reasons.append(error.got)
             continue
         except (RuntimeError, TypeError, ValueError, LookupError):  # a product of others than queries and keys
             continue
         if len(questions) == 1 and difference(ours, theirs) < EXACT:
-            return product
+            places.append(place)
+    if places:
+        return tuple(places)
     got = next(iter(reasons), "a layer in which no softmax attention can be recognised")
     raise CapabilityError("attention", got, "softmax attention over tokens", "Keep this layer.")
 
@@ -90,15 +95,15 @@ def head_axis_of(layer: nn.Module, q: Tensor) -> int | None:
 
 
 def output_of(
-    layer: nn.Module, call: LayerCall, answer: Callable[[Question], Tensor], product: int | None = None
+    layer: nn.Module, call: LayerCall, answer: Callable[[Question], Tensor], products: Collection[int] = ()
 ) -> Tensor:
     """What a layer returns in a call, all its tensors as one vector."""
-    with mode(layer, False), Answering(answer, product), torch.no_grad():
+    with mode(layer, False), Answering(answer, products), torch.no_grad():
         output = layer(*call.args, **call.kwargs)
     return torch.cat([part.flatten().float() for part in tensors(output) if part.is_floating_point()])
 
 
-def asked(layer: nn.Module, call: LayerCall, product: int | None = None) -> tuple[Tensor, list[Question]]:
+def asked(layer: nn.Module, call: LayerCall, products: Collection[int] = ()) -> tuple[Tensor, list[Question]]:
     """What a layer returns in a call, as `output_of` does, and what it asks PyTorch meanwhile."""
     questions: list[Question] = []
 
@@ -106,10 +111,10 @@ def asked(layer: nn.Module, call: LayerCall, product: int | None = None) -> tupl
         questions.append(question)
         return question.answer()
 
-    return output_of(layer, call, answer, product), questions
+    return output_of(layer, call, answer, products), questions
 
 
-def in_training(layer: nn.Module, call: LayerCall, product: int | None) -> tuple[str | None, bool]:
+def in_training(layer: nn.Module, call: LayerCall, products: Collection[int]) -> tuple[str | None, bool]:
     """What to say of a layer's dropout of attention weights, if it has any, and whether its mask is learned.
 
     A copy is called in training mode. A learned mask is a bias, also where it is zero so far.
@@ -122,7 +127,7 @@ def in_training(layer: nn.Module, call: LayerCall, product: int | None) -> tuple
 
     layer = copy.deepcopy(layer).requires_grad_(True)
     layer.train()  # by itself: that of LeViT returns nothing
-    with torch.random.fork_rng(devices=[]), torch.enable_grad(), Answering(answer, product):
+    with torch.random.fork_rng(devices=[]), torch.enable_grad(), Answering(answer, products):
         try:
             layer(*call.args, **call.kwargs)
         except Exception as error:  # whatever a layer raises in training alone, such as for a batch with one row
@@ -148,7 +153,14 @@ def as_tokens(x: Tensor, dim: int) -> Tensor:
     return x
 
 
-def places(layer: nn.Module, call: LayerCall, product: int | None, heads: Heads) -> tuple[tuple[str, ...], str, str]:
+def map_grid(x: Tensor, dim: int) -> tuple[int, ...]:
+    """The grid of a map (B, D, H, W) or (B, H, W, D)."""
+    return tuple(x.shape[2:] if x.shape[1] == dim else x.shape[1:3])
+
+
+def places(
+    layer: nn.Module, call: LayerCall, products: Collection[int], heads: Heads
+) -> tuple[tuple[str, ...], str, str]:
     """The arguments whose tokens q and k have, by name; or why a mixer that reads tokens cannot stand here.
 
     Where a token changes, exactly its own row of v must: the row also shows the order of joined streams.
@@ -167,8 +179,8 @@ def places(layer: nn.Module, call: LayerCall, product: int | None, heads: Heads)
     counts = {name: as_tokens(value, dim).shape[1] for name, value in streams.items()}
     names: list[tuple[str, ...]] = [(first,)]
     if counts[first] == n == m:
-        if others and counts[others[0]] == m and _row(layer, call, product, others[0], dim) == 1:
-            return _checked(layer, call, product, (first,), others[0], dim)
+        if others and counts[others[0]] == m and _row(layer, call, products, others[0], dim) == 1:
+            return _checked(layer, call, products, (first,), others[0], dim)
     else:
         names = [
             pair
@@ -178,28 +190,28 @@ def places(layer: nn.Module, call: LayerCall, product: int | None, heads: Heads)
         ]
         context = next((other for other in others if counts[first] == n and counts[other] == m), "")
         if context:
-            return _checked(layer, call, product, (first,), context, dim)
+            return _checked(layer, call, products, (first,), context, dim)
     for joined in names:
-        tokens, _, why_not = _checked(layer, call, product, joined, "", dim)
+        tokens, _, why_not = _checked(layer, call, products, joined, "", dim)
         if not why_not:
             return tokens, "", ""
     return (), "", f"mixes {n} queries and {m} keys, which are not its tokens one by one"
 
 
 def _checked(
-    layer: nn.Module, call: LayerCall, product: int | None, joined: tuple[str, ...], context: str, dim: int
+    layer: nn.Module, call: LayerCall, products: Collection[int], joined: tuple[str, ...], context: str, dim: int
 ) -> tuple[tuple[str, ...], str, str]:
     """The same names if each argument's second token is read into the row where it is expected alone."""
     arguments = arguments_of(layer, call.args, call.kwargs)
     before = 0
     for name in (context,) if context else joined:
-        if _row(layer, call, product, name, dim) != before + 1:
+        if _row(layer, call, products, name, dim) != before + 1:
             return (), "", f"reads keys or values from more than one token of {name}, or in another order"
         before += as_tokens(arguments[name], dim).shape[1]
     return joined, context, ""
 
 
-def _row(layer: nn.Module, call: LayerCall, product: int | None, name: str, dim: int) -> int | None:
+def _row(layer: nn.Module, call: LayerCall, products: Collection[int], name: str, dim: int) -> int | None:
     """The one row of v that changes with the second token of an argument; None if it is not one row."""
     x = arguments_of(layer, call.args, call.kwargs)[name]
     changed = as_tokens(x, dim).clone()
@@ -209,7 +221,7 @@ def _row(layer: nn.Module, call: LayerCall, product: int | None, name: str, dim:
     if x.ndim == 4:
         changed = changed.transpose(1, 2).reshape(x.shape) if x.shape[1] == dim else changed.reshape(x.shape)
     calls = (call, _with(layer, call, name, changed))
-    values = [asked(layer, each, product)[1][0].value for each in calls]
+    values = [asked(layer, each, products)[1][0].value for each in calls]
     axis = head_axis_of(layer, values[0])
     moved = (rows(values[0], axis) - rows(values[1], axis)).abs().amax((0, 2))
     where = (moved > 1e-6 * (1 + moved.max())).nonzero().flatten().tolist()
@@ -234,14 +246,14 @@ def grid_of(
     return grid_among(spec.grid, count)
 
 
-def unread_parts(layer: nn.Module, call: LayerCall, product: int | None) -> tuple[str, ...]:
+def unread_parts(layer: nn.Module, call: LayerCall, products: Collection[int]) -> tuple[str, ...]:
     """The linear maps and norms of a layer that its output does not depend on, but through queries, keys and values."""
     layer = copy.deepcopy(layer)
     for weight in layer.parameters():
         weight.requires_grad_(True)
     named = dict(layer.named_parameters())
     grads: tuple[Tensor | None, ...] = (None,) * len(named)
-    with mode(layer, False), torch.enable_grad(), Answering(lambda question: question.answer().detach(), product):
+    with mode(layer, False), torch.enable_grad(), Answering(lambda question: question.answer().detach(), products):
         outputs = [part.sum() for part in tensors(layer(*call.args, **call.kwargs)) if part.requires_grad]
         if outputs:
             grads = torch.autograd.grad(torch.stack(outputs).sum(), list(named.values()), allow_unused=True)
@@ -249,7 +261,7 @@ def unread_parts(layer: nn.Module, call: LayerCall, product: int | None) -> tupl
     parts = tuple(_dead_parts(layer, dead))
     try:
         leave_out(layer, parts)
-        output_of(layer, call, Question.answer, product)
+        output_of(layer, call, Question.answer, products)
     except (AttributeError, RuntimeError, TypeError):  # the layer reads their weights itself
         return ()
     return parts

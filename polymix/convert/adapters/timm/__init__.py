@@ -9,7 +9,7 @@ from torch import nn
 
 from polymix.convert.adapter import register_refusal
 from polymix.convert.adapters.libraries import load_library
-from polymix.convert.adapters.timm import blocks, hybrids, maps, sam, swin, vit
+from polymix.convert.adapters.timm import blocks, hybrids, maps, sam, swin, variants, vit
 from polymix.convert.model_recipes import Recipe, build_class, encode, is_plain, known_arguments
 from polymix.errors import OptionError
 
@@ -17,8 +17,12 @@ register_refusal("it computes attention by einsum", "timm.layers.attention2d.Mul
 register_refusal(
     "it mixes channels, not tokens", "timm.models.davit.ChannelAttention", "timm.models.davit.ChannelAttentionV2",
 )  # fmt: skip
+register_refusal(
+    "it mixes rows and columns by matrices for a map of one size", "timm.layers.non_local_attn.BatNonLocalAttn"
+)
+register_refusal("it is a convolution", "timm.models.nextvit.ConvAttention")
 
-__all__ = ["blocks", "build_model", "hybrids", "maps", "read_recipes", "sam", "swin", "vit"]
+__all__ = ["blocks", "build_model", "hybrids", "maps", "read_recipes", "sam", "swin", "variants", "vit"]
 
 
 def read_recipes(model: Any) -> Iterator[Recipe]:

@@ -11,7 +11,7 @@ from polymix.convert.adapters.timm.vit import Grid, described
 from polymix.convert.find import pair
 from polymix.convert.heads import MERGED, biased_by
 from polymix.convert.spec import AttentionSpec, linear, thirds
-from polymix.convert.windows import AGAIN, Windows, WindowsAdapter
+from polymix.convert.windows import CONVERT_AGAIN, Windows, WindowsAdapter
 from polymix.errors import OptionError
 from polymix.mixers.inheritance import Projection
 
@@ -53,7 +53,7 @@ class WindowAdapter(WindowsAdapter):
     def set_window_size(self, window_size: Any) -> None:
         """timm calls this when the input size is set."""
         if pair(window_size) != self.window:
-            raise OptionError("window_size", window_size, f"{self.window}, as at the conversion", AGAIN)
+            raise OptionError("window_size", window_size, f"{self.window}, as at the conversion", CONVERT_AGAIN)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         return self.mix_windows(x, mask)

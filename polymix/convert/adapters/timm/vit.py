@@ -18,7 +18,8 @@ from polymix.mixers import MixerConfig, TokenMixer
 from polymix.mixers.inheritance import Projection
 
 Grid = tuple[int, ...]
-_KEPT = ("rotary", "qk_norm", "gate")  # what a layer does itself around a mixer that takes its queries, keys and values
+# What a layer does itself around a mixer that takes its queries, keys and values.
+_OWN_STEPS = ("rotary", "qk_norm", "gate")
 
 
 class HostGridAdapter(Adapter):
@@ -94,7 +95,7 @@ class _MaskedAdapter(TokensAdapter):
             return cls, spec
         assert spec.projected is not None
         heads, width, _ = spec.projected
-        drops = {name: why for name, why in spec.drops.items() if name not in _KEPT}
+        drops = {name: why for name, why in spec.drops.items() if name not in _OWN_STEPS}
         maps = (spec.query, spec.key, spec.value, spec.out)
         size = sum(part.weight.numel() for part in maps if part is not None)
         return KeptAdapter, KernelSpec(
@@ -108,7 +109,7 @@ class _MaskedAdapter(TokensAdapter):
         """The spec with what the layer projects, if it does more with that, or in other widths, than a mixer would."""
         heads, width = module.num_heads, module.head_dim
         grouped = getattr(module, "num_kv_groups", 1) > 1
-        does_more = grouped or heads * width != spec.dim or any(name in spec.drops for name in _KEPT)
+        does_more = grouped or heads * width != spec.dim or any(name in spec.drops for name in _OWN_STEPS)
         return replace(spec, projected=(heads, width, width)) if does_more else spec
 
     def under(self, x: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
@@ -254,7 +255,14 @@ def _crossvit(model: Any, host: Host) -> Layout:
     return Layout(None, next(grids(model.patch_embed[branch])), 1)
 
 
+def _coat(model: Any, host: Host) -> Layout:
+    stage = next(int(part[-1]) for part in reversed(host.name.split(".")) if part[-1].isdigit() and not part.isdigit())
+    embed = getattr(model, f"patch_embed{stage}")
+    return Layout(embed, embed.grid_size, 1)
+
+
 _LAYOUTS: dict[str, Any] = {
+    "timm.models.coat.CoaT": _coat,
     "timm.models.crossvit.CrossVit": _crossvit,
     "timm.models.csatv2.TransformerBlock": lambda block, host: Layout(block.pos_embed),
     "timm.models.edgenext.SplitTransposeBlock": lambda block, host: Layout(block.convs[-1], stage_grid(host)),

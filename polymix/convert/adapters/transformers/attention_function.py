@@ -23,14 +23,14 @@ from polymix.convert.tracing import LayerCall, arguments_of, same, tensors
 from polymix.errors import CapabilityError, PolymixError
 
 NAME = "polymix"
-ASKED = ("ALL_ATTENTION_FUNCTIONS", "attention_interface(")  # in the source of a layer that asks the registry
+REGISTRY_CALLS = ("ALL_ATTENTION_FUNCTIONS", "attention_interface(")  # in the source of a layer that asks the registry
 RIDES_ALONG = {  # arguments of the model that reach the function and say nothing of the attention
     "position_ids", "cache_position", "use_cache", "past_key_values", "position_embeddings", "num_items_in_batch",
     "output_hidden_states", "return_dict", "token_type_ids", "mm_token_type_ids", "labels", "logits_to_keep",
     "output_router_logits",
 }  # fmt: skip
 ON_LOGITS = {"position_bias": "position_bias", "softcap": "soft_cap", "s_aux": "sinks"}  # by names in `convert(drop=)`
-PADDED = 2  # tokens that the proof with padding hides
+PADDED_TOKENS = 2  # tokens that the proof with padding hides
 
 
 class Answerer(Protocol):
@@ -47,7 +47,7 @@ def asks_registry(module: nn.Module) -> bool:
         source = inspect.getsource(type(module).forward)
     except (OSError, TypeError):
         return False
-    return any(name in source for name in ASKED)
+    return any(name in source for name in REGISTRY_CALLS)
 
 
 def asking(module: nn.Module, answerer: Answerer) -> nn.Module:
@@ -85,7 +85,7 @@ def _answer(
     scaling: Any = None, is_causal: bool | None = None, **others: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """What transformers calls: (B, heads or groups, ·, ·) each -> (B, N, heads, e)."""
-    unknown = [name for name, given in others.items() if given is not None and given is not False]
+    unknown = [name for name, argument in others.items() if argument is not None and argument is not False]
     if unknown := [name for name in unknown if name not in RIDES_ALONG and name not in ON_LOGITS]:
         got = f"a layer that passes {', '.join(unknown)} to its attention"
         raise CapabilityError("attention", got, "queries, keys, values and masks alone", "Keep this layer.")
@@ -129,7 +129,7 @@ def proven_sizes(
             theirs = tensors(module(*call.args, **kwargs))[0]
             with answering(module, proof):
                 ours = tensors(module(*call.args, **kwargs))[0]
-            shown = slice(None) if kwargs is call.kwargs or cross else slice(-PADDED)
+            shown = slice(None) if kwargs is call.kwargs or cross else slice(-PADDED_TOKENS)
             if not same(ours[:, shown], theirs[:, shown]):
                 return None, ()
     except (PolymixError, RuntimeError, ValueError, TypeError, IndexError, KeyError):  # it takes no such mask, or more
@@ -141,14 +141,14 @@ def proven_sizes(
 def _padded(module: nn.Module, call: LayerCall, causal: bool, cross: bool) -> list[dict[str, Any]]:
     """The keyword arguments of a call in which the last tokens are padding, where the layer is called with a mask."""
     mask = call.kwargs.get("attention_mask")
-    if not isinstance(mask, Tensor) or mask.ndim != 4 or mask.shape[-1] <= PADDED:
+    if not isinstance(mask, Tensor) or mask.ndim != 4 or mask.shape[-1] <= PADDED_TOKENS:
         x = tensors(tuple(arguments_of(module, call.args, call.kwargs).values()))[0]
         tokens = x.shape[1]
-        if cross or mask is not None or "attention_mask" not in call.kwargs or tokens <= PADDED or x.ndim != 3:
+        if cross or mask is not None or "attention_mask" not in call.kwargs or tokens <= PADDED_TOKENS or x.ndim != 3:
             return []
         order = torch.ones(tokens, tokens, dtype=torch.bool, device=x.device)
         seen = (order.tril() if causal else order).expand(x.shape[0], 1, -1, -1)
         mask = torch.zeros(seen.shape, dtype=x.dtype, device=x.device).masked_fill(~seen, torch.finfo(x.dtype).min)
     mask = mask.clone()
-    mask[..., -PADDED:] = False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
+    mask[..., -PADDED_TOKENS:] = False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
     return [{**call.kwargs, "attention_mask": mask}]

@@ -13,7 +13,7 @@ from polymix.convert.spec import AttentionSpec
 
 _DETR = "transformers.models.detr.modeling_detr.Detr"
 _CONDITIONAL = "transformers.models.conditional_detr.modeling_conditional_detr"
-_OTHERS = {"maskformer": "MaskFormerDetr", "deformable_detr": "DeformableDetr"}  # decoders like DETR's
+_DETR_LIKE = {"maskformer": "MaskFormerDetr", "deformable_detr": "DeformableDetr"}  # decoders like DETR's
 _RT_DETR = {"rt_detr": "RTDetr", "rt_detr_v2": "RTDetrV2", "d_fine": "DFine"}
 _DEFORMABLE = {**_RT_DETR, "deformable_detr": "DeformableDetr", "grounding_dino": "GroundingDino"}
 _PROJECTED = "projects positions; the mixer reads them added to the tokens"
@@ -22,7 +22,7 @@ _PROJECTED = "projects positions; the mixer reads them added to the tokens"
 @register_adapter(
     *(f"{_DETR}{kind}Attention" for kind in ("Self", "Cross", "")), f"{_CONDITIONAL}.ConditionalDetrSelfAttention",
     f"{_CONDITIONAL}.DetrAttention", *classes({"table_transformer": "TableTransformer"}),
-    *(path for kind in ("Self", "Cross") for path in classes({f: f"{name}{kind}" for f, name in _OTHERS.items()})),
+    *(path for kind in ("Self", "Cross") for path in classes({f: f"{name}{kind}" for f, name in _DETR_LIKE.items()})),
 )  # fmt: skip
 class DetrAdapter(EncoderAdapter):
     """(x, positions, context, its positions) -> (output, None). Queries and keys get the positions, values do not.

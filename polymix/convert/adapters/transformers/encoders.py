@@ -29,7 +29,7 @@ _MAPS = (  # the attention module inside the layer; query, key, value and output
 _BERT = {"bert": "Bert", "roberta": "Roberta", "xlm_roberta": "XLMRoberta", "camembert": "Camembert",
          "electra": "Electra"}  # fmt: skip
 NO_WEIGHTS = "applies to attention weights, which a mixer does not have"
-_NOT_HERE = {
+_CURES = {
     "output_attentions": "A mixer has no attention weights. Call with output_attentions=False.",
     "head_mask": "A mixer has no attention weights to mask. Leave it out.",
     "cu_seq_lens_q": "Pass one sequence per row, and an attention_mask.",
@@ -72,7 +72,7 @@ class NamedArguments:
         """The arguments of a call by name. Raises OptionError for those that a mixer does not support."""
         arguments = {**dict(zip(self.names, args, strict=False)), **kwargs}
         used = {**arguments, "output_attentions": arguments.get("output_attentions") or self._recorded()}
-        for name, cure in _NOT_HERE.items():
+        for name, cure in _CURES.items():
             if used.get(name) is not None and used[name] is not False:
                 raise OptionError(name, "a tensor" if isinstance(used[name], Tensor) else used[name], "None", cure)
         return arguments

@@ -39,14 +39,14 @@ CACHE = ("past_key_values", "past_key_value", "layer_past", "cache")
 BIASES = ("position_bias", "alibi", "relative_pos", "rel_pos", "relative_position_bias", "rel_embeddings",
           "relative_position_embeddings", "relative_positions_bucket", "relative_attention_bias")  # fmt: skip
 SOFT_CAPS = ("attn_logit_softcapping", "attention_logits_soft_cap", "softcap", "soft_cap")
-SINKS = ("sinks", "sink", "attention_sinks")
+SINK_NAMES = ("sinks", "sink", "attention_sinks")
 IGNORED = ("position_embeddings", "position_ids", "cache_position", "rotary_pos_emb", "rotary_emb", "rope", "mask",
            "position_embedding", "attention_mask", "encoder_attention_mask", "key_padding_mask", "padding_mask",
            "layer_head_mask", "head_mask", "cos", "sin", "freqs_cis", "sequence_length", "head_indices")  # fmt: skip
 FUSED = ("qkv", "qkv_proj", "Wqkv", "query_key_value", "c_attn", "in_proj", "att_proj", "query_key_value_proj")
-OUT = ("o_proj", "out_proj", "proj", "dense", "o", "out_lin", "c_proj", "Wo", "wo", "out", "linear_out", "projection",
-       "proj_out", "out_project", "attn_out", "output")  # fmt: skip
-FULL = ("full_attention", "attention", "global", "hybrid")  # kinds of layers whose attention sees all tokens
+OUTPUT_NAMES = ("o_proj", "out_proj", "proj", "dense", "o", "out_lin", "c_proj", "Wo", "wo", "out", "linear_out",
+                "projection", "proj_out", "out_project", "attn_out", "output")  # fmt: skip
+FULL_KINDS = ("full_attention", "attention", "global", "hybrid")  # kinds of layers whose attention sees all tokens
 Maps = tuple[Projection | None, Projection | None, Projection | None]  # query, key, value
 
 
@@ -61,7 +61,7 @@ def takes(module: nn.Module) -> bool:
 
 def readings(module: nn.Module) -> Iterator[AttentionSpec]:
     """The ways to read a layer's linear maps by their names and sizes; likeliest first, the output map alone last."""
-    out = next((_map(module, name) for name in OUT if _linear(module, name)), None)
+    out = next((_map(module, name) for name in OUTPUT_NAMES if _linear(module, name)), None)
     split = next((names for names in SPLIT if all(_linear(module, name) for name in names)), None)
     fused = next((_map(module, name) for name in FUSED if _linear(module, name)), None)
     ways: list[Maps] = []
@@ -152,7 +152,7 @@ def limited(module: nn.Module) -> str | None:
     config, index = getattr(module, "config", None), getattr(module, "layer_idx", None)
     kinds = getattr(config, "layer_types", None)
     if kinds and type(index) is int and index < len(kinds):
-        return None if kinds[index] in FULL else str(kinds[index]).replace("_", " ")
+        return None if kinds[index] in FULL_KINDS else str(kinds[index]).replace("_", " ")
     stated = getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None)
     window = getattr(module, "sliding_window", stated)
     return f"a window of {window:,} tokens" if type(window) is int and window > 0 else None
@@ -321,7 +321,7 @@ class BorrowingAdapter(FamilyAdapter):
         return {"attention": ""}
 
     def output_map(self) -> nn.Linear | None:
-        last = next((getattr(self.attention, name) for name in OUT if _linear(self.attention, name)), None)
+        last = next((getattr(self.attention, name) for name in OUTPUT_NAMES if _linear(self.attention, name)), None)
         return last if isinstance(last, nn.Linear) else None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -390,7 +390,7 @@ def logit_parts(module: nn.Module, arguments: Mapping[str, Any]) -> dict[str, st
     parts = {
         "position_bias": biased or any(bias in name for bias in BIASES for name in own),
         "soft_cap": any(getattr(module, name, None) is not None for name in SOFT_CAPS),
-        "sinks": any(isinstance(getattr(module, name, None), Tensor) for name in SINKS),
+        "sinks": any(isinstance(getattr(module, name, None), Tensor) for name in SINK_NAMES),
     }
     return {name: LOGITS for name, there in parts.items() if there}
 

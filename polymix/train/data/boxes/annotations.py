@@ -16,7 +16,7 @@ from polymix.train.data.pictures import QUARTER_TURNS, TURNED, read_header, read
 from polymix.train.data.problems import Problems
 
 Box = tuple[float, float, float, float]  # x1, y1, x2, y2 in pixels
-OUTSIDE = 1  # pixels by which a box may leave its picture: annotators round
+MAX_OVERHANG = 1  # pixels by which a box may leave its picture: annotators round
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def check_box(box: Sequence[Any], frame: Frame) -> Box:
     width, height = stored_sides(*frame)
     if not (x2 > x1 and y2 > y1):
         raise ValueError(f"a box of no area: {x2 - x1:g} × {y2 - y1:g}")
-    if x1 < -OUTSIDE or y1 < -OUTSIDE or x2 > width + OUTSIDE or y2 > height + OUTSIDE:
+    if x1 < -MAX_OVERHANG or y1 < -MAX_OVERHANG or x2 > width + MAX_OVERHANG or y2 > height + MAX_OVERHANG:
         corners = ", ".join(f"{value:g}" for value in (x1, y1, x2, y2))
         raise ValueError(f"a box outside the picture: {corners} in {width} × {height}")
     inside = max(x1, 0.0), max(y1, 0.0), min(x2, float(width)), min(y2, float(height))

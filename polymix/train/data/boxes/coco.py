@@ -26,7 +26,7 @@ from polymix.train.data.problems import Problems
 from polymix.train.data.texts import named_file
 
 PARTS = ("images", "annotations", "categories")
-TOGETHER = "_annotations.coco.json"
+ROBOFLOW_FILE = "_annotations.coco.json"
 TEST_PICTURES = 5000  # of COCO's val2017, by which its published figures are measured
 
 
@@ -45,7 +45,7 @@ def split(folder: Path, name: str) -> tuple[Path, Path]:
 
     Raises DataError if one of the two is missing.
     """
-    together = (folder / part / TOGETHER for part in ((name, "valid") if name == "val" else (name,)))
+    together = (folder / part / ROBOFLOW_FILE for part in ((name, "valid") if name == "val" else (name,)))
     if file := next(filter(Path.is_file, together), None):
         return file, file.parent
     files = sorted((folder / "annotations").glob(f"instances_{name}*.json"))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -21,7 +22,7 @@ from polymix.train.task import Process, Task
 
 INSERTED = tuple(f"{place}.inserted" for place in LAST_OF_RES4.values())  # fresh where --init names a host without it
 MIN_SCORE = 0.01  # of an object in the answers to files
-DRAWN = 6  # test pictures
+DRAWN_PICTURES = 6  # test pictures
 R = TypeVar("R", bound=ObjectsRecipe)
 D = TypeVar("D", bound=DetectionData)
 Objects = dict[str, Tensor]  # boxes (k, 4), scores (k), labels (k) from 0 and perhaps masks (k, H, W)
@@ -57,7 +58,7 @@ class DetectorTask(Task[R, D]):
     def draw(self, model: nn.Module, data: D, folder: Path) -> list[Path]:
         """samples.png: test pictures with the true objects above and the predicted ones below."""
         pictures = []
-        for place in range(min(DRAWN, len(data.test))):
+        for place in range(min(DRAWN_PICTURES, len(data.test))):
             pixels, truth = data.test[place]
             pictures.append((pixels, truth, self.find(model, pixels, Process())))
         path = folder / "samples.png"
@@ -68,12 +69,8 @@ class DetectorTask(Task[R, D]):
         self, model: nn.Module, data: D, files: Sequence[Path], folder: Path, process: Process
     ) -> list[dict[str, Any]]:
         """The objects in picture files, in their pixels as they are shown, drawn on a copy in `folder`."""
-        rows = []
-        for place, file in enumerate(files):
-            pixels = read_picture(file)
-            objects = self.find(model, pixels, process)
-            rows.append(answer(place, file, folder, pixels, objects, data.classes, self.recipe.threshold))
-        return rows
+        find = partial(self.find, model, process=process)
+        return answers(find, files, folder, data.classes, self.recipe.threshold)
 
     def describe(self, data: D) -> str:
         mixer: str = self.recipe.mixer
@@ -98,15 +95,25 @@ def insert_mixer(model: nn.Module, backbone: str, mixer: str, size: int) -> None
         insert(model, LAST_OF_RES4[backbone], parse_mixer(mixer)[1], input=example)
 
 
-def answer(
-    place: int, file: Path, folder: Path, pixels: Tensor, objects: Objects, classes: Sequence[str], threshold: float
-) -> dict[str, Any]:
-    """What `predict` returns for a file.
+def answers(
+    find: Callable[[Tensor], Objects], files: Sequence[Path], folder: Path, classes: Sequence[str], threshold: float
+) -> list[dict[str, Any]]:
+    """What `predict` returns of picture files, in which `find` finds the objects of pixels.
 
     Returns:
         "answer", a sentence; "objects", each with class, score, box and mask (RLE), of all that score at least 0.01 or
         the threshold; and "picture", in which those that reach the threshold are drawn.
     """
+    rows = []
+    for place, file in enumerate(files):
+        pixels = read_picture(file)
+        rows.append(_answer(place, file, folder, pixels, find(pixels), classes, threshold))
+    return rows
+
+
+def _answer(
+    place: int, file: Path, folder: Path, pixels: Tensor, objects: Objects, classes: Sequence[str], threshold: float
+) -> dict[str, Any]:
     from polymix.train.data.boxes.masks import encode
 
     sentence, path = said_of(objects, classes, threshold), folder / f"{place:03d}-{file.stem}.png"

@@ -87,12 +87,12 @@ def cast(rng: Generator, solids: Sequence[Solid], sensor: Any) -> tuple[Any, Any
         nearest = numpy.where(closer, hit, nearest)
         surface = numpy.where(closer, _NAMES.index(solid.surface), surface)
         instance = numpy.where(closer, number, instance)
-    kept = (nearest < REACH) & (rng.random(len(rays)) >= LOST)
-    ranges = nearest[kept] + rng.normal(0, NOISE, kept.sum())
-    shine = numpy.array([share for _, share in SURFACES.values()])[surface[kept]] + rng.normal(0, 0.05, kept.sum())
-    points = numpy.concatenate([rays[kept] * ranges[:, None], shine.clip(0, 1)[:, None]], 1).astype(numpy.float32)
-    raw = numpy.array([number for number, _ in SURFACES.values()], dtype=numpy.uint32)[surface[kept]]
-    return points, raw | (instance[kept].astype(numpy.uint32) << 16), instance[kept]
+    seen = (nearest < REACH) & (rng.random(len(rays)) >= LOST)
+    ranges = nearest[seen] + rng.normal(0, NOISE, seen.sum())
+    shine = numpy.array([share for _, share in SURFACES.values()])[surface[seen]] + rng.normal(0, 0.05, seen.sum())
+    points = numpy.concatenate([rays[seen] * ranges[:, None], shine.clip(0, 1)[:, None]], 1).astype(numpy.float32)
+    raw = numpy.array([number for number, _ in SURFACES.values()], dtype=numpy.uint32)[surface[seen]]
+    return points, raw | (instance[seen].astype(numpy.uint32) << 16), instance[seen]
 
 
 def _distance(sensor: Any, rays: Any, solid: Solid) -> Any:
