@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map_only
 from polymix.convert.context import longest
 from polymix.errors import OptionError, PolymixError, one_line
 from polymix.train.distill.samples import LONGEST, SELF, SPREAD, Samples
-from polymix.workflows.convert.inputs import NONE, check_call
+from polymix.workflows.convert.inputs import NO_OPTIONS, check_call
 from polymix.workflows.convert.settings import Settings
 from polymix.workflows.convert.sources import Source
 from polymix.workflows.convert.text import TOKENIZERS
@@ -24,7 +24,7 @@ class Drawn:
     """Texts that the original model draws itself, or random tokens. The perplexity is on what the model draws."""
 
     batch, metric = 16, "perplexity"
-    learning: Mapping[str, Any] = NONE
+    learning: Mapping[str, Any] = NO_OPTIONS
 
     def __init__(self, kind: str, source: Source, settings: Settings) -> None:
         model: Any = source.model

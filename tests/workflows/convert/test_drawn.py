@@ -87,4 +87,4 @@ def test_a_masked_model_without_its_tokenizer_is_refused(fails):
 
 def test_text_for_a_masked_model_names_the_way_out(fails):
     Path("some.txt").write_text("words " * 100)
-    fails("--model", "masked", "--data", "some.txt", named="pass self")
+    fails("--model", "masked", "--data", "some.txt", named="--data self")
