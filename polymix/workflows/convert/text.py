@@ -43,8 +43,8 @@ class Text:
             if not settings.aligns_features:
                 got = f"text for {type(model).__name__}, which does not predict the next token"
                 cure = (
-                    "Pass --distill-epochs with --distill-loss features; or --data self, for a masked language model; or "
-                    "use polymix.distill with your own batches."
+                    "Pass --distill-epochs with --distill-loss features; or --data self, for a masked language model; "
+                    "or use polymix.distill with your own batches."
                 )
                 raise OptionError("--data", got, "no data, or features to align", cure)
         if settings.image_size is not None:
