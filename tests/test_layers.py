@@ -44,6 +44,7 @@ LIBRARIES = {
     "timm": {"mixers/related/timm_layers.py"},
     "transformers": {
         "mixers/cache.py", "mixers/related/mamba.py", "models/language/", "workflows/generate/", "domains/text/",
+        "workflows/convert/drawn.py",
     },
     "torchdiffeq": {"domains/generation/flow.py"},
     "diffusers": {"domains/generation/diffusion.py"},

@@ -30,9 +30,11 @@ def command(
     data: Annotated[
         str | None,
         typer.Option(
-            help="Folder of images by class or of idx files; fashion-mnist; digits; text; noise, for generators."
+            help="Folder of images by class or of idx files; fashion-mnist; digits; text; noise, for generators; for "
+            "language models self, which lets them draw their own texts, or random (tokens)."
         ),
     ] = None,
+    samples: Annotated[int | None, typer.Option(help="Texts of --data self or random (default: 4,096).")] = None,
     image_size: Annotated[
         int | None,
         typer.Option(help="Side of the images in pixels (default: the model's own). Learned positions are resized."),
@@ -45,7 +47,10 @@ def command(
         int | None, typer.Option(help="Tokens that a text model takes from now on, more than its maximum.")
     ] = None,
     batch: Annotated[
-        int | None, typer.Option(help="Inputs per call (default: 32 images or 4 windows of text of --data, else 1).")
+        int | None,
+        typer.Option(
+            help="Inputs per call (default: 32 images or 4 windows of text of --data, 16 drawn texts, else 1)."
+        ),
     ] = None,
     distill_epochs: Annotated[int, typer.Option(help="Epochs of fine-tuning on labels and the original model.")] = 0,
     imitate_epochs: Annotated[
@@ -144,7 +149,7 @@ def command(
     """
     check_report()
     check_paths("--weights", weights)
-    check_paths("--data", data, names=(*DATA_NAMES, "noise"))
+    check_paths("--data", data, names=(*DATA_NAMES, "noise", "self", "random"))
     import torch
 
     from polymix.workflows.convert.run import run
@@ -154,9 +159,10 @@ def command(
         plan, mixer = mixer or "padre", None
     settings = Settings(
         model=model, plan=plan, mixer=mixer, weights=None if weights is None else str(weights), classes=classes,
-        data=data, image_size=image_size, tokens=tokens, context=context, batch=batch, distill_epochs=distill_epochs,
-        imitate_epochs=imitate_epochs, learning_rate=learning_rate, from_scratch=from_scratch, precision=precision,
-        lora=lora, progressive=progressive, distill_loss=distill_loss, init=init,
+        data=data, samples=samples, image_size=image_size, tokens=tokens, context=context, batch=batch,
+        distill_epochs=distill_epochs, imitate_epochs=imitate_epochs, learning_rate=learning_rate,
+        from_scratch=from_scratch, precision=precision, lora=lora, progressive=progressive,
+        distill_loss=distill_loss, init=init,
         windows=windows, positions=positions, match=match, multi_scale=multi_scale, drop=drop,
         keep_host=keep_host, device=device,
         seed=seed, seconds=seconds, lengths=_factors(lengths), trust=trust, license=license, base_model=base_model,

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,11 +40,12 @@ from polymix.train.distill.lora import low_rank, matrices
 from polymix.train.distill.metrics import Measure, accuracy, perplexity, relative_error
 from polymix.train.distill.pieces import check_pieces
 from polymix.train.distill.progressive import schedule
+from polymix.train.distill.samples import KINDS, Samples
 from polymix.train.distill.stages import FineTuning, Imitation, Listener, Stage
 from polymix.train.recipe import Recipe
 
 __all__ = [
-    "Distillation", "accuracy", "distill", "fit_head", "perplexity", "relative_error",
+    "Distillation", "Samples", "accuracy", "distill", "fit_head", "perplexity", "relative_error",
 ]  # fmt: skip
 
 
@@ -106,7 +107,8 @@ def distill(
     Args:
         report: from `polymix.convert`, not undone.
         data: a DataLoader with a length, or a list of batches: (inputs, labels), dicts of keyword arguments with
-            `labels`, or inputs alone (teacher only).
+            `labels`, or inputs alone (teacher only). "self": texts that the original model, a causal or a masked
+            language model, draws itself; "random": random tokens; or `Samples`, which has options for both.
         val: batches with labels. report.accuracy gets the accuracy before and after conversion and after each stage.
         metric: `accuracy`, or another measure: `perplexity` for language models, or a function like them.
         imitate_epochs, epochs: of stage 1 and stage 2; 0 leaves a stage out.
@@ -141,7 +143,8 @@ def distill(
         seed: of the order of the data and of dropout. The global random state is restored afterwards.
         progress, say: where bars and lines about the progress go; without bars each epoch is a line.
     Raises:
-        OptionError, DataError, ResultsError: before any compute. OptionError later if a loss becomes NaN or infinite.
+        OptionError, DataError, ResultsError, CapabilityError: before any compute. OptionError later if a loss becomes
+            NaN or infinite.
     """
     listener = Listener(progress, say if processes()[0] == 0 else lambda line: None)
     fit = Fit(None if out is None else Path(out), resume, device, devices, precision, listener)
@@ -171,6 +174,9 @@ def distill(
             got = f"{option} with {'teacher=0' if epochs else 'epochs=0'}"
             raise OptionError(name, got, "fine-tuning beside the original model", f"Leave {name} out.")
     _check_report(report)
+    if isinstance(data, str):
+        check_choice("data", data, KINDS)
+        data = Samples(kind=data)
     if progressive is not None and report.taken_out:
         got = f"{progressive} for {type(report.model).__name__}, which runs without its {', '.join(report.taken_out)}"
         allowed = "a model whose attention can still stand in for a mixer"
@@ -186,6 +192,9 @@ def distill(
         metric = relative_error if metric is accuracy else metric
     alone = nullcontext() if out is None else output_folder(out, "out")
     with alone, isolated_random_state(), _at_home(report):
+        if isinstance(data, Samples):
+            needed = data if imitate_epochs or epochs else replace(data, batches=1)
+            data = _drawn(report, needed, fit, seed)
         batch = first_of(data, "data", fit.world)
         if val is not None:
             first_of(val, "val")
@@ -246,6 +255,14 @@ def distill(
         if report.unimproved:
             say(report.unimproved)
     return Distillation(imitated, tuned, dict(report.accuracy), report.kept, guard.losses)
+
+
+def _drawn(report: ConversionReport, samples: Samples, fit: Fit, seed: int) -> list[dict[str, torch.Tensor]]:
+    """Batches that the original model draws. They are kept beside the checkpoints."""
+    listener = fit.listener
+    with report.former() as host:
+        host.to(fit.place)
+        return samples.draw(host, seed, file=fit.samples, say=listener.say, progress=listener.progress)
 
 
 def _say_kept(stage: Stage, say: Callable[[str], None]) -> None:

@@ -185,8 +185,12 @@ def answers_of(loss: str) -> Callable[[nn.Module, Any, Forward], Answer | Values
 def foretells(model: nn.Module, batch: Any) -> bool:
     """Whether a token's logits predict the next token: for language models of transformers, whose batches are dicts."""
     named = re.search("CausalLM|LMHeadModel|ConditionalGeneration", type(model).__name__)
-    both = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
-    return isinstance(batch, Mapping) and named is not None and not both
+    return isinstance(batch, Mapping) and named is not None and not reads_two(model)
+
+
+def reads_two(model: nn.Module) -> bool:
+    """Whether a model of transformers has an encoder and a decoder, each of which reads a text."""
+    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
 
 
 def first_of(data: Any, argument: str, least: int = 1) -> Any:

@@ -57,8 +57,7 @@ class Fit:
             self._check_fork()
         if self.resume and self.out is None:
             raise OptionError("resume", True, "True with out=, where the checkpoints are", "Pass out=.")
-        for stage in (Imitation, FineTuning):
-            last = self._last(stage.name)
+        for last in (self.samples, *(self._last(stage.name) for stage in (Imitation, FineTuning))):
             if last is not None and last.exists() and not self.resume:
                 got = f"{last.parent}, which has a checkpoint"
                 raise ResultsError("out", got, "a folder without a checkpoint", "Pass resume=True to continue from it.")
@@ -77,6 +76,11 @@ class Fit:
     def place(self) -> str:
         """Where to compute before and after training: on the CPU if processes are forked, which cannot inherit CUDA."""
         return "cpu" if self.forks else self.device
+
+    @property
+    def samples(self) -> Path | None:
+        """Where drawn batches are kept; nowhere under torchrun, where each process draws the same."""
+        return None if processes()[1] > 1 else self._last("samples")
 
     def _check_fork(self) -> None:
         cure = "Start the script as torchrun --nproc-per-node N instead, and leave devices out."

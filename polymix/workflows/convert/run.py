@@ -24,13 +24,14 @@ from polymix.results import RESULTS, START_AGAIN, Progress, Results
 from polymix.workflows.convert.assessment import assess
 from polymix.workflows.convert.card import class_names, metadata, usage
 from polymix.workflows.convert.content import ConvertContent
+from polymix.workflows.convert.drawn import Drawn
 from polymix.workflows.convert.generators import generates
 from polymix.workflows.convert.hub import push_to_hub
 from polymix.workflows.convert.images import Images, class_folders
 from polymix.workflows.convert.inputs import Data, reads_text
 from polymix.workflows.convert.noise import Noise, own_input
 from polymix.workflows.convert.output import Saver
-from polymix.workflows.convert.settings import NOISE, PRECISION, RECOMMEND, Settings
+from polymix.workflows.convert.settings import DRAWN, MADE, NOISE, PRECISION, RECOMMEND, Settings
 from polymix.workflows.convert.sources import SIZES, Source, load_model, refit
 from polymix.workflows.recommend import recommend
 
@@ -144,7 +145,7 @@ def load(settings: Settings) -> Source:
     from polymix.train.distill.batches import foretells
 
     named = settings.model.partition("/")[0] in SIZES and not Path(settings.model).is_dir()
-    count, pictures = settings.classes, None if settings.data == NOISE else settings.data
+    count, pictures = settings.classes, None if settings.data in MADE else settings.data
     if named and pictures is not None:
         count = _count(settings)
     source = load_model(settings.model, settings.weights, classes=count, size=settings.image_size, trust=settings.trust)
@@ -204,8 +205,10 @@ def _pushed(settings: Settings, out: Path) -> list[str]:
 
 
 def open_data(settings: Settings, source: Source) -> Data:
-    """The user's data: text for a text model, noise for a generator, else images."""
+    """The user's data: text for a text model, or what it draws; noise for a generator, else images."""
     assert settings.data is not None
+    if settings.data in DRAWN:
+        return Drawn(settings.data, source, settings)
     if reads_text(source.model):
         from polymix.workflows.convert.text import Text
 
@@ -306,7 +309,7 @@ def _notes(
         notes.append(
             f"After the conversion it was trained for {plural(imitate, 'epoch')} in which each mixer imitated its "
             f"attention, and {plural(tune, 'epoch')} in which {learned} learned from "
-            f"{'' if isinstance(data, Noise) else _TEACHING[settings.distill_loss]}the original "
+            f"{'' if isinstance(data, (Noise, Drawn)) else _TEACHING[settings.distill_loss]}the original "
             f"model{'' if settings.lora is None else ' (LoRA, merged afterwards)'}."
         )
         if settings.progressive is not None:

@@ -19,6 +19,8 @@ from polymix.workflows.convert.hub import check_repo
 
 RECOMMEND = "recommend"
 NOISE = "noise"  # as --data: what a generator is distilled on
+DRAWN = ("self", "random")  # as --data: what a language model is distilled on, if there is no text
+MADE = (NOISE, *DRAWN)
 PRECISION = {  # by the names of polymix.distill, and by Lightning's
     "float32": "float32", "bfloat16": "bfloat16", "float16": "float16", "32-true": "float32", "bf16-mixed": "bfloat16",
     "16-mixed": "float16",
@@ -40,6 +42,7 @@ class Settings:
     weights: str | None = None
     classes: int | None = None
     data: str | None = None
+    samples: int | None = None
     image_size: int | None = None
     tokens: int | None = None
     context: int | None = None
@@ -72,7 +75,7 @@ class Settings:
         """Check everything that needs no model; return the plan."""
         for name, low in (
             ("image_size", 1), ("tokens", 1), ("batch", 1), ("imitate_epochs", 0), ("classes", 2), ("lora", 1),
-            ("progressive", 1),
+            ("progressive", 1), ("samples", 1),
         ):  # fmt: skip
             if getattr(self, name) is not None:
                 check_int("--" + name.replace("_", "-"), getattr(self, name), low)
@@ -122,6 +125,9 @@ class Settings:
             raise OptionError(
                 "--distill-epochs, --imitate-epochs", "epochs without data", "0 epochs", "Pass --data DIR."
             )
+        if self.samples is not None and self.data not in DRAWN:
+            got = f"{self.samples} with {'no data' if self.data is None else f'--data {self.data}'}"
+            raise OptionError("--samples", got, f"--data {' or '.join(DRAWN)}", "Leave it out.")
         check_choice("--precision", self.precision, PRECISION)
         check_choice("--distill-loss", self.distill_loss, ("logits", "features"))
         if PRECISION[self.precision] == "float16" and self.device.startswith("cpu"):
@@ -137,13 +143,12 @@ class Settings:
         ):  # fmt: skip
             if used and not needed:
                 raise OptionError(option, "it without training", "--distill-epochs of at least 1", "Or leave it out.")
-        if self.from_scratch and self.data == NOISE:
-            got = f"it with --data {NOISE}, which only the original model labels"
-            raise OptionError(
-                "--from-scratch", got, "a generator with trained weights", "Use polymix train generation."
-            )
-        if self.aligns_features and self.data == NOISE:
-            got = f"features with --data {NOISE}, on which the model's own predictions are learnt"
+        if self.from_scratch and self.data in MADE:
+            got = f"it with --data {self.data}, which only the original model labels"
+            domain = "generation" if self.data == NOISE else "text"
+            raise OptionError("--from-scratch", got, "a model with trained weights", f"Use polymix train {domain}.")
+        if self.aligns_features and self.data in MADE:
+            got = f"features with --data {self.data}, on which the model's own predictions are learnt"
             raise OptionError("--distill-loss", got, "logits", "Leave it out.")
         without = ("imitate_epochs", "lora", "progressive", "aligns_features")
         if self.from_scratch and (name := next((name for name in without if getattr(self, name)), None)):

