@@ -148,7 +148,7 @@ def recovery() -> str:
     setting = (
         f"Epochs: {epochs['teacher']} to train the model with attention, then {epochs['imitate']} of imitation and "
         f"{epochs['fine-tune']} of fine-tuning. The models from scratch are trained for the sum of the last two. "
-        "One seed, by distillation before it held back samples. `python benchmarks/recovery.py OUT.json`"
+        "One seed. `python benchmarks/recovery.py OUT.json`"
     )
     head = ("mixer", "attention", "converted", "after imitation", "after fine-tuning", "from scratch")
     return f"{table(head, lines)}\n\n{setting}"

@@ -69,6 +69,19 @@ def probes() -> str:
     return f"{table(head, lines)}\n\n{setting}"
 
 
+def times() -> str:
+    """Milliseconds of a call with one text, by its length, and how much faster than the original."""
+    rows = [row for row in load("pretrained/minilm.json")["rows"] if "tokens" in row]
+    plans = list(rows[0]["milliseconds"])
+    lines = []
+    for row in rows:
+        own = row["milliseconds"][ATTENTION]
+        cells = (f"{ms:.0f}" + f" ({own / ms:.2f} ×)" * (plan != ATTENTION) for plan, ms in row["milliseconds"].items())
+        lines.append((f"{row['tokens']:,}", *cells))
+    busy = " The machine was busy, so times are too long." if any(row["busy"] for row in rows) else ""
+    return f"{table(('tokens', *plans), lines)}\n\nMilliseconds of the processor, the least of turns in one run.{busy}"
+
+
 def _probe(found: dict[str, float]) -> tuple[str, str]:
     interval = f" ({found['low']:.3f} … {found['high']:.3f})" if "low" in found else ""
     return f"{found['accuracy']:.1%}", f"{found['share']:.3f}{interval}"
@@ -113,6 +126,6 @@ def _masked(found: dict[str, float]) -> tuple[str, str]:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "minilm": minilm, "minilm-probes": probes, "masked-rxnfp": partial(masked, "rxnfp"),
+    "minilm": minilm, "minilm-probes": probes, "minilm-times": times, "masked-rxnfp": partial(masked, "rxnfp"),
     "masked-rxnmapper": partial(masked, "rxnmapper"),
 }  # fmt: skip
