@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from pretrained import BROWN, LONGEST, MINILM, AbsentError, SimilarLengths, brown, encoder, fetched, padded
+from pretrained_steps.minilm import LONGEST, encoder
+from pretrained_steps.packages import BROWN, MINILM, AbsentError, fetched
+from pretrained_steps.texts import SimilarLengths, padded, sentences
 from saving import save
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -57,7 +59,7 @@ def vit(folder: Path) -> Host:
 
 def minilm(folder: Path) -> Host:
     model, tokenizer = encoder(fetched(MINILM, folder))
-    found = tokenizer.encode_batch(brown(fetched(BROWN, folder))[0][:2000])
+    found = tokenizer.encode_batch(sentences(fetched(BROWN, folder))[0][:2000])
     rows = [each.ids if len(each.ids) <= LONGEST else [*each.ids[: LONGEST - 1], each.ids[-1]] for each in found]
     loader = DataLoader(rows, batch_sampler=SimilarLengths([*map(len, rows)], 16), collate_fn=padded)
     ids = torch.randint(1000, 30000, (1, 512), generator=torch.Generator().manual_seed(0))
@@ -68,7 +70,7 @@ def gpt(folder: Path) -> Host:
     cure_torchvision()
     import transformers
 
-    train, test = (windows("\n".join(part)) for part in brown(fetched(BROWN, folder)))
+    train, test = (windows("\n".join(part)) for part in sentences(fetched(BROWN, folder)))
     torch.manual_seed(0)
     config: Any = transformers.GPT2Config(
         vocab_size=256, n_embd=96, n_layer=6, n_head=4, n_positions=WINDOW, resid_pdrop=0.0, embd_pdrop=0.0,

@@ -105,6 +105,7 @@ def test_torchvision_s_own_operators_are_used_where_they_load(mended, tmp_path):
     assert used.stdout.strip() == "[7]", used.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("files", "words"), [
     ({**LIKE_TORCHVISION, "_registrations.py": ""}, "9.8.7, which works"),
     ({**LIKE_TORCHVISION, "_registrations.py": "import nothing_of_the_kind"}, "fails with ModuleNotFoundError: No module"),

@@ -90,7 +90,7 @@ def _files(kind: type) -> list[str]:
     """The files of models that know a class, first the one that defines it."""
     files = [
         file for file in registry._module_to_models
-        if getattr(sys.modules[f"timm.models.{file}"], kind.__name__, None) is kind
+        if getattr(sys.modules.get(f"timm.models.{file}"), kind.__name__, None) is kind
     ]  # fmt: skip
     return sorted(files, key=lambda file: (not kind.__module__.endswith(file), file))[:FILES]
 

@@ -24,7 +24,6 @@ from polymix.files import output_folder, read_json
 from polymix.mixers.spec import parse_mixer
 from polymix.numbers import figure
 from polymix.results import RESULTS
-from polymix.train.data import idx
 from polymix.workflows.convert.images import DIGITS
 from polymix.workflows.convert.inputs import random_input
 from polymix.workflows.convert.sources import load_model
@@ -157,6 +156,7 @@ def _holds_arrays(data: str) -> bool:
 
 def _has_classes(data: str) -> bool:
     """Whether these are the digits, idx files, or a folder of images with one sub-folder per class."""
+    from polymix.train.data import idx
     from polymix.train.data.pictures import find_pictures
 
     if data == DIGITS:

@@ -15,7 +15,7 @@ from tests.attacks.command import offline
 from tests.attacks.data_sets import DATA_SETS, damages, kinds_of, without_file, write_data_set
 from tests.helpers import slow_but
 
-PART = 19  # of the damages, those of the quick test
+PART = 37  # of the damages, those of the quick test
 SLOW = ("satellite", "detect3d")  # reading the whole data takes a second
 
 

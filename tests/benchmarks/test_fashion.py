@@ -32,6 +32,7 @@ def script(monkeypatch, tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_rows_are_of_one_teacher_and_are_not_made_twice(script):
     first = script("qt")
     weights = Path("kept/fashion-12-2/model.pt").stat().st_mtime_ns
@@ -43,6 +44,7 @@ def test_rows_are_of_one_teacher_and_are_not_made_twice(script):
     assert second["test"] == CLASSES and all(row["accuracy"] * CLASSES % 1 == 0 for row in second["rows"])
 
 
+@pytest.mark.slow
 def test_rows_of_two_teachers_are_not_mixed(script, capsys):
     script("qt")
     with pytest.raises(SystemExit):

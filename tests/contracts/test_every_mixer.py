@@ -20,7 +20,7 @@ from tests.helpers import build, close, slow_but, tokens
 from tests.mixers.compiled import graphs
 
 # The graph of a variant teaches little that its mixer's does not: these are traced in every run, the others in slow ones.
-TRACED = ("softmax", "padre-2", "padre-causal", "pom", "qt", "poly_nl", "linear", "mamba", "local")
+TRACED = ("softmax", "padre-2", "padre-causal", "pom", "qt", "poly_nl")
 every_case = pytest.mark.parametrize("case", list(CASES))
 
 

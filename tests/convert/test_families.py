@@ -128,6 +128,7 @@ def test_a_layer_that_sees_a_window_alone_is_refused():
         polymix.convert(model, "pom")
 
 
+@pytest.mark.slow
 def test_a_layer_with_a_state_is_kept_beside_mixers(monkeypatch):
     """Kimi Linear's delta attention keeps its state elsewhere: a mixer there would forget the past, without a word."""
     known("kimi_linear")

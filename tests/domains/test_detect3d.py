@@ -371,6 +371,7 @@ def test_a_folder_of_neither_kind_is_told(tmp_path):
         Detect3dRecipe(voxel=(0.3, 0.3, 8.0))
 
 
+@pytest.mark.slow
 def test_kitti_trains_without_velocities_and_predicts_its_labels(kitti_set, tmp_path):
     recipe = Detect3dRecipe.tiny().changed(data=kitti_set, least="0.0", space="0,-12.8,-3,51.2,12.8,1")
     train(recipe, tmp_path / "run")
@@ -385,6 +386,7 @@ def test_kitti_trains_without_velocities_and_predicts_its_labels(kitti_set, tmp_
     assert every["objects"]["car"] >= len(lines) > found["objects"]["car"], "the threshold is the user's"
 
 
+@pytest.mark.slow
 def test_nuscenes_predictions_are_in_one_results_file(drives, tmp_path):
     train(Detect3dRecipe.tiny().changed(data=drives, least=0.0), tmp_path / "run")
     files = sorted(drives.glob("samples/*/*.bin"))[:2]

@@ -177,6 +177,7 @@ def test_the_state_of_a_mixer_stays_and_that_of_attention_grows():
     assert large == [2 * 16 + 1, 2 * 32 * 16]
 
 
+@pytest.mark.slow
 def test_two_pairs_are_learned_from_labels_at_the_queries_alone():
     torch.manual_seed(0)
     model = tiny("padre:degree=1:channel=identity:kernel_size=3", "softmax", positions="none")

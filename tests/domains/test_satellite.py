@@ -235,6 +235,7 @@ def test_the_confusion_matrix_counts_what_is_not_ignored():
 # Runs
 
 
+@pytest.mark.slow
 def test_a_run_has_rows_a_control_pictures_and_a_report(run_folder):
     content = json.loads((run_folder / "results.json").read_text())
     rows = check_rows(content, "results.json")

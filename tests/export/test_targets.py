@@ -168,6 +168,7 @@ def test_mistakes_in_the_command_are_one_line(words, said, tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_run_of_polymix_train_exports_with_its_own_data(tmp_path):
     """The input is what the evaluation gives the model: nobody has to know its shape."""
     from polymix.domains.classify.recipe import ClassifyRecipe

@@ -197,6 +197,7 @@ def test_what_cannot_be_timed_is_said():
     assert [line.omitted for line in curves([video])] == ["", "its grid has three axes"]
 
 
+@pytest.mark.slow
 def test_curves_come_with_checked_files(package, tmp_path):
     mixer = polymix.create_mixer("pom", 8).eval()
     polymix.export.export(mixer, torch.randn(2, 8, 8), tmp_path / "out", targets=("web",), runtime=package)

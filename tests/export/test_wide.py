@@ -45,6 +45,7 @@ def test_groups_of_a_graph():
     assert list(wide.operator_groups(model, "a16w8")) == [("w",)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["int8", "qnn"])
 def test_an_error_is_kept_and_the_report_says_how(target, tmp_path):
     package = "onnxruntime_qnn" if target == "qnn" else "onnxruntime"
@@ -63,6 +64,7 @@ def test_an_error_is_kept_and_the_report_says_how(target, tmp_path):
     assert {onnx.TensorProto.INT8, onnx.TensorProto.INT16} <= kinds
 
 
+@pytest.mark.slow
 def test_a_mixer_alone_is_kept_within_the_aims(tmp_path):
     """Softmax attention is beyond 0.05 in 8 bits throughout, so that some of its products get 16 by themselves."""
     pytest.importorskip("onnxruntime", reason="untested: a limit by itself, for which onnxruntime is needed")
@@ -90,6 +92,7 @@ def test_every_mixer_alone_is_within_the_aims(name, tmp_path):
     assert report["a8w8"]["error"] <= 0.05 and report["a16w8"]["error"] <= 0.01
 
 
+@pytest.mark.slow
 def test_weights_that_are_cut_out_of_others_are_quantised(tmp_path):
     """The parts of a fused projection are constants of the file, so that they are stored in 8 bits."""
     pytest.importorskip("onnxruntime", reason="untested: weights in 8 bits, for which onnxruntime is needed")

@@ -97,7 +97,7 @@ def test_a_state_has_a_size_that_does_not_grow(memory_of):
 
 @pytest.mark.parametrize(("config", "group", "reason"), [
     (Deadly(), setting(), "ended by the system"), (polymix.PomConfig(), setting(tokens=1 << 30, batch=1 << 14), "out of memory"),
-    (polymix.PolyNlConfig(), setting(pass_="step"), "prefill and step"), (Fatal(), setting(), "ended from outside"),
+    (polymix.PolyNlConfig(), setting(pass_="step"), "prefill and step"), pytest.param(Fatal(), setting(), "ended from outside", marks=pytest.mark.slow),
     (polymix.QtConfig(heads=5), setting(), "OptionError"),
 ])  # fmt: skip
 def test_whatever_goes_wrong_there_is_a_reason_here(memory_of, config, group, reason):
@@ -121,6 +121,7 @@ def test_right_code_passes_its_check(name, dtype, pass_):
     assert check_of(config, setting(tokens=16, pass_=pass_, dtype=getattr(torch, dtype))) is None
 
 
+@pytest.mark.slow
 def test_wrong_code_does_not(monkeypatch):
     """An output that is off is seen in every pass; a gradient that is off in training."""
     mix = PomMixer.mix

@@ -8,7 +8,7 @@ import torch
 
 from polymix import errors
 from polymix.structured import Site, create_map
-from tests.helpers import close, jitter, tokens
+from tests.helpers import close, jitter, slow_but, tokens
 from tests.structured.cases import CAUSAL, DIM, F64, SPECS, TOKEN_ONLY, TOL, N, act, agree, of, plus, site
 
 
@@ -156,7 +156,7 @@ COMPILED = {
 }
 
 
-@pytest.mark.parametrize("spec", [pytest.param(s, marks=() if s in COMPILED else pytest.mark.slow) for s in SPECS])
+@pytest.mark.parametrize("spec", slow_but(COMPILED, SPECS))
 @pytest.mark.parametrize("side", ["token", "channel"])
 def test_one_compiled_graph(side, spec):
     torch.manual_seed(0)

@@ -224,6 +224,7 @@ def test_other_options_of_distill_take_samples(options):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [bert, lambda: gpt2(40)], ids=["masked", "causal"])
 def test_a_model_comes_closer_to_what_it_was_which_nothing_surpasses(make):
     """Labels are drawn by the original's own chances, so that its perplexity is the least that there is."""

@@ -97,6 +97,7 @@ def test_a_short_run_is_measured_on_its_way_too(tmp_path, options, steps):
     assert [row["step"] for row in evaluations] == steps
 
 
+@pytest.mark.slow
 def test_a_run_is_finished_when_its_control_is_and_its_model_can_be_used_before(tmp_path, monkeypatch):
     def state():
         content = json.loads((tmp_path / "results.json").read_text())

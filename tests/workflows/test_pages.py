@@ -88,6 +88,7 @@ def pages(folder):
 COLUMNS = {"compare": 13 + 2 * 3, "bench": 20, "convert": 9}
 
 
+@pytest.mark.slow
 @needs_browser
 def test_in_a_browser(tmp_path):
     """Nothing overflows, no text is faint or too small, and paper shows every column of every table."""
@@ -109,6 +110,7 @@ def test_in_a_browser(tmp_path):
             assert page.pdf().startswith(b"%PDF")
 
 
+@pytest.mark.slow
 @needs_browser
 def test_dark_mode_is_dark_and_paper_is_white(tmp_path):
     """Also the check that the browser test looks at what it says."""
@@ -132,6 +134,7 @@ def test_dark_mode_is_dark_and_paper_is_white(tmp_path):
         assert any("faint" in line for line in found["faint"]) and found["overflow"], "the inspection sees nothing"
 
 
+@pytest.mark.slow
 def test_pictures_follow_the_page_s_colours(tmp_path):
     (tmp_path / "out").mkdir()
     html = write_compare(comparison(), tmp_path / "out").read_text()

@@ -194,6 +194,7 @@ def test_sam_takes_the_gradient_at_the_worst_place():
     assert w.item() == pytest.approx(1.9)
 
 
+@pytest.mark.slow
 def test_a_run_with_sam_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
     recipe = HandwritingRecipe.tiny().changed(
         synthetic_train=8, synthetic_test=2, batch_size=4, steps=2, sam=0.05, control=False, dim=8, width=128,
@@ -229,6 +230,7 @@ def test_bad_options():
         HandwritingRecipe(width=255)
 
 
+@pytest.mark.slow
 def test_sharpness_aware_steps_see_the_whole_batch_in_parts_too(tmp_path):
     """With accumulate both gradients of a step are means over all parts; batch norm sees parts, so they differ a bit."""
     losses = []

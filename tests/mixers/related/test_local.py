@@ -145,6 +145,7 @@ def test_a_step_leaves_the_state_that_it_was_given():
     close(y, mixer(torch.cat((x, x[:, 1:2]), 1)[beams])[:, -1], 1e-12)
 
 
+@pytest.mark.slow
 def test_one_graph_for_every_length_of_padded_and_packed_sequences():
     """Shorter than a window, and several long."""
     calls = []
@@ -156,6 +157,7 @@ def test_one_graph_for_every_length_of_padded_and_packed_sequences():
     assert len(set(found)) == 1, "a new length must not compile again"
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_prefill_and_step_compile_without_breaks():
     torch._dynamo.reset()

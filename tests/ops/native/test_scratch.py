@@ -9,6 +9,7 @@ import torch
 
 from polymix.ops.native import library
 from polymix.ops.qt import qt_pool, qt_spread
+from tests.helpers import slow_but
 from tests.ops.kernels import needs_it, relative_error
 from tests.ops.qt.test_native import pooling, spreading
 from tests.ops.test_linear_maps import arguments, as_type
@@ -74,7 +75,7 @@ def test_scratch_as_a_function_of_threads_and_channels(name, threads, monkeypatc
         assert found[64] == found[4], "512 tokens are four blocks: more threads must not take more memory"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_but(("moments", "powers", "qt_pool"), NAMES))
 def test_accumulators_do_not_grow_with_the_threads(name, threads, monkeypatch):
     """Above 32 MiB of accumulators, another thread takes a few blocks of tokens, but no copy of the weights."""
     found = {}
@@ -84,7 +85,7 @@ def test_accumulators_do_not_grow_with_the_threads(name, threads, monkeypatch):
     assert (found[24] - found[16]) / 8 <= BLOCKS[name] * block(768), found
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_but(("moments", "powers", "qt_pool"), NAMES))
 def test_threads_that_share_an_accumulator_agree_and_repeat_themselves(name, threads):
     """A weight of 4 MiB: twelve threads share eight accumulators, or four."""
     operator, args = case(name, 1600, 1024)
@@ -116,6 +117,7 @@ print(json.dumps(peaks[1:]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="untested: the peak of the memory, which Linux reports")
 def test_the_measured_peak_hardly_grows_with_the_threads():
     """PoM with 1,024 channels and 512 tokens: it was 71, 315 and 1,085 MiB with 1, 16 and 64 threads."""

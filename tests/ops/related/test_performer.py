@@ -85,6 +85,7 @@ def test_error_against_softmax_falls_with_the_features():
     assert errors[2] < 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kind", ["bf16", "autocast"])
 def test_200_steps_in_bf16_with_large_logits(kind, causal):

@@ -94,6 +94,7 @@ def test_a_step_only_where_there_is_one(results):
     assert steps["padre-2", 16]["seconds"] > 0, "padre is built causal for it"
 
 
+@pytest.mark.slow
 def test_resume_measures_what_is_missing_and_nothing_twice(folder, results, tmp_path):
     kept = results["rows"][: 3 * len(MIXERS.split(","))]
     cut = {**results, "finished": False, "rows": kept}
@@ -140,6 +141,7 @@ def test_ctrl_c_keeps_what_had_finished(capsys, tmp_path, monkeypatch):
         assert (tmp_path / name).stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_an_implementation_that_a_mixer_lacks_is_said_in_its_rows(tmp_path, monkeypatch):
     def only_pom(config, impl):
         return config if config.name == "pom" else with_impl(config, impl)
@@ -151,6 +153,7 @@ def test_an_implementation_that_a_mixer_lacks_is_said_in_its_rows(tmp_path, monk
     assert "impl" in said["softmax", "magic"], "no silent fallback"
 
 
+@pytest.mark.slow
 def test_what_passes_a_budget_is_stopped_from_there_on(tmp_path):
     rows = make(tmp_path, "softmax,pom", passes=("forward",), max_seconds=1e-9)["rows"]
     assert all("budget 1e-09 s" in row["stopped"] and "16 tokens" in row["stopped"] for row in rows)
