@@ -21,7 +21,6 @@ from polymix.extras import check_installed
 from polymix.files import is_there
 from polymix.numbers import stacked
 from polymix.results import RESULTS
-from polymix.train.data.idx import FASHION
 
 Threads = Annotated[int | None, typer.Option(help="CPU threads (default: OMP_NUM_THREADS, or one per core).")]
 MaxSeconds = Annotated[float, typer.Option(help="Stop a mixer when one call takes longer.")]
@@ -31,7 +30,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text
 
 
 MAX_THREADS = 4096
-DATA_NAMES = ("digits", FASHION)  # as --data, beside paths
+DATA_NAMES = ("digits", "fashion-mnist")  # as --data, beside paths
 STATUS_COLUMNS = 66  # columns of a terminal that the name, the figures and the time left of a task need
 
 _NAMES = 20  # characters that a column of names has at the least

@@ -2,6 +2,8 @@
 
 import copy
 
+import pytest
+
 from polymix.pages import COLOURS
 from polymix.workflows.bench.report import write_report as write_bench
 from polymix.workflows.compare.report import confusion, next_commands, pictures, samples, slopes

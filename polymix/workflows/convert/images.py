@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 from polymix.convert.tracing import mode
 from polymix.errors import DataError, OptionError
 from polymix.numbers import figure, percent
-from polymix.train.data import idx
 from polymix.workflows.convert.inputs import NO_OPTIONS, PIXELS, card_metadata, pixels
 from polymix.workflows.convert.sources import Source
 
@@ -30,6 +29,7 @@ def class_folders(data: str) -> list[str]:
     """The names of the classes, without reading the images."""
     if data == DIGITS:
         return [str(digit) for digit in range(10)]
+    from polymix.train.data import idx
     from polymix.train.data.labelled import by_class, find_splits
 
     folder = idx.located(data)
