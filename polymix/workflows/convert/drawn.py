@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from polymix.convert.context import longest
 from polymix.errors import OptionError, PolymixError, one_line
-from polymix.train.distill.samples import LONGEST, SELF, SPREAD, Samples
 from polymix.workflows.convert.inputs import NO_OPTIONS, check_call
 from polymix.workflows.convert.settings import Settings
 from polymix.workflows.convert.sources import Source
 from polymix.workflows.convert.text import TOKENIZERS
+
+if TYPE_CHECKING:
+    from polymix.train.distill.samples import Samples
 
 TEXTS, HELD_BACK = 4096, 8  # texts to learn from; batches for the perplexity
 _OPTIONS = {"tokenizer": "--model", "tokens": "--tokens"}  # the command's option for an argument; others: --data
@@ -27,6 +30,8 @@ class Drawn:
     learning: Mapping[str, Any] = NO_OPTIONS
 
     def __init__(self, kind: str, source: Source, settings: Settings) -> None:
+        from polymix.train.distill.samples import LONGEST, SPREAD, Samples
+
         model: Any = source.model
         if settings.image_size is not None:
             raise OptionError("--image-size", settings.image_size, "no image size for a text model", "Pass --tokens.")
@@ -41,12 +46,12 @@ class Drawn:
 
     @property
     def size(self) -> str:
-        what = "texts that the model draws itself" if self.samples.kind == SELF else "texts of random tokens"
+        what = "texts that the model draws itself" if self.samples.kind == "self" else "texts of random tokens"
         return f"{self.texts:,} {what}"
 
     def sample(self, model: nn.Module, batch: int, device: str) -> dict[str, Tensor]:
         """A text to convert with; and, as the model is not converted yet, those that are held back are drawn."""
-        few = Samples(**{**vars(self.samples), "batches": HELD_BACK, "batch_size": batch})
+        few = replace(self.samples, batches=HELD_BACK, batch_size=batch)
         try:
             self.held_back = few.draw(model, self.seed + 1, labels=True)
         except PolymixError as error:
@@ -58,8 +63,7 @@ class Drawn:
         return dict(inputs)
 
     def loaders(self, batch: int) -> tuple[Samples, list[dict[str, Tensor]]]:
-        parts = {"batches": -(-self.texts // batch), "batch_size": batch}
-        return Samples(**{**vars(self.samples), **parts}), self.held_back
+        return replace(self.samples, batches=-(-self.texts // batch), batch_size=batch), self.held_back
 
     def notes(self) -> list[str]:
         short, long = self.samples.tokens or (0, 0)
