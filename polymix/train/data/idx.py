@@ -81,13 +81,13 @@ def classes(folder: Path) -> tuple[str, ...]:
 def _named(folder: Path, labels: Tensor, answers: Tensor) -> tuple[str, ...]:
     """The classes of training and test labels: numbers up to the largest in training, or Fashion-MNIST's names."""
     fashion = zlib.crc32(bytes(answers.tolist())) == FASHION_TEST
-    found = FASHION_CLASSES if fashion else tuple(map(str, range(int(labels.max()) + 1)))
+    names = FASHION_CLASSES if fashion else tuple(map(str, range(int(labels.max()) + 1)))
     for name, part in ((TRAIN[1], labels), (TEST[1], answers)):
-        if int(part.max()) >= len(found):
-            place = int((part >= len(found)).nonzero()[0, 0])
+        if int(part.max()) >= len(names):
+            place = int((part >= len(names)).nonzero()[0, 0])
             got = f"{name} in {folder} with label {int(part[place])} of picture {place}"
-            raise DataError("--data", got, f"labels below {len(found)}", AGAIN)
-    return found
+            raise DataError("--data", got, f"labels below {len(names)}", AGAIN)
+    return names
 
 
 def _part(folder: Path, pictures: str, labels: str) -> Part:

@@ -288,9 +288,9 @@ def _check_report(report: Any) -> None:
 def _try(model: nn.Module, batch: Any, forward: Forward, labels: float, teacher: float, loss: str) -> None:
     """Pass one batch through the model, so that mistakes show before hours of training."""
     with mode(model, False):
-        found = answers_of(loss)(model, moved(batch, next(model.parameters()).device), forward)
-    if labels and found.labels is not None:
-        found.label_loss()
+        answer = answers_of(loss)(model, moved(batch, next(model.parameters()).device), forward)
+    if labels and answer.labels is not None:
+        answer.label_loss()
     elif not teacher:
         raise OptionError(
             "labels, teacher", (labels, teacher), "labels in the batches, or a teacher", "Pass teacher=1.0, say."

@@ -133,11 +133,11 @@ class Values(NamedTuple):
 def values(model: nn.Module, batch: Any, forward: Forward) -> Values:
     """A model's answers to a batch as numbers."""
     with without_fast_path():
-        found, labels = forward(model, batch).float(), labels_of(batch)
-    if labels is not None and (not isinstance(labels, Tensor) or labels.shape != found.shape):
-        got = f"labels {tuple(getattr(labels, 'shape', ()))} for outputs {tuple(found.shape)}"
+        outputs, labels = forward(model, batch).float(), labels_of(batch)
+    if labels is not None and (not isinstance(labels, Tensor) or labels.shape != outputs.shape):
+        got = f"labels {tuple(getattr(labels, 'shape', ()))} for outputs {tuple(outputs.shape)}"
         raise DataError("data", got, "labels of the output's shape", "Leave them out to learn from the model alone.")
-    return Values(found, labels)
+    return Values(outputs, labels)
 
 
 def features(model: nn.Module, batch: Any, forward: Forward) -> Values:

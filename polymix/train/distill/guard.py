@@ -189,10 +189,10 @@ class Guard:
             self.report.untrained = self.report.untrained or self.weights
 
     def _better(self, stage: str) -> bool:
-        found = self.report.accuracy
-        verdict = better(self.metric, found[stage], found[self.stage]) if stage in found else None
-        if verdict is not None and found[stage] != found[self.stage]:
-            return verdict or math.isnan(found[self.stage])
+        values = self.report.accuracy
+        verdict = better(self.metric, values[stage], values[self.stage]) if stage in values else None
+        if verdict is not None and values[stage] != values[self.stage]:
+            return verdict or math.isnan(values[self.stage])
         loss, before = self.losses[stage], self.losses[self.stage]
         return loss < before or math.isnan(before)
 

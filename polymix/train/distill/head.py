@@ -36,7 +36,7 @@ def fit_head(
         OptionError: a layer is no linear layer, or does not read features (B, D).
         DataError: a batch has no labels, or labels that the head has no class for.
     """
-    names = list(layers) if layers is not None else [] if (found := head_of(model)) is None else [found[0]]
+    names = list(layers) if layers is not None else [] if (head := head_of(model)) is None else [head[0]]
     heads: list[Any] = [model.get_submodule(name) for name in names]
     if not heads or not all(isinstance(head, nn.Linear) for head in heads):
         got = f"{type(model).__name__} with {', '.join(names) or 'no linear layer'}"
@@ -52,11 +52,11 @@ def fit_head(
     try:
         with torch.no_grad(), mode(model, False), without_fast_path():
             for batch in data:
-                given = labels_of(batch)
-                if given is None or given.ndim != 1 or given.is_floating_point():
+                answers = labels_of(batch)
+                if answers is None or answers.ndim != 1 or answers.is_floating_point():
                     raise DataError("data", "a batch without a class for each input", "(inputs, labels)", "Add them.")
                 run(model, moved(batch, device))
-                labels.append(given.to(device))
+                labels.append(answers.to(device))
     finally:
         for hook in hooks:
             hook.remove()

@@ -27,10 +27,10 @@ def better(metric: Measure, value: float, than: float) -> bool | None:
 def accuracy(model: nn.Module, data: Iterable[Any], forward: Forward, device: torch.device | str) -> float:
     """The share of labels that have the greatest logit."""
     hits = count = 0
-    for found in _answers(model, data, forward, device):
-        assert found.labels is not None
-        hits += int((found.logits.argmax(-1) == found.labels)[found.real].sum())
-        count += int(found.real.sum())
+    for answers in _answers(model, data, forward, device):
+        assert answers.labels is not None
+        hits += int((answers.logits.argmax(-1) == answers.labels)[answers.real].sum())
+        count += int(answers.real.sum())
     return hits / max(count, 1)
 
 
@@ -38,9 +38,9 @@ def accuracy(model: nn.Module, data: Iterable[Any], forward: Forward, device: to
 def perplexity(model: nn.Module, data: Iterable[Any], forward: Forward, device: torch.device | str) -> float:
     """e to the mean cross-entropy over all labels; at most e^700, also for NaN."""
     nats, count = 0.0, 0
-    for found in _answers(model, data, forward, device):
-        labels = int(found.real.sum())
-        nats += float(found.label_loss()) * labels
+    for answers in _answers(model, data, forward, device):
+        labels = int(answers.real.sum())
+        nats += float(answers.label_loss()) * labels
         count += labels
     mean = nats / max(count, 1)
     return math.exp(mean if mean < 700 else 700)
@@ -52,22 +52,22 @@ def relative_error(model: nn.Module, data: Iterable[Any], forward: Forward, devi
     error, count, total, squares = 0.0, 0, 0.0, 0.0
     with mode(model, False):
         for batch in data:
-            found = values(model, moved(batch, device), forward)
-            if found.labels is None:
+            outputs = values(model, moved(batch, device), forward)
+            if outputs.labels is None:
                 raise DataError("val", "batches without labels", "labels of the output's shape", "Pass answers=True.")
-            wanted = found.labels.double()
-            error += float((found.values.double() - wanted).square().sum())
-            count, total = count + wanted.numel(), total + float(wanted.sum())
-            squares += float(wanted.square().sum())
+            labels = outputs.labels.double()
+            error += float((outputs.values.double() - labels).square().sum())
+            count, total = count + labels.numel(), total + float(labels.sum())
+            squares += float(labels.square().sum())
     return error / max(squares - total**2 / max(count, 1), 1e-12)
 
 
 def _answers(model: nn.Module, data: Iterable[Any], forward: Forward, device: torch.device | str) -> Iterator[Answer]:
     with mode(model, False):
         for batch in data:
-            found = answer(model, moved(batch, device), forward)
-            if found.labels is None or found.labels.ndim > 1:
+            answers = answer(model, moved(batch, device), forward)
+            if answers.labels is None or answers.labels.ndim > 1:
                 raise DataError(
                     "val", "batches without class labels", "(inputs, labels), or dicts with labels", "Add the labels."
                 )
-            yield found
+            yield answers

@@ -120,9 +120,9 @@ class Samples:
         hidden[:, inner] = torch.rand(ids[:, inner].shape, generator=draw) < self.masked
         batch = {"input_ids": ids if signs.mask is None else ids.masked_fill(hidden, signs.mask)}
         if labels:
-            told = _drawn(_logits(model, batch["input_ids"]), replace(signs, forbidden=()), 1.0, draw)
+            answers = _drawn(_logits(model, batch["input_ids"]), replace(signs, forbidden=()), 1.0, draw)
             batch["labels"] = (
-                told.masked_fill(~hidden, IGNORED) if signs.masks else torch.cat([ids[:, :1], told[:, :-1]], 1)
+                answers.masked_fill(~hidden, IGNORED) if signs.masks else torch.cat([ids[:, :1], answers[:, :-1]], 1)
             )
         return batch
 

@@ -255,15 +255,15 @@ class FineTuning(Stage):
         masks = RealTokens()
         with ExitStack() as stack:
             pairs = _outputs(stack, mixing, self.beside[0], masks) if self.blocks else {}
-            found = self.compare(model, self.beside, batch)
-        if found.hits is not None:
-            self.hits, self.count = self.hits + found.hits, self.count + found.rows
+            comparison = self.compare(model, self.beside, batch)
+        if comparison.hits is not None:
+            self.hits, self.count = self.hits + comparison.hits, self.count + comparison.rows
         blocks = [
             imitation_loss(pair[0], pair[1], masks.of(mixing[name], self.beside[0].get_submodule(name)))
             for name, pair in pairs.items()
             if len(pair) == 2
         ]
-        return found.loss + self.blocks * torch.stack(blocks).mean() if blocks else found.loss
+        return comparison.loss + self.blocks * torch.stack(blocks).mean() if blocks else comparison.loss
 
 
 class RealTokens:

@@ -40,7 +40,7 @@ from polymix.workflows.search.timing import layer_times
 CHECKPOINTS = "checkpoints"  # folder in `out` while a search is not finished
 GLANCE = 0.25  # share of the samples on which untrained mixers are scored
 DECAY = 0.01  # of the weights, while they imitate
-DRAWN = 100  # points of the front that are kept
+MAX_POINTS = 100  # of the front, in the results
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,7 +297,7 @@ class Run:
             rows.append(self._row(name, plan, options, finite(compare(self.candidates.install(plan)))))
             bar(place)
         times = front.points()
-        drawn = [front.plan(time) for time, _ in times[:: math.ceil(len(times) / DRAWN)]]
+        drawn = [front.plan(time) for time, _ in times[:: math.ceil(len(times) / MAX_POINTS)]]
         content: dict[str, Any] = results.content
         content |= {
             "points": rows[: len(plans)], "rules": rows[len(plans) :],
