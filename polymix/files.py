@@ -290,6 +290,17 @@ def regular(path: Path) -> Path:
     return path
 
 
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file's content, in hexadecimal digits; it is read in pieces."""
+    import hashlib  # late: a command that only prints needs none
+
+    digest = hashlib.sha256()
+    with open(regular(path), "rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
 def read_text(path: Path, encoding: str = "utf-8", errors: str | None = None) -> str:
     """The text of a regular file. Raises OSError, or UnicodeDecodeError."""
     return regular(path).read_text(encoding, errors)

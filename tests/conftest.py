@@ -18,6 +18,7 @@ from tests.helpers import save_blank
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 torch.set_num_threads(1)  # the suite runs in as many processes as there are cores: threads beside them only wait
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # and so do those of commands, which else take every core
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported: its kernels run without a GPU
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what they run in the background

@@ -70,7 +70,7 @@ def command(
     """
     check_report()
     check_paths("--weights", weights)
-    check_paths("--data", data, names=(*DATA_NAMES, "noise"))
+    check_paths("--data", data, names=(*DATA_NAMES, "noise", "self", "random"))
     import torch
 
     from polymix.workflows.convert.settings import Settings

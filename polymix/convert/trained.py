@@ -16,7 +16,7 @@ from polymix.convert.plan import KEEP, Plan, config_of
 from polymix.convert.report import ConversionReport
 from polymix.convert.weight_files import load_safetensors
 from polymix.errors import OptionError, ResultsError, one_line
-from polymix.files import is_file, regular, write_whole
+from polymix.files import is_file, regular, sha256, write_whole
 from polymix.mixers.spec import mixer_config
 from polymix.results import read_results
 
@@ -77,7 +77,7 @@ class TrainedPlan:
             tensors = {f"{name}|{key}": value.detach().cpu().contiguous().clone()
                        for name, state in self.parts.items() for key, value in state.items()}  # fmt: skip
             write_whole(folder / PARTS, partial(load_safetensors().torch.save_file, tensors))
-            checksum = _checksum(folder / PARTS)
+            checksum = sha256(folder / PARTS)
         mixers = {name: KEEP if config is None else config.to_dict() for name, config in self.mixers.items()}
         content = {"schema": "polymix.plan/1", "model": self.model, "plan": mixers,
                    "parts": PARTS if self.parts else None, "checksum": checksum}  # fmt: skip
@@ -118,7 +118,7 @@ def read_plan(path: str | Path, argument: str = "plan") -> TrainedPlan:
         file = path.parent / Path(content["parts"]).name
         safetensors = load_safetensors()
         try:
-            if _checksum(file) != content["checksum"]:
+            if sha256(file) != content["checksum"]:
                 raise ResultsError(str(file), "other weights than the plan's", f"the file beside {path}", SEARCH_AGAIN)
             state = safetensors.torch.load_file(regular(file))
         except (OSError, ValueError, safetensors.SafetensorError) as error:
@@ -148,7 +148,3 @@ def bytes_of(value: Tensor) -> bytes:
     """The numbers of a tensor of any type, as bytes."""
     data: bytes = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
     return data
-
-
-def _checksum(file: Path) -> str:
-    return hashlib.sha256(regular(file).read_bytes()).hexdigest()

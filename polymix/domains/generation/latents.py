@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from polymix.convert.adapters.libraries import load_library, load_whole
 from polymix.domains.generation.quality import batches
 from polymix.errors import DataError, OptionError, PolymixError, one_line
-from polymix.files import output_folder, read_json, remove_unfinished, write_whole
+from polymix.files import output_folder, read_json, remove_unfinished, sha256, write_whole
 from polymix.results import Between, Count, schema_name, wrong_part
 from polymix.train.data.arrays import read_array
 from polymix.train.data.problems import Problems
@@ -222,7 +222,7 @@ def _problems(folder: Path, content: Mapping[str, Any], whole: bool) -> Problems
             path = folder / shard["file"]
             if not path.is_file() or path.stat().st_size != shard["bytes"]:
                 problems.add(path, "", "another size than written" if path.is_file() else "missing")
-            elif whole and _sha(path) != shard["sha256"]:
+            elif whole and sha256(path) != shard["sha256"]:
                 problems.add(path, "", "other content than written (checksum)")
         if "labels" not in split or not (folder / split["labels"]).is_file():
             problems.add(folder, "", f"no classes of the {name} latents")
@@ -239,12 +239,6 @@ def check_cache(folder: Path) -> list[str]:
         except DataError:
             return [str(error)]
         return _problems(folder, content, whole=True).lines if content["finished"] else [str(error)]
-
-
-def _sha(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else (
-            hashlib.sha256(file.read()).hexdigest())  # fmt: skip
 
 
 def write_cache(
@@ -313,7 +307,7 @@ def _fill(
             path = folder / f"{name}-{start // SHARD:05d}.npy"
             _save(path, torch.cat(rows).half().numpy())
             split["shards"].append({"file": path.name, "rows": len(places), "bytes": path.stat().st_size,
-                                    "sha256": _sha(path)})  # fmt: skip
+                                    "sha256": sha256(path)})  # fmt: skip
             write_whole(manifest, json.dumps(content) + "\n")
             say(f"Latents: {places[-1] + 1:,} of {len(part):,} {name} pictures")
         split["labels"] = f"{name}-labels.npy"

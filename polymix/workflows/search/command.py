@@ -14,7 +14,7 @@ from polymix.results import Progress
 from polymix.workflows.convert.inputs import reads_text
 from polymix.workflows.convert.noise import Noise
 from polymix.workflows.convert.run import load, open_data
-from polymix.workflows.convert.settings import Settings
+from polymix.workflows.convert.settings import DRAWN, Settings
 from polymix.workflows.search.answer import Search
 from polymix.workflows.search.run import MIXERS, search
 
@@ -35,6 +35,9 @@ def run(
         budget, steps, learning_rate, seconds, resume, say, progress: as of `polymix.search`.
     """
     settings.check()
+    if settings.data in DRAWN:
+        got = f"{settings.data}: texts that a model draws, which a search does not measure on"
+        raise OptionError("--data", got, "data of yours", "Pass a text; polymix convert --data takes such texts.")
     with output_folder(out):
         torch.manual_seed(settings.seed)
         source = load(settings)

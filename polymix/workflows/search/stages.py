@@ -320,8 +320,8 @@ class Run:
     def _rules(self, options: Options) -> dict[str, dict[str, str]]:
         """Each fixed rule with the mixer for which the least damage is predicted, of those whose parts are known."""
         chosen = {}
+        timed = self._options({}, self.candidates.adapters)
         for rule in RULES if self.request.keeps else ():
-            timed = self._options({}, self.candidates.adapters)
             plans = {label: by_rule(rule, label, timed, KEEP, self.request.limit) for label in self.request.mixers}
             known = {label: plan for label, plan in plans.items() if plan and within(plan, options)}
             if known:

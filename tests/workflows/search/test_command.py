@@ -116,6 +116,7 @@ def test_a_finished_search_is_resumed_to_itself(run, tmp_path):
     (("--model", "gpt2", "--data", "text.txt", "--tokens", "16", "--mixers", "poly_nl,keep"), "poly_nl"),
     (("--model", "gpt2", "--data", "digits", "--tokens", "16"), "digits"),
     (("--model", "host.py:digits", "--data", "nowhere"), "does not exist"),
+    (("--model", "gpt2", "--data", "self"), "which a search does not measure on"),
 ])  # fmt: skip
 def test_mistakes_are_one_line_and_leave_nothing(run, tmp_path, words, named, no_progress_bars):
     status, _, err = run(*words, "--threads", "1", "--out", tmp_path / "found")

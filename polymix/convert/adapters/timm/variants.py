@@ -7,10 +7,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from polymix.convert.adapter import Adapter, Host, register_adapter
+from polymix.convert.adapter import Host, register_adapter
 from polymix.convert.adapters.timm.vit import Grid, TokensAdapter, described, stage_grid
 from polymix.convert.heads import biased_by
 from polymix.convert.spec import AttentionSpec, linear, thirds
+from polymix.convert.windows import MapAdapter, in_map
 from polymix.mixers.inheritance import Projection
 
 
@@ -74,7 +75,7 @@ class SeparableAdapter(TokensAdapter):
 
 
 @register_adapter("timm.models.volo.OutlookAttention")
-class OutlookAdapter(Adapter):
+class OutlookAdapter(MapAdapter):
     """Feature maps (B, H, W, C). Outlook attention weighs the neighbours of a place by that place alone: no Q, no K."""
 
     @classmethod
@@ -82,21 +83,18 @@ class OutlookAdapter(Adapter):
         value, out = linear(module, "v"), linear(module, "proj")
         size, around = out.weight.numel(), module.kernel_size**2
         per_place = module.attn.weight.numel() // module.stride**2 + 2 * size + 2 * around**2 * len(out.weight)
-        return AttentionSpec(
-            dim=len(out.weight), heads=module.num_heads, value=value, out=out, grid=stage_grid(host), any_length=True,
+        attention = AttentionSpec(
+            dim=len(out.weight), heads=module.num_heads, value=value, out=out, grid=stage_grid(host),
             dropout=module.proj_drop.p, cost=lambda tokens: 2 * tokens * per_place,
         )  # fmt: skip
+        return in_map(attention, host, 0)
 
     @classmethod
     def feature_map(cls, module: nn.Module, host: Host) -> nn.Module | None:
         return getattr(host.above(), "norm1", None)
 
-    @classmethod
-    def grid_of(cls, module: nn.Module, args: Any, output: Any) -> Grid:
-        return tuple(output.shape[1:3])
-
     def forward(self, x: Tensor) -> Tensor:
-        return self.mix(x.flatten(1, 2), grid=tuple(x.shape[1:3])).reshape(x.shape)
+        return self.mix_map(x)
 
 
 def _flat(module: nn.Module, name: str) -> Projection:
