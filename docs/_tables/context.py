@@ -46,7 +46,7 @@ def speeds() -> str:
     setting = (
         f"Two layers of 64 channels, {content['old']} positions, {content['steps']} steps; {content['tuning']} steps "
         f"of each stage of distillation on as many words each, at {content['new']:,} in pieces of {content['old']}; "
-        f"one seed, by distillation before it held back samples. {where(content['machine'])}, beside other work; the "
+        f"one seed. {where(content['machine'])}, beside other work; the "
         "processor's time. "
         "`python benchmarks/context.py benchmarks/results/context.json`"
     )
