@@ -225,7 +225,7 @@ def _pull_kernel(
 
 
 def precision(x: Tensor) -> str:
-    """The precision of tl.dot: bfloat16 and float16 inputs lose nothing in tf32."""
+    """The precision of tl.dot: with 16 bits, tf32, whose 11 bits hold an entry whole, and a square to 5e-4."""
     return "ieee" if x.dtype == torch.float32 else "tf32"
 
 
