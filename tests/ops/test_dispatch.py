@@ -121,7 +121,7 @@ def test_nothing_is_logged_while_a_graph_is_traced(caplog):
     assert not choices and not [r for r in caplog.records if r.name == "polymix"]
 
 
-@pytest.mark.parametrize("amx, avx512", [(False, False), (False, True), (True, True)])
+@pytest.mark.parametrize(("amx", "avx512"), [(False, False), (False, True), (True, True)])
 @pytest.mark.parametrize("name", ["pom", "poly_nl"])
 def test_a_graph_in_bf16_is_whole_on_every_processor(processor, name, amx, avx512):
     """Dynamo does not trace into what asks the processor: a compiled mixer in bf16 would break into pieces."""
