@@ -21,12 +21,9 @@ once more without kernels (impl=eager), and a failure of that is in the file. No
 from __future__ import annotations
 
 import argparse
-import fcntl
-import json
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from statistics import fmean
@@ -38,7 +35,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]  # the package need not be installe
 import torch
 from pretrained_steps.packages import BROWN, fetched
 from pretrained_steps.texts import brown_texts, lines_of, plain
-from saving import save
+from saving import locked, part_of, read, save
 from torch import nn
 
 from polymix.blocks import matching_mlp_ratio
@@ -164,31 +161,16 @@ def measured(row: Row, task: Task[Any, Any], data: Data) -> Row:
     }  # fmt: skip
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """One process at a time."""
-    with open(path.with_suffix(".lock"), "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def read(path: Path, content: dict[str, Any]) -> dict[str, Any]:
-    """What the file holds; content: of a new one."""
-    return json.loads(path.read_text()) if path.exists() else content
-
-
 def key(row: Row) -> tuple[Any, ...]:
     return row["task"], row["mixer"], row["size"], row["seed"]
 
 
 def asked(given: argparse.Namespace) -> list[Row]:
-    """The rows of this part in their order: those of a seed together, and the large ones first, which take longest."""
-    rows = [{"task": task, "mixer": mixer, "size": size, "seed": seed}
+    """The rows in their order: those of a seed together, and the large ones first, which take longest."""
+    return [{"task": task, "mixer": mixer, "size": size, "seed": seed}
             for seed in given.seeds for size in reversed(given.sizes)
             for task in TASKS if given.only in (None, task) for mixer in MIXERS[task]
             if given.mixers is None or mixer in given.mixers.split(";")]  # fmt: skip
-    place, parts = map(int, given.part.split("/"))
-    return rows[place::parts]
 
 
 def add(row: Row, path: Path, content: dict[str, Any]) -> None:
@@ -227,7 +209,7 @@ def main() -> None:
         parser.error(f"{given.out} has the rows of another schedule: name another file")
     loaded: dict[str, Data] = {}
     given.data_folder.mkdir(parents=True, exist_ok=True)
-    for row in asked(given):
+    for row in part_of(asked(given), given.part):
         if watch.seconds() > given.budget:
             print("The budget is spent.", flush=True)
             return
