@@ -32,6 +32,7 @@ from _tables import (  # noqa: E402
     options,
     pretrained,
     results,
+    scaling,
     search,
 )
 
@@ -41,7 +42,7 @@ PART = re.compile(r"^<!-- table: (?P<name>[\w-]+) -->\n(?P<body>.*?)^<!-- /table
 PARTS: dict[str, Callable[[], str]] = {
     **mixers.TABLES, **figures.TABLES, **exports.TABLES, **domains.TABLES, **options.TABLES, **results.TABLES,
     **context.TABLES, **distil.TABLES, **families.TABLES, **pretrained.TABLES, **fashion.TABLES,
-    **search.TABLES, **gpu.TABLES,
+    **search.TABLES, **gpu.TABLES, **scaling.TABLES,
 }  # fmt: skip
 
 
