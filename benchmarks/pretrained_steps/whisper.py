@@ -226,6 +226,7 @@ class Study:
         if key not in self.rows:
             machine = self.rows.content["machine"]
             self.rows.add({**key, "on": machine["gpu"] or machine["cpu"], **row, **self.measures(encoder)})
+            encoder.cpu()
 
 
 def key_of(given: argparse.Namespace, plan: str, steps: int, tuned: int) -> dict[str, Any]:
