@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -23,7 +24,7 @@ from polymix.measure.machine import busy
 from pretrained_steps.ctranslate2 import whisper_of
 from pretrained_steps.packages import BROWN, PROMPTS, RECORDINGS, VOICES, WHISPER, fetched
 from pretrained_steps.rows import Rows
-from pretrained_steps.sound import RATE, TELEPHONE, Sound, Synthesizer, read_sound, resampled, windows
+from pretrained_steps.sound import RATE, TELEPHONE, WINDOW, Sound, Synthesizer, read_sound, resampled, windows
 from pretrained_steps.texts import sentences
 
 ATTENTION = "attention"
@@ -33,11 +34,12 @@ PLANS: dict[str, dict[str, str]] = {  # by the name of the row
     "linear": {"plan": "linear"}, "pom": {"plan": "pom"}, "padre": {"plan": "padre"},
 }  # fmt: skip
 START, SILENT_TIMES, END = 50257, 50362, 50256  # tokens: of a transcript, that no times follow, and its end
-LONGEST_TEXT = 64  # tokens of a transcript
+LONGEST_TEXT, SHOWN = 64, 5  # tokens of a transcript; transcripts that a row shows
 HOP = 320  # samples of a state of the encoder
 BATCH, TRAINED_ON, IMITATION, TUNING, DECAY = 16, 1024, 6e-3, 5e-4, 0.01  # of windows; rates
 PROMPTS_HEARD, SHORTEST = 60, 1.5  # prompts that are not trained on, and of how many seconds at the least
 NO_SPEECH = ("beep", "tone", "monkeys", "silence", "dictate/pause")
+LONGER, PAUSE, LONGER_TEXT = 60, 0.5, 200  # seconds of a longer window and between its prompts; tokens of a half of it
 SECONDS, TIMED = (30, 60, 120, 300), ("qt", "qt in 2 of 4", "linear", "pom", "padre")
 
 
@@ -73,15 +75,16 @@ class Ear:
         )  # fmt: skip
         self.tokenizer, self.device = Tokenizer.from_file(str(place / "tokenizer.json")), device
         self.plain = EnglishTextNormalizer({})
-        self.extract = WhisperFeatureExtractor(self.model.config.num_mel_bins)
+        self.extractor = WhisperFeatureExtractor
 
     @property
     def encoder(self) -> nn.Module:
         return self.model.model.encoder
 
-    def spectra(self, sounds: Sequence[Sound]) -> Tensor:
-        """(sounds, bands, frames) of windows of 30 s."""
-        parts = self.extract(list(sounds), sampling_rate=RATE, return_tensors="pt", device=self.device)
+    def spectra(self, sounds: Sequence[Sound], seconds: int = WINDOW) -> Tensor:
+        """(sounds, bands, frames) of windows of so many seconds."""
+        extract = self.extractor(self.model.config.num_mel_bins, chunk_length=seconds)
+        parts = extract(list(sounds), sampling_rate=RATE, return_tensors="pt", device=self.device)
         return parts.input_features
 
     def words(self, text: str) -> list[str]:
@@ -98,6 +101,18 @@ class Ear:
             self.model.model.encoder = own
         return [self.tokenizer.decode(row) for row in rows.tolist()]
 
+    @torch.no_grad()
+    def hear_longer(self, encoder: nn.Module, sounds: Sequence[Sound], repeat: bool) -> list[str]:
+        """The texts of the halves of longer windows, whose states are computed at once."""
+        from transformers.modeling_outputs import BaseModelOutput
+
+        longer, model = lengthened(encoder, LONGER, repeat).to(self.device), self.model.to(self.device)
+        states = longer(self.spectra(sounds, LONGER).to(self.device))[0].unflatten(1, (LONGER // WINDOW, -1))
+        output = BaseModelOutput(last_hidden_state=states.flatten(0, 1))
+        rows = model.generate(encoder_outputs=output, max_length=LONGER_TEXT).tolist()
+        halves = [self.tokenizer.decode(row) for row in rows]
+        return [" ".join(part) for part in zip(*[iter(halves)] * (LONGER // WINDOW), strict=True)]
+
 
 class Measures:
     """What an encoder is measured by, beside the original: words heard right, and the error of its states."""
@@ -108,6 +123,7 @@ class Measures:
         self.target = {name: self._states(ear.encoder, name) for name in tests}
         heard = self._heard(ear.encoder)
         self.texts = {name: [*map(ear.words, test.texts or heard[name])] for name, test in tests.items()}
+        self.joined = joined(tests["prompts"].sounds, self.texts["prompts"])
 
     def _heard(self, encoder: nn.Module) -> dict[str, list[str]]:
         return {
@@ -124,16 +140,26 @@ class Measures:
         return [row[: -(-len(sound) // HOP)] for row, sound in zip(states, sounds, strict=True)]
 
     def __call__(self, encoder: nn.Module) -> dict[str, Any]:
-        encoder.eval()
-        heard = self._heard(encoder)
-        return {name: {**self._counts(heard[name], name), "error": self._error(encoder, name)} for name in self.tests}
+        heard = self._heard(encoder.eval())
+        return {
+            name: {**self._counts(texts, self.texts[name]), "error": self._error(encoder, name)}
+            for name, texts in heard.items()
+        }
 
-    def _counts(self, heard: Sequence[str], name: str) -> dict[str, Any]:
+    def longer(self, encoder: nn.Module) -> dict[str, Any]:
+        """The same of the prompts, one after another in windows of 60 s, by what their positions are."""
+        sounds, texts = zip(*self.joined, strict=True)
+        return {
+            name: self._counts(self.ear.hear_longer(encoder.eval(), sounds, repeat), texts)
+            for name, repeat in (("continued", False), ("repeated", True))
+        }
+
+    def _counts(self, heard: Sequence[str], texts: Sequence[list[str]]) -> dict[str, Any]:
         right = wrong = count = 0
-        for text, true in zip(heard, self.texts[name], strict=True):
+        for text, true in zip(heard, texts, strict=True):
             places, more = wrong_places(self.ear.words(text), true)
             right, wrong, count = right + len(true) - len(places), wrong + len(places) + more, count + len(true)
-        return {"right": right, "words": count, "word_errors": wrong / count, "heard": list(heard[:5])}
+        return {"right": right, "words": count, "word_errors": wrong / count, "heard": list(heard[:SHOWN])}
 
     def _error(self, encoder: nn.Module, name: str) -> float:
         """‖ŷ − y‖² / ‖y − ȳ‖² of the states ŷ, y being the original's."""
@@ -173,6 +199,20 @@ def prompts(folder: Path) -> tuple[list[Sound], Test]:
     return [sound for sound in sounds if id(sound) not in apart], Test(long[:PROMPTS_HEARD], None)
 
 
+def joined(sounds: Sequence[Sound], texts: Sequence[list[str]]) -> list[tuple[Sound, list[str]]]:
+    """Sounds one after another in windows of at most 60 s, and their words."""
+    windows: list[tuple[list[Sound], list[str]]] = []
+    pause, room = np.zeros(int(PAUSE * RATE), np.float32), 0
+    for sound, words in zip(sounds, texts, strict=True):
+        if len(sound) + len(pause) > room:
+            windows.append(([], []))
+            room = LONGER * RATE
+        windows[-1][0].extend((sound, pause))
+        windows[-1][1].extend(words)
+        room -= len(sound) + len(pause)
+    return [(np.concatenate(parts), words) for parts, words in windows]
+
+
 @torch.no_grad()
 def times(encoder: nn.Module, seconds: int, clock: Clock) -> dict[str, float]:
     """Milliseconds of the encoder for a window of so many seconds, by plan; all take turns."""
@@ -185,14 +225,16 @@ def times(encoder: nn.Module, seconds: int, clock: Clock) -> dict[str, float]:
     return {name: timing.milliseconds().least for name, timing in found.items()}
 
 
-def lengthened(encoder: nn.Module, seconds: int) -> nn.Module:
-    """A copy for longer windows: Whisper's positions in the encoder are sines, which are computed further."""
+def lengthened(encoder: nn.Module, seconds: int, repeat: bool = False) -> nn.Module:
+    """A copy for longer windows. Its positions are sines, which are computed further, or begin again every 30 s."""
     from transformers.models.whisper.modeling_whisper import sinusoids
 
     longer: Any = copy.deepcopy(encoder)
     count = seconds * RATE // HOP
+    table = longer.embed_positions.weight.detach()
+    rows = table.repeat(-(-count // len(table)), 1)[:count] if repeat else sinusoids(count, longer.config.d_model)
     longer.config.max_source_positions = longer.max_source_positions = count
-    longer.embed_positions = nn.Embedding.from_pretrained(sinusoids(count, longer.config.d_model))
+    longer.embed_positions = nn.Embedding.from_pretrained(rows.to(table))
     return longer
 
 
@@ -225,7 +267,8 @@ class Study:
         key = key_of(self.given, plan, steps, tuned)
         if key not in self.rows:
             machine = self.rows.content["machine"]
-            self.rows.add({**key, "on": machine["gpu"] or machine["cpu"], **row, **self.measures(encoder)})
+            row = {**key, "on": machine["gpu"] or machine["cpu"], **row, **self.measures(encoder)}
+            self.rows.add({**row, "longer": self.measures.longer(encoder)} if tuned else row)
             encoder.cpu()
 
 
@@ -249,7 +292,7 @@ def whisper(given: argparse.Namespace) -> None:
     if work:
         measures = Measures(ear, tests)
         if {"plan": ATTENTION} not in rows:
-            rows.add({"plan": ATTENTION, **measures(ear.encoder)})
+            rows.add({"plan": ATTENTION, **measures(ear.encoder), "longer": measures.longer(ear.encoder)})
         most = min(max(steps for _, steps in work) * BATCH, TRAINED_ON) or 1
         texts, say = sentences(brown)[0], Synthesizer(next(voices.rglob("libespeak-ng.so")).parent)
         made = batched(windows(say, texts, real, most, given.seed))

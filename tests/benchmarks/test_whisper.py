@@ -161,9 +161,17 @@ def test_a_window_holds_whole_utterances_of_one_voice_and_fits(steps):
 
 def test_words_are_counted_as_word_error_rates_count_them(steps):
     measures = object.__new__(steps.whisper.Measures)
-    measures.ear, measures.texts = SimpleNamespace(words=str.split), {"a": [["one", "two", "three", "four"]]}
-    counts = measures._counts(["one too three and four"], "a")  # one replaced, one put in
+    measures.ear = SimpleNamespace(words=str.split)
+    counts = measures._counts(["one too three and four"], [["one", "two", "three", "four"]])  # replaced, put in
     assert (counts["right"], counts["words"], counts["word_errors"]) == (3, 4, 0.5)
+
+
+def test_joined_sounds_fit_the_longer_window_with_all_their_words(steps):
+    sounds, texts = [np.ones(16_000 * (1 + at % 9), np.float32) for at in range(40)], [[str(at)] for at in range(40)]
+    windows = steps.whisper.joined(sounds, texts)
+    assert [word for _, words in windows for word in words] == [str(at) for at in range(40)]
+    assert all(len(sound) <= 60 * 16_000 for sound, _ in windows)
+    assert sum(int(sound.sum()) for sound, _ in windows) == sum(map(len, sounds))
 
 
 def test_a_longer_window_has_the_same_positions_and_further_ones(steps):
@@ -173,6 +181,8 @@ def test_a_longer_window_has_the_same_positions_and_further_ones(steps):
     longer = steps.whisper.lengthened(encoder, 2)
     assert longer(torch.randn(1, config.num_mel_bins, 200))[0].shape[1] == 100
     torch.testing.assert_close(longer.embed_positions.weight[: len(before)], before)
+    again = steps.whisper.lengthened(encoder, 2, repeat=True).embed_positions.weight
+    assert torch.equal(again[: 2 * len(before)], before.repeat(2, 1)), "positions do not begin again"
     assert torch.equal(encoder.embed_positions.weight, before) and encoder.config.max_source_positions == len(before)
 
 
