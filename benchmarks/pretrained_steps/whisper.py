@@ -35,7 +35,7 @@ PLANS: dict[str, dict[str, str]] = {  # by the name of the row
 }  # fmt: skip
 START, SILENT_TIMES, END = 50257, 50362, 50256  # tokens: of a transcript, that no times follow, and its end
 LONGEST_TEXT, SHOWN = 64, 5  # tokens of a transcript; transcripts that a row shows
-HOP = 320  # samples of a state of the encoder
+HOP, FRAMES = 320, 100  # samples of a state of the encoder; frames of a second
 BATCH, TRAINED_ON, IMITATION, TUNING, DECAY = 16, 1024, 6e-3, 5e-4, 0.01  # of windows; rates
 PROMPTS_HEARD, SHORTEST = 60, 1.5  # prompts that are not trained on, and of how many seconds at the least
 NO_SPEECH = ("beep", "tone", "monkeys", "silence", "dictate/pause")
@@ -213,15 +213,19 @@ def joined(sounds: Sequence[Sound], texts: Sequence[list[str]]) -> list[tuple[So
     return [(np.concatenate(parts), words) for parts, words in windows]
 
 
+def timed(encoder: nn.Module) -> dict[str, nn.Module]:
+    """The encoders that are timed, by plan."""
+    torch.manual_seed(0)
+    call = {"input_features": torch.randn(1, encoder.config.num_mel_bins, FRAMES * WINDOW)}
+    return {plan: polymix.convert(encoder, **PLANS[plan], input=call, copy=True).model for plan in TIMED}
+
+
 @torch.no_grad()
-def times(encoder: nn.Module, seconds: int, clock: Clock) -> dict[str, float]:
-    """Milliseconds of the encoder for a window of so many seconds, by plan; all take turns."""
-    draw = torch.Generator().manual_seed(0)
-    call = {"input_features": torch.randn(1, encoder.config.num_mel_bins, 100 * seconds, generator=draw)}
-    models = {ATTENTION: lengthened(encoder, seconds)}
-    models |= {plan: polymix.convert(models[ATTENTION], **PLANS[plan], input=call, copy=True).model for plan in TIMED}
-    calls = {name: partial(model.eval(), **call) for name, model in models.items()}
-    found = interleaved(calls, seconds=2.0, clock=clock)
+def times(models: dict[str, nn.Module], seconds: int, clock: Clock) -> dict[str, float]:
+    """Milliseconds of encoders for a window of so many seconds; all take turns."""
+    longer = {name: lengthened(model, seconds).eval() for name, model in models.items()}
+    features = torch.randn(1, longer[ATTENTION].config.num_mel_bins, FRAMES * seconds)
+    found = interleaved({name: partial(model, features) for name, model in longer.items()}, seconds=2.0, clock=clock)
     return {name: timing.milliseconds().least for name, timing in found.items()}
 
 
@@ -299,9 +303,9 @@ def whisper(given: argparse.Namespace) -> None:
         study = Study(given, rows, measures, torch.cat([ear.spectra(part).half().cpu() for part in made]))
         for plan, steps in work:
             study(plan, steps)
-    for window in SECONDS if given.device == "cpu" else ():
-        if {"window": window} not in rows:
-            waits = busy() if given.threads == 1 else ""
-            clock: Clock = "processor" if waits else "wall"
-            milliseconds = times(ear.encoder.cpu(), window, clock)
-            rows.add({"window": window, "clock": clock, "busy": waits, "milliseconds": milliseconds})
+    windows_left = [window for window in SECONDS if given.device == "cpu" and {"window": window} not in rows]
+    models = {ATTENTION: ear.encoder.cpu(), **timed(ear.encoder)} if windows_left else {}
+    for window in windows_left:
+        waits = busy() if given.threads == 1 else ""
+        clock: Clock = "processor" if waits else "wall"
+        rows.add({"window": window, "clock": clock, "busy": waits, "milliseconds": times(models, window, clock)})
