@@ -26,7 +26,7 @@ OPS = Path(__file__).resolve().parents[1]
 HEADERS = OPS / "native"
 LIBRARIES = HEADERS / "libraries"
 _V4 = ("-march=x86-64-v4",)
-# Best first. Compiling with -march=native is not faster, as measured. x86-64-amx is v4 with products of bfloat16 in tiles.
+# Best first. Compiling with -march=native is not faster, as measured. x86-64-amx is v4 with tiles for bfloat16.
 LEVELS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "x86_64": {
         "x86-64-amx": (*_V4, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
