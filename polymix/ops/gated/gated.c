@@ -14,6 +14,7 @@ INLINE void gate_rows(Rows u, Block k, const float *gate, float *factors, const 
     spread_row(factors, p, k.first + r, s);
     for (int64_t c = 0; c < u.width; c += LANES)
       put_input(row, c, act(*at(row, c), kind) * *at((float *)gate, c) * *at(factors, c), pairs);
+    end_input(row, u.width, pairs);
   }
 }
 
@@ -38,13 +39,14 @@ int linear_gated(const Tokens *x, const Linear *w, const float *gate, const floa
     for (int64_t item = 0; item < items; item++) {
       Block k = block_of(s, item);
       load_row(gate_row, gate + k.b * s->width, s->width);
-      product(read_block_for(map, room_in, x, k, s), k.rows, map, u, 0);
+      product(read_block(room_in, x, k, s->dim, s), k.rows, map, u, 0);
 #define GATE(kind) gate_rows(u, k, gate_row, factors, p, s, end.pairs, kind)
       OF_KIND(s->kind, GATE)
 #undef GATE
       if (last) write_product(as_input(u, end.pairs), end, room_out, y, k, s->out, s);
       else store(u, y, k.b, k.first, k.rows, s->out, s->bf16);
     }
+    end_team(s);
   }
   free(whole);
   return 0;
@@ -82,9 +84,9 @@ int linear_gated_backward(const Tokens *grad, const Tokens *x, const Linear *w, 
   float *whole = reserve(packed + items * width + settle(&t, items, s) + team_of(s) * each), *place = whole;
   if (!whole) return 1;
   Packed map = take_packed_for(&place, s->width, s->dim, s->pairs), back = {0};
-  Packed end_back = take_packed(&place, s->width, s->out);
-  if (grad_x) back = take_packed(&place, s->dim, s->width);
-  float *totals = take_totals(&place, t), *parts = take(&place, items * width);
+  Packed end_back = take_packed_for(&place, s->width, s->out, s->pairs);
+  if (grad_x) back = take_packed_for(&place, s->dim, s->width, s->pairs);
+  float *totals = take_totals(&place, t, s), *parts = take(&place, items * width);
 #pragma omp parallel num_threads(team_of(s))
   {
     float *own = place + omp_get_thread_num() * each, *factors = take(&own, width), *gate_row = take(&own, width);
@@ -99,11 +101,11 @@ int linear_gated_backward(const Tokens *grad, const Tokens *x, const Linear *w, 
     for (; item_of(&share) < share.run.to; next_turn(&share)) {
       int64_t item = item_of(&share);
       Block k = block_of(s, item);
-      Rows in = read_block(room_in, x, k, s);
+      Rows in = read_block(room_in, x, k, s->dim, s);
       load_row(gate_row, gate + k.b * s->width, s->width);
-      product(map.pairs ? read_block_for(map, room_out, x, k, s) : in, k.rows, map, u, 0);
+      product(in, k.rows, map, u, 0);
       Rows g = {0};
-      if (last) product(g = load(room_g, grad, k.b, k.first, k.rows, s->out, s->bf16), k.rows, end_back, dz, 0);
+      if (last) product(g = read_block(room_g, grad, k, s->out, s), k.rows, end_back, dz, 0);
       else copy(dz, grad, k.b, k.first, k.rows, s->out, s->bf16);
       clear(parts + item * width, width);
 #define BACK(kind) gated_back(u, dz, k, gate_row, factors, p, parts + item * width, product_row, grad_p, s, kind)
@@ -111,12 +113,13 @@ int linear_gated_backward(const Tokens *grad, const Tokens *x, const Linear *w, 
 #undef BACK
       add_gradient(&share, of_last, g, u, k.rows);
       add_gradient(&share, of_w, dz, in, k.rows);
-      if (grad_x) write_product(dz, back, room_out, grad_x, k, s->dim, s);
+      if (grad_x) write_product(round_input(dz, k.rows, s->pairs), back, room_out, grad_x, k, s->dim, s);
     }
 #pragma omp barrier
     add_blocks(grad_gate, parts, 1, s->width, s);
     write_gradient(of_w, totals, s->width, s->dim, t, s);
     write_gradient(of_last, totals, s->out, s->width, t, s);
+    end_team(s);
   }
   free(whole);
   return 0;

@@ -6,7 +6,7 @@
 #include "product.h"
 
 /* The sizes of a call: batch × tokens of dim channels, `width` channels inside the kernel, `out` channels of the output.
-   The tokens are bfloat16 if `bf16`; with `pairs`, so are the weights, and maps of tokens multiply in it.
+   The tokens are bfloat16 if `bf16`; with `pairs`, so are the weights, and maps multiply in it.
    polymix/ops/native/arrays.py has the same struct. */
 typedef struct {
   int64_t batch, tokens, dim, width, out, kind, degree, heads, bf16, pairs, threads;
@@ -17,7 +17,7 @@ typedef struct {
 
 INLINE int64_t blocks_of(const Sizes *s) { return over(s->tokens, ROWS); }
 INLINE Block block_of(const Sizes *s, int64_t item) {
-  int64_t each = over(s->tokens, blocks_of(s)), first = item % blocks_of(s) * each;
+  int64_t step = s->pairs ? ROW_STEP : 1, each = over(over(s->tokens, blocks_of(s)), step) * step, first = item % blocks_of(s) * each;
   return (Block){item / blocks_of(s), first, least(each, s->tokens - first)};
 }
 INLINE int hidden(const uint8_t *mask, const Sizes *s, Block k, int64_t row) {
@@ -52,13 +52,13 @@ static void add_blocks(float *to, const float *parts, int64_t rows, int64_t widt
     }
 }
 
-/* The tokens of a block, for reading only. */
-INLINE Rows read_block(Rows room, const Tokens *x, Block k, const Sizes *s) {
-  return load(room, x, k.b, k.first, k.rows, s->dim, s->bf16);
+/* The end of a team whose maps may have multiplied in pairs. */
+INLINE void end_team(const Sizes *s) {
+  if (s->pairs) end_tiles();
 }
-/* The same, as `map` reads them. */
-INLINE Rows read_block_for(Packed map, Rows room, const Tokens *x, Block k, const Sizes *s) {
-  return map.pairs ? load_pairs(room, x, k.b, k.first, k.rows, s->dim) : read_block(room, x, k, s);
+/* `width` channels of the tokens of a block, as maps read them. */
+INLINE Rows read_block(Rows room, const Tokens *x, Block k, int64_t width, const Sizes *s) {
+  return s->pairs ? load_pairs(room, x, k.b, k.first, k.rows, width) : load(room, x, k.b, k.first, k.rows, width, s->bf16);
 }
 /* Write u Wᵀ + b to a block of y, `width` channels. */
 static void write_product(Rows u, Packed w, Rows room, const Tokens *y, Block k, int64_t width, const Sizes *s) {

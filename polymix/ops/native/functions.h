@@ -3,9 +3,6 @@
 
 #pragma once
 #include "vectors.h"
-#if LANES == 16
-#include <immintrin.h>
-#endif
 
 enum { IDENTITY, GELU, RELU, CLAMPED_LEAKY_RELU, SIGMOID, HARDSIGMOID }; /* as in native/arrays.py */
 
@@ -16,7 +13,7 @@ INLINE vec bound(vec a, float low, float high) { /* NaN stays NaN */
 }
 
 INLINE float sum_of(vec v) { /* the sum of its lanes */
-#if LANES == 16
+#ifdef __AVX512F__
   return _mm512_reduce_add_ps((__m512)v);
 #endif
   UNROLL for (int half = LANES / 2; half > 0; half /= 2)
@@ -25,7 +22,7 @@ INLINE float sum_of(vec v) { /* the sum of its lanes */
 }
 
 INLINE vec inverse(vec q) { /* 1 / q. With AVX-512 it takes a third of a division's time and is off by one or two roundings. */
-#if LANES == 16
+#ifdef __AVX512F__
   vec r = (vec)_mm512_rcp14_ps((__m512)q);
   return r * (2.0f - q * r);
 #else

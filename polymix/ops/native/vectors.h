@@ -5,7 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__AVX512F__)
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+#if defined(__AVX512F__) || defined(EMULATE_TILES) /* tiles have rows of 16 floats */
 #define LANES 16
 #elif defined(__AVX__)
 #define LANES 8
@@ -37,6 +40,9 @@ INLINE vec all(float a) { return a - (vec){0}; } /* a - 0 is a, so nothing is co
 INLINE vec widen(halves h) { return (vec)(__builtin_convertvector(h, words) << 16); }
 
 INLINE halves narrow(vec v) { /* rounds to nearest, ties to even; NaN stays NaN */
+#ifdef __AVX512BF16__
+  return (halves)_mm512_cvtneps_pbh((__m512)v);
+#endif
   words bits = (words)v, nan = (words)(v != v);
   words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   return __builtin_convertvector((rounded & ~nan) | (0x7fc0 & nan), halves);

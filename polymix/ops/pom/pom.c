@@ -38,7 +38,7 @@ int linear_powers(const Tokens *x, const Linear *w, const uint8_t *mask, float *
 #pragma omp for schedule(dynamic)
     for (int64_t item = 0; item < items; item++) {
       Block k = block_of(s, item);
-      Rows in = read_block_for(map, room_in, x, k, s);
+      Rows in = read_block(room_in, x, k, s->dim, s);
       float *block_sums = parts + item * part;
       clear(block_sums, part);
       for (int64_t c = 0; c < width; c += PANEL) {
@@ -51,6 +51,7 @@ int linear_powers(const Tokens *x, const Linear *w, const uint8_t *mask, float *
       }
     }
     add_blocks(sums, parts, s->degree, s->width, s);
+    end_team(s);
   }
   free(whole);
   return 0;
@@ -83,8 +84,8 @@ int linear_powers_backward(const float *grad, const Tokens *x, const Linear *w, 
   float *whole = reserve(packed + settle(&t, s->batch * blocks_of(s), s) + team_of(s) * each), *place = whole;
   if (!whole) return 1;
   Packed map = take_packed_for(&place, s->width, s->dim, s->pairs), back = {0};
-  if (grad_x) back = take_packed(&place, s->dim, s->width);
-  float *totals = take_totals(&place, t);
+  if (grad_x) back = take_packed_for(&place, s->dim, s->width, s->pairs);
+  float *totals = take_totals(&place, t, s);
 #pragma omp parallel num_threads(team_of(s))
   {
     float *own = place + omp_get_thread_num() * each, *g = take(&own, s->degree * width);
@@ -94,17 +95,18 @@ int linear_powers_backward(const float *grad, const Tokens *x, const Linear *w, 
     Share share = share_of(omp_get_thread_num(), totals, t, s);
     for (; item_of(&share) < share.run.to; next_turn(&share)) {
       Block k = block_of(s, item_of(&share));
-      Rows in = read_block(room_in, x, k, s);
+      Rows in = read_block(room_in, x, k, s->dim, s);
       for (int64_t p = 0; p < s->degree; p++) load_row(g + p * width, grad + (k.b * s->degree + p) * s->width, s->width);
-      product(map.pairs ? read_block_for(map, room_out, x, k, s) : in, k.rows, map, u, 0);
+      product(in, k.rows, map, u, 0);
 #define BACK(kind) powers_back(u, k, mask, s, g, kind)
       OF_KIND(s->kind, BACK)
 #undef BACK
       add_gradient(&share, of_w, u, in, k.rows);
-      if (grad_x) write_product(u, back, room_out, grad_x, k, s->dim, s);
+      if (grad_x) write_product(round_input(u, k.rows, s->pairs), back, room_out, grad_x, k, s->dim, s);
     }
 #pragma omp barrier
     write_gradient(of_w, totals, s->width, s->dim, t, s);
+    end_team(s);
   }
   free(whole);
   return 0;
@@ -183,7 +185,7 @@ int pom_causal(const Tokens *x, const Linear *poly, const Linear *gate, const Li
   if (!whole) return 1;
   Packed poly_map = take_packed_for(&place, s->width, s->dim, s->pairs);
   Packed gate_map = take_packed_for(&place, s->width, s->dim, s->pairs);
-  Packed end = take_packed(&place, s->out, s->width);
+  Packed end = take_packed_for(&place, s->out, s->width, s->pairs);
   float *factors = take(&place, s->degree * width);
   double *so_far = (double *)take(&place, 2 * size);
   int64_t next = 0, turn = 0;
@@ -199,7 +201,7 @@ int pom_causal(const Tokens *x, const Linear *poly, const Linear *gate, const Li
     /* Blocks are taken in order, so that a waiting thread always waits for a running one. */
     for (int64_t item; (item = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < items;) {
       Block k = block_of(s, item);
-      Rows in = read_block_for(poly_map, room_in, x, k, s);
+      Rows in = read_block(room_in, x, k, s->dim, s);
       clear(sums, size);
       for (int64_t c = 0; c < width; c += PANEL) {
         Rows panel = columns_of(u, c);
@@ -219,8 +221,9 @@ int pom_causal(const Tokens *x, const Linear *poly, const Linear *gate, const Li
         OF_KIND(gating, GATE)
 #undef GATE
       }
-      write_product(u, end, room_out, y, k, s->out, s);
+      write_product(round_input(u, k.rows, s->pairs), end, room_out, y, k, s->out, s);
     }
+    end_team(s);
   }
   free(whole);
   return 0;

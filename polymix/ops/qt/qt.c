@@ -212,12 +212,12 @@ int qt_pool(const Tokens *x, const Linear *w, const uint8_t *mask, float *sums, 
     float *own = place + omp_get_thread_num() * each, *own_buffers = take(&own, buffers);
     Rows room_in = take_rows(&own, s->dim), u = take_rows(&own, width), squares = take_rows(&own, g.stride);
     float *b = take(&own, ROWS);
-    Linear kv = map_to(room_map, w, 2 * g.number, g);
+    Linear kv = map_to(room_map, w, 2 * g.number, g, s->pairs);
     pack_linear(map, &kv);
     Run run = run_of(omp_get_thread_num(), t, s);
     for (int64_t item = run.from; item < run.to; item++) {
       Block k = block_of(s, item);
-      product(read_block_for(map, room_in, x, k, s), k.rows, map, u, 0);
+      product(read_block(room_in, x, k, s->dim, s), k.rows, map, u, 0);
       hide(u, k, mask, b, s);
       float *sample_sums = begin_sums(own_buffers, item, run, g, s);
       for (int64_t h = 0; h < g.number; h++) {
@@ -228,6 +228,7 @@ int qt_pool(const Tokens *x, const Linear *w, const uint8_t *mask, float *sums, 
       end_sums(sums, own_buffers, item, run, g, s);
     }
     end_shared(sums, place, each, g, t, s);
+    end_team(s);
   }
   free(whole);
   return 0;
@@ -247,8 +248,8 @@ int qt_pool_backward(float *grad, const Tokens *x, const Linear *w, const uint8_
   float *whole = reserve(packed + settle(&t, s->batch * blocks_of(s), s) + team_of(s) * each), *place = whole;
   if (!whole) return 1;
   Packed map = take_packed_for(&place, width, s->dim, s->pairs), back = {0};
-  if (grad_x) back = take_packed(&place, s->dim, width);
-  float *room_map = take(&place, size_to(2 * g.number, s->dim, g)), *totals = take_totals(&place, t);
+  if (grad_x) back = take_packed_for(&place, s->dim, width, s->pairs);
+  float *room_map = take(&place, size_to(2 * g.number, s->dim, g)), *totals = take_totals(&place, t, s);
 #pragma omp parallel num_threads(team_of(s))
   {
     float *own = place + omp_get_thread_num() * each, *room_m = take(&own, maps_size);
@@ -256,7 +257,7 @@ int qt_pool_backward(float *grad, const Tokens *x, const Linear *w, const uint8_
     Rows room_in = take_rows(&own, s->dim), room_out = take_rows(&own, s->dim), u = take_rows(&own, width);
     Rows squares = take_rows(&own, g.stride), both = take_rows(&own, g.order * g.stride);
     float *b = take(&own, ROWS);
-    Linear kv = map_to(room_map, w, 2 * g.number, g);
+    Linear kv = map_to(room_map, w, 2 * g.number, g, s->pairs);
     pack_linear(map, &kv);
     if (grad_x) pack_back(back, &kv);
     int64_t sample = -1;
@@ -264,8 +265,8 @@ int qt_pool_backward(float *grad, const Tokens *x, const Linear *w, const uint8_
     for (; item_of(&share) < share.run.to; next_turn(&share)) {
       Block k = block_of(s, item_of(&share));
       if (k.b != sample) take_sample(m, room_m, grad, sample = k.b, 1, g);
-      Rows in = read_block(room_in, x, k, s);
-      product(map.pairs ? read_block_for(map, room_out, x, k, s) : in, k.rows, map, u, 0);
+      Rows in = read_block(room_in, x, k, s->dim, s);
+      product(in, k.rows, map, u, 0);
       hide(u, k, mask, b, s);
       for (int64_t h = 0; h < g.number; h++) {
         Rows keys = head_of(u, h, g), values = head_of(u, g.number + h, g);
@@ -276,10 +277,11 @@ int qt_pool_backward(float *grad, const Tokens *x, const Linear *w, const uint8_
       }
       hide(u, k, mask, b, s);
       add_gradient(&share, of_w, u, in, k.rows);
-      if (grad_x) write_product(u, back, room_out, grad_x, k, s->dim, s);
+      if (grad_x) write_product(round_input(u, k.rows, s->pairs), back, room_out, grad_x, k, s->dim, s);
     }
 #pragma omp barrier
     write_to_heads(of_w, totals, 2 * g.number, g, s->dim, t, s);
+    end_team(s);
   }
   free(whole);
   return 0;
@@ -340,7 +342,7 @@ int qt_spread(const Tokens *x, const Linear *w, float *moments, const float *bou
     MomentMaps *m = (MomentMaps *)take(&own, size_of_list(g));
     Rows room_in = take_rows(&own, s->dim), room_out = take_rows(&own, s->out), q = take_rows(&own, width);
     Rows z = take_rows(&own, width), squares = take_rows(&own, g.stride);
-    Linear to_heads = map_to(room_map, w, g.number, g), from_heads = map_from(room_last, last, g);
+    Linear to_heads = map_to(room_map, w, g.number, g, s->pairs), from_heads = map_from(room_last, last, g, s->pairs);
     pack_linear(map, &to_heads);
     pack_linear(end, &from_heads);
     int64_t sample = -1;
@@ -348,11 +350,12 @@ int qt_spread(const Tokens *x, const Linear *w, float *moments, const float *bou
     for (int64_t item = 0; item < s->batch * blocks_of(s); item++) {
       Block k = block_of(s, item);
       if (k.b != sample) take_sample(m, room_m, moments, sample = k.b, 0, g);
-      product(read_block_for(map, room_in, x, k, s), k.rows, map, q, 0);
+      product(read_block(room_in, x, k, s->dim, s), k.rows, map, q, 0);
       for (int64_t h = 0; h < g.number; h++)
         divide(m + h, head_of(q, h, g), squares, k.rows, bounds[k.b], below, head_of(z, h, g), g);
       write_product(round_input(z, k.rows, end.pairs), end, room_out, y, k, s->out, s);
     }
+    end_team(s);
   }
   free(whole);
   return 0;
@@ -375,10 +378,10 @@ int qt_spread_backward(const Tokens *grad, const Tokens *x, const Linear *w, flo
   float *whole = reserve(packed + settle(&t, s->batch * blocks_of(s), s) + team_of(s) * each), *place = whole;
   if (!whole) return 1;
   Packed map = take_packed_for(&place, width, s->dim, s->pairs), back = {0};
-  Packed end_back = take_packed(&place, width, s->out);
-  if (grad_x) back = take_packed(&place, s->dim, width);
+  Packed end_back = take_packed_for(&place, width, s->out, s->pairs);
+  if (grad_x) back = take_packed_for(&place, s->dim, width, s->pairs);
   float *room_map = take(&place, size_to(g.number, s->dim, g)), *room_last = take(&place, size_from(s->out, g));
-  float *totals = take_totals(&place, t);
+  float *totals = take_totals(&place, t, s);
 #pragma omp parallel num_threads(team_of(s))
   {
     float *own = place + omp_get_thread_num() * each, *own_buffers = take(&own, buffers), *room_m = take(&own, maps_size);
@@ -387,7 +390,7 @@ int qt_spread_backward(const Tokens *grad, const Tokens *x, const Linear *w, flo
     Rows room_in = take_rows(&own, s->dim), room_out = take_rows(&own, s->dim), room_g = take_rows(&own, s->out);
     Rows q = take_rows(&own, width), z = take_rows(&own, width), dz = take_rows(&own, width);
     Rows squares = take_rows(&own, g.stride), both = take_rows(&own, g.order * g.stride);
-    Linear to_heads = map_to(room_map, w, g.number, g), from_heads = map_from(room_last, last, g);
+    Linear to_heads = map_to(room_map, w, g.number, g, s->pairs), from_heads = map_from(room_last, last, g, s->pairs);
     pack_linear(map, &to_heads);
     if (grad_x) pack_back(back, &to_heads);
     pack_back(end_back, &from_heads);
@@ -398,9 +401,9 @@ int qt_spread_backward(const Tokens *grad, const Tokens *x, const Linear *w, flo
       Block k = block_of(s, item);
       float *sample_sums = begin_sums(own_buffers, item, run, g, s);
       if (k.b != sample) take_sample(m, room_m, moments, sample = k.b, 1, g);
-      Rows in = read_block(room_in, x, k, s);
-      Rows dy = load(room_g, grad, k.b, k.first, k.rows, s->out, s->bf16);
-      product(map.pairs ? read_block_for(map, room_out, x, k, s) : in, k.rows, map, q, 0);
+      Rows in = read_block(room_in, x, k, s->dim, s);
+      Rows dy = read_block(room_g, grad, k, s->out, s);
+      product(in, k.rows, map, q, 0);
       product(dy, k.rows, end_back, dz, 0);
       for (int64_t h = 0; h < g.number; h++) {
         Rows queries = head_of(q, h, g), quotients = head_of(z, h, g), slope = head_of(dz, h, g);
@@ -413,12 +416,13 @@ int qt_spread_backward(const Tokens *grad, const Tokens *x, const Linear *w, flo
       end_sums(grad_m, own_buffers, item, run, g, s);
       add_gradient(&share, of_last, dy, z, k.rows);
       add_gradient(&share, of_w, q, in, k.rows);
-      if (grad_x) write_product(q, back, room_out, grad_x, k, s->dim, s);
+      if (grad_x) write_product(round_input(q, k.rows, s->pairs), back, room_out, grad_x, k, s->dim, s);
     }
     end_shared(grad_m, place, each, g, t, s);
     write_to_heads(of_w, totals, g.number, g, s->dim, t, s);
     write_spaced(of_last.weight, s->out, 1, 1, g.number * g.each, g.each, g.stride, totals + of_last.of_weight, width, t, s);
     write_sums_of_groups(of_last.bias, totals + of_last.of_bias, 1, s->out, t, s);
+    end_team(s);
   }
   free(whole);
   return 0;

@@ -32,20 +32,11 @@ def fast_types() -> tuple[torch.dtype, ...]:
     return (torch.float32, torch.float64, *([torch.bfloat16] if AMX or AVX512_BF16 else []))
 
 
-def slower_than_pytorch(x: Tensor, *, training: bool = False) -> str | None:
-    """Why "auto" should skip the C kernels for x on this processor, or None if it should not.
-
-    `training`: whether they are faster with gradients too, although their backward multiplies in float32.
-    """
-    if x.dtype != torch.bfloat16 or x.dtype not in fast_types():
+def slower_than_pytorch(x: Tensor) -> str | None:
+    """Why "auto" should skip the C kernels for x on this processor, or None if it should not."""
+    if x.dtype != torch.bfloat16 or x.dtype not in fast_types() or library.multiplies_bf16():
         return None
-    if AMX:
-        return "is slower here: this processor multiplies bfloat16 natively, in tiles (AMX)"
-    if not library.multiplies_bf16():
-        return "is slower here: these kernels have no bfloat16 products"
-    if torch.is_grad_enabled() and not training:
-        return "is slower here with gradients: its backward multiplies in float32"
-    return None
+    return "is slower here: these kernels lack the bfloat16 products of this processor"
 
 
 def computed_in(x: Tensor) -> torch.dtype:
