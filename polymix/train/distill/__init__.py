@@ -204,7 +204,6 @@ def distill(
             check_pieces(report, batch, piece, loss)
         if epochs:
             _try(report.model, batch, forward, labels, teacher, loss)
-        measure = partial(_measure, report, val, forward, metric, fit.place, say)
         watches = keep == "best" and bool(imitate_epochs or epochs)
         data, apart = hold_back(data, seed) if watches else (data, [])
         comparison = Comparison(labels, teacher, temperature, forward=forward, loss=loss, piece=piece)
@@ -214,7 +213,7 @@ def distill(
             if loss == "features" and val is not None:
                 with mode(host, False):
                     val = with_features(host, val, forward, fit.place)
-                measure = partial(_measure, report, val, forward, metric, fit.place, say)
+            measure = partial(_measure, report, val, forward, metric, fit.place, say)
             measure("before", host)
             taught = comparison.weights[1] and (epochs or watches)
             former = copy.deepcopy(host).eval().requires_grad_(False) if taught else None
