@@ -19,7 +19,7 @@ from polymix.convert.tracing import mode
 from polymix.devices import processes
 from polymix.errors import CapabilityError, OptionError, check_choice, check_int, check_number
 from polymix.files import output_folder
-from polymix.numbers import figure, percent, plural
+from polymix.numbers import figure, plural
 from polymix.results import Progress
 from polymix.train.data.sampling import isolated_random_state
 from polymix.train.distill.batches import (
@@ -304,7 +304,7 @@ def _measure(
         report.metric = getattr(metric, "__name__", report.metric)
         value = report.accuracy[name] = metric(model.to(device), val, forward, device)
         what = report.metric.capitalize().replace("_", " ")
-        say(f"{what}, {name}: {percent(value) if metric is accuracy else figure(value)}.")
+        say(f"{what}, {name}: {report.written(value)}.")
 
 
 def imitate(
