@@ -121,6 +121,7 @@ def test_help_has_an_example(capsys, verb):
     assert f"Example: polymix {verb}" in " ".join(out.split())
 
 
+@pytest.mark.draws
 def test_compare_on_the_digits(capsys, tmp_path, few):
     out_dir = tmp_path / "out"
     status, out, err = run(capsys, "compare", *TINY, "--out", str(out_dir))
@@ -147,7 +148,7 @@ def test_compare_on_the_digits(capsys, tmp_path, few):
 
 
 @pytest.mark.slow
-def test_compare_on_a_folder_with_a_broken_file(capsys, tmp_path, few, blank_pictures):
+def test_compare_on_a_folder_with_a_broken_file(capsys, tmp_path, few):
     for name in ("cats", "dogs", "newts"):
         for i in range(12):
             picture(tmp_path / "photos" / name / f"{i}.png", size=(20 + i, 25), value=hash((name, i)) % 1000)
@@ -169,7 +170,7 @@ def test_compare_on_a_folder_with_a_broken_file(capsys, tmp_path, few, blank_pic
 
 
 @pytest.mark.slow
-def test_an_interrupted_comparison_resumes(capsys, tmp_path, monkeypatch, few, blank_pictures):
+def test_an_interrupted_comparison_resumes(capsys, tmp_path, monkeypatch, few):
     """Ctrl-C in the middle: what had finished is kept, --resume computes the rest and nothing twice."""
     out_dir, trained = tmp_path / "out", []
     command = ["compare", "--set", "steps=4", "--seeds", "1", "--tokens", "16", "--threads", "1",

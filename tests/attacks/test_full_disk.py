@@ -106,6 +106,7 @@ def draw(kind, path):
 
 
 @pytest.mark.parametrize("kind", FIGURES)
+@pytest.mark.draws
 def test_a_picture_that_does_not_fit_is_named(kind, tmp_path):
     draw(kind, tmp_path / "warm.png")
     assert limited(9000, refused, tmp_path / "new.png", draw, kind, tmp_path / "new.png") == (0, "")
