@@ -40,9 +40,9 @@ def percent(share: float | None, digits: int = 1) -> str:
     return DASH if share is None else f"{fixed(share, digits, 100)} %"
 
 
-def metric(value: float | None, name: str) -> str:
-    """A measurement by its name: accuracies in per cent, others with four significant digits."""
-    if value is not None and name.startswith("accuracy"):
+def metric(value: float | None, unit: str) -> str:
+    """A measurement in its metric's unit: "%", which is of shares, or "", with four significant digits."""
+    if unit == "%":
         return percent(value)
     return DASH if value is None else f"{value:,}" if isinstance(value, int) else significant(value, 4)
 

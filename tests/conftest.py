@@ -3,6 +3,7 @@ import gc
 import os
 import signal
 import sys
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -20,20 +21,27 @@ torch.set_num_threads(1)  # the suite runs in as many processes as there are cor
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # and so do those of commands, which else take every core
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported: its kernels run without a GPU
+    for kind in (torch.cuda, torch.xpu, torch.mtia):  # for a later device it keeps a traceback of every call
+        kind.manual_seed_all = lambda seed: None
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what they run in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests of Ctrl-C, and the processes that they start
 settings.register_profile("polymix", deadline=None, derandomize=True, max_examples=25)
 settings.load_profile("polymix")
+MATPLOTLIB = find_spec("matplotlib") is not None
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
-    """Rubbish is not looked for among what collecting makes and keeps: a million objects, a second each time."""
+    """Garbage is not looked for among what collecting makes and keeps: a million objects, a second each time.
+
+    What lives longer is looked through a tenth as often as by default, for it is mostly the libraries that tests import.
+    """
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(*gc.get_threshold()[:2], 100)
         gc.enable()
 
 
@@ -62,16 +70,17 @@ def _commands_are_built_once(monkeypatch):
 def _start():
     """Each test begins with the same random numbers and, whatever a command before it has set, one thread."""
     torch.set_num_threads(1)
-    if torch.cuda.is_available():
-        torch.manual_seed(0)
-    else:  # which also keeps a traceback for each kind of accelerator that there might be: half of an empty test
-        torch.default_generator.manual_seed(0)
+    torch.manual_seed(0)
 
 
-@pytest.fixture
-def blank_pictures(monkeypatch):
-    """Figures are saved without being drawn, which takes most of a small training: for tests that look at no picture."""
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", save_blank)
+@pytest.fixture(autouse=True)
+def _blank_pictures(request, monkeypatch):
+    """Figures are saved without being drawn, which takes most of a small training.
+
+    They are drawn in tests with the mark `draws`, which look at them, and in fixtures of wider scope.
+    """
+    if MATPLOTLIB and "draws" not in request.keywords:
+        monkeypatch.setattr("matplotlib.figure.Figure.savefig", save_blank)
 
 
 @pytest.fixture

@@ -32,11 +32,11 @@ def rois(count, images, generator):
 @pytest.mark.parametrize("ratio", [-1, 0, 1, 3])
 @pytest.mark.parametrize("aligned", [False, True])
 def test_roi_align_is_torchvisions_definition(aligned, ratio, dtype, monkeypatch):
-    monkeypatch.setattr(torchvision_operators, "_MAX_CORNERS", 5000)  # several parts
+    monkeypatch.setattr(torchvision_operators, "_MAX_CORNERS", 1000)  # several parts
     g = torch.Generator().manual_seed(0)
-    x = torch.randn(3, 5, 17, 23, generator=g, dtype=dtype, requires_grad=True)
+    x = torch.randn(3, 2, 17, 23, generator=g, dtype=dtype, requires_grad=True)
     for scale in (1.0, 0.25):
-        boxes = rois(24, 3, g).to(dtype)
+        boxes = rois(12, 3, g).to(dtype)
         ours, theirs = (f(x, boxes, scale, 7, 5, ratio, aligned) for f in (torch.ops.torchvision.roi_align, definition))
         assert ours.dtype == dtype and (ours - theirs).abs().max() < 1e-5
         # The gradient of torchvision's definition is NaN where it divides by a side of 0.

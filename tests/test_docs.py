@@ -49,6 +49,7 @@ def mixers(tables):
 @pytest.mark.parametrize("page", [
     pytest.param(p, marks=[pytest.mark.slow] if p.stem in TRAINING else []) for p in PAGES if "```python" in p.read_text()
 ], ids=lambda page: page.stem)  # fmt: skip
+@pytest.mark.draws
 def test_python_blocks_run(page):
     blocks = hook("blocks")
     assert blocks.BLOCK.findall(page.read_text()), "a block that is not run: it must start at the margin"

@@ -263,10 +263,12 @@ def test_only_tests_import_a_reference():
         assert name.endswith(".reference") or not references, f"{name} imports {references}"
 
 
-def sources(*folders):
+def sources(*folders, word):
+    """The files in which a word stands, parsed."""
     for folder in folders:
         for path in (ROOT / folder).rglob("*.py"):
-            yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text("utf-8"))
+            if word in (text := path.read_text("utf-8")):
+                yield path.relative_to(ROOT).as_posix(), ast.parse(text)
 
 
 def test_mixers_leave_the_choice_of_an_implementation_to_the_ops():
@@ -275,7 +277,7 @@ def test_mixers_leave_the_choice_of_an_implementation_to_the_ops():
         if name.startswith(("polymix.mixers", "polymix.structured")):
             inner = {other for other in found if other.endswith((".blocked", ".native", ".triton", ".triton_causal"))}
             assert not inner, f"{name} imports {inner}"
-    for file, tree in sources("mixers", "structured"):
+    for file, tree in sources("mixers", "structured", word="impl"):
         for node in ast.walk(tree):
             if isinstance(node, (ast.If, ast.IfExp)):
                 names = {getattr(part, "id", getattr(part, "attr", "")) for part in ast.walk(node.test)}
@@ -294,7 +296,7 @@ FOREIGN_CONFIGS = (
 
 def test_nobody_guesses_what_a_config_has():
     """A config declares what others must know of its mixer (polymix/mixers/config.py)."""
-    for file, tree in sources("."):
+    for file, tree in sources(".", word="attr("):
         for node in ast.walk(tree):
             guess = isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("hasattr", "getattr")
             if guess and not file.startswith(FOREIGN_CONFIGS):
@@ -307,7 +309,7 @@ def test_nobody_compares_the_names_of_mixers():
     import polymix
 
     names = set(polymix.list_mixers())
-    for file, tree in sources("."):
+    for file, tree in sources(".", word=".name"):
         for node in ast.walk(tree):
             if isinstance(node, ast.Compare) and ast.unparse(node.left).endswith(".name"):
                 text = {part.value for part in ast.walk(node) if isinstance(part, ast.Constant)}

@@ -45,7 +45,7 @@ def command(
     check_paths("--exported", exported)
     import torch
 
-    from polymix.numbers import figure
+    from polymix.numbers import metric
     from polymix.workflows.evaluate import Settings, evaluate
 
     settings = Settings(
@@ -59,14 +59,16 @@ def command(
         print_json(result.to_dict())
         return
     rows = [
-        (LABELS.get(name, name.replace("_", " ")), _percent(value) if result.units[name] else figure(value))
+        (LABELS.get(name, name.replace("_", " ")), metric(value, result.units[name]))
         for name, value in result.metrics.items()
     ]
     count = f": {result.count:,} {result.unit}" if result.count else ""
     print_table(console, f"{result.model} on {result.data}, {result.split}{count}", ("", "measured"), rows)
     if result.classes:
         heads = [name for name in result.classes[0] if name != "name"]
-        lines = [(row["name"], *(_cell(name, row[name]) for name in heads)) for row in result.classes]
+        lines = [
+            (row["name"], *(metric(row[name], result.units.get(name, "")) for name in heads)) for row in result.classes
+        ]
         print_table(console, None, ("class", *heads), lines)
 
 
@@ -74,18 +76,3 @@ LABELS = {
     "accuracy_low": "95 % interval, from", "accuracy_high": "95 % interval, to", "top_5": "among the first five",
     "majority": "always the commonest class",
 }  # fmt: skip
-
-
-def _cell(name: str, value: float | None) -> str:
-    """A class's measurement: a share of images in per cent, any other as a number."""
-    from polymix.numbers import DASH, figure
-
-    if name == "accuracy":
-        return _percent(value)
-    return DASH if value is None else f"{value:,}" if isinstance(value, int) else figure(value)
-
-
-def _percent(share: float | None) -> str:
-    from polymix.numbers import DASH, fixed
-
-    return DASH if share is None else f"{fixed(share, 1, 100)} %"

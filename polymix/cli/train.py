@@ -103,6 +103,8 @@ def _run(
     recipe = chosen_recipe(domain, preset=preset, config=config, options=options_of(set_ or (), flags))
     check_paths("data", *(getattr(recipe, name) for name in recipe.sources), names=recipe.names)
     check_paths("init", recipe.init)
+    if not check:
+        check_report()
     from polymix.train.run import check_data, train  # these need PyTorch, and what is wrong with options does not
 
     console = Console()
@@ -113,7 +115,6 @@ def _run(
             say(problem)
         say(f"{plural(len(problems), 'problem')} in {recipe.source}")
         return int(bool(problems))
-    check_report()
     import torch
 
     torch.set_num_threads(thread_count(threads))

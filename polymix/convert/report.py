@@ -106,6 +106,11 @@ def attention_flops(attention: AttentionSpec, tokens: int) -> int:
     return 2 * tokens * products + 4 * tokens * (attention.span or tokens) * attention.dim
 
 
+def unit_of(kind: str) -> str:
+    """The unit of what a conversion's results measure: of accuracy, perplexity and relative error one is a share."""
+    return "%" if kind == "accuracy" else ""
+
+
 class ConversionReport:
     """What `polymix.convert` did. Printing it shows a table.
 
@@ -259,6 +264,10 @@ class ConversionReport:
         stages = [name for name in self.accuracy if name != "before"]
         return self.accuracy.get(self.kept or (stages[-1] if stages else ""))
 
+    def written(self, value: float) -> str:
+        """A result as tables and sentences have it."""
+        return metric(value, unit_of(self.metric))
+
     @property
     def worse(self) -> str | None:
         """A sentence where the model is worse than the original by more than a hundredth; None where it is not."""
@@ -266,8 +275,8 @@ class ConversionReport:
         if before is None or after is None or kind not in ("accuracy", "perplexity"):
             return None
         worse = after < before - 0.01 if kind == "accuracy" else not after <= 1.01 * before
-        text = f"The converted model is worse than the original: its {kind} is {metric(after, kind)}, not "
-        return f"{text}{metric(before, kind)}." if worse else None
+        text = f"The converted model is worse than the original: its {kind} is {self.written(after)}, not "
+        return f"{text}{self.written(before)}." if worse else None
 
     @property
     def unimproved(self) -> str | None:
@@ -296,7 +305,7 @@ class ConversionReport:
         lines += [] if self.context is None else [str(self.context)]
         measured = self.metric.capitalize().replace("_", " ")
         stage = self.kept if self.kept != next(reversed(self.accuracy), None) else None
-        lines += [f"{measured}, {name}{' (kept)' if name == stage else ''}: {metric(value, self.metric)}."
+        lines += [f"{measured}, {name}{' (kept)' if name == stage else ''}: {self.written(value)}."
                   for name, value in self.accuracy.items()]  # fmt: skip
         lines += [self.unimproved] if self.unimproved else []
         return "\n".join(lines)

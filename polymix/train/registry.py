@@ -7,7 +7,9 @@ polymix keep their names: one of another package with the same name is not used.
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -26,10 +28,16 @@ _NAMES = {
 OWN_RECIPES = {name: f"polymix.domains.{name}.recipe:{kind}Recipe" for name, kind in _NAMES.items()}
 
 
+@cache
+def _offered(places: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """The entry points of packages in these folders: reading them opens a file of every package there is."""
+    return tuple(entry_points(group=GROUP))
+
+
 def domains() -> dict[str, EntryPoint]:
     """Every domain by name: polymix's own, which need no installation, then those of other packages."""
     points = {name: EntryPoint(name, value, GROUP) for name, value in OWN_RECIPES.items()}
-    for point in entry_points(group=GROUP):
+    for point in _offered(tuple(sys.path)):
         points.setdefault(point.name, point)
     return points
 
@@ -38,7 +46,7 @@ def shadowed() -> dict[str, str]:
     """Packages that offer a domain under a name of polymix's own, by that name."""
     others = (
         point
-        for point in entry_points(group=GROUP)
+        for point in _offered(tuple(sys.path))
         if point.name in OWN_RECIPES and point.value != OWN_RECIPES[point.name]
     )
     return {point.name: point.dist.name if point.dist else point.value for point in others}

@@ -20,7 +20,7 @@ from polymix.pages import embedded, fenced, markdown, render, table_line
 from polymix.results import RESULTS, schema_name
 from polymix.train.evaluation import VALIDATION
 from polymix.train.rows import UP, TrainContent, check_rows, floor_sentence
-from polymix.train.task import Metric, Task
+from polymix.train.task import Metric, Task, unit_of
 
 TURN = "Turn a test scan: a page of its own"
 SCHEMA = schema_name(TrainContent)
@@ -30,8 +30,10 @@ Row = Mapping[str, Any]
 class Journal:
     """metrics.jsonl, a row for each measurement. Rows after step `done`, of a run that was stopped, are removed."""
 
-    def __init__(self, path: Path, done: int, say: Callable[[str], None], writes: bool) -> None:
-        self.path, self.say, self.writes = path, say, writes
+    def __init__(
+        self, path: Path, done: int, say: Callable[[str], None], writes: bool, metrics: Sequence[Metric] = ()
+    ) -> None:
+        self.path, self.say, self.writes, self.metrics = path, say, writes, metrics
         if writes:
             earlier = [row for row in self.rows() if row["step"] <= done]
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +66,8 @@ class Journal:
             except OSError:
                 os.truncate(self.path, size)  # a row stands whole or not at all
                 raise
-            self.say("  ".join(f"{key} {metric(value, key)}" for key, value in row.items() if key != "samples"))
+            units = {key: unit_of(self.metrics, key.removeprefix(VALIDATION)) for key in row if key != "samples"}
+            self.say("  ".join(f"{key} {metric(row[key], unit)}" for key, unit in units.items()))
 
 
 def measured(rows: Sequence[Row]) -> tuple[list[str], list[Row]]:
@@ -126,6 +129,7 @@ def write_report(out: Path, content: Mapping[str, Any], rows: Sequence[Row]) -> 
     from polymix.pages.plots import Picture, publish
 
     names, evaluated = measured(rows)
+    units = content["rows"][0]["units"] if content.get("rows") else {}
     speeds = [(row[key], key) for row in rows for key in row if key.endswith("_per_second")]
     settings = content["settings"]
     mixer = f" with {settings['mixer']}" if settings.get("mixer") else ""
@@ -135,10 +139,11 @@ def write_report(out: Path, content: Mapping[str, Any], rows: Sequence[Row]) -> 
     if speeds:
         speed, key = figure(statistics.median(speed for speed, _ in speeds)), speeds[0][1]
         training += f" {speed} {_unit(key.removesuffix('_per_second'))} per second in training (median)."
-    curves = Picture("curves", "Training loss and the headline by step", lambda narrow: curve(rows, narrow))
+    curves = Picture("curves", "Training loss and the headline by step", lambda narrow: curve(rows, units, narrow))
     shown = publish([curves], out)
     headings = ["step", *(name.replace("_", " ") for name in names)]
-    cells = [[f"{row['step']:,}", *(metric(row.get(name), name) for name in names)] for row in evaluated]
+    cells = [[f"{row['step']:,}", *(metric(row.get(name), units.get(name, "")) for name in names)]
+             for row in evaluated]  # fmt: skip
     samples = list(evaluated[-1].get("samples", ())) if evaluated else []
     page = render(
         "train/report.html.j2", title=title, training=training, describe=about.get("describe"), headings=headings,
@@ -181,10 +186,10 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
     papers = any(row["paper"] for row in rows)
     lines = [head + ["in the paper"] * papers]
     for row in rows:
-        values = [metric(row["metrics"].get(name), name) for name in names]
+        values = [metric(row["metrics"].get(name), row["units"].get(name, "")) for name in names]
         speeds = [figure(row[key]) for key in ("training_per_second", "inference_per_second")]
         peak = DASH if row["peak_bytes"] is None else figure(row["peak_bytes"] / 2**20)
-        paper = in_the_paper(row["paper"]) if row["paper"] else DASH
+        paper = in_the_paper(row) if row["paper"] else DASH
         lines.append([row["mixer"], str(row["seed"]), *values, f"{row['parameters']:,}", *speeds, peak]
                      + [paper] * papers)  # fmt: skip
     return lines
@@ -195,15 +200,16 @@ def _unit(name: str) -> str:
     return name.replace("km2", "km²")
 
 
-def in_the_paper(figures: Row) -> str:
-    """The paper's figures, in the form of ours, and where they stand."""
-    named = [f"{key.replace('_', ' ')} {metric(value, key) if isinstance(value, float) else value}"
+def in_the_paper(row: Row) -> str:
+    """The paper's figures of a row, in the form of ours, and where they stand."""
+    figures, units = row["paper"], row["units"]
+    named = [f"{key.replace('_', ' ')} {metric(value, units.get(key, '')) if isinstance(value, float) else value}"
              for key, value in figures.items() if key != "source"]  # fmt: skip
     return ", ".join(named) + (f" ({figures['source']})" if "source" in figures else "")
 
 
-def curve(rows: Sequence[Row], narrow: bool) -> Any:
-    """The training loss and the headline measurement by step."""
+def curve(rows: Sequence[Row], units: Mapping[str, str], narrow: bool) -> Any:
+    """The training loss and the headline measurement by step. units: of metrics, by name."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import FixedLocator, MaxNLocator
 
@@ -216,14 +222,15 @@ def curve(rows: Sequence[Row], narrow: bool) -> Any:
     grid = figure.subplots(*((len(curves), 1) if narrow else (1, len(curves))), squeeze=False)
     for axes, (name, its) in zip(grid.flat, curves, strict=True):
         its = [row for row in its if finite(row.get(name)) is not None]
-        values = [100 * row[name] if name.startswith("accuracy") else row[name] for row in its]
+        unit = units.get(name, "")
+        values = [100 * row[name] if unit == "%" else row[name] for row in its]
         steps = [row["step"] for row in its]
         axes.plot(steps, values, marker="o" if len(its) < 40 else None, color=COLOURS[0])
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True) if len(steps) > 1 else FixedLocator(steps))
         if len(set(values)) == 1 and values[0]:  # or the axis would be a few hundredths around it
             axes.set_ylim(*sorted((0.0, 2.0 * values[0])))
         title = "training loss" if name == "loss" else f"{name.replace('_', ' ')} on held-out data"
-        axes.set(xlabel="step", title=title + (", %" if name.startswith("accuracy") else ""))
+        axes.set(xlabel="step", title=f"{title}, {unit}" if unit else title)
     return figure
 
 

@@ -17,7 +17,7 @@ from polymix.results import Machine, wrong_part
 from polymix.train.data.sampling import isolated_random_state
 from polymix.train.place import Place
 from polymix.train.recipe import CONTROL
-from polymix.train.task import Task
+from polymix.train.task import Metric, Task
 
 UP, DOWN = "up", "down"
 MIN_SECONDS = 0.2  # seconds of inference to measure
@@ -32,6 +32,7 @@ class TrainRow(TypedDict):
     seed: int
     metrics: Annotated[dict[str, float | None], "by name, the headline first; null: not finite"]
     directions: Annotated[dict[str, Literal["up", "down"]], "of each metric; up: more is better"]
+    units: Annotated[dict[str, Literal["", "%"]], "of each metric; %: a share from 0 to 1, written in per cent"]
     parameters: int
     steps: Annotated[int, "of the training"]
     unit: Annotated[str, "what the speeds count"]
@@ -73,14 +74,13 @@ class PredictContent(TypedDict):
 
 
 def make_row(
-    task: Task[Any, Any], model: nn.Module, metrics: Mapping[str, Any], directions: Mapping[str, str],
+    task: Task[Any, Any], model: nn.Module, metrics: Mapping[str, Any], kinds: Mapping[str, Metric],
     speed: Mapping[str, Any],
 ) -> dict[str, Any]:  # fmt: skip
-    """A row: the model, its metrics with their directions, and what it costs.
+    """A row: the model, its metrics with their directions and units, and what it costs.
 
     Args:
-        directions: "up" or "down", which is better, by metric. speed: of `measure_speed`, and
-            "training_per_second".
+        kinds: what the task declares, by metric. speed: of `measure_speed`, and "training_per_second".
     """
     recipe = task.recipe
     return {
@@ -89,7 +89,8 @@ def make_row(
         "mixer": recipe.mixer_name,
         "seed": recipe.seed,
         "metrics": dict(metrics),
-        "directions": {name: directions[name] for name in metrics},
+        "directions": {name: UP if kinds[name].better == "higher" else DOWN for name in metrics},
+        "units": {name: kinds[name].unit for name in metrics},
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "steps": recipe.steps,
         "clock": "wall",
@@ -136,12 +137,13 @@ def floor_sentence(rows: Sequence[Mapping[str, Any]]) -> str | None:
              for mixer in dict.fromkeys(row["mixer"] for row in others)}  # fmt: skip
     if floor is None or None in means.values():
         return f"{CONTROL} or another mixer has no {name}: they cannot be compared."
-    shown = " and ".join(f"{metric(value, name)} for {mixer}" for mixer, value in means.items())
+    unit = floors[0]["units"][name]
+    shown = " and ".join(f"{metric(value, unit)} for {mixer}" for mixer, value in means.items())
     end = "mixes nothing between tokens"
     sign = 1 if floors[0]["directions"][name] == UP else -1
     best = max(sign * value for value in means.values() if value is not None)
     verdict = "" if best > sign * floor else ": mixing added nothing in this run"
-    return f"{CONTROL}, which {end}, reaches {name} {metric(floor, name)}, against {shown}{verdict}."
+    return f"{CONTROL}, which {end}, reaches {name} {metric(floor, unit)}, against {shown}{verdict}."
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:

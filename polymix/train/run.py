@@ -33,7 +33,7 @@ from polymix.train.report import (
     write_results,
 )
 from polymix.train.resume import LAST_CHECKPOINT, check_no_checkpoint, check_same_run, checkpoint_to_resume
-from polymix.train.rows import DOWN, UP, make_row, measure_speed
+from polymix.train.rows import make_row, measure_speed
 from polymix.train.task import Data, Say, Task, silent
 
 CONTROL_FOLDER = "control"
@@ -146,7 +146,8 @@ def _train(
             say(f"No checkpoint in {out}: starting a new run")
         if resume and rank == 0:
             remove_unfinished(out)
-        journal = first_of_all(lambda: Journal(out / "metrics.jsonl", done, say, writes=rank == 0))
+        path, writes = out / "metrics.jsonl", rank == 0
+        journal = first_of_all(lambda: Journal(path, done, say, writes, task.metrics))
         results = {"task": task.name, "settings": recipe.to_dict(), "parameters": count(model), "data": data.summary()}
         say(f"{count(model):,} parameters, {recipe.steps:,} steps from {done:,}")
         earlier = finished_rows(out) if done >= recipe.steps else []
@@ -188,11 +189,11 @@ def _row(task: Task[Any, Any], final: nn.Module, place: Place, trained: Trained,
     """The row of results.json about a trained model."""
     names, rows = measured(journal.rows())
     metrics = {name: finite(rows[-1].get(name)) for name in names} if rows else {}
-    directions = {name: UP if metric_of(task, name).better == "higher" else DOWN for name in metrics}
+    kinds = {name: metric_of(task, name) for name in metrics}
     speeds = [row[key] for row in journal.rows() for key in row if key == f"{task.unit}_per_second"]
     speed = {"training_per_second": statistics.median(speeds) if speeds else None}
     speed |= measure_speed(task, final, place, trained.last_batch)
-    return make_row(task, final, metrics, directions, speed)
+    return make_row(task, final, metrics, kinds, speed)
 
 
 def count(model: nn.Module) -> int:

@@ -44,7 +44,7 @@ class Metric:
 
     name: str
     better: Literal["higher", "lower"]
-    unit: Literal["", "%"] = ""  # in which `polymix evaluate` writes it; "%": it is a share from 0 to 1
+    unit: Literal["", "%"] = ""  # in which every table and sentence writes it; "%": it is a share from 0 to 1
 
     def __post_init__(self) -> None:
         check_choice(f"better of the metric {self.name}", self.better, ("higher", "lower"))
@@ -55,6 +55,18 @@ class Metric:
         if value is None or not math.isfinite(value):
             return -math.inf
         return value if self.better == "higher" else -value
+
+
+def declared(metrics: Sequence[Metric], name: str) -> Metric | None:
+    """The metric of a measurement: NAME itself, or the longest whose name it begins with; None: there is none."""
+    kinds = [metric for metric in metrics if name == metric.name or name.startswith(f"{metric.name}_")]
+    return max(kinds, key=lambda metric: len(metric.name), default=None)
+
+
+def unit_of(metrics: Sequence[Metric], name: str) -> str:
+    """The unit of a number by its name; what is no metric has none."""
+    metric = declared(metrics, name)
+    return "" if metric is None else metric.unit
 
 
 @dataclass(frozen=True)
@@ -249,11 +261,11 @@ class Task(ABC, Generic[R, D]):
     # What is said of it
 
     def better(self, name: str) -> Metric:
-        """The declared metric of a measurement: NAME itself, or the longest whose name it begins with."""
-        kinds = [metric for metric in self.metrics if name == metric.name or name.startswith(f"{metric.name}_")]
-        if not kinds:
+        """The declared metric of a measurement. Raises TypeError: there is none."""
+        metric = declared(self.metrics, name)
+        if metric is None:
             raise TypeError(f"{type(self).__name__}.measure returned {name!r}, which its metrics do not declare")
-        return max(kinds, key=lambda metric: len(metric.name))
+        return metric
 
     def checked(self, measured: Mapping[str, Any]) -> dict[str, Any]:
         """What `measure` returned. Raises TypeError for what its metrics do not declare, or what is no number."""

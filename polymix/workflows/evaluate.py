@@ -172,11 +172,12 @@ def _of_run(run: SavedRun, settings: Settings, say: Callable[[str], None]) -> Ev
 
 
 def _evaluation(settings: Settings, task: Task[Any, Any], data: str, details: Mapping[str, Any]) -> Evaluation:
+    from polymix.train.task import unit_of
+
     rows = details.get("classes", [])
     count = details["count"] if "count" in details else sum(row.get("images", 0) for row in rows) or None
     unit = details.get("unit", task.unit)
-    kinds: dict[str, str] = {metric.name: metric.unit for metric in task.metrics}
-    units = {name: kinds.get(name) or kinds.get(name.partition("_")[0], "") for name in details["metrics"]}
+    units = {name: unit_of(task.metrics, name) for name in details["metrics"]}
     return Evaluation(
         str(settings.folder), task.name, data, settings.split, count, unit, details["metrics"], units, rows
     )

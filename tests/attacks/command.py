@@ -3,14 +3,12 @@
 import contextlib
 import io
 import socket
-from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import NamedTuple
 from unittest.mock import patch
 
 from polymix.cli import main
-from polymix.train import registry
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 40
 MODEL = """
@@ -60,9 +58,6 @@ WORK = (
 )
 
 
-_entry_points = cache(registry.entry_points)  # which reads the metadata of all packages, and they stay as they are
-
-
 class Reached(BaseException):
     """The command has accepted its arguments and begins its work."""
 
@@ -101,7 +96,6 @@ def run(arguments, work=WORK):
     """The outcome of a command: its exit status, or "reached" where it accepts its arguments."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(patch.object(registry, "entry_points", _entry_points))
         for module, name in work:
             stack.enter_context(patch.object(resolve_name(module), name, stop))
         stack.enter_context(offline())

@@ -15,8 +15,6 @@ from polymix.train.rows import TrainRow
 from polymix.workflows.bench.run import BenchRow
 from tests.attacks.command import run, tree
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 TINY = ["--set", "context=16", "--set", "vocab=300", "--set", "steps=4", "--set", "hidden_size=8", "--set", "num_heads=1",
         "--set", "num_layers=1", "--set", "mixers=pom", "--set", "batch_size=2", "--set", "checkpoint_every=2", "--threads",
         "1", "--set", "evaluate_every=2", "--set", "sample_tokens=0"]  # fmt: skip
@@ -28,7 +26,7 @@ COMMANDS = {
 TRAIN = ["train", "text", "--data", "text.txt", *TINY, "--out", "trained"]
 ROWS = {
     "compare": {"rows": {**empty_parts(TrainRow), "task": "classify", "host": "ViT", "mixer": "pom", "seed": 0,
-                         "metrics": {"accuracy": 0.5}, "directions": {"accuracy": "up"}, "parameters": 1, "steps": 1,
+                         "metrics": {"accuracy": 0.5}, "directions": {"accuracy": "up"}, "units": {"accuracy": "%"}, "parameters": 1, "steps": 1,
                          "unit": "images", "clock": "wall"},
                 "sweep": {"mixer": "pom", "scope": "alone", "tokens": 64, "latency": 1.0, "low": 1.0, "high": 1.0, "runs": [1.0],
                           "peak_bytes": 1, "floor": 1.0, "flops": 1, "clock": "wall", "stopped": None}},

@@ -16,8 +16,6 @@ from tests.attacks.data_sets import ODD, _places
 from tests.attacks.test_files import COMMANDS, place, runs  # noqa: F401  # fixtures
 from tests.attacks.test_full_disk import train
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 PART = 101  # of the values, those of the quick test
 READERS = {
     **{verb: (command[-1], [*command, "--resume"]) for verb, command in COMMANDS.items()},

@@ -14,6 +14,7 @@ pytest.importorskip("timm", reason="untested: EfficientViT, without timm")
 
 
 @pytest.mark.slow
+@pytest.mark.draws
 def test_both_families_are_timed_trained_and_drawn(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import qt_vit

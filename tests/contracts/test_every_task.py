@@ -1,6 +1,5 @@
 """What every task promises in training: kill -9 and resume, two processes, all options at once, converted weights."""
 
-import contextlib
 import json
 import os
 import signal
@@ -8,6 +7,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from polymix import convert, save_pretrained
 from polymix.cli import main
@@ -21,6 +21,7 @@ from tests.processes import fork, statuses
 
 pytestmark = pytest.mark.slow
 STEPS = 4
+DRAW = Figure.savefig  # before a test makes it blank
 COMMON = ("control=False", f"steps={STEPS}", "log_every=1", "evaluate_every=2", "checkpoint_every=2")
 # Others: a picture of their data.
 PREDICTED = {
@@ -74,7 +75,7 @@ def run(domain, data, out, words=(), *, resume=False, environment=None, dies_at=
             return own(self, batch)
 
         Learner.forward = forward
-    with contextlib.nullcontext() if draws else patch("matplotlib.figure.Figure.savefig", save_blank):
+    with patch("matplotlib.figure.Figure.savefig", DRAW if draws else save_blank):
         train(recipe_of(domain, data, *words), out, resume=resume, data_folder=data / domain)
 
 

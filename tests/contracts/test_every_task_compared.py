@@ -10,8 +10,6 @@ from polymix.train.registry import OWN_RECIPES
 from polymix.workflows.compare.settings import Settings
 from tests.domains.texts import folder as text_files
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 DOMAINS = sorted(OWN_RECIPES)
 
 

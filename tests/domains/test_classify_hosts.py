@@ -50,6 +50,7 @@ CASES = {
 @pytest.mark.parametrize("name", [
     "deit", *(pytest.param(name, marks=pytest.mark.slow) for name in CASES if name != "deit"),
 ])  # fmt: skip
+@pytest.mark.draws
 def test_every_published_recipe_trains_and_measures(imagenet, tmp_path, name):
     recipe = ClassifyRecipe().preset(name).changed(**{**SMALL, "epochs": None, "data": str(imagenet), **CASES[name]})
     last = train(recipe, tmp_path / "run")

@@ -403,6 +403,7 @@ def test_another_seed_has_other_drives(tmp_path):
     assert torch.equal(first[0], first[2]) and not torch.equal(first[0][:100], first[1][:100])
 
 
+@pytest.mark.draws
 def test_without_plotly_a_run_is_whole_and_says_once_what_is_missing(drives, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly", None)
     lines = []

@@ -248,6 +248,7 @@ def test_training_and_test_scenes_have_faces_of_their_own(monkeypatch):
     assert max(used[False]) < min(used[True])
 
 
+@pytest.mark.draws
 def test_a_run_is_measured_again_and_predicts(tmp_path):
     recipe = FacesRecipe.tiny().changed(control=False)
     latest = train(recipe, tmp_path / "run")

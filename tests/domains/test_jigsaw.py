@@ -68,6 +68,7 @@ def test_a_plan_keeps_attention_in_the_other_blocks():
     assert [block.mixer.name for block in model.blocks] == ["pom", "softmax"]
 
 
+@pytest.mark.draws
 def test_a_run_measures_draws_and_predicts(photographs, tmp_path):
     recipe = JigsawRecipe(data=str(photographs)).preset("tiny")
     last = train(recipe, tmp_path / "run")

@@ -343,7 +343,7 @@ def test_the_paper_s_epochs_are_counted_by_the_reader_s_windows(tmp_path):
 
 def test_the_sentence_about_the_floor_says_when_it_is_not_lower():
     def row(mixer, value, way="up"):
-        return {"mixer": mixer, "metrics": {"m": value}, "directions": {"m": way}}
+        return {"mixer": mixer, "metrics": {"m": value}, "directions": {"m": way}, "units": {"m": ""}}
 
     assert "mixing added nothing" in floor_sentence([row("pom", 0.5), row("linear_floor", 0.5)])
     assert "mixing added nothing" not in floor_sentence([row("pom", 0.6), row("linear_floor", 0.5)])

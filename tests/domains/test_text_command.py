@@ -16,8 +16,6 @@ from polymix.train.loop import Learner
 from polymix.train.registry import named_recipe
 from tests.domains.texts import folder, rows
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 ROOT = Path(__file__).parents[2]
 RECIPE = """
 from polymix.domains.text.recipe import TextRecipe

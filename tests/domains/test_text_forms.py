@@ -29,8 +29,6 @@ from polymix.train.data.problems import Problems
 from polymix.train.data.texts import composed, named_file, read_names, read_text
 from tests.domains.box_files import coco_json, photo, write_voc
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 WORD = "Zoë à Orléans"
 FORMS = [unicodedata.normalize(form, WORD) for form in ("NFC", "NFD")]
 LATIN = os.fsdecode(b"Gr\xf6\xdfe")

@@ -19,8 +19,6 @@ from polymix.train.run import train
 from tests.attacks.command import tree
 from tests.domains.texts import MODEL, TINY, rows, tiny
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 NOISY = {"options": {**MODEL, "dropout": 0.2}, "accumulate": 2, "ema": 0.8, "packing": "segments"}
 
 
@@ -75,11 +73,7 @@ def test_the_loss_falls_and_everything_is_left(whole):
     assert all(row["samples"][0].startswith("the cat ") for row in evaluated)
     assert math.log(evaluated[1]["perplexity"]) == pytest.approx(evaluated[1]["val_loss"])
     report = (out / "report.md").read_text()
-    assert (
-        metric(evaluated[1]["bits_per_byte"], "bits_per_byte") in report
-        and "the cat" in report
-        and recipe.data in report
-    )
+    assert metric(evaluated[1]["bits_per_byte"], "") in report and "the cat" in report and recipe.data in report
 
 
 def test_auto_classes_and_pipeline_load_it(whole):

@@ -117,7 +117,7 @@ def test_nobody_words_it_alone():
     }  # fmt: skip
     for path in ROOT.rglob("*.py"):
         file, source = path.relative_to(ROOT).as_posix(), path.read_text("utf-8")
-        if file not in own:
+        if file not in own and ("ImportError" in source or "ModuleNotFound" in source):
             caught = [ast.unparse(node.type) for node in ast.walk(ast.parse(source))
                       if isinstance(node, ast.ExceptHandler) and node.type is not None]  # fmt: skip
             assert not [kind for kind in caught if "ImportError" in kind or "ModuleNotFound" in kind], file

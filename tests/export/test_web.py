@@ -223,7 +223,6 @@ def test_models_are_called_by_their_mixer_or_their_source(package, quick, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("blank_pictures")
 def test_the_canvas_gets_its_constants_from_the_run(package, quick, tmp_path, monkeypatch):
     from polymix.train.run import train
 

@@ -123,6 +123,7 @@ def test_errors():
         lens.influence(torch.tanh, picture())
 
 
+@pytest.mark.draws
 def test_a_trained_model_on_a_real_digit_beside_attention(tmp_path):
     """After a few seconds of training, the picture of both; and the answer's map adds to what the mixer was given."""
     data = load_digits(8)

@@ -151,6 +151,7 @@ def test_kinks_count():
 
 
 @pytest.mark.parametrize(("order", "shape"), [(2, (1, 4, 2)), (3, (1, 3, 2)), (1, (6,)), (2, (1, 12, 2))])
+@pytest.mark.draws
 def test_the_picture(tmp_path, order, shape):
     found = lens.interactions(lambda x: x * x.roll(1, 0), order, shape=shape)
     assert found.plot(tmp_path / "new" / "picture.png").stat().st_size > 5_000

@@ -141,6 +141,7 @@ def test_errors_are_one_line_and_status_2(capsys, tmp_path, arguments, named):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.draws
 def test_without_matplotlib_it_says_what_to_install(tmp_path, monkeypatch):
     import builtins
 
@@ -158,6 +159,7 @@ def test_without_matplotlib_it_says_what_to_install(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.draws
 def test_digits(capsys, tmp_path, monkeypatch):
     """The whole way of --image, with one epoch of training."""
     import polymix.workflows.influence as module

@@ -14,8 +14,6 @@ from polymix.train import loggers
 from polymix.train.run import train
 from tests.attacks.test_full_disk import REASON, limited
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 TINY = {"steps": 6, "log_every": 2, "evaluate_every": 3, "checkpoint_every": 3, "dim": 8, "depth": 1,
         "image_size": 8, "batch_size": 32}  # fmt: skip
 

@@ -11,8 +11,9 @@ from polymix.domains.classify.recipe import ClassifyRecipe
 from polymix.pages import COLOURS
 from polymix.train import run as running
 from polymix.train.data.drawing import INK, save_figure
-from polymix.train.report import curve, write_report
+from polymix.train.report import Journal, curve, table, write_report
 from polymix.train.saved import SavedRun
+from polymix.train.task import Metric
 from tests.browser import PAPER, needs_browser, opened
 
 ABOUT = {
@@ -20,7 +21,14 @@ ABOUT = {
     "usage": ["import torch"],
     "next": [("Go on:", "polymix compare --data 'my photos'")],
 }
+UNITS = {"accuracy": "%", "val_loss": ""}
+ROW = {
+    "mixer": "pom", "seed": 0, "metrics": {"accuracy": 0.9375}, "directions": {"accuracy": "up"}, "units": UNITS,
+    "parameters": 1234, "unit": "images", "training_per_second": 1.0, "inference_per_second": 1.0, "peak_bytes": None,
+    "paper": None,
+}  # fmt: skip
 CONTENT = {
+    "rows": [ROW],
     "task": "images",
     "parameters": 1234,
     "about": ABOUT,
@@ -66,14 +74,29 @@ def test_the_title_names_the_mixer_and_there_is_one_speed(tmp_path):
     assert "950 images per second in training (median)" in page
 
 
+def test_a_share_is_in_per_cent_under_any_name(tmp_path):
+    """top_5 was 0.93 in the report and 93 % in `polymix evaluate`: each had a rule of its own."""
+    metrics, printed = (Metric("top_5", "higher", "%"), Metric("top", "higher")), []
+    measured = {"step": 1, "top_5": 0.9375, "validation_top_5": 0.5, "top_1": 0.25}
+    Journal(tmp_path / "metrics.jsonl", 0, printed.append, True, metrics)({**measured, "loss": 2.5})
+    assert printed == ["step 1  top_5 93.8 %  validation_top_5 50.0 %  top_1 0.25  loss 2.5"]
+    units = {"top_5": "%", "validation_top_5": "%", "top_1": ""}
+    row = {**ROW, "metrics": {"top_5": 0.9375, "top_1": 0.25}, "directions": {}, "units": units}
+    row["paper"] = {"top_5": 0.875, "source": "Table 1"}
+    assert {"93.8 %", "0.25", "top 5 87.5 % (Table 1)"} <= set(table([row])[1])
+    write_report(tmp_path, {**CONTENT, "pictures": [], "rows": [row]}, [measured])
+    assert (tmp_path / "report.md").read_text().count("93.8 %") == 2, "over steps and over mixers"
+    assert curve([measured], units, False).axes[1].get_title() == "validation top 5 on held-out data, %"
+
+
 def test_accuracies_are_drawn_in_per_cent():
-    assert curve(ROWS, False).axes[1].lines[0].get_ydata().tolist() == [81.25, 93.75]
-    assert "%" in curve(ROWS, True).axes[1].get_title()
+    assert curve(ROWS, UNITS, False).axes[1].lines[0].get_ydata().tolist() == [81.25, 93.75]
+    assert "%" in curve(ROWS, UNITS, True).axes[1].get_title()
 
 
 def test_the_axis_of_one_value_begins_at_zero():
     """It used to reach from 0.110 to 0.122."""
-    assert curve([{"step": 1, "loss": 2.5}, {"step": 1, "AP": 0.116}], False).axes[1].get_ylim() == (0, 0.232)
+    assert curve([{"step": 1, "loss": 2.5}, {"step": 1, "AP": 0.116}], {}, False).axes[1].get_ylim() == (0, 0.232)
 
 
 @pytest.mark.parametrize(("steps", "rows"), [(60, 10), (3, 3), (1, 1)])
@@ -134,6 +157,7 @@ def test_a_model_is_loaded_elsewhere_than_it_was_trained(tmp_path, place):
     assert next(SavedRun.of(tmp_path).load().parameters()).device.type == "cpu"
 
 
+@pytest.mark.draws
 def test_pictures_have_no_ground_and_ink_that_both_modes_show(tmp_path):
     """Under a dark page they used to be a white sheet."""
     figure = Figure(figsize=(3, 2))
@@ -159,6 +183,7 @@ def test_pictures_have_no_ground_and_ink_that_both_modes_show(tmp_path):
 
 
 @needs_browser
+@pytest.mark.draws
 def test_in_a_browser(folder):
     with opened(folder / "report.html", folder / "profile") as page:
         for view in (
@@ -169,7 +194,7 @@ def test_in_a_browser(folder):
         ):
             found = page.see(**view)
             assert not found["overflow"] and not found["faint"] and not found["small"], (view, found)
-            assert found["columns"] == ["step", "accuracy", "val loss"] and found["charts"] == 1
+            assert found["columns"][:4] == ["step", "accuracy", "val loss", "mixer"] and found["charts"] == 1
         page.see(width=400)
         assert page.evaluate('document.querySelector(".sheet img").width') > 400, (
             "names in it can be read, and it scrolls"

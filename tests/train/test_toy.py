@@ -74,6 +74,7 @@ def same(out, other):
     assert all(torch.equal(value, weights(other)[name]) for name, value in weights(out).items())
 
 
+@pytest.mark.draws
 def test_it_learns_and_leaves_results_a_report_and_pictures(toy, capsys):
     out = toy.parent / "out"
     status, said, _ = run(capsys, toy, "--out", out)
@@ -88,7 +89,6 @@ def test_it_learns_and_leaves_results_a_report_and_pictures(toy, capsys):
     assert pictures and all((out / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
 
 
-@pytest.mark.usefixtures("blank_pictures")
 def test_set_changes_options_and_refuses_unknown_ones(toy, capsys):
     out = toy.parent / "out"
     status, _, _ = run(capsys, toy, "--out", out, "--set", "steps=3", "--set", "mixer=padre:kernel_size=3")
@@ -102,7 +102,6 @@ def test_set_changes_options_and_refuses_unknown_ones(toy, capsys):
     )
 
 
-@pytest.mark.usefixtures("blank_pictures")
 def test_data_is_the_task_s_own_and_what_it_refuses_is_one_line(toy, capsys):
     lines = toy.parent / "signs.txt"
     lines.write_text("++-\n--+\n+++\n---\n-+-\n" * 4)
@@ -116,7 +115,6 @@ def test_data_is_the_task_s_own_and_what_it_refuses_is_one_line(toy, capsys):
     assert status == 2 and "expected training samples" in error and len(error.splitlines()) == 1
 
 
-@pytest.mark.usefixtures("blank_pictures")
 @pytest.mark.parametrize("step", [1, 4, 8])
 def test_a_resumed_run_gives_the_same_bits(toy, capsys, monkeypatch, step):
     """Stopped before the first checkpoint, between two, at the end; in the middle of a step that has two parts."""
@@ -146,7 +144,6 @@ def test_a_resumed_run_gives_the_same_bits(toy, capsys, monkeypatch, step):
     same(whole, out)
 
 
-@pytest.mark.usefixtures("blank_pictures")
 def test_epochs_tell_the_steps_by_the_length_of_the_data(toy, capsys):
     lines, out = toy.parent / "signs.txt", toy.parent / "out"
     lines.write_text("++-\n--+\n+++\n---\n-+-\n" * 4)  # 16 of the 20 are for training
@@ -160,7 +157,6 @@ def test_epochs_tell_the_steps_by_the_length_of_the_data(toy, capsys):
     assert status == 2 and "both epochs=2.5 and steps" in error
 
 
-@pytest.mark.usefixtures("blank_pictures")
 def test_another_recipe_or_other_data_is_not_resumed(toy, capsys):
     out, lines = toy.parent / "out", toy.parent / "signs.txt"
     run(capsys, toy, "--out", out, "--set", "steps=2")
@@ -171,7 +167,6 @@ def test_another_recipe_or_other_data_is_not_resumed(toy, capsys):
     assert status == 2 and "other data" in error
 
 
-@pytest.mark.usefixtures("blank_pictures")
 def test_an_installed_domain_is_known_by_its_name(package, capsys):
     status, said, _ = run(capsys, "majority", "--preset", "tiny", "--length", "7", "--out", package / "out")
     assert status == 0, said
@@ -246,7 +241,6 @@ def test_a_task_that_could_not_be_found_again_is_not_trained(package, capsys, fi
     assert status == 2 and message in error and len(error.splitlines()) == 1 and not (package / "out").exists()
 
 
-@pytest.mark.usefixtures("blank_pictures")
 def test_a_run_of_a_domain_that_is_not_installed_says_so(toy, capsys):
     shutil.rmtree(toy.parents[1] / "majority-1.0.dist-info")
     out = toy.parent / "out"
@@ -272,7 +266,6 @@ def classifier(package):
     return package
 
 
-@pytest.mark.usefixtures("blank_pictures")
 def test_other_classes_than_the_model_s_are_not_measured(classifier, capsys):
     """Their labels would be numbers of other classes."""
     out, lines = classifier / "out", classifier / "signs.txt"
@@ -285,7 +278,6 @@ def test_other_classes_than_the_model_s_are_not_measured(classifier, capsys):
         evaluate(Settings(out, data=str(lines)))
 
 
-@pytest.mark.usefixtures("blank_pictures")
 def test_compare_shows_the_answers_of_a_task_that_is_not_of_pictures(classifier):
     progress = SimpleNamespace(start=lambda name, total: lambda done: None)
     asked = settings.Settings("majority", mixers="linear_floor", seeds=1, options=("steps=1",), threads=1)

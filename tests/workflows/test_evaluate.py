@@ -21,8 +21,6 @@ from polymix.train.run import train
 from polymix.train.saved import SavedRun
 from polymix.workflows.evaluate import Evaluation, Settings, evaluate
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 TINY = {"steps": 4, "evaluate_every": 4, "dim": 8, "depth": 1, "image_size": 8, "batch_size": 32}
 SHADES = {"black": 20, "grey": 120, "white": 230}
 

@@ -26,7 +26,8 @@ PACKAGE = Path(polymix.__file__).parent
 def test_every_from_pretrained_says_whether_foreign_code_may_run():
     """transformers asks on standard input where nothing is said, and runs the code if a line with "y" is there."""
     for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        text = path.read_text("utf-8")
+        for node in ast.walk(ast.parse(text if "from_pretrained" in text else "")):
             if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "from_pretrained":
                 assert "trust_remote_code" in {word.arg for word in node.keywords}, f"{path}:{node.lineno}"
 

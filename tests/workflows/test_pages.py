@@ -17,6 +17,7 @@ from tests.workflows.bench.content import content as bench_content
 from tests.workflows.bench.content import row as bench_row
 from tests.workflows.compare.content import make
 
+pytestmark = pytest.mark.draws
 PIXEL = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 NAMES = {
     "softmax": [0.98, 0.97],

@@ -19,7 +19,7 @@ from polymix.convert.tracing import mode
 from polymix.devices import processes
 from polymix.errors import CapabilityError, OptionError, check_choice, check_int, check_number
 from polymix.files import output_folder
-from polymix.numbers import figure, percent, plural
+from polymix.numbers import figure, plural
 from polymix.results import Progress
 from polymix.train.data.sampling import isolated_random_state
 from polymix.train.distill.batches import (
@@ -204,7 +204,6 @@ def distill(
             check_pieces(report, batch, piece, loss)
         if epochs:
             _try(report.model, batch, forward, labels, teacher, loss)
-        measure = partial(_measure, report, val, forward, metric, fit.place, say)
         watches = keep == "best" and bool(imitate_epochs or epochs)
         data, apart = hold_back(data, seed) if watches else (data, [])
         comparison = Comparison(labels, teacher, temperature, forward=forward, loss=loss, piece=piece)
@@ -214,7 +213,7 @@ def distill(
             if loss == "features" and val is not None:
                 with mode(host, False):
                     val = with_features(host, val, forward, fit.place)
-                measure = partial(_measure, report, val, forward, metric, fit.place, say)
+            measure = partial(_measure, report, val, forward, metric, fit.place, say)
             measure("before", host)
             taught = comparison.weights[1] and (epochs or watches)
             former = copy.deepcopy(host).eval().requires_grad_(False) if taught else None
@@ -305,7 +304,7 @@ def _measure(
         report.metric = getattr(metric, "__name__", report.metric)
         value = report.accuracy[name] = metric(model.to(device), val, forward, device)
         what = report.metric.capitalize().replace("_", " ")
-        say(f"{what}, {name}: {percent(value) if metric is accuracy else figure(value)}.")
+        say(f"{what}, {name}: {report.written(value)}.")
 
 
 def imitate(

@@ -86,7 +86,7 @@ def judged(content: dict[str, Any]) -> list[str]:
     """Attention, and the mixer of the verdict or else the most accurate one."""
     if not content["rows"]:
         return []
-    sign = 1 if headline(content)[1] else -1
+    sign = 1 if headline(content).more else -1
     score = {label: sign * its.mean for label, its in scores(content).items() if label not in (ATTENTION, FLOOR)}
     named = (content["answer"] or {}).get("verdict", {}).get("mixer")
     best = named if named in score else max(score, key=score.__getitem__, default=None)
@@ -186,8 +186,8 @@ def accuracy_against_latency(content: dict[str, Any], narrow: bool = False) -> F
     figure = Figure(figsize=(PHONE_WIDTH, 4.6) if narrow else (7.5, 4.2), layout="constrained")
     axes = figure.subplots()
     scope, look, score = timed(content), looks(content), scores(content)
-    (name, more), n, table = headline(content), reference_tokens(content, scope), latencies(content, scope)
-    scale, unit = (100, ", %") if name.startswith("accuracy") else (1, "")
+    (name, more, unit), n, table = headline(content), reference_tokens(content, scope), latencies(content, scope)
+    scale = 100 if unit == "%" else 1
     points = {m: (table[m][n], scale * s.mean) for m, s in score.items() if m in table and n in table[m]}
     front = pareto({m: (x, y if more else -y) for m, (x, y) in points.items()})
     if len(front) > 1:
@@ -277,8 +277,8 @@ def pictures(content: dict[str, Any]) -> list[Picture]:
     fitted = "N^x is the slope fitted to the upper half of the lengths (at least three): 1 is linear, 2 quadratic."
     if not (slopes(content, "alone", "latency") or slopes(content, "host", "latency")):
         fitted = f"Too few lengths to fit slopes: that needs {_MIN_POINTS} or more, and no --quick."
-    name, chance = headline(content)[0], noise(content)
-    points = f"{fixed(chance, 1, 100)} points" if name.startswith("accuracy") else metric(chance, name)
+    (name, _, unit), chance = headline(content), noise(content)
+    points = f"{fixed(chance, 1, 100)} points" if unit == "%" else metric(chance, unit)
     first, margin = f"{spelled(name).capitalize()} against latency", f"Differences below {points} can be chance."
     held = "The most memory that one call holds at once beyond the model and its input, including its output."
     return [

@@ -32,7 +32,7 @@ from polymix.train.place import Place
 from polymix.train.recipe import CONTROL, Recipe
 from polymix.train.report import finished_rows
 from polymix.train.resume import LAST_CHECKPOINT
-from polymix.train.rows import DOWN, UP, check_rows, floor_sentence, make_row
+from polymix.train.rows import check_rows, floor_sentence, make_row
 from polymix.train.run import check_recipe, train
 from polymix.train.task import Data, Task
 from polymix.workflows.compare.content import Content
@@ -267,8 +267,8 @@ def _diverged(task: Task[Any, Any], data: Data, steps: int) -> dict[str, Any]:
     """The row of a run whose loss became NaN or infinite."""
     headline = task.metrics[0]
     speed = {"unit": task.unit, "training_per_second": None, "inference_per_second": None, "peak_bytes": None}
-    directions = {headline.name: UP if headline.better == "higher" else DOWN}
-    return {**make_row(task, task.build(data), {headline.name: None}, directions, speed), "steps": steps}
+    row = make_row(task, task.build(data), {headline.name: None}, {headline.name: headline}, speed)
+    return {**row, "steps": steps}
 
 
 def _described(task: Task[Any, Any], data: Data, labels: Tensor) -> dict[str, Any]:

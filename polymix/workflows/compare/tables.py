@@ -39,6 +39,7 @@ def _trained(content: dict[str, Any]) -> list[Column]:
     runs = [row for mine in by_mixer.values() for row in mine]
     names = list(dict.fromkeys(name for row in runs for name in row["metrics"]))
     directions = {name: way for row in runs for name, way in row["directions"].items()}
+    units = {name: unit for row in runs for name, unit in row["units"].items()}
     unit = runs[0]["unit"] if runs else "samples"
     several = max((len(mine) for mine in by_mixer.values()), default=1) > 1
     swept, flops = bool(content["sweep"]), {row["label"]: row["flops"] for row in content["mixers"]}
@@ -47,8 +48,8 @@ def _trained(content: dict[str, Any]) -> list[Column]:
         return _median([row[key] for row in by_mixer[label]])
 
     def paper(label: str) -> str:
-        its = by_mixer[label][0]["paper"] if by_mixer[label] else None
-        return in_the_paper(its) if its else DASH
+        its = by_mixer[label][:1]
+        return in_the_paper(its[0]) if its and its[0]["paper"] else DASH
 
     def peak(label: str) -> str:
         held = value(label, "peak_bytes")
@@ -61,7 +62,7 @@ def _trained(content: dict[str, Any]) -> list[Column]:
     for place, name in enumerate(names):
         heading = f"{spelled(name)} {'↑' if directions[name] == UP else '↓'}"
         spread = " (± half the range over seeds)" if several and not place else ""
-        cell = lambda label, name=name: _spread([row["metrics"].get(name) for row in by_mixer[label]], name)  # noqa: E731
+        cell = lambda label, name=name: _spread([row["metrics"].get(name) for row in by_mixer[label]], units[name])  # noqa: E731
         table.append(Column(heading + spread, heading if not (place and swept) else None, cell))
     table += [
         Column("parameters of the model", "params", parameters),
@@ -136,17 +137,17 @@ def data_line(data: dict[str, Any]) -> str:
     return f"{line} The largest class, {name}, has {share} of the test samples."
 
 
-def _spread(values: Sequence[float | None], name: str) -> str:
-    """The mean over the seeds and half their range."""
+def _spread(values: Sequence[float | None], unit: str) -> str:
+    """The mean over the seeds and half their range. unit: of the metric."""
     numbers = [value for value in values if value is not None]
     if not values:
         return DASH
     if len(numbers) < len(values):
         return "diverged"
     half = (max(numbers) - min(numbers)) / 2
-    if name.startswith("accuracy"):
+    if unit == "%":
         return fixed(fmean(numbers), 1, 100) + (f" ±{fixed(half, 1, 100)} %" if len(numbers) > 1 else " %")
-    return metric(fmean(numbers), name) + (f" ±{figure(half)}" if len(numbers) > 1 else "")
+    return metric(fmean(numbers), unit) + (f" ±{figure(half)}" if len(numbers) > 1 else "")
 
 
 def _median(values: Sequence[float | None]) -> float | None:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean
-from typing import Any
+from typing import Any, NamedTuple
 
 from polymix.mixers import PomConfig, PomMixer
 from polymix.mixers.registry import ATTENTION, FLOOR
@@ -34,18 +34,26 @@ class Score:
     runs: int
 
 
-def headline(content: dict[str, Any]) -> tuple[str, bool]:
-    """The first metric of the rows, and whether more of it is better."""
+class Headline(NamedTuple):
+    """The first metric of the rows, whether more of it is better, and its unit."""
+
+    name: str
+    more: bool
+    unit: str
+
+
+def headline(content: dict[str, Any]) -> Headline:
+    """By which a comparison judges."""
     row = content["rows"][0]
     name = next(iter(row["metrics"]))
-    return name, row["directions"][name] == UP
+    return Headline(name, row["directions"][name] == UP, row["units"][name])
 
 
 def scores(content: dict[str, Any]) -> dict[str, Score]:
     """The headline metric by mixer, without those that diverged in any run."""
     by_mixer = {}
     for mixer in labels(content):
-        runs = [row["metrics"].get(headline(content)[0]) for row in content["rows"] if row["mixer"] == mixer]
+        runs = [row["metrics"].get(headline(content).name) for row in content["rows"] if row["mixer"] == mixer]
         if runs and None not in runs:
             by_mixer[mixer] = Score(mean(runs), min(runs), max(runs), len(runs))
     return by_mixer
@@ -66,7 +74,7 @@ def noise(content: dict[str, Any]) -> float:
     score = scores(content).get(ATTENTION)
     if score is None:
         return MIN_NOISE
-    whole = 1.0 if headline(content)[0].startswith("accuracy") else abs(score.mean)
+    whole = 1.0 if headline(content).unit == "%" else abs(score.mean)
     if content["data"] is None and score.runs == 1:
         return NOISE_OF_ONE_SEED * whole
     if content["data"] is None:
@@ -155,7 +163,7 @@ def contenders(content: dict[str, Any]) -> list[Contender]:
     score, margin, speed = scores(content), noise(content), speeds(content, timed(content))
     if ATTENTION not in score:
         return []
-    sign = 1 if headline(content)[1] else -1
+    sign = 1 if headline(content).more else -1
     others = [m for m in score if m not in (ATTENTION, FLOOR) and m in speed]
     differences = {m: sign * (score[m].mean - score[ATTENTION].mean) for m in others}
     return [Contender(m, speed[m], (value - margin, value + margin)) for m, value in differences.items()]
@@ -294,27 +302,27 @@ def _published(config: dict[str, Any], dim: int) -> str:
 
 def _accuracy(content: dict[str, Any]) -> list[str]:
     score, chance = scores(content), noise(content)
-    name, more = headline(content)
+    name, more, unit = headline(content)
     if ATTENTION not in score:
         return ["Attention itself diverged in training, so no accuracy can be judged."]
     reached, sign = score[ATTENTION].mean, 1 if more else -1
     seeds = plural(score[ATTENTION].runs, "seed")
     if content["data"] is None:
         direction = "more" if more else "less"
-        first = f"{spelled(name).capitalize()}: attention reaches {metric(reached, name)} ({direction} is better). "
+        first = f"{spelled(name).capitalize()}: attention reaches {metric(reached, unit)} ({direction} is better). "
         if score[ATTENTION].runs > 1:
-            first += f"Over {seeds} differences below {metric(chance, name)} can be chance."
+            first += f"Over {seeds} differences below {metric(chance, unit)} can be chance."
         else:
-            first += f"One seed does not show what chance does; differences below {metric(chance, name)} are ignored."
+            first += f"One seed does not show what chance does; differences below {metric(chance, unit)} are ignored."
     else:
         first = (
-            f"Accuracy: attention reaches {metric(reached, name)}. With {content['data']['test']:,} test samples and "
+            f"Accuracy: attention reaches {metric(reached, unit)}. With {content['data']['test']:,} test samples and "
         )
         first += f"{seeds}, differences below {fixed(chance, 1, 100)} points can be chance."
     sentences = [first]
 
     def named(mixers: Sequence[str]) -> str:
-        return ", ".join(f"{mixer} ({metric(score[mixer].mean, name)})" for mixer in mixers)
+        return ", ".join(f"{mixer} ({metric(score[mixer].mean, unit)})" for mixer in mixers)
 
     others = [m for m in score if m not in (ATTENTION, FLOOR)]
     if below := [m for m in others if sign * (score[m].mean - reached) < -chance]:
@@ -326,7 +334,7 @@ def _accuracy(content: dict[str, Any]) -> list[str]:
     enough = 0.0 if content["data"] is None else WELL_TRAINED.get(content["data"]["name"], 0.0)
     undertrained = (more and reached < enough) or content["settings"]["quick"]
     if FLOOR in score and sign * (score[FLOOR].mean - reached) >= -chance:
-        sentence = f"A model without any token mixing ({FLOOR}) reaches {metric(score[FLOOR].mean, name)}. "
+        sentence = f"A model without any token mixing ({FLOOR}) reaches {metric(score[FLOOR].mean, unit)}. "
         if undertrained:
             sentence += "So attention has not learned to mix in a run this short."
         else:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import polymix
+from polymix.convert.report import unit_of
 from polymix.convert.trained import is_plan_file
 from polymix.extras import URL
 from polymix.files import write_whole
@@ -105,7 +106,7 @@ def accuracy(content: Mapping[str, Any]) -> list[tuple[str, str]]:
     results, kind = content["conversion"]["accuracy"], content["conversion"].get("metric", "accuracy")
     nats = {name: f" ({fixed(math.log(x), 4)} nats per token)" for name, x in results.items() if kind == "perplexity"}
     count = (content.get("data") or {}).get("test") if kind == "accuracy" else None
-    cells = {name: metric(x, kind) + nats.get(name, "") for name, x in results.items()}
+    cells = {name: metric(x, unit_of(kind)) + nats.get(name, "") for name, x in results.items()}
     cells |= {name: accuracy_interval(x, count) for name, x in results.items() if count}
     names = [name for name in (*_STAGES, *(set(results) - set(_STAGES))) if name in results]
     stage = content["conversion"].get("kept")

@@ -61,6 +61,7 @@ def test_a_run_with_classes_measures_everything_and_names_its_sampler(by_class):
     assert 0 <= content["data"]["judge_accuracy"] <= 1
 
 
+@pytest.mark.draws
 def test_images_are_drawn_at_halvings_of_the_steps(tmp_path, monkeypatch):
     """To show how digits come about, more often than they are measured."""
     shown, save = {}, metrics.save_rows
@@ -283,7 +284,6 @@ def test_the_picture_of_guidance_says_how_many_images_the_judge_names_right(tmp_
     assert all(images.shape == (20, 1, 8, 8) for _, images in shown)
 
 
-@pytest.mark.usefixtures("blank_pictures")
 @pytest.mark.parametrize("mixer", slow_but(["padre"], ["softmax", "pom", "padre"]))
 def test_a_run_at_a_higher_resolution_starts_from_a_lower_one(tmp_path, mixer):
     """Positions are computed for the new size; every weight is the old one."""

@@ -306,6 +306,7 @@ def test_a_wide_line_is_cut_in_its_widest_gaps():
     assert np.array_equal(np.hstack(pieces(np.zeros((4, 50), np.uint8), 9)), np.zeros((4, 50), np.uint8))
 
 
+@pytest.mark.draws
 def test_an_image_of_several_lines_gives_the_text_of_each(run, tmp_path, capsys):
     from polymix.cli import main
 

@@ -55,6 +55,7 @@ def test_a_checksum_tells_other_contents_and_another_order():
     assert checksum_of([b"1", b"2"]) == checksum_of([b"12"]) != checksum_of([b"2", b"1"])
 
 
+@pytest.mark.draws
 def test_boxes_and_masks_are_drawn_and_a_backward_box_is_no_error(tmp_path):
     pixels = torch.full((3, 40, 60), 90, dtype=torch.uint8)
     boxes = torch.tensor([[5.0, 6.0, 30.0, 20.0], [50.0, 39.0, 40.0, 30.0], [-9.0, -9.0, 99.0, 99.0]])

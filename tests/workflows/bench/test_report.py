@@ -1,5 +1,7 @@
 """The report and the pictures say what the results say."""
 
+import pytest
+
 from polymix.measure.roofline import Ceiling
 from polymix.workflows.bench.report import write_report
 from polymix.workflows.bench.tables import markdown, table, views
@@ -13,6 +15,7 @@ ROWS = (
 )  # fmt: skip
 
 
+@pytest.mark.draws
 def test_report_is_one_file_that_needs_nothing_else(tmp_path):
     html = write_report(content(*ROWS), tmp_path).read_text()
     assert html.count("<svg role=") == 4, "two pictures, each wide and for a phone"

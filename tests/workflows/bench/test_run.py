@@ -112,6 +112,7 @@ def test_resume_measures_what_is_missing_and_nothing_twice(folder, results, tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.draws
 def test_ctrl_c_keeps_what_had_finished(capsys, tmp_path, monkeypatch):
     arguments = ["bench", "--mixers", "pom", "--tokens", "16,36", "--dims", "12", "--passes", "forward", "--threads", "1",
                  "--seconds", "0.005", "--out", str(tmp_path)]  # fmt: skip

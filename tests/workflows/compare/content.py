@@ -14,7 +14,8 @@ def row(mixer, scope, tokens, latency, stopped=None, spread=0.01, floor=None):
 
 def trained(mixer, seed, value, name="accuracy", direction="up"):
     return {"task": "classify", "host": "VisionTransformer", "mixer": mixer, "seed": seed, "metrics": {name: value},
-            "directions": {name: direction}, "parameters": 1000, "steps": 30, "unit": "images",
+            "directions": {name: direction}, "units": {name: "%" if name == "accuracy" else ""}, "parameters": 1000,
+            "steps": 30, "unit": "images",
             "training_per_second": 10.0, "inference_per_second": 20.0, "clock": "wall", "peak_bytes": 2**20,
             "paper": None}  # fmt: skip
 

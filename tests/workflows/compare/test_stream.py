@@ -11,8 +11,6 @@ from polymix.train.data import images
 from polymix.workflows.compare.run import compare
 from polymix.workflows.compare.settings import Settings
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 
 class Quiet:
     def start(self, name, total):

@@ -10,7 +10,7 @@ QUICK = ("--seconds", "0.05", "--lengths", "1", "--threads", "1")
 
 
 @pytest.fixture
-def run(place, capsys, blank_pictures):
+def run(place, capsys):
     """polymix convert, quickly, with these words, in the test's own `place`, into the folder `out`: status, what it printed, what went wrong."""
 
     def run(*words):

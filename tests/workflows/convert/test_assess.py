@@ -243,6 +243,7 @@ def test_wins_from_needs_all_longer_ones_to_win():
     assert made(curve=lengths[:2]).wins_from is None
 
 
+@pytest.mark.draws
 def test_the_files(found, tmp_path):
     page = found.write(tmp_path / "new", title="A <small> ViT", card={"license": "mit", "tags": ["mine"]})
     assert {path.name for path in page.parent.iterdir()} == {

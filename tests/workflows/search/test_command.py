@@ -51,7 +51,7 @@ def models(tmp_path_factory):
 
 
 @pytest.fixture
-def run(models, monkeypatch, capsys, blank_pictures):
+def run(models, monkeypatch, capsys):
     """polymix search in the models' folder: status, what it printed, what went wrong."""
     monkeypatch.chdir(models)
 

@@ -224,6 +224,7 @@ def folder(tmp_path_factory):
     return out, answer
 
 
+@pytest.mark.draws
 def test_the_folder_holds_the_plan_and_no_checkpoints(folder):
     out, answer = folder
     names = {path.name for path in out.iterdir()}
