@@ -27,7 +27,9 @@ from target_steps.training import depthwise, training
 
 from polymix.measure import manifest
 
-GROUPS = {f.__name__: f for f in (forward, attention, authors, training, depthwise, memory, decoding, slope, split, bf16)}
+GROUPS = {
+    f.__name__: f for f in (forward, attention, authors, training, depthwise, memory, decoding, slope, split, bf16)
+}
 
 
 def main() -> None:

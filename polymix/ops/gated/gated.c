@@ -7,14 +7,15 @@
 /* ---- gated: W_o (act(W x_n + b) ⊙ H ⊙ p_n) + b_o, with one H per sample and one factor p_n per head, or 1. `last` is W_o
    and may be NULL for no projection. ---- */
 
-/* Replace u by act(u) ⊙ H ⊙ p, as `last` reads it. */
-INLINE void gate_rows(Rows u, Block k, const float *gate, float *factors, const float *p, const Sizes *s, int pairs, const int kind) {
-  for (int64_t r = 0; r < k.rows; r++) {
-    float *row = u.at + r * u.pitch;
-    spread_row(factors, p, k.first + r, s);
-    for (int64_t c = 0; c < u.width; c += LANES)
-      put_input(row, c, act(*at(row, c), kind) * *at((float *)gate, c) * *at(factors, c), pairs);
-    end_input(row, u.width, pairs);
+/* to = act(u) ⊙ H ⊙ p for the columns of a map from `first` on, as `last` reads it; `to` may be u. */
+INLINE void gate_rows(Rows u, Rows to, Block k, int64_t first, const float *gate, const float *p, const Sizes *s, const int kind) {
+  for (int64_t c = 0; c < u.width; c += LANES) {
+    vec by = *at((float *)gate, first + c);
+    Factors factors = factors_of(p, first + c, s);
+    for (int64_t r = 0; r < k.rows; r++) {
+      vec value = act(*at(u.at + r * u.pitch, c), kind) * by * factors_at(factors, k.first + r, s);
+      put_input(rows_from(to, r).at, c, value, to.halves);
+    }
   }
 }
 
@@ -22,7 +23,7 @@ INLINE void gate_rows(Rows u, Block k, const float *gate, float *factors, const 
 int linear_gated(const Tokens *x, const Linear *w, const float *gate, const float *p, const Linear *last, const Tokens *y,
                  const Sizes *s) {
   int64_t items = s->batch * blocks_of(s), width = padded(s->width);
-  int64_t each = size_of_rows(s->dim) + size_of_rows(s->width) + size_of_rows(s->out) + 2 * width;
+  int64_t each = size_of_rows(s->dim) + size_of_rows(s->width) + size_of_rows(s->out) + size_of_rows(PANEL) + width;
   float *whole = reserve(size_of_packed(s->width, s->dim) + size_of_packed(s->out, s->width) + team_of(s) * each);
   float *place = whole;
   if (!whole) return 1;
@@ -30,20 +31,28 @@ int linear_gated(const Tokens *x, const Linear *w, const float *gate, const floa
   Packed end = take_packed_for(&place, s->out, s->width, last && s->pairs);
 #pragma omp parallel num_threads(team_of(s))
   {
-    float *own = place + omp_get_thread_num() * each, *factors = take(&own, width), *gate_row = take(&own, width);
+    float *own = place + omp_get_thread_num() * each, *gate_row = take(&own, width);
     Rows room_in = take_rows(&own, s->dim), u = take_rows(&own, s->width), room_out = take_rows(&own, s->out);
+    Rows v = take_rows(&own, PANEL), gated = as_input(u, end.pairs);
     pack_linear(map, w);
     if (last) pack_linear(end, last);
-    clear(factors, width);
 #pragma omp for schedule(dynamic)
     for (int64_t item = 0; item < items; item++) {
       Block k = block_of(s, item);
       load_row(gate_row, gate + k.b * s->width, s->width);
-      product(read_block(room_in, x, k, s->dim, s), k.rows, map, u, 0);
-#define GATE(kind) gate_rows(u, k, gate_row, factors, p, s, end.pairs, kind)
-      OF_KIND(s->kind, GATE)
+      Rows in = read_block(room_in, x, k, s->dim, s);
+      for (int64_t c = 0; c < width; c += PANEL)
+        for (int64_t r = 0; r < k.rows; r += stripe(map)) {
+          Block part = stripe_of(k, r, map);
+          Rows to = rows_from(columns_of(gated, c), r), from = end.pairs ? v : to;
+          from.width = to.width;
+          product(rows_from(in, r), part.rows, panel_of(map, c), from, 0);
+#define GATE(kind) gate_rows(from, to, part, c, gate_row, p, s, kind)
+          OF_KIND(quickly(s->kind, s->pairs), GATE)
 #undef GATE
-      if (last) write_product(as_input(u, end.pairs), end, room_out, y, k, s->out, s);
+        }
+      for (int64_t r = 0; r < k.rows; r++) end_input(u.at + r * u.pitch, width, end.pairs);
+      if (last) write_product(gated, end, room_out, y, k, s->out, s);
       else store(u, y, k.b, k.first, k.rows, s->out, s->bf16);
     }
     end_team(s);
@@ -56,7 +65,7 @@ int linear_gated(const Tokens *x, const Linear *w, const float *gate, const floa
 INLINE void gated_back(Rows u, Rows dz, Block k, const float *gate, float *factors, const float *p, float *sums,
                        float *product_row, float *grad_p, const Sizes *s, const int kind) {
   for (int64_t r = 0; r < k.rows; r++) {
-    spread_row(factors, p, k.first + r, s);
+    if (p) spread_row(factors, p, k.first + r, s);
     for (int64_t c = 0; c < u.width; c += LANES) {
       vec *value = at(u.at + r * u.pitch, c), *grad = at(dz.at + r * dz.pitch, c), f = *at(factors, c), h = *at((float *)gate, c);
       vec z = *value, a = act(z, kind), through = *grad * a;
@@ -97,6 +106,7 @@ int linear_gated_backward(const Tokens *grad, const Tokens *x, const Linear *w, 
     if (grad_x) pack_back(back, w);
     if (last) pack_back(end_back, last);
     clear(factors, width);
+    spread_row(factors, NULL, 0, s);
     Share share = share_of(omp_get_thread_num(), totals, t, s);
     for (; item_of(&share) < share.run.to; next_turn(&share)) {
       int64_t item = item_of(&share);
@@ -109,7 +119,7 @@ int linear_gated_backward(const Tokens *grad, const Tokens *x, const Linear *w, 
       else copy(dz, grad, k.b, k.first, k.rows, s->out, s->bf16);
       clear(parts + item * width, width);
 #define BACK(kind) gated_back(u, dz, k, gate_row, factors, p, parts + item * width, product_row, grad_p, s, kind)
-      OF_KIND(s->kind, BACK)
+      OF_KIND(quickly(s->kind, s->pairs), BACK)
 #undef BACK
       add_gradient(&share, of_last, g, u, k.rows);
       add_gradient(&share, of_w, dz, in, k.rows);

@@ -60,15 +60,42 @@ INLINE void end_team(const Sizes *s) {
 INLINE Rows read_block(Rows room, const Tokens *x, Block k, int64_t width, const Sizes *s) {
   return s->pairs ? load_pairs(room, x, k.b, k.first, k.rows, width) : load(room, x, k.b, k.first, k.rows, width, s->bf16);
 }
+/* The part of a block from row r on that a panel is applied to at once. */
+INLINE Block stripe_of(Block k, int64_t r, Packed map) { return (Block){k.b, k.first + r, least(stripe(map), k.rows - r)}; }
 /* Write u Wᵀ + b to a block of y, `width` channels. */
 static void write_product(Rows u, Packed w, Rows room, const Tokens *y, Block k, int64_t width, const Sizes *s) {
+  for (int64_t c = 0; w.pairs && c < width; c += PANEL)
+    for (int64_t r = 0; r < k.rows; r += stripe(w)) {
+      Block part = stripe_of(k, r, w);
+      Tokens columns = {(uint16_t *)y->data + c, y->batch, y->token};
+      product(rows_from(u, r), part.rows, panel_of(w, c), room, 0);
+      store(room, &columns, k.b, part.first, part.rows, least(PANEL, width - c), 1);
+    }
+  if (w.pairs) return;
   Rows out = place_of(room, y, k.b, k.first, k.rows, width, s->bf16);
   product(u, k.rows, w, out, 0);
   store(out, y, k.b, k.first, k.rows, width, s->bf16);
 }
 /* ---- one factor per head: p (heads, tokens), repeated over the channels of a head, or summed over them ---- */
 
-/* row = p[head, n], repeated over the channels of each head; 1 without p */
+/* The factors of channels c … c + LANES - 1: of one head, whose factors are at `same`, or of several. */
+typedef struct {
+  const float *p, *same;
+  int64_t c;
+} Factors;
+INLINE Factors factors_of(const float *p, int64_t c, const Sizes *s) {
+  int64_t per_head = s->width / s->heads, head = c / per_head;
+  return (Factors){p, p && (head + 1) * per_head >= least(c + LANES, s->width) ? p + head * s->tokens : NULL, c};
+}
+/* p[head, n] for each of the channels; 1 without p */
+INLINE vec factors_at(Factors f, int64_t n, const Sizes *s) {
+  if (f.same || !f.p) return all(f.p ? f.same[n] : 1.0f);
+  vec factors = {0};
+  for (int64_t i = 0; i < least(LANES, s->width - f.c); i++)
+    factors[i] = f.p[(f.c + i) / (s->width / s->heads) * s->tokens + n];
+  return factors;
+}
+/* row = the factors of all channels */
 INLINE void spread_row(float *row, const float *p, int64_t n, const Sizes *s) {
   int64_t per_head = s->width / s->heads;
   for (int64_t h = 0; h < s->heads; h++, row += per_head) {

@@ -23,17 +23,20 @@
 
 /* The words of 2 · LANES halves: those of `low` in the lower halves. */
 INLINE words pair_up(halves low, halves high) {
-  return __builtin_convertvector(low, words) | __builtin_convertvector(high, words) << 16;
+  return words_of(low) | words_of(high) << 16;
 }
 
 /* Transpose a square of words, LANES by LANES. */
 INLINE void transpose(words *m) {
+#if LANES == 16
+  const words lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+#elif LANES == 8
+  const words lane = {0, 1, 2, 3, 4, 5, 6, 7};
+#else
+  const words lane = {0, 1, 2, 3};
+#endif
   UNROLL for (int half = LANES / 2; half > 0; half /= 2) {
-    words upper, lower;
-    UNROLL for (int j = 0; j < LANES; j++) {
-      upper[j] = j & half ? LANES + j - half : j;
-      lower[j] = j & half ? LANES + j : j + half;
-    }
+    const words upper = lane + (lane & half) * (LANES / half - 1), lower = upper + half; /* where bit `half` is set, of b */
     UNROLL for (int i = 0; i < LANES; i++) {
       if (i & half) continue;
       words a = m[i], b = m[i + half];

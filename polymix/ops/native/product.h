@@ -80,30 +80,32 @@ INLINE Packed take_packed_for(float **room, int64_t out, int64_t in, int pairs) 
   map.pairs = pairs;
   return map;
 }
-/* A panel of `width` outputs, of which `real` exist, in pairs of inputs. One of the strides is 1. */
-static void pack_pairs(uint32_t *to, const uint16_t *from, int64_t width, int64_t real, int64_t in, int64_t by_out, int64_t by_in) {
+/* A square of LANES outputs and as many pairs of inputs. One of the strides is 1. */
+INLINE void pack_square(uint32_t *to, int64_t width, const uint16_t *from, int64_t by_out, int64_t by_in) {
   typedef words loose __attribute__((aligned(2), may_alias));
+  words square[LANES];
+  if (by_in == 1) {
+    UNROLL for (int k = 0; k < LANES; k++) square[k] = *(const loose *)(from + k * by_out);
+    transpose(square);
+  } else
+    UNROLL for (int k = 0; k < LANES; k++)
+      square[k] = pair_up(*(const halves *)(from + 2 * k * by_in), *(const halves *)(from + (2 * k + 1) * by_in));
+  UNROLL for (int k = 0; k < LANES; k++) *(words *)(to + k * width) = square[k];
+}
+/* A panel of `width` outputs, of which `real` exist, in pairs of inputs. */
+static void pack_pairs(uint32_t *to, const uint16_t *from, int64_t width, int64_t real, int64_t in, int64_t by_out, int64_t by_in) {
   for (int64_t c = 0; c < width; c += LANES)
     for (int64_t i = 0; i < pairs_of(in); i += LANES) {
-      words square[LANES];
-      int64_t rest = least(LANES, pairs_of(in) - i); /* pairs of the square */
-      int inside = c + LANES <= real && 2 * (i + LANES) <= in;
-      if (inside && by_in == 1) {
-        UNROLL for (int k = 0; k < LANES; k++) square[k] = *(const loose *)(from + (c + k) * by_out + 2 * i);
-        transpose(square);
-      } else
-        for (int k = 0; k < rest; k++)
-          if (inside) {
-            const uint16_t *pair = from + c + 2 * (i + k) * by_in;
-            square[k] = pair_up(*(const halves *)pair, *(const halves *)(pair + by_in));
-          } else
-            for (int j = 0; j < LANES; j++) {
-              int64_t place = 2 * (i + k);
-              const uint16_t *pair = from + (c + j) * by_out + place * by_in;
-              int exists = c + j < real;
-              square[k][j] = (exists && place < in ? pair[0] : 0) | (exists && place + 1 < in ? (uint32_t)pair[by_in] << 16 : 0);
-            }
-      for (int k = 0; k < rest; k++) *(words *)(to + (i + k) * width + c) = square[k];
+      if (c + LANES <= real && 2 * (i + LANES) <= in) {
+        pack_square(to + i * width + c, width, from + c * by_out + 2 * i * by_in, by_out, by_in);
+        continue;
+      }
+      for (int64_t k = i; k < least(i + LANES, pairs_of(in)); k++)
+        for (int64_t o = c; o < c + LANES; o++) {
+          const uint16_t *pair = from + o * by_out + 2 * k * by_in;
+          uint32_t low = o < real && 2 * k < in ? pair[0] : 0, high = o < real && 2 * k + 1 < in ? pair[by_in] : 0;
+          to[k * width + o] = low | high << 16;
+        }
     }
 }
 
@@ -226,7 +228,17 @@ static void product(Rows x, int64_t rows, Packed w, Rows y, int more) {
 INLINE Packed panel_of(Packed w, int64_t first) {
   return (Packed){w.at + first * depth_of(w), w.bias + first, least(PANEL, w.out - first), w.in, w.pairs};
 }
-INLINE Rows columns_of(Rows u, int64_t first) { return (Rows){u.at + first, least(PANEL, u.width - first), u.pitch}; }
+INLINE Rows columns_of(Rows u, int64_t first) {
+  float *from = u.halves ? (float *)((uint16_t *)u.at + first) : u.at + first;
+  return (Rows){from, least(PANEL, u.width - first), u.pitch, u.halves};
+}
+INLINE Rows rows_from(Rows x, int64_t r) {
+  x.at = x.halves ? (float *)((uint16_t *)x.at + r * x.pitch) : x.at + r * x.pitch;
+  return x;
+}
+/* The rows that a panel is applied to before they are processed further. Few of them, where a product is in tiles: the processor
+   multiplies the next ones meanwhile. */
+INLINE int64_t stripe(Packed w) { return w.pairs && ROW_STEP > 2 ? ROW_STEP : ROWS; }
 
 /* The first `high` rows of columns [first, first + PANEL) of total (width of x, width of y) = Σ_r x[r] ⊗ y[r], or +=. */
 static void outer_panel(Rows x, Rows y, int64_t rows, float *total, int64_t first, int64_t high, int more) {

@@ -2,7 +2,7 @@
 
 x is (B, N, D) in float32 or bfloat16. All arithmetic is float32: results per token are rounded once to the dtype of
 x; sums and gradients of weights stay float32. Where `arrays.in_pairs` says so, the processor multiplies bfloat16
-and sums in float32: products of tokens lose nothing, what other products of a forward read is rounded to bfloat16.
+and sums in float32: products of tokens lose nothing, what other products read is rounded to bfloat16.
 Memory besides the results: the packed weights, a few blocks of 128 tokens per thread and, in the backward, copies
 of the weights' gradients: one per thread as long as they fit in 32 MiB, then fewer, which threads share
 (native/gradients.h). A weight that needs no gradient costs nothing in the backward. Cost: the forward takes the map

@@ -10,15 +10,18 @@
 
 /* ---- powers: Σ_j h_j^p for p = 1 … degree, h = act(W x_j + b) ---- */
 
-/* sums (degree, step) += the powers of act(u), summed over the real rows */
+/* sums (degree, step) += the powers of act(u), summed over the real rows of a part of a block */
 INLINE void add_powers(Rows u, Block k, const uint8_t *mask, const Sizes *s, float *sums, int64_t step, const int kind) {
-  for (int64_t r = 0; r < k.rows; r++) {
-    if (hidden(mask, s, k, r)) continue;
-    for (int64_t c = 0; c < u.width; c += LANES) {
-      vec h = act(*at(u.at + r * u.pitch, c), kind), power = h;
-      *at(sums, c) += h;
-      for (int64_t p = 1; p < s->degree; p++) *at(sums + p * step, c) += power *= h;
+  for (int64_t c = 0; c < u.width; c += LANES) {
+    vec first = {0}, second = {0};
+    for (int64_t r = 0; r < k.rows; r++) {
+      if (hidden(mask, s, k, r)) continue;
+      vec h = act(*at(u.at + r * u.pitch, c), kind), power = h * h;
+      first += h, second += power;
+      for (int64_t p = 2; p < s->degree; p++) *at(sums + p * step, c) += power *= h;
     }
+    *at(sums, c) += first;
+    if (s->degree > 1) *at(sums + step, c) += second;
   }
 }
 
@@ -44,10 +47,13 @@ int linear_powers(const Tokens *x, const Linear *w, const uint8_t *mask, float *
       for (int64_t c = 0; c < width; c += PANEL) {
         Packed panel = panel_of(map, c);
         u.width = panel.out;
-        product(in, k.rows, panel, u, 0);
-#define ADD(kind) add_powers(u, k, mask, s, block_sums + c, width, kind)
-        OF_KIND(s->kind, ADD)
+        for (int64_t r = 0; r < k.rows; r += stripe(map)) {
+          Block part = stripe_of(k, r, map);
+          product(rows_from(in, r), part.rows, panel, u, 0);
+#define ADD(kind) add_powers(u, part, mask, s, block_sums + c, width, kind)
+          OF_KIND(quickly(s->kind, s->pairs), ADD)
 #undef ADD
+        }
       }
     }
     add_blocks(sums, parts, s->degree, s->width, s);
@@ -99,7 +105,7 @@ int linear_powers_backward(const float *grad, const Tokens *x, const Linear *w, 
       for (int64_t p = 0; p < s->degree; p++) load_row(g + p * width, grad + (k.b * s->degree + p) * s->width, s->width);
       product(in, k.rows, map, u, 0);
 #define BACK(kind) powers_back(u, k, mask, s, g, kind)
-      OF_KIND(s->kind, BACK)
+      OF_KIND(quickly(s->kind, s->pairs), BACK)
 #undef BACK
       add_gradient(&share, of_w, u, in, k.rows);
       if (grad_x) write_product(round_input(u, k.rows, s->pairs), back, room_out, grad_x, k, s->dim, s);
@@ -207,7 +213,7 @@ int pom_causal(const Tokens *x, const Linear *poly, const Linear *gate, const Li
         Rows panel = columns_of(u, c);
         product(in, k.rows, panel_of(poly_map, c), panel, 0);
 #define RUN(kind) run_sums(panel, k, mask, factors + c, width, sums + c, s, kind)
-        OF_KIND(s->kind, RUN)
+        OF_KIND(quickly(s->kind, s->pairs), RUN)
 #undef RUN
       }
       run_count(counts, k, mask, s);
@@ -218,7 +224,7 @@ int pom_causal(const Tokens *x, const Linear *poly, const Linear *gate, const Li
         Rows panel = columns_of(u, c);
         product(in, k.rows, panel_of(gate_map, c), g, 0);
 #define GATE(kind) gate_sums(panel, g, k.rows, sums + c, counts, kind)
-        OF_KIND(gating, GATE)
+        OF_KIND(quickly(gating, s->pairs), GATE)
 #undef GATE
       }
       write_product(round_input(u, k.rows, s->pairs), end, room_out, y, k, s->out, s);

@@ -14,10 +14,22 @@ static Linear half_of(const Linear *w, int second, int pairs) {
   return (Linear){weight_at(w, second * out * w->in, pairs), w->bias ? w->bias + second * out : NULL, out, w->in};
 }
 
+/* sums += u ⊙ v ⊙ p over the real rows of a part of a block, for the columns from `first` on. */
+static void add_products(Rows u, Rows v, Block k, int64_t first, const uint8_t *mask, const float *p, float *sums, const Sizes *s) {
+  for (int64_t c = 0; c < u.width; c += LANES) {
+    vec sum = {0};
+    Factors factors = factors_of(p, first + c, s);
+    for (int64_t r = 0; r < k.rows; r++)
+      if (!hidden(mask, s, k, r))
+        sum += *at(u.at + r * u.pitch, c) * *at(v.at + r * v.pitch, c) * factors_at(factors, k.first + r, s);
+    *at(sums, first + c) += sum;
+  }
+}
+
 /* sums (batch, width). Returns 0, or 1 if memory cannot be allocated, like all functions here. */
 int linear_pairs(const Tokens *x, const Linear *w, const float *p, const uint8_t *mask, float *sums, const Sizes *s) {
   int64_t items = s->batch * blocks_of(s), width = padded(s->width);
-  int64_t each = size_of_rows(s->dim) + 2 * size_of_rows(s->width) + width;
+  int64_t each = size_of_rows(s->dim) + 2 * size_of_rows(PANEL);
   float *whole = reserve(2 * size_of_packed(s->width, s->dim) + items * width + team_of(s) * each), *place = whole;
   if (!whole) return 1;
   Packed first = take_packed_for(&place, s->width, s->dim, s->pairs);
@@ -25,26 +37,25 @@ int linear_pairs(const Tokens *x, const Linear *w, const float *p, const uint8_t
   float *parts = take(&place, items * width);
 #pragma omp parallel num_threads(team_of(s))
   {
-    float *own = place + omp_get_thread_num() * each, *factors = take(&own, width);
-    Rows room_in = take_rows(&own, s->dim), u = take_rows(&own, s->width), v = take_rows(&own, s->width);
+    float *own = place + omp_get_thread_num() * each;
+    Rows room_in = take_rows(&own, s->dim), u = take_rows(&own, PANEL), v = take_rows(&own, PANEL);
     Linear w_1 = half_of(w, 0, s->pairs), w_2 = half_of(w, 1, s->pairs);
     pack_linear(first, &w_1);
     pack_linear(second, &w_2);
-    clear(factors, width);
 #pragma omp for schedule(dynamic)
     for (int64_t item = 0; item < items; item++) {
       Block k = block_of(s, item);
       Rows in = read_block(room_in, x, k, s->dim, s);
-      product(in, k.rows, first, u, 0);
-      product(in, k.rows, second, v, 0);
       float *block_sums = parts + item * width;
       clear(block_sums, width);
-      for (int64_t r = 0; r < k.rows; r++) {
-        if (hidden(mask, s, k, r)) continue;
-        spread_row(factors, p, k.first + r, s);
-        for (int64_t c = 0; c < width; c += LANES)
-          *at(block_sums, c) += *at(u.at + r * u.pitch, c) * *at(v.at + r * v.pitch, c) * *at(factors, c);
-      }
+      for (int64_t c = 0; c < width; c += PANEL)
+        for (int64_t r = 0; r < k.rows; r += stripe(first)) {
+          Block part = stripe_of(k, r, first);
+          u.width = least(PANEL, width - c);
+          product(rows_from(in, r), part.rows, panel_of(first, c), u, 0);
+          product(rows_from(in, r), part.rows, panel_of(second, c), v, 0);
+          add_products(u, v, part, c, mask, p, block_sums, s);
+        }
     }
     add_blocks(sums, parts, 1, s->width, s);
     end_team(s);

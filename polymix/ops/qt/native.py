@@ -2,11 +2,11 @@
 
 x is (B, N, D) in float32 or bfloat16. All arithmetic is float32; results per token are rounded once to the dtype of
 x. Where `arrays.in_pairs` says so, the processor multiplies bfloat16 and sums in float32: products of tokens lose
-nothing, and the quotients that the last map of a forward reads are rounded to bfloat16. Memory besides the results:
-the packed weights and, per thread, a few blocks of 128 tokens, the sums of three samples and, in the backward,
-copies of the weights' gradients, at most 32 MiB or one of them (native/gradients.h). A weight that needs no
-gradient costs nothing in the backward. Cost: the forward takes each product once; the backward takes the inner maps
-and the numerators three times and all other products twice.
+nothing, what other products read is rounded to bfloat16. Memory besides the results: the packed weights and, per
+thread, a few blocks of 128 tokens, the sums of three samples and, in the backward, copies of the weights'
+gradients, at most 32 MiB or one of them (native/gradients.h). A weight that needs no gradient costs nothing in the
+backward. Cost: the forward takes each product once; the backward takes the inner maps and the numerators three
+times and all other products twice.
 """
 
 from __future__ import annotations
