@@ -16,7 +16,7 @@ from polymix.errors import DataError
 Sound = NDArray[np.float32]  # one channel, between -1 and 1
 RATE, WINDOW = 16_000, 30  # samples a second, seconds: what Whisper hears
 TELEPHONE = 8_000
-ACCENTS = ("en-us", "en-gb", "en-gb-x-rp", "en-gb-scotland", "en-us-nyc", "en-029", "en-gb-x-gbcwmd")
+ACCENTS = ("en-us", "en", "en-gb-x-rp", "en-gb-scotland", "en-us-nyc", "en-029", "en-gb-x-gbcwmd")
 TIMBRES = (
     *(f"m{at}" for at in range(1, 9)), *(f"f{at}" for at in range(1, 6)), "Andrea", "Annie", "Michael", "Mike", "adam",
     "belinda", "benjamin", "boris", "caleb", "david", "ed", "edward", "ian", "john", "linda", "max", "norbert", "pablo",

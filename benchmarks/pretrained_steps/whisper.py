@@ -61,9 +61,10 @@ class Ear:
 
     def __init__(self, folder: Path, device: str) -> None:
         from tokenizers import Tokenizer
-        from transformers import GenerationConfig, WhisperFeatureExtractor
+        from transformers import GenerationConfig, WhisperFeatureExtractor, logging
         from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
 
+        logging.set_verbosity_error()  # it warns of settings that are as they should be
         place = next(folder.rglob("model.bin")).parent
         tokens = {"decoder_start_token_id": START, "bos_token_id": START, "eos_token_id": END, "pad_token_id": END}
         self.model: Any = whisper_of(place / "model.bin", **tokens)
@@ -264,7 +265,7 @@ class Study:
             clock: Clock = "processor" if self.given.device == "cpu" else "wall"
             watch = Stopwatch(clock, self.given.device)
             done = polymix.distill(report, loader, **self.options, **stage)
-            row = {"seconds": round(watch.seconds(), 1), "clock": clock, "batch": BATCH, "kept": done.kept}
+            row = {"seconds": round(watch.seconds(), 1), "clock": clock, "kept": done.kept}
             self._add(plan, steps, epochs * steps, row, report.model)
 
     def _add(self, plan: str, steps: int, tuned: int, row: dict[str, Any], encoder: nn.Module) -> None:
@@ -289,7 +290,7 @@ def whisper(given: argparse.Namespace) -> None:
     real, apart = prompts(telephone)
     tests = {"librivox": recordings(librivox), "prompts": apart}
     about = {name: [len(test.sounds), round(sum(map(len, test.sounds)) / RATE, 1)] for name, test in tests.items()}
-    rows = Rows(given, packages, {"sounds_and_seconds": about, "trained_on": TRAINED_ON})
+    rows = Rows(given, packages, {"sounds_and_seconds": about, "trained_on": TRAINED_ON, "batch": BATCH})
     names = given.plans.split(",") if given.plans else list(PLANS)
     work = [(plan, steps) for plan in names for steps in given.steps]
     work = [each for each in work if key_of(given, *each, given.epochs * each[1]) not in rows]

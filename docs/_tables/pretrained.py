@@ -142,11 +142,12 @@ def whisper() -> str:
         head += [f"{title}: right of {words[name]}", "word errors", "error of states"]
     counts = content["sounds_and_seconds"]
     places = ", ".join(sorted({row["on"] for row in rows if row.get("steps")}))
-    batch = next(row["batch"] for row in rows if "batch" in row)
+    batch = content["batch"]
     setting = (
         f"{counts['librivox'][0]} recordings of LibriVox ({counts['librivox'][1]:.0f} s) and {counts['prompts'][0]} "
         f"prompts ({counts['prompts'][1]:.0f} s) that training never heard. Steps of "
-        f"{batch} of at most {content['trained_on']:,} windows; one seed; trained on {places}. Error of states: ‖ŷ − y‖² / ‖y − ȳ‖² where there is speech."
+        f"{batch} of at most {content['trained_on']:,} windows; one seed; trained on {places}. "
+        "Error of states: ‖ŷ − y‖² / ‖y − ȳ‖² where there is speech."
     )
     return f"{table(head, lines)}\n\n{setting}"
 
@@ -176,6 +177,7 @@ def whisper_longer() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "minilm": minilm, "minilm-probes": probes, "minilm-times": partial(times, "minilm", "tokens", "tokens"),
-    "masked-rxnfp": partial(masked, "rxnfp"), "masked-rxnmapper": partial(masked, "rxnmapper"), "whisper": whisper, "whisper-longer": whisper_longer,
+    "masked-rxnfp": partial(masked, "rxnfp"), "masked-rxnmapper": partial(masked, "rxnmapper"), "whisper": whisper,
+    "whisper-longer": whisper_longer,
     "whisper-times": partial(times, "whisper", "window", "seconds"),
 }  # fmt: skip
