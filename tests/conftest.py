@@ -1,3 +1,4 @@
+import copy
 import functools
 import gc
 import os
@@ -81,6 +82,27 @@ def _blank_pictures(request, monkeypatch):
     """
     if MATPLOTLIB and "draws" not in request.keywords:
         monkeypatch.setattr("matplotlib.figure.Figure.savefig", save_blank)
+
+
+@pytest.fixture(scope="session")
+def torchlib_once():
+    """torch.onnx reads the definitions of all operators in every export, half a second; here in the first alone."""
+    try:
+        from torch.onnx._internal.exporter._registration import ONNXRegistry
+    except ImportError:  # another PyTorch, or no onnxscript
+        yield
+        return
+    read = functools.cache(ONNXRegistry.from_torchlib)
+
+    def from_torchlib(**options):
+        whole = read(**options)
+        own = copy.copy(whole)  # an export adds what its caller translates
+        own.functions = {name: [*decompositions] for name, decompositions in whole.functions.items()}
+        return own
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(from_torchlib))
+        yield
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -158,6 +159,11 @@ def save_blank(figure, file, **options):
         file.write("<svg ></svg>")
     else:
         Path(file).write_bytes(PIXEL)
+
+
+def blank_pictures():
+    """Figures are saved blank, in a `with` statement: in fixtures of wide scope, which draw where tests do not."""
+    return patch("matplotlib.figure.Figure.savefig", save_blank)
 
 
 class Golden:

@@ -20,7 +20,7 @@ from tests.browser import needs_browser, opened
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
-TRAINING = ("tutorial", "train")  # pages whose blocks train models
+TRAINING = ("tutorial", "train", "distil", "search")  # pages whose blocks train models
 
 yaml = pytest.importorskip("yaml", reason="untested: the docs, for which PyYAML is needed (the docs extra)")
 

@@ -14,6 +14,7 @@ from polymix.results import empty_parts
 from polymix.train.rows import TrainRow
 from polymix.workflows.bench.run import BenchRow
 from tests.attacks.command import run, tree
+from tests.helpers import blank_pictures
 
 TINY = ["--set", "context=16", "--set", "vocab=300", "--set", "steps=4", "--set", "hidden_size=8", "--set", "num_heads=1",
         "--set", "num_layers=1", "--set", "mixers=pom", "--set", "batch_size=2", "--set", "checkpoint_every=2", "--threads",
@@ -47,7 +48,7 @@ def runs(material, tmp_path_factory):
     """Folders of runs that were interrupted, and of a training that can be resumed."""
     folder = tmp_path_factory.mktemp("runs") / "place"
     shutil.copytree(material, folder)
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, blank_pictures():
         patch.chdir(folder)
         for verb, command in COMMANDS.items():
             assert run(command).status == "reached"

@@ -15,6 +15,7 @@ from tests.attacks.command import run, stop
 from tests.attacks.data_sets import ODD, _places
 from tests.attacks.test_files import COMMANDS, place, runs  # noqa: F401  # fixtures
 from tests.attacks.test_full_disk import train
+from tests.helpers import blank_pictures
 
 PART = 101  # of the values, those of the quick test
 READERS = {
@@ -31,7 +32,7 @@ READERS = {
 def seen(tmp_path_factory):
     """A training of a domain that predicts files, and one of its files."""
     folder = tmp_path_factory.mktemp("seen")
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, blank_pictures():
         patch.chdir(folder)
         with pytest.raises(SystemExit) as stop:
             main(train("satellite", "seen"))

@@ -17,6 +17,7 @@ from tests.contracts.mixer_cases import CASES
 from tests.convert.checks import stirred
 from tests.export.web_package import package_in
 
+pytestmark = pytest.mark.usefixtures("torchlib_once")
 pytest.importorskip("onnxruntime", reason="untested: exports, for which onnxruntime is needed (the export extra)")
 DIM, TOKENS = 12, 12
 # The other targets make a file of the float graph, or of the program, that their own tests follow further.

@@ -286,7 +286,7 @@ def test_its_degree_is_what_it_declares(case):
     if case == "qt-scales":
         options = {**options, "heads": 1}  # with three heads, the quotient is of a higher degree than the lens tries
     mixer = build(name, 12, **options)
-    says, found = declared(mixer), lens.degree(mixer)
+    says, found = declared(mixer), lens.degree(mixer, lines=1)  # almost no line hides a term
     assert (found.degree, found.rational) == (says.degree, says.rational), found.explain()
     if says.degree is not None:
         assert found.homogeneous == says.homogeneous, found.explain()

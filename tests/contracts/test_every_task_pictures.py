@@ -128,6 +128,7 @@ def samples(part):
 
 
 @pytest.mark.parametrize("domain", LAYOUTS)
+@pytest.mark.draws
 def test_training_reads_every_kind_as_prediction_does(domain, files, tmp_path):
     pairs = zip(*files, strict=True)
     if domain == "faces":

@@ -251,6 +251,7 @@ def test_a_run_has_rows_a_control_pictures_and_a_report(run_folder):
     assert (run_folder / "predictions.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.draws
 def test_evaluate_and_predict(run_folder, pastis, tmp_path, capsys):
     status, said, _ = command(capsys, "evaluate", run_folder, "--data", pastis, "--json")
     found = json.loads(said)

@@ -39,6 +39,7 @@ def fails_at(monkeypatch, stage, step, error):
     monkeypatch.setattr(kind, "loss", fail)
 
 
+@pytest.mark.slow
 def test_both_stages_bring_the_accuracy_back():
     recipe = ClassifyRecipe(image_size=8, steps=270, evaluate_every=270, mixer="softmax", warmup=0.1)
     task = ClassifyTask(recipe)

@@ -9,6 +9,7 @@ import polymix
 from polymix.compat import cure_torchvision
 from polymix.errors import CapabilityError, OptionError, ResultsError
 from polymix.train.distill import Samples, distill
+from tests.helpers import slow_but
 from tests.train.distilled import same, vit
 
 cure_torchvision()
@@ -208,13 +209,14 @@ def test_an_interrupted_run_draws_once_and_ends_the_same(monkeypatch, tmp_path):
     same(again, whole)
 
 
+QUICK = [{"lora": 2}, {"piece": 4}, {"epochs": 0}]
 OPTIONS = [
     {"lora": 2}, {"progressive": 2, "blocks": 0.1}, {"piece": 4}, {"loss": "features"}, {"precision": "bfloat16"},
     {"keep": "last"}, {"labels": 0.0, "temperature": 3.0}, {"imitate_epochs": 0}, {"epochs": 0},
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options))
+@pytest.mark.parametrize("options", slow_but(QUICK, OPTIONS), ids=lambda options: "-".join(options))
 def test_other_options_of_distill_take_samples(options):
     done = distill(converted(), SAMPLES, **options)
     assert all(torch.isfinite(torch.tensor(done.imitation + done.fine_tuning)))

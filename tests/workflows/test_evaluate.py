@@ -20,6 +20,7 @@ from polymix.results import schema_of
 from polymix.train.run import train
 from polymix.train.saved import SavedRun
 from polymix.workflows.evaluate import Evaluation, Settings, evaluate
+from tests.helpers import blank_pictures
 
 TINY = {"steps": 4, "evaluate_every": 4, "dim": 8, "depth": 1, "image_size": 8, "batch_size": 32}
 SHADES = {"black": 20, "grey": 120, "white": 230}
@@ -44,7 +45,8 @@ def run(tmp_path_factory):
     root = tmp_path_factory.mktemp("run")
     data = photos(root / "photos")
     recipe = ClassifyRecipe(**{**TINY, "steps": 40, "learning_rate": 1e-2}, data=str(data), seed=1)
-    return root / "out", data, train(recipe, root / "out")
+    with blank_pictures():
+        return root / "out", data, train(recipe, root / "out")
 
 
 def test_the_training_s_own_data_gives_its_own_numbers(run):

@@ -17,7 +17,6 @@ from tests.workflows.bench.content import content as bench_content
 from tests.workflows.bench.content import row as bench_row
 from tests.workflows.compare.content import make
 
-pytestmark = pytest.mark.draws
 PIXEL = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 NAMES = {
     "softmax": [0.98, 0.97],
@@ -93,6 +92,7 @@ COLUMNS = {"compare": 13 + 2 * 3, "bench": 20, "convert": 9}
 
 @pytest.mark.slow
 @needs_browser
+@pytest.mark.draws
 def test_in_a_browser(tmp_path):
     """Nothing overflows, no text is faint or too small, and paper shows every column of every table."""
     for name, path in pages(tmp_path).items():
@@ -115,6 +115,7 @@ def test_in_a_browser(tmp_path):
 
 @pytest.mark.slow
 @needs_browser
+@pytest.mark.draws
 def test_dark_mode_is_dark_and_paper_is_white(tmp_path):
     """Also the check that the browser test looks at what it says."""
     (tmp_path / "out").mkdir()
@@ -138,6 +139,7 @@ def test_dark_mode_is_dark_and_paper_is_white(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.draws
 def test_pictures_follow_the_page_s_colours(tmp_path):
     (tmp_path / "out").mkdir()
     html = write_compare(comparison(), tmp_path / "out").read_text()

@@ -94,7 +94,7 @@ COMPILED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "options", "call"), slow_but(COMPILED[:3], COMPILED))
+@pytest.mark.parametrize(("name", "options", "call"), slow_but(COMPILED[:1], COMPILED))
 def test_compile_with_masks_and_any_length(name, options, call):
     """One graph for every length, padding and all; a graph each for the grids of tesa."""
     calls = []

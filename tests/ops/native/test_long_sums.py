@@ -8,7 +8,7 @@ from polymix.ops.padre import padre_step
 from polymix.ops.pom import linear_powers
 from polymix.ops.pooled import linear_pairs, linear_scaled, moments
 from polymix.ops.qt import qt_pool, qt_spread
-from tests.helpers import tokens
+from tests.helpers import slow_but, tokens
 from tests.ops.kernels import needs_it, relative_error
 
 pytestmark = needs_it
@@ -46,7 +46,7 @@ def results(operator, args, impl, dtype):
     return {**{f"output {i}": y.detach() for i, y in enumerate(out)}, **dict(zip(wrt, grads, strict=True))}
 
 
-@pytest.mark.parametrize("name", list(cases(torch.zeros(1, 1, D))))
+@pytest.mark.parametrize("name", slow_but(("powers", "moments", "qt_pool", "qt_spread"), cases(torch.zeros(1, 1, D))))
 def test_a_million_tokens_with_a_mean(name):
     """Tokens with a mean of 1 and a deviation of 0.1: a running float32 sum was off by 2e-5 to 6e-4."""
     operator, args = cases((1.0 + 0.1 * tokens(1, N, D)).float())[name]

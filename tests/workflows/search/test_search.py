@@ -19,29 +19,28 @@ from polymix.workflows.search.samples import parted
 from tests.workflows.search.helpers import bert, encoder, fixed_times, gpt2, images, louder, texts, vit, windows
 
 HOSTS = {"vit": (vit, images, "logits"), "bert": (bert, texts, "features"), "gpt2": (gpt2, windows, "logits")}
-QUICK = {"mixers": ("qt", "pom", "keep"), "steps": 24}
+QUICK = {"mixers": ("qt", "pom", "keep"), "steps": 24, "budget": 0.7}
 
 
 @pytest.fixture(scope="module")
 def found():
-    """The result of one search for each host, made when it is first asked for."""
+    """A model of each host and the result of one search for it, made when it is first asked for."""
     made = {}
 
     def of(name):
         if name not in made:
             make, data, _ = HOSTS[name]
-            made[name] = make(), polymix.search(make(), data(), **QUICK)
+            model = make()
+            made[name] = model, polymix.search(model, data(), **QUICK)
         return made[name]
 
     return of
 
 
 @pytest.mark.parametrize("name", HOSTS)
-def test_the_plan_keeps_the_budget_and_the_model_stays(name):
-    make, data, kind = HOSTS[name]
-    model = make()
-    before = copy.deepcopy(model.state_dict())
-    answer = polymix.search(model, data(), budget=0.7, **QUICK)
+def test_the_plan_keeps_the_budget_and_the_model_stays(found, name):
+    make, _, kind = HOSTS[name]
+    (model, answer), before = found(name), make().state_dict()
     assert answer.content["damage"] == kind
     assert answer.points[0]["share"] <= 0.7 + 1e-9 and set(answer.plan().values()) != {"keep"}
     assert type(model) is type(make()) and not any("mixer" in key for key in model.state_dict())

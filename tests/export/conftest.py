@@ -1,0 +1,6 @@
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _exports_are_quick(torchlib_once):
+    """Every test here exports."""
