@@ -120,6 +120,8 @@ def main() -> None:
     )
     parser.add_argument("--dim", type=int, default=RECIPE.dim, help="of the teacher; default: %(default)s")
     parser.add_argument("--epochs", type=float, default=RECIPE.epochs, help="of its training; default: %(default)s")
+    rate = "of its training, whose rate grows with the root; default: %(default)s"
+    parser.add_argument("--batch", type=int, default=RECIPE.batch_size, help=rate)
     known = f"of {', '.join(PLANS)}; all; none: only the teacher; default: %(default)s"
     parser.add_argument("--plans", default=",".join(MIXERS), help=known)
     parser.add_argument("--steps", default=str(BUDGET), help="of distillation; a row for each, and one as converted")
@@ -130,7 +132,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    recipe = RECIPE.changed(dim=given.dim, epochs=given.epochs, data=given.data, device=given.device)
+    recipe = RECIPE.changed(
+        dim=given.dim, epochs=given.epochs, data=given.data, device=given.device, batch_size=given.batch,
+        learning_rate=RECIPE.learning_rate * (given.batch / RECIPE.batch_size) ** 0.5,
+    )  # fmt: skip
     plans = {"all": list(PLANS), "none": []}.get(given.plans, given.plans.split(","))
     counts = (0, *map(int, given.steps.split(",")))
     asked = [(plan, steps) for plan in part_of(plans, given.part) for steps in counts]
