@@ -104,11 +104,11 @@ def main() -> None:
     parser.add_argument("--plans", default=",".join(MIXERS), help=f"of {', '.join(PLANS)}; default: %(default)s")
     parser.add_argument("--steps", default=str(BUDGET), help="of distillation; a row for each, and one as converted")
     parser.add_argument("--threads", type=int, default=1)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    content = json.loads(given.out.read_text()) if given.out.exists() else {"rows": []}
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    content = json.loads(options.out.read_text()) if options.out.exists() else {"rows": []}
     with sdpa_kernel(SDPBackend.MATH):  # for 16 tokens its backward pass takes a fraction of the fused one's time
-        teacher, about = taught(RECIPE.changed(dim=given.dim, epochs=given.epochs), given.folder)
+        teacher, about = taught(RECIPE.changed(dim=options.dim, epochs=options.epochs), options.folder)
         data = load_own(FASHION, RECIPE.image_size)
         train_images, train_labels = pictures(data)
         tests, labels = data.normalise(data.test.images), data.test.labels
@@ -117,10 +117,10 @@ def main() -> None:
         print(about, flush=True)
         rows = content["rows"]
         if rows and content["teacher"]["recipe"] != about["recipe"]:
-            parser.error(f"{given.out} has the rows of another teacher: {content['teacher']['recipe']}")
+            parser.error(f"{options.out} has the rows of another teacher: {content['teacher']['recipe']}")
         done = {(row["plan"], row["steps"]) for row in rows}
-        for plan in given.plans.split(","):
-            for steps in (0, *map(int, given.steps.split(","))):
+        for plan in options.plans.split(","):
+            for steps in (0, *map(int, options.steps.split(","))):
                 if (plan, steps) in done:
                     continue
                 model, row = recovered(teacher, plan, steps, train_images, train_labels)
@@ -129,9 +129,9 @@ def main() -> None:
                 row["same_answer"] = share(found == original)
                 rows.append(row)
                 print(row, flush=True)
-                content = {"machine": manifest("cpu", given.threads), "teacher": about, "test": len(labels),
+                content = {"machine": manifest("cpu", options.threads), "teacher": about, "test": len(labels),
                            "batch": BATCH, "rows": rows}  # fmt: skip
-                save(content, given.out)
+                save(content, options.out)
 
 
 if __name__ == "__main__":

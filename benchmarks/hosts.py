@@ -204,14 +204,14 @@ def rows(name: str, host: Host) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    given = parser.parse_args()
+    options = parser.parse_args()
     found = []
     for name, host in HOSTS.items():
         for line in rows(name, host):
             found.append(line)
             told = line["refused"] or f"{line['parameters']:.2f} M, {line['multiply_adds']} G"
             print(f"{name}, {line['mixer']}: {told}", flush=True)
-    save({"rows": found, "notes": NOTES}, given.out)
+    save({"rows": found, "notes": NOTES}, options.out)
 
 
 if __name__ == "__main__":

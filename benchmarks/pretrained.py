@@ -46,11 +46,11 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=1, help="of fine-tuning, for masked models")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
     cure_torchvision()
     try:
-        MODELS[given.model](given)
+        MODELS[options.model](options)
     except AbsentError as error:
         print(f"Skipped: {error}.")
 

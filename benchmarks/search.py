@@ -123,17 +123,17 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=BUDGET)
     parser.add_argument("--folder", type=Path, default=Path.home() / ".cache" / "polymix-evidence", help="for packages")
     parser.add_argument("--threads", type=int, default=1)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    content = json.loads(given.out.read_text()) if given.out.exists() else {"rows": []}
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    content = json.loads(options.out.read_text()) if options.out.exists() else {"rows": []}
     done = {(row["host"], row["seed"]) for row in content["rows"]}
-    for name in given.hosts.split(","):
+    for name in options.hosts.split(","):
         make = cache(HOSTS[name])
         try:
-            for seed in range(given.seeds):
+            for seed in range(options.seeds):
                 if (name, seed) not in done:
-                    content["rows"].append({"host": name, **searched(make(given.folder), seed, given.budget)})
-                    save({"machine": manifest("cpu", given.threads), "rows": content["rows"]}, given.out)
+                    content["rows"].append({"host": name, **searched(make(options.folder), seed, options.budget)})
+                    save({"machine": manifest("cpu", options.threads), "rows": content["rows"]}, options.out)
         except AbsentError as error:
             print(f"Skipped: {error}.")
 

@@ -107,9 +107,9 @@ def probes(tokenizer: Any, brown: Path, corpus: Path) -> list[Probe]:
     """Genres of passages of Brown, tested on texts that neither probe nor distillation sees, and spam among mails."""
     parts = []
     for texts, each in zip(brown_texts(brown), PASSAGES, strict=True):
-        found = list(passages(texts, each))
-        ids = tokens(tokenizer, [row[0] for row in found])
-        parts.append([(row, genre, text) for row, (_, genre, text) in zip(ids, found, strict=True)])
+        pieces = list(passages(texts, each))
+        ids = tokens(tokenizer, [row[0] for row in pieces])
+        parts.append([(row, genre, text) for row, (_, genre, text) in zip(ids, pieces, strict=True)])
     chosen = mails(corpus)[: 2 * MAIL_TESTS]
     ids = tokens(tokenizer, [text for text, _ in chosen])
     rows = [(row, kind, at) for at, (row, (_, kind)) in enumerate(zip(ids, chosen, strict=True))]
