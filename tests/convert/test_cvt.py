@@ -54,9 +54,9 @@ def test_what_cvt_s_mixers_read(mixer):
     with torch.no_grad():
         grid = {"grid": (4, 6)} if adapter.mixer.capabilities.grids else {}
         if mixer in ("qt", "linear"):
-            wanted = adapter.mixer(read("query", 1), read("key", 2), values=read("value", 2))
+            expected = adapter.mixer(read("query", 1), read("key", 2), values=read("value", 2))
         elif mixer == "pom":
-            wanted = adapter.mixer(read("query", 1), read("value", 2))
+            expected = adapter.mixer(read("query", 1), read("value", 2))
         else:
-            wanted = adapter.mixer(read("query", 1), values=read("value", 1), **grid)
-        checks.near([adapter(x, 4, 6)], [wanted])
+            expected = adapter.mixer(read("query", 1), values=read("value", 1), **grid)
+        checks.near([adapter(x, 4, 6)], [expected])

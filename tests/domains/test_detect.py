@@ -179,12 +179,12 @@ def test_average_precision_of_perfect_and_of_shifted_boxes():
     mask = torch.zeros(2, 50, 50, dtype=torch.bool)
     mask[0, :10, :10] = mask[1, 20:40, 20:40] = True
     exact = {**truth, "scores": torch.tensor([0.9, 0.8]), "masks": mask}
-    found = average_precision([exact], [{**truth, "masks": mask}], masks=True)
-    assert found["AP"] == found["mask_AP"] == 1 and found["classes"] == {0: 1.0, 1: 1.0}
-    assert found["AP_large"] is None is found["mask_AP_medium"], "no object of that size: not -1"
+    precision = average_precision([exact], [{**truth, "masks": mask}], masks=True)
+    assert precision["AP"] == precision["mask_AP"] == 1 and precision["classes"] == {0: 1.0, 1: 1.0}
+    assert precision["AP_large"] is None is precision["mask_AP_medium"], "no object of that size: not -1"
     shifted = {**exact, "boxes": truth["boxes"] + torch.tensor([3.0, 0, 3, 0])}  # IoU 7/13 and 17/23
-    found = average_precision([shifted], [truth])
-    assert found["AP50"] == 1 and found["AP75"] == 0 and found["AP"] == pytest.approx((0.1 + 0.5) / 2)
+    precision = average_precision([shifted], [truth])
+    assert precision["AP50"] == 1 and precision["AP75"] == 0 and precision["AP"] == pytest.approx((0.1 + 0.5) / 2)
 
 
 @pytest.fixture(scope="module")
@@ -201,8 +201,8 @@ def test_a_run_measures_draws_and_predicts(run, tmp_path):
     saved = SavedRun.of(run)
     assert {"metrics", "classes"} <= set(saved.measure())
     picture = next((run / "data").glob("digits-*/val/*.png"))
-    found = saved.predict([picture], tmp_path)
-    assert (tmp_path / found[0]["picture"]).stat().st_size > 1000 and found[0]["file"] == str(picture)
+    predictions = saved.predict([picture], tmp_path)
+    assert (tmp_path / predictions[0]["picture"]).stat().st_size > 1000 and predictions[0]["file"] == str(picture)
 
 
 def test_the_threshold_is_the_user_s(run, tmp_path, capsys):

@@ -94,9 +94,9 @@ def test_no_class_fills_a_crop_where_others_are_to_be_had():
 def test_distortion_changes_colours_within_its_bounds():
     random.seed(0)
     pixels = torch.tensor([200, 100, 50], dtype=torch.uint8)[:, None, None].expand(3, 2, 2)
-    found = torch.stack([distort(pixels)[:, 0, 0].float() for _ in range(200)])
-    assert 0.02 < (found == pixels[:, 0, 0]).all(1).float().mean() < 0.15, "one in 16 keeps its colours"
-    assert found[:, 0].max() == 255 and found[:, 0].min() < 100 and (found.argmax(1) == 0).float().mean() > 0.9
+    samples = torch.stack([distort(pixels)[:, 0, 0].float() for _ in range(200)])
+    assert 0.02 < (samples == pixels[:, 0, 0]).all(1).float().mean() < 0.15, "one in 16 keeps its colours"
+    assert samples[:, 0].max() == 255 and samples[:, 0].min() < 100 and (samples.argmax(1) == 0).float().mean() > 0.9
     monkey = random.getstate()
     random.setstate(monkey)
     again = distort(pixels)
@@ -307,8 +307,8 @@ def test_the_metric_counts_whole_pictures_of_any_size():
     test = [(torch.full((3, h, w), k, dtype=torch.uint8), torch.full((h, w), k, dtype=torch.uint8))
             for h, w, k in ((16, 16, 1), (16, 16, 2), (40, 20, 1), (16, 16, 255))]  # fmt: skip
     few = SimpleNamespace(test=test, classes=tuple(map(str, range(256))))
-    found = confusion_of(Colours(), few, SegmentRecipe(crop=16, batch_size=2), HOST)
-    assert found.counts[1, 1] == 256 + 800 and found.counts[2, 2] == 256 and found.counts.sum() == 1312
+    confusion = confusion_of(Colours(), few, SegmentRecipe(crop=16, batch_size=2), HOST)
+    assert confusion.counts[1, 1] == 256 + 800 and confusion.counts[2, 2] == 256 and confusion.counts.sum() == 1312
 
 
 # Runs

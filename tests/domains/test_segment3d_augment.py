@@ -212,8 +212,8 @@ def test_normals_turn_with_the_places_and_stay_of_length_one(room):
 def test_colours_change_within_their_range_and_need_colours(room, tmp_path):
     torch.manual_seed(0)
     colours = torch.rand(200, 3) * 2 - 1
-    found = torch.stack([recoloured(colours) for _ in range(200)])
-    assert found.abs().max() <= 1 and 0.02 < float((found - colours).abs().mean()) < 0.2
+    samples = torch.stack([recoloured(colours) for _ in range(200)])
+    assert samples.abs().max() <= 1 and 0.02 < float((samples - colours).abs().mean()) < 0.2
     assert len(load(Segment3dRecipe(data=str(room), colour=True), room, print).train[0].features) > 0
     for part in ("train", "val"):
         (room / part / "scene" / "color.npy").unlink()

@@ -201,9 +201,9 @@ def test_what_cannot_be_timed_is_said():
 def test_curves_come_with_checked_files(package, tmp_path):
     mixer = polymix.create_mixer("pom", 8).eval()
     polymix.export.export(mixer, torch.randn(2, 8, 8), tmp_path / "out", targets=("web",), runtime=package)
-    told = content(tmp_path / "out", "web/site.json")["curves"]
-    assert [line["label"] for line in told] == ["softmax attention", "pom"]
-    for line in told:
+    page = content(tmp_path / "out", "web/site.json")["curves"]
+    assert [line["label"] for line in page] == ["softmax attention", "pom"]
+    for line in page:
         path = f"web/{line['files']['0']}"
         entries = [entry for entry in content(tmp_path / "out")["files"] if entry["path"] == path]
         assert len(entries) == 2 and all(entry["free"] == ["tokens"] and entry["error"] < 1e-5 for entry in entries)

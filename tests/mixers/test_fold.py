@@ -81,10 +81,10 @@ def test_what_folds_and_back(case):
 def test_each_implementation_uses_what_is_folded(case, impl):
     plain, mixer = pair(case, impl=impl)
     x = tokens(2, 12, 12)
-    wanted = plain(x)
-    close(mixer(x), wanted, 1e-12)
+    expected = plain(x)
+    close(mixer(x), expected, 1e-12)
     mixer.merged()[CASES[case][2][0]][0].zero_()
-    assert not torch.allclose(mixer(x), wanted), "the folded product is not what ran"
+    assert not torch.allclose(mixer(x), expected), "the folded product is not what ran"
 
 
 @folded

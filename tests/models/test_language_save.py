@@ -22,8 +22,8 @@ Auto = transformers.AutoModelForCausalLM
 
 def buffers(model):
     """Those that no file holds."""
-    kept = model.state_dict()
-    return {name: value for name, value in model.named_buffers() if name not in kept}
+    weights = model.state_dict()
+    return {name: value for name, value in model.named_buffers() if name not in weights}
 
 
 @pytest.mark.parametrize("name", slow_but(("pom", "padre-2", "qt", "softmax", "pom-local"), MIXERS))

@@ -204,8 +204,8 @@ def test_opcheck(case, impl):
 def test_gradients_of_first_and_second_order(case):
     args, definition = arguments(case), OPERATORS[operator(case)]
     leaves = [place for place in definition.wrt if args[place] is not None]
-    found = torch.autograd.grad(total(definition.define(*args)), [args[i] for i in leaves], allow_unused=True)
-    wrt = [place for place, grad in zip(leaves, found, strict=True) if grad is not None]  # order 0 reads no q
+    gradients = torch.autograd.grad(total(definition.define(*args)), [args[i] for i in leaves], allow_unused=True)
+    wrt = [place for place, grad in zip(leaves, gradients, strict=True) if grad is not None]  # order 0 reads no q
 
     def function(*values):
         given = list(args)
@@ -271,11 +271,11 @@ def test_one_graph_for_every_length(name, impl, causal):
     graphs = []
     for n in (5, 9):
         x = tokens(2, n, 8, dtype=torch.float32).requires_grad_()
-        ours, wanted = compiled(x, **options), plain(x, **options)
-        close(ours, wanted, 1e-4)
+        ours, expected = compiled(x, **options), plain(x, **options)
+        close(ours, expected, 1e-4)
         ours = torch.autograd.grad(ours.square().sum(), (x, *mixer.parameters()))
-        wanted = torch.autograd.grad(wanted.square().sum(), (x, *plain.parameters()))
-        for got, grad in zip(ours, wanted, strict=True):
+        expected = torch.autograd.grad(expected.square().sum(), (x, *plain.parameters()))
+        for got, grad in zip(ours, expected, strict=True):
             assert torch.allclose(got, grad, rtol=1e-3, atol=1e-4 * max(grad.abs().max().item(), 1e-2))
         graphs.append(counter.frame_count)
     assert len(set(graphs)) == 1, "a new length must not compile again"

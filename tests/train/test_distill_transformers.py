@@ -94,12 +94,12 @@ def test_softmax_imitates_from_the_start_whatever_is_padding(make, side):
     """Its mixers are the attention that they replaced: masks reach them in both stages, or the losses are not nothing."""
     model = built(make)[0]
     mask = PADDED if side == "right" else PADDED.flip(1)
-    given = {"input_ids": IDS, "attention_mask": mask}
+    inputs = {"input_ids": IDS, "attention_mask": mask}
     try:
-        report = polymix.convert(model, "softmax", input=given)
+        report = polymix.convert(model, "softmax", input=inputs)
     except PolymixError as error:
         pytest.skip(f"untested: {error}")
-    done = distill(report, [given], imitate_lr=1e-12, learning_rate=1e-12, weight_decay=0.0)
+    done = distill(report, [inputs], imitate_lr=1e-12, learning_rate=1e-12, weight_decay=0.0)
     assert done.imitation[0] < 1e-8 and done.fine_tuning[0] < 1e-6
 
 

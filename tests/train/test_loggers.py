@@ -24,8 +24,8 @@ def numbers(row):
 
 def rows(out):
     """(step, name, value) of every number in metrics.jsonl."""
-    kept = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [(row["step"], name, value) for row in kept for name, value in numbers(row).items()]
+    journal = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [(row["step"], name, value) for row in journal for name, value in numbers(row).items()]
 
 
 def test_csv(tmp_path):
@@ -76,9 +76,9 @@ def test_tensorboard_has_the_rows_and_hides_those_of_the_killed_run(tmp_path, mo
     events = EventAccumulator(str(tmp_path / "logs"))
     events.Reload()
     found = [(event.step, tag, event.value) for tag in events.Tags()["scalars"] for event in events.Scalars(tag)]
-    wanted = rows(tmp_path)
-    assert sorted((step, tag) for step, tag, _ in found) == sorted((step, tag) for step, tag, _ in wanted)
-    values = {(step, tag): value for step, tag, value in wanted}
+    expected = rows(tmp_path)
+    assert sorted((step, tag) for step, tag, _ in found) == sorted((step, tag) for step, tag, _ in expected)
+    values = {(step, tag): value for step, tag, value in expected}
     assert all(value == pytest.approx(values[step, tag], rel=1e-6) for step, tag, value in found)
 
 

@@ -127,16 +127,16 @@ def test_every_shape_of_a_padding_mask(case):
 def test_a_mask_with_equal_rows_is_a_padding_mask():
     """(B, N, M) by value or expanded: the kernels run it. By name it is refused, whatever it holds."""
     mixer, x, mask = make("pom: 2").float(), tokens(3, 300, 12, dtype=torch.float32), padding(3, 300)
-    wanted = of(mixer, "eager").double()(x.double(), mask=mask[:, None].repeat(1, 300, 1))
+    expected = of(mixer, "eager").double()(x.double(), mask=mask[:, None].repeat(1, 300, 1))
     for rows in (mask[:, None].expand(3, 300, 300), mask[:, None].repeat(1, 300, 1)):
         assert polymix.explain(mixer, x, mask=rows)[0].impl == "native"
-        close(mixer(x, mask=rows).double(), wanted, 1e-5)
+        close(mixer(x, mask=rows).double(), expected, 1e-5)
         refuses(of(mixer, "native"), "native", "supports", x, mask=rows)
     one_differs = mask[:, None].repeat(1, 300, 1)
     one_differs[1, 7, 5] ^= True
     assert polymix.explain(mixer, x, mask=one_differs)[0].impl == "eager"
-    wanted = of(mixer, "eager").double()(x.double(), mask=one_differs)
-    close(mixer(x, mask=one_differs).double(), wanted, 1e-5)
+    expected = of(mixer, "eager").double()(x.double(), mask=one_differs)
+    close(mixer(x, mask=one_differs).double(), expected, 1e-5)
 
 
 @pytest.mark.parametrize("case", ["pom: 2", "qt: compact 2"])

@@ -74,8 +74,8 @@ def asked(monkeypatch):
 def test_kernels_are_not_asked_for_the_gradients_of_frozen_arguments(name, frozen, table, asked):
     operator, args = OPERATORS[name][0], float32(OPERATORS[name][1])
     of_weights = [i for i in operator.wrt if operator.names[i] in ("weight", "bias", "last", "last_bias")]
-    wanted = of_weights if frozen == "x" else [i for i in operator.wrt if i not in of_weights]
-    gradients(operator, args, wanted)
+    expected = of_weights if frozen == "x" else [i for i in operator.wrt if i not in of_weights]
+    gradients(operator, args, expected)
     (call,) = [arguments for name, arguments in asked if name.endswith("_backward")]
     assert all(call[place] is None for place in table[name])
     other = (WITHOUT_WEIGHTS if frozen == "x" else WITHOUT_X)[name]

@@ -91,8 +91,8 @@ def test_threads_that_share_an_accumulator_agree_and_repeat_themselves(name, thr
     operator, args = case(name, 1600, 1024)
     threads(12)
     first, second = (of_maps(operator, as_type(args, torch.float32), "native") for _ in range(2))
-    wanted = of_maps(operator, as_type(args, torch.float64), "eager")
-    for ours, again, exact in zip(first, second, wanted, strict=True):
+    expected = of_maps(operator, as_type(args, torch.float64), "eager")
+    for ours, again, exact in zip(first, second, expected, strict=True):
         if ours is None:  # the bound of a denominator has no gradient
             continue
         assert torch.equal(ours, again), "there is a race"

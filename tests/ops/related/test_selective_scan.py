@@ -60,10 +60,10 @@ def test_public_implementation(case):
     parts["D"] = parts.pop("Dskip", None)
     softplus = "delta_softplus=True" in GOLDEN.meta[case]["call"]
     out, last = selective_scan(**parts, delta_softplus=softplus)
-    wanted = GOLDEN.part(case, "out")
-    assert out.dtype == wanted["out"].dtype
-    close(out.transpose(1, 2), wanted["out"], 3e-6 if narrow else 1e-12)
-    close(last, wanted["last_state"], 3e-6 if narrow else 1e-12)
+    expected = GOLDEN.part(case, "out")
+    assert out.dtype == expected["out"].dtype
+    close(out.transpose(1, 2), expected["out"], 3e-6 if narrow else 1e-12)
+    close(last, expected["last_state"], 3e-6 if narrow else 1e-12)
     (out.transpose(1, 2) * GOLDEN.part(case, "cot")["out"]).sum().backward()
     grads = GOLDEN.part(case, "grad/in")
     assert grads.keys() == leaves.keys()

@@ -129,15 +129,15 @@ def test_ctrl_c_keeps_what_had_finished(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "measure_group", measure_group)
     assert stop.value.code == 130
     assert "--resume" in capsys.readouterr().out
-    kept = json.loads((tmp_path / "results.json").read_text())["rows"]
-    assert [(row["mixer"], row["tokens"]) for row in kept] == [("softmax", 16), ("pom", 16)]
+    rows = json.loads((tmp_path / "results.json").read_text())["rows"]
+    assert [(row["mixer"], row["tokens"]) for row in rows] == [("softmax", 16), ("pom", 16)]
     with pytest.raises(SystemExit) as stop:
         main([*arguments, "--resume"])
     out = capsys.readouterr().out
     assert not stop.value.code, out
     assert all(text in out for text in ("floor", "FLOP/s", "softmax", "pom"))
     assert "…" not in out, "every column must be whole in 80 characters"
-    assert json.loads((tmp_path / "results.json").read_text())["rows"][:2] == kept
+    assert json.loads((tmp_path / "results.json").read_text())["rows"][:2] == rows
     for name in ("report.html", "latency.png", "roofline.png"):
         assert (tmp_path / name).stat().st_size > 10_000
 
