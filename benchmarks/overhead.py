@@ -53,15 +53,15 @@ def _stop(*_: Any, **__: Any) -> None:
 @contextmanager
 def stopped_at_the_first_kernel() -> Iterator[None]:
     """Inside, the first product or C kernel raises Reached."""
-    kept = [(owner, name, getattr(owner, name)) for owner, name in FIRST]
+    originals = [(owner, name, getattr(owner, name)) for owner, name in FIRST]
     load = library._library
     try:
-        for owner, name, _ in kept:
+        for owner, name, _ in originals:
             setattr(owner, name, _stop)
         library._library = Stopping
         yield
     finally:
-        for owner, name, function in kept:
+        for owner, name, function in originals:
             setattr(owner, name, function)
         library._library = load
 

@@ -149,8 +149,8 @@ def main() -> None:
         row = run(name, label, recipe.changed(learning_rate=rate), seed)
         rows.append(row)
         mark_best(rows)
-        found = "diverged" if row["accuracy"] is None else " ".join(f"{part:.1%}" for part in row["accuracy"])
-        print(f"{name:8}{label:35}{rate:<7g}{found}  state {row['state'][-1]}  {row['steps']} steps, "
+        accuracies = "diverged" if row["accuracy"] is None else " ".join(f"{part:.1%}" for part in row["accuracy"])
+        print(f"{name:8}{label:35}{rate:<7g}{accuracies}  state {row['state'][-1]}  {row['steps']} steps, "
               f"{row['seconds'] or 0:.0f} s", flush=True)  # fmt: skip
         content = {"machine": manifest("cpu", arguments.threads), **setting, "rows": rows}
         save(content, arguments.out)

@@ -59,8 +59,8 @@ def vit(folder: Path) -> Host:
 
 def minilm(folder: Path) -> Host:
     model, tokenizer = encoder(fetched(MINILM, folder))
-    found = tokenizer.encode_batch(sentences(fetched(BROWN, folder))[0][:2000])
-    rows = [each.ids if len(each.ids) <= LONGEST else [*each.ids[: LONGEST - 1], each.ids[-1]] for each in found]
+    encodings = tokenizer.encode_batch(sentences(fetched(BROWN, folder))[0][:2000])
+    rows = [each.ids if len(each.ids) <= LONGEST else [*each.ids[: LONGEST - 1], each.ids[-1]] for each in encodings]
     loader = DataLoader(rows, batch_sampler=SimilarLengths([*map(len, rows)], 16), collate_fn=padded)
     ids = torch.randint(1000, 30000, (1, 512), generator=torch.Generator().manual_seed(0))
     return Host(model, loader, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
@@ -111,8 +111,8 @@ def searched(host: Host, seed: int, budget: float) -> dict[str, Any]:
     seconds = watch.seconds()
     print(answer, flush=True)
     content = answer.content
-    kept = ("damage", "refused", "times", "damages", "front", "points", "rules", "headline", "notes")
-    return {"seed": seed, "budget": budget, "seconds": round(seconds, 1), **{name: content[name] for name in kept}}
+    parts = ("damage", "refused", "times", "damages", "front", "points", "rules", "headline", "notes")
+    return {"seed": seed, "budget": budget, "seconds": round(seconds, 1), **{name: content[name] for name in parts}}
 
 
 def main() -> None:

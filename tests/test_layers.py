@@ -198,9 +198,9 @@ def test_nothing_imports_the_kernels():
         package = ("polymix", *path.relative_to(ROOT).parts[:-1])
         if path.relative_to(ROOT).as_posix() not in TRITON:
             kernels = {"polymix." + file.removesuffix(".py").replace("/", ".") for file in TRITON}
-            found = [module for _, module, name in imports_of(path, package)
+            kernels_here = [module for _, module, name in imports_of(path, package)
                      if {module, f"{module}.{name}"} & kernels]  # fmt: skip
-            assert not found, f"{path} imports {found}"
+            assert not kernels_here, f"{path} imports {kernels_here}"
 
 
 def import_graph(root, package):
@@ -210,8 +210,8 @@ def import_graph(root, package):
     graph = {}
     for name, path in paths.items():
         parts = name.split(".") if path.stem == "__init__" else name.split(".")[:-1]
-        found = imports_of(path, tuple(parts))
-        targets = {f"{module}.{item}" if f"{module}.{item}" in paths else module for _, module, item in found}
+        imported_names = imports_of(path, tuple(parts))
+        targets = {f"{module}.{item}" if f"{module}.{item}" in paths else module for _, module, item in imported_names}
         graph[name] = (targets & set(paths)) - {name}
     return graph
 

@@ -97,10 +97,10 @@ class Measures:
         self.target, self.hits = known["target"], known["hits"]
 
     def __call__(self, model: nn.Module) -> dict[str, Any]:
-        found: dict[str, Any] = dict(agreement(self.target, embeddings(model, self.test)))
+        results: dict[str, Any] = dict(agreement(self.target, embeddings(model, self.test)))
         for task, theirs in zip(self.probes, self.hits, strict=True):
-            found[task.name] = compared(task, hits(task, partial(embeddings, model)), theirs)
-        return found
+            results[task.name] = compared(task, hits(task, partial(embeddings, model)), theirs)
+        return results
 
 
 def probes(tokenizer: Any, brown: Path, corpus: Path) -> list[Probe]:

@@ -90,9 +90,9 @@ def test_broken_values_in_padding_reach_nothing(key):
     x, values = (tokens(2, N, DIM, seed=seed, dtype=torch.float32) for seed in (0, 1))
 
     def outcome(filling):
-        given = [t.masked_fill(~REAL[..., None], filling).requires_grad_() for t in (x, values)]
-        y = mixer(given[0], mask=REAL, values=given[1])[REAL]
-        gradients = torch.autograd.grad(y.square().sum(), (*given, *mixer.parameters()), allow_unused=True)
+        leaves = [t.masked_fill(~REAL[..., None], filling).requires_grad_() for t in (x, values)]
+        y = mixer(leaves[0], mask=REAL, values=leaves[1])[REAL]
+        gradients = torch.autograd.grad(y.square().sum(), (*leaves, *mixer.parameters()), allow_unused=True)
         return [y, *(grad for grad in gradients if grad is not None)]
 
     for gradients, expected in zip(outcome(float("nan")), outcome(0.0), strict=True):

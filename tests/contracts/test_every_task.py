@@ -85,8 +85,8 @@ def processes(*runs):
 
 
 def rows(out):
-    found = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if not key.endswith("_per_second")} for row in found]
+    journal = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if not key.endswith("_per_second")} for row in journal]
 
 
 def weights(out):

@@ -273,8 +273,8 @@ def test_one_sequence_model_that_hides_the_future():
     later[:, 4:] += 1
     for mixer in ("padre", "pom", "qt", "softmax"):
         model = swapped(encoder(), mixer, causal=True).model
-        given = [{"src": x, "mask": PAST(TOKENS), "is_causal": True} for x in (X, later)]
-        ignores(model, *given, of=lambda y: y[:, :4])
+        inputs = [{"src": x, "mask": PAST(TOKENS), "is_causal": True} for x in (X, later)]
+        ignores(model, *inputs, of=lambda y: y[:, :4])
     refuses(
         encoder(), "poly_nl", CapabilityError, r"layers.0.self_attn .*causal order, which this poly_nl", causal=True
     )

@@ -67,9 +67,9 @@ def test_the_score_is_that_of_nuscenes_devkit():
     metrics, rows = detection_score(samples("truths", known), samples("found", known), list(expected["classes"]))
     assert metrics == pytest.approx(expected["metrics"], abs=1e-9)
     for row in rows:
-        wanted = expected["classes"][row["name"]]
-        assert {key: row[key] for key in wanted} == pytest.approx(wanted, abs=1e-9), row["name"]
-        assert set(row) == {*wanted, "name", "AP"}
+        figures = expected["classes"][row["name"]]
+        assert {key: row[key] for key in figures} == pytest.approx(figures, abs=1e-9), row["name"]
+        assert set(row) == {*figures, "name", "AP"}
 
 
 def one(**changes):
@@ -206,8 +206,8 @@ def test_vans_and_regions_without_labels_count_neither_for_nor_against(kitti_set
     boxes = numpy.stack([objects.boxes[0], objects.ignored.boxes[0], ahead, beside, objects.ignored.boxes[0]]).astype(
         float
     )
-    found = Sample(boxes, numpy.array(["car"] * 4 + ["cyclist"]), numpy.array([""] * 5), numpy.ones(5))
-    counts = kitti.counted(found, truth, objects.ignored, frame.calibration)
+    sample = Sample(boxes, numpy.array(["car"] * 4 + ["cyclist"]), numpy.array([""] * 5), numpy.ones(5))
+    counts = kitti.counted(sample, truth, objects.ignored, frame.calibration)
     assert counts.tolist() == [True, False, False, True, True]
 
 
@@ -239,8 +239,8 @@ def test_a_turned_sample_keeps_its_points_in_its_boxes(drives, tmp_path):
         seed_all(seed)
         points, boxes, labels = data.train[0]
         assert len(boxes) == len(labels) == (before.points > 0).sum()
-        kept = [int((before.points[: k + 1] > 0).sum()) - 1 for k in still]
-        larger = boxes[kept].numpy()
+        places = [int((before.points[: k + 1] > 0).sum()) - 1 for k in still]
+        larger = boxes[places].numpy()
         larger[:, 3:6] += 0.25
         assert (kitti.count_inside(points[:, :3].numpy(), larger) >= 0.9 * before.points[still]).all()
 

@@ -89,12 +89,12 @@ def test_mixers_are_where_they_were_asked_for_and_strides_count_tokens(host):
 
 def encoder_and_decoder(model):
     """The kinds of mixers in the encoder, and of what is in the decoder."""
-    found = {"encoder": [], "decoder": [], "cross": []}
+    layers = {"encoder": [], "decoder": [], "cross": []}
     for name, part in model.named_modules():
         if name.endswith(("self_attn", "encoder_attn")):
             kind = type(getattr(part, "mixer", part)).__name__
-            found["cross" if name.endswith("encoder_attn") else name.split(".")[1]].append(kind)
-    return found
+            layers["cross" if name.endswith("encoder_attn") else name.split(".")[1]].append(kind)
+    return layers
 
 
 @pytest.mark.parametrize(("host", "decoder", "cross"), [

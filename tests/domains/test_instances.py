@@ -116,9 +116,9 @@ def test_a_run_starts_from_a_detector_of_other_classes_without_a_block(tmp_path)
     after, said = small(1, init=str(tmp_path)), []
     load_weights(after, tmp_path, InstancesTask.fresh, said.append)
     theirs, ours = before.state_dict(), after.state_dict()
-    kept = [name for name in ours if name in theirs and not name.startswith(InstancesTask.fresh)]
-    assert len(kept) > 100 and all(torch.equal(theirs[name], ours[name]) for name in kept)
-    fresh = {name for name in ours if name not in kept}
+    shared = [name for name in ours if name in theirs and not name.startswith(InstancesTask.fresh)]
+    assert len(shared) > 100 and all(torch.equal(theirs[name], ours[name]) for name in shared)
+    fresh = {name for name in ours if name not in shared}
     assert fresh and all(name.startswith(InstancesTask.fresh) for name in fresh) and "inserted" in said[0]
     with pytest.raises(ResultsError, match="init"):
         load_weights(small(1, backbone="resnet50"), tmp_path, InstancesTask.fresh)

@@ -232,8 +232,8 @@ def test_training_draws_the_curves_and_evaluation_does_not():
     model = PTv3(PomConfig(), **{**SMALL, "drop_path": 0.0})
     x = torch.randn(len(grid), 3)
     torch.manual_seed(0)
-    found = [model(x, grid, offsets) for _ in range(6)]
-    assert not all(torch.equal(found[0], other) for other in found)
+    outputs = [model(x, grid, offsets) for _ in range(6)]
+    assert not all(torch.equal(outputs[0], other) for other in outputs)
     model.eval()
     assert torch.equal(model(x, grid, offsets), model(x, grid, offsets))
     one = PTv3(PomConfig(), **SMALL)(x[:1], grid[:1], torch.tensor([0, 1]))

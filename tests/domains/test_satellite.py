@@ -410,10 +410,10 @@ def test_the_weights_of_the_best_evaluation_are_kept_and_measured_once(tmp_path,
 
     def measure(task, model, data, process):
         asked.append({patch.fold for patch in data.test.patches})
-        found = real(task, model, data, process)
+        numbers = real(task, model, data, process)
         if len(asked) == stop:
             raise KeyboardInterrupt
-        return found if asked[-1] == {5} else {"miou": scores[len(asked) - 1], "accuracy": 0.5}
+        return numbers if asked[-1] == {5} else {"miou": scores[len(asked) - 1], "accuracy": 0.5}
 
     monkeypatch.setattr(SatelliteTask, "measure", measure)
     words = ("keep=best", "steps=4", "checkpoint_every=1", "control=False")

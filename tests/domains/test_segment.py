@@ -56,10 +56,10 @@ def test_picture_and_labels_are_cropped_and_mirrored_alike():
     pixels, labels = sample()
     recipe = SegmentRecipe(crop=16, flip=True)
     random.seed(3)
-    found = [vary(pixels, labels, recipe) for _ in range(8)]
-    for picture, truth in found:
+    variants = [vary(pixels, labels, recipe) for _ in range(8)]
+    for picture, truth in variants:
         assert picture.shape == (3, 16, 16) and torch.equal(picture[0], truth * 30)
-    slopes = {int(truth[0, 1]) - int(truth[0, 0]) for _, truth in found}
+    slopes = {int(truth[0, 1]) - int(truth[0, 0]) for _, truth in variants}
     assert slopes & {1, -6} and slopes & {-1, 6}, "both mirrored and not"
 
 
@@ -277,8 +277,10 @@ def test_overlapping_windows_add_their_probabilities():
             logits[:, 1, :, :4], logits[:, 0, :, 4:] = 9.0, 0.1
             return logits
 
-    found = predict_picture(Place(), torch.zeros(3, 8, 16, dtype=torch.uint8), SegmentRecipe(crop=8, stride=4), HOST)
-    assert found[0].tolist() == [1] * 12 + [0] * 4
+    prediction = predict_picture(
+        Place(), torch.zeros(3, 8, 16, dtype=torch.uint8), SegmentRecipe(crop=8, stride=4), HOST
+    )
+    assert prediction[0].tolist() == [1] * 12 + [0] * 4
 
 
 def test_the_height_of_a_picture_does_not_change_what_is_kept():
@@ -337,8 +339,8 @@ def test_the_model_predicts_and_is_measured(run_folder, tmp_path, capsys):
     code, _, _ = command(capsys, "predict", run_folder, tmp_path / "seen.jpg", "--out", tmp_path / "out")
     row = json.loads((tmp_path / "out" / "predictions.json").read_text())["results"][0]
     with Image.open(tmp_path / "out" / row["map"]) as labels, Image.open(tmp_path / "out" / row["picture"]) as shown:
-        found = numpy.asarray(labels)
-        assert found.shape == (40, 70) and shown.size == (70, 40) and found.max() < 10
+        classes = numpy.asarray(labels)
+        assert classes.shape == (40, 70) and shown.size == (70, 40) and classes.max() < 10
     assert {row["picture"], row["map"]}.isdisjoint({"seen.jpg", "seen.png"}), "a user's picture may have this name"
     assert code == 0 and sum(row["shares"].values()) == pytest.approx(1, abs=1e-3) and row["largest"] in row["shares"]
     code, text, _ = command(capsys, "evaluate", run_folder)

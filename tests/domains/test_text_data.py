@@ -129,8 +129,8 @@ def test_a_tokenizer_loads_from_a_file_and_from_a_folder(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     expected = tokenizer("the cat")["input_ids"]
     for path in (tmp_path, tmp_path / "tokenizer.json"):
-        found = load_tokenizer(path)
-        assert found("the cat")["input_ids"] == expected and found.eos_token_id == tokenizer.eos_token_id
+        reader = load_tokenizer(path)
+        assert reader("the cat")["input_ids"] == expected and reader.eos_token_id == tokenizer.eos_token_id
     from transformers import AutoTokenizer
 
     assert AutoTokenizer.from_pretrained(str(tmp_path)).decode(expected) == "the cat"
@@ -203,11 +203,11 @@ def test_a_token_beyond_the_vocabulary_is_told_with_its_place(tmp_path, monkeypa
 def test_held_out_shards_are_those_called_val_or_the_tail(tmp_path):
     train, val = shard(tmp_path / "train.bin", [1] * 10), shard(tmp_path / "val_00.bin", [2] * 5)
     for files in ([train, val], [train]):
-        kept, out = shards_of(files, 0.5)
-        assert (kept[:].unique().tolist(), out[:].unique().tolist()) == ([1], [2])
+        held, out = shards_of(files, 0.5)
+        assert (held[:].unique().tolist(), out[:].unique().tolist()) == ([1], [2])
     val.unlink()
-    kept, out = shards_of([train], 0.3)
-    assert (len(kept), len(out)) == (7, 3)
+    held, out = shards_of([train], 0.3)
+    assert (len(held), len(out)) == (7, 3)
 
 
 # All together

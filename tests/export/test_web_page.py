@@ -130,13 +130,13 @@ def test_the_canvas_gives_models_what_their_training_gave_them(digits, runs, ser
     """The image of a drawing, resized and normalised in the page, is what PyTorch makes of that image."""
     strokes = [[[100 + 200 * x, 300 * y] for x, y in TWO]]
     with opened(serve(digits / "web"), tmp_path / "profile", watch=True) as page:
-        told = page.evaluate(
+        shown = page.evaluate(
             '(async () => { const { imageOf, inputOf } = await import("./canvas.js");'
             'const { models: [{ drawing }] } = await (await fetch("site.json")).json();'
             f"const image = imageOf({json.dumps(strokes)}, drawing);"
             "return JSON.stringify([[...image], [...inputOf(image, drawing).data]]); })()"
         )
-    image, given = (torch.tensor(part, dtype=torch.float64) for part in json.loads(told))
+    image, given = (torch.tensor(part, dtype=torch.float64) for part in json.loads(shown))
     image = image.reshape(1, 1, 8, 8)
     assert image.min() == 0 and image.max() == 16 and (image == image.round()).all()
     assert image.mean().item() == pytest.approx(0.305 * 16, rel=0.05), "as dark as the digits"

@@ -208,10 +208,10 @@ def test_gradients_of_first_and_second_order(case):
     wrt = [place for place, grad in zip(leaves, gradients, strict=True) if grad is not None]  # order 0 reads no q
 
     def function(*values):
-        given = list(args)
+        changed = list(args)
         for place, value in zip(wrt, values, strict=True):
-            given[place] = value
-        return run(case, given, "eager")
+            changed[place] = value
+        return run(case, changed, "eager")
 
     values = tuple(args[place] for place in wrt)
     assert torch.autograd.gradcheck(function, values, fast_mode=True)
@@ -225,7 +225,7 @@ def total(out):
 @every_case
 def test_kernels_give_the_derivatives_of_the_definition(case):
     """The output, first derivatives by the backward kernels, and second derivatives with the forward kernels."""
-    found = {}
+    results = {}
     for impl in runs(case):
         args = arguments(case, torch.float32, transposed=True)
         leaves = [a for a in args if isinstance(a, torch.Tensor) and a.requires_grad]
@@ -233,9 +233,9 @@ def test_kernels_give_the_derivatives_of_the_definition(case):
         first = torch.autograd.grad(total(out), leaves, retain_graph=True)
         slopes = torch.autograd.grad(total(out), leaves, create_graph=True)
         second = torch.autograd.grad(total(tuple(slopes)), leaves, allow_unused=True)
-        found[impl] = (*out, *first, *(x if g is None else g for x, g in zip(leaves, second, strict=True)))
-    for theirs in found.values():
-        for ours, wanted in zip(theirs, found["eager"], strict=True):
+        results[impl] = (*out, *first, *(x if g is None else g for x, g in zip(leaves, second, strict=True)))
+    for theirs in results.values():
+        for ours, wanted in zip(theirs, results["eager"], strict=True):
             assert (ours.shape, ours.dtype) == (wanted.shape, wanted.dtype)
             close(ours, wanted, 1e-4)
 

@@ -333,8 +333,8 @@ def test_every_process_has_its_part_and_as_many_batches():
         def __len__(self):
             return 8
 
-    found = [torch.cat(batches(rank, 2, DataLoader(Stream(), 2))).tolist() for rank in (0, 1)]
-    assert found == [[0, 1, 4, 5], [2, 3, 6, 7]]
+    shares = [torch.cat(batches(rank, 2, DataLoader(Stream(), 2))).tolist() for rank in (0, 1)]
+    assert shares == [[0, 1, 4, 5], [2, 3, 6, 7]]
 
 
 def test_a_stream_without_a_length_is_told():

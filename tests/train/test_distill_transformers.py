@@ -74,8 +74,8 @@ def test_the_loss_is_the_model_s_own(make):
 @pytest.mark.parametrize("make", HOSTS, ids=lambda make: make.__name__)
 def test_both_stages(make):
     model, batch, plan = built(make)
-    given = {key: value for key, value in batch.items() if key != "labels"}
-    report = polymix.convert(model, plan, input=given)
+    inputs = {key: value for key, value in batch.items() if key != "labels"}
+    report = polymix.convert(model, plan, input=inputs)
     host, mixers = former(report), {name: bits(part.mixer) for name, part in report.adapters.items()}
     done = distill(report, [batch, batch], val=[batch], imitate_epochs=12, epochs=2, imitate_lr=3e-3)
     assert done.imitation[-1] < 0.9 * done.imitation[0], "the mixers did not learn from their attention"

@@ -75,11 +75,11 @@ def test_tensorboard_has_the_rows_and_hides_those_of_the_killed_run(tmp_path, mo
     interrupted(tmp_path, monkeypatch, "tensorboard")
     events = EventAccumulator(str(tmp_path / "logs"))
     events.Reload()
-    found = [(event.step, tag, event.value) for tag in events.Tags()["scalars"] for event in events.Scalars(tag)]
+    scalars = [(event.step, tag, event.value) for tag in events.Tags()["scalars"] for event in events.Scalars(tag)]
     expected = rows(tmp_path)
-    assert sorted((step, tag) for step, tag, _ in found) == sorted((step, tag) for step, tag, _ in expected)
+    assert sorted((step, tag) for step, tag, _ in scalars) == sorted((step, tag) for step, tag, _ in expected)
     values = {(step, tag): value for step, tag, value in expected}
-    assert all(value == pytest.approx(values[step, tag], rel=1e-6) for step, tag, value in found)
+    assert all(value == pytest.approx(values[step, tag], rel=1e-6) for step, tag, value in scalars)
 
 
 def log_for_long(folder):

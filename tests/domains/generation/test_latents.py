@@ -63,15 +63,15 @@ def recipe_for(net, vae, cache, **options):
 
 
 def test_the_autoencoder_shifts_and_scales(vae):
-    found = Autoencoder.load(vae)
-    assert (found.channels, found.factor, found.scaling, found.shift) == (4, 2, 0.5, 0.1)
+    autoencoder = Autoencoder.load(vae)
+    assert (autoencoder.channels, autoencoder.factor, autoencoder.scaling, autoencoder.shift) == (4, 2, 0.5, 0.1)
     images = torch.rand(2, 3, 8, 8) * 2 - 1
-    spread = found.network.encode(images).latent_dist
-    moments = found.encode(images)
+    spread = autoencoder.network.encode(images).latent_dist
+    moments = autoencoder.encode(images)
     assert moments.shape == (2, 2, 4, 4, 4)
     torch.testing.assert_close(moments[:, 0], (spread.mean - 0.1) * 0.5)
     torch.testing.assert_close(moments[:, 1], spread.std * 0.5)
-    torch.testing.assert_close(found.decode(moments[:, 0]), found.network.decode(spread.mean).sample)
+    torch.testing.assert_close(autoencoder.decode(moments[:, 0]), autoencoder.network.decode(spread.mean).sample)
 
 
 def test_a_cache_is_written_once_and_continued(net, vae, tmp_path, monkeypatch):

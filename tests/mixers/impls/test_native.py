@@ -75,9 +75,9 @@ def test_padding_with_its_gradients(case):
     x, mask = tokens(3, n, 12), padding(3, n)
     for impl, dtype in (("native", torch.float32), ("eager", torch.float64)):
         mixer = of(make(case), impl).to(dtype)
-        given = x.to(dtype).masked_fill(~mask.unsqueeze(-1), 1e3).requires_grad_()
-        y = mixer(given, mask=mask)[mask]
-        found.append([y, *torch.autograd.grad(y.square().sum(), (given, *mixer.parameters()))])
+        leaf = x.to(dtype).masked_fill(~mask.unsqueeze(-1), 1e3).requires_grad_()
+        y = mixer(leaf, mask=mask)[mask]
+        found.append([y, *torch.autograd.grad(y.square().sum(), (leaf, *mixer.parameters()))])
         assert not found[-1][1][~mask].any(), "the gradient of padding"
     for ours, wanted in zip(*found, strict=True):
         assert torch.allclose(ours.double(), wanted, rtol=1e-4, atol=1e-4 * max(wanted.abs().max().item(), 1e-3))
@@ -111,9 +111,9 @@ def test_every_shape_of_a_padding_mask(case):
     for name, mask in shapes(n).items():
         found = []
         for other, dtype in ((mixer, torch.float32), (exact, torch.float64)):
-            given = x.to(dtype, copy=True).requires_grad_()
-            y = other(given, mask=mask)[mask]
-            found.append([y, *torch.autograd.grad(y.square().sum(), (given, *other.parameters()), allow_unused=True)])
+            leaf = x.to(dtype, copy=True).requires_grad_()
+            y = other(leaf, mask=mask)[mask]
+            found.append([y, *torch.autograd.grad(y.square().sum(), (leaf, *other.parameters()), allow_unused=True)])
         for ours, wanted in zip(*found, strict=True):
             assert torch.isfinite(ours).all(), name
             scale = max([wanted.abs().max().item()] if wanted.numel() else [0], default=0)

@@ -153,8 +153,8 @@ def test_one_graph_for_every_length_of_padded_and_packed_sequences():
         place = torch.arange(n).expand(2, n).clone()
         call = {"mask": place % 4 > 0, "segments": place // 5}
         calls.append((tokens(2, n, 12, dtype=torch.float32).requires_grad_(), call))
-    found = graphs(build("local", 12, heads=3, window=8, rotary=1e4).float(), calls)
-    assert len(set(found)) == 1, "a new length must not compile again"
+    count = graphs(build("local", 12, heads=3, window=8, rotary=1e4).float(), calls)
+    assert len(set(count)) == 1, "a new length must not compile again"
 
 
 @pytest.mark.slow

@@ -51,9 +51,9 @@ def test_a_million_tokens_with_a_mean(name):
     """Tokens with a mean of 1 and a deviation of 0.1: a running float32 sum was off by 2e-5 to 6e-4."""
     operator, args = cases((1.0 + 0.1 * tokens(1, N, D)).float())[name]
     args = [a.float() if isinstance(a, torch.Tensor) else a for a in args]
-    wanted, ours = results(operator, args, "eager", torch.float64), results(operator, args, "native", torch.float32)
+    exact, ours = results(operator, args, "eager", torch.float64), results(operator, args, "native", torch.float32)
     for part, value in ours.items():
-        assert relative_error(value, wanted[part]) < 2e-6, f"{part}: a sum over tokens loses digits"
+        assert relative_error(value, exact[part]) < 2e-6, f"{part}: a sum over tokens loses digits"
 
 
 @pytest.mark.parametrize("name", ["powers", "gated", "moments", "padre_step"])
@@ -61,10 +61,10 @@ def test_a_million_equal_tokens(name):
     """Roundings of equal terms all go the same way; a running float32 sum drifts."""
     operator, args = cases(torch.full((1, N, D), 1.1))[name]
     args = [a.float() if isinstance(a, torch.Tensor) else a for a in args]
-    wanted, ours = results(operator, args, "eager", torch.float64), results(operator, args, "native", torch.float32)
+    exact, ours = results(operator, args, "eager", torch.float64), results(operator, args, "native", torch.float32)
     scale = args[0].double().square().sum() if name == "moments" else None  # the second moment itself is zero
     for part, value in ours.items():
-        error = (value.double() - wanted[part]).abs().max() / (scale or wanted[part].abs().max())
+        error = (value.double() - exact[part]).abs().max() / (scale or exact[part].abs().max())
         assert error < 1e-5, f"{part}: a sum over tokens loses digits"
 
 

@@ -96,11 +96,11 @@ def test_a_step_only_where_there_is_one(results):
 
 @pytest.mark.slow
 def test_resume_measures_what_is_missing_and_nothing_twice(folder, results, tmp_path):
-    kept = results["rows"][: 3 * len(MIXERS.split(","))]
-    cut = {**results, "finished": False, "rows": kept}
+    finished = results["rows"][: 3 * len(MIXERS.split(","))]
+    cut = {**results, "finished": False, "rows": finished}
     (tmp_path / "results.json").write_text(json.dumps(cut))
     content = make(tmp_path, passes=PASSES, resume=True)
-    assert content["rows"][: len(kept)] == kept
+    assert content["rows"][: len(finished)] == finished
     assert content["ceilings"] == results["ceilings"]
     assert [(row["pass"], row["tokens"], row["mixer"]) for row in content["rows"]] == [
         (row["pass"], row["tokens"], row["mixer"]) for row in results["rows"]
